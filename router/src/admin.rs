@@ -1,6 +1,6 @@
-//! The admin listener: metrics, health, the state of the router, and what an operator may change
-//! while it runs. It is on loopback by default; it shows addresses and decisions, but no content and
-//! no keys.
+//! The admin listener: metrics, health, the state of the router, and changes that an operator may
+//! make while it runs. It is on loopback by default; it shows addresses and decisions, but no
+//! content and no keys.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ mod workers;
 
 pub use context::Admin;
 
-/// A worker is described in less.
+/// Maximum size in bytes of a body that describes a worker.
 const BODY_MAX_BYTES: usize = 64 << 10;
 
 /// The admin listener's routes; `bound` is its own address.
 pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
-    // What is explained is as long as what is served.
+    // A request to be explained may be as long as one to be served.
     let core = Arc::clone(&admin.core);
     let requests = DefaultBodyLimit::max(admin.core.serving().limits.body_max_bytes);
     Router::new()

@@ -1,11 +1,10 @@
 //! Divides the router's places for requests in flight among clients.
 //!
-//! Places are shared by a dynamic threshold: a client may hold at most
-//! [`SHARE_OF_FREE`] times the number of free places. One greedy client alone gets all but a ninth; as
-//! other clients come, fewer places are free, the greedy ones get no new places until they hold
-//! less, and all end at equal shares, while a client that holds few places always finds
-//! one. No request waits, nothing is reserved for clients that are not there, and a decision
-//! reads two numbers.
+//! Places are shared by a dynamic threshold: a client may hold at most [`SHARE_OF_FREE`] times the
+//! number of free places. A single greedy client gets all places but a ninth. If other clients
+//! come, fewer places are free, the greedy client gets no new places until it holds less, and
+//! finally all have equal shares, while a client that holds few places always finds one. No request
+//! waits, nothing is reserved for absent clients, and a decision reads two numbers.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
@@ -17,70 +16,71 @@ use http::HeaderMap;
 
 use splitrail_config::model::FairBy;
 
-/// What a client may hold for each free place.
+/// Number of places that a client may hold for each free place.
 pub const SHARE_OF_FREE: usize = 8;
 
-/// Places that are free: a number, and no list of requests that wait, since none does.
+/// The free places. Only their number is stored, because no request waits for one.
 #[derive(Debug)]
-pub struct Room {
+pub struct FreePlaces {
     places: usize,
     free: AtomicUsize,
 }
 
-impl Room {
-    /// So many places, all of them free.
+impl FreePlaces {
+    /// The given number of places, all of them free.
     pub fn new(places: usize) -> Self {
         Self { places, free: AtomicUsize::new(places) }
     }
 
-    /// How many there are.
+    /// Total number of places.
     pub fn places(&self) -> usize {
         self.places
     }
 
-    /// How many are free.
+    /// Number of free places.
     pub fn free(&self) -> usize {
         self.free.load(Relaxed)
     }
 
-    /// Takes places; says how many were free, or `None` if there were fewer than that.
+    /// Takes places; returns how many were free before, or `None` if there were not enough.
     pub fn enter(&self, places: usize) -> Option<usize> {
         self.free.fetch_update(Relaxed, Relaxed, |free| free.checked_sub(places)).ok()
     }
 
-    /// Gives places back.
+    /// Returns places.
     pub fn leave(&self, places: usize) {
         self.free.fetch_add(places, Relaxed);
     }
 }
 
-/// What is taken of the router's room, and by whom.
+/// The places that are taken, by client.
 #[derive(Debug, Default)]
 pub struct Admission {
-    /// Requests in flight by client; only clients that have some. Bounded, as they are, by
+    /// Requests in flight by client; only clients that have some. Like these, bounded by
     /// `limits.in_flight_max`.
     shares: DashMap<ShareKey, usize>,
-    /// Clients cannot know which of their keys meet.
+    /// Randomly seeded, so that clients cannot choose keys that collide.
     hasher: RandomState,
 }
 
-/// A client, as far as sharing goes. It is a hash: nothing of a key or an address is kept.
+/// A client for the purpose of sharing. The key is a hash: neither an API key nor an address is
+/// stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShareKey(u64);
 
 impl ShareKey {
-    /// A number that only this client has, or nearly so.
+    /// A number that is almost certainly unique to this client.
     pub fn number(self) -> u64 {
         self.0
     }
 }
 
 impl Admission {
-    /// Whose room a request takes, if room is shared at all.
+    /// The client to which a request's places are charged; `None` if places are not shared.
     pub fn key(&self, fair_by: &FairBy, peer: IpAddr, headers: &HeaderMap) -> Option<ShareKey> {
         let hash = match fair_by {
             FairBy::None {} => return None,
-            FairBy::Address {} => self.hasher.hash_one(household(peer)),
+            FairBy::Address {} => self.hasher.hash_one(client_prefix(peer)),
             FairBy::Header { name } => {
                 self.hasher.hash_one(headers.get(name).map(|value| value.as_bytes()))
             }
@@ -88,15 +88,15 @@ impl Admission {
         Some(ShareKey(hash))
     }
 
-    /// Whether a client could take one of so many free places now.
+    /// Whether a client could take one of this number of free places now.
     pub fn would_share(&self, key: Option<ShareKey>, free: usize) -> bool {
         let Some(key) = key else { return true };
         let held = self.shares.get(&key).map_or(0, |held| *held);
         held < free.saturating_mul(SHARE_OF_FREE)
     }
 
-    /// Takes places for a client, of so many that are free; `None` if it would have more than its
-    /// share.
+    /// Takes places for a client, of which `free` were free before; `None` if the client would
+    /// exceed its share.
     pub fn share(
         self: &Arc<Self>,
         key: Option<ShareKey>,
@@ -105,7 +105,7 @@ impl Admission {
     ) -> Option<Share> {
         let Some(key) = key else { return Some(Share { places, of: None }) };
         let mut held = self.shares.entry(key).or_insert(0);
-        // As if it took one after the other: the last one finds the least that is free.
+        // As if the places were taken one after the other: the last one finds the fewest free.
         let others = places.saturating_sub(1);
         let is_fair = *held + others < free.saturating_sub(others).saturating_mul(SHARE_OF_FREE);
         if is_fair {
@@ -119,21 +119,22 @@ impl Admission {
         is_fair.then(|| Share { places, of: Some((Arc::clone(self), key)) })
     }
 
-    /// Takes note that a client may hold nothing any more.
+    /// Removes a client that holds no places.
     fn forget(&self, key: ShareKey) {
         self.shares.remove_if(&key, |_, held| *held == 0);
     }
 }
 
-/// The address that stands for a client: one household has 2^64 addresses of IPv6.
-pub fn household(address: IpAddr) -> IpAddr {
+/// The address that stands for a client: for IPv6 the /64 prefix, because one site has 2^64
+/// addresses.
+pub fn client_prefix(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
         v4 => v4,
     }
 }
 
-/// A client's places. Dropping them takes them off its share.
+/// A client's places. Dropping it removes them from the client's share.
 #[derive(Debug)]
 pub struct Share {
     places: usize,
@@ -141,7 +142,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// How many there are.
+    /// Number of places.
     pub fn places(&self) -> usize {
         self.places
     }
@@ -181,7 +182,7 @@ mod tests {
             PLACES - self.held.iter().map(Vec::len).sum::<usize>()
         }
 
-        /// Whether the client got a place.
+        /// Asks for a place; returns whether the client got one.
         fn ask(&mut self, client: usize) -> bool {
             let (key, free) = (Some(ShareKey(client as u64)), self.free());
             let share = (free > 0).then(|| self.admission.share(key, free, 1)).flatten();
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn one_client_gets_nearly_all_places_and_another_still_finds_one() {
+    fn one_client_gets_nearly_all_places_and_leaves_one_for_another() {
         let mut room = Room::new(2);
         while room.ask(0) {}
         assert_eq!(room.held[0].len(), PLACES * 8 / 9);
@@ -206,7 +207,7 @@ mod tests {
         let mut room = Room::new(3);
         while room.ask(0) {}
         for round in 0..20_000 {
-            // All ask for more than there is. A request ends, whosever it is.
+            // All ask for more than there is. Some request ends.
             for client in 0..3 {
                 room.ask(client);
             }
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_takes_as_many_places_as_its_prompts_would_one_by_one() {
+    fn a_batch_takes_as_many_places_as_its_prompts_would_separately() {
         let admission = Arc::new(Admission::default());
         let key = Some(ShareKey(1));
         let one_by_one = |free: usize, places: usize| {
@@ -262,8 +263,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever holds nothing is admitted wherever there is a free place, and nothing is
-        /// left of those who have gone.
+        /// A client that holds nothing is admitted whenever a place is free, and clients that left
+        /// take no memory.
         #[test]
         fn no_client_is_starved_and_clients_that_left_take_no_memory(
             steps in prop::collection::vec((0_usize..8, any::<bool>()), 0..400),

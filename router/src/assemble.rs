@@ -13,13 +13,13 @@ use crate::core::Core;
 /// Why a configuration that is valid by itself cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum AssembleError {
-    /// A model's credential, tokenizer or chat template cannot be had.
+    /// A model's credential, tokenizer or chat template cannot be loaded.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The ledger file, or the record's, cannot be written.
+    /// The ledger file or the record file cannot be written.
     #[error("{0}")]
     File(std::io::Error),
-    /// A defect.
+    /// A defect of the router.
     #[error("{0}")]
     Defect(String),
 }
@@ -27,7 +27,7 @@ pub enum AssembleError {
 /// Builds everything that serves a configuration; nothing is bound yet.
 ///
 /// # Errors
-/// What cannot be had from outside: credentials, tokenizers, the ledger file.
+/// An external resource is not available: a credential, a tokenizer, the ledger file.
 pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let config = Arc::new(config);
     let metrics = Metrics::new().map_err(|error| AssembleError::Defect(error.to_string()))?;
@@ -37,12 +37,11 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     Ok(Arc::new(Core::new(models, config, metrics, memory, books)))
 }
 
-/// Builds what serves a configuration in place of another one, of which everything is taken
-/// over that stays the same: indexes, bookings, connections, tokenizers. What is served now is
-/// not touched.
+/// Builds what serves a configuration in place of another one. Everything that stays the same is
+/// taken over: indexes, bookings, connections, tokenizers. The current state is not changed.
 ///
 /// # Errors
-/// A model's credential, tokenizer or chat template cannot be had.
+/// A model's credential, tokenizer or chat template cannot be loaded.
 pub fn reassemble(config: Config, core: &Core, before: &Serving) -> Result<Serving, ModelError> {
     let config = Arc::new(config);
     let models = models(&config, (&core.memory, &core.metrics), Some(before))?;

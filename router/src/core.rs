@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use serde::Serialize;
 
-use crate::admission::{Admission, Room, Share, ShareKey};
-use crate::cut::Cut;
+use crate::abort::AbortToken;
+use crate::admission::{Admission, FreePlaces, Share, ShareKey};
 use rustc_hash::FxBuildHasher;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::{self, MemoryBudget};
@@ -22,10 +22,10 @@ use splitrail_ledger::decisions::Decisions;
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 
-/// How long readiness waits for the first index synchronisation.
-pub const SYNC_PATIENCE: Duration = Duration::from_secs(15);
+/// Maximum time for which readiness waits for the first index synchronisation.
+pub const SYNC_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A request that a client waits for.
+/// A request that is being served.
 #[derive(Clone, Debug, Serialize)]
 pub struct LiveRequest {
     /// The id that the client sees.
@@ -40,28 +40,28 @@ pub struct LiveRequest {
 
 /// The router's shared state.
 pub struct Core {
-    /// What the router knows of its cluster: the models that are served, and their workers.
+    /// The state of the cluster: the served models and their workers.
     pub cluster: Arc<Cluster>,
-    /// Counters.
+    /// The router's metrics.
     pub metrics: Arc<Metrics>,
-    /// The last decisions.
+    /// The most recent decisions.
     pub decisions: Decisions,
-    /// Where ended requests are written down.
+    /// Writers of the records of ended requests.
     pub books: Books,
-    /// Requests in flight, by a number of the router's own. Bounded by `in_flight`.
+    /// Requests in flight, by the router's internal number. Bounded by `in_flight`.
     pub live: DashMap<u64, LiveRequest, FxBuildHasher>,
-    /// Room for requests; `limits.in_flight_max` of it.
-    pub in_flight: Room,
-    /// Who has how much of that room.
+    /// Places for requests; `limits.in_flight_max` of them.
+    pub in_flight: FreePlaces,
+    /// The places that each client holds.
     pub admission: Arc<Admission>,
-    /// Memory that requests hold; at most `limits.request_memory_max_bytes`.
+    /// Memory held by requests; at most `limits.request_memory_max_bytes`.
     pub memory: Arc<MemoryBudget>,
     /// Prepares requests.
     pub preparer: Arc<Preparer>,
-    /// Ends streams that outlive a drain's grace.
-    pub cut: Cut,
+    /// Ends streams that are still open when a drain's grace ends.
+    pub abort: AbortToken,
     draining: AtomicBool,
-    /// Whether it was ready once: who joins later is not waited for.
+    /// Whether the router was ready once: workers that join later are not waited for.
     settled: AtomicBool,
     started: Instant,
 }
@@ -79,7 +79,7 @@ impl Core {
         let limits = &config.limits;
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let metrics = Arc::new(metrics);
-        let in_flight = Room::new(limits.in_flight_max);
+        let in_flight = FreePlaces::new(limits.in_flight_max);
         let decisions = Decisions::new(limits.decisions_kept);
         let cluster = Arc::new(Cluster::new(models, config, Arc::clone(&metrics)));
         Self {
@@ -91,7 +91,7 @@ impl Core {
             admission: Arc::default(),
             preparer: Arc::new(Preparer::new(Arc::clone(&cluster), Arc::clone(&memory))),
             memory,
-            cut: Cut::default(),
+            abort: AbortToken::default(),
             draining: AtomicBool::new(false),
             settled: AtomicBool::new(false),
             started: Instant::now(),
@@ -99,16 +99,16 @@ impl Core {
         }
     }
 
-    /// What is served now. A request takes it once, and keeps to it.
+    /// The current state. A request takes it once and uses it to its end.
     pub fn serving(&self) -> Arc<Serving> {
         self.cluster.serving()
     }
 
-    /// Refuses a request that would find no room, before anything is done for it.
+    /// Refuses a request for which no place is free, before any work is done for it.
     ///
     /// # Errors
-    /// If there is no room, for anybody or for this client.
-    pub fn look_for_room(&self, client: Option<ShareKey>) -> Result<(), Error> {
+    /// No place is free for any client, or for this client.
+    pub fn check_free_places(&self, client: Option<ShareKey>) -> Result<(), Error> {
         match self.in_flight.free() {
             0 => Err(self.shed_full()),
             free if self.admission.would_share(client, free) => Ok(()),
@@ -116,11 +116,11 @@ impl Core {
         }
     }
 
-    /// Takes room for a request that is whole, or for so many more legs of it;
-    /// [`leave`](Self::leave) gives it back.
+    /// Takes places for a request whose body is complete, or for further legs of it;
+    /// [`leave`](Self::leave) returns them.
     ///
     /// # Errors
-    /// As [`look_for_room`](Self::look_for_room).
+    /// As [`check_free_places`](Self::check_free_places).
     pub fn admit(&self, client: Option<ShareKey>, places: usize) -> Result<Share, Error> {
         let free = self.in_flight.enter(places).ok_or_else(|| self.shed_full())?;
         self.admission.share(client, free, places).ok_or_else(|| {
@@ -129,7 +129,7 @@ impl Core {
         })
     }
 
-    /// Takes back the room of a request that has ended.
+    /// Returns the places of a request that has ended.
     pub fn leave(&self, share: Share) {
         self.in_flight.leave(share.places());
     }
@@ -140,7 +140,7 @@ impl Core {
     }
 
     fn shed_full(&self) -> Error {
-        let message = "the router serves limits.in_flight_max requests already";
+        let message = "the router already serves limits.in_flight_max requests";
         self.shed("in_flight_max", Kind::Overloaded, message)
     }
 
@@ -149,13 +149,13 @@ impl Core {
         self.shed("fair_share", Kind::OverShare, message)
     }
 
-    /// Counts a request that is refused for want of memory, and says why: all requests together
-    /// would hold more than `limits.request_memory_max_bytes`.
+    /// Counts a request that is refused because all requests together would hold more than
+    /// `limits.request_memory_max_bytes`; returns the error.
     pub fn shed_memory(&self) -> Error {
         memory_budget::shed(&self.metrics.shed)
     }
 
-    /// Starts to drain: not ready from now on.
+    /// Starts to drain; from now on the router is not ready.
     pub fn drain(&self) {
         self.draining.store(true, Relaxed);
     }
@@ -165,9 +165,9 @@ impl Core {
         self.draining.load(Relaxed)
     }
 
-    /// Why the router is not ready, if it is not: draining, a model without a
-    /// worker that is up for each leg of its flow, or an index that is still being
-    /// read (for as long as [`SYNC_PATIENCE`] after the start, until it was ready once).
+    /// Why the router is not ready, if it is not: it drains, a model has no worker that is up for
+    /// some leg of its flow, or an index is still being built (only within [`SYNC_TIMEOUT`] after
+    /// the start, and until the router was ready once).
     pub fn unready(&self) -> Option<String> {
         if self.is_draining() {
             return Some("draining".into());
@@ -175,7 +175,7 @@ impl Core {
         for served in &self.serving().models {
             let (config, pool) = (&served.config, &served.pool);
             let roster = pool.roster();
-            // Without prefill workers a model that may prefill locally still works.
+            // A model that may prefill locally works without prefill workers.
             let hands_over = RequestFlow::from(config.flow).hands_over();
             let legs: &[Leg] = match (hands_over, config.on_no_prefill) {
                 (true, OnNoPrefill::Fail) => &[Leg::Prefill, Leg::Decode],
@@ -189,24 +189,27 @@ impl Core {
                 }
             }
             if pool.block_size() == 0 {
-                return Some(format!("no worker of model {name} has said its block size"));
+                return Some(format!("no worker of model {name} has reported its block size"));
             }
-            if self.settled.load(Relaxed) || self.started.elapsed() >= SYNC_PATIENCE {
+            if self.settled.load(Relaxed) || self.started.elapsed() >= SYNC_TIMEOUT {
                 continue;
             }
             let waiting =
                 |worker: &&Arc<Worker>| worker.is_up() && worker.honours_threshold().is_none();
             let unasked = roster.iter().find(waiting);
             if let Some(worker) = unasked.filter(|_| served.asks_for_thresholds()) {
-                return Some(format!("worker {} is asked for its threshold", worker.id()));
+                return Some(format!(
+                    "it is not known yet whether worker {} honours cache_hit_threshold",
+                    worker.id()
+                ));
             }
             let unasked = roster.iter().find(|w| w.is_up() && w.parity.parity() == Parity::Pending);
             if let Some(worker) = unasked {
-                return Some(format!("worker {} is asked whether it agrees", worker.id()));
+                return Some(format!("parity of worker {} is being tested", worker.id()));
             }
             let unsynced = roster.iter().find(|w| w.is_up() && !w.is_synced());
             if let Some(worker) = unsynced {
-                return Some(format!("the index of worker {} is being read", worker.id()));
+                return Some(format!("the index of worker {} is being built", worker.id()));
             }
         }
         self.settled.store(true, Relaxed);

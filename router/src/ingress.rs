@@ -1,18 +1,18 @@
-//! The listeners for clients: reads bounded requests and writes replies.
+//! The listeners for clients: read requests within bounds and write replies.
 
 mod addresses;
-mod arriving;
+mod checked_socket;
 mod connection;
+mod connection_activity;
+pub mod connection_service;
 pub mod context;
-pub mod door;
 pub mod framing;
 pub mod grpc;
-mod guarded;
 mod head;
 pub mod http;
 pub mod listener;
 mod pace;
-mod pulse;
 pub mod reply;
+mod request_body;
 mod streams;
 mod wire;

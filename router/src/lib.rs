@@ -1,7 +1,7 @@
 //! Splitrail: a front door for LLM clusters with disaggregated prefill and decode.
 //!
-//! The modules are listed in the order in which a request passes them; modules beside
-//! this way come after them. See ARCHITECTURE.md for the map.
+//! The modules are listed in the order in which a request passes them, followed by the other
+//! modules. See ARCHITECTURE.md for an overview.
 
 pub mod ingress;
 
@@ -11,8 +11,8 @@ pub mod admission;
 
 pub mod reload;
 
+pub mod abort;
 pub mod admin;
 pub mod assemble;
 pub mod core;
-pub mod cut;
 pub mod run;

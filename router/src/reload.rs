@@ -1,7 +1,8 @@
 //! Reloads the configuration while the router runs.
 //!
-//! The file is read and checked completely, and everything that can fail is built; only then is
-//! the new configuration applied, all at once. Until then nothing has changed. Reloads run one at a time.
+//! The file is read and checked completely, and everything that can fail is built; only then is the
+//! new configuration applied, all at once. Until then nothing has changed. Reloads run one at a
+//! time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,24 +23,24 @@ pub use report::{Report, problem_json};
 use crate::core::Core;
 use splitrail_fleet::Fleet;
 
-/// Reloads that wait for the one that runs; beyond them, one more would find the same file.
+/// Maximum number of reloads that wait for the running one; a further one would find the same file.
 const WAITING_MAX: usize = 16;
 
-/// Lines of the log that one reload may take.
+/// Maximum number of log lines of one reload.
 const LOGGED_MAX: usize = 50;
 
-/// Who wants to know how a reload ended.
+/// Receives the result of a reload.
 type Asker = oneshot::Sender<Result<Report, Refused>>;
 
-/// Asks for reloads. Cheap to clone.
+/// Requests reloads. Cheap to clone.
 #[derive(Clone)]
 pub struct Reload {
     asks: mpsc::Sender<Option<Asker>>,
 }
 
 impl Reload {
-    /// Starts the task that reloads `file`; dropping the set ends it. Without a file, every
-    /// reload is refused.
+    /// Starts the task that reloads `file`; dropping the set ends it. Without a file, every reload
+    /// is refused.
     pub fn start(core: Arc<Core>, fleet: Arc<Fleet>, file: Option<PathBuf>) -> (Self, JoinSet<()>) {
         let (asks, mut waiting) = mpsc::channel::<Option<Asker>>(WAITING_MAX);
         let mut task = JoinSet::new();
@@ -56,7 +57,7 @@ impl Reload {
                 leftovers.take(&before, &core.serving());
                 say(&core, &outcome);
                 if let Some(asker) = asker {
-                    // Who has left is not told; what was done stays.
+                    // The caller may have left; the reload remains in effect.
                     let _left = asker.send(outcome);
                 }
             }
@@ -64,7 +65,7 @@ impl Reload {
         (Self { asks }, task)
     }
 
-    /// Reloads, and says how that ended. Once asked for it is done, even if the caller leaves.
+    /// Reloads and returns the result. A requested reload is carried out even if the caller leaves.
     ///
     /// # Errors
     /// Why nothing has changed.
@@ -76,11 +77,11 @@ impl Reload {
         outcome.await.unwrap_or(Err(Refused::Draining))
     }
 
-    /// Reloads some time soon, and says in the log how that ended.
+    /// Requests a reload without waiting; its result is logged.
     pub fn soon(&self) {
         if self.asks.try_send(None).is_err() {
-            // Those that wait will read the file as it is now.
-            tracing::warn!("as many reloads as may are waiting already");
+            // The waiting reloads will read the file as it is now.
+            tracing::warn!("too many reloads are waiting; they will read the current file");
         }
     }
 }
@@ -96,7 +97,7 @@ async fn once(
     }
     let before = core.serving();
     let (core, fleet) = (Arc::clone(core), Arc::clone(fleet));
-    // Tokenizers take a while, files may, and to take workers out of an index does.
+    // Loading tokenizers, reading files and removing workers from an index may take long.
     let reloading = tokio::task::spawn_blocking(move || {
         let (serving, report) = prepare::prepare(&file, &core, &before)?;
         if core.is_draining() {

@@ -16,7 +16,7 @@ pub use splitrail_settings::process::write_whole;
 
 use crate::admin::{self, Admin};
 use crate::core::Core;
-use crate::ingress::door::Routes;
+use crate::ingress::connection_service::Routes;
 use crate::ingress::{grpc, http, listener};
 use crate::reload::Reload;
 use splitrail_config::{Events, Listen};
@@ -24,40 +24,40 @@ use splitrail_fleet::Fleet;
 use splitrail_fleet::attach::FleetListener;
 use splitrail_ledger::summary::Summary;
 
-/// A router that is bound and serves.
+/// A router that is bound and serving.
 pub struct Running {
     core: Arc<Core>,
     addresses: Addresses,
-    /// Stops the doors from accepting.
+    /// Stops the client listeners from accepting.
     stop: CancellationToken,
-    /// The doors; each ends once its last connection has.
-    doors: JoinSet<io::Result<()>>,
+    /// The client listeners; each ends when its last connection has ended.
+    listeners: JoinSet<io::Result<()>>,
     /// The admin listener, which ends with the router.
-    _admin_door: JoinSet<io::Result<()>>,
+    _admin_listener: JoinSet<io::Result<()>>,
     reload: Reload,
     _reloading: JoinSet<()>,
     /// The fleet, whose tasks end with the router.
     fleet: Arc<Fleet>,
-    /// Where shims attach; it outlives the doors.
-    fleet_door: Option<FleetListener>,
-    /// Writes the totals into the log.
+    /// Accepts shims; ends after the client listeners.
+    fleet_listener: Option<FleetListener>,
+    /// Logs the totals.
     _summary: JoinSet<()>,
-    /// Writes the ledger file, until everything that has ended is in it.
+    /// Writes the ledger file until all ended requests are in it.
     ledger: JoinSet<()>,
-    /// Ends that once the last request has ended.
+    /// Tells the ledger's writer that the last request has ended.
     close_ledger: CancellationToken,
 }
 
 /// The bound addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses {
-    /// The OpenAI front door.
+    /// The address of the OpenAI API.
     pub http: SocketAddr,
-    /// The gRPC front door, if there is one.
+    /// The address of the gRPC API, if it is configured.
     pub grpc: Option<SocketAddr>,
-    /// The fleet listener, if there is one.
+    /// The address of the fleet listener, if it is configured.
     pub fleet: Option<SocketAddr>,
-    /// The admin listener.
+    /// The address of the admin listener.
     pub admin: SocketAddr,
 }
 
@@ -65,15 +65,15 @@ impl Running {
     /// Binds every address, then starts to serve. There is no file to reload.
     ///
     /// # Errors
-    /// An address that cannot be bound.
+    /// An address cannot be bound.
     pub async fn start(core: Arc<Core>, listen: &Listen) -> io::Result<Self> {
         Self::start_from(None, core, listen).await
     }
 
-    /// The same; the configuration was read from `file`, and is reloaded from there.
+    /// Like `start`; the configuration was read from `file`, and is reloaded from there.
     ///
     /// # Errors
-    /// An address that cannot be bound.
+    /// An address cannot be bound.
     pub async fn start_from(
         file: Option<PathBuf>,
         core: Arc<Core>,
@@ -97,29 +97,32 @@ impl Running {
         };
         let fleet = Fleet::start(Arc::clone(&core.cluster)).map_err(io::Error::other)?;
         let is_open = fleet_socket.is_some() || matches!(core.cluster.events, Events::Nats(_));
-        let open = || FleetListener::open(Arc::clone(&core.cluster), Arc::clone(&fleet), fleet_socket);
-        let fleet_door = is_open.then(open).transpose()?;
+        let open =
+            || FleetListener::open(Arc::clone(&core.cluster), Arc::clone(&fleet), fleet_socket);
+        let fleet_listener = is_open.then(open).transpose()?;
         let stop = CancellationToken::new();
-        let mut doors = JoinSet::new();
-        let doorway = |name, routes: Routes| {
+        let mut listeners = JoinSet::new();
+        let client_listener = |name, routes: Routes| {
             let (core, stop) = (Arc::clone(&core), stop.clone());
-            listener::Doorway { name, routes, core, stop }
+            listener::ClientListener { name, routes, core, stop }
         };
         let routes = http::routes(Arc::clone(&core));
-        doors.spawn(listener::serve(http_socket, doorway("http", routes)));
-        let mut admin_door = JoinSet::new();
-        // It tells about a drain to its end, and goes with the router.
+        listeners.spawn(listener::serve(http_socket, client_listener("http", routes)));
+        let mut admin_listener = JoinSet::new();
+        // Serves to the end of a drain, and ends with the router.
         let (reload, reloading) = Reload::start(Arc::clone(&core), Arc::clone(&fleet), file);
         let admin =
             Admin { core: Arc::clone(&core), fleet: Arc::clone(&fleet), reload: reload.clone() };
         let routes = admin::routes(admin, addresses.admin).into();
-        let admin =
-            listener::Doorway { stop: CancellationToken::new(), ..doorway("admin", routes) };
-        admin_door.spawn(listener::serve(admin_socket, admin));
+        let admin = listener::ClientListener {
+            stop: CancellationToken::new(),
+            ..client_listener("admin", routes)
+        };
+        admin_listener.spawn(listener::serve(admin_socket, admin));
         if let Some(socket) = grpc_socket {
             let (routes, told) = grpc::routes(&core, stop.clone());
-            doors.spawn(told);
-            doors.spawn(listener::serve(socket, doorway("grpc", routes)));
+            listeners.spawn(told);
+            listeners.spawn(listener::serve(socket, client_listener("grpc", routes)));
         }
         let mut summary = JoinSet::new();
         let log_every = core.serving().config.ledger.log_every;
@@ -132,12 +135,12 @@ impl Running {
             core,
             addresses,
             stop,
-            doors,
-            _admin_door: admin_door,
+            listeners,
+            _admin_listener: admin_listener,
             reload,
             _reloading: reloading,
             fleet,
-            fleet_door,
+            fleet_listener,
             _summary: summary,
             ledger,
             close_ledger,
@@ -149,26 +152,26 @@ impl Running {
         self.addresses
     }
 
-    /// What serves the requests.
+    /// The state that serves the requests.
     pub fn core(&self) -> &Arc<Core> {
         &self.core
     }
 
-    /// Its workers.
+    /// The router's workers.
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
     }
 
-    /// Reads the configuration again.
+    /// Requests reloads of the configuration.
     pub fn reload(&self) -> &Reload {
         &self.reload
     }
 
-    /// Writes the ready file: the bound addresses and the models, as JSON. Written
-    /// beside its place and moved there, so that nobody reads half of it.
+    /// Writes the ready file: the bound addresses and the models, as JSON. It is written under a
+    /// temporary name and renamed, so that no reader sees a part of it.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// The file cannot be written.
     pub fn write_ready_file(&self, path: &Path) -> io::Result<()> {
         let Addresses { http, grpc, fleet, admin } = self.addresses;
         let serving = self.core.serving();
@@ -184,19 +187,19 @@ impl Running {
         write_whole(path, &ready.to_string())
     }
 
-    /// Drains: not ready at once; still accepting for `limits.drain_delay`, so that
-    /// balancers notice; then requests in flight may end within
-    /// `limits.drain_grace`. Says how many did not.
+    /// Drains: the router is not ready from now on, but accepts for `limits.drain_delay`, so that
+    /// load balancers notice; then requests in flight may take `limits.drain_grace`. Returns the
+    /// number of requests that did not end in time.
     pub async fn drain(mut self) -> usize {
         let cut = self.end_requests().await;
-        if let Some(door) = self.fleet_door.take() {
-            door.close().await;
+        if let Some(listener) = self.fleet_listener.take() {
+            listener.close().await;
         }
         let now = Instant::now();
-        say_totals(&mut Summary::new(now), &self.core, now);
+        report_totals(&mut Summary::new(now), &self.core, now);
         self.close_ledger.cancel();
         let written = async { while self.ledger.join_next().await.is_some() {} };
-        if tokio::time::timeout(LEDGER_PATIENCE, written).await.is_err() {
+        if tokio::time::timeout(LEDGER_TIMEOUT, written).await.is_err() {
             tracing::error!("the ledger file takes too long: its last lines are lost");
         }
         cut
@@ -208,8 +211,9 @@ impl Running {
         tracing::info!(in_flight = self.core.live.len(), "draining: not ready any more");
         tokio::time::sleep(limits.drain_delay).await;
         self.stop.cancel();
-        let doors = &mut self.doors;
-        let mut all_closed = std::pin::pin!(async { while doors.join_next().await.is_some() {} });
+        let listeners = &mut self.listeners;
+        let mut all_closed =
+            std::pin::pin!(async { while listeners.join_next().await.is_some() {} });
         if tokio::time::timeout(limits.drain_grace, &mut all_closed).await.is_ok() {
             tracing::info!("drained");
             return 0;
@@ -222,13 +226,13 @@ impl Running {
             );
         }
         // Streams end with an error event, so that no client takes them for complete.
-        self.core.cut.cancel();
-        let _in_time = tokio::time::timeout(LAST_WORDS, all_closed).await;
+        self.core.abort.cancel();
+        let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, all_closed).await;
         cut
     }
 }
 
-/// Writes down what has ended, until told to close.
+/// Starts the writers of ended requests, which run until they are closed.
 fn ledger_writers(core: &Core, close: &CancellationToken) -> JoinSet<()> {
     let mut writers = JoinSet::new();
     for lines in [&core.books.ledger, core.books.recorder.lines()] {
@@ -239,21 +243,21 @@ fn ledger_writers(core: &Core, close: &CancellationToken) -> JoinSet<()> {
     writers
 }
 
-/// How long a disk may take for the last lines of the ledger file.
-const LEDGER_PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum time for a disk to write the last lines of the ledger file.
+const LEDGER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long clients may take to read why their stream ends.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Maximum time for clients to read why their stream ends.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Dropped, a router stops to accept at once; its connections end with all their requests,
-/// and its fleet's tasks end.
+/// Dropping a router stops accepting immediately; its connections end with all their requests, and
+/// its fleet's tasks end.
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
-/// The signals that a process answers. From when this is made, none of them ends it.
+/// The signals that a process handles. Once it exists, none of them ends the process.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -264,7 +268,7 @@ impl Signals {
     /// Watches SIGTERM, SIGINT and SIGHUP.
     ///
     /// # Errors
-    /// If signals cannot be watched.
+    /// Signals cannot be watched.
     pub fn watch() -> io::Result<Self> {
         let terminate = signal(SignalKind::terminate())?;
         let interrupt = signal(SignalKind::interrupt())?;
@@ -272,7 +276,7 @@ impl Signals {
         Ok(Self { terminate, interrupt, hang_up })
     }
 
-    /// Waits for SIGTERM or SIGINT; SIGHUP is answered meanwhile.
+    /// Waits for SIGTERM or SIGINT; calls `hung_up` for each SIGHUP meanwhile.
     pub async fn stopped(&mut self, hung_up: impl Fn()) {
         loop {
             tokio::select! {
@@ -284,7 +288,7 @@ impl Signals {
     }
 }
 
-/// Serves until a stop signal, then drains; a second signal ends at once. SIGHUP reloads.
+/// Serves until a stop signal, then drains; a second signal ends it immediately. SIGHUP reloads.
 pub async fn until_stopped(running: Running, mut signals: Signals) {
     let reload = running.reload().clone();
     signals.stopped(|| reload.soon()).await;
@@ -296,7 +300,7 @@ pub async fn until_stopped(running: Running, mut signals: Signals) {
     }
 }
 
-/// Waits until the router is ready, for at most `patience`; says why not if not.
+/// Waits until the router is ready, for at most `patience`; returns why it is not, if it is not.
 pub async fn wait_ready(core: &Core, patience: Duration) -> Option<String> {
     let ready = async {
         while core.unready().is_some() {
@@ -309,18 +313,18 @@ pub async fn wait_ready(core: &Core, patience: Duration) -> Option<String> {
     }
 }
 
-/// Logs the totals of all models from time to time, until the task is ended.
+/// Logs the totals of all models periodically, until the task is ended.
 async fn log_totals(core: Arc<Core>, every: Duration) {
     let mut summary = Summary::new(Instant::now());
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        say_totals(&mut summary, &core, Instant::now());
+        report_totals(&mut summary, &core, Instant::now());
     }
 }
 
-fn say_totals(summary: &mut Summary, core: &Core, now: Instant) {
+fn report_totals(summary: &mut Summary, core: &Core, now: Instant) {
     let serving = core.serving();
     let models: Vec<&str> = serving.models.iter().map(|served| served.name()).collect();
     summary.say(&core.metrics, &models, now);

@@ -33,51 +33,51 @@ mod scope;
 
 pub use scope::Scope;
 
-/// A request as it came through a door.
+/// A request as a listener received it.
 pub struct Call {
-    /// Where it came in.
+    /// The endpoint of the request.
     pub endpoint: Endpoint,
     /// Its body.
     pub body: Payload,
-    /// What it wants of its way.
+    /// The client's wishes for its placement.
     pub steering: Steering,
     /// The id that the client sees.
     pub request_id: Name,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
-    /// Whether the client wants `usage.splitrail`.
+    /// Whether the client requested `usage.splitrail`.
     pub usage_detail: bool,
-    /// Where its answer has to find room, if other answers may wait there.
+    /// The limit on replies that wait for the client, if other replies of the connection may wait.
     pub room: Option<Arc<UnreadRoom>>,
 }
 
-/// What the client gets.
+/// The reply for the client.
 pub struct Reply {
     /// How it was routed.
     pub route: Route,
     /// Milliseconds per stage, as a `server-timing` header.
     pub server_timing: String,
-    /// The fields that engines were not sent, as the `x-splitrail-removed-fields` header.
+    /// The fields that were not sent to engines, for the `x-splitrail-removed-fields` header.
     pub removed_fields: Option<String>,
-    /// The answer.
+    /// The body of the reply.
     pub body: ReplyBody,
 }
 
-/// The answer.
+/// The body of a reply.
 pub enum ReplyBody {
     /// One JSON object.
     Whole(Bytes),
-    /// Events; an error is the last.
+    /// A stream of events; an error is the last one.
     Events(Events),
 }
 
-/// How a request was routed: what is known when the answer begins. One decision per
+/// The placement of a request, as far as it is known when the reply begins. One decision per
 /// prompt.
 #[derive(Clone, Debug)]
 pub struct Route(pub Vec<DecisionHandle>);
 
 impl Route {
-    /// The `x-splitrail-route` header: the first prompt's way, and the counts of all.
+    /// The `x-splitrail-route` header: the first prompt's placement, and the totals of all prompts.
     pub fn header(&self) -> String {
         let Some(first) = self.0.first() else { return String::new() };
         let mut out = String::with_capacity(160);
@@ -108,7 +108,7 @@ impl Route {
     }
 }
 
-/// The way that one prompt took.
+/// Appends the placement of one prompt.
 fn put_route(out: &mut String, decision: &Decision) {
     let mut put = |name: &str, value: &str| {
         let separator = if out.is_empty() { "" } else { "; " };
@@ -131,18 +131,18 @@ fn put_route(out: &mut String, decision: &Decision) {
     }
 }
 
-/// Serves one request. Dropping the future, or the reply, cancels what is left of
-/// it and frees everything.
+/// Serves one request. Dropping the future or the reply cancels the rest of the request and frees
+/// everything.
 ///
 /// # Errors
-/// What the client must be told instead of an answer.
+/// The error for the client in place of a reply.
 pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Reply, Error> {
     let answered = {
         let answering = pin!(answer(core, call, &mut scope));
         tokio::select! {
             biased;
             answered = answering => answered,
-            () = core.cut.token().cancelled() => {
+            () = core.abort.token().cancelled() => {
                 Err(Error::new(Kind::Overloaded, "the router is stopping"))
             }
         }
@@ -178,7 +178,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         (flow, true) => flow,
         (_, false) => RequestFlow::Aggregated,
     };
-    // What the body says goes before what a header says.
+    // The body takes precedence over the header.
     let threshold = threshold.or(call.steering.threshold);
     let stages = Stages::default();
     stages.add(
@@ -236,7 +236,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     Ok(Reply { route: Route(decisions), server_timing, removed_fields: removed.header(), body })
 }
 
-/// The reply that the answers of all prompts make.
+/// Combines the replies of all prompts into one.
 fn one_reply(
     core: &Core,
     mut begun: Vec<Begun>,
@@ -264,7 +264,7 @@ fn one_reply(
     })
 }
 
-/// A reply as it is sent; the memory of a long one is charged until it is.
+/// The bytes of a reply; the memory of a long one is charged until it is sent.
 fn written(core: &Core, reply: &JsonObject) -> Result<Bytes, Error> {
     const LONG_BYTES: usize = 64 << 10;
     let bytes = reply.bytes();

@@ -18,7 +18,7 @@ use crate::reload::Refused;
 use splitrail_config::Addition;
 use splitrail_fleet::{Fleet, Source};
 
-/// Adds a worker, or describes one otherwise, until it is removed or the router ends.
+/// Adds or redefines a worker, until it is removed or the router ends.
 pub(super) async fn add(
     State(admin): State<Admin>,
     headers: HeaderMap,
@@ -43,7 +43,7 @@ pub(super) async fn add(
     })?;
     let served = the_model(&serving, model.as_deref())?;
     let before = served.pool.roster();
-    // Two that follow the same events would both be believed to hold all of it.
+    // The blocks of two workers with the same event stream would be counted for both.
     let publisher = worker.kv_events.as_deref();
     let twin = before.iter().find(|other| {
         publisher.is_some()
@@ -52,7 +52,7 @@ pub(super) async fn add(
             && other.config.url != worker.url
     });
     if let Some(twin) = twin {
-        let message = format!("`worker.kv_events` is that of worker {} already", twin.id());
+        let message = format!("`worker.kv_events` is already used by worker {}", twin.id());
         return Err(Refusal::new(StatusCode::CONFLICT, "conflict", message));
     }
     let model = served.name().to_owned();
@@ -66,7 +66,7 @@ pub(super) async fn add(
     Ok((status, json_reply(json!({"worker": view(&admin, served, &worker)}))).into_response())
 }
 
-/// Takes back an operator's word on a worker.
+/// Removes what an operator added for a worker.
 pub(super) async fn remove(
     State(admin): State<Admin>,
     Path(id): Path<String>,
@@ -77,7 +77,7 @@ pub(super) async fn remove(
     let sources: Vec<_> = known.sources.iter().map(|source| source.name()).collect();
     let Some(name) = admin.fleet.named_by(served.name(), Source::Admin, &id) else {
         let message = format!(
-            "worker {id} was not added here; it is known from: {}. Take it out there, or drain it",
+            "worker {id} was not added here; it is known from: {}. Remove it there, or drain it",
             sources.join(", ")
         );
         let refusal = Refusal::new(StatusCode::CONFLICT, "conflict", message);
@@ -88,11 +88,11 @@ pub(super) async fn remove(
     tracing::info!(model = served.name(), worker = id, "an operator has removed a worker");
     let left = admin.fleet.known(served.name(), &id);
     let left = left.map(|known| view(&admin, served, &known.worker));
-    // Others may still say that it is there.
+    // Other sources may still list the worker.
     Ok(json_reply(json!({"model": served.name(), "id": id, "worker": left})))
 }
 
-/// Takes a worker out of service: no new request is given to it while others can take it.
+/// Takes a worker out of service: it gets no new requests while others can take them.
 pub(super) async fn drain(
     State(admin): State<Admin>,
     Path(id): Path<String>,
@@ -133,8 +133,8 @@ pub(super) async fn reload(State(admin): State<Admin>) -> Result<Response> {
     Ok(json_reply(report.to_json()))
 }
 
-/// Changes the fleet where it disturbs nobody: to take a worker's blocks out of the index takes
-/// a while.
+/// Changes the fleet on the blocking pool, because removing a worker's blocks from the index may
+/// take long.
 async fn off_reactor<T: Send + 'static>(
     admin: &Admin,
     change: impl FnOnce(&Fleet) -> T + Send + 'static,

@@ -1,4 +1,4 @@
-//! The state that the handlers of the admin listener show and change.
+//! The state that the handlers of the admin listener use.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Explains the placement of a request: one that is sent only to be explained, or one that was served recently.
+//! Explains the placement of a request: one that is sent only for this purpose, or one that was
+//! served recently.
 
 use axum::extract::{Query, State};
 use axum::response::Response;
@@ -19,13 +20,14 @@ use splitrail_flow::prepare::Payload;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wanted {
-    /// A request that was served lately.
+    /// The id of a recently served request.
     request_id: Option<String>,
-    /// The path that the body is meant for; left out, its members tell.
+    /// The path for which the body is meant; if it is missing, it is derived from the body's
+    /// members.
     endpoint: Option<String>,
 }
 
-/// Explains the request in the body, or the one that is named.
+/// Explains the request in the body, or the one with the given id.
 pub(super) async fn show(
     State(admin): State<Admin>,
     wanted: Query<Wanted>,
@@ -47,7 +49,7 @@ pub(super) async fn show(
     Ok(json_reply(explained.await.map_err(refused)?))
 }
 
-/// The endpoint that a body is for.
+/// The endpoint for which a body is meant.
 fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
     if let Some(path) = named {
         return Endpoint::at(path).ok_or_else(|| {
@@ -67,7 +69,7 @@ fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
         #[serde(borrow)]
         tokens: Option<&'a serde_json::value::RawValue>,
     }
-    // What is no JSON object is refused when it is prepared, with its place.
+    // A body that is not a JSON object is refused with its place when it is prepared.
     let members = serde_json::from_slice(body).ok();
     Ok(match members {
         Some(Members { messages: Some(_), .. }) => Endpoint::Chat,
@@ -78,14 +80,14 @@ fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
     })
 }
 
-/// As the front door would refuse it.
+/// The refusal with the front door's status.
 fn refused(error: Error) -> Refusal {
     let status = StatusCode::from_u16(error.status().as_u16());
     let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     Refusal::new(status, error.outcome(), error.message())
 }
 
-/// What was decided for a request, as far as it is still kept.
+/// The decisions for a request, as far as they are still kept.
 fn past(admin: &Admin, id: &str) -> Result<Response> {
     explain::past(&admin.core, id).map(json_reply).ok_or_else(|| {
         let message = explain::not_kept(&admin.core, id);

@@ -1,7 +1,7 @@
-//! Who may use the admin listener.
+//! Restricts who may use the admin listener.
 //!
-//! The listener asks for no credential, so it must not be reachable by accident: hosts other than loopback may
-//! not change anything, and web pages in a browser on an allowed host may not use it.
+//! The listener requires no credential, so it must not be reachable by accident: hosts other than
+//! loopback may not change anything, and web pages in a browser on an allowed host may not use it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::ingress::reply::reply_error;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Lets a request pass once its body is whole, or says why not. The body is bounded in bytes and
-/// in time as those of clients are.
+/// Passes a request on when its body is complete, or refuses it. The body is bounded in size and
+/// time like those of clients.
 pub(super) async fn guard(
     bound: SocketAddr,
     core: Arc<Core>,
@@ -40,7 +40,7 @@ pub(super) async fn guard(
 }
 
 fn check<B>(bound: IpAddr, peer: IpAddr, request: &http::Request<B>) -> Result<(), &'static str> {
-    // A name that a web page has made lead here brings that page's scripts along.
+    // A web page may use a host name of its own that resolves to loopback (DNS rebinding).
     if bound.is_loopback() && !names_loopback(request) {
         return Err("the admin listener is on loopback: call it by `127.0.0.1`, `[::1]` or \
                     `localhost`");
@@ -49,16 +49,17 @@ fn check<B>(bound: IpAddr, peer: IpAddr, request: &http::Request<B>) -> Result<(
         return Ok(());
     }
     if !peer.to_canonical().is_loopback() {
-        return Err("changes are taken from the router's own host only");
+        return Err("changes are accepted only from the router's own host");
     }
     let site = request.headers().get(SEC_FETCH_SITE);
     if request.headers().contains_key(ORIGIN) || site.is_some_and(|site| site != "none") {
-        return Err("changes are not taken from web pages");
+        return Err("changes are not accepted from web pages");
     }
     Ok(())
 }
 
-/// Whether a request calls this host by an address of its own, if it says how it calls it.
+/// Whether a request addresses this host by a loopback address or as `localhost`, if it names a
+/// host.
 fn names_loopback<B>(request: &http::Request<B>) -> bool {
     let header = || request.headers().get(HOST).map(|host| host.to_str().unwrap_or_default());
     let called = request.uri().authority().map(Authority::as_str).or_else(header);
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn on_loopback_it_is_called_by_an_address_of_loopback() {
+    fn a_loopback_listener_admits_only_loopback_host_headers() {
         for (host, yes) in [
             ("127.0.0.1:9090", true),
             ("localhost:9090", true),
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_come_from_this_host_and_from_no_web_page() {
+    fn changes_are_admitted_only_from_this_host_and_not_from_web_pages() {
         let change = |peer, headers: &[_]| admitted("::", peer, Method::POST, headers);
         assert!(change("127.0.0.1", &[]));
         assert!(change("::1", &[("sec-fetch-site", "none")]));

@@ -11,9 +11,9 @@ use super::refusal::Result;
 use crate::ingress::reply::json_reply;
 use splitrail_policy::mix;
 
-/// A worker's blocks, counted and condensed, for each rank. The digest is the sum (modulo
-/// 2^64) of the engine's names of all blocks, each put through SplitMix64's finalizer: equal for
-/// equal sets, in whatever order they came to be.
+/// A worker's blocks for each rank: their number and a digest. The digest is the sum (modulo 2^64)
+/// of the engine's hashes of all blocks, each processed by SplitMix64's finalizer: it is equal for
+/// equal sets, independent of their order.
 pub(super) async fn show(
     State(admin): State<Admin>,
     Path(id): Path<String>,
@@ -22,7 +22,7 @@ pub(super) async fn show(
     let serving = admin.core.serving();
     let (served, known) = the_worker(&admin, &serving, &id, which.model.as_deref())?;
     let worker = known.worker.index as u32;
-    // Copied with the index in hand; what takes longer goes on without it.
+    // Copied while the index is locked; the rest is done without the lock.
     let ranks: Vec<(WorkerKey, [usize; Tier::COUNT], Frozen)> = {
         let index = served.pool.index();
         let keys: Vec<_> = index.workers().filter(|key| key.worker == worker).collect();

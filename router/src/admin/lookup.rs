@@ -11,15 +11,15 @@ use super::refusal::{Refusal, Result};
 use splitrail_fleet::membership::Known;
 use splitrail_fleet::{Served, Serving};
 
-/// The query of a path that names a worker: the model that has the worker, needed where
-/// several models have one of that name.
+/// The query of a path that names a worker: the model of the worker, which is required if several
+/// models have a worker of that name.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Which {
     pub(super) model: Option<String>,
 }
 
-/// The model of a name; where none is given, the only one.
+/// The model of this name; without a name, the only model.
 pub(super) fn the_model<'s>(serving: &'s Serving, name: Option<&str>) -> Result<&'s Arc<Served>> {
     match (name, &serving.models[..]) {
         (Some(name), _) => serving.model(name).ok_or_else(|| {
@@ -31,7 +31,7 @@ pub(super) fn the_model<'s>(serving: &'s Serving, name: Option<&str>) -> Result<
     }
 }
 
-/// The worker of a name, in the model of a name or in the only one that has it.
+/// The worker of this name, in the given model or in the only model that has it.
 pub(super) fn the_worker<'s>(
     admin: &Admin,
     serving: &'s Serving,

@@ -1,4 +1,4 @@
-//! The metrics in the text format of Prometheus.
+//! The metrics in Prometheus's text format.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -25,10 +25,10 @@ pub(super) async fn metrics(extract::State(admin): extract::State<Admin>) -> Res
     ([(CONTENT_TYPE, text)], scrape(&admin.core)).into_response()
 }
 
-/// Sets the gauges of the fleet, which are set when they are read, and writes down everything.
+/// Sets the gauges of the fleet, which are computed at each scrape, and encodes all metrics.
 ///
-/// Workers leave meanwhile, and requests that they had end later than they do: only series of
-/// those that were there when the gauges were set are shown, and what others left is forgotten.
+/// Workers may leave meanwhile, and requests may end after their workers have left: only series of
+/// the workers that existed when the gauges were set are shown, and those of others are removed.
 fn scrape(core: &Core) -> String {
     let present = observe_fleet(core);
     let held = i64::try_from(core.memory.held_bytes()).unwrap_or(i64::MAX);
@@ -47,7 +47,7 @@ fn scrape(core: &Core) -> String {
 /// The workers of each model, with the role that is a label of some of their series.
 type Present = HashMap<(String, String), &'static str>;
 
-/// Gauges of the fleet are set when they are read; says whose were.
+/// Sets the gauges of the fleet; returns the workers.
 fn observe_fleet(core: &Core) -> Present {
     let mut present = Present::new();
     for served in &core.serving().models {

@@ -12,7 +12,7 @@ use splitrail_config::Problem;
 /// The result of a call that may be refused.
 pub(super) type Result<T> = std::result::Result<T, Refusal>;
 
-/// A refusal: the front door's error object, and what an operator may want to know beside it.
+/// A refusal: the front door's error object, and further members for an operator.
 pub(super) struct Refusal {
     status: StatusCode,
     code: &'static str,
@@ -26,13 +26,13 @@ impl Refusal {
         Self { status, code, message: message.into(), more: Vec::new() }
     }
 
-    /// With a further member of the reply.
+    /// Adds a member to the reply.
     pub(super) fn with(mut self, name: &'static str, value: Value) -> Self {
         self.more.push((name, value));
         self
     }
 
-    /// With every problem and its place.
+    /// Adds all problems with their places.
     pub(super) fn with_problems(self, problems: &[Problem]) -> Self {
         self.with("problems", problems.iter().map(problem_json).collect())
     }

@@ -1,4 +1,4 @@
-//! The served models, and recent decisions.
+//! The running configuration, the served models, and recent decisions and requests.
 
 use std::time::Instant;
 
@@ -12,15 +12,15 @@ use serde_json::json;
 use super::context::Admin;
 use crate::ingress::reply::json_reply;
 
-/// The running configuration. It is a configuration file itself: JSON is YAML. Secrets are the
-/// references that they are in the file.
+/// The running configuration. The reply is itself a valid configuration file, because JSON is YAML.
+/// Secrets are shown as references, as in the file.
 pub(super) async fn config(State(admin): State<Admin>) -> Response {
     let serving = admin.core.serving();
     let text = serde_json::to_string_pretty(&*serving.config).unwrap_or_default();
     let tag = format!("\"{:012x}\"", serving.config.digest());
     let json = HeaderValue::from_static("application/json");
     let mut reply = ([(CONTENT_TYPE, json)], text + "\n").into_response();
-    // Digits in quotes are always a header value.
+    // Digits in quotes are always a valid header value.
     if let Ok(tag) = HeaderValue::from_str(&tag) {
         reply.headers_mut().insert(ETAG, tag);
     }

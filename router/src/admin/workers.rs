@@ -1,4 +1,4 @@
-//! The workers as operators see them.
+//! The workers from an operator's point of view.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -89,7 +89,8 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
     })
 }
 
-/// The data-parallel ranks. Where requests cannot be pinned, bookings are the worker's alone.
+/// The data-parallel ranks. If requests cannot be pinned, bookings exist only for the worker as a
+/// whole.
 fn ranks(served: &Served, worker: &Worker) -> Vec<Value> {
     let ranks = worker.ranks.all();
     let index = served.pool.index();

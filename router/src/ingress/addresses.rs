@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use tokio::task::Id;
 
-use crate::admission::{SHARE_OF_FREE, household};
+use crate::admission::{SHARE_OF_FREE, client_prefix};
 
-/// The open connections of a listener by client address; bounded, as they are, by
+/// The open connections of a listener by client address. Like the connections, bounded by
 /// `limits.connections_max`.
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
@@ -16,21 +16,21 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Whether an address may have one more connection where so many are free, and `max` is the
-    /// bound for one address; 0 is none.
+    /// Whether an address may have one more connection if `free` places are free; `max` is the
+    /// bound for one address, 0 means none.
     pub(super) fn has_room(&self, address: IpAddr, free: usize, max: usize) -> bool {
-        let held = self.held.get(&household(address)).copied().unwrap_or(0);
+        let held = self.held.get(&client_prefix(address)).copied().unwrap_or(0);
         held < free.saturating_mul(SHARE_OF_FREE) && (max == 0 || held < max)
     }
 
-    /// A task serves a connection of this address from now on.
+    /// Notes that a task serves a connection of this address.
     pub(super) fn begins(&mut self, task: Id, address: IpAddr) {
-        let address = household(address);
+        let address = client_prefix(address);
         self.of_task.insert(task, address);
         *self.held.entry(address).or_default() += 1;
     }
 
-    /// The task has ended.
+    /// Notes that the task has ended.
     pub(super) fn ends(&mut self, task: Id) {
         let Some(address) = self.of_task.remove(&task) else { return };
         if let Some(held) = self.held.get_mut(&address) {
@@ -49,18 +49,18 @@ mod tests {
 
     const PLACES: usize = 900;
 
-    /// Takes connections for an address while there is room; how many it has then.
+    /// Takes connections for an address while possible; returns how many it then has.
     async fn fill(addresses: &mut Addresses, address: &str, max: usize) -> usize {
         let address: IpAddr = address.parse().unwrap();
         while addresses.has_room(address, PLACES - addresses.of_task.len(), max) {
             let task = tokio::task::JoinSet::new().spawn(std::future::ready(())).id();
             addresses.begins(task, address);
         }
-        addresses.held.get(&household(address)).copied().unwrap_or(0)
+        addresses.held.get(&client_prefix(address)).copied().unwrap_or(0)
     }
 
     #[tokio::test]
-    async fn one_address_alone_gets_nearly_all_and_others_still_find_room() {
+    async fn one_address_gets_nearly_all_places_and_leaves_some_for_others() {
         let mut addresses = Addresses::default();
         assert_eq!(fill(&mut addresses, "10.0.0.1", 0).await, PLACES * 8 / 9);
         assert!(fill(&mut addresses, "10.0.0.2", 0).await > 50);
@@ -71,10 +71,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_has_no_more_than_its_bound() {
+    async fn an_address_gets_at_most_its_limit_of_places() {
         let mut addresses = Addresses::default();
         assert_eq!(fill(&mut addresses, "2001:db8::1", 20).await, 20);
-        assert_eq!(fill(&mut addresses, "2001:db8::2", 20).await, 20, "one household");
+        assert_eq!(fill(&mut addresses, "2001:db8::2", 20).await, 20, "one client_prefix");
         assert_eq!(fill(&mut addresses, "2001:db8:0:1::1", 20).await, 20, "another");
         assert_eq!(addresses.of_task.len(), 40);
     }

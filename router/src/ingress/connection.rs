@@ -1,4 +1,4 @@
-//! One client's connection, from the socket to its end.
+//! One client connection, from the accepted socket to its end.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -14,33 +14,36 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::door::{Door, Routes};
-use super::guarded::{Guarded, RefusedFor};
-use super::pulse::{Cut, Patience, Pulse, Watch};
+use super::checked_socket::{CheckedSocket, RefusedFor};
+use super::connection_activity::{
+    CloseReason, ConnectionActivity, ConnectionTimeouts, IdleMonitor,
+};
+use super::connection_service::{ConnectionService, Routes};
 use super::streams::Streams;
 use super::wire::Protocol;
 use splitrail_api::unread::{RoomBounds, UnreadRoom};
 use splitrail_config::model::Limits;
 
-/// What the HTTP library counts by itself, without a loss.
+/// The HTTP library's default maximum of header fields, for which it needs no allocation per
+/// request.
 const HTTP1_HEADERS: usize = 100;
 
-/// Bytes that are buffered each way on an HTTP/1 connection, at least.
+/// Minimum size in bytes of the buffers of an HTTP/1 connection, in each direction.
 const HTTP1_BUFFER_BYTES: usize = 128 << 10;
 
-/// Bytes of an answer that wait for an HTTP/2 stream's window.
+/// Maximum size in bytes of a reply's data that waits for an HTTP/2 stream's window.
 const HTTP2_SEND_BYTES: usize = 64 << 10;
 
-/// Streams that may end because of what the client does wrong on them, before it is told to
-/// calm down.
+/// Number of streams that may end because of the client's errors, before the connection is closed
+/// with ENHANCE_YOUR_CALM.
 const HTTP2_FAULTS_MAX: usize = 64;
 
-/// How long a client that has connected and said nothing is waited for when the router stops:
-/// its request may be on its way.
-const FIRST_WORDS: Duration = Duration::from_secs(1);
+/// How long a client that has connected and sent nothing is waited for when the router stops: its
+/// request may be on its way.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a connection that has to end may take to say so.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Maximum time to send the end of a connection to the client.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the connections of a listener have in common.
 #[derive(Clone)]
@@ -58,10 +61,10 @@ impl Common {
     }
 }
 
-/// What one connection may do.
+/// The bounds of one connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    patience: Patience,
+    timeouts: ConnectionTimeouts,
     header_max_bytes: usize,
     headers_max: usize,
     http2_streams_max: u32,
@@ -71,100 +74,101 @@ pub(super) struct Bounds {
 impl From<&Limits> for Bounds {
     fn from(limits: &Limits) -> Self {
         let &Limits { header_max_bytes, headers_max, http2_streams_max, .. } = limits;
-        let (patience, unread) = (limits.into(), limits.into());
-        Self { patience, header_max_bytes, headers_max, http2_streams_max, unread }
+        let (timeouts, unread) = (limits.into(), limits.into());
+        Self { timeouts, header_max_bytes, headers_max, http2_streams_max, unread }
     }
 }
 
-/// Serves a connection to its end: the client's, or the router's when it stops or has to cut
-/// it. Dropped, it ends with all its requests.
+/// Serves a connection until the client ends it, or the router stops or closes it. Dropping the
+/// future ends the connection with all its requests.
 pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, common: Common) {
     let began = Instant::now();
-    // Whoever asks a token takes its lock: each connection has one of its own.
+    // Checking a token takes its lock, so each connection gets a child token.
     let common = Common { stop: common.stop.child_token(), ..common };
-    let pulse = Arc::new(Pulse::default());
+    let activity = Arc::new(ConnectionActivity::default());
     let refused = Arc::new(RefusedFor::default());
-    let mut socket = Guarded::new(socket, Arc::clone(&pulse), Arc::clone(&refused));
+    let mut socket = CheckedSocket::new(socket, Arc::clone(&activity), Arc::clone(&refused));
     let protocol = tokio::select! {
         biased;
-        known = tokio::time::timeout_at(began + bounds.patience.head, socket.protocol()) => known,
-        () = silent_at_stop(&common.stop, &pulse) => return,
+        known = tokio::time::timeout_at(began + bounds.timeouts.head, socket.protocol()) => known,
+        () = silent_at_stop(&common.stop, &activity) => return,
     };
-    let Ok(known) = protocol else { return common.count(Cut::HeaderTimeout.name()) };
-    // An error is the client's end as well.
+    let Ok(known) = protocol else { return common.count(CloseReason::HeaderTimeout.name()) };
+    // After an error, too, the connection has ended.
     let Some(protocol) = known.ok().flatten() else { return };
-    // An HTTP/1 connection has one answer at a time.
-    let room = || Arc::new(UnreadRoom::new(bounds.unread, pulse.written_bytes()));
+    // An HTTP/1 connection has one reply at a time.
+    let room = || Arc::new(UnreadRoom::new(bounds.unread, activity.written_bytes()));
     let room = (protocol == Protocol::Http2).then(room);
-    let door = Door {
+    let service = ConnectionService {
         routes: common.routes.clone(),
-        pulse: Arc::clone(&pulse),
+        activity: Arc::clone(&activity),
         peer,
         headers_max: bounds.headers_max,
         room,
     };
-    let watch = Watch::new(bounds.patience, began);
-    let driven = Driven { pulse, refused, watch, common };
+    let watch = IdleMonitor::new(bounds.timeouts, began);
+    let driven = Driven { activity, refused, watch, common };
     let socket = TokioIo::new(socket);
     match protocol {
         Protocol::Http1 => {
-            let connection = pin!(http1(bounds).serve_connection(socket, door));
+            let connection = pin!(http1(bounds).serve_connection(socket, service));
             driven.drive(connection).await;
         }
-        // Boxed, since each connection of HTTP/1 would be as large else.
-        Protocol::Http2 => Box::pin(serve_http2(socket, door, bounds, driven)).await,
+        // Boxed so that the future of an HTTP/1 connection does not grow to HTTP/2's size.
+        Protocol::Http2 => Box::pin(serve_http2(socket, service, bounds, driven)).await,
     }
 }
 
-/// Waits until the router has stopped and the client has had its time to begin a request. One
-/// that has sent a byte by then is waited for, as any other is.
-async fn silent_at_stop(stop: &CancellationToken, pulse: &Pulse) {
+/// Completes when the router stops and the client had time to begin a request. A client that has
+/// sent a byte by then is waited for like any other.
+async fn silent_at_stop(stop: &CancellationToken, activity: &ConnectionActivity) {
     stop.cancelled().await;
-    tokio::time::sleep(FIRST_WORDS).await;
-    if pulse.is_in_head() {
+    tokio::time::sleep(FIRST_REQUEST_TIMEOUT).await;
+    if activity.is_in_head() {
         std::future::pending().await
     }
 }
 
-async fn serve_http2(socket: Socket, door: Door, bounds: Bounds, driven: Driven) {
-    let pulse = Arc::clone(&driven.pulse);
-    let streams = Streams::new(bounds.patience.taking, pulse, &driven.common);
-    let connection = pin!(http2(bounds, streams.clone()).serve_connection(socket, door));
+async fn serve_http2(socket: Socket, service: ConnectionService, bounds: Bounds, driven: Driven) {
+    let activity = Arc::clone(&driven.activity);
+    let streams = Streams::new(bounds.timeouts.taking, activity, &driven.common);
+    let connection = pin!(http2(bounds, streams.clone()).serve_connection(socket, service));
     driven.drive(connection).await;
     streams.end();
 }
 
-/// What of a connection does not depend on its protocol.
+/// The part of a connection that does not depend on its protocol.
 struct Driven {
-    pulse: Arc<Pulse>,
+    activity: Arc<ConnectionActivity>,
     refused: Arc<RefusedFor>,
-    watch: Watch,
+    watch: IdleMonitor,
     common: Common,
 }
 
 impl Driven {
     async fn drive(mut self, mut connection: Pin<&mut impl Graceful>) {
         let mut stop = pin!(self.common.stop.cancelled());
-        let mut is_told = false;
+        let mut is_informed = false;
         let mut is_stopping = false;
         let mut timer = pin!(sleep_until(Instant::now()));
-        let cut = poll_fn(|context| {
+        let reason = poll_fn(|context| {
             is_stopping = is_stopping || stop.as_mut().poll(context).is_ready();
             loop {
                 if connection.as_mut().poll(context).is_ready() {
-                    // However it ended: what there was to say has been said to the client.
+                    // The HTTP library has already reported its result to the client.
                     return Poll::Ready(self.refused.get());
                 }
-                // A request that has begun is served. So it is whole, or none is on its way.
-                if !is_stopping || is_told || self.pulse.is_in_head() {
+                // A request that has begun is served, so its head is either complete or not begun
+                // here.
+                if !is_stopping || is_informed || self.activity.is_in_head() {
                     break;
                 }
-                is_told = true;
+                is_informed = true;
                 connection.as_mut().end_soon();
             }
             loop {
-                let due = self.watch.look(&self.pulse, Instant::now);
-                // A timer that fires early costs less than one moved with each request.
+                let due = self.watch.look(&self.activity, Instant::now);
+                // A timer that fires too early costs less than resetting it at each request.
                 if let Some((at, _)) = due.filter(|(at, _)| *at < timer.deadline()) {
                     timer.as_mut().reset(at);
                 }
@@ -173,41 +177,41 @@ impl Driven {
                 }
                 let now = Instant::now();
                 match due {
-                    Some((at, cut)) if at <= now => return Poll::Ready(Some(cut)),
+                    Some((at, reason)) if at <= now => return Poll::Ready(Some(reason)),
                     Some((at, _)) => timer.as_mut().reset(at),
                     None => timer.as_mut().reset(now + self.watch.again()),
                 }
             }
         })
         .await;
-        let Some(cut) = cut else { return };
-        self.common.count(cut.name());
-        match cut {
-            // An idle client is told, as far as its protocol has words for it.
-            Cut::Idle => {
+        let Some(reason) = reason else { return };
+        self.common.count(reason.name());
+        match reason {
+            // An idle client is informed, if its protocol allows it.
+            CloseReason::Idle => {
                 connection.as_mut().end_soon();
-                let _silent = tokio::time::timeout(LAST_WORDS, connection).await;
+                let _silent = tokio::time::timeout(CLOSE_TIMEOUT, connection).await;
             }
-            Cut::WriteStall | Cut::WritePace => self.pulse.discard(),
-            Cut::HeaderTimeout | Cut::Framing | Cut::Flood => {}
+            CloseReason::WriteStall | CloseReason::WritePace => self.activity.discard(),
+            CloseReason::HeaderTimeout | CloseReason::Framing | CloseReason::Flood => {}
         }
     }
 }
 
-/// A connection that can be told to end once it has done what it is doing.
+/// A connection that can be asked to end after its current requests.
 trait Graceful: Future<Output = hyper::Result<()>> {
     fn end_soon(self: Pin<&mut Self>);
 }
 
-type Socket = TokioIo<Guarded>;
+type Socket = TokioIo<CheckedSocket>;
 
-impl Graceful for http1::Connection<Socket, Door> {
+impl Graceful for http1::Connection<Socket, ConnectionService> {
     fn end_soon(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
 }
 
-impl Graceful for http2::Connection<Socket, Door, Streams> {
+impl Graceful for http2::Connection<Socket, ConnectionService, Streams> {
     fn end_soon(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }

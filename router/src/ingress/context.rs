@@ -8,23 +8,23 @@ use http::header::{HeaderMap, HeaderName};
 use splitrail_api::name::Name;
 use splitrail_api::text::random_id;
 
-/// The header that carries a request's id, in and out.
+/// The header with a request's id, in requests and replies.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// A client's id is kept if it is short and plain.
+/// Maximum length in bytes of a client's id that is kept.
 const ID_MAX_BYTES: usize = 128;
 
-/// Who a request is.
+/// The identity of a request.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Its id for the client, logs and records. Engines never see it.
+    /// The id for the client, logs and records. Engines never see it.
     pub request_id: Name,
     /// When it arrived.
     pub arrived: Instant,
 }
 
 impl Identity {
-    /// The id that a client sent if it is sane, else a new one.
+    /// Uses the client's id if it is short and plain, otherwise a new one.
     pub fn new(sent: Option<&[u8]>) -> Self {
         let sane = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
         let kept = sent
@@ -42,8 +42,8 @@ impl Identity {
     }
 }
 
-/// A client's W3C trace context, if it has the form of one: engines get nothing else
-/// of a client's headers, and no free text.
+/// A client's W3C trace context, if it has the right format: engines get no other header of a
+/// client, and no free text.
 pub fn trace_context(sent: Option<&HeaderValue>) -> Option<HeaderValue> {
     // https://www.w3.org/TR/trace-context/: version, trace id, parent id, flags.
     const LENGTHS: [usize; 4] = [2, 32, 16, 2];
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trace_context_has_its_form_or_is_dropped() {
+    fn a_malformed_trace_context_is_dropped() {
         let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let sent = HeaderValue::from_static(good);
         assert_eq!(trace_context(Some(&sent)), Some(sent));
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_short_ids_are_kept() {
+    fn only_short_request_ids_of_plain_characters_are_kept() {
         assert_eq!(Identity::new(Some(b"abc-1.2_3:4")).request_id, "abc-1.2_3:4");
         for bad in [&b""[..], b"a b", b"a\nb", "\u{e9}".as_bytes(), &[b'a'; 129]] {
             assert_eq!(Identity::new(Some(bad)).request_id.len(), 32);

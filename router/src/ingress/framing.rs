@@ -1,19 +1,19 @@
-//! The framing check of a connection without its socket, for comparisons with other parsers of HTTP.
+//! The framing check of a connection without its socket, for comparisons with other HTTP parsers.
 
 use std::time::Instant;
 
-use super::wire::{Position, Wire};
+use super::wire::{Position, WireCheck};
 
-/// What a client's bytes must pass before the HTTP library reads them.
+/// The check that a client's bytes must pass before the HTTP library reads them.
 #[derive(Debug)]
-pub struct FramingCheck(Wire);
+pub struct FramingCheck(WireCheck);
 
-/// Bytes that do not pass.
+/// Bytes that do not pass the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// How many of the bytes that were fed do pass: they end before the message at fault.
+    /// Number of the given bytes that pass: they end before the message with the fault.
     pub good_bytes: usize,
-    /// What the HTTP library reads instead of the others, before the end of the connection.
+    /// The bytes that the HTTP library reads instead of the rest, before the end of the connection.
     pub poison: &'static [u8],
 }
 
@@ -24,28 +24,28 @@ impl Default for FramingCheck {
 }
 
 impl FramingCheck {
-    /// A new connection.
+    /// The check of a new connection.
     #[must_use]
     pub fn new() -> Self {
-        Self(Wire::new())
+        Self(WireCheck::new())
     }
 
-    /// Looks at the next bytes.
+    /// Checks the next bytes.
     ///
     /// # Errors
-    /// If not all of them pass. No bytes may be fed after that.
+    /// Not all of them pass. No further bytes may be given after that.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Refused> {
         let fed = self.0.feed(bytes, Instant::now);
         fed.map_err(|refusal| Refused { good_bytes: refusal.good_bytes, poison: self.0.poison() })
     }
 
-    /// Whether the last message is whole and the next one has not begun.
+    /// Whether the last message is complete and the next one has not begun.
     #[must_use]
     pub fn is_between_messages(&self) -> bool {
         self.0.position() == Position::Between
     }
 
-    /// Messages that have begun.
+    /// Number of messages that have begun.
     #[must_use]
     pub fn begun(&self) -> u32 {
         self.0.heads()

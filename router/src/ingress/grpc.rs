@@ -1,9 +1,9 @@
 //! The gRPC API: the same core as for HTTP, with another framing.
 //!
-//! Calls of `FrontDoorService` use neither the tower layers nor the server of the gRPC library: reading a call of one
-//! message (`message`) and writing the messages of its answer
-//! (`events`) is done here, and the message is converted to the body that the core takes (`body`). The library
-//! serves health and reflection, which are called rarely.
+//! Calls of `FrontDoorService` use neither the tower layers nor the server of the gRPC library: the
+//! single message of a call is read by `message`, and the messages of its reply are written by
+//! `events`; `body` converts the message to the body that the core takes. The library serves health
+//! and reflection, which are called rarely.
 
 use std::future::Future;
 use std::io;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes as Services;
 use tonic_health::pb::health_server::HealthServer;
 
-use super::door::{Direct, Routes};
+use super::connection_service::{Direct, Routes};
 use crate::core::Core;
 
 mod body;
@@ -39,8 +39,8 @@ use health::Readiness;
 use library::Guard;
 use places::Places;
 
-/// The gRPC door: `FrontDoorService`, health and reflection. The future looks after what health
-/// watches are told, until the router stops.
+/// The gRPC API: `FrontDoorService`, health and reflection. The future updates health watches until
+/// the router stops.
 pub fn routes(
     core: &Arc<Core>,
     stop: CancellationToken,
@@ -53,10 +53,10 @@ pub fn routes(
     (Routes { direct: Some(Direct::Grpc(Arc::clone(core))), all, hosts }, told)
 }
 
-/// What answers however full the door is.
+/// The services that answer also when no place is free.
 fn open(readiness: Readiness) -> Router {
     let mut open = Services::new(HealthServer::new(readiness));
-    // Older clients ask for reflection by its earlier name.
+    // Older clients use the earlier name of reflection.
     match (reflection().build_v1(), reflection().build_v1alpha()) {
         (Ok(v1), Ok(v1alpha)) => open = open.add_service(v1).add_service(v1alpha),
         (Err(error), _) | (_, Err(error)) => {
@@ -72,8 +72,8 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
-/// The status of a `Generate` call that fails before its answer begins; `None` where it does not.
-/// For checks of what messages do.
+/// The status of a `Generate` call that fails before its reply begins; `None` if it does not. For
+/// tests of the effects of messages.
 pub async fn refusal<B>(core: &Arc<Core>, request: Request<B>) -> Option<i32>
 where
     B: http_body::Body<Data = Bytes> + Unpin,

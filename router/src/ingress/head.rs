@@ -7,20 +7,20 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use super::reply::{error_in, spoken_at};
 use splitrail_api::error::{Error, Kind};
 
-/// Paths that are asked for by address: by health checks.
+/// Paths that health checks request by address and not by host name.
 const ANY_HOST: [&str; 2] = ["/health", "/ready"];
 
-/// What heads are held to.
+/// The limits on heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heads<'a> {
-    /// Fields of a head. Over HTTP/1 the library counts them.
+    /// Maximum number of fields of a head. For HTTP/1 the library checks it.
     pub(super) headers_max: usize,
-    /// Names by which the listener may be called; empty, any.
+    /// Host names that requests may use; any if empty.
     pub(super) hosts: &'a [String],
 }
 
 impl Heads<'_> {
-    /// The reply to a request whose head does not pass.
+    /// The reply to a request whose head is refused.
     pub(super) fn refusal<B>(&self, request: &Request<B>) -> Option<Response<Body>> {
         if request.version() >= Version::HTTP_2 && request.headers().len() > self.headers_max {
             let mut response = Response::new(Body::empty());
@@ -31,14 +31,14 @@ impl Heads<'_> {
         let is_malformed = error.kind() == Kind::InvalidRequest;
         let mut response = error_in(spoken_at(request.uri()), error);
         if is_malformed && request.version() < Version::HTTP_2 {
-            // Others may have read the head otherwise, and what follows it.
+            // Others may have parsed the head, and what follows it, differently.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         Some(response)
     }
 
-    /// RFC 9112, section 3.2: HTTP/1.1 has one `Host`. What is called is what the target says, if
-    /// it has an authority (section 3.2.2), else what `Host` says.
+    /// RFC 9112, section 3.2: HTTP/1.1 requires one `Host`. The host of the request is that of the
+    /// target, if it has an authority (section 3.2.2), otherwise that of `Host`.
     fn check_host<B>(&self, request: &Request<B>) -> Result<(), Error> {
         let field = host_field(request.headers())?;
         if field.is_none() && request.version() == Version::HTTP_11 {
@@ -58,7 +58,7 @@ impl Heads<'_> {
         match self.hosts.iter().any(|allowed| name_of(allowed).eq_ignore_ascii_case(host)) {
             true => Ok(()),
             false => {
-                let message = "the router is not called by this host name (listen.http_hosts)";
+                let message = "this host name is not allowed (listen.http_hosts)";
                 Err(Error::new(Kind::ForbiddenHost, message))
             }
         }
@@ -72,11 +72,11 @@ fn host_field(headers: &HeaderMap) -> Result<Option<&str>, Error> {
     if fields.next().is_some() {
         return Err(malformed("the request has more than one `host` header"));
     }
-    // The characters of a name, an address and a port; RFC 3986, section 3.2.
+    // The characters of names, addresses and ports; RFC 3986, section 3.2.
     let passes = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte);
     match first.to_str() {
         Ok(text) if text.as_bytes().iter().all(passes) => Ok(Some(text)),
-        _ => Err(malformed("the `host` header names no host")),
+        _ => Err(malformed("the `host` header is not a valid host")),
     }
 }
 
@@ -84,11 +84,11 @@ fn malformed(message: &'static str) -> Error {
     Error::invalid("host", message)
 }
 
-/// A host without its port, brackets and last dot.
+/// A host without its port, brackets and final dot.
 fn name_of(host: &str) -> &str {
     let host = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
-        // An address of IPv6 that is written without brackets has more colons than one.
+        // An IPv6 address without brackets has more than one colon.
         None => match host.rsplit_once(':') {
             Some((name, _)) if !name.contains(':') => name,
             _ => host,
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_says_once_whom_it_calls() {
+    fn a_request_must_name_exactly_one_host() {
         let one = Version::HTTP_11;
         for (version, target, fields, expected) in [
             (one, "/", &["a.example:80"][..], 200),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_hosts_lets_no_other_name_pass() {
+    fn hosts_outside_the_configured_list_are_refused() {
         let hosts = ["llm.example", "10.0.0.5", "[::1]"];
         let call = |target: &str, field: &str| status(&hosts, Version::HTTP_11, target, &[field]);
         for host in ["llm.example", "LLM.example.:8000", "10.0.0.5:8000", "[::1]:8000", "[::1]"] {

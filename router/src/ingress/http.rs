@@ -1,5 +1,5 @@
-//! The OpenAI API over HTTP. Only the paths listed here exist; requests to engines have paths that
-//! the router chooses.
+//! The OpenAI API over HTTP. Only the paths listed here exist; the paths of engine requests are
+//! chosen by the router.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use http_body_util::Full;
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
 
-use super::arriving::Arriving;
+use super::connection_service::{Caller, Direct, Outgoing, Routes};
 use super::context::{Identity, X_REQUEST_ID, trace_context};
-use super::door::{Caller, Direct, Outgoing, Routes};
 use super::reply::{error_in, health, json_reply, ready, reply_error, spoken_at};
+use super::request_body::BoundedBody;
 use crate::admission::ShareKey;
 use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
@@ -43,7 +43,7 @@ pub(super) const X_REMOVED_FIELDS: HeaderName =
 const X_USAGE: HeaderName = HeaderName::from_static("x-splitrail-usage");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// The front door's routes. Requests for engines, which most are, take a shorter way there.
+/// The routes of the HTTP API. Inference requests, which are most, skip the axum router.
 pub fn routes(core: Arc<Core>) -> Routes {
     let hosts = core.serving().config.listen.http_hosts.clone().into();
     Routes { direct: Some(Direct::Http(Arc::clone(&core))), all: all(core), hosts }
@@ -94,7 +94,7 @@ async fn no_response() -> Response {
     reply_error(Error::new(Kind::UnknownPath, message).with_code("response_not_found"))
 }
 
-/// Answers a request for engines.
+/// Serves an inference request.
 pub(super) async fn answer<B>(
     core: Arc<Core>,
     endpoint: Endpoint,
@@ -151,22 +151,22 @@ async fn receive<B>(
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    core.look_for_room(client)?;
+    core.check_free_places(client)?;
     check_headers(request.headers())?;
     let steering = Steering::read(request.headers())?;
-    let body = Arriving::new(request.into_body(), core, limits, 0);
+    let body = BoundedBody::new(request.into_body(), core, limits, 0);
     let (body, held) = body.whole().await?;
     Ok((steering, body, held))
 }
 
-/// All of a request's body, bounded by `limits` in bytes and in time, and what it takes of the
-/// room for requests.
+/// Receives the whole body of a request, bounded by `limits` in size and time, with its charge to
+/// the memory budget.
 ///
 /// # Errors
-/// As the front door's.
+/// As for requests of clients.
 pub(crate) async fn whole(body: Body, core: &Arc<Core>) -> Result<(Bytes, Charge), Error> {
     let serving = core.serving();
-    Arriving::new(body, core, &serving.limits, 0).whole().await
+    BoundedBody::new(body, core, &serving.limits, 0).whole().await
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
@@ -184,8 +184,8 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     Ok(())
 }
 
-/// A web page of another site can send any body, but for JSON its browser asks the router first,
-/// which does not agree. So nothing else is taken.
+/// A web page of another site can send any body, but for JSON the browser first asks the router for
+/// permission, which the router does not give. So only JSON is accepted.
 fn check_content_type(headers: &HeaderMap) -> Result<(), Error> {
     let mut given = headers.get_all(CONTENT_TYPE).iter();
     let (first, second) = (given.next(), given.next());
@@ -197,7 +197,7 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), Error> {
     Err(Error::new(Kind::UnsupportedMedia, message).with_param("content-type"))
 }
 
-/// Whether a media type is JSON's, or one that is written in JSON (`application/x+json`).
+/// Whether a media type is JSON or a JSON-based one (`application/x+json`).
 fn is_json(value: &[u8]) -> bool {
     let essence = value.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
     let is = |other: &[u8]| essence.eq_ignore_ascii_case(other);
@@ -247,9 +247,9 @@ fn respond(reply: Reply, dialect: Dialect, request_id: &Name) -> http::Response<
     response
 }
 
-/// An event as bytes on the wire. A stream that failed ends with its error event
-/// and without `[DONE]`: no client can take it for complete. Where events have names, they
-/// come as lines already, and one of them is the end.
+/// An event as bytes for the client. A stream that failed ends with its error event and without
+/// `[DONE]`, so that no client takes it for complete. In APIs with named events, events already
+/// consist of lines, and one of them marks the end.
 fn frame(
     event: Option<Result<Bytes, Error>>,
     dialect: Dialect,
@@ -277,7 +277,7 @@ fn frame(
     Some([&lines, ENDS].concat().into())
 }
 
-/// Logs a failure by name; what it says of the request goes to the client alone.
+/// Logs a failure by its kind; details about the request are only sent to the client.
 pub(super) fn log_failure(request_id: &str, error: &Error) {
     match error.fault() {
         splitrail_api::error::Fault::Client => {
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_known_by_its_type() {
+    fn json_is_recognized_by_its_content_type() {
         for (value, expected) in [
             ("application/json", true),
             ("Application/JSON; charset=utf-8", true),

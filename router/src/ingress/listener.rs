@@ -12,40 +12,42 @@ use tokio_util::sync::CancellationToken;
 
 use super::addresses::Addresses;
 use super::connection::{self, Bounds, Common};
-use super::door::Routes;
+use super::connection_service::Routes;
 use crate::core::Core;
 use splitrail_config::model::Limits;
 use splitrail_telemetry::LogThrottle;
 
-/// How long accepting pauses when the system has no room for another socket.
-const NO_ROOM: Duration = Duration::from_millis(100);
+/// Pause of accepting when the system has no resources for another socket.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections that may wait to be accepted: thousands come at once when a router comes back.
+/// Maximum number of connections that wait to be accepted: thousands arrive together when a router
+/// restarts.
 const BACKLOG: u32 = 4096;
 
-/// Bytes that the system holds for a client; it takes twice as much memory for them.
+/// Size in bytes of the kernel's send buffer for a client; the kernel uses twice as much memory.
 const SEND_BUFFER_BYTES: u32 = 128 << 10;
 
-/// What a client gets whose connection is one too many, if it listens. Over HTTP/2 it means
-/// nothing, and the end of the connection says enough.
-const ONE_TOO_MANY: &[u8] =
+/// The reply for a connection beyond the maximum. For an HTTP/2 client it has no meaning, but the
+/// connection's end is sufficient.
+const OVER_LIMIT_REPLY: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 /// Binds an address.
 ///
 /// # Errors
-/// With the address in the message.
+/// The address cannot be bound; the message contains it.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| not_bound(address, &error))
 }
 
-/// Binds an address for a [`Doorway`].
+/// Binds an address for a [`ClientListener`].
 ///
-/// What the system buffers for a client that does not read is bounded here: it would become
-/// megabytes each. In a round trip of 100 ms, that much is 2.5 MB/s for one connection.
+/// Bounds the kernel's buffer for a client that does not read, which would otherwise grow to
+/// megabytes for each connection. With a round trip of 100 ms, this size allows 2.5 MB/s for one
+/// connection.
 ///
 /// # Errors
-/// With the address in the message.
+/// The address cannot be bound; the message contains it.
 pub async fn bind_clients(address: SocketAddr) -> io::Result<TcpListener> {
     let bind = || {
         let socket = match address {
@@ -53,7 +55,7 @@ pub async fn bind_clients(address: SocketAddr) -> io::Result<TcpListener> {
             SocketAddr::V6(_) => TcpSocket::new_v6()?,
         };
         socket.set_reuseaddr(true)?;
-        // Connections inherit it.
+        // Accepted connections inherit the size.
         socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
         socket.bind(address)?;
         socket.listen(BACKLOG)
@@ -65,26 +67,26 @@ fn not_bound(address: SocketAddr, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
 }
 
-/// A door for clients: its bounds are `limits`, as they are when a connection comes.
-pub struct Doorway {
+/// A listener for clients. Its bounds are the `limits` at the time of each connection.
+pub struct ClientListener {
     /// Its name in metrics.
     pub name: &'static str,
-    /// What is behind it.
+    /// The routes of the listener.
     pub routes: Routes,
     /// Bounds and counters.
     pub core: Arc<Core>,
-    /// Ends the accepting.
+    /// Ends the listener.
     pub stop: CancellationToken,
 }
 
-/// Serves until told to stop, then waits for what is in flight. Dropped, all its connections
-/// end at once.
+/// Serves until `stop`, then waits for requests in flight. Dropping the future ends all connections
+/// immediately.
 ///
 /// # Errors
-/// Never: accepting goes on whatever happens to one connection.
-pub async fn serve(listener: TcpListener, doorway: Doorway) -> io::Result<()> {
-    let name = doorway.name;
-    let mut open = Open::new(doorway);
+/// Never: accepting continues after the failure of a connection.
+pub async fn serve(listener: TcpListener, client_listener: ClientListener) -> io::Result<()> {
+    let name = client_listener.name;
+    let mut open = Open::new(client_listener);
     let stop = open.common.stop.clone();
     let throttle = LogThrottle::default();
     loop {
@@ -111,13 +113,13 @@ struct Open {
     common: Common,
     connections: JoinSet<()>,
     addresses: Addresses,
-    /// How many there are, as a metric.
+    /// The gauge of open connections.
     count: IntGauge,
 }
 
 impl Open {
-    fn new(doorway: Doorway) -> Self {
-        let Doorway { name, routes, core, stop } = doorway;
+    fn new(client_listener: ClientListener) -> Self {
+        let ClientListener { name, routes, core, stop } = client_listener;
         let cut = core.metrics.connections_cut.clone();
         let count = core.metrics.connections.with_label_values(&[name]);
         let common = Common { routes, listener: name, cut, stop };
@@ -125,7 +127,7 @@ impl Open {
         Self { core, common, connections, addresses, count }
     }
 
-    /// Serves a connection, if there is room for it.
+    /// Serves a connection if the bounds allow it.
     fn take(&mut self, socket: TcpStream, peer: SocketAddr) {
         let (bounds, max, of_one_max) = {
             let limits = &self.core.serving().limits;
@@ -140,8 +142,8 @@ impl Open {
             } else {
                 "connections_per_address"
             });
-            // Whether it is heard is the client's affair.
-            let _unheard = socket.try_write(ONE_TOO_MANY);
+            // Whether the client reads it does not matter.
+            let _unheard = socket.try_write(OVER_LIMIT_REPLY);
             return;
         }
         prompt_socket(&socket);
@@ -151,8 +153,9 @@ impl Open {
         self.count.set(self.connections.len() as i64);
     }
 
-    /// Takes the connections that the system has accepted: it would reset them when their
-    /// listener is closed. The listener is asked itself; what the runtime knows of it may be old.
+    /// Takes the connections that the kernel has already accepted, because it would reset them when
+    /// the listener is closed. Asks the listener itself: the runtime's readiness state may be
+    /// outdated.
     fn take_queued(&mut self, listener: TcpListener) {
         let Ok(listener) = listener.into_std() else { return };
         while let Ok((socket, peer)) = listener.accept() {
@@ -168,7 +171,7 @@ impl Open {
         let task = match self.connections.join_next_with_id().await {
             Some(Ok((task, ()))) => task,
             Some(Err(panicked)) => panicked.id(),
-            // There is none.
+            // There are no connections.
             None => std::future::pending().await,
         };
         self.addresses.ends(task);
@@ -176,8 +179,8 @@ impl Open {
     }
 }
 
-/// A client that left before it was accepted is nobody's concern; else there is no room for
-/// more sockets, and some are closed soon.
+/// A client that left before it was accepted is ignored. Otherwise the system has no resources for
+/// sockets, until some are closed.
 async fn not_accepted(error: &io::Error, name: &str, throttle: &LogThrottle) {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
@@ -186,12 +189,12 @@ async fn not_accepted(error: &io::Error, name: &str, throttle: &LogThrottle) {
     if throttle.may_log() {
         tracing::error!(%error, listener = name, "no connection can be accepted");
     }
-    tokio::time::sleep(NO_ROOM).await;
+    tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
-/// Nagle's algorithm is off: it would hold the small chunks of a stream back until the
-/// client's delayed acknowledgement.
+/// Disables Nagle's algorithm, which would delay the small chunks of a stream until the client's
+/// delayed acknowledgement.
 fn prompt_socket(socket: &TcpStream) {
-    // A socket that is already gone is found out by the next read.
+    // If the socket is already closed, the next read reports it.
     let _gone = socket.set_nodelay(true);
 }

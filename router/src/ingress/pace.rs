@@ -1,8 +1,8 @@
 //! How long bytes may wait until a client reads them.
 //!
-//! A client that reads nothing has gone or attacks; one that reads little for long
-//! makes the router hold an answer for hours. Only the time counts in which bytes wait for the
-//! client: an engine may take any time between two events.
+//! A client that reads nothing has gone or attacks; one that reads very slowly makes the router
+//! hold a reply for hours. Only time in which bytes wait for the client counts: an engine may take
+//! any time between two events.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use tokio::time::Instant;
 
 use splitrail_config::model::Limits;
 
-/// How a client has to take what is sent to it.
+/// The required pace of a client's reading.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taking {
-    /// How long it may take nothing.
+    /// Maximum time in which it may read nothing.
     pub(super) stall: Duration,
-    /// How long it may be slower than `min_bytes_per_s`.
+    /// Maximum time for which it may be slower than `min_bytes_per_s`.
     pub(super) grace: Duration,
-    /// The least pace; 0 is none.
+    /// Minimum pace in bytes per second; 0 for none.
     pub(super) min_bytes_per_s: u64,
 }
 
@@ -31,38 +31,38 @@ impl From<&Limits> for Taking {
     }
 }
 
-/// What is wrong with how a client reads.
+/// Why a client reads too slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slow {
-    /// It takes nothing.
+    /// It reads nothing.
     Stalled,
-    /// It takes too little.
-    Dribbling,
+    /// It reads less than the minimum pace.
+    TooSlow,
 }
 
-/// What waits for a client, as it is seen.
+/// An observation of the bytes that wait for a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     /// Whether anything waits.
     pub(super) waits: bool,
-    /// Bytes that the client has taken up to now.
+    /// Number of bytes that the client has taken so far.
     pub(super) taken_bytes: u64,
-    /// How many share the pace that is asked for: the streams of one connection that wait.
+    /// Number of streams of one connection that wait and share the required pace.
     pub(super) sharers: u32,
 }
 
 /// For how long bytes have waited for a client.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// What had been taken when nothing more was, and when that was.
+    /// The bytes that had been taken when progress stopped, and when that was.
     since: Option<(u64, Instant)>,
-    /// Time that bytes have waited, less what the bytes that were taken pay for.
+    /// Time for which bytes have waited, less the time that the taken bytes allow.
     debt: Duration,
 }
 
 impl Waiting {
-    /// When the client is to be given up if it takes nothing until then, and why. The clock is
-    /// read only where something has changed.
+    /// The time at which the client is given up if it takes nothing until then, and the reason. The
+    /// clock is read only if something has changed.
     pub(super) fn see(
         &mut self,
         seen: Seen,
@@ -86,13 +86,13 @@ impl Waiting {
         };
         self.since?;
         let stalls = (at + taking.stall, Slow::Stalled);
-        let dribbles = (at + taking.grace.saturating_sub(self.debt), Slow::Dribbling);
+        let dribbles = (at + taking.grace.saturating_sub(self.debt), Slow::TooSlow);
         let is_paced = taking.min_bytes_per_s > 0 && dribbles.0 < stalls.0;
         Some(if is_paced { dribbles } else { stalls })
     }
 }
 
-/// The time that bytes may take.
+/// The time that a number of bytes allows.
 fn paid_for(bytes: u64, sharers: u32, min_bytes_per_s: u64) -> Duration {
     if min_bytes_per_s == 0 {
         return Duration::MAX;
@@ -108,8 +108,8 @@ mod tests {
     const S: Duration = Duration::from_secs(1);
     const TAKING: Taking = Taking { stall: Duration::from_secs(30), grace: S, min_bytes_per_s: 10 };
 
-    /// Sees a client that takes so many bytes after each so many seconds, while bytes wait; after
-    /// how many such steps it is given up, and why.
+    /// Observes a client that takes this many bytes at each step of this duration, while bytes
+    /// wait; returns the step at which it is given up, and why.
     fn reads(taking: Taking, sharers: u32, step: (u64, Duration)) -> Option<(u32, Slow)> {
         let start = Instant::now();
         let mut waiting = Waiting::default();
@@ -125,25 +125,25 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_the_grace_and_what_its_bytes_pay_for() {
+    fn a_client_has_the_grace_period_and_time_for_the_bytes_it_has_read() {
         let quick = Taking { grace: 2 * S, ..TAKING };
-        assert_eq!(reads(quick, 1, (11, S)), None, "quick enough for ever");
+        assert_eq!(reads(quick, 1, (11, S)), None, "always quick enough");
         let grace = Taking { grace: 10 * S, ..TAKING };
-        assert_eq!(reads(grace, 1, (5, S)), Some((18, Slow::Dribbling)), "half of each second");
+        assert_eq!(reads(grace, 1, (5, S)), Some((18, Slow::TooSlow)), "half of each second");
         assert_eq!(reads(grace, 2, (5, S)), None, "two share the pace");
         let none = Taking { min_bytes_per_s: 0, ..TAKING };
-        assert_eq!(reads(none, 1, (1, 29 * S)), None, "no pace is asked for");
+        assert_eq!(reads(none, 1, (1, 29 * S)), None, "no minimum pace is configured");
         assert_eq!(reads(none, 1, (1, 30 * S)), Some((0, Slow::Stalled)));
     }
 
     #[test]
-    fn time_in_which_nothing_waits_costs_nothing() {
+    fn time_without_waiting_data_does_not_count() {
         let start = Instant::now();
         let mut waiting = Waiting::default();
         for i in 0..100 {
             let seen = |waits| Seen { waits, taken_bytes: u64::from(i), sharers: 1 };
             let due = waiting.see(seen(true), &TAKING, || start + i * S);
-            assert_eq!(due, Some((start + i * S + S, Slow::Dribbling)));
+            assert_eq!(due, Some((start + i * S + S, Slow::TooSlow)));
             let after = start + i * S + S / 20;
             assert_eq!(
                 waiting

@@ -1,4 +1,4 @@
-//! Replies that several listeners give.
+//! Replies of several listeners.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 
-/// An error as OpenAI's clients understand it.
+/// An error as an OpenAI error object.
 pub fn reply_error(error: Error) -> Response {
     error_in(Dialect::Chunks, error)
 }
 
-/// The one place where an error becomes an HTTP reply.
+/// The only place where an error becomes an HTTP reply.
 pub fn error_in(dialect: Dialect, error: Error) -> Response {
     let mut response = Response::new(Body::from(error.to_body(dialect)));
     *response.status_mut() = error.status();
@@ -29,7 +29,7 @@ pub fn error_in(dialect: Dialect, error: Error) -> Response {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     match error.kind() {
-        // What would be accepted; RFC 9110, section 15.5.16.
+        // The accepted content type; RFC 9110, section 15.5.16.
         Kind::UnsupportedMedia if error.param() == Some("content-type") => {
             headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         }
@@ -45,7 +45,7 @@ pub fn error_in(dialect: Dialect, error: Error) -> Response {
     response
 }
 
-/// In whose words a client expects to be told what is wrong with a path.
+/// The dialect in which a client expects an error about a path.
 pub(super) fn spoken_at(uri: &Uri) -> Dialect {
     match uri.path().starts_with(Endpoint::Messages.path()) {
         true => Dialect::Messages,
@@ -53,12 +53,12 @@ pub(super) fn spoken_at(uri: &Uri) -> Dialect {
     }
 }
 
-/// That the process is alive.
+/// Reports that the process is alive.
 pub async fn health() -> Response {
     json_reply(json!({"status": "ok"}))
 }
 
-/// Whether traffic may come.
+/// Whether the router can take traffic.
 pub async fn ready(State(core): State<Arc<Core>>) -> Response {
     match core.unready() {
         None => json_reply(json!({"status": "ready"})),

@@ -1,9 +1,10 @@
-//! The streams of an HTTP/2 connection: tasks that end with the connection, or when a client does not
-//! read what it asked for.
+//! The streams of an HTTP/2 connection: tasks that end with the connection, or when a client does
+//! not read what it requested.
 //!
 //! A stream whose window the client keeps closed blocks nothing else: no write waits, and the
-//! connection makes progress. Such a stream is recognised by an answer's body that has given a piece and is not
-//! polled for the next. The stream is reset, and the other streams of the connection go on.
+//! connection makes progress. Such a stream is recognised by a reply's body that has yielded a
+//! piece and is not polled for the next. The stream is reset, and the other streams of the
+//! connection continue.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -18,39 +19,39 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::Common;
+use super::connection_activity::ConnectionActivity;
 use super::pace::{Seen, Slow, Taking, Waiting};
-use super::pulse::Pulse;
 
 thread_local! {
     /// The stream whose task is being polled on this thread.
-    static CURRENT: RefCell<Option<Arc<Taken>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Arc<BodyProgress>>> = const { RefCell::new(None) };
 }
 
-/// What the client has taken of what the answer's body gave.
+/// How much of a reply's body the client has taken.
 #[derive(Debug)]
-pub(super) struct Taken {
-    /// Whether it is all.
+pub(super) struct BodyProgress {
+    /// Whether the client has taken everything that was yielded.
     all: AtomicBool,
-    /// Bytes given.
+    /// Number of bytes yielded by the body.
     given_bytes: AtomicU64,
 }
 
-impl Taken {
+impl BodyProgress {
     fn new() -> Arc<Self> {
         Arc::new(Self { all: AtomicBool::new(true), given_bytes: AtomicU64::new(0) })
     }
 
-    /// Of the stream that is being polled, if one is.
+    /// The progress of the stream that is being polled, if there is one.
     pub(super) fn of_this_stream() -> Option<Arc<Self>> {
         CURRENT.with_borrow(Clone::clone)
     }
 
-    /// The body was asked for its next piece: what it gave before was taken.
+    /// Notes that the body was polled for its next piece, so everything before was taken.
     pub(super) fn waits_for_body(&self) {
         self.all.store(true, Relaxed);
     }
 
-    /// The body gave so many bytes, or its end.
+    /// Notes that the body yielded bytes or its end.
     pub(super) fn gave(&self, bytes: usize) {
         self.all.store(false, Relaxed);
         self.given_bytes.fetch_add(bytes as u64, Relaxed);
@@ -61,28 +62,28 @@ impl Taken {
 #[derive(Clone)]
 pub(super) struct Streams {
     tasks: Arc<Mutex<JoinSet<()>>>,
-    terms: Arc<Terms>,
+    settings: Arc<StreamSettings>,
 }
 
 /// What the streams of a connection have in common.
-struct Terms {
+struct StreamSettings {
     taking: Taking,
-    pulse: Arc<Pulse>,
-    /// Streams that were reset, by what was wrong.
+    activity: Arc<ConnectionActivity>,
+    /// Number of reset streams, by reason.
     stalled: IntCounter,
-    dribbling: IntCounter,
+    too_slow: IntCounter,
 }
 
 impl Streams {
-    /// Streams of a connection. Those that are given up are counted.
-    pub(super) fn new(taking: Taking, pulse: Arc<Pulse>, common: &Common) -> Self {
+    /// Runs the streams of a connection. Streams that are reset are counted.
+    pub(super) fn new(taking: Taking, activity: Arc<ConnectionActivity>, common: &Common) -> Self {
         let counter = |reason| common.cut.with_label_values(&[common.listener, reason]);
-        let (stalled, dribbling) = (counter("stream_stall"), counter("stream_pace"));
-        let terms = Arc::new(Terms { taking, pulse, stalled, dribbling });
-        Self { tasks: Arc::default(), terms }
+        let (stalled, too_slow) = (counter("stream_stall"), counter("stream_pace"));
+        let settings = Arc::new(StreamSettings { taking, activity, stalled, too_slow });
+        Self { tasks: Arc::default(), settings }
     }
 
-    /// Ends them all.
+    /// Ends all streams.
     pub(super) fn end(&self) {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
     }
@@ -92,15 +93,17 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     fn execute(&self, stream: F) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
-        tasks.spawn(taken_in_time(stream, Arc::clone(&self.terms)));
+        tasks.spawn(taken_in_time(stream, Arc::clone(&self.settings)));
     }
 }
 
-/// Polls a stream to its end, or drops it: its client then sees a reset.
-async fn taken_in_time(stream: impl Future<Output = ()>, terms: Arc<Terms>) {
+/// Polls a stream to its end, or drops it when its client is too slow: the client then sees a
+/// reset.
+async fn taken_in_time(stream: impl Future<Output = ()>, settings: Arc<StreamSettings>) {
     let mut stream = pin!(stream);
-    let taken = Taken::new();
-    let mut watch = StreamWatch { terms: &terms, waiting: Waiting::default(), is_waiting: false };
+    let taken = BodyProgress::new();
+    let mut watch =
+        StreamWatch { settings: &settings, waiting: Waiting::default(), is_waiting: false };
     let mut timer: Option<Pin<Box<Sleep>>> = None;
     std::future::poll_fn(|context| {
         let outer = CURRENT.replace(Some(Arc::clone(&taken)));
@@ -110,7 +113,7 @@ async fn taken_in_time(stream: impl Future<Output = ()>, terms: Arc<Terms>) {
             return polled;
         }
         loop {
-            // Only a stream that waits has a timer, and only it looks at the clock.
+            // Only a waiting stream has a timer and reads the clock.
             let Some((at, slow)) = watch.look(&taken) else { return Poll::Pending };
             let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(at)));
             if timer.deadline() > at {
@@ -120,7 +123,7 @@ async fn taken_in_time(stream: impl Future<Output = ()>, terms: Arc<Terms>) {
                 return Poll::Pending;
             }
             if Instant::now() >= at {
-                terms.count(slow);
+                settings.count(slow);
                 return Poll::Ready(());
             }
             timer.as_mut().reset(at);
@@ -129,42 +132,42 @@ async fn taken_in_time(stream: impl Future<Output = ()>, terms: Arc<Terms>) {
     .await;
 }
 
-impl Terms {
+impl StreamSettings {
     fn count(&self, slow: Slow) {
         match slow {
             Slow::Stalled => self.stalled.inc(),
-            Slow::Dribbling => self.dribbling.inc(),
+            Slow::TooSlow => self.too_slow.inc(),
         }
     }
 }
 
-/// Sees for how long what a stream gives has waited for its client.
+/// Measures for how long a stream's bytes have waited for the client.
 struct StreamWatch<'a> {
-    terms: &'a Terms,
+    settings: &'a StreamSettings,
     waiting: Waiting,
     is_waiting: bool,
 }
 
 impl StreamWatch<'_> {
-    fn look(&mut self, taken: &Taken) -> Option<(Instant, Slow)> {
+    fn look(&mut self, taken: &BodyProgress) -> Option<(Instant, Slow)> {
         let waits = !taken.all.load(Relaxed);
         if std::mem::replace(&mut self.is_waiting, waits) != waits {
             match waits {
-                true => self.terms.pulse.stream_waits(),
-                false => self.terms.pulse.stream_goes_on(),
+                true => self.settings.activity.stream_waits(),
+                false => self.settings.activity.stream_goes_on(),
             }
         }
         let taken_bytes = taken.given_bytes.load(Relaxed);
-        // The streams of a slow connection share what it takes.
-        let seen = Seen { waits, taken_bytes, sharers: self.terms.pulse.waiting_streams() };
-        self.waiting.see(seen, &self.terms.taking, Instant::now)
+        // The streams of a slow connection share the required pace.
+        let seen = Seen { waits, taken_bytes, sharers: self.settings.activity.waiting_streams() };
+        self.waiting.see(seen, &self.settings.taking, Instant::now)
     }
 }
 
 impl Drop for StreamWatch<'_> {
     fn drop(&mut self) {
         if self.is_waiting {
-            self.terms.pulse.stream_goes_on();
+            self.settings.activity.stream_goes_on();
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Checks the bytes of a client before the HTTP library reads them.
 //!
-//! The library reads HTTP leniently in places: it prefers `Transfer-Encoding` to
-//! `Content-Length`, accepts bare line feeds, and answers any number of pings. A proxy
-//! before this router may read the same bytes differently. So ambiguous bytes are refused, and frames
-//! without content have a budget. Bytes that pass are canonical: every parser reads them the same.
+//! The library is lenient in places: it prefers `Transfer-Encoding` to `Content-Length`, accepts
+//! bare line feeds, and answers any number of pings. A proxy in front of this router may parse the
+//! same bytes differently. So ambiguous bytes are refused, and frames without content have a
+//! budget. Bytes that pass are canonical: every parser reads them in the same way.
 
 use std::time::Instant;
 
@@ -13,48 +13,48 @@ mod h2;
 use h1::Heads;
 use h2::Frames;
 
-/// What an HTTP/2 client says first; RFC 9113, section 3.4.
+/// The first bytes of an HTTP/2 client; RFC 9113, section 3.4.
 pub(super) const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Why a connection's bytes do not pass.
+/// Why a connection's bytes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Offence {
-    /// They can be read in more than one way.
+    /// The bytes are ambiguous.
     Framing,
-    /// There is too much of what costs work and carries nothing.
+    /// There are too many frames that cost work and carry nothing.
     Flood,
 }
 
-/// What does not pass.
+/// A refusal of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
-    /// How many of the bytes that were shown may still be read: they end before the message
-    /// or frame at fault.
+    /// Number of the given bytes that may still be read: they end before the message or frame with
+    /// the fault.
     pub(super) good_bytes: usize,
     /// Why.
     pub(super) offence: Offence,
 }
 
-/// Where a connection is, as far as its bytes tell.
+/// The position of a connection's bytes within its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Position {
     /// Between messages.
     Between,
     /// In a request's head.
     Head,
-    /// In a request's body, or in an HTTP/2 frame that is none.
+    /// In a request's body, or in an HTTP/2 frame other than a header block.
     Body,
 }
 
-/// The bytes of one connection, up to now.
+/// The checked bytes of one connection.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct WireCheck {
     reader: Reader,
-    /// Heads that have begun: tells one from the next.
+    /// Number of heads that have begun; distinguishes one from the next.
     heads: u32,
 }
 
-/// What a client speaks.
+/// The protocol of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Http1,
@@ -63,22 +63,22 @@ pub(super) enum Protocol {
 
 #[derive(Debug)]
 enum Reader {
-    /// So many bytes of the preface have come, and nothing else.
+    /// Only this many bytes of the preface have arrived.
     Unknown(usize),
     One(Heads),
     Two(Box<Frames>),
 }
 
-impl Wire {
-    /// A new connection.
+impl WireCheck {
+    /// The state of a new connection.
     pub(super) fn new() -> Self {
         Self { reader: Reader::Unknown(0), heads: 0 }
     }
 
-    /// Looks at the next bytes.
+    /// Checks the next bytes.
     ///
     /// # Errors
-    /// If not all of them pass; then nothing that follows may be read.
+    /// Not all of them pass; the following ones must not be read.
     pub(super) fn feed(&mut self, bytes: &[u8], now: impl Fn() -> Instant) -> Result<(), Refusal> {
         let mut rest = bytes;
         if let Reader::Unknown(seen) = self.reader {
@@ -91,7 +91,7 @@ impl Wire {
                 self.reader = Reader::Unknown(seen + same);
                 return Ok(());
             } else {
-                // What looked like the preface was the beginning of a first line.
+                // The bytes that looked like the preface were the start of a first line.
                 let mut heads = Heads::default();
                 let first = heads.feed(&PREFACE[..seen + same], &mut self.heads);
                 self.reader = Reader::One(heads);
@@ -110,19 +110,19 @@ impl Wire {
         })
     }
 
-    /// Bytes that the HTTP library is certain to refuse, each protocol in its own words: a
-    /// 400, or a GOAWAY.
+    /// Bytes that the HTTP library certainly refuses, in the way of each protocol: with a 400, or
+    /// with a GOAWAY.
     pub(super) fn poison(&self) -> &'static [u8] {
         match &self.reader {
-            // No method, header, size or line has a NUL; and what seems to be no end is not
-            // looked at.
+            // No method, header, size or line contains a NUL. The empty line makes the library
+            // parse what it has.
             Reader::Unknown(_) | Reader::One(_) => b"\0\r\n\r\n",
             // DATA on stream 0 is a connection error; RFC 9113, section 6.1.
             Reader::Two(_) => &[0; 9],
         }
     }
 
-    /// What the client speaks, once that is known.
+    /// The protocol of the client, once it is known.
     pub(super) fn protocol(&self) -> Option<Protocol> {
         match &self.reader {
             Reader::Unknown(_) => None,
@@ -131,7 +131,7 @@ impl Wire {
         }
     }
 
-    /// Where it is.
+    /// The current position.
     pub(super) fn position(&self) -> Position {
         match &self.reader {
             Reader::Unknown(_) => Position::Head,
@@ -140,7 +140,7 @@ impl Wire {
         }
     }
 
-    /// Heads that have begun, modulo 2^32.
+    /// Number of heads that have begun, modulo 2^32.
     pub(super) fn heads(&self) -> u32 {
         self.heads
     }
@@ -152,9 +152,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preface_is_known_however_it_is_cut() {
+    fn an_http2_preface_is_recognized_in_any_pieces() {
         for cut in 0..PREFACE.len() {
-            let mut wire = Wire::new();
+            let mut wire = WireCheck::new();
             wire.feed(&PREFACE[..cut], Instant::now).unwrap();
             assert_eq!(wire.position(), Position::Head, "{cut}");
             wire.feed(&PREFACE[cut..], Instant::now).unwrap();
@@ -164,15 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_like_the_preface_may_be_a_request() {
+    fn an_http1_request_may_begin_like_the_http2_preface() {
         for cut in 0..5 {
-            let mut wire = Wire::new();
+            let mut wire = WireCheck::new();
             let request = b"PRINT / HTTP/1.1\r\nhost: x\r\n\r\n";
             wire.feed(&request[..cut], Instant::now).unwrap();
             wire.feed(&request[cut..], Instant::now).unwrap();
             assert_eq!((wire.position(), wire.heads()), (Position::Between, 1), "{cut}");
         }
-        let mut wire = Wire::new();
+        let mut wire = WireCheck::new();
         let refused = wire.feed(b"PRI * HTTP/2.0\n\n", Instant::now).unwrap_err();
         assert_eq!(refused, Refusal { good_bytes: 0, offence: Offence::Framing });
     }

@@ -1,4 +1,4 @@
-//! The differences between two configurations, as operators read them.
+//! The differences between two configurations, for operators.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,14 +8,15 @@ use serde_json::{Map, Value};
 
 use splitrail_config::Config;
 
-/// One value that is another now. Secrets are references in a configuration, never values.
+/// A changed value. Secrets are references in a configuration, never values.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change {
-    /// Where: models and workers go by their names, as in `models[sim].workers[w0].url`.
+    /// The path of the value; models and workers are identified by name, as in
+    /// `models[sim].workers[w0].url`.
     pub path: String,
-    /// What it was; null where there was none.
+    /// The old value; null if there was none.
     pub old: Value,
-    /// What it is; null where there is none.
+    /// The new value; null if there is none.
     pub new: Value,
 }
 
@@ -26,15 +27,14 @@ impl fmt::Display for Change {
     }
 }
 
-/// Everything that differs, in the order of paths.
+/// All differences, sorted by path.
 pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
     let mut found = Vec::new();
     compare(String::new(), &by_name(old), &by_name(new), &mut found);
     found
 }
 
-/// The configuration with its models and workers by name: to list them in another order
-/// changes nothing.
+/// The configuration with its models and workers by name: their order in the file does not matter.
 fn by_name(config: &Config) -> Value {
     let mut whole = serde_json::to_value(config).unwrap_or_default();
     let models = whole["models"].take();
@@ -89,7 +89,7 @@ models:
 ";
 
     #[test]
-    fn what_differs_is_named_by_model_and_worker() {
+    fn differences_are_named_by_model_and_worker() {
         let after = BEFORE
             .replace("flow: aggregated\n", "flow: aggregated\n    policy: { kind: random }\n")
             .replace("http://a:2", "http://a:3")
@@ -105,7 +105,7 @@ models:
     }
 
     #[test]
-    fn the_order_of_models_and_workers_is_no_difference() {
+    fn another_order_of_models_and_workers_is_not_a_difference() {
         let (first, second) = BEFORE.split_at(BEFORE.find("  - { name: b").unwrap());
         let (head, first) = first.split_at(first.find("  - name: a").unwrap());
         let turned = format!("{head}{second}{first}");

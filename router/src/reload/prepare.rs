@@ -14,15 +14,15 @@ use splitrail_fleet::models::ModelError;
 /// Why a reload has changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// The file has mistakes, or changes what cannot change while the router runs.
+    /// The file has mistakes, or changes keys that cannot change while the router runs.
     #[error("the configuration has {count} problem(s)")]
     Problems {
-        /// The first ones, sorted by place.
+        /// The first problems, sorted by place.
         listed: Vec<Problem>,
-        /// How many there are.
+        /// Number of problems.
         count: usize,
     },
-    /// A worker cannot be let in.
+    /// A worker cannot be added.
     #[error("{0}")]
     Fleet(ClaimError),
     /// The router was not started from a file.
@@ -31,16 +31,16 @@ pub enum Refused {
     /// The router drains.
     #[error("the router is draining")]
     Draining,
-    /// As many as may are waiting already.
+    /// The maximum number of reloads is waiting.
     #[error("other reloads are waiting already")]
     Busy,
-    /// A defect.
+    /// A defect of the router.
     #[error("a defect: {0}")]
     Defect(String),
 }
 
 impl Refused {
-    /// What is wrong with the file, where that is why.
+    /// The problems of the file, if they are the reason.
     pub fn problems(&self) -> &[Problem] {
         match self {
             Self::Problems { listed, .. } => listed,
@@ -60,7 +60,7 @@ impl From<Problems> for Refused {
     }
 }
 
-/// Keys that are acted on once, at the start. All below them is meant as well.
+/// Keys that are used only at the start, with everything below them.
 const FIXED: [&[&str]; 9] = [
     &["listen"],
     &["hash_seed"],
@@ -73,8 +73,7 @@ const FIXED: [&[&str]; 9] = [
     &["limits", "in_flight_max"],
 ];
 
-/// What is to be served according to a file, in place of what is served now, which stays as it
-/// is.
+/// Builds what a file configures, in place of the current state, which is not changed.
 pub(super) fn prepare(
     file: &Path,
     core: &Core,
@@ -101,7 +100,7 @@ pub(super) fn prepare(
     Ok((serving, report))
 }
 
-/// Where in the file it says what could not be had.
+/// The place in the file of the resource that is not available.
 fn located(error: &ModelError, source: &Source, models: &[String]) -> Refused {
     let (model, keys, hint): (&String, &[&str], &str) = match error {
         ModelError::Secret { model, .. } => {

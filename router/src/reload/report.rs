@@ -6,17 +6,17 @@ use super::diff::Change;
 use splitrail_config::Problem;
 use splitrail_fleet::Serving;
 
-/// What a reload has changed.
+/// The changes of a reload.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Every value that is another now.
+    /// Every changed value.
     pub changes: Vec<Change>,
-    /// Places whose value stayed while what it refers to is another now: a credential, the
-    /// files of a tokenizer.
+    /// Paths whose value stayed the same while its target has changed: a credential, or the files
+    /// of a tokenizer.
     pub renewed: Vec<String>,
-    /// Allowed, but perhaps not meant.
+    /// Settings that are allowed but perhaps not intended.
     pub warnings: Vec<Problem>,
-    /// The number of the configuration that runs now, as in the metrics.
+    /// The digest of the running configuration, as in the metrics.
     pub config_digest: u64,
 }
 
@@ -38,17 +38,17 @@ impl Report {
                 renewed.push(format!("models[{name}].tokenizer"));
             }
         }
-        // A new reference is a change already.
+        // A new reference is already listed as a change.
         renewed.retain(|place| !changes.iter().any(|change| change.path.starts_with(place)));
         Self { changes, renewed, warnings, config_digest: after.config.digest() }
     }
 
-    /// Whether nothing is another than before.
+    /// Whether nothing has changed.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.renewed.is_empty()
     }
 
-    /// The report for machines.
+    /// The report as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "result": if self.is_empty() { "unchanged" } else { "changed" },
@@ -60,14 +60,14 @@ impl Report {
         })
     }
 
-    /// Which workers of the file came, left or are described otherwise.
+    /// The workers of the file that were added, removed or redefined.
     fn workers(&self) -> Value {
         let [mut added, mut removed, mut changed] = [const { Vec::new() }; 3];
         for change in &self.changes {
             let Some((model, rest)) = change.path.split_once("].workers[") else {
                 let Some(model) = change.path.strip_prefix("models[") else { continue };
                 let Some(model) = model.strip_suffix(']') else { continue };
-                // A model comes or goes as a whole.
+                // A model that is added or removed has all its workers.
                 for (value, to) in [(&change.old, &mut removed), (&change.new, &mut added)] {
                     let workers = value["workers"].as_object().into_iter().flatten();
                     to.extend(
@@ -92,7 +92,7 @@ impl Report {
     }
 }
 
-/// A problem for machines.
+/// A problem as JSON.
 pub fn problem_json(problem: &Problem) -> Value {
     let Problem { file, line, column, message, hint } = problem;
     json!({"file": file, "line": line, "column": column, "message": message, "hint": hint})

@@ -1,4 +1,5 @@
-//! Explains the placement of a request for operators on either listener: counts, hashes and names.
+//! Explains the placement of a request for operators on either listener, in counts, hashes and
+//! names.
 
 use std::sync::Arc;
 
@@ -12,10 +13,10 @@ use splitrail_flow::explain::explain;
 use splitrail_flow::prepare::{Payload, prepare};
 use splitrail_ledger::decisions::Decision;
 
-/// What would become of a request. Nothing is sent, booked or counted.
+/// What would be decided for a request. Nothing is sent, booked or counted.
 ///
 /// # Errors
-/// Those with which the front door would refuse it.
+/// Those of the front door.
 pub async fn dry_run(
     core: &Arc<Core>,
     endpoint: Endpoint,
@@ -27,7 +28,7 @@ pub async fn dry_run(
     Ok(json!({ "dry_run": true, "explanation": explanation }))
 }
 
-/// What was decided for a request that was served lately; `None` if no decision of it is kept.
+/// The decisions for a recently served request; `None` if none of them is kept.
 pub fn past(core: &Core, request_id: &str) -> Option<Value> {
     let mut decisions = core.decisions.newest(Some(request_id), usize::MAX);
     decisions.sort_by_key(|decision| decision.prompt_index);
@@ -46,7 +47,7 @@ pub fn past(core: &Core, request_id: &str) -> Option<Value> {
     (!explained.is_empty()).then(|| json!({ "dry_run": false, "decisions": explained }))
 }
 
-/// The message for a request of which no decision is kept.
+/// The message for a request without kept decisions.
 pub fn not_kept(core: &Core, request_id: &str) -> String {
     let kept = core.serving().limits.decisions_kept;
     format!(
@@ -54,7 +55,7 @@ pub fn not_kept(core: &Core, request_id: &str) -> String {
     )
 }
 
-/// Who was chosen for each leg, who would have been next, and by how much.
+/// The chosen worker of each leg, the second best, and the difference of their costs.
 fn choices(decision: &Decision) -> Vec<Value> {
     let chosen = decision.candidates.iter().filter(|candidate| candidate.chosen);
     chosen

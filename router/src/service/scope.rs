@@ -1,4 +1,4 @@
-//! What a request holds from its arrival to its end.
+//! Everything that a request holds from its arrival to its end.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -28,23 +28,24 @@ use splitrail_ledger::record::Ended;
 use splitrail_ledger::recorder::{Prompt, Times};
 use splitrail_telemetry::clock::unix_ms;
 
-/// Room in the router, its entry among the live ones, its place in the metrics and
-/// its records: dropping it frees and closes them all, on whatever path.
+/// The request's places, its entry among the live requests, its metrics and its records: dropping
+/// the scope frees and closes them on every path.
 pub struct Scope {
     core: Arc<Core>,
     endpoint: &'static str,
     arrived: Instant,
-    /// Room in the router: once the request is whole, and once its units are known.
+    /// The places: one once the body is complete, and further ones once the number of units is
+    /// known.
     permits: [Option<Share>; 2],
-    /// Whose room it takes.
+    /// The client to which the places are charged.
     client: Option<ShareKey>,
-    /// Its body's room, until its end: further attempts need it.
+    /// The charge for the body, until the end, because further attempts need the body.
     body: Option<Charge>,
-    /// What was made of it.
+    /// The charge for what was prepared from the body.
     prepared: Option<Charge>,
-    /// When its answer began.
+    /// When the reply began.
     begun: Option<Instant>,
-    /// Once the model is known.
+    /// Set once the model is known.
     placed: Option<Placed>,
     ended: bool,
 }
@@ -55,9 +56,9 @@ struct Placed {
     number: u64,
     request_id: Name,
     decisions: Vec<DecisionHandle>,
-    /// What is needed to write the request down, if it is to be.
+    /// What is needed to record the request, if it is recorded.
     recorded: Option<Recorded>,
-    /// Its prompts, where losses of cache hits are watched.
+    /// Its prompts, if losses of cache hits are monitored.
     followed: Vec<Followed>,
 }
 
@@ -69,7 +70,7 @@ struct Recorded {
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 impl Scope {
-    /// A request has begun to arrive.
+    /// Opens the scope of a request that has begun to arrive.
     pub fn open(
         core: &Arc<Core>,
         endpoint: Endpoint,
@@ -90,20 +91,20 @@ impl Scope {
         }
     }
 
-    /// The request is whole: it takes its room in the router.
+    /// Takes a place, when the body is complete.
     ///
     /// # Errors
-    /// If there is none left.
+    /// No place is free.
     pub(super) fn admit(&mut self) -> Result<(), Error> {
         self.permits[0] = Some(self.core.admit(self.client, 1)?);
         Ok(())
     }
 
-    /// The request has so many units, each of which is served as a request of its own: all but
-    /// the first take room as such.
+    /// Takes further places for a request of several units, each of which is served like a request
+    /// of its own; the first unit has the request's place.
     ///
     /// # Errors
-    /// If there is none left; a 400 if there can never be so much.
+    /// No places are free; a 400 if there are never enough places.
     pub(super) fn admit_units(&mut self, units: usize) -> Result<(), Error> {
         let max = self.core.in_flight.places();
         if units > max {
@@ -119,17 +120,17 @@ impl Scope {
         Ok(())
     }
 
-    /// Keeps the memory that the request's body takes.
+    /// Holds the charge for the request's body.
     pub fn hold(&mut self, body: Charge) {
         self.body = Some(body);
     }
 
-    /// Keeps the memory that was made of the body.
+    /// Holds the charge for what was prepared from the body.
     pub(super) fn hold_prepared(&mut self, prepared: Charge) {
         self.prepared = Some(prepared);
     }
 
-    /// The model is known, and a record of each prompt is begun.
+    /// Begins a record of each prompt, when the model is known.
     pub(super) fn place(
         &mut self,
         context: &Arc<Context>,
@@ -137,11 +138,11 @@ impl Scope {
         (units, decisions): (&[Unit], Vec<DecisionHandle>),
     ) {
         let losses = &context.served.pool.losses;
-        // A prompt of unknown tokens has no blocks, and further samples are no further prompts.
+        // A prompt of unknown tokens has no blocks, and further samples share the prompt.
         let counts = |unit: &Unit| unit.unknown.is_none() && !unit.further_sample;
         let watched = units.iter().all(counts);
         let came = |unit: &Unit| losses.came(&unit.hashes).filter(|_| watched);
-        // What generates nothing is nothing to replay.
+        // A request that generates nothing cannot be replayed.
         let takes = context.endpoint.generates() && self.core.books.recorder.takes_one();
         let recorded = takes.then(|| {
             let block_size = context.served.pool.block_size();
@@ -170,12 +171,12 @@ impl Scope {
         });
     }
 
-    /// When it arrived, and on whose account: 0 where clients are not told apart.
+    /// When the request arrived, and the client's number; 0 if clients are not distinguished.
     pub(super) fn origin(&self) -> (Instant, u64) {
         (self.arrived, self.client.map_or(0, ShareKey::number))
     }
 
-    /// The answer has begun.
+    /// Notes that the reply has begun.
     pub(super) fn begun(&mut self) {
         let now = Instant::now();
         self.begun = Some(now);
@@ -187,20 +188,20 @@ impl Scope {
         }
     }
 
-    /// Ties the scope to a stream: it ends when the stream does.
+    /// Ties the scope to a stream, so that it ends with the stream.
     pub(super) fn guard(self, events: Events) -> Events {
-        // Asked for once: each asking takes a lock that all requests share.
-        let cut = Box::pin(self.core.cut.token().clone().cancelled_owned());
-        Box::pin(Guarded { scope: Some(self), events, cut })
+        // Requested once, because each request takes a shared lock.
+        let cut = Box::pin(self.core.abort.token().clone().cancelled_owned());
+        Box::pin(ScopedEvents { scope: Some(self), events, cut })
     }
 
-    /// The request has ended with its answer's beginning, which was all of it.
+    /// Notes that the request has ended at the beginning of its reply, which was complete.
     pub(super) fn end_whole(&mut self, outcome: &'static str) {
         let now = self.begun.unwrap_or_else(Instant::now);
         self.end_at(now, outcome);
     }
 
-    /// The request has ended; a second call changes nothing.
+    /// Notes that the request has ended; further calls have no effect.
     pub fn end(&mut self, outcome: &'static str) {
         if !self.ended {
             self.end_at(Instant::now(), outcome);
@@ -244,7 +245,7 @@ impl Scope {
         }
     }
 
-    /// Writes the request's decisions down, if it is one of those that are.
+    /// Records the request's decisions, if the request is one of those that are recorded.
     fn write_down(&self, placed: &Placed, arrived_unix_ms: u64, seconds: f64) {
         let Some(Recorded { context, prompts }) = &placed.recorded else { return };
         let times = Times {
@@ -260,7 +261,7 @@ impl Scope {
         }
     }
 
-    /// Model and flow: the one executed, where a decision has come that far.
+    /// Model and flow; the flow that was executed, if a decision has been made.
     fn labels(&self) -> (&str, &'static str) {
         let Some(placed) = &self.placed else { return ("none", "none") };
         let executed = placed.decisions.first().map(|first| first.with(|decision| decision.flow));
@@ -268,14 +269,14 @@ impl Scope {
     }
 }
 
-/// A stream with the scope of its request, until it has ended.
-struct Guarded {
+/// A stream that holds its request's scope until it ends.
+struct ScopedEvents {
     scope: Option<Scope>,
     events: Events,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-impl Stream for Guarded {
+impl Stream for ScopedEvents {
     type Item = Result<Bytes, Error>;
 
     fn poll_next(

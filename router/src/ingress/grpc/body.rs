@@ -12,7 +12,7 @@ use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Limits;
 use splitrail_flow::prepare::{Made, Payload, is_harmless};
 
-/// Members that the message has a place for.
+/// Members for which the message has fields of its own.
 const OWN_FIELDS: [&str; 19] = [
     "model",
     "prompt",
@@ -35,17 +35,18 @@ const OWN_FIELDS: [&str; 19] = [
     "frequency_penalty",
 ];
 
-/// Members whose answers have no place in this door's replies.
+/// Members whose results have no place in gRPC replies.
 const NO_PLACE: [&str; 6] =
     ["logprobs", "top_logprobs", "prompt_logprobs", "tools", "functions", "echo"];
 
-/// What makes a request's body, and how much work that is, of the request and as it was encoded.
+/// The conversion of a request to a body, with an estimate of its work from the request and its
+/// encoding.
 pub(super) fn payload(request: v1::GenerateRequest, encoded: &[u8]) -> Payload {
     let bytes = encoded.len();
     let parts = match &request.prompt {
         Some(Prompt::Chat(chat)) => chat.messages.len(),
         Some(Prompt::Text(_)) | None => 1,
-        // Numbers are no words.
+        // Numbers cannot be counted as words.
         Some(Prompt::TokenIds(_)) => usize::MAX,
     };
     let is_harmless = is_harmless(encoded, parts) && request.extra_body_json.is_empty();
@@ -56,11 +57,11 @@ pub(super) fn payload(request: v1::GenerateRequest, encoded: &[u8]) -> Payload {
     }
 }
 
-/// The body of a request of so many bytes, for chat if its prompt is one; always streamed,
-/// always with usage. It is written once, and never parsed.
+/// Builds the body of a request of `bytes` encoded bytes, for chat if its prompt is a chat; always
+/// streamed and always with usage. The body is written once and never parsed.
 ///
 /// # Errors
-/// A request that cannot be served as written.
+/// The request cannot be served as written.
 fn body_of(request: v1::GenerateRequest, bytes: usize, limits: &Limits) -> Result<Made, Error> {
     const OF_ITS_OWN: usize = 512;
     let mut body = Builder::with_capacity(bytes + OF_ITS_OWN);
@@ -88,7 +89,7 @@ fn body_of(request: v1::GenerateRequest, bytes: usize, limits: &Limits) -> Resul
         body.put_text("cache_salt", salt);
     }
     if let Some(threshold) = request.cache_hit_threshold {
-        // What is no JSON number is no threshold either.
+        // A value that is not a JSON number is not a threshold.
         body.put("cache_hit_threshold", check_threshold(threshold)?);
     }
     sampling(&mut body, &request.sampling.unwrap_or_default(), endpoint)?;
@@ -97,17 +98,17 @@ fn body_of(request: v1::GenerateRequest, bytes: usize, limits: &Limits) -> Resul
     Ok(Made { body: body.build(), prompt })
 }
 
-/// What the message has no place for, as it was written. It is the one part that is checked.
+/// Adds the members of `extra_body_json` unchanged. Only this part is checked.
 fn further(body: &mut Builder, extra: &str, limits: &Limits) -> Result<(), Error> {
     let text = Bytes::copy_from_slice(extra.as_bytes());
-    // A table of this bound is no more than the message was charged for.
+    // A table of this size is not larger than the message's charge.
     let extra = JsonObject::parse_strictly(text, limits.object_members_max, |_| Ok(()))?;
     if let Some((key, _)) = extra.members().find(|(key, _)| OWN_FIELDS.contains(key)) {
         let message = format!("`{key}` has a place of its own; it cannot be in extra_body_json");
         return Err(Error::invalid("extra_body_json", message));
     }
     if let Some((key, _)) = extra.members().find(|(key, _)| NO_PLACE.contains(key)) {
-        let message = format!("what `{key}` asks for has no place in gRPC replies; use HTTP");
+        let message = format!("the result of `{key}` has no place in gRPC replies; use HTTP");
         return Err(Error::invalid("extra_body_json", message));
     }
     for (key, raw) in extra.members() {
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_with_a_place_of_their_own_are_refused_elsewhere() {
+    fn extra_body_json_must_not_repeat_fields_of_the_message() {
         let request = v1::GenerateRequest {
             prompt: Some(Prompt::Text("x".into())),
             extra_body_json: r#"{"stream":false}"#.into(),

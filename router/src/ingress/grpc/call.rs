@@ -1,4 +1,4 @@
-//! One call of `FrontDoorService`, from its message to its answer.
+//! One call of `FrontDoorService`, from its message to its reply.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -15,10 +15,10 @@ use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
 use tonic::Status;
 
-use super::super::arriving::Arriving;
+use super::super::connection_service::Outgoing;
 use super::super::context::{Identity, trace_context};
-use super::super::door::Outgoing;
 use super::super::http::{X_REMOVED_FIELDS, log_failure};
+use super::super::request_body::BoundedBody;
 use super::Method;
 use super::body::payload;
 use super::decode::{decode, discard};
@@ -37,10 +37,10 @@ use splitrail_api::steering::Steering;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// A message's framing, and room for the trailers of others.
+/// Size in bytes of a message's framing, and of the trailers of other clients' calls.
 const FRAMING_BYTES: usize = 64 << 10;
 
-/// Answers a call.
+/// Serves a call.
 pub(in super::super) async fn answer<B>(
     core: Arc<Core>,
     method: Method,
@@ -85,17 +85,18 @@ where
     }
 }
 
-/// An answer, and the fields of `extra_body_json` that engines were not sent.
+/// A reply, and the fields of `extra_body_json` that were not sent to engines.
 pub(super) type Answered = (Body, Option<String>);
 
-/// A call whose message is there.
+/// A call whose message has been received.
 pub(super) struct Received {
     pub(super) message: Bytes,
     pub(super) held: Charge,
     client: Option<ShareKey>,
 }
 
-/// A call that would find no room is refused at once, before its message is waited for.
+/// Receives the message of a call. A call for which no place is free is refused immediately, before
+/// its message is awaited.
 pub(super) async fn received<B>(
     core: &Arc<Core>,
     peer: SocketAddr,
@@ -107,13 +108,13 @@ where
     let serving = core.serving();
     let limits = &serving.limits;
     let client = core.admission.key(&limits.fair_by, peer.ip(), request.headers());
-    core.look_for_room(client).map_err(|error| {
+    core.check_free_places(client).map_err(|error| {
         let labels = ["none", "none", "none", error.outcome()];
         core.metrics.requests.with_label_values(&labels).inc();
         error.to_grpc()
     })?;
     check_encoding(request.headers())?;
-    let body = Arriving::new(request.into_body(), core, limits, FRAMING_BYTES);
+    let body = BoundedBody::new(request.into_body(), core, limits, FRAMING_BYTES);
     let (message, held) = receive(body, limits.body_max_bytes).await?;
     Ok(Received { message, held, client })
 }
@@ -154,14 +155,14 @@ where
         request_id: request_id.clone(),
         traceparent,
         usage_detail: false,
-        // Its answers are streams.
+        // Replies of this method are streams.
         room: None,
     };
     drop(encoded);
     let reply = serve(core, call, scope).await.map_err(|error| status(&request_id, &error))?;
     let decision = reply.route.0.into_iter().next().unwrap_or_default();
     let ReplyBody::Events(events) = reply.body else {
-        let error = Error::new(Kind::Internal, "a stream was asked for");
+        let error = Error::new(Kind::Internal, "the reply is not a stream");
         return Err(status(&request_id, &error));
     };
     let answer = Answer::new(events, request_id, decision, is_chat, deadline);
@@ -188,7 +189,7 @@ where
     Ok(whole(&v1::ListModelsResponse { models: models.collect() }))
 }
 
-/// The answer of a call that is answered by one message.
+/// The reply of a call with one message.
 pub(super) fn whole(message: &impl Message) -> Answered {
     let mut out = BytesMut::new();
     put(&mut out, message);
@@ -196,7 +197,7 @@ pub(super) fn whole(message: &impl Message) -> Answered {
     (Body::new(Full::new(out.freeze()).with_trailers(trailers)), None)
 }
 
-/// The one place where an error becomes a gRPC status.
+/// The only place where an error becomes a gRPC status.
 pub(super) fn status(request_id: &str, error: &Error) -> Status {
     log_failure(request_id, error);
     let mut status = error.to_grpc();

@@ -1,4 +1,4 @@
-//! Decodes messages; those that are large, or become large, on the blocking pool.
+//! Decodes messages; those that are or become large, on the blocking pool.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use tonic::Status;
 use crate::core::Core;
 use splitrail_api::memory_budget::Charge;
 
-/// Messages up to this length may be decoded on the reactor.
+/// Maximum encoded length in bytes of messages that may be decoded on the reactor.
 const INLINE_MAX_BYTES: usize = 96 << 10;
 
-/// The most that a message decoded on the reactor becomes: five thousand messages of a chat, or
-/// a hundred thousand token ids, which take less than a millisecond.
+/// Maximum decoded size in bytes of messages that are decoded on the reactor: five thousand
+/// messages of a chat, or a hundred thousand token ids, which take less than a millisecond.
 const INLINE_MAX_DECODED_BYTES: usize = 1 << 20;
 
-/// Decodes a message, and charges it for what it becomes before that, which `weigh` says.
+/// Decodes a message; before that, charges the memory that it will need, as computed by `weigh`.
 ///
 /// # Errors
-/// `INTERNAL` for bytes that are no message, `UNAVAILABLE` if there is no room for what they
-/// become.
+/// `INTERNAL` for bytes that are not a message, `UNAVAILABLE` if there is no memory for the decoded
+/// message.
 pub(super) async fn decode<M: Message + Default + 'static>(
     core: &Arc<Core>,
     encoded: Bytes,
@@ -50,9 +50,9 @@ fn charge_and_decode<M: Message + Default>(
     Ok((message, held))
 }
 
-/// Frees a message that is not going to be served: many small parts take as long to free as to
-/// decode.
+/// Frees a message that will not be served: freeing many small parts takes as long as decoding
+/// them.
 pub(super) async fn discard<M: Send + 'static>(core: &Core, length: usize, message: M) {
-    // A router that stops frees it here.
+    // If the router is stopping, the message is freed here.
     let _stopping = core.preparer.run_off_reactor(length, move || drop(message)).await;
 }

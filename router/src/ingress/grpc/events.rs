@@ -1,4 +1,4 @@
-//! Writes the events of an answer to the client as gRPC messages.
+//! Writes the events of a reply to the client as gRPC messages.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,36 +22,36 @@ use splitrail_flow::reply::dialect::read;
 use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::decisions::DecisionHandle;
 
-/// What is at hand goes out once it is so much, whatever else there is.
+/// Number of bytes from which on pending messages are sent without waiting for further ones.
 const FRAME_BYTES: usize = 32 << 10;
-/// Room for some messages; what is freed of it serves again.
+/// Initial capacity in bytes for messages; freed parts of the buffer are reused.
 const ROOM_BYTES: usize = 1 << 10;
 
-/// The body of an answer: all messages that are there in one frame, and the status as trailers.
+/// The body of a reply: pending messages go out in one frame, and the status in trailers.
 pub(super) struct Answer {
     events: Events,
     request_id: Name,
     decision: DecisionHandle,
     is_chat: bool,
-    /// What is not sent yet.
+    /// Bytes that have not been sent yet.
     out: BytesMut,
     end: End,
     /// Fires at the call's deadline, if it has one.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-/// How far an answer has come.
+/// The progress of a reply.
 enum End {
-    /// There may be events.
+    /// There may be further events.
     Open,
-    /// There are none, and this is to be said.
+    /// There are no further events, and these trailers must be sent.
     Known(HeaderMap),
-    /// All was said.
+    /// Everything was sent.
     Told,
 }
 
 impl Answer {
-    /// An answer that has begun.
+    /// A reply that has begun.
     pub(super) fn new(
         events: Events,
         request_id: Name,
@@ -74,7 +74,7 @@ impl Answer {
         Self { events, request_id, decision, is_chat, out, end: End::Open, deadline }
     }
 
-    /// Takes the next event in.
+    /// Handles the next event.
     fn take(&mut self, event: Option<Result<Bytes, Error>>) {
         let failed = match event {
             None => return self.end = End::Known(succeeded()),
@@ -91,11 +91,11 @@ impl Answer {
     }
 }
 
-/// A status as it stands at the end of an answer.
+/// A status as trailers.
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(3);
     if status.add_header(&mut trailers).is_err() {
-        // A message that no header can carry: the code is what counts.
+        // The message cannot be part of a header; the code is what matters.
         trailers.insert(Status::GRPC_STATUS, (status.code() as i32).into());
     }
     trailers
@@ -114,7 +114,7 @@ impl Body for Answer {
             && let Some(deadline) = &mut this.deadline
             && deadline.as_mut().poll(context).is_ready()
         {
-            // The legs end with their events.
+            // Dropping the events ends the legs.
             this.events = Box::pin(futures_util::stream::empty());
             this.end = End::Known(trailers(&Deadline::status()));
         }
@@ -139,7 +139,7 @@ impl Body for Answer {
     }
 }
 
-/// What this door reads of an OpenAI chunk.
+/// The members of an OpenAI chunk that this API uses.
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
@@ -176,7 +176,7 @@ struct Details {
     cached_tokens: Option<u64>,
 }
 
-/// Appends what a chunk says; `None` if it is none.
+/// Appends the events of a chunk; `None` if the bytes are not a chunk.
 fn convert(
     data: &[u8],
     decision: &DecisionHandle,
@@ -197,7 +197,7 @@ fn convert(
             say(out, Event::Finished(v1::Finished { index, finish_reason }));
         }
     }
-    // Running totals are not asked for here, so usage comes once, at the end.
+    // Running totals are not requested here, so usage comes once, at the end.
     if let Some(usage) = chunk.usage {
         let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
         let source = match (cached_tokens, decision.with(|decision| decision.cached_source)) {

@@ -1,8 +1,8 @@
 //! The call `Explain`: the facts of `POST /admin/explain`, for operators.
 //!
-//! They include other clients' load and which prompts are cached, so the call is refused unless
-//! the configuration allows it. A loopback peer does not prove an operator on this listener: behind a
-//! proxy on the same host, every client has a loopback address.
+//! They include other clients' load and which prompts are cached, so the call is refused unless the
+//! configuration allows it. A loopback address does not prove that the client is an operator:
+//! behind a proxy on the same host, every client has a loopback address.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const NOT_ALLOWED: &str = "Explain shows other clients' load and cached prompts,
                            `listen.grpc_explain: true` where only operators reach `listen.grpc`, or \
                            use `POST /admin/explain` on `listen.admin`";
 
-/// Explains a request that is given, or one that was served lately.
+/// Explains a given request, or one that was served recently.
 pub(super) async fn explain<B>(
     core: &Arc<Core>,
     peer: SocketAddr,
@@ -40,7 +40,7 @@ where
         return Err(Status::permission_denied(NOT_ALLOWED));
     }
     let steering = Steering::read(request.headers());
-    // What is held for the message is held until it is explained.
+    // The message's memory is held until the reply is made.
     let Received { message, held, .. } = received(core, peer, request).await?;
     let (asked, _held): (v1::ExplainRequest, _) =
         decode(core, message.clone(), held, explained_bytes).await?;

@@ -1,4 +1,4 @@
-//! Checks the head of a call, for every method; see the gRPC specification of HTTP/2.
+//! Checks the head of a call, for every method; see the specification of gRPC over HTTP/2.
 
 use std::time::{Duration, Instant};
 
@@ -6,41 +6,41 @@ use http::header::{CONTENT_TYPE, TE};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use tonic::Status;
 
-/// Digits of a `grpc-timeout`, by the specification.
+/// Maximum number of digits of a `grpc-timeout`, by the specification.
 const TIMEOUT_DIGITS_MAX: usize = 8;
 
-/// When a call is over.
+/// The deadline of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline(Instant);
 
 impl Deadline {
-    /// Whether it has passed.
+    /// Whether the deadline has passed.
     pub(super) fn is_over(self) -> bool {
         self.0 <= Instant::now()
     }
 
-    /// When it passes.
+    /// When the deadline passes.
     pub(super) fn at(self) -> tokio::time::Instant {
         self.0.into()
     }
 
-    /// What a client is told of a call whose deadline has passed.
+    /// The status of a call whose deadline has passed.
     pub(super) fn status() -> Status {
         Status::deadline_exceeded("the call's deadline (grpc-timeout) has passed")
     }
 }
 
-/// A head that does not pass.
+/// Why a head was refused.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// It is no gRPC call, so the client may not know a gRPC status.
+    /// The request is not a gRPC call, so the client may not understand a gRPC status.
     NoCall(StatusCode),
-    /// It is a call of a wrong form.
+    /// The call is malformed.
     Wrong(Status),
 }
 
 impl Refusal {
-    /// The reply that says so.
+    /// The reply for the refusal.
     pub(super) fn into_response<B: Default>(self) -> Response<B> {
         match self {
             Self::NoCall(status) => {
@@ -53,11 +53,11 @@ impl Refusal {
     }
 }
 
-/// Checks the head of a call that arrived now; gives its deadline.
+/// Checks the head of a call that arrived now; returns its deadline.
 ///
 /// # Errors
-/// 505 over HTTP/1, 405 for other methods than POST, 415 for other types than gRPC's, and a gRPC status
-/// for a missing `te: trailers` or a `grpc-timeout` that is none.
+/// 505 over HTTP/1, 405 for methods other than POST, 415 for content types other than gRPC's, and a
+/// gRPC status for a missing `te: trailers` or an invalid `grpc-timeout`.
 pub(super) fn check<B>(
     request: &Request<B>,
     now: Instant,
@@ -74,7 +74,7 @@ pub(super) fn check<B>(
         return no_call(StatusCode::UNSUPPORTED_MEDIA_TYPE);
     }
     if !headers.get_all(TE).iter().any(|value| value == "trailers") {
-        // Something on the way takes trailers away: no status would arrive.
+        // A proxy that removes trailers would remove the status, too.
         let message = "the header `te: trailers` is missing";
         return Err(Box::new(Refusal::Wrong(Status::internal(message))));
     }
@@ -83,7 +83,7 @@ pub(super) fn check<B>(
     Ok(timeout.and_then(|timeout| now.checked_add(timeout)).map(Deadline))
 }
 
-/// Messages are protobuf, which needs no `+proto`.
+/// Messages are protobuf, so `+proto` is optional.
 fn is_grpc(headers: &HeaderMap) -> bool {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (Some(only), None) = (types.next(), types.next()) else { return false };
@@ -92,7 +92,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     matches!(subtype.first(), None | Some(b';'))
 }
 
-/// How long a call may take, if its client says so.
+/// The timeout of a call, if its client sets one.
 fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, &'static str> {
     const WRONG: &str = "`grpc-timeout` must be up to 8 digits and one of H, M, S, m, u, n";
     let mut values = headers.get_all("grpc-timeout").iter();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_is_read_as_specified_or_refused() {
+    fn a_timeout_that_violates_the_grpc_specification_is_refused() {
         assert_eq!(timeout(&HeaderMap::new()), Ok(None));
         for (value, nanoseconds) in [
             ("0n", 0),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_posted_over_http2_as_protobuf() {
+    fn a_call_must_be_a_post_of_protobuf_over_http2() {
         let call = |version, method, kind: &str| {
             let request = Request::builder().version(version).method(method);
             let request = request.header("content-type", kind).header("te", "trailers");

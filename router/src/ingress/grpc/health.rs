@@ -1,7 +1,7 @@
 //! `grpc.health.v1`: the result of `/ready` over gRPC.
 //!
-//! A client that checks health keeps one watch open for as long as its channel. So watches may stay
-//! open, are bounded in number, and share one timer.
+//! A client that checks health keeps one watch open for the lifetime of its channel. So watches may
+//! stay open, are bounded in number, and share one timer.
 
 use std::future::Future;
 use std::io;
@@ -26,20 +26,20 @@ use super::head::Deadline;
 use super::places::{Place, Places};
 use crate::core::Core;
 
-/// `grpc.health.v1`, in agreement with `/ready`.
+/// The service `grpc.health.v1`, consistent with `/ready`.
 pub(super) struct Readiness {
     core: Arc<Core>,
     stop: CancellationToken,
     places: Arc<Places>,
-    /// What watches are told.
+    /// The current status, for watches.
     told: Arc<watch::Sender<ServingStatus>>,
 }
 
-/// Between two looks at the workers, on behalf of all health watches.
+/// Interval at which the status is computed for all health watches.
 const WATCH_PERIOD: Duration = Duration::from_millis(500);
 
 impl Readiness {
-    /// The service, and what looks at the workers for it until the router stops.
+    /// The service, and the future that updates the status until the router stops.
     pub(super) fn new(
         core: Arc<Core>,
         stop: CancellationToken,
@@ -71,7 +71,7 @@ async fn look_again(
     }
 }
 
-/// Has all watches told what is true now, if that is something else.
+/// Updates the status if it has changed.
 fn look(core: &Core, told: &watch::Sender<ServingStatus>) {
     let now = status_of(core);
     told.send_if_modified(|told| std::mem::replace(told, now) != now);
@@ -114,7 +114,7 @@ impl Health for Readiness {
         let status = self.told.subscribe();
         let watching = Watching { status, last: None, deadline, is_over: false, _place: place };
         let changes = stream::unfold(watching, Watching::next);
-        // A watch never ends by itself: it must not hold a drain up.
+        // A watch never ends by itself, but it must not delay a drain.
         let stop = self.stop.clone().cancelled_owned();
         Ok(Response::new(Box::pin(changes.take_until(stop))))
     }
@@ -123,7 +123,7 @@ impl Health for Readiness {
 /// An open watch.
 struct Watching {
     status: watch::Receiver<ServingStatus>,
-    /// What its client was told last.
+    /// The status that was last sent to the client.
     last: Option<ServingStatus>,
     deadline: Option<Deadline>,
     is_over: bool,
@@ -131,7 +131,7 @@ struct Watching {
 }
 
 impl Watching {
-    /// Waits for the next thing to tell.
+    /// Waits for the next change of the status.
     async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         while !self.is_over {
             let now = *self.status.borrow_and_update();
@@ -151,7 +151,7 @@ impl Watching {
     }
 }
 
-/// Waits until a deadline has passed: for ever, if there is none.
+/// Waits until a deadline has passed; forever if there is none.
 async fn passes(deadline: Option<Deadline>) {
     match deadline {
         Some(deadline) => sleep_until(deadline.at()).await,

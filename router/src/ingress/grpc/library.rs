@@ -12,24 +12,24 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http_body::{Body as HttpBody, Frame};
 
-use super::super::arriving::Arriving;
+use super::super::request_body::BoundedBody;
 use super::head::{self, Deadline};
 use super::places::{Place, Places};
 use crate::core::Core;
 use splitrail_api::error::Error;
 
-/// What the check needs.
+/// The state of the check.
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) core: Arc<Core>,
     pub(super) places: Arc<Places>,
 }
 
-/// What all services of reflection begin with.
+/// Prefix of the paths of all reflection services.
 const REFLECTION: &str = "/grpc.reflection.";
 
-/// Checks a call's head, bounds its body in bytes and time, and the calls of reflection in number: they
-/// would stay open for as long as their client says nothing.
+/// Checks a call's head, bounds its body in size and time, and bounds the number of reflection
+/// calls, which would stay open while their client sends nothing.
 pub(super) async fn guarded(
     State(guard): State<Guard>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -53,16 +53,16 @@ pub(super) async fn guarded(
     };
     let serving = guard.core.serving();
     let request = request.map(|body| {
-        let arriving = Arriving::new(body, &guard.core, &serving.limits, 0);
-        Body::new(Placed { arriving, _place: place })
+        let body = BoundedBody::new(body, &guard.core, &serving.limits, 0);
+        Body::new(Placed { body, _place: place })
     });
     drop(serving);
     next.run(request).await
 }
 
-/// The body of a call, with its place.
+/// The body of a call, with the call's place.
 struct Placed {
-    arriving: Arriving<Body>,
+    body: BoundedBody<Body>,
     _place: Option<Place>,
 }
 
@@ -74,6 +74,6 @@ impl HttpBody for Placed {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        Pin::new(&mut self.get_mut().arriving).poll_frame(context)
+        Pin::new(&mut self.get_mut().body).poll_frame(context)
     }
 }

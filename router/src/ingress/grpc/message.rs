@@ -1,5 +1,5 @@
-//! Messages on the wire: one byte that says whether the message is compressed, four bytes with its length,
-//! and the message.
+//! The wire format of messages: one byte that says whether the message is compressed, four bytes
+//! with its length, and the message.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -10,16 +10,16 @@ use http_body::Body;
 use prost::Message;
 use tonic::Status;
 
-use super::super::arriving::{Arriving, RESERVED_MAX_BYTES};
+use super::super::request_body::{BoundedBody, RESERVED_MAX_BYTES};
 use splitrail_api::memory_budget::Charge;
 
-/// What stands before each message.
+/// Number of bytes before each message.
 pub(super) const PREFIX_BYTES: usize = 5;
 
-/// Refuses compressed messages: nothing is inflated.
+/// Refuses compressed messages, which would have to be inflated.
 ///
 /// # Errors
-/// `UNIMPLEMENTED`, with what would be accepted.
+/// `UNIMPLEMENTED`, with the accepted encodings.
 pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
     let mut encodings = headers.get_all("grpc-encoding").iter();
     let Some(encoding) = encodings.find(|encoding| *encoding != "identity") else {
@@ -34,14 +34,14 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
     Err(status)
 }
 
-/// The message of a call that has one, still encoded, and what its body takes of the router's
-/// room. The body is read to its end first, which good clients send with the message.
+/// Receives the message of a call with one message, still encoded, and its charge to the memory
+/// budget. The body is first read to its end, which well-behaved clients send with the message.
 ///
 /// # Errors
-/// If the message is too large or too slow, compressed or not whole, or another one follows it,
-/// there is no room for it, or the client leaves.
+/// The message is too large or too slow, compressed, incomplete or followed by another one, there
+/// is no memory for it, or the client disconnects.
 pub(super) async fn receive<B>(
-    mut body: Arriving<B>,
+    mut body: BoundedBody<B>,
     max_bytes: usize,
 ) -> Result<(Bytes, Charge), Status>
 where
@@ -71,7 +71,7 @@ where
     }
 }
 
-/// How long the message is that begins here; `None` while its prefix is not whole.
+/// The length of the message that begins here; `None` while its prefix is incomplete.
 fn length(text: &[u8], max_bytes: usize) -> Result<Option<usize>, Status> {
     let Some(mut prefix) = text.get(..PREFIX_BYTES) else { return Ok(None) };
     match prefix.get_u8() {
@@ -89,8 +89,8 @@ fn length(text: &[u8], max_bytes: usize) -> Result<Option<usize>, Status> {
     Ok(Some(bytes))
 }
 
-/// A body's pieces. One alone stays where it came in; else each goes to its place at once, so
-/// that the buffer it came in is free for the next one.
+/// The pieces of a body. A single piece is left in its receive buffer; otherwise each piece is
+/// copied immediately, so that its buffer is free for the next one.
 #[derive(Default)]
 struct Gathered {
     only: Bytes,
@@ -106,14 +106,14 @@ impl Gathered {
         }
         let only = std::mem::take(&mut self.only);
         if self.several.is_empty() {
-            // Room is made for a message on its word, before its bytes are there.
+            // The announced length is reserved before the bytes arrive, up to a bound.
             self.several.reserve(self.expected.min(RESERVED_MAX_BYTES));
         }
         self.several.extend_from_slice(&only);
         self.several.extend_from_slice(&piece);
     }
 
-    /// So many bytes are to come in all.
+    /// Sets the announced total length in bytes.
     fn expect(&mut self, bytes: usize) {
         self.expected = bytes;
     }
@@ -132,12 +132,12 @@ pub(super) fn put(out: &mut BytesMut, message: &impl Message) {
     let bytes = message.encoded_len();
     out.reserve(PREFIX_BYTES + bytes);
     out.put_u8(0);
-    // Answers are bounded far below (limits.engine_reply_max_bytes).
+    // Replies are bounded far below this (limits.engine_reply_max_bytes).
     out.put_u32(u32::try_from(bytes).unwrap_or(u32::MAX));
     message.encode_raw(out);
 }
 
-/// The trailers of a call that has succeeded.
+/// The trailers of a successful call.
 pub(super) fn succeeded() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));

@@ -6,28 +6,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tonic::Status;
 
-use crate::admission::{SHARE_OF_FREE, household};
+use crate::admission::{SHARE_OF_FREE, client_prefix};
 use crate::core::Core;
 
-/// The calls that are open, by client address. They are seldom, so that a lock is enough.
+/// The open calls by client address. They are rare, so a lock is sufficient.
 pub(super) struct Places {
     core: Arc<Core>,
     open: Mutex<HashMap<IpAddr, usize>>,
 }
 
 impl Places {
-    /// Room as `limits.grpc_watches_max` has it at the time of each call.
+    /// Places by the value of `limits.grpc_watches_max` at the time of each call.
     pub(super) fn new(core: Arc<Core>) -> Arc<Self> {
         Arc::new(Self { core, open: Mutex::default() })
     }
 
-    /// A place for a call of this address.
+    /// A place for a call from this address.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED` if there is none for it.
+    /// `RESOURCE_EXHAUSTED` if no place is free for it.
     pub(super) fn take(self: &Arc<Self>, address: IpAddr) -> Result<Place, Status> {
         let max = self.core.serving().limits.grpc_watches_max;
-        let address = household(address);
+        let address = client_prefix(address);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if has_room(&open, address, max) {
             *open.entry(address).or_default() += 1;
@@ -42,14 +42,14 @@ impl Places {
     }
 }
 
-/// Whether an address finds room among so many places, of which these are taken.
+/// Whether an address may take a place, given the total number and the open calls.
 fn has_room(open: &HashMap<IpAddr, usize>, address: IpAddr, max: usize) -> bool {
     let free = max.saturating_sub(open.values().sum());
     let held = open.get(&address).copied().unwrap_or(0);
     held < free.saturating_mul(SHARE_OF_FREE)
 }
 
-/// One of them. Dropping it gives it back.
+/// A place. Dropping it returns it.
 pub(super) struct Place {
     places: Arc<Places>,
     address: IpAddr,
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_address_leaves_room_for_others() {
+    fn one_address_leaves_places_for_others() {
         let mut open = HashMap::new();
         let mut fill = |address: &str| {
             let address: IpAddr = address.parse().unwrap();

@@ -2,23 +2,24 @@
 
 use splitrail_proto::v1;
 
-/// Places of `GenerateRequest` whose messages may repeat a field.
+/// Field numbers of `GenerateRequest` whose messages may have repeated fields.
 const CHAT: u64 = 3;
 const TOKEN_IDS: u64 = 4;
 const SAMPLING: u64 = 5;
 
-/// The place of `ExplainRequest` that holds a `GenerateRequest`.
+/// The field number in `ExplainRequest` of the `GenerateRequest`.
 const EXPLAINED: u64 = 1;
 
-/// Bytes for each field that may be repeated: the largest is a message of a chat, and a list that
-/// grows may have room for twice as many.
+/// Bytes for each repeated field: the largest is a chat message, and a growing list may have twice
+/// the needed capacity.
 const FIELD_BYTES: usize = 2 * size_of::<v1::ChatMessage>();
 
-/// A token id takes one byte or more as it is sent, and four as it is decoded.
+/// A token id takes at least one byte encoded and four bytes decoded; the list may have twice the
+/// needed capacity.
 const ID_BYTES: usize = 2 * size_of::<u32>();
 
-/// The bytes that a `GenerateRequest` may take once it is decoded. What cannot be read is not
-/// counted: it is not decoded either.
+/// The bytes that a decoded `GenerateRequest` may take. Unreadable parts are not counted, because
+/// they are not decoded either.
 pub(super) fn decoded_bytes(message: &[u8]) -> usize {
     let mut bytes = 0;
     each_field(message, |number, content| {
@@ -35,7 +36,7 @@ pub(super) fn decoded_bytes(message: &[u8]) -> usize {
     bytes
 }
 
-/// The bytes that an `ExplainRequest` may take once it is decoded.
+/// The bytes that a decoded `ExplainRequest` may take.
 pub(super) fn explained_bytes(message: &[u8]) -> usize {
     let mut bytes = 0;
     each_field(message, |number, content| {
@@ -47,7 +48,7 @@ pub(super) fn explained_bytes(message: &[u8]) -> usize {
     bytes
 }
 
-/// Hands over the number of each field, and its bytes if it has a length.
+/// Calls a function with the number of each field, and its bytes if it has a length.
 fn each_field(mut rest: &[u8], mut take: impl FnMut(u64, &[u8])) {
     while let Some(tag) = varint(&mut rest) {
         let length = match tag & 7 {
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn small_fields_weigh_what_they_become() {
+    fn small_fields_are_counted_at_their_decoded_size() {
         let messages = vec![v1::ChatMessage::default(); 1000];
         let (encoded, decoded) = of(Prompt::Chat(v1::Chat { messages }));
         assert!(encoded < 2100 && decoded >= 1010 * FIELD_BYTES, "{encoded} become {decoded}");
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_ends() {
+    fn malformed_messages_are_counted_as_small() {
         for bytes in [&[][..], &[0xff; 40], &[0x1a, 0xff], &[0x1a, 5, 1], &[3], &[0x09, 1]] {
             assert!(decoded_bytes(bytes) < 1000);
         }

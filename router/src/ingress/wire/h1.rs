@@ -1,17 +1,17 @@
-//! Strict HTTP/1 framing (RFC 9112): lines end with CRLF, a request has one length or plain
-//! chunked coding, and chunks have sizes and no extensions.
+//! Strict HTTP/1 framing (RFC 9112): lines end with CRLF, a request has one length or plain chunked
+//! coding, and chunks have sizes and no extensions.
 //!
-//! Only the framing is checked here; everything else is left to the HTTP library. A
-//! line is buffered only while it is divided by the end of a read.
+//! Only the framing is checked here; everything else is left to the HTTP library. A line is
+//! buffered only if it is divided by the end of a read.
 
 use std::io::BufRead;
 
 use super::Position;
 
-/// Bytes of a line that may be waited for. The library refuses far shorter ones.
+/// Maximum length of a buffered line in bytes. The library refuses far shorter ones.
 const LINE_MAX_BYTES: usize = 1 << 20;
 
-/// Empty lines before a request, which RFC 9112 (2.2) has a server ignore.
+/// Maximum number of empty lines before a request, which RFC 9112 (2.2) tells servers to ignore.
 const EMPTY_LINES_MAX: u8 = 2;
 
 const CONTENT_LENGTH: &[u8] = b"content-length";
@@ -21,7 +21,7 @@ const TRANSFER_ENCODING: &[u8] = b"transfer-encoding";
 #[derive(Debug, Default)]
 pub(super) struct Heads {
     state: State,
-    /// The part of the current line that came with earlier reads.
+    /// The part of the current line that arrived with earlier reads.
     cut: Vec<u8>,
     head: Head,
 }
@@ -33,21 +33,21 @@ enum State {
     First,
     /// In header lines.
     Fields,
-    /// So many bytes of the body are to come.
+    /// In a body of which this many bytes are missing.
     Body(u64),
-    /// In a chunk's size: its value so far, and digits.
+    /// In a chunk's size: its value and its number of digits so far.
     Size(u64, u8),
-    /// The line feed after a size is to come.
+    /// Before the line feed after a size.
     SizeEnd(u64),
-    /// So many bytes of a chunk are to come.
+    /// In a chunk of which this many bytes are missing.
     Chunk(u64),
-    /// CR and LF after a chunk's data.
+    /// At CR and LF after a chunk's data.
     ChunkEnd(u8),
     /// In the lines after the last chunk.
     Trailers,
 }
 
-/// What a head says of its body's length.
+/// The fields of a head that determine its body's length.
 #[derive(Clone, Copy, Debug, Default)]
 struct Head {
     empty_lines: u8,
@@ -55,15 +55,15 @@ struct Head {
     chunked: bool,
 }
 
-/// Something does not pass.
+/// The bytes are ambiguous.
 #[derive(Debug)]
 struct Ambiguous;
 
 impl Heads {
-    /// Looks at the next bytes. Counts the heads that begin.
+    /// Checks the next bytes, and counts the heads that begin.
     ///
     /// # Errors
-    /// If a message among them cannot pass: how many bytes precede it.
+    /// A message among them does not pass: the number of bytes before it.
     pub(super) fn feed(&mut self, bytes: &[u8], heads: &mut u32) -> Result<(), usize> {
         let mut rest = bytes;
         let mut begun_at = 0;
@@ -109,7 +109,7 @@ impl Heads {
             State::Size(size, digits) => {
                 self.state = match (bytes[0], digits) {
                     (b'\r', 1..) => State::SizeEnd(size),
-                    // 15 digits are an exabyte; no count overflows.
+                    // 15 digits are an exabyte, so no count overflows.
                     (digit, 0..15) => {
                         let digit = char::from(digit).to_digit(16).ok_or(Ambiguous)?;
                         State::Size(size << 4 | u64::from(digit), digits + 1)
@@ -135,9 +135,9 @@ impl Heads {
         Ok(1)
     }
 
-    /// Takes bytes up to the end of a line, or all.
+    /// Takes bytes up to the end of a line, or all bytes.
     fn line(&mut self, bytes: &[u8]) -> Result<usize, Ambiguous> {
-        // Finds a byte as fast as the standard library can; memory does not fail.
+        // As fast a search as the standard library offers; reading from memory cannot fail.
         let mut after = bytes;
         let taken = after.skip_until(b'\n').map_err(|_| Ambiguous)?;
         let (piece, ended) = (&bytes[..taken], bytes[taken - 1] == b'\n');
@@ -189,7 +189,7 @@ impl Heads {
 impl Head {
     fn field(&mut self, field: &[u8]) -> Result<(), Ambiguous> {
         if field[0] == b' ' || field[0] == b'\t' {
-            // A folded line is a part of the one before, or a field of its own.
+            // A folded line is a part of the previous one, or a field of its own.
             return Err(Ambiguous);
         }
         if let Some(value) = value_of(field, CONTENT_LENGTH)? {
@@ -208,8 +208,8 @@ impl Head {
     }
 }
 
-/// The value of a field of this name. A name that goes on with anything but a colon or
-/// another character of a name is no name.
+/// The value of a field with this name. A name that continues with neither a colon nor a character
+/// of a name is invalid.
 fn value_of<'a>(field: &'a [u8], name: &[u8]) -> Result<Option<&'a [u8]>, Ambiguous> {
     match field.split_at_checked(name.len()) {
         Some((start, rest)) if start.eq_ignore_ascii_case(name) => match rest.first() {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_framing_passes_and_ends_where_it_says() {
+    fn valid_framing_is_accepted_and_its_end_is_found() {
         for (fields, body) in [
             ("", ""),
             ("content-length: 0\r\n", ""),
@@ -308,9 +308,9 @@ mod tests {
     }
 
     proptest! {
-        /// However a connection's bytes are cut into reads, the same is said of them.
+        /// The result does not depend on how a connection's bytes are divided into reads.
         #[test]
-        fn bytes_in_any_pieces_are_read_the_same(
+        fn the_result_does_not_depend_on_how_bytes_are_split(
             parts in prop::collection::vec(prop::sample::select(vec![
                 "GET / HTTP/1.1\r\n", "a: b\r\n", "\r\n", "content-length: 3\r\n", "abc", "\n",
                 "transfer-encoding: chunked\r\n", "3\r\nabc\r\n", "0\r\n\r\n", "0\r\n", " ", "\r",

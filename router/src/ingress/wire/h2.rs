@@ -1,8 +1,8 @@
 //! Counts HTTP/2 frames (RFC 9113, section 4.1); only their nine-byte headers are read.
 //!
-//! The HTTP library bounds header blocks, their continuations, empty and small DATA frames,
-//! and streams that are reset before their request or because of a protocol error. Two floods remain, which
-//! cost the router more than the client: requests that are cancelled after they began, and
+//! The HTTP library bounds header blocks, their continuations, empty and small DATA frames, and
+//! streams that are reset before their request or because of a protocol error. Two floods remain
+//! that cost the router more than the client: requests that are cancelled after they began, and
 //! frames that need an answer or have no effect.
 
 use std::time::{Duration, Instant};
@@ -19,15 +19,15 @@ const END_STREAM: u8 = 1;
 
 const FRAME_HEADER_BYTES: usize = 9;
 
-/// Resets that a client may send whatever else it does. Past them, at most half of its
-/// requests may be cancelled.
+/// Number of resets that a client may send in any case. Beyond them, at most half of its requests
+/// may be cancelled.
 const RESETS_FREE: u32 = 100;
 
-/// In this time a client may spend a budget on frames that carry nothing.
+/// The period in which a client may spend one budget on frames that carry nothing.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// The budget: 1,000 such frames, or 1,000,000 window updates, of which a careful client
-/// sends two for every event of a stream.
+/// The budget: 1,000 such frames, or 1,000,000 window updates, of which a careful client sends two
+/// for every event of a stream.
 const BUDGET: u32 = 1_000_000;
 const IDLE_FRAME_COST: u32 = 1_000;
 const WINDOW_UPDATE_COST: u32 = 1;
@@ -35,30 +35,30 @@ const WINDOW_UPDATE_COST: u32 = 1;
 /// The frames of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
-    /// The current frame's header, as far as it has come.
+    /// The part of the current frame's header that has arrived.
     header: [u8; FRAME_HEADER_BYTES],
     header_bytes: usize,
-    /// What is to come of the current frame's payload.
+    /// Number of missing bytes of the current frame's payload.
     payload_left: usize,
-    /// Whether a header block is open: only its continuation may follow.
+    /// Whether a header block is open, so that only its continuation may follow.
     in_block: bool,
     /// The highest stream on which a request has begun.
     last_stream: u32,
     requests: u32,
     resets: u32,
     cost: u32,
-    /// When the budget was begun.
+    /// When the current budget began.
     since: Option<Instant>,
-    /// The current frame is the last.
+    /// Whether the current frame is the last one.
     flooded: bool,
 }
 
 impl Frames {
-    /// Looks at the next bytes. Counts the header blocks that begin.
+    /// Checks the next bytes, and counts the header blocks that begin.
     ///
     /// # Errors
-    /// If there is too much of something: how many bytes there are up to a frame's end. It
-    /// may be that these pass, and the first of the next bytes do not.
+    /// A limit is exceeded: the number of bytes up to the end of a frame. It is possible that all
+    /// given bytes pass and the first of the next bytes does not.
     pub(super) fn feed(
         &mut self,
         bytes: &[u8],
@@ -113,13 +113,14 @@ impl Frames {
         }
     }
 
-    /// A header block begins on a stream: a request, or the trailers of one, which pay for nothing.
+    /// A header block begins on a stream: a request, or its trailers, which do not add to the
+    /// budget.
     fn headers_on(&mut self, stream: u32) {
         let is_new = stream % 2 == 1 && stream > self.last_stream;
         if is_new {
             self.last_stream = stream;
             self.requests = self.requests.saturating_add(1);
-            // A request may be told priorities, and a window or two.
+            // A request may come with a priority and a window update or two.
             self.cost = self.cost.saturating_sub(IDLE_FRAME_COST);
         }
     }
@@ -128,7 +129,7 @@ impl Frames {
         self.cost = self.cost.saturating_add(cost);
         let since = *self.since.get_or_insert_with(&now);
         if self.cost > BUDGET {
-            // The clock is looked at only here.
+            // The clock is read only here.
             let now = now();
             self.flooded |= now.saturating_duration_since(since) < PERIOD;
             self.since = Some(now);
@@ -161,12 +162,12 @@ mod tests {
         frame_on(1, kind, flags, payload)
     }
 
-    /// How many frames pass, of so many, sent at this pace.
+    /// Number of frames that pass, of `count`, sent at this pace.
     fn passing(frame: &[u8], count: usize, pace: Duration) -> usize {
         passing_each(|_| frame.to_vec(), count, pace)
     }
 
-    /// The same of frames that are not alike.
+    /// The same for different frames.
     fn passing_each(each: impl Fn(u32) -> Vec<u8>, count: usize, pace: Duration) -> usize {
         let start = Instant::now();
         let mut frames = Frames::default();
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_carry_nothing_have_a_budget() {
+    fn frames_without_data_are_limited() {
         let quick = Duration::from_micros(1);
         let slow = Duration::from_millis(20);
         for (what, frame) in
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelled_requests_may_be_half_of_all() {
+    fn at_most_half_of_many_requests_may_be_cancelled() {
         let request = |stream| frame_on(stream, HEADERS, 5, 10);
         let reset = |stream| frame_on(stream, RST_STREAM, 0, 4);
         let cancelled = |i: u32| [request(2 * i + 1), reset(2 * i + 1)].concat();
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_are_no_requests() {
+    fn trailers_are_not_counted_as_requests() {
         let cancelled = |i: u32| {
             let stream = 2 * i + 1;
             let head = frame_on(stream, HEADERS, END_HEADERS, 10);
@@ -208,13 +209,13 @@ mod tests {
             [head, trailers, frame_on(stream, RST_STREAM, 0, 4)].concat()
         };
         assert_eq!(passing_each(cancelled, 500, Duration::ZERO), 100);
-        // Nor do they pay for frames that carry nothing.
+        // Trailers do not add to the budget either.
         let pinged = |_| [frame_on(1, HEADERS, 5, 10), frame_on(0, 6, 0, 8)].concat();
         assert!(passing_each(pinged, 5000, Duration::from_micros(1)) < 1100);
     }
 
     #[test]
-    fn what_is_cut_off_ends_with_a_frame() {
+    fn the_accepted_part_of_a_refused_input_ends_with_a_frame() {
         let ping = frame(6, 0, 8);
         let many = ping.repeat(2000);
         for cut in [1, 7, 9, 10, 16, 17, 1000] {

@@ -1,4 +1,4 @@
-//! What all requests of one connection share, between the connection and the routes.
+//! The service of one connection, between the HTTP library and the routes.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -18,24 +18,24 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tower::Service;
 
+use super::connection_activity::ConnectionActivity;
 use super::head::Heads;
-use super::pulse::Pulse;
-use super::streams::Taken;
+use super::streams::BodyProgress;
 use super::{grpc, http as openai};
 use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::unread::UnreadRoom;
 use splitrail_flow::boxed::pinned;
 
-/// What is behind a listener.
+/// The routes of a listener.
 #[derive(Clone)]
 pub struct Routes {
-    /// Who answers requests for engines, where those are told by method and path alone: they
-    /// are spared the layers of a router, each of which costs as much as reading a head.
+    /// Answers inference requests, which are recognised by method and path alone: they skip the
+    /// layers of an axum router, each of which costs as much as reading a head.
     pub(super) direct: Option<Direct>,
     /// All other routes.
     pub(super) all: Router,
-    /// Names by which the listener may be called; empty, any.
+    /// Host names that requests may use; any if empty.
     pub(super) hosts: Arc<[String]>,
 }
 
@@ -45,17 +45,17 @@ impl From<Router> for Routes {
     }
 }
 
-/// Whose requests are told by method and path alone.
+/// The requests that are recognised by method and path alone.
 #[derive(Clone)]
 pub(super) enum Direct {
-    /// The OpenAI door's, for engines.
+    /// Those of the OpenAI API for engines.
     Http(Arc<Core>),
-    /// The gRPC door's, for its own service.
+    /// Those of the gRPC API's own service.
     Grpc(Arc<Core>),
 }
 
 impl Direct {
-    /// What a request is for, if it is for these.
+    /// The target of a request, if it is one of these.
     fn target(&self, request: &Request<Incoming>) -> Option<Target> {
         match self {
             Self::Http(core) if request.method() == Method::POST => {
@@ -91,31 +91,32 @@ impl Routes {
     }
 }
 
-/// Who sends a request.
+/// The sender of a request.
 pub(super) struct Caller {
     pub(super) peer: SocketAddr,
-    /// Where its answer finds room, if others of its connection may wait there.
+    /// The limit on replies that wait for this connection's client, if the connection can have
+    /// several.
     pub(super) room: Option<Arc<UnreadRoom>>,
 }
 
-/// The way to the routes. There is one for each connection.
-pub(super) struct Door {
+/// The service that the HTTP library calls. There is one for each connection.
+pub(super) struct ConnectionService {
     pub(super) routes: Routes,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) activity: Arc<ConnectionActivity>,
     pub(super) peer: SocketAddr,
-    /// Fields of a head. Over HTTP/1 the library counts them.
+    /// Maximum number of fields of a head. For HTTP/1 the library checks it.
     pub(super) headers_max: usize,
-    /// Room for its answers, where it may have several at a time.
+    /// The limit on replies that wait for the client, if the connection can have several replies.
     pub(super) room: Option<Arc<UnreadRoom>>,
 }
 
-/// A request that is being answered: the connection is not idle meanwhile.
-struct Active(Arc<Pulse>);
+/// Marks a request as being answered: meanwhile the connection is not idle.
+struct Active(Arc<ConnectionActivity>);
 
 impl Active {
-    fn new(pulse: &Arc<Pulse>) -> Self {
-        pulse.request_begins();
-        Self(Arc::clone(pulse))
+    fn new(activity: &Arc<ConnectionActivity>) -> Self {
+        activity.request_begins();
+        Self(Arc::clone(activity))
     }
 }
 
@@ -125,15 +126,15 @@ impl Drop for Active {
     }
 }
 
-impl hyper::service::Service<Request<Incoming>> for Door {
+impl hyper::service::Service<Request<Incoming>> for ConnectionService {
     type Response = Response<Answering>;
     type Error = Infallible;
     type Future = Answered;
 
     fn call(&self, request: Request<Incoming>) -> Answered {
-        let active = Active::new(&self.pulse);
+        let active = Active::new(&self.activity);
         let is_h1 = request.version() < Version::HTTP_2;
-        // The protocol is never changed, so what follows could be read in two ways.
+        // The protocol is never changed, so the following bytes would be ambiguous.
         let last = is_h1
             && (request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
         let heads = Heads { headers_max: self.headers_max, hosts: &self.routes.hosts };
@@ -148,11 +149,11 @@ impl hyper::service::Service<Request<Incoming>> for Door {
     }
 }
 
-/// Where a request went.
+/// The handler of a request.
 enum Routed {
     Direct(Pin<Box<dyn Future<Output = Response<Outgoing>> + Send>>),
     Any(Box<RouteFuture<Infallible>>),
-    /// Nowhere: its head does not pass.
+    /// The request was refused because of its head.
     Refused(Option<Box<Response<Body>>>),
 }
 
@@ -172,11 +173,11 @@ impl Routed {
     }
 }
 
-/// An answer to come.
+/// A future reply.
 pub(super) struct Answered {
     routed: Routed,
     active: Option<Active>,
-    /// Whether the connection ends with it.
+    /// Whether the connection ends after it.
     last: bool,
 }
 
@@ -190,16 +191,16 @@ impl Future for Answered {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         let active = this.active.take();
-        let taken = Taken::of_this_stream();
+        let taken = BodyProgress::of_this_stream();
         Poll::Ready(Ok(response.map(|body| Answering::new(body, taken, active))))
     }
 }
 
-/// What an answer says.
+/// The body of a reply.
 pub(super) enum Outgoing {
-    /// All of it is there.
+    /// A complete body.
     Whole(Full<Bytes>),
-    /// It comes as it may.
+    /// A stream.
     Any(Body),
 }
 
@@ -232,40 +233,40 @@ impl HttpBody for Outgoing {
     }
 }
 
-/// The body of an answer, in pieces.
+/// The body of a reply, in pieces.
 ///
-/// The library takes whatever a body gives, however little of it the client has asked for. So
-/// what was given is not watched, and not bounded; what is kept here is.
+/// The library takes everything that a body yields, even if the client has received little of it,
+/// and what the library holds is neither monitored nor bounded. The rest that is kept here is.
 pub(super) struct Answering {
     body: Outgoing,
-    /// What is not given yet of what the body gave.
+    /// The rest of the body's last item that has not been yielded.
     rest: Bytes,
-    /// What the client takes; known of HTTP/2 streams alone, since an HTTP/1 connection has but
-    /// one.
-    taken: Option<Arc<Taken>>,
+    /// What the client has taken; only for HTTP/2 streams, because an HTTP/1 connection has only
+    /// one reply at a time.
+    taken: Option<Arc<BodyProgress>>,
     _active: Option<Active>,
 }
 
-/// Bytes that the library gets at once for an HTTP/1 connection: it writes that much in one go.
+/// Number of bytes that the library gets at once for an HTTP/1 connection; it writes them in one
+/// call.
 const HTTP1_PIECE_BYTES: usize = 64 << 10;
 
-/// The same for an HTTP/2 stream: a frame's length.
+/// The same for an HTTP/2 stream: the length of a frame.
 const HTTP2_PIECE_BYTES: usize = 16 << 10;
 
-/// Bytes of a piece that an HTTP/2 stream may have more than its window takes, without being
-/// watched.
+/// Number of bytes by which a piece may exceed an HTTP/2 stream's window without being monitored.
 const HTTP2_UNWATCHED_BYTES: usize = 1 << 10;
 
 impl Answering {
-    fn new(body: Outgoing, taken: Option<Arc<Taken>>, active: Option<Active>) -> Self {
+    fn new(body: Outgoing, taken: Option<Arc<BodyProgress>>, active: Option<Active>) -> Self {
         Self { body, rest: Bytes::new(), taken, _active: active }
     }
 
-    /// The next piece of what the body gave.
+    /// The next piece of the body's last item.
     ///
-    /// The library gives a piece to an HTTP/2 stream as soon as its window takes one byte, and
-    /// ends the stream's task with the last one. So of a piece that ends long, the last byte goes
-    /// by itself: the window has taken all before it by then.
+    /// The library gives a piece to an HTTP/2 stream as soon as its window allows one byte, and
+    /// ends the stream's task with the last piece. So the last byte of a long last piece is yielded
+    /// separately: by then the window has allowed everything before it.
     fn piece(&mut self) -> Bytes {
         let bytes = self.rest.len();
         match self.taken {

@@ -1,5 +1,5 @@
-//! A client's socket: received bytes pass [`Wire`], and progress is recorded
-//! in the connection's [`Pulse`].
+//! A client's socket: received bytes are checked by [`WireCheck`], and progress is recorded in the
+//! connection's [`ConnectionActivity`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -10,44 +10,49 @@ use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::pulse::{Cut, Pulse};
-use super::wire::{PREFACE, Position, Protocol, Wire};
+use super::connection_activity::{CloseReason, ConnectionActivity};
+use super::wire::{PREFACE, Position, Protocol, WireCheck};
 
-/// The socket.
-pub(super) struct Guarded {
+/// The checked socket of a client.
+pub(super) struct CheckedSocket {
     socket: TcpStream,
-    pulse: Arc<Pulse>,
-    wire: Wire,
-    /// What is read in place of what did not pass; then the end.
+    activity: Arc<ConnectionActivity>,
+    wire: WireCheck,
+    /// The bytes that are read instead of refused bytes; the end follows.
     poison: Option<&'static [u8]>,
     refused: Arc<RefusedFor>,
-    /// What was read to know the protocol: how much of it there is, and has been read again.
+    /// The bytes that were read to recognise the protocol, their number, and how many of them were
+    /// read again.
     first: [u8; PREFACE.len()],
     first_bytes: usize,
     read_again: usize,
 }
 
-/// Why nothing more passes, once that is so.
+/// Why the connection's bytes were refused, once they were.
 #[derive(Debug, Default)]
-pub(super) struct RefusedFor(std::sync::OnceLock<Cut>);
+pub(super) struct RefusedFor(std::sync::OnceLock<CloseReason>);
 
 impl RefusedFor {
-    pub(super) fn get(&self) -> Option<Cut> {
+    pub(super) fn get(&self) -> Option<CloseReason> {
         self.0.get().copied()
     }
 }
 
-impl Guarded {
-    pub(super) fn new(socket: TcpStream, pulse: Arc<Pulse>, refused: Arc<RefusedFor>) -> Self {
-        let (wire, first) = (Wire::new(), [0; PREFACE.len()]);
-        Self { socket, pulse, wire, poison: None, refused, first, first_bytes: 0, read_again: 0 }
+impl CheckedSocket {
+    pub(super) fn new(
+        socket: TcpStream,
+        activity: Arc<ConnectionActivity>,
+        refused: Arc<RefusedFor>,
+    ) -> Self {
+        let (wire, first) = (WireCheck::new(), [0; PREFACE.len()]);
+        Self { socket, activity, wire, poison: None, refused, first, first_bytes: 0, read_again: 0 }
     }
 
-    /// Reads until it is clear which protocol the client speaks; `None` if it leaves before.
-    /// What was read is read again by whoever reads next.
+    /// Reads until the client's protocol is known; `None` if the client disconnects before. The
+    /// bytes are kept for the next reader.
     ///
     /// # Errors
-    /// The socket's.
+    /// An error of the socket.
     pub(super) async fn protocol(&mut self) -> io::Result<Option<Protocol>> {
         let mut first = self.first;
         let mut bytes = 0;
@@ -65,7 +70,7 @@ impl Guarded {
     }
 }
 
-impl AsyncRead for Guarded {
+impl AsyncRead for CheckedSocket {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -83,11 +88,11 @@ impl AsyncRead for Guarded {
             let before = into.filled().len();
             ready!(Pin::new(&mut this.socket).poll_read(context, into))?;
             let passed = this.wire.feed(&into.filled()[before..], Instant::now);
-            this.pulse.reads(this.wire.position() == Position::Head, this.wire.heads());
+            this.activity.reads(this.wire.position() == Position::Head, this.wire.heads());
             let Err(refusal) = passed else { return Poll::Ready(Ok(())) };
             into.set_filled(before + refusal.good_bytes);
             this.poison = Some(this.wire.poison());
-            // It is set here alone, and once.
+            // Only this place sets it, and only once.
             let _first = this.refused.0.set(refusal.offence.into());
             if refusal.good_bytes > 0 {
                 return Poll::Ready(Ok(()));
@@ -102,18 +107,18 @@ impl AsyncRead for Guarded {
     }
 }
 
-impl Guarded {
+impl CheckedSocket {
     fn wrote(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match &written {
-            Poll::Ready(Ok(bytes)) => self.pulse.wrote(*bytes),
+            Poll::Ready(Ok(bytes)) => self.activity.wrote(*bytes),
             Poll::Ready(Err(_)) => {}
-            Poll::Pending => self.pulse.blocked(),
+            Poll::Pending => self.activity.blocked(),
         }
         written
     }
 }
 
-impl AsyncWrite for Guarded {
+impl AsyncWrite for CheckedSocket {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -147,10 +152,10 @@ impl AsyncWrite for Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for CheckedSocket {
     fn drop(&mut self) {
-        if self.pulse.discards() {
-            // Else the system would go on offering it what it does not read.
+        if self.activity.discards() {
+            // Otherwise the kernel would continue to offer the client what it does not read.
             let _gone = self.socket.set_zero_linger();
         }
     }

@@ -4,14 +4,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use tokio_util::sync::CancellationToken;
 
-/// Parts that are waited for apart from each other: at least one for each of the threads that
-/// serve, on any machine of today.
+/// Number of child tokens: at least one for each thread that serves, on any current machine.
 const PARTS: usize = 64;
 
-/// A token that every request waits for. Who waits enters a list under a lock: each thread has
-/// a list of its own, so that requests do not wait for each other there.
+/// A token that is cancelled to end all requests. Waiting for a token enters a list under a lock:
+/// each thread has a child token of its own, so that requests do not wait for each other.
 #[derive(Debug)]
-pub struct Cut {
+pub struct AbortToken {
     all: CancellationToken,
     parts: Vec<CancellationToken>,
 }
@@ -23,7 +22,7 @@ thread_local! {
     };
 }
 
-impl Default for Cut {
+impl Default for AbortToken {
     fn default() -> Self {
         let all = CancellationToken::new();
         let parts = std::iter::repeat_with(|| all.child_token()).take(PARTS).collect();
@@ -31,13 +30,13 @@ impl Default for Cut {
     }
 }
 
-impl Cut {
-    /// Ends all that wait for it, and all that will.
+impl AbortToken {
+    /// Ends all requests that wait for the token, now or later.
     pub fn cancel(&self) {
         self.all.cancel();
     }
 
-    /// What a request on this thread waits for.
+    /// The token for requests on this thread.
     pub fn token(&self) -> &CancellationToken {
         &self.parts[PART.with(|part| *part)]
     }
@@ -51,8 +50,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn whoever_waits_on_whatever_thread_is_told() {
-        let cut = Arc::new(Cut::default());
+    async fn waiters_on_all_threads_are_woken_by_a_cancellation() {
+        let cut = Arc::new(AbortToken::default());
         let waiting: Vec<_> = (0..3)
             .map(|_| {
                 let cut = Arc::clone(&cut);

@@ -1,5 +1,5 @@
-//! Receives a request's body: bounded in bytes and time, and charged to the memory budget of
-//! requests. A body takes no place in flight before it is complete.
+//! Receives a request's body: bounded in size and time, and charged to the memory budget of
+//! requests. A request takes no place in flight before its body is complete.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -16,36 +16,36 @@ use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_config::model::Limits;
 
-/// Room that is made for a body on its word, before its bytes are there.
+/// Maximum memory in bytes that is reserved for a body because of its announced length.
 pub(super) const RESERVED_MAX_BYTES: usize = 128 << 10;
 
-/// A body from this length on that comes in one piece is left in the buffer it came in. Such a
-/// buffer may be four times as long, which is not counted: shorter bodies are copied.
+/// Minimum length in bytes of a body in one piece that is left in its receive buffer. The buffer
+/// may be four times as long, which is not charged, so shorter bodies are copied.
 const LEFT_MIN_BYTES: usize = 64 << 10;
 
-/// A body, passed on as it comes. The error is what the client is told.
-pub(super) struct Arriving<B> {
+/// A body that is passed on as it arrives. The error is reported to the client.
+pub(super) struct BoundedBody<B> {
     body: B,
     bounds: Bounds,
     core: Arc<Core>,
     held: Charge,
     bytes: usize,
-    /// Since when the client is waited for, and until when: only once it is.
+    /// Since when the client is waited for, and the timer; `None` while it is not waited for.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
-    /// Of this body, with its framing.
+    /// Maximum size in bytes including framing.
     max_bytes: usize,
-    /// What of that is the body's own, for people.
+    /// The part of `max_bytes` for the body itself, for messages.
     told_max_bytes: usize,
-    /// Of all bodies.
+    /// Maximum memory in bytes of all bodies together.
     all_max_bytes: usize,
     pace: Pace,
 }
 
-/// How a body has to come.
+/// The required pace of a body.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     timeout: Duration,
@@ -54,7 +54,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// How long the next byte may be waited for, since the first wait, after so many.
+    /// Maximum time from the first wait to the next byte, after this many bytes.
     fn allows(&self, bytes: usize) -> Duration {
         if self.min_bytes_per_s == 0 {
             return self.timeout;
@@ -64,11 +64,11 @@ impl Pace {
     }
 }
 
-impl<B> Arriving<B>
+impl<B> BoundedBody<B>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    /// A body that may have so many bytes of framing beside `limits.body_max_bytes`.
+    /// A body with up to `framing_bytes` of framing in addition to `limits.body_max_bytes`.
     pub(super) fn new(body: B, core: &Arc<Core>, limits: &Limits, framing_bytes: usize) -> Self {
         let pace = Pace {
             timeout: limits.body_timeout,
@@ -85,10 +85,10 @@ where
         Self { body, bounds, core, held, bytes: 0, waiting: None }
     }
 
-    /// All of it, and what it takes of the router's room.
+    /// Receives the whole body; also returns its charge to the memory budget.
     ///
     /// # Errors
-    /// If it is too large or too slow, there is no room for it, or the client leaves.
+    /// The body is too large or too slow, there is no memory for it, or the client disconnects.
     pub(super) async fn whole(mut self) -> Result<(Bytes, Charge), Error> {
         if self.body.size_hint().lower() > self.bounds.max_bytes as u64 {
             return Err(self.too_large());
@@ -101,8 +101,8 @@ where
                 left = piece;
                 continue;
             }
-            // Each piece goes to its place at once, so that the buffer it came in is free for
-            // the next one.
+            // Each piece is copied immediately, so that its receive buffer is free for the next
+            // piece.
             if whole.is_empty() {
                 whole.reserve_exact(told.min(RESERVED_MAX_BYTES));
                 whole.extend_from_slice(&std::mem::take(&mut left));
@@ -113,7 +113,7 @@ where
         Ok((whole, self.held))
     }
 
-    /// What has come of it takes so much of the router's room.
+    /// Returns the charge for what was received.
     pub(super) fn into_held(self) -> Charge {
         self.held
     }
@@ -129,7 +129,7 @@ where
         let message = match waited >= timeout {
             true => format!("the body took longer than {timeout:?} (limits.body_timeout)"),
             false => format!(
-                "the body comes with less than {min_bytes_per_s} bytes per second \
+                "the body arrives with less than {min_bytes_per_s} bytes per second \
                  (limits.body_min_bytes_per_s)"
             ),
         };
@@ -147,7 +147,7 @@ where
         Ok(())
     }
 
-    /// The client is waited for: for how long it may be.
+    /// Polls the timer of the wait for the client.
     fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<Error> {
         let allowed = self.bounds.pace.allows(self.bytes);
         let (since, timer) = self.waiting.get_or_insert_with(|| {
@@ -155,7 +155,7 @@ where
             (now, Box::pin(sleep_until(now + allowed)))
         });
         loop {
-            // The timer is moved when it fires, not with every piece that comes.
+            // The timer is reset when it fires and not at every piece.
             ready!(timer.as_mut().poll(context));
             let waited = since.elapsed();
             if waited >= allowed {
@@ -166,7 +166,7 @@ where
     }
 }
 
-impl<B> Body for Arriving<B>
+impl<B> Body for BoundedBody<B>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_for_a_body_is_the_grace_and_more_for_each_byte() {
+    fn a_body_has_the_grace_period_and_more_time_for_each_byte() {
         let s = Duration::from_secs;
         let pace = Pace { timeout: s(60), grace: s(5), min_bytes_per_s: 1000 };
         assert_eq!(pace.allows(0), s(5));
