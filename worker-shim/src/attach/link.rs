@@ -76,7 +76,7 @@ impl Link {
         }
     }
 
-    /// Updates the status and logs why the stream end.
+    /// Updates the status and logs why the stream ended.
     fn report_end(&self, end: &StreamEnd, was_attached: bool, log_throttle: &mut KeyedLogThrottle) {
         let stage = if end.is_permanent() { Stage::Refused } else { Stage::Connecting };
         let error = end.to_string();

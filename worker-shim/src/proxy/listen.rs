@@ -173,7 +173,7 @@ async fn connection(
             () = stop.cancelled() => ConnectionEnd::Stopping,
         }
     });
-    // Each chunk of a stream scoped_waker the connection. The other future is polled only when it is
+    // Each chunk of a stream wakes the connection. The other future is polled only when it is
     // woken itself, which is rare.
     let scoped_waker = Arc::new(ScopedWaker::new());
     let waker = Waker::from(Arc::clone(&scoped_waker));

@@ -3,7 +3,7 @@
 //!
 //! The part runs within the task. A wake-up that the part causes itself, as a connection does for
 //! its own body, does not wake the task: the part is polled again in the same round. Only a
-//! wake-up from outside waker the task. A part without a wake-up is not polled.
+//! wake-up from outside wakes the task. A part without a wake-up is not polled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -106,13 +106,13 @@ mod tests {
             Poll::Pending
         });
         assert_eq!((polled, count.0.load(Ordering::Relaxed)), (Poll::Ready(()), 0));
-        // A wake-up from outside waker the task.
+        // A wake-up from outside wakes the task.
         assert_eq!(waker.drive(&mut context, || Poll::<()>::Pending), Poll::Pending);
         assert!(waker.drive(&mut context, || Poll::Ready(())).is_pending(), "it was not woken");
         inner.wake_by_ref();
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert!(waker.drive(&mut context, || Poll::Ready(())).is_ready());
-        // A part that always waker itself yields to other tasks and is polled again.
+        // A part that always wakes itself yields to other tasks and is polled again.
         let polled = waker.drive(&mut context, || {
             inner.wake_by_ref();
             Poll::<()>::Pending

@@ -76,7 +76,7 @@ impl Connection {
 
     /// Whether another request can be sent after a reply has been read.
     fn is_free(&mut self) -> bool {
-        // A close scoped_waker no task. It is noticed when the connection is used again.
+        // A close wakes no task. It is noticed when the connection is used again.
         self.scoped_waker.detach();
         let mut context = Context::from_waker(Waker::noop());
         let driver = self.driver.as_mut();
