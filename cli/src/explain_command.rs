@@ -1,4 +1,4 @@
-//! `splitrail explain`: asks a running router why a request goes where it goes.
+//! `splitrail explain`: asks a running router for the reasons of a request's placement.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -15,7 +15,8 @@ use serde_json::Value;
 
 mod table;
 
-/// An explanation has a line per worker and prompt; this is far beyond any.
+/// Maximum size of a reply in bytes. An explanation has one line per worker and prompt, so no reply
+/// is nearly as large.
 const REPLY_MAX_BYTES: usize = 256 << 20;
 
 /// The arguments.
@@ -24,34 +25,34 @@ pub(crate) struct ExplainArgs {
     /// The router's admin listener.
     #[arg(long, default_value = "http://127.0.0.1:9090")]
     admin: Uri,
-    /// A request's JSON body; it is not served.
+    /// A file with a request's JSON body; the request is not served.
     #[arg(long, value_name = "FILE", required_unless_present = "request_id")]
     request: Option<PathBuf>,
-    /// A request that was served lately, by its `x-request-id`.
+    /// The id (`x-request-id`) of a recently served request.
     #[arg(long, value_name = "ID", conflicts_with_all = ["request", "endpoint", "header"])]
     request_id: Option<String>,
-    /// The path that the request is meant for; left out, its members tell.
+    /// The path for which the request is meant. Derived from the body's members by default.
     #[arg(long, value_name = "PATH")]
     endpoint: Option<String>,
-    /// A header that the request would have: `x-splitrail-flow: decode_first`.
+    /// A header of the request: `x-splitrail-flow: decode_first`.
     #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
     header: Vec<(HeaderName, HeaderValue)>,
-    /// Prints what the router says as JSON.
+    /// Prints the router's reply as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// How it failed.
+/// Why the command failed.
 pub(crate) enum Failure {
     /// A file cannot be read.
     File(String),
-    /// The router cannot be asked.
+    /// The router cannot be reached.
     Unavailable(String),
-    /// It refuses the request.
+    /// The router refuses the request.
     Refused(String),
 }
 
-/// Asks, and returns what is to be printed.
+/// Asks the router, and returns the text to print.
 pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
     let body = match &args.request {
         Some(path) => tokio::fs::read(path)
@@ -87,7 +88,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Whether the router refuses, and what it says.
+/// Sends the request; returns whether the router refused, and its reply.
 async fn ask(
     request: Request<Full<Bytes>>,
 ) -> Result<(bool, Value), Box<dyn std::error::Error + Send + Sync>> {
@@ -106,7 +107,7 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
     Ok((name, value))
 }
 
-/// A byte as a query may have it.
+/// A byte in the encoding of a query.
 fn percent(byte: u8) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.

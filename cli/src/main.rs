@@ -23,15 +23,15 @@ use quickstart::QuickstartError;
 use replay_command::ReplayArgs;
 use sim_engine::SimArgs;
 
-/// A request is some hundred small allocations and a few of its body's size: what glibc's
-/// allocator takes for them is a sixth of a router's processor time.
+/// A request makes some hundred small allocations and a few of its body's size; with glibc's
+/// allocator they take a sixth of a router's processor time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Whether the compiler knew what runs how often; see `release/README.md`.
+/// Whether the binary was optimised with an execution profile; see `release/README.md`.
 const PROFILE: &str = if cfg!(profile_guided) { "guided" } else { "none" };
 
-/// Exit codes as of sysexits.h.
+/// Exit codes from `sysexits.h`.
 mod exit {
     pub(crate) const USAGE: u8 = 64;
     pub(crate) const DATA_ERROR: u8 = 65;
@@ -46,7 +46,7 @@ mod exit {
 #[derive(Parser)]
 #[command(version, about)]
 struct Args {
-    /// How log lines look; `RUST_LOG` filters them.
+    /// The format of log lines; `RUST_LOG` sets the filter.
     #[arg(long, global = true, value_enum, default_value_t)]
     log_format: LogFormat,
     #[command(subcommand)]
@@ -60,40 +60,40 @@ enum Command {
         /// The configuration file.
         #[arg(long)]
         config: PathBuf,
-        /// Written once everything is bound: addresses and models, as JSON.
+        /// A JSON file with addresses and models that is written once everything is bound.
         #[arg(long)]
         ready_file: Option<PathBuf>,
     },
     /// Runs a simulated P/D cluster and the router in front of it, on loopback.
     Quickstart {
-        /// Prefill engines.
+        /// Number of prefill engines.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
         prefill: u8,
-        /// Decode engines.
+        /// Number of decode engines.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
         decode: u8,
-        /// Port of the OpenAI front door; 0 takes any free one.
+        /// Port of the OpenAI API; 0 for any free port.
         #[arg(long, default_value_t = 8000)]
         http_port: u16,
-        /// Port of the gRPC front door.
+        /// Port of the gRPC API.
         #[arg(long, default_value_t = 8001)]
         grpc_port: u16,
         /// Port of the admin listener.
         #[arg(long, default_value_t = 9090)]
         admin_port: u16,
-        /// How requests are served.
+        /// The flow of requests.
         #[arg(long, value_enum, default_value_t = FlowArg::PrefillFirst)]
         flow: FlowArg,
-        /// Written once everything is bound: addresses and models, as JSON.
+        /// A JSON file with addresses and models that is written once everything is bound.
         #[arg(long)]
         ready_file: Option<PathBuf>,
-        /// Prints the router's configuration and goes on.
+        /// Prints the router's configuration before it serves.
         #[arg(long)]
         print_config: bool,
     },
     /// Runs one simulated engine.
     SimEngine(Box<SimArgs>),
-    /// Serves a trace on a cluster in virtual time, by this or that policy: what if?
+    /// Runs a trace through a policy on a simulated cluster, in virtual time.
     Replay(Box<ReplayArgs>),
     /// Checks a configuration and prints every problem with its place.
     Check {
@@ -101,7 +101,7 @@ enum Command {
         #[arg(long)]
         config: PathBuf,
     },
-    /// Asks a running router where a request would go, or went, and why.
+    /// Asks a running router where a request would be or was placed, and why.
     Explain(ExplainArgs),
     /// Prints the JSON Schema of the configuration, for editors.
     Schema {
@@ -138,14 +138,14 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            // Help and version are answers, not mistakes; where they cannot be written, the exit
-            // code has to do.
+            // Help and version are not errors. If they cannot be written, only the exit code
+            // reports it.
             let _unsaid = error.print();
             return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
         }
     };
     logging::init(args.log_format);
-    // Of what runs on, logs are all that anybody reads.
+    // The output of commands that keep running is only read as logs.
     let runs_on = matches!(
         args.command,
         Command::Serve { .. } | Command::Quickstart { .. } | Command::SimEngine(_)
@@ -154,7 +154,7 @@ fn main() -> ExitCode {
     let ended = match tokio::runtime::Runtime::new() {
         Ok(runtime) => {
             let ended = runtime.block_on(run(args.command, logs));
-            // A prompt that is still being computed is not waited for.
+            // Does not wait for prompts that are still being computed.
             runtime.shutdown_background();
             ended
         }
@@ -213,7 +213,7 @@ async fn run(command: Command, logs: bool) -> Result<(), (u8, String)> {
     }
 }
 
-/// `logs` has mistakes of the configuration logged, a record each.
+/// With `logs`, each problem of the configuration becomes a log record.
 async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result<(), (u8, String)> {
     let loaded = splitrail_config::load(&path, splitrail_fleet::PARTS).map_err(|problems| {
         let (code, message) = not_loaded(&problems);
@@ -229,7 +229,7 @@ async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result
     let core = splitrail_router::assemble::assemble(loaded.config);
     let core = core.map_err(not_assembled)?;
     let running = Running::start_from(Some(path), core, &listen).await.map_err(os_error)?;
-    // From when it is said to be ready, it answers them.
+    // Signals are handled from the moment at which the router reports that it is ready.
     let signals = Signals::watch().map_err(os_error)?;
     let addresses = running.addresses();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), profile = PROFILE, http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
@@ -284,8 +284,8 @@ fn not_loaded(problems: &splitrail_config::Problems) -> (u8, String) {
     (code, problems.to_string())
 }
 
-/// What a file names and cannot be used is the file's mistake; a file that cannot be written is
-/// not.
+/// If a resource that the configuration names cannot be used, the configuration is at fault; if a
+/// file cannot be written, it is not.
 fn not_assembled(error: AssembleError) -> (u8, String) {
     let code = match error {
         AssembleError::Model(_) => exit::CONFIG,
@@ -311,8 +311,7 @@ fn check(path: &std::path::Path) -> Result<(), (u8, String)> {
     Ok(())
 }
 
-/// What a command was asked for goes to stdout; logs go to stderr. A reader that has
-/// seen enough is no error.
+/// The output of a command goes to stdout; logs go to stderr. A closed pipe is not an error.
 fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     let written = writeln!(out, "{text}").and_then(|()| out.flush());
@@ -325,6 +324,6 @@ fn say(text: &str) {
 }
 
 fn say_error(text: &str) {
-    // Where even this cannot be written, the exit code has to do.
+    // If this cannot be written either, only the exit code reports it.
     let _unsaid = writeln!(std::io::stderr(), "{text}");
 }

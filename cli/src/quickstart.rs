@@ -1,6 +1,6 @@
-//! `splitrail quickstart`: a simulated P/D cluster and the router in front of it,
-//! in one process, on loopback. The router is the real one, configured by a YAML
-//! file like any other; only the engines are simulated.
+//! `splitrail quickstart`: a simulated P/D cluster and the router in front of it, in one process,
+//! on loopback. The router is the real one, configured by a YAML file like any other; only the
+//! engines are simulated.
 
 use std::fmt::Write as _;
 use std::io;
@@ -16,30 +16,30 @@ use tempfile::TempDir;
 /// The simulated model's name.
 pub(crate) const MODEL: &str = "sim";
 
-/// What to start.
+/// The options of a quickstart.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// Prefill engines.
+    /// Number of prefill engines.
     pub(crate) prefill: usize,
-    /// Decode engines.
+    /// Number of decode engines.
     pub(crate) decode: usize,
-    /// Port of the OpenAI front door.
+    /// Port of the OpenAI API.
     pub(crate) http_port: u16,
-    /// Port of the gRPC front door.
+    /// Port of the gRPC API.
     pub(crate) grpc_port: u16,
     /// Port of the admin listener.
     pub(crate) admin_port: u16,
-    /// How requests are served.
+    /// The flow of requests.
     pub(crate) flow: Flow,
 }
 
-/// Why a quickstart did not come up.
+/// Why a quickstart did not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QuickstartError {
-    /// A port, or a file.
+    /// A port or a file cannot be used.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// A defect: the generated configuration is refused.
+    /// The generated configuration is refused, which is a defect.
     #[error("{0}")]
     Config(#[from] Problems),
     /// The router could not be built.
@@ -51,12 +51,12 @@ pub(crate) enum QuickstartError {
 pub(crate) struct Quickstart {
     /// The router.
     pub(crate) running: Running,
-    /// The configuration that it runs, for people to start from.
+    /// The configuration of the router, as a starting point for users.
     pub(crate) yaml: String,
     engines: Engines,
 }
 
-/// The engines of a quickstart, and the files of their model. Dropping ends them.
+/// The engines of a quickstart, and the files of their model. Dropping it ends the engines.
 pub(crate) struct Engines {
     _engines: Vec<SimEngine>,
     _files: TempDir,
@@ -65,7 +65,7 @@ pub(crate) struct Engines {
 /// Starts engines and router.
 ///
 /// # Errors
-/// A port that is taken, or no room for temporary files.
+/// A port is in use, or temporary files cannot be written.
 pub(crate) async fn start(options: &Options) -> Result<Quickstart, QuickstartError> {
     let files = tempfile::Builder::new().prefix("splitrail-").tempdir()?;
     write_tokenizer(files.path())?;
@@ -81,7 +81,7 @@ pub(crate) async fn start(options: &Options) -> Result<Quickstart, QuickstartErr
     Ok(Quickstart { running, yaml, engines: Engines { _engines: engines, _files: files } })
 }
 
-/// Names and roles of the engines. Where nothing is handed over, all do all.
+/// Names and roles of the engines. Without hand-offs, all engines serve both legs.
 fn roles(options: &Options) -> Vec<(String, Role)> {
     let prefill = (0..options.prefill).map(|i| (format!("p{i}"), Role::Prefill));
     let decode = (0..options.decode).map(|i| (format!("d{i}"), Role::Decode));
@@ -93,7 +93,7 @@ fn roles(options: &Options) -> Vec<(String, Role)> {
     }
 }
 
-/// Speeds that let a person see prefill, hand-off and streaming.
+/// Speeds at which a person can observe prefill, hand-off and streaming.
 fn engine_config(role: Role) -> SimConfig {
     SimConfig {
         model: MODEL.to_owned(),
@@ -122,7 +122,7 @@ fn yaml(
             Role::Decode => "decode",
             Role::Both => "both",
         };
-        // Writing to a string cannot fail; a simulated engine always has events.
+        // Writing to a string cannot fail, and a simulated engine always publishes events.
         let _infallible = writeln!(
             workers,
             "      - {{ id: {id}, role: {role}, url: \"{}\", kv_events: \"{}\", kv_replay: \"{}\" }}",
@@ -158,12 +158,12 @@ models:
 }
 
 impl Quickstart {
-    /// The router, and what must live as long as it does.
+    /// The router, and the engines, which must live as long as the router.
     pub(crate) fn split(self) -> (Running, Engines) {
         (self.running, self.engines)
     }
 
-    /// What to try next.
+    /// Commands to try next.
     pub(crate) fn hints(&self) -> String {
         let addresses = self.running.addresses();
         let http = addresses.http;

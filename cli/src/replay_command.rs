@@ -1,4 +1,4 @@
-//! `splitrail replay`: a trace through the router's decisions, in virtual time.
+//! `splitrail replay`: runs a trace through the router's decisions, in virtual time.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, IsTerminal, Write};
@@ -16,13 +16,13 @@ pub(crate) use args::ReplayArgs;
 use crate::{exit, not_loaded, say, say_error};
 use args::{Configured, Local};
 
-/// An exit code and what to say.
+/// An exit code and a message.
 type Failure = (u8, String);
 
-/// The policy that a configuration names.
+/// The name of the configuration's own policy.
 const CONFIGURED: &str = "configured";
 
-/// Without a configuration.
+/// The policy without a configuration.
 const DEFAULT_POLICY: &str = "least_loaded";
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         .map_err(|error| (exit::DATA_ERROR, format!("{}: {error}", args.trace.display())))?;
     let mut bar = Bar::new(entries.len() * workload.requests().len());
     let mut reports = Vec::with_capacity(entries.len());
-    // Two of the same traffic are compared.
+    // Two outcomes of the same traffic are compared.
     let mut outcomes = Vec::new();
     for (i, entry) in entries.iter().enumerate() {
         let before = i * workload.requests().len();
@@ -83,7 +83,7 @@ fn tell(args: &ReplayArgs, reports: &[Report]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One for each policy under each configuration.
+/// One entry for each policy under each configuration.
 fn entries(args: &ReplayArgs) -> Result<Vec<Entry>, Failure> {
     let mut entries = Vec::new();
     let configs = if args.compare.is_empty() { &args.config } else { &args.compare };
@@ -127,7 +127,7 @@ fn policies(names: &[String], configured: Option<&Named>) -> Result<Vec<Named>, 
     }
 }
 
-/// What a configuration says of a model.
+/// The cluster and the policy that a configuration describes.
 fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named), Failure> {
     let loaded =
         splitrail_config::load(path, Parts::ALL).map_err(|problems| not_loaded(&problems))?;
@@ -195,7 +195,7 @@ fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
     (code, format!("{}: {error}", path.display()))
 }
 
-/// A progress bar on standard error, where somebody looks and it takes a while.
+/// A progress bar on standard error, if that is a terminal and the replay takes long.
 struct Bar {
     total: usize,
     started: Instant,
@@ -204,7 +204,7 @@ struct Bar {
 }
 
 impl Bar {
-    /// Before that it would only flicker.
+    /// Before this time the bar would only flicker.
     const PATIENCE: Duration = Duration::from_millis(500);
     const REDRAW: Duration = Duration::from_millis(100);
     const WIDTH: usize = 40;

@@ -7,19 +7,19 @@ use serde_json::json;
 use splitrail_router::run::{Signals, write_whole};
 use splitrail_sim::{Role, SimConfig, SimEngine};
 
-/// What the engine is like.
+/// The properties of the engine.
 #[derive(Args)]
 pub(crate) struct SimArgs {
-    /// Legs that it takes.
+    /// The legs that it serves.
     #[arg(long, value_enum, default_value_t = RoleArg::Both)]
     role: RoleArg,
-    /// HTTP port on loopback; 0 takes any free one.
+    /// HTTP port on loopback; 0 for any free port.
     #[arg(long, default_value_t = 0)]
     http_port: u16,
     /// Port of the KV events.
     #[arg(long, default_value_t = 0)]
     kv_events_port: u16,
-    /// Port of their replay.
+    /// Port of the replay of KV events.
     #[arg(long, default_value_t = 0)]
     kv_replay_port: u16,
     /// Name of the model.
@@ -28,16 +28,16 @@ pub(crate) struct SimArgs {
     /// Tokens per KV block.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65536))]
     block_size: u32,
-    /// KV blocks.
+    /// Number of KV blocks.
     #[arg(long, default_value_t = 4096)]
     kv_blocks: u32,
     /// Whether `cache_hit_threshold` gates requests.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     honour_threshold: bool,
-    /// Whether it serves `/v1/embeddings`, and then nothing that generates.
+    /// Whether it serves `/v1/embeddings` and nothing that generates.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     embeds: bool,
-    /// Data-parallel ranks; rank r publishes, and replays, r ports further.
+    /// Number of data-parallel ranks; rank r publishes and replays r ports further.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     data_parallel: u16,
     /// Whether `X-data-parallel-rank` pins a request to a rank.
@@ -55,7 +55,7 @@ pub(crate) struct SimArgs {
     /// Milliseconds for which a hand-off is kept.
     #[arg(long, default_value_t = 30_000)]
     lease_ms: u64,
-    /// Written once everything is bound: its addresses, as JSON.
+    /// A JSON file with its addresses that is written once everything is bound.
     #[arg(long)]
     ready_file: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! The command as people run it: real processes of the built binary.
+//! The command as users run it: processes of the built binary.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ fn run(arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// What a command said, on both channels.
+/// The output of a command on both channels.
 fn said(output: &Output) -> String {
     let text = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8(text).unwrap()
@@ -39,7 +39,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts the binary with a ready file, its channels going to files.
+    /// Starts the binary with a ready file and with its output in files.
     fn start(arguments: &[&str]) -> Self {
         let files = tempfile::tempdir().unwrap();
         let open = |name: &str| std::fs::File::create(files.path().join(name)).unwrap();
@@ -60,7 +60,7 @@ impl Process {
         std::fs::read_to_string(self.files.path().join(name)).unwrap()
     }
 
-    /// The ready file's content, once it is there.
+    /// The content of the ready file, once it exists.
     async fn ready(&mut self) -> Value {
         let path = self.files.path().join("ready.json");
         eventually("the ready file is there", async || {
@@ -90,7 +90,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Ended already, or ended here; either is fine.
+        // The process may already have ended.
         let _ended = self.child.kill();
         let _reaped = self.child.wait();
     }
@@ -119,7 +119,7 @@ fn chat(max_tokens: u32) -> Value {
     })
 }
 
-/// A valid file with one engine that need not exist.
+/// A valid configuration file with one engine, which need not exist.
 fn good_file(http: &str, engine: &str, events: &str) -> String {
     format!(
         "listen: {{ http: {http}, admin: 127.0.0.1:0 }}
@@ -188,12 +188,12 @@ fn check_prints_five_mistakes_with_places_and_hints() {
     let files = tempfile::tempdir().unwrap();
     let path = write(files.path(), "five.yaml", FIVE_MISTAKES);
     check_five(&path, &run(&["check", "--config", &path]));
-    // What `check` refuses, `serve` refuses in the same words.
+    // `serve` refuses what `check` refuses, with the same messages.
     check_five(&path, &run(&["serve", "--config", &path]));
 }
 
 #[test]
-fn check_is_content_with_a_good_file_and_says_so() {
+fn check_confirms_that_a_file_is_valid() {
     let files = tempfile::tempdir().unwrap();
     let good = good_file("127.0.0.1:0", "http://127.0.0.1:1", "");
     let path = write(files.path(), "good.yaml", &good);
@@ -208,7 +208,7 @@ fn check_is_content_with_a_good_file_and_says_so() {
     }
 }
 
-/// Every object of a schema whose members are listed takes no others.
+/// Every object of a schema that lists its members accepts no others.
 fn check_closed(schema: &Value, at: &str) -> usize {
     let mut closed = 0;
     match schema {
@@ -255,7 +255,7 @@ fn the_configuration_reference_in_the_docs_is_what_the_command_prints() {
 }
 
 #[test]
-fn the_reference_shows_durations_as_people_write_them() {
+fn the_reference_shows_durations_with_units() {
     let table = String::from_utf8(run(&["schema", "--markdown"]).stdout).unwrap();
     let durations: Vec<_> = table.lines().filter(|row| row.contains("| duration |")).collect();
     assert!(durations.len() >= 5, "{table}");
@@ -279,7 +279,7 @@ fn a_port_in_use_is_an_os_error_that_names_the_address() {
 }
 
 #[test]
-fn quickstart_says_the_same_of_a_port_in_use() {
+fn quickstart_reports_a_port_in_use_alike() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let port = taken.local_addr().unwrap().port().to_string();
@@ -290,7 +290,7 @@ fn quickstart_says_the_same_of_a_port_in_use() {
 }
 
 #[test]
-fn arguments_that_do_not_exist_are_refused_with_a_way_on() {
+fn unknown_arguments_are_refused_with_a_hint() {
     for arguments in [
         &["--nope"][..],
         &["frobnicate"],
@@ -348,7 +348,7 @@ async fn second_turn_is_cached(http: &Client, admin: &Client) {
 }
 
 #[tokio::test]
-async fn quickstart_answers_finds_the_second_turn_in_a_cache_and_ends_when_told() {
+async fn quickstart_answers_reuses_the_cache_for_a_second_turn_and_ends_on_a_signal() {
     for (more, flow) in [
         (&[][..], "prefill_first"),
         (&["--flow", "aggregated"], "aggregated"),
@@ -375,7 +375,7 @@ async fn quickstart_answers_finds_the_second_turn_in_a_cache_and_ends_when_told(
 }
 
 #[tokio::test]
-async fn quickstart_starts_as_many_engines_as_it_is_told() {
+async fn quickstart_starts_the_requested_number_of_engines() {
     let mut process = quickstart(&["--prefill", "3", "--decode", "1"]);
     let admin = Client::new(address(&process.ready().await, "admin"));
     let workers = admin.get("/admin/workers").await.json();
@@ -391,14 +391,14 @@ async fn the_first_sigterm_lets_a_stream_finish_and_the_second_ends_at_once() {
     let mut events = http.stream(CHAT, &chat(40)).await;
     events.next().await.unwrap();
     patient.terminate();
-    // `[DONE]` comes, and usage before it.
+    // The stream ends with usage and `[DONE]`.
     let chunks = events.chunks().await;
     assert!(chunks.last().unwrap()["usage"]["completion_tokens"] == 40);
     assert_eq!(patient.end().await.code(), Some(0));
 
     let mut urgent = quickstart(&[]);
     let http = Client::new(address(&urgent.ready().await, "http"));
-    // Longer than anybody waits for.
+    // Longer than the test waits.
     let mut events = http.stream(CHAT, &chat(20_000)).await;
     events.next().await.unwrap();
     urgent.terminate();
@@ -411,7 +411,7 @@ async fn the_first_sigterm_lets_a_stream_finish_and_the_second_ends_at_once() {
 }
 
 #[tokio::test]
-async fn sim_engine_is_an_engine_of_its_own() {
+async fn sim_engine_serves_without_a_router() {
     let mut process = Process::start(&[
         "sim-engine",
         "--role",
@@ -440,7 +440,7 @@ async fn sim_engine_is_an_engine_of_its_own() {
     assert_eq!(process.end().await.code(), Some(0));
 }
 
-/// Lines of a log, each of which must be a JSON object.
+/// The lines of a log, each of which must be a JSON object.
 fn json_lines(text: &str) -> Vec<Value> {
     let lines = text.lines().map(|line| {
         let value: Value =
@@ -452,7 +452,7 @@ fn json_lines(text: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn json_logs_are_lines_of_json_on_stderr_and_garbage_events_are_among_them() {
+async fn json_logs_are_lines_of_json_on_stderr_and_report_malformed_events() {
     let engine = SimEngine::start(SimConfig::default()).await.unwrap();
     let files = tempfile::tempdir().unwrap();
     let events = format!(
@@ -477,7 +477,7 @@ async fn json_logs_are_lines_of_json_on_stderr_and_garbage_events_are_among_them
                 && line["fields"]["message"].as_str().unwrap().contains("KV event")
         };
         let text = process.read("stderr");
-        // The last line may be half written.
+        // The last line may be incomplete.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         json_lines(whole).iter().any(about_garbage)
     })

@@ -1,8 +1,8 @@
-//! An explanation as people read it.
+//! Formats an explanation for people.
 
 use serde_json::{Map, Value};
 
-/// Writes a reply of `POST /admin/explain`.
+/// Formats a reply of `POST /admin/explain`.
 pub(super) fn write(out: &mut String, reply: &Value) {
     if reply["dry_run"] == true {
         dry_run(out, &reply["explanation"]);
@@ -43,7 +43,7 @@ fn dry_run(out: &mut String, told: &Value) {
             }
             for veto in list(&step["vetoed"]) {
                 let reasons: Vec<_> = list(&veto["reasons"]).iter().map(text).collect();
-                // Who is there for something else is no news.
+                // Workers with another role are not listed.
                 if !reasons.iter().any(|reason| reason == "role") {
                     vetoed(out, veto, &reasons.join(", "));
                 }
@@ -124,7 +124,7 @@ fn choice(out: &mut String, name: &str, made: &Value, unit: &str) {
     push(out, &said);
 }
 
-/// A line per worker.
+/// One line per worker.
 fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value]) {
     const COLUMNS: [(&str, &str); 7] = [
         ("cost", "cost"),
@@ -181,7 +181,7 @@ fn terms(terms: &Value) -> String {
     terms.map(|(name, cost)| format!("{name} {}", figure(cost))).collect::<Vec<_>>().join(" + ")
 }
 
-/// How old the index is, by a condition or by a candidate of a past decision.
+/// The age of the index, from a condition or from a candidate of a past decision.
 fn age(condition: &Value) -> String {
     let age = match condition["index_age_ms"].as_u64() {
         Some(ms) => format!("heard {ms} ms ago"),
@@ -193,7 +193,7 @@ fn age(condition: &Value) -> String {
     }
 }
 
-/// The fields of an object that are not null, in one line.
+/// The fields of an object that are not null, on one line.
 fn fields(out: &mut String, lead: &str, object: &Map<String, Value>) {
     let said: Vec<(&str, &Value)> =
         object.iter().map(|(name, value)| (name.as_str(), value)).collect();
@@ -208,7 +208,7 @@ fn line(out: &mut String, lead: &str, fields: &[(&str, &Value)]) {
 
 fn figure(value: &Value) -> String {
     match value.as_f64() {
-        // Shares, which a tenth says too little of.
+        // Shares need more than one decimal digit.
         Some(number) if value.is_f64() && number > 0.0 && number < 1.0 => {
             let figure = format!("{number:.3}");
             figure.trim_end_matches('0').to_owned()

@@ -1,4 +1,4 @@
-//! What `splitrail replay` can be told.
+//! The arguments of `splitrail replay`.
 
 use std::path::PathBuf;
 
@@ -7,147 +7,147 @@ use splitrail_policy::queue::QueueConfig;
 use splitrail_replay::{Model, Scenario};
 use splitrail_sim::cluster::{ClusterConfig, InsertAt};
 
-/// Serves a trace on a cluster in virtual time. Several policies or configurations give one
-/// table; docs/replay.md states the model.
+/// Runs a trace on a simulated cluster, in virtual time. Several policies or configurations give
+/// one table; docs/replay.md describes the model.
 #[derive(Args)]
 pub(crate) struct ReplayArgs {
-    /// The trace: what a router has recorded, or one JSON object per line with `timestamp`
-    /// (ms), `input_length`, `output_length` and `hash_ids`.
+    /// The trace: a router's record file, or one JSON object per line with `timestamp` (ms),
+    /// `input_length`, `output_length` and `hash_ids`.
     #[arg(long)]
     pub(crate) trace: PathBuf,
-    /// A router's configuration, for workers, flow and policy; may be given several times.
+    /// A router's configuration, for workers, flow and policy; can be given several times.
     #[arg(long)]
     pub(crate) config: Vec<PathBuf>,
-    /// Two configurations, and which of their differences may be chance.
+    /// Two configurations, whose differences are tested for chance.
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "config")]
     pub(crate) compare: Vec<PathBuf>,
-    /// The configured model to replay, left out the first; of a record, only its requests.
+    /// The configured model to replay, by default the first; of a record file, only its requests.
     #[arg(long)]
     pub(crate) serve: Option<String>,
-    /// A policy by name, or as JSON as a configuration would say it; may be given several
-    /// times. Takes the place of the configuration's own, which is named `configured`.
+    /// A policy by name, or as JSON in the form of a configuration; can be given several times.
+    /// Replaces the configuration's own policy, which is named `configured`.
     #[arg(long)]
     pub(crate) policy: Vec<String>,
-    /// How much of a cluster is modelled.
+    /// The detail of the cluster model.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) model: ModelArg,
-    /// The share of the time for which all prefill workers would be busy if nothing were
-    /// cached; sets how fast the trace runs.
+    /// The share of time for which all prefill workers would be busy if nothing were cached;
+    /// determines the speed of the trace.
     #[arg(long, value_parser = positive, conflicts_with = "rate")]
     utilisation: Option<f64>,
-    /// How often the trace runs as fast as recorded.
+    /// The speed of the trace relative to the recording.
     #[arg(long, value_parser = positive)]
     rate: Option<f64>,
-    /// Several utilisations, each a row: a sweep.
+    /// Several utilisations, each of which gives a row.
     #[arg(long, value_delimiter = ',', value_parser = positive, conflicts_with_all = ["rate", "utilisation"])]
     pub(crate) loads: Vec<f64>,
     /// Spaces requests of the same timestamp evenly up to the next one.
     #[arg(long)]
     spread: bool,
-    /// For draws and ties.
+    /// The seed of random choices and tie-breaks.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Prefill workers; left out, as configured, or 8.
+    /// Number of prefill workers; by default as configured, or 8.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     prefill: Option<u32>,
-    /// Decode workers; left out, as configured, or 4.
+    /// Number of decode workers; by default as configured, or 4.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     decode: Option<u32>,
-    /// Tokens of the trace's blocks; left out, what a record says, or 512.
+    /// Tokens per block of the trace; by default from the record file, or 512.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) block_tokens: Option<u32>,
-    /// Blocks in each prefill worker's cache, or `inf`.
+    /// Number of blocks in each prefill worker's cache, or `inf`.
     #[arg(long, default_value = "10000", value_parser = blocks)]
     capacity_blocks: usize,
-    /// Blocks of prompts in each decode worker's cache, or `inf`.
+    /// Number of blocks of prompts in each decode worker's cache, or `inf`.
     #[arg(long, value_parser = blocks)]
     dcap: Option<usize>,
-    /// When computed blocks can be found.
+    /// When computed blocks become available in the cache.
     #[arg(long, value_enum, default_value_t)]
     insert_at: InsertAtArg,
-    /// Tokens that one prefill iteration packs; 0 serves one whole request at a time.
+    /// Maximum tokens of one prefill iteration; 0 serves one whole request at a time.
     #[arg(long)]
     budget: Option<u32>,
-    /// Refuses a request whose worker has so many waiting.
+    /// Refuses a request if this many requests wait at its worker.
     #[arg(long)]
     max_queue: Option<usize>,
-    /// Share of a prompt's blocks from which a decode worker that holds them computes the
-    /// rest itself, or `auto`; left out, as configured, or never.
+    /// The share of a prompt's blocks from which on a decode worker that holds them computes the
+    /// rest itself, or `auto`; by default as configured, or never.
     #[arg(long, value_parser = local)]
     local: Option<Local>,
-    /// Milliseconds between the tokens of a stream that `--local auto` keeps to.
+    /// The time between tokens in milliseconds that `--local auto` must not exceed.
     #[arg(long, value_parser = positive, default_value_t = 200.0)]
     tbt_goal: f64,
-    /// Tokens of a local prefill beside one decode step; 0 for all.
+    /// Tokens of a local prefill in one decode step; 0 for all.
     #[arg(long)]
     chunk: Option<u32>,
-    /// How much of the shorter part of a mixed step adds to the longer one.
+    /// How much of the shorter part of a mixed step adds to the longer part.
     #[arg(long, value_parser = not_negative)]
     kappa: Option<f64>,
-    /// Says as well where cache hits were lost.
+    /// Also reports where cache hits were lost.
     #[arg(long)]
     pub(crate) losses: bool,
-    /// Writes the reports as JSON; `-` for standard output in place of the table.
+    /// Writes the reports as JSON; `-` for standard output instead of the table.
     #[arg(long)]
     pub(crate) json: Option<PathBuf>,
-    /// Writes a tab-separated line per request; with several rows, one file for each, with its
-    /// number before the extension.
+    /// Writes one tab-separated line per request; with several rows, one file for each, with the
+    /// row's number before the extension.
     #[arg(long)]
     pub(crate) dump: Option<PathBuf>,
-    /// Draws TTFT percentiles and the hit share against load.
+    /// Draws TTFT percentiles and the hit share against the load.
     #[arg(long, requires = "loads")]
     pub(crate) svg: Option<PathBuf>,
-    // Last: what follows would stand under its heading.
+    // Last, because the following arguments appear under its heading.
     #[command(flatten)]
     cost: CostArgs,
 }
 
-/// Coefficients, where they are not the default ones.
+/// Coefficients that differ from the defaults.
 #[derive(Args)]
 #[command(next_help_heading = "Cost model")]
 struct CostArgs {
-    /// Of a prefill iteration, in seconds.
+    /// Seconds per prefill iteration.
     #[arg(long, value_parser = not_negative)]
     c0: Option<f64>,
-    /// Of a computed token, in seconds.
+    /// Seconds per computed token.
     #[arg(long, value_parser = not_negative)]
     c1: Option<f64>,
-    /// Of a computed token for each token before it, in seconds.
+    /// Seconds per computed token for each token before it.
     #[arg(long, value_parser = not_negative)]
     c2: Option<f64>,
-    /// Of a transfer, in seconds.
+    /// Seconds per transfer.
     #[arg(long, value_parser = not_negative)]
     t0: Option<f64>,
-    /// Bandwidth of a transfer, in bytes per second.
+    /// Bandwidth of a transfer in bytes per second.
     #[arg(long, value_parser = positive)]
     bw: Option<f64>,
-    /// KV of a token, in bytes.
+    /// Bytes of KV per token.
     #[arg(long, value_parser = not_negative)]
     kv: Option<f64>,
-    /// Of a decode step, in seconds.
+    /// Seconds per decode step.
     #[arg(long, value_parser = positive)]
     d0: Option<f64>,
-    /// Of a request in a decode step, in seconds.
+    /// Seconds per request in a decode step.
     #[arg(long, value_parser = not_negative)]
     d1: Option<f64>,
-    /// Of a token of context in a decode step, in seconds.
+    /// Seconds per token of context in a decode step.
     #[arg(long, value_parser = not_negative)]
     d2: Option<f64>,
-    /// Tokens of KV that a decode worker can hold.
+    /// Maximum tokens of KV that a decode worker can hold.
     #[arg(long)]
     kv_capacity: Option<u64>,
-    /// Requests that a decode worker can have at once.
+    /// Maximum number of requests at a decode worker.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     max_batch: Option<u32>,
 }
 
-/// How much of a cluster is modelled.
+/// The detail of the cluster model.
 #[derive(Clone, Copy, Default, ValueEnum)]
 pub(crate) enum ModelArg {
-    /// The plain model, which another implementation can follow to the nanosecond.
+    /// The plain model, which another implementation can reproduce to the nanosecond.
     #[default]
     Reference,
-    /// Chunked prefill, transfers that wait for each other, caches on decode workers.
+    /// Adds chunked prefill, transfers that wait for each other, and caches on decode workers.
     Engine,
 }
 
@@ -159,7 +159,8 @@ enum InsertAtArg {
 }
 
 impl ReplayArgs {
-    /// What the command line says; a configuration may have its say on what it leaves open.
+    /// The scenario of the command line; the configuration determines what the command line leaves
+    /// open.
     pub(crate) fn scenario(&self, configured: &Configured) -> Scenario {
         let base = match self.model {
             ModelArg::Reference => Model::Reference.cluster(),
@@ -169,7 +170,7 @@ impl ReplayArgs {
         let workers = |told: Option<u32>, count: Option<usize>, default| {
             told.map(|workers| workers as usize).or(count).unwrap_or(default)
         };
-        // A threshold that somebody configured needs something to hit.
+        // A configured threshold needs a cache on decode workers.
         let decode_default = match configured.local.is_some() && self.local.is_none() {
             true => base.decode_cache_blocks.max(self.capacity_blocks),
             false => base.decode_cache_blocks,
@@ -227,25 +228,25 @@ impl ReplayArgs {
     }
 }
 
-/// What a configuration says of a cluster.
+/// The cluster that a configuration describes.
 #[derive(Default)]
 pub(crate) struct Configured {
-    /// Its prefill workers.
+    /// Number of its prefill workers.
     pub(crate) prefill: Option<usize>,
-    /// Its other workers.
+    /// Number of its other workers.
     pub(crate) decode: Option<usize>,
-    /// From which share of a prompt on its decode workers serve alone.
+    /// The threshold for local prefills.
     pub(crate) local: Option<Local>,
-    /// How requests wait in the router.
+    /// The router's queue.
     pub(crate) queue: Option<QueueConfig>,
 }
 
-/// From which share of a prompt on a decode worker serves alone.
+/// The share of a prompt from which on a decode worker serves the request alone.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Local {
-    /// From this on.
+    /// This share.
     At(f64),
-    /// From what is learned to pay.
+    /// The share that is learned.
     Auto,
 }
 

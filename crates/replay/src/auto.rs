@@ -1,4 +1,4 @@
-//! The threshold that finds itself, before a policy.
+//! The learned threshold of decode-first, in front of a policy.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use splitrail_sim::cluster::{Cluster, Decision, Router};
 
 use crate::feed::Feed;
 
-/// A router that tells what it knows of the prefill workers.
+/// A router that reports what it knows of the prefill workers.
 pub trait Sees: Router {
-    /// Fills in the candidates for a request. Returns how many requests wait for any of them,
-    /// and how many milliseconds those before this one take.
+    /// Fills in the candidates for a request. Returns the number of requests that wait in the
+    /// router, and the milliseconds that those before this one take.
     fn see(
         &mut self,
         cluster: &Cluster<'_>,
@@ -23,7 +23,7 @@ pub trait Sees: Router {
     ) -> (usize, f64);
 }
 
-/// Asks the threshold first, and a policy for what is to be prefilled remotely.
+/// Applies the learned threshold first, and a policy to requests that are prefilled remotely.
 #[derive(Debug)]
 pub struct AutoRouter<R> {
     policy: R,
@@ -31,22 +31,22 @@ pub struct AutoRouter<R> {
     told: Coefficients,
     seed: u64,
     decode: Vec<Decode>,
-    /// Which way requests went that have no token yet.
+    /// The chosen way of requests that have no token yet.
     gone: HashMap<usize, (bool, Way)>,
 }
 
-/// What was given to a decode worker to compute.
+/// The local prefills of a decode worker.
 #[derive(Clone, Debug, Default)]
 struct Decode {
-    /// Requests and what they lacked.
+    /// Requests with the number of tokens that they lacked.
     local: Vec<(usize, u64)>,
     busy: BusyShare,
 }
 
 impl<R: Sees> AutoRouter<R> {
-    /// `told` is what decode workers are believed to cost.
+    /// `told` are the assumed costs of decode workers.
     pub fn new(policy: R, config: ThresholdConfig, told: Coefficients, seed: u64) -> Self {
-        // Until it knows better, as configurations that say nothing.
+        // Starts with the default threshold until something is learned.
         let threshold = Threshold::new(config, DEFAULT_THRESHOLD_RATIO);
         Self { policy, threshold, told, seed, decode: Vec::new(), gone: HashMap::new() }
     }

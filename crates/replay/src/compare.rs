@@ -1,41 +1,41 @@
-//! Two ways to serve the same trace: which differences matter?
+//! Compares two ways to serve the same trace, and tests which differences may be chance.
 //!
-//! A trace is one sample of the traffic that might have come. How much of a difference is its
-//! luck is found by drawing other traces from it: stretches of consecutive requests, since
-//! neighbours share bursts and queues, with replacement. Both sides are drawn alike, so that
-//! what is hard for both cancels out.
+//! A trace is one sample of the traffic that might have arrived. How much of a difference is due to
+//! chance is estimated by drawing other traces from it: stretches of consecutive requests, since
+//! neighbours share bursts and queues, with replacement. Both sides use the same draws, so that
+//! difficulties of a stretch cancel out.
 
 use serde::Serialize;
 use splitrail_policy::mix;
 use splitrail_sim::cluster::{Outcome, Workload};
 
-/// Stretches that a trace is cut into.
+/// Number of stretches into which a trace is cut.
 const STRETCHES: usize = 50;
-/// Traces that are drawn.
+/// Number of traces that are drawn.
 const DRAWS: usize = 400;
-/// Of 400 sorted differences, these are the ends of the middle 95 %.
+/// The positions of the bounds of the middle 95 % among 400 sorted differences.
 const ENDS: (usize, usize) = (10, 389);
 
 /// One measure on both sides.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// What is measured.
+    /// The name of the measure.
     pub measure: &'static str,
-    /// On the first side.
+    /// The value on the first side.
     pub first: f64,
-    /// On the second.
+    /// The value on the second side.
     pub second: f64,
-    /// Second less first.
+    /// Second value minus first value.
     pub difference: f64,
     /// 95 % of the drawn traces have a difference of at least this,
     pub low: f64,
     /// and at most this.
     pub high: f64,
-    /// Whether both ends are on the same side of 0.
+    /// Whether both bounds are on the same side of 0.
     pub matters: bool,
 }
 
-/// What is known of one request on one side.
+/// The result of one request on one side.
 #[derive(Clone, Copy)]
 struct Sample {
     /// `None` if it was refused.
@@ -85,7 +85,7 @@ pub fn compare(workload: &Workload, first: &Outcome, second: &Outcome) -> Vec<Di
     differences
 }
 
-/// The differences as lines for people.
+/// Formats the differences as lines.
 pub fn table(differences: &[Difference], first: &str, second: &str) -> String {
     let mut text = format!("{second} against {first}, and 95 % of traces drawn from this one:\n");
     for difference in differences {
@@ -113,7 +113,7 @@ fn samples(workload: &Workload, outcome: &Outcome) -> Vec<Sample> {
     .collect()
 }
 
-/// Another trace, the same one for each side and measure.
+/// Draws another trace, the same one for each side and measure.
 fn redraw(side: &[Sample], draw: usize, into: &mut Vec<Sample>) {
     into.clear();
     for i in 0..STRETCHES {
@@ -128,7 +128,7 @@ fn mean(samples: &mut [Sample]) -> f64 {
     times().sum::<f64>() / times().count().max(1) as f64
 }
 
-/// By nearest rank; sorts out what was refused.
+/// The percentile by nearest rank, without refused requests; sorts the samples.
 fn percentile(samples: &mut [Sample], percent: usize) -> f64 {
     let time = |sample: &Sample| sample.ttft_s.unwrap_or(f64::INFINITY);
     let served = samples.iter().filter(|sample| sample.ttft_s.is_some()).count();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constant_gain_is_certain_and_noise_may_be_chance() {
+    fn a_constant_gain_is_significant_and_noise_is_not() {
         let noise = |i: u64| 1_000_000_000 + mix(i) % 4_000_000_000;
         let (workload, first) = outcome(noise);
         let (_, sooner) = outcome(|i| noise(i) - 500_000_000);

@@ -1,4 +1,4 @@
-//! A policy as the cluster's router.
+//! Adapts a policy to the cluster's router interface.
 
 use splitrail_policy::published::{Published, Sight};
 use splitrail_policy::{Candidate, Coefficients, Policy, mix, pick};
@@ -7,12 +7,12 @@ use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 use crate::auto::Sees;
 use crate::feed::Feed;
 
-/// A policy that can route.
+/// A policy that places requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Chooser {
-    /// One that others have published.
+    /// A policy that others have published.
     Published(Published),
-    /// One of a configuration: the router's own code decides.
+    /// A policy of a configuration, decided by the router's own code.
     Configured(Policy),
 }
 
@@ -25,7 +25,7 @@ impl Chooser {
         }
     }
 
-    /// What has to be known of candidates.
+    /// What must be known of candidates.
     fn sees(&self) -> Vec<Sight> {
         match self {
             Self::Published(policy) => vec![policy.sight()],
@@ -34,14 +34,14 @@ impl Chooser {
     }
 }
 
-/// SplitMix64, for draws and ties.
+/// SplitMix64, for random choices and tie-breaks.
 #[derive(Clone, Debug)]
 struct Draws(u64);
 
 impl Draws {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-    /// What the next draw is going to be.
+    /// The next random number, without advancing.
     fn peek(&self) -> u64 {
         mix(self.0.wrapping_add(Self::STEP))
     }
@@ -51,25 +51,25 @@ impl Draws {
     }
 }
 
-/// Routes by a policy.
+/// Places requests by a policy.
 #[derive(Debug)]
 pub struct PolicyRouter {
     chooser: Chooser,
     told: Vec<Coefficients>,
-    /// Share of a prompt's blocks from which a decode worker that holds them computes the
+    /// The share of a prompt's blocks from which on a decode worker that holds them computes the
     /// rest itself.
     local_threshold: Option<f64>,
     draws: Draws,
     turn: u64,
     feed: Option<Feed>,
     candidates: Vec<Candidate>,
-    /// Whom the last decision took, and how many blocks it fetches.
+    /// The worker of the last decision, and the number of blocks that it fetches.
     last: (usize, u32),
 }
 
 impl PolicyRouter {
-    /// `told` are the coefficients that it believes each worker has; the last one stands for
-    /// all others.
+    /// `told` are the assumed coefficients of each worker; the last one applies to all further
+    /// workers.
     pub fn new(chooser: Chooser, told: Vec<Coefficients>, seed: u64) -> Self {
         Self {
             chooser,
@@ -83,14 +83,14 @@ impl PolicyRouter {
         }
     }
 
-    /// Serves a request by a decode worker alone if that holds at least this share of its
+    /// Lets a decode worker serve a request alone if it holds at least this share of the request's
     /// blocks.
     pub fn with_local_threshold(mut self, threshold: Option<f64>) -> Self {
         self.local_threshold = threshold;
         self
     }
 
-    /// The place of the chosen candidate, and the leading blocks to fetch.
+    /// The index of the chosen candidate, and the number of leading blocks to fetch.
     fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> (usize, u32) {
         let query = Feed::query(cluster, request, self.turn, self.draws.peek());
         match &self.chooser {
@@ -115,7 +115,7 @@ impl PolicyRouter {
     }
 }
 
-/// The reference way of decode-first: the decode worker with most of the prompt, if that is
+/// Decode-first of the reference model: the decode worker that holds most of the prompt, if that is
 /// enough.
 pub fn local_worker(cluster: &Cluster<'_>, request: usize, threshold: f64) -> Option<usize> {
     let (worker, hits) = cluster.best_decode_holder(request);

@@ -1,4 +1,4 @@
-//! What stands in one row of a table.
+//! One row of a table.
 
 use splitrail_sim::cluster::{Outcome, Workload};
 
@@ -6,17 +6,18 @@ use crate::named::Named;
 use crate::report::Report;
 use crate::scenario::Scenario;
 
-/// A policy and how the trace is served under it.
+/// A policy and the scenario in which it serves the trace.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// What decides.
+    /// The policy.
     pub policy: Named,
-    /// The rest.
+    /// The scenario.
     pub scenario: Scenario,
 }
 
 impl Entry {
-    /// Serves the trace. `watch` is told now and then how many requests have come.
+    /// Serves the trace. `watch` is called from time to time with the number of requests that have
+    /// arrived.
     pub fn serve(&self, workload: &Workload, watch: &mut dyn FnMut(usize)) -> (Outcome, Report) {
         let outcome = self.scenario.run(workload, &self.policy, watch);
         let load = self.scenario.utilisation;
@@ -25,7 +26,7 @@ impl Entry {
     }
 }
 
-/// Every entry at every load.
+/// All entries at every load.
 pub fn sweep(entries: &[Entry], loads: &[f64]) -> Vec<Entry> {
     let at = |entry: &Entry, load: f64| Entry {
         policy: entry.policy.clone(),

@@ -5,30 +5,32 @@ use splitrail_policy::published::Sight;
 use splitrail_policy::{Candidate, Coefficients, Leg, Query};
 use splitrail_sim::cluster::Cluster;
 
-/// How long what was routed somewhere is remembered.
+/// How long a placement is remembered.
 const RECENT_NS: u64 = 120_000_000_000;
 
-/// A router's own bookings, kept by what it routed and what it saw end.
+/// A router's own bookings, from its placements and the ends that it observes.
 #[derive(Debug)]
 pub struct Feed {
     /// What bookings are made from.
     sight: Sight,
     coefficients: Vec<Coefficients>,
-    /// By worker and block: outstanding requests that have it. Empty where nobody looks.
+    /// By worker and block: number of outstanding requests with the block. Empty if no policy uses
+    /// it.
     pending: Vec<Vec<u32>>,
-    /// By worker and block: when it was last routed there, plus 1; 0 for never.
+    /// By worker and block: the time of the last placement there, plus 1; 0 for never.
     recent: Vec<Vec<u64>>,
-    /// By worker: tokens to compute of what is outstanding, and estimates of what waits.
+    /// By worker: tokens to compute of outstanding requests, and predicted time of waiting ones.
     booked_tokens: Vec<u64>,
     waiting_ns: Vec<u64>,
     busy: Vec<BusyShare>,
-    /// Tokens and estimates by request.
+    /// Tokens and predicted times by request.
     request_tokens: Vec<u64>,
     request_ns: Vec<u64>,
 }
 
 impl Feed {
-    /// Bookings by what `sight` believes present; `sees` says what candidates tell.
+    /// `sight` says which blocks count as present for bookings, and `sees` what candidates must
+    /// contain.
     pub fn new(cluster: &Cluster<'_>, sight: Sight, sees: &[Sight], told: &[Coefficients]) -> Self {
         let workers = cluster.prefill_workers();
         let blocks = cluster.workload().distinct_blocks() as usize;
@@ -48,7 +50,7 @@ impl Feed {
         }
     }
 
-    /// What is known of the prefill workers, for a request.
+    /// The candidates among the prefill workers for a request.
     pub fn candidates(&self, cluster: &Cluster<'_>, request: usize, into: &mut Vec<Candidate>) {
         into.clear();
         into.extend((0..cluster.prefill_workers()).map(|worker| {
@@ -73,7 +75,7 @@ impl Feed {
         }));
     }
 
-    /// The question for a request.
+    /// The query for a request.
     pub fn query(cluster: &Cluster<'_>, request: usize, turn: u64, draw: u64) -> Query {
         let workload = cluster.workload();
         let blocks = workload.blocks(request);
@@ -88,7 +90,7 @@ impl Feed {
         }
     }
 
-    /// A request goes to this candidate, and is going to fetch so many leading blocks.
+    /// Books a request for this candidate, with the number of leading blocks that it fetches.
     pub fn placed(
         &mut self,
         cluster: &Cluster<'_>,
@@ -117,14 +119,14 @@ impl Feed {
         }
     }
 
-    /// A prefill worker has begun with it.
+    /// Notes that a prefill worker has started a request.
     pub fn started(&mut self, cluster: &Cluster<'_>, request: usize) {
         let Some(worker) = cluster.row(request).prefill_worker else { return };
         self.waiting_ns[worker as usize] -= self.request_ns[request];
         self.busy[worker as usize].set(cluster.now_ns(), true);
     }
 
-    /// Its prefill is done.
+    /// Notes that a request's prefill has ended.
     pub fn ended(&mut self, cluster: &Cluster<'_>, request: usize) {
         let Some(worker) = cluster.row(request).prefill_worker else { return };
         self.booked_tokens[worker as usize] -= self.request_tokens[request];
@@ -137,7 +139,8 @@ impl Feed {
         }
     }
 
-    /// Leading blocks that are present or that outstanding requests have; at least `present`.
+    /// Number of leading blocks that are present or that outstanding requests have; at least
+    /// `present`.
     fn pending_blocks(
         &self,
         cluster: &Cluster<'_>,

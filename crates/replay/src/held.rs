@@ -1,5 +1,5 @@
-//! A policy with the router's own queue before it: requests are held, and bound to a worker
-//! when that is about to run dry.
+//! A policy behind the router's own queue: requests are held, and assigned to a worker shortly
+//! before it has nothing to do.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use crate::auto::Sees;
 use crate::driver::local_worker;
 use crate::feed::Feed;
 
-/// Holds requests, and routes them by a policy.
+/// Holds requests, and places them by a policy.
 #[derive(Debug)]
 pub struct HeldRouter {
     policy: Policy,
@@ -22,7 +22,7 @@ pub struct HeldRouter {
     told: Vec<Coefficients>,
     learns: bool,
     local_threshold: Option<f64>,
-    /// Released in the last round, and not yet placed.
+    /// Requests that were released in the last round and are not placed yet.
     released: VecDeque<(usize, Candidate)>,
     /// Whether something has happened since the last round.
     due: bool,
@@ -34,21 +34,21 @@ pub struct HeldRouter {
 struct State {
     feed: Feed,
     workers: Vec<Known>,
-    /// By request: when its prefill began.
+    /// By request: when its prefill started.
     began_ns: Vec<u64>,
 }
 
-/// What is known of one.
+/// What is known of one prefill worker.
 #[derive(Debug)]
 struct Known {
     learner: Option<Learner>,
-    /// Prefills that it has begun, and when they are predicted to be done.
+    /// Prefills that it has started, and when they are predicted to end.
     running: Vec<(usize, u64)>,
 }
 
 impl HeldRouter {
-    /// `told` are the coefficients that it begins with for each worker, the last one for all
-    /// others. If it learns, they become what it sees.
+    /// `told` are the initial coefficients of each worker, the last one for all further workers. If
+    /// the router learns, they are replaced by what it observes.
     pub fn new(policy: Policy, queue: QueueConfig, told: Vec<Coefficients>, seed: u64) -> Self {
         Self {
             policy,
@@ -63,13 +63,13 @@ impl HeldRouter {
         }
     }
 
-    /// Fits the coefficients to what is observed.
+    /// Fits the coefficients to observations.
     pub fn learning(mut self, learns: bool) -> Self {
         self.learns = learns;
         self
     }
 
-    /// Serves a request by a decode worker alone if that holds at least this share of its
+    /// Lets a decode worker serve a request alone if it holds at least this share of the request's
     /// blocks.
     pub fn with_local_threshold(mut self, threshold: Option<f64>) -> Self {
         self.local_threshold = threshold;
@@ -110,7 +110,8 @@ impl State {
         for (candidate, known) in out.iter_mut().zip(&self.workers) {
             let Some(learner) = &known.learner else { continue };
             candidate.coefficients = learner.coefficients(now_ns);
-            // Who learns does not know when a prefill ends, and knows that it has not.
+            // A learning router only predicts the end of a prefill, but knows that it has not ended
+            // yet.
             let ends_ns = known.running.iter().map(|(_, ends_ns)| *ends_ns).max();
             let left_ns = ends_ns.map_or(0, |ends_ns| ends_ns.saturating_sub(now_ns).max(1));
             candidate.wait_ns += left_ns;
@@ -119,7 +120,7 @@ impl State {
     }
 }
 
-/// The cluster as the queue sees it.
+/// The cluster from the queue's point of view.
 struct Now<'a, 'b> {
     cluster: &'a Cluster<'b>,
     state: &'a State,

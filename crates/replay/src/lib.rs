@@ -1,8 +1,8 @@
-//! What if: a trace through the decisions that serve traffic, over a cluster in virtual time.
+//! Runs a trace through the router's decisions, on a cluster in virtual time.
 //!
-//! The cluster is [`splitrail_sim::cluster`]; the decisions are [`splitrail_policy`]'s. This
-//! crate reads traces, tells the one what it would know of the other, and reports. It has no
-//! policy of its own but references that no router could follow, which know the queue's
+//! The cluster is [`splitrail_sim::cluster`]; the decisions are those of [`splitrail_policy`]. This
+//! crate reads traces, gives the policies what they would know of the cluster, and reports. Its
+//! only own policies are references that no router could implement, because they know the queues'
 //! future ([`oracle`]) or share one cache between all workers.
 
 pub mod auto;

@@ -1,14 +1,14 @@
-//! Where a run's cache hits were lost.
+//! Determines where a run's cache hits were lost.
 
 use splitrail_policy::loss::{Loss, Reach};
 use splitrail_sim::cluster::{Outcome, Workload};
 
-/// The best possible hits, what there was, and where the rest went. What was refused was not
-/// placed, and is left out.
+/// The best possible hits, the actual hits, and the reasons for the difference. Refused requests
+/// were not placed and are left out.
 ///
-/// Whether a block was computed, and who held it, is asked at the instant at which the request
-/// was placed. What was there then and gone when its prefill began is `stale`: in a run without
-/// delays, evicted while the request waited at its worker.
+/// Whether a block was computed, and which worker held it, is determined at the moment at which the
+/// request was placed. Blocks that were held then and were gone when the prefill began are `stale`:
+/// in a run without delays, they were evicted while the request waited at its worker.
 pub fn loss(workload: &Workload, outcome: &Outcome) -> Loss {
     let mut computed_ns = vec![u64::MAX; workload.distinct_blocks() as usize];
     for (request, row) in outcome.rows.iter().enumerate().filter(|(_, row)| !row.rejected) {
@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
 
-    /// To the workers told.
+    /// Places requests on given workers.
     struct Told(&'static [usize]);
 
     impl Router for Told {
@@ -61,11 +61,11 @@ mod tests {
         let mut builder = WorkloadBuilder::new(512);
         for (at, blocks) in [
             (0.0, &[1, 2, 3][..]),
-            // At once: not computed yet, cold.
+            // Arrives immediately: not computed yet, so cold.
             (0.0, &[1, 2]),
-            // Held by the first worker, sent to the second, which has two of the three.
+            // Held by the first worker, sent to the second, which holds two of the three.
             (60e3, &[1, 2, 3]),
-            // Pushes all out of both.
+            // Evicts everything from both.
             (120e3, &[7, 8, 9]),
             (120e3, &[7, 8, 9]),
             // Evicted.

@@ -3,36 +3,36 @@
 use splitrail_policy::{Policy, Published};
 use splitrail_sim::cluster::Pool;
 
-/// What places requests, under the name that a report has.
+/// A policy and its name in reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named {
-    /// In tables.
+    /// The name in tables.
     pub name: String,
-    /// What it is.
+    /// The policy.
     pub kind: Kind,
 }
 
-/// What can place requests.
+/// The kinds of policies.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
     /// A policy that others have published.
     Published(Published),
     /// A policy of a configuration.
     Configured(Policy),
-    /// The same behind the router's queue.
+    /// A policy of a configuration behind the router's queue.
     Held(Policy),
-    /// A reference that knows what every queue is going to do.
+    /// A reference that knows the future of every queue.
     Oracle {
-        /// Whether what comes after counts.
+        /// Whether later requests count.
         look_ahead: bool,
         /// Whether prefixes are fetched from other workers.
         fetch: bool,
     },
-    /// A reference with one queue and one cache for all.
+    /// A reference with one queue and one cache for all workers.
     Pooled(Pool),
 }
 
-/// The word that names a policy in a configuration.
+/// The value of `kind` of a policy in a configuration.
 fn kind_of(policy: &Policy) -> String {
     let value = serde_json::to_value(policy).unwrap_or_default();
     value["kind"].as_str().unwrap_or("policy").to_owned()
@@ -44,11 +44,11 @@ impl Named {
         Self { name: name.into(), kind: Kind::Configured(policy) }
     }
 
-    /// A policy by its name, or by what a configuration would say of it, as JSON
-    /// (`{"kind": "kv_overlap", "overlap_weight": 2}`).
+    /// Parses a policy's name, or a policy as JSON in the form of a configuration (`{"kind":
+    /// "kv_overlap", "overlap_weight": 2}`).
     ///
-    /// A name that a published policy and a configurable one share means the published one,
-    /// which takes the first of equals.
+    /// A name that a published and a configurable policy share means the published one, which takes
+    /// the first of equal candidates.
     pub fn parse(text: &str) -> Option<Self> {
         let configured = |value| {
             let policy: Policy = serde_json::from_value(value).ok()?;
@@ -61,7 +61,8 @@ impl Named {
         Self::by_name(text).or_else(|| configured(serde_json::json!({ "kind": text })))
     }
 
-    /// A published policy, ours with its queue or without, or a reference, by its name.
+    /// The policy with this name: a published one, a configurable one with or without its queue, or
+    /// a reference.
     pub fn by_name(name: &str) -> Option<Self> {
         let oracle = |look_ahead, fetch| Kind::Oracle { look_ahead, fetch };
         let kind = match name {
@@ -79,15 +80,14 @@ impl Named {
         Some(Self { name: name.to_owned(), kind })
     }
 
-    /// The policy of a configuration under the name that stands there, with the router's
-    /// queue before it or without.
+    /// A configured policy under the name of its kind, with or without the router's queue.
     pub fn of(policy: Policy, held: bool) -> Self {
         let name = kind_of(&policy);
         let kind = if held { Kind::Held(policy) } else { Kind::Configured(policy) };
         Self { name, kind }
     }
 
-    /// All names that [`by_name`](Self::by_name) knows.
+    /// All names that [`by_name`](Self::by_name) accepts.
     pub fn names() -> Vec<&'static str> {
         let references = [
             "predicted_ttft",
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_configured_policies_are_told_apart() {
+    fn policy_names_and_configured_policies_are_distinguished() {
         for name in Named::names() {
             assert_eq!(Named::parse(name).map(|named| named.name).as_deref(), Some(name));
         }

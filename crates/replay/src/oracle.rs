@@ -1,23 +1,23 @@
-//! References that know what the queues are going to do.
+//! References that know the future of the queues.
 //!
-//! A prefill worker that takes one request after the other does to its cache what its queue
-//! says. Doing the same to a copy when a request is routed gives the exact time at which the
-//! worker is free and the exact cache that the next request is going to find.
+//! A prefill worker that serves one request after the other changes its cache in the order of its
+//! queue. Applying the same changes to a copy when a request is placed gives the exact time at
+//! which the worker is free and the exact cache that the next request finds.
 
 use splitrail_sim::cluster::{Cluster, Decision, InsertAt, Lru, Placement, Router, cost::ns};
 
 use crate::driver::local_worker;
 
-/// How often the prefill's own time counts on top of once, where what comes after counts.
+/// Additional weight of the prefill's own time, if later requests count.
 const BETA: f64 = 4.0;
-/// Weight of what an insert would push out.
+/// Weight of the blocks that an insertion would evict.
 const GAMMA: f64 = 1.0;
-/// How long a block that nobody uses keeps 37 % of its worth, in seconds.
+/// The time in seconds after which an unused block keeps 37 % of its value.
 const TAU_S: f64 = 300.0;
-/// What a block that was inserted only once is worth, against one that came again.
+/// The relative value of a block that was inserted only once.
 const ONCE: f64 = 0.3;
 
-/// What a worker is going to be when all that was sent to it is done.
+/// The state of a worker after everything that was sent to it.
 #[derive(Debug)]
 struct Projected {
     cache: Lru,
@@ -26,24 +26,24 @@ struct Projected {
     touched_ns: Vec<u64>,
 }
 
-/// Routes by the exact projection of every queue.
+/// Places requests by the exact projection of every queue.
 #[derive(Debug)]
 pub struct OracleRouter {
-    /// Whether what comes after counts: extra work, and what an insert pushes out.
+    /// Whether later requests count: additional work, and the blocks that an insertion evicts.
     look_ahead: bool,
     fetch: bool,
     local_threshold: Option<f64>,
     projected: Vec<Projected>,
-    /// By block: projected caches that hold it.
+    /// By block: number of projected caches that hold it.
     holders: Vec<u32>,
-    /// By request: when it is going to start, and with how many hits.
+    /// By request: when it will start, and with how many hits.
     expected: Vec<(u64, u32)>,
-    /// Marks the blocks of the request in question.
+    /// Marks the blocks of the current request.
     marked: Vec<u32>,
 }
 
 impl OracleRouter {
-    /// With its two options.
+    /// Creates a router with its options.
     pub fn new(look_ahead: bool, fetch: bool, local_threshold: Option<f64>) -> Self {
         Self {
             look_ahead,
@@ -73,7 +73,7 @@ impl OracleRouter {
         self.expected = vec![(0, 0); cluster.workload().requests().len()];
     }
 
-    /// The placement of least cost; the first of several.
+    /// The placement with the lowest cost; the first of equal ones.
     fn best(&mut self, cluster: &Cluster<'_>, request: usize) -> Placement {
         let workload = cluster.workload();
         let blocks = workload.blocks(request);
@@ -120,7 +120,7 @@ impl OracleRouter {
         best.1
     }
 
-    /// What the blocks are worth that the request would push out and nobody else has, in
+    /// The value of the blocks that the request would evict and that no other worker holds, in
     /// nanoseconds of computing them.
     fn pushed_out_ns(&self, cluster: &Cluster<'_>, worker: usize, request: usize) -> f64 {
         let blocks = cluster.workload().blocks(request);
@@ -140,7 +140,7 @@ impl OracleRouter {
         worth.sum::<f64>() * 1e9
     }
 
-    /// Does to the projection what the queue is going to do.
+    /// Applies to the projection what the queue will do.
     fn project(&mut self, cluster: &Cluster<'_>, request: usize, placement: Placement) {
         let workload = cluster.workload();
         let blocks = workload.blocks(request);

@@ -1,4 +1,4 @@
-//! Figures of a run.
+//! The figures of a run.
 
 use serde::Serialize;
 use splitrail_policy::loss::Loss;
@@ -12,11 +12,11 @@ use crate::loss::loss;
 pub struct Spread {
     /// Mean.
     pub mean_s: f64,
-    /// Half are at most this.
+    /// Median.
     pub p50_s: f64,
-    /// Nine in ten.
+    /// 90th percentile.
     pub p90_s: f64,
-    /// 99 in a hundred.
+    /// 99th percentile.
     pub p99_s: f64,
 }
 
@@ -38,41 +38,41 @@ impl Spread {
     }
 }
 
-/// What a policy reached.
+/// The figures of one policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// The policy.
+    /// The name of the policy.
     pub policy: String,
-    /// The share of the time for which all prefill workers would be busy if nothing were
-    /// cached, where that set the rate.
+    /// The share of time for which all prefill workers would be busy if nothing were cached, if it
+    /// determined the rate.
     pub load: Option<f64>,
-    /// Requests of the trace.
+    /// Number of requests of the trace.
     pub requests: usize,
-    /// Those that were refused.
+    /// Number of requests that were refused.
     pub rejected: usize,
-    /// Those that a decode worker prefilled itself.
+    /// Number of requests that a decode worker prefilled itself.
     pub local: usize,
-    /// Blocks that needed no computing, of all blocks, in percent.
+    /// Share of blocks that needed no computing, in percent.
     pub hit_percent: f64,
-    /// The same, of what a shared cache without bound would have found.
+    /// The same, relative to what a shared cache of unlimited size would have found.
     pub ceiling_percent: f64,
-    /// From arrival to first token.
+    /// Time from arrival to the first token.
     pub ttft: Spread,
-    /// Of each request, the mean of its longest tenth of intervals between tokens.
+    /// The mean of the longest tenth of the intervals between tokens of each request.
     pub tbt: Spread,
-    /// Requests with a TTFT of at most 30 s and a TBT of at most 200 ms, of all, in percent.
+    /// Share of requests with a TTFT of at most 30 s and a TBT of at most 200 ms, in percent.
     pub good30_percent: f64,
-    /// The same with 5 s.
+    /// The same with a TTFT of at most 5 s.
     pub good5_percent: f64,
-    /// The same with 5 s and 50 ms.
+    /// The same with a TTFT of at most 5 s and a TBT of at most 50 ms.
     pub good5_50ms_percent: f64,
-    /// The busiest prefill worker's time, against the mean.
+    /// The busy time of the busiest prefill worker, relative to the mean.
     pub imbalance: f64,
-    /// The prefill workers' mean busy time, against the time of the last arrival.
+    /// The mean busy time of the prefill workers, relative to the time of the last arrival.
     pub utilisation: f64,
-    /// Where hits were lost.
+    /// Where cache hits were lost.
     pub loss: Loss,
-    /// Against the first of two.
+    /// The differences from the first of two reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub differences: Option<Vec<Difference>>,
 }
@@ -81,7 +81,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 const MILLISECOND_NS: u64 = 1_000_000;
 
 impl Report {
-    /// The figures of an outcome.
+    /// Computes the figures of an outcome.
     pub fn new(policy: &str, workload: &Workload, outcome: &Outcome) -> Self {
         let rows = &outcome.rows;
         let requests = rows.len();
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_of_nearest_rank() {
+    fn percentiles_use_the_nearest_rank() {
         let spread = Spread::of((1..=10).rev().map(|i| i * SECOND_NS).collect());
         assert_eq!(spread, Spread { mean_s: 5.5, p50_s: 5.0, p90_s: 9.0, p99_s: 10.0 });
         assert_eq!(Spread::of(Vec::new()), Spread::default());

@@ -13,31 +13,32 @@ use crate::held::HeldRouter;
 use crate::named::{Kind, Named};
 use crate::oracle::OracleRouter;
 
-/// How a trace is served, but for the policy.
+/// How a trace is served, except for the policy.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The cluster.
     pub cluster: ClusterConfig,
-    /// How often the trace runs as fast as recorded.
+    /// The speed of the trace relative to the recording.
     pub rate: f64,
-    /// The share of the time for which all prefill workers would be busy if nothing were
-    /// cached; sets the rate.
+    /// The share of time for which all prefill workers would be busy if nothing were cached;
+    /// determines the rate.
     pub utilisation: Option<f64>,
-    /// Whether requests of the same timestamp are spaced up to the next one.
+    /// Whether requests of the same timestamp are spaced evenly up to the next one.
     pub spread: bool,
-    /// Share of a prompt's blocks from which a decode worker that holds them computes the
+    /// The share of a prompt's blocks from which on a decode worker that holds them computes the
     /// rest itself.
     pub local_threshold: Option<f64>,
-    /// Milliseconds between tokens that local prefills may cause, where the threshold finds
-    /// itself; oracles know no such thing, and follow `local_threshold`.
+    /// The time between tokens in milliseconds that local prefills may cause, if the threshold is
+    /// learned. Oracles cannot learn it, and use `local_threshold`.
     pub auto_tbt_goal_ms: Option<f64>,
-    /// How requests wait where a policy has the router's queue before it.
+    /// The router's queue, for policies behind it.
     pub queue: QueueConfig,
-    /// Whether such a policy fits its coefficients to what it observes.
+    /// Whether such a policy fits its coefficients to observations.
     pub learns: bool,
-    /// For draws and ties.
+    /// The seed of random choices and tie-breaks.
     pub seed: u64,
-    /// What a router is told of each worker; empty for the truth, but for slowness.
+    /// The coefficients that a router assumes for each worker; if empty, the true ones without
+    /// slowness.
     pub told: Vec<Coefficients>,
 }
 
@@ -50,8 +51,8 @@ impl Default for Scenario {
             spread: false,
             local_threshold: None,
             auto_tbt_goal_ms: None,
-            // The cluster tells at once when a prefill ends: nothing is on its way.
-            // And a what-if that refuses says nothing of the rest.
+            // The cluster reports the end of a prefill without delay, so no lead is needed. And a
+            // replay in which requests are refused says nothing about the rest.
             queue: QueueConfig { lead_ms: 0.0, max_waiting: usize::MAX, ..QueueConfig::default() },
             learns: false,
             seed: 1,
@@ -60,7 +61,7 @@ impl Default for Scenario {
     }
 }
 
-/// A cost model in the words of decisions.
+/// Converts a cost model to the coefficients of decisions.
 pub fn coefficients(cost: &CostModel) -> Coefficients {
     Coefficients {
         prefill_base_seconds: cost.prefill_base_s,
@@ -75,7 +76,7 @@ pub fn coefficients(cost: &CostModel) -> Coefficients {
     }
 }
 
-/// A pool takes from its own queue; nobody is asked.
+/// For a pool, whose workers take from their common queue without a router.
 struct Unasked;
 
 impl Router for Unasked {
@@ -85,19 +86,20 @@ impl Router for Unasked {
 }
 
 impl Scenario {
-    /// When requests come.
+    /// The arrival time of each request, in nanoseconds.
     pub fn arrivals_ns(&self, workload: &Workload) -> Vec<u64> {
         let ClusterConfig { prefill_workers, cost, .. } = &self.cluster;
         let rate = match self.utilisation {
             Some(utilisation) => workload.rate_for(utilisation, *prefill_workers, cost),
             None => self.rate,
         };
-        // A trace of one instant has no rate.
+        // A trace with a single timestamp has no rate.
         let rate = if rate > 0.0 { rate } else { 1.0 };
         workload.arrivals_ns(rate, self.spread)
     }
 
-    /// Serves the trace. `watch` is told now and then how many requests have come.
+    /// Serves the trace. `watch` is called from time to time with the number of requests that have
+    /// arrived.
     pub fn run(
         &self,
         workload: &Workload,
@@ -120,7 +122,8 @@ impl Scenario {
                     .with_local_threshold(self.local_threshold);
                 self.run_router(workload, &arrivals_ns, &self.cluster, router, watch)
             }
-            // Nothing is exact where iterations mix requests: the nearest thing that is not.
+            // If iterations mix requests, no projection is exact: uses the most similar policy that
+            // needs none.
             Kind::Oracle { fetch, .. } if self.cluster.budget_tokens.is_some() => {
                 let near = if *fetch { Published::MooncakeFetch } else { Published::Mooncake };
                 serve(&self.cluster, Chooser::Published(near))
@@ -137,7 +140,7 @@ impl Scenario {
         }
     }
 
-    /// Runs a router, behind the threshold that finds itself if that is wanted.
+    /// Runs a router, behind the learned threshold if that is configured.
     fn run_router<R: Sees>(
         &self,
         workload: &Workload,
@@ -149,7 +152,7 @@ impl Scenario {
         let Some(tbt_goal_ms) = self.auto_tbt_goal_ms else {
             return cluster::run(workload, arrivals_ns, config, &mut router, watch);
         };
-        // An operator knows the engine's chunks; interference is left to be learned.
+        // An operator knows the engine's chunk size; the interference must be learned.
         let chunk_tokens = config.chunk_tokens;
         let auto = ThresholdConfig { tbt_goal_ms, chunk_tokens, ..ThresholdConfig::default() };
         let told = coefficients(&config.cost);

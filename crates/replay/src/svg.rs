@@ -1,4 +1,4 @@
-//! A picture of a sweep: TTFT percentiles and the hit share against load.
+//! An SVG chart of a sweep: TTFT percentiles and the hit share against the load.
 
 use std::fmt::Write;
 
@@ -11,14 +11,14 @@ const RIGHT: f64 = 190.0;
 const TOP: f64 = 40.0;
 const GAP: f64 = 70.0;
 
-/// Told apart by people who do not see all colours.
+/// Colours that colour-blind people can distinguish.
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"];
 
-/// Dashes of p50, p90 and p99.
+/// Dash patterns of p50, p90 and p99.
 const DASHES: [(&str, &str); 3] = [("p50", "none"), ("p90", "7 4"), ("p99", "2 3")];
 
-/// A range of figures on a range of pixels.
+/// Maps a range of values to a range of pixels.
 struct Axis {
     low: f64,
     high: f64,
@@ -33,7 +33,7 @@ impl Axis {
     }
 }
 
-/// The picture; reports without a load are left out.
+/// Draws the chart; reports without a load are left out.
 pub fn svg(reports: &[Report]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for report in reports {
@@ -88,7 +88,7 @@ pub fn svg(reports: &[Report]) -> String {
     picture.finish()
 }
 
-/// SVG text under way. Writing to a string cannot fail.
+/// The SVG text. Writing to a string cannot fail.
 struct Picture(String);
 
 impl Picture {
@@ -169,7 +169,7 @@ mod tests {
     use crate::report::Spread;
 
     #[test]
-    fn each_policy_has_its_lines_within_the_picture() {
+    fn the_lines_of_each_policy_stay_within_the_picture() {
         let report = |policy: &str, load, p99_s| Report {
             policy: policy.to_owned(),
             load: Some(load),

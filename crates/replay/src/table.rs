@@ -1,4 +1,4 @@
-//! Reports as a table for people.
+//! Formats reports as tables.
 
 use std::fmt::Write;
 
@@ -34,7 +34,7 @@ fn seconds(s: f64) -> String {
     }
 }
 
-/// Where hits were lost, in percent of the best possible ones.
+/// Where hits were lost, in percent of the best possible hits.
 const LOSSES: [Column; 8] = [
     ("policy", |r| r.policy.clone()),
     ("load", |r| r.load.map_or_else(|| "-".to_owned(), |load| format!("{load:.2}"))),
@@ -55,7 +55,7 @@ pub fn table(reports: &[Report]) -> String {
     lines_of(&COLUMNS, reports)
 }
 
-/// The same of where hits were lost.
+/// The table of lost hits.
 pub fn losses(reports: &[Report]) -> String {
     lines_of(&LOSSES, reports)
 }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
+    fn columns_are_aligned() {
         let reports = ["a", "a_longer_name"].map(|name| Report {
             policy: name.to_owned(),
             load: Some(0.9),

@@ -1,4 +1,4 @@
-//! Traces: one JSON object per line.
+//! Reads traces: one JSON object per line.
 
 use std::io::{self, BufRead};
 
@@ -7,45 +7,45 @@ use splitrail_sim::cluster::Workload;
 use splitrail_sim::cluster::workload::WorkloadBuilder;
 use thiserror::Error;
 
-/// The most bytes of one line: about 400,000 block names.
+/// Maximum length of a line in bytes: about 400,000 block names.
 const LINE_BYTES_MAX: usize = 8 << 20;
 
-/// The most requests that are read, since all of them are kept.
+/// Maximum number of requests, all of which are kept in memory.
 const REQUESTS_MAX: usize = 20_000_000;
 
 /// Why a trace cannot be read.
 #[derive(Debug, Error)]
 pub enum TraceError {
-    /// The file.
+    /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A line that is no request.
+    /// A line is not a request.
     #[error("line {line}: {reason}")]
     Line {
-        /// From 1.
+        /// The line's number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         reason: String,
     },
-    /// Nothing to serve.
+    /// The trace has no requests.
     #[error("the trace has no requests")]
     Empty,
 }
 
-/// Tokens per block where neither the reader nor the trace says: the public Mooncake traces'.
+/// Default number of tokens per block: that of the public Mooncake traces.
 const BLOCK_TOKENS: u32 = 512;
 
-/// What is read of a trace.
+/// What to read of a trace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Select<'a> {
-    /// Tokens per block; left out, what the lines say, or 512.
+    /// Tokens per block; by default from the lines, or 512.
     pub block_tokens: Option<u32>,
-    /// Only this model's requests, where lines say whose they are.
+    /// Reads only this model's requests, if lines name the model.
     pub model: Option<&'a str>,
 }
 
-/// A request in the form of the public Mooncake traces, or of a router's record, which adds
-/// what is optional.
+/// A request in the format of the public Mooncake traces, or of a router's record file, which adds
+/// optional members.
 #[derive(Deserialize)]
 struct Line {
     timestamp: f64,
@@ -64,7 +64,8 @@ struct Decision {
 /// Reads a trace.
 ///
 /// # Errors
-/// If it cannot be read, a line is no request or has blocks of another size, or there is none.
+/// The file cannot be read, a line is not a request or has blocks of another size, or there are no
+/// requests.
 pub fn read(mut input: impl BufRead, select: Select<'_>) -> Result<Workload, TraceError> {
     let mut gathered: Option<(u32, WorkloadBuilder)> = None;
     let (mut text, mut line, mut requests) = (Vec::new(), 0, 0);
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_and_bad_ones_are_named() {
+    fn malformed_lines_are_reported_with_their_number() {
         let text =
             "{\"timestamp\": 3, \"input_length\": 0, \"output_length\": 7, \"hash_ids\": [9]}\n\n";
         let trace = read(text.as_bytes(), Select::default()).expect("a trace");
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_says_how_large_its_blocks_are_and_whose_they_are() {
+    fn blocks_of_another_size_are_refused_unless_another_model_is_selected() {
         let text = recorded("a", 16) + &recorded("b", 32);
         let error = read(text.as_bytes(), Select::default()).expect_err("two sizes").to_string();
         assert!(error.contains("32 tokens after blocks of 16"), "{error}");

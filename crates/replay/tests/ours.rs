@@ -1,4 +1,4 @@
-//! What our own policy promises, on conversations that nobody has recorded.
+//! The guarantees of this project's own policy, tested with generated conversations.
 #![allow(clippy::unwrap_used)]
 
 use splitrail_policy::{Coefficients, mix};
@@ -81,7 +81,7 @@ fn requests_wait_less_than_under_any_published_policy() {
 }
 
 #[test]
-fn wrong_coefficients_are_made_good_in_a_thousand_requests() {
+fn wrong_coefficients_are_corrected_within_a_thousand_requests() {
     let workload = conversations(2_000);
     let mut scenario = busy();
     scenario.utilisation = Some(1.4);
@@ -103,7 +103,7 @@ fn wrong_coefficients_are_made_good_in_a_thousand_requests() {
 }
 
 #[test]
-fn the_threshold_that_finds_itself_is_as_good_as_the_best_fixed_one() {
+fn the_learned_threshold_is_as_good_as_the_best_fixed_one() {
     let workload = conversations(1_200);
     for (bytes_per_s, interference) in [(100e9, 0.1), (100e9, 1.0), (3e9, 0.1), (3e9, 1.0)] {
         let mut scenario = busy();

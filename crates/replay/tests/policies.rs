@@ -6,7 +6,7 @@ use splitrail_replay::trace::{Select, read};
 use splitrail_replay::{Entry, Model, Named, Report, Scenario};
 use splitrail_sim::cluster::{InsertAt, Workload};
 
-/// Conversations that come back with more, in bursts: (conversation, blocks added, output).
+/// Conversations whose prompts grow, in bursts: (conversation, blocks added, output).
 fn workload(turns: &[(u64, u64, u32)]) -> Workload {
     let mut lines = String::new();
     let mut known: Vec<Vec<u64>> = vec![vec![0]; 8];
@@ -36,7 +36,7 @@ fn names() -> Vec<&'static str> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn every_policy_serves_every_request_and_does_so_again(
+    fn every_policy_serves_every_request_and_repeats_its_result(
         turns in turns(), blocks in 5usize..60, insert_early: bool, local in proptest::option::of(0.0..1.0f64),
         engine: bool,
     ) {
@@ -74,7 +74,7 @@ fn report(name: &str) -> Report {
 }
 
 #[test]
-fn who_sees_caches_and_queues_beats_who_sees_one_of_them() {
+fn a_policy_that_knows_caches_and_queues_beats_one_that_knows_either() {
     let [blind, herding, both, pooled] =
         ["least_loaded", "prefix_hash", "work_aware", "pooled_belady"].map(report);
     assert!(both.ttft.mean_s < blind.ttft.mean_s && both.ttft.mean_s < herding.ttft.mean_s);
@@ -83,7 +83,7 @@ fn who_sees_caches_and_queues_beats_who_sees_one_of_them() {
 }
 
 #[test]
-fn the_seed_decides_only_where_ties_are_drawn() {
+fn the_seed_matters_only_to_policies_that_choose_at_random() {
     let (workload, scenario) = busy();
     let served = |name: &str, seed| {
         let scenario = Scenario { seed, ..scenario.clone() };
