@@ -1,14 +1,13 @@
-//! Paged KV cache with prefix caching, block for block as vLLM's V1 engine keeps it.
+//! A paged KV cache with prefix caching, which behaves block for block like that of vLLM's V1
+//! engine.
 //!
-//! Facts that shape it, seen on a recorded vLLM 0.32.0:
-//! - the last prompt token is always computed, so `n` tokens hit at most
-//!   `(n - 1) / block_size` blocks; the recomputed last block is stored once
-//!   more, as another physical block under the same hash;
+//! Facts observed on a recorded vLLM 0.32.0:
+//! - the last prompt token is always computed, so `n` tokens hit at most `(n - 1) / block_size`
+//!   blocks; the recomputed last block is stored once more, as another physical block under the
+//!   same hash;
 //! - a finished sequence frees its tail first, so tails are evicted first;
-//! - freed blocks without a hash go to the front of the free list, blocks with
-//!   a hash to its back;
-//! - a removal is announced when a physical block is handed out again, one
-//!   event per block.
+//! - freed blocks without a hash go to the front of the free list, blocks with a hash to its back;
+//! - a removal is announced when a physical block is reused, one event per block.
 
 mod free_list;
 mod sequence;
@@ -19,17 +18,17 @@ pub use sequence::{ExtraKey, Identity, Media, Sequence};
 
 use free_list::FreeList;
 
-/// What the cache tells the world about its blocks.
+/// A change of the cache that is announced.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CacheEvent {
-    /// Full blocks that the prefix cache now knows.
+    /// Full blocks that the prefix cache now holds.
     Stored(StoredBlocks),
-    /// One physical block under this hash is gone.
+    /// One physical block under this hash was removed.
     Removed {
         /// Chained hash of the block.
         hash: u64,
     },
-    /// Everything is gone.
+    /// All blocks were removed.
     Cleared,
 }
 
@@ -44,7 +43,7 @@ pub struct StoredBlocks {
     pub tokens: Vec<u32>,
     /// Adapter name and number.
     pub adapter: Option<(u32, String)>,
-    /// Per block what the hash includes beside tokens (adapter, images, salt).
+    /// For each block, what its hash includes besides tokens (adapter, images, salt).
     pub extra_keys: Vec<Option<Vec<ExtraKey>>>,
 }
 
@@ -60,17 +59,17 @@ pub struct KvCache {
     block_size: usize,
     blocks: Vec<Block>,
     free: FreeList,
-    /// Physical blocks per hash, oldest first; a hit takes the oldest.
+    /// Physical blocks per hash, oldest first; a hit uses the oldest.
     known: HashMap<u64, Vec<u32>>,
     events: Vec<CacheEvent>,
 }
 
 impl KvCache {
-    /// A cache of `total_blocks` blocks of `block_size` tokens. Block 0 is the
-    /// engine's null block, so one block fewer can be used.
+    /// A cache of `total_blocks` blocks of `block_size` tokens. Block 0 is the engine's null block,
+    /// so one block less can be used.
     ///
     /// # Panics
-    /// When there is no usable block or a block has no tokens.
+    /// If there is no usable block, or a block has no tokens.
     #[must_use]
     pub fn new(total_blocks: u32, block_size: usize) -> Self {
         assert!(total_blocks > 1 && block_size > 0, "a cache needs usable blocks");
@@ -89,30 +88,30 @@ impl KvCache {
         self.block_size
     }
 
-    /// Blocks that requests can hold.
+    /// Number of blocks that requests can hold.
     #[must_use]
     pub fn usable_blocks(&self) -> usize {
         self.blocks.len() - 1
     }
 
-    /// Blocks that no request holds (they may still be known to the prefix cache).
+    /// Number of blocks that no request holds (the prefix cache may still hold them).
     #[must_use]
     pub fn free_blocks(&self) -> usize {
         self.free.len()
     }
 
-    /// Physical blocks that the prefix cache knows.
+    /// Number of physical blocks in the prefix cache.
     #[must_use]
     pub fn resident_blocks(&self) -> usize {
         self.known.values().map(Vec::len).sum()
     }
 
-    /// Known hashes with their number of physical copies.
+    /// The hashes in the prefix cache with their numbers of physical copies.
     pub fn resident(&self) -> impl Iterator<Item = (u64, usize)> {
         self.known.iter().map(|(hash, copies)| (*hash, copies.len()))
     }
 
-    /// Blocks from the start of the sequence that a request would hit now.
+    /// Number of blocks from the start of the sequence that a request would hit now.
     #[must_use]
     pub fn hit_blocks(&self, sequence: &Sequence) -> usize {
         let most = sequence.tokens.len().saturating_sub(1) / self.block_size;
@@ -122,11 +121,11 @@ impl KvCache {
             .count()
     }
 
-    /// Gives a new sequence blocks for all its tokens, reusing what is cached.
-    /// `keep_free` blocks must stay free beyond that.
+    /// Gives a new sequence blocks for all its tokens, reusing cached ones. `keep_free` further
+    /// blocks must stay free.
     ///
-    /// Returns the number of blocks hit, or `None`, without any change, when
-    /// there is not enough room.
+    /// Returns the number of blocks hit, or `None`, without any change, if there are not enough
+    /// blocks.
     pub fn admit(&mut self, sequence: &mut Sequence, keep_free: usize) -> Option<usize> {
         let hits = self.hit_blocks(sequence);
         let hit_ids: Vec<u32> = sequence.hashes[..hits].iter().map(|h| self.known[h][0]).collect();
@@ -148,8 +147,8 @@ impl KvCache {
         Some(hits)
     }
 
-    /// Gives a sequence the blocks for its first `tokens` tokens.
-    /// Returns false, without any change, when there is not enough room.
+    /// Gives a sequence the blocks for its first `tokens` tokens. Returns false, without any
+    /// change, if there are not enough blocks.
     pub fn grow(&mut self, sequence: &mut Sequence, tokens: usize) -> bool {
         let missing = tokens.div_ceil(self.block_size).saturating_sub(sequence.blocks.len());
         if missing > self.free.len() {
@@ -166,7 +165,7 @@ impl KvCache {
         true
     }
 
-    /// Makes the full blocks among the first `computed` tokens known to the prefix cache.
+    /// Adds the full blocks among the first `computed` tokens to the prefix cache.
     pub fn register(&mut self, sequence: &mut Sequence, computed: usize) {
         let from = sequence.registered;
         let until = (computed / self.block_size).min(sequence.hashes.len());
@@ -189,7 +188,7 @@ impl KvCache {
         }));
     }
 
-    /// Takes a sequence's blocks back, its tail first.
+    /// Takes back a sequence's blocks, its tail first.
     pub fn release(&mut self, sequence: &mut Sequence) {
         let mut unhashed = Vec::new();
         for id in std::mem::take(&mut sequence.blocks).into_iter().rev() {
@@ -207,7 +206,7 @@ impl KvCache {
         self.free.push_front_all(&unhashed);
     }
 
-    /// Forgets all prefixes. Refused (false) while any block is in use.
+    /// Drops all prefixes. Returns false, without any change, while any block is in use.
     pub fn clear(&mut self) -> bool {
         if self.free.len() != self.usable_blocks() {
             return false;
@@ -220,7 +219,7 @@ impl KvCache {
         true
     }
 
-    /// What happened since the last call.
+    /// The changes since the last call.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         std::mem::take(&mut self.events)
     }

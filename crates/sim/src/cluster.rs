@@ -2,12 +2,11 @@
 //! nanosecond, of prefill workers with prefix caches, KV transfers and decode workers
 //! with continuous batching.
 //!
-//! Nothing here sleeps, draws or reads a clock. A [`Router`] is asked where each request
-//! goes and sees the cluster through read-only methods of [`Cluster`]; it is the only
-//! part that differs between policies. `docs/replay.md` states the model.
+//! Nothing here sleeps, draws random numbers or reads a clock. A [`Router`] decides where each
+//! request goes and sees the cluster through read-only methods of [`Cluster`]; it is the only part
+//! that differs between policies. `docs/replay.md` describes the model.
 //!
-//! All times are unsigned nanoseconds; figures in seconds are turned into them in one
-//! place, [`cost::ns`].
+//! All times are unsigned nanoseconds; values in seconds are converted in one place, [`cost::ns`].
 
 pub mod cost;
 pub mod workload;

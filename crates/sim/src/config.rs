@@ -21,20 +21,20 @@ pub enum Role {
     Both,
 }
 
-/// How `usage.prompt_tokens_details` is reported.
+/// The form of `usage.prompt_tokens_details`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UsageReport {
     /// As with `--enable-prompt-tokens-details`.
     #[default]
     Details,
-    /// As without that flag: `null` in whole replies, no key in streams.
+    /// As without that flag: `null` in complete replies, no key in streams.
     Null,
-    /// The key is never there.
+    /// The key is always missing.
     Absent,
 }
 
-/// What the decode leg reports as `cached_tokens`.
+/// The value of `cached_tokens` in the decode leg's reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecodeUsage {
@@ -46,14 +46,14 @@ pub enum DecodeUsage {
     WholePrompt,
 }
 
-/// How the engine hands KV over, and so which hand-off fields it knows.
+/// How the engine transfers KV, which determines the hand-off fields that it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvConnector {
-    /// vLLM's NIXL: decode pulls what the prefill reply names.
+    /// vLLM's NIXL: the decode engine pulls the blocks that the prefill reply names.
     #[default]
     Nixl,
-    /// A storage that engines share; requests carry nothing.
+    /// A storage that engines share; requests have no hand-off fields.
     SharedStorage,
     /// vLLM's Mooncake: both legs carry a transfer id, and wait for each other.
     Mooncake,
@@ -80,7 +80,7 @@ pub enum EventForm {
     Array,
 }
 
-/// How block hashes appear in KV events.
+/// The form of block hashes in KV events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HashForm {
@@ -91,36 +91,36 @@ pub enum HashForm {
     Bytes32,
 }
 
-/// How a request below its `cache_hit_threshold` is turned away.
+/// How a request below its `cache_hit_threshold` is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ThresholdReply {
-    /// By `finish_reason: "cache_threshold"`, in a stream's only chunk.
+    /// By `finish_reason: "cache_threshold"`, in the only chunk of a stream.
     #[default]
     Finish,
-    /// The same, in a stream after a chunk without output.
+    /// Like [`Finish`](Self::Finish), but in a stream after a chunk without output.
     AfterOpening,
     /// By status 412.
     Status412,
 }
 
-/// How texts become prompts, where that is not as the shipped tokenizer files say: an engine
-/// that was started with another model, template or flag than the router knows.
+/// Deviations of prompts from the shipped tokenizer files: an engine that was started with another
+/// model, template or flag than the router knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptDialect {
-    /// As the files say.
+    /// As in the files.
     #[default]
     Shipped,
     /// Every prompt begins with one more special token.
     Bos,
-    /// Chats are written otherwise.
+    /// Another chat template is used.
     OtherTemplate,
-    /// Every byte has another token.
+    /// Another token stands for every byte.
     OtherVocabulary,
 }
 
-/// Settings of one engine. Ports may be 0 for any free one.
+/// Settings of one engine. Ports may be 0 for any free port.
 #[derive(Debug, Clone)]
 pub struct SimConfig {
     /// Address of all listeners.
@@ -133,17 +133,18 @@ pub struct SimConfig {
     pub kv_events_port: Option<u16>,
     /// Replay of KV events (ZMQ ROUTER); `None` offers none.
     pub kv_replay_port: Option<u16>,
-    /// Name under which the model is served; part of what is generated.
+    /// Name of the served model; influences the generated tokens.
     pub model: String,
     /// LoRA adapter names that requests may give as `model`.
     pub adapters: Vec<String>,
     /// Legs that the engine takes.
     pub role: Role,
-    /// How KV is handed over.
+    /// The connector.
     pub connector: KvConnector,
-    /// The storage of [`KvConnector::SharedStorage`], one for all engines that share it.
+    /// The storage of [`KvConnector::SharedStorage`], common to all engines that share it.
     pub storage: SharedStorage,
-    /// How long one leg waits for the other, in milliseconds, where both are sent at once.
+    /// Maximum time for which one leg waits for the other, in milliseconds, if both are sent at
+    /// once.
     pub rendezvous_timeout_ms: u64,
     /// Tokens per KV block.
     pub block_size: usize,
@@ -151,15 +152,15 @@ pub struct SimConfig {
     pub kv_blocks: u32,
     /// Seed of block hashes; engines with equal seeds announce equal hashes.
     pub hash_seed: u64,
-    /// Requests that run at once.
+    /// Maximum number of running requests.
     pub max_num_seqs: usize,
-    /// Requests that wait at most; more are refused with 503.
+    /// Maximum number of waiting requests; further ones are refused with 503.
     pub max_waiting: usize,
-    /// Prompt and answer together, in tokens. Lowered to what the cache can hold.
+    /// Maximum tokens of prompt and reply together. Reduced to what the cache can hold.
     pub max_model_len: usize,
-    /// Answer length of chats that name none.
+    /// Length of the reply of chats that do not set one.
     pub default_max_tokens: usize,
-    /// On average one token in so many ends the answer (unless `ignore_eos`); 0 = never.
+    /// On average, one token in this number ends the reply (unless `ignore_eos`); 0 = never.
     pub eos_one_in: u64,
     /// Time to compute one uncached prompt token, in microseconds.
     pub prefill_us_per_token: u64,
@@ -171,16 +172,16 @@ pub struct SimConfig {
     pub lease_ms: u64,
     /// Whether `cache_hit_threshold` gates requests or is ignored as an unknown field.
     pub honour_threshold: bool,
-    /// How those below it are turned away.
+    /// How requests below it are refused.
     pub threshold_reply: ThresholdReply,
-    /// Whether the header `x-splitrail-gate` gates requests, as a shim's does: by its
-    /// third part, the number of leading blocks.
+    /// Whether the header `x-splitrail-gate` gates requests, like that of a shim: by its third
+    /// part, the number of leading blocks.
     pub honour_gate_header: bool,
-    /// Data-parallel ranks: each has a cache, a queue and events of its own, on ports that
-    /// follow one another.
+    /// Number of data-parallel ranks: each has its own cache, queue and events, on consecutive
+    /// ports.
     pub data_parallel: u16,
-    /// Whether `X-data-parallel-rank` pins a request to a rank. Where it does not, or is left
-    /// out, each request goes to the next rank: a repeated prompt never finds its own blocks.
+    /// Whether `X-data-parallel-rank` pins a request to a rank. Otherwise, or without the header,
+    /// each request goes to the next rank, so that a repeated prompt never finds its own blocks.
     pub honour_rank_header: bool,
     /// Report of cached tokens.
     pub usage_report: UsageReport,
@@ -190,20 +191,20 @@ pub struct SimConfig {
     pub event_form: EventForm,
     /// Encoding of block hashes in KV events.
     pub hash_form: HashForm,
-    /// Streams get their headers at once and errors inside the stream, as the
-    /// real engine's do. Otherwise the first output decides on the status.
+    /// Streams get their headers immediately, and errors inside the stream, as with the real
+    /// engine. Otherwise the first output determines the status.
     pub early_stream_headers: bool,
     /// How texts become prompts.
     pub dialect: PromptDialect,
-    /// Whether responses and messages know `kv_transfer_params`; older releases do not.
+    /// Whether responses and messages support `kv_transfer_params`; older releases do not.
     pub names_hand_offs: bool,
-    /// Whether `/tokenize`, `/detokenize` and `/v1/messages/count_tokens` are there.
+    /// Whether `/tokenize`, `/detokenize` and `/v1/messages/count_tokens` exist.
     pub offers_tokenize: bool,
-    /// Whether it embeds (`/v1/embeddings`), and then generates nothing.
+    /// Whether it serves embeddings (`/v1/embeddings`), and generates nothing.
     pub embeds: bool,
-    /// What goes wrong from the start.
+    /// Faults that are active from the start.
     pub faults: Vec<Fault>,
-    /// What `/version` says.
+    /// The reply of `/version`.
     pub version: String,
 }
 
@@ -254,7 +255,7 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// Longest sequence that the engine accepts, in tokens.
+    /// Maximum length of a sequence that the engine accepts, in tokens.
     #[must_use]
     pub fn sequence_limit_tokens(&self) -> usize {
         let cache_tokens = (self.kv_blocks as usize).saturating_sub(1) * self.block_size;

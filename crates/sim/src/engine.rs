@@ -31,11 +31,11 @@ pub(crate) struct Engine {
     pub(crate) origin: Origin,
     core: Mutex<Core>,
     work: Notify,
-    /// Hand-offs were staged.
+    /// Notified when hand-offs were staged.
     staged: Notify,
 }
 
-/// Requests of one HTTP request. Dropping it takes them out of the engine.
+/// The choices of one HTTP request. Dropping it removes them from the engine.
 #[derive(Debug)]
 pub(crate) struct Submission {
     engine: Arc<Engine>,
@@ -44,7 +44,7 @@ pub(crate) struct Submission {
 }
 
 impl Submission {
-    /// The next output of any choice; `None` when all are over.
+    /// The next output of any choice; `None` when all have ended.
     pub(crate) async fn next(&mut self) -> Option<(usize, Output)> {
         self.outputs.recv().await
     }
@@ -61,7 +61,7 @@ impl Drop for Submission {
     }
 }
 
-/// A hand-off's blocks while they are read by a decode engine.
+/// The blocks of a hand-off while a decode engine reads them.
 #[derive(Debug)]
 pub(crate) struct Pulled {
     engine: Arc<Engine>,
@@ -89,7 +89,7 @@ impl Engine {
         Self { config, origin, core, work: Notify::new(), staged: Notify::new() }
     }
 
-    /// The state, with leases up to date.
+    /// The state, after expired leases were removed.
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         core.expire_leases(Instant::now());
@@ -98,7 +98,7 @@ impl Engine {
 
     /// Queues the choices of one HTTP request.
     pub(crate) fn submit(self: &Arc<Self>, asks: Vec<Ask>) -> Result<Submission, ApiError> {
-        // Started, the tokens, Finished or Failed: the channel never fills up.
+        // Started, the tokens, and Finished or Failed: the channel never fills up.
         let room = asks.iter().map(|ask| ask.max_tokens + 3).sum();
         let (sender, outputs) = mpsc::channel(room);
         let ids = Vec::with_capacity(asks.len());
@@ -122,8 +122,8 @@ impl Engine {
         }
     }
 
-    /// Takes a hand-off out for a decode engine. Its blocks are freed when the
-    /// returned value is dropped.
+    /// Takes a hand-off for a decode engine. Its blocks are freed when the returned value is
+    /// dropped.
     pub(crate) async fn take_handoff(
         self: &Arc<Self>,
         pull: &PullRequest,
@@ -143,7 +143,7 @@ impl Engine {
         }
     }
 
-    /// The same at this moment; `None` while the hand-off may still come.
+    /// Takes the hand-off if it is available now; `None` while it may still be staged.
     fn try_take(self: &Arc<Self>, pull: &PullRequest) -> Result<Option<Pulled>, ApiError> {
         let mut core = self.core();
         let foreign = pull.engine_id.as_ref().is_some_and(|id| *id != self.origin.engine_id);
@@ -168,13 +168,13 @@ impl Engine {
         }
     }
 
-    /// Ends everything, as a crash of the engine core does.
+    /// Ends everything, like a crash of the engine core.
     pub(crate) fn die(&self) {
         self.core().die();
         self.staged.notify_waiters();
     }
 
-    /// Runs steps until it is dropped.
+    /// Runs steps until dropped.
     pub(crate) async fn run(self: Arc<Self>, mut events: EventSink) {
         let mut pulls = JoinSet::new();
         let puller = Puller::new();
@@ -204,7 +204,7 @@ impl Engine {
                         engine.core().pull_ended(job.id, result, &engine.config);
                         engine.work.notify_one();
                     }
-                    // Nobody waits for it any more; the prefill engine learns it by the cut.
+                    // The request has ended; the prefill engine notices the closed connection.
                     () = job.gone.cancelled() => {}
                 }
             });
@@ -225,7 +225,7 @@ impl Engine {
         }
     }
 
-    /// Until a request comes, or a lease ends and gives room to one that waits.
+    /// Waits until a request arrives, or a lease ends and frees blocks for a waiting request.
     async fn wait_for_work(&self) {
         let expiry = self.core().handoffs.next_expiry();
         let lease_ends = async {

@@ -1,4 +1,4 @@
-//! Errors in the shape of OpenAI's API, as vLLM writes them.
+//! Errors in the format of OpenAI's API, as vLLM writes them.
 
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::http::endpoint::Endpoint;
 
-/// An error that a client gets to see.
+/// An error that is sent to a client.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{status}: {message}")]
 pub(crate) struct ApiError {
@@ -14,7 +14,7 @@ pub(crate) struct ApiError {
     pub(crate) message: String,
     pub(crate) kind: &'static str,
     pub(crate) param: Option<&'static str>,
-    /// A name of ours; `None` repeats the status, as vLLM does.
+    /// A code of the simulator; `None` repeats the status, as vLLM does.
     pub(crate) code: Option<String>,
 }
 
@@ -39,7 +39,7 @@ impl ApiError {
         self
     }
 
-    /// What every request gets once the engine core is gone.
+    /// The error for every request after the engine core has died.
     pub(crate) fn engine_dead() -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -48,7 +48,7 @@ impl ApiError {
         .with_code("engine_dead")
     }
 
-    /// The reply of an endpoint: `/v1/messages` has a shape of its own.
+    /// The reply of an endpoint: `/v1/messages` has its own format.
     pub(crate) fn in_reply_of(self, endpoint: Endpoint) -> Response {
         if endpoint != Endpoint::Messages {
             return self.into_response();
@@ -74,7 +74,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// A whole JSON reply.
+/// A complete JSON reply.
 pub(crate) fn json_response(status: StatusCode, body: &Value) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }

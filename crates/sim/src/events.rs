@@ -1,5 +1,5 @@
-//! KV events on ZMQ, in vLLM's dialect: a PUB socket for what happens and a
-//! ROUTER socket for what was missed.
+//! KV events over ZMQ in vLLM's dialect: a PUB socket for live batches and a ROUTER socket for
+//! replays.
 
 mod distort;
 mod encode;
@@ -19,18 +19,18 @@ use crate::faults::FaultBoard;
 pub(crate) use encode::Encoder;
 pub(crate) use sockets::{Endpoints, EventSockets};
 
-/// Batches that can be replayed; older ones are forgotten, as by the real engine.
+/// Number of batches that can be replayed; older ones are dropped, as by the real engine.
 pub(crate) const REPLAY_BATCHES: usize = 10_000;
-/// Sequence "number" of the message that ends a replay.
+/// Sequence number of the message that ends a replay.
 const END_OF_REPLAY: [u8; 8] = [0xff; 8];
 
-/// Steps whose events may wait for the publisher.
+/// Maximum number of steps whose events wait for the publisher.
 pub(crate) const PUBLISH_QUEUE_BATCHES: usize = 1024;
 
 /// Sequence number and payload.
 pub(crate) type Batch = (u64, Bytes);
 
-/// Batches that were published, for replay.
+/// Published batches, for replay.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct History(Arc<Mutex<VecDeque<Batch>>>);
 
@@ -49,12 +49,12 @@ impl History {
     }
 }
 
-/// Where the engine puts each step's events. A batch is numbered and can be
-/// replayed from then on; publishing follows.
+/// Receives each step's events. A batch is first numbered and stored for replay, and then
+/// published.
 #[derive(Debug)]
 pub(crate) struct EventSink {
     pub(crate) encoder: Encoder,
-    /// Whose events these are.
+    /// The rank of the events.
     pub(crate) rank: u16,
     pub(crate) history: History,
     pub(crate) publisher: Option<mpsc::Sender<Batch>>,
@@ -75,14 +75,14 @@ impl EventSink {
         let number = self.next_sequence;
         self.history.push((number, encode(&told.replayed)));
         if let Some(publisher) = &self.publisher {
-            // A publisher that is gone takes no events; the engine goes on.
+            // Without a publisher the engine continues.
             let _ = publisher.send((number, encode(&told.live))).await;
         }
         self.next_sequence += 1;
     }
 }
 
-/// Publishes batches until the engine is gone.
+/// Publishes batches until the engine has ended.
 pub(crate) async fn publish(
     mut socket: PubSocket,
     mut batches: mpsc::Receiver<Batch>,
@@ -105,7 +105,7 @@ pub(crate) async fn publish(
     }
 }
 
-/// Answers replay requests until it is dropped.
+/// Answers replay requests until dropped.
 pub(crate) async fn replay(mut socket: RouterSocket, topic: String, history: History) {
     let topic = Bytes::from(topic);
     loop {
@@ -116,7 +116,7 @@ pub(crate) async fn replay(mut socket: RouterSocket, topic: String, history: His
                 return;
             }
         };
-        // Identity, empty delimiter, first wanted sequence number.
+        // Identity, empty delimiter, first requested sequence number.
         let [peer, delimiter, start] = request.as_slice() else {
             continue;
         };

@@ -6,22 +6,22 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// One fault and how often it strikes.
+/// A fault and the number of times that it occurs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// What goes wrong.
     #[serde(flatten)]
     pub kind: FaultKind,
-    /// How many requests, batches or pulls are hit; `None` hits all until cleared.
+    /// Number of requests, batches or pulls that are affected; `None` for all until cleared.
     #[serde(default)]
     pub times: Option<u32>,
 }
 
-/// What goes wrong. At most one fault of each kind is set; a later one replaces it.
+/// The kinds of faults. At most one fault of each kind is active; a later one replaces it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum FaultKind {
-    /// Inference requests get this HTTP status and an OpenAI-shaped error.
+    /// Inference requests get this HTTP status and an error in OpenAI's format.
     Status {
         /// For example 500, 503 or 429.
         status: u16,
@@ -30,23 +30,23 @@ pub enum FaultKind {
     Reset,
     /// The request is never answered.
     Hang,
-    /// The connection is cut after so many stream chunks, without `[DONE]`. A
-    /// reply that is not streamed is cut in its middle.
+    /// The connection is cut after this many stream chunks, without `[DONE]`. A reply that is not
+    /// streamed is cut in its middle.
     DieMidStream {
-        /// Chunks that still get out.
+        /// Number of chunks before the cut.
         after_chunks: usize,
     },
-    /// Half of the JSON body, with a content length that agrees.
+    /// Half of the JSON body, with a matching content length.
     TruncatedBody,
-    /// The reply begins so much later.
+    /// The reply is delayed.
     SlowFirstByte {
-        /// Milliseconds.
+        /// Delay in milliseconds.
         delay_ms: u64,
     },
-    /// A prefill's reply lacks its `kv_transfer_params`; its blocks stay pinned.
+    /// A prefill reply lacks its `kv_transfer_params`; its blocks stay pinned.
     NoHandoff,
-    /// A request whose KV has been pulled loses it before its first output. Sent with a
-    /// `cache_hit_threshold` above 0, it is turned away then.
+    /// A request whose KV has been pulled loses it before its first output. If it has a
+    /// `cache_hit_threshold` above 0, it is then refused.
     Preempt,
     /// Pulls by decode engines are refused with `handoff_refused`.
     RefusePulls,
@@ -54,19 +54,19 @@ pub enum FaultKind {
     DropEventBatches,
     /// Event batches are published as random bytes (replay has the true ones).
     GarbageEvents,
-    /// Events do not say that blocks are gone: what was announced before is not there any
-    /// more. Replay has the true ones, unless `in_replay`.
+    /// Events do not report removed blocks, so that announced blocks may be missing. Replays
+    /// contain the true events, unless `in_replay`.
     HideRemovals {
-        /// Replay hides them as well.
+        /// Replays hide the removals as well.
         in_replay: bool,
     },
-    /// Events do not name cache salts.
+    /// Events do not contain cache salts.
     DropSalts,
-    /// Events do not name adapters.
+    /// Events do not contain adapters.
     DropAdapters,
-    /// Events name a parent for a prompt's first block, which nobody has announced.
+    /// Events name a parent for a prompt's first block that was never announced.
     StrangeParents,
-    /// Events say that they are of another data-parallel rank than they are.
+    /// Events name another data-parallel rank.
     OtherRank,
 }
 
@@ -93,7 +93,7 @@ impl FaultKind {
     }
 }
 
-/// What one inference request has to suffer.
+/// The faults of one inference request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RequestFaults {
     pub(crate) status: Option<u16>,
@@ -106,7 +106,7 @@ pub(crate) struct RequestFaults {
     pub(crate) preempt: bool,
 }
 
-/// The faults that are switched on.
+/// The active faults.
 #[derive(Debug, Default)]
 pub(crate) struct FaultBoard {
     active: Mutex<BTreeMap<&'static str, Fault>>,
@@ -130,12 +130,12 @@ impl FaultBoard {
         self.lock().values().cloned().collect()
     }
 
-    /// Whether the fault strikes now; counts it if so.
+    /// Whether the fault occurs now; counts it if so.
     pub(crate) fn strikes(&self, name: &str) -> bool {
         self.take(name).is_some()
     }
 
-    /// The faults of one inference request, which may stage a hand-off or pull one.
+    /// The faults of one inference request, which may stage or pull a hand-off.
     pub(crate) fn of_request(&self, prefill: bool, pull: bool) -> RequestFaults {
         let mut faults = RequestFaults::default();
         if let Some(FaultKind::SlowFirstByte { delay_ms }) = self.take("slow_first_byte") {

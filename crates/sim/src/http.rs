@@ -40,26 +40,26 @@ use shape::Shape;
 
 pub(crate) use side_channel::router as side_channel_router;
 
-/// Long prompts as token ids take a few bytes per token.
+/// Maximum size of a body in bytes: long prompts as token ids take a few bytes per token.
 const BODY_LIMIT_BYTES: usize = 64 * 1024 * 1024;
 
-/// What handlers share.
+/// The state that handlers share.
 #[derive(Debug)]
 pub(crate) struct App {
-    /// Rank 0, which speaks for all where they are alike.
+    /// Rank 0, which is used where all ranks are equal.
     pub(crate) engine: Arc<Engine>,
     pub(crate) ranks: Vec<Arc<Engine>>,
-    /// Where the next request goes that names no rank.
+    /// The rank of the next request without a rank.
     pub(crate) next_rank: AtomicUsize,
     pub(crate) faults: Arc<FaultBoard>,
     pub(crate) log: RequestLog,
     pub(crate) started_at: u64,
     pub(crate) fingerprint: String,
-    /// By rank.
+    /// The event addresses by rank.
     pub(crate) event_sources: Vec<Endpoints>,
 }
 
-/// Where the prompts of messages are counted.
+/// The endpoint that counts the tokens of messages.
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 
 type Shared = State<Arc<App>>;
@@ -136,7 +136,7 @@ async fn infer(
     }
     if faults.reset {
         connection.cut_in_head();
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response(); // never gets out
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response(); // never sent
     }
     if let Some(status) = faults.status {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -335,13 +335,13 @@ async fn count_tokens(State(app): Shared, headers: HeaderMap, body: Bytes) -> Re
     }
 }
 
-/// Plain text of another type than JSON.
+/// A plain reply of another type than JSON.
 fn text_response(content_type: &'static str, body: String) -> Response {
     ([(header::CONTENT_TYPE, content_type)], body).into_response()
 }
 
 impl App {
-    /// Topic of this engine's events.
+    /// The topic of this engine's events.
     pub(crate) fn topic(&self) -> String {
         self.engine.origin.topic.clone()
     }

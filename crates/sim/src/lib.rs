@@ -1,14 +1,11 @@
 //! Simulated P/D engines, stricter than real ones.
 //!
-//! [`SimEngine`] is a vLLM-like server inside the process: OpenAI's HTTP API, a
-//! paged KV cache with prefix caching, KV events over ZMQ, NIXL-shaped
-//! hand-offs between prefill and decode, metrics, and faults on demand. Each
-//! token that it generates depends on all tokens before it, so any mix-up of
-//! KV shows in the text; a hand-off that does not fit is an error instead of
-//! wrong text.
+//! [`SimEngine`] is a vLLM-like server within the process: OpenAI's HTTP API, a paged KV cache with
+//! prefix caching, KV events over ZMQ, NIXL-like hand-offs between prefill and decode, metrics, and
+//! faults on request. Each generated token depends on all tokens before it, so any mix-up of KV is
+//! visible in the text; a hand-off that does not match is an error instead of wrong text.
 //!
-//! The crate knows nothing of the router's own code: agreement between the two
-//! is therefore a test of both.
+//! The crate shares no code with the router: that both agree is therefore a test of both.
 
 pub mod cache;
 pub mod cluster;

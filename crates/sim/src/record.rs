@@ -1,4 +1,4 @@
-//! What the engine received and what it holds, for tests to look at.
+//! What the engine received and holds, for tests.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::engine::{Counters, Engine};
 
-/// Requests that are remembered.
+/// Maximum number of recorded requests.
 const KEPT_REQUESTS: usize = 256;
 
 /// One request as it arrived.
@@ -19,7 +19,7 @@ pub struct RecordedRequest {
     pub path: String,
     /// All headers, names in lower case, in their order of arrival.
     pub headers: Vec<(String, String)>,
-    /// The body as JSON; null when it was none.
+    /// The body as JSON; null if it was not JSON.
     pub body: Value,
 }
 
@@ -56,24 +56,24 @@ impl RequestLog {
     }
 }
 
-/// What an engine holds at one moment.
+/// The state of an engine at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SimState {
-    /// Random per start; hand-offs name it.
+    /// Random for each start; contained in hand-offs.
     pub engine_id: String,
-    /// Requests that are computed.
+    /// Number of requests that are being computed.
     pub running: usize,
-    /// Requests that wait, with those whose KV is under way.
+    /// Number of waiting requests, including those whose KV is being transferred.
     pub waiting: usize,
-    /// Blocks that requests can hold.
+    /// Number of blocks that requests can hold.
     pub blocks_total: usize,
-    /// Blocks that requests and hand-offs hold.
+    /// Number of blocks that requests and hand-offs hold.
     pub blocks_used: usize,
-    /// Of these: blocks kept for decode engines.
+    /// Of these, the number of blocks that are kept for decode engines.
     pub blocks_pinned: usize,
-    /// Blocks that the prefix cache knows.
+    /// Number of blocks in the prefix cache.
     pub resident_blocks: usize,
-    /// Hand-offs that wait to be pulled.
+    /// Number of hand-offs that wait to be pulled.
     pub staged_handoffs: usize,
     /// Whether the engine has died (see `do_remote_prefill` without block ids).
     pub dead: bool,
@@ -82,7 +82,7 @@ pub struct SimState {
 }
 
 impl SimState {
-    /// Of two ranks of one engine together.
+    /// The sum over two ranks of one engine.
     pub(crate) fn with(self, other: Self) -> Self {
         Self {
             engine_id: self.engine_id,

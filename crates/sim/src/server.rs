@@ -1,4 +1,4 @@
-//! One engine as an in-process server.
+//! One engine as a server within the process.
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,7 +33,7 @@ impl SimEngine {
     /// Binds everything and starts to serve.
     ///
     /// # Errors
-    /// When a listener cannot be bound, or the configuration has no usable KV block.
+    /// A listener cannot be bound, or the configuration has no usable KV block.
     pub async fn start(config: SimConfig) -> io::Result<Self> {
         let none = [config.block_size, config.max_num_seqs, config.data_parallel.into()];
         if config.kv_blocks < 2 || none.contains(&0) {
@@ -96,7 +96,7 @@ impl SimEngine {
         format!("http://{}", self.http_addr)
     }
 
-    /// `http://host:port` where prefill and decode meet: the bootstrap server of
+    /// `http://host:port` at which prefill and decode legs meet: the bootstrap server of
     /// [`KvConnector::Mooncake`](crate::KvConnector::Mooncake) and
     /// [`KvConnector::Sglang`](crate::KvConnector::Sglang).
     #[must_use]
@@ -105,48 +105,49 @@ impl SimEngine {
         format!("http://{}:{}", origin.host, origin.port)
     }
 
-    /// ZMQ endpoint of the KV events, for example `tcp://127.0.0.1:5557`; rank r publishes r
-    /// ports further.
+    /// ZMQ endpoint of the KV events of rank 0, for example `tcp://127.0.0.1:5557`; the port of
+    /// rank r is higher by r.
     #[must_use]
     pub fn kv_events_endpoint(&self) -> Option<&str> {
         self.app.event_sources[0].events.as_deref()
     }
 
-    /// ZMQ endpoint of the replay of KV events, of rank 0 likewise.
+    /// ZMQ endpoint of the replay of KV events of rank 0; the port of rank r is higher by r.
     #[must_use]
     pub fn kv_replay_endpoint(&self) -> Option<&str> {
         self.app.event_sources[0].replay.as_deref()
     }
 
-    /// Settings that the engine was started with.
+    /// The settings with which the engine was started.
     #[must_use]
     pub fn config(&self) -> &SimConfig {
         &self.app.engine.config
     }
 
-    /// What the engine holds now, over all its ranks.
+    /// The engine's state, over all its ranks.
     #[must_use]
     pub fn state(&self) -> SimState {
         self.app.state()
     }
 
-    /// What each rank holds now.
+    /// The state of each rank.
     #[must_use]
     pub fn rank_states(&self) -> Vec<SimState> {
         self.app.ranks.iter().map(|engine| engine.state()).collect()
     }
 
-    /// Hashes that the prefix cache knows (rank 0's, of several), with their number of physical
-    /// blocks, ordered by hash.
+    /// The hashes in the prefix cache (of rank 0), with their numbers of physical blocks, sorted by
+    /// hash.
     #[must_use]
     pub fn resident(&self) -> Vec<(u64, usize)> {
         self.rank_resident(0)
     }
 
-    /// The same of a rank.
+    /// The hashes in the prefix cache of a rank, with their numbers of physical blocks, sorted by
+    /// hash.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If the rank does not exist.
     #[must_use]
     pub fn rank_resident(&self, rank: usize) -> Vec<(u64, usize)> {
         let mut resident: Vec<_> = self.app.ranks[rank].core().cache.resident().collect();
@@ -154,23 +155,23 @@ impl SimEngine {
         resident
     }
 
-    /// The last 256 requests that came in, oldest first.
+    /// The last 256 requests, oldest first.
     #[must_use]
     pub fn requests(&self) -> Vec<RecordedRequest> {
         self.app.log.list()
     }
 
-    /// Switches a fault on, or off with `times: Some(0)`.
+    /// Activates a fault, or deactivates it with `times: Some(0)`.
     pub fn set_fault(&self, fault: Fault) {
         self.app.faults.set(fault);
     }
 
-    /// Switches all faults off.
+    /// Deactivates all faults.
     pub fn clear_faults(&self) {
         self.app.faults.clear();
     }
 
-    /// Kills the engine core, as a crash would: the HTTP server stays and answers errors.
+    /// Kills the engine core, like a crash: the HTTP server continues and answers with errors.
     pub fn die(&self) {
         self.app.die();
     }

@@ -1,13 +1,13 @@
-//! KV that engines keep outside themselves, for each other.
+//! KV storage outside of engines, which several engines share.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Blocks that are kept at most; the oldest go first.
+/// Maximum number of blocks; the oldest are dropped.
 const BLOCKS_MAX: usize = 1 << 18;
 
-/// A storage of KV blocks; clones are the same one. Engines that share it must have
-/// equal block sizes and hash seeds.
+/// A storage of KV blocks; clones share their content. Engines that share it must have equal block
+/// sizes and hash seeds.
 #[derive(Debug, Clone, Default)]
 pub struct SharedStorage(Arc<Mutex<Blocks>>);
 
@@ -18,24 +18,24 @@ struct Blocks {
 }
 
 impl SharedStorage {
-    /// Number of blocks in it.
+    /// Number of blocks in the storage.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks().known.len()
     }
 
-    /// Whether there is none.
+    /// Whether the storage is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets everything.
+    /// Drops all blocks.
     pub fn clear(&self) {
         *self.blocks() = Blocks::default();
     }
 
-    /// Keeps these blocks.
+    /// Stores these blocks.
     pub(crate) fn store(&self, hashes: &[u64]) {
         let mut blocks = self.blocks();
         for hash in hashes {
@@ -50,7 +50,7 @@ impl SharedStorage {
         }
     }
 
-    /// How many of these it has before the first that it lacks.
+    /// Number of leading blocks in the storage.
     pub(crate) fn leading(&self, hashes: &[u64]) -> usize {
         let blocks = self.blocks();
         hashes.iter().take_while(|hash| blocks.known.contains(hash)).count()

@@ -1,8 +1,8 @@
 //! The simulated model's tokenizer: bytes, three special tokens, one chat template.
 //!
 //! The same rules are shipped as Hugging Face files ([`TOKENIZER_JSON`],
-//! [`TOKENIZER_CONFIG_JSON`]), so a router that tokenizes on its own must
-//! arrive at the ids that this engine uses.
+//! [`TOKENIZER_CONFIG_JSON`]), so a router that tokenises by itself must get the ids that this
+//! engine uses.
 
 use std::io;
 use std::path::Path;
@@ -14,30 +14,31 @@ pub const TOKENIZER_JSON: &str = include_str!("../model/tokenizer.json");
 /// The tokenizer's `tokenizer_config.json`, with the chat template.
 pub const TOKENIZER_CONFIG_JSON: &str = include_str!("../model/tokenizer_config.json");
 
-/// Special tokens; a token's id is its place in this list.
+/// Special tokens; a token's id is its index in this list.
 pub const SPECIAL_TOKENS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
-/// Ends an answer unless `ignore_eos` is set.
+/// Ends a reply unless `ignore_eos` is set.
 pub const EOS_TOKEN: u32 = 2;
 /// Id of byte 0; byte `b` has id `FIRST_BYTE_TOKEN + b`.
 pub const FIRST_BYTE_TOKEN: u32 = 3;
 
-/// What the chat template prints for an image; the engine puts the image's tokens in its place.
+/// The text that the chat template prints for an image; the engine replaces it by the image's
+/// tokens.
 pub const IMAGE: &str = "<|image|>";
-/// The token that stands for every part of an image.
+/// The token for each part of an image.
 pub const IMAGE_TOKEN: u32 = 0;
 
 /// Writes the simulated model's tokenizer as Hugging Face files into an existing folder.
 ///
 /// # Errors
-/// If they cannot be written.
+/// A file cannot be written.
 pub fn write_tokenizer(folder: &Path) -> io::Result<()> {
     std::fs::write(folder.join("tokenizer.json"), TOKENIZER_JSON)?;
     std::fs::write(folder.join("config.json"), r#"{"model_type": "splitrail-sim"}"#)?;
     std::fs::write(folder.join("tokenizer_config.json"), TOKENIZER_CONFIG_JSON)
 }
 
-/// Tokens of a text. Special tokens that are written out in the text become
-/// themselves, as Hugging Face's added tokens do.
+/// The tokens of a text. Special tokens that are written out in the text become single tokens, like
+/// Hugging Face's added tokens.
 #[must_use]
 pub fn encode(text: &str) -> Vec<u32> {
     let mut ids = Vec::with_capacity(text.len());
@@ -68,13 +69,13 @@ pub fn byte_token(byte: u8) -> u32 {
     FIRST_BYTE_TOKEN + u32::from(byte)
 }
 
-/// Text of a token for display, as `/tokenize` shows it.
+/// The text of a token for display, as in `/tokenize`.
 #[must_use]
 pub fn token_text(id: u32) -> String {
     decode(&[id], false)
 }
 
-/// Text of tokens. Ids outside the vocabulary become U+FFFD, as do bytes that are no UTF-8.
+/// The text of tokens. Ids outside the vocabulary and bytes that are not UTF-8 become U+FFFD.
 #[must_use]
 pub fn decode(ids: &[u32], skip_special: bool) -> String {
     let mut bytes = Vec::with_capacity(ids.len());
@@ -91,11 +92,11 @@ pub fn decode(ids: &[u32], skip_special: bool) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The prompt of a chat: one block per message, then the opening of the answer.
+/// The prompt of a chat: one block per message, then the beginning of the reply.
 ///
 /// # Errors
-/// Says what is wrong when `messages` is not a list of messages with a role and content that is
-/// a string, null or a list of text and image parts.
+/// What is wrong, if `messages` is not a list of messages with a role and content that is a string,
+/// null or a list of text and image parts.
 pub fn render_chat(messages: &Value) -> Result<String, String> {
     let messages = messages.as_array().ok_or("messages must be a list")?;
     let mut text = String::new();
@@ -113,7 +114,7 @@ pub fn render_chat(messages: &Value) -> Result<String, String> {
     Ok(text)
 }
 
-/// The addresses of a chat's images, in the order in which they are printed.
+/// The addresses of a chat's images, in the order in which the template prints them.
 #[must_use]
 pub fn images(messages: &Value) -> Vec<&str> {
     let messages = messages.as_array().into_iter().flatten();
@@ -187,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_survives_encoding(text in "(?s).{0,60}|(<\\|im_end\\|>|a|é){0,9}") {
+        fn encoded_text_decodes_to_the_same_text(text in "(?s).{0,60}|(<\\|im_end\\|>|a|é){0,9}") {
             prop_assert_eq!(decode(&encode(&text), false), text);
         }
     }

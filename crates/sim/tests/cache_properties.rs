@@ -1,4 +1,4 @@
-//! Invariants of the cache under any order of requests.
+//! Invariants of the cache for any order of requests.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ fn follow(mirror: &mut BTreeMap<u64, usize>, events: Vec<CacheEvent>) {
 
 proptest! {
     #[test]
-    fn events_tell_the_whole_truth_and_no_block_is_lost(
+    fn events_reproduce_the_cache_and_no_block_is_lost(
         actions in prop::collection::vec(action(), 1..120)
     ) {
         let mut cache = KvCache::new(TOTAL_BLOCKS, BLOCK_SIZE);

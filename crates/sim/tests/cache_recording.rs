@@ -1,6 +1,6 @@
-//! The cache against what a real engine announced for the same requests: which
-//! blocks are stored and removed, in which batch, in which order, with which
-//! parents. Hash values differ; that equal hashes stand for equal blocks does not.
+//! Compares the cache with what a real engine announced for the same requests: which blocks are
+//! stored and removed, in which batch, in which order, with which parents. Hash values differ, but
+//! equal hashes must stand for equal blocks.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ fn tokens(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// Runs groups of requests (a group enters in one step) and returns the batches of events.
+/// Runs groups of requests (a group starts in one step) and returns the batches of events.
 fn replay(recording: &Value) -> Vec<Vec<CacheEvent>> {
     let total_blocks = recording["total_blocks"].as_u64().unwrap() as u32;
     let mut cache = KvCache::new(total_blocks, BLOCK_SIZE);
@@ -51,7 +51,7 @@ fn replay(recording: &Value) -> Vec<Vec<CacheEvent>> {
     batches
 }
 
-/// One event with hashes replaced by the order in which they first appear.
+/// An event whose hashes are replaced by numbers in the order of their first appearance.
 #[derive(Debug, PartialEq)]
 enum Shape {
     Stored { blocks: Vec<usize>, parent: Option<usize>, tokens: Vec<u32> },
@@ -119,14 +119,14 @@ fn a_small_cache_evicts_as_the_engine_does() {
     check("small_cache");
 }
 
-/// Prompts that end on a block's edge store their last block again; others store nothing.
+/// Prompts that end at a block boundary store their last block again; others store nothing.
 #[test]
 fn repeated_prompts_store_what_the_engine_stores() {
     check("repeats");
 }
 
-/// Prefills for a hand-off: also the physical block ids are the engine's.
+/// Prefills for a hand-off: the physical block ids are also those of the engine.
 #[test]
-fn handed_off_block_ids_are_the_engine_ones() {
+fn handed_off_block_ids_are_those_of_the_engine() {
     check("handoffs");
 }

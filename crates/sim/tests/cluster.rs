@@ -1,4 +1,4 @@
-//! The virtual-time cluster against cases worked out by hand, and what holds of every run.
+//! The virtual-time cluster in cases computed by hand, and invariants of every run.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -10,8 +10,8 @@ use splitrail_sim::cluster::{
 
 const S: u64 = 1_000_000_000;
 
-/// Everything takes whole seconds: a prefill 1 and 1 per token, a transfer 1 and 1 per token,
-/// a step 1.
+/// Everything takes whole seconds: a prefill 1 s plus 1 s per token, a transfer 1 s plus 1 s per
+/// token, a step 1 s.
 fn seconds() -> CostModel {
     CostModel {
         prefill_base_s: 1.0,
@@ -36,7 +36,7 @@ fn small() -> ClusterConfig {
     }
 }
 
-/// Blocks of one token each: a prompt is its blocks. (arrival in s, blocks, output)
+/// Blocks of one token each: a prompt consists of its blocks. (arrival in s, blocks, output)
 fn trace(requests: &[(u64, &[u64], u32)]) -> (Workload, Vec<u64>) {
     let mut builder = WorkloadBuilder::new(1);
     for (at, blocks, output) in requests {
@@ -47,7 +47,7 @@ fn trace(requests: &[(u64, &[u64], u32)]) -> (Workload, Vec<u64>) {
     (workload, arrivals)
 }
 
-/// Decides as it was told, request by request.
+/// Decides as given, request by request.
 struct Told(Vec<Decision>);
 
 impl Router for Told {
@@ -84,17 +84,17 @@ fn on(worker: usize) -> Decision {
 }
 
 #[test]
-fn one_request_after_the_other() {
+fn requests_are_served_one_after_the_other() {
     let requests = [(0, &[1, 2, 3][..], 2), (1, &[1, 2, 3, 4], 1)];
     let outcome = serve(&small(), &requests, Vec::new());
     assert_eq!(told(&outcome, 0), (0, 0, 4, 3, 8, 9, 10));
-    // Three of its four tokens are there when it starts.
+    // Three of its four tokens are cached when it starts.
     assert_eq!(told(&outcome, 1), (3, 4, 6, 4, 11, 12, 12));
     assert_eq!((outcome.prefill_busy_ns[0], outcome.steps_ns[0].len()), (6 * S, 3));
 }
 
 #[test]
-fn the_last_token_is_computed_even_where_all_is_cached() {
+fn the_last_token_is_computed_even_if_all_blocks_are_cached() {
     let requests = [(0, &[1, 2][..], 1), (9, &[1, 2], 1)];
     let outcome = serve(&small(), &requests, Vec::new());
     assert_eq!(told(&outcome, 1), (2, 9, 11, 2, 14, 15, 15));
@@ -108,7 +108,7 @@ fn blocks_inserted_at_the_start_are_found_before_the_end() {
     assert_eq!((outcome.rows[1].hit_blocks, outcome.rows[2].hit_blocks), (0, 0));
     let early = ClusterConfig { insert_at: InsertAt::Start, ..chunked };
     let outcome = serve(&early, &requests, Vec::new());
-    // Both are done by one iteration: 3 tokens of the one and the last token of the other.
+    // Both are computed in one iteration: 3 tokens of one and the last token of the other.
     assert_eq!(told(&outcome, 1), (0, 2, 7, 3, 11, 12, 12));
     assert_eq!(told(&outcome, 2), (3, 2, 7, 3, 11, 13, 13));
 }
@@ -118,19 +118,19 @@ fn an_iteration_packs_requests_up_to_its_budget() {
     let requests = [(0, &[1, 2, 3, 4, 5][..], 1), (0, &[6, 7], 1), (0, &[8], 1)];
     let config = ClusterConfig { budget_tokens: Some(4), ..small() };
     let outcome = serve(&config, &requests, Vec::new());
-    // 4 of the first until 5; its last, both of the second and the third until 10.
+    // 4 tokens of the first until 5; its last one, and those of the second and the third, until 10.
     assert_eq!(told(&outcome, 0), (0, 0, 10, 5, 16, 17, 17));
     assert_eq!(told(&outcome, 1), (0, 5, 10, 2, 13, 14, 14));
     assert_eq!(told(&outcome, 2), (0, 5, 10, 1, 12, 13, 13));
 }
 
 #[test]
-fn the_least_recently_used_blocks_go_and_leaves_before_parents() {
+fn the_least_recently_used_blocks_are_evicted_and_leaves_before_parents() {
     let config = ClusterConfig { prefill_cache_blocks: 3, ..small() };
     let requests = [
         (0, &[1, 2][..], 1),
         (10, &[3, 4], 1),
-        // 2 is gone, and touching 1 makes 4 the oldest.
+        // 2 has been evicted, and touching 1 makes 4 the oldest.
         (20, &[1, 2], 1),
         (30, &[3, 4], 1),
     ];
@@ -140,7 +140,7 @@ fn the_least_recently_used_blocks_go_and_leaves_before_parents() {
 }
 
 #[test]
-fn those_who_arrive_while_a_step_runs_join_the_next_one() {
+fn requests_that_arrive_during_a_step_join_the_next_one() {
     // KV arrives at 4, 5 (by the second worker) and 7; a step takes 2 s.
     let cost = CostModel { step_base_s: 2.0, ..seconds() };
     let config = ClusterConfig { prefill_workers: 3, cost, ..small() };
@@ -160,8 +160,8 @@ fn simultaneous_arrivals_do_not_wait_for_each_other_to_start_a_step() {
 }
 
 #[test]
-fn a_decode_worker_admits_what_fits_and_an_empty_one_anything() {
-    // Each reserves 1 + 4 tokens: two do not fit, and not even one.
+fn a_decode_worker_admits_requests_that_fit_and_an_empty_one_any_request() {
+    // Each reserves 1 + 4 tokens: two do not fit, and not even one does.
     let requests = [(0, &[1][..], 4), (0, &[2], 4)];
     let told_both = vec![on(0), on(1)];
     let config = ClusterConfig { prefill_workers: 2, kv_capacity_tokens: 3, ..small() };
@@ -173,7 +173,7 @@ fn a_decode_worker_admits_what_fits_and_an_empty_one_anything() {
 }
 
 #[test]
-fn the_decode_worker_with_the_fewest_tokens_receives_and_the_first_on_ties() {
+fn the_decode_worker_with_the_fewest_tokens_is_chosen_and_the_first_on_ties() {
     let config = ClusterConfig { prefill_workers: 1, decode_workers: 2, ..small() };
     let requests = [(0, &[1, 2][..], 50), (0, &[3], 50), (0, &[4], 50)];
     let outcome = serve(&config, &requests, Vec::new());
@@ -191,22 +191,22 @@ fn a_decode_worker_receives_only_what_its_cache_lacks() {
 }
 
 #[test]
-fn a_fetched_prefix_holds_its_request_back_and_then_counts_as_a_hit() {
+fn a_request_waits_for_its_fetched_prefix_which_counts_as_a_hit() {
     let fetch = Placement { worker: 0, fetch_blocks: 2, fetch_ready_ns: 5 * S };
     let requests = [(0, &[1, 2, 3][..], 1), (1, &[9], 1)];
     let outcome = serve(&small(), &requests, vec![Decision::Prefill(fetch)]);
     assert_eq!(told(&outcome, 0), (2, 5, 7, 3, 11, 12, 12));
-    // First come, first served: it waits behind the fetch.
+    // First come, first served: it waits for the fetch of the first request.
     assert_eq!(told(&outcome, 1).1, 7);
 }
 
 #[test]
-fn a_full_queue_refuses() {
+fn a_full_queue_refuses_requests() {
     let config = ClusterConfig { max_queue: Some(1), ..small() };
     let requests = [(0, &[1][..], 1), (0, &[2], 1), (0, &[3], 1), (2, &[4], 1)];
     let outcome = serve(&config, &requests, Vec::new());
     let rejected: Vec<bool> = outcome.rows.iter().map(|row| row.rejected).collect();
-    // At 2 the first is done and the second has begun.
+    // At 2 s the first request has ended and the second has started.
     assert_eq!(rejected, [false, false, true, false]);
 }
 
@@ -219,18 +219,18 @@ fn a_local_prefill_advances_by_a_chunk_in_each_step() {
         cost: CostModel { step_base_s: 2.0, ..seconds() },
         ..small()
     };
-    // The first decodes from 4 on in steps of 2 s; the second comes at 5.
+    // The first request decodes from 4 s on in steps of 2 s; the second arrives at 5 s.
     let requests = [(0, &[9][..], 9), (5, &[1, 2, 3], 2)];
     let outcome = serve(&config, &requests, vec![on(0), Decision::Local(0)]);
-    // From 6 on: a chunk of 2 with the base takes 3, and half of the step's 2 on top; the
-    // next one takes 1 against 2, so 2.5; then it is in the batch.
+    // From 6 s on, a chunk of 2 with the base takes 3 s, plus half of the step's 2 s; the next one
+    // takes 1 s against 2 s, so 2.5 s; then the request is in the batch.
     let row = &outcome.rows[1];
     let at = |s: f64| (s * S as f64) as u64;
     assert_eq!((row.prefill_start_ns, row.prefill_end_ns), (at(6.0), at(12.5)));
     assert_eq!((row.first_token_ns, row.last_token_ns), (at(14.5), at(16.5)));
     assert_eq!((row.moved_tokens, row.prefill_worker, row.decode_worker), (0, None, Some(0)));
     assert_eq!(outcome.steps_ns[0][..4], [at(2.0), at(4.0), at(2.5), at(2.0)]);
-    // The longest tenth of 8 intervals is one.
+    // The longest tenth of 8 intervals is one interval.
     assert_eq!(outcome.tbt_ns(0, 9, &mut Vec::new()), at(4.0));
     assert_eq!(outcome.tbt_ns(1, 2, &mut Vec::new()), at(2.0));
 }
@@ -244,7 +244,7 @@ fn transfers_that_share_a_worker_wait_for_each_other() {
 }
 
 #[test]
-fn a_pool_serves_from_one_queue_and_one_cache() {
+fn a_pool_has_one_queue_and_one_cache() {
     let config = ClusterConfig { prefill_workers: 2, pool: Pool::SharedLru, ..small() };
     let requests = [(0, &[1, 2, 3][..], 1), (0, &[9], 1), (0, &[5, 6, 7], 1), (0, &[9, 8], 1)];
     let outcome = serve(&config, &requests, Vec::new());
@@ -258,7 +258,7 @@ fn a_pool_serves_from_one_queue_and_one_cache() {
     assert_eq!(served(&serve(&shortest, &requests, Vec::new())), [(0, 0), (1, 0), (0, 4), (1, 2)]);
 }
 
-/// Keeps everything back until a worker has nothing to do, and then gives the latest.
+/// Holds all requests until a worker is idle, and then releases the latest.
 #[derive(Default)]
 struct LastFirst(Vec<usize>);
 
@@ -279,7 +279,7 @@ fn a_router_that_holds_requests_decides_their_order() {
         trace(&[(0, &[1, 2][..], 1), (1, &[3], 1), (2, &[4], 1), (3, &[5], 1)]);
     let outcome = run(&workload, &arrivals, &small(), &mut LastFirst::default(), &mut |_| {});
     let starts: Vec<u64> = (0..4).map(|i| told(&outcome, i).1).collect();
-    // Arrivals at an instant come after what ends at it.
+    // Arrivals are handled after events at the same time that end something.
     assert_eq!(starts, [0, 7, 3, 5]);
 }
 
@@ -331,7 +331,7 @@ fn case() -> impl Strategy<Value = Case> {
     })
 }
 
-/// Looks at the cluster whenever it is asked, and may not find it beyond its bounds.
+/// Checks the cluster's bounds at every call.
 struct Watching {
     told: Told,
     computed_tokens: u64,

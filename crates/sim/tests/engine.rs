@@ -1,4 +1,4 @@
-//! The simulated engine as its clients see it.
+//! The simulated engine from its clients' point of view.
 #![allow(clippy::unwrap_used)]
 
 #[path = "engine/abort.rs"]

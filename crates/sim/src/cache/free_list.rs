@@ -1,7 +1,7 @@
-//! Free blocks in the order in which they will be handed out again.
+//! Free blocks in the order in which they will be reused.
 
-/// A doubly linked list over block ids, so that a block which is hit again can
-/// leave the middle of the list in constant time.
+/// A doubly linked list of block ids, so that a block that is hit again can leave the middle of the
+/// list in constant time.
 #[derive(Debug)]
 pub(super) struct FreeList {
     /// `links[i]` of block i; the last entry is the anchor that closes the ring.
@@ -16,8 +16,8 @@ struct Link {
 }
 
 impl FreeList {
-    /// Blocks `1..total` are free, lowest first. Block 0 is the engine's null
-    /// block and is never handed out.
+    /// Blocks `1..total` are free, lowest first. Block 0 is the engine's null block and is never
+    /// used.
     pub(super) fn new(total: u32) -> Self {
         let anchor = Link { before: total, after: total };
         let mut list = Self { links: vec![anchor; total as usize + 1], len: 0 };
@@ -37,7 +37,7 @@ impl FreeList {
         self.link(last, block, anchor);
     }
 
-    /// Puts blocks at the front; the first of them will be handed out first.
+    /// Puts blocks at the front; the first of them will be reused first.
     pub(super) fn push_front_all(&mut self, blocks: &[u32]) {
         let mut before = self.anchor();
         for block in blocks {
@@ -56,7 +56,7 @@ impl FreeList {
         Some(first)
     }
 
-    /// Takes a block out. It must be in the list.
+    /// Removes a block, which must be in the list.
     pub(super) fn remove(&mut self, block: u32) {
         let Link { before, after } = self.links[block as usize];
         self.links[before as usize].after = after;
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_is_kept_around_removals() {
+    fn removals_keep_the_order_of_other_entries() {
         let mut list = FreeList::new(5);
         list.remove(2);
         list.push_back(2);

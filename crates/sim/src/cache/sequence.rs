@@ -2,41 +2,40 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What separates sequences with equal tokens from each other.
+/// What distinguishes sequences with equal tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
     /// `cache_salt` of the request; part of the first block's hash.
     pub salt: Option<String>,
     /// Adapter (LoRA) name; part of every block's hash.
     pub adapter: Option<String>,
-    /// Number of the adapter, as events name it.
+    /// Number of the adapter in events.
     pub adapter_id: Option<u32>,
-    /// Images, in order; part of the hash of each block that has a token of theirs.
+    /// Images, in order; part of the hash of each block that contains one of their tokens.
     pub media: Vec<Media>,
 }
 
 /// One image of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Media {
-    /// Names its content.
+    /// Identifies its content.
     pub identifier: String,
-    /// Place of its first token in the prompt.
+    /// Position of its first token in the prompt.
     pub from: usize,
-    /// Place behind its last token.
+    /// Position after its last token.
     pub to: usize,
 }
 
-/// What a block's hash includes beside its tokens, as events say it.
+/// What a block's hash includes besides its tokens, in the form of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExtraKey {
     /// A salt or an adapter's name.
     Text(String),
-    /// An image, and where it begins, counted from the block's first token.
+    /// An image and its position, relative to the block's first token.
     Media(String, i64),
 }
 
-/// Tokens of one request with the hashes of their full blocks and the blocks
-/// that the cache has given to them.
+/// The tokens of one request with the hashes of their full blocks and the blocks that hold them.
 #[derive(Debug)]
 pub struct Sequence {
     pub(super) tokens: Vec<u32>,
@@ -46,7 +45,7 @@ pub struct Sequence {
     hash_seed: u64,
     /// Physical blocks, in order of the tokens.
     pub(super) blocks: Vec<u32>,
-    /// So many of `blocks` are known to the prefix cache.
+    /// Number of `blocks` that are in the prefix cache.
     pub(super) registered: usize,
 }
 
@@ -97,13 +96,13 @@ impl Sequence {
         self.block_size
     }
 
-    /// What separates this sequence from others with equal tokens.
+    /// What distinguishes this sequence from others with equal tokens.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// The untyped keys that go into block `index` beside its tokens, in the engine's order.
+    /// The untyped keys of block `index`, in the engine's order.
     pub(super) fn extra_keys(&self, index: usize) -> Option<Vec<ExtraKey>> {
         let text = |text: &String| ExtraKey::Text(text.clone());
         let adapter = self.identity.adapter.iter().map(text);

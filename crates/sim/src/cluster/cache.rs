@@ -3,12 +3,12 @@
 use super::clairvoyant::Clairvoyant;
 use super::lru::Lru;
 
-/// A prefix cache under one of two ways to forget.
+/// A prefix cache with one of two eviction rules.
 #[derive(Clone, Debug)]
 pub enum Cache {
-    /// What was used least recently goes first.
+    /// Evicts the least recently used block first.
     Lru(Lru),
-    /// What is used furthest ahead goes first: a reference only.
+    /// Evicts the block whose next use is furthest in the future: a reference only.
     Clairvoyant(Clairvoyant),
 }
 
@@ -21,7 +21,7 @@ impl Cache {
         }
     }
 
-    /// How many of these blocks it holds before the first that it does not.
+    /// Number of leading blocks that it holds.
     pub fn leading(&self, blocks: &[u32]) -> u32 {
         match self {
             Self::Lru(cache) => cache.leading(blocks),
@@ -31,7 +31,7 @@ impl Cache {
         }
     }
 
-    /// A request starts and uses the blocks that are there.
+    /// Notes that a request starts and uses the blocks that are cached.
     pub(super) fn start(&mut self, request: usize, blocks: &[u32], hits: u32) {
         match self {
             Self::Lru(cache) => cache.touch(&blocks[..hits as usize]),
@@ -39,7 +39,7 @@ impl Cache {
         }
     }
 
-    /// Takes a prompt's blocks in.
+    /// Inserts a prompt's blocks.
     pub(super) fn insert(&mut self, blocks: &[u32]) {
         match self {
             Self::Lru(cache) => cache.insert(blocks, drop),

@@ -1,4 +1,4 @@
-//! A cache that knows the future: a yardstick for eviction, not something to build.
+//! A cache that knows the future: a reference for eviction that cannot be built.
 
 use std::collections::BinaryHeap;
 
@@ -7,18 +7,19 @@ use super::workload::Workload;
 /// Never used again.
 const NEVER: u32 = u32::MAX;
 
-/// Forgets the block whose next use lies furthest ahead (by place of the request in the
-/// trace); of several, the deepest in its prompt. What has started is not ahead.
+/// Evicts the block whose next use is furthest in the future (by position of the request in the
+/// trace); of several, the deepest in its prompt. Requests that have started do not count as
+/// future.
 #[derive(Clone, Debug)]
 pub struct Clairvoyant {
     /// Requests that use each block, in order: block `b`'s are `uses[starts[b]..starts[b + 1]]`.
     uses: Vec<u32>,
     starts: Vec<u32>,
-    /// The first use of each block that may lie ahead.
+    /// The position in `uses` of each block's first use that may be in the future.
     cursor: Vec<u32>,
     started: Vec<bool>,
     held: Vec<bool>,
-    /// (next use, depth, block); entries that no longer hold are dropped when met.
+    /// (next use, depth, block); outdated entries are dropped when they are found.
     order: BinaryHeap<(u32, u32, u32)>,
     len: usize,
     capacity: usize,
@@ -62,7 +63,7 @@ impl Clairvoyant {
         self.held[block as usize]
     }
 
-    /// Notes that a request has started: its uses of its blocks no longer lie ahead.
+    /// Notes that a request has started: its uses of its blocks are no longer in the future.
     pub fn started(&mut self, request: usize, blocks: &[u32]) {
         self.started[request] = true;
         for (depth, block) in blocks.iter().enumerate() {
@@ -73,7 +74,7 @@ impl Clairvoyant {
         }
     }
 
-    /// Takes in the first blocks up to its capacity, then forgets until it is within it.
+    /// Inserts the first blocks up to the capacity, then evicts until the capacity is kept.
     pub fn insert(&mut self, blocks: &[u32]) {
         for (depth, block) in blocks.iter().take(self.capacity).enumerate() {
             if !self.held[*block as usize] {
@@ -92,7 +93,7 @@ impl Clairvoyant {
         }
     }
 
-    /// The first request ahead that uses the block.
+    /// The first future request that uses the block.
     fn next_use(&mut self, block: u32) -> u32 {
         let end = self.starts[block as usize + 1];
         let cursor = &mut self.cursor[block as usize];
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_furthest_next_use_goes_and_of_several_the_deepest() {
+    fn the_block_with_the_furthest_next_use_is_evicted_and_the_deepest_of_several() {
         let mut builder = WorkloadBuilder::new(1);
         for hashes in [&[0, 1][..], &[2, 3], &[2], &[0, 1], &[3]] {
             builder.push(0.0, 2, 1, hashes);
@@ -125,7 +126,7 @@ mod tests {
         assert_eq!(held, [0, 1, 2]);
         cache.started(4, trace.blocks(4));
         cache.insert(trace.blocks(4));
-        // Block 3 is never used again now, and goes at once.
+        // Block 3 is never used again now, so it is evicted immediately.
         assert!(!cache.holds(3));
     }
 }

@@ -1,64 +1,66 @@
-//! What the cluster is made of.
+//! The settings of a cluster.
 
 use super::cost::CostModel;
 
-/// When a prompt's blocks can be found in the cache of the worker that computes them.
+/// When a prompt's blocks become available in the cache of the worker that computes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InsertAt {
-    /// When they are started to be computed.
+    /// When their computation starts.
     Start,
-    /// When its prefill is done.
+    /// When the prompt's prefill has ended.
     #[default]
     End,
 }
 
-/// Who holds the caches, and who takes the next request.
+/// How caches and queues are divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pool {
-    /// Each worker has its own queue and cache: the only one that a router can serve.
+    /// Each worker has its own queue and cache: the only kind that a router can serve.
     #[default]
     Separate,
     /// One queue, one least-recently-used cache of the workers' total size: a reference.
     SharedLru,
-    /// The same with a cache that knows the future: a reference.
+    /// Like [`SharedLru`](Self::SharedLru), with a cache that knows the future: a reference.
     SharedClairvoyant,
-    /// The same, and the shortest prefill is served first: a reference.
+    /// Like [`SharedClairvoyant`](Self::SharedClairvoyant), and the shortest prefill is served
+    /// first: a reference.
     SharedShortestFirst,
 }
 
-/// A cluster. [`Default`] is the reference model with eight prefill and four decode workers.
+/// The settings of a cluster. [`Default`] is the reference model with eight prefill and four decode
+/// workers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterConfig {
-    /// Prefill workers; at least 1.
+    /// Number of prefill workers; at least 1.
     pub prefill_workers: usize,
-    /// Decode workers; at least 1.
+    /// Number of decode workers; at least 1.
     pub decode_workers: usize,
-    /// What things cost.
+    /// The durations of prefills, decode steps and transfers.
     pub cost: CostModel,
-    /// How much longer than the model says each prefill worker takes; 1 for those not named.
+    /// Factor by which each prefill worker is slower than the model; 1 for further workers.
     pub prefill_slowness: Vec<f64>,
-    /// Blocks in each prefill worker's cache; `usize::MAX` for no bound.
+    /// Number of blocks in each prefill worker's cache; `usize::MAX` for no bound.
     pub prefill_cache_blocks: usize,
-    /// Blocks in each decode worker's cache of prompts; 0 for none.
+    /// Number of blocks in each decode worker's cache of prompts; 0 for none.
     pub decode_cache_blocks: usize,
-    /// When computed blocks can be found.
+    /// When computed blocks become available.
     pub insert_at: InsertAt,
-    /// Tokens that one prefill iteration packs; `None`: one whole request at a time.
+    /// Maximum tokens of one prefill iteration; `None`: one whole request at a time.
     pub budget_tokens: Option<u32>,
-    /// A request is refused where the chosen worker has so many waiting.
+    /// A request is refused if this many requests wait at the chosen worker.
     pub max_queue: Option<usize>,
-    /// Tokens that a local prefill advances in one decode step; 0: all that remain.
+    /// Tokens by which a local prefill advances in one decode step; 0: all remaining ones.
     pub chunk_tokens: u32,
-    /// How much of the shorter of a step's decode and prefill parts adds to the longer one:
-    /// 0 where they overlap fully, 1 where one waits for the other.
+    /// How much of the shorter of a step's decode and prefill parts adds to the longer one: 0 if
+    /// they overlap fully, 1 if they run one after the other.
     pub interference: f64,
-    /// Tokens of KV that a decode worker can hold.
+    /// Maximum tokens of KV that a decode worker can hold.
     pub kv_capacity_tokens: u64,
-    /// Requests that a decode worker can have at once.
+    /// Maximum number of requests at a decode worker.
     pub max_batch: u32,
-    /// Whether transfers wait for each other where they share a sender or a receiver.
+    /// Whether transfers with a common sender or receiver wait for each other.
     pub contention: bool,
-    /// Who holds the caches.
+    /// How caches and queues are divided.
     pub pool: Pool,
 }
 

@@ -1,7 +1,7 @@
-//! What things cost: three linear models with a quadratic attention term.
+//! The cost model: three linear models with a quadratic attention term.
 
-/// Coefficients of the cost model. The defaults describe a 70-billion-parameter model on
-/// an eight-GPU node.
+/// Coefficients of the cost model. The defaults describe a 70-billion-parameter model on an
+/// eight-GPU node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     /// Per prefill iteration, in seconds.
@@ -41,7 +41,7 @@ impl Default for CostModel {
     }
 }
 
-/// Seconds as whole nanoseconds, half away from zero.
+/// Seconds as whole nanoseconds, with halves rounded away from zero.
 pub fn ns(seconds: f64) -> u64 {
     (seconds * 1e9).round() as u64
 }
@@ -58,17 +58,17 @@ impl CostModel {
         ns(self.prefill_base_s + self.span_s(input - cached, cached))
     }
 
-    /// Seconds for which a transfer keeps its links busy.
+    /// Seconds for which a transfer occupies its links.
     pub fn link_s(&self, tokens: u32) -> f64 {
         f64::from(tokens) * self.kv_bytes_per_token / self.transfer_bytes_per_s
     }
 
-    /// Nanoseconds of a transfer that has its links for itself.
+    /// Nanoseconds of a transfer that does not wait for others.
     pub fn transfer_ns(&self, tokens: u32) -> u64 {
         ns(self.transfer_base_s + self.link_s(tokens))
     }
 
-    /// Seconds of a decode step; 0 where nobody decodes.
+    /// Seconds of a decode step; 0 without requests in the batch.
     pub fn step_s(&self, batch: u32, context: u64) -> f64 {
         if batch == 0 {
             return 0.0;
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_worked_out_by_hand() {
+    fn costs_equal_those_computed_by_hand() {
         let cost = CostModel::default();
         // 10 ms + 12,000 x 85 us + 2.3 ns x 12,000 x 6,000
         assert_eq!(cost.prefill_ns(12_000, 0), 1_195_600_000);

@@ -1,8 +1,8 @@
-//! A decode worker: who waits for a place, the batch, and prompts that it computes itself.
+//! A decode worker: its queue, its batch, and prompts that it computes itself.
 //!
-//! A step gives one token to each member of the batch, so what a step needs is kept as
-//! sums, and who ends with it is known when they join: a step costs the same whatever its
-//! batch.
+//! A step gives one token to each request of the batch. So the inputs of a step are kept as sums,
+//! and the last step of a request is known when it joins: the work for a step does not depend on
+//! the batch size.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,7 +17,7 @@ pub(super) struct LocalPrefill {
     pub(super) request: usize,
     /// Tokens that need no more computing; `None` before the first chunk.
     pub(super) done_tokens: Option<u32>,
-    /// Tokens of the running step.
+    /// Tokens in the running step.
     pub(super) tokens: u32,
 }
 
@@ -25,25 +25,25 @@ pub(super) struct LocalPrefill {
 #[derive(Debug)]
 pub(super) struct DecodeWorker {
     pub(super) cache: Lru,
-    /// Waiting to be admitted, first come first.
+    /// Requests that wait to be admitted, in order of arrival.
     pub(super) waiting: VecDeque<usize>,
-    /// Admitted, their prompts yet to be computed here; the first one is under way.
+    /// Admitted requests whose prompts are computed here; the first one is being computed.
     pub(super) local: VecDeque<LocalPrefill>,
-    /// Input tokens of requests that are assigned and not in the batch.
+    /// Input tokens of assigned requests that are not in the batch.
     pub(super) assigned_tokens: u64,
     /// Input and generated tokens of the batch.
     pub(super) context_tokens: u64,
     pub(super) batch: u32,
-    /// Input and output tokens of all that are admitted.
+    /// Input and output tokens of all admitted requests.
     pub(super) reserved_tokens: u64,
-    /// All that are admitted: the batch and the local prefills.
+    /// Number of admitted requests: the batch and the local prefills.
     pub(super) members: u32,
     pub(super) stepping: bool,
-    /// Durations of all steps begun, in nanoseconds.
+    /// Durations of all steps that have started, in nanoseconds.
     pub(super) steps_ns: Vec<u64>,
-    /// (last step, request) of the batch.
+    /// (last step, request) for the batch.
     pub(super) ends: BinaryHeap<Reverse<(u32, usize)>>,
-    /// Those whose first step is the running one.
+    /// Requests whose first step is the running one.
     pub(super) joined: Vec<usize>,
 }
 
@@ -65,12 +65,12 @@ impl DecodeWorker {
         }
     }
 
-    /// Tokens of KV that it holds or is going to hold.
+    /// Tokens of KV that it holds or will hold.
     pub(super) fn load_tokens(&self) -> u64 {
         self.assigned_tokens + self.context_tokens
     }
 
-    /// Whether a request may be admitted; an empty worker admits anything.
+    /// Whether a request may be admitted; an empty worker admits any request.
     pub(super) fn fits(&self, request: &Request, kv_capacity_tokens: u64, max_batch: u32) -> bool {
         let reserve = self.reserved_tokens + tokens(request);
         self.members == 0 || (reserve <= kv_capacity_tokens && self.members < max_batch)
@@ -105,8 +105,8 @@ impl DecodeWorker {
         Some(id)
     }
 
-    /// Seconds of the next step: its decode part and its prefill part, of which the shorter
-    /// one counts only in part.
+    /// Seconds of the next step from its decode part and its prefill part, of which the shorter one
+    /// counts only partly.
     pub(super) fn step_s(&self, cost: &CostModel, prefill_s: f64, interference: f64) -> f64 {
         let decode_s = cost.step_s(self.batch, self.context_tokens);
         decode_s.max(prefill_s) + interference * decode_s.min(prefill_s)

@@ -1,24 +1,24 @@
-//! What happens next.
+//! The queue of future events.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// What happens, in the order in which things at the same instant do.
+/// The kinds of events, in the order in which simultaneous events are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// A prefill worker's iteration ends.
     PrefillEnd,
-    /// What a waiting prefill worker waited for is there.
+    /// What a waiting prefill worker waited for has arrived.
     Wake,
-    /// A request's KV is at its decode worker.
+    /// A request's KV has arrived at its decode worker.
     KvArrive,
     /// A decode worker's step ends.
     StepEnd,
-    /// The router wants to be asked.
+    /// The router requested to be called.
     Router,
 }
 
-/// Ordered by time, kind, index (of a worker, or of a request) and creation.
+/// Ordered by time, kind, index (of a worker or a request) and creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Event {
     pub(super) at_ns: u64,
@@ -27,7 +27,7 @@ pub(super) struct Event {
     number: u64,
 }
 
-/// Events to come. Bounded by two per worker, one per fetch and one per request in transfer.
+/// The future events. At most two per worker, one per fetch and one per request in transfer.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     heap: BinaryHeap<Reverse<Event>>,
@@ -41,7 +41,7 @@ impl Events {
         self.heap.push(Reverse(event));
     }
 
-    /// The next one that happens no later than that.
+    /// The next event at or before this time.
     pub(super) fn pop_until(&mut self, at_ns: u64) -> Option<Event> {
         if self.heap.peek()?.0.at_ns > at_ns {
             return None;

@@ -1,9 +1,9 @@
-//! Transfers that share a sender or a receiver.
+//! Transfers with a common sender or receiver.
 
 use super::cost::{CostModel, ns};
 
-/// When each worker's link is free again. Transfers take turns: one that has to wait starts
-/// when both ends are free, and has them for itself.
+/// The times at which each worker's link is free again. Transfers take turns: one that has to wait
+/// starts when both ends are free, and then has them exclusively.
 #[derive(Debug)]
 pub(super) struct Links {
     sender_free_ns: Vec<u64>,
@@ -15,7 +15,7 @@ impl Links {
         Self { sender_free_ns: vec![0; senders], receiver_free_ns: vec![0; receivers] }
     }
 
-    /// When a transfer that is asked for now is done.
+    /// When a transfer that is requested now will be complete.
     pub(super) fn transfer(
         &mut self,
         (from, to): (usize, usize),
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn transfers_wait_only_for_those_that_share_an_end() {
+    fn transfers_wait_only_for_transfers_with_a_common_worker() {
         let cost = CostModel {
             transfer_base_s: 1.0,
             kv_bytes_per_token: 1.0,

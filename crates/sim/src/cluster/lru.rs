@@ -1,13 +1,13 @@
-//! A prefix cache that forgets what was used least recently.
+//! A prefix cache that evicts the least recently used blocks.
 
-/// No block.
+/// Stands for no block.
 const NONE: u32 = u32::MAX;
 
-/// Blocks in the order of their last use: a list threaded through two arrays indexed by
-/// block, so that every operation is a few loads and stores.
+/// Blocks in the order of their last use: a doubly linked list in two arrays indexed by block, so
+/// that every operation is a few loads and stores.
 #[derive(Clone, Debug)]
 pub struct Lru {
-    /// Towards the most recent; [`ABSENT`](Self::ABSENT) where the block is not held.
+    /// The next more recent block; [`ABSENT`](Self::ABSENT) if the block is not held.
     newer: Vec<u32>,
     older: Vec<u32>,
     newest: u32,
@@ -32,7 +32,7 @@ impl Lru {
         }
     }
 
-    /// Blocks held.
+    /// Number of blocks held.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -42,7 +42,7 @@ impl Lru {
         self.len == 0
     }
 
-    /// The most blocks that it holds after an insert.
+    /// Maximum number of blocks after an insertion.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -52,13 +52,13 @@ impl Lru {
         self.newer.get(block as usize).is_some_and(|newer| *newer != Self::ABSENT)
     }
 
-    /// How many of these blocks it holds before the first that it does not.
+    /// Number of leading blocks that it holds.
     pub fn leading(&self, blocks: &[u32]) -> u32 {
         blocks.iter().take_while(|block| self.holds(**block)).count() as u32
     }
 
-    /// Makes these blocks, which it holds, the most recent ones; the first above all others,
-    /// so that what hangs on a block goes before it.
+    /// Makes these blocks, which it holds, the most recent ones; the first is the most recent, so
+    /// that blocks are evicted before the blocks that precede them in a prompt.
     pub fn touch(&mut self, blocks: &[u32]) {
         for block in blocks.iter().rev() {
             self.unlink(*block);
@@ -66,8 +66,8 @@ impl Lru {
         }
     }
 
-    /// Takes in the first blocks up to its capacity, as most recent ones, then forgets the
-    /// oldest until it is within its capacity. `forgot` is told of each.
+    /// Inserts the first blocks up to the capacity as the most recent ones, then evicts the oldest
+    /// until the capacity is kept. `forgot` is called for each evicted block.
     pub fn insert(&mut self, blocks: &[u32], mut forgot: impl FnMut(u32)) {
         for block in blocks[..blocks.len().min(self.capacity)].iter().rev() {
             if self.holds(*block) {
@@ -86,7 +86,7 @@ impl Lru {
         }
     }
 
-    /// From the block that would go first to the one that would go last.
+    /// The blocks in the order in which they would be evicted.
     pub fn oldest_first(&self) -> impl Iterator<Item = u32> {
         let mut next = self.oldest;
         std::iter::from_fn(move || {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_go_before_their_parents() {
+    fn leaves_are_evicted_before_their_parents() {
         let mut cache = Lru::new(10, 4);
         cache.insert(&[0, 1, 2], drop);
         assert_eq!(order(&cache), [2, 1, 0]);
@@ -153,7 +153,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_list_by_last_use_cut_at_its_capacity(
+        fn the_cache_is_a_list_by_last_use_limited_to_its_capacity(
             capacity in 0usize..7,
             prompts in proptest::collection::vec(proptest::collection::vec(0u32..12, 0..9), 0..40),
         ) {

@@ -1,33 +1,34 @@
-//! What happened.
+//! The results of a run.
 
 use std::io::{self, Write};
 
-/// What happened to one request. Times are nanoseconds from the first arrival.
+/// The result of one request. Times are nanoseconds from the first arrival.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
-    /// When it came.
+    /// When it arrived.
     pub arrival_ns: u64,
     /// The prefill worker; `None` if it was prefilled locally or refused.
     pub prefill_worker: Option<u32>,
-    /// Leading blocks that needed no computing.
+    /// Number of leading blocks that needed no computing.
     pub hit_blocks: u32,
-    /// Leading blocks that were asked of a peer, whether or not they were still missing.
+    /// Number of leading blocks that were requested from a peer, whether or not they were still
+    /// missing.
     pub fetch_blocks: u32,
-    /// When that fetch was done.
+    /// When that fetch was complete.
     pub fetch_ready_ns: u64,
-    /// When it was sent to a worker.
+    /// When it was placed on a worker.
     pub placed_ns: u64,
-    /// The most leading blocks that any worker held then.
+    /// Maximum number of leading blocks that any worker held at that time.
     pub held_blocks: u32,
-    /// Those that its own worker held then.
+    /// Number of leading blocks that the chosen worker held at that time.
     pub chosen_blocks: u32,
-    /// When its prefill began.
+    /// When its prefill started.
     pub prefill_start_ns: u64,
-    /// When its prefill was done.
+    /// When its prefill ended.
     pub prefill_end_ns: u64,
     /// The decode worker; `None` if it was refused.
     pub decode_worker: Option<u32>,
-    /// Tokens whose KV was moved to the decode worker.
+    /// Number of tokens whose KV was moved to the decode worker.
     pub moved_tokens: u32,
     /// When the prompt's KV was complete at the decode worker.
     pub kv_ready_ns: u64,
@@ -35,7 +36,7 @@ pub struct Row {
     pub first_token_ns: u64,
     /// When it had its last token.
     pub last_token_ns: u64,
-    /// Its first step's place in the decode worker's log.
+    /// Index of its first step in the decode worker's `steps_ns`.
     pub first_step: u32,
     /// Whether it was refused.
     pub rejected: bool,
@@ -48,20 +49,20 @@ impl Row {
     }
 }
 
-/// What happened to all of them.
+/// The results of all requests and workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// In trace order.
+    /// One row per request, in trace order.
     pub rows: Vec<Row>,
-    /// Each prefill worker's busy time.
+    /// The busy time of each prefill worker.
     pub prefill_busy_ns: Vec<u64>,
-    /// Each decode worker's steps, by duration in nanoseconds.
+    /// The steps of each decode worker, as durations in nanoseconds.
     pub steps_ns: Vec<Vec<u64>>,
 }
 
 impl Outcome {
-    /// Mean of the longest tenth of a request's intervals between tokens, rounded down; 0 if
-    /// it has none. `scratch` is room to work in.
+    /// Mean of the longest tenth of a request's intervals between tokens, rounded down; 0 if it has
+    /// none. `scratch` is working memory.
     pub fn tbt_ns(&self, request: usize, output_tokens: u32, scratch: &mut Vec<u64>) -> u64 {
         let row = &self.rows[request];
         let intervals = output_tokens as usize - 1;
@@ -71,13 +72,13 @@ impl Outcome {
         scratch.clear();
         scratch.extend_from_slice(&self.steps_ns[worker as usize][first..first + intervals]);
         let (_, _, top) = scratch.select_nth_unstable(intervals - longest);
-        // The element at the split belongs to the longest as well.
+        // The element at the split belongs to the longest tenth as well.
         let sum: u64 = top.iter().sum::<u64>() + scratch[intervals - longest];
         sum / longest as u64
     }
 
     /// Writes one tab-separated line per request, under a header, for comparison with another
-    /// implementation. What does not apply is -1 for a worker and 0 else.
+    /// implementation. Values that do not apply are -1 for a worker and 0 otherwise.
     pub fn dump(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(
             out,

@@ -18,9 +18,10 @@ pub(super) struct Part {
 /// One prefill worker.
 #[derive(Debug, Default)]
 pub(super) struct PrefillWorker {
-    /// Not begun, first come first.
+    /// Requests that have not started, in order of arrival.
     pub(super) waiting: VecDeque<usize>,
-    /// Begun and not done, in order; those with tokens are in the running iteration.
+    /// Requests that have started and not ended, in order; those with tokens are in the running
+    /// iteration.
     pub(super) parts: Vec<Part>,
     /// When the running iteration ends.
     pub(super) busy_until_ns: Option<u64>,

@@ -12,14 +12,14 @@ use super::router::{Decision, Placement, Router};
 use super::state::Cluster;
 use super::workload::Workload;
 
-/// Arrivals between two words about progress.
+/// Number of arrivals between two progress reports.
 const WATCH_EVERY: usize = 1 << 12;
 
-/// Serves a workload, whose requests come at the given times, in ascending order. `watch` is
-/// told now and then how many have come.
+/// Serves a workload whose requests arrive at the given times, in ascending order. `watch` is
+/// called from time to time with the number of requests that have arrived.
 ///
 /// # Panics
-/// If there are not as many times as requests.
+/// If the number of times differs from the number of requests.
 pub fn run<R: Router>(
     workload: &Workload,
     arrivals_ns: &[u64],
@@ -44,7 +44,7 @@ pub fn run<R: Router>(
     while let Some(event) = cluster.events.pop_until(u64::MAX) {
         cluster.handle(event, router, &mut done);
     }
-    // Held to the end, and never given back.
+    // Requests that the router held to the end and never released.
     for row in cluster.rows.iter_mut().filter(|row| row.decode_worker.is_none()) {
         row.rejected = true;
     }
@@ -89,7 +89,7 @@ impl Cluster<'_> {
         while let Some((request, decision)) = router.release(self) {
             self.decide(request, decision, router);
         }
-        // One event at a time: the soonest that was asked for.
+        // One event at a time: for the earliest requested time.
         if let Some(due_ns) = router.due_ns()
             && self.router_due_ns.is_none_or(|known_ns| due_ns < known_ns)
         {
@@ -133,7 +133,7 @@ impl Cluster<'_> {
         self.start_prefill(worker, router);
     }
 
-    /// Writes down what caches hold of a request when it is placed.
+    /// Records what caches hold of a request when it is placed.
     fn note_place(&mut self, request: usize, chosen_blocks: u32) {
         let held = (0..self.caches.len()).map(|worker| self.overlap_blocks(worker, request)).max();
         let row = &mut self.rows[request];
@@ -142,7 +142,7 @@ impl Cluster<'_> {
         row.held_blocks = held.unwrap_or(0).max(chosen_blocks);
     }
 
-    /// Begins an iteration if the worker is idle and has something that may start.
+    /// Starts an iteration if the worker is idle and has a request that may start.
     fn start_prefill<R: Router>(&mut self, worker: usize, router: &mut R) {
         if self.prefill[worker].busy_until_ns.is_some() {
             return;
@@ -176,7 +176,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Fixes what a request finds in the cache; says how many leading blocks.
+    /// Determines what a request finds in the cache; returns the number of leading blocks.
     fn begin_prefill(&mut self, worker: usize, request: usize) -> u32 {
         let blocks = self.workload.blocks(request);
         let cache = &mut self.caches[if self.config.pool == Pool::Separate { worker } else { 0 }];
@@ -211,7 +211,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Sends what a decode worker lacks of a prompt's KV.
+    /// Sends the part of a prompt's KV that a decode worker lacks.
     fn hand_off(&mut self, from: usize, to: usize, request: usize) {
         let blocks = self.workload.blocks(request);
         let input = self.workload.requests()[request].input_tokens;
@@ -234,7 +234,7 @@ impl Cluster<'_> {
         self.events.push(ready_ns, Kind::KvArrive, request);
     }
 
-    /// A pool's idle workers, lowest first, take from its queue.
+    /// The idle workers of a pool, lowest first, take requests from its queue.
     fn serve_shared<R: Router>(&mut self, router: &mut R) {
         while !self.shared_queue.is_empty() {
             let idle = self.prefill.iter().position(|worker| worker.busy_until_ns.is_none());
@@ -280,7 +280,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Admits who fits, and begins a step unless there is nothing to do.
+    /// Admits waiting requests that fit, and starts a step unless there is nothing to do.
     fn start_step(&mut self, worker: usize) {
         let config = self.config;
         let decode = &mut self.decode[worker];
@@ -310,7 +310,7 @@ impl Cluster<'_> {
         self.events.push(self.now_ns + duration, Kind::StepEnd, worker);
     }
 
-    /// Seconds of the next chunk of the local prefill that is under way; 0 if there is none.
+    /// Seconds of the next chunk of the current local prefill; 0 if there is none.
     fn next_chunk_s(&mut self, worker: usize) -> f64 {
         let config = self.config;
         let decode = &mut self.decode[worker];
@@ -351,7 +351,8 @@ impl Cluster<'_> {
         self.start_step(worker);
     }
 
-    /// Counts the step's chunk of a local prefill, whose request joins the batch when done.
+    /// Counts the step's chunk of a local prefill, whose request joins the batch when it is
+    /// complete.
     fn end_chunk<R: Router>(&mut self, worker: usize, router: &mut R) {
         let decode = &mut self.decode[worker];
         let Some(local) = decode.local.front_mut() else { return };

@@ -1,4 +1,4 @@
-//! The cluster at an instant, and what may be seen of it.
+//! The state of the cluster at one time, and the part that routers can read.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use super::outcome::Row;
 use super::prefill::PrefillWorker;
 use super::workload::Workload;
 
-/// The whole cluster. A [`Router`](super::Router) sees it through these methods.
+/// The whole cluster. A [`Router`](super::Router) reads it through these methods.
 #[derive(Debug)]
 pub struct Cluster<'a> {
     pub(super) workload: &'a Workload,
@@ -22,13 +22,13 @@ pub struct Cluster<'a> {
     pub(super) rows: Vec<Row>,
     pub(super) events: Events,
     pub(super) prefill: Vec<PrefillWorker>,
-    /// One per prefill worker, or one for all.
+    /// One cache per prefill worker, or one for all.
     pub(super) caches: Vec<Cache>,
-    /// What a pool's workers take from.
+    /// The common queue of a pool's workers.
     pub(super) shared_queue: VecDeque<usize>,
     pub(super) decode: Vec<DecodeWorker>,
     pub(super) links: Links,
-    /// When the router is going to be asked.
+    /// When the router will be called next.
     pub(super) router_due_ns: Option<u64>,
 }
 
@@ -66,32 +66,32 @@ impl<'a> Cluster<'a> {
         self.workload
     }
 
-    /// What the cluster is made of.
+    /// The settings of the cluster.
     pub fn config(&self) -> &'a ClusterConfig {
         self.config
     }
 
-    /// The time, from the first arrival.
+    /// The current time, from the first arrival.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// What has happened to a request so far.
+    /// The results of a request so far.
     pub fn row(&self, request: usize) -> &Row {
         &self.rows[request]
     }
 
-    /// Prefill workers.
+    /// Number of prefill workers.
     pub fn prefill_workers(&self) -> usize {
         self.prefill.len()
     }
 
-    /// Decode workers.
+    /// Number of decode workers.
     pub fn decode_workers(&self) -> usize {
         self.decode.len()
     }
 
-    /// Leading blocks of a request that a prefill worker's cache holds now.
+    /// Number of leading blocks of a request that a prefill worker's cache holds now.
     pub fn overlap_blocks(&self, worker: usize, request: usize) -> u32 {
         self.cache(worker).leading(self.workload.blocks(request))
     }
@@ -101,48 +101,48 @@ impl<'a> Cluster<'a> {
         &self.caches[worker.min(self.caches.len() - 1)]
     }
 
-    /// Requests that were sent to a prefill worker and are not past their prefill's end.
+    /// Number of requests at a prefill worker whose prefill has not ended.
     pub fn outstanding_requests(&self, worker: usize) -> u32 {
         self.prefill[worker].outstanding_requests
     }
 
-    /// Input tokens of those.
+    /// Input tokens of these requests.
     pub fn outstanding_tokens(&self, worker: usize) -> u64 {
         self.prefill[worker].outstanding_tokens
     }
 
-    /// Those of them that it has not begun.
+    /// Number of these requests that have not started.
     pub fn waiting_requests(&self, worker: usize) -> usize {
         self.prefill[worker].waiting.len()
     }
 
-    /// How long its running iteration still takes; 0 if there is none.
+    /// Remaining time of its running iteration; 0 if there is none.
     pub fn running_left_ns(&self, worker: usize) -> u64 {
         self.prefill[worker].busy_until_ns.map_or(0, |end| end - self.now_ns)
     }
 
-    /// Leading blocks of a request that a decode worker's cache holds now.
+    /// Number of leading blocks of a request that a decode worker's cache holds now.
     pub fn decode_overlap_blocks(&self, worker: usize, request: usize) -> u32 {
         self.decode[worker].cache.leading(self.workload.blocks(request))
     }
 
-    /// Tokens of KV that a decode worker holds or is going to hold.
+    /// Tokens of KV that a decode worker holds or will hold.
     pub fn decode_load_tokens(&self, worker: usize) -> u64 {
         self.decode[worker].load_tokens()
     }
 
-    /// Requests in a decode worker's batch, and their tokens.
+    /// Number of requests in a decode worker's batch, and their tokens.
     pub fn decode_batch(&self, worker: usize) -> (u32, u64) {
         (self.decode[worker].batch, self.decode[worker].context_tokens)
     }
 
-    /// Requests that wait for a place at a decode worker, and those whose prompts it computes.
+    /// Number of requests that wait at a decode worker, and of those whose prompts it computes.
     pub fn decode_waiting(&self, worker: usize) -> (usize, usize) {
         (self.decode[worker].waiting.len(), self.decode[worker].local.len())
     }
 
-    /// Tokens of local prompts that a decode worker has admitted and not computed, as if
-    /// nothing of those not begun were cached.
+    /// Tokens of local prompts that a decode worker has admitted and not computed, counted as if
+    /// nothing were cached for those that have not started.
     pub fn decode_local_tokens(&self, worker: usize) -> u64 {
         let left = self.decode[worker].local.iter().map(|local| {
             let input = self.workload.requests()[local.request].input_tokens;
@@ -157,7 +157,7 @@ impl<'a> Cluster<'a> {
         loads.enumerate().min_by_key(|(_, load)| *load).map_or(0, |(worker, _)| worker)
     }
 
-    /// The decode worker that holds most of a request's prompt, and how many leading blocks;
+    /// The decode worker that holds most of a request's prompt, and the number of leading blocks;
     /// of several the one with the least load, and of these the first.
     pub fn best_decode_holder(&self, request: usize) -> (usize, u32) {
         let blocks = self.workload.blocks(request);

@@ -1,4 +1,4 @@
-//! Requests to be served: lengths and prefix blocks, and when they come.
+//! Requests to be served: lengths, prefix blocks and arrival times.
 
 use std::collections::HashMap;
 
@@ -7,29 +7,29 @@ use super::cost::CostModel;
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
-    /// When it comes, in milliseconds of the trace's own clock.
+    /// Arrival time in milliseconds of the trace's own clock.
     pub timestamp_ms: f64,
     /// Prompt tokens, at least 1.
     pub input_tokens: u32,
     /// Tokens to generate, at least 1.
     pub output_tokens: u32,
-    /// Its first block's place among all blocks.
+    /// Index of its first block among all blocks.
     first_block: usize,
-    /// How many blocks its prompt has; the last may be partial.
+    /// Number of blocks of its prompt; the last may be partial.
     pub blocks: u32,
 }
 
-/// A trace, sorted by time, with blocks renamed to dense ids.
+/// A trace, sorted by time, with blocks renumbered from 0.
 #[derive(Clone, Debug)]
 pub struct Workload {
     requests: Vec<Request>,
     blocks: Vec<u32>,
-    /// Ids are below this.
+    /// Ids are below this value.
     distinct_blocks: u32,
     block_tokens: u32,
 }
 
-/// Gathers requests in the order of their file.
+/// Collects requests in the order of their file.
 #[derive(Debug)]
 pub struct WorkloadBuilder {
     workload: Workload,
@@ -37,7 +37,7 @@ pub struct WorkloadBuilder {
 }
 
 impl WorkloadBuilder {
-    /// An empty one, of blocks of so many tokens.
+    /// An empty workload with blocks of this many tokens.
     pub fn new(block_tokens: u32) -> Self {
         let workload = Workload {
             requests: Vec::new(),
@@ -48,7 +48,7 @@ impl WorkloadBuilder {
         Self { workload, dense: HashMap::new() }
     }
 
-    /// Adds a request. Lengths below 1 count as 1; blocks are renamed by first appearance.
+    /// Adds a request. Lengths below 1 count as 1; blocks are renumbered by first appearance.
     pub fn push(&mut self, timestamp_ms: f64, input: u32, output: u32, hashes: &[u64]) {
         let workload = &mut self.workload;
         let first_block = workload.blocks.len();
@@ -86,7 +86,7 @@ impl Workload {
         &self.blocks[first_block..first_block + blocks as usize]
     }
 
-    /// How many different blocks there are; ids are below it.
+    /// Number of distinct blocks; ids are below it.
     pub fn distinct_blocks(&self) -> u32 {
         self.distinct_blocks
     }
@@ -96,7 +96,7 @@ impl Workload {
         self.block_tokens
     }
 
-    /// Blocks of all requests.
+    /// Number of blocks of all requests.
     pub fn total_blocks(&self) -> u64 {
         self.requests.iter().map(|request| u64::from(request.blocks)).sum()
     }
@@ -107,8 +107,8 @@ impl Workload {
         hit.min(u64::from(self.requests[request].input_tokens - 1)) as u32
     }
 
-    /// Leading blocks that a cache without bound, shared by all and served one request after
-    /// the other, would have found: the most that any placement can reach.
+    /// Number of leading blocks that an unlimited cache, shared by all workers and used by one
+    /// request after the other, would have found: the maximum for any placement.
     pub fn ceiling_blocks(&self) -> u64 {
         let mut seen = vec![false; self.distinct_blocks as usize];
         let mut hits = 0;
@@ -120,7 +120,7 @@ impl Workload {
         hits
     }
 
-    /// From the first request to the last, in seconds of the trace's clock.
+    /// Time from the first request to the last, in seconds of the trace's clock.
     pub fn span_s(&self) -> f64 {
         match (self.requests.first(), self.requests.last()) {
             (Some(first), Some(last)) => (last.timestamp_ms - first.timestamp_ms) / 1e3,
@@ -128,16 +128,16 @@ impl Workload {
         }
     }
 
-    /// How much faster than recorded the trace must run to keep so many prefill workers
-    /// busy for the share `utilisation` of the time, were nothing cached.
+    /// The speed, relative to the recording, at which this many prefill workers are busy for the
+    /// share `utilisation` of the time if nothing is cached.
     pub fn rate_for(&self, utilisation: f64, prefill_workers: usize, cost: &CostModel) -> f64 {
         let work_ns: u64 =
             self.requests.iter().map(|request| cost.prefill_ns(request.input_tokens, 0)).sum();
         utilisation * prefill_workers as f64 * self.span_s() / (work_ns as f64 / 1e9)
     }
 
-    /// When each request comes, in nanoseconds from the first, at `rate` times the recorded
-    /// speed. `spread` spaces requests of the same timestamp evenly up to the next one.
+    /// The arrival time of each request, in nanoseconds from the first, at `rate` times the
+    /// recorded speed. `spread` spaces requests of the same timestamp evenly up to the next one.
     pub fn arrivals_ns(&self, rate: f64, spread: bool) -> Vec<u64> {
         let mut at_ms: Vec<f64> = self.requests.iter().map(|r| r.timestamp_ms).collect();
         if spread {
@@ -188,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_ends_a_hit_of_the_ceiling() {
+    fn a_missing_block_ends_the_prefix_that_the_ceiling_counts() {
         let trace = workload(&[(0.0, &[1, 2, 3]), (1.0, &[1, 9, 3]), (2.0, &[1, 2, 3, 4])]);
         assert_eq!(trace.ceiling_blocks(), 4);
     }
 
     #[test]
-    fn equal_times_are_spread_up_to_the_next() {
+    fn requests_of_equal_times_are_spread_up_to_the_next_time() {
         let trace = workload(&[(0.0, &[]), (0.0, &[]), (0.0, &[]), (3.0, &[]), (3.0, &[])]);
         assert_eq!(trace.arrivals_ns(1.0, true), [0, 1_000_000, 2_000_000, 3_000_000, 3_000_000]);
         assert_eq!(trace.arrivals_ns(2.0, false), [0, 0, 0, 1_500_000, 1_500_000]);

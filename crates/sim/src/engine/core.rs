@@ -1,4 +1,4 @@
-//! The engine's state and its scheduler: everything between two awaits.
+//! The engine's state and its scheduler, without asynchronous code.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -23,13 +23,13 @@ pub(crate) struct Core {
     pub(crate) cache: KvCache,
     pub(crate) counters: Counters,
     pub(crate) handoffs: HandoffTable,
-    /// Blocks of hand-offs that a decode engine reads right now.
+    /// Number of blocks of hand-offs that a decode engine is reading.
     pub(crate) pulling_blocks: usize,
     pub(crate) dead: bool,
     waiting: VecDeque<Request>,
-    /// Requests whose KV is under way from a prefill engine.
+    /// Requests whose KV is being transferred from a prefill engine.
     loading: HashMap<u64, Request>,
-    /// Requests whose KV has arrived; they run before new ones do.
+    /// Requests whose KV has arrived; they run before new requests.
     loaded: VecDeque<Request>,
     running: Vec<Request>,
     next_id: u64,
@@ -41,7 +41,7 @@ pub(crate) struct PullJob {
     pub(crate) id: u64,
     pub(crate) source: Source,
     pub(crate) body: PullRequest,
-    /// Cancelled when the request is taken out of the engine.
+    /// Cancelled when the request is removed from the engine.
     pub(crate) gone: CancellationToken,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Step {
     pub(crate) runs: bool,
 }
 
-/// Who this engine is: hand-offs say where they can be fetched.
+/// The engine's identity, which hand-offs contain so that they can be fetched.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
     pub(crate) engine_id: String,
@@ -85,7 +85,7 @@ impl Core {
         self.running.len()
     }
 
-    /// Requests that do not run yet, with those whose KV is under way.
+    /// Number of requests that do not run yet, including those whose KV is being transferred.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len() + self.loading.len() + self.loaded.len()
     }
@@ -116,7 +116,7 @@ impl Core {
         Ok(id)
     }
 
-    /// Drops a request wherever it is. Does nothing when it is over.
+    /// Removes a request wherever it is. Does nothing if it has ended.
     pub(crate) fn abort(&mut self, id: u64) {
         let place = |queue: &VecDeque<Request>| queue.iter().position(|request| request.id == id);
         let request = if let Some(at) = self.running.iter().position(|request| request.id == id) {
@@ -136,7 +136,7 @@ impl Core {
         }
     }
 
-    /// Frees the blocks of hand-offs whose lease is over.
+    /// Frees the blocks of hand-offs whose lease has ended.
     pub(crate) fn expire_leases(&mut self, now: Instant) {
         for Taken { mut request, held } in self.handoffs.expire(now) {
             self.counters.handoffs_expired += 1;
@@ -149,7 +149,7 @@ impl Core {
         }
     }
 
-    /// Ends everything, as an engine core that crashed does.
+    /// Ends everything, like a crashed engine core.
     pub(crate) fn die(&mut self) {
         self.dead = true;
         let mut lost: Vec<Request> = self.running.drain(..).collect();
@@ -167,13 +167,12 @@ impl Core {
         }
     }
 
-    /// Begins a step: room for running sequences first, then new ones. `None`
-    /// when there is nothing to do.
+    /// Starts a step: first running sequences, then new ones. `None` if there is nothing to do.
     pub(crate) fn begin_step(&mut self, config: &SimConfig) -> Option<Step> {
         let mut step = Step::default();
         for request in &mut self.running {
             let tokens = request.sequence.tokens().len();
-            // Admission kept room for every running sequence's growth.
+            // Admission reserved blocks for every running sequence's growth.
             let roomy = self.cache.grow(&mut request.sequence, tokens);
             debug_assert!(roomy, "growth was reserved at admission");
             self.cache.register(&mut request.sequence, tokens);
@@ -189,7 +188,8 @@ impl Core {
         while self.running.len() < config.max_num_seqs && self.admit_next(config, &mut step) {}
         step.runs = !self.running.is_empty();
         if !step.runs && step.pulls.is_empty() {
-            // Events go out with a step only: a cleared cache is announced with the next request.
+            // Events are only published with a step: a cleared cache is announced with the next
+            // request.
             return None;
         }
         step.events = self.cache.take_events();
@@ -222,9 +222,9 @@ impl Core {
         }
     }
 
-    /// What became of a transfer.
+    /// Handles the result of a transfer.
     pub(crate) fn pull_ended(&mut self, id: u64, result: Result<(), ApiError>, config: &SimConfig) {
-        // The client may have gone away meanwhile.
+        // The client may have disconnected meanwhile.
         let Some(mut request) = self.loading.remove(&id) else {
             return;
         };
@@ -248,7 +248,7 @@ impl Core {
         }
     }
 
-    /// Takes the next waiting request. False when there is none or no room for it.
+    /// Takes the next waiting request. False if there is none or it does not fit.
     fn admit_next(&mut self, config: &SimConfig, step: &mut Step) -> bool {
         let Some(mut request) = self.waiting.pop_front() else {
             return false;
@@ -284,12 +284,12 @@ impl Core {
         true
     }
 
-    /// Turns a request away whose cached share is below its threshold. KV that
-    /// comes from a prefill engine counts as cached here.
+    /// Refuses a request whose cached share is below its threshold. KV that comes from a prefill
+    /// engine counts as cached here.
     fn gate(&mut self, request: &Request, hit_tokens: usize, config: &SimConfig) -> bool {
         let threshold = request.ask.threshold.unwrap_or(0.0);
         let pulls = matches!(request.ask.remote, RemoteKv::Pull(_));
-        // Multiplied out, an empty prompt divides nothing.
+        // The comparison is multiplied out, so that an empty prompt causes no division by zero.
         let enough = hit_tokens as f64 >= threshold * request.prompt_tokens() as f64
             && hit_tokens >= request.ask.needed_blocks * config.block_size;
         if pulls || enough {
@@ -301,14 +301,14 @@ impl Core {
 
     fn turn_away(&mut self, request: &Request, cached_tokens: usize, config: &SimConfig) {
         self.counters.finished_cache_threshold += 1;
-        // A status can only be given before anything else.
+        // A status can only be sent before anything else.
         if config.threshold_reply != ThresholdReply::Status412 {
             request.send(Output::Started { cached_tokens });
         }
         request.send(Output::BelowThreshold);
     }
 
-    /// Ends a request with its last token; its blocks go back, or wait for a decode engine.
+    /// Ends a request with its last token; its blocks are freed, or kept for a decode engine.
     fn finish(
         &mut self,
         mut request: Request,
@@ -321,7 +321,7 @@ impl Core {
             FinishReason::Length => self.counters.finished_length += 1,
             FinishReason::Stop => self.counters.finished_stop += 1,
         }
-        // Only an answer cut at its length is continued elsewhere.
+        // Only a reply that ended because of its length is continued by another engine.
         let name = match &request.ask.remote {
             RemoteKv::Stage { remote_request_id } if end.reason == FinishReason::Length => {
                 remote_request_id.clone()
@@ -338,7 +338,7 @@ impl Core {
             _ => config.lease_ms,
         });
         if config.connector == KvConnector::Sglang {
-            // The prefill leg is over only when decode has its KV.
+            // The prefill leg ends only when the decode engine has its KV.
             self.handoffs.stage(name, request, Some((id, end)), (now, lease));
             return;
         }
@@ -355,7 +355,7 @@ impl Core {
         self.cache.release(&mut request.sequence);
     }
 
-    /// Blocks that admitted requests may still ask for.
+    /// Number of blocks that admitted requests may still need.
     fn reserved_blocks(&self) -> usize {
         let admitted = self.running.iter().chain(self.loading.values()).chain(&self.loaded);
         admitted.map(Request::growth_blocks).sum()
@@ -369,7 +369,7 @@ fn handoff_of(request: &Request, name: String, config: &SimConfig, origin: &Orig
         request_id: name,
         host: origin.host.clone(),
         port: origin.port,
-        // The last token was sampled, not computed.
+        // The last token was sampled, but its KV was not computed.
         num_tokens: request.sequence.tokens().len() - 1,
         prefill_cached_tokens: match config.decode_usage {
             DecodeUsage::RemotePrefill => Some(request.cached_tokens),
@@ -378,8 +378,8 @@ fn handoff_of(request: &Request, name: String, config: &SimConfig, origin: &Orig
     }
 }
 
-/// Tokens that the shared storage has beyond those hit here. The last token is
-/// computed in any case.
+/// Number of tokens in the shared storage beyond those hit here. The last token is computed in any
+/// case.
 fn stored_tokens(request: &Request, hit_tokens: usize, config: &SimConfig) -> usize {
     if config.connector != KvConnector::SharedStorage {
         return 0;
@@ -405,8 +405,8 @@ fn pull_job(request: &Request, source: Source, config: &SimConfig) -> PullJob {
     PullJob { id: request.id, source, body, gone: request.gone() }
 }
 
-/// Cached tokens as the decode leg reports them. A hand-off without the
-/// prefill's figure makes every version report the whole prompt.
+/// The cached tokens that the decode leg reports. Without the prefill leg's figure in the hand-off,
+/// every version reports the whole prompt.
 fn reported_after_transfer(request: &Request, config: &SimConfig) -> usize {
     match (&request.ask.remote, config.decode_usage) {
         (RemoteKv::Pull(source), DecodeUsage::RemotePrefill) => {

@@ -2,16 +2,16 @@
 
 use serde::Serialize;
 
-/// Totals since the engine's start, in tokens where not said otherwise.
+/// Totals since the engine's start, in tokens unless stated otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// Prompt tokens of admitted requests.
     pub prompt_tokens: u64,
-    /// Of these: computed here.
+    /// Of these, computed here.
     pub local_compute_tokens: u64,
-    /// Of these: found in this engine's cache.
+    /// Of these, found in this engine's cache.
     pub local_cache_hit_tokens: u64,
-    /// Of these: fetched from a prefill engine.
+    /// Of these, fetched from a prefill engine.
     pub external_kv_transfer_tokens: u64,
     /// Generated tokens.
     pub generation_tokens: u64,
@@ -19,26 +19,26 @@ pub struct Counters {
     pub finished_length: u64,
     /// Requests that ended with `stop`.
     pub finished_stop: u64,
-    /// Requests that `cache_hit_threshold` turned away.
+    /// Requests that were refused by `cache_hit_threshold`.
     pub finished_cache_threshold: u64,
-    /// Requests whose client went away.
+    /// Requests whose client disconnected.
     pub aborted: u64,
-    /// Requests that failed, most of them over a hand-off.
+    /// Requests that failed, mostly because of a hand-off.
     pub failed: u64,
     /// Hand-offs staged for decode engines.
     pub handoffs_staged: u64,
     /// Hand-offs that a decode engine pulled.
     pub handoffs_pulled: u64,
-    /// Hand-offs whose lease ended unpulled.
+    /// Hand-offs whose lease ended before they were pulled.
     pub handoffs_expired: u64,
-    /// Pulls that were refused here.
+    /// Pulls that this engine refused.
     pub pulls_refused: u64,
     /// Engine steps.
     pub steps: u64,
 }
 
 impl Counters {
-    /// Of two ranks together.
+    /// The sum over two ranks.
     pub(crate) fn with(&self, other: &Self) -> Self {
         Self {
             prompt_tokens: self.prompt_tokens + other.prompt_tokens,

@@ -52,23 +52,22 @@ impl Handoff {
 /// Where a decode engine fetches its prompt's KV.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Source {
-    /// The prefill request, as the prefill engine names it.
+    /// The prefill engine's name for the prefill request.
     pub(crate) name: String,
-    /// The prefill engine's id, where the decode leg carries it.
+    /// The prefill engine's id, if the decode leg contains it.
     pub(crate) engine_id: Option<String>,
-    /// The blocks, where the decode leg carries them.
+    /// The blocks, if the decode leg contains them.
     pub(crate) block_ids: Option<Vec<u32>>,
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// What the prefill engine had cached, where the decode leg carries it.
+    /// The prefill engine's cached tokens, if the decode leg contains them.
     pub(crate) prefill_cached_tokens: Option<usize>,
-    /// Whether the legs were sent at once, so that the other may be late.
+    /// Whether the legs were sent at once, so that the prefill leg may be late.
     pub(crate) waits: bool,
 }
 
 impl Source {
-    /// Reads NIXL's parameters of a decode leg. `None` when a field is missing or
-    /// has another type.
+    /// Parses NIXL's parameters of a decode leg. `None` if a field is missing or has another type.
     pub(crate) fn from_nixl(params: &Value) -> Option<Self> {
         let groups = params["remote_block_ids"].as_array()?;
         let ids = groups.first()?.as_array()?;
@@ -88,7 +87,7 @@ impl Source {
         })
     }
 
-    /// Reads Mooncake's.
+    /// Parses Mooncake's parameters of a decode leg.
     pub(crate) fn from_mooncake(params: &Value) -> Option<Self> {
         let bootstrap = params["remote_bootstrap_addr"].as_str()?.strip_prefix("http://")?;
         let (host, port) = bootstrap.rsplit_once(':')?;
@@ -98,7 +97,7 @@ impl Source {
         })
     }
 
-    /// A place where the legs meet under a name that both carry.
+    /// A source at which the legs meet under a name that both contain.
     pub(crate) fn meeting(name: &str, host: &str, port: u16) -> Self {
         Self {
             name: name.to_owned(),
@@ -112,23 +111,23 @@ impl Source {
     }
 }
 
-/// What a decode engine sends to fetch a hand-off's KV.
+/// A decode engine's request for a hand-off's KV.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PullRequest {
     pub(crate) engine_id: Option<String>,
     pub(crate) request_id: String,
     pub(crate) block_ids: Option<Vec<u32>>,
-    /// [`sampling_fingerprint`] of the decode leg, where prefill samples for it.
+    /// [`sampling_fingerprint`] of the decode leg, if the prefill engine samples its first token.
     pub(crate) sampling_fingerprint: Option<u64>,
-    /// Whether the prefill engine may still be at work.
+    /// Whether the prefill engine may still be computing.
     pub(crate) waits: bool,
-    /// [`prompt_fingerprint`] of what the decode engine wants to continue.
+    /// [`prompt_fingerprint`] of the prompt that the decode engine continues.
     pub(crate) prompt_fingerprint: u64,
-    /// Blocks that the decode engine lacks.
+    /// Number of blocks that the decode engine lacks.
     pub(crate) wanted_blocks: u64,
 }
 
-/// Equal only for equal prompts with equal images under equal adapters: the KV of one serves the other.
+/// Equal only for equal prompts with equal images and adapters, whose KV is interchangeable.
 pub(crate) fn prompt_fingerprint(prompt: &[u32], identity: &Identity) -> u64 {
     let mut bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
     bytes.extend_from_slice(identity.adapter.as_deref().unwrap_or_default().as_bytes());
@@ -138,14 +137,14 @@ pub(crate) fn prompt_fingerprint(prompt: &[u32], identity: &Identity) -> u64 {
     xxh3_64_with_seed(&bytes, prompt.len() as u64)
 }
 
-/// Equal for legs that sample alike: SGLang's prefill samples the first token.
+/// Equal for legs with the same sampling: SGLang's prefill engine samples the first token.
 pub(crate) fn sampling_fingerprint(ask: &Ask) -> u64 {
     let bounds = (ask.max_tokens, ask.min_tokens, ask.ignore_eos, ask.variation, &ask.stops);
     xxh3_64_with_seed(format!("{bounds:?}").as_bytes(), 0)
 }
 
-/// An error about a hand-off. What the client got wrong is 400, what time or
-/// another engine took away is 500.
+/// An error about a hand-off. The status is 400 for errors of the client, and 500 if the cause is
+/// time or another engine.
 pub(crate) fn refused(code: &str, what: &str) -> ApiError {
     let status = match code {
         "handoff_reused" | "handoff_mismatch" => StatusCode::BAD_REQUEST,

@@ -10,7 +10,7 @@ use crate::config::SimConfig;
 use crate::error::ApiError;
 use crate::tokenizer::{EOS_TOKEN, byte_token};
 
-/// Why an answer ended; [`FinishReason::as_str`] is what clients see.
+/// Why a reply ended; clients see [`FinishReason::as_str`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FinishReason {
     Length,
@@ -26,75 +26,75 @@ impl FinishReason {
     }
 }
 
-/// What a request does with the KV of another engine.
+/// The use of another engine's KV by a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum RemoteKv {
     None,
-    /// Keep the blocks for a decode engine.
+    /// Keeps the blocks for a decode engine.
     Stage {
         remote_request_id: String,
     },
-    /// Fetch the blocks from a prefill engine.
+    /// Fetches the blocks from a prefill engine.
     Pull(Source),
 }
 
-/// What a request asks of the engine.
+/// The parameters of one choice.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) prompt: Vec<u32>,
     pub(crate) identity: Identity,
-    /// What makes this sample another than those of the same prompt: seed and place
-    /// among `n`. At temperature 0 all are alike.
+    /// What distinguishes this sample from others of the same prompt: the seed and the index among
+    /// `n`. At temperature 0 all samples are equal.
     pub(crate) variation: u64,
     pub(crate) max_tokens: usize,
     pub(crate) min_tokens: usize,
     pub(crate) ignore_eos: bool,
     pub(crate) stops: Vec<String>,
     pub(crate) threshold: Option<f64>,
-    /// Leading blocks without which it is turned away.
+    /// Number of leading blocks that must be cached; otherwise the request is refused.
     pub(crate) needed_blocks: usize,
-    /// It loses the KV that it pulls, by a fault.
+    /// Whether the request loses the KV that it pulls, because of a fault.
     pub(crate) preempted: bool,
     pub(crate) remote: RemoteKv,
-    /// Only the first token is wanted here, whatever it is and however many are asked
-    /// for: another engine goes on.
+    /// Whether only the first token is computed here, whatever it is and however many are
+    /// requested: another engine continues.
     pub(crate) first_token_only: bool,
 }
 
-/// What happens to a request, in order.
+/// The outputs of a request, in order.
 #[derive(Debug)]
 pub(crate) enum Output {
-    /// It runs; so many of its prompt's tokens count as cached.
+    /// The request runs; `cached_tokens` of its prompt count as cached.
     Started {
         cached_tokens: usize,
     },
-    /// One token, with the answer's end when it is the last.
+    /// One token, with the reply's end if it is the last.
     Token {
         id: u32,
         end: Option<End>,
     },
-    /// Turned away by `cache_hit_threshold`.
+    /// The request was refused by `cache_hit_threshold`.
     BelowThreshold,
     Failed(ApiError),
 }
 
-/// How an answer ended.
+/// The end of a reply.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) reason: FinishReason,
-    /// The stop string that was met.
+    /// The stop string that was found.
     pub(crate) stop: Option<String>,
     pub(crate) handoff: Option<Handoff>,
 }
 
-/// A token just sampled.
+/// A sampled token.
 #[derive(Debug)]
 pub(crate) struct Sampled {
     pub(crate) id: u32,
     pub(crate) end: Option<(FinishReason, Option<String>)>,
 }
 
-/// Outputs of all choices of one HTTP request, with the choice's index.
+/// Outputs of all choices of one HTTP request, with the index of the choice.
 pub(crate) type OutputSender = mpsc::Sender<(usize, Output)>;
 
 /// A request that the engine holds.
@@ -107,10 +107,10 @@ pub(crate) struct Request {
     pub(crate) generated: usize,
     choice: usize,
     out: OutputSender,
-    /// Hash over all tokens so far: the next token depends on every one of them.
+    /// Hash of all tokens so far: the next token depends on each of them.
     state: u64,
     text: String,
-    /// Ends what goes on for this request elsewhere.
+    /// Cancels `gone` when the request is dropped.
     _gone: DropGuard,
     gone: CancellationToken,
 }
@@ -155,7 +155,7 @@ impl Request {
         }
     }
 
-    /// Cancelled when the request is over or was taken out of the engine.
+    /// Cancelled when the request has ended or was removed from the engine.
     pub(crate) fn gone(&self) -> CancellationToken {
         self.gone.clone()
     }
@@ -164,19 +164,19 @@ impl Request {
         self.ask.prompt.len()
     }
 
-    /// Blocks held at the end, if the answer gets as long as asked. The last
-    /// token is never computed.
+    /// Number of blocks at the end, if the reply becomes as long as requested. The last token is
+    /// never computed.
     pub(crate) fn blocks_at_most(&self) -> usize {
         let tokens = self.prompt_tokens() + self.ask.max_tokens.max(1) - 1;
         tokens.div_ceil(self.sequence.block_size())
     }
 
-    /// Blocks it may still ask for.
+    /// Number of blocks that it may still need.
     pub(crate) fn growth_blocks(&self) -> usize {
         self.blocks_at_most().saturating_sub(self.sequence.blocks().len())
     }
 
-    /// Samples the next token and says whether it is the last.
+    /// Samples the next token.
     pub(crate) fn sample(&mut self, eos_one_in: u64) -> Sampled {
         let id = self.next_token(eos_one_in);
         self.generated += 1;
@@ -200,8 +200,8 @@ impl Request {
         Sampled { id, end }
     }
 
-    /// Tells the client. The channel has room for every output that a request
-    /// can have, so only a client that went away misses one.
+    /// Sends an output to the client. The channel has room for every output of a request, so only a
+    /// client that disconnected misses one.
     pub(crate) fn send(&self, output: Output) {
         let _ = self.out.try_send((self.choice, output));
     }

@@ -1,4 +1,4 @@
-//! Fetching KV from a prefill engine over the side channel.
+//! Fetches KV from a prefill engine over its side channel.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use super::core::PullJob;
 use super::handoff::refused;
 use crate::error::ApiError;
 
-/// Where a prefill engine answers pulls.
+/// The path at which a prefill engine answers pulls.
 pub(crate) const PULL_PATH: &str = "/sim/pull";
-/// A prefill engine that does not answer for so long counts as gone.
+/// A prefill engine that does not answer within this time counts as gone.
 const PULL_TIMEOUT: Duration = Duration::from_secs(30);
 const REPLY_LIMIT_BYTES: usize = 64 * 1024;
 
-/// Client of other engines' side channels.
+/// Client for other engines' side channels.
 #[derive(Debug, Clone)]
 pub(crate) struct Puller {
     client: Client<HttpConnector, Full<Bytes>>,
@@ -27,13 +27,14 @@ pub(crate) struct Puller {
 
 impl Puller {
     pub(crate) fn new() -> Self {
-        // No idle connections: a restarted engine on the same port must not meet an old one.
+        // Idle connections are not kept: a restarted engine on the same port must not get an old
+        // one.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
         Self { client }
     }
 
-    /// Fetches one hand-off, or says why it cannot be had.
-    /// `meeting` is how long the prefill engine may make it wait beside.
+    /// Fetches one hand-off. `meeting` is the additional time for which the prefill engine may let
+    /// it wait.
     pub(crate) async fn pull(&self, job: &PullJob, meeting: Duration) -> Result<(), ApiError> {
         let unreachable = || refused("handoff_unreachable", "comes from an engine that is gone");
         let source = &job.source;

@@ -1,20 +1,20 @@
-//! Events as an engine with a defect tells them.
+//! Events as an engine with a defect would send them.
 
 use crate::cache::{CacheEvent, ExtraKey, StoredBlocks};
 use crate::faults::{FaultBoard, FaultKind};
 
-/// A parent that no engine has ever announced.
+/// A parent that no engine has announced.
 const NOBODYS_HASH: u64 = 0x0bad_0bad_0bad_0bad;
 
-/// One step's events as they are told.
+/// One step's events in the form in which they are sent.
 pub(super) struct DistortedEvents {
     pub(super) live: Vec<CacheEvent>,
     pub(super) replayed: Vec<CacheEvent>,
-    /// The data-parallel rank that is named.
+    /// The data-parallel rank in the events.
     pub(super) rank: u16,
 }
 
-/// What becomes of a step's events under the faults that strike now.
+/// Applies the active faults to a step's events.
 pub(super) fn distort(faults: &FaultBoard, rank: u16, events: &[CacheEvent]) -> DistortedEvents {
     let salts = !faults.strikes("drop_salts");
     let adapters = !faults.strikes("drop_adapters");

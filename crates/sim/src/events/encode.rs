@@ -8,10 +8,10 @@ use rmp::encode::{
 use crate::cache::{CacheEvent, ExtraKey, StoredBlocks};
 use crate::config::{EventForm, HashForm};
 
-/// Writing into memory cannot fail; the error type only comes with the trait.
+/// Writing to memory cannot fail; the trait requires the error type.
 type Written<T> = Result<T, rmp::encode::ValueWriteError>;
 
-/// Writes batches in the form of one engine version.
+/// Encodes batches in the format of one engine version.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Encoder {
     pub(crate) form: EventForm,
@@ -23,7 +23,7 @@ impl Encoder {
     /// `[timestamp, [events], data parallel rank]`.
     pub(crate) fn batch(&self, seconds: f64, events: &[CacheEvent], rank: u16) -> Vec<u8> {
         let mut out = Vec::with_capacity(256);
-        // Vec<u8> is an infallible writer, so there is no error to report.
+        // Writing to a `Vec<u8>` cannot fail, so there is no error to report.
         let _ = self.write_batch(&mut out, seconds, events, rank);
         out
     }

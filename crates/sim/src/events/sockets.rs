@@ -12,25 +12,25 @@ use super::{publish, replay};
 use crate::config::SimConfig;
 use crate::faults::FaultBoard;
 
-/// Where a rank's events can be had.
+/// The addresses of a rank's events.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoints {
     pub(crate) events: Option<String>,
     pub(crate) replay: Option<String>,
 }
 
-/// Sockets of one rank's KV events, bound before anything runs.
+/// The sockets of one rank's KV events, bound before the engine starts.
 #[derive(Default)]
 pub(crate) struct EventSockets {
     publisher: Option<(zeromq::PubSocket, String)>,
     replay: Option<(zeromq::RouterSocket, String)>,
 }
 
-/// Ports that follow one another are looked for so often.
+/// Number of attempts to find consecutive free ports.
 const TRIES: usize = 64;
 
 impl EventSockets {
-    /// Those of all ranks: as the real engine does it, each a port behind the one before it.
+    /// The sockets of all ranks, on consecutive ports as with the real engine.
     pub(crate) async fn bind(config: &SimConfig) -> io::Result<Vec<Self>> {
         let fixed = |port: Option<u16>| port.is_none_or(|port| port > 0);
         let tries = match fixed(config.kv_events_port) && fixed(config.kv_replay_port) {
@@ -80,7 +80,7 @@ impl EventSockets {
         }
     }
 
-    /// Starts the tasks; returns where the rank puts its events.
+    /// Starts the tasks; returns the sink for the rank's events.
     pub(crate) fn spawn(
         self,
         rank: u16,

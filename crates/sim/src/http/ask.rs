@@ -1,4 +1,4 @@
-//! Reading request bodies.
+//! Parses request bodies.
 
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::engine::request::{Ask, RemoteKv};
 use crate::error::ApiError;
 use crate::tokenizer;
 
-/// A whole inference request.
+/// A parsed inference request.
 #[derive(Debug)]
 pub(crate) struct InferenceRequest {
     pub(crate) model: String,
@@ -22,16 +22,16 @@ pub(crate) struct InferenceRequest {
     pub(crate) continuous_usage: bool,
     pub(crate) return_token_ids: bool,
     pub(crate) prompts: Vec<Vec<u32>>,
-    /// One per choice: all samples of the first prompt, then of the second.
+    /// One per choice: first all samples of the first prompt, then of the second.
     pub(crate) asks: Vec<Ask>,
-    /// Asks for remote KV without saying whose: this kills the real engine.
+    /// Whether the request asks for remote KV without saying whose: this kills the real engine.
     pub(crate) deadly: bool,
 }
 
-/// Choices of one request at most.
+/// Maximum number of choices of one request.
 const MAX_CHOICES: usize = 1024;
 
-/// Reads a request. `external_id` names it in hand-offs.
+/// Parses a request. `external_id` identifies it in hand-offs.
 pub(crate) fn read(
     endpoint: Endpoint,
     body: &Value,
@@ -102,9 +102,9 @@ pub(crate) fn read(
     })
 }
 
-/// The blocks that the header `x-splitrail-gate` asks for:
-/// `<namespace>:<rank>:<blocks>:<hash>`; 0 without it. Of several ranks, it must ask for the
-/// one that the request is pinned to.
+/// The number of blocks that the header `x-splitrail-gate` requires:
+/// `<namespace>:<rank>:<blocks>:<hash>`; 0 without it. With several ranks, it must name the rank to
+/// which the request is pinned.
 pub(crate) fn gate_header(headers: &HeaderMap, config: &SimConfig) -> Result<usize, ApiError> {
     let Some(value) = headers.get("x-splitrail-gate") else { return Ok(0) };
     let wrong = || ApiError::bad_request("x-splitrail-gate", "not a gate header");
@@ -119,12 +119,12 @@ pub(crate) fn gate_header(headers: &HeaderMap, config: &SimConfig) -> Result<usi
     }
 }
 
-/// Random lower-case hex of so many bytes.
+/// Random lower-case hex digits of this many bytes.
 pub(crate) fn random_hex(bytes: usize) -> String {
     (0..bytes).map(|_| format!("{:02x}", rand::random::<u8>())).collect()
 }
 
-/// The model's name and what it adds to the cache's identity of a sequence.
+/// The model's name, and the model's part of a sequence's identity in the cache.
 pub(crate) fn read_model(body: &Value, config: &SimConfig) -> Result<(String, Identity), ApiError> {
     let salt = match &body["cache_salt"] {
         Value::Null => None,
@@ -154,7 +154,7 @@ pub(crate) fn read_model(body: &Value, config: &SimConfig) -> Result<(String, Id
     Ok((name.to_owned(), identity))
 }
 
-/// Tokens of a chat, and where its images are among them.
+/// The tokens of a chat, and the positions of its images in them.
 pub(crate) fn chat_prompt(
     body: &Value,
     dialect: PromptDialect,
@@ -168,8 +168,8 @@ pub(crate) fn chat_prompt(
     Ok(with_images(&text, &tokenizer::images(&body["messages"]), dialect))
 }
 
-/// The tokens of a text in which each image has the place of its placeholder. Their number
-/// depends on the image, as it does where images are of several sizes.
+/// The tokens of a text in which each image replaces its placeholder. Their number depends on the
+/// image, as for images of several sizes.
 fn with_images(text: &str, urls: &[&str], dialect: PromptDialect) -> (Vec<u32>, Vec<Media>) {
     let mut pieces = text.splitn(urls.len() + 1, tokenizer::IMAGE);
     let mut tokens = text_prompt(pieces.next().unwrap_or_default(), dialect);
@@ -193,7 +193,7 @@ pub(crate) fn text_prompt(text: &str, dialect: PromptDialect) -> Vec<u32> {
     ids
 }
 
-/// The same without a first special token.
+/// The same without an initial special token.
 fn plain_tokens(text: &str, dialect: PromptDialect) -> Vec<u32> {
     let ids = tokenizer::encode(text);
     match dialect {
@@ -202,13 +202,13 @@ fn plain_tokens(text: &str, dialect: PromptDialect) -> Vec<u32> {
     }
 }
 
-/// The same byte in another vocabulary.
+/// The token of the same byte in another vocabulary.
 fn other_token(id: u32) -> u32 {
     let first = tokenizer::FIRST_BYTE_TOKEN;
     if id < first { id } else { first + (id - first) % 256 / 2 + 128 * (id % 2) }
 }
 
-/// The prompt of `/inference/v1/generate`, which takes no text.
+/// The prompt of `/inference/v1/generate`, which accepts no text.
 fn generate_prompt(body: &Value) -> Result<Vec<u32>, ApiError> {
     if !body["sampling_params"].is_object() {
         let message = "sampling_params is missing or no object.";
@@ -221,8 +221,8 @@ fn generate_prompt(body: &Value) -> Result<Vec<u32>, ApiError> {
     ids.ok_or_else(|| ApiError::bad_request("body.token_ids", message))
 }
 
-/// What makes one sample another: as in vLLM, sample `i` of a request with a seed
-/// draws as a request of its own with `seed + i` would. At temperature 0 nothing does.
+/// What distinguishes a sample: as in vLLM, sample `i` of a request with a seed equals that of a
+/// request with `seed + i`. At temperature 0 all samples are equal.
 fn read_variation(sampling: &Value, sample: usize) -> Result<u64, ApiError> {
     if sampling["temperature"].as_f64() == Some(0.0) {
         return Ok(0);
@@ -237,7 +237,7 @@ fn read_variation(sampling: &Value, sample: usize) -> Result<u64, ApiError> {
     Ok((seed as u64).wrapping_add(sample as u64))
 }
 
-/// Tokens of a completion's prompts: text, ids, or a list of either.
+/// The tokens of a completion's prompts: text, ids, or a list of either.
 pub(crate) fn completion_prompts(
     prompt: &Value,
     dialect: PromptDialect,
@@ -260,7 +260,7 @@ pub(crate) fn completion_prompts(
     prompts.filter(|prompts| !prompts.is_empty()).ok_or_else(wrong)
 }
 
-/// Bounds of one answer.
+/// Bounds of one reply.
 struct Limits {
     max_tokens: usize,
     min_tokens: usize,

@@ -1,4 +1,4 @@
-//! Connections that can be cut from within.
+//! Connections that the engine can cut.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// Accepts connections that all end when the engine does.
+/// Accepts connections, all of which end with the engine.
 pub(crate) struct CuttableListener {
     inner: TcpListener,
     all: CancellationToken,
@@ -40,7 +40,7 @@ impl Listener for CuttableListener {
                     let begins = Arc::default();
                     return (CuttableStream { stream, cut, is_cut, begins }, peer);
                 }
-                // Out of file descriptors, most likely: later it may work again.
+                // Probably no file descriptor is free: tries again later.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
@@ -61,7 +61,7 @@ pub(crate) struct CuttableStream {
 }
 
 impl CuttableStream {
-    /// Fails once the connection is cut. The peer then sees a reset, not an orderly end.
+    /// Fails once the connection is cut. The peer then sees a reset instead of an orderly end.
     fn check(&self) -> io::Result<()> {
         if self.cut.is_cancelled() {
             if self.begins.swap(false, Relaxed) {
@@ -108,7 +108,7 @@ impl AsyncWrite for CuttableStream {
     }
 }
 
-/// Lets a handler cut the connection that its request came on.
+/// Lets a handler cut the connection of its request.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionControl {
     cut: CancellationToken,
@@ -116,8 +116,9 @@ pub(crate) struct ConnectionControl {
 }
 
 impl ConnectionControl {
-    /// Cuts it in the head of the reply. One that is cut before any byte of a reply looks like
-    /// one that had ended before the request came, and the request is sent again.
+    /// Cuts the connection in the head of the reply. If it were cut before any byte of a reply, the
+    /// connection would look as if it had ended before the request, and the request would be sent
+    /// again.
     pub(crate) fn cut_in_head(&self) {
         self.begins.store(true, Relaxed);
         self.cut.cancel();

@@ -1,4 +1,4 @@
-//! Endpoints for tests: what the engine holds, what it got, what goes wrong.
+//! Endpoints for tests: the engine's blocks, the requests that it received, and faults.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ pub(super) async fn state(State(app): State<Arc<App>>) -> Response {
     json_response(StatusCode::OK, &json!(app.state()))
 }
 
-/// Whose blocks are asked for.
+/// The rank of the requested blocks.
 #[derive(Deserialize)]
 pub(super) struct Which {
     #[serde(default)]
     rank: usize,
 }
 
-/// The blocks that can be found on a rank, by the names under which they were announced.
+/// The blocks in a rank's prefix cache, by their announced names.
 pub(super) async fn resident(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Response {
     let Some(engine) = app.ranks.get(which.rank) else {
         return StatusCode::NOT_FOUND.into_response();
@@ -42,7 +42,7 @@ pub(super) async fn faults(State(app): State<Arc<App>>) -> Response {
     json_response(StatusCode::OK, &json!(app.faults.list()))
 }
 
-/// Takes one fault or a list of them.
+/// Activates one fault or a list of faults.
 pub(super) async fn set_faults(State(app): State<Arc<App>>, body: Bytes) -> Response {
     let faults = serde_json::from_slice::<Value>(&body).and_then(|body| match body {
         Value::Array(_) => serde_json::from_value::<Vec<Fault>>(body),
@@ -66,7 +66,7 @@ pub(super) async fn clear_faults(State(app): State<Arc<App>>) -> Response {
     json_response(StatusCode::OK, &json!([]))
 }
 
-/// Forgets all prefixes, as vLLM's endpoint of this name does. Refused while blocks are in use.
+/// Drops all prefixes, like vLLM's endpoint of this name. Refused while blocks are in use.
 pub(super) async fn reset_prefix_cache(State(app): State<Arc<App>>) -> Response {
     let cleared: Vec<bool> = app.ranks.iter().map(|engine| engine.core().cache.clear()).collect();
     match cleared.into_iter().all(|cleared| cleared) {

@@ -1,4 +1,4 @@
-//! `/v1/embeddings` of an engine that embeds, and generates nothing.
+//! `/v1/embeddings` of an engine that only serves embeddings.
 
 use axum::extract::{ConnectInfo, State};
 use axum::response::{IntoResponse, Response};
@@ -13,10 +13,10 @@ use crate::config::SimConfig;
 use crate::error::{ApiError, json_response};
 use crate::faults::RequestFaults;
 
-/// Where they are served.
+/// The path.
 pub(super) const PATH: &str = "/v1/embeddings";
 
-/// Numbers of one embedding.
+/// Number of dimensions of an embedding.
 const DIMENSIONS: usize = 16;
 
 pub(super) async fn embed(
@@ -43,7 +43,7 @@ pub(super) async fn embed(
     }
 }
 
-/// What goes wrong before a reply.
+/// Applies the faults that occur before a reply.
 async fn strike(faults: &RequestFaults, connection: &ConnectionControl) -> Option<Response> {
     if let Some(delay) = faults.delay {
         tokio::time::sleep(delay).await;
@@ -121,7 +121,7 @@ fn answer(body: &Value, config: &SimConfig, id: &str) -> Result<Value, ApiError>
     }))
 }
 
-/// The same numbers for the same tokens, each from -1 to 1, in eighths: exact in any form.
+/// The same numbers for the same tokens, from -1 to 1 in steps of an eighth: exact in every format.
 fn embedding(prompt: &[u32], dimensions: usize) -> impl Iterator<Item = f32> {
     let bytes: Vec<u8> = prompt.iter().flat_map(|id| id.to_le_bytes()).collect();
     (0..dimensions).map(move |i| {

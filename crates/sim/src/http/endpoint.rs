@@ -1,6 +1,6 @@
 //! The inference endpoints.
 
-/// Which of the inference endpoints was asked.
+/// An inference endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Chat,
@@ -12,7 +12,7 @@ pub(crate) enum Endpoint {
 }
 
 impl Endpoint {
-    /// Where it is served.
+    /// The path of the endpoint.
     pub(crate) fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -23,10 +23,10 @@ impl Endpoint {
         }
     }
 
-    /// What its request ids begin with.
+    /// The prefix of its request ids.
     pub(crate) fn id_prefix(self) -> &'static str {
         match self {
-            // Messages are served as chats, down to their ids.
+            // Messages are served as chats, including their ids.
             Self::Chat | Self::Messages => "chatcmpl",
             Self::Completions => "cmpl",
             Self::Generate => "generate-tokens",
@@ -34,7 +34,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether its requests are made chats of, and the events of its streams have names.
+    /// Whether its requests are converted to chats, and the events of its streams have names.
     pub(crate) fn names_events(self) -> bool {
         matches!(self, Self::Responses | Self::Messages)
     }

@@ -1,4 +1,4 @@
-//! `/metrics`, with vLLM's names.
+//! `/metrics` with vLLM's metric names.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     text_response("text/plain; version=0.0.4; charset=utf-8", render(&app))
 }
 
-/// Text of the exposition format, built line by line; of each family, a sample for each rank.
+/// Text in the exposition format, built line by line; each metric has a sample for each rank.
 struct Page {
     text: String,
     model: String,
@@ -23,7 +23,7 @@ struct Page {
 
 impl Page {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing into a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
@@ -45,8 +45,8 @@ impl Page {
         self.sample(name, "", value);
     }
 
-    /// A gauge that vLLM with several ranks, which then has several API servers, shows of a
-    /// rank from its first request on.
+    /// A gauge that vLLM with several ranks, and so with several API servers, reports for a rank
+    /// only from its first request on.
     fn load(&mut self, name: &str, help: &str, value: impl Fn(&SimState) -> f64) {
         self.family(name, "gauge", help);
         let alone = self.states.len() == 1;
@@ -57,10 +57,10 @@ impl Page {
     }
 }
 
-/// A label's value, and what it counts.
+/// The value of a label, and the counter that it selects.
 type Labelled = (&'static str, fn(&Counters) -> u64);
 
-/// A counter's name, its meaning, and its value.
+/// A counter's name, meaning and value.
 type Counter = (&'static str, &'static str, fn(&Counters) -> u64);
 
 const COUNTERS: [Counter; 8] = [
@@ -117,7 +117,7 @@ fn render(app: &App) -> String {
     }
     let name = "vllm:cache_config_info";
     page.family(name, "gauge", "The cache's configuration.");
-    // As vLLM has it, each rank's line has the sum over all of them.
+    // As in vLLM, each rank's line has the total over all ranks.
     let info = format!(
         ",block_size=\"{}\",enable_prefix_caching=\"True\",num_gpu_blocks=\"{}\",prefix_caching_hash_algo=\"xxh3\"",
         config.block_size,

@@ -1,5 +1,5 @@
-//! `/v1/responses` and `/v1/messages`: as the real engine, this one makes a chat of a request,
-//! of the members that it knows, and passes over the others.
+//! `/v1/responses` and `/v1/messages`: like the real engine, this one converts a request to a chat
+//! from the members that it knows, and ignores the others.
 
 use http::StatusCode;
 use serde_json::{Map, Value, json};
@@ -8,7 +8,7 @@ use super::endpoint::Endpoint;
 use crate::config::SimConfig;
 use crate::error::ApiError;
 
-/// Members of a message's request that mean the same in a chat.
+/// Members of a messages request with the same meaning in a chat.
 const OF_MESSAGES: [&str; 8] = [
     "model",
     "stream",
@@ -20,7 +20,7 @@ const OF_MESSAGES: [&str; 8] = [
     "top_p",
 ];
 
-/// Members of a response's request that mean the same in a chat.
+/// Members of a responses request with the same meaning in a chat.
 const OF_RESPONSES: [&str; 11] = [
     "model",
     "stream",
@@ -35,7 +35,7 @@ const OF_RESPONSES: [&str; 11] = [
     "stop_token_ids",
 ];
 
-/// The chat that a request of this endpoint stands for.
+/// The chat that corresponds to a request of this endpoint.
 pub(super) fn chat_of(
     endpoint: Endpoint,
     body: &Value,
@@ -60,7 +60,7 @@ fn taken(body: &Value, known: &[&str]) -> Map<String, Value> {
     members.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-/// The chat that a message's request stands for; none need say how long it may become.
+/// The chat that corresponds to a messages request; the maximum length is optional here.
 pub(super) fn of_message(body: &Value) -> Result<Value, ApiError> {
     let mut chat = taken(body, &OF_MESSAGES);
     let wrong = |what| ApiError::bad_request("messages", what);
@@ -139,7 +139,7 @@ fn of_response(body: &Value) -> Result<Value, ApiError> {
     Ok(chat.into())
 }
 
-/// The texts of blocks or parts of one kind; empty ones do not count.
+/// The texts of blocks or parts of one kind; empty ones are skipped.
 fn texts(list: &Value, kind: &str) -> Option<Vec<String>> {
     let text = |part: &Value| {
         let text = part["text"].as_str().filter(|_| part["type"] == kind);

@@ -1,4 +1,4 @@
-//! Which data-parallel rank a request goes to.
+//! Selects the data-parallel rank of a request.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,12 +10,13 @@ use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::record::SimState;
 
-/// Pins a request to a rank.
+/// The header that pins a request to a rank.
 const HEADER: &str = "x-data-parallel-rank";
 
 impl App {
-    /// The rank that is to serve a request: the one that it names, or whichever is next. The
-    /// real engine passes over what is no number; here nobody is to rely on that.
+    /// The rank that serves a request: the one that it names, or the next one. The real engine
+    /// ignores values that are not numbers; here they are refused, so that no client relies on
+    /// that.
     pub(super) fn of_request(&self, headers: &HeaderMap) -> Result<&Arc<Engine>, ApiError> {
         let mut named = headers.get_all(HEADER).iter();
         let Some(rank) = named.next().filter(|_| self.engine.config.honour_rank_header) else {
@@ -34,15 +35,15 @@ impl App {
         })
     }
 
-    /// What all ranks hold together.
+    /// The state of all ranks together.
     pub(crate) fn state(&self) -> SimState {
         let mut states = self.ranks.iter().map(|engine| engine.state());
-        // There is always one.
+        // There is always at least one rank.
         let first = states.next().unwrap_or_else(|| self.engine.state());
         states.fold(first, SimState::with)
     }
 
-    /// Ends all ranks, as a crash does.
+    /// Ends all ranks, like a crash.
     pub(crate) fn die(&self) {
         self.ranks.iter().for_each(|engine| engine.die());
     }

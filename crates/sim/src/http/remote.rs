@@ -1,4 +1,4 @@
-//! What a request says of other engines' KV, in each connector's words.
+//! The part of a request about other engines' KV, for each connector.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::engine::handoff::{Source, refused};
 use crate::engine::request::RemoteKv;
 use crate::error::ApiError;
 
-/// NIXL's `do_remote_prefill` without block ids.
+/// Whether a request has NIXL's `do_remote_prefill` without block ids.
 pub(crate) fn is_deadly(body: &Value, config: &SimConfig) -> bool {
     let params = &body["kv_transfer_params"];
     let blocks = &params["remote_block_ids"];
@@ -16,8 +16,8 @@ pub(crate) fn is_deadly(body: &Value, config: &SimConfig) -> bool {
         && (blocks.is_null() || blocks.as_array().is_some_and(Vec::is_empty))
 }
 
-/// Reads the hand-off of one choice. `name` is the engine's own name for it, `index`
-/// its place among the request's choices.
+/// Parses the hand-off of one choice. `name` is the engine's own name for it, `index` its index
+/// among the request's choices.
 pub(crate) fn read_remote(
     body: &Value,
     config: &SimConfig,
@@ -37,7 +37,7 @@ pub(crate) fn read_remote(
         KvConnector::Sglang => stages || pulls,
     };
     if strange {
-        // A real engine would pass over what it does not know, and serve something else.
+        // A real engine would ignore unknown parameters, and serve something else.
         return Err(refused("handoff_mismatch", "speaks another connector's language"));
     }
     match config.connector {
@@ -67,8 +67,8 @@ pub(crate) fn read_remote(
     }
 }
 
-/// SGLang: one half of a pair serves nobody without a room; the choices of a request
-/// take rooms that follow one another.
+/// SGLang: one half of a pair refuses requests without a room; the choices of a request have
+/// consecutive rooms.
 fn room(body: &Value, config: &SimConfig, index: usize) -> Result<RemoteKv, ApiError> {
     let room = &body["bootstrap_room"];
     if room.is_null() {
@@ -98,7 +98,7 @@ fn room(body: &Value, config: &SimConfig, index: usize) -> Result<RemoteKv, ApiE
     }
 }
 
-/// Refuses a leg that an engine of role `not` does not take.
+/// Refuses a leg that an engine of role `not` does not serve.
 fn allow(config: &SimConfig, not: Role, what: &str) -> Result<(), ApiError> {
     if config.role == not { Err(wrong_role(what)) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! From an engine's outputs to a whole reply or a stream.
+//! Converts an engine's outputs to a complete reply or a stream.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,7 +21,7 @@ use crate::error::{ApiError, json_response};
 use crate::faults::RequestFaults;
 use crate::tokenizer;
 
-/// Everything that is known about a request's answer so far.
+/// The state of a request's reply.
 #[derive(Debug)]
 pub(crate) struct Answer {
     shape: Shape,
@@ -30,20 +30,20 @@ pub(crate) struct Answer {
     choices: Vec<Progress>,
     cached_tokens: usize,
     completion_tokens: usize,
-    /// Named events so far.
+    /// Number of named events so far.
     events: u64,
 }
 
 #[derive(Debug, Default)]
 struct Progress {
-    /// Text that was not given out yet.
+    /// Text that was not sent yet.
     text: String,
     token_ids: Vec<u32>,
     given_any: bool,
     finish_reason: Option<&'static str>,
     stop_reason: Option<String>,
     handoff: Option<Handoff>,
-    /// Text that was given out, where the end repeats it.
+    /// Text that was sent, if the last event repeats it.
     told: String,
 }
 
@@ -54,11 +54,12 @@ impl Answer {
         Self { shape, request, block_size, choices, cached_tokens, completion_tokens, events }
     }
 
-    /// Takes in one output; an error ends the whole answer.
+    /// Handles one output; an error ends the whole reply.
     fn take(&mut self, choice: usize, output: Output) -> Result<(), ApiError> {
         let progress = &mut self.choices[choice];
         match output {
-            // As in the real engine, the last prompt of a batch speaks for all of them.
+            // As in the real engine, the last prompt of a batch determines the value for all
+            // prompts.
             Output::Started { cached_tokens } => self.cached_tokens = cached_tokens,
             Output::BelowThreshold if self.shape.threshold_reply == ThresholdReply::Status412 => {
                 let message = "The prompt's cached share is below cache_hit_threshold.";
@@ -98,7 +99,7 @@ impl Answer {
         }
     }
 
-    /// Of a batch only the first hand-off is returned, as the real engine does.
+    /// Of a batch only the first hand-off is returned, as by the real engine.
     fn whole(&mut self, no_handoff: bool) -> Value {
         let handoff = self.choices.first_mut().and_then(|choice| choice.handoff.take());
         let params = handoff.filter(|_| !no_handoff).map(|handoff| handoff.to_json());
@@ -119,7 +120,7 @@ impl Answer {
         self.shape.whole(&choices, self.usage(), params)
     }
 
-    /// Text that may go out: what could be the beginning of a stop string stays back.
+    /// The text that may be sent: the possible beginning of a stop string is held back.
     fn releasable(&mut self, choice: usize) -> String {
         let stops = &self.request.asks[choice].stops;
         let longest = stops.iter().map(String::len).max().unwrap_or(1);
@@ -127,12 +128,12 @@ impl Answer {
         if progress.finish_reason.is_some() {
             return std::mem::take(&mut progress.text);
         }
-        // Generated text is ASCII, so every index is a character's.
+        // Generated text is ASCII, so every index is a character boundary.
         let ready = progress.text.len().saturating_sub(longest - 1);
         progress.text.drain(..ready).collect()
     }
 
-    /// The stream's events for what just came in.
+    /// The stream's events for the last output.
     fn events(&mut self, choice: usize) -> Vec<Bytes> {
         match self.shape.endpoint.names_events() {
             true => self.named_events(choice),
@@ -140,7 +141,7 @@ impl Answer {
         }
     }
 
-    /// The same where events have names; there is one choice only.
+    /// The same for streams with named events, which have only one choice.
     fn named_events(&mut self, choice: usize) -> Vec<Bytes> {
         let text = self.releasable(choice);
         let usage = self.usage();
@@ -165,7 +166,7 @@ impl Answer {
         events.into_iter().zip(from..).map(|(event, at)| self.shape.named(event, at)).collect()
     }
 
-    /// What is there before the engine has begun.
+    /// The events before the engine has started the request.
     fn first_events(&mut self) -> Vec<Bytes> {
         let events = self.shape.first_events();
         self.numbered(events)
@@ -189,11 +190,11 @@ impl Answer {
         usage.iter().map(event).chain([done]).collect()
     }
 
-    /// The stream's chunks for what just came in.
+    /// The stream's chunks for the last output.
     fn chunks(&mut self, choice: usize) -> Vec<Value> {
         let chat = self.shape.endpoint == Endpoint::Chat;
         let per_prompt = self.choices.len() / self.request.prompts.len();
-        // Tokens of which some text stays back may go out in `/inference/v1/generate`.
+        // In `/inference/v1/generate`, tokens may be sent while their text is held back.
         let tokens_only = self.shape.endpoint == Endpoint::Generate;
         let text = self.releasable(choice);
         let ids = self.request.return_token_ids;
@@ -245,7 +246,7 @@ impl Progress {
     }
 }
 
-/// Waits for the end and answers with one body.
+/// Waits for the end and returns one body.
 pub(crate) async fn whole(
     mut submission: Submission,
     mut answer: Answer,
@@ -272,7 +273,7 @@ pub(crate) async fn whole(
     Ok((content_type, Body::from_stream(parts)).into_response())
 }
 
-/// Answers with server-sent events.
+/// Returns server-sent events.
 pub(crate) async fn streamed(
     mut submission: Submission,
     mut answer: Answer,
@@ -281,7 +282,7 @@ pub(crate) async fn streamed(
 ) -> Result<Response, ApiError> {
     let mut ready = VecDeque::from(answer.first_events());
     if !early_headers && ready.is_empty() {
-        // The transfers' results decide on the status, else the first output.
+        // The status depends on the transfers' results, or otherwise on the first output.
         let pulls = answer.request.asks.iter().any(|ask| matches!(ask.remote, RemoteKv::Pull(_)));
         let mut awaited = if pulls { answer.choices.len() } else { 1 };
         while awaited > 0 {
@@ -320,9 +321,9 @@ struct Streaming {
     submission: Submission,
     answer: Answer,
     ready: VecDeque<Bytes>,
-    /// Chunks until the connection is cut.
+    /// Number of chunks until the connection is cut.
     chunks_left: Option<usize>,
-    /// The end was put into `ready`.
+    /// Whether the end has been put into `ready`.
     closing: bool,
 }
 
@@ -343,7 +344,7 @@ impl Streaming {
         self.ready.pop_front().map(Ok)
     }
 
-    /// Takes in one output, or closes the stream when there is none to come.
+    /// Handles one output, or ends the stream if there are no more.
     async fn advance(&mut self) {
         if !self.answer.finished()
             && let Some((choice, output)) = self.submission.next().await
@@ -360,12 +361,12 @@ impl Streaming {
         self.closing = true;
     }
 
-    /// An error after the headers; of a response the real engine says nothing, and breaks off.
+    /// An error after the headers; for a response, the real engine sends nothing and aborts.
     fn fail(&mut self, error: &ApiError) {
         match self.answer.shape.endpoint {
             Endpoint::Responses => {
                 self.chunks_left = Some(self.ready.len());
-                self.ready.push_back(Bytes::new()); // never gets out
+                self.ready.push_back(Bytes::new()); // never sent
             }
             Endpoint::Messages => {
                 let told = json!({"type": "internal_error", "message": error.message});
@@ -385,8 +386,8 @@ fn event(body: &Value) -> Bytes {
     Bytes::from(format!("data: {body}\n\n"))
 }
 
-/// Cuts the connection once everything before it is out: the server flushes
-/// when the body has nothing more for the moment, but not when it fails.
+/// Cuts the connection after everything before it was sent: the server flushes when the body has
+/// nothing more for the moment, but not when the body fails.
 async fn cut() -> io::Error {
     tokio::task::yield_now().await;
     io::Error::new(io::ErrorKind::ConnectionReset, "cut by a fault")

@@ -1,4 +1,4 @@
-//! Reply bodies, field for field as the recorded engine writes them.
+//! Reply bodies, field by field as recorded from the engine.
 
 use serde_json::{Value, json};
 
@@ -7,10 +7,10 @@ use crate::config::{ThresholdReply, UsageReport};
 
 mod named;
 
-/// What all bodies of one request share.
+/// What all bodies of one request have in common.
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
-    /// Whether responses have a place for hand-offs.
+    /// Whether responses can contain hand-offs.
     pub(crate) names_hand_offs: bool,
     pub(crate) endpoint: Endpoint,
     pub(crate) id: String,
@@ -18,24 +18,24 @@ pub(crate) struct Shape {
     pub(crate) model: String,
     pub(crate) fingerprint: String,
     pub(crate) report: UsageReport,
-    /// As SGLang, which says nothing where nothing was cached.
+    /// Like SGLang, which reports nothing if nothing was cached.
     pub(crate) zero_is_null: bool,
     pub(crate) threshold_reply: ThresholdReply,
-    /// The request, of which responses repeat a part.
+    /// The request, which responses repeat in part.
     pub(crate) asked: Value,
 }
 
-/// Tokens of one request.
+/// The token counts of one request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Usage {
     pub(crate) prompt_tokens: usize,
     pub(crate) completion_tokens: usize,
     pub(crate) cached_tokens: usize,
-    /// Prompt tokens in blocks that this request added to the cache; chats report it.
+    /// Prompt tokens in blocks that this request added to the cache; reported in chats.
     pub(crate) created_cache_tokens: usize,
 }
 
-/// One choice of a whole reply.
+/// One choice of a complete reply.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Choice {
     pub(crate) text: String,
@@ -46,7 +46,7 @@ pub(crate) struct Choice {
 }
 
 impl Shape {
-    /// A whole reply.
+    /// A complete reply.
     pub(crate) fn whole(&self, choices: &[Choice], usage: Usage, params: Option<Value>) -> Value {
         if let Some(named) = self.whole_named(choices.first(), usage, &params) {
             return named;
@@ -102,7 +102,7 @@ impl Shape {
         }
     }
 
-    /// A stream's chunk with one choice in it.
+    /// A stream's chunk with one choice.
     pub(crate) fn chunk(&self, index: usize, choice: &Choice, role: bool) -> Value {
         match self.endpoint {
             Endpoint::Generate => self.envelope(json!([self.choice(index, choice)])),
@@ -152,7 +152,7 @@ impl Shape {
         chunk
     }
 
-    /// Usage without details, as `continuous_usage_stats` puts it on every chunk.
+    /// Usage without details, as `continuous_usage_stats` adds it to every chunk.
     pub(crate) fn plain_usage(usage: Usage) -> Value {
         json!({
             "prompt_tokens": usage.prompt_tokens,
@@ -246,7 +246,7 @@ impl Shape {
         body
     }
 
-    /// Streams leave out what is null.
+    /// Streams omit null members.
     fn stream_usage(&self, usage: Usage) -> Value {
         let mut body = Self::plain_usage(usage);
         if self.report == UsageReport::Details && self.tells(usage) {

@@ -1,4 +1,4 @@
-//! The listener on which decode engines fetch hand-offs, and bootstrap servers answer.
+//! The listener at which decode engines fetch hand-offs, and which acts as bootstrap server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// What Mooncake's bootstrap server tells: the engine id of each rank.
+/// The reply of Mooncake's bootstrap server: the engine id of each rank.
 async fn query(State(app): State<Arc<App>>) -> Response {
     if app.engine.config.connector != KvConnector::Mooncake {
         return StatusCode::NOT_FOUND.into_response();
@@ -51,7 +51,7 @@ async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
     if app.faults.strikes("refuse_pulls") {
         return refused("handoff_refused", "is refused by a fault").into_response();
     }
-    // Held while the transfer takes; freed even if the decode engine goes away.
+    // Held during the transfer, and freed even if the decode engine disconnects.
     let pulled = match take(&app, &pull).await {
         Ok(pulled) => pulled,
         Err(error) => return error.into_response(),
@@ -64,7 +64,8 @@ async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
     json_response(StatusCode::OK, &json!({"transferred_blocks": pull.wanted_blocks}))
 }
 
-/// Takes a hand-off from the rank that it names; where it names none, from whichever has it.
+/// Takes a hand-off from the rank that the request names; without a name, from the rank that has
+/// it.
 async fn take(app: &App, pull: &PullRequest) -> Result<Pulled, ApiError> {
     let named = |engine: &&Arc<Engine>| pull.engine_id.as_ref() == Some(&engine.origin.engine_id);
     if let Some(engine) = app.ranks.iter().find(named) {

@@ -1,4 +1,4 @@
-//! Clients that go away.
+//! Clients that disconnect.
 
 use bytes::Bytes;
 use http::Request;
@@ -41,7 +41,7 @@ async fn a_lost_client_frees_its_blocks() {
 }
 
 #[tokio::test]
-async fn a_waiting_request_can_be_given_up() {
+async fn a_waiting_request_can_be_cancelled() {
     let config = SimConfig { decode_us_per_step: 1_000, max_num_seqs: 1, ..SimConfig::default() };
     let engine = start(config).await;
     let engine = &engine;

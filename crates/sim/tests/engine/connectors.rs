@@ -1,4 +1,4 @@
-//! Connectors other than NIXL: what legs say, how they meet, what is refused.
+//! Connectors other than NIXL: the parameters of legs, how legs meet, and what is refused.
 
 use serde_json::{Value, json};
 use splitrail_sim::{KvConnector, Role, SimConfig, SimEngine};
@@ -94,7 +94,7 @@ async fn shared_storage_serves_what_another_engine_computed() {
 }
 
 #[tokio::test]
-async fn mooncake_legs_meet_in_either_order() {
+async fn mooncake_legs_may_arrive_in_either_order() {
     let pair = Pair::of(KvConnector::Mooncake).await;
     for (seed, decode_first) in [(1, false), (2, true)] {
         let (tokens, id) = (prompt(seed, 100), format!("t{seed}"));
@@ -112,7 +112,7 @@ async fn mooncake_legs_meet_in_either_order() {
         };
         assert_eq!(prefilled.json()["kv_transfer_params"], Value::Null);
         assert_eq!(text_of(&decoded.json()), alone(&tokens).await);
-        // As of older engines: decode calls all of it cached.
+        // As with older engines, the decode leg reports the whole prompt as cached.
         assert_eq!(cached_tokens(&decoded.json()), 100);
     }
     assert_eq!(pair.decode.state().totals.external_kv_transfer_tokens, 200);
@@ -120,7 +120,7 @@ async fn mooncake_legs_meet_in_either_order() {
 }
 
 #[tokio::test]
-async fn a_mooncake_transfer_is_for_one_pair_of_one_prompt_and_one_engine() {
+async fn a_mooncake_transfer_is_refused_for_another_prompt_or_engine_or_a_second_time() {
     let pair = Pair::of(KvConnector::Mooncake).await;
     let tokens = prompt(1, 100);
     let prefill = || post(&pair.prefill, COMPLETIONS, pair.mooncake_prefill(&tokens, "t"));
@@ -136,7 +136,7 @@ async fn a_mooncake_transfer_is_for_one_pair_of_one_prompt_and_one_engine() {
     let decode = || post(&pair.decode, COMPLETIONS, pair.mooncake_decode(&tokens, "t"));
     assert_eq!(decode().await.status, 200);
     assert_eq!(code(&decode().await), refused(400, "handoff_reused"));
-    // One id for several samples is several uses.
+    // One id for several samples counts as several uses.
     let mut several = pair.mooncake_prefill(&tokens, "u");
     several["n"] = json!(2);
     let reply = post(&pair.prefill, COMPLETIONS, several).await;
@@ -145,7 +145,7 @@ async fn a_mooncake_transfer_is_for_one_pair_of_one_prompt_and_one_engine() {
 }
 
 #[tokio::test]
-async fn a_mooncake_bootstrap_server_names_its_engine() {
+async fn a_mooncake_bootstrap_server_returns_its_engine_id() {
     let pair = Pair::of(KvConnector::Mooncake).await;
     let client = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
         .build_http::<http_body_util::Full<bytes::Bytes>>();
@@ -157,7 +157,7 @@ async fn a_mooncake_bootstrap_server_names_its_engine() {
 }
 
 #[tokio::test]
-async fn sglang_legs_need_each_other() {
+async fn sglang_legs_wait_for_each_other() {
     let pair = Pair::of(KvConnector::Sglang).await;
     let tokens = prompt(1, 100);
     let both = |room: u64| {
@@ -170,7 +170,7 @@ async fn sglang_legs_need_each_other() {
     assert_eq!(prefilled.json()["usage"]["completion_tokens"], 1);
     assert_eq!(prefilled.json()["usage"]["prompt_tokens_details"], Value::Null);
     assert_eq!(text_of(&decoded.json()), alone(&tokens).await);
-    // Even one after the other, no leg ends before its counterpart has come.
+    // Even if they are sent one after the other, no leg ends before the other has arrived.
     let mut prefill = Box::pin(post(&pair.prefill, COMPLETIONS, pair.room(&tokens, json!(5))));
     tokio::select! {
         _ = &mut prefill => panic!("answered without its decode"),
@@ -184,7 +184,7 @@ async fn sglang_legs_need_each_other() {
 }
 
 #[tokio::test]
-async fn an_sglang_half_serves_nobody_without_a_proper_room() {
+async fn an_sglang_engine_refuses_requests_without_a_valid_room() {
     let pair = Pair::of(KvConnector::Sglang).await;
     let plain = json!({"prompt": prompt(1, 20), "max_tokens": 2});
     for engine in [&pair.prefill, &pair.decode] {
@@ -203,7 +203,7 @@ async fn an_sglang_half_serves_nobody_without_a_proper_room() {
 }
 
 #[tokio::test]
-async fn sglang_legs_must_sample_alike() {
+async fn sglang_legs_must_have_equal_sampling_parameters() {
     let pair = Pair::of(KvConnector::Sglang).await;
     let body = pair.room(&prompt(1, 40), json!(9));
     let mut other = body.clone();
@@ -220,7 +220,7 @@ async fn sglang_legs_must_sample_alike() {
 }
 
 #[tokio::test]
-async fn a_decode_leg_waits_for_its_prefill_until_it_is_given_up() {
+async fn a_decode_leg_waits_for_its_prefill_until_it_is_cancelled() {
     for connector in [KvConnector::Mooncake, KvConnector::Sglang] {
         let pair = Pair::of(connector).await;
         let body = match connector {
@@ -239,7 +239,7 @@ async fn a_decode_leg_waits_for_its_prefill_until_it_is_given_up() {
 }
 
 #[tokio::test]
-async fn legs_do_not_wait_for_ever() {
+async fn legs_wait_for_each_other_for_a_limited_time() {
     for connector in [KvConnector::Mooncake, KvConnector::Sglang] {
         let config = SimConfig { connector, rendezvous_timeout_ms: 20, ..SimConfig::default() };
         let pair = Pair::start(config).await;

@@ -1,4 +1,4 @@
-//! KV events: a mirror that follows them holds what the engine holds.
+//! KV events: a mirror that follows them has the engine's content.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage
 use crate::msgpack;
 use crate::support::*;
 
-/// A subscription that has taken hold, and the number of the last batch that it has read.
-/// A subscription takes its time, so requests are made until one's batch arrives.
+/// A subscription that is in effect, and the number of the last batch that it has read. A
+/// subscription takes effect with a delay, so requests are sent until the batch of one arrives.
 async fn subscribe(engine: &SimEngine) -> (SubSocket, u64) {
     let mut socket = SubSocket::new();
     socket.connect(engine.kv_events_endpoint().unwrap()).await.unwrap();
@@ -65,14 +65,14 @@ fn events(payload: &Bytes) -> Vec<Value> {
     batch[1].as_array().unwrap().clone()
 }
 
-/// Number of physical blocks per hash, as a follower of the events counts them.
+/// Number of physical blocks per hash, as counted by a follower of the events.
 #[derive(Default, PartialEq, Debug)]
 struct Mirror(BTreeMap<u64, usize>);
 
 impl Mirror {
     fn follow(&mut self, batches: &[(u64, Bytes)]) {
         for event in batches.iter().flat_map(|(_, payload)| events(payload)) {
-            // Both forms: a tagged map or an array that begins with the name.
+            // Both formats: a tagged map, or an array that begins with the name.
             let field = |name: &str, place: usize| match &event {
                 Value::Array(fields) => fields[place].clone(),
                 map => map[name].clone(),
@@ -103,7 +103,7 @@ impl Mirror {
     }
 }
 
-/// Requests that repeat, evict, clear and fill blocks while decoding.
+/// Requests that repeat, evict, clear, and fill blocks while decoding.
 async fn churn(engine: &SimEngine) {
     for seed in [1, 2, 1, 3, 4, 1, 5, 6, 2, 7, 1] {
         complete(engine, &prompt(seed, 64 + seed as usize % 2), 40).await;
@@ -114,7 +114,7 @@ async fn churn(engine: &SimEngine) {
 }
 
 #[tokio::test]
-async fn a_follower_knows_what_the_cache_holds() {
+async fn events_reproduce_the_contents_of_the_cache() {
     for event_form in [EventForm::Map, EventForm::Array] {
         let config = SimConfig { kv_blocks: 20, event_form, ..SimConfig::default() };
         let engine = start(config).await;
@@ -128,7 +128,7 @@ async fn a_follower_knows_what_the_cache_holds() {
         let resident: BTreeMap<u64, usize> = engine.resident().into_iter().collect();
         assert_eq!(mirror.0, resident);
         assert!(resident.len() < 20 && !resident.is_empty());
-        // What was published live is what can be replayed.
+        // The live batches are equal to the replayed ones.
         for (sequence, payload) in &replayed[seen as usize + 1..] {
             assert_eq!(&next(&mut socket).await, &(*sequence, payload.clone()));
         }
@@ -166,7 +166,7 @@ async fn events_have_the_recorded_fields() {
 }
 
 #[tokio::test]
-async fn hashes_can_be_bytes() {
+async fn hashes_can_be_sent_as_bytes() {
     let config = SimConfig { hash_form: HashForm::Bytes32, ..SimConfig::default() };
     let engine = start(config).await;
     complete(&engine, &prompt(1, 40), 1).await;
@@ -177,7 +177,7 @@ async fn hashes_can_be_bytes() {
 }
 
 #[tokio::test]
-async fn dropped_and_spoilt_batches_can_be_replayed() {
+async fn dropped_and_corrupted_batches_can_be_replayed() {
     let engine = start(SimConfig::default()).await;
     let (mut socket, first) = subscribe(&engine).await;
     engine.set_fault(Fault { kind: FaultKind::DropEventBatches, times: Some(2) });

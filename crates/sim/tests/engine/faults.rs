@@ -1,4 +1,4 @@
-//! Every fault does what its name says, as often as asked.
+//! Every fault has the effect of its name, as often as configured.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn once(kind: FaultKind) -> Fault {
 }
 
 #[tokio::test]
-async fn statuses_come_as_often_as_asked() {
+async fn a_status_fault_affects_the_given_number_of_requests() {
     let engine = start(SimConfig::default()).await;
     let fault = json!({"kind": "status", "status": 503, "times": 2});
     assert_eq!(post(&engine, "/sim/faults", fault).await.status, 200);
@@ -37,7 +37,7 @@ async fn lasting_faults_end_when_cleared() {
 }
 
 #[tokio::test]
-async fn a_reset_gives_no_reply() {
+async fn a_reset_fault_gives_no_reply() {
     let engine = start(SimConfig::default()).await;
     engine.set_fault(once(FaultKind::Reset));
     let error = try_post(&engine, "/v1/completions", json!({"prompt": "x"})).await.err().unwrap();
@@ -46,7 +46,7 @@ async fn a_reset_gives_no_reply() {
 }
 
 #[tokio::test]
-async fn a_dying_stream_has_its_chunks_and_no_end() {
+async fn a_cut_stream_has_the_given_number_of_chunks_and_no_end() {
     let engine = start(SimConfig::default()).await;
     for (stream, events) in [(true, 3), (false, 0)] {
         engine.set_fault(once(FaultKind::DieMidStream { after_chunks: 3 }));
@@ -59,7 +59,7 @@ async fn a_dying_stream_has_its_chunks_and_no_end() {
 }
 
 #[tokio::test]
-async fn a_truncated_body_is_no_json() {
+async fn a_truncated_body_is_not_json() {
     let engine = start(SimConfig::default()).await;
     engine.set_fault(once(FaultKind::TruncatedBody));
     let reply = post(&engine, "/v1/completions", json!({"prompt": "x"})).await;
@@ -68,7 +68,7 @@ async fn a_truncated_body_is_no_json() {
 }
 
 #[tokio::test]
-async fn a_hanging_request_takes_nothing_from_the_engine() {
+async fn a_hanging_request_occupies_no_slot_of_the_engine() {
     let engine = start(SimConfig::default()).await;
     engine.set_fault(once(FaultKind::Hang));
     tokio::select! {
@@ -80,7 +80,7 @@ async fn a_hanging_request_takes_nothing_from_the_engine() {
 }
 
 #[tokio::test]
-async fn a_slow_first_byte_is_late_and_right() {
+async fn a_delayed_reply_is_complete() {
     let engine = start(SimConfig::default()).await;
     let quick = complete(&engine, &prompt(1, 10), 4).await;
     engine.set_fault(once(FaultKind::SlowFirstByte { delay_ms: 80 }));
@@ -120,7 +120,7 @@ async fn shutdown_frees_the_ports_and_cuts_streams() {
 }
 
 #[tokio::test]
-async fn uncached_tokens_and_steps_take_their_time() {
+async fn uncached_tokens_and_decode_steps_take_the_configured_time() {
     let config = SimConfig {
         prefill_us_per_token: 1_000,
         decode_us_per_step: 5_000,

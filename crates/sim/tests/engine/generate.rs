@@ -41,7 +41,7 @@ async fn replies_have_the_recorded_shape() {
 }
 
 #[tokio::test]
-async fn its_tokens_are_those_of_a_completion() {
+async fn generate_returns_the_tokens_of_a_completion() {
     let engine = start(SimConfig::default()).await;
     let completion =
         json!({"prompt": prompt(1, 40), "max_tokens": 12, "n": 2, "return_token_ids": true});
@@ -65,7 +65,7 @@ async fn its_tokens_are_those_of_a_completion() {
 }
 
 #[tokio::test]
-async fn what_lacks_ids_or_parameters_is_refused() {
+async fn requests_without_token_ids_or_parameters_are_refused() {
     let engine = start(SimConfig::default()).await;
     for (body, param) in [
         (json!({"prompt": "x", "sampling_params": {}}), "body.token_ids"),
@@ -78,7 +78,7 @@ async fn what_lacks_ids_or_parameters_is_refused() {
 }
 
 #[tokio::test]
-async fn a_seed_moves_the_samples_and_temperature_0_makes_them_equal() {
+async fn the_seed_changes_the_samples_and_temperature_0_makes_them_equal() {
     let engine = start(SimConfig::default()).await;
     let texts = async |extra: Value| {
         let mut body = json!({"prompt": prompt(1, 40), "max_tokens": 12});

@@ -64,7 +64,8 @@ fn code(reply: &Reply) -> (u16, String) {
 async fn disaggregated_text_equals_aggregated_text() {
     let pair = Pair::start(SimConfig::default()).await;
     let alone = start(SimConfig::default()).await;
-    // Lengths at, below and above block edges; the second round finds both engines warm.
+    // Lengths at, below and above a multiple of the block size; in the second round, both caches
+    // hold the prompts.
     for round in 0..2 {
         for tokens in [1, 15, 16, 17, 64, 100] {
             let body = ask(&prompt(tokens, tokens as usize));
@@ -81,7 +82,7 @@ async fn disaggregated_text_equals_aggregated_text() {
 }
 
 #[tokio::test]
-async fn a_streamed_decode_leg_says_the_same() {
+async fn a_streamed_decode_leg_returns_the_same_text() {
     let pair = Pair::start(SimConfig { early_stream_headers: true, ..SimConfig::default() }).await;
     let mut body = ask(&prompt(1, 50));
     let prefilled = pair.prefill(COMPLETIONS, &body).await;
@@ -108,7 +109,7 @@ async fn hand_offs_have_the_recorded_fields() {
 }
 
 #[tokio::test]
-async fn transferred_tokens_are_no_cache_hits() {
+async fn transferred_tokens_are_not_counted_as_cache_hits() {
     let pair = Pair::start(SimConfig::default()).await;
     let body = ask(&prompt(1, 100));
     let (_, cold) = pair.both(COMPLETIONS, &body).await;
@@ -147,7 +148,7 @@ async fn blocks_stay_pinned_until_they_are_pulled() {
 }
 
 #[tokio::test]
-async fn a_hand_off_works_once() {
+async fn a_hand_off_can_be_used_once() {
     let pair = Pair::start(SimConfig::default()).await;
     let body = ask(&prompt(1, 100));
     let (prefilled, _) = pair.both(COMPLETIONS, &body).await;
@@ -162,7 +163,7 @@ async fn a_hand_off_works_once() {
 }
 
 #[tokio::test]
-async fn a_late_hand_off_is_refused() {
+async fn an_expired_hand_off_is_refused() {
     let pair = Pair::start(SimConfig { lease_ms: 20, ..SimConfig::default() }).await;
     let body = ask(&prompt(1, 100));
     let prefilled = pair.prefill(COMPLETIONS, &body).await;
@@ -173,7 +174,7 @@ async fn a_late_hand_off_is_refused() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused() {
+async fn a_hand_off_that_does_not_match_is_refused() {
     let pair = Pair::start(SimConfig::default()).await;
     let body = ask(&prompt(1, 100));
     let good = pair.prefill(COMPLETIONS, &body).await["kv_transfer_params"].clone();
@@ -197,7 +198,7 @@ async fn what_does_not_fit_is_refused() {
     }
     let other_prompt = pair.decode(COMPLETIONS, &ask(&prompt(2, 100)), &good).await;
     assert_eq!(code(&other_prompt), (400, "handoff_mismatch".to_owned()));
-    // A refusal does not use the hand-off up.
+    // The hand-off can still be used after a refusal.
     assert_eq!(pair.decode(COMPLETIONS, &body, &good).await.status, 200);
     pair.nothing_held();
 }
@@ -211,13 +212,13 @@ async fn a_batch_gets_one_hand_off_and_its_decode_fails() {
     assert_eq!(pair.prefill.state().totals.handoffs_staged, 2);
     let decoded = pair.decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"]).await;
     assert_eq!(decoded.status, 400, "{}", decoded.text());
-    // The second prompt's blocks stay pinned: nobody has their hand-off.
+    // The second prompt's blocks stay pinned, because no reply contains their hand-off.
     until("the first is pulled", || pair.prefill.state().staged_handoffs == 1).await;
     assert_eq!(pair.prefill.state().blocks_pinned, 3);
 }
 
 #[tokio::test]
-async fn a_streamed_prefill_pins_blocks_for_nobody() {
+async fn a_streamed_prefill_returns_no_hand_off_for_its_pinned_blocks() {
     let pair = Pair::start(SimConfig { lease_ms: 300, ..SimConfig::default() }).await;
     let mut leg = ask(&prompt(1, 100));
     leg["max_tokens"] = json!(1);
@@ -249,7 +250,7 @@ async fn a_bare_flag_kills_the_engine() {
 }
 
 #[tokio::test]
-async fn roles_are_enforced_but_plain_requests_run_anywhere() {
+async fn only_legs_must_match_the_role_of_an_engine() {
     let pair = Pair::start(SimConfig::default()).await;
     let mut body = ask(&prompt(1, 20));
     assert_eq!(post(&pair.decode, COMPLETIONS, body.clone()).await.status, 200);
@@ -260,7 +261,7 @@ async fn roles_are_enforced_but_plain_requests_run_anywhere() {
 }
 
 #[tokio::test]
-async fn pulls_and_hand_offs_can_be_made_to_fail() {
+async fn faults_can_be_injected_into_pulls_and_hand_offs() {
     let pair = Pair::start(SimConfig::default()).await;
     let body = ask(&prompt(1, 100));
     pair.prefill.set_fault(Fault { kind: FaultKind::RefusePulls, times: Some(1) });

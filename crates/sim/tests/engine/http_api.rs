@@ -58,7 +58,7 @@ async fn streams_have_the_recorded_shape() {
     compare_chunks(&chunks, &recorded()["continuous_stream"]);
 }
 
-/// First, second, last with text, last of all.
+/// Compares the first, the second, the last chunk with text, and the last chunk.
 fn compare_chunks(chunks: &[Value], recorded: &Value) {
     let last = chunks.len() - 1;
     for (ours, theirs) in [0, 1, last - 1, last].into_iter().zip(recorded.as_array().unwrap()) {
@@ -76,7 +76,7 @@ async fn a_stream_without_include_usage_has_no_usage() {
 }
 
 #[tokio::test]
-async fn a_stream_says_what_the_whole_reply_says() {
+async fn a_stream_has_the_content_of_the_unstreamed_reply() {
     let engine = start(SimConfig::default()).await;
     for (endpoint, input) in
         [("/v1/completions", json!("the sea")), ("/v1/chat/completions", messages())]
@@ -169,7 +169,7 @@ async fn all_prompt_forms_mean_the_same() {
 }
 
 #[tokio::test]
-async fn a_stop_string_ends_the_answer_and_stays_out_of_it() {
+async fn a_stop_string_ends_the_answer_and_is_not_part_of_it() {
     let engine = start(SimConfig::default()).await;
     let body = json!({"prompt": "sea", "max_tokens": 40});
     let full = text_of(&post(&engine, "/v1/completions", body).await.json()).to_owned();
@@ -188,7 +188,7 @@ async fn a_stop_string_ends_the_answer_and_stays_out_of_it() {
 }
 
 #[tokio::test]
-async fn eos_ends_answers_unless_ignored() {
+async fn the_eos_token_ends_answers_unless_it_is_ignored() {
     let engine = start(SimConfig { eos_one_in: 4, ..SimConfig::default() }).await;
     let body = json!({"prompt": "sea", "max_tokens": 500});
     let whole = post(&engine, "/v1/completions", body).await.json();
@@ -237,7 +237,7 @@ async fn unknown_fields_are_ignored_and_the_request_id_is_kept() {
 }
 
 #[tokio::test]
-async fn tokenize_counts_what_usage_bills() {
+async fn tokenize_and_usage_count_the_same_prompt_tokens() {
     let engine = start(SimConfig::default()).await;
     let tokenized = json!({"messages": messages(), "return_token_strs": true});
     let tokenized = post(&engine, "/tokenize", tokenized).await.json();

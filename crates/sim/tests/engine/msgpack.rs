@@ -1,10 +1,10 @@
-//! Just enough MessagePack to read event batches.
+//! The part of MessagePack that event batches use.
 
 use rmp::Marker;
 use rmp::decode::*;
 use serde_json::{Value, json};
 
-/// Reads one value; binary becomes lower-case hex.
+/// Reads one value; binary data becomes lower-case hex.
 pub(crate) fn read(input: &mut &[u8]) -> Value {
     let whole = *input;
     match read_marker(input).unwrap() {

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use splitrail_sim::{SimConfig, SimEngine};
 
-/// Generous: only a broken engine takes so long.
+/// Only an engine with a defect takes so long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) async fn start(config: SimConfig) -> SimEngine {
@@ -43,7 +43,7 @@ impl Reply {
     }
 }
 
-/// Sends a request; the error says how far it got.
+/// Sends a request; the error names the step that failed.
 pub(crate) async fn send(
     engine: &SimEngine,
     method: Method,
@@ -67,7 +67,7 @@ pub(crate) async fn send(
     tokio::time::timeout(PATIENCE, exchange).await.unwrap()
 }
 
-/// Posts and reads the reply's body; the flag tells whether it came to an orderly end.
+/// Posts and reads the reply's body; the flag is whether the body ended as HTTP requires.
 pub(crate) async fn read_to_cut(engine: &SimEngine, path: &str, body: Value) -> (String, bool) {
     let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
     let request = Request::post(format!("{}{path}", engine.url()));
@@ -128,7 +128,7 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
-/// Value of a metric's line, labels as written.
+/// The value of a metric whose labels are spelled as given.
 pub(crate) fn metric(page: &str, name: &str, label: &str) -> f64 {
     let line = page
         .lines()

@@ -5,7 +5,7 @@ use splitrail_sim::SimConfig;
 
 use crate::support::*;
 
-/// `shared` tokens of one common prompt, then others, `total` in all.
+/// A request whose prompt has `total` tokens, of which the first `shared` are common to all.
 fn body(shared: usize, total: usize, threshold: f64) -> Value {
     let own = prompt(total as u32, total - shared);
     let tokens = [prompt(1, 160)[..shared].to_vec(), own].concat();
@@ -22,10 +22,10 @@ fn is_rejection(reply: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn requests_below_their_threshold_are_turned_away() {
+async fn requests_below_their_threshold_are_refused() {
     let engine = start(SimConfig::default()).await;
     let mut results = Vec::new();
-    // Cold; 48 of 171 (0.28); 64 of 190 (0.337); 80 of 195 (0.41).
+    // The cached tokens: 0; 48 of 171 (0.28); 64 of 190 (0.337); 80 of 195 (0.41).
     for (shared, total, threshold) in
         [(160, 160, 0.0), (48, 171, 0.33), (64, 190, 0.33), (80, 195, 0.8)]
     {

@@ -1,4 +1,4 @@
-//! All hand-offs of one prefill engine, staged and over.
+//! All hand-offs of one prefill engine, staged and ended.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -9,11 +9,12 @@ use super::{PullRequest, prompt_fingerprint, refused, sampling_fingerprint};
 use crate::engine::request::{End, Request};
 use crate::error::ApiError;
 
-/// Hand-offs that are over are remembered, so that a late or second use gets
-/// an error that says so.
+/// Number of ended hand-offs that are remembered, so that a late or second use gets a precise
+/// error.
 const REMEMBERED: usize = 4096;
 
-/// A request whose KV leaves the table, with the end that its client still waits for.
+/// A request whose hand-off was taken from the table, with the end for which its client still
+/// waits.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) request: Request,
@@ -29,7 +30,7 @@ struct Staged {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
-    /// A request has its name and may stage it.
+    /// A request has reserved the name and may stage it.
     Open,
     Pulled,
     Expired,
@@ -56,7 +57,7 @@ impl HandoffTable {
         self.staged.values().map(|staged| staged.ends).min()
     }
 
-    /// Takes a name that a request came with: names are for one request only.
+    /// Reserves a request's name, which may be used only once.
     pub(crate) fn open(&mut self, name: &str) -> Result<(), ApiError> {
         if self.staged.contains_key(name) || self.fates.contains_key(name) {
             return Err(refused("handoff_reused", "has a name that was used before"));
@@ -65,7 +66,7 @@ impl HandoffTable {
         Ok(())
     }
 
-    /// Keeps a finished request's blocks until they are pulled or `lease` is over.
+    /// Keeps a finished request's blocks until they are pulled or `lease` has passed.
     pub(crate) fn stage(
         &mut self,
         name: String,
@@ -76,7 +77,7 @@ impl HandoffTable {
         self.staged.insert(name, Staged { request, held, ends: now + lease });
     }
 
-    /// Hand-offs whose lease is over; their blocks are the caller's to release.
+    /// Removes hand-offs whose lease has ended; the caller must free their blocks.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<Taken> {
         if self.next_expiry().is_none_or(|ends| ends > now) {
             return Vec::new();
@@ -90,21 +91,21 @@ impl HandoffTable {
         freed
     }
 
-    /// Takes out what a client waits for that has gone away.
+    /// Removes the hand-off of a request whose client has disconnected.
     pub(crate) fn abandon(&mut self, id: u64) -> Option<Taken> {
         let waits = |staged: &Staged| staged.held.is_some() && staged.request.id == id;
         let name = self.staged.iter().find(|(_, staged)| waits(staged))?.0.clone();
         self.remove(&name)
     }
 
-    /// Everything that is staged, for an engine that dies.
+    /// Removes all staged hand-offs, for an engine that dies.
     pub(crate) fn drain(&mut self) -> Vec<Taken> {
         let staged = self.staged.drain().map(|(_, staged)| staged);
         staged.map(|Staged { request, held, .. }| Taken { request, held }).collect()
     }
 
-    /// Takes a hand-off for a decode engine, once, if everything fits; `None` while
-    /// it may still come.
+    /// Takes a hand-off for a decode engine, once, if everything matches; `None` while it may still
+    /// be staged.
     pub(crate) fn take(&mut self, pull: &PullRequest) -> Result<Option<Taken>, ApiError> {
         let Some(staged) = self.staged.get(&pull.request_id) else {
             return match self.fates.get(&pull.request_id) {

@@ -1,4 +1,4 @@
-//! Bodies and events of `/v1/responses` and `/v1/messages`, in the order of the real engine.
+//! Bodies and events of `/v1/responses` and `/v1/messages`, in the real engine's order.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use super::{Choice, Shape, Usage};
 use crate::config::UsageReport;
 
 impl Shape {
-    /// A whole reply; `None` of other endpoints.
+    /// A complete reply; `None` for other endpoints.
     pub(super) fn whole_named(
         &self,
         choice: Option<&Choice>,
@@ -30,7 +30,7 @@ impl Shape {
             "content": [{"type": "text", "text": choice.text}],
             "model": self.model, "stop_reason": reason, "usage": self.message_usage(usage, true),
         });
-        // What is null is left out.
+        // Null members are omitted.
         if let Some(sequence) = sequence {
             reply["stop_sequence"] = json!(sequence);
         }
@@ -40,7 +40,7 @@ impl Shape {
         reply
     }
 
-    /// Whether the cache is told of depends on the flag; before the end, nobody knows.
+    /// Whether cached tokens are reported depends on the flag; before the end they are not known.
     fn message_usage(&self, usage: Usage, is_final: bool) -> Value {
         let mut told = json!({"input_tokens": 0, "output_tokens": usage.completion_tokens});
         let mut input_tokens = usage.prompt_tokens;
@@ -54,7 +54,7 @@ impl Shape {
         told
     }
 
-    /// A response; without a choice, one that has just begun.
+    /// A response; without a choice, one that has just started.
     fn response(&self, choice: Option<&Choice>, usage: Usage, params: &Option<Value>) -> Value {
         let asked = |key: &str, default: Value| match &self.asked[key] {
             Value::Null => default,
@@ -106,7 +106,7 @@ impl Shape {
         self.id.replacen("resp", "msg", 1)
     }
 
-    /// What a stream begins with before anything runs.
+    /// The first events of a stream, before the request runs.
     pub(crate) fn first_events(&self) -> Vec<Value> {
         match self.endpoint {
             Endpoint::Responses => ["response.created", "response.in_progress"]
@@ -119,7 +119,7 @@ impl Shape {
         }
     }
 
-    /// What comes with the first output: of a response, with its first text.
+    /// The events of the first output; of a response, those of its first text.
     pub(crate) fn opening_events(&self, usage: Usage, has_text: bool) -> Vec<Value> {
         match self.endpoint {
             Endpoint::Messages => {
@@ -144,7 +144,7 @@ impl Shape {
         }
     }
 
-    /// Some text; `first` of a message opens its block.
+    /// The events of some text; `first` starts a message's block.
     pub(crate) fn text_events(&self, text: &str, first: bool) -> Vec<Value> {
         if self.endpoint == Endpoint::Responses {
             return vec![json!({
@@ -161,7 +161,7 @@ impl Shape {
         block.into_iter().chain([delta]).collect()
     }
 
-    /// How a stream ends. `choice` is all of it.
+    /// The last events of a stream. `choice` is the complete reply.
     pub(crate) fn closing_events(&self, choice: &Choice, usage: Usage) -> Vec<Value> {
         let has_text = !choice.text.is_empty();
         if self.endpoint == Endpoint::Messages {
@@ -188,13 +188,13 @@ impl Shape {
             placed("response.content_part.done", "part", part(&choice.text)),
             json!({"type": "response.output_item.done", "output_index": 0, "item": item}),
         ];
-        // The real engine says `completed` of what its length cut off, too.
+        // The real engine also reports `completed` for a reply that ended because of its length.
         let response = self.response(Some(choice), usage, &None);
         let last = json!({"type": "response.completed", "response": response});
         of_text.into_iter().filter(|_| has_text).chain([last]).collect()
     }
 
-    /// An event on the wire; those of a response are numbered.
+    /// An event as bytes; the events of a response are numbered.
     pub(crate) fn named(&self, mut event: Value, number: u64) -> Bytes {
         if self.endpoint == Endpoint::Responses {
             event["sequence_number"] = json!(number);
@@ -208,7 +208,7 @@ fn part(text: &str) -> Value {
     json!({"annotations": [], "text": text, "type": "output_text", "logprobs": null})
 }
 
-/// Whatever the flag says, a response tells of the cache.
+/// The usage of a response, which includes cached tokens even if the configuration omits them.
 fn response_usage(usage: Usage) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens,
@@ -225,7 +225,7 @@ fn response_usage(usage: Usage) -> Value {
     })
 }
 
-/// Why a message ended, and the stop sequence that it met.
+/// Why a message ended, and the stop sequence that was found.
 fn stop_reason(choice: &Choice) -> (Option<&'static str>, Option<&str>) {
     match (choice.finish_reason, &choice.stop_reason) {
         (Some("length"), _) => (Some("max_tokens"), None),
