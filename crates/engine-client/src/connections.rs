@@ -5,7 +5,8 @@
 //! tells the engine to stop.
 //!
 //! A kept connection serves requests of one class only, to the engine process that it was opened
-//! to: bytes that a faulty engine or proxy leaves in it can then be no answer to another class of request.
+//! to: bytes that a faulty engine or proxy leaves in it can then be no answer to another class of
+//! request.
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;

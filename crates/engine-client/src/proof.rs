@@ -1,7 +1,8 @@
-//! Proves that an answer is for the request that was sent, where the engine repeats the request's id.
+//! Proves that an answer is for the request that was sent, where the engine repeats the request's
+//! id.
 //!
-//! The id has 128 random bits, made by the router for one attempt: an answer that contains them
-//! was made for this attempt. They are searched as bytes, so that no answer is parsed for this purpose.
+//! The id has 128 random bits, made by the router for one attempt: an answer that contains them was
+//! made for this attempt. They are searched as bytes, so that no answer is parsed for this purpose.
 
 use http::HeaderValue;
 use memchr::memmem;

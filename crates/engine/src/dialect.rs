@@ -1,4 +1,5 @@
-//! The API whose form a reply has: OpenAI completions and chats, OpenAI responses, or Anthropic messages.
+//! The API whose form a reply has: OpenAI completions and chats, OpenAI responses, or Anthropic
+//! messages.
 
 /// The forms of replies, as far as they differ in the place of usage, the end of a stream, and the
 /// shape of errors.

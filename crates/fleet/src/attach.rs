@@ -106,7 +106,8 @@ impl FleetListener {
         Ok(Self { stop, tasks, server: serving })
     }
 
-    /// Tells all shims that the router stops, and waits up to `CLOSE_TIMEOUT` for them to receive it.
+    /// Tells all shims that the router stops, and waits up to `CLOSE_TIMEOUT` for them to receive
+    /// it.
     pub async fn close(mut self) {
         self.stop.cancel();
         let tasks = std::mem::take(&mut *lock(&self.tasks));

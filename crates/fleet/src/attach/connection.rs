@@ -34,7 +34,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Marks the connection as authenticated, so that it is not closed after `AUTHENTICATION_TIMEOUT`.
+    /// Marks the connection as authenticated, so that it is not closed after
+    /// `AUTHENTICATION_TIMEOUT`.
     pub(super) fn mark_authenticated(&self) {
         self.authenticated.store(true, Relaxed);
     }

@@ -1,10 +1,10 @@
 //! Shims over the event plane: a broker between them and this router.
 //!
-//! For each served model, a durable consumer receives the changes of all workers (`follow`),
-//! and a subscription receives their heartbeats (`reports`); both go into the worker's slot
-//! (`slots`). A relay (`relay`) passes the content of the slot to the worker's session in the order of
-//! a stream, with a snapshot from the store where changes are missing. For the session, the relay
-//! is a shim like any other.
+//! For each served model, a durable consumer receives the changes of all workers (`follow`), and a
+//! subscription receives their heartbeats (`reports`); both go into the worker's slot (`slots`). A
+//! relay (`relay`) passes the content of the slot to the worker's session in the order of a stream,
+//! with a snapshot from the store where changes are missing. For the session, the relay is a shim
+//! like any other.
 
 mod follow;
 mod model;

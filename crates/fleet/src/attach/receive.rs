@@ -1,4 +1,5 @@
-//! Forwards a shim's stream, from the listener or from the event plane, to the session of its worker.
+//! Forwards a shim's stream, from the listener or from the event plane, to the session of its
+//! worker.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! The session of one attached worker, over all streams of its shim: a task that ends when the worker leaves.
+//! The session of one attached worker, over all streams of its shim: a task that ends when the
+//! worker leaves.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -165,7 +166,11 @@ impl Session {
                 }
             };
             if let Err(status) = result {
-                tracing::warn!(worker = hello.config.id, %status, "a shim's stream is closed because of an error");
+                tracing::warn!(
+                    worker = hello.config.id,
+                    %status,
+                    "a shim's stream is closed because of an error"
+                );
                 stream.end(status);
                 return After::Nothing;
             }

@@ -1,5 +1,5 @@
-//! Maps the hash of a run's first block to the run. A chained hash identifies the whole prefix, so one
-//! table serves all runs, and a lookup by the hash of the next block needs no tree.
+//! Maps the hash of a run's first block to the run. A chained hash identifies the whole prefix, so
+//! one table serves all runs, and a lookup by the hash of the next block needs no tree.
 
 use super::sync::{AtomicU64, Ordering};
 

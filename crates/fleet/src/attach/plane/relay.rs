@@ -1,5 +1,5 @@
-//! Passes what a worker published on the event plane to its session, in the form of a shim's stream:
-//! a hello, a snapshot where one is needed, and then each change once, in order.
+//! Passes what a worker published on the event plane to its session, in the form of a shim's
+//! stream: a hello, a snapshot where one is needed, and then each change once, in order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
