@@ -140,7 +140,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version are not errors. If they cannot be written, only the exit code
             // reports it.
-            let _unsaid = error.print();
+            let _unwritten = error.print();
             return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
         }
     };
@@ -165,7 +165,7 @@ fn main() -> ExitCode {
         Err((code, message)) => {
             match logs {
                 true => tracing::error!(exit_code = code, "{message}"),
-                false => say_error(&message),
+                false => print_error(&message),
             }
             ExitCode::from(code)
         }
@@ -199,14 +199,14 @@ async fn run(command: Command, logs: bool) -> Result<(), (u8, String)> {
         Command::Replay(args) => replay_command::run(&args),
         Command::Check { config } => check(&config),
         Command::Explain(args) => {
-            say(explain_command::run(args).await.map_err(failure)?.trim_end());
+            print_line(explain_command::run(args).await.map_err(failure)?.trim_end());
             Ok(())
         }
         Command::Schema { markdown } => {
             if markdown {
-                say(&splitrail_config::reference_markdown());
+                print_line(&splitrail_config::reference_markdown());
             } else {
-                say(&format!("{:#}", splitrail_config::schema()));
+                print_line(&format!("{:#}", splitrail_config::schema()));
             }
             Ok(())
         }
@@ -255,10 +255,10 @@ async fn run_quickstart(
         return Err((exit::UNAVAILABLE, format!("the quickstart did not become ready: {reason}")));
     }
     if print_config {
-        say(&started.yaml);
+        print_line(&started.yaml);
     }
     let signals = Signals::watch().map_err(os_error)?;
-    say(&started.hints());
+    print_line(&started.hints());
     if let Some(path) = ready_file {
         started.running.write_ready_file(&path).map_err(os_error)?;
     }
@@ -298,32 +298,32 @@ fn check(path: &std::path::Path) -> Result<(), (u8, String)> {
     let loaded = splitrail_config::load(path, splitrail_fleet::PARTS)
         .map_err(|problems| not_loaded(&problems))?;
     for warning in &loaded.warnings {
-        say(&format!("warning: {warning}"));
+        print_line(&format!("warning: {warning}"));
     }
     for model in &loaded.config.models {
         let prompt = splitrail_fleet::models::load_prompt(model);
         let prompt = prompt.map_err(|error| not_assembled(error.into()))?;
         for note in prompt.iter().flat_map(|prompt| prompt.notes()) {
-            say(&format!("warning: model {}: tokenizer: {note}", model.name));
+            print_line(&format!("warning: model {}: tokenizer: {note}", model.name));
         }
     }
-    say(&format!("{}: ok", path.display()));
+    print_line(&format!("{}: ok", path.display()));
     Ok(())
 }
 
 /// The output of a command goes to stdout; logs go to stderr. A closed pipe is not an error.
-fn say(text: &str) {
+fn print_line(text: &str) {
     let mut out = std::io::stdout().lock();
     let written = writeln!(out, "{text}").and_then(|()| out.flush());
     if let Err(error) = written
         && error.kind() != std::io::ErrorKind::BrokenPipe
     {
-        say_error(&format!("cannot write to standard output: {error}"));
+        print_error(&format!("cannot write to standard output: {error}"));
         std::process::exit(exit::IO_ERROR.into());
     }
 }
 
-fn say_error(text: &str) {
+fn print_error(text: &str) {
     // If this cannot be written either, only the exit code reports it.
-    let _unsaid = writeln!(std::io::stderr(), "{text}");
+    let _unwritten = writeln!(std::io::stderr(), "{text}");
 }

@@ -13,7 +13,7 @@ mod args;
 
 pub(crate) use args::ReplayArgs;
 
-use crate::{exit, not_loaded, say, say_error};
+use crate::{exit, not_loaded, print_error, print_line};
 use args::{Configured, Local};
 
 /// An exit code and a message.
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let select = trace::Select { block_tokens: args.block_tokens, model: args.serve.as_deref() };
     let workload = trace::read(BufReader::new(file), select)
         .map_err(|error| (exit::DATA_ERROR, format!("{}: {error}", args.trace.display())))?;
-    let mut bar = Bar::new(entries.len() * workload.requests().len());
+    let mut bar = ProgressBar::new(entries.len() * workload.requests().len());
     let mut reports = Vec::with_capacity(entries.len());
     // Two outcomes of the same traffic are compared.
     let mut outcomes = Vec::new();
@@ -54,31 +54,31 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     if let [first, second] = &outcomes[..] {
         reports[1].differences = Some(compare::compare(&workload, first, second));
     }
-    tell(args, &reports)
+    write_reports(args, &reports)
 }
 
-fn tell(args: &ReplayArgs, reports: &[Report]) -> Result<(), Failure> {
+fn write_reports(args: &ReplayArgs, reports: &[Report]) -> Result<(), Failure> {
     if let Some(path) = &args.svg {
         write_file(path, |out| out.write_all(svg::svg(reports).as_bytes()))?;
     }
     let json = serde_json::to_string_pretty(reports).unwrap_or_default();
     match &args.json {
         Some(path) if path.as_os_str() == "-" => {
-            say(&json);
+            print_line(&json);
             return Ok(());
         }
         Some(path) => write_file(path, |out| writeln!(out, "{json}"))?,
         None => {}
     }
-    say(table::table(reports).trim_end());
+    print_line(table::table(reports).trim_end());
     if args.losses {
-        say(&format!("\n{}", table::losses(reports).trim_end()));
+        print_line(&format!("\n{}", table::losses(reports).trim_end()));
     }
     if let [first, second] = reports
         && let Some(differences) = &second.differences
     {
         let text = compare::table(differences, &first.policy, &second.policy);
-        say(&format!("\n{}", text.trim_end()));
+        print_line(&format!("\n{}", text.trim_end()));
     }
     Ok(())
 }
@@ -196,14 +196,14 @@ fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
 }
 
 /// A progress bar on standard error, if that is a terminal and the replay takes long.
-struct Bar {
+struct ProgressBar {
     total: usize,
     started: Instant,
     drawn: Option<Instant>,
     visible: bool,
 }
 
-impl Bar {
+impl ProgressBar {
     /// Before this time the bar would only flicker.
     const PATIENCE: Duration = Duration::from_millis(500);
     const REDRAW: Duration = Duration::from_millis(100);
@@ -236,6 +236,6 @@ impl Bar {
 fn draw(text: &str) {
     let mut err = std::io::stderr().lock();
     if let Err(error) = err.write_all(text.as_bytes()).and_then(|()| err.flush()) {
-        say_error(&error.to_string());
+        print_error(&error.to_string());
     }
 }

@@ -108,9 +108,9 @@ fn passed(pieces: &[&[u8]]) -> Passed {
     for piece in pieces {
         match check.feed(piece) {
             Ok(()) => passed.pieces.push(piece.to_vec()),
-            Err(Refused { good_bytes, poison }) => {
+            Err(Refused { good_bytes, invalid_bytes }) => {
                 passed.pieces.push(piece[..good_bytes].to_vec());
-                passed.pieces.push(poison.to_vec());
+                passed.pieces.push(invalid_bytes.to_vec());
                 passed.refused = true;
                 break;
             }

@@ -30,19 +30,19 @@ const WAITING_MAX: usize = 16;
 const LOGGED_MAX: usize = 50;
 
 /// Receives the result of a reload.
-type Asker = oneshot::Sender<Result<Report, Refused>>;
+type ResultSender = oneshot::Sender<Result<Report, Refused>>;
 
 /// Requests reloads. Cheap to clone.
 #[derive(Clone)]
 pub struct Reload {
-    asks: mpsc::Sender<Option<Asker>>,
+    requests: mpsc::Sender<Option<ResultSender>>,
 }
 
 impl Reload {
     /// Starts the task that reloads `file`; dropping the set ends it. Without a file, every reload
     /// is refused.
     pub fn start(core: Arc<Core>, fleet: Arc<Fleet>, file: Option<PathBuf>) -> (Self, JoinSet<()>) {
-        let (asks, mut waiting) = mpsc::channel::<Option<Asker>>(WAITING_MAX);
+        let (requests, mut waiting) = mpsc::channel::<Option<ResultSender>>(WAITING_MAX);
         let mut task = JoinSet::new();
         task.spawn(async move {
             let mut leftovers = Leftovers::default();
@@ -51,18 +51,18 @@ impl Reload {
                     asked = waiting.recv() => asked,
                     () = leftovers.clear() => continue,
                 };
-                let Some(asker) = asked else { return };
+                let Some(result_sender) = asked else { return };
                 let before = core.serving();
                 let outcome = once(&core, &fleet, file.as_deref()).await;
                 leftovers.take(&before, &core.serving());
-                say(&core, &outcome);
-                if let Some(asker) = asker {
+                log_outcome(&core, &outcome);
+                if let Some(result_sender) = result_sender {
                     // The caller may have left; the reload remains in effect.
-                    let _left = asker.send(outcome);
+                    let _left = result_sender.send(outcome);
                 }
             }
         });
-        (Self { asks }, task)
+        (Self { requests }, task)
     }
 
     /// Reloads and returns the result. A requested reload is carried out even if the caller leaves.
@@ -70,8 +70,8 @@ impl Reload {
     /// # Errors
     /// Why nothing has changed.
     pub async fn now(&self) -> Result<Report, Refused> {
-        let (asker, outcome) = oneshot::channel();
-        if self.asks.try_send(Some(asker)).is_err() {
+        let (result_sender, outcome) = oneshot::channel();
+        if self.requests.try_send(Some(result_sender)).is_err() {
             return Err(Refused::Busy);
         }
         outcome.await.unwrap_or(Err(Refused::Draining))
@@ -79,7 +79,7 @@ impl Reload {
 
     /// Requests a reload without waiting; its result is logged.
     pub fn soon(&self) {
-        if self.asks.try_send(None).is_err() {
+        if self.requests.try_send(None).is_err() {
             // The waiting reloads will read the file as it is now.
             tracing::warn!("too many reloads are waiting; they will read the current file");
         }
@@ -112,7 +112,7 @@ async fn once(
     reloading.await.unwrap_or_else(|error| Err(Refused::Defect(error.to_string())))
 }
 
-fn say(core: &Core, outcome: &Result<Report, Refused>) {
+fn log_outcome(core: &Core, outcome: &Result<Report, Refused>) {
     let result = match outcome {
         Ok(report) if report.is_empty() => "unchanged",
         Ok(_) => "changed",

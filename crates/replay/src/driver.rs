@@ -36,9 +36,9 @@ impl Chooser {
 
 /// SplitMix64, for random choices and tie-breaks.
 #[derive(Clone, Debug)]
-struct Draws(u64);
+struct RandomNumbers(u64);
 
-impl Draws {
+impl RandomNumbers {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
     /// The next random number, without advancing.
@@ -59,7 +59,7 @@ pub struct PolicyRouter {
     /// The share of a prompt's blocks from which on a decode worker that holds them computes the
     /// rest itself.
     local_threshold: Option<f64>,
-    draws: Draws,
+    draws: RandomNumbers,
     turn: u64,
     feed: Option<Feed>,
     candidates: Vec<Candidate>,
@@ -75,7 +75,7 @@ impl PolicyRouter {
             chooser,
             told,
             local_threshold: None,
-            draws: Draws(seed),
+            draws: RandomNumbers(seed),
             turn: 0,
             feed: None,
             candidates: Vec::new(),

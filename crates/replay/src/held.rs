@@ -84,7 +84,8 @@ impl HeldRouter {
     fn round(&mut self, cluster: &Cluster<'_>) {
         self.due = false;
         let Some(state) = &self.state else { return };
-        let round = self.queue.round(cluster.now_ns(), &self.policy, &mut Now { cluster, state });
+        let round =
+            self.queue.round(cluster.now_ns(), &self.policy, &mut QueueView { cluster, state });
         let placed = round.releases.into_iter();
         self.released.extend(placed.map(|one| (one.item.key, one.candidates[one.choice.index])));
     }
@@ -121,12 +122,12 @@ impl State {
 }
 
 /// The cluster from the queue's point of view.
-struct Now<'a, 'b> {
+struct QueueView<'a, 'b> {
     cluster: &'a Cluster<'b>,
     state: &'a State,
 }
 
-impl View<usize> for Now<'_, '_> {
+impl View<usize> for QueueView<'_, '_> {
     fn candidates(&mut self, key: &usize, out: &mut Vec<Candidate>) {
         self.state.candidates(self.cluster, *key, out);
     }
@@ -176,7 +177,7 @@ impl Router for HeldRouter {
         self.due = true;
         self.state(cluster);
         let Some(state) = &self.state else { return Decision::Reject };
-        match self.queue.push(item, now_ns, &mut Now { cluster, state }) {
+        match self.queue.push(item, now_ns, &mut QueueView { cluster, state }) {
             Ok(_) => Decision::Hold,
             Err(_) => Decision::Reject,
         }

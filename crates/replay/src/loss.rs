@@ -48,9 +48,9 @@ mod tests {
     use super::*;
 
     /// Places requests on given workers.
-    struct Told(&'static [usize]);
+    struct FixedPlacements(&'static [usize]);
 
-    impl Router for Told {
+    impl Router for FixedPlacements {
         fn arrive(&mut self, _: &Cluster<'_>, request: usize) -> Decision {
             Decision::Prefill(Placement::on(self.0[request]))
         }
@@ -80,7 +80,7 @@ mod tests {
             ..ClusterConfig::default()
         };
         let arrivals = workload.arrivals_ns(1.0, false);
-        let mut router = Told(&[0, 1, 1, 0, 1, 0]);
+        let mut router = FixedPlacements(&[0, 1, 1, 0, 1, 0]);
         let outcome = run(&workload, &arrivals, &config, &mut router, &mut |_| {});
         let loss = loss(&workload, &outcome);
         assert_eq!((loss.best_blocks, loss.hit_blocks), (2 + 3 + 3 + 3, 2));

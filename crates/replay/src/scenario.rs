@@ -77,9 +77,9 @@ pub fn coefficients(cost: &CostModel) -> Coefficients {
 }
 
 /// For a pool, whose workers take from their common queue without a router.
-struct Unasked;
+struct NoRouter;
 
-impl Router for Unasked {
+impl Router for NoRouter {
     fn arrive(&mut self, _cluster: &Cluster<'_>, _request: usize) -> Decision {
         Decision::Reject
     }
@@ -135,7 +135,7 @@ impl Scenario {
             Kind::Pooled(pool) => {
                 let config = ClusterConfig { pool: *pool, ..self.cluster.clone() };
                 debug_assert_ne!(*pool, Pool::Separate);
-                cluster::run(workload, &arrivals_ns, &config, &mut Unasked, watch)
+                cluster::run(workload, &arrivals_ns, &config, &mut NoRouter, watch)
             }
         }
     }

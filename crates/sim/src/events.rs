@@ -91,10 +91,10 @@ pub(crate) async fn publish(
 ) {
     let topic = Bytes::from(topic);
     while let Some((sequence, payload)) = batches.recv().await {
-        if faults.strikes("drop_event_batches") {
+        if faults.occurs_now("drop_event_batches") {
             continue;
         }
-        let payload = match faults.strikes("garbage_events") {
+        let payload = match faults.occurs_now("garbage_events") {
             true => Bytes::from(rand::random::<[u8; 32]>().to_vec()),
             false => payload,
         };

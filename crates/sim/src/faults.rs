@@ -131,7 +131,7 @@ impl FaultBoard {
     }
 
     /// Whether the fault occurs now; counts it if so.
-    pub(crate) fn strikes(&self, name: &str) -> bool {
+    pub(crate) fn occurs_now(&self, name: &str) -> bool {
         self.take(name).is_some()
     }
 
@@ -141,19 +141,19 @@ impl FaultBoard {
         if let Some(FaultKind::SlowFirstByte { delay_ms }) = self.take("slow_first_byte") {
             faults.delay = Some(Duration::from_millis(delay_ms));
         }
-        if self.strikes("reset") {
+        if self.occurs_now("reset") {
             faults.reset = true;
-        } else if self.strikes("hang") {
+        } else if self.occurs_now("hang") {
             faults.hang = true;
         } else if let Some(FaultKind::Status { status }) = self.take("status") {
             faults.status = Some(status);
         } else if let Some(FaultKind::DieMidStream { after_chunks }) = self.take("die_mid_stream") {
             faults.die_after_chunks = Some(after_chunks);
-        } else if self.strikes("truncated_body") {
+        } else if self.occurs_now("truncated_body") {
             faults.truncate = true;
         }
-        faults.no_handoff = prefill && self.strikes("no_handoff");
-        faults.preempt = pull && self.strikes("preempt");
+        faults.no_handoff = prefill && self.occurs_now("no_handoff");
+        faults.preempt = pull && self.occurs_now("preempt");
         faults
     }
 

@@ -19,7 +19,7 @@ use splitrail_flow::prepare::Payload;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wanted {
+pub(super) struct ExplainQuery {
     /// The id of a recently served request.
     request_id: Option<String>,
     /// The path for which the body is meant; if it is missing, it is derived from the body's
@@ -30,7 +30,7 @@ pub(super) struct Wanted {
 /// Explains the request in the body, or the one with the given id.
 pub(super) async fn show(
     State(admin): State<Admin>,
-    wanted: Query<Wanted>,
+    wanted: Query<ExplainQuery>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response> {

@@ -45,11 +45,11 @@ fn scrape(core: &Core) -> String {
 }
 
 /// The workers of each model, with the role that is a label of some of their series.
-type Present = HashMap<(String, String), &'static str>;
+type WorkerRoles = HashMap<(String, String), &'static str>;
 
 /// Sets the gauges of the fleet; returns the workers.
-fn observe_fleet(core: &Core) -> Present {
-    let mut present = Present::new();
+fn observe_fleet(core: &Core) -> WorkerRoles {
+    let mut present = WorkerRoles::new();
     for served in &core.serving().models {
         let model = served.name();
         let learned = served.pool.calibration.learned(Instant::now());

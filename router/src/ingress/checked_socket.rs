@@ -19,7 +19,7 @@ pub(super) struct CheckedSocket {
     activity: Arc<ConnectionActivity>,
     wire: WireCheck,
     /// The bytes that are read instead of refused bytes; the end follows.
-    poison: Option<&'static [u8]>,
+    invalid_bytes: Option<&'static [u8]>,
     refused: Arc<RefusedFor>,
     /// The bytes that were read to recognise the protocol, their number, and how many of them were
     /// read again.
@@ -45,7 +45,16 @@ impl CheckedSocket {
         refused: Arc<RefusedFor>,
     ) -> Self {
         let (wire, first) = (WireCheck::new(), [0; PREFACE.len()]);
-        Self { socket, activity, wire, poison: None, refused, first, first_bytes: 0, read_again: 0 }
+        Self {
+            socket,
+            activity,
+            wire,
+            invalid_bytes: None,
+            refused,
+            first,
+            first_bytes: 0,
+            read_again: 0,
+        }
     }
 
     /// Reads until the client's protocol is known; `None` if the client disconnects before. The
@@ -84,24 +93,24 @@ impl AsyncRead for CheckedSocket {
             this.read_again += taken.len();
             return Poll::Ready(Ok(()));
         }
-        if this.poison.is_none() {
+        if this.invalid_bytes.is_none() {
             let before = into.filled().len();
             ready!(Pin::new(&mut this.socket).poll_read(context, into))?;
             let passed = this.wire.feed(&into.filled()[before..], Instant::now);
             this.activity.reads(this.wire.position() == Position::Head, this.wire.heads());
             let Err(refusal) = passed else { return Poll::Ready(Ok(())) };
             into.set_filled(before + refusal.good_bytes);
-            this.poison = Some(this.wire.poison());
+            this.invalid_bytes = Some(this.wire.invalid_bytes());
             // Only this place sets it, and only once.
             let _first = this.refused.0.set(refusal.offence.into());
             if refusal.good_bytes > 0 {
                 return Poll::Ready(Ok(()));
             }
         }
-        if let Some(poison) = &mut this.poison {
-            let (now, later) = poison.split_at(poison.len().min(into.remaining()));
+        if let Some(invalid_bytes) = &mut this.invalid_bytes {
+            let (now, later) = invalid_bytes.split_at(invalid_bytes.len().min(into.remaining()));
             into.put_slice(now);
-            *poison = later;
+            *invalid_bytes = later;
         }
         Poll::Ready(Ok(()))
     }

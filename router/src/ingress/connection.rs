@@ -131,7 +131,7 @@ async fn silent_at_stop(stop: &CancellationToken, activity: &ConnectionActivity)
 
 async fn serve_http2(socket: Socket, service: ConnectionService, bounds: Bounds, driven: Driven) {
     let activity = Arc::clone(&driven.activity);
-    let streams = Streams::new(bounds.timeouts.taking, activity, &driven.common);
+    let streams = Streams::new(bounds.timeouts.required_pace, activity, &driven.common);
     let connection = pin!(http2(bounds, streams.clone()).serve_connection(socket, service));
     driven.drive(connection).await;
     streams.end();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::pace::{Seen, Slow, Taking, Waiting};
+use super::pace::{Observation, RequiredPace, Slow, Waiting};
 use super::wire::Offence;
 use splitrail_config::model::Limits;
 
@@ -122,7 +122,7 @@ impl ConnectionActivity {
         self.waiting_streams.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn stream_goes_on(&self) {
+    pub(super) fn stream_continues(&self) {
         self.waiting_streams.fetch_sub(1, Relaxed);
     }
 
@@ -151,12 +151,16 @@ pub(super) struct ConnectionTimeouts {
     /// Maximum time between requests.
     pub(super) idle: Duration,
     /// The required pace of reading.
-    pub(super) taking: Taking,
+    pub(super) required_pace: RequiredPace,
 }
 
 impl From<&Limits> for ConnectionTimeouts {
     fn from(limits: &Limits) -> Self {
-        Self { head: limits.header_timeout, idle: limits.idle_timeout, taking: limits.into() }
+        Self {
+            head: limits.header_timeout,
+            idle: limits.idle_timeout,
+            required_pace: limits.into(),
+        }
     }
 }
 
@@ -178,7 +182,7 @@ impl<T: PartialEq> Since<T> {
 
 /// The state of a connection's reading side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
+enum ReadState {
     Head(u32),
     Idle(u32),
     Serving,
@@ -188,7 +192,7 @@ enum Doing {
 #[derive(Debug)]
 pub(super) struct IdleMonitor {
     timeouts: ConnectionTimeouts,
-    doing: Since<Doing>,
+    doing: Since<ReadState>,
     /// The bytes that wait for the socket.
     blocked: Waiting,
 }
@@ -196,7 +200,11 @@ pub(super) struct IdleMonitor {
 impl IdleMonitor {
     /// For a connection that began at this time and whose first head is awaited.
     pub(super) fn new(timeouts: ConnectionTimeouts, at: Instant) -> Self {
-        Self { timeouts, doing: Since { state: Doing::Head(0), at }, blocked: Waiting::default() }
+        Self {
+            timeouts,
+            doing: Since { state: ReadState::Head(0), at },
+            blocked: Waiting::default(),
+        }
     }
 
     /// The time at which the connection must end if nothing happens until then, and the reason.
@@ -211,22 +219,22 @@ impl IdleMonitor {
         let (requests, heads) = (activity.requests.load(Relaxed), activity.heads.load(Relaxed));
         let is_blocked = activity.is_blocked.load(Relaxed);
         let doing = if activity.is_in_head() || requests == 0 && heads == 0 {
-            Doing::Head(heads)
+            ReadState::Head(heads)
         } else if activity.active.load(Relaxed) == 0 && !is_blocked {
             // The last bytes of a reply may wait after its request has ended.
-            Doing::Idle(requests)
+            ReadState::Idle(requests)
         } else {
-            Doing::Serving
+            ReadState::Serving
         };
         let since = self.doing.see(doing, &now);
         let reading = match doing {
-            Doing::Head(_) => Some((since + self.timeouts.head, CloseReason::HeaderTimeout)),
-            Doing::Idle(_) => Some((since + self.timeouts.idle, CloseReason::Idle)),
-            Doing::Serving => None,
+            ReadState::Head(_) => Some((since + self.timeouts.head, CloseReason::HeaderTimeout)),
+            ReadState::Idle(_) => Some((since + self.timeouts.idle, CloseReason::Idle)),
+            ReadState::Serving => None,
         };
         let taken_bytes = activity.written_bytes.load(Relaxed);
-        let seen = Seen { waits: is_blocked, taken_bytes, sharers: 1 };
-        let writing = self.blocked.see(seen, &self.timeouts.taking, &now);
+        let seen = Observation { waits: is_blocked, taken_bytes, sharers: 1 };
+        let writing = self.blocked.see(seen, &self.timeouts.required_pace, &now);
         let writing = writing.map(|(at, slow)| (at, slow.into()));
         reading.into_iter().chain(writing).min_by_key(|(at, _)| *at)
     }
@@ -245,8 +253,9 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn watch() -> (IdleMonitor, ConnectionActivity, Instant) {
-        let taking = Taking { stall: 300 * MS, grace: 10_000 * MS, min_bytes_per_s: 1 };
-        let timeouts = ConnectionTimeouts { head: 100 * MS, idle: 1000 * MS, taking };
+        let required_pace =
+            RequiredPace { stall: 300 * MS, grace: 10_000 * MS, min_bytes_per_s: 1 };
+        let timeouts = ConnectionTimeouts { head: 100 * MS, idle: 1000 * MS, required_pace };
         let start = Instant::now();
         (IdleMonitor::new(timeouts, start), ConnectionActivity::default(), start)
     }

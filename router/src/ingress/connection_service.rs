@@ -292,7 +292,7 @@ impl HttpBody for Answering {
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => this.rest = data,
                     Err(trailers) => {
-                        this.taken.iter().for_each(|taken| taken.gave(0));
+                        this.taken.iter().for_each(|taken| taken.note_yielded(0));
                         return Poll::Ready(Some(Ok(trailers)));
                     }
                 },
@@ -301,13 +301,13 @@ impl HttpBody for Answering {
                     return Poll::Pending;
                 }
                 end => {
-                    this.taken.iter().for_each(|taken| taken.gave(0));
+                    this.taken.iter().for_each(|taken| taken.note_yielded(0));
                     return end;
                 }
             }
         }
         let piece = this.piece();
-        this.taken.iter().for_each(|taken| taken.gave(piece.len()));
+        this.taken.iter().for_each(|taken| taken.note_yielded(piece.len()));
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 

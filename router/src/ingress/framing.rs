@@ -14,7 +14,7 @@ pub struct Refused {
     /// Number of the given bytes that pass: they end before the message with the fault.
     pub good_bytes: usize,
     /// The bytes that the HTTP library reads instead of the rest, before the end of the connection.
-    pub poison: &'static [u8],
+    pub invalid_bytes: &'static [u8],
 }
 
 impl Default for FramingCheck {
@@ -36,7 +36,10 @@ impl FramingCheck {
     /// Not all of them pass. No further bytes may be given after that.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Refused> {
         let fed = self.0.feed(bytes, Instant::now);
-        fed.map_err(|refusal| Refused { good_bytes: refusal.good_bytes, poison: self.0.poison() })
+        fed.map_err(|refusal| Refused {
+            good_bytes: refusal.good_bytes,
+            invalid_bytes: self.0.invalid_bytes(),
+        })
     }
 
     /// Whether the last message is complete and the next one has not begun.

@@ -4,7 +4,7 @@ use axum::body::Body;
 use http::header::{CONNECTION, HOST};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 
-use super::reply::{error_in, spoken_at};
+use super::reply::{error_dialect, error_in};
 use splitrail_api::error::{Error, Kind};
 
 /// Paths that health checks request by address and not by host name.
@@ -29,7 +29,7 @@ impl Heads<'_> {
         }
         let error = self.check_host(request).err()?;
         let is_malformed = error.kind() == Kind::InvalidRequest;
-        let mut response = error_in(spoken_at(request.uri()), error);
+        let mut response = error_in(error_dialect(request.uri()), error);
         if is_malformed && request.version() < Version::HTTP_2 {
             // Others may have parsed the head, and what follows it, differently.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

@@ -20,7 +20,7 @@ use splitrail_engine::dialect::Dialect;
 
 use super::connection_service::{Caller, Direct, Outgoing, Routes};
 use super::context::{Identity, X_REQUEST_ID, trace_context};
-use super::reply::{error_in, health, json_reply, ready, reply_error, spoken_at};
+use super::reply::{error_dialect, error_in, health, json_reply, ready, reply_error};
 use super::request_body::BoundedBody;
 use crate::admission::ShareKey;
 use crate::core::Core;
@@ -68,9 +68,9 @@ fn all(core: Arc<Core>) -> Router {
         .route("/health", get(health))
         .route("/ready", get(ready))
         .fallback(async |uri: Uri| {
-            error_in(spoken_at(&uri), Error::new(Kind::UnknownPath, "there is no such path"))
+            error_in(error_dialect(&uri), Error::new(Kind::UnknownPath, "there is no such path"))
         })
-        .method_not_allowed_fallback(async |uri: Uri| error_in(spoken_at(&uri), wrong_method()))
+        .method_not_allowed_fallback(async |uri: Uri| error_in(error_dialect(&uri), wrong_method()))
         .layer(middleware::from_fn(name_reply))
         .with_state(core)
 }

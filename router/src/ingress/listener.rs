@@ -92,7 +92,7 @@ pub async fn serve(listener: TcpListener, client_listener: ClientListener) -> io
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = open.one_ends() => continue,
+            () = open.wait_for_end() => continue,
             () = stop.cancelled() => break,
         };
         match accepted {
@@ -102,7 +102,7 @@ pub async fn serve(listener: TcpListener, client_listener: ClientListener) -> io
     }
     open.take_queued(listener);
     while !open.connections.is_empty() {
-        open.one_ends().await;
+        open.wait_for_end().await;
     }
     Ok(())
 }
@@ -167,7 +167,7 @@ impl Open {
     }
 
     /// Waits until a connection ends.
-    async fn one_ends(&mut self) {
+    async fn wait_for_end(&mut self) {
         let task = match self.connections.join_next_with_id().await {
             Some(Ok((task, ()))) => task,
             Some(Err(panicked)) => panicked.id(),

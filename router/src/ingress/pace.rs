@@ -12,7 +12,7 @@ use splitrail_config::model::Limits;
 
 /// The required pace of a client's reading.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Taking {
+pub(super) struct RequiredPace {
     /// Maximum time in which it may read nothing.
     pub(super) stall: Duration,
     /// Maximum time for which it may be slower than `min_bytes_per_s`.
@@ -21,7 +21,7 @@ pub(super) struct Taking {
     pub(super) min_bytes_per_s: u64,
 }
 
-impl From<&Limits> for Taking {
+impl From<&Limits> for RequiredPace {
     fn from(limits: &Limits) -> Self {
         Self {
             stall: limits.write_stall,
@@ -42,7 +42,7 @@ pub(super) enum Slow {
 
 /// An observation of the bytes that wait for a client.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct Observation {
     /// Whether anything waits.
     pub(super) waits: bool,
     /// Number of bytes that the client has taken so far.
@@ -57,7 +57,7 @@ pub(super) struct Waiting {
     /// The bytes that had been taken when progress stopped, and when that was.
     since: Option<(u64, Instant)>,
     /// Time for which bytes have waited, less the time that the taken bytes allow.
-    debt: Duration,
+    excess: Duration,
 }
 
 impl Waiting {
@@ -65,8 +65,8 @@ impl Waiting {
     /// clock is read only if something has changed.
     pub(super) fn see(
         &mut self,
-        seen: Seen,
-        taking: &Taking,
+        seen: Observation,
+        required_pace: &RequiredPace,
         now: impl FnOnce() -> Instant,
     ) -> Option<(Instant, Slow)> {
         let at = match self.since {
@@ -76,24 +76,24 @@ impl Waiting {
                 let now = now();
                 if let Some((taken_bytes, at)) = before {
                     let bytes = seen.taken_bytes.saturating_sub(taken_bytes);
-                    let paid = paid_for(bytes, seen.sharers, taking.min_bytes_per_s);
+                    let allowed = allowed_time(bytes, seen.sharers, required_pace.min_bytes_per_s);
                     let waited = now.saturating_duration_since(at);
-                    self.debt = self.debt.saturating_add(waited).saturating_sub(paid);
+                    self.excess = self.excess.saturating_add(waited).saturating_sub(allowed);
                 }
                 self.since = seen.waits.then_some((seen.taken_bytes, now));
                 now
             }
         };
         self.since?;
-        let stalls = (at + taking.stall, Slow::Stalled);
-        let dribbles = (at + taking.grace.saturating_sub(self.debt), Slow::TooSlow);
-        let is_paced = taking.min_bytes_per_s > 0 && dribbles.0 < stalls.0;
-        Some(if is_paced { dribbles } else { stalls })
+        let stalls = (at + required_pace.stall, Slow::Stalled);
+        let too_slow = (at + required_pace.grace.saturating_sub(self.excess), Slow::TooSlow);
+        let is_paced = required_pace.min_bytes_per_s > 0 && too_slow.0 < stalls.0;
+        Some(if is_paced { too_slow } else { stalls })
     }
 }
 
 /// The time that a number of bytes allows.
-fn paid_for(bytes: u64, sharers: u32, min_bytes_per_s: u64) -> Duration {
+fn allowed_time(bytes: u64, sharers: u32, min_bytes_per_s: u64) -> Duration {
     if min_bytes_per_s == 0 {
         return Duration::MAX;
     }
@@ -106,17 +106,22 @@ mod tests {
     use super::*;
 
     const S: Duration = Duration::from_secs(1);
-    const TAKING: Taking = Taking { stall: Duration::from_secs(30), grace: S, min_bytes_per_s: 10 };
+    const PACE: RequiredPace =
+        RequiredPace { stall: Duration::from_secs(30), grace: S, min_bytes_per_s: 10 };
 
     /// Observes a client that takes this many bytes at each step of this duration, while bytes
     /// wait; returns the step at which it is given up, and why.
-    fn reads(taking: Taking, sharers: u32, step: (u64, Duration)) -> Option<(u32, Slow)> {
+    fn reads(
+        required_pace: RequiredPace,
+        sharers: u32,
+        step: (u64, Duration),
+    ) -> Option<(u32, Slow)> {
         let start = Instant::now();
         let mut waiting = Waiting::default();
         for i in 0..1000 {
-            let seen = Seen { waits: true, taken_bytes: u64::from(i) * step.0, sharers };
+            let seen = Observation { waits: true, taken_bytes: u64::from(i) * step.0, sharers };
             let now = start + i * step.1;
-            let (at, slow) = waiting.see(seen, &taking, || now)?;
+            let (at, slow) = waiting.see(seen, &required_pace, || now)?;
             if at <= now + step.1 {
                 return Some((i, slow));
             }
@@ -126,12 +131,12 @@ mod tests {
 
     #[test]
     fn a_client_has_the_grace_period_and_time_for_the_bytes_it_has_read() {
-        let quick = Taking { grace: 2 * S, ..TAKING };
+        let quick = RequiredPace { grace: 2 * S, ..PACE };
         assert_eq!(reads(quick, 1, (11, S)), None, "always quick enough");
-        let grace = Taking { grace: 10 * S, ..TAKING };
+        let grace = RequiredPace { grace: 10 * S, ..PACE };
         assert_eq!(reads(grace, 1, (5, S)), Some((18, Slow::TooSlow)), "half of each second");
         assert_eq!(reads(grace, 2, (5, S)), None, "two share the pace");
-        let none = Taking { min_bytes_per_s: 0, ..TAKING };
+        let none = RequiredPace { min_bytes_per_s: 0, ..PACE };
         assert_eq!(reads(none, 1, (1, 29 * S)), None, "no minimum pace is configured");
         assert_eq!(reads(none, 1, (1, 30 * S)), Some((0, Slow::Stalled)));
     }
@@ -141,13 +146,16 @@ mod tests {
         let start = Instant::now();
         let mut waiting = Waiting::default();
         for i in 0..100 {
-            let seen = |waits| Seen { waits, taken_bytes: u64::from(i), sharers: 1 };
-            let due = waiting.see(seen(true), &TAKING, || start + i * S);
+            let seen = |waits| Observation { waits, taken_bytes: u64::from(i), sharers: 1 };
+            let due = waiting.see(seen(true), &PACE, || start + i * S);
             assert_eq!(due, Some((start + i * S + S, Slow::TooSlow)));
             let after = start + i * S + S / 20;
             assert_eq!(
-                waiting
-                    .see(Seen { taken_bytes: u64::from(i) + 1, ..seen(false) }, &TAKING, || after),
+                waiting.see(
+                    Observation { taken_bytes: u64::from(i) + 1, ..seen(false) },
+                    &PACE,
+                    || after
+                ),
                 None
             );
         }

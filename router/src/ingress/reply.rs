@@ -46,7 +46,7 @@ pub fn error_in(dialect: Dialect, error: Error) -> Response {
 }
 
 /// The dialect in which a client expects an error about a path.
-pub(super) fn spoken_at(uri: &Uri) -> Dialect {
+pub(super) fn error_dialect(uri: &Uri) -> Dialect {
     match uri.path().starts_with(Endpoint::Messages.path()) {
         true => Dialect::Messages,
         false => Dialect::Chunks,

@@ -59,8 +59,8 @@ impl Pace {
         if self.min_bytes_per_s == 0 {
             return self.timeout;
         }
-        let paid_for = Duration::from_secs_f64(bytes as f64 / self.min_bytes_per_s as f64);
-        self.timeout.min(self.grace.saturating_add(paid_for))
+        let allowed_time = Duration::from_secs_f64(bytes as f64 / self.min_bytes_per_s as f64);
+        self.timeout.min(self.grace.saturating_add(allowed_time))
     }
 }
 
@@ -148,7 +148,7 @@ where
     }
 
     /// Polls the timer of the wait for the client.
-    fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<Error> {
+    fn poll_wait_timer(&mut self, context: &mut Context<'_>) -> Poll<Error> {
         let allowed = self.bounds.pace.allows(self.bytes);
         let (since, timer) = self.waiting.get_or_insert_with(|| {
             let now = Instant::now();
@@ -181,7 +181,7 @@ where
         let frame = match Pin::new(&mut this.body).poll_frame(context) {
             Poll::Ready(frame) => frame,
             Poll::Pending => {
-                return this.poll_patience(context).map(|error| Some(Err(error)));
+                return this.poll_wait_timer(context).map(|error| Some(Err(error)));
             }
         };
         Poll::Ready(frame.map(|frame| {

@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::Common;
 use super::connection_activity::ConnectionActivity;
-use super::pace::{Seen, Slow, Taking, Waiting};
+use super::pace::{Observation, RequiredPace, Slow, Waiting};
 
 thread_local! {
     /// The stream whose task is being polled on this thread.
@@ -33,12 +33,12 @@ pub(super) struct BodyProgress {
     /// Whether the client has taken everything that was yielded.
     all: AtomicBool,
     /// Number of bytes yielded by the body.
-    given_bytes: AtomicU64,
+    yielded_bytes: AtomicU64,
 }
 
 impl BodyProgress {
     fn new() -> Arc<Self> {
-        Arc::new(Self { all: AtomicBool::new(true), given_bytes: AtomicU64::new(0) })
+        Arc::new(Self { all: AtomicBool::new(true), yielded_bytes: AtomicU64::new(0) })
     }
 
     /// The progress of the stream that is being polled, if there is one.
@@ -52,9 +52,9 @@ impl BodyProgress {
     }
 
     /// Notes that the body yielded bytes or its end.
-    pub(super) fn gave(&self, bytes: usize) {
+    pub(super) fn note_yielded(&self, bytes: usize) {
         self.all.store(false, Relaxed);
-        self.given_bytes.fetch_add(bytes as u64, Relaxed);
+        self.yielded_bytes.fetch_add(bytes as u64, Relaxed);
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Streams {
 
 /// What the streams of a connection have in common.
 struct StreamSettings {
-    taking: Taking,
+    required_pace: RequiredPace,
     activity: Arc<ConnectionActivity>,
     /// Number of reset streams, by reason.
     stalled: IntCounter,
@@ -76,10 +76,14 @@ struct StreamSettings {
 
 impl Streams {
     /// Runs the streams of a connection. Streams that are reset are counted.
-    pub(super) fn new(taking: Taking, activity: Arc<ConnectionActivity>, common: &Common) -> Self {
+    pub(super) fn new(
+        required_pace: RequiredPace,
+        activity: Arc<ConnectionActivity>,
+        common: &Common,
+    ) -> Self {
         let counter = |reason| common.cut.with_label_values(&[common.listener, reason]);
         let (stalled, too_slow) = (counter("stream_stall"), counter("stream_pace"));
-        let settings = Arc::new(StreamSettings { taking, activity, stalled, too_slow });
+        let settings = Arc::new(StreamSettings { required_pace, activity, stalled, too_slow });
         Self { tasks: Arc::default(), settings }
     }
 
@@ -93,13 +97,13 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     fn execute(&self, stream: F) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
-        tasks.spawn(taken_in_time(stream, Arc::clone(&self.settings)));
+        tasks.spawn(read_in_time(stream, Arc::clone(&self.settings)));
     }
 }
 
 /// Polls a stream to its end, or drops it when its client is too slow: the client then sees a
 /// reset.
-async fn taken_in_time(stream: impl Future<Output = ()>, settings: Arc<StreamSettings>) {
+async fn read_in_time(stream: impl Future<Output = ()>, settings: Arc<StreamSettings>) {
     let mut stream = pin!(stream);
     let taken = BodyProgress::new();
     let mut watch =
@@ -154,20 +158,21 @@ impl StreamWatch<'_> {
         if std::mem::replace(&mut self.is_waiting, waits) != waits {
             match waits {
                 true => self.settings.activity.stream_waits(),
-                false => self.settings.activity.stream_goes_on(),
+                false => self.settings.activity.stream_continues(),
             }
         }
-        let taken_bytes = taken.given_bytes.load(Relaxed);
+        let taken_bytes = taken.yielded_bytes.load(Relaxed);
         // The streams of a slow connection share the required pace.
-        let seen = Seen { waits, taken_bytes, sharers: self.settings.activity.waiting_streams() };
-        self.waiting.see(seen, &self.settings.taking, Instant::now)
+        let seen =
+            Observation { waits, taken_bytes, sharers: self.settings.activity.waiting_streams() };
+        self.waiting.see(seen, &self.settings.required_pace, Instant::now)
     }
 }
 
 impl Drop for StreamWatch<'_> {
     fn drop(&mut self) {
         if self.is_waiting {
-            self.settings.activity.stream_goes_on();
+            self.settings.activity.stream_continues();
         }
     }
 }

@@ -112,7 +112,7 @@ impl WireCheck {
 
     /// Bytes that the HTTP library certainly refuses, in the way of each protocol: with a 400, or
     /// with a GOAWAY.
-    pub(super) fn poison(&self) -> &'static [u8] {
+    pub(super) fn invalid_bytes(&self) -> &'static [u8] {
         match &self.reader {
             // No method, header, size or line contains a NUL. The empty line makes the library
             // parse what it has.
@@ -159,7 +159,7 @@ mod tests {
             assert_eq!(wire.position(), Position::Head, "{cut}");
             wire.feed(&PREFACE[cut..], Instant::now).unwrap();
             assert_eq!(wire.position(), Position::Between, "{cut}");
-            assert_eq!(wire.poison().len(), 9);
+            assert_eq!(wire.invalid_bytes().len(), 9);
         }
     }
 

@@ -233,7 +233,7 @@ impl Scope {
             Ended { request_id, model, endpoint, flow, outcome, arrived_unix_ms, ended_unix_ms };
         let to = (&**metrics, &self.core.books.ledger);
         close(to, &placed.served.series, &ended, &placed.decisions);
-        self.write_down(placed, arrived_unix_ms, seconds);
+        self.record_decisions(placed, arrived_unix_ms, seconds);
         let pool = &placed.served.pool;
         if outcome == "ok" {
             let (roster, block_size) = (pool.roster(), pool.block_size());
@@ -246,7 +246,7 @@ impl Scope {
     }
 
     /// Records the request's decisions, if the request is one of those that are recorded.
-    fn write_down(&self, placed: &Placed, arrived_unix_ms: u64, seconds: f64) {
+    fn record_decisions(&self, placed: &Placed, arrived_unix_ms: u64, seconds: f64) {
         let Some(Recorded { context, prompts }) = &placed.recorded else { return };
         let times = Times {
             arrived_unix_ms,

@@ -128,7 +128,7 @@ impl Core {
         } else if let Some(request) = self.loading.remove(&id) {
             Some(request)
         } else {
-            self.handoffs.abandon(id).map(|taken| taken.request)
+            self.handoffs.remove_disconnected(id).map(|taken| taken.request)
         };
         if let Some(mut request) = request {
             self.counters.aborted += 1;
@@ -237,7 +237,7 @@ impl Core {
                 self.counters.local_cache_hit_tokens += hit;
                 let cached_tokens = reported_after_transfer(&request, config);
                 if request.ask.preempted && request.ask.threshold.is_some_and(|t| t > 0.0) {
-                    self.turn_away(&request, 0, config);
+                    self.refuse_below_threshold(&request, 0, config);
                     self.cache.release(&mut request.sequence);
                     return;
                 }
@@ -295,11 +295,16 @@ impl Core {
         if pulls || enough {
             return false;
         }
-        self.turn_away(request, hit_tokens, config);
+        self.refuse_below_threshold(request, hit_tokens, config);
         true
     }
 
-    fn turn_away(&mut self, request: &Request, cached_tokens: usize, config: &SimConfig) {
+    fn refuse_below_threshold(
+        &mut self,
+        request: &Request,
+        cached_tokens: usize,
+        config: &SimConfig,
+    ) {
         self.counters.finished_cache_threshold += 1;
         // A status can only be sent before anything else.
         if config.threshold_reply != ThresholdReply::Status412 {

@@ -4,7 +4,7 @@ use crate::cache::{CacheEvent, ExtraKey, StoredBlocks};
 use crate::faults::{FaultBoard, FaultKind};
 
 /// A parent that no engine has announced.
-const NOBODYS_HASH: u64 = 0x0bad_0bad_0bad_0bad;
+const UNKNOWN_HASH: u64 = 0x0bad_0bad_0bad_0bad;
 
 /// One step's events in the form in which they are sent.
 pub(super) struct DistortedEvents {
@@ -16,12 +16,12 @@ pub(super) struct DistortedEvents {
 
 /// Applies the active faults to a step's events.
 pub(super) fn distort(faults: &FaultBoard, rank: u16, events: &[CacheEvent]) -> DistortedEvents {
-    let salts = !faults.strikes("drop_salts");
-    let adapters = !faults.strikes("drop_adapters");
-    let parents = !faults.strikes("strange_parents");
+    let salts = !faults.occurs_now("drop_salts");
+    let adapters = !faults.occurs_now("drop_adapters");
+    let parents = !faults.occurs_now("strange_parents");
     let told = events.iter().cloned().map(|event| match event {
         CacheEvent::Stored(mut stored) => {
-            stored.parent = stored.parent.or((!parents).then_some(NOBODYS_HASH));
+            stored.parent = stored.parent.or((!parents).then_some(UNKNOWN_HASH));
             let stored = if adapters { stored } else { without_adapter(stored) };
             CacheEvent::Stored(if salts { stored } else { without_salt(stored) })
         }
@@ -35,7 +35,7 @@ pub(super) fn distort(faults: &FaultBoard, rank: u16, events: &[CacheEvent]) -> 
         Some(_) => (stored(), replayed),
         None => (replayed.clone(), replayed),
     };
-    DistortedEvents { live, replayed, rank: rank + u16::from(faults.strikes("other_rank")) }
+    DistortedEvents { live, replayed, rank: rank + u16::from(faults.occurs_now("other_rank")) }
 }
 
 fn without_adapter(mut stored: StoredBlocks) -> StoredBlocks {

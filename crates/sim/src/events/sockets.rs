@@ -27,7 +27,7 @@ pub(crate) struct EventSockets {
 }
 
 /// Number of attempts to find consecutive free ports.
-const TRIES: usize = 64;
+const PORT_ATTEMPTS: usize = 64;
 
 impl EventSockets {
     /// The sockets of all ranks, on consecutive ports as with the real engine.
@@ -36,7 +36,7 @@ impl EventSockets {
         let tries = match fixed(config.kv_events_port) && fixed(config.kv_replay_port) {
             true => 1,
             false if config.data_parallel == 1 => 1,
-            false => TRIES,
+            false => PORT_ATTEMPTS,
         };
         let mut failed = io::Error::from(io::ErrorKind::AddrInUse);
         for _ in 0..tries {

@@ -19,13 +19,16 @@ pub(super) async fn state(State(app): State<Arc<App>>) -> Response {
 
 /// The rank of the requested blocks.
 #[derive(Deserialize)]
-pub(super) struct Which {
+pub(super) struct RankQuery {
     #[serde(default)]
     rank: usize,
 }
 
 /// The blocks in a rank's prefix cache, by their announced names.
-pub(super) async fn resident(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Response {
+pub(super) async fn resident(
+    State(app): State<Arc<App>>,
+    Query(which): Query<RankQuery>,
+) -> Response {
     let Some(engine) = app.ranks.get(which.rank) else {
         return StatusCode::NOT_FOUND.into_response();
     };

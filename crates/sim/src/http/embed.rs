@@ -31,7 +31,7 @@ pub(super) async fn embed(
         return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
     }
     let faults = app.faults.of_request(false, false);
-    if let Some(refused) = strike(&faults, &connection).await {
+    if let Some(refused) = apply_faults(&faults, &connection).await {
         return refused;
     }
     let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
@@ -44,7 +44,7 @@ pub(super) async fn embed(
 }
 
 /// Applies the faults that occur before a reply.
-async fn strike(faults: &RequestFaults, connection: &ConnectionControl) -> Option<Response> {
+async fn apply_faults(faults: &RequestFaults, connection: &ConnectionControl) -> Option<Response> {
     if let Some(delay) = faults.delay {
         tokio::time::sleep(delay).await;
     }

@@ -229,7 +229,7 @@ impl Shape {
     fn usage(&self, usage: Usage) -> Value {
         let mut body = Self::plain_usage(usage);
         match self.report {
-            UsageReport::Details if !self.tells(usage) => {
+            UsageReport::Details if !self.is_reported(usage) => {
                 body["prompt_tokens_details"] = Value::Null;
             }
             UsageReport::Details => {
@@ -249,7 +249,7 @@ impl Shape {
     /// Streams omit null members.
     fn stream_usage(&self, usage: Usage) -> Value {
         let mut body = Self::plain_usage(usage);
-        if self.report == UsageReport::Details && self.tells(usage) {
+        if self.report == UsageReport::Details && self.is_reported(usage) {
             body["prompt_tokens_details"] = json!({"cached_tokens": usage.cached_tokens});
             if let Some(created) = self.created_cache_tokens(usage) {
                 body["prompt_tokens_details"]["created_cache_tokens"] = json!(created);
@@ -258,7 +258,7 @@ impl Shape {
         body
     }
 
-    fn tells(&self, usage: Usage) -> bool {
+    fn is_reported(&self, usage: Usage) -> bool {
         usage.cached_tokens > 0 || !self.zero_is_null
     }
 

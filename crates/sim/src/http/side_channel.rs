@@ -48,7 +48,7 @@ async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
     let Ok(pull) = serde_json::from_slice::<PullRequest>(&body) else {
         return refused("handoff_unknown", "was asked for in an unknown way").into_response();
     };
-    if app.faults.strikes("refuse_pulls") {
+    if app.faults.occurs_now("refuse_pulls") {
         return refused("handoff_refused", "is refused by a fault").into_response();
     }
     // Held during the transfer, and freed even if the decode engine disconnects.

@@ -63,11 +63,11 @@ pub(super) fn payload(request: v1::GenerateRequest, encoded: &[u8]) -> Payload {
 /// # Errors
 /// The request cannot be served as written.
 fn body_of(request: v1::GenerateRequest, bytes: usize, limits: &Limits) -> Result<Made, Error> {
-    const OF_ITS_OWN: usize = 512;
-    let mut body = Builder::with_capacity(bytes + OF_ITS_OWN);
+    const OWN_BYTES: usize = 512;
+    let mut body = Builder::with_capacity(bytes + OWN_BYTES);
     let extra = request.extra_body_json.trim();
     if !extra.is_empty() {
-        further(&mut body, extra, limits)?;
+        add_extra_members(&mut body, extra, limits)?;
     }
     body.put_text("model", &request.model);
     let (endpoint, prompt) = match request.prompt {
@@ -99,7 +99,7 @@ fn body_of(request: v1::GenerateRequest, bytes: usize, limits: &Limits) -> Resul
 }
 
 /// Adds the members of `extra_body_json` unchanged. Only this part is checked.
-fn further(body: &mut Builder, extra: &str, limits: &Limits) -> Result<(), Error> {
+fn add_extra_members(body: &mut Builder, extra: &str, limits: &Limits) -> Result<(), Error> {
     let text = Bytes::copy_from_slice(extra.as_bytes());
     // A table of this size is not larger than the message's charge.
     let extra = JsonObject::parse_strictly(text, limits.object_members_max, |_| Ok(()))?;

@@ -69,7 +69,7 @@ impl Answer {
             };
             v1::Started { request_id: request_id.to_string(), route: Some(route) }
         });
-        say(&mut out, Event::Started(started));
+        put_event(&mut out, Event::Started(started));
         let deadline = deadline.map(|deadline| Box::pin(sleep_until(deadline.at())));
         Self { events, request_id, decision, is_chat, out, end: End::Open, deadline }
     }
@@ -191,10 +191,10 @@ fn convert(
         };
         let text = text.unwrap_or_default();
         if !text.is_empty() || reasoning.is_some() {
-            say(out, Event::Delta(v1::Delta { index, text, reasoning }));
+            put_event(out, Event::Delta(v1::Delta { index, text, reasoning }));
         }
         if let Some(finish_reason) = finish_reason {
-            say(out, Event::Finished(v1::Finished { index, finish_reason }));
+            put_event(out, Event::Finished(v1::Finished { index, finish_reason }));
         }
     }
     // Running totals are not requested here, so usage comes once, at the end.
@@ -205,7 +205,7 @@ fn convert(
             (Some(_), _) => v1::CachedSource::Estimate,
             (None, _) => v1::CachedSource::Unspecified,
         };
-        say(
+        put_event(
             out,
             Event::Usage(v1::Usage {
                 prompt_tokens: usage.prompt_tokens,
@@ -218,6 +218,6 @@ fn convert(
     Some(())
 }
 
-fn say(out: &mut BytesMut, event: Event) {
+fn put_event(out: &mut BytesMut, event: Event) {
     put(out, &v1::GenerateResponse { event: Some(event) });
 }

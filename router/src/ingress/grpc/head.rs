@@ -94,16 +94,16 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 
 /// The timeout of a call, if its client sets one.
 fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, &'static str> {
-    const WRONG: &str = "`grpc-timeout` must be up to 8 digits and one of H, M, S, m, u, n";
+    const INVALID: &str = "`grpc-timeout` must be up to 8 digits and one of H, M, S, m, u, n";
     let mut values = headers.get_all("grpc-timeout").iter();
     let Some(value) = values.next() else { return Ok(None) };
     let (Some((unit, digits)), None) = (value.as_bytes().split_last(), values.next()) else {
-        return Err(WRONG);
+        return Err(INVALID);
     };
     let is_number =
         (1..=TIMEOUT_DIGITS_MAX).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit);
     if !is_number {
-        return Err(WRONG);
+        return Err(INVALID);
     }
     let number = digits.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0'));
     match unit {
@@ -113,7 +113,7 @@ fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, &'static str> {
         b'm' => Ok(Duration::from_millis(number)),
         b'u' => Ok(Duration::from_micros(number)),
         b'n' => Ok(Duration::from_nanos(number)),
-        _ => Err(WRONG),
+        _ => Err(INVALID),
     }
     .map(Some)
 }

@@ -32,7 +32,7 @@ pub(super) struct Readiness {
     stop: CancellationToken,
     places: Arc<Places>,
     /// The current status, for watches.
-    told: Arc<watch::Sender<ServingStatus>>,
+    sender: Arc<watch::Sender<ServingStatus>>,
 }
 
 /// Interval at which the status is computed for all health watches.
@@ -45,9 +45,9 @@ impl Readiness {
         stop: CancellationToken,
         places: Arc<Places>,
     ) -> (Self, impl Future<Output = io::Result<()>> + use<>) {
-        let told = Arc::new(watch::Sender::new(status_of(&core)));
-        let looking = look_again(Arc::clone(&core), stop.clone(), Arc::clone(&told));
-        (Self { core, stop, places, told }, looking)
+        let sender = Arc::new(watch::Sender::new(status_of(&core)));
+        let refreshing = refresh_periodically(Arc::clone(&core), stop.clone(), Arc::clone(&sender));
+        (Self { core, stop, places, sender }, refreshing)
     }
 
     fn known(service: &str) -> Result<(), Status> {
@@ -58,23 +58,23 @@ impl Readiness {
     }
 }
 
-async fn look_again(
+async fn refresh_periodically(
     core: Arc<Core>,
     stop: CancellationToken,
-    told: Arc<watch::Sender<ServingStatus>>,
+    sender: Arc<watch::Sender<ServingStatus>>,
 ) -> io::Result<()> {
     loop {
         tokio::select! {
-            () = tokio::time::sleep(WATCH_PERIOD) => look(&core, &told),
+            () = tokio::time::sleep(WATCH_PERIOD) => look(&core, &sender),
             () = stop.cancelled() => return Ok(()),
         }
     }
 }
 
 /// Updates the status if it has changed.
-fn look(core: &Core, told: &watch::Sender<ServingStatus>) {
+fn look(core: &Core, sender: &watch::Sender<ServingStatus>) {
     let now = status_of(core);
-    told.send_if_modified(|told| std::mem::replace(told, now) != now);
+    sender.send_if_modified(|status| std::mem::replace(status, now) != now);
 }
 
 fn status_of(core: &Core) -> ServingStatus {
@@ -110,10 +110,10 @@ impl Health for Readiness {
         let peer = peer.ok_or_else(|| Status::internal("a call without an address"))?;
         let place = self.places.take(peer)?;
         let deadline = extensions.get::<Option<Deadline>>().copied().flatten();
-        look(&self.core, &self.told);
-        let status = self.told.subscribe();
-        let watching = Watching { status, last: None, deadline, is_over: false, _place: place };
-        let changes = stream::unfold(watching, Watching::next);
+        look(&self.core, &self.sender);
+        let status = self.sender.subscribe();
+        let watching = OpenWatch { status, last: None, deadline, is_over: false, _place: place };
+        let changes = stream::unfold(watching, OpenWatch::next);
         // A watch never ends by itself, but it must not delay a drain.
         let stop = self.stop.clone().cancelled_owned();
         Ok(Response::new(Box::pin(changes.take_until(stop))))
@@ -121,7 +121,7 @@ impl Health for Readiness {
 }
 
 /// An open watch.
-struct Watching {
+struct OpenWatch {
     status: watch::Receiver<ServingStatus>,
     /// The status that was last sent to the client.
     last: Option<ServingStatus>,
@@ -130,7 +130,7 @@ struct Watching {
     _place: Place,
 }
 
-impl Watching {
+impl OpenWatch {
     /// Waits for the next change of the status.
     async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         while !self.is_over {

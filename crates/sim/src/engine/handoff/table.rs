@@ -29,7 +29,7 @@ struct Staged {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Fate {
+enum NameState {
     /// A request has reserved the name and may stage it.
     Open,
     Pulled,
@@ -40,7 +40,7 @@ enum Fate {
 #[derive(Debug, Default)]
 pub(crate) struct HandoffTable {
     staged: HashMap<String, Staged>,
-    fates: HashMap<String, Fate>,
+    name_states: HashMap<String, NameState>,
     fate_order: VecDeque<String>,
 }
 
@@ -59,10 +59,10 @@ impl HandoffTable {
 
     /// Reserves a request's name, which may be used only once.
     pub(crate) fn open(&mut self, name: &str) -> Result<(), ApiError> {
-        if self.staged.contains_key(name) || self.fates.contains_key(name) {
+        if self.staged.contains_key(name) || self.name_states.contains_key(name) {
             return Err(refused("handoff_reused", "has a name that was used before"));
         }
-        self.remember(name.to_owned(), Fate::Open);
+        self.remember(name.to_owned(), NameState::Open);
         Ok(())
     }
 
@@ -86,13 +86,13 @@ impl HandoffTable {
         let over: Vec<String> = over.map(|(name, _)| name.clone()).collect();
         let freed = over.iter().filter_map(|name| self.remove(name)).collect();
         for name in over {
-            self.remember(name, Fate::Expired);
+            self.remember(name, NameState::Expired);
         }
         freed
     }
 
     /// Removes the hand-off of a request whose client has disconnected.
-    pub(crate) fn abandon(&mut self, id: u64) -> Option<Taken> {
+    pub(crate) fn remove_disconnected(&mut self, id: u64) -> Option<Taken> {
         let waits = |staged: &Staged| staged.held.is_some() && staged.request.id == id;
         let name = self.staged.iter().find(|(_, staged)| waits(staged))?.0.clone();
         self.remove(&name)
@@ -108,9 +108,9 @@ impl HandoffTable {
     /// be staged.
     pub(crate) fn take(&mut self, pull: &PullRequest) -> Result<Option<Taken>, ApiError> {
         let Some(staged) = self.staged.get(&pull.request_id) else {
-            return match self.fates.get(&pull.request_id) {
-                Some(Fate::Pulled) => Err(refused("handoff_reused", "was pulled before")),
-                Some(Fate::Expired) => Err(refused("handoff_expired", "came after its lease")),
+            return match self.name_states.get(&pull.request_id) {
+                Some(NameState::Pulled) => Err(refused("handoff_reused", "was pulled before")),
+                Some(NameState::Expired) => Err(refused("handoff_expired", "came after its lease")),
                 _ if pull.waits => Ok(None),
                 _ => Err(refused("handoff_unknown", "names no request staged here")),
             };
@@ -126,7 +126,7 @@ impl HandoffTable {
         if pull.sampling_fingerprint.is_some_and(|of| of != sampling_fingerprint(ask)) {
             return Err(refused("handoff_mismatch", "was sampled otherwise than decode would"));
         }
-        self.remember(pull.request_id.clone(), Fate::Pulled);
+        self.remember(pull.request_id.clone(), NameState::Pulled);
         Ok(self.remove(&pull.request_id))
     }
 
@@ -135,13 +135,13 @@ impl HandoffTable {
         Some(Taken { request, held })
     }
 
-    fn remember(&mut self, name: String, fate: Fate) {
-        if self.fates.insert(name.clone(), fate).is_none() {
+    fn remember(&mut self, name: String, state: NameState) {
+        if self.name_states.insert(name.clone(), state).is_none() {
             self.fate_order.push_back(name);
         }
         while self.fate_order.len() > REMEMBERED {
             if let Some(oldest) = self.fate_order.pop_front() {
-                self.fates.remove(&oldest);
+                self.name_states.remove(&oldest);
             }
         }
     }

@@ -44,7 +44,7 @@ impl Shape {
     fn message_usage(&self, usage: Usage, is_final: bool) -> Value {
         let mut told = json!({"input_tokens": 0, "output_tokens": usage.completion_tokens});
         let mut input_tokens = usage.prompt_tokens;
-        if is_final && self.report == UsageReport::Details && self.tells(usage) {
+        if is_final && self.report == UsageReport::Details && self.is_reported(usage) {
             let (read, written) = (usage.cached_tokens, usage.created_cache_tokens);
             input_tokens = input_tokens.saturating_sub(read + written);
             told["cache_creation_input_tokens"] = json!(written);
