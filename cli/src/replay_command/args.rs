@@ -71,8 +71,8 @@ pub(crate) struct ReplayArgs {
     /// Refuses a request if this many requests wait at its worker.
     #[arg(long)]
     max_queue: Option<usize>,
-    /// The share of a prompt's blocks from which on a decode worker that holds them computes the
-    /// rest itself, or `auto`; by default as configured, or never.
+    /// A decode worker that holds at least this share of a prompt's blocks computes the rest
+    /// itself; `auto` learns the share. By default as configured, or never.
     #[arg(long, value_parser = local)]
     local: Option<Local>,
     /// The time between tokens in milliseconds that `--local auto` must not exceed.
@@ -241,7 +241,7 @@ pub(crate) struct Configured {
     pub(crate) queue: Option<QueueConfig>,
 }
 
-/// The share of a prompt from which on a decode worker serves the request alone.
+/// The minimum share of a prompt that a decode worker must hold to serve the request alone.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Local {
     /// This share.

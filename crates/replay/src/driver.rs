@@ -56,8 +56,8 @@ impl RandomNumbers {
 pub struct PolicyRouter {
     chooser: Chooser,
     told: Vec<Coefficients>,
-    /// The share of a prompt's blocks from which on a decode worker that holds them computes the
-    /// rest itself.
+    /// A decode worker that holds at least this share of a prompt's blocks computes the rest
+    /// itself.
     local_threshold: Option<f64>,
     draws: RandomNumbers,
     turn: u64,

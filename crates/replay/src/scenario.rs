@@ -25,11 +25,11 @@ pub struct Scenario {
     pub utilisation: Option<f64>,
     /// Whether requests of the same timestamp are spaced evenly up to the next one.
     pub spread: bool,
-    /// The share of a prompt's blocks from which on a decode worker that holds them computes the
-    /// rest itself.
+    /// A decode worker that holds at least this share of a prompt's blocks computes the rest
+    /// itself.
     pub local_threshold: Option<f64>,
     /// The time between tokens in milliseconds that local prefills may cause, if the threshold is
-    /// learned. Oracles cannot learn it, and use `local_threshold`.
+    /// learned. The oracle policies cannot learn it, and use `local_threshold`.
     pub auto_tbt_goal_ms: Option<f64>,
     /// The router's queue, for policies behind it.
     pub queue: QueueConfig,

@@ -17,7 +17,7 @@ pub enum Change<'a> {
         /// The tier of the blocks.
         tier: Tier,
     },
-    /// One copy of each of these was removed.
+    /// One copy of each of the named blocks was removed.
     Removed {
         /// Their names; never empty.
         names: &'a [EngineHash],

@@ -22,7 +22,7 @@ use splitrail_flow::reply::dialect::read;
 use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::decisions::DecisionHandle;
 
-/// Number of bytes from which on pending messages are sent without waiting for further ones.
+/// Pending messages of at least this many bytes are sent without waiting for further ones.
 const FRAME_BYTES: usize = 32 << 10;
 /// Initial capacity in bytes for messages; freed parts of the buffer are reused.
 const ROOM_BYTES: usize = 1 << 10;

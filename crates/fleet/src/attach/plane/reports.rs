@@ -17,7 +17,7 @@ use super::model::Model;
 use super::relay;
 use super::slots::{Latest, Slot, lock};
 
-/// Interval of the check which workers need a relay.
+/// Interval at which it is checked which workers need a relay.
 const RELAY_CHECK: Duration = Duration::from_millis(100);
 /// Minimum time after its last heartbeat for which a process keeps others from reporting for its
 /// worker.
