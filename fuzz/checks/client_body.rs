@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use serde_json::Value;
 use splitrail_api::memory_budget::Memory;
-use splitrail_api::{Endpoint, Inbound, JsonObject, strict};
+use splitrail_api::{Endpoint, Inbound, JsonObject};
 use splitrail_config::Limits;
 
 /// The engines' request classes, and the fields of theirs that no client's request may hold.
@@ -68,7 +68,7 @@ fn accepted(inbound: &Inbound, original: &Bytes, limits: &Limits) {
 
     let sent = inbound.body.to_bytes();
     assert!(
-        strict::check(&sent, limits.object_members_max).is_ok(),
+        JsonObject::parse_strictly(sent.clone(), limits.object_members_max, |_| Ok(())).is_ok(),
         "an engine is sent what a client may send"
     );
     let value: Value = serde_json::from_slice(&sent).expect("an engine is sent JSON");

@@ -5,24 +5,21 @@
 //! byte, known to the router or not.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use bytestring::ByteString;
-use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
-use serde_json::value::RawValue;
-use splitrail_engine::json::scan;
+use serde::de::DeserializeOwned;
+use splitrail_engine::json::{Fault, Member, Members, ShapeError, mark, place_of};
 
 mod build;
-mod scanned;
+mod checked;
 
 pub use build::{Builder, write_text};
 
 use super::parts::Parts;
-use super::strict::{self, Key, locate};
 use crate::error::{Error, Kind};
 
 /// A client's value from this length on is not copied into what an engine is sent.
@@ -47,12 +44,6 @@ pub struct JsonObject {
 /// Bytes that a member takes in the table of an object, and while that table is made.
 const MEMBER_BYTES: usize = 128;
 
-/// One of 64 marks that a key has.
-fn mark(key: &str) -> u64 {
-    let first = key.bytes().next().unwrap_or_default();
-    1 << (first.wrapping_mul(5).wrapping_add(key.len() as u8) & 63)
-}
-
 /// A key, or a value as raw JSON.
 #[derive(Clone, Debug)]
 enum Text {
@@ -72,11 +63,11 @@ impl JsonObject {
     /// # Errors
     /// A 400 if the text is no JSON object, or has a key twice.
     pub fn parse(text: Bytes) -> Result<Self, Error> {
-        Self::from_text(utf8(text)?)
+        Self::from_text(ByteString::try_from(text).map_err(ShapeError::from)?)
     }
 
     /// The same of a client's body, which is proved harmless through and through; see
-    /// [`strict::check`]. `charge` is called with the bytes of the table of members before a
+    /// [`Members::of_body`]. `charge` is called with the bytes of the table of members before a
     /// table of more than a few is allocated.
     ///
     /// # Errors
@@ -86,26 +77,9 @@ impl JsonObject {
         members_max: usize,
         charge: impl FnOnce(usize) -> Result<(), Error>,
     ) -> Result<Self, Error> {
-        match scanned::members(text) {
-            Ok((text, members)) => Ok(Self::scanned(text, members)),
-            Err(text) => {
-                let text = utf8(text)?;
-                let members = strict::check(text.as_bytes(), members_max)?;
-                charge(members * MEMBER_BYTES)?;
-                Self::from_text(text)
-            }
-        }
-    }
-
-    fn scanned(text: ByteString, members: Vec<scan::Member>) -> Self {
-        let marks = members.iter().fold(0, |marks, (key, _)| marks | mark(&text[key.clone()]));
-        let place = |(key, value)| (Text::Original(key), Text::Original(value));
-        Self::new(text, members.into_iter().map(place).collect(), marks)
-    }
-
-    fn new(text: ByteString, members: Vec<(Text, Text)>, marks: u64) -> Self {
-        let members = Arc::new(members);
-        Self { text, members, marks, changed: Vec::new(), added: Vec::new() }
+        let charge = |members| charge(members * MEMBER_BYTES);
+        let (text, members) = checked::members(text, members_max, charge)?;
+        Ok(Self::of(text, members))
     }
 
     /// An object from text; see [`JsonObject::parse`].
@@ -117,35 +91,25 @@ impl JsonObject {
     }
 
     fn from_text(text: ByteString) -> Result<Self, Error> {
-        if let Some(members) = scan::members(&text) {
-            return Ok(Self::scanned(text, members));
-        }
-        let source: &str = &text;
-        let mut deserializer = serde_json::Deserializer::from_str(source);
-        let found = (&mut deserializer).deserialize_map(Members).map_err(|error| match error {
-            error if error.is_data() => {
-                Error::new(Kind::InvalidRequest, "a JSON object was expected")
-                    .with_code("invalid_json")
-            }
-            error => locate(&error),
-        })?;
-        deserializer.end().map_err(|error| locate(&error))?;
-        // Two parsers on the way could pick different ones of two equal keys.
-        let distinct: HashSet<&str> = found.iter().map(|(key, _)| key.as_ref()).collect();
-        if distinct.len() != found.len() {
-            let message = "the body has a key twice in one object";
-            return Err(Error::new(Kind::InvalidRequest, message).with_code("invalid_json"));
-        }
-        drop(distinct);
-        let marks = found.iter().fold(0, |marks, (key, _)| marks | mark(key));
-        let key = |key: Cow<'_, str>| match key {
-            // Nothing in it is escaped.
-            Cow::Borrowed(key) => part(source, key),
-            Cow::Owned(key) => Text::Edited(key.into()),
+        let members = Members::of(&text)?;
+        Ok(Self::of(text, members))
+    }
+
+    fn of(text: ByteString, members: Members) -> Self {
+        let member = |member: Member| {
+            let key = match member.name(&text) {
+                Cow::Borrowed(_) => Text::Original(member.key),
+                Cow::Owned(name) => Text::Edited(name.into()),
+            };
+            (key, Text::Original(member.value))
         };
-        let member = |(name, raw): (_, &RawValue)| (key(name), part(source, raw.get()));
-        let members = found.into_iter().map(member).collect();
-        Ok(Self::new(text, members, marks))
+        let list = members.list.into_iter().map(member).collect();
+        Self::new(text, list, members.marks)
+    }
+
+    fn new(text: ByteString, members: Vec<(Text, Text)>, marks: u64) -> Self {
+        let members = Arc::new(members);
+        Self { text, members, marks, changed: Vec::new(), added: Vec::new() }
     }
 
     /// The raw JSON of a member.
@@ -403,7 +367,7 @@ impl JsonObject {
                 out.push_str(&self.text[place.clone()]);
                 out.push('"');
             }
-            Text::Edited(key) => out.push_str(&quote(key)),
+            Text::Edited(key) => write_text(out, key),
         }
         out.push(':');
     }
@@ -420,12 +384,7 @@ fn is_mark(text: &str, mark: char) -> bool {
 
 /// A part of a text by its place in it, or a copy of what is none.
 fn part(text: &str, raw: &str) -> Text {
-    let start = (raw.as_ptr() as usize).checked_sub(text.as_ptr() as usize);
-    let place = start.and_then(|start| Some(start..start.checked_add(raw.len())?));
-    let is_part = |place: &Range<usize>| {
-        text.get(place.clone()).is_some_and(|part| std::ptr::eq(part.as_bytes(), raw.as_bytes()))
-    };
-    place.filter(is_part).map_or_else(|| Text::Edited(raw.into()), Text::Original)
+    place_of(text, raw).map_or_else(|| Text::Edited(raw.into()), Text::Original)
 }
 
 impl Text {
@@ -455,10 +414,29 @@ impl fmt::Display for JsonObject {
     }
 }
 
-/// The text that bytes are.
-fn utf8(bytes: Bytes) -> Result<ByteString, Error> {
-    ByteString::try_from(bytes)
-        .map_err(|_| Error::new(Kind::InvalidRequest, "the body is not valid UTF-8"))
+/// A client's error: what is wrong with the body, and where, without content.
+impl From<ShapeError> for Error {
+    fn from(error: ShapeError) -> Self {
+        let what = match error.fault {
+            Fault::NotUtf8 => {
+                return Self::new(Kind::InvalidRequest, "the body is not valid UTF-8");
+            }
+            Fault::Kind => {
+                let message = "a JSON object was expected";
+                return Self::new(Kind::InvalidRequest, message).with_code("invalid_json");
+            }
+            Fault::TooManyMembers { max } => {
+                &format!("has an object with more than {max} members (limits.object_members_max)")
+            }
+            Fault::DuplicateKey => "has a key twice in one object",
+            Fault::TooDeep => "is nested too deeply",
+            Fault::NumberOutOfRange => "has a number out of range",
+            Fault::EndsEarly => "ends too early",
+            Fault::Syntax => "is not valid JSON",
+        };
+        let message = format!("the body {what} (line {}, column {})", error.line, error.column);
+        Self::new(Kind::InvalidRequest, message).with_code("invalid_json")
+    }
 }
 
 /// Keys only: values may be a prompt.
@@ -470,28 +448,9 @@ impl fmt::Debug for JsonObject {
 
 /// A string as JSON.
 pub fn quote(text: &str) -> String {
-    if text.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
-        return ["\"", text, "\""].concat();
-    }
-    serde_json::Value::from(text).to_string()
-}
-
-struct Members;
-
-impl<'de> Visitor<'de> for Members {
-    type Value = Vec<(Cow<'de, str>, &'de RawValue)>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut members = Vec::new();
-        while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
-            members.push((key, map.next_value::<&'de RawValue>()?));
-        }
-        Ok(members)
-    }
+    let mut out = String::new();
+    write_text(&mut out, text);
+    out
 }
 
 #[cfg(test)]

@@ -14,7 +14,6 @@ mod responses;
 pub mod sampling;
 pub mod sanitise;
 pub mod steering;
-pub mod strict;
 pub mod text;
 pub mod unread;
 

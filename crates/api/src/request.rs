@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::json::scan;
+use splitrail_engine::json;
 
 use super::json::{JsonObject, Piece};
 use super::list::{self, Fault};
@@ -398,7 +398,7 @@ pub(super) fn check_length(
     let max = limits.messages_max;
     // An entry takes two bytes at least.
     let long = body.raw(key).filter(|raw| raw.starts_with('[') && raw.len() / 2 > max);
-    match long.map(|raw| scan::weigh(raw.as_bytes(), usize::MAX).entries) {
+    match long.map(|raw| json::weigh(raw.as_bytes(), usize::MAX).entries) {
         Some(entries) if entries > max => {
             let message = format!("`{key}` has more than {max} entries (limits.messages_max)");
             Err(Error::invalid(key, message))

@@ -13,9 +13,9 @@ use serde_json::value::RawValue;
 
 use super::json::{JsonObject, quote};
 use super::request::Endpoint;
-use super::strict::{Key, locate};
 use crate::error::Error;
 use splitrail_engine::fields::{Places, Rule, rule, table};
+use splitrail_engine::json::{Key, ShapeError};
 
 /// Levels of objects and lists that are searched within an object of extensions. What is nested
 /// more deeply is removed unseen.
@@ -162,7 +162,7 @@ impl Pass<'_> {
             };
             let before = self.removed.counts;
             let mut cleaned = String::with_capacity(raw.len());
-            self.nested(raw, inside, NESTED_MAX, &mut cleaned).map_err(|error| locate(&error))?;
+            self.nested(raw, inside, NESTED_MAX, &mut cleaned).map_err(ShapeError::from)?;
             if before != self.removed.counts {
                 body.set(&name, cleaned);
             }

@@ -7,8 +7,7 @@ use serde::Deserialize;
 
 mod blocks;
 
-use crate::json::{ShapeError, scan};
-use blocks::BlockCount;
+use crate::json::{self, ShapeError};
 
 /// The prefill leg's `kv_transfer_params`. The leg must not be streamed: a streamed reply carries
 /// no hand-off, and its blocks stay pinned until the lease ends.
@@ -60,7 +59,9 @@ pub enum HandOffError {
 struct Params {
     do_remote_prefill: Option<bool>,
     do_remote_decode: Option<bool>,
-    remote_block_ids: Option<BlockCount>,
+    /// Counted and not read.
+    #[serde(skip)]
+    block_count: usize,
     remote_engine_id: String,
     remote_host: String,
     remote_port: u16,
@@ -90,15 +91,11 @@ impl HandOff {
         if bytes > MAX_HAND_OFF_BYTES {
             return Err(HandOffError::TooLarge { bytes });
         }
-        let params = match Params::with_counted(raw) {
-            Some(params) => Ok(params),
-            None => crate::json::object(raw),
-        };
-        let params = match params {
+        let params = match Params::read(raw) {
             Ok(params) => params,
             // If nothing is to be fetched, the other members may be missing.
             Err(error) => {
-                let flags: Flags = crate::json::object(raw)?;
+                let flags: Flags = json::object(raw)?;
                 return Err(match flags.do_remote_prefill {
                     Some(true) => error.into(),
                     _ => HandOffError::NotForDecode,
@@ -108,7 +105,7 @@ impl HandOff {
         if params.do_remote_prefill != Some(true) || params.do_remote_decode == Some(true) {
             return Err(HandOffError::NotForDecode);
         }
-        if params.block_count() == 0 {
+        if params.block_count == 0 {
             return Err(HandOffError::NoBlocks);
         }
         if params.transfer_mode.as_deref().is_some_and(|mode| mode != "pull") {
@@ -162,23 +159,24 @@ impl HandOff {
 
     /// Number of block ids, over all cache groups.
     pub fn block_count(&self) -> usize {
-        self.params.block_count()
+        self.params.block_count
     }
 }
 
 impl Params {
-    /// Counts the block ids in the text, because a long prompt has a thousand of them, and parses
-    /// the rest; `None` if the text must be parsed completely.
-    fn with_counted(raw: &str) -> Option<Self> {
-        let (_, ids) = scan::members(raw)?.into_iter().find(|(key, _)| raw[key.clone()] == *IDS)?;
-        let count = BlockCount::of_text(&raw[ids.clone()])?;
-        let rest = [&raw[..ids.start], "null", &raw[ids.end..]].concat();
-        let params: Self = crate::json::object(&rest).ok()?;
-        Some(Self { remote_block_ids: Some(count), ..params })
-    }
-
-    fn block_count(&self) -> usize {
-        self.remote_block_ids.as_ref().map_or(0, |count| count.0)
+    /// Counts block ids where they stand, a thousand of them for a long prompt, and reads the
+    /// rest.
+    fn read(raw: &str) -> Result<Self, ShapeError> {
+        let [ids] = json::pick(raw, [IDS])?;
+        let Some(place) = ids.and_then(|ids| json::place_of(raw, ids)) else {
+            return json::object(raw);
+        };
+        let (before, ids, behind) = (&raw[..place.start], &raw[place.clone()], &raw[place.end..]);
+        let block_count = blocks::count(ids)?;
+        // With all ids, only to say where the error is.
+        let params =
+            json::object(&[before, "null", behind].concat()).or_else(|_| json::object(raw));
+        Ok(Self { block_count, ..params? })
     }
 }
 

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use serde::Serialize;
-use splitrail_engine::json::scan::Specials;
+use splitrail_engine::json::{Specials, mark};
 
-use super::{JsonObject, Text, mark};
+use super::{JsonObject, Text};
 
 /// Writes an object, member after member.
 #[derive(Debug)]

@@ -39,6 +39,23 @@ fn a_body_that_is_not_utf8_is_told_so_wherever_that_is() {
 }
 
 #[test]
+fn a_body_is_refused_with_what_is_wrong_and_where() {
+    let deep = format!("{{\"a\":{}", "[".repeat(1000));
+    for (text, expected) in [
+        (&*deep, "the body is nested too deeply (line 1, column 132)"),
+        (r#"{"a":{"b":1,"b":2}}"#, "the body has a key twice in one object (line 1, column 15)"),
+        (r#"{"a":1e999}"#, "the body has a number out of range (line 1, column 10)"),
+        (r#"{"a":"#, "the body ends too early (line 1, column 5)"),
+        ("{\"a\"\n 1}", "the body is not valid JSON (line 2, column 2)"),
+        ("[1]", "a JSON object was expected"),
+    ] {
+        let refused = JsonObject::parse_strictly(Bytes::from(text.to_owned()), 64, |_| Ok(()));
+        let error = refused.unwrap_err();
+        assert_eq!((error.status().as_u16(), error.message()), (400, expected));
+    }
+}
+
+#[test]
 fn a_long_value_is_sent_from_where_it_came_in() {
     let long = format!("[\"{}\"]", "x".repeat(APART_BYTES));
     let text = format!(r#"{{"a":1,"messages":{long} , "b" : 2,"more":{long}}}"#);

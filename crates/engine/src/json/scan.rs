@@ -1,8 +1,8 @@
 //! One quick pass over a JSON object: is it harmless, and where are its members?
 //!
-//! What this accepts, a thorough reader accepts as well, and finds the same members in. What it
+//! What this accepts, the thorough reader accepts as well, and finds the same members in. What it
 //! does not accept may still be fine: it gives up on whatever is rare (escapes in keys, numbers
-//! with exponents, many keys), and leaves the answer, and the message, to that reader.
+//! with exponents, many keys), and leaves the answer, and the error, to that reader.
 
 mod build;
 mod ids;
@@ -11,30 +11,22 @@ mod words;
 
 use std::ops::Range;
 
-pub use build::value;
+pub(super) use build::value;
 pub use weigh::{Weight, weigh};
 pub use words::Specials;
 
-/// Where a member's key (without quotes) and its value stand.
-pub type Member = (Range<usize>, Range<usize>);
+use super::members::{Member, Members, mark};
 
 /// Containers inside one another; serde_json refuses more than 127.
 const DEPTH_MAX: usize = 100;
-/// Keys of one object, which are compared with one another.
+/// Keys of one object, which are compared with one another; no configured bound on members is lower.
 const KEYS_MAX: usize = 64;
 /// Digits before the point of a number that surely fits.
 const DIGITS_MAX: usize = 15;
 
-/// The members of the object that is the whole of a text; `None` if that takes a closer look.
-#[must_use]
-pub fn members(text: &str) -> Option<Vec<Member>> {
-    members_of_bytes(text.as_bytes()).map(|(members, _)| members)
-}
-
-/// The same of bytes of which nobody knows yet whether they are UTF-8, and whether all of them
-/// were seen to be ASCII.
-#[must_use]
-pub fn members_of_bytes(text: &[u8]) -> Option<(Vec<Member>, bool)> {
+/// The members of the object that is the whole of a text, and whether all of the text was seen to
+/// be ASCII; `None` if that takes a closer look. The bytes need not be UTF-8.
+pub(super) fn members(text: &[u8]) -> Option<(Members, bool)> {
     let mut scan = Scan::new(text);
     let at = scan.space(0);
     let mut found = Vec::with_capacity(12);
@@ -43,7 +35,9 @@ pub fn members_of_bytes(text: &[u8]) -> Option<(Vec<Member>, bool)> {
     }
     let end = scan.object(at, 0, &mut found)?;
     // All that is not inside a string is one of the few bytes that stand there.
-    (scan.space(end) == text.len()).then(|| (found, scan.specials.saw_ascii()))
+    let is_ascii = scan.specials.saw_ascii();
+    let members = Members { list: found, marks: scan.marks };
+    (scan.space(end) == text.len()).then_some((members, is_ascii))
 }
 
 /// The string, without its quotes, inside of which a place of a JSON text is; `None` if it is in
@@ -71,11 +65,13 @@ pub fn string_around(text: &[u8], at: usize) -> Option<Range<usize>> {
 struct Scan<'a> {
     text: &'a [u8],
     specials: Specials<'a>,
+    /// The marks of the keys of the last object that ended.
+    marks: u64,
 }
 
 impl<'a> Scan<'a> {
     fn new(text: &'a [u8]) -> Self {
-        Self { text, specials: Specials::new(text) }
+        Self { text, specials: Specials::new(text), marks: 0 }
     }
 
     /// The byte there; behind the end a zero, which no part of a message begins with.
@@ -101,11 +97,12 @@ impl<'a> Scan<'a> {
     /// An object from its brace on, whose members go into `found`.
     fn object(&mut self, at: usize, depth: usize, found: &mut Vec<Member>) -> Option<usize> {
         let mut at = self.space(at + 1);
-        if self.byte(at) == b'}' {
-            return Some(at + 1);
-        }
         let first = found.len();
         let mut marks = 0;
+        if self.byte(at) == b'}' {
+            self.marks = marks;
+            return Some(at + 1);
+        }
         loop {
             if self.byte(at) != b'"' {
                 return None;
@@ -129,15 +126,18 @@ impl<'a> Scan<'a> {
             }
             at = self.space(at + 1);
             let kept = found.len();
-            found.push((key, at..at));
+            found.push(Member { key, value: at..at });
             let end = self.value(at, depth, found)?;
             // What is found inside is not kept.
             found.truncate(kept + 1);
-            found[kept].1.end = end;
+            found[kept].value.end = end;
             at = self.space(end);
             match self.byte(at) {
                 b',' => at = self.space(at + 1),
-                b'}' => return Some(at + 1),
+                b'}' => {
+                    self.marks = marks;
+                    return Some(at + 1);
+                }
                 _ => return None,
             }
         }
@@ -145,7 +145,7 @@ impl<'a> Scan<'a> {
 
     #[cold]
     fn is_among(&self, name: &[u8], found: &[Member]) -> bool {
-        found.iter().any(|(other, _)| self.text[other.clone()] == *name)
+        found.iter().any(|other| self.text[other.key.clone()] == *name)
     }
 
     fn value(&mut self, at: usize, depth: usize, found: &mut Vec<Member>) -> Option<usize> {
@@ -246,14 +246,6 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// One of 64 marks that a key has.
-#[inline]
-fn mark(key: &[u8]) -> u64 {
-    let (first, last) = (key.first(), key.last());
-    let ends = first.map_or(0, |byte| byte.wrapping_mul(5)) ^ last.map_or(0, |byte| byte << 2);
-    1 << (ends.wrapping_add(key.len() as u8) & 63)
-}
-
 /// What a byte is worth as a hexadecimal digit; others are worth more than four digits can be.
 const HEX: [u32; 256] = {
     let mut values = [0x1_0000; 256];
@@ -272,8 +264,14 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Option<Vec<(&str, &str)>> {
-        let members = members(text)?;
-        Some(members.into_iter().map(|(key, value)| (&text[key], &text[value])).collect())
+        let (members, _) = members(text.as_bytes())?;
+        Some(
+            members
+                .list
+                .iter()
+                .map(|member| (&text[member.key.clone()], member.raw(text)))
+                .collect(),
+        )
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The whole body is examined instead of samples: what a client hides between samples would cost
 //! the reactor milliseconds. 64 KiB take about ten microseconds.
 
-use splitrail_engine::json::scan;
+use splitrail_engine::json;
 
 use super::Payload;
 use splitrail_fleet::Tokenizing;
@@ -43,7 +43,7 @@ pub(super) fn is_short(payload: &Payload, tokenizing: Tokenizing) -> bool {
         (Payload::Json(text), _) if text.len() > FAST_INLINE_MAX_BYTES => false,
         (Payload::Json(text), tokenizing) => {
             let max = text.len() / BYTES_PER_VALUE;
-            let weight = scan::weigh(text, max);
+            let weight = json::weigh(text, max);
             let is_sparse = weight.values + weight.members <= max;
             // Nearly every object in a body is a part.
             is_sparse && (tokenizing == Tokenizing::None || is_harmless(text, weight.objects))

@@ -1,13 +1,13 @@
 //! The block hashes of a prompt's exact tokens, or the reason why the tokens are unknown.
 
 use serde_json::{Map, Value};
-use splitrail_engine::json::scan;
+use splitrail_engine::json;
 use splitrail_kv::{BlockHash, Chain};
 
+use splitrail_api::JsonObject;
 use splitrail_api::error::Error;
 use splitrail_api::memory_budget::Meter;
 use splitrail_api::request::Prompt;
-use splitrail_api::{JsonObject, strict};
 use splitrail_config::model::Limits;
 use splitrail_fleet::Served;
 use splitrail_prompt::{
@@ -123,7 +123,7 @@ impl Read {
             return (bytes, 0);
         }
         let values = raws().map(|raw| {
-            let weight = scan::weigh(raw.as_bytes(), usize::MAX);
+            let weight = json::weigh(raw.as_bytes(), usize::MAX);
             weight.values * VALUE_BYTES + weight.members * MEMBER_BYTES
         });
         (bytes, bytes * TEXT_COPIES + values.sum::<usize>())
@@ -131,14 +131,10 @@ impl Read {
 
     /// The values.
     fn fields(self, body: &JsonObject) -> Result<Map<String, Value>, Error> {
-        let value = |raw: &str| {
-            let value = scan::value(raw).map_or_else(|| serde_json::from_str(raw), Ok);
-            value.map_err(|error| strict::locate(&error))
-        };
         let mut fields = Map::new();
         for member in self.members {
             if let Some(raw) = body.raw(member) {
-                fields.insert((*member).to_owned(), value(raw)?);
+                fields.insert((*member).to_owned(), json::value(raw)?);
             }
         }
         for member in self.presence {

@@ -3,7 +3,7 @@
 //! Most events of a stream are of this kind. Once an event has been parsed, an event that is equal before and
 //! after this string needs no parsing: two comparisons suffice.
 
-use splitrail_engine::json::scan::string_around;
+use splitrail_engine::json::string_around;
 
 /// Longer events are rare, and are kept by nobody.
 const MAX_BYTES: usize = 1 << 10;

@@ -8,9 +8,8 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use memchr::memmem;
 use serde::Deserialize;
-use serde_json::value::RawValue;
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::json::scan;
+use splitrail_engine::json;
 
 use super::sse;
 use splitrail_api::JsonObject;
@@ -39,7 +38,7 @@ pub(crate) struct Usage<'a> {
 
 /// What is read of an event's members, `null` being none.
 #[derive(Default)]
-struct Members<'a> {
+struct EventMembers<'a> {
     /// Its `type`, where events have names, which their data repeats.
     name: Cow<'a, str>,
     error: Option<&'a str>,
@@ -49,67 +48,17 @@ struct Members<'a> {
     response: Option<&'a str>,
 }
 
-/// The same as serde reads it.
-#[derive(Deserialize)]
-struct Unnamed<'a> {
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow)]
-    choices: Option<&'a RawValue>,
-}
-
-/// The same of an event with a name.
-#[derive(Deserialize)]
-struct Named<'a> {
-    #[serde(borrow, rename = "type")]
-    name: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow)]
-    message: Option<&'a RawValue>,
-    #[serde(borrow)]
-    response: Option<&'a RawValue>,
-}
-
-impl<'a> Members<'a> {
+impl<'a> EventMembers<'a> {
     fn read(dialect: Dialect, data: &'a [u8]) -> Option<Self> {
-        Self::found(data).or_else(|| Self::parsed(dialect, data))
-    }
-
-    /// In one quick pass; `None` if that takes a closer look.
-    fn found(data: &'a [u8]) -> Option<Self> {
-        let text = std::str::from_utf8(data).ok()?;
-        let mut members = Self::default();
-        for (key, value) in scan::members(text)? {
-            let raw = &text[value];
-            let said = (raw != "null").then_some(raw);
-            match &text[key] {
-                "type" => members.name = said.map_or(Some(""), plain)?.into(),
-                "error" => members.error = said,
-                "usage" => members.usage = said,
-                "choices" => members.choices = said,
-                "message" => members.message = said,
-                "response" => members.response = said,
-                _ => {}
-            }
-        }
-        Some(members)
-    }
-
-    fn parsed(dialect: Dialect, data: &'a [u8]) -> Option<Self> {
-        let text = |raw: Option<&'a RawValue>| raw.map(RawValue::get);
         if dialect.names_events() {
-            let Named { name, error, usage, message, response } = read(data)?;
-            let [error, usage, message, response] = [error, usage, message, response].map(text);
-            let name = name.unwrap_or_default();
+            let names = ["type", "error", "usage", "message", "response"];
+            let [name, error, usage, message, response] =
+                json::pick_from_slice(data, names).ok()?;
+            let name = name.map_or(Some(Cow::default()), json::string)?;
             Some(Self { name, error, usage, message, response, choices: None })
         } else {
-            let Unnamed { error, usage, choices } = read(data)?;
-            let [error, usage, choices] = [error, usage, choices].map(text);
+            let names = ["error", "usage", "choices"];
+            let [error, usage, choices] = json::pick_from_slice(data, names).ok()?;
             Some(Self { error, usage, choices, ..Self::default() })
         }
     }
@@ -119,30 +68,16 @@ impl<'a> Members<'a> {
     }
 }
 
-/// What a string says in which nothing is escaped.
-fn plain(raw: &str) -> Option<&str> {
-    let said = raw.strip_prefix('"')?.strip_suffix('"')?;
-    (!said.contains('\\')).then_some(said)
-}
-
 /// The usage of an object in an event.
 fn held(holder: Option<&str>) -> Option<&str> {
-    #[derive(Deserialize)]
-    struct Holder<'a> {
-        #[serde(borrow)]
-        usage: Option<&'a RawValue>,
-    }
-    serde_json::from_str::<Holder<'_>>(holder?).ok()?.usage.map(RawValue::get)
+    let [usage] = json::pick(holder?, ["usage"]).ok()?;
+    usage
 }
 
 impl<'a> Chunk<'a> {
     /// Reads an event's data; `None` if it is no JSON object.
     pub(crate) fn read(dialect: Dialect, data: &'a [u8]) -> Option<Self> {
-        // A struct could be read from a list as well.
-        if !data.trim_ascii_start().starts_with(b"{") {
-            return None;
-        }
-        let event = Members::read(dialect, data)?;
+        let event = EventMembers::read(dialect, data)?;
         Some(match dialect {
             Dialect::Chunks => {
                 // Running totals have no details on engines of today; only usage that stands
@@ -156,7 +91,7 @@ impl<'a> Chunk<'a> {
         })
     }
 
-    fn of_response(event: &Members<'a>) -> Self {
+    fn of_response(event: &EventMembers<'a>) -> Self {
         let name = &*event.name;
         let is_last = matches!(name, "response.completed" | "response.incomplete");
         let usage = held(event.response.filter(|_| is_last));
@@ -171,7 +106,7 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    fn of_message(event: &Members<'a>) -> Self {
+    fn of_message(event: &EventMembers<'a>) -> Self {
         let name = &*event.name;
         let usage = match name {
             "message_start" => held(event.message).map(|raw| Usage { raw, is_final: false }),
@@ -306,26 +241,38 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_a_closer_look_is_read_alike() {
-        for (dialect, data) in [
-            (Dialect::Chunks, r#"{"choices":[ ],"usage":{"prompt_tokens":3},"error":null}"#),
-            (Dialect::Chunks, r#"{"choices":[{"index":0}],"usage":{"prompt_tokens":3}}"#),
-            (Dialect::Chunks, r#"{"error":{},"type":7}"#),
-            (Dialect::Chunks, r#"{"type":"\u0065rror"}"#),
-            (Dialect::Messages, r#"{"type":"m\u0065ssage_stop"}"#),
-            (Dialect::Messages, r#"{"type":null,"usage":{}}"#),
-            (Dialect::Messages, r#"{"type":"message_delta","usage":{"output_tokens":1}}"#),
-            (Dialect::Messages, r#"{"type":"message_start","message":{"usage":{"a":1}}}"#),
-            (Dialect::Responses, r#"{"type":"response.completed","response":{"usage":{}}}"#),
-            (Dialect::Responses, r#"{"type":"response.completed","response":null}"#),
+    fn a_type_counts_only_where_events_are_named_and_may_be_escaped() {
+        assert!(read(Dialect::Chunks, r#"{"error":{},"type":7}"#).is_error);
+        assert!(!read(Dialect::Chunks, r#"{"type":"error"}"#).is_error);
+        assert!(read(Dialect::Messages, r#"{"type":"m\u0065ssage_stop"}"#).is_last);
+        assert!(!read(Dialect::Messages, r#"{"type":null}"#).is_last);
+        for data in [r#"{"type":7}"#, r#"["message_stop"]"#, r#"{"type":"ping","type":"ping"}"#] {
+            assert!(Chunk::read(Dialect::Messages, data.as_bytes()).is_none(), "{data}");
+        }
+    }
+
+    #[test]
+    fn usage_is_that_of_the_whole_answer_where_it_stands_by_itself() {
+        for (dialect, data, usage) in [
+            (Dialect::Chunks, r#"{"choices":[ ],"usage":{"a":1},"error":null}"#, Some(true)),
+            (Dialect::Chunks, r#"{"choices":[{"index":0}],"usage":{"a":1}}"#, None),
+            (Dialect::Chunks, r#"{"choices":[],"usage":null}"#, None),
+            (Dialect::Messages, r#"{"type":"message_delta","usage":{"a":1}}"#, Some(true)),
+            (
+                Dialect::Messages,
+                r#"{"type":"message_start","message":{"usage":{"a":1}}}"#,
+                Some(false),
+            ),
+            (
+                Dialect::Responses,
+                r#"{"type":"response.completed","response":{"usage":{"a":1}}}"#,
+                Some(true),
+            ),
+            (Dialect::Responses, r#"{"type":"response.completed","response":null}"#, None),
         ] {
-            let rare = data.replacen('{', r#"{"x":1e5,"#, 1);
-            let figures = |data| {
-                let Chunk { is_error, only_opens, is_last, usage } = read(dialect, data);
-                let usage = usage.map(|usage| (usage.raw.to_owned(), usage.is_final));
-                (is_error, only_opens, is_last, usage)
-            };
-            assert_eq!(figures(data), figures(&rare), "{data}");
+            let found = read(dialect, data).usage;
+            assert_eq!(found.as_ref().map(|usage| usage.is_final), usage, "{data}");
+            assert!(found.is_none_or(|usage| usage.raw == r#"{"a":1}"#), "{data}");
         }
     }
 
