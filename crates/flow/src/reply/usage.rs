@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::json::Members;
+use splitrail_engine::json::{Member, Members};
 
 use splitrail_api::JsonObject;
 use splitrail_api::json::quote;
@@ -50,8 +50,9 @@ const CACHED: &str = "cached_tokens";
 
 fn put_details(out: &mut String, raw: &str, told: Option<u32>) -> Option<()> {
     let members = if raw == "null" { Vec::new() } else { Members::of(raw).ok()?.list };
-    if told.is_none() && members.iter().all(|member| member.name(raw) == CACHED) {
-        // As it was: nothing is left to say in another way.
+    let says_nothing = |member: &Member| member.name(raw) == CACHED && member.raw(raw) == "null";
+    if told.is_none() && members.iter().all(says_nothing) {
+        // As it was: there is nothing to take out.
         out.push_str(raw);
         return Some(());
     }
@@ -141,6 +142,21 @@ mod tests {
             rewrite(Dialect::Chunks, r#"{"prompt_tokens":5}"#, Some(4)).unwrap(),
             r#"{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}"#
         );
+    }
+
+    #[test]
+    fn a_figure_that_clients_are_not_told_is_taken_out_wherever_it_stands() {
+        for (details, expected) in [
+            (r#"{"cached_tokens":4}"#, "{}"),
+            (r#"{"cached_tokens":4,"x":1}"#, r#"{"x":1}"#),
+            (r#"{"cached_tokens":null}"#, r#"{"cached_tokens":null}"#),
+            ("{ }", "{ }"),
+        ] {
+            let usage =
+                |details| format!(r#"{{"prompt_tokens":5,"prompt_tokens_details":{details}}}"#);
+            let told = rewrite(Dialect::Chunks, &usage(details), None);
+            assert_eq!(told, Some(usage(expected)));
+        }
     }
 
     #[test]
