@@ -362,7 +362,10 @@ pub struct WeighedRecord {
 }
 
 #[cfg(test)]
-mod tests {
+mod tests;
+
+#[cfg(test)]
+mod ring_tests {
     use super::*;
 
     #[test]
