@@ -23,7 +23,7 @@ use splitrail_flow::prepare::{Payload, Prepared, Unit, prepare};
 use splitrail_flow::reply::detail::Detail;
 use splitrail_flow::reply::merge::{self, Events, Places};
 use splitrail_flow::run::begin;
-use splitrail_ledger::decisions::{Decision, DecisionHandle};
+use splitrail_ledger::decisions::{Decision, DecisionHandle, DecisionStart};
 use splitrail_ledger::entry::Entry;
 use splitrail_ledger::stages::Stages;
 use splitrail_telemetry::clock::unix_ms;
@@ -86,11 +86,11 @@ impl Route {
         let (mut cached, mut source) = (Some(0), "engine");
         for decision in &self.0 {
             decision.with(|decision| {
-                all_known &= decision.prompt_tokens.is_some();
-                overlap_blocks += decision.overlap_blocks;
-                let told = decision.told_cached_tokens;
+                all_known &= decision.prompt_tokens().is_some();
+                overlap_blocks += decision.overlap_blocks();
+                let told = decision.told_cached_tokens();
                 cached = cached.zip(told).map(|(sum, tokens)| sum + tokens);
-                if decision.cached_source == Some("estimate") {
+                if decision.cached_source() == Some("estimate") {
                     source = "estimate";
                 }
             });
@@ -114,18 +114,18 @@ fn put_route(out: &mut String, decision: &Decision) {
         let separator = if out.is_empty() { "" } else { "; " };
         out.extend([separator, name, "=", value]);
     };
-    put("flow", decision.flow);
+    put("flow", decision.flow());
     let told = [
-        ("prefill", decision.prefill_worker.as_deref()),
-        ("decode", decision.decode_worker.as_deref()),
-        ("local", decision.local_reason),
+        ("prefill", decision.prefill_worker()),
+        ("decode", decision.decode_worker()),
+        ("local", decision.local_reason()),
     ];
     for (name, value) in told {
         if let Some(value) = value {
             put(name, value);
         }
     }
-    if let (Some(gate), Some(outcome)) = (decision.gate, decision.decode_try) {
+    if let (Some(gate), Some(outcome)) = (decision.gate(), decision.decode_try()) {
         put("gate", gate);
         put("try", outcome);
     }
@@ -312,7 +312,7 @@ fn start_decision(
         (false, true) => Entry::default(),
         (false, false) => Entry::without_cached_tokens(),
     };
-    core.decisions.start(Decision {
+    core.decisions.start(DecisionStart {
         ledger,
         request_id: context.request_id.clone(),
         prompt_index: unit.prompt_index,
@@ -322,6 +322,5 @@ fn start_decision(
         prompt_tokens: unit.prompt_tokens,
         prompt_unknown: unit.unknown,
         prompt_blocks: unit.hashes.len() as u32,
-        ..Decision::default()
     })
 }

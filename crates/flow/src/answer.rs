@@ -189,7 +189,7 @@ pub(super) async fn generate(
     *staged = under_way.take_back().filter(good);
     if staged.is_none() {
         // Nor does what was prefilled for it serve another.
-        sending.decision.update(|decision| decision.ledger.discard(error.outcome()));
+        sending.decision.attempt_discarded(error.outcome());
     }
     Err(error)
 }
@@ -226,7 +226,7 @@ pub(super) fn conclude(
             if placed.worker.breaker(Leg::Decode).answers() {
                 tracing::info!(worker = placed.worker.id(), leg = "decode", "breaker closed");
             }
-            account.foretell();
+            decision.cached_tokens_foretold();
             return Ok(Answer::Begun(Begun::Stream(Box::new(UnitStream {
                 account,
                 reader: *reader,
@@ -273,7 +273,7 @@ pub(super) fn account(sending: &Sending<'_>, now: Instant, handed_over: bool) ->
         false => book(context, unit, placed, (now, context.options.stream)),
     };
     let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
-    decision.update(|decision| decision.ledger.decode_sent(leg));
+    decision.decode_sent(leg);
     Account {
         metrics: Arc::clone(&context.metrics),
         served: Arc::clone(&context.served),

@@ -21,7 +21,6 @@ use splitrail_fleet::Served;
 use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::{Exclusion, Pool, Worker, excluded};
 use splitrail_ledger::decisions::DecisionHandle;
-use splitrail_ledger::entry::ReportedUsage;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
@@ -45,7 +44,7 @@ pub(super) async fn run(
     loop {
         let (leg, lacking) = able(&context.served, endpoint, attempts.failed(), Instant::now())?;
         attempts.spare(lacking);
-        decision.begin_attempt(RequestFlow::Aggregated.name());
+        decision.flow_begun(RequestFlow::Aggregated.name());
         let wish = Wish::any(leg, attempts.failed());
         let placed = match endpoint.computes() {
             true => place_in_turn(context, unit, decision, wish, false).await?,
@@ -56,15 +55,11 @@ pub(super) async fn run(
         match ask(context, unit, decision, &placed).await {
             Ok((reply, usage)) => {
                 end(worker, leg, endpoint, None);
-                decision.update(|decision| decision.outcome = Some("ok"));
-                usage.inspect(|usage| enter(decision, *usage));
+                decision.auxiliary_answered(usage);
                 return Ok(Begun::Verbatim(reply));
             }
             Err(error) => {
-                decision.update(|decision| {
-                    decision.outcome = Some(error.outcome());
-                    decision.ledger.discard_decode(error.outcome());
-                });
+                decision.decode_failed(error.outcome());
                 if error.kind() == Kind::NotOffered {
                     // Each worker is asked once in a while: that needs no bound, and no budget.
                     worker.endpoint_support.lacks(endpoint, Instant::now());
@@ -166,7 +161,7 @@ async fn ask(
     let mut _booking = None;
     if endpoint.computes() {
         let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
-        decision.update(|decision| decision.ledger.decode_sent(leg));
+        decision.decode_sent(leg);
         _booking = Some(book(context, unit, placed, (started, false)));
         envelope = Envelope { prefill_tokens: Some(unit.weight_tokens), ..envelope };
     }
@@ -221,19 +216,6 @@ fn usage(reply: &[u8]) -> Option<Option<EngineUsage>> {
     }
     let answer: Answer<'_> = serde_json::from_slice(reply).ok()?;
     Some(answer.usage.and_then(|usage| EngineUsage::parse(usage).ok()))
-}
-
-/// Enters what the engine says of the prompts, all of them together. Nobody is told what was
-/// cached of embeddings.
-fn enter(decision: &DecisionHandle, usage: EngineUsage) {
-    decision.update(|decision| {
-        decision.ledger.decode_reported(usage);
-        decision.ledger.tell(ReportedUsage {
-            prompt_tokens: usage.prompt_tokens,
-            completion_tokens: usage.completion_tokens,
-            cached_tokens: None,
-        });
-    });
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use splitrail_config::model::{GateKind, RequestFlow};
 use splitrail_engine_client::{EngineClient, Envelope, Late};
 use splitrail_fleet::Served;
 use splitrail_fleet::{Booking, Worker};
-use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::leg::Expected;
 use splitrail_ledger::stages::Stages;
 
@@ -72,7 +72,7 @@ impl Context {
 
     /// The histogram of the time between the events of an answer.
     pub(super) fn inter_token(&self, decision: &DecisionHandle) -> Histogram {
-        let flow = decision.with(|decision| decision.flow);
+        let flow = decision.with(Decision::flow);
         self.metrics.inter_token.with_label_values(&[self.served.name(), flow])
     }
 }
@@ -136,7 +136,7 @@ pub(super) async fn within<T>(
 /// Begins an attempt. Each has an id of its own: an engine's request ids must be
 /// unique, and a client's would let it reach for another's.
 pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope {
-    decision.update(|decision| decision.attempts += 1);
+    decision.attempt_begun();
     let request_id = HeaderValue::from_str(&random_id());
     Envelope {
         // Hexadecimal digits are always a header value.
@@ -167,7 +167,7 @@ pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64)
 pub(super) fn preemption_guard(context: &Context, unit: &Unit, decision: &DecisionHandle) -> f64 {
     let guard = context.served.config.gate.preemption_guard;
     let said =
-        decision.with(|decision| decision.ledger.prefill().and_then(|leg| leg.prompt_tokens));
+        decision.with(|decision| decision.ledger().prefill().and_then(|leg| leg.prompt_tokens));
     let need = Need::new(guard, unit.prompt_tokens.or(said), context.served.pool.block_size());
     if need.blocks.is_some() && need.possible { guard } else { 0.0 }
 }
@@ -178,18 +178,32 @@ pub fn flow_name(context: &Context) -> &'static str {
     context.flow.name()
 }
 
-/// Counts a P/D request that is prefilled where it is decoded.
-pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: LocalReason) {
-    let labels = [context.served.name(), reason.name()];
-    // A further attempt for the same reason is still the one request.
-    if decision.with(|decision| decision.counted_reason) != Some(reason.name()) {
+/// Records and counts a P/D request that is prefilled by the worker that answers.
+pub(super) fn prefill_made_local(
+    context: &Context,
+    decision: &DecisionHandle,
+    reason: LocalReason,
+) {
+    let is_new = decision.prefill_made_local(reason.name());
+    count_local(context, reason, is_new);
+}
+
+/// Counts a P/D request whose prefill leg was answered without a hand-off.
+pub(super) fn nothing_handed_over(
+    context: &Context,
+    decision: &DecisionHandle,
+    reason: LocalReason,
+) {
+    let is_new = decision.nothing_handed_over(reason.name());
+    count_local(context, reason, is_new);
+}
+
+/// A further attempt with the same reason is still the same request and is not counted.
+fn count_local(context: &Context, reason: LocalReason, is_new: bool) {
+    if is_new {
+        let labels = [context.served.name(), reason.name()];
         context.metrics.local_prefills.with_label_values(&labels).inc();
     }
-    decision.update(|decision| {
-        decision.local_reason = Some(reason.name());
-        decision.counted_reason = Some(reason.name());
-        decision.flow = RequestFlow::Aggregated.name();
-    });
 }
 
 /// Whether the model's budget allows a further attempt; counts and logs it if so. An attempt

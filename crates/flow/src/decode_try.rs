@@ -46,8 +46,7 @@ pub(super) async fn decode_try(
     let pool = &context.served.pool;
     let need = Need::new(plan.gate.unwrap_or(0.0), unit.prompt_tokens, pool.block_size());
     loop {
-        decision.begin_attempt(plan.name());
-        decision.update(|decision| decision.cache_hit_threshold = plan.gate);
+        decision.decode_try_begun(plan.name(), plan.gate);
         let started = Instant::now();
         let wish = Wish { leg: Leg::Aggregated, excluded: attempts.failed(), blocks: need.blocks };
         let placed = place(context, unit, decision, wish)?;
@@ -61,7 +60,7 @@ pub(super) async fn decode_try(
         let of = (&context.served.config, context.endpoint);
         let (_, verdict) = verdict(of, unit, place, held, &need);
         let ratio = hit_ratio(unit, place, held, pool.block_size());
-        decision.update(|decision| decision.cache_hit_ratio = ratio);
+        decision.hit_ratio_estimated(ratio);
         let decided = match verdict {
             Verdict::Enough(decided) => {
                 sent(context, unit, &placed);
@@ -71,7 +70,8 @@ pub(super) async fn decode_try(
             Verdict::Ask(gate) => Some(gate),
             Verdict::TooLittle => {
                 note(context, decision, Some(Gate::Router), "skipped");
-                rejected(context, decision, (&placed.worker, Gate::Router), need.threshold);
+                let below = Below { hit_rate: ratio, threshold: need.threshold };
+                rejected(context, &placed.worker, Gate::Router, below);
                 return Ok(Tried::Below(None));
             }
             Verdict::Unknown => {
@@ -91,11 +91,9 @@ pub(super) async fn decode_try(
                 // An engine has a say of its own, whoever was to decide.
                 let gate = decided.filter(|gate| *gate == Gate::Shim).unwrap_or(Gate::Engine);
                 note(context, decision, Some(gate), "rejected");
-                decision.update(|decision| {
-                    let engine = usage.and_then(engine_ratio);
-                    decision.cache_hit_ratio = engine.or(decision.cache_hit_ratio);
-                });
-                rejected(context, decision, (&placed.worker, gate), need.threshold);
+                let hit_rate = decision.hit_ratio_reported(usage.and_then(engine_ratio));
+                let below = Below { hit_rate, threshold: need.threshold };
+                rejected(context, &placed.worker, gate, below);
                 return Ok(Tried::Below(usage));
             }
             Err(error) => {
@@ -152,16 +150,9 @@ fn engine_ratio(usage: EngineUsage) -> Option<f64> {
 
 /// Logs that a worker holds too little of a prompt to serve it alone: at `info` at most twice a
 /// minute per model, since a cold prompt is an ordinary event, and at `debug` otherwise.
-fn rejected(
-    context: &Context,
-    decision: &DecisionHandle,
-    (worker, gate): (&Worker, Gate),
-    threshold: f64,
-) {
+fn rejected(context: &Context, worker: &Worker, gate: Gate, below: Below) {
     let (request_id, model) = (&*context.request_id, context.served.name());
     let (worker, gate) = (worker.id(), gate.name());
-    let hit_rate = decision.with(|decision| decision.cache_hit_ratio);
-    let below = Below { hit_rate, threshold };
     if context.served.below_threshold.may_log() {
         tracing::info!(
             request_id,
@@ -226,8 +217,5 @@ fn note(
     let gate = gate.map_or("none", Gate::name);
     let labels = [context.served.name(), gate, outcome];
     context.metrics.decode_first.with_label_values(&labels).inc();
-    decision.update(|decision| {
-        decision.gate = Some(gate);
-        decision.decode_try = Some(outcome);
-    });
+    decision.decode_tried(gate, outcome);
 }

@@ -225,9 +225,7 @@ impl Migration {
                 }
                 Err(again) => {
                     placed.worker.record(Leg::Decode, Some(&again));
-                    self.decision.update(|decision| {
-                        decision.ledger.discard_decode(again.outcome());
-                    });
+                    self.decision.resume_failed(again.outcome());
                     (error, failed) = (again, placed.worker);
                 }
             }
@@ -258,10 +256,10 @@ impl Migration {
         };
         let expected = expected(context, unit, placed);
         let leg = LegFacts::new(LegKind::Decode, placed.worker.id(), expected);
-        self.decision.update(|decision| decision.ledger.decode_resumed(leg));
+        self.decision.resume_sent(leg);
         match first_events(&sending, Endpoint::Completions, body).await? {
             First::Events(reader, held) => {
-                self.decision.update(|decision| decision.ledger.decode_worked());
+                self.decision.decode_worked();
                 Ok(Resumed { worker: Arc::clone(&placed.worker), booking, reader: *reader, held })
             }
             First::Below(_) | First::Whole(_) => {

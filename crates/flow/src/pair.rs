@@ -12,12 +12,14 @@ use splitrail_engine::sglang::Room;
 
 use super::answer::{Answer, Sending, account, conclude};
 use super::attempts::Attempts;
-use super::context::{Context, attempt, carried_threshold, expected, preemption_guard};
+use super::context::{
+    Context, attempt, carried_threshold, expected, nothing_handed_over, preemption_guard,
+};
 use super::first::First;
 use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
-use super::prefill::{self, Said, Tries, not_handed_over, without_prefill};
+use super::prefill::{self, Said, Tries, without_prefill};
 use crate::prepare::Unit;
 use crate::reply::relay::Account;
 use splitrail_api::error::{Error, Fault, Kind};
@@ -102,7 +104,7 @@ pub(super) async fn pair_or_local(
                 return Ok(Paired::Again);
             }
             Err(Failed::Ended) => {
-                not_handed_over(context, decision, LocalReason::PrefillEnded);
+                nothing_handed_over(context, decision, LocalReason::PrefillEnded);
                 return Ok(Paired::Local);
             }
             Err(Failed::Prefill(error)) => error,
@@ -193,14 +195,14 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed>
     sending.placed.worker.breaker(Leg::Decode).begin(Instant::now());
     let expected = expected(context, unit, prefill);
     let leg = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
-    decision.update(|decision| decision.ledger.prefill_sent(leg));
+    decision.prefill_sent(leg);
     let mut account = account(sending, Instant::now(), true);
     let met = meet(sending, &account, prefill, &appointment).await;
     let failed = match met {
         Ok(begun) => match conclude(sending, account, Ok(begun)) {
             Ok(answer) => return Ok(answer),
             Err(error) => {
-                decision.update(|decision| decision.ledger.discard(error.outcome()));
+                decision.attempt_discarded(error.outcome());
                 return Err(Failed::Decode(error));
             }
         },

@@ -10,8 +10,8 @@ use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
 
 use super::context::{
-    Context, attempt, book, carried_threshold, count_local, expected, may_retry, uncached_tokens,
-    within,
+    Context, attempt, book, carried_threshold, expected, may_retry, nothing_handed_over,
+    prefill_made_local, uncached_tokens, within,
 };
 use super::hand_off::{Lead, kept_for_decode, missing};
 use super::lease::{Lease, left_by_engine};
@@ -144,8 +144,7 @@ pub(super) async fn prefill_or_local(
             // Too busy for this is too busy for worse.
             Err(error) if error.is_busy() => return Err(error),
             Err(_) if tries.only_missing(&context.served.pool) => {
-                count_local(context, decision, LocalReason::NoHandOff);
-                decision.update(|decision| decision.prefill_worker = None);
+                prefill_made_local(context, decision, LocalReason::NoHandOff);
                 return Ok(None);
             }
             Err(error) => break error,
@@ -154,7 +153,7 @@ pub(super) async fn prefill_or_local(
         let envelope = attempt(context, decision);
         let expected = expected(context, unit, &placed);
         let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
-        decision.update(|decision| decision.ledger.prefill_sent(leg));
+        decision.prefill_sent(leg);
         let started = Instant::now();
         let prefilled = prefill(context, unit, decision, envelope, &placed).await;
         placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
@@ -167,12 +166,12 @@ pub(super) async fn prefill_or_local(
                 return Ok(Some(prefilled));
             }
             Ok(Err(reason)) => {
-                not_handed_over(context, decision, reason);
+                nothing_handed_over(context, decision, reason);
                 return Ok(None);
             }
             Err(error) => error,
         };
-        decision.update(|decision| decision.ledger.discard(error.outcome()));
+        decision.attempt_discarded(error.outcome());
         if error.fault() == Fault::Client {
             return Err(error);
         }
@@ -206,18 +205,8 @@ pub(super) fn without_prefill(
              (said at most twice a minute; local_prefills_total counts)"
         );
     }
-    count_local(context, decision, LocalReason::NoPrefill);
-    decision.update(|decision| decision.prefill_worker = None);
+    prefill_made_local(context, decision, LocalReason::NoPrefill);
     Ok(())
-}
-
-/// The prefill leg was answered, and for this reason nothing was handed over.
-pub(super) fn not_handed_over(context: &Context, decision: &DecisionHandle, reason: LocalReason) {
-    count_local(context, decision, reason);
-    decision.update(|decision| {
-        decision.prefill_worker = None;
-        decision.ledger.discard(reason.name());
-    });
 }
 
 /// What a prefill engine has said.
@@ -299,7 +288,7 @@ pub(super) async fn send(
         let shape = Shape::whole(context.endpoint);
         let response = client.post(worker, shape, body, envelope).await?;
         // The engine has done the prompt and staged its blocks by now.
-        decision.update(|decision| decision.ledger.prefill_worked());
+        decision.prefill_worked();
         let begun = tokio::time::Instant::now();
         let peer = response.peer.map(|Peer(address)| address);
         Ok((client.whole(worker, response).await?, begun, peer))
@@ -408,12 +397,7 @@ fn report(
 ) {
     let prompt_tokens = usage.map(|usage| usage.prompt_tokens);
     let cached_tokens = usage.and_then(|usage| usage.cached_tokens).or(carried);
-    let mut leg = None;
-    decision.update(|decision| {
-        decision.ledger.prefill_reported(prompt_tokens, cached_tokens);
-        leg = decision.ledger.prefill().cloned();
-    });
-    if let Some(leg) = leg {
+    if let Some(leg) = decision.prefill_reported(prompt_tokens, cached_tokens) {
         audit_reply(&context.metrics, &context.served, worker, &leg, usage.is_some());
     }
 }

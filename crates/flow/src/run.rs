@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
 use super::auxiliary;
-use super::context::{Context, attempt, carried_threshold, count_local, preemption_guard};
+use super::context::{Context, attempt, carried_threshold, preemption_guard, prefill_made_local};
 use super::decode_try::{Tried, decode_try};
 use super::hand_off::none_comes;
 use super::pair::{Paired, pair_or_local};
@@ -44,7 +44,9 @@ pub async fn begin(
     let served = &context.served;
     let open = is_open(served, context.flow, context.threshold);
     let weighed = open.then(|| weigh(served, unit, true));
-    decision.update(|decision| decision.auto = weighed.map(|weighed| weighed.record()));
+    if let Some(weighed) = &weighed {
+        decision.weighed(weighed.record());
+    }
     let facts = Facts {
         flow: context.flow,
         threshold: context.threshold,
@@ -87,7 +89,7 @@ async fn go(
         let mut leg = Leg::Decode;
         // A hand-off that no decode worker has seen serves the next one.
         if staged.is_none() {
-            decision.begin_attempt(plan.name());
+            decision.flow_begun(plan.name());
             match first_leg(context, unit, decision, plan, &mut attempts).await? {
                 FirstLeg::Prefilled(prefilled) => staged = Some(*prefilled),
                 FirstLeg::None(alone) => leg = alone,
@@ -127,13 +129,13 @@ async fn first_leg(
     match plan.then {
         Then::Aggregated(reason) => {
             if let Some(reason) = reason {
-                count_local(context, decision, reason);
+                prefill_made_local(context, decision, reason);
             }
             Ok(alone)
         }
         Then::OnPrefill => {
             if pool.any_up(Leg::Prefill, attempts.failed()) {
-                count_local(context, decision, LocalReason::OneToken);
+                prefill_made_local(context, decision, LocalReason::OneToken);
                 return Ok(FirstLeg::None(Leg::Prefill));
             }
             without_prefill(context, decision, &no_prefill_worker(context))?;
@@ -154,7 +156,7 @@ async fn first_leg(
         // A prefill now would stage blocks for nobody. An attempt without one
         // finds out what is wrong, or that it no longer is.
         Then::PrefillFirst | Then::Tell => {
-            count_local(context, decision, LocalReason::NoDecode);
+            prefill_made_local(context, decision, LocalReason::NoDecode);
             Ok(alone)
         }
     }
@@ -201,7 +203,7 @@ async fn answer(
                 let message =
                     format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
                 let error = Error::new(Kind::LeaseExpired, message);
-                decision.update(|decision| decision.ledger.discard(error.outcome()));
+                decision.attempt_discarded(error.outcome());
                 attempts.again(context, &prefill, error)?;
                 *staged = None;
                 return Ok(None);

@@ -14,10 +14,8 @@ use crate::prepare::Unit;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
 use splitrail_api::{Endpoint, JsonObject};
-use splitrail_ledger::decisions::DecisionHandle;
-use splitrail_ledger::entry::ReportedUsage;
+use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::leg::{Expected, LegFacts, LegKind};
-use splitrail_ledger::record::told;
 use splitrail_telemetry::clock::unix_ms;
 
 /// Makes the reply, in which nothing was generated and every choice ends with
@@ -77,7 +75,7 @@ fn settle(
     usage: Option<EngineUsage>,
     shows_usage: bool,
 ) -> Option<Value> {
-    let blocks = decision.with(|decision| decision.overlap_blocks);
+    let blocks = decision.with(Decision::overlap_blocks);
     let expected = Expected {
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks, by_tier: [blocks, 0, 0, 0] },
@@ -92,26 +90,8 @@ fn settle(
         ..LegFacts::new(LegKind::Decode, "", expected)
     };
     let fallback = context.served.config.cached_tokens_fallback;
-    let mut told_usage = None;
-    decision.update(|decision| {
-        decision.outcome = Some("ok");
-        decision.ledger.turned_away(known);
-        let known = decision.ledger.prompt_tokens().zip(decision.ledger.cached());
-        let Some((prompt_tokens, cached)) = known else { return };
-        let cached_tokens = told(cached, fallback);
-        decision.cached_tokens = Some(cached.tokens);
-        decision.told_cached_tokens = cached_tokens;
-        decision.cached_source = Some(cached.source.kind());
-        if shows_usage {
-            decision.ledger.tell(ReportedUsage {
-                prompt_tokens,
-                completion_tokens: 0,
-                cached_tokens,
-            });
-        }
-        told_usage = Some(usage_in(context.endpoint.dialect(), prompt_tokens, cached_tokens));
-    });
-    told_usage
+    let usage = decision.threshold_reply_made(known, fallback, shows_usage)?;
+    Some(usage_in(context.endpoint.dialect(), usage.prompt_tokens, usage.cached_tokens))
 }
 
 /// The usage of a prompt for which nothing was generated.

@@ -42,7 +42,7 @@ impl Weighed {
     /// The first token of a stream has come: the way that it went is learned from.
     pub fn begun(&self, served: &Served, decision: &DecisionHandle) {
         let (alone, attempts) =
-            decision.with(|decision| (decision.prefill_worker.is_none(), decision.attempts));
+            decision.with(|decision| (decision.prefill_worker().is_none(), decision.attempts()));
         // What was tried again says nothing about either way.
         let expected = if alone { 1 } else { 2 };
         let way = if alone { self.verdict.at_decode } else { self.verdict.at_prefill };

@@ -25,9 +25,7 @@ pub fn close(
     let mut entries: Vec<Entry> = Vec::new();
     let mut cached = Vec::with_capacity(1);
     for decision in decisions {
-        decision.update(|decision| {
-            let entry = &mut decision.ledger;
-            entry.close(ended.outcome);
+        decision.close_entry(ended.outcome, |entry| {
             count_prompt(metrics, (ended.model, series), entry);
             let tokens = entry.cached().map(|cached| cached.tokens);
             cached.push((entry.is_further_sample(), tokens));

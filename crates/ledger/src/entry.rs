@@ -92,7 +92,7 @@ impl Entry {
     }
 
     /// A prefill leg is about to be sent: a new attempt.
-    pub fn prefill_sent(&mut self, leg: LegFacts) {
+    pub(crate) fn prefill_sent(&mut self, leg: LegFacts) {
         self.discard(SUPERSEDED);
         if !self.closed {
             self.prefill = Some(leg);
@@ -100,14 +100,18 @@ impl Entry {
     }
 
     /// The prefill engine is known to have done the prompt.
-    pub fn prefill_worked(&mut self) {
+    pub(crate) fn prefill_worked(&mut self) {
         if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
             leg.worked = true;
         }
     }
 
     /// The prefill engine has answered; what it did not say is `None`.
-    pub fn prefill_reported(&mut self, prompt_tokens: Option<u32>, cached_tokens: Option<u32>) {
+    pub(crate) fn prefill_reported(
+        &mut self,
+        prompt_tokens: Option<u32>,
+        cached_tokens: Option<u32>,
+    ) {
         if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
             leg.worked = true;
             leg.prompt_tokens = prompt_tokens;
@@ -116,7 +120,7 @@ impl Entry {
     }
 
     /// The answering leg is about to be sent. It receives KV if there is a prefill leg.
-    pub fn decode_sent(&mut self, leg: LegFacts) {
+    pub(crate) fn decode_sent(&mut self, leg: LegFacts) {
         match self.earlier.is_empty() {
             true => self.discard_decode(SUPERSEDED),
             false => self.discard(SUPERSEDED),
@@ -127,14 +131,14 @@ impl Entry {
     }
 
     /// The answer has begun: the prompt is done.
-    pub fn decode_worked(&mut self) {
+    pub(crate) fn decode_worked(&mut self) {
         if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
             leg.worked = true;
         }
     }
 
     /// The answering engine has told its usage.
-    pub fn decode_reported(&mut self, usage: EngineUsage) {
+    pub(crate) fn decode_reported(&mut self, usage: EngineUsage) {
         if self.closed {
             return;
         }
@@ -148,7 +152,7 @@ impl Entry {
 
     /// The worker was lost in mid-stream; this leg is about to be sent, to go on with the
     /// answer. Its prompt has the tokens delivered so far.
-    pub fn decode_resumed(&mut self, leg: LegFacts) {
+    pub(crate) fn decode_resumed(&mut self, leg: LegFacts) {
         if !self.closed {
             self.earlier.extend(self.decode.take());
             self.decode = Some(leg);
@@ -156,7 +160,7 @@ impl Entry {
     }
 
     /// The usage of an answer as a whole, where its last leg's is only a part.
-    pub fn whole_answer(&mut self, usage: EngineUsage) {
+    pub(crate) fn whole_answer(&mut self, usage: EngineUsage) {
         if let Some(first) = self.earlier.first_mut().filter(|_| !self.closed) {
             first.prompt_tokens = Some(usage.prompt_tokens);
             self.completion_tokens = Some(usage.completion_tokens);
@@ -165,7 +169,7 @@ impl Entry {
 
     /// The engine has turned the answering leg away, for too little of its prompt is
     /// cached. Gives the leg with what the engine said of that.
-    pub fn decode_turned_away(&mut self, usage: Option<EngineUsage>) -> Option<LegFacts> {
+    pub(crate) fn decode_turned_away(&mut self, usage: Option<EngineUsage>) -> Option<LegFacts> {
         let leg = self.decode.as_mut()?;
         // Other samples of it may have run.
         leg.worked = usage.is_some_and(|usage| usage.completion_tokens > 0);
@@ -175,20 +179,20 @@ impl Entry {
     }
 
     /// The client is told that too little of its prompt is cached, and nothing else.
-    pub fn turned_away(&mut self, known: LegFacts) {
+    pub(crate) fn turned_away(&mut self, known: LegFacts) {
         self.discard(SUPERSEDED);
         self.turned_away = Some(known);
         self.completion_tokens = Some(0);
     }
 
     /// The client gets this usage.
-    pub fn tell(&mut self, told: ReportedUsage) {
+    pub(crate) fn tell(&mut self, told: ReportedUsage) {
         self.told = Some(told);
     }
 
     /// Nothing comes of the answering leg; what was prefilled for it, or delivered before it,
     /// may serve another.
-    pub fn discard_decode(&mut self, reason: &'static str) {
+    pub(crate) fn discard_decode(&mut self, reason: &'static str) {
         if self.closed {
             return;
         }
@@ -200,7 +204,7 @@ impl Entry {
     }
 
     /// Nothing comes of the attempt that is under way.
-    pub fn discard(&mut self, reason: &'static str) {
+    pub(crate) fn discard(&mut self, reason: &'static str) {
         if self.closed {
             return;
         }
@@ -217,7 +221,7 @@ impl Entry {
     }
 
     /// Its request has ended so: unless that was well, nothing came of anything.
-    pub fn close(&mut self, outcome: &'static str) {
+    pub(crate) fn close(&mut self, outcome: &'static str) {
         if outcome != "ok" {
             self.discard(outcome);
         }

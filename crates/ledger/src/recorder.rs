@@ -102,7 +102,7 @@ impl Recorder {
             version: Self::VERSION,
             timestamp: times.arrived_unix_ms,
             input_length: prompt.input_length,
-            output_length: decision.ledger.completion_tokens().unwrap_or(0),
+            output_length: decision.ledger().completion_tokens().unwrap_or(0),
             hash_ids: &prompt.hash_ids,
             block_size: prompt.block_size,
             endpoint,

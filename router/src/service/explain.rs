@@ -31,12 +31,12 @@ pub async fn dry_run(
 /// The decisions for a recently served request; `None` if none of them is kept.
 pub fn past(core: &Core, request_id: &str) -> Option<Value> {
     let mut decisions = core.decisions.newest(Some(request_id), usize::MAX);
-    decisions.sort_by_key(|decision| decision.prompt_index);
+    decisions.sort_by_key(|decision| decision.prompt_index());
     let serving = core.serving();
     let explained: Vec<Value> = decisions
         .iter()
         .map(|decision| {
-            let policy = serving.model(&decision.model).map(|served| &served.config.policy);
+            let policy = serving.model(decision.model()).map(|served| &served.config.policy);
             json!({
                 "decision": decision,
                 "choices": choices(decision),
@@ -57,10 +57,10 @@ pub fn not_kept(core: &Core, request_id: &str) -> String {
 
 /// The chosen worker of each leg, the second best, and the difference of their costs.
 fn choices(decision: &Decision) -> Vec<Value> {
-    let chosen = decision.candidates.iter().filter(|candidate| candidate.chosen);
+    let chosen = decision.candidates().iter().filter(|candidate| candidate.chosen);
     chosen
         .map(|chosen| {
-            let others = decision.candidates.iter().filter(|other| {
+            let others = decision.candidates().iter().filter(|other| {
                 other.leg == chosen.leg && !other.chosen && (other.up || !chosen.up)
             });
             let next = others.min_by(|a, b| a.cost.total_cmp(&b.cost));

@@ -23,7 +23,7 @@ use splitrail_flow::context::{Context, flow_name};
 use splitrail_flow::prepare::Unit;
 use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::close::close;
-use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::record::Ended;
 use splitrail_ledger::recorder::{Prompt, Times};
 use splitrail_telemetry::clock::unix_ms;
@@ -213,9 +213,7 @@ impl Scope {
             return;
         }
         for decision in self.placed.iter().flat_map(|placed| &placed.decisions) {
-            decision.update(|decision| {
-                decision.outcome.get_or_insert(outcome);
-            });
+            decision.request_ended(outcome);
         }
         let (model, flow) = self.labels();
         let metrics = &self.core.metrics;
@@ -264,7 +262,7 @@ impl Scope {
     /// Model and flow; the flow that was executed, if a decision has been made.
     fn labels(&self) -> (&str, &'static str) {
         let Some(placed) = &self.placed else { return ("none", "none") };
-        let executed = placed.decisions.first().map(|first| first.with(|decision| decision.flow));
+        let executed = placed.decisions.first().map(|first| first.with(Decision::flow));
         (placed.served.name(), executed.unwrap_or(placed.flow))
     }
 }

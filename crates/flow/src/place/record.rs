@@ -1,16 +1,16 @@
 //! Records a choice: the candidates, those that were excluded and why, and the other inputs.
 
+use std::iter;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::Wish;
 use crate::context::Context;
 use crate::prepare::Unit;
-use splitrail_api::name::Name;
 use splitrail_fleet::veto_by_health;
 use splitrail_fleet::{Roster, Worker, excluded};
 use splitrail_ledger::decisions::{
-    CandidateRecord, DecisionHandle, DrawRecord, Figures, ShadowRecord, VetoRecord,
+    CandidateRecord, DecisionHandle, Figures, Placement, ShadowRecord, VetoRecord,
 };
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, Veto, pick};
@@ -52,26 +52,17 @@ pub(super) fn record(
         splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size())
     });
     note_vetoed(decision, roster, wish, candidates, (now, now_unix_ms));
-    decision.update(|decision| {
-        decision.candidates.retain(|earlier| earlier.leg != leg.name());
-        decision.candidates.reserve(candidates.len().min(1 + OTHERS_RECORDED));
-        decision.candidates.push(record(choice.index));
-        each_other(choice, |i| decision.candidates.push(record(i)));
-        decision.draws.retain(|earlier| earlier.leg != leg.name());
-        decision.draws.push(DrawRecord { leg: leg.name(), turn: query.turn, draw: query.draw });
-        let name = Some(Name::from(name(chosen.worker)));
-        match leg {
-            Leg::Prefill => decision.prefill_worker = name,
-            Leg::Decode | Leg::Aggregated => decision.decode_worker = name,
-        }
-        if leg == Leg::Decode {
-            decision.decode_overlap_blocks = chosen.overlap_blocks;
-        } else {
-            decision.overlap_blocks = chosen.overlap_blocks;
-            decision.best_overlap_blocks = choice.best_overlap_blocks;
-            decision.estimated_cached_tokens = estimate;
-        }
-    });
+    let placement = Placement {
+        leg,
+        worker: name(chosen.worker).into(),
+        overlap_blocks: chosen.overlap_blocks,
+        best_overlap_blocks: choice.best_overlap_blocks,
+        estimated_cached_tokens: estimate,
+        turn: query.turn,
+        draw: query.draw,
+    };
+    let recorded = iter::once(choice.index).chain(others(choice));
+    decision.placed(placement, recorded.map(record));
 }
 
 /// Writes down which workers are no candidates for a leg, and why.
@@ -82,29 +73,28 @@ pub(in super::super) fn note_vetoed(
     candidates: &[Candidate],
     (now, now_unix_ms): (Instant, u64),
 ) {
-    let leg = wish.leg.name();
     let vetoed = vetoed(roster, wish, candidates, now).take(VETOED_RECORDED);
-    decision.update(|decision| {
-        decision.vetoed.retain(|earlier| earlier.leg != leg);
-        decision.vetoed.extend(vetoed.map(|(worker, reason)| VetoRecord {
-            leg,
-            worker: worker.id().into(),
-            reason,
-            index_age_ms: worker.event_stats.index_age_ms(now_unix_ms),
-        }));
-    });
+    let record = |(worker, reason): (&Worker, VetoReason)| VetoRecord {
+        leg: wish.leg.name(),
+        worker: worker.id().into(),
+        reason,
+        index_age_ms: worker.event_stats.index_age_ms(now_unix_ms),
+    };
+    decision.vetoed(wish.leg, vetoed.map(record));
 }
 
-/// Names the candidates beside the chosen one, the cheapest first, and not too many.
-fn each_other(choice: &Choice, mut name: impl FnMut(usize)) {
-    let others = (0..choice.costs.len()).filter(|i| *i != choice.index);
+/// The candidates beside the chosen one, the cheapest first, `OTHERS_RECORDED` at most.
+fn others(choice: &Choice) -> impl Iterator<Item = usize> {
+    let chosen = choice.index;
+    let count = choice.costs.len().saturating_sub(1);
+    let nth = move |n: usize| if n < chosen { n } else { n + 1 };
+    let mut order = Vec::new();
     // Where all cost the same, as with policies that have no costs, they are in order already.
-    if choice.costs.is_sorted() {
-        return others.take(OTHERS_RECORDED).for_each(name);
+    if !choice.costs.is_sorted() {
+        order.extend((0..count).map(nth));
+        order.sort_by(|a: &usize, b: &usize| choice.costs[*a].total_cmp(&choice.costs[*b]));
     }
-    let mut order: Vec<usize> = others.collect();
-    order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
-    order.into_iter().take(OTHERS_RECORDED).for_each(&mut name);
+    (0..count.min(OTHERS_RECORDED)).map(move |n| order.get(n).copied().unwrap_or(nth(n)))
 }
 
 /// What a choice and the fleet say of one candidate, whose worker is given.
@@ -187,14 +177,11 @@ pub(super) fn shadow(
         seconds.inc_by(gain_ms.abs() / 1e3);
     }
     let worker = roster.get(candidates[other.index].worker).map_or("", |worker| worker.id());
-    decision.update(|decision| {
-        decision.shadow.retain(|earlier| earlier.leg != leg);
-        decision.shadow.push(ShadowRecord {
-            leg,
-            policy: policy.name(),
-            worker: worker.into(),
-            agrees,
-            predicted_gain_ms: gain_ms,
-        });
+    decision.shadowed(ShadowRecord {
+        leg,
+        policy: policy.name(),
+        worker: worker.into(),
+        agrees,
+        predicted_gain_ms: gain_ms,
     });
 }

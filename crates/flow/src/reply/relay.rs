@@ -25,10 +25,7 @@ use splitrail_engine_client::{
 use splitrail_fleet::Served;
 use splitrail_fleet::reply_audit::audit_reply;
 use splitrail_fleet::{Booking, Worker};
-use splitrail_ledger::decisions::DecisionHandle;
-use splitrail_ledger::entry::ReportedUsage;
-use splitrail_ledger::leg::Origin;
-use splitrail_ledger::record::told;
+use splitrail_ledger::decisions::{Decision, DecisionHandle, UsageReport};
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 
@@ -219,32 +216,13 @@ impl Account {
         self.compare(usage.prompt_tokens);
         self.settled = true;
         let fallback = self.served.config.cached_tokens_fallback;
-        let mut told_cached = None;
-        self.decision.update(|decision| {
-            let entry = &mut decision.ledger;
-            entry.decode_reported(leg);
-            entry.whole_answer(usage);
-            let Some(cached) = entry.cached() else { return };
-            told_cached = told(cached, fallback);
-            if tells {
-                entry.tell(ReportedUsage {
-                    prompt_tokens: usage.prompt_tokens,
-                    completion_tokens: usage.completion_tokens,
-                    cached_tokens: told_cached,
-                });
-            }
-            let transferred = entry.transferred_tokens();
-            decision.transferred_tokens = transferred;
-            decision.cached_tokens = Some(cached.tokens);
-            decision.cached_source = Some(cached.source.kind());
-            decision.told_cached_tokens = told_cached;
-        });
-        rewrite(self.dialect, raw, told_cached)
+        let report = UsageReport { leg, whole: usage, fallback, is_shown: tells };
+        rewrite(self.dialect, raw, self.decision.usage_reported(report))
     }
 
     /// The usage of an event that comes before the answer's own, by what is certain then.
     fn foretold(&self, raw: &str) -> Option<String> {
-        let told = self.decision.with(|decision| decision.told_cached_tokens)?;
+        let told = self.decision.with(Decision::told_cached_tokens)?;
         rewrite(self.dialect, raw, Some(told))
     }
 
@@ -290,32 +268,13 @@ impl Account {
 
     /// The answer has begun: the engine has the whole prompt behind it.
     pub fn began(&self) {
-        self.decision.update(|decision| decision.ledger.decode_worked());
-    }
-
-    /// Records the cached tokens that are certain before the answer: after a hand-off
-    /// the prefill leg has said them. They go out with the headers of a stream.
-    pub fn foretell(&self) {
-        self.decision.update(|decision| {
-            let prefill = decision.ledger.prefill();
-            if let Some(tokens) = prefill.and_then(|leg| leg.cached_tokens) {
-                let tokens = tokens.min(self.prompt_tokens.unwrap_or(u32::MAX));
-                decision.cached_tokens = Some(tokens);
-                decision.told_cached_tokens = Some(tokens);
-                decision.cached_source = Some(Origin::EnginePrefill.kind());
-            }
-        });
+        self.decision.decode_worked();
     }
 
     /// The answer is complete. Its figures are counted when the whole request is.
     pub fn finish(&mut self) {
         self.worker.record(Leg::Decode, None);
-        let mut leg = None;
-        self.decision.update(|decision| {
-            decision.outcome = Some("ok");
-            leg = decision.ledger.decode().cloned();
-        });
-        if let Some(leg) = leg {
+        if let Some(leg) = self.decision.answer_completed() {
             audit_reply(&self.metrics, &self.served, &self.worker, &leg, self.settled);
         }
     }
@@ -325,13 +284,7 @@ impl Account {
     pub fn turned_away(&mut self, usage: Option<EngineUsage>) {
         let error = Error::new(Kind::BelowThreshold, "");
         self.worker.record(Leg::Decode, Some(&error));
-        let outcome = error.outcome();
-        let mut leg = None;
-        self.decision.update(|decision| {
-            decision.outcome = Some(outcome);
-            leg = decision.ledger.decode_turned_away(usage);
-            decision.ledger.discard(outcome);
-        });
+        let leg = self.decision.threshold_rejected(usage, error.outcome());
         if let (Some(leg), Some(_)) = (leg, usage) {
             audit_reply(&self.metrics, &self.served, &self.worker, &leg, true);
         }
@@ -340,34 +293,18 @@ impl Account {
     /// The answering leg came to nothing; what was prefilled for it may serve another.
     pub fn fail_leg(&mut self, error: &Error) {
         self.worker.record(Leg::Decode, Some(error));
-        self.discard_leg(error);
-    }
-
-    fn discard_leg(&mut self, error: &Error) {
-        self.decision.update(|decision| {
-            decision.outcome = Some(error.outcome());
-            decision.ledger.discard_decode(error.outcome());
-        });
-    }
-
-    /// Nor does what was prefilled for it.
-    fn discard(&mut self, error: &Error) {
-        self.discard_leg(error);
-        self.decision.update(|decision| decision.ledger.discard(error.outcome()));
+        self.decision.decode_failed(error.outcome());
     }
 
     /// The answer broke off.
     pub fn fail(&mut self, error: &Error) {
         self.worker.record(Leg::Decode, Some(error));
-        self.discard(error);
+        self.decision.answer_lost(error.outcome());
     }
 
     /// There is no answer, through no fault of its worker's.
     pub fn give_up(&mut self, outcome: &'static str) {
-        self.decision.update(|decision| {
-            decision.outcome = Some(outcome);
-            decision.ledger.discard(outcome);
-        });
+        self.decision.given_up(outcome);
     }
 }
 
@@ -505,7 +442,7 @@ impl UnitStream {
         let message = format!("the answer broke off: {}", error.message());
         let lost = Error::new(Kind::DecodeLost, message);
         self.account.worker.record(Leg::Decode, Some(error));
-        self.account.discard(&lost);
+        self.account.decision.answer_lost(lost.outcome());
         lost
     }
 

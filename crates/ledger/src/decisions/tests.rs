@@ -1,12 +1,13 @@
-//! The form of a decision record in JSON.
+//! Tests of decision records: their form in JSON, and what events make of them.
 #![allow(clippy::unwrap_used)]
 
+use proptest::prelude::*;
+use splitrail_config::model::CachedTokensFallback;
 use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::Overlap;
-use splitrail_policy::{Candidate, Terms};
+use splitrail_policy::{Candidate, Leg, Terms};
 
 use super::*;
-use crate::entry::ReportedUsage;
 use crate::leg::{Expected, LegFacts, LegKind};
 use crate::veto::VetoReason;
 
@@ -17,7 +18,7 @@ fn leg(kind: LegKind, worker: &str, overlap_blocks: u32) -> LegFacts {
     LegFacts::new(kind, worker, expected)
 }
 
-fn candidate(leg: &'static str, worker: &str, overlap_blocks: u32, chosen: bool) -> CandidateRecord {
+fn candidate(leg: Leg, worker: &str, overlap_blocks: u32, chosen: bool) -> CandidateRecord {
     let seen = Candidate {
         rank: Some(1),
         up: true,
@@ -35,92 +36,345 @@ fn candidate(leg: &'static str, worker: &str, overlap_blocks: u32, chosen: bool)
         veto: (!chosen).then_some(VetoReason::Busy),
         index_age_ms: chosen.then_some(7),
     };
-    CandidateRecord::new(leg, worker, &seen, figures, chosen)
+    CandidateRecord::new(leg.name(), worker, &seen, figures, chosen)
 }
 
-/// A prompt that went through a rejected decode-first try, a lost attempt and a hand-off: every
-/// member of its record has a value.
-fn complete() -> Decision {
-    let mut ledger = Entry::default();
-    ledger.decode_sent(leg(LegKind::Decode, "d0", 2));
-    ledger.discard("below_threshold");
-    ledger.prefill_sent(leg(LegKind::Prefill, "p1", 3));
-    ledger.prefill_reported(Some(100), Some(48));
-    ledger.decode_sent(leg(LegKind::Decode, "d1", 1));
-    let usage = EngineUsage { prompt_tokens: 100, completion_tokens: 9, cached_tokens: Some(16) };
-    ledger.decode_reported(usage);
-    let (prompt_tokens, completion_tokens) = (100, 9);
-    ledger.tell(ReportedUsage { prompt_tokens, completion_tokens, cached_tokens: Some(48) });
-    Decision {
+fn placement(leg: Leg, worker: &str, overlap_blocks: u32) -> Placement {
+    Placement {
+        leg,
+        worker: worker.into(),
+        overlap_blocks,
+        best_overlap_blocks: overlap_blocks + 1,
+        estimated_cached_tokens: Some(16 * overlap_blocks),
+        turn: 8,
+        draw: 17,
+    }
+}
+
+fn shadow(leg: Leg) -> ShadowRecord {
+    ShadowRecord {
+        leg: leg.name(),
+        policy: "predicted_ttft",
+        worker: "p0".into(),
+        agrees: false,
+        predicted_gain_ms: 3.5,
+    }
+}
+
+fn veto(leg: Leg) -> VetoRecord {
+    let reason = VetoReason::SameWorker;
+    VetoRecord { leg: leg.name(), worker: "p1".into(), reason, index_age_ms: Some(5) }
+}
+
+fn begun() -> DecisionHandle {
+    DecisionHandle::new(DecisionStart {
         request_id: "r-1".into(),
         prompt_index: 2,
         model: "m".into(),
-        flow: "aggregated",
-        local_reason: Some("one_token"),
-        counted_reason: Some("one_token"),
-        cache_hit_threshold: Some(0.75),
-        cache_hit_ratio: Some(0.25),
-        gate: Some("engine"),
-        decode_try: Some("rejected"),
-        auto: Some(WeighedRecord {
-            remote_ms: Some(12.5),
-            local_ms: Some(20.0),
-            remote_ttft_ms: Some(11.0),
-            local_ttft_ms: Some(18.0),
-            local: false,
-            explored: true,
-            hit_ratio: 0.25,
-        }),
+        flow: "auto",
         decided_unix_ms: 1_700_000_000_000,
-        attempts: 2,
-        prefill_worker: Some("p1".into()),
-        decode_worker: Some("d1".into()),
         prompt_tokens: Some(100),
         prompt_unknown: Some("media"),
         prompt_blocks: 6,
-        overlap_blocks: 3,
-        best_overlap_blocks: 4,
-        decode_overlap_blocks: 1,
-        estimated_cached_tokens: Some(48),
-        candidates: vec![
-            candidate("prefill", "p1", 3, true),
-            candidate("prefill", "p0", 4, false),
-            candidate("decode", "d1", 1, true),
-        ],
-        vetoed: vec![VetoRecord {
-            leg: "decode",
-            worker: "p1".into(),
-            reason: VetoReason::SameWorker,
-            index_age_ms: Some(5),
-        }],
-        draws: vec![
-            DrawRecord { leg: "prefill", turn: 8, draw: 17 },
-            DrawRecord { leg: "decode", turn: 9, draw: 18 },
-        ],
-        shadow: vec![ShadowRecord {
-            leg: "prefill",
-            policy: "predicted_ttft",
-            worker: "p0".into(),
-            agrees: false,
-            predicted_gain_ms: 3.5,
-        }],
-        outcome: Some("ok"),
-        cached_tokens: Some(48),
-        told_cached_tokens: Some(48),
-        cached_source: Some("engine"),
-        transferred_tokens: Some(84),
-        ledger,
-    }
+        ..DecisionStart::default()
+    })
+}
+
+fn usage(cached_tokens: Option<u32>) -> EngineUsage {
+    EngineUsage { prompt_tokens: 100, completion_tokens: 9, cached_tokens }
+}
+
+fn report(cached_tokens: Option<u32>) -> UsageReport {
+    let (leg, fallback) = (usage(cached_tokens), CachedTokensFallback::Estimate);
+    UsageReport { leg, whole: leg, fallback, is_shown: true }
+}
+
+/// A prompt that was rejected by a decode worker and then went through a hand-off: every member
+/// of its record has a value.
+fn complete() -> DecisionHandle {
+    let decision = begun();
+    decision.weighed(WeighedRecord {
+        remote_ms: Some(12.5),
+        local_ms: Some(20.0),
+        remote_ttft_ms: Some(11.0),
+        local_ttft_ms: Some(18.0),
+        local: false,
+        explored: true,
+        hit_ratio: 0.25,
+    });
+    decision.decode_try_begun("decode_first", Some(0.75));
+    decision.placed(placement(Leg::Aggregated, "d0", 2), [].into_iter());
+    decision.attempt_begun();
+    decision.decode_sent(leg(LegKind::Decode, "d0", 2));
+    decision.threshold_rejected(None, "below_threshold");
+    decision.decode_tried("engine", "rejected");
+    assert_eq!(decision.hit_ratio_reported(Some(0.25)), Some(0.25));
+    decision.flow_begun("decode_first");
+    assert!(decision.prefill_made_local("one_token"));
+    let of = Leg::Prefill;
+    let seen = [candidate(of, "p1", 3, true), candidate(of, "p0", 4, false)];
+    decision.placed(placement(of, "p1", 3), seen.into_iter());
+    decision.shadowed(shadow(of));
+    decision.attempt_begun();
+    decision.prefill_sent(leg(LegKind::Prefill, "p1", 3));
+    decision.prefill_reported(Some(100), Some(48));
+    let of = Leg::Decode;
+    decision.vetoed(of, [veto(of)].into_iter());
+    let placement = Placement { turn: 9, draw: 18, ..placement(of, "d1", 1) };
+    decision.placed(placement, [candidate(of, "d1", 1, true)].into_iter());
+    decision.decode_sent(leg(LegKind::Decode, "d1", 1));
+    assert_eq!(decision.usage_reported(report(Some(16))), Some(48));
+    decision.answer_completed();
+    decision
+}
+
+fn json(decision: &DecisionHandle) -> String {
+    decision.with(|decision| serde_json::to_string_pretty(decision).unwrap())
 }
 
 #[test]
 fn a_complete_record_is_shown_with_these_members_in_this_order() {
-    let json = serde_json::to_string_pretty(&complete()).unwrap();
-    assert_eq!(json, include_str!("../../tests/fixtures/decision_complete.json").trim_end());
+    let shown = include_str!("../../tests/fixtures/decision_complete.json");
+    assert_eq!(json(&complete()), shown.trim_end());
 }
 
 #[test]
 fn a_record_that_was_just_started_is_shown_with_these_members_in_this_order() {
-    let json = serde_json::to_string_pretty(&Decision::default()).unwrap();
-    assert_eq!(json, include_str!("../../tests/fixtures/decision_started.json").trim_end());
+    let shown = include_str!("../../tests/fixtures/decision_started.json");
+    assert_eq!(json(&DecisionHandle::new(DecisionStart::default())), shown.trim_end());
+}
+
+#[test]
+fn a_flow_that_begins_discards_workers_candidates_and_outcome_of_the_former() {
+    let decision = complete();
+    decision.flow_begun("prefill_first");
+    decision.with(|decision| {
+        assert_eq!(decision.flow(), "prefill_first");
+        assert_eq!((decision.prefill_worker(), decision.decode_worker()), (None, None));
+        assert_eq!((decision.local_reason(), decision.outcome), (None, None));
+        assert!(decision.candidates().is_empty() && decision.vetoed.is_empty());
+        assert!(decision.draws.is_empty() && decision.shadow.is_empty());
+        // How decode first went, and the number of attempts, are about the whole prompt.
+        assert_eq!((decision.decode_try(), decision.attempts()), (Some("rejected"), 2));
+    });
+}
+
+#[test]
+fn a_request_is_counted_once_for_each_reason_of_a_local_prefill() {
+    let decision = begun();
+    assert!(decision.prefill_made_local("no_prefill"));
+    decision.flow_begun("prefill_first");
+    assert!(!decision.prefill_made_local("no_prefill"), "a further attempt for the same reason");
+    assert!(decision.nothing_handed_over("prefill_ended"));
+    assert_eq!(decision.with(Decision::flow), "aggregated");
+}
+
+#[test]
+fn the_end_of_a_request_does_not_change_the_outcome_that_a_prompt_has() {
+    let (answered, open) = (complete(), begun());
+    for decision in [&answered, &open] {
+        decision.request_ended("cancelled");
+    }
+    assert_eq!(answered.with(|decision| decision.outcome), Some("ok"));
+    assert_eq!(open.with(|decision| decision.outcome), Some("cancelled"));
+}
+
+#[test]
+fn cached_tokens_that_are_foretold_are_at_most_the_prompt() {
+    let decision = begun();
+    decision.prefill_sent(leg(LegKind::Prefill, "p1", 3));
+    decision.prefill_reported(Some(120), Some(110));
+    decision.cached_tokens_foretold();
+    decision.with(|decision| {
+        assert_eq!(
+            (decision.cached_tokens(), decision.told_cached_tokens()),
+            (Some(100), Some(100))
+        );
+        assert_eq!(decision.cached_source(), Some("engine"));
+    });
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    FlowBegun,
+    DecodeTryBegun,
+    AttemptBegun,
+    Placed(Leg),
+    Vetoed(Leg),
+    Shadowed(Leg),
+    MadeLocal,
+    NothingHandedOver,
+    PrefillSent,
+    PrefillReported(Option<u32>),
+    DecodeSent,
+    DecodeFailed,
+    AttemptDiscarded,
+    ThresholdRejected,
+    ThresholdReplyMade,
+    ResumeSent,
+    ResumeFailed,
+    Foretold,
+    UsageReported(Option<u32>),
+    Completed,
+    Lost,
+    RequestEnded,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let leg = || prop_oneof![Just(Leg::Prefill), Just(Leg::Decode), Just(Leg::Aggregated)];
+    let cached = || proptest::option::of(0u32..=100);
+    prop_oneof![
+        1 => Just(Event::FlowBegun),
+        1 => Just(Event::DecodeTryBegun),
+        1 => Just(Event::AttemptBegun),
+        4 => leg().prop_map(Event::Placed),
+        1 => leg().prop_map(Event::Vetoed),
+        1 => leg().prop_map(Event::Shadowed),
+        1 => Just(Event::MadeLocal),
+        1 => Just(Event::NothingHandedOver),
+        2 => Just(Event::PrefillSent),
+        2 => cached().prop_map(Event::PrefillReported),
+        2 => Just(Event::DecodeSent),
+        1 => Just(Event::DecodeFailed),
+        1 => Just(Event::AttemptDiscarded),
+        1 => Just(Event::ThresholdRejected),
+        1 => Just(Event::ThresholdReplyMade),
+        1 => Just(Event::ResumeSent),
+        1 => Just(Event::ResumeFailed),
+        1 => Just(Event::Foretold),
+        2 => cached().prop_map(Event::UsageReported),
+        1 => Just(Event::Completed),
+        1 => Just(Event::Lost),
+        1 => Just(Event::RequestEnded),
+    ]
+}
+
+/// What a record must say after some events.
+#[derive(Debug, Default)]
+struct Model {
+    attempts: u32,
+    prefill_worker: Option<String>,
+    decode_worker: Option<String>,
+    outcome: Option<&'static str>,
+}
+
+impl Model {
+    /// The `n`th event happens; no two workers have the same name.
+    fn take(&mut self, event: Event, n: usize, decision: &DecisionHandle) {
+        let worker = format!("w{n}");
+        let fallback = CachedTokensFallback::Estimate;
+        match event {
+            Event::FlowBegun => {
+                decision.flow_begun("prefill_first");
+                *self = Self { attempts: self.attempts, ..Self::default() };
+            }
+            Event::DecodeTryBegun => {
+                decision.decode_try_begun("decode_first", Some(0.5));
+                *self = Self { attempts: self.attempts, ..Self::default() };
+            }
+            Event::AttemptBegun => {
+                decision.attempt_begun();
+                self.attempts += 1;
+            }
+            Event::Placed(leg) => {
+                let chosen = candidate(leg, &worker, 1, true);
+                let seen = [chosen, candidate(leg, "other", 2, false)];
+                decision.placed(placement(leg, &worker, 1), seen.into_iter());
+                match leg {
+                    Leg::Prefill => self.prefill_worker = Some(worker),
+                    Leg::Decode | Leg::Aggregated => self.decode_worker = Some(worker),
+                }
+            }
+            Event::MadeLocal => {
+                decision.prefill_made_local("no_prefill");
+                self.prefill_worker = None;
+            }
+            Event::NothingHandedOver => {
+                decision.nothing_handed_over("prefill_ended");
+                self.prefill_worker = None;
+            }
+            Event::DecodeFailed => {
+                decision.decode_failed("engine_failed");
+                self.outcome = Some("engine_failed");
+            }
+            Event::ThresholdRejected => {
+                decision.threshold_rejected(Some(usage(Some(3))), "below_threshold");
+                self.outcome = Some("below_threshold");
+            }
+            Event::ThresholdReplyMade => {
+                decision.threshold_reply_made(leg(LegKind::Decode, "", 1), fallback, true);
+                self.outcome = Some("ok");
+            }
+            Event::Completed => {
+                decision.answer_completed();
+                self.outcome = Some("ok");
+            }
+            Event::Lost => {
+                decision.answer_lost("decode_lost");
+                self.outcome = Some("decode_lost");
+            }
+            Event::RequestEnded => {
+                decision.request_ended("cancelled");
+                self.outcome.get_or_insert("cancelled");
+            }
+            other => report_leg(other, &worker, decision),
+        }
+    }
+}
+
+/// Events that change neither attempts nor workers nor the outcome.
+fn report_leg(event: Event, worker: &str, decision: &DecisionHandle) {
+    match event {
+        Event::Vetoed(leg) => decision.vetoed(leg, [veto(leg), veto(leg)].into_iter()),
+        Event::Shadowed(leg) => decision.shadowed(shadow(leg)),
+        Event::PrefillSent => decision.prefill_sent(leg(LegKind::Prefill, worker, 1)),
+        Event::PrefillReported(cached) => {
+            decision.prefill_reported(Some(100), cached);
+        }
+        Event::DecodeSent => decision.decode_sent(leg(LegKind::Decode, worker, 1)),
+        Event::AttemptDiscarded => decision.attempt_discarded("lease_expired"),
+        Event::ResumeSent => decision.resume_sent(leg(LegKind::Decode, worker, 1)),
+        Event::ResumeFailed => decision.resume_failed("engine_failed"),
+        Event::Foretold => decision.cached_tokens_foretold(),
+        Event::UsageReported(cached) => {
+            decision.usage_reported(report(cached));
+        }
+        _ => {}
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_attempts_workers_and_outcome_stay_consistent(
+        events in proptest::collection::vec(event(), 0..40),
+    ) {
+        let (mut model, handle) = (Model::default(), begun());
+        for (n, event) in events.into_iter().enumerate() {
+            model.take(event, n, &handle);
+            let decision = handle.with(Decision::clone);
+            prop_assert_eq!(decision.attempts(), model.attempts);
+            prop_assert_eq!(decision.prefill_worker(), model.prefill_worker.as_deref());
+            prop_assert_eq!(decision.decode_worker(), model.decode_worker.as_deref());
+            prop_assert_eq!(decision.outcome, model.outcome);
+            for leg in [Leg::Prefill, Leg::Decode, Leg::Aggregated].map(Leg::name) {
+                let chosen = |one: &&CandidateRecord| one.leg == leg && one.chosen;
+                let chosen = decision.candidates().iter().filter(chosen).count();
+                let draws = decision.draws.iter().filter(|draw| draw.leg == leg).count();
+                prop_assert!(chosen <= 1 && chosen == draws, "one choice for each leg");
+                let shadows = decision.shadow.iter().filter(|choice| choice.leg == leg).count();
+                prop_assert!(shadows <= 1);
+                let vetoed = decision.vetoed.iter().filter(|veto| veto.leg == leg).count();
+                prop_assert!(vetoed <= 2);
+            }
+            let is_chosen = |worker: &str| {
+                decision.candidates().iter().any(|one| one.chosen && *one.worker == *worker)
+            };
+            prop_assert!(decision.prefill_worker().is_none_or(is_chosen));
+            prop_assert!(decision.decode_worker().is_none_or(is_chosen));
+            let (cached, source) = (decision.cached_tokens(), decision.cached_source());
+            prop_assert_eq!(cached.is_some(), source.is_some());
+            prop_assert_eq!(cached, decision.told_cached_tokens());
+            prop_assert!(cached.is_none_or(|tokens| tokens <= 100));
+        }
+    }
 }

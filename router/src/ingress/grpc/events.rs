@@ -20,7 +20,7 @@ use splitrail_api::error::{Error, Kind};
 use splitrail_api::name::Name;
 use splitrail_flow::reply::dialect::read;
 use splitrail_flow::reply::merge::Events;
-use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::decisions::{Decision, DecisionHandle};
 
 /// Pending messages of at least this many bytes are sent without waiting for further ones.
 const FRAME_BYTES: usize = 32 << 10;
@@ -62,10 +62,10 @@ impl Answer {
         let mut out = BytesMut::with_capacity(ROOM_BYTES);
         let started = decision.with(|decision| {
             let route = v1::Route {
-                flow: decision.flow.to_owned(),
-                prefill_worker: decision.prefill_worker.as_deref().map(str::to_owned),
-                decode_worker: decision.decode_worker.as_deref().unwrap_or_default().to_owned(),
-                overlap_blocks: decision.overlap_blocks,
+                flow: decision.flow().to_owned(),
+                prefill_worker: decision.prefill_worker().map(str::to_owned),
+                decode_worker: decision.decode_worker().unwrap_or_default().to_owned(),
+                overlap_blocks: decision.overlap_blocks(),
             };
             v1::Started { request_id: request_id.to_string(), route: Some(route) }
         });
@@ -200,7 +200,7 @@ fn convert(
     // Running totals are not requested here, so usage comes once, at the end.
     if let Some(usage) = chunk.usage {
         let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
-        let source = match (cached_tokens, decision.with(|decision| decision.cached_source)) {
+        let source = match (cached_tokens, decision.with(Decision::cached_source)) {
             (Some(_), Some("engine")) => v1::CachedSource::Engine,
             (Some(_), _) => v1::CachedSource::Estimate,
             (None, _) => v1::CachedSource::Unspecified,

@@ -1,0 +1,149 @@
+//! The events of a prompt's answer: its usage and its end.
+
+use splitrail_engine::usage::EngineUsage;
+
+use super::handle::DecisionHandle;
+use super::record::Decision;
+use crate::entry::{Cached, Entry, ReportedUsage};
+use crate::leg::{LegFacts, Origin};
+use crate::record::told;
+use splitrail_config::model::CachedTokensFallback;
+
+/// The usage of an answer, as its engine reports it.
+#[derive(Clone, Copy, Debug)]
+pub struct UsageReport {
+    /// The usage of the last leg.
+    pub leg: EngineUsage,
+    /// The usage of the whole answer; differs from `leg` after a migration.
+    pub whole: EngineUsage,
+    /// What clients are told where the engine reports no cached tokens.
+    pub fallback: CachedTokensFallback,
+    /// Whether the client gets to see the usage.
+    pub is_shown: bool,
+}
+
+impl DecisionHandle {
+    /// The engine has rejected the answering leg, because too little of the prompt is cached;
+    /// `usage` is what it reports with that. Returns the leg with these figures.
+    pub fn threshold_rejected(
+        &self,
+        usage: Option<EngineUsage>,
+        outcome: &'static str,
+    ) -> Option<LegFacts> {
+        let mut decision = self.lock();
+        decision.outcome = Some(outcome);
+        let leg = decision.ledger.decode_turned_away(usage);
+        decision.ledger.discard(outcome);
+        leg
+    }
+
+    /// The client is told that too little of the prompt is cached; `known` is what is known of
+    /// that. Returns the usage for the client, who sees it if `is_shown`; `None` if the prompt's
+    /// length is not known.
+    pub fn threshold_reply_made(
+        &self,
+        known: LegFacts,
+        fallback: CachedTokensFallback,
+        is_shown: bool,
+    ) -> Option<ReportedUsage> {
+        let mut decision = self.lock();
+        decision.outcome = Some("ok");
+        decision.ledger.turned_away(known);
+        let prompt_tokens = decision.ledger.prompt_tokens()?;
+        let cached = decision.ledger.cached()?;
+        let cached_tokens = told(cached, fallback);
+        decision.set_cached(cached, cached_tokens);
+        let usage = ReportedUsage { prompt_tokens, completion_tokens: 0, cached_tokens };
+        if is_shown {
+            decision.ledger.tell(usage);
+        }
+        Some(usage)
+    }
+
+    /// The answer begins. The cached tokens that the prefill leg has reported are certain before
+    /// the answer's own usage: they go out with the headers of a stream.
+    pub fn cached_tokens_foretold(&self) {
+        let mut decision = self.lock();
+        let reported = decision.ledger.prefill().and_then(|leg| leg.cached_tokens);
+        if let Some(tokens) = reported {
+            let tokens = tokens.min(decision.prompt_tokens.unwrap_or(u32::MAX));
+            decision.set_cached(Cached { tokens, source: Origin::EnginePrefill }, Some(tokens));
+        }
+    }
+
+    /// The answering engine has reported its usage. Returns the cached tokens that the client is
+    /// told; `None` if it is told none.
+    pub fn usage_reported(&self, report: UsageReport) -> Option<u32> {
+        let mut decision = self.lock();
+        decision.ledger.decode_reported(report.leg);
+        decision.ledger.whole_answer(report.whole);
+        let cached = decision.ledger.cached()?;
+        let cached_tokens = told(cached, report.fallback);
+        if report.is_shown {
+            let EngineUsage { prompt_tokens, completion_tokens, .. } = report.whole;
+            decision.ledger.tell(ReportedUsage { prompt_tokens, completion_tokens, cached_tokens });
+        }
+        decision.transferred_tokens = decision.ledger.transferred_tokens();
+        decision.set_cached(cached, cached_tokens);
+        cached_tokens
+    }
+
+    /// The answer is complete. Returns the leg that gave it.
+    pub fn answer_completed(&self) -> Option<LegFacts> {
+        let mut decision = self.lock();
+        decision.outcome = Some("ok");
+        decision.ledger.decode().cloned()
+    }
+
+    /// An auxiliary endpoint's reply has arrived, with the usage that the engine reports of all
+    /// prompts together. Clients are told no cached tokens of them.
+    pub fn auxiliary_answered(&self, usage: Option<EngineUsage>) {
+        let mut decision = self.lock();
+        decision.outcome = Some("ok");
+        if let Some(usage) = usage {
+            decision.ledger.decode_reported(usage);
+            let EngineUsage { prompt_tokens, completion_tokens, .. } = usage;
+            let cached_tokens = None;
+            decision.ledger.tell(ReportedUsage { prompt_tokens, completion_tokens, cached_tokens });
+        }
+    }
+
+    /// The answer broke off: nothing comes of the answering leg, nor of what was prefilled for it.
+    pub fn answer_lost(&self, outcome: &'static str) {
+        let mut decision = self.lock();
+        decision.outcome = Some(outcome);
+        decision.ledger.discard_decode(outcome);
+        decision.ledger.discard(outcome);
+    }
+
+    /// The answer is given up, and the answering worker is not at fault.
+    pub fn given_up(&self, outcome: &'static str) {
+        let mut decision = self.lock();
+        decision.outcome = Some(outcome);
+        decision.ledger.discard(outcome);
+    }
+
+    /// The request has ended. An outcome that the prompt has already stays.
+    pub fn request_ended(&self, outcome: &'static str) {
+        self.lock().outcome.get_or_insert(outcome);
+    }
+
+    /// Closes the prompt's entry in the ledger, and reads it.
+    pub(crate) fn close_entry<T>(
+        &self,
+        outcome: &'static str,
+        read: impl FnOnce(&Entry) -> T,
+    ) -> T {
+        let mut decision = self.lock();
+        decision.ledger.close(outcome);
+        read(&decision.ledger)
+    }
+}
+
+impl Decision {
+    fn set_cached(&mut self, cached: Cached, told_tokens: Option<u32>) {
+        self.cached_tokens = Some(cached.tokens);
+        self.told_cached_tokens = told_tokens;
+        self.cached_source = Some(cached.source.kind());
+    }
+}

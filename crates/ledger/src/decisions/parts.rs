@@ -1,0 +1,163 @@
+//! The parts of a decision record: candidates, vetoes, draws and comparisons.
+
+use serde::{Serialize, Serializer};
+use splitrail_kv::Tier;
+
+use crate::veto::VetoReason;
+use splitrail_api::name::Name;
+use splitrail_policy::{Candidate, Terms};
+
+/// One candidate of a decision.
+#[derive(Clone, Debug, Serialize)]
+pub struct CandidateRecord {
+    /// The part of the request that was placed.
+    pub leg: &'static str,
+    /// The worker's name.
+    pub worker: Name,
+    /// The data-parallel rank that the request was to be pinned to, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u16>,
+    /// Whether the worker was considered alive.
+    pub up: bool,
+    /// Leading blocks of the prompt that the worker held.
+    pub overlap_blocks: u32,
+    /// The same blocks by the fastest tier that had them; tiers without any are left out.
+    #[serde(serialize_with = "by_tier")]
+    pub overlap_by_tier: [u32; Tier::COUNT],
+    /// The share of these blocks, from 0 to 1, that did not count, because the worker found less
+    /// than the index promised.
+    pub overlap_discount: f64,
+    /// Leading blocks that the worker was assumed to hold, the confirmed ones included: a guess
+    /// from what was sent there lately. The cost is computed from this figure.
+    pub assumed_blocks: u32,
+    /// The assumed blocks that were being computed for another prompt.
+    pub underway_blocks: u32,
+    /// Requests that the worker worked on.
+    pub requests: u32,
+    /// Prompt tokens that the worker had still to compute.
+    pub prefill_tokens: u64,
+    /// Tokens of the requests that the worker held.
+    pub active_tokens: u64,
+    /// The candidate's cost under the policy; lower is better.
+    pub cost: f64,
+    /// What the cost is made of, in milliseconds, where the policy counts those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub terms: Option<Terms>,
+    /// Why the candidate could not be chosen: its load or its health. `None` if it could be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub veto: Option<VetoReason>,
+    /// Milliseconds since its last KV event or index synchronisation; `None` if there was none.
+    pub index_age_ms: Option<u64>,
+    /// Whether it was chosen.
+    pub chosen: bool,
+}
+
+impl CandidateRecord {
+    /// A candidate as the policy saw it.
+    pub fn new(
+        leg: &'static str,
+        worker: &str,
+        seen: &Candidate,
+        figures: Figures,
+        chosen: bool,
+    ) -> Self {
+        let Figures { cost, terms, veto, index_age_ms } = figures;
+        Self {
+            leg,
+            worker: worker.into(),
+            rank: seen.rank,
+            up: seen.up,
+            overlap_blocks: seen.overlap_blocks,
+            overlap_by_tier: seen.overlap_by_tier,
+            overlap_discount: seen.overlap_discount,
+            assumed_blocks: seen.assumed_blocks,
+            underway_blocks: seen.underway_blocks,
+            requests: seen.requests,
+            prefill_tokens: seen.prefill_tokens,
+            active_tokens: seen.active_tokens,
+            cost,
+            terms,
+            veto,
+            index_age_ms,
+            chosen,
+        }
+    }
+}
+
+/// What a choice and the fleet say of one candidate.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// The candidate's cost under the policy.
+    pub cost: f64,
+    /// What the cost is made of, in milliseconds.
+    pub terms: Option<Terms>,
+    /// Why the candidate could not be chosen; `None` if it could be.
+    pub veto: Option<VetoReason>,
+    /// Milliseconds since its last KV event or index synchronisation.
+    pub index_age_ms: Option<u64>,
+}
+
+/// A worker that has the role for a leg and was no candidate for it.
+#[derive(Clone, Debug, Serialize)]
+pub struct VetoRecord {
+    /// The part of the request that was placed.
+    pub leg: &'static str,
+    /// The worker's name.
+    pub worker: Name,
+    /// Why it was no candidate.
+    pub reason: VetoReason,
+    /// Milliseconds since its last KV event or index synchronisation; `None` if there was none.
+    pub index_age_ms: Option<u64>,
+}
+
+fn by_tier<S: Serializer>(blocks: &[u32; Tier::COUNT], to: S) -> Result<S::Ok, S::Error> {
+    let tiers = Tier::ALL.iter().map(|tier| (tier.name(), blocks[*tier as usize]));
+    to.collect_map(tiers.filter(|(_, blocks)| *blocks > 0))
+}
+
+/// The inputs of a choice that are not in the snapshot of the workers.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct DrawRecord {
+    /// The part of the request that was placed.
+    pub leg: &'static str,
+    /// The number of choices for such a leg before this one.
+    pub turn: u64,
+    /// The random bits.
+    pub draw: u64,
+}
+
+/// What the shadow policy would have chosen.
+#[derive(Clone, Debug, Serialize)]
+pub struct ShadowRecord {
+    /// The part of the request that was placed.
+    pub leg: &'static str,
+    /// The shadow policy's name.
+    pub policy: &'static str,
+    /// The worker that the shadow policy would have chosen.
+    pub worker: Name,
+    /// Whether this is the worker that was chosen.
+    pub agrees: bool,
+    /// Predicted gain in time to the first token, in milliseconds; negative if the first token
+    /// would have come later.
+    pub predicted_gain_ms: f64,
+}
+
+/// The comparison of local and remote prefill. A way that does not exist has no figures.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WeighedRecord {
+    /// Cost of a remote prefill, in milliseconds: the time to the first token, and what other
+    /// requests lose by it.
+    pub remote_ms: Option<f64>,
+    /// Cost of a local prefill, in milliseconds.
+    pub local_ms: Option<f64>,
+    /// The part of `remote_ms` that is this request's own time to the first token.
+    pub remote_ttft_ms: Option<f64>,
+    /// The part of `local_ms` that is this request's own time to the first token.
+    pub local_ttft_ms: Option<f64>,
+    /// Whether a local prefill was chosen.
+    pub local: bool,
+    /// Whether the way was chosen to learn its cost, and not because it is cheaper.
+    pub explored: bool,
+    /// The largest share of the prompt, from 0 to 1, that any decode worker holds.
+    pub hit_ratio: f64,
+}
