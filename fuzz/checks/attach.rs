@@ -30,7 +30,7 @@ async fn play(mut data: &[u8]) {
     let config: WorkerConfig = serde_json::from_str(config).expect("a worker");
     let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().expect("w")));
     let mut blocks = Blocks::new(Arc::clone(&pool), Arc::clone(&worker));
-    let number = worker.index as u32;
+    let number = worker.index.0;
     while let Ok(request) = AttachRequest::decode_length_delimited(&mut data) {
         let mut sum = Applied::default();
         let fault = match request.message {

@@ -46,7 +46,7 @@ impl Told {
         let config: WorkerConfig = serde_json::from_str(config).expect("a worker");
         let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().expect("w")));
         let blocks = Blocks::new(Arc::clone(&pool), Arc::clone(&worker));
-        Self { pool, number: worker.index as u32, blocks }
+        Self { pool, number: worker.index.0, blocks }
     }
 
     fn is_sound(&self) {

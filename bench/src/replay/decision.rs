@@ -4,13 +4,13 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use serde_json::json;
-use splitrail_policy::{Candidate, Leg, Policy, Query, pick};
+use splitrail_policy::{Candidate, Leg, Policy, Query, WorkerIndex, pick};
 
 use super::report::{Goal, Row};
 use super::{Failure, Run};
 use crate::index::mix;
 
-const WORKERS: usize = 1_000;
+const WORKERS: u32 = 1_000;
 /// The median takes at most that, in microseconds.
 const MOST_US: f64 = 20.0;
 
@@ -46,11 +46,11 @@ pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-fn candidate(worker: usize) -> Candidate {
-    let draw = mix(worker as u64);
+fn candidate(number: u32) -> Candidate {
+    let draw = mix(u64::from(number));
     let overlap_blocks = (draw % 20) as u32;
     Candidate {
-        worker,
+        worker: WorkerIndex(number),
         up: true,
         requests: (draw >> 8) as u32 % 30,
         prefill_tokens: (draw >> 16) % 50_000,

@@ -15,6 +15,7 @@ use splitrail_kv::{BlockHash, Recent, RecentConfig, RecentOverlaps};
 use super::ranks::rank_key;
 use super::worker::Worker;
 use splitrail_config::model::AssumedConfig;
+use splitrail_policy::WorkerIndex;
 
 /// The guesses about a model's workers.
 #[derive(Debug)]
@@ -92,14 +93,14 @@ impl Assumed {
     }
 
     /// A worker began anew, or dropped its cache: nothing is assumed of it.
-    pub fn forget(&self, worker: usize) {
+    pub fn forget(&self, worker: WorkerIndex) {
         for guesses in self.kinds().into_iter().flatten() {
             guesses.forget(worker);
         }
     }
 
     /// A worker's events come in: what it holds is known.
-    pub fn confirmed(&self, worker: usize) {
+    pub fn confirmed(&self, worker: WorkerIndex) {
         if let Some(approximate) = &self.approximate {
             approximate.forget(worker);
         }
@@ -165,8 +166,8 @@ impl Guesses {
         self.next_expiry_ms.load(Relaxed) <= now_ms && self.change(|recent| recent.expire(now_ms))
     }
 
-    fn forget(&self, worker: usize) {
-        self.change(|recent| recent.forget(worker as u32));
+    fn forget(&self, worker: WorkerIndex) {
+        self.change(|recent| recent.forget(worker.0));
     }
 
     fn blocks(&self, worker: &Worker) -> usize {

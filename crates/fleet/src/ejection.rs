@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use splitrail_config::model::EjectionConfig;
+use splitrail_policy::WorkerIndex;
 
 /// What a worker has done since the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Record {
     /// The worker's number.
-    pub worker: usize,
+    pub worker: WorkerIndex,
     /// Whether it is ejected now.
     pub ejected: bool,
     /// Legs that ended.
@@ -39,7 +40,7 @@ impl Cause {
 }
 
 /// The workers to eject now, the worst first, out of all of one role that are there.
-pub fn outliers(records: &[Record], config: &EjectionConfig) -> Vec<(usize, Cause)> {
+pub fn outliers(records: &[Record], config: &EjectionConfig) -> Vec<(WorkerIndex, Cause)> {
     let out = records.iter().filter(|record| record.ejected).count();
     let cap = records.len() * config.cap_percent as usize / 100;
     let room = cap.min(records.len().saturating_sub(1)).saturating_sub(out);
@@ -47,7 +48,7 @@ pub fn outliers(records: &[Record], config: &EjectionConfig) -> Vec<(usize, Caus
         .iter()
         .filter(|record| !record.ejected && record.legs >= config.min_requests)
         .collect();
-    let mut worst: Vec<(f64, usize, Cause)> = Vec::new();
+    let mut worst: Vec<(f64, WorkerIndex, Cause)> = Vec::new();
     for record in &judged {
         let others = judged.iter().filter(|other| other.worker != record.worker);
         let failing = share(record);
@@ -94,7 +95,8 @@ mod tests {
         EjectionConfig { slow_factor: 5, min_requests: 10, ..EjectionConfig::default() }
     }
 
-    fn record(worker: usize, failed: u32, first_token_ms: f64) -> Record {
+    fn record(worker: u32, failed: u32, first_token_ms: f64) -> Record {
+        let worker = WorkerIndex(worker);
         let first_token_ms = Some(first_token_ms);
         Record { worker, ejected: false, legs: 100, failed, first_token_ms }
     }
@@ -102,7 +104,7 @@ mod tests {
     #[test]
     fn whoever_fails_more_than_the_others_goes() {
         let records = [record(0, 60, 10.0), record(1, 2, 10.0), record(2, 0, 10.0)];
-        assert_eq!(outliers(&records, &config()), [(0, Cause::Failures)]);
+        assert_eq!(outliers(&records, &config()), [(WorkerIndex(0), Cause::Failures)]);
         let all = [record(0, 60, 10.0), record(1, 60, 10.0), record(2, 60, 10.0)];
         assert_eq!(outliers(&all, &config()), [], "something that all share");
         let few = [Record { legs: 9, failed: 9, ..records[0] }, records[1], records[2]];
@@ -112,7 +114,7 @@ mod tests {
     #[test]
     fn whoever_is_many_times_slower_goes() {
         let records = [record(0, 0, 100.0), record(1, 0, 10.0), record(2, 0, 12.0)];
-        assert_eq!(outliers(&records, &config()), [(0, Cause::Slow)]);
+        assert_eq!(outliers(&records, &config()), [(WorkerIndex(0), Cause::Slow)]);
         let off = EjectionConfig { slow_factor: 0, ..config() };
         assert_eq!(outliers(&records, &off), []);
     }
@@ -124,7 +126,7 @@ mod tests {
             record.failed = 90 + i as u32;
         }
         let out: Vec<_> = outliers(&records, &config()).iter().map(|(worker, _)| *worker).collect();
-        assert_eq!(out, [3, 2, 1], "a third of ten");
+        assert_eq!(out, [3, 2, 1].map(WorkerIndex), "a third of ten");
         records[9].ejected = true;
         assert_eq!(outliers(&records, &config()).len(), 2);
         let two = [record(0, 100, 1.0), record(1, 0, 1.0)];
@@ -140,7 +142,7 @@ mod tests {
     fn records() -> impl Strategy<Value = Vec<Record>> {
         let one = (any::<bool>(), 0u32..200, 0u32..200, proptest::option::of(0.0..1e6f64));
         proptest::collection::vec(one, 0..30).prop_map(|all| {
-            let numbered = all.into_iter().enumerate();
+            let numbered = (0..).map(WorkerIndex).zip(all);
             numbered
                 .map(|(worker, (ejected, legs, failed, first_token_ms))| Record {
                     worker,

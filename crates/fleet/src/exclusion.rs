@@ -5,26 +5,26 @@ use std::time::Instant;
 use super::state::State;
 use super::worker::Worker;
 use splitrail_ledger::veto::VetoReason;
-use splitrail_policy::Leg;
+use splitrail_policy::{Leg, WorkerIndex};
 
 /// A worker that a leg must not be placed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exclusion {
     /// The worker's number in its model's fleet.
-    pub worker: usize,
+    pub worker: WorkerIndex,
     /// Why.
     pub reason: VetoReason,
 }
 
 impl Exclusion {
     /// Excludes a worker, by its number, for a reason.
-    pub fn new(worker: usize, reason: VetoReason) -> Self {
+    pub fn new(worker: WorkerIndex, reason: VetoReason) -> Self {
         Self { worker, reason }
     }
 }
 
 /// Why a worker is excluded; `None` if it is not.
-pub fn excluded(exclusions: &[Exclusion], worker: usize) -> Option<VetoReason> {
+pub fn excluded(exclusions: &[Exclusion], worker: WorkerIndex) -> Option<VetoReason> {
     exclusions.iter().find(|one| one.worker == worker).map(|one| one.reason)
 }
 

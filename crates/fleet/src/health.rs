@@ -13,6 +13,7 @@ use super::state::{Event, State};
 use super::worker::Worker;
 use crate::Served;
 use splitrail_config::model::{EjectionConfig, Role};
+use splitrail_policy::WorkerIndex;
 
 /// Between two looks at whether somebody's time is over.
 const TICK: Duration = Duration::from_millis(100);
@@ -37,7 +38,7 @@ pub(super) async fn run(served: Arc<Served>) {
 
 struct Watch {
     /// Ejections by worker: how many in a row, and until when the last.
-    ejected: HashMap<usize, (u32, Instant)>,
+    ejected: HashMap<WorkerIndex, (u32, Instant)>,
     next_look: Instant,
 }
 

@@ -93,7 +93,7 @@ impl Indexing {
     /// Blocks that the index holds.
     pub(super) fn blocks(&self) -> usize {
         match self.rank {
-            None => self.pool.index().held(self.worker.index as u32),
+            None => self.pool.index().held(self.worker.index.0),
             Some(_) => self.pool.index().block_counts(self.key()).iter().sum(),
         }
     }
@@ -167,7 +167,7 @@ impl Indexing {
         let index = self.pool.index();
         let (room, limit) = index.room(self.key());
         let room = match self.rank {
-            None => limit.saturating_sub(index.held(self.worker.index as u32)),
+            None => limit.saturating_sub(index.held(self.worker.index.0)),
             Some(_) => room,
         };
         room >= limit / 8
@@ -195,7 +195,7 @@ impl Indexing {
     pub(super) fn forget(&mut self) {
         self.begin_whole();
         match self.rank {
-            None => self.pool.index().remove_worker(self.worker.index as u32),
+            None => self.pool.index().remove_worker(self.worker.index.0),
             Some(_) => self.pool.index().clear_worker(self.key()),
         };
         self.pool.assumed.forget(self.worker.index);

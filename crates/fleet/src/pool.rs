@@ -1,7 +1,7 @@
 //! One model's workers and the index of their KV blocks.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use super::worker::Worker;
 use crate::losses::Losses;
 use splitrail_config::model::{AssumedConfig, BusyConfig, Model};
 use splitrail_ledger::veto::VetoReason;
-use splitrail_policy::{Candidate, Leg};
+use splitrail_policy::{Candidate, Leg, WorkerIndex};
 
 thread_local! {
     /// What a look into the index needs, kept so that none allocates.
@@ -32,7 +32,7 @@ pub struct Pool {
     /// The workers now. Changed by `enter` and `leave` only.
     roster: ArcSwap<Roster>,
     /// The number of the next worker: none is given twice.
-    next: AtomicUsize,
+    next: AtomicU32,
     /// Held by whoever changes the roster.
     changing: Mutex<()>,
     /// Tokens per block; 0 until an engine has said it.
@@ -64,7 +64,7 @@ impl Pool {
         let index = Index::new(index);
         Self {
             roster: ArcSwap::from_pointee(Roster::new(Vec::new())),
-            next: AtomicUsize::new(0),
+            next: AtomicU32::new(0),
             changing: Mutex::new(()),
             block_size: watch::Sender::new(index.config().block_size),
             reader: index.reader(),
@@ -91,9 +91,9 @@ impl Pool {
     }
 
     /// Lets a worker in, which is made with a number of its own.
-    pub fn enter(&self, make: impl FnOnce(usize) -> Worker) -> Arc<Worker> {
+    pub fn enter(&self, make: impl FnOnce(WorkerIndex) -> Worker) -> Arc<Worker> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let worker = Arc::new(make(self.next.fetch_add(1, Relaxed)));
+        let worker = Arc::new(make(WorkerIndex(self.next.fetch_add(1, Relaxed))));
         self.roster.store(Arc::new(self.roster.load().with(Arc::clone(&worker))));
         worker
     }
@@ -106,7 +106,7 @@ impl Pool {
         }
         // Whoever writes to the index looks at this with the index in hand.
         worker.gone.cancel();
-        self.index().remove_worker(worker.index as u32);
+        self.index().remove_worker(worker.index.0);
         self.assumed.forget(worker.index);
     }
 
@@ -204,7 +204,7 @@ impl Pool {
     }
 
     /// The one worker outside `failed` that may be asked for a leg, if it is the last.
-    pub fn last_up(&self, leg: Leg, failed: &[Exclusion]) -> Option<usize> {
+    pub fn last_up(&self, leg: Leg, failed: &[Exclusion]) -> Option<WorkerIndex> {
         self.ups(leg, failed, |ups| ups.next().filter(|_| ups.next().is_none()))
     }
 
@@ -222,7 +222,7 @@ impl Pool {
         &self,
         leg: Leg,
         failed: &[Exclusion],
-        read: impl FnOnce(&mut dyn Iterator<Item = usize>) -> T,
+        read: impl FnOnce(&mut dyn Iterator<Item = WorkerIndex>) -> T,
     ) -> T {
         let now = Instant::now();
         let roster = self.roster.load();
@@ -315,7 +315,7 @@ mod tests {
             salt: None,
             tier: Tier::Device,
         };
-        pool.index().apply(rank_key(0, 0), &stored);
+        pool.index().apply(rank_key(WorkerIndex(0), 0), &stored);
         let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
         let mut hashes = Vec::new();
         chain_hashes(&namespace, HashSeed(1), &tokens, &mut hashes);
@@ -380,7 +380,7 @@ mod tests {
         let block = StoredBlock { hash: EngineHash(1), tokens: vec![1, 2], opaque: false };
         let (blocks, tier) = (vec![block], Tier::Device);
         let stored = KvEvent::Stored { parent: None, blocks, adapter: None, salt: None, tier };
-        pool.index().apply(rank_key(0, 0), &stored);
+        pool.index().apply(rank_key(WorkerIndex(0), 0), &stored);
         assert_eq!(seen(&pool, &hashes, after(start, 1999)), (1, 3, 2));
         assert_eq!(seen(&pool, &hashes, after(start, 2001)), (1, 1, 0));
         assert_eq!(pool.assumed.blocks(&worker), AssumedBlocks::default());
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(seen(&pool, &hashes, after(start, 220_001)), (0, 0, 0));
         // Once events tell, they count.
         pool.assumed.computed(after(start, 220_001), &worker, None, &hashes);
-        pool.assumed.confirmed(0);
+        pool.assumed.confirmed(WorkerIndex(0));
         assert_eq!(seen(&pool, &hashes, after(start, 220_002)), (0, 0, 0));
     }
 
@@ -422,7 +422,7 @@ mod tests {
         pool.assumed.sent(start, &worker, None, &hashes);
         pool.assumed.computed(start, &worker, None, &hashes);
         assert_eq!(seen(&pool, &hashes, start), (0, 3, 0));
-        pool.assumed.forget(0);
+        pool.assumed.forget(WorkerIndex(0));
         assert_eq!(seen(&pool, &hashes, start), (0, 0, 0));
     }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
 use splitrail_kv::WorkerKey;
+use splitrail_policy::WorkerIndex;
 use tokio::sync::watch;
 
 use super::booking::Booked;
@@ -188,8 +189,8 @@ impl Rank {
 }
 
 /// A rank's name in the index.
-pub fn rank_key(index: usize, rank: u16) -> WorkerKey {
-    WorkerKey { worker: index as u32, rank }
+pub fn rank_key(worker: WorkerIndex, rank: u16) -> WorkerKey {
+    WorkerKey { worker: worker.0, rank }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::hosts::Hosts;
 use super::worker::Worker;
+use splitrail_policy::WorkerIndex;
 
 /// The workers of a model, as they were when it was asked for. It never changes; who comes or
 /// goes makes a new one.
@@ -29,7 +30,7 @@ impl Roster {
     }
 
     /// The worker of a number.
-    pub fn get(&self, index: usize) -> Option<&Arc<Worker>> {
+    pub fn get(&self, index: WorkerIndex) -> Option<&Arc<Worker>> {
         let at = self.workers.binary_search_by_key(&index, |worker| worker.index).ok()?;
         Some(&self.workers[at])
     }
@@ -55,7 +56,7 @@ impl Roster {
     }
 
     /// The same without one.
-    pub(super) fn without(&self, index: usize) -> Self {
+    pub(super) fn without(&self, index: WorkerIndex) -> Self {
         let others = self.workers.iter().filter(|worker| worker.index != index);
         Self::new(others.cloned().collect())
     }

@@ -33,7 +33,7 @@ use splitrail_api::error::{Error, Fault};
 use splitrail_config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::echoes::Echoes;
-use splitrail_policy::{Coefficients, Leg};
+use splitrail_policy::{Coefficients, Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
 
 /// A load report older than this says nothing about now.
@@ -61,7 +61,7 @@ impl Deref for Recent {
 #[derive(Debug)]
 pub struct Worker {
     /// Its number in its model's fleet, which no other worker ever has.
-    pub index: usize,
+    pub index: WorkerIndex,
     /// Its configuration.
     pub config: WorkerConfig,
     /// Host and port of its HTTP address.
@@ -135,7 +135,7 @@ pub struct Worker {
 
 impl Worker {
     /// A worker, presumed alive until a probe says otherwise.
-    pub fn new(index: usize, config: WorkerConfig, authority: Authority) -> Self {
+    pub fn new(index: WorkerIndex, config: WorkerConfig, authority: Authority) -> Self {
         let synced = AtomicBool::new(config.kv_events.is_none());
         let life = Life::new(&config.id);
         let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
@@ -498,7 +498,7 @@ impl Engine for Worker {
     /// Differs over all workers of a model, and between processes of one worker as far as the
     /// router can tell them apart.
     fn process(&self) -> u64 {
-        (self.index as u64) << 32 | u64::from(self.processes.load(Relaxed))
+        u64::from(self.index.0) << 32 | u64::from(self.processes.load(Relaxed))
     }
 
     fn is_guarded(&self) -> bool {

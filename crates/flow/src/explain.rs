@@ -25,7 +25,7 @@ use splitrail_fleet::{Exclusion, Roster};
 use splitrail_ledger::decisions::CandidateRecord;
 use splitrail_ledger::decisions::WeighedRecord;
 use splitrail_ledger::veto::VetoReason;
-use splitrail_policy::{Candidate, Choice, Leg, pick};
+use splitrail_policy::{Candidate, CandidateIndex, Choice, Leg, pick};
 use splitrail_telemetry::clock::unix_ms;
 
 mod condition;
@@ -310,7 +310,7 @@ impl<'a> Way<'a> {
         let query = query(pool, self.unit, wish.leg, (pool.turn(wish.leg), rand::random()));
         let choice = pick(&self.served.config.policy, &seen, query);
         let now_unix_ms = unix_ms();
-        let id = |index: usize| self.roster.get(index).map_or("", |worker| worker.id());
+        let id = |index| self.roster.get(index).map_or("", |worker| worker.id());
         let mut step = Step {
             step: name,
             leg: wish.leg.name(),
@@ -350,9 +350,9 @@ impl<'a> Way<'a> {
     }
 }
 
-/// The candidates' places, the cheapest first.
-fn order(choice: &Choice) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..choice.costs.len()).collect();
+/// The candidates, the cheapest first.
+fn order(choice: &Choice) -> Vec<CandidateIndex> {
+    let mut order: Vec<_> = CandidateIndex::all(choice.costs.len()).collect();
     order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
     order
 }

@@ -20,7 +20,7 @@ use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{Envelope, Parcel, Receipt, Shape};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
-use splitrail_policy::Leg;
+use splitrail_policy::{Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
 
 /// A hand-off with all that it takes to release it.
@@ -33,8 +33,8 @@ pub(super) struct Staged {
     body: JsonObject,
     weight_tokens: u64,
     envelope: Envelope,
-    /// The prefill worker's place: it cannot fetch from itself.
-    worker: usize,
+    /// The prefill worker: it cannot fetch from itself.
+    worker: WorkerIndex,
 }
 
 impl Staged {
@@ -42,7 +42,7 @@ impl Staged {
     pub(super) fn new(
         context: &Context,
         unit: &Unit,
-        (worker, envelope): (usize, &Envelope),
+        (worker, envelope): (WorkerIndex, &Envelope),
         hand_off: HandOff,
         lease: Lease,
     ) -> Self {

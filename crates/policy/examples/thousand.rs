@@ -4,15 +4,16 @@
 
 use std::time::Instant;
 
-use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, mix};
+use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, WorkerIndex, mix};
 
 const DECISIONS: usize = 20_000;
 
 fn main() {
     let mut candidates: Vec<Candidate> = (0..1_000)
-        .map(|worker| {
-            let bits = mix(worker as u64);
+        .map(|number| {
+            let bits = mix(u64::from(number));
             let overlap_blocks = (bits % 40) as u32;
+            let worker = WorkerIndex(number);
             let mut candidate = Candidate { worker, up: true, ..Candidate::default() };
             candidate.wait_ns = bits % 2_000_000_000;
             candidate.busy_share = (bits % 97) as f64 / 97.0;

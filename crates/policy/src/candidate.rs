@@ -3,12 +3,13 @@
 use splitrail_kv::Tier;
 
 use crate::coefficients::Coefficients;
+use crate::index::WorkerIndex;
 
 /// What is known of one worker at the instant of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// The worker's place in its model's list.
-    pub worker: usize,
+    /// The worker's number in the roster of its model.
+    pub worker: WorkerIndex,
     /// The data-parallel rank that the request would be pinned to: each is a candidate of its
     /// own, with its own cache and queue. `None` where the worker has one, or chooses itself.
     pub rank: Option<u16>,
@@ -58,7 +59,7 @@ pub struct Candidate {
 impl Default for Candidate {
     fn default() -> Self {
         Self {
-            worker: 0,
+            worker: WorkerIndex::default(),
             rank: None,
             up: false,
             busy: false,

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::candidate::{Candidate, Leg, Query};
 use crate::coefficients::Coefficients;
+use crate::index::{CandidateIndex, WorkerIndex};
 use crate::mix::mix;
 use crate::policy::Policy;
 use crate::predicted::{Load, Terms, terms};
@@ -13,16 +14,16 @@ use crate::predicted::{Load, Terms, terms};
 /// A choice with its reasons. It can be decided again and again, to use its memory again.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
-    /// The place of the chosen one among the candidates given.
-    pub index: usize,
+    /// The chosen candidate.
+    pub index: CandidateIndex,
     /// Every candidate's cost under the policy, in the order given; lower is better.
     pub costs: Vec<f64>,
     /// What the costs are made of, in the same order, where the policy counts milliseconds.
     pub terms: Vec<Terms>,
     /// Why a candidate could not be chosen, in the same order; `None` where it could.
     pub vetoes: Vec<Option<Veto>>,
-    /// The place of the cheapest of the others that could be chosen.
-    pub runner_up: Option<usize>,
+    /// The cheapest of the other candidates that could be chosen.
+    pub runner_up: Option<CandidateIndex>,
     /// How much more the runner-up costs than the chosen one; below 0 where the policy did
     /// not take the cheapest.
     pub margin: f64,
@@ -30,7 +31,7 @@ pub struct Choice {
     pub extra_work_price: f64,
     /// The most overlap that any candidate that could be chosen had.
     pub best_overlap_blocks: u32,
-    eligible: Vec<usize>,
+    eligible: Vec<CandidateIndex>,
     load: Load,
 }
 
@@ -99,7 +100,7 @@ impl Choice {
         let (mut least, mut largest) = (f64::INFINITY, 0.0f64);
         // Where all have as much as they should, somebody has to take more.
         let all_busy = candidates.iter().all(|candidate| candidate.busy || !candidate.up);
-        for (i, candidate) in candidates.iter().enumerate() {
+        for (i, candidate) in CandidateIndex::all(candidates.len()).zip(candidates) {
             let spared = candidate.busy && !all_busy;
             if candidate.up && !spared {
                 self.eligible.push(i);
@@ -117,7 +118,7 @@ impl Choice {
         }
         if self.eligible.is_empty() {
             self.vetoes.fill(None);
-            self.eligible.extend(0..candidates.len());
+            self.eligible.extend(CandidateIndex::all(candidates.len()));
             let overlaps = candidates.iter().map(|candidate| candidate.overlap_blocks);
             self.best_overlap_blocks = overlaps.max().unwrap_or(0);
         } else if least < largest {
@@ -164,7 +165,7 @@ impl Choice {
 }
 
 /// Two different ones, if there are two.
-fn two_of(eligible: &[usize], draw: u64) -> Vec<usize> {
+fn two_of(eligible: &[CandidateIndex], draw: u64) -> Vec<CandidateIndex> {
     let count = eligible.len() as u64;
     let first = draw % count;
     let other = (first + 1 + mix(draw) % (count - 1).max(1)) % count;
@@ -175,7 +176,12 @@ fn two_of(eligible: &[usize], draw: u64) -> Vec<usize> {
 
 /// Leaves those out whose share is less than the largest, in as many of all draws as it is
 /// less. Who holds some of the prompt is not cold, and stays.
-fn spare_the_slow(eligible: &mut Vec<usize>, candidates: &[Candidate], largest: f64, draw: u64) {
+fn spare_the_slow(
+    eligible: &mut Vec<CandidateIndex>,
+    candidates: &[Candidate],
+    largest: f64,
+    draw: u64,
+) {
     eligible.retain(|i| {
         let Candidate { share, worker, overlap_blocks, .. } = candidates[*i];
         share >= largest || overlap_blocks > 0 || even(draw, worker) * largest < share
@@ -183,8 +189,8 @@ fn spare_the_slow(eligible: &mut Vec<usize>, candidates: &[Candidate], largest: 
 }
 
 /// An even fraction in [0, 1) for each draw and worker.
-fn even(draw: u64, worker: usize) -> f64 {
-    let bits = mix(draw ^ (worker as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+fn even(draw: u64, worker: WorkerIndex) -> f64 {
+    let bits = mix(draw ^ (u64::from(worker.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
@@ -226,8 +232,13 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
 }
 
 /// The lowest cost; on a tie the fewest requests; on a tie of both, drawn.
-fn cheapest(eligible: &[usize], candidates: &[Candidate], costs: &[f64], draw: u64) -> usize {
-    let against = |one: usize, other: usize| {
+fn cheapest(
+    eligible: &[CandidateIndex],
+    candidates: &[Candidate],
+    costs: &[f64],
+    draw: u64,
+) -> CandidateIndex {
+    let against = |one: CandidateIndex, other: CandidateIndex| {
         let requests = || candidates[one].requests.cmp(&candidates[other].requests);
         costs[one].total_cmp(&costs[other]).then_with(requests)
     };
@@ -248,15 +259,24 @@ fn cheapest(eligible: &[usize], candidates: &[Candidate], costs: &[f64], draw: u
 }
 
 /// The lowest cost of the others.
-fn cheapest_but(eligible: &[usize], costs: &[f64], index: usize) -> Option<usize> {
-    let others = eligible.iter().copied().filter(|i| *i != index);
+fn cheapest_but(
+    eligible: &[CandidateIndex],
+    costs: &[f64],
+    chosen: CandidateIndex,
+) -> Option<CandidateIndex> {
+    let others = eligible.iter().copied().filter(|i| *i != chosen);
     others.reduce(|best, i| if costs[i] < costs[best] { i } else { best })
 }
 
 /// Draws with probability in proportion to `exp(-cost / temperature)`.
-fn softmax(eligible: &[usize], costs: &[f64], temperature: f64, draw: u64) -> usize {
+fn softmax(
+    eligible: &[CandidateIndex],
+    costs: &[f64],
+    temperature: f64,
+    draw: u64,
+) -> CandidateIndex {
     let least = eligible.iter().map(|i| costs[*i]).fold(f64::INFINITY, f64::min);
-    let weight = |i: usize| (-(costs[i] - least) / temperature).exp();
+    let weight = |i: CandidateIndex| (-(costs[i] - least) / temperature).exp();
     let total: f64 = eligible.iter().map(|i| weight(*i)).sum();
     // The upper 53 bits make an even fraction in [0, 1).
     let mut left = (draw >> 11) as f64 / (1u64 << 53) as f64 * total;

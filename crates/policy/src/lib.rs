@@ -7,6 +7,7 @@
 mod candidate;
 mod choose;
 mod coefficients;
+mod index;
 mod mix;
 mod policy;
 mod predicted;
@@ -20,6 +21,7 @@ pub mod threshold;
 pub use candidate::{Candidate, Leg, Query};
 pub use choose::{Choice, Veto, holders, pick};
 pub use coefficients::{Coefficients, nanoseconds};
+pub use index::{CandidateIndex, WorkerIndex};
 pub use mix::mix;
 pub use policy::Policy;
 pub use predicted::{Terms, extra_work_price};

@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::candidate::{Candidate, Query};
+use crate::index::CandidateIndex;
 
 /// A published policy.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
@@ -77,8 +78,8 @@ impl Sight {
 /// What a published policy chose.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chosen {
-    /// The place of the chosen one among the candidates given.
-    pub index: usize,
+    /// The chosen candidate.
+    pub index: CandidateIndex,
     /// How many were equally good; from 2 on, the draw decided if the policy draws.
     pub tied: usize,
     /// Leading blocks that it should fetch from a peer before it begins; 0 for no fetch.
@@ -152,7 +153,7 @@ impl Published {
         let chosen = match self {
             Self::Random => drawn(vec![0.0; candidates.len()], query.draw),
             Self::RoundRobin => {
-                let index = (query.turn % candidates.len() as u64) as usize;
+                let index = CandidateIndex((query.turn % candidates.len() as u64) as usize);
                 Chosen { index, tied: 1, fetch_blocks: 0, costs: vec![0.0; candidates.len()] }
             }
             Self::LeastLoaded => first(costs(&|c| c.active_tokens as f64)),
@@ -183,9 +184,9 @@ fn cached_tokens(query: Query, blocks: u32) -> u64 {
 
 /// The first of the cheapest.
 fn first(costs: Vec<f64>) -> Chosen {
-    let mut index = 0;
-    for (i, cost) in costs.iter().enumerate() {
-        if *cost < costs[index] {
+    let mut index = CandidateIndex::default();
+    for i in CandidateIndex::all(costs.len()) {
+        if costs[i] < costs[index] {
             index = i;
         }
     }
@@ -195,9 +196,10 @@ fn first(costs: Vec<f64>) -> Chosen {
 /// One of the cheapest, by the draw.
 fn drawn(costs: Vec<f64>, draw: u64) -> Chosen {
     let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
-    let tied: Vec<usize> = (0..costs.len()).filter(|i| costs[*i] == least).collect();
+    let tied = CandidateIndex::all(costs.len()).filter(|i| costs[*i] == least);
+    let tied: Vec<CandidateIndex> = tied.collect();
     let index = match tied.len() {
-        0 => 0,
+        0 => CandidateIndex::default(),
         count => tied[(draw % count as u64) as usize],
     };
     Chosen { index, tied: tied.len(), fetch_blocks: 0, costs }

@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::candidate::{Candidate, Query};
 use crate::choose::Choice;
+use crate::index::WorkerIndex;
 use fair::Fair;
 
 pub use goal::Refused;
@@ -130,15 +131,15 @@ pub struct Release<T> {
     pub ticket: Ticket,
     /// The request.
     pub item: Item<T>,
-    /// Why that worker: its place among the candidates is `choice.index`.
+    /// Why that worker: it is the candidate `choice.index`.
     pub choice: Choice,
     /// What the choice was made from, with what was released in the same round before.
     pub candidates: Vec<Candidate>,
 }
 
 impl<T> Release<T> {
-    /// The worker, by its place in its model's list.
-    pub fn worker(&self) -> usize {
+    /// The worker that takes the request.
+    pub fn worker(&self) -> WorkerIndex {
         self.candidates[self.choice.index].worker
     }
 }

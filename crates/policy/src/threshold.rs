@@ -38,6 +38,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::candidate::{Candidate, Query};
+use crate::index::{CandidateIndex, WorkerIndex};
 use crate::learn::{Evidence, Fit};
 use crate::mix::mix;
 use curve::Curve;
@@ -109,8 +110,8 @@ pub struct Offer<'a> {
 /// What one way would take.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Way {
-    /// The place of the worker that computes the prompt, among the candidates given.
-    pub index: usize,
+    /// The candidate that computes the prompt.
+    pub index: CandidateIndex,
     /// The predicted time to the first token.
     pub ttft_ms: f64,
     /// With what others lose.
@@ -182,7 +183,7 @@ pub struct Threshold {
     /// When each was last observed.
     local_ns: u64,
     remote_ns: u64,
-    guards: HashMap<usize, Guard>,
+    guards: HashMap<WorkerIndex, Guard>,
     curve: Curve,
     /// Milliseconds that exploring may take.
     exploring_ms: f64,
@@ -238,9 +239,9 @@ impl Threshold {
             self.exploring_ms = earned_ms.min(EXPLORED_SAVED_MAX_MS) - way.explored_ms(way.ttft_ms);
         }
         let Some(local) = verdict.at_decode.filter(|_| verdict.local) else { return };
-        let Some(chosen) = offer.decode.get(local.index) else { return };
+        let Some(chosen) = offer.decode.get(local.index.0) else { return };
         // Those that have left the fleet must not be remembered for ever.
-        let here = |worker: &usize| offer.decode.iter().any(|c| c.worker == *worker);
+        let here = |worker: &WorkerIndex| offer.decode.iter().any(|c| c.worker == *worker);
         self.guards.retain(|worker, _| here(worker));
         let (goal_ms, step_ms) = (self.config.tbt_goal_ms, estimate::step_ms(chosen));
         let guard = self.guards.entry(chosen.worker).or_default();

@@ -6,7 +6,7 @@ use splitrail_policy::learn::BusyShare;
 use splitrail_policy::threshold::{
     DEFAULT_THRESHOLD_RATIO, Learned, Offer, Threshold, ThresholdConfig, Way,
 };
-use splitrail_policy::{Candidate, Coefficients, mix};
+use splitrail_policy::{Candidate, Coefficients, WorkerIndex, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Router};
 
 use crate::feed::Feed;
@@ -62,7 +62,7 @@ impl<R: Sees> AutoRouter<R> {
             let (requests, active_tokens) = cluster.decode_batch(worker);
             let overlap_blocks = cluster.decode_overlap_blocks(worker, request);
             Candidate {
-                worker,
+                worker: WorkerIndex::at(worker),
                 up: true,
                 requests,
                 active_tokens,
@@ -96,12 +96,13 @@ impl<R: Sees> Router for AutoRouter<R> {
         if !verdict.local {
             return self.policy.arrive(cluster, request);
         }
-        let held = decode[way.index].held_blocks();
+        let chosen = &decode[way.index];
+        let (worker, held) = (chosen.worker.place(), chosen.held_blocks());
         let lacking = query.prompt_tokens - query.cached_tokens(held);
-        let known = &mut self.decode[way.index];
+        let known = &mut self.decode[worker];
         known.local.push((request, lacking));
         known.busy.set(now_ns, true);
-        Decision::Local(way.index)
+        Decision::Local(worker)
     }
 
     fn release(&mut self, cluster: &Cluster<'_>) -> Option<(usize, Decision)> {

@@ -1,7 +1,7 @@
 //! Adapts a policy to the cluster's router interface.
 
 use splitrail_policy::published::{Published, Sight};
-use splitrail_policy::{Candidate, Coefficients, Policy, mix, pick};
+use splitrail_policy::{Candidate, CandidateIndex, Coefficients, Policy, mix, pick};
 use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 
 use crate::auto::Sees;
@@ -63,8 +63,8 @@ pub struct PolicyRouter {
     turn: u64,
     feed: Option<Feed>,
     candidates: Vec<Candidate>,
-    /// The worker of the last decision, and the number of blocks that it fetches.
-    last: (usize, u32),
+    /// The candidate of the last decision, and the number of blocks that its worker fetches.
+    last: (CandidateIndex, u32),
 }
 
 impl PolicyRouter {
@@ -79,7 +79,7 @@ impl PolicyRouter {
             turn: 0,
             feed: None,
             candidates: Vec::new(),
-            last: (0, 0),
+            last: (CandidateIndex::default(), 0),
         }
     }
 
@@ -90,12 +90,13 @@ impl PolicyRouter {
         self
     }
 
-    /// The index of the chosen candidate, and the number of leading blocks to fetch.
-    fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> (usize, u32) {
+    /// The chosen candidate, and the number of leading blocks to fetch.
+    fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> (CandidateIndex, u32) {
+        let none = (CandidateIndex::default(), 0);
         let query = Feed::query(cluster, request, self.turn, self.draws.peek());
         match &self.chooser {
             Chooser::Published(policy) => {
-                let Some(chosen) = policy.choose(&self.candidates, query) else { return (0, 0) };
+                let Some(chosen) = policy.choose(&self.candidates, query) else { return none };
                 if chosen.tied > 1 {
                     self.draws.advance();
                 }
@@ -103,7 +104,7 @@ impl PolicyRouter {
             }
             Chooser::Configured(policy) => {
                 self.draws.advance();
-                pick(policy, &self.candidates, query).map_or((0, 0), |choice| (choice.index, 0))
+                pick(policy, &self.candidates, query).map_or(none, |choice| (choice.index, 0))
             }
         }
     }
@@ -147,6 +148,7 @@ impl Router for PolicyRouter {
         self.last = self.choose(cluster, request);
         let (index, fetch_blocks) = self.last;
         let Candidate { worker, overlap_blocks, coefficients, .. } = self.candidates[index];
+        let worker = worker.place();
         if fetch_blocks == 0 {
             return Decision::Prefill(Placement::on(worker));
         }

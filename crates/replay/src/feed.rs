@@ -2,7 +2,7 @@
 
 use splitrail_policy::learn::BusyShare;
 use splitrail_policy::published::Sight;
-use splitrail_policy::{Candidate, Coefficients, Leg, Query};
+use splitrail_policy::{Candidate, Coefficients, Leg, Query, WorkerIndex};
 use splitrail_sim::cluster::Cluster;
 
 /// How long a placement is remembered.
@@ -57,7 +57,7 @@ impl Feed {
             let overlap_blocks = cluster.overlap_blocks(worker, request);
             let assumed_blocks = self.pending_blocks(cluster, worker, request, overlap_blocks);
             Candidate {
-                worker,
+                worker: WorkerIndex::at(worker),
                 up: true,
                 requests: cluster.outstanding_requests(worker),
                 prefill_tokens: self.booked_tokens[worker],
@@ -99,7 +99,7 @@ impl Feed {
         fetch_blocks: u32,
     ) {
         let workload = cluster.workload();
-        let worker = candidate.worker;
+        let worker = candidate.worker.place();
         let input = u64::from(workload.requests()[request].input_tokens);
         let seen = self.sight.blocks(candidate);
         let tokens = input.saturating_sub(u64::from(workload.block_tokens()) * u64::from(seen));

@@ -116,7 +116,7 @@ impl State {
             let ends_ns = known.running.iter().map(|(_, ends_ns)| *ends_ns).max();
             let left_ns = ends_ns.map_or(0, |ends_ns| ends_ns.saturating_sub(now_ns).max(1));
             candidate.wait_ns += left_ns;
-            candidate.wait_ns -= cluster.running_left_ns(candidate.worker);
+            candidate.wait_ns -= cluster.running_left_ns(candidate.worker.place());
         }
     }
 }
@@ -188,7 +188,7 @@ impl Router for HeldRouter {
             self.round(cluster);
         }
         let (request, candidate) = self.released.front()?;
-        Some((*request, Decision::Prefill(Placement::on(candidate.worker))))
+        Some((*request, Decision::Prefill(Placement::on(candidate.worker.place()))))
     }
 
     fn placed(&mut self, cluster: &Cluster<'_>, request: usize) {

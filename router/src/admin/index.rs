@@ -21,7 +21,7 @@ pub(super) async fn show(
 ) -> Result<Response> {
     let serving = admin.core.serving();
     let (served, known) = the_worker(&admin, &serving, &id, which.model.as_deref())?;
-    let worker = known.worker.index as u32;
+    let worker = known.worker.index.0;
     // Copied while the index is locked; the rest is done without the lock.
     let ranks: Vec<(WorkerKey, [usize; Tier::COUNT], Frozen)> = {
         let index = served.pool.index();

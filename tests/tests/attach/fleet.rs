@@ -173,7 +173,7 @@ async fn ten_million_invented_blocks_stay_below_the_bound() {
         shim.say(Message::Events(events)).await;
     }
     shim.acked(messages).await;
-    let number = worker(&router, "s0").expect("it is there").index as u32;
+    let number = worker(&router, "s0").expect("it is there").index.0;
     {
         let served = served(&router);
         let index = served.pool.index();

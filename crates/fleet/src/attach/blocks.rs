@@ -9,6 +9,7 @@ use splitrail_proto::v1;
 use splitrail_proto::v1::change::Change;
 
 use super::wire::{self, Invalid};
+use crate::ranks::rank_key;
 use crate::{Pool, Worker};
 
 /// Number of blocks applied before the index lock is released, so that other writers get their
@@ -151,7 +152,7 @@ impl Blocks {
     async fn begin(&mut self, mirror_id: String, sequence: u64) {
         self.state = State::Unknown;
         self.mirror_id = mirror_id;
-        self.pool.index().remove_worker(self.worker.index as u32);
+        self.pool.index().remove_worker(self.worker.index.0);
         // Removing a worker's blocks may have taken long.
         tokio::task::yield_now().await;
         let pool = Arc::clone(&self.pool);
@@ -179,7 +180,7 @@ impl Blocks {
                 {
                     let run = run?;
                     blocks += run.hashes.len();
-                    if index.held(self.worker.index as u32) + run.names.len() > limit {
+                    if index.held(self.worker.index.0) + run.names.len() > limit {
                         sum.over_limit += run.names.len();
                     } else {
                         *sum += index.restore_run(restore, &run);
@@ -296,7 +297,7 @@ impl Blocks {
     }
 
     fn key(&self, rank: u16) -> WorkerKey {
-        WorkerKey { worker: self.worker.index as u32, rank }
+        rank_key(self.worker.index, rank)
     }
 }
 

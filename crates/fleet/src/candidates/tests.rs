@@ -10,6 +10,7 @@ use splitrail_kv::{
 use crate::Pool;
 use crate::ranks::rank_key;
 use splitrail_config::model::AssumedConfig;
+use splitrail_policy::WorkerIndex;
 
 use super::*;
 
@@ -41,7 +42,7 @@ fn pool(takes_rank_header: bool, held: [usize; 2]) -> (Pool, Arc<Worker>, Vec<Bl
         let blocks = (0..blocks).map(block).collect();
         let (adapter, salt, tier) = (None, None, Tier::Device);
         let stored = KvEvent::Stored { parent: None, blocks, adapter, salt, tier };
-        pool.index().apply(rank_key(0, rank), &stored);
+        pool.index().apply(rank_key(WorkerIndex(0), rank), &stored);
     }
     let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
     let mut hashes = Vec::new();

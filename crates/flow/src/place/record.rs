@@ -13,7 +13,7 @@ use splitrail_ledger::decisions::{
     CandidateRecord, DecisionHandle, Figures, Placement, ShadowRecord, VetoRecord,
 };
 use splitrail_ledger::veto::VetoReason;
-use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, Veto, pick};
+use splitrail_policy::{Candidate, CandidateIndex, Choice, Leg, Policy, Query, Veto, pick};
 use splitrail_telemetry::clock::unix_ms;
 
 /// Candidates in a decision record beside the chosen one, the cheapest first: a
@@ -37,7 +37,7 @@ pub(super) fn record(
     let pool = &context.served.pool;
     let chosen = &candidates[choice.index];
     let name = |index| roster.get(index).map_or("", |worker| worker.id());
-    let record = |i: usize| {
+    let record = |i: CandidateIndex| {
         let (name, is_chosen) = (name(candidates[i].worker), i == choice.index);
         let worker = roster.get(candidates[i].worker);
         let figures = figures(choice, i, (worker, leg), (now, now_unix_ms));
@@ -84,15 +84,15 @@ pub(in super::super) fn note_vetoed(
 }
 
 /// The candidates beside the chosen one, the cheapest first, `OTHERS_RECORDED` at most.
-fn others(choice: &Choice) -> impl Iterator<Item = usize> {
-    let chosen = choice.index;
+fn others(choice: &Choice) -> impl Iterator<Item = CandidateIndex> {
+    let chosen = choice.index.0;
     let count = choice.costs.len().saturating_sub(1);
-    let nth = move |n: usize| if n < chosen { n } else { n + 1 };
-    let mut order = Vec::new();
+    let nth = move |n| CandidateIndex(if n < chosen { n } else { n + 1 });
+    let mut order: Vec<CandidateIndex> = Vec::new();
     // Where all cost the same, as with policies that have no costs, they are in order already.
     if !choice.costs.is_sorted() {
         order.extend((0..count).map(nth));
-        order.sort_by(|a: &usize, b: &usize| choice.costs[*a].total_cmp(&choice.costs[*b]));
+        order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
     }
     (0..count.min(OTHERS_RECORDED)).map(move |n| order.get(n).copied().unwrap_or(nth(n)))
 }
@@ -100,11 +100,11 @@ fn others(choice: &Choice) -> impl Iterator<Item = usize> {
 /// What a choice and the fleet say of one candidate, whose worker is given.
 pub(in super::super) fn figures(
     choice: &Choice,
-    i: usize,
+    i: CandidateIndex,
     (worker, leg): (Option<&Arc<Worker>>, Leg),
     (now, now_unix_ms): (Instant, u64),
 ) -> Figures {
-    let veto = choice.vetoes.get(i).copied().flatten().map(|veto| match veto {
+    let veto = choice.vetoes.get(i.0).copied().flatten().map(|veto| match veto {
         Veto::Down => {
             worker.and_then(|worker| veto_by_health(worker, leg, now)).unwrap_or(VetoReason::Down)
         }
@@ -113,7 +113,7 @@ pub(in super::super) fn figures(
     });
     Figures {
         cost: choice.costs[i],
-        terms: choice.terms.get(i).copied(),
+        terms: choice.terms.get(i.0).copied(),
         veto,
         index_age_ms: worker.and_then(|worker| worker.event_stats.index_age_ms(now_unix_ms)),
     }

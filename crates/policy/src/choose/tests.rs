@@ -18,8 +18,8 @@ fn query(leg: Leg) -> Query {
     }
 }
 
-fn up(worker: usize) -> Candidate {
-    Candidate { worker, up: true, ..Candidate::default() }
+fn up(number: u32) -> Candidate {
+    Candidate { worker: WorkerIndex(number), up: true, ..Candidate::default() }
 }
 
 #[test]
@@ -30,9 +30,12 @@ fn an_overlap_that_was_seen_to_be_less_counts_for_less() {
     let blocks = [full, part, none].map(|candidate| candidate.believed_blocks());
     assert_eq!(blocks, [8, 4, 0]);
     let other = Candidate { overlap_blocks: 5, ..up(1) };
-    assert_eq!(pick(&OVERLAP, &[full, other], query(Leg::Prefill)).unwrap().index, 0);
+    assert_eq!(
+        pick(&OVERLAP, &[full, other], query(Leg::Prefill)).unwrap().index,
+        CandidateIndex(0)
+    );
     let choice = pick(&OVERLAP, &[part, other], query(Leg::Prefill)).unwrap();
-    assert_eq!((choice.index, choice.costs), (1, vec![6.0, 5.0]));
+    assert_eq!((choice.index, choice.costs), (CandidateIndex(1), vec![6.0, 5.0]));
     let mut candidates = vec![part, other];
     holders(&mut candidates, 5);
     assert_eq!(candidates, [other]);
@@ -42,10 +45,13 @@ fn an_overlap_that_was_seen_to_be_less_counts_for_less() {
 fn overlap_wins_until_its_holder_is_busier_than_the_overlap_is_worth() {
     let warm = Candidate { overlap_blocks: 8, prefill_tokens: 7 * 16, ..up(0) };
     let cold = up(1);
-    assert_eq!(pick(&OVERLAP, &[warm, cold], query(Leg::Prefill)).unwrap().index, 0);
+    assert_eq!(
+        pick(&OVERLAP, &[warm, cold], query(Leg::Prefill)).unwrap().index,
+        CandidateIndex(0)
+    );
     let busy = Candidate { prefill_tokens: 9 * 16, ..warm };
     let choice = pick(&OVERLAP, &[busy, cold], query(Leg::Prefill)).unwrap();
-    assert_eq!((choice.index, choice.best_overlap_blocks), (1, 8));
+    assert_eq!((choice.index, choice.best_overlap_blocks), (CandidateIndex(1), 8));
     assert_eq!(choice.costs, vec![11.0, 10.0]);
 }
 
@@ -54,7 +60,7 @@ fn what_is_assumed_steers_as_if_it_were_held_and_is_not_told_as_overlap() {
     let guess = Candidate { overlap_blocks: 2, assumed_blocks: 8, ..up(0) };
     let known = Candidate { overlap_blocks: 5, assumed_blocks: 5, ..up(1) };
     let choice = pick(&OVERLAP, &[guess, known], query(Leg::Prefill)).unwrap();
-    assert_eq!((choice.index, choice.best_overlap_blocks), (0, 5));
+    assert_eq!((choice.index, choice.best_overlap_blocks), (CandidateIndex(0), 5));
     assert_eq!(choice.costs, vec![2.0, 5.0]);
     let mut candidates = vec![guess, known];
     holders(&mut candidates, 4);
@@ -71,11 +77,11 @@ fn siblings_wait_for_the_first_until_others_queue_before_it() {
         first.prefill_tokens = prefill_tokens;
         pick(&OVERLAP, &[first, up(1)], query(Leg::Prefill)).unwrap().index
     };
-    assert_eq!(chosen(10 * 16 + 9, 10), 0);
-    assert_eq!(chosen(20 * 16 - 1, 10), 0);
-    assert_eq!(chosen(20 * 16 + 1, 10), 1);
+    assert_eq!(chosen(10 * 16 + 9, 10), CandidateIndex(0));
+    assert_eq!(chosen(20 * 16 - 1, 10), CandidateIndex(0));
+    assert_eq!(chosen(20 * 16 + 1, 10), CandidateIndex(1));
     // What was sent earlier and is done is not in the queue: all of that is others'.
-    assert_eq!(chosen(10 * 16 + 9, 0), 1);
+    assert_eq!(chosen(10 * 16 + 9, 0), CandidateIndex(1));
 }
 
 #[test]
@@ -83,9 +89,9 @@ fn each_leg_reads_its_own_load() {
     let a = Candidate { prefill_tokens: 100, active_tokens: 0, ..up(0) };
     let b = Candidate { prefill_tokens: 0, active_tokens: 90, ..up(1) };
     let least = Policy::LeastLoaded {};
-    assert_eq!(pick(&least, &[a, b], query(Leg::Prefill)).unwrap().index, 1);
-    assert_eq!(pick(&least, &[a, b], query(Leg::Decode)).unwrap().index, 0);
-    assert_eq!(pick(&least, &[a, b], query(Leg::Aggregated)).unwrap().index, 1);
+    assert_eq!(pick(&least, &[a, b], query(Leg::Prefill)).unwrap().index, CandidateIndex(1));
+    assert_eq!(pick(&least, &[a, b], query(Leg::Decode)).unwrap().index, CandidateIndex(0));
+    assert_eq!(pick(&least, &[a, b], query(Leg::Aggregated)).unwrap().index, CandidateIndex(1));
 }
 
 #[test]
@@ -93,12 +99,15 @@ fn who_has_enough_is_spared_unless_all_have() {
     let busy = Candidate { busy: true, overlap_blocks: 9, ..up(0) };
     let idle = up(1);
     let choice = pick(&OVERLAP, &[busy, idle], query(Leg::Prefill)).unwrap();
-    assert_eq!((choice.index, choice.best_overlap_blocks), (1, 0));
+    assert_eq!((choice.index, choice.best_overlap_blocks), (CandidateIndex(1), 0));
     assert_eq!(choice.vetoes, [Some(Veto::Busy), None]);
     let down = Candidate { up: false, ..up(2) };
     let other = Candidate { busy: true, ..up(1) };
     let choice = pick(&OVERLAP, &[busy, other, down], query(Leg::Prefill)).unwrap();
-    assert_eq!((choice.index, choice.vetoes), (0, vec![None, None, Some(Veto::Down)]));
+    assert_eq!(
+        (choice.index, choice.vetoes),
+        (CandidateIndex(0), vec![None, None, Some(Veto::Down)])
+    );
 }
 
 #[test]
@@ -107,7 +116,7 @@ fn a_slow_starter_gets_its_share_unless_it_holds_the_prompt() {
         let draws = (0..4000u64).map(|i| i.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let picked = draws.filter(|draw| {
             let query = Query { draw: *draw, ..query(Leg::Aggregated) };
-            pick(&Policy::LeastLoaded {}, &candidates, query).unwrap().index == 1
+            pick(&Policy::LeastLoaded {}, &candidates, query).unwrap().index == CandidateIndex(1)
         });
         picked.count()
     };
@@ -130,7 +139,7 @@ fn round_robin_takes_each_live_one_in_turn() {
             pick(&Policy::RoundRobin {}, &candidates, query).unwrap().index
         })
         .collect();
-    assert_eq!(chosen, [0, 2, 0, 2]);
+    assert_eq!(chosen, [0, 2, 0, 2].map(CandidateIndex));
 }
 
 #[test]
@@ -139,7 +148,10 @@ fn the_dead_are_tried_only_where_nobody_lives() {
     assert_eq!(pick(&OVERLAP, &[], query(Leg::Prefill)), None);
     assert!(pick(&OVERLAP, &[dead], query(Leg::Prefill)).is_some());
     let good_but_dead = Candidate { overlap_blocks: 10, ..dead };
-    assert_eq!(pick(&OVERLAP, &[good_but_dead, up(1)], query(Leg::Prefill)).unwrap().index, 1);
+    assert_eq!(
+        pick(&OVERLAP, &[good_but_dead, up(1)], query(Leg::Prefill)).unwrap().index,
+        CandidateIndex(1)
+    );
 }
 
 #[test]
@@ -151,7 +163,7 @@ fn temperature_spreads_choices_in_proportion() {
         .filter(|i| {
             let draw = i * (u64::MAX / draws);
             let query = Query { draw, ..query(Leg::Prefill) };
-            pick(&policy, &candidates, query).unwrap().index == 0
+            pick(&policy, &candidates, query).unwrap().index == CandidateIndex(0)
         })
         .count();
     // e / (1 + e) = 0.731
@@ -178,7 +190,6 @@ fn holders_hold_enough_or_else_most() {
 fn candidate() -> impl Strategy<Value = Candidate> {
     (any::<bool>(), 0..9u32, 0..500u64, 0..500u64, 0..12u32).prop_map(
         |(up, requests, prefill_tokens, active_tokens, overlap_blocks)| Candidate {
-            worker: 0,
             up,
             requests,
             prefill_tokens,
@@ -201,7 +212,7 @@ proptest! {
             let any_up = candidates.iter().any(|c| c.up);
             prop_assert!(chosen.up || !any_up);
             if matches!(policy, Policy::KvOverlap { .. } | Policy::LeastLoaded {}) {
-                for (i, other) in candidates.iter().enumerate() {
+                for (i, other) in CandidateIndex::all(candidates.len()).zip(&candidates) {
                     prop_assert!(
                         (!other.up && any_up) || choice.costs[choice.index] <= choice.costs[i]
                     );
@@ -228,7 +239,8 @@ fn timed() -> impl Strategy<Value = Candidate> {
 
 fn fleet() -> impl Strategy<Value = Vec<Candidate>> {
     proptest::collection::vec(timed(), 2..9).prop_map(|mut fleet| {
-        fleet.iter_mut().enumerate().for_each(|(worker, candidate)| candidate.worker = worker);
+        let numbered = (0..).map(WorkerIndex).zip(&mut fleet);
+        numbered.for_each(|(number, candidate)| candidate.worker = number);
         fleet
     })
 }
@@ -245,7 +257,7 @@ fn a_choice_says_what_it_is_made_of() {
     let far = Candidate { wait_ns: 0, ..up(1) };
     let down = Candidate { up: false, overlap_blocks: 32, ..up(2) };
     let choice = pick(&Policy::predicted_ttft(), &[near, far, down], long(0)).unwrap();
-    assert_eq!((choice.index, choice.runner_up), (0, Some(1)));
+    assert_eq!((choice.index, choice.runner_up), (CandidateIndex(0), Some(CandidateIndex(1))));
     assert_eq!(choice.vetoes, [None, None, Some(Veto::Down)]);
     assert_eq!(choice.extra_work_price, 1.0);
     assert!((choice.margin - (choice.costs[1] - choice.costs[0])).abs() < 1e-9);
@@ -259,17 +271,20 @@ fn a_choice_says_what_it_is_made_of() {
 #[test]
 fn of_two_that_are_drawn_the_less_loaded_is_taken() {
     let candidates: Vec<Candidate> =
-        (0..4).map(|i| Candidate { prefill_tokens: 100 * i as u64, ..up(i) }).collect();
+        (0..4).map(|i| Candidate { prefill_tokens: 100 * u64::from(i), ..up(i) }).collect();
     let mut taken = [0i32; 4];
     for i in 0..6_000u64 {
         let query = Query { draw: mix(i), ..query(Leg::Prefill) };
-        taken[pick(&Policy::PowerOfTwo {}, &candidates, query).unwrap().index] += 1;
+        taken[pick(&Policy::PowerOfTwo {}, &candidates, query).unwrap().index.0] += 1;
     }
     // Of six pairs, three have the first, two the second, one the third.
     for (count, sixths) in taken.into_iter().zip([3, 2, 1, 0]) {
         assert!((count - sixths * 1_000).abs() < 150, "{taken:?}");
     }
-    assert_eq!(pick(&Policy::PowerOfTwo {}, &candidates[3..], long(0)).unwrap().index, 0);
+    assert_eq!(
+        pick(&Policy::PowerOfTwo {}, &candidates[3..], long(0)).unwrap().index,
+        CandidateIndex(0)
+    );
 }
 
 proptest! {
@@ -298,7 +313,7 @@ proptest! {
             let one = pick(&policy, &fleet, long(leg)).unwrap();
             let two = pick(&policy, &other, long(leg)).unwrap();
             for (candidate, cost) in other.iter().zip(&two.costs) {
-                let before = one.costs[candidate.worker];
+                let before = one.costs[candidate.worker.place()];
                 prop_assert!((cost - before).abs() <= 1e-9 * before.abs().max(1.0));
             }
             let (one, two) = (one.costs[one.index], two.costs[two.index]);
@@ -312,7 +327,7 @@ proptest! {
         fleet in fleet(), leg in 0usize..3, which in 0usize..9, more in 1u32..20,
         temperature in 1.0f64..2_000.0,
     ) {
-        let which = which % fleet.len();
+        let which = CandidateIndex(which % fleet.len());
         let mut other = fleet.clone();
         other[which].overlap_blocks += more;
         other[which].assumed_blocks += more;
@@ -321,8 +336,8 @@ proptest! {
             let after = pick(&policy, &other, long(leg)).unwrap();
             prop_assert!(before.index != which || after.index == which);
             let weight = |costs: &[f64]| {
-                let of = |i: usize| (-(costs[i] - costs[which]) / temperature).exp();
-                (0..costs.len()).map(of).sum::<f64>()
+                let of = |i: CandidateIndex| (-(costs[i] - costs[which]) / temperature).exp();
+                CandidateIndex::all(costs.len()).map(of).sum::<f64>()
             };
             // The chance is one over this sum.
             prop_assert!(weight(&after.costs) <= weight(&before.costs) * (1.0 + 1e-9));

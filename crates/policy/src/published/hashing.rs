@@ -2,6 +2,7 @@
 
 use super::Chosen;
 use crate::candidate::{Candidate, Query};
+use crate::index::CandidateIndex;
 
 /// How much above its even share of requests a worker may be.
 const BOUND: f64 = 1.25;
@@ -31,17 +32,18 @@ fn weights(candidates: &[Candidate], query: Query) -> Vec<u64> {
     let named = (query.prompt_blocks as usize).min(query.first_blocks.len());
     let blocks = &query.first_blocks[..named];
     let prompt = blocks.iter().fold(0, |hash, block| mix(hash ^ block.wrapping_add(1)));
-    candidates.iter().map(|candidate| mix(prompt ^ mix(candidate.worker as u64 + 1))).collect()
+    let worker = |candidate: &Candidate| u64::from(candidate.worker.0);
+    candidates.iter().map(|candidate| mix(prompt ^ mix(worker(candidate) + 1))).collect()
 }
 
-fn descending(weights: &[u64]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..weights.len()).collect();
+fn descending(weights: &[u64]) -> Vec<CandidateIndex> {
+    let mut order: Vec<_> = CandidateIndex::all(weights.len()).collect();
     order.sort_by_key(|i| std::cmp::Reverse((weights[*i], *i)));
     order
 }
 
 /// A candidate's cost is its place in the order.
-fn chosen(index: usize, order: &[usize]) -> Chosen {
+fn chosen(index: CandidateIndex, order: &[CandidateIndex]) -> Chosen {
     let mut costs = vec![0.0; order.len()];
     order.iter().enumerate().for_each(|(rank, i)| costs[*i] = rank as f64);
     Chosen { index, tied: 1, fetch_blocks: 0, costs }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Policy, pick};
+use crate::{Policy, WorkerIndex, pick};
 
 fn query(prompt_tokens: u64, draw: u64) -> Query {
     Query {
@@ -13,8 +13,8 @@ fn query(prompt_tokens: u64, draw: u64) -> Query {
     }
 }
 
-fn worker(worker: usize) -> Candidate {
-    Candidate { worker, up: true, ..Candidate::default() }
+fn worker(number: u32) -> Candidate {
+    Candidate { worker: WorkerIndex(number), up: true, ..Candidate::default() }
 }
 
 fn chosen(policy: Published, candidates: &[Candidate], query: Query) -> Chosen {
@@ -44,7 +44,7 @@ fn ties_go_to_the_first_or_to_the_draw() {
         (Published::MooncakeFetch, 0, 1),
     ] {
         let chosen = chosen(policy, &all, query(1000, 4));
-        assert_eq!((chosen.index, chosen.tied), (index, tied), "{policy:?}");
+        assert_eq!((chosen.index, chosen.tied), (CandidateIndex(index), tied), "{policy:?}");
     }
 }
 
@@ -53,9 +53,18 @@ fn overlap_first_looks_at_load_only_among_equals() {
     let a = Candidate { overlap_blocks: 2, active_tokens: 900, recent_blocks: 1, ..worker(0) };
     let b = Candidate { overlap_blocks: 2, active_tokens: 800, ..worker(1) };
     let idle = Candidate { overlap_blocks: 1, ..worker(2) };
-    assert_eq!(chosen(Published::ExactOverlap, &[a, b, idle], query(2000, 0)).index, 1);
-    assert_eq!(chosen(Published::ApproxPrefix, &[a, b, idle], query(2000, 0)).index, 0);
-    assert_eq!(chosen(Published::LeastLoaded, &[a, b, idle], query(2000, 0)).index, 2);
+    assert_eq!(
+        chosen(Published::ExactOverlap, &[a, b, idle], query(2000, 0)).index,
+        CandidateIndex(1)
+    );
+    assert_eq!(
+        chosen(Published::ApproxPrefix, &[a, b, idle], query(2000, 0)).index,
+        CandidateIndex(0)
+    );
+    assert_eq!(
+        chosen(Published::LeastLoaded, &[a, b, idle], query(2000, 0)).index,
+        CandidateIndex(2)
+    );
 }
 
 #[test]
@@ -63,7 +72,7 @@ fn dynamo_counts_blocks_to_compute_here_and_in_the_queue() {
     let holder = Candidate { overlap_blocks: 2, prefill_tokens: 1024, ..worker(0) };
     let idle = worker(1);
     let chosen = chosen(Published::Dynamo, &[holder, idle], query(1536, 1));
-    assert_eq!((chosen.costs, chosen.index, chosen.tied), (vec![3.0, 3.0], 1, 2));
+    assert_eq!((chosen.costs, chosen.index, chosen.tied), (vec![3.0, 3.0], CandidateIndex(1), 2));
 }
 
 #[test]
@@ -72,7 +81,7 @@ fn llmd_scales_queues_between_the_shortest_and_the_longest() {
     let b = Candidate { waiting: 2, ..worker(1) };
     let c = worker(2);
     let chosen = chosen(Published::Llmd, &[a, b, c], query(1024, 0));
-    assert_eq!((chosen.costs, chosen.index), (vec![-1.0, -0.5, -1.0], 0));
+    assert_eq!((chosen.costs, chosen.index), (vec![-1.0, -0.5, -1.0], CandidateIndex(0)));
 }
 
 #[test]
@@ -81,15 +90,21 @@ fn mooncake_waits_for_an_overlap_as_long_as_it_saves() {
     let idle = worker(0);
     let busy = |wait_ns| Candidate { overlap_blocks: 1, wait_ns, ..worker(1) };
     let saved = idle.coefficients.prefill_ns(1024, 0) - idle.coefficients.prefill_ns(1024, 512);
-    let index = |wait| chosen(Published::Mooncake, &[idle, busy(wait)], query(1024, 0)).index;
+    let index = |wait| chosen(Published::Mooncake, &[idle, busy(wait)], query(1024, 0)).index.0;
     assert_eq!((index(saved), index(saved - 1)), (0, 1));
     // Who counts the work five times waits five times as long, but for the tie.
-    let index = |wait| chosen(Published::WorkAware, &[idle, busy(wait)], query(1024, 0)).index;
+    let index = |wait| chosen(Published::WorkAware, &[idle, busy(wait)], query(1024, 0)).index.0;
     assert_eq!((index(5 * saved), index(5 * saved - 1)), (0, 1));
     // What is only queued there counts for those who count it.
     let queued = Candidate { assumed_blocks: 1, ..worker(1) };
-    assert_eq!(chosen(Published::Mooncake, &[idle, queued], query(1024, 0)).index, 0);
-    assert_eq!(chosen(Published::MooncakePending, &[idle, queued], query(1024, 0)).index, 1);
+    assert_eq!(
+        chosen(Published::Mooncake, &[idle, queued], query(1024, 0)).index,
+        CandidateIndex(0)
+    );
+    assert_eq!(
+        chosen(Published::MooncakePending, &[idle, queued], query(1024, 0)).index,
+        CandidateIndex(1)
+    );
 }
 
 #[test]
@@ -97,11 +112,11 @@ fn a_prefix_is_fetched_only_where_that_is_sooner() {
     let idle = worker(0);
     let busy = Candidate { overlap_blocks: 10, wait_ns: 10_000_000_000, ..worker(1) };
     let fetched = chosen(Published::MooncakeFetch, &[idle, busy], query(10_000, 0));
-    assert_eq!((fetched.index, fetched.fetch_blocks), (0, 10));
+    assert_eq!((fetched.index, fetched.fetch_blocks), (CandidateIndex(0), 10));
     // 5 ms of a transfer to save the one token after the last block are not worth it.
     let barely = Candidate { overlap_blocks: 1, wait_ns: 1_000_000_000, ..worker(1) };
     let kept = chosen(Published::MooncakeFetch, &[idle, barely], query(10, 0));
-    assert_eq!((kept.index, kept.fetch_blocks), (0, 0));
+    assert_eq!((kept.index, kept.fetch_blocks), (CandidateIndex(0), 0));
 }
 
 #[test]
@@ -127,9 +142,10 @@ fn a_configuration_can_name_some_of_them_which_then_keep_off_the_dead() {
     for policy in [Policy::Dynamo {}, Policy::Mooncake {}, Policy::Llmd {}] {
         let all = [holder, busy, idle];
         let choice = pick(&policy, &all, query(1024, 0)).expect("there are workers");
-        assert_eq!((choice.index, choice.costs.len()), (2, 3), "{policy:?}");
+        assert_eq!((choice.index, choice.costs.len()), (CandidateIndex(2), 3), "{policy:?}");
         // Who decodes is a matter of load alone.
         let decode = Query { leg: crate::Leg::Decode, ..query(1024, 0) };
-        assert_eq!(pick(&policy, &all, decode).map(|choice| choice.index), Some(1), "{policy:?}");
+        let choice = pick(&policy, &all, decode).expect("there are workers");
+        assert_eq!(choice.index, CandidateIndex(1), "{policy:?}");
     }
 }

@@ -3,6 +3,7 @@
 use super::{Queue, Release, Round, Ticket, View, shortest_prefill_ms};
 use crate::candidate::Candidate;
 use crate::choose::Choice;
+use crate::index::WorkerIndex;
 use crate::policy::Policy;
 
 /// Estimates beside those in the window that each round renews, in turn.
@@ -10,7 +11,7 @@ const RENEWED: usize = 8;
 
 /// A worker with what this round has placed on it.
 struct Placed {
-    worker: usize,
+    worker: WorkerIndex,
     rank: Option<u16>,
     wait_ns: u64,
     /// Places in the queue of those that were placed on it.
@@ -81,7 +82,7 @@ impl<T> Queue<T> {
             }
         }
         for placed in &state.placed {
-            let Some(candidate) = find(&mut candidates, (placed.worker, placed.rank)) else {
+            let Some(candidate) = find(&mut candidates, placed.worker, placed.rank) else {
                 continue;
             };
             candidate.wait_ns = candidate.wait_ns.saturating_add(placed.wait_ns);
@@ -168,13 +169,15 @@ impl<T> Queue<T> {
     }
 }
 
-/// The candidate that is a worker, or its rank: most often at the worker's own place.
+/// The candidate that is a worker, or its rank: most often at the place of the worker's number.
 fn find(
     candidates: &mut [Candidate],
-    (worker, rank): (usize, Option<u16>),
+    worker: WorkerIndex,
+    rank: Option<u16>,
 ) -> Option<&mut Candidate> {
     let is = |candidate: &Candidate| (candidate.worker, candidate.rank) == (worker, rank);
-    let there = candidates.get(worker).is_some_and(is);
-    let place = if there { Some(worker) } else { candidates.iter().position(is) };
+    let usual = worker.place();
+    let there = candidates.get(usual).is_some_and(is);
+    let place = if there { Some(usual) } else { candidates.iter().position(is) };
     place.and_then(|place| candidates.get_mut(place))
 }

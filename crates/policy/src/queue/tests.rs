@@ -70,7 +70,7 @@ impl Fleet {
     fn round(&mut self, queue: &mut Queue<usize>) -> Vec<(usize, usize)> {
         let round = queue.round(self.now_ns, &Policy::predicted_ttft(), self);
         let begin = |release: Release<usize>| {
-            let (key, worker) = (release.item.key, release.worker());
+            let (key, worker) = (release.item.key, release.worker().place());
             let chosen = &release.candidates[release.choice.index];
             let query = &release.item.query;
             let cached = query.cached_tokens(chosen.held_blocks());
@@ -107,7 +107,7 @@ impl View<usize> for Fleet {
             let held = prompt.iter().take_while(|block| self.held[worker].contains(block));
             let overlap_blocks = held.count() as u32;
             Candidate {
-                worker,
+                worker: WorkerIndex::at(worker),
                 up: self.up[worker],
                 wait_ns: self.free_at_ns[worker].saturating_sub(self.now_ns),
                 overlap_blocks,

@@ -2,6 +2,7 @@
 
 use super::{Offer, Threshold, Way, trust};
 use crate::candidate::{Candidate, Leg, Query};
+use crate::index::CandidateIndex;
 use crate::predicted::{extra_work_price, terms};
 
 /// Steps up to so much of the goal are free; the rest is for what cannot be predicted.
@@ -31,7 +32,7 @@ impl Threshold {
         let [scale, _] = self.remote.scales(trust(now_ns, self.remote_ns));
         let after = decode_ms(offer)?;
         let price = extra_work_price(offer.prefill, offer.waiting);
-        let way = |(index, candidate): (usize, &Candidate)| {
+        let way = |(index, candidate): (CandidateIndex, &Candidate)| {
             let query = Query { leg: Leg::Prefill, ..offer.query };
             let terms = terms(candidate, &query, &candidate.coefficients);
             let raw_ms = offer.ahead_ms + terms.wait_ms + terms.prefill_ms + after;
@@ -46,7 +47,9 @@ impl Threshold {
                 excess_ms: 0.0,
             }
         };
-        let up = offer.prefill.iter().enumerate().filter(|(_, candidate)| candidate.up);
+        let up = CandidateIndex::all(offer.prefill.len())
+            .zip(offer.prefill)
+            .filter(|(_, candidate)| candidate.up);
         up.map(way).min_by(|a, b| a.ttft_ms.total_cmp(&b.ttft_ms))
     }
 
@@ -54,7 +57,7 @@ impl Threshold {
     pub(super) fn at_decode(&self, now_ns: u64, offer: &Offer<'_>) -> Option<Way> {
         let [scale, interference] = self.local.scales(trust(now_ns, self.local_ns));
         let price = extra_work_price(offer.decode, 0);
-        let way = |(index, candidate): (usize, &Candidate)| {
+        let way = |(index, candidate): (CandidateIndex, &Candidate)| {
             let local = self.local(candidate, &offer.query, scale, interference);
             // Who was never sent a local prefill has spent nothing.
             let guard = self.guards.get(&candidate.worker).copied().unwrap_or_default();
@@ -69,7 +72,9 @@ impl Threshold {
             let excess_ms = local.excess_ms;
             Some(Way { index, ttft_ms, cost_ms, parts_ms, instead_ms: 0.0, excess_ms })
         };
-        let up = offer.decode.iter().enumerate().filter(|(_, candidate)| candidate.up);
+        let up = CandidateIndex::all(offer.decode.len())
+            .zip(offer.decode)
+            .filter(|(_, candidate)| candidate.up);
         up.filter_map(way).min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms))
     }
 

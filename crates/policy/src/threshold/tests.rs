@@ -19,13 +19,13 @@ fn query(prompt_tokens: u64, draw: u64) -> Query {
     }
 }
 
-fn worker(worker: usize) -> Candidate {
-    Candidate { worker, up: true, ..Candidate::default() }
+fn worker(number: u32) -> Candidate {
+    Candidate { worker: WorkerIndex(number), up: true, ..Candidate::default() }
 }
 
 /// A decode worker with streams, that holds some of the prompt.
-fn streaming(index: usize, overlap_blocks: u32) -> Candidate {
-    Candidate { requests: 40, active_tokens: 200_000, overlap_blocks, ..worker(index) }
+fn streaming(number: u32, overlap_blocks: u32) -> Candidate {
+    Candidate { requests: 40, active_tokens: 200_000, overlap_blocks, ..worker(number) }
 }
 
 fn offer<'a>(query: Query, prefill: &'a [Candidate], decode: &'a [Candidate]) -> Offer<'a> {
