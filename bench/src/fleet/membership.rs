@@ -7,7 +7,7 @@ use std::time::Instant;
 use splitrail_config::model::Role;
 use splitrail_config::model::Worker as WorkerConfig;
 use splitrail_fleet::ranks::rank_key;
-use splitrail_fleet::{Roster, Source};
+use splitrail_fleet::{CandidateQuery, Roster, Source};
 use splitrail_policy::Leg;
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Tier};
 
@@ -57,8 +57,9 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
     let hashes: Vec<BlockHash> = prompt.iter().map(|block| block.hash).collect();
     let (roster, now) = (pool.roster(), Instant::now());
     for _ in 0..rounds {
-        let seen =
-            time(&mut looks, || pool.candidates(&roster, Leg::Aggregated, &hashes, &[], now));
+        let (leg, exclusions) = (Leg::Aggregated, &[][..]);
+        let query = CandidateQuery { leg, hashes: &hashes, exclusions, now };
+        let seen = time(&mut looks, || pool.candidates(&roster, query));
         let holds = |place: u64| u64::from(seen[place as usize].overlap_blocks) == PROMPT_BLOCKS;
         if seen.len() != size || !holds(0) || !holds(size as u64 - 1) {
             return Err("a candidate is missing, or what it holds".into());

@@ -121,7 +121,8 @@ impl Audit {
         &self,
         epoch: u64,
         block_size: u32,
-        (promised_tokens, found_tokens): (u32, u32),
+        promised_tokens: u32,
+        found_tokens: u32,
     ) -> bool {
         self.comparisons.fetch_add(1, Relaxed);
         if epoch != self.epoch() {

@@ -37,7 +37,7 @@ struct Work {
     active_tokens: u64,
 }
 
-/// What of the prompt a place has.
+/// What a worker or one of its ranks holds of the prompt.
 struct Held {
     /// By its events; nothing where they are not believed.
     overlap: Overlap,
@@ -47,11 +47,22 @@ struct Held {
     computed: u32,
 }
 
+/// A worker or one of its ranks.
+struct Place<'a> {
+    worker: &'a Worker,
+    /// The rank that the leg would be pinned to.
+    rank: Option<u16>,
+    work: Work,
+    held: Held,
+}
+
 impl<'a> CandidateBuilder<'a> {
     pub(super) fn new(
         roster: &Roster,
-        (overlaps, found): (&'a Overlaps, &'a Found),
-        (busy, uses_costs): (BusyConfig, bool),
+        overlaps: &'a Overlaps,
+        found: &'a Found,
+        busy: BusyConfig,
+        uses_costs: bool,
         now: Instant,
     ) -> Self {
         let busiest = Others::busiest(roster.iter().map(|worker| &worker.shim_report), now);
@@ -71,7 +82,8 @@ impl<'a> CandidateBuilder<'a> {
                 true => self.of_whichever_rank(worker),
             };
             let work = self.work(worker, load.as_deref());
-            able.push(self.candidate(worker, (leg, None), load.as_deref(), (work, held)));
+            let place = Place { worker, rank: None, work, held };
+            able.push(self.candidate(place, leg, load.as_deref()));
             return;
         }
         let takes_part = worker.takes_part_in_kv_routing();
@@ -79,18 +91,14 @@ impl<'a> CandidateBuilder<'a> {
         for (number, rank) in (0..).zip(&ranks) {
             let current = takes_part && worker.ranks.are_known() && rank.is_current();
             let held = self.of_rank(worker, number, current);
-            let work = self.work_of_rank(worker, load.as_deref(), (number, rank), count);
-            able.push(self.candidate(worker, (leg, Some(number)), load.as_deref(), (work, held)));
+            let work = self.work_of_rank(worker, load.as_deref(), number, rank, count);
+            let place = Place { worker, rank: Some(number), work, held };
+            able.push(self.candidate(place, leg, load.as_deref()));
         }
     }
 
-    fn candidate(
-        &self,
-        worker: &Worker,
-        (leg, rank): (Leg, Option<u16>),
-        load: Option<&EngineLoad>,
-        (work, held): (Work, Held),
-    ) -> Candidate {
+    fn candidate(&self, place: Place<'_>, leg: Leg, load: Option<&EngineLoad>) -> Candidate {
+        let Place { worker, rank, work, held } = place;
         let Held { overlap, current, sent, computed } = held;
         let whose = match worker.ranks.are_chosen_by_the_engine() {
             true => RankScope::Any(worker.ranks.count().into()),
@@ -170,7 +178,8 @@ impl<'a> CandidateBuilder<'a> {
         &self,
         worker: &Worker,
         load: Option<&EngineLoad>,
-        (number, rank): (u16, &Rank),
+        number: u16,
+        rank: &Rank,
         ranks: u64,
     ) -> Work {
         let others = worker.shim_report.others(self.now, self.busiest);

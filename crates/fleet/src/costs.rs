@@ -148,13 +148,14 @@ impl Costs {
         }
     }
 
-    /// The worker gets a prompt of which it has so many tokens to compute after those that it
-    /// has; `unheard` if nobody is going to say when it is done.
+    /// The worker gets a prompt of which it has `new_tokens` to compute, after the
+    /// `context_tokens` that it holds; `unheard` if nobody is going to say when it is done.
     pub fn begin(
         self: &Arc<Self>,
         now: Instant,
         rank: Option<u16>,
-        (new_tokens, context_tokens): (u64, u64),
+        new_tokens: u64,
+        context_tokens: u64,
         unheard: bool,
     ) -> Work {
         let now_ns = self.ns(now);
@@ -297,8 +298,8 @@ mod tests {
     fn a_queue_is_as_long_as_what_is_left_of_it() {
         let (costs, at) = costs();
         // 12,000 tokens take 1195.6 ms by the prior.
-        let first = costs.begin(at(0), None, (12_000, 0), false);
-        let second = costs.begin(at(100), None, (12_000, 0), false);
+        let first = costs.begin(at(0), None, 12_000, 0, false);
+        let second = costs.begin(at(100), None, 12_000, 0, false);
         let wait_ms = |ms| costs.seen(at(ms), RankScope::Rank(None), 0).wait_ns / 1_000_000;
         assert_eq!(
             (wait_ms(100), costs.seen(at(100), RankScope::Rank(None), 0).waiting),
@@ -326,7 +327,7 @@ mod tests {
         let mut queue = VecDeque::new();
         for i in 0..400_u64 {
             let (new, context) = (500 + i * 37 % 9000, i * 91 % 4000);
-            queue.push_back((costs.begin(at(now_ms), None, (new, context), false), new, context));
+            queue.push_back((costs.begin(at(now_ms), None, new, context, false), new, context));
             if queue.len() < 3 {
                 continue;
             }
@@ -347,7 +348,7 @@ mod tests {
     #[test]
     fn a_prompt_whose_end_nobody_hears_is_done_when_it_should_be() {
         let (costs, at) = costs();
-        let _both = [0, 0].map(|_| costs.begin(at(0), None, (12_000, 0), true));
+        let _both = [0, 0].map(|_| costs.begin(at(0), None, 12_000, 0, true));
         let wait_ms = |ms| costs.seen(at(ms), RankScope::Rank(None), 0).wait_ns / 1_000_000;
         assert_eq!((wait_ms(0), wait_ms(1195), wait_ms(2000), wait_ms(9000)), (2391, 1196, 391, 0));
     }
@@ -355,15 +356,15 @@ mod tests {
     #[test]
     fn ranks_have_queues_of_their_own() {
         let (costs, at) = costs();
-        let _first = costs.begin(at(0), Some(0), (12_000, 0), false);
-        let second = costs.begin(at(0), Some(1), (6_000, 0), false);
+        let _first = costs.begin(at(0), Some(0), 12_000, 0, false);
+        let second = costs.begin(at(0), Some(1), 6_000, 0, false);
         let wait_ms = |rank| costs.seen(at(0), RankScope::Rank(Some(rank)), 0).wait_ns / 1_000_000;
         assert_eq!((wait_ms(0), wait_ms(1), wait_ms(2)), (1195, 561, 0));
         second.done(at(600), None);
         let first = costs.seen(at(700), RankScope::Rank(Some(0)), 0).wait_ns / 1_000_000;
         assert_eq!(first, 495, "another rank's end says nothing of this one");
         drop(_first);
-        let _any = [0, 0].map(|_| costs.begin(at(700), None, (12_000, 0), false));
+        let _any = [0, 0].map(|_| costs.begin(at(700), None, 12_000, 0, false));
         let all_ns = costs.seen(at(700), RankScope::Rank(None), 0).wait_ns;
         assert_eq!(costs.seen(at(700), RankScope::Any(2), 0).wait_ns, all_ns / 2);
     }
@@ -371,7 +372,7 @@ mod tests {
     #[test]
     fn what_fails_teaches_nothing() {
         let (costs, at) = costs();
-        drop(costs.begin(at(0), None, (1000, 0), false));
+        drop(costs.begin(at(0), None, 1000, 0, false));
         assert_eq!(costs.view(at(5000)).prefill.observations, 0);
     }
 }

@@ -58,7 +58,7 @@ pub use cluster::Cluster;
 pub use exclusion::{Exclusion, excluded, veto_by_health};
 pub use hosts::Hosts;
 pub use membership::Fleet;
-pub use pool::Pool;
+pub use pool::{CandidateQuery, Pool};
 pub use ranks::Ranks;
 pub use roster::Roster;
 pub use served::{Named, Served, Serving, Tokenizing};

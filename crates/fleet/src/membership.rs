@@ -191,9 +191,10 @@ impl Fleet {
                 member.tasks.ask_anew(&self.cluster, served, &member.worker, member.leading);
             } else {
                 let config = member.worker.config.clone();
-                let who = (config, member.worker.authority.clone(), member.leading);
-                let (worker, tasks) = self.let_in(served, who, Some(&member.worker));
-                let (claims, leading) = (member.claims.clone(), member.leading);
+                let (before, leading) = (&member.worker, member.leading);
+                let authority = before.authority.clone();
+                let (worker, tasks) = self.let_in(served, config, authority, leading, Some(before));
+                let claims = member.claims.clone();
                 let entered = Member { claims, leading, worker, tasks };
                 left.push(std::mem::replace(member, entered));
             }
@@ -386,8 +387,7 @@ impl Fleet {
         let authority = address(&config)?;
         let before = members.by_id.remove(id);
         let predecessor = before.as_ref().map(|member| &*member.worker);
-        let who = (config, authority, leading);
-        let (worker, tasks) = self.let_in(&served, who, predecessor);
+        let (worker, tasks) = self.let_in(&served, config, authority, leading, predecessor);
         if let Some(member) = before {
             self.let_go(&served, &member);
             if member.worker.config.role != worker.config.role {
@@ -402,7 +402,9 @@ impl Fleet {
     fn let_in(
         &self,
         served: &Arc<Served>,
-        (config, authority, leading): (WorkerConfig, Authority, Source),
+        config: WorkerConfig,
+        authority: Authority,
+        leading: Source,
         predecessor: Option<&Worker>,
     ) -> (Arc<Worker>, Tasks) {
         let Model { breaker, health, .. } = &served.config;

@@ -27,6 +27,19 @@ thread_local! {
     static FOUND: RefCell<(Overlaps, Found)> = RefCell::default();
 }
 
+/// Which candidates are looked for.
+#[derive(Clone, Copy, Debug)]
+pub struct CandidateQuery<'a> {
+    /// The leg that they are to take.
+    pub leg: Leg,
+    /// The prompt's blocks, of which each candidate's overlap is found.
+    pub hashes: &'a [BlockHash],
+    /// Workers that must not take the leg.
+    pub exclusions: &'a [Exclusion],
+    /// The present time.
+    pub now: Instant,
+}
+
 /// A model's workers with their index.
 pub struct Pool {
     /// The workers now. Changed by `enter` and `leave` only.
@@ -232,40 +245,32 @@ impl Pool {
         )
     }
 
-    /// The instant's picture of every worker of a roster that can take a leg and is not
-    /// excluded: one for each rank that the leg could be pinned to.
-    pub fn candidates(
-        &self,
-        roster: &Roster,
-        leg: Leg,
-        hashes: &[BlockHash],
-        exclusions: &[Exclusion],
-        now: Instant,
-    ) -> Vec<Candidate> {
+    /// Every worker of a roster that can take a leg and is not excluded, as it is now: one
+    /// candidate for each rank that the leg could be pinned to.
+    pub fn candidates(&self, roster: &Roster, query: CandidateQuery<'_>) -> Vec<Candidate> {
         let mut able = Vec::with_capacity(roster.len());
-        self.picture(roster, (leg, now), hashes, exclusions, &mut able);
+        self.list_candidates(roster, query, &mut able);
         able
     }
 
-    /// The same, into a list that there is already.
-    pub fn picture(
+    /// Replaces a list by the candidates.
+    pub fn list_candidates(
         &self,
         roster: &Roster,
-        (leg, now): (Leg, Instant),
-        hashes: &[BlockHash],
-        exclusions: &[Exclusion],
+        query: CandidateQuery<'_>,
         able: &mut Vec<Candidate>,
     ) {
+        let CandidateQuery { leg, hashes, exclusions, now } = query;
         able.clear();
         FOUND.with_borrow_mut(|(overlaps, found)| {
             self.reader.find(hashes, overlaps);
             self.assumed.find(now, hashes, found);
             let uses_costs = self.uses_costs.load(Relaxed);
             let busy = **self.busy.load();
-            let picture = CandidateBuilder::new(roster, (overlaps, found), (busy, uses_costs), now);
+            let builder = CandidateBuilder::new(roster, overlaps, found, busy, uses_costs, now);
             for worker in roster.iter() {
                 if worker.serves(leg) && excluded(exclusions, worker.index).is_none() {
-                    picture.add(worker, leg, able);
+                    builder.add(worker, leg, able);
                 }
             }
         });
@@ -321,7 +326,9 @@ mod tests {
         chain_hashes(&namespace, HashSeed(1), &tokens, &mut hashes);
         let overlap = || {
             let roster = pool.roster();
-            let seen = pool.candidates(&roster, Leg::Aggregated, &hashes, &[], Instant::now());
+            let (leg, now) = (Leg::Aggregated, Instant::now());
+            let query = CandidateQuery { leg, hashes: &hashes, exclusions: &[], now };
+            let seen = pool.candidates(&roster, query);
             seen[0].overlap_blocks
         };
         assert_eq!(overlap(), 0);
@@ -361,7 +368,8 @@ mod tests {
     /// Confirmed, assumed and underway blocks of the only worker.
     fn seen(pool: &Pool, hashes: &[BlockHash], now: Instant) -> (u32, u32, u32) {
         let roster = pool.roster();
-        let seen = pool.candidates(&roster, Leg::Aggregated, hashes, &[], now)[0];
+        let query = CandidateQuery { leg: Leg::Aggregated, hashes, exclusions: &[], now };
+        let seen = pool.candidates(&roster, query)[0];
         (seen.overlap_blocks, seen.assumed_blocks, seen.underway_blocks)
     }
 

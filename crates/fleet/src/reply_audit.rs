@@ -43,7 +43,7 @@ pub fn audit_reply(
     let blocks = f64::from(estimate.abs_diff(engine)) / f64::from(expected.block_size);
     let direction = if estimate > engine { "over" } else { "under" };
     metrics.cached_tokens_error.with_label_values(&[model, direction]).observe(blocks);
-    if audit.compare(expected.epoch, expected.block_size, (estimate, engine)) {
+    if audit.compare(expected.epoch, expected.block_size, estimate, engine) {
         act_on_drift(served, worker);
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::booking::Booking;
 use super::exclusion::Exclusion;
-use super::pool::Pool;
+use super::pool::{CandidateQuery, Pool};
 use super::roster::Roster;
 use splitrail_api::steering::Urgency;
 use splitrail_policy::queue::{Item, Queue, QueueConfig, Refused, Ticket, View};
@@ -50,8 +50,8 @@ pub struct Asked {
     pub excluded: Vec<Exclusion>,
     /// What is asked of the workers.
     pub query: Query,
-    /// Whether it is heard when its prompt is computed.
-    pub heard: bool,
+    /// Whether it is known when its prompt is computed.
+    pub observes_prefill_end: bool,
     /// How urgent it is.
     pub urgency: Urgency,
 }
@@ -226,7 +226,7 @@ impl Waiting {
             let to_compute = query.prompt_tokens.saturating_sub(held);
             let Waiter { asked, reply } = release.item.key.as_ref();
             let rank = chosen.rank;
-            let work = worker.costs.begin(now, rank, (to_compute, held), !asked.heard);
+            let work = worker.costs.begin(now, rank, to_compute, held, !asked.observes_prefill_end);
             let booking = worker.book(rank, to_compute, query.prompt_tokens);
             let granted = Granted {
                 roster: Arc::clone(&sight.roster),
@@ -290,7 +290,8 @@ impl<'a> Sight<'a> {
 impl View<Arc<Waiter>> for Sight<'_> {
     fn candidates(&mut self, key: &Arc<Waiter>, out: &mut Vec<Candidate>) {
         let Asked { leg, hashes, excluded, .. } = &key.asked;
-        *out = self.pool.candidates(&self.roster, *leg, hashes, excluded, self.now);
+        let query = CandidateQuery { leg: *leg, hashes, exclusions: excluded, now: self.now };
+        *out = self.pool.candidates(&self.roster, query);
     }
 
     fn shared_blocks(&self, one: &Arc<Waiter>, other: &Arc<Waiter>) -> u32 {
@@ -341,7 +342,14 @@ mod tests {
         };
         let arrived = Instant::now();
         let urgency = Urgency { arrived, class: 0, tenant: 0, deadline: None };
-        Asked { leg, hashes: Arc::default(), excluded: Vec::new(), query, heard: true, urgency }
+        Asked {
+            leg,
+            hashes: Arc::default(),
+            excluded: Vec::new(),
+            query,
+            observes_prefill_end: true,
+            urgency,
+        }
     }
 
     #[tokio::test]

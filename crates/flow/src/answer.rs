@@ -8,7 +8,7 @@ use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
-use super::context::{Context, book, expected, uncached_tokens, within};
+use super::context::{PromptContext, book, expected, uncached_tokens, within};
 use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::lease::Lease;
@@ -18,7 +18,6 @@ use super::place::Placed;
 use super::prefill::Prefilled;
 use super::staged::{Staged, UnderWay};
 use crate::boxed::pinned;
-use crate::prepare::Unit;
 use crate::reply::alike::Alike;
 use crate::reply::choices::turned_away;
 use crate::reply::relay::{Account, Pace, UnitStream, whole};
@@ -28,7 +27,6 @@ use splitrail_engine_client::{Envelope, Parcel, Shape};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 use splitrail_fleet::costs::RankScope;
-use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_policy::Leg;
 
@@ -56,9 +54,7 @@ pub(super) enum Answer {
 /// A leg that answers the client, as it is sent.
 #[derive(Clone, Copy)]
 pub(super) struct Sending<'a> {
-    pub(super) context: &'a Arc<Context>,
-    pub(super) unit: &'a Unit,
-    pub(super) decision: &'a DecisionHandle,
+    pub(super) prompt: PromptContext<'a>,
     pub(super) envelope: &'a Envelope,
     pub(super) placed: &'a Placed,
     /// What its body carries as `cache_hit_threshold`.
@@ -74,12 +70,12 @@ impl Sending<'_> {
     /// Whether a hand-off is fetched first, since one cannot serve several samples: they
     /// then find the prompt in the worker's own cache.
     pub(super) fn fetches_first(&self) -> bool {
-        self.context.options.samples > 1
+        self.prompt.context.options.samples > 1
     }
 
     /// The body of the leg that answers.
     pub(super) fn body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
-        let context = self.context;
+        let context = self.prompt.context;
         let body = self.gated_body(self.threshold);
         legs::answer(body, context.endpoint, context.options, carried)
     }
@@ -87,15 +83,15 @@ impl Sending<'_> {
     /// The body of the leg that fetches a hand-off first.
     pub(super) fn fetching_body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
         let body = self.gated_body(self.threshold.map(|_| 0.0));
-        legs::fetch(&body, self.context.endpoint, carried)
+        legs::fetch(&body, self.prompt.context.endpoint, carried)
     }
 
     fn gated_body(&self, threshold: Option<f64>) -> JsonObject {
-        let mut body = self.unit.body.clone();
+        let mut body = self.prompt.unit.body.clone();
         if let Some(threshold) = threshold {
             body.set("cache_hit_threshold", threshold.to_string());
         }
-        if is_exact(self.context, &self.unit.body) {
+        if is_exact(self.prompt.context, &self.prompt.unit.body) {
             body.set("return_token_ids", "true");
         }
         body
@@ -108,8 +104,8 @@ impl Sending<'_> {
         body: Parcel,
         lease: Option<Lease>,
     ) -> Result<First, Error> {
-        below_if_412(if self.context.options.stream {
-            let events = Box::pin(first_events(self, self.context.endpoint, body));
+        below_if_412(if self.prompt.context.options.stream {
+            let events = Box::pin(first_events(self, self.prompt.context.endpoint, body));
             in_lease(lease, &self.placed.worker, events).await
         } else {
             whole_reply(self, account, body, lease).await
@@ -118,7 +114,8 @@ impl Sending<'_> {
 
     /// Sends the leg that fetches a hand-off.
     pub(super) async fn fetch(&self, body: Parcel, lease: Option<Lease>) -> Result<(), Error> {
-        let Sending { context, envelope, placed, .. } = *self;
+        let Sending { prompt, envelope, placed, .. } = *self;
+        let context = prompt.context;
         let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
         let Served { config, client, .. } = context.served.as_ref();
         let call = pin!(async {
@@ -141,7 +138,8 @@ pub(super) async fn generate(
     sending: &Sending<'_>,
     staged: &mut Option<Prefilled>,
 ) -> Result<Answer, Error> {
-    let Sending { context, placed, .. } = *sending;
+    let Sending { prompt, placed, .. } = *sending;
+    let PromptContext { context, decision, .. } = prompt;
     let started = Instant::now();
     let ahead = placed.worker.waiting(started);
     let mut prefilled = staged.take();
@@ -189,14 +187,15 @@ pub(super) async fn generate(
     *staged = under_way.take_back().filter(good);
     if staged.is_none() {
         // Nor does what was prefilled for it serve another.
-        sending.decision.attempt_discarded(error.outcome());
+        decision.attempt_discarded(error.outcome());
     }
     Err(error)
 }
 
 /// The first event of a leg that waited for nobody came after its KV and one step.
 fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
-    let Sending { context, unit, placed, .. } = *sending;
+    let Sending { prompt, placed, .. } = *sending;
+    let PromptContext { context, unit, .. } = prompt;
     let (worker, costs) = (&placed.worker, &placed.worker.costs);
     let (requests, context_tokens) = (worker.booked.requests(), worker.booked.active_tokens());
     let step = costs.seen(Instant::now(), RankScope::Rank(None), 0).coefficients;
@@ -215,7 +214,8 @@ pub(super) fn conclude(
     mut account: Account,
     begun: Result<First, Error>,
 ) -> Result<Answer, Error> {
-    let Sending { context, unit, decision, placed, .. } = *sending;
+    let Sending { prompt, placed, .. } = *sending;
+    let PromptContext { context, decision, .. } = prompt;
     let error = match begun {
         Ok(First::Whole(reply)) => match whole(&mut account, reply) {
             Ok(reply) => return Ok(Answer::Begun(Begun::Whole(reply))),
@@ -231,7 +231,7 @@ pub(super) fn conclude(
                 account,
                 reader: *reader,
                 held,
-                migration: Migration::new(context, unit, decision),
+                migration: Migration::new(prompt),
                 tells_usage: context.options.include_usage,
                 gaps: context.inter_token(decision),
                 pace: Pace::begin(Instant::now()),
@@ -260,17 +260,21 @@ fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
 fn to_compute(sending: &Sending<'_>, handed_over: bool) -> u64 {
     match handed_over {
         true => 0,
-        false => uncached_tokens(sending.context, sending.unit, sending.placed.assumed_blocks),
+        false => {
+            let PromptContext { context, unit, .. } = sending.prompt;
+            uncached_tokens(context, unit, sending.placed.assumed_blocks)
+        }
     }
 }
 
 /// What the answer owns until it has ended; its leg is entered in the ledger.
 pub(super) fn account(sending: &Sending<'_>, now: Instant, handed_over: bool) -> Account {
-    let Sending { context, unit, decision, placed, .. } = *sending;
+    let Sending { prompt, placed, .. } = *sending;
+    let PromptContext { context, unit, decision } = prompt;
     let worker = &placed.worker;
     let booking = match handed_over {
         true => worker.book(placed.rank, 0, unit.weight_tokens),
-        false => book(context, unit, placed, (now, context.options.stream)),
+        false => book(context, unit, placed, now, context.options.stream),
     };
     let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
     decision.decode_sent(leg);
@@ -310,7 +314,8 @@ async fn whole_reply(
     body: Parcel,
     lease: Option<Lease>,
 ) -> Result<First, Error> {
-    let Sending { context, envelope, placed, .. } = *sending;
+    let Sending { prompt, envelope, placed, .. } = *sending;
+    let context = prompt.context;
     let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
     let Served { config, client, .. } = context.served.as_ref();
     let sent = lease.map(|_| Instant::now());

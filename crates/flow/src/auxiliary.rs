@@ -10,9 +10,8 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::answer::Begun;
 use super::attempts::Attempts;
-use super::context::{Context, attempt, book, expected, within};
+use super::context::{Context, PromptContext, attempt, book, expected, within};
 use super::place::{Placed, Wish, place, place_in_turn};
-use crate::prepare::Unit;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::RequestFlow;
@@ -20,7 +19,6 @@ use splitrail_engine_client::{Envelope, Shape};
 use splitrail_fleet::Served;
 use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::{Exclusion, Pool, Worker, excluded};
-use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
@@ -32,11 +30,8 @@ const LONG_BYTES: usize = 256 << 10;
 ///
 /// # Errors
 /// The last attempt's, once no further one is allowed or makes sense.
-pub(super) async fn run(
-    context: &Arc<Context>,
-    unit: &Unit,
-    decision: &DecisionHandle,
-) -> Result<Begun, Error> {
+pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
+    let PromptContext { context, decision, .. } = prompt;
     let Served { pool, retry_budget, .. } = context.served.as_ref();
     retry_budget.deposit();
     let endpoint = context.endpoint;
@@ -47,12 +42,12 @@ pub(super) async fn run(
         decision.flow_begun(RequestFlow::Aggregated.name());
         let wish = Wish::any(leg, attempts.failed());
         let placed = match endpoint.computes() {
-            true => place_in_turn(context, unit, decision, wish, false).await?,
-            false => place(context, unit, decision, wish)?,
+            true => place_in_turn(prompt, wish, false).await?,
+            false => place(prompt, wish)?,
         };
         let worker = &placed.worker;
         begin(worker, leg, endpoint);
-        match ask(context, unit, decision, &placed).await {
+        match ask(prompt, &placed).await {
             Ok((reply, usage)) => {
                 end(worker, leg, endpoint, None);
                 decision.auxiliary_answered(usage);
@@ -149,11 +144,10 @@ fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<&Error>) {
 
 /// Asks one worker; gives its reply, and what it says of the prompts' tokens.
 async fn ask(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     placed: &Placed,
 ) -> Result<(Bytes, Option<EngineUsage>), Error> {
+    let PromptContext { context, unit, decision } = prompt;
     let Served { config, client, .. } = context.served.as_ref();
     let (worker, endpoint) = (&placed.worker, context.endpoint);
     let started = Instant::now();
@@ -162,7 +156,7 @@ async fn ask(
     if endpoint.computes() {
         let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
         decision.decode_sent(leg);
-        _booking = Some(book(context, unit, placed, (started, false)));
+        _booking = Some(book(context, unit, placed, started, false));
         envelope = Envelope { prefill_tokens: Some(unit.weight_tokens), ..envelope };
     }
     let call = async {

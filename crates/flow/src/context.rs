@@ -61,6 +61,17 @@ pub struct Context {
     pub distrusts_kept_connections: AtomicBool,
 }
 
+/// One prompt of a request, with what all of its legs need.
+#[derive(Clone, Copy)]
+pub(super) struct PromptContext<'a> {
+    /// What the prompts of the request share.
+    pub(super) context: &'a Arc<Context>,
+    /// The prompt as it was prepared.
+    pub(super) unit: &'a Unit,
+    /// The prompt's decision record.
+    pub(super) decision: &'a DecisionHandle,
+}
+
 impl Context {
     /// A stage that began at `started` ends now; says when that is, for the next.
     pub(super) fn mark(&self, stage: &'static str, started: Instant) -> Instant {
@@ -84,20 +95,22 @@ pub(super) fn uncached_tokens(context: &Context, unit: &Unit, assumed_blocks: u3
     unit.weight_tokens.saturating_sub(cached)
 }
 
-/// Books a leg that computes its prompt; how long that takes is learned where it is `heard`.
+/// Books a leg that computes its prompt. `observes_prefill_end` says whether it is known when the
+/// prompt is computed: how long that takes is learned then.
 pub(super) fn book(
     context: &Context,
     unit: &Unit,
     placed: &Placed,
-    (now, heard): (Instant, bool),
+    now: Instant,
+    observes_prefill_end: bool,
 ) -> Booking {
     if let Some(room) = placed.take_room() {
         return room;
     }
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
-    let tokens = (uncached, unit.weight_tokens - uncached);
-    let work = worker.costs.begin(now, placed.rank, tokens, !heard);
+    let cached = unit.weight_tokens - uncached;
+    let work = worker.costs.begin(now, placed.rank, uncached, cached, !observes_prefill_end);
     worker.book(placed.rank, uncached, unit.weight_tokens).with_work(work)
 }
 
@@ -164,7 +177,8 @@ pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64)
 /// The threshold of a decode leg that follows its prefill: the model's guard, but nothing
 /// where a prompt that was handed over might not pass it. Several samples and a storage find
 /// full blocks only, and never the last token.
-pub(super) fn preemption_guard(context: &Context, unit: &Unit, decision: &DecisionHandle) -> f64 {
+pub(super) fn preemption_guard(prompt: PromptContext<'_>) -> f64 {
+    let PromptContext { context, unit, decision } = prompt;
     let guard = context.served.config.gate.preemption_guard;
     let said =
         decision.with(|decision| decision.ledger().prefill().and_then(|leg| leg.prompt_tokens));

@@ -10,7 +10,7 @@ use splitrail_kv::estimate_cached_tokens;
 
 use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
-use super::context::{Context, attempt, carried_threshold};
+use super::context::{Context, PromptContext, attempt, carried_threshold};
 use super::gate::{self, Gate, Need, Verdict, judge};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::{Plan, Then};
@@ -37,29 +37,27 @@ pub(super) enum Tried {
 /// # Errors
 /// The attempt's, where no further one is allowed.
 pub(super) async fn decode_try(
-    context: &Arc<Context>,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     plan: &Plan,
     attempts: &mut Attempts,
 ) -> Result<Tried, Error> {
+    let PromptContext { context, unit, decision } = prompt;
     let pool = &context.served.pool;
     let need = Need::new(plan.gate.unwrap_or(0.0), unit.prompt_tokens, pool.block_size());
     loop {
         decision.decode_try_begun(plan.name(), plan.gate);
         let started = Instant::now();
         let wish = Wish { leg: Leg::Aggregated, excluded: attempts.failed(), blocks: need.blocks };
-        let placed = place(context, unit, decision, wish)?;
+        let placed = place(prompt, wish)?;
         if plan.then == Then::Tell && !placed.worker.is_up() {
             let message =
                 format!("model {} has no decode worker that is up", context.served.name());
             return Err(Error::new(Kind::NoWorker, message));
         }
-        let held = placed.believed_blocks;
-        let place = (&*placed.worker, placed.rank);
-        let of = (&context.served.config, context.endpoint);
-        let (_, verdict) = verdict(of, unit, place, held, &need);
-        let ratio = hit_ratio(unit, place, held, pool.block_size());
+        let Placed { worker, rank, believed_blocks, .. } = &placed;
+        let holder = Holder { worker, rank: *rank, believed_blocks: *believed_blocks };
+        let (_, verdict) = verdict(&context.served.config, context.endpoint, unit, holder, &need);
+        let ratio = hit_ratio(unit, holder, pool.block_size());
         decision.hit_ratio_estimated(ratio);
         let decided = match verdict {
             Verdict::Enough(decided) => {
@@ -79,7 +77,7 @@ pub(super) async fn decode_try(
                 return Ok(Tried::Below(None));
             }
         };
-        let answer = send(context, unit, decision, &placed, (&need, decided)).await;
+        let answer = send(prompt, &placed, &need, decided).await;
         context.mark("decode_try", started);
         match answer {
             Ok(Answer::Begun(begun)) => {
@@ -107,14 +105,25 @@ pub(super) async fn decode_try(
     }
 }
 
+/// A worker or one of its ranks, with what it holds of a prompt.
+#[derive(Clone, Copy)]
+pub(super) struct Holder<'a> {
+    pub(super) worker: &'a Worker,
+    /// The data-parallel rank, if the leg is pinned to one.
+    pub(super) rank: Option<u16>,
+    /// Leading blocks of the prompt by the index, as far as they count.
+    pub(super) believed_blocks: u32,
+}
+
 /// Who is to say whether a place holds enough, and what follows.
 pub(super) fn verdict(
-    (config, endpoint): (&Model, Endpoint),
+    config: &Model,
+    endpoint: Endpoint,
     unit: &Unit,
-    (worker, rank): (&Worker, Option<u16>),
-    believed_blocks: u32,
+    holder: Holder<'_>,
     need: &Need,
 ) -> (Gate, Verdict) {
+    let Holder { worker, rank, believed_blocks } = holder;
     let settings = &config.gate;
     // A shim gates one rank: where the engine chooses, it can only refuse.
     let shim = worker.config.shim && !worker.ranks.are_chosen_by_the_engine();
@@ -130,12 +139,8 @@ pub(super) fn verdict(
 /// The share of a prompt's tokens that a place finds cached, by the index; `None` if the index is
 /// not believed about it or the prompt's tokens are not known. An engine finds whole blocks only,
 /// and never the last token.
-pub(super) fn hit_ratio(
-    unit: &Unit,
-    (worker, rank): (&Worker, Option<u16>),
-    believed_blocks: u32,
-    block_size: u32,
-) -> Option<f64> {
+pub(super) fn hit_ratio(unit: &Unit, holder: Holder<'_>, block_size: u32) -> Option<f64> {
+    let Holder { worker, rank, believed_blocks } = holder;
     let tokens = unit.prompt_tokens.filter(|tokens| *tokens > 0 && block_size > 0)?;
     let is_believed = unit.unknown.is_none() && worker.overlap_is_believed(rank);
     let cached = estimate_cached_tokens(believed_blocks, tokens, block_size);
@@ -188,12 +193,12 @@ impl fmt::Display for Below {
 }
 
 async fn send(
-    context: &Arc<Context>,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     placed: &Placed,
-    (need, gate): (&Need, Option<Gate>),
+    need: &Need,
+    gate: Option<Gate>,
 ) -> Result<Answer, Error> {
+    let PromptContext { context, unit, decision } = prompt;
     let mut envelope = attempt(context, decision);
     let threshold = match gate {
         Some(Gate::Engine) => Some(need.threshold),
@@ -203,7 +208,7 @@ async fn send(
         let header = gate::header(unit.namespace, placed.rank.unwrap_or(0), need, &unit.hashes);
         envelope.gate = header.and_then(|header| HeaderValue::from_str(&header).ok());
     }
-    let sending = Sending { context, unit, decision, envelope: &envelope, placed, threshold };
+    let sending = Sending { prompt, envelope: &envelope, placed, threshold };
     generate(&sending, &mut None).await
 }
 

@@ -8,11 +8,11 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::auxiliary;
-use super::decode_try::{hit_ratio, verdict};
+use super::decode_try::{Holder, hit_ratio, verdict};
 use super::gate::{Need, Verdict};
 use super::hand_off::{kept_for_decode, missing, none_comes};
 use super::lease::usable;
-use super::place::{Wish, candidates, figures, query};
+use super::place::{Moment, Pick, Wish, candidates, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::weigh::{Weighed, is_open, learned_ratio, weigh};
 use crate::prepare::{Prepared, Unit};
@@ -26,7 +26,6 @@ use splitrail_ledger::decisions::CandidateRecord;
 use splitrail_ledger::decisions::WeighedRecord;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, CandidateIndex, Choice, Leg, pick};
-use splitrail_telemetry::clock::unix_ms;
 
 mod condition;
 
@@ -222,14 +221,13 @@ impl<'a> Way<'a> {
         let Some(chosen) = self.step("decode_try", wish) else { return true };
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
-        let place = (&**worker, chosen.rank);
-        let of = (&self.served.config, self.endpoint);
-        let (gate, verdict) = verdict(of, self.unit, place, held, &need);
+        let holder = Holder { worker, rank: chosen.rank, believed_blocks: held };
+        let (gate, verdict) = verdict(&self.served.config, self.endpoint, self.unit, holder, &need);
         self.told.gate = Some(GateExplained {
             cache_hit_threshold: threshold,
             needed_blocks: need.blocks,
             believed_blocks: held,
-            cache_hit_ratio: hit_ratio(self.unit, place, held, self.served.pool.block_size()),
+            cache_hit_ratio: hit_ratio(self.unit, holder, self.served.pool.block_size()),
             who: gate.name(),
             verdict: match verdict {
                 Verdict::Enough(_) => "enough",
@@ -303,14 +301,12 @@ impl<'a> Way<'a> {
 
     /// Makes a choice and writes it down; `None` if there is nobody.
     fn step(&mut self, name: &'static str, wish: Wish<'_>) -> Option<Candidate> {
-        let now = Instant::now();
+        let now = Moment::now();
         let pool = &self.served.pool;
-        let seen = candidates(pool, &self.roster, self.unit, wish, now);
+        let seen = candidates(pool, &self.roster, self.unit, wish, now.instant);
         // Ties are drawn anew: what is explained takes nobody's turn.
-        let query = query(pool, self.unit, wish.leg, (pool.turn(wish.leg), rand::random()));
+        let query = query(pool, self.unit, wish.leg, pool.turn(wish.leg), rand::random());
         let choice = pick(&self.served.config.policy, &seen, query);
-        let now_unix_ms = unix_ms();
-        let id = |index| self.roster.get(index).map_or("", |worker| worker.id());
         let mut step = Step {
             step: name,
             leg: wish.leg.name(),
@@ -320,26 +316,18 @@ impl<'a> Way<'a> {
             runner_up_rank: None,
             margin: None,
             candidates: Vec::new(),
-            vetoed: condition::vetoed(&self.roster, wish, &seen, now),
+            vetoed: condition::vetoed(&self.roster, wish, &seen, now.instant),
             conditions: condition::of(&self.roster, &seen),
         };
         let chosen = choice.map(|choice| {
-            let order = order(&choice);
-            step.chosen = Some(id(seen[choice.index].worker).to_owned());
+            let pick = Pick { roster: &self.roster, candidates: &seen, choice: &choice };
+            step.chosen = Some(pick.worker_id(choice.index).to_owned());
             step.chosen_rank = seen[choice.index].rank;
-            step.runner_up = choice.runner_up.map(|i| id(seen[i].worker).to_owned());
+            step.runner_up = choice.runner_up.map(|i| pick.worker_id(i).to_owned());
             step.runner_up_rank = choice.runner_up.and_then(|i| seen[i].rank);
             step.margin = choice.runner_up.map(|_| choice.margin);
-            step.candidates = order
-                .iter()
-                .map(|i| {
-                    let seen = &seen[*i];
-                    let of = (self.roster.get(seen.worker), wish.leg);
-                    let told = figures(&choice, *i, of, (now, now_unix_ms));
-                    let name = id(seen.worker);
-                    CandidateRecord::new(wish.leg.name(), name, seen, told, *i == choice.index)
-                })
-                .collect();
+            let order = order(&choice).into_iter();
+            step.candidates = order.map(|i| pick.record(wish.leg, i, now)).collect();
             seen[choice.index]
         });
         if chosen.is_none() {

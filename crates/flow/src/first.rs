@@ -41,7 +41,8 @@ pub(super) async fn first_events(
     endpoint: Endpoint,
     body: Parcel,
 ) -> Result<First, Error> {
-    let Sending { context, envelope, placed, .. } = *sending;
+    let Sending { prompt, envelope, placed, .. } = *sending;
+    let context = prompt.context;
     let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
     let Served { config, client, .. } = context.served.as_ref();
     let limit = config.timeouts.first_token;

@@ -17,7 +17,9 @@ use serde_json::value::RawValue;
 use splitrail_kv::{BlockHash, next_hash};
 
 use super::answer::Sending;
-use super::context::{Context, attempt, book, carried_threshold, expected, may_retry};
+use super::context::{
+    Context, PromptContext, attempt, book, carried_threshold, expected, may_retry,
+};
 use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::legs;
@@ -87,11 +89,8 @@ struct ChatChoice {
 
 impl Migration {
     /// Of an answer that is about to be asked for; `None` where it could not go on exactly.
-    pub(super) fn new(
-        context: &Arc<Context>,
-        unit: &Unit,
-        decision: &DecisionHandle,
-    ) -> Option<Self> {
+    pub(super) fn new(prompt: PromptContext<'_>) -> Option<Self> {
+        let PromptContext { context, unit, decision } = prompt;
         is_exact(context, &unit.body).then(|| Self {
             context: Arc::clone(context),
             decision: decision.clone(),
@@ -215,9 +214,11 @@ impl Migration {
             }
             let unit = self.unit()?;
             let wish = Wish::any(Leg::Decode, &self.lost);
-            let placed = place(&context, &unit, &self.decision, wish).ok()?;
+            let decision = &self.decision;
+            let prompt = PromptContext { context: &context, unit: &unit, decision };
+            let placed = place(prompt, wish).ok()?;
             sent(&context, &unit, &placed);
-            match self.ask(&unit, &placed).await {
+            match ask(prompt, &placed).await {
                 Ok(resumed) => {
                     computed(&context, &unit, &placed);
                     count(&context, "resumed");
@@ -232,40 +233,6 @@ impl Migration {
         }
         count(&context, "lost");
         None
-    }
-
-    async fn ask(&self, unit: &Unit, placed: &Placed) -> Result<Resumed, Error> {
-        let context = &self.context;
-        placed.worker.breaker(Leg::Decode).begin(Instant::now());
-        let envelope = attempt(context, &self.decision);
-        let threshold = carried_threshold(context, &placed.worker, 0.0);
-        let mut body = unit.body.clone();
-        if let Some(threshold) = threshold {
-            body.set("cache_hit_threshold", threshold.to_string());
-        }
-        let booking = book(context, unit, placed, (Instant::now(), true));
-        let body = legs::answer(body, Endpoint::Completions, context.options, Carried::Nothing)?;
-        let body: Parcel = body.into();
-        let sending = Sending {
-            context,
-            unit,
-            decision: &self.decision,
-            envelope: &envelope,
-            placed,
-            threshold,
-        };
-        let expected = expected(context, unit, placed);
-        let leg = LegFacts::new(LegKind::Decode, placed.worker.id(), expected);
-        self.decision.resume_sent(leg);
-        match first_events(&sending, Endpoint::Completions, body).await? {
-            First::Events(reader, held) => {
-                self.decision.decode_worked();
-                Ok(Resumed { worker: Arc::clone(&placed.worker), booking, reader: *reader, held })
-            }
-            First::Below(_) | First::Whole(_) => {
-                Err(Error::engine(placed.worker.id(), "does not go on with an answer"))
-            }
-        }
     }
 
     /// The rest of the answer as a prompt of its own; `None` if there is no rest, or it is
@@ -335,6 +302,34 @@ impl Migration {
             usage.set("prompt_tokens_details", details.to_string());
         }
         Some(usage.to_string())
+    }
+}
+
+/// Sends the rest of an answer to a worker, and waits until the answer goes on.
+async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Error> {
+    let PromptContext { context, unit, decision } = prompt;
+    placed.worker.breaker(Leg::Decode).begin(Instant::now());
+    let envelope = attempt(context, decision);
+    let threshold = carried_threshold(context, &placed.worker, 0.0);
+    let mut body = unit.body.clone();
+    if let Some(threshold) = threshold {
+        body.set("cache_hit_threshold", threshold.to_string());
+    }
+    let booking = book(context, unit, placed, Instant::now(), true);
+    let body = legs::answer(body, Endpoint::Completions, context.options, Carried::Nothing)?;
+    let body: Parcel = body.into();
+    let sending = Sending { prompt, envelope: &envelope, placed, threshold };
+    let expected = expected(context, unit, placed);
+    let leg = LegFacts::new(LegKind::Decode, placed.worker.id(), expected);
+    decision.resume_sent(leg);
+    match first_events(&sending, Endpoint::Completions, body).await? {
+        First::Events(reader, held) => {
+            decision.decode_worked();
+            Ok(Resumed { worker: Arc::clone(&placed.worker), booking, reader: *reader, held })
+        }
+        First::Below(_) | First::Whole(_) => {
+            Err(Error::engine(placed.worker.id(), "does not go on with an answer"))
+        }
     }
 }
 

@@ -13,21 +13,20 @@ use splitrail_engine::sglang::Room;
 use super::answer::{Answer, Sending, account, conclude};
 use super::attempts::Attempts;
 use super::context::{
-    Context, attempt, carried_threshold, expected, nothing_handed_over, preemption_guard,
+    Context, PromptContext, attempt, carried_threshold, expected, nothing_handed_over,
+    preemption_guard,
 };
 use super::first::First;
 use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, Said, Tries, without_prefill};
-use crate::prepare::Unit;
 use crate::reply::relay::Account;
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_config::model::Connector;
 use splitrail_engine_client::{Envelope, Parcel};
 use splitrail_fleet::bootstrap::{Bootstrap, EngineIdentity};
 use splitrail_fleet::{Exclusion, Worker};
-use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
@@ -61,14 +60,13 @@ enum Failed {
 /// # Errors
 /// The last attempt's, once no further one is allowed or makes sense.
 pub(super) async fn pair_or_local(
-    context: &Arc<Context>,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     attempts: &mut Attempts,
 ) -> Result<Paired, Error> {
+    let PromptContext { context, unit, decision } = prompt;
     let mut tries = Tries::new(context, attempts.failed());
     let last = loop {
-        let prefill = match tries.place(context, unit, decision).await {
+        let prefill = match tries.place(prompt).await {
             Ok(placed) => placed,
             // Too busy for this is too busy for worse.
             Err(error) if error.is_busy() => return Err(error),
@@ -76,13 +74,11 @@ pub(super) async fn pair_or_local(
         };
         let mut excluded = attempts.failed().to_vec();
         excluded.push(Exclusion::new(prefill.worker.index, VetoReason::SameWorker));
-        let decode = place(context, unit, decision, Wish::any(Leg::Decode, &excluded))?;
+        let decode = place(prompt, Wish::any(Leg::Decode, &excluded))?;
         let envelope = attempt(context, decision);
-        let guard = preemption_guard(context, unit, decision);
+        let guard = preemption_guard(prompt);
         let sending = Sending {
-            context,
-            unit,
-            decision,
+            prompt,
             envelope: &envelope,
             placed: &decode,
             threshold: carried_threshold(context, &decode.worker, guard),
@@ -190,7 +186,7 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
 }
 
 async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed> {
-    let Sending { context, unit, decision, .. } = *sending;
+    let PromptContext { context, unit, decision } = sending.prompt;
     let appointment = Appointment::make(context, prefill).await.map_err(Failed::Prefill)?;
     sending.placed.worker.breaker(Leg::Decode).begin(Instant::now());
     let expected = expected(context, unit, prefill);
@@ -224,13 +220,13 @@ async fn meet(
     prefill: &Placed,
     appointment: &Appointment,
 ) -> Result<First, Failed> {
-    let Sending { context, unit, decision, .. } = *sending;
+    let PromptContext { context, unit, .. } = sending.prompt;
     let body = prefill::body(context, unit, &prefill.worker, appointment.lead());
     // Each meets the other under a name that is used once.
     let once = |body| Parcel::new(body).0.once();
     let body = once(body.map_err(Failed::Prefill)?);
     let envelope = appointment.envelope(sending.envelope);
-    let mut prefilling = pin!(prefill::send(context, unit, decision, &envelope, prefill, body));
+    let mut prefilling = pin!(prefill::send(sending.prompt, &envelope, prefill, body));
     let mut answering = pin!(answer(sending, account, appointment.carried()));
     let begun = tokio::select! {
         begun = &mut answering => begun.map_err(|error| late(&prefill.worker, error))?,
@@ -258,7 +254,7 @@ async fn meet(
 /// The prefill leg has done its part.
 fn handed_over(sending: &Sending<'_>, worker: &Worker, said: &Said) {
     worker.record(Leg::Prefill, None);
-    said.report(sending.context, sending.decision, worker, None);
+    said.report(sending.prompt.context, sending.prompt.decision, worker, None);
 }
 
 /// A decode leg that failed before its prefill had its say: if it waited in vain, it waited

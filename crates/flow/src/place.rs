@@ -6,20 +6,19 @@ use std::time::Instant;
 
 use splitrail_kv::Tier;
 
-use super::context::Context;
+use super::context::{Context, PromptContext};
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, Kind};
 use splitrail_engine_client::Envelope;
 use splitrail_fleet::Served;
 use splitrail_fleet::waiting::{Asked, Granted, NoRoom, Why};
-use splitrail_fleet::{Booking, Exclusion, Pool, Roster, Worker};
-use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_fleet::{Booking, CandidateQuery, Exclusion, Pool, Roster, Worker};
 use splitrail_policy::{Candidate, Choice, Leg, Query, holders};
 use splitrail_telemetry::clock::unix_ms;
 
 mod record;
 
-pub(super) use record::{figures, note_vetoed};
+pub(super) use record::note_vetoed;
 use record::{record, shadow};
 
 thread_local! {
@@ -80,68 +79,96 @@ impl<'a> Wish<'a> {
     pub(super) fn any(leg: Leg, excluded: &'a [Exclusion]) -> Self {
         Self { leg, excluded, blocks: None }
     }
+
+    /// Asks a pool for the candidates, however many blocks they hold.
+    fn query(self, unit: &'a Unit, now: Instant) -> CandidateQuery<'a> {
+        let Self { leg, excluded, .. } = self;
+        CandidateQuery { leg, hashes: &unit.hashes, exclusions: excluded, now }
+    }
+}
+
+/// A choice, with what it was made from.
+#[derive(Clone, Copy)]
+pub(super) struct Pick<'a> {
+    /// The workers of the model.
+    pub(super) roster: &'a Roster,
+    /// The candidates that the policy was given.
+    pub(super) candidates: &'a [Candidate],
+    /// The policy's choice among them.
+    pub(super) choice: &'a Choice,
+}
+
+/// A point of time by both clocks.
+#[derive(Clone, Copy)]
+pub(super) struct Moment {
+    /// For intervals.
+    pub(super) instant: Instant,
+    /// For records, in milliseconds since 1970.
+    pub(super) unix_ms: u64,
+}
+
+impl Moment {
+    pub(super) fn now() -> Self {
+        Self { instant: Instant::now(), unix_ms: unix_ms() }
+    }
 }
 
 /// Picks a worker for a leg and writes down why.
-pub(super) fn place(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
-    wish: Wish<'_>,
-) -> Result<Placed, Error> {
+pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed, Error> {
+    let PromptContext { context, unit, decision } = prompt;
     let leg = wish.leg;
     let Served { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
     let roster = pool.roster();
     PICKING.with_borrow_mut(|(candidates, choice)| {
-        pool.picture(&roster, (leg, started), &unit.hashes, wish.excluded, candidates);
+        pool.list_candidates(&roster, wish.query(unit, started), candidates);
         if let Some(blocks) = wish.blocks {
             holders(candidates, blocks);
         }
         let started = context.mark("match", started);
-        let query = query(pool, unit, leg, (pool.next_turn(leg), pool.draw()));
+        let query = query(pool, unit, leg, pool.next_turn(leg), pool.draw());
         if !choice.decide(&config.policy, candidates, &query, 0) {
-            note_vetoed(decision, &roster, wish, candidates, (started, unix_ms()));
+            let now = Moment { instant: started, unix_ms: unix_ms() };
+            note_vetoed(decision, &roster, wish, candidates, now);
             let message = format!("model {} has no worker left for {}", config.name, leg.name());
             return Err(Error::new(Kind::NoWorker, message));
         }
-        let placed =
-            settle(context, unit, decision, (query, wish), (&roster, candidates, choice), None);
+        let pick = Pick { roster: &roster, candidates, choice };
+        let placed = settle(prompt, query, wish, pick, None);
         context.mark("pick", started);
         placed
     })
 }
 
 /// Places a leg that computes its prompt: in its turn, where the model's requests wait here.
-/// `heard` says whether it is known when its prompt is computed.
+/// `observes_prefill_end` says whether it is known when its prompt is computed.
 pub(super) async fn place_in_turn(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     wish: Wish<'_>,
-    heard: bool,
+    observes_prefill_end: bool,
 ) -> Result<Placed, Error> {
+    let PromptContext { context, unit, .. } = prompt;
     let Served { config, pool, .. } = context.served.as_ref();
     // Where nobody can be asked, there is nothing to wait for.
     if config.queue.is_none() || !pool.any_up(wish.leg, wish.excluded) {
-        return place(context, unit, decision, wish);
+        return place(prompt, wish);
     }
     let started = Instant::now();
-    let query = query(pool, unit, wish.leg, (pool.next_turn(wish.leg), pool.draw()));
+    let query = query(pool, unit, wish.leg, pool.next_turn(wish.leg), pool.draw());
     let asked = Asked {
         leg: wish.leg,
         hashes: Arc::clone(&unit.hashes),
         excluded: wish.excluded.to_vec(),
         query,
-        heard,
+        observes_prefill_end,
         urgency: context.urgency,
     };
     let granted = Box::pin(pool.waiting.wait(pool, &config.policy, asked)).await;
     context.mark("admit", started);
     let Granted { roster, candidates, choice, booking } =
         granted.map_err(|no_room| refused(context, no_room))?;
-    let seen = (&*roster, candidates.as_slice(), &choice);
-    settle(context, unit, decision, (query, wish), seen, Some(booking))
+    let pick = Pick { roster: &roster, candidates: &candidates, choice: &choice };
+    settle(prompt, query, wish, pick, Some(booking))
 }
 
 fn refused(context: &Context, no_room: NoRoom) -> Error {
@@ -174,21 +201,22 @@ fn refused(context: &Context, no_room: NoRoom) -> Error {
 
 /// Writes a choice down, and counts it.
 fn settle(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
-    (query, wish): (Query, Wish<'_>),
-    (roster, candidates, choice): (&Roster, &[Candidate], &Choice),
+    prompt: PromptContext<'_>,
+    query: Query,
+    wish: Wish<'_>,
+    pick: Pick<'_>,
     room: Option<Booking>,
 ) -> Result<Placed, Error> {
+    let PromptContext { context, unit, decision } = prompt;
+    let Pick { roster, candidates, choice } = pick;
     let leg = query.leg;
     let chosen = candidates[choice.index];
     let Some(worker) = roster.get(chosen.worker).map(Arc::clone) else {
         // Candidates are of the same roster.
         return Err(Error::new(Kind::Internal, "a candidate is not in its roster"));
     };
-    record(context, unit, decision, (query, wish), (roster, candidates), choice);
-    shadow(context, decision, query, (roster, candidates), choice);
+    record(prompt, query, wish, pick);
+    shadow(context, decision, query, pick);
     let metrics = &context.metrics;
     if unit.unknown.is_none() || !unit.hashes.is_empty() {
         let labels = [context.served.name(), leg.name()];
@@ -217,7 +245,7 @@ pub(super) fn candidates(
     wish: Wish<'_>,
     now: Instant,
 ) -> Vec<Candidate> {
-    let mut candidates = pool.candidates(roster, wish.leg, &unit.hashes, wish.excluded, now);
+    let mut candidates = pool.candidates(roster, wish.query(unit, now));
     if let Some(blocks) = wish.blocks {
         holders(&mut candidates, blocks);
     }
@@ -225,7 +253,7 @@ pub(super) fn candidates(
 }
 
 /// What is asked of them, with a turn and a draw.
-pub(super) fn query(pool: &Pool, unit: &Unit, leg: Leg, (turn, draw): (u64, u64)) -> Query {
+pub(super) fn query(pool: &Pool, unit: &Unit, leg: Leg, turn: u64, draw: u64) -> Query {
     Query {
         leg,
         prompt_tokens: unit.weight_tokens,

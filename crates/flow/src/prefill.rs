@@ -10,8 +10,8 @@ use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
 
 use super::context::{
-    Context, attempt, book, carried_threshold, expected, may_retry, nothing_handed_over,
-    prefill_made_local, uncached_tokens, within,
+    Context, PromptContext, attempt, book, carried_threshold, expected, may_retry,
+    nothing_handed_over, prefill_made_local, uncached_tokens, within,
 };
 use super::hand_off::{Lead, kept_for_decode, missing};
 use super::lease::{Lease, left_by_engine};
@@ -72,18 +72,14 @@ impl Tries {
     ///
     /// # Errors
     /// If there is none.
-    pub(super) async fn place(
-        &self,
-        context: &Context,
-        unit: &Unit,
-        decision: &DecisionHandle,
-    ) -> Result<Placed, Error> {
+    pub(super) async fn place(&self, prompt: PromptContext<'_>) -> Result<Placed, Error> {
+        let context = prompt.context;
         let excluded = self.left_out();
         if !context.served.pool.any_up(Leg::Prefill, &excluded) {
             return Err(no_prefill_worker(context));
         }
         let wish = Wish::any(Leg::Prefill, &excluded);
-        place_in_turn(context, unit, decision, wish, true).await
+        place_in_turn(prompt, wish, true).await
     }
 
     fn left_out(&self) -> Vec<Exclusion> {
@@ -132,14 +128,13 @@ pub(super) fn no_prefill_worker(context: &Context) -> Error {
 /// The prefill leg; `None` if it could not be had and the model's configuration
 /// has the decode worker compute the prompt, or if there is nothing to hand over.
 pub(super) async fn prefill_or_local(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     failed_decode: &[Exclusion],
 ) -> Result<Option<Prefilled>, Error> {
+    let PromptContext { context, unit, decision } = prompt;
     let mut tries = Tries::new(context, failed_decode);
     let last = loop {
-        let placed = match tries.place(context, unit, decision).await {
+        let placed = match tries.place(prompt).await {
             Ok(placed) => placed,
             // Too busy for this is too busy for worse.
             Err(error) if error.is_busy() => return Err(error),
@@ -155,7 +150,7 @@ pub(super) async fn prefill_or_local(
         let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
         decision.prefill_sent(leg);
         let started = Instant::now();
-        let prefilled = prefill(context, unit, decision, envelope, &placed).await;
+        let prefilled = prefill(prompt, envelope, &placed).await;
         placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
         if prefilled.is_ok() {
             placed.worker.outcomes.began(started.elapsed());
@@ -270,19 +265,18 @@ pub(super) fn body(
 
 /// Sends a prefill leg and reads its reply.
 pub(super) async fn send(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     envelope: &Envelope,
     placed: &Placed,
     body: Parcel,
 ) -> Result<Said, Error> {
+    let PromptContext { context, unit, decision } = prompt;
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
-    let mut booking = book(context, unit, placed, (started, true));
+    let mut booking = book(context, unit, placed, started, true);
     let envelope = &Envelope { prefill_tokens: Some(uncached), ..placed.pinned(envelope) };
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
@@ -308,18 +302,17 @@ pub(super) async fn send(
 
 /// The prefill leg of a connector whose decode leg follows it, or why nothing was handed over.
 async fn prefill(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     envelope: Envelope,
     placed: &Placed,
 ) -> Result<Result<Prefilled, LocalReason>, Error> {
+    let PromptContext { context, unit, decision } = prompt;
     let worker = &placed.worker;
     let stored = context.served.config.connector == Connector::SharedStorage;
     let lead = if stored { Lead::Stored } else { Lead::Pulled };
     let body = body(context, unit, worker, lead)?;
     worker.hand_overs.begin(context.endpoint.dialect(), Instant::now());
-    let said = send(context, unit, decision, &envelope, placed, body.into()).await?;
+    let said = send(prompt, &envelope, placed, body.into()).await?;
     let staged = if stored {
         said.report(context, decision, worker, None);
         None
@@ -335,7 +328,7 @@ async fn prefill(
         };
         admit(context, worker, &hand_off, said.peer)?;
         let lease = lease(context, &hand_off, said.begun);
-        Some(Staged::new(context, unit, (worker.index, &envelope), hand_off, lease))
+        Some(Staged::new(context, unit, worker.index, &envelope, hand_off, lease))
     };
     Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
 }

@@ -9,11 +9,13 @@ use std::time::Instant;
 use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
 use super::auxiliary;
-use super::context::{Context, attempt, carried_threshold, preemption_guard, prefill_made_local};
+use super::context::{
+    Context, PromptContext, attempt, carried_threshold, preemption_guard, prefill_made_local,
+};
 use super::decode_try::{Tried, decode_try};
 use super::hand_off::none_comes;
 use super::pair::{Paired, pair_or_local};
-use super::place::{Wish, computed, note_vetoed, place, place_in_turn, sent};
+use super::place::{Moment, Wish, computed, note_vetoed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{Prefilled, no_prefill_worker, prefill_or_local, without_prefill};
 use super::threshold_reply;
@@ -27,7 +29,6 @@ use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
-use splitrail_telemetry::clock::unix_ms;
 
 /// Runs a prompt until its answer begins.
 ///
@@ -38,8 +39,9 @@ pub async fn begin(
     unit: &Unit,
     decision: &DecisionHandle,
 ) -> Result<Begun, Error> {
+    let prompt = PromptContext { context, unit, decision };
     if !context.endpoint.generates() {
-        return auxiliary::run(context, unit, decision).await;
+        return auxiliary::run(prompt).await;
     }
     let served = &context.served;
     let open = is_open(served, context.flow, context.threshold);
@@ -59,7 +61,7 @@ pub async fn begin(
     };
     let plan = plan(&served.config, facts);
     served.retry_budget.deposit();
-    let begun = go(context, unit, decision, &plan).await?;
+    let begun = go(prompt, &plan).await?;
     // Only of a stream is it known when its first token came.
     if let (Some(weighed), Begun::Stream(_)) = (weighed, &begun) {
         weighed.begun(served, decision);
@@ -68,18 +70,13 @@ pub async fn begin(
 }
 
 /// Goes as planned, until an answer begins.
-async fn go(
-    context: &Arc<Context>,
-    unit: &Unit,
-    decision: &DecisionHandle,
-    plan: &Plan,
-) -> Result<Begun, Error> {
-    let mut attempts = Attempts::new(context);
+async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
+    let mut attempts = Attempts::new(prompt.context);
     if plan.gate.is_some() {
-        match Box::pin(decode_try(context, unit, decision, plan, &mut attempts)).await? {
+        match Box::pin(decode_try(prompt, plan, &mut attempts)).await? {
             Tried::Answered(begun) => return Ok(begun),
             Tried::Below(usage) if plan.then == Then::Tell => {
-                return threshold_reply::reply(context, unit, decision, usage);
+                return threshold_reply::reply(prompt, usage);
             }
             Tried::Below(_) | Tried::Failed => {}
         }
@@ -89,15 +86,15 @@ async fn go(
         let mut leg = Leg::Decode;
         // A hand-off that no decode worker has seen serves the next one.
         if staged.is_none() {
-            decision.flow_begun(plan.name());
-            match first_leg(context, unit, decision, plan, &mut attempts).await? {
+            prompt.decision.flow_begun(plan.name());
+            match first_leg(prompt, plan, &mut attempts).await? {
                 FirstLeg::Prefilled(prefilled) => staged = Some(*prefilled),
                 FirstLeg::None(alone) => leg = alone,
                 FirstLeg::Answered(begun) => return Ok(begun),
                 FirstLeg::Again => continue,
             }
         }
-        let begun = answer(context, unit, decision, leg, (&mut staged, &mut attempts)).await?;
+        let begun = answer(prompt, leg, &mut staged, &mut attempts).await?;
         if let Some(begun) = begun {
             return Ok(begun);
         }
@@ -118,12 +115,11 @@ enum FirstLeg {
 
 /// The leg before the one that answers, if the plan has one and it can be had.
 async fn first_leg(
-    context: &Arc<Context>,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     plan: &Plan,
     attempts: &mut Attempts,
 ) -> Result<FirstLeg, Error> {
+    let PromptContext { context, decision, .. } = prompt;
     let Served { config, pool, .. } = context.served.as_ref();
     let alone = FirstLeg::None(Leg::Aggregated);
     match plan.then {
@@ -143,10 +139,10 @@ async fn first_leg(
         }
         Then::PrefillFirst if pool.any_up(Leg::Decode, attempts.failed()) => {
             if config.connector.is_concurrent() {
-                return Box::pin(both_legs(context, unit, decision, attempts)).await;
+                return Box::pin(both_legs(prompt, attempts)).await;
             }
             let failed = attempts.failed();
-            let prefilled = pinned(|| prefill_or_local(context, unit, decision, failed)).await?;
+            let prefilled = pinned(|| prefill_or_local(prompt, failed)).await?;
             Ok(prefilled.map_or(alone, |prefilled| FirstLeg::Prefilled(Box::new(prefilled))))
         }
         Then::PrefillFirst if config.on_no_prefill == OnNoPrefill::Fail => {
@@ -162,15 +158,10 @@ async fn first_leg(
     }
 }
 
-async fn both_legs(
-    context: &Arc<Context>,
-    unit: &Unit,
-    decision: &DecisionHandle,
-    attempts: &mut Attempts,
-) -> Result<FirstLeg, Error> {
-    match pair_or_local(context, unit, decision, attempts).await? {
+async fn both_legs(prompt: PromptContext<'_>, attempts: &mut Attempts) -> Result<FirstLeg, Error> {
+    match pair_or_local(prompt, attempts).await? {
         Paired::Answered(answer, worker) => {
-            let concluded = conclude(context, attempts, Leg::Decode, &worker, Ok(answer))?;
+            let concluded = conclude(prompt.context, attempts, Leg::Decode, &worker, Ok(answer))?;
             Ok(concluded.map_or(FirstLeg::Again, FirstLeg::Answered))
         }
         Paired::Again => Ok(FirstLeg::Again),
@@ -180,12 +171,12 @@ async fn both_legs(
 
 /// The leg that answers; `None` if it did not, and another attempt is allowed.
 async fn answer(
-    context: &Arc<Context>,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     leg: Leg,
-    (staged, attempts): (&mut Option<Prefilled>, &mut Attempts),
+    staged: &mut Option<Prefilled>,
+    attempts: &mut Attempts,
 ) -> Result<Option<Begun>, Error> {
+    let PromptContext { context, unit, decision } = prompt;
     let pool = &context.served.pool;
     let mut excluded = attempts.failed().to_vec();
     // Both legs of an attempt carry one id.
@@ -197,8 +188,8 @@ async fn answer(
             excluded.extend(&late);
             let over = left.is_some_and(|left| left.is_zero());
             if over || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
-                let now = (Instant::now(), unix_ms());
-                note_vetoed(decision, &pool.roster(), Wish::any(leg, &excluded), &[], now);
+                let wish = Wish::any(leg, &excluded);
+                note_vetoed(decision, &pool.roster(), wish, &[], Moment::now());
                 let prefill = Arc::clone(&prefilled.worker);
                 let message =
                     format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
@@ -214,20 +205,19 @@ async fn answer(
     };
     let wish = Wish::any(leg, &excluded);
     let placed = match leg {
-        Leg::Decode => place(context, unit, decision, wish)?,
+        Leg::Decode => place(prompt, wish)?,
         Leg::Prefill | Leg::Aggregated => {
-            let heard = context.options.stream;
-            place_in_turn(context, unit, decision, wish, heard).await?
+            let observes_prefill_end = context.options.stream;
+            place_in_turn(prompt, wish, observes_prefill_end).await?
         }
     };
     sent(context, unit, &placed);
     let guard = match leg {
-        Leg::Decode => preemption_guard(context, unit, decision),
+        Leg::Decode => preemption_guard(prompt),
         Leg::Prefill | Leg::Aggregated => 0.0,
     };
     let threshold = carried_threshold(context, &placed.worker, guard);
-    let sending =
-        Sending { context, unit, decision, envelope: &envelope, placed: &placed, threshold };
+    let sending = Sending { prompt, envelope: &envelope, placed: &placed, threshold };
     // A hand-off may be received: whatever comes after a failure needs a new one.
     let answered = pinned(|| generate(&sending, staged)).await;
     if matches!(answered, Ok(Answer::Begun(_))) {

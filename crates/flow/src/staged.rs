@@ -42,7 +42,8 @@ impl Staged {
     pub(super) fn new(
         context: &Context,
         unit: &Unit,
-        (worker, envelope): (WorkerIndex, &Envelope),
+        worker: WorkerIndex,
+        envelope: &Envelope,
         hand_off: HandOff,
         lease: Lease,
     ) -> Self {

@@ -9,12 +9,11 @@ use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::Overlap;
 
 use super::answer::Begun;
-use super::context::Context;
-use crate::prepare::Unit;
+use super::context::PromptContext;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
 use splitrail_api::{Endpoint, JsonObject};
-use splitrail_ledger::decisions::{Decision, DecisionHandle};
+use splitrail_ledger::decisions::Decision;
 use splitrail_ledger::leg::{Expected, LegFacts, LegKind};
 use splitrail_telemetry::clock::unix_ms;
 
@@ -24,15 +23,11 @@ use splitrail_telemetry::clock::unix_ms;
 ///
 /// # Errors
 /// None: the reply is always a JSON object.
-pub(super) fn reply(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
-    usage: Option<EngineUsage>,
-) -> Result<Begun, Error> {
+pub(super) fn reply(prompt: PromptContext<'_>, usage: Option<EngineUsage>) -> Result<Begun, Error> {
+    let context = prompt.context;
     let options = &context.options;
     let shows_usage = options.include_usage || !options.stream;
-    let usage = settle(context, unit, decision, usage, shows_usage);
+    let usage = settle(prompt, usage, shows_usage);
     let reply = ThresholdReply {
         form: form(context.endpoint),
         id: &random_id(),
@@ -69,12 +64,11 @@ fn event_bytes(ReplyEvent { name, data }: &ReplyEvent) -> Bytes {
 /// Enters in the ledger that no leg serves the prompt. Returns the usage object of the reply;
 /// `None` if the length of the prompt is not known.
 fn settle(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
+    prompt: PromptContext<'_>,
     usage: Option<EngineUsage>,
     shows_usage: bool,
 ) -> Option<Value> {
+    let PromptContext { context, unit, decision } = prompt;
     let blocks = decision.with(Decision::overlap_blocks);
     let expected = Expected {
         prompt_tokens: unit.prompt_tokens,

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::place::query;
 use crate::prepare::Unit;
 use splitrail_config::model::{HitThreshold, RequestFlow};
-use splitrail_fleet::Served;
+use splitrail_fleet::{CandidateQuery, Served};
 use splitrail_ledger::decisions::{DecisionHandle, WeighedRecord};
 use splitrail_policy::Leg;
 use splitrail_policy::threshold::{Offer, Verdict};
@@ -70,13 +70,17 @@ pub fn weigh(served: &Served, unit: &Unit, goes: bool) -> Weighed {
     let pool = &served.pool;
     let now = Instant::now();
     let roster = pool.roster();
-    let prefill = pool.candidates(&roster, Leg::Prefill, &unit.hashes, &[], now);
-    let mut decode = pool.candidates(&roster, Leg::Aggregated, &unit.hashes, &[], now);
+    let candidates = |leg| {
+        let query = CandidateQuery { leg, hashes: &unit.hashes, exclusions: &[], now };
+        pool.candidates(&roster, query)
+    };
+    let prefill = candidates(Leg::Prefill);
+    let mut decode = candidates(Leg::Aggregated);
     // What is only assumed opens no gate, and so is no reason to try one.
     for candidate in &mut decode {
         candidate.assumed_blocks = candidate.believed_blocks();
     }
-    let query = query(pool, unit, Leg::Prefill, (pool.turn(Leg::Prefill), rand::random()));
+    let query = query(pool, unit, Leg::Prefill, pool.turn(Leg::Prefill), rand::random());
     let shortest = prefill.iter().filter(|candidate| candidate.up).map(|candidate| {
         let cached = query.cached_tokens(candidate.held_blocks());
         candidate.coefficients.prefill_seconds(query.prompt_tokens, cached) * 1e3

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use splitrail_fleet::Source;
+use splitrail_fleet::{CandidateQuery, Source};
 use splitrail_kv::BlockHash;
 use splitrail_policy::{Candidate, Leg};
 use splitrail_proto::v1;
@@ -22,7 +22,9 @@ fn candidate(cluster: &Cluster, id: &str, hashes: &[u64]) -> Candidate {
     let number = worker(cluster, id).expect("it is there").index;
     let pool = &served(cluster).pool;
     let hashes: Vec<BlockHash> = hashes.iter().copied().map(BlockHash).collect();
-    let seen = pool.candidates(&pool.roster(), Leg::Aggregated, &hashes, &[], Instant::now());
+    let (leg, now) = (Leg::Aggregated, Instant::now());
+    let query = CandidateQuery { leg, hashes: &hashes, exclusions: &[], now };
+    let seen = pool.candidates(&pool.roster(), query);
     *seen.iter().find(|candidate| candidate.worker == number).expect("it is a candidate")
 }
 

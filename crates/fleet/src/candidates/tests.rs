@@ -7,8 +7,8 @@ use splitrail_kv::{
     chain_hashes,
 };
 
-use crate::Pool;
 use crate::ranks::rank_key;
+use crate::{CandidateQuery, Pool};
 use splitrail_config::model::AssumedConfig;
 use splitrail_policy::WorkerIndex;
 
@@ -51,7 +51,8 @@ fn pool(takes_rank_header: bool, held: [usize; 2]) -> (Pool, Arc<Worker>, Vec<Bl
 }
 
 fn seen(pool: &Pool, hashes: &[BlockHash]) -> Vec<Candidate> {
-    pool.candidates(&pool.roster(), Leg::Aggregated, hashes, &[], Instant::now())
+    let (leg, now) = (Leg::Aggregated, Instant::now());
+    pool.candidates(&pool.roster(), CandidateQuery { leg, hashes, exclusions: &[], now })
 }
 
 #[test]

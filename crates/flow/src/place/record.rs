@@ -1,12 +1,10 @@
 //! Records a choice: the candidates, those that were excluded and why, and the other inputs.
 
 use std::iter;
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::Wish;
-use crate::context::Context;
-use crate::prepare::Unit;
+use super::{Moment, Pick, Wish};
+use crate::context::{Context, PromptContext};
 use splitrail_fleet::veto_by_health;
 use splitrail_fleet::{Roster, Worker, excluded};
 use splitrail_ledger::decisions::{
@@ -14,7 +12,6 @@ use splitrail_ledger::decisions::{
 };
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, CandidateIndex, Choice, Leg, Policy, Query, Veto, pick};
-use splitrail_telemetry::clock::unix_ms;
 
 /// Candidates in a decision record beside the chosen one, the cheapest first: a
 /// fleet of hundreds must not fill memory with records.
@@ -24,25 +21,12 @@ const OTHERS_RECORDED: usize = 31;
 const VETOED_RECORDED: usize = 32;
 
 /// Writes a choice down: before the engine is called.
-pub(super) fn record(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
-    (query, wish): (Query, Wish<'_>),
-    (roster, candidates): (&Roster, &[Candidate]),
-    choice: &Choice,
-) {
-    let leg = query.leg;
-    let (now, now_unix_ms) = (Instant::now(), unix_ms());
+pub(super) fn record(prompt: PromptContext<'_>, query: Query, wish: Wish<'_>, pick: Pick<'_>) {
+    let PromptContext { context, unit, decision } = prompt;
+    let Pick { roster, candidates, choice } = pick;
+    let (leg, now) = (query.leg, Moment::now());
     let pool = &context.served.pool;
     let chosen = &candidates[choice.index];
-    let name = |index| roster.get(index).map_or("", |worker| worker.id());
-    let record = |i: CandidateIndex| {
-        let (name, is_chosen) = (name(candidates[i].worker), i == choice.index);
-        let worker = roster.get(candidates[i].worker);
-        let figures = figures(choice, i, (worker, leg), (now, now_unix_ms));
-        CandidateRecord::new(leg.name(), name, &candidates[i], figures, is_chosen)
-    };
     // Of a prompt with media, what is known has an end before the prompt's.
     let known = (unit.hashes.len() as u32).saturating_mul(pool.block_size()).saturating_add(1);
     let prompt_tokens = unit.prompt_tokens.or((!unit.hashes.is_empty()).then_some(known));
@@ -51,10 +35,10 @@ pub(super) fn record(
             if context.options.bypasses_cache.is_some() { 0 } else { chosen.overlap_blocks };
         splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size())
     });
-    note_vetoed(decision, roster, wish, candidates, (now, now_unix_ms));
+    note_vetoed(decision, roster, wish, candidates, now);
     let placement = Placement {
         leg,
-        worker: name(chosen.worker).into(),
+        worker: pick.worker_id(choice.index).into(),
         overlap_blocks: chosen.overlap_blocks,
         best_overlap_blocks: choice.best_overlap_blocks,
         estimated_cached_tokens: estimate,
@@ -62,7 +46,7 @@ pub(super) fn record(
         draw: query.draw,
     };
     let recorded = iter::once(choice.index).chain(others(choice));
-    decision.placed(placement, recorded.map(record));
+    decision.placed(placement, recorded.map(|candidate| pick.record(leg, candidate, now)));
 }
 
 /// Writes down which workers are no candidates for a leg, and why.
@@ -71,14 +55,14 @@ pub(in super::super) fn note_vetoed(
     roster: &Roster,
     wish: Wish<'_>,
     candidates: &[Candidate],
-    (now, now_unix_ms): (Instant, u64),
+    now: Moment,
 ) {
-    let vetoed = vetoed(roster, wish, candidates, now).take(VETOED_RECORDED);
+    let vetoed = vetoed(roster, wish, candidates, now.instant).take(VETOED_RECORDED);
     let record = |(worker, reason): (&Worker, VetoReason)| VetoRecord {
         leg: wish.leg.name(),
         worker: worker.id().into(),
         reason,
-        index_age_ms: worker.event_stats.index_age_ms(now_unix_ms),
+        index_age_ms: worker.event_stats.index_age_ms(now.unix_ms),
     };
     decision.vetoed(wish.leg, vetoed.map(record));
 }
@@ -97,25 +81,38 @@ fn others(choice: &Choice) -> impl Iterator<Item = CandidateIndex> {
     (0..count.min(OTHERS_RECORDED)).map(move |n| order.get(n).copied().unwrap_or(nth(n)))
 }
 
-/// What a choice and the fleet say of one candidate, whose worker is given.
-pub(in super::super) fn figures(
-    choice: &Choice,
-    i: CandidateIndex,
-    (worker, leg): (Option<&Arc<Worker>>, Leg),
-    (now, now_unix_ms): (Instant, u64),
-) -> Figures {
-    let veto = choice.vetoes.get(i.0).copied().flatten().map(|veto| match veto {
-        Veto::Down => {
-            worker.and_then(|worker| veto_by_health(worker, leg, now)).unwrap_or(VetoReason::Down)
-        }
-        Veto::Busy => VetoReason::Busy,
-        Veto::SlowStart => VetoReason::SlowStart,
-    });
-    Figures {
-        cost: choice.costs[i],
-        terms: choice.terms.get(i.0).copied(),
-        veto,
-        index_age_ms: worker.and_then(|worker| worker.event_stats.index_age_ms(now_unix_ms)),
+impl Pick<'_> {
+    /// The id of a candidate's worker.
+    pub(in super::super) fn worker_id(&self, candidate: CandidateIndex) -> &str {
+        let worker = self.roster.get(self.candidates[candidate].worker);
+        worker.map_or("", |worker| worker.id())
+    }
+
+    /// The record of a candidate for a leg.
+    pub(in super::super) fn record(
+        &self,
+        leg: Leg,
+        candidate: CandidateIndex,
+        now: Moment,
+    ) -> CandidateRecord {
+        let (seen, choice) = (&self.candidates[candidate], self.choice);
+        let worker = self.roster.get(seen.worker);
+        let veto = choice.vetoes.get(candidate.0).copied().flatten().map(|veto| match veto {
+            Veto::Down => {
+                let health = worker.and_then(|worker| veto_by_health(worker, leg, now.instant));
+                health.unwrap_or(VetoReason::Down)
+            }
+            Veto::Busy => VetoReason::Busy,
+            Veto::SlowStart => VetoReason::SlowStart,
+        });
+        let figures = Figures {
+            cost: choice.costs[candidate],
+            terms: choice.terms.get(candidate.0).copied(),
+            veto,
+            index_age_ms: worker.and_then(|worker| worker.event_stats.index_age_ms(now.unix_ms)),
+        };
+        let name = worker.map_or("", |worker| worker.id());
+        CandidateRecord::new(leg.name(), name, seen, figures, candidate == choice.index)
     }
 }
 
@@ -150,13 +147,8 @@ fn vetoed<'a>(
 }
 
 /// What the policy beside the first would have chosen, and what that is predicted to be worth.
-pub(super) fn shadow(
-    context: &Context,
-    decision: &DecisionHandle,
-    query: Query,
-    (roster, candidates): (&Roster, &[Candidate]),
-    choice: &Choice,
-) {
+pub(super) fn shadow(context: &Context, decision: &DecisionHandle, query: Query, live: Pick<'_>) {
+    let Pick { candidates, choice, .. } = live;
     let config = &context.served.config;
     let Some(policy) = config.shadow.as_ref().map(|shadow| &shadow.policy) else { return };
     let Some(other) = pick(policy, candidates, query) else { return };
@@ -176,11 +168,10 @@ pub(super) fn shadow(
         let seconds = metrics.shadow_seconds.with_label_values(&[model, leg, better]);
         seconds.inc_by(gain_ms.abs() / 1e3);
     }
-    let worker = roster.get(candidates[other.index].worker).map_or("", |worker| worker.id());
     decision.shadowed(ShadowRecord {
         leg,
         policy: policy.name(),
-        worker: worker.into(),
+        worker: live.worker_id(other.index).into(),
         agrees,
         predicted_gain_ms: gain_ms,
     });
