@@ -187,7 +187,8 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         "tokenize",
         tokenizing.elapsed().as_secs_f64(),
     );
-    let urgency = call.steering.urgency(&served.config, scope.origin());
+    let (arrived, tenant) = scope.origin();
+    let urgency = call.steering.urgency(&served.config, arrived, tenant);
     let unread = Arc::new(Unread::new(&core.metrics.shed, call.room, units.len() > 1));
     let context = Arc::new(Context {
         metrics: Arc::clone(&core.metrics),
@@ -208,7 +209,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let now_unix_ms = unix_ms();
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(core, &context, unit, now_unix_ms)).collect();
-    scope.place(&context, now_unix_ms, (&units, decisions.clone()));
+    scope.place(&context, now_unix_ms, &units, decisions.clone());
     let begun = match (&units[..], &decisions[..]) {
         ([unit], [record]) => vec![begin(&context, unit, record).await?],
         _ => {

@@ -77,7 +77,7 @@ impl Steering {
 
     /// How urgent it is to a model that has its requests wait; what a client may not ask for
     /// is the most that it may.
-    pub fn urgency(self, model: &Model, (arrived, tenant): (Instant, u64)) -> Urgency {
+    pub fn urgency(self, model: &Model, arrived: Instant, tenant: u64) -> Urgency {
         let most = model.queue.map_or(0, |queue| queue.priority_max);
         let deadline = self.ttft_ms.map(|ms| arrived + Duration::from_millis(ms.into()));
         let class = self.priority.unwrap_or(0).min(most);

@@ -68,7 +68,7 @@ pub(super) fn check_worker(
 ) {
     Workers::check_one(worker, path, report);
     if let Some((flow, connector)) = joins {
-        connector::worker(worker, path, (Some(flow), connector), report);
+        connector::worker(worker, path, Some(flow), connector, report);
     }
 }
 

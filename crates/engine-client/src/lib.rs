@@ -111,12 +111,14 @@ pub struct Envelope {
 }
 
 impl EngineClient {
-    /// Creates a client. `authorization` is the router's own credential, if engines require one;
+    /// Creates a client that waits for a connection for at most `connect`. `authorization` is the
+    /// router's own credential, if engines require one; a reply has at most `reply_max_bytes`;
     /// `networks` are the allowed networks of workers that are not listed.
     pub fn new(
         connect: Duration,
         authorization: Option<HeaderValue>,
-        (reply_max_bytes, memory): (usize, ReplyMemory),
+        reply_max_bytes: usize,
+        memory: ReplyMemory,
         networks: Networks,
         retry_budget: Arc<RetryBudget>,
     ) -> Self {

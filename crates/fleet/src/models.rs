@@ -119,8 +119,7 @@ fn assemble_model(
                 shed: metrics.shed.clone(),
             };
             let (connect, budget) = (model.timeouts.connect, Arc::clone(&retry_budget));
-            let replies = (reply_max_bytes, memory);
-            EngineClient::new(connect, authorization, replies, networks, budget)
+            EngineClient::new(connect, authorization, reply_max_bytes, memory, networks, budget)
         }
     };
     let pool = match keep(|kept| kept.pool) {

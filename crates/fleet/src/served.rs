@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use splitrail_telemetry::{LogThrottle, ModelSeries};
+use splitrail_telemetry::{LabelledSeries, LogThrottle, ModelSeries};
 
 use super::pool::Pool;
 use super::releases::Releases;
@@ -63,8 +63,8 @@ impl Served {
     }
 
     /// Its series, with the label that they have in common.
-    pub fn labelled_series(&self) -> (&str, &ModelSeries) {
-        (self.name(), &self.series)
+    pub fn labelled_series(&self) -> LabelledSeries<'_> {
+        LabelledSeries { model: self.name(), series: &self.series }
     }
 }
 

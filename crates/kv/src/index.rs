@@ -61,6 +61,13 @@ use self::worker::Worker;
 use crate::event::{EngineHash, StoredBlock, Tier};
 use crate::hash::{BlockHash, BlockHasher, HashSeed, Namespace};
 
+/// Blocks to be stored, by their tokens.
+#[derive(Clone, Copy)]
+struct TokenBlocks<'a> {
+    blocks: &'a [StoredBlock],
+    tier: Tier,
+}
+
 /// The settings of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexConfig {
@@ -141,9 +148,10 @@ impl Index {
         worker: WorkerKey,
         parent: Option<EngineHash>,
         mut before: BlockHash,
-        (blocks, tier): (&[StoredBlock], Tier),
+        run: TokenBlocks<'_>,
         observer: &mut impl Observer,
     ) -> Applied {
+        let TokenBlocks { blocks, tier } = run;
         let block_size = self.config.block_size as usize;
         let is_whole = |block: &&StoredBlock| block_size > 0 && block.tokens.len() == block_size;
         let hasher = self.hasher;

@@ -105,7 +105,7 @@ impl Recent {
         let rest = &hashes[known..];
         let tail = match (last, rest) {
             (Some(last), []) => last,
-            (last, rest) => self.runs.append(last, (worker, number), rest),
+            (last, rest) => self.runs.append(last, worker, number, rest),
         };
         assumed.blocks += rest.len();
         assumed.numbers.insert(number);
@@ -199,7 +199,7 @@ impl Recent {
     fn trim(&mut self, number: u64, most: usize) -> usize {
         let Some(routed) = self.routed.get_mut(&number) else { return 0 };
         let worker = routed.worker;
-        let (gone, tail) = self.runs.trim(routed.tail, (worker, number), most);
+        let (gone, tail) = self.runs.trim(routed.tail, worker, number, most);
         match tail {
             Some(tail) => routed.tail = tail,
             None => {

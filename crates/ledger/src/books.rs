@@ -21,10 +21,10 @@ impl Books {
     /// A file that cannot be written.
     pub fn open(config: &Config, metrics: &Metrics) -> std::io::Result<Self> {
         let Config { ledger, record, .. } = config;
-        let file = (ledger.path.as_deref(), ledger.rotate);
-        let records = Lines::open("ledger", file, metrics.ledger_records.clone())?;
-        let file = (record.path.as_deref(), record.rotate);
-        let lines = Lines::open("record", file, metrics.record_lines.clone())?;
-        Ok(Self { ledger: records, recorder: Recorder::new(lines, record) })
+        let (path, records) = (ledger.path.as_deref(), metrics.ledger_records.clone());
+        let ledger = Lines::open("ledger", path, ledger.rotate, records)?;
+        let (path, records) = (record.path.as_deref(), metrics.record_lines.clone());
+        let lines = Lines::open("record", path, record.rotate, records)?;
+        Ok(Self { ledger, recorder: Recorder::new(lines, record) })
     }
 }

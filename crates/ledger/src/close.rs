@@ -8,17 +8,18 @@ use super::entry::Entry;
 use super::leg::{Figures, LegKind};
 use super::lines::Lines;
 use super::record::{Ended, RequestRecord};
-use splitrail_telemetry::Metrics;
-use splitrail_telemetry::ModelSeries;
+use splitrail_telemetry::{LabelledSeries, Metrics, ModelSeries};
 
 /// Closes a request's entries. Legs count as served where the request ended well, and
 /// as wasted everywhere else: nobody got what they were for.
 pub fn close(
-    (metrics, ledger): (&Metrics, &Lines),
+    metrics: &Metrics,
     series: &ModelSeries,
+    ledger: &Lines,
     ended: &Ended<'_>,
     decisions: &[DecisionHandle],
 ) {
+    let labelled = LabelledSeries { model: ended.model, series };
     // A record is made only where it is written down; what the metrics take of it alone is
     // taken from the same entries by the same function.
     let recorded = ledger.is_open();
@@ -26,7 +27,7 @@ pub fn close(
     let mut cached = Vec::with_capacity(1);
     for decision in decisions {
         decision.close_entry(ended.outcome, |entry| {
-            count_prompt(metrics, (ended.model, series), entry);
+            count_prompt(metrics, labelled, entry);
             let tokens = entry.cached().map(|cached| cached.tokens);
             cached.push((entry.is_further_sample(), tokens));
             if recorded {
@@ -45,10 +46,11 @@ pub fn close(
     }
 }
 
-fn count_prompt(metrics: &Metrics, (model, series): (&str, &ModelSeries), entry: &Entry) {
+fn count_prompt(metrics: &Metrics, labelled: LabelledSeries<'_>, entry: &Entry) {
+    let LabelledSeries { model, series } = labelled;
     for (leg, figures) in entry.legs() {
         if let Some(figures) = figures {
-            count_leg(metrics, (model, series), leg.kind, &figures);
+            count_leg(metrics, labelled, leg.kind, &figures);
         }
     }
     for discarded in entry.discarded() {
@@ -68,12 +70,8 @@ fn count_prompt(metrics: &Metrics, (model, series): (&str, &ModelSeries), entry:
     }
 }
 
-fn count_leg(
-    metrics: &Metrics,
-    (model, series): (&str, &ModelSeries),
-    leg: LegKind,
-    figures: &Figures,
-) {
+fn count_leg(metrics: &Metrics, labelled: LabelledSeries<'_>, leg: LegKind, figures: &Figures) {
+    let LabelledSeries { model, series } = labelled;
     let count = |source: &'static str, tier: &'static str, tokens: u32| {
         let labels = [leg.name(), source, tier];
         let find = || metrics.prompt_tokens.with_label_values(&[model, leg.name(), source, tier]);
@@ -112,7 +110,8 @@ mod tests {
         entry.decode_sent(LegFacts::new(LegKind::Decode, "w", expected));
         let (prompt_tokens, cached_tokens) = (100, Some(80));
         entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 1, cached_tokens });
-        count_prompt(&metrics, ("m", &ModelSeries::default()), &entry);
+        let labelled = LabelledSeries { model: "m", series: &ModelSeries::default() };
+        count_prompt(&metrics, labelled, &entry);
         let count = |source, tier| {
             metrics.prompt_tokens.with_label_values(&["m", "decode", source, tier]).get()
         };

@@ -65,7 +65,8 @@ impl Lines {
     /// A file that cannot be written.
     pub fn open(
         section: &'static str,
-        (path, rotate): (Option<&Path>, Rotate),
+        path: Option<&Path>,
+        rotate: Rotate,
         records: IntCounterVec,
     ) -> io::Result<Self> {
         let (queued_bytes, lost, said) = Default::default();
@@ -205,7 +206,7 @@ mod tests {
     fn open(path: &Path, rotate: Rotate) -> (Lines, Metrics) {
         let metrics = Metrics::new().unwrap();
         let records = metrics.ledger_records.clone();
-        (Lines::open("ledger", (Some(path), rotate), records).unwrap(), metrics)
+        (Lines::open("ledger", Some(path), rotate, records).unwrap(), metrics)
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Serialize, Serializer};
 
 use splitrail_api::text::{digit, push_number};
-use splitrail_telemetry::{Metrics, ModelSeries};
+use splitrail_telemetry::{LabelledSeries, Metrics};
 
 /// Stages in the order in which they ended. A batch adds up its prompts.
 pub struct Stages {
@@ -37,10 +37,11 @@ impl Stages {
     pub fn add(
         &self,
         metrics: &Metrics,
-        (model, series): (&str, &ModelSeries),
+        labelled: LabelledSeries<'_>,
         stage: &'static str,
         seconds: f64,
     ) {
+        let LabelledSeries { model, series } = labelled;
         let find = || metrics.stage.with_label_values(&[model, stage]);
         series.stage_seconds.with([stage], find, |series| series.observe(seconds));
         let mut stages = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);

@@ -264,7 +264,7 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
     env.add_filter("tojson", pyjson::tojson);
     env.add_filter("indent", pystr::indent);
     env.add_filter("trim", |value: Value, chars: Option<&str>| match value.as_str() {
-        Some(text) => pystr::stripped(&value, text, chars, (true, true)),
+        Some(text) => pystr::stripped(&value, text, chars, true, true),
         None => Value::from(pystr::strip(&value.to_string(), chars, true, true)),
     });
     // As in Jinja2, which asks Python: a string has a length and items, and so does a mapping.

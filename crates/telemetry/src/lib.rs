@@ -9,6 +9,6 @@ mod series;
 mod throttle;
 
 pub use metrics::Metrics;
-pub use model_series::ModelSeries;
+pub use model_series::{LabelledSeries, ModelSeries};
 pub use series::Series;
 pub use throttle::LogThrottle;

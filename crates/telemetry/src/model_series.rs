@@ -24,6 +24,15 @@ pub struct ModelSeries {
     prompts_unknown: Series<IntCounter, 1>,
 }
 
+/// The series of a model with the model's name, which is their label `model`.
+#[derive(Clone, Copy, Debug)]
+pub struct LabelledSeries<'a> {
+    /// The model's name.
+    pub model: &'a str,
+    /// The model's series.
+    pub series: &'a ModelSeries,
+}
+
 impl ModelSeries {
     /// Adds `more` to the requests in flight; negative when a request ends.
     pub fn in_flight(&self, all: &Metrics, model: &str, more: i64) {
@@ -32,7 +41,7 @@ impl ModelSeries {
     }
 
     /// Records the time to first token of a request, in seconds.
-    pub fn begun(&self, all: &Metrics, (model, flow): (&str, &'static str), seconds: f64) {
+    pub fn begun(&self, all: &Metrics, model: &str, flow: &'static str, seconds: f64) {
         let find = || all.ttft.with_label_values(&[model, flow]);
         self.ttft.with([flow], find, |series| series.observe(seconds));
     }

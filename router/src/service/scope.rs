@@ -135,7 +135,8 @@ impl Scope {
         &mut self,
         context: &Arc<Context>,
         now_unix_ms: u64,
-        (units, decisions): (&[Unit], Vec<DecisionHandle>),
+        units: &[Unit],
+        decisions: Vec<DecisionHandle>,
     ) {
         let losses = &context.served.pool.losses;
         // A prompt of unknown tokens has no blocks, and further samples share the prompt.
@@ -184,7 +185,8 @@ impl Scope {
             let losses = &placed.served.pool.losses;
             placed.followed.iter().for_each(|followed| losses.computed(followed));
             let ttft = now.duration_since(self.arrived).as_secs_f64();
-            placed.served.series.begun(&self.core.metrics, self.labels(), ttft);
+            let (model, flow) = self.labels();
+            placed.served.series.begun(&self.core.metrics, model, flow, ttft);
         }
     }
 
@@ -229,8 +231,8 @@ impl Scope {
         let (endpoint, request_id) = (self.endpoint, &placed.request_id);
         let ended =
             Ended { request_id, model, endpoint, flow, outcome, arrived_unix_ms, ended_unix_ms };
-        let to = (&**metrics, &self.core.books.ledger);
-        close(to, &placed.served.series, &ended, &placed.decisions);
+        let (series, ledger) = (&placed.served.series, &self.core.books.ledger);
+        close(metrics, series, ledger, &ended, &placed.decisions);
         self.record_decisions(placed, arrived_unix_ms, seconds);
         let pool = &placed.served.pool;
         if outcome == "ok" {

@@ -15,7 +15,7 @@ pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
     let flow = typed::<Flow>(model, "flow");
     let workers = model.get("workers").map(Node::items).unwrap_or_default();
     for (index, node) in workers.iter().enumerate() {
-        worker(node, &format!("{path}.workers[{index}]"), (flow, connector), report);
+        worker(node, &format!("{path}.workers[{index}]"), flow, connector, report);
     }
     if !connector.serves_alone() && flow != Some(Flow::Aggregated) {
         only_pairs(model, path, report);
@@ -59,7 +59,8 @@ fn only_pairs(model: &Node, path: &str, report: &mut Report) {
 pub(super) fn worker(
     worker: &Node,
     path: &str,
-    (flow, connector): (Option<Flow>, Connector),
+    flow: Option<Flow>,
+    connector: Connector,
     report: &mut Report,
 ) {
     bootstrap(worker, path, connector, report);

@@ -10,7 +10,8 @@ use splitrail_settings::tree::Node;
 pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
     let own = typed::<Flow>(model, "flow").map(RequestFlow::from);
     if let (Some(own), Some(node)) = (own, model.get("flow")) {
-        feasible(model, node.at, (path, "flow", own), workers, report);
+        let named = NamedFlow { flow: own, path, key: "flow", at: node.at };
+        feasible(model, named, workers, report);
     }
     let asked = model.get("request_flows").map(Node::items).unwrap_or_default();
     for (index, node) in asked.iter().enumerate() {
@@ -19,7 +20,8 @@ pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mu
         let told = own.is_some_and(RequestFlow::hands_over);
         if let Some(flow) = flow.filter(|flow| !(told && flow.hands_over())) {
             let key = format!("request_flows[{index}]");
-            feasible(model, node.at, (path, &key, flow), workers, report);
+            let named = NamedFlow { flow, path, key: &key, at: node.at };
+            feasible(model, named, workers, report);
         }
     }
     gate(model, path, workers, report);
@@ -43,14 +45,19 @@ fn sees_anything(model: &Node, path: &str, workers: &Workers<'_>, report: &mut R
     }
 }
 
-/// Whether the model has what a flow needs.
-fn feasible(
-    model: &Node,
+/// A flow that a key of a model names.
+struct NamedFlow<'a> {
+    flow: RequestFlow,
+    /// The path of the model.
+    path: &'a str,
+    /// The key within the model.
+    key: &'a str,
     at: Place,
-    (path, key, flow): (&str, &str, RequestFlow),
-    workers: &Workers<'_>,
-    report: &mut Report,
-) {
+}
+
+/// Whether the model has what a flow needs.
+fn feasible(model: &Node, named: NamedFlow<'_>, workers: &Workers<'_>, report: &mut Report) {
+    let NamedFlow { flow, path, key, at } = named;
     let name = flow.name();
     let all = model.get("workers").unwrap_or(model).at;
     let needed: &[(bool, &str)] = if flow.hands_over() {

@@ -1,7 +1,7 @@
 //! Applies the events of workers to the index.
 
 use super::observe::{Change, ChangeCallback, NoObserver, Observer};
-use super::{Applied, Index, WorkerKey};
+use super::{Applied, Index, TokenBlocks, WorkerKey};
 use crate::event::{EngineHash, KvEvent, Tier};
 
 impl Index {
@@ -37,7 +37,8 @@ impl Index {
                 };
                 let mut applied = match before {
                     Some(before) => {
-                        self.store_tokens(worker, *parent, before, (blocks, *tier), observer)
+                        let run = TokenBlocks { blocks, tier: *tier };
+                        self.store_tokens(worker, *parent, before, run, observer)
                     }
                     None => self.keep_aside(worker, *parent, blocks, *tier),
                 };

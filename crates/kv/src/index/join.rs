@@ -2,7 +2,7 @@
 
 use super::aside::{BLOCKS_MAX, Waiting};
 use super::observe::Observer;
-use super::{Applied, Index, WorkerKey};
+use super::{Applied, Index, TokenBlocks, WorkerKey};
 use crate::event::{EngineHash, StoredBlock, Tier};
 
 impl Index {
@@ -49,8 +49,8 @@ impl Index {
             };
             let Waiting { parent, blocks, tier, removed } = waiting;
             if let Some(before) = self.hash_of(worker, parent) {
-                let blocks = (&blocks[..], tier);
-                applied += self.store_tokens(worker, Some(parent), before, blocks, observer);
+                let run = TokenBlocks { blocks: &blocks, tier };
+                applied += self.store_tokens(worker, Some(parent), before, run, observer);
             }
             // These copies were counted when they were removed.
             self.remove_telling(worker, &removed, tier, observer);

@@ -97,7 +97,8 @@ impl Runs {
     pub(super) fn append(
         &mut self,
         parent: Option<RunId>,
-        (worker, number): (WorkerKey, u64),
+        worker: WorkerKey,
+        number: u64,
         hashes: &[BlockHash],
     ) -> RunId {
         let holders = vec![(worker, number)];
@@ -111,7 +112,8 @@ impl Runs {
     pub(super) fn trim(
         &mut self,
         mut at: RunId,
-        (worker, number): (WorkerKey, u64),
+        worker: WorkerKey,
+        number: u64,
         most: usize,
     ) -> (usize, Option<RunId>) {
         let mut taken = 0;

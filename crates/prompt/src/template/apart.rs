@@ -6,6 +6,8 @@
 //! well, or concatenation fails: so the output is the same without concatenation. The template's
 //! tokens show where this is the case; all other expressions stay unchanged.
 
+use std::ops::Range;
+
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -38,7 +40,7 @@ fn rewritten(source: &str, syntax: SyntaxConfig) -> Option<String> {
     let mut sum: Option<Sum> = None;
     for token in tokenize(source, false, syntax) {
         let (token, span) = token.ok()?;
-        let place = (span.start_offset as usize, span.end_offset as usize);
+        let place = span.start_offset as usize..span.end_offset as usize;
         match (&token, &mut sum) {
             (Token::VariableStart, _) => sum = Some(Sum::default()),
             (Token::VariableEnd, _) => {
@@ -92,7 +94,8 @@ enum Kind {
 }
 
 impl Sum {
-    fn take(&mut self, token: &Token<'_>, (from, to): (usize, usize)) {
+    fn take(&mut self, token: &Token<'_>, place: Range<usize>) {
+        let Range { start: from, end: to } = place;
         let kind = match token {
             Token::BracketOpen | Token::ParenOpen | Token::BraceOpen => {
                 self.depth += 1;

@@ -33,7 +33,7 @@ pub(super) fn unknown_method(
 ) -> Result<Value, Error> {
     if value.kind() == ValueKind::String
         && let Some(text) = value.as_str()
-        && let Some(result) = string_method((value, text), method, args)?
+        && let Some(result) = string_method(value, text, method, args)?
     {
         return Ok(result);
     }
@@ -41,14 +41,15 @@ pub(super) fn unknown_method(
 }
 
 fn string_method(
-    (value, text): (&Value, &str),
+    value: &Value,
+    text: &str,
     method: &str,
     args: &[Value],
 ) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
         "strip" | "lstrip" | "rstrip" => {
             let (chars,): (Option<&str>,) = from_args(args)?;
-            stripped(value, text, chars, (method != "rstrip", method != "lstrip"))
+            stripped(value, text, chars, method != "rstrip", method != "lstrip")
         }
         "split" => {
             let (separator, limit): (Option<&str>, Option<i64>) = from_args(args)?;
@@ -105,7 +106,8 @@ pub(super) fn stripped(
     value: &Value,
     text: &str,
     chars: Option<&str>,
-    (left, right): (bool, bool),
+    left: bool,
+    right: bool,
 ) -> Value {
     match strip(text, chars, left, right) {
         same if same.len() == text.len() => value.clone(),

@@ -94,7 +94,7 @@ impl Words {
                     count = 0;
                 }
                 for end in ends {
-                    let word = Word::new(self.number, text, (ended, end))?;
+                    let word = Word::new(self.number, text, ended, end)?;
                     recent.prefetch(&word);
                     found[count] = word;
                     (ended, count) = (end, count + 1);

@@ -18,15 +18,16 @@ impl Links {
     /// When a transfer that is requested now will be complete.
     pub(super) fn transfer(
         &mut self,
-        (from, to): (usize, usize),
+        sender: usize,
+        receiver: usize,
         tokens: u32,
         now_ns: u64,
         cost: &CostModel,
     ) -> u64 {
-        let start = now_ns.max(self.sender_free_ns[from]).max(self.receiver_free_ns[to]);
+        let start = now_ns.max(self.sender_free_ns[sender]).max(self.receiver_free_ns[receiver]);
         let free = start + ns(cost.link_s(tokens));
-        self.sender_free_ns[from] = free;
-        self.receiver_free_ns[to] = free;
+        self.sender_free_ns[sender] = free;
+        self.receiver_free_ns[receiver] = free;
         start + cost.transfer_ns(tokens)
     }
 }
@@ -45,9 +46,9 @@ mod tests {
         };
         let mut links = Links::new(2, 2);
         let s = 1_000_000_000;
-        assert_eq!(links.transfer((0, 0), 4, 0, &cost), 5 * s);
-        assert_eq!(links.transfer((1, 1), 2, 0, &cost), 3 * s);
-        assert_eq!(links.transfer((0, 1), 1, s, &cost), 4 * s + 2 * s);
-        assert_eq!(links.transfer((1, 0), 1, 9 * s, &cost), 11 * s);
+        assert_eq!(links.transfer(0, 0, 4, 0, &cost), 5 * s);
+        assert_eq!(links.transfer(1, 1, 2, 0, &cost), 3 * s);
+        assert_eq!(links.transfer(0, 1, 1, s, &cost), 4 * s + 2 * s);
+        assert_eq!(links.transfer(1, 0, 1, 9 * s, &cost), 11 * s);
     }
 }

@@ -223,7 +223,7 @@ impl Cluster<'_> {
         let lacking = input - held_tokens.min(u64::from(input)) as u32;
         let cost = &self.config.cost;
         let ready_ns = if self.config.contention {
-            self.links.transfer((from, to), lacking, self.now_ns, cost)
+            self.links.transfer(from, to, lacking, self.now_ns, cost)
         } else {
             self.now_ns + cost.transfer_ns(lacking)
         };

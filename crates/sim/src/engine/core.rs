@@ -55,6 +55,12 @@ pub(crate) struct Step {
     pub(crate) runs: bool,
 }
 
+/// The last token of an answer.
+struct LastToken {
+    id: u32,
+    end: End,
+}
+
 /// The engine's identity, which hand-offs contain so that they can be fetched.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
@@ -216,7 +222,7 @@ impl Core {
                 Some((reason, stop)) => {
                     let request = self.running.remove(at);
                     let end = End { reason, stop, handoff: None };
-                    self.finish(request, (sampled.id, end), config, origin, now);
+                    self.finish(request, LastToken { id: sampled.id, end }, config, origin, now);
                 }
             }
         }
@@ -317,11 +323,12 @@ impl Core {
     fn finish(
         &mut self,
         mut request: Request,
-        (id, mut end): (u32, End),
+        last: LastToken,
         config: &SimConfig,
         origin: &Origin,
         now: Instant,
     ) {
+        let LastToken { id, mut end } = last;
         match end.reason {
             FinishReason::Length => self.counters.finished_length += 1,
             FinishReason::Stop => self.counters.finished_stop += 1,
@@ -344,14 +351,14 @@ impl Core {
         });
         if config.connector == KvConnector::Sglang {
             // The prefill leg ends only when the decode engine has its KV.
-            self.handoffs.stage(name, request, Some((id, end)), (now, lease));
+            self.handoffs.stage(name, request, Some((id, end)), now + lease);
             return;
         }
         if config.connector == KvConnector::Nixl {
             end.handoff = Some(handoff_of(&request, name.clone(), config, origin));
         }
         request.send(Output::Token { id, end: Some(end) });
-        self.handoffs.stage(name, request, None, (now, lease));
+        self.handoffs.stage(name, request, None, now + lease);
     }
 
     fn fail(&mut self, request: &mut Request, error: ApiError) {

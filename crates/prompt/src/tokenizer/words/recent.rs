@@ -49,9 +49,10 @@ pub(super) struct Word {
 }
 
 impl Word {
-    /// The word between two positions; `None` if it is empty or extends over the end of the text.
+    /// The word from byte `from` up to, but not including, byte `to`; `None` if it is empty or
+    /// extends over the end of the text.
     #[inline(always)]
-    pub(super) fn new(number: u32, text: &[u8], (from, to): (u32, u32)) -> Option<Self> {
+    pub(super) fn new(number: u32, text: &[u8], from: u32, to: u32) -> Option<Self> {
         let len = to.checked_sub(from)? as usize;
         let (low, high) = match text.get(from as usize..)?.first_chunk::<16>() {
             Some(chunk) if (1..=SHORT_BYTES).contains(&len) => Self::key(*chunk, len),

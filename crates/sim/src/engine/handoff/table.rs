@@ -1,7 +1,6 @@
 //! All hand-offs of one prefill engine, staged and ended.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -66,15 +65,15 @@ impl HandoffTable {
         Ok(())
     }
 
-    /// Keeps a finished request's blocks until they are pulled or `lease` has passed.
+    /// Keeps a finished request's blocks until they are pulled, or until `ends`.
     pub(crate) fn stage(
         &mut self,
         name: String,
         request: Request,
         held: Option<(u32, End)>,
-        (now, lease): (Instant, Duration),
+        ends: Instant,
     ) {
-        self.staged.insert(name, Staged { request, held, ends: now + lease });
+        self.staged.insert(name, Staged { request, held, ends });
     }
 
     /// Removes hand-offs whose lease has ended; the caller must free their blocks.
