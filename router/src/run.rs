@@ -125,9 +125,9 @@ impl Running {
             listeners.spawn(listener::serve(socket, client_listener("grpc", routes)));
         }
         let mut summary = JoinSet::new();
-        let log_every = core.serving().config.ledger.log_every;
-        if !log_every.is_zero() {
-            summary.spawn(log_totals(Arc::clone(&core), log_every));
+        let log_interval = core.serving().config.ledger.log_interval;
+        if !log_interval.is_zero() {
+            summary.spawn(log_totals(Arc::clone(&core), log_interval));
         }
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);

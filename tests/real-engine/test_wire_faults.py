@@ -29,7 +29,7 @@ EVERY_TIME = 99
 TIMES = (1, EVERY_TIME)
 # Faults are what is tried here, not how a worker comes to be left alone.
 MODEL = ("breaker: { failures: 0 }", "retries: { budget_percent: 1000 }")
-IMPATIENT = "timeouts: { prefill: 3s, first_token: 3s, answer: 3s, stream_idle: 3s }"
+IMPATIENT = "timeouts: { prefill: 3s, first_token: 3s, reply: 3s, stream_idle: 3s }"
 
 
 class Outcome:

@@ -105,7 +105,7 @@ models:
     flow: aggregated
     policy: {{ kind: round_robin }}
     canary: {{ enabled: false }}
-    timeouts: {{ stream_idle: 600s, first_token: 600s, answer: 600s }}
+    timeouts: {{ stream_idle: 600s, first_token: 600s, reply: 600s }}
 {model}    workers:
       - {{ id: w0, role: both, url: \"{}\" }}
 ",

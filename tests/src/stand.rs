@@ -377,7 +377,7 @@ fn router_config(
         None => (format!(", fleet: \"{fleet}\""), String::new()),
         Some(broker) => {
             let more = format!("{}{}", plan.events, plan.login);
-            let servers = format!("servers: [\"nats://{broker}\"], durable: {name}");
+            let servers = format!("servers: [\"nats://{broker}\"], durable_name: {name}");
             (String::new(), format!("events: {{ kind: nats, {servers}{more} }}"))
         }
     };

@@ -13,8 +13,8 @@ use splitrail_tests::{Cluster, Reply, Spec};
 const COMPLETIONS: &str = "/v1/completions";
 const ASSUMED_BLOCKS: &str = "splitrail_index_assumed_blocks";
 /// Long enough for a test; expiry is tested where time can be told.
-const LONG: &str = "assumed: { speculative: 10m, approximate: 10m }";
-const OFF: &str = "assumed: { speculative: 0s, approximate: 0s }";
+const LONG: &str = "speculative_index: { speculative_ttl: 10m, approximate_ttl: 10m }";
+const OFF: &str = "speculative_index: { speculative_ttl: 0s, approximate_ttl: 0s }";
 
 fn text(words: usize, name: &str) -> String {
     (0..words).map(|i| format!("{name}{i} ")).collect()
@@ -199,7 +199,8 @@ async fn an_assumption_never_becomes_cached_tokens() {
 
 #[tokio::test]
 async fn what_failed_is_not_assumed_to_be_there() {
-    let approximate = "assumed: { speculative: 0s, approximate: 10m }\nretries: { decode: 0 }";
+    let approximate =
+        "speculative_index: { speculative_ttl: 0s, approximate_ttl: 10m }\nretries: { decode: 0 }";
     let spec = Spec { engine: silent, model: approximate.into(), ..Spec::aggregated(1) };
     let cluster = Cluster::start(spec).await;
     let kind = FaultKind::Status { status: 500 };

@@ -29,7 +29,7 @@ async fn send(trial: &mut Trial, count: usize, salt: &str) {
 #[tokio::test]
 async fn a_failing_worker_gets_no_requests_of_either_leg_until_it_recovers() {
     for (sick, leg) in [("p0", "prefill"), ("d0", "decode")] {
-        let model = "breaker: { failures: 3, open: 300ms }";
+        let model = "breaker: { failures: 3, cooldown: 300ms }";
         let mut trial = Trial::start(in_turn(2, 2, model)).await;
         trial.fault(sick, FaultKind::Status { status: 500 }, None);
         eventually("the breaker opens", async || {
@@ -59,7 +59,7 @@ async fn a_failing_worker_gets_no_requests_of_either_leg_until_it_recovers() {
 #[tokio::test]
 async fn while_it_is_open_only_a_trial_reaches_the_worker() {
     // It stays open for longer than this test lasts.
-    let model = "breaker: { failures: 2, open: 10m }";
+    let model = "breaker: { failures: 2, cooldown: 10m }";
     let mut trial = Trial::start(in_turn(2, 1, model)).await;
     trial.fault("p0", FaultKind::Reset, Some(2));
     eventually("the breaker opens", async || {
@@ -75,7 +75,7 @@ async fn while_it_is_open_only_a_trial_reaches_the_worker() {
 
 #[tokio::test]
 async fn where_every_breaker_is_open_the_real_error_is_told() {
-    let model = "breaker: { failures: 2, open: 10m }\non_no_prefill: local";
+    let model = "breaker: { failures: 2, cooldown: 10m }\non_no_prefill: local";
     let mut trial = Trial::start(in_turn(1, 1, model)).await;
     trial.fault("d0", FaultKind::Status { status: 500 }, None);
     for i in 0..5 {
@@ -93,7 +93,7 @@ async fn where_every_breaker_is_open_the_real_error_is_told() {
 
 #[tokio::test]
 async fn neither_a_client_s_mistake_nor_a_full_engine_opens_a_breaker() {
-    let model = "breaker: { failures: 1, open: 10m }\nretries: { prefill: 0, decode: 0 }";
+    let model = "breaker: { failures: 1, cooldown: 10m }\nretries: { prefill: 0, decode: 0 }";
     let mut trial = Trial::start(in_turn(1, 1, model)).await;
     for (status, times) in [(400, 3), (429, 3)] {
         for i in 0..times {
@@ -109,7 +109,7 @@ async fn neither_a_client_s_mistake_nor_a_full_engine_opens_a_breaker() {
 
 #[tokio::test]
 async fn answers_that_break_off_count_against_their_worker() {
-    let model = "breaker: { failures: 3, open: 10m }";
+    let model = "breaker: { failures: 3, cooldown: 10m }";
     let mut trial = Trial::start(in_turn(1, 2, model)).await;
     trial.fault("d0", FaultKind::DieMidStream { after_chunks: 2 }, Some(3));
     let mut lost = 0;
@@ -153,7 +153,7 @@ async fn retries_of_all_requests_share_a_budget() {
 #[tokio::test]
 async fn a_worker_that_is_not_asked_in_the_end_has_not_had_its_trial() {
     // Every request looks at the decode workers first, and asks neither: both hold nothing.
-    let model = "breaker: { failures: 2, open: 200ms }\ngate: { kind: router }";
+    let model = "breaker: { failures: 2, cooldown: 200ms }\ngate: { kind: router }";
     let spec = Spec { flow: "decode_first", ..in_turn(1, 2, model) };
     let mut trial = Trial::start(spec).await;
     trial.fault("d0", FaultKind::Status { status: 500 }, Some(2));

@@ -194,7 +194,7 @@ async fn what_the_engine_refuses_is_relayed_and_not_tried_again() {
 
 #[tokio::test]
 async fn a_worker_that_fails_is_replaced_and_then_left_alone() {
-    let model = "timeouts: { answer: 300ms }\nbreaker: { failures: 3, open: 60s }";
+    let model = "timeouts: { reply: 300ms }\nbreaker: { failures: 3, cooldown: 60s }";
     let trial = &mut Trial::start(Spec { model: model.into(), ..embedding(2) }).await;
     for fault in [
         FaultKind::Status { status: 500 },
@@ -268,7 +268,7 @@ async fn a_worker_that_is_drained_is_spared() {
 
 #[tokio::test]
 async fn engines_that_generate_have_no_embeddings_and_are_not_held_at_fault() {
-    let model = "breaker: { failures: 1, open: 60s }\nretries: { decode: 0 }";
+    let model = "breaker: { failures: 1, cooldown: 60s }\nretries: { decode: 0 }";
     let trial = &mut Trial::start(Spec { model: model.into(), ..Spec::default() }).await;
     for _ in 0..3 {
         let reply = trial.post("not_offered", EMBEDDINGS, &input("x")).await;

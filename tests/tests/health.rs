@@ -54,7 +54,7 @@ fn asked(engine: &SimEngine) -> usize {
 
 #[tokio::test]
 async fn whoever_fails_more_than_the_others_is_left_alone_and_let_in_again() {
-    let health = "{ ejection: { interval: 50ms, min_requests: 3, time: 100ms, cap_percent: 50 } }";
+    let health = "{ ejection: { interval: 50ms, requests_min: 3, base_time: 100ms, ejected_percent_max: 50 } }";
     let mut trial = Trial::start(in_turn(3, health)).await;
     trial.fault("w1", FaultKind::Status { status: 500 }, None);
     eventually("the failing one is ejected", async || {
@@ -76,7 +76,7 @@ async fn whoever_fails_more_than_the_others_is_left_alone_and_let_in_again() {
 
 #[tokio::test]
 async fn no_more_are_ejected_than_the_cap_allows() {
-    let health = "{ ejection: { interval: 50ms, min_requests: 2, time: 10m, cap_percent: 34 } }";
+    let health = "{ ejection: { interval: 50ms, requests_min: 2, base_time: 10m, ejected_percent_max: 34 } }";
     let trial = Trial::start(in_turn(3, health)).await;
     for sick in ["w0", "w1"] {
         trial.fault(sick, FaultKind::Status { status: 500 }, None);

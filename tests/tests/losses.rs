@@ -17,8 +17,11 @@ async fn figures(cluster: &Cluster) -> ([f64; 5], f64, f64) {
 
 #[tokio::test]
 async fn what_goes_round_robin_loses_by_being_diverted_and_the_parts_add_up() {
-    let spec =
-        Spec { policy: "{ kind: round_robin }", model: "loss: {}\n".into(), ..Spec::aggregated(2) };
+    let spec = Spec {
+        policy: "{ kind: round_robin }",
+        model: "cache_loss_tracking: {}\n".into(),
+        ..Spec::aggregated(2)
+    };
     let cluster = Cluster::start(spec).await;
     let body = completion(&prompt(60, "a"));
     for _ in 0..4 {
@@ -35,7 +38,7 @@ async fn what_goes_round_robin_loses_by_being_diverted_and_the_parts_add_up() {
 #[tokio::test]
 async fn what_was_evicted_is_told_from_what_was_never_there() {
     let spec = Spec {
-        model: "loss: {}\n".into(),
+        model: "cache_loss_tracking: {}\n".into(),
         engine: |_, config| config.kv_blocks = 128,
         ..Spec::aggregated(1)
     };

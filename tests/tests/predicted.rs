@@ -117,7 +117,7 @@ async fn a_shadow_decides_beside_and_moves_nothing() {
 async fn a_worker_that_has_enough_is_spared_while_others_have_not() {
     let spec = Spec {
         policy: "{ kind: kv_overlap }",
-        model: "busy: { requests: 1 }\n".into(),
+        model: "saturation: { requests: 1 }\n".into(),
         engine: |_, config| config.prefill_us_per_token = 2000,
         ..Spec::default()
     };

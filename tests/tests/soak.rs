@@ -121,9 +121,9 @@ models:
     connector: nixl
     policy: { kind: kv_overlap }
     canary: { enabled: false }
-    breaker: { open: 500ms }
+    breaker: { cooldown: 500ms }
     health: { probe_interval: 250ms, probe_timeout: 1s }
-    timeouts: { connect: 1s, prefill: 3s, first_token: 3s, answer: 5s, stream_idle: 3s }
+    timeouts: { connect: 1s, prefill: 3s, first_token: 3s, reply: 5s, stream_idle: 3s }
     workers:
 "
         .to_owned();

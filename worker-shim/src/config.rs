@@ -25,11 +25,16 @@ pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";
 const DIALECT: Dialect = Dialect {
     later_keys: &[],
     later_values: &[],
-    renamed_keys: &[],
+    renamed_keys: RENAMED_KEYS,
     secret_keys: &["token", "engine_api_key", "events.login"],
     empty: "start from deploy/shim/splitrail-shim.yaml",
     too_large: "a shim's file is a few lines",
 };
+
+/// Keys that had another name before version 1.0, which accepts both names. Each row is a line of
+/// the changelog.
+const RENAMED_KEYS: &[(&str, &str)] =
+    &[("limits.changes_max_bytes", "limits.change_log_max_bytes")];
 
 /// A valid configuration and its warnings.
 #[derive(Clone, Debug)]

@@ -101,7 +101,7 @@ impl RunningShim {
         let (engine, watcher) = Engine::new(settings::engine(&config)?);
         let mirror = Mirror::new(mirror::Config {
             blocks_max: config.limits.mirror_blocks_max,
-            ring_bytes_max: config.limits.changes_max_bytes,
+            ring_bytes_max: config.limits.change_log_max_bytes,
             seed: config.hash_seed.map(HashSeed),
             ..mirror::Config::default()
         });

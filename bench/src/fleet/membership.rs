@@ -95,7 +95,7 @@ fn worker(number: usize) -> Result<WorkerConfig, Failure> {
         kv_replay: None,
         bootstrap: None,
         shim: true,
-        honours_threshold: Some(true),
+        supports_cache_hit_threshold: Some(true),
         data_parallel_ranks: None,
         takes_rank_header: None,
         costs: None,

@@ -56,7 +56,7 @@ pub(super) fn yaml_nats(
     block_size: u32,
 ) -> String {
     let listen = format!("{{ http: \"{http}\", admin: \"{admin}\" }}");
-    let events = format!("{{ kind: nats, servers: [\"nats://{broker}\"], durable: bench }}");
+    let events = format!("{{ kind: nats, servers: [\"nats://{broker}\"], durable_name: bench }}");
     format!("listen: {listen}\nevents: {events}\n{}", model(block_size))
 }
 

@@ -33,8 +33,8 @@ pub struct RoomBounds {
 impl From<&Limits> for RoomBounds {
     fn from(limits: &Limits) -> Self {
         let patience = limits.write_stall;
-        let pace_bytes = patience.as_secs_f64() * limits.answer_min_bytes_per_s as f64;
-        let all_places = places(limits.unread_answers_max_bytes);
+        let pace_bytes = patience.as_secs_f64() * limits.reply_min_bytes_per_s as f64;
+        let all_places = places(limits.unread_replies_max_bytes);
         Self { all_places, patience, pace_bytes: (pace_bytes as u64).max(1) }
     }
 }
@@ -112,8 +112,8 @@ impl Unread {
 
     /// Counts a request that is refused because its client does not take other answers.
     fn refuse(&self) -> Error {
-        self.shed.with_label_values(&["none", "unread_answers"]).inc();
-        let message = "limits.unread_answers_max_bytes of answers wait on this connection, and \
+        self.shed.with_label_values(&["none", "unread_replies"]).inc();
+        let message = "limits.unread_replies_max_bytes of answers wait on this connection, and \
                        are not read";
         Error::new(Kind::OverShare, message)
     }
@@ -148,9 +148,9 @@ mod tests {
     fn room() -> (UnreadRoom, Arc<AtomicU64>) {
         let taken_bytes = Arc::new(AtomicU64::new(0));
         let limits = Limits {
-            unread_answers_max_bytes: 4 * MIB,
+            unread_replies_max_bytes: 4 * MIB,
             write_stall: Duration::from_secs(10),
-            answer_min_bytes_per_s: 10,
+            reply_min_bytes_per_s: 10,
             ..Limits::default()
         };
         (UnreadRoom::new((&limits).into(), Arc::clone(&taken_bytes)), taken_bytes)

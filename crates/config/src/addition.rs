@@ -5,10 +5,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::dialect::DIALECT;
+use super::dialect::ADDITION_DIALECT;
 use super::model::{Connector, Flow, Worker};
 use super::rules;
-use splitrail_settings::problem::{Place, Problems, Report};
+use splitrail_settings::problem::{Place, Problem, Problems, Report};
 use splitrail_settings::{file, tree};
 
 /// The name of what is checked, in problems.
@@ -23,6 +23,9 @@ pub struct Addition {
     pub model: Option<String>,
     /// The worker.
     pub worker: Worker,
+    /// Old names of keys.
+    #[serde(skip)]
+    pub warnings: Vec<Problem>,
 }
 
 impl Addition {
@@ -51,7 +54,8 @@ impl Addition {
         };
         // JSON is YAML: the tree knows the places.
         let schema = schemars::schema_for!(Self).to_value();
-        file::parse(NAME, text, &schema, &DIALECT, rules).map(|checked| checked.value)
+        let checked = file::parse::<Self>(NAME, text, &schema, &ADDITION_DIALECT, rules)?;
+        Ok(Self { warnings: checked.warnings, ..checked.value })
     }
 }
 
@@ -78,7 +82,8 @@ mod tests {
             assert_eq!(model, Some("m"));
             Some((Flow::PrefillFirst, Connector::Nixl))
         });
-        let Addition { model, worker } = read.unwrap();
+        let Addition { model, worker, warnings } = read.unwrap();
+        assert!(warnings.is_empty(), "{warnings:?}");
         assert_eq!((model.as_deref(), worker.url.as_str()), (Some("m"), "http://a:1"));
     }
 
@@ -98,6 +103,18 @@ mod tests {
         assert!(problems(text, Some(Connector::Sglang))[0].contains("worker.role: both"));
         let text = r#"{"worker": {"id": "w", "role": "prefill", "url": "http://a:1", "bootstrap": "http://a:2"}}"#;
         assert!(problems(text, Some(Connector::Nixl))[0].contains("of no use"));
+    }
+
+    #[test]
+    fn an_old_name_is_accepted_with_a_warning() {
+        let text = r#"{"worker": {"id": "w", "role": "both", "url": "http://a:1",
+ "honours_threshold": true}}"#;
+        let Addition { worker, warnings, .. } = Addition::parse(text, |_| None).unwrap();
+        assert_eq!(worker.supports_cache_hit_threshold, Some(true));
+        let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
+        let expected = "body:2:2: `worker.honours_threshold` is now called \
+            `supports_cache_hit_threshold`\n";
+        assert!(warning.to_string().starts_with(expected), "{warning}");
     }
 
     #[test]

@@ -7,8 +7,211 @@ use splitrail_settings::Dialect;
 pub(super) const DIALECT: Dialect = Dialect {
     later_keys: &["cache_isolation", "tenants", "tls"],
     later_values: &[("tokenizer", "engine")],
-    renamed_keys: &[("limits.bodies_max_bytes", "request_memory_max_bytes")],
+    renamed_keys: RENAMED_KEYS,
     secret_keys: &["engine_api_key", "fleet.token", "events.login"],
     empty: "start from deploy/splitrail.example.yaml",
     too_large: "split the fleet over several routers",
 };
+
+/// The same for a worker that an operator adds while the router runs.
+pub(super) const ADDITION_DIALECT: Dialect = Dialect {
+    renamed_keys: &[("worker.honours_threshold", "worker.supports_cache_hit_threshold")],
+    ..DIALECT
+};
+
+/// Keys that had another name before version 1.0, which accepts both names. Each row is a line of
+/// the changelog.
+pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[
+    ("draw_seed", "rng_seed"),
+    ("events.cut_off_max", "events.disconnect_grace"),
+    ("events.durable", "events.durable_name"),
+    ("events.replicas", "events.stream_replicas"),
+    ("fleet.load_stale", "fleet.load_stale_after"),
+    ("ledger.log_every", "ledger.log_interval"),
+    ("ledger.rotate.keep", "ledger.rotate.files_max"),
+    ("limits.answer_grace", "limits.reply_grace"),
+    ("limits.answer_min_bytes_per_s", "limits.reply_min_bytes_per_s"),
+    ("limits.bodies_max_bytes", "limits.request_memory_max_bytes"),
+    ("limits.unread_answers_max_bytes", "limits.unread_replies_max_bytes"),
+    ("models[].assumed", "models[].speculative_index"),
+    ("models[].assumed.approximate", "models[].speculative_index.approximate_ttl"),
+    ("models[].assumed.max_blocks", "models[].speculative_index.blocks_max"),
+    ("models[].assumed.speculative", "models[].speculative_index.speculative_ttl"),
+    ("models[].breaker.open", "models[].breaker.cooldown"),
+    ("models[].busy", "models[].saturation"),
+    ("models[].canary.again_after", "models[].canary.interval"),
+    ("models[].discovery[].honours_threshold", "models[].discovery[].supports_cache_hit_threshold"),
+    ("models[].discovery[].keep", "models[].discovery[].empty_grace"),
+    ("models[].discovery[].refresh", "models[].discovery[].refresh_interval"),
+    ("models[].drift.bound_blocks", "models[].drift.over_blocks_max"),
+    ("models[].drift.bound_share", "models[].drift.over_share_max"),
+    ("models[].drift.resync_min", "models[].drift.resync_interval_min"),
+    ("models[].drift.under_bound_blocks", "models[].drift.under_blocks_max"),
+    ("models[].drift.under_bound_share", "models[].drift.under_share_max"),
+    ("models[].health.ejection.cap_percent", "models[].health.ejection.ejected_percent_max"),
+    ("models[].health.ejection.min_requests", "models[].health.ejection.requests_min"),
+    ("models[].health.ejection.time", "models[].health.ejection.base_time"),
+    ("models[].health.fail_after", "models[].health.unhealthy_threshold"),
+    ("models[].health.pass_after", "models[].health.healthy_threshold"),
+    ("models[].loss", "models[].cache_loss_tracking"),
+    ("models[].pass_unknown", "models[].forward_fields"),
+    ("models[].timeouts.answer", "models[].timeouts.reply"),
+    ("models[].workers[].honours_threshold", "models[].workers[].supports_cache_hit_threshold"),
+    ("record.rotate.keep", "record.rotate.files_max"),
+];
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::RENAMED_KEYS;
+    use crate::{Loaded, Problem, Problems, parse};
+
+    /// A value that differs from the default, for each renamed key that is no section.
+    fn sample(new: &str) -> Value {
+        match new.rsplit('.').next().unwrap() {
+            "durable_name" => json!("r0"),
+            "forward_fields" => json!(["priority"]),
+            "supports_cache_hit_threshold" => json!(true),
+            "over_share_max" | "under_share_max" => json!(0.75),
+            "cache_loss_tracking" => json!({"window": "7m"}),
+            "saturation" => json!({"requests": 7}),
+            "speculative_index" => json!({"blocks_max": 7}),
+            "disconnect_grace"
+            | "load_stale_after"
+            | "log_interval"
+            | "reply_grace"
+            | "approximate_ttl"
+            | "speculative_ttl"
+            | "cooldown"
+            | "interval"
+            | "empty_grace"
+            | "refresh_interval"
+            | "resync_interval_min"
+            | "base_time"
+            | "reply" => json!("7m"),
+            "request_memory_max_bytes" => json!(2_u64 << 30),
+            "unread_replies_max_bytes" => json!(7 << 20),
+            "stream_replicas" | "healthy_threshold" | "unhealthy_threshold" => json!(3),
+            _ => json!(77),
+        }
+    }
+
+    /// A configuration with a value at `path`, in lines: each key is on a line of its own.
+    fn with(values: &[(&str, &Value)]) -> String {
+        let mut config = json!({
+            "events": {"kind": "nats", "servers": ["nats://127.0.0.1:4222"]},
+            "models": [{
+                "name": "m", "tokenizer": {"kind": "none"}, "flow": "aggregated",
+                "workers": [{"id": "w", "role": "both", "url": "http://a:1"}],
+                "discovery": [{"kind": "dns", "name": "d", "port": 1, "role": "both"}],
+            }],
+        });
+        for (path, value) in values {
+            let mut at = &mut config;
+            for step in path.split('.') {
+                let (key, is_list) =
+                    step.strip_suffix("[]").map_or((step, false), |key| (key, true));
+                at = &mut at[key];
+                at = if is_list { &mut at[0] } else { at };
+            }
+            *at = (*value).clone();
+        }
+        format!("{config:#}")
+    }
+
+    fn read(text: &str) -> Result<Loaded, Problems> {
+        parse("f", text, Path::new(""))
+    }
+
+    fn old_names(loaded: &Loaded) -> Vec<&Problem> {
+        let is_one = |warning: &&Problem| warning.message.contains("is now called");
+        loaded.warnings.iter().filter(is_one).collect()
+    }
+
+    /// Line and column of a key, whose name occurs once in the text.
+    fn place(text: &str, key: &str) -> (usize, usize) {
+        let named = format!("\"{key}\"");
+        let mut found = text.lines().enumerate().filter(|(_, line)| line.contains(&named));
+        let (line, content) = found.next().unwrap();
+        assert!(found.next().is_none(), "{key} is twice in {text}");
+        (line + 1, content.find(&named).unwrap() + 1)
+    }
+
+    fn last(path: &str) -> &str {
+        path.rsplit('.').next().unwrap()
+    }
+
+    #[test]
+    fn each_renamed_key_is_read_equally_under_both_names() {
+        let default = json!(read(&with(&[])).unwrap().config);
+        for (old, new) in RENAMED_KEYS {
+            let value = sample(new);
+            let (old_text, new_text) = (with(&[(old, &value)]), with(&[(new, &value)]));
+            let [by_old, by_new] = [&old_text, &new_text].map(|text| {
+                read(text).unwrap_or_else(|problems| panic!("{old}, {new}: {problems}"))
+            });
+            assert_ne!(json!(by_new.config), default, "{new} is read");
+            assert_eq!(json!(by_old.config), json!(by_new.config), "{old}, {new}");
+            assert!(old_names(&by_new).is_empty(), "{new}");
+            let warnings = old_names(&by_old);
+            let warning = warnings.last().unwrap_or_else(|| panic!("{old}: no warning"));
+            assert_eq!((warning.line, warning.column), place(&old_text, last(old)), "{warning}");
+            let path = old.replace("[]", "[0]");
+            assert_eq!(warning.message, format!("`{path}` is now called `{}`", last(new)));
+            assert!(warning.hint.starts_with(&format!("write `{}`", last(new))), "{warning}");
+        }
+    }
+
+    #[test]
+    fn an_old_and_a_new_name_side_by_side_are_an_error() {
+        for (old, new) in RENAMED_KEYS {
+            let value = sample(new);
+            let beside = format!("{}.{}", new.rsplit_once('.').map_or("", |(at, _)| at), last(old));
+            let beside = beside.trim_start_matches('.');
+            let text = with(&[(beside, &value), (new, &value)]);
+            let problems = read(&text).unwrap_err();
+            let [problem] = problems.as_slice() else { panic!("{old}: {problems}") };
+            assert_eq!((problem.line, problem.column), place(&text, last(old)), "{problem}");
+            let (line, column) = place(&text, last(new));
+            let path = beside.replace("[]", "[0]");
+            let expected = format!(
+                "`{path}` is now called `{}`, which is at {line}:{column} as well",
+                last(new)
+            );
+            assert_eq!(problem.message, expected);
+        }
+    }
+
+    #[test]
+    fn unknown_keys_suggest_new_names_only() {
+        for (_, new) in RENAMED_KEYS {
+            let section = new.rsplit_once('.').map_or("", |(section, _)| section);
+            let misspelt = format!("{section}.{}_", last(new));
+            let text = with(&[(misspelt.trim_start_matches('.'), &sample(new))]);
+            let problems = read(&text).unwrap_err();
+            let [problem] = problems.as_slice() else { panic!("{new}: {problems}") };
+            assert!(problem.message.contains("unknown key"), "{problem}");
+            assert!(problem.hint.contains(&format!("did you mean `{}`?", last(new))), "{problem}");
+            let (_, known) = problem.hint.split_once("known here: ").unwrap();
+            for (old, same) in RENAMED_KEYS {
+                let is_sibling = same.rsplit_once('.').map_or("", |(at, _)| at) == section;
+                let is_known = known.split(", ").any(|key| key == last(old));
+                assert!(!(is_sibling && is_known), "{old} in {problem}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_renamed_key_stays_in_its_section() {
+        for (old, new) in RENAMED_KEYS {
+            let Some((old_section, _)) = old.rsplit_once('.') else { continue };
+            let (new_section, _) = new.rsplit_once('.').unwrap();
+            let row = RENAMED_KEYS.iter().find(|(section, _)| *section == old_section);
+            assert_eq!(row.map_or(old_section, |(_, section)| section), new_section, "{old}");
+        }
+    }
+}

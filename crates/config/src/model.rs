@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 pub use super::scalar::HitThreshold;
 use super::scalar::{self, BlockSize};
 
-mod assumed;
 mod canary;
 mod connector;
 mod costs;
@@ -24,11 +23,11 @@ mod fleet;
 mod flow;
 mod health;
 mod limits;
+mod speculative_index;
 mod tokenizer;
 
 pub use splitrail_settings::Secret;
 
-pub use assumed::AssumedConfig;
 pub use canary::{CanaryConfig, DriftConfig};
 pub use connector::{Connector, Network, NotANetwork};
 pub use costs::CostsConfig;
@@ -38,6 +37,7 @@ pub use fleet::{ClientWorkers, FleetConfig, FleetTls, FleetToken};
 pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};
+pub use speculative_index::SpeculativeIndexConfig;
 pub use splitrail_policy::Policy;
 pub use splitrail_policy::queue::QueueConfig;
 pub use splitrail_policy::threshold::ThresholdConfig;
@@ -50,14 +50,14 @@ pub struct Config {
     /// The listeners of the router.
     #[serde(default)]
     pub listen: Listen,
-    /// Seed of the block hashes; the same for all routers and shims of a cluster.
+    /// Seed of the block hashes. All routers and shims of a cluster need the same value.
     #[serde(default)]
     pub hash_seed: u64,
-    /// Seed of the random numbers that break ties and are used by `random` and `temperature`. With a
-    /// seed, the same requests in the same order get the same numbers. Defaults to the system's
-    /// entropy.
+    /// Seed of the random numbers that break ties and that the policy `random` and `temperature`
+    /// use. With a seed, the same requests in the same order get the same numbers, for example in
+    /// tests. Defaults to the system's entropy.
     #[serde(default)]
-    pub draw_seed: Option<u64>,
+    pub rng_seed: Option<u64>,
     /// Limits of what clients may request and of what the router holds.
     #[serde(default)]
     pub limits: Limits,
@@ -70,7 +70,7 @@ pub struct Config {
     /// The ledger: the account of the tokens of each request.
     #[serde(default)]
     pub ledger: Ledger,
-    /// The record of decisions, for replay.
+    /// The record of decisions, for `splitrail replay`.
     #[serde(default)]
     pub record: RecordConfig,
     /// The models that the router serves, one entry each.
@@ -128,16 +128,16 @@ pub struct Ledger {
     pub path: Option<PathBuf>,
     /// When the file is rotated.
     pub rotate: Rotate,
-    /// Interval of log lines with the totals of each model that had requests (requests, hits,
+    /// Interval between log lines with the totals of each model that had requests (requests, hits,
     /// tokens). `0s` disables them.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
-    pub log_every: Duration,
+    pub log_interval: Duration,
 }
 
 impl Default for Ledger {
     fn default() -> Self {
-        Self { path: None, rotate: Rotate::default(), log_every: Duration::from_secs(60) }
+        Self { path: None, rotate: Rotate::default(), log_interval: Duration::from_secs(60) }
     }
 }
 
@@ -167,18 +167,18 @@ impl Default for RecordConfig {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rotate {
-    /// Size in bytes from which the file is renamed to `PATH.1`, the former `PATH.1` to `PATH.2`,
-    /// and so on.
+    /// Size in bytes from which the file is rotated: it is renamed to `PATH.1`, the former `PATH.1`
+    /// to `PATH.2`, and so on.
     #[schemars(range(min = 4096))]
     pub max_bytes: u64,
-    /// Number of rotated files that are kept. The oldest one is deleted with a warning in the log.
+    /// Maximum number of rotated files. The oldest one is deleted with a warning in the log.
     #[schemars(range(min = 1, max = 10_000))]
-    pub keep: u32,
+    pub files_max: u32,
 }
 
 impl Default for Rotate {
     fn default() -> Self {
-        Self { max_bytes: 256 << 20, keep: 64 }
+        Self { max_bytes: 256 << 20, files_max: 64 }
     }
 }
 
@@ -198,7 +198,7 @@ pub struct Model {
     /// Tokens per KV block of the engines. `auto` asks an engine at the start.
     #[serde(default)]
     pub block_size: BlockSize,
-    /// How prompts become tokens.
+    /// How prompts become tokens. KV routing needs a tokenizer.
     pub tokenizer: TokenizerConfig,
     /// The order of the legs of a request.
     pub flow: Flow,
@@ -211,7 +211,7 @@ pub struct Model {
     /// `auto` compares both ways for each request.
     #[serde(default)]
     pub cache_hit_threshold: Option<HitThreshold>,
-    /// The component that checks the threshold.
+    /// The check of the cache hit threshold.
     #[serde(default)]
     pub gate: Gate,
     /// Settings of the flow `auto` in addition to `costs`.
@@ -248,21 +248,22 @@ pub struct Model {
     /// The policy that chooses workers.
     #[serde(default)]
     pub policy: Policy,
-    /// Lets requests wait in the router, in an order that minimises the time to first token. Without
-    /// it, each request is sent to its worker at once and waits in the engine's queue.
+    /// Lets requests wait in the router, in an order that minimises the time to first token.
+    /// Without this section, each request is sent to its worker at once and waits in the engine's
+    /// queue.
     #[serde(default)]
     pub queue: Option<QueueConfig>,
-    /// Saturation thresholds: a worker beyond them gets further requests only if all workers are.
-    /// Without them, workers are never saturated.
+    /// Saturation thresholds. A worker beyond one of them gets further requests only if all workers
+    /// are. Without thresholds, workers are never saturated.
     #[serde(default)]
-    pub busy: BusyConfig,
-    /// Tracks where cache hits are lost, compared with the maximum that the prompts allow. It takes
-    /// about 20 bytes per remembered block and a few microseconds per hundred blocks of a prompt.
-    /// Without it, losses are not tracked.
+    pub saturation: SaturationConfig,
+    /// Tracks where cache hits are lost, compared with the maximum that the prompts allow. Tracking
+    /// takes about 20 bytes per remembered block and a few microseconds per hundred blocks of a
+    /// prompt. Without this section, losses are not tracked.
     #[serde(default)]
-    pub loss: Option<LossConfig>,
-    /// A shadow policy that is evaluated without effect. Metrics show how often it would have chosen
-    /// differently, and the predicted difference.
+    pub cache_loss_tracking: Option<CacheLossTrackingConfig>,
+    /// A shadow policy that is evaluated without effect. Metrics show how often it would have
+    /// chosen differently, and the predicted difference.
     #[serde(default)]
     pub shadow: Option<Shadow>,
     /// The cost model of the workers before costs have been learned.
@@ -270,7 +271,7 @@ pub struct Model {
     pub costs: CostsConfig,
     /// The speculative index: what workers are assumed to hold beyond confirmed blocks.
     #[serde(default)]
-    pub assumed: AssumedConfig,
+    pub speculative_index: SpeculativeIndexConfig,
     /// The canary, which tests whether workers and router agree on tokens and KV blocks.
     #[serde(default)]
     pub canary: CanaryConfig,
@@ -282,11 +283,11 @@ pub struct Model {
     /// may set (hand-offs, ranks, ids) cannot be listed.
     #[serde(default)]
     #[schemars(length(max = 64))]
-    pub pass_unknown: Vec<String>,
+    pub forward_fields: Vec<String>,
     /// Retries before the first byte has reached the client.
     #[serde(default)]
     pub retries: Retries,
-    /// Circuit breakers: when a failing worker gets no requests.
+    /// Circuit breakers, which stop requests to a worker after consecutive failures.
     #[serde(default)]
     pub breaker: BreakerConfig,
     /// How the health of workers is observed.
@@ -348,19 +349,22 @@ pub enum CachedTokensFallback {
 /// Saturation thresholds of a worker.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
-pub struct BusyConfig {
-    /// Number of requests from which the worker is saturated.
+pub struct SaturationConfig {
+    /// Number of requests from which the worker is saturated. Without a value, the number does not
+    /// count.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests: Option<u32>,
-    /// Number of prompt tokens to compute from which the worker is saturated.
+    /// Number of prompt tokens to compute from which the worker is saturated. Without a value, the
+    /// number does not count.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub prefill_tokens: Option<u64>,
-    /// Share of KV blocks in use, in percent as reported by the worker, from which it is saturated.
+    /// Share of used KV blocks, in percent as reported by the worker, from which the worker is
+    /// saturated. Without a value, the share does not count.
     #[schemars(range(min = 1.0, max = 100.0))]
     pub kv_used_percent: Option<f64>,
 }
 
-impl BusyConfig {
+impl SaturationConfig {
     /// Whether a worker is saturated.
     pub fn is_enough(
         &self,
@@ -378,17 +382,18 @@ impl BusyConfig {
 /// How losses of cache hits are tracked.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
-pub struct LossConfig {
+pub struct CacheLossTrackingConfig {
     /// The time over which losses are summed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub window: Duration,
-    /// Maximum number of blocks that are remembered. At least the latest half of this number is.
+    /// Maximum number of blocks that are remembered. At least the latest half of this number is
+    /// kept.
     #[schemars(range(min = 1024, max = 1_073_741_824))]
     pub blocks_max: usize,
 }
 
-impl Default for LossConfig {
+impl Default for CacheLossTrackingConfig {
     fn default() -> Self {
         Self { window: Duration::from_secs(600), blocks_max: 4 << 20 }
     }
@@ -421,7 +426,7 @@ pub struct Timeouts {
     /// Timeout of a whole reply that is not streamed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
-    pub answer: Duration,
+    pub reply: Duration,
     /// Maximum time between two events of a stream. Comments alone keep a stream open for ten times
     /// as long.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
@@ -435,7 +440,7 @@ impl Default for Timeouts {
             connect: Duration::from_secs(2),
             prefill: Duration::from_secs(60),
             first_token: Duration::from_secs(60),
-            answer: Duration::from_secs(600),
+            reply: Duration::from_secs(600),
             stream_idle: Duration::from_secs(30),
         }
     }
@@ -465,9 +470,10 @@ pub struct Worker {
     /// Whether `url` is the address of a shim, which supports `x-splitrail-gate`.
     #[serde(default)]
     pub shim: bool,
-    /// Whether the engine honours `cache_hit_threshold`. Without a value, the engine is asked once.
+    /// Whether the engine supports the request field `cache_hit_threshold`. Without a value, the
+    /// engine is asked once.
     #[serde(default)]
-    pub honours_threshold: Option<bool>,
+    pub supports_cache_hit_threshold: Option<bool>,
     /// The cost model of the worker before costs have been learned. Defaults to that of the model.
     #[serde(default)]
     pub costs: Option<CostsConfig>,

@@ -18,7 +18,9 @@ mod tokenizer;
 mod value;
 mod workers;
 
-use super::model::{AssumedConfig, Connector, Flow, Listen, Policy, Secret, TokenizerConfig};
+use super::model::{
+    Connector, Flow, Listen, Policy, Secret, SpeculativeIndexConfig, TokenizerConfig,
+};
 use super::scalar::parse_duration;
 use splitrail_engine::fields::is_router_only;
 use splitrail_settings::problem::{Place, Report};
@@ -55,7 +57,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         lease(model, &path, report);
         tokenizer::check(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
-        pass_unknown(model, &path, report);
+        forward_fields(model, &path, report);
     }
 }
 
@@ -192,13 +194,14 @@ impl Names {
 }
 
 /// What only the router may set, no model opens.
-fn pass_unknown(model: &Node, path: &str, report: &mut Report) {
-    let items = model.get("pass_unknown").map(Node::items).unwrap_or_default();
+fn forward_fields(model: &Node, path: &str, report: &mut Report) {
+    let items = model.get("forward_fields").map(Node::items).unwrap_or_default();
     for (index, item) in items.iter().enumerate() {
         if item.text().is_some_and(is_router_only) {
             let name = shown(item.text().unwrap_or_default());
-            let message =
-                format!("`{path}.pass_unknown[{index}]` \"{name}\" can be set by the router only");
+            let message = format!(
+                "`{path}.forward_fields[{index}]` \"{name}\" can be set by the router only"
+            );
             let hint = "it moves KV, or names a rank or a request: take it out of the list";
             report.error(item.at, message, hint);
         }
@@ -222,13 +225,13 @@ fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) 
         return;
     }
     let message = format!("`{path}.policy` kv_overlap has no worker whose KV events it sees");
-    let assumed = typed_or(model, "assumed", AssumedConfig::default());
-    if assumed.is_some_and(|assumed| assumed.approximate.is_zero()) {
+    let assumed = typed_or(model, "speculative_index", SpeculativeIndexConfig::default());
+    if assumed.is_some_and(|assumed| assumed.approximate_ttl.is_zero()) {
         let hint = "add `kv_events: tcp://HOST:PORT` to the workers it chooses from, or give \
-                    `assumed.approximate` some time";
+                    `speculative_index.approximate_ttl` some time";
         report.error(at, message, hint);
     } else {
-        let hint = "it goes by what each worker has computed lately (`assumed.approximate`); add \
+        let hint = "it goes by what each worker has computed lately (`speculative_index.approximate_ttl`); add \
                     `kv_events: tcp://HOST:PORT` to the workers it chooses from to know";
         report.warn(at, message, hint);
     }
@@ -245,7 +248,7 @@ fn timeouts(model: &Node, path: &str, report: &mut Report) {
 }
 
 fn canary(model: &Node, path: &str, report: &mut Report) {
-    for key in ["timeout", "again_after"] {
+    for key in ["timeout", "interval"] {
         let Some(node) = model.get("canary").and_then(|canary| canary.get(key)) else { continue };
         if node.text().and_then(|text| parse_duration(text).ok()).is_some_and(|d| d.is_zero()) {
             let message = format!("`{path}.canary.{key}` is zero");

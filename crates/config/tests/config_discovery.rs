@@ -44,7 +44,10 @@ fn sources_may_take_the_place_of_workers_or_join_them() {
         panic!("{:?}", model.discovery)
     };
     assert_eq!((dns.port, dns.role, dns.family), (8000, Role::Both, AddressFamily::Auto));
-    assert_eq!((dns.refresh, dns.keep), (Duration::from_secs(10), Duration::from_secs(300)));
+    assert_eq!(
+        (dns.refresh_interval, dns.empty_grace),
+        (Duration::from_secs(10), Duration::from_secs(300))
+    );
     assert_eq!((&pods.port, &pods.kv_events_port), (&PodPort::Name("http".into()), &None));
     accepted(&found_by(&all, "    workers: []\n"));
     accepted(&found_by(&all, "    workers: [{ id: w, role: both, url: 'http://w:1' }]\n"));
@@ -92,7 +95,10 @@ fn names_are_host_names_and_lookups_have_pauses() {
     accepted(&found_by(&dns("engines.svc", "engines_a.svc.cluster.local."), ""));
     refused(&dns("8000", "0"), "from 1 to 65535");
     refused(&dns("8000", "'8000'"), "write 8000 without quotes");
-    refused(&dns("role: both", "role: both, refresh: 999ms"), "refresh` is too short");
+    refused(
+        &dns("role: both", "role: both, refresh_interval: 999ms"),
+        "refresh_interval` is too short",
+    );
     refused(&dns("role: both", "role: both, kv_replay_port: 1"), "without `kv_events_port`");
     refused(&dns("role: both", "role: both, kv_events_port: 8000"), "is the same as `port`");
     refused(&dns("role: both", "role: both, bootstrap_port: 1"), "bootstrap_port` is of no use");

@@ -127,7 +127,7 @@ fn a_minimal_file_gets_the_defaults() {
     assert_eq!((model.retries.prefill, model.retries.decode), (2, 1));
     assert_eq!(model.timeouts.connect, Duration::from_secs(2));
     assert_eq!(model.timeouts.first_token, Duration::from_secs(60));
-    assert_eq!(model.timeouts.answer, Duration::from_secs(600));
+    assert_eq!(model.timeouts.reply, Duration::from_secs(600));
     assert!(model.engine_api_key.is_none());
     assert_eq!(model.workers[0].kv_events, None);
 }
@@ -168,8 +168,9 @@ fn every_documented_default_is_the_default() {
             let shadow = "flow: aggregated\n    shadow: { policy: { kind: kv_overlap } }";
             text = text.replace("flow: aggregated", shadow);
         }
-        if path.contains("[].loss.") {
-            text = text.replace("flow: aggregated", "flow: aggregated\n    loss: {}");
+        if path.contains("[].cache_loss_tracking.") {
+            text =
+                text.replace("flow: aggregated", "flow: aggregated\n    cache_loss_tracking: {}");
         }
         if path.contains("[].queue.") {
             text = text.replace("flow: aggregated", "flow: aggregated\n    queue: {}");

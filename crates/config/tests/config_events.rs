@@ -25,13 +25,13 @@ fn refused(events: &str, part: &str) {
 #[test]
 fn shims_come_over_a_broker_without_a_listener_for_them() {
     let text = with(
-        "{ kind: nats, servers: ['nats://127.0.0.1:4222', 'tls://b:4222'], durable: r0, cut_off_max: 5s, \
+        "{ kind: nats, servers: ['nats://127.0.0.1:4222', 'tls://b:4222'], durable_name: r0, disconnect_grace: 5s, \
          login: { kind: user, name: u, password: { kind: file, path: engine.key } } }",
     );
     let loaded = parse(&text).unwrap();
     assert_eq!(loaded.warnings.len(), 0, "{:?}", loaded.warnings);
     let Events::Nats(events) = loaded.config.events else { panic!("nats") };
-    assert_eq!((events.cut_off_max, events.replicas), (Duration::from_secs(5), 1));
+    assert_eq!((events.disconnect_grace, events.stream_replicas), (Duration::from_secs(5), 1));
     assert_eq!(events.broker().servers.len(), 2);
 
     let direct = parse(&with("{ kind: direct }")).unwrap();
@@ -63,7 +63,10 @@ fn what_no_broker_can_be_reached_with_is_refused() {
     refused("{ kind: nats, servers: ['nats://a:1'], tls_ca: absent.pem }", "cannot be read");
     let login = "login: { kind: token, token: { kind: file, path: absent } }";
     refused(&format!("{{ kind: nats, servers: ['nats://a:1'], {login} }}"), "`events.login`");
-    refused("{ kind: nats, servers: ['nats://a:1'], cut_off_max: 1s }", "`events.cut_off_max`");
+    refused(
+        "{ kind: nats, servers: ['nats://a:1'], disconnect_grace: 1s }",
+        "`events.disconnect_grace`",
+    );
     refused("{ kind: nats, servers: ['nats://a:1'], stream_max_age: 1s }", "too short");
     refused("{ kind: direct, servers: ['nats://a:1'] }", "servers");
 }

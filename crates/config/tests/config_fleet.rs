@@ -111,8 +111,9 @@ fn networks_and_times_make_sense() {
     let times = |times: &str| format!("{{ {TOKEN}, {times} }}");
     refused(OPEN, &times("load_interval: 3s"), (2, 8), "less than two of");
     refused(OPEN, &times("load_interval: 1ms"), (2, 66), "too short");
-    let config = parse(&with(OPEN, &times("load_interval: 100ms, load_stale: 1s"))).unwrap().config;
-    assert_eq!(config.fleet.load_stale, Duration::from_secs(1));
+    let config =
+        parse(&with(OPEN, &times("load_interval: 100ms, load_stale_after: 1s"))).unwrap().config;
+    assert_eq!(config.fleet.load_stale_after, Duration::from_secs(1));
     let allowed = |address: &str| {
         let address: IpAddr = address.parse().unwrap();
         config.fleet.networks.iter().any(|network| network.contains(address))

@@ -30,7 +30,7 @@ x.yaml:3:16: `limits.drain_grace` must be a duration such as `30s`, not the numb
   hint: add a unit: `30s` or `30ms`
 x.yaml:4:3: `limits` has an unknown key `in_flight`
   hint: did you mean `in_flight_max`? known here: connections_max, connections_per_address_max, header_timeout, idle_timeout, write_stall, \
-answer_grace, answer_min_bytes_per_s, unread_answers_max_bytes, \
+reply_grace, reply_min_bytes_per_s, unread_replies_max_bytes, \
 header_max_bytes, headers_max, http2_streams_max, grpc_watches_max, body_max_bytes, body_timeout, body_grace, body_min_bytes_per_s, \
 request_memory_max_bytes, object_members_max, messages_max, tokenize_max_bytes, template_timeout, in_flight_max, fair_by, batch_prompts_max, embedding_inputs_max, n_max, output_tokens_max, stop_max, schema_max_bytes, \
 engine_reply_max_bytes, index_blocks_per_worker_max, decisions_kept, drain_delay, drain_grace
@@ -86,15 +86,6 @@ fn what_later_versions_may_have_is_named_as_such() {
         let (_, _, told) = only_problem(&text);
         assert!(told.starts_with(&format!("`{name}` is not supported by this version")), "{told}");
     }
-}
-
-#[test]
-fn a_key_that_was_renamed_is_named_with_its_new_name() {
-    let text = valid_but("  drain_delay", "  bodies_max_bytes: 1073741824\n  drain_delay");
-    let (line, column, told) = only_problem(&text);
-    let named = "`limits.bodies_max_bytes` is called `limits.request_memory_max_bytes` now -> \
-        write `request_memory_max_bytes` instead";
-    assert_eq!((line, column, &*told), (8, 3, named));
 }
 
 #[test]

@@ -36,11 +36,12 @@ fn names_lead_to_one_model() {
 
 #[test]
 fn a_model_opens_no_field_that_only_the_router_may_set() {
-    let opened = |names: &str| format!("name: small\n    pass_unknown: [{names}]");
+    let opened = |names: &str| format!("name: small\n    forward_fields: [{names}]");
     accepted(&valid_but("name: small", &opened("priority, made_up")));
     for name in ["kv_transfer_params", "bootstrap_anything", "rid"] {
-        let part = format!("`models[1].pass_unknown[1]` \"{name}\" can be set by the router only");
-        refused("name: small", &opened(&format!("priority, {name}")), (33, 30), &part);
+        let part =
+            format!("`models[1].forward_fields[1]` \"{name}\" can be set by the router only");
+        refused("name: small", &opened(&format!("priority, {name}")), (33, 32), &part);
     }
 }
 
@@ -262,7 +263,7 @@ fn kv_overlap_needs_tokens_and_events() {
     let [warning] = loaded.warnings.as_slice() else { panic!("{:?}", loaded.warnings) };
     assert_eq!((warning.line, warning.column), (35, 13));
     assert!(warning.message.contains("no worker whose KV events it sees"), "{warning:?}");
-    let off = format!("{policy}\n    assumed: {{ approximate: 0s }}");
+    let off = format!("{policy}\n    speculative_index: {{ approximate_ttl: 0s }}");
     let (line, column, told) = only_problem(&without.replace(policy, &off));
     assert_eq!((line, column), (35, 13));
     assert!(told.contains("no worker whose KV events it sees"), "{told}");
@@ -271,17 +272,20 @@ fn kv_overlap_needs_tokens_and_events() {
 #[test]
 fn assumptions_have_a_time_and_a_bound() {
     let with = |assumed: &str| {
-        valid_but("flow: aggregated", &format!("flow: aggregated\n    assumed: {assumed}"))
+        valid_but(
+            "flow: aggregated",
+            &format!("flow: aggregated\n    speculative_index: {assumed}"),
+        )
     };
-    let parsed = |text: &str| parse(text).unwrap().config.models[1].assumed;
+    let parsed = |text: &str| parse(text).unwrap().config.models[1].speculative_index;
     let default = parsed(VALID);
-    assert_eq!((default.speculative.as_secs(), default.approximate.as_secs()), (2, 120));
-    let off = parsed(&with("{ speculative: 0s }"));
-    assert!(off.speculative.is_zero() && off.approximate == default.approximate);
+    assert_eq!((default.speculative_ttl.as_secs(), default.approximate_ttl.as_secs()), (2, 120));
+    let off = parsed(&with("{ speculative_ttl: 0s }"));
+    assert!(off.speculative_ttl.is_zero() && off.approximate_ttl == default.approximate_ttl);
     for (assumed, part) in [
-        ("{ specluative: 1s }", "did you mean `speculative`?"),
-        ("{ approximate: 120 }", "`models[1].assumed.approximate`"),
-        ("{ max_blocks: 0 }", "`models[1].assumed.max_blocks`"),
+        ("{ specluative_ttl: 1s }", "did you mean `speculative_ttl`?"),
+        ("{ approximate_ttl: 120 }", "`models[1].speculative_index.approximate_ttl`"),
+        ("{ blocks_max: 0 }", "`models[1].speculative_index.blocks_max`"),
     ] {
         let (line, _, told) = only_problem(&with(assumed));
         assert!(line == 35 && told.contains(part), "{line}: {told}");
@@ -372,7 +376,7 @@ fn the_ledger_file_has_a_folder_to_be_in() {
     refused(path, "path: ''", (38, 9), "is not a file");
     let parsed = parse(VALID).unwrap().config.ledger;
     assert!(parsed.path.unwrap().ends_with("tests/fixtures/config/ledger.jsonl"));
-    assert_eq!((parsed.rotate.max_bytes, parsed.rotate.keep), (1 << 20, 4));
+    assert_eq!((parsed.rotate.max_bytes, parsed.rotate.files_max), (1 << 20, 4));
 }
 
 #[test]

@@ -8,34 +8,36 @@ use splitrail_settings::Secret;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::{Node, Value};
 
-/// The servers of the broker, and the login.
+/// The broker, and the credentials for it.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BrokerConfig {
-    /// Servers of one NATS cluster, `nats://HOST:PORT` or `tls://HOST:PORT`; further servers of the
-    /// cluster are learned from these. JetStream must be enabled.
+    /// Servers of one NATS cluster, `nats://HOST:PORT` or `tls://HOST:PORT`. Further servers are
+    /// learned from them. JetStream must be enabled.
     #[schemars(length(min = 1, max = 32))]
     pub servers: Vec<String>,
-    /// The login of the program; none if it is missing. Read again for each connection.
+    /// The credentials with which the program authenticates to the broker. They are read again for
+    /// each connection. Without them, the program does not authenticate.
     #[serde(default)]
     pub login: Option<Login>,
-    /// Certificate authorities (PEM) for `tls://` servers; the system's if it is missing.
+    /// The certificates (PEM) of the authorities that may sign the certificate of a `tls://`
+    /// server. Defaults to those of the system.
     #[serde(default)]
     pub tls_ca: Option<PathBuf>,
 }
 
-/// The login of a program at the broker.
+/// The credentials with which a program authenticates to the broker.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Login {
-    /// A user of the broker.
+    /// A user of the broker with a password.
     User {
-        /// Its name.
+        /// The name of the user.
         name: String,
-        /// Its password.
+        /// The password of the user.
         password: Secret,
     },
-    /// A token.
+    /// A token of the broker.
     Token {
         /// The token.
         token: Secret,

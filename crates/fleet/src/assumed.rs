@@ -14,7 +14,7 @@ use splitrail_kv::{BlockHash, Recent, RecentConfig, RecentOverlaps};
 
 use super::ranks::rank_key;
 use super::worker::Worker;
-use splitrail_config::model::AssumedConfig;
+use splitrail_config::model::SpeculativeIndexConfig;
 use splitrail_policy::WorkerIndex;
 
 /// The guesses about a model's workers.
@@ -44,14 +44,17 @@ pub struct AssumedBlocks {
 
 impl Assumed {
     /// Nothing yet. A lifetime of 0 switches its kind of guesses off.
-    pub fn new(config: AssumedConfig) -> Self {
+    pub fn new(config: SpeculativeIndexConfig) -> Self {
         let guesses = |lifetime: Duration| {
             let lifetime_ms = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
-            let max_blocks_per_worker = config.max_blocks;
+            let max_blocks_per_worker = config.blocks_max;
             (lifetime_ms > 0)
                 .then(|| Guesses::new(RecentConfig { lifetime_ms, max_blocks_per_worker }))
         };
-        Self { speculative: guesses(config.speculative), approximate: guesses(config.approximate) }
+        Self {
+            speculative: guesses(config.speculative_ttl),
+            approximate: guesses(config.approximate_ttl),
+        }
     }
 
     /// A prompt is being sent to a worker, and there to a rank, that will hold it then. Of one

@@ -106,12 +106,12 @@ impl Breaker {
             // What was sent before it opened says nothing new.
             Some(open) if !open.trying => false,
             Some(open) => {
-                let period = (open.period * 2).min(config.open * LONGEST);
+                let period = (open.period * 2).min(config.cooldown * LONGEST);
                 *open = Open { until: now + period, period, trying: false };
                 false
             }
             None if config.failures > 0 && failures >= config.failures => {
-                let period = config.open;
+                let period = config.cooldown;
                 state.open = Some(Open { until: now + period, period, trying: false });
                 true
             }
@@ -133,7 +133,7 @@ mod tests {
     const S: Duration = Duration::from_secs(1);
 
     fn breaker() -> Breaker {
-        Breaker::new(BreakerConfig { failures: 3, open: 5 * S })
+        Breaker::new(BreakerConfig { failures: 3, cooldown: 5 * S })
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
                 now += S;
             }
             prop_assert!(breaker.allows(now + 5 * LONGEST * S));
-            let never = Breaker::new(BreakerConfig { failures: 0, open: S });
+            let never = Breaker::new(BreakerConfig { failures: 0, cooldown: S });
             (0..100).for_each(|_| assert!(!never.fail(now)));
             prop_assert!(never.allows(now));
         }

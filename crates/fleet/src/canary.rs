@@ -35,7 +35,7 @@ const GLANCE: Duration = Duration::from_millis(10);
 /// How long a worker's KV events may take to come in before it is asked without them.
 const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
 /// Before a worker of which nothing could be told is asked again; doubles up to
-/// `canary.again_after`.
+/// `canary.interval`.
 const AGAIN_MIN: Duration = Duration::from_secs(1);
 
 /// Asks one worker again and again until the task is ended.
@@ -59,12 +59,12 @@ pub(super) async fn run(
         canary.judge(round, verdict);
         let again = match verdict {
             Verdict::Unclear(_) => {
-                pause = (pause * 2).min(config.again_after);
+                pause = (pause * 2).min(config.interval);
                 pause
             }
             Verdict::Agree | Verdict::Differ(_) => {
                 pause = AGAIN_MIN;
-                config.again_after
+                config.interval
             }
         };
         tokio::select! {

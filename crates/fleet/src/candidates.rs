@@ -13,7 +13,7 @@ use super::ranks::rank_key;
 use super::roster::Roster;
 use super::shim_report::Others;
 use super::worker::Worker;
-use splitrail_config::model::BusyConfig;
+use splitrail_config::model::SaturationConfig;
 use splitrail_policy::{Candidate, Leg};
 
 /// Makes the candidates for one prompt at one time.
@@ -22,7 +22,7 @@ pub(super) struct CandidateBuilder<'a> {
     found: &'a Found,
     /// The load that is assumed of workers whose last report is too old.
     busiest: Others,
-    busy: BusyConfig,
+    busy: SaturationConfig,
     /// Whether the policy uses costs.
     uses_costs: bool,
     now: Instant,
@@ -61,7 +61,7 @@ impl<'a> CandidateBuilder<'a> {
         roster: &Roster,
         overlaps: &'a Overlaps,
         found: &'a Found,
-        busy: BusyConfig,
+        busy: SaturationConfig,
         uses_costs: bool,
         now: Instant,
     ) -> Self {

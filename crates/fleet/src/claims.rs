@@ -88,7 +88,8 @@ impl Claims {
             worker.kv_events = worker.kv_events.or_else(|| other.kv_events.clone());
             worker.kv_replay = worker.kv_replay.or_else(|| other.kv_replay.clone());
             worker.bootstrap = worker.bootstrap.or_else(|| other.bootstrap.clone());
-            worker.honours_threshold = worker.honours_threshold.or(other.honours_threshold);
+            worker.supports_cache_hit_threshold =
+                worker.supports_cache_hit_threshold.or(other.supports_cache_hit_threshold);
             worker.data_parallel_ranks = worker.data_parallel_ranks.or(other.data_parallel_ranks);
             worker.takes_rank_header = worker.takes_rank_header.or(other.takes_rank_header);
         }

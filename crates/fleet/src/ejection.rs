@@ -42,11 +42,11 @@ impl Cause {
 /// The workers to eject now, the worst first, out of all of one role that are there.
 pub fn outliers(records: &[Record], config: &EjectionConfig) -> Vec<(WorkerIndex, Cause)> {
     let out = records.iter().filter(|record| record.ejected).count();
-    let cap = records.len() * config.cap_percent as usize / 100;
+    let cap = records.len() * config.ejected_percent_max as usize / 100;
     let room = cap.min(records.len().saturating_sub(1)).saturating_sub(out);
     let judged: Vec<&Record> = records
         .iter()
-        .filter(|record| !record.ejected && record.legs >= config.min_requests)
+        .filter(|record| !record.ejected && record.legs >= config.requests_min)
         .collect();
     let mut worst: Vec<(f64, WorkerIndex, Cause)> = Vec::new();
     for record in &judged {
@@ -72,7 +72,7 @@ pub fn outliers(records: &[Record], config: &EjectionConfig) -> Vec<(WorkerIndex
 
 /// How long the `times`th ejection in a row lasts.
 pub fn lasts(config: &EjectionConfig, times: u32) -> Duration {
-    config.time * times.clamp(1, 10)
+    config.base_time * times.clamp(1, 10)
 }
 
 fn share(record: &Record) -> f64 {
@@ -92,7 +92,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn config() -> EjectionConfig {
-        EjectionConfig { slow_factor: 5, min_requests: 10, ..EjectionConfig::default() }
+        EjectionConfig { slow_factor: 5, requests_min: 10, ..EjectionConfig::default() }
     }
 
     fn record(worker: u32, failed: u32, first_token_ms: f64) -> Record {
@@ -158,12 +158,12 @@ mod tests {
     proptest! {
         #[test]
         fn somebody_is_always_left_and_the_order_does_not_matter(
-            records in records(), cap_percent in 0u32..=100, turn in 0usize..30
+            records in records(), ejected_percent_max in 0u32..=100, turn in 0usize..30
         ) {
-            let config = EjectionConfig { cap_percent, ..config() };
+            let config = EjectionConfig { ejected_percent_max, ..config() };
             let out = outliers(&records, &config);
             let before = records.iter().filter(|record| record.ejected).count();
-            let cap = records.len() * cap_percent as usize / 100;
+            let cap = records.len() * ejected_percent_max as usize / 100;
             prop_assert!(out.is_empty() || before + out.len() <= cap);
             prop_assert!(out.is_empty() || before + out.len() < records.len());
             let mut turned = records.clone();

@@ -79,7 +79,7 @@ fn ask(
     tasks.spawn(supervise("load", Arc::clone(worker), move || {
         poll::run(Arc::clone(&model), Arc::clone(&polled))
     }));
-    if served.asks_for_thresholds() && worker.config.honours_threshold.is_none() {
+    if served.asks_for_thresholds() && worker.config.supports_cache_hit_threshold.is_none() {
         let (model, asked) = (Arc::clone(served), Arc::clone(worker));
         tasks.spawn(supervise("threshold", Arc::clone(worker), move || {
             probe::run(Arc::clone(&model), Arc::clone(&asked))

@@ -11,7 +11,7 @@ use splitrail_config::model::BreakerConfig;
 
 /// One reply without a place for it is enough, unless the one before it had one. Then a request tries whether that is still so,
 /// and after each that finds it so, the next one waits twice as long.
-const PAUSES: BreakerConfig = BreakerConfig { failures: 1, open: Duration::from_secs(30) };
+const PAUSES: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
 
 /// Where one worker hands nothing over, by dialect. It has no clock: every instant is its
 /// caller's.

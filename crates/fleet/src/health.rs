@@ -69,7 +69,7 @@ impl Watch {
                 roster.iter().filter(|worker| worker.config.role == role).collect();
             let records: Vec<Record> = workers.iter().map(|worker| record(worker)).collect();
             for record in &records {
-                let well = record.failed == 0 && record.legs >= config.min_requests;
+                let well = record.failed == 0 && record.legs >= config.requests_min;
                 if well && !record.ejected {
                     self.ejected.remove(&record.worker);
                 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use splitrail_kv::BlockHash;
 
 use crate::Roster;
-use splitrail_config::model::LossConfig;
+use splitrail_config::model::CacheLossTrackingConfig;
 use splitrail_ledger::decisions::Decision;
 use splitrail_policy::loss::{Loss, LossWindow, Reach, Stream};
 
@@ -23,7 +23,7 @@ pub struct Losses {
 
 #[derive(Debug)]
 struct State {
-    config: LossConfig,
+    config: CacheLossTrackingConfig,
     stream: Stream,
     window: LossWindow,
 }
@@ -43,7 +43,7 @@ impl Default for Losses {
 
 impl Losses {
     /// From now on this is watched. If it is news, what was seen is forgotten.
-    pub fn configure(&self, config: Option<LossConfig>) {
+    pub fn configure(&self, config: Option<CacheLossTrackingConfig>) {
         let mut state = self.lock();
         self.is_watched.store(config.is_some(), Relaxed);
         if state.as_ref().map(|state| state.config) != config {

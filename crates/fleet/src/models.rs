@@ -161,7 +161,7 @@ impl Kept {
             && bounds.engine_reply_max_bytes == limits.engine_reply_max_bytes
             && bounds.request_memory_max_bytes == limits.request_memory_max_bytes;
         let pool = was.block_size == model.block_size
-            && was.assumed == model.assumed
+            && was.speculative_index == model.speculative_index
             && bounds.index_blocks_per_worker_max == limits.index_blocks_per_worker_max;
         let budget = was.retries.budget_percent == model.retries.budget_percent;
         let config = serde_json::to_value(was).ok() == serde_json::to_value(model).ok();
@@ -192,7 +192,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
         seed: HashSeed(config.hash_seed),
         max_blocks_per_worker: config.limits.index_blocks_per_worker_max,
     };
-    let pool = Pool::new(index, config.draw_seed).assuming(model.assumed);
+    let pool = Pool::new(index, config.rng_seed).assuming(model.speculative_index);
     pool.configure(model);
     pool
 }

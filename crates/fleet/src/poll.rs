@@ -25,7 +25,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut block_size_said = false;
     let (mut passed, mut failed, mut started_at_s) = (0u32, 0u32, None);
-    let pass_after = config.pass_after;
+    let healthy_threshold = config.healthy_threshold;
     loop {
         ticks.tick().await;
         let asked = Instant::now();
@@ -56,7 +56,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                     learn_context(&served, &worker, config.probe_timeout).await;
                 }
                 (passed, failed) = (passed.saturating_add(1), 0);
-                let back = worker.is_up() || passed >= pass_after;
+                let back = worker.is_up() || passed >= healthy_threshold;
                 if back && worker.set_probed(true, "it answers") {
                     // Whatever comes back may have begun anew.
                     served.pool.assumed.forget(worker.index);
@@ -68,7 +68,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                 // Whoever found it down first: nothing is known of its cache.
                 served.pool.assumed.forget(worker.index);
                 (passed, failed) = (0, failed.saturating_add(1));
-                if failed >= config.fail_after {
+                if failed >= config.unhealthy_threshold {
                     worker.set_probed(false, &error);
                 }
             }

@@ -18,7 +18,7 @@ use super::roster::Roster;
 use super::waiting::Waiting;
 use super::worker::Worker;
 use crate::losses::Losses;
-use splitrail_config::model::{AssumedConfig, BusyConfig, Model};
+use splitrail_config::model::{Model, SaturationConfig, SpeculativeIndexConfig};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, Leg, WorkerIndex};
 
@@ -60,7 +60,7 @@ pub struct Pool {
     /// What was learned of when a remote prefill pays.
     pub calibration: Calibration,
     /// From when on its workers have enough.
-    pub busy: ArcSwap<BusyConfig>,
+    pub busy: ArcSwap<SaturationConfig>,
     /// Whether picks look at what work costs: to know it takes a lock of each worker.
     uses_costs: AtomicBool,
     /// Where its cache hits were lost.
@@ -71,9 +71,9 @@ pub struct Pool {
 
 impl Pool {
     /// A pool of nobody over an empty index; its block size is 0 if an engine is to say it.
-    /// `draw_seed` makes its draws repeatable.
-    pub fn new(index: IndexConfig, draw_seed: Option<u64>) -> Self {
-        let seed = draw_seed.unwrap_or_else(rand::random);
+    /// `rng_seed` makes its draws repeatable.
+    pub fn new(index: IndexConfig, rng_seed: Option<u64>) -> Self {
+        let seed = rng_seed.unwrap_or_else(rand::random);
         let index = Index::new(index);
         Self {
             roster: ArcSwap::from_pointee(Roster::new(Vec::new())),
@@ -82,7 +82,7 @@ impl Pool {
             block_size: watch::Sender::new(index.config().block_size),
             reader: index.reader(),
             index: Mutex::new(index),
-            assumed: Assumed::new(AssumedConfig::OFF),
+            assumed: Assumed::new(SpeculativeIndexConfig::OFF),
             waiting: Waiting::default(),
             calibration: Calibration::default(),
             busy: ArcSwap::default(),
@@ -94,7 +94,7 @@ impl Pool {
     }
 
     /// The same pool, which assumes more than events confirm, as configured.
-    pub fn assuming(self, config: AssumedConfig) -> Self {
+    pub fn assuming(self, config: SpeculativeIndexConfig) -> Self {
         Self { assumed: Assumed::new(config), ..self }
     }
 
@@ -154,8 +154,8 @@ impl Pool {
     pub fn configure(&self, model: &Model) {
         self.waiting.configure(model.queue.unwrap_or_default());
         self.calibration.configure(model.auto);
-        self.losses.configure(model.loss);
-        self.busy.store(Arc::new(model.busy));
+        self.losses.configure(model.cache_loss_tracking);
+        self.busy.store(Arc::new(model.saturation));
         self.uses_costs.store(model.uses_costs(), Relaxed);
     }
 
@@ -345,14 +345,14 @@ mod tests {
         assert_eq!(overlap(), 0);
     }
 
-    const ASSUMED: AssumedConfig = AssumedConfig {
-        speculative: Duration::from_secs(2),
-        approximate: Duration::from_secs(120),
-        max_blocks: 8,
+    const ASSUMED: SpeculativeIndexConfig = SpeculativeIndexConfig {
+        speculative_ttl: Duration::from_secs(2),
+        approximate_ttl: Duration::from_secs(120),
+        blocks_max: 8,
     };
 
     /// A pool of one worker with events, its worker, and a prompt of three blocks.
-    fn assuming(config: AssumedConfig) -> (Pool, Arc<Worker>, Vec<BlockHash>) {
+    fn assuming(config: SpeculativeIndexConfig) -> (Pool, Arc<Worker>, Vec<BlockHash>) {
         let worker: splitrail_config::model::Worker = serde_json::from_str(
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn nothing_is_assumed_where_that_is_off_or_the_worker_began_anew() {
-        let (pool, worker, hashes) = assuming(AssumedConfig::OFF);
+        let (pool, worker, hashes) = assuming(SpeculativeIndexConfig::OFF);
         let start = Instant::now();
         pool.assumed.sent(start, &worker, None, &hashes);
         pool.assumed.computed(start, &worker, None, &hashes);
@@ -436,8 +436,8 @@ mod tests {
 
     #[test]
     fn a_seed_makes_the_draws_repeatable() {
-        let pool = |draw_seed| {
-            let pool = Pool::new(index(2), draw_seed);
+        let pool = |rng_seed| {
+            let pool = Pool::new(index(2), rng_seed);
             (0..4).map(|_| pool.draw()).collect::<Vec<_>>()
         };
         assert_eq!(pool(Some(7)), pool(Some(7)));

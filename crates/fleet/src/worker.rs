@@ -141,7 +141,7 @@ impl Worker {
         let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
         let ranks = Ranks::new(config.data_parallel_ranks, config.takes_rank_header);
         let honours_threshold =
-            AtomicU8::new(config.honours_threshold.map_or(0, |yes| 1 + u8::from(yes)));
+            AtomicU8::new(config.supports_cache_hit_threshold.map_or(0, |yes| 1 + u8::from(yes)));
         Self {
             index,
             config,
@@ -435,7 +435,7 @@ impl Worker {
     /// Records whether it honours `cache_hit_threshold`; `None` forgets it, for a process
     /// that may be another one. What is configured stands.
     pub fn set_honours_threshold(&self, honours: Option<bool>) {
-        let known = self.config.honours_threshold.or(honours);
+        let known = self.config.supports_cache_hit_threshold.or(honours);
         self.honours_threshold.store(known.map_or(0, |yes| 1 + u8::from(yes)), Relaxed);
     }
 

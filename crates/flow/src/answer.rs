@@ -340,7 +340,7 @@ async fn whole_reply(
             std::future::pending::<()>().await;
         }
     };
-    let call = within(client, config.timeouts.answer, worker, "timeouts.answer", call);
+    let call = within(client, config.timeouts.reply, worker, "timeouts.reply", call);
     let reply = tokio::select! {
         reply = call => reply?,
         () = queued => return Err(lease_expired(worker)),

@@ -164,7 +164,7 @@ async fn ask(
         let response = client.post(worker, Shape::whole(endpoint), body, &envelope).await?;
         client.whole_answer(worker, response, &context.unread).await
     };
-    let reply = within(client, config.timeouts.answer, worker, "timeouts.answer", call).await;
+    let reply = within(client, config.timeouts.reply, worker, "timeouts.reply", call).await;
     let reply = reply.map_err(|error| offered(error, worker, endpoint))?;
     if endpoint.computes() {
         context.mark("first_token", started);

@@ -87,13 +87,13 @@ impl LedgerFile {
 
     fn move_aside(&self) -> io::Result<()> {
         // The first free place, or the last one, whose file is given up.
-        let keep = self.rotate.keep;
+        let keep = self.rotate.files_max;
         let free = (1..=keep).find(|number| !self.aside(*number).exists());
         let last = free.unwrap_or(keep);
         if free.is_none() {
             let gone = self.aside(last);
             let section = self.section;
-            tracing::warn!(file = %gone.display(), "the oldest file makes room ({section}.rotate.keep)");
+            tracing::warn!(file = %gone.display(), "the oldest file makes room ({section}.rotate.files_max)");
         }
         for number in (1..last).rev() {
             std::fs::rename(self.aside(number), self.aside(number + 1))?;
@@ -147,7 +147,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.jsonl");
         let mut file =
-            LedgerFile::open(&path, "ledger", Rotate { max_bytes: 10, keep: 2 }).unwrap();
+            LedgerFile::open(&path, "ledger", Rotate { max_bytes: 10, files_max: 2 }).unwrap();
         for line in ["one 1\n", "two 2\n", "three 3\n", "four 4\n"] {
             file.append(line.as_bytes()).unwrap();
         }
@@ -166,7 +166,8 @@ mod tests {
         let path = folder.path().join("l");
         std::fs::write(folder.path().join("l.1"), "new\n").unwrap();
         std::fs::write(folder.path().join("l.3"), "old\n").unwrap();
-        let mut file = LedgerFile::open(&path, "ledger", Rotate { max_bytes: 2, keep: 3 }).unwrap();
+        let mut file =
+            LedgerFile::open(&path, "ledger", Rotate { max_bytes: 2, files_max: 3 }).unwrap();
         file.append(b"a\n").unwrap();
         file.append(b"b\n").unwrap();
         let held = ["l", "l.1", "l.2", "l.3"].map(|name| read(&folder.path().join(name)));

@@ -237,7 +237,7 @@ mod tests {
     fn a_failed_write_is_counted_and_the_next_line_says_that_there_is_a_gap() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l");
-        let rotate = Rotate { max_bytes: 1, keep: 1 };
+        let rotate = Rotate { max_bytes: 1, files_max: 1 };
         let (book, metrics) = open(&path, rotate);
         let mut writer = book.take_writer().unwrap();
         // These lines did not come through the queue.

@@ -83,11 +83,6 @@ impl<'c> Checker<'c> {
             self.report.error(at, message, "delete it");
             return;
         }
-        if let Some(name) = self.dialect.new_name(&join(path, key)) {
-            let message = format!("`{}` is called `{}` now", join(path, key), join(path, name));
-            self.report.error(at, message, format!("write `{name}` instead"));
-            return;
-        }
         let known: Vec<&str> = properties.keys().map(String::as_str).collect();
         if self.dialect.is_secret(path) {
             // The secret itself may have been written as a key.

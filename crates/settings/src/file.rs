@@ -7,10 +7,10 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
-use crate::check;
 use crate::problem::{Place, Problem, Problems, Report};
 use crate::tree::{self, Node};
 use crate::words::{Dialect, join, place_name, shown};
+use crate::{check, renames};
 
 /// Maximum size of a configuration file in bytes; a fleet of 10,000 workers needs about 2 MB.
 const FILE_MAX_BYTES: usize = 4 << 20;
@@ -56,7 +56,7 @@ pub struct Checked<T> {
     pub value: T,
     /// Settings that are allowed but perhaps not intended; sorted by place.
     pub warnings: Vec<Problem>,
-    /// The tree of the file, in which every value has its place.
+    /// The tree of the file, in which every value has its place, and every key its present name.
     pub root: Node,
 }
 
@@ -77,12 +77,14 @@ pub fn parse<T: DeserializeOwned>(
         too_large(&mut report, dialect);
         return Err(report.into_problems());
     }
-    let Some(root) = tree::read(text, dialect, &mut report) else {
+    let Some(mut root) = tree::read(text, dialect, &mut report) else {
         return Err(report.into_problems());
     };
+    let old_names = renames::apply(&mut root, dialect, &mut report);
     check::check(&root, schema, dialect, &mut report);
     rules(&root, &mut report);
     variables(&root, "", dialect, &mut report);
+    old_names.warn(&mut report);
     if report.has_errors() {
         return Err(report.into_problems());
     }

@@ -13,6 +13,7 @@ pub mod logging;
 pub mod problem;
 pub mod process;
 pub mod reference;
+mod renames;
 pub mod scalar;
 mod schema;
 pub mod secret;

@@ -16,14 +16,14 @@ const SECRET_MAX_BYTES: u64 = 64 << 10;
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Secret {
-    /// The trimmed content of a file.
+    /// The content of a file, without surrounding white space.
     File {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// An environment variable.
+    /// The value of an environment variable.
     Env {
-        /// Its name.
+        /// The name of the variable.
         name: String,
     },
 }

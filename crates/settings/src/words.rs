@@ -12,7 +12,9 @@ pub struct Dialect {
     pub later_keys: &'static [&'static str],
     /// Planned values: the key to which they belong, and the value.
     pub later_values: &'static [(&'static str, &'static str)],
-    /// Keys that had another name in an earlier version: the old path, and the new name.
+    /// Keys that had another name in an earlier version: the old and the new path, both as in the
+    /// reference (`models[].name`). A key stays in its section: the paths differ in its own name,
+    /// and in the names of sections that were renamed too, which have rows of their own.
     pub renamed_keys: &'static [(&'static str, &'static str)],
     /// Keys below which a secret may have been written by mistake: no message repeats the text
     /// there.
@@ -27,12 +29,6 @@ impl Dialect {
     /// Whether `key` is planned for a later version.
     pub(crate) fn is_later_key(&self, key: &str) -> bool {
         self.later_keys.contains(&key)
-    }
-
-    /// The name of the key whose path was `path` in an earlier version.
-    pub(crate) fn new_name(&self, path: &str) -> Option<&'static str> {
-        let renamed = self.renamed_keys.iter().find(|(old, _)| *old == path);
-        renamed.map(|(_, new)| *new)
     }
 
     /// Whether `value` of the last key of `path` is planned for a later version.

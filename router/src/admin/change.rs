@@ -17,6 +17,7 @@ use crate::ingress::reply::json_reply;
 use crate::reload::Refused;
 use splitrail_config::Addition;
 use splitrail_fleet::{Fleet, Source};
+use splitrail_settings::logging::warn_of;
 
 /// Adds or redefines a worker, until it is removed or the router ends.
 pub(super) async fn add(
@@ -36,11 +37,13 @@ pub(super) async fn add(
         let config = &the_model(&serving, model).ok()?.config;
         Some((config.flow, config.connector))
     };
-    let Addition { model, worker } = Addition::parse(text, joins).map_err(|problems| {
-        let message = format!("the worker has {} problem(s)", problems.count());
-        Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", message)
-            .with_problems(problems.as_slice())
-    })?;
+    let Addition { model, worker, warnings } =
+        Addition::parse(text, joins).map_err(|problems| {
+            let message = format!("the worker has {} problem(s)", problems.count());
+            Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+                .with_problems(problems.as_slice())
+        })?;
+    warn_of(&warnings);
     let served = the_model(&serving, model.as_deref())?;
     let before = served.pool.roster();
     // The blocks of two workers with the same event stream would be counted for both.

@@ -25,8 +25,8 @@ impl From<&Limits> for RequiredPace {
     fn from(limits: &Limits) -> Self {
         Self {
             stall: limits.write_stall,
-            grace: limits.answer_grace,
-            min_bytes_per_s: limits.answer_min_bytes_per_s,
+            grace: limits.reply_grace,
+            min_bytes_per_s: limits.reply_min_bytes_per_s,
         }
     }
 }

@@ -66,7 +66,7 @@ const FIXED: [&[&str]; 9] = [
     &["hash_seed"],
     &["fleet"],
     &["events"],
-    &["draw_seed"],
+    &["rng_seed"],
     &["ledger"],
     &["record"],
     &["limits", "body_max_bytes"],

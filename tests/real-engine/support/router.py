@@ -27,7 +27,7 @@ models:
     policy: {{ kind: {policy} }}
     local_prefill_max_tokens: 32
     # Once, before it is ready: later it would be among what tests count.
-    canary: {{ again_after: 24h }}
+    canary: {{ interval: 24h }}
 {more}    workers:
 {workers}
   # The same decode engine, used alone: what a P/D answer is compared with.

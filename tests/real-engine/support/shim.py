@@ -24,7 +24,7 @@ models:
     # Every prompt is asked about, whatever the index knows.
     gate: {{ kind: shim, index_first: false }}
     policy: {{ kind: kv_overlap }}
-    canary: {{ again_after: 24h }}
+    canary: {{ interval: 24h }}
     discovery: [ {{ kind: shim }} ]
   - name: tiny-aggregated
     block_size: {block_size}

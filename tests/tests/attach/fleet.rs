@@ -84,7 +84,7 @@ async fn two_routers_see_the_same_blocks_and_each_others_load() {
 
 #[tokio::test]
 async fn a_worker_of_old_reports_is_taken_to_be_as_busy_as_the_busiest() {
-    let router = router("fleet: { load_interval: 50ms, load_stale: 100ms }").await;
+    let router = router("fleet: { load_interval: 50ms, load_stale_after: 100ms }").await;
     let idle = attach(&router, hello("s0", URL)).await;
     let busy = attach(&router, hello("s1", "http://127.0.0.1:8")).await;
     assert_eq!(idle.welcome.load_interval_ms, 50);

@@ -74,7 +74,7 @@ async fn a_full_disk_and_folders_in_the_way_do_not_end_service() {
         std::fs::create_dir(&folder).unwrap();
         std::fs::write(folder.join("x"), "").unwrap();
     }
-    let rotated = "ledger: { path: ledger.jsonl, rotate: { max_bytes: 4096, keep: 3 } }";
+    let rotated = "ledger: { path: ledger.jsonl, rotate: { max_bytes: 4096, files_max: 3 } }";
     let blocked = Site::start(rotated, "", files).await;
     eventually("the file is full", async || {
         blocked.prompts(4).await;

@@ -10,7 +10,7 @@ const DRIFT: [(&str, &str); 2] = [("worker", "w0"), ("reason", "drift")];
 
 /// Acts after few replies, and again as soon as there are as many.
 fn drifting(drift: &str) -> Spec {
-    let drift = format!("drift: {{ samples_min: 4, bound_blocks: 2{drift} }}");
+    let drift = format!("drift: {{ samples_min: 4, over_blocks_max: 2{drift} }}");
     Spec { model: drift, ..Spec::aggregated(1) }
 }
 
@@ -70,7 +70,7 @@ async fn a_worker_that_lost_blocks_in_silence_is_discounted_read_anew_and_believ
 
 #[tokio::test]
 async fn a_worker_is_discounted_for_as_long_as_it_may_not_be_read_anew() {
-    let cluster = Cluster::start(drifting(", resync_min: 10m")).await;
+    let cluster = Cluster::start(drifting(", resync_interval_min: 10m")).await;
     let prompts = prompts(16);
     for prompt in &prompts {
         ask(&cluster, prompt).await;
@@ -108,7 +108,7 @@ async fn a_worker_is_discounted_for_as_long_as_it_may_not_be_read_anew() {
 
 #[tokio::test]
 async fn a_worker_that_reading_anew_does_not_help_takes_no_part_any_more() {
-    let cluster = Cluster::start(drifting(", resync_min: 0s, resyncs_max: 2")).await;
+    let cluster = Cluster::start(drifting(", resync_interval_min: 0s, resyncs_max: 2")).await;
     let prompts = prompts(40);
     for prompt in &prompts {
         ask(&cluster, prompt).await;

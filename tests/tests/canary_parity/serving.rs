@@ -141,7 +141,7 @@ async fn a_worker_that_disagrees_is_asked_again_after_a_while() {
     let mut spec = one(|_, config| {
         config.faults.push(Fault { kind: FaultKind::DropSalts, times: Some(1) });
     });
-    spec.model = "canary: { again_after: 200ms }".into();
+    spec.model = "canary: { interval: 200ms }".into();
     let cluster = Cluster::start(spec).await;
     eventually("it agrees in the end", async || worker(&cluster, "w0").await["parity"] == "ok")
         .await;

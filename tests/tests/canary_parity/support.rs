@@ -8,7 +8,7 @@ use splitrail_tests::{Cluster, Reply, Spec};
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
 /// What is not there is waited for this long.
-pub(crate) const ASKED: &str = "canary: { timeout: 5s, again_after: 10m }";
+pub(crate) const ASKED: &str = "canary: { timeout: 5s, interval: 10m }";
 
 /// One worker, with the engine as it is set.
 pub(crate) fn one(engine: fn(&str, &mut SimConfig)) -> Spec {

@@ -47,10 +47,11 @@ struct Auditor {
 impl Auditor {
     async fn start(spec: Spec, fallback: &'static str, timeout: &str) -> Self {
         let timeouts =
-            format!("{{ prefill: {timeout}, first_token: {timeout}, answer: {timeout} }}");
+            format!("{{ prefill: {timeout}, first_token: {timeout}, reply: {timeout} }}");
         let keys = spec.model;
         let model = format!("cached_tokens_fallback: {fallback}\ntimeouts: {timeouts}\n{keys}");
-        let top = "ledger: { path: ledger.jsonl, rotate: { max_bytes: 65536, keep: 500 } }".into();
+        let top =
+            "ledger: { path: ledger.jsonl, rotate: { max_bytes: 65536, files_max: 500 } }".into();
         let policy = "{ kind: kv_overlap, temperature: 4 }";
         let cluster = Cluster::start(Spec { model, top, policy, ..spec }).await;
         let ledger = cluster.files.path().join("ledger.jsonl");
@@ -450,7 +451,7 @@ fn all_flows() -> Spec {
         flow: "decode_first",
         model,
         engine: small_caches,
-        worker: |_| ", honours_threshold: true",
+        worker: |_| ", supports_cache_hit_threshold: true",
         ..Spec::default()
     }
 }
@@ -467,7 +468,10 @@ async fn all_witnesses_agree_on_all_flows_where_engines_gate() {
 
 #[tokio::test]
 async fn all_witnesses_agree_on_all_flows_where_the_router_gates() {
-    let spec =
-        || Spec { engine: ignoring, worker: |_| ", honours_threshold: false", ..all_flows() };
+    let spec = || Spec {
+        engine: ignoring,
+        worker: |_| ", supports_cache_hit_threshold: false",
+        ..all_flows()
+    };
     audit_flows(spec, "zero", &FLOWS).await;
 }

@@ -45,7 +45,7 @@ impl World {
         }
         let yaml = format!(
             "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
-ledger: {{ log_every: 20ms }}
+ledger: {{ log_interval: 20ms }}
 models:
 - name: sim
   tokenizer: {{ kind: huggingface, path: . }}

@@ -43,7 +43,7 @@ models:
     flow: {flow}
     connector: nixl
     policy: {{ kind: {policy} }}
-    assumed: {{ max_blocks: {assumed} }}
+    speculative_index: {{ blocks_max: {assumed} }}
     timeouts: {{ connect: {}ms }}
     workers:
 {workers}",

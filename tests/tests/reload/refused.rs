@@ -44,7 +44,7 @@ async fn what_needs_a_restart_is_refused_with_its_place() {
     let wanted = [
         (line(&yaml, "listen:"), said("listen.grpc")),
         (line(&yaml, "hash_seed"), said("hash_seed")),
-        (line(&yaml, "draw_seed"), said("draw_seed")),
+        (line(&yaml, "rng_seed"), said("rng_seed")),
         (line(&yaml, "limits:"), said("limits.in_flight_max")),
     ];
     let wanted: Vec<_> = wanted.iter().map(|(line, message)| (*line, message.as_str())).collect();

@@ -99,7 +99,7 @@ async fn a_drain_and_an_operators_worker_outlive_a_reload() {
         assert_eq!(cluster.admin.post_with(&path, &[], "").await.status, 200);
     }
     // One keeps its pool, the other makes a new one.
-    for model in ["    lease: 9s\n", "    assumed: { max_blocks: 999 }\n"] {
+    for model in ["    lease: 9s\n", "    speculative_index: { blocks_max: 999 }\n"] {
         let yaml = but(&cluster.yaml, "    workers:\n", &format!("{model}    workers:\n"));
         taken(&cluster, &yaml).await;
         for turn in 0..3 {

@@ -51,7 +51,8 @@ pub struct Config {
     /// with another seed is refused in both cases.
     #[serde(default)]
     pub hash_seed: Option<u64>,
-    /// Interval between two reads of the engine's health and metrics.
+    /// Interval between two reads of the engine's health and metrics, from `20ms` to `10s`. A shorter
+    /// interval shows load earlier and costs the engine more processor time.
     #[serde(
         default = "load_interval",
         deserialize_with = "scalar::duration",
@@ -59,7 +60,7 @@ pub struct Config {
     )]
     #[schemars(with = "scalar::DurationText")]
     pub load_interval: Duration,
-    /// How the shim stops.
+    /// How the shim stops after a stop signal.
     #[serde(default)]
     pub drain: Drain,
     /// The address at which rank 0 of the engine publishes KV events, `tcp://HOST:PORT`; rank r uses
@@ -92,7 +93,7 @@ pub struct Config {
     )]
     #[schemars(with = "Option<scalar::DurationText>")]
     pub lease: Option<Duration>,
-    /// Limits.
+    /// Limits of what the shim accepts and holds.
     #[serde(default)]
     pub limits: Limits,
 }
@@ -173,7 +174,8 @@ pub struct Tls {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Drain {
-    /// Maximum time to wait for requests in flight and for hand-offs that have not been fetched.
+    /// Maximum time to wait for requests in flight and for hand-offs that have not been fetched. Keep
+    /// it shorter than the time after which the process is killed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub grace: Duration,
@@ -195,13 +197,13 @@ pub struct Limits {
     /// Maximum number of requests to the engine in flight. Further ones get status 503.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests_max: usize,
-    /// Maximum number of mirrored KV blocks per rank.
+    /// Maximum number of mirrored KV blocks per rank. Raise it above the cache size of the engine.
     #[schemars(range(min = 1024, max = 100_000_000))]
     pub mirror_blocks_max: usize,
-    /// Memory for recent changes in bytes. A router that reconnects while its missed changes are
-    /// still kept needs no snapshot.
+    /// Maximum memory in bytes for recent changes. A router that reconnects while the changes that it
+    /// missed are still kept needs no snapshot. Raise it if routers are often disconnected for long.
     #[schemars(range(min = 65_536, max = 1_073_741_824_u64))]
-    pub changes_max_bytes: usize,
+    pub change_log_max_bytes: usize,
 }
 
 impl Default for Limits {
@@ -210,7 +212,7 @@ impl Default for Limits {
             connections_max: 4096,
             requests_max: 4096,
             mirror_blocks_max: 4_000_000,
-            changes_max_bytes: 8 << 20,
+            change_log_max_bytes: 8 << 20,
         }
     }
 }

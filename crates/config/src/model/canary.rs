@@ -7,63 +7,68 @@ use serde::{Deserialize, Serialize};
 
 use crate::scalar;
 
-/// A known prompt that each worker is asked when it joins or comes back: whether its engine
-/// makes the same tokens and KV blocks of it as the router.
+/// A known prompt with which each worker is tested when it joins or returns: whether its engine
+/// makes the same tokens and KV blocks of the prompt as the router.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct CanaryConfig {
-    /// Whether workers are asked. If not, all of them are believed.
+    /// Whether workers are tested. Without tests, every worker takes part in KV routing.
     pub enabled: bool,
-    /// How long an engine may take to answer, and its KV events to come after that.
+    /// Timeout of the engine's reply to the test, and again of the KV events that must follow the
+    /// reply. Raise it for engines whose queues are long.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub timeout: Duration,
-    /// When a worker is asked again, whatever came of it.
+    /// Interval between two tests of a worker. A test without a clear result is repeated earlier.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
-    pub again_after: Duration,
+    pub interval: Duration,
 }
 
 impl Default for CanaryConfig {
     fn default() -> Self {
-        Self {
-            enabled: true,
-            timeout: Duration::from_secs(10),
-            again_after: Duration::from_secs(600),
-        }
+        Self { enabled: true, timeout: Duration::from_secs(10), interval: Duration::from_secs(600) }
     }
 }
 
-/// What happens to a worker whose `cached_tokens` are not what the index promised, on a moving
-/// average of about its last 16 replies. A promise that is not kept (`over`) lowers the
-/// worker's overlap in the same measure, has the index read it anew, and in the end shuts the
-/// worker out of KV routing. Finding more than was promised (`under`) only has it read anew.
+/// What happens to a worker whose `cached_tokens` differ from what the index promised, on a moving
+/// average of about its last 16 replies. Finding less than was promised (`over`) lowers the
+/// worker's overlap by the same share, has its events read again, and in the end excludes the
+/// worker from KV routing. Finding more than was promised (`under`) only has its events read again.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct DriftConfig {
-    /// Whether anything happens.
+    /// Whether the router acts on drift. If not, drift is only measured.
     pub enabled: bool,
-    /// KV blocks that may be missing of what was promised ...
+    /// Maximum number of KV blocks per reply, on average, that the index promises and the worker
+    /// does not find. The router acts if this value and `over_share_max` are both exceeded. Raise
+    /// it if prompts wait so long in the engine that their blocks are evicted.
     #[schemars(range(min = 0.0, max = 1e6))]
-    pub bound_blocks: f64,
-    /// ... and the share of it: only beyond both something happens.
+    pub over_blocks_max: f64,
+    /// Maximum share of the promised KV blocks, from 0 to 1, that the worker does not find. The
+    /// router acts if this value and `over_blocks_max` are both exceeded.
     #[schemars(range(min = 0.0, max = 1.0))]
-    pub bound_share: f64,
-    /// KV blocks that a worker may find and the index did not know of ...
+    pub over_share_max: f64,
+    /// Maximum number of KV blocks per reply, on average, that the worker finds although the index
+    /// does not contain them. The worker's events are read again if this value and
+    /// `under_share_max` are both exceeded.
     #[schemars(range(min = 0.0, max = 1e6))]
-    pub under_bound_blocks: f64,
-    /// ... and their share of what it finds.
+    pub under_blocks_max: f64,
+    /// Maximum share of the KV blocks that the worker finds, from 0 to 1, that the index does not
+    /// contain. The worker's events are read again if this value and `under_blocks_max` are both
+    /// exceeded.
     #[schemars(range(min = 0.0, max = 1.0))]
-    pub under_bound_share: f64,
-    /// Replies before anything is made of them.
+    pub under_share_max: f64,
+    /// Minimum number of compared replies before the router acts.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub samples_min: u64,
-    /// Between two readings of one worker.
+    /// Minimum time between two resynchronisations of one worker.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
-    pub resync_min: Duration,
-    /// Readings in a row that did not help, after which the worker takes no part in KV routing
-    /// until it comes back as a new process.
+    pub resync_interval_min: Duration,
+    /// Maximum number of consecutive resynchronisations without an improvement. Afterwards a worker
+    /// that finds less than the index promises takes no part in KV routing until its engine has
+    /// restarted.
     #[schemars(range(min = 0, max = 1000))]
     pub resyncs_max: u32,
 }
@@ -72,12 +77,12 @@ impl Default for DriftConfig {
     fn default() -> Self {
         Self {
             enabled: true,
-            bound_blocks: 4.0,
-            bound_share: 0.25,
-            under_bound_blocks: 16.0,
-            under_bound_share: 0.5,
+            over_blocks_max: 4.0,
+            over_share_max: 0.25,
+            under_blocks_max: 16.0,
+            under_share_max: 0.5,
             samples_min: 32,
-            resync_min: Duration::from_secs(300),
+            resync_interval_min: Duration::from_secs(300),
             resyncs_max: 3,
         }
     }

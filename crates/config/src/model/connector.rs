@@ -6,19 +6,19 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// How KV gets from a prefill to a decode worker.
+/// How KV is transferred from a prefill worker to a decode worker.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Connector {
-    /// vLLM's NIXL connector: decode pulls from prefill.
+    /// NIXL of vLLM. The decode worker pulls the blocks from the prefill worker.
     Nixl,
-    /// A storage that workers share (vLLM's example connector, LMCache): requests carry
-    /// nothing, decode finds the blocks by itself.
+    /// Storage that all workers share (LMCache, or vLLM's example connector). Requests carry no
+    /// hand-off, because the decode worker finds the blocks in the storage.
     SharedStorage,
-    /// vLLM's Mooncake connector: both legs are sent at once, prefill pushes.
+    /// Mooncake of vLLM. Both legs are sent at once, and the prefill worker pushes the blocks.
     Mooncake,
-    /// SGLang: both legs are sent at once and meet in a room at the prefill worker's
-    /// bootstrap server. Its workers serve nothing alone.
+    /// The transfer of SGLang. Both legs are sent at once and meet at the bootstrap server of the
+    /// prefill worker. A worker serves no request alone.
     Sglang,
     /// There is no hand-off.
     #[default]

@@ -1,13 +1,13 @@
-//! Costs of workers' work, before costs are learned.
+//! The cost model of workers before costs have been learned.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use splitrail_policy::Coefficients;
 
-/// What a model's workers' work is taken to cost at first: the prior of what is learned of each
-/// from its own stage times. The defaults are those of a model of 70 billion parameters on a
-/// node of eight accelerators.
+/// The cost model of a model's workers, until the router has learned each worker's costs from its
+/// stage times. The defaults are those of a model of 70 billion parameters on a node of eight
+/// accelerators.
 ///
 /// ```text
 /// prefill(n new tokens after c)  = base + per_token x n + per_token_pair x n x (c + n / 2)
@@ -17,31 +17,33 @@ use splitrail_policy::Coefficients;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct CostsConfig {
-    /// Milliseconds of a prefill, however small.
+    /// Fixed cost of a prefill in milliseconds, independent of its length.
     #[schemars(range(min = 0.0, max = 1e6))]
     pub prefill_base_ms: f64,
-    /// Microseconds of each token that is computed.
+    /// Cost of each computed prompt token in microseconds.
     #[schemars(range(min = 1e-3, max = 1e9))]
     pub prefill_us_per_token: f64,
-    /// Nanoseconds of each token that is computed, for each token before it.
+    /// Additional cost of each computed prompt token in nanoseconds, for each token before it in
+    /// the prompt (attention).
     #[schemars(range(min = 0.0, max = 1e9))]
     pub prefill_ns_per_token_pair: f64,
-    /// Milliseconds of a hand-off, however small.
+    /// Fixed cost of a hand-off in milliseconds, independent of its size.
     #[schemars(range(min = 0.0, max = 1e6))]
     pub hand_off_base_ms: f64,
-    /// KV of one token, in bytes.
+    /// Size of the KV of one token in bytes.
     #[schemars(range(min = 1.0, max = 1e9))]
     pub kv_bytes_per_token: f64,
-    /// The network between prefill and decode workers, in gigabytes (10^9) per second.
+    /// Bandwidth between prefill and decode workers in gigabytes (10^9 bytes) per second.
     #[schemars(range(min = 1e-3, max = 1e6))]
     pub bandwidth_gb_per_second: f64,
-    /// Milliseconds of a step of generation, however small.
+    /// Fixed cost of a decode step in milliseconds, independent of its requests.
     #[schemars(range(min = 1e-3, max = 1e6))]
     pub step_base_ms: f64,
-    /// Microseconds of each request in a step.
+    /// Additional cost of a decode step in microseconds for each request in the step.
     #[schemars(range(min = 0.0, max = 1e9))]
     pub step_us_per_request: f64,
-    /// Nanoseconds of each token of context in a step.
+    /// Additional cost of a decode step in nanoseconds for each context token of the requests in
+    /// the step.
     #[schemars(range(min = 0.0, max = 1e9))]
     pub step_ns_per_context_token: f64,
 }

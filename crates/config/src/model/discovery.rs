@@ -19,9 +19,9 @@ use crate::scalar;
 pub enum Discovery {
     /// Shims that attach to this router.
     Shim {},
-    /// The addresses of a DNS name, each an engine.
+    /// The addresses of a DNS name. Each address is a worker.
     Dns(DnsDiscovery),
-    /// Pods of a Kubernetes cluster, each an engine.
+    /// Pods of a Kubernetes cluster. Each pod is a worker.
     Kubernetes(KubernetesDiscovery),
 }
 
@@ -42,118 +42,124 @@ impl Discovery {
     }
 }
 
-/// The addresses of a DNS name, each an engine.
+/// The addresses of a DNS name. Each address is a worker.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct DnsDiscovery {
-    /// The name: that of a headless Service, say, which has one address for each pod.
+    /// The DNS name, for example that of a headless Service, which has one address for each pod.
     #[schemars(length(min = 1, max = 254))]
     pub name: String,
     /// The port of the engines' HTTP servers.
     #[schemars(range(min = 1, max = 65_535))]
     pub port: u16,
-    /// What the engines behind the name do.
+    /// The role of all workers behind the name.
     pub role: Role,
-    /// Which addresses count. An engine with two addresses is one worker.
+    /// The addresses that are used. An engine with an IPv4 and an IPv6 address is one worker.
     #[serde(default)]
     pub family: AddressFamily,
-    /// The port on which they publish KV events.
+    /// The port on which the engines publish KV events.
     #[serde(default)]
     #[schemars(range(min = 1, max = 65_535))]
     pub kv_events_port: Option<u16>,
-    /// The port on which they answer replay requests.
+    /// The port on which the engines replay KV events.
     #[serde(default)]
     #[schemars(range(min = 1, max = 65_535))]
     pub kv_replay_port: Option<u16>,
-    /// The port of prefill workers' bootstrap servers, for `connector: mooncake` and `sglang`;
-    /// left out, 8998.
+    /// The port of the bootstrap servers of prefill workers, for `connector: mooncake` and
+    /// `sglang`. Defaults to 8998.
     #[serde(default)]
     #[schemars(range(min = 1, max = 65_535))]
     pub bootstrap_port: Option<u16>,
-    /// Whether the addresses are shims', which gate by `x-splitrail-gate`.
+    /// Whether the addresses are those of shims, which support `x-splitrail-gate`.
     #[serde(default)]
     pub shim: bool,
-    /// Whether the engines honour `cache_hit_threshold`; left out, each is asked once.
+    /// Whether the engines support the request field `cache_hit_threshold`. Without a value, each
+    /// engine is asked once.
     #[serde(default)]
-    pub honours_threshold: Option<bool>,
-    /// Between two lookups, at least `1s`; up to a tenth of it is added by chance.
-    #[serde(default = "refresh")]
+    pub supports_cache_hit_threshold: Option<bool>,
+    /// Interval between two lookups of the name, at least `1s`. Up to a tenth of it is added at
+    /// random, so that routers do not ask at the same moment.
+    #[serde(default = "refresh_interval")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
-    pub refresh: Duration,
-    /// How long the last addresses are kept once DNS says that the name has none. While DNS
-    /// does not answer they are kept without end.
-    #[serde(default = "keep")]
+    pub refresh_interval: Duration,
+    /// How long the last addresses are kept after DNS has answered that the name has none. While
+    /// DNS does not answer, they are kept without limit.
+    #[serde(default = "empty_grace")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
-    pub keep: Duration,
+    pub empty_grace: Duration,
 }
 
-fn refresh() -> Duration {
+fn refresh_interval() -> Duration {
     Duration::from_secs(10)
 }
 
-fn keep() -> Duration {
+fn empty_grace() -> Duration {
     Duration::from_secs(300)
 }
 
-/// Which of a name's addresses count.
+/// The addresses of a name that are used.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum AddressFamily {
-    /// The IPv4 ones; where there are none, the IPv6 ones.
+    /// The IPv4 addresses, or the IPv6 addresses if there are no others.
     #[default]
     Auto,
-    /// The IPv4 ones.
+    /// The IPv4 addresses.
     Ipv4,
-    /// The IPv6 ones.
+    /// The IPv6 addresses.
     Ipv6,
 }
 
-/// Pods of a Kubernetes cluster, each an engine.
+/// Pods of a Kubernetes cluster. Each pod is a worker.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct KubernetesDiscovery {
-    /// Their namespace; left out, the router's own, or that of the kubeconfig's context.
+    /// The namespace of the pods. Defaults to the namespace of the router, or of the kubeconfig's
+    /// context.
     #[serde(default)]
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9-]+$"))]
     pub namespace: Option<String>,
-    /// Their labels, in Kubernetes' own form: `app=vllm,model in (a, b)`.
+    /// A label selector that matches the pods, in the syntax of Kubernetes: `app=vllm,model in (a,
+    /// b)`.
     #[schemars(length(min = 1, max = 1024))]
     pub selector: String,
-    /// What they all do; left out, each pod's label says it.
+    /// The role of all pods. Without it, a label of each pod names its role.
     #[serde(default)]
     pub role: Option<Role>,
-    /// The label that says what a pod does: `prefill`, `decode` or `both`. Left out,
+    /// The label that names the role of a pod: `prefill`, `decode` or `both`. Defaults to
     /// `splitrail.io/role`.
     #[serde(default)]
     #[schemars(length(min = 1, max = 317))]
     pub role_label: Option<String>,
     /// The port of the engines' HTTP servers: a number, or the name of a container's port.
     pub port: PodPort,
-    /// The port on which they publish KV events. A pod's annotation
-    /// `splitrail.io/kv-events-port` comes first.
+    /// The port on which the engines publish KV events. A pod's annotation
+    /// `splitrail.io/kv-events-port` takes precedence.
     #[serde(default)]
     pub kv_events_port: Option<PodPort>,
-    /// The port on which they answer replay requests. A pod's annotation
-    /// `splitrail.io/kv-replay-port` comes first.
+    /// The port on which the engines replay KV events. A pod's annotation
+    /// `splitrail.io/kv-replay-port` takes precedence.
     #[serde(default)]
     pub kv_replay_port: Option<PodPort>,
-    /// The port of prefill workers' bootstrap servers, for `connector: mooncake` and `sglang`;
-    /// left out, 8998. A pod's annotation `splitrail.io/bootstrap-port` comes first.
+    /// The port of the bootstrap servers of prefill workers, for `connector: mooncake` and
+    /// `sglang`. Defaults to 8998. A pod's annotation `splitrail.io/bootstrap-port` takes
+    /// precedence.
     #[serde(default)]
     pub bootstrap_port: Option<PodPort>,
-    /// Whether `port` is a shim's, which gates by `x-splitrail-gate`.
+    /// Whether `port` is that of a shim, which supports `x-splitrail-gate`.
     #[serde(default)]
     pub shim: bool,
-    /// Whether the engines honour `cache_hit_threshold`; left out, each is asked once.
+    /// Whether the engines support the request field `cache_hit_threshold`. Without a value, each
+    /// engine is asked once.
     #[serde(default)]
-    pub honours_threshold: Option<bool>,
-    /// A kubeconfig file, for a router outside the cluster; left out, the router's service
-    /// account.
+    pub supports_cache_hit_threshold: Option<bool>,
+    /// A kubeconfig file, for a router outside the cluster. Defaults to the service account of the
+    /// router's pod.
     #[serde(default)]
     pub kubeconfig: Option<PathBuf>,
-    /// The kubeconfig's context; left out, its current one.
+    /// The context in the kubeconfig. Defaults to its current context.
     #[serde(default)]
     pub context: Option<String>,
 }

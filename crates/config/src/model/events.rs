@@ -9,11 +9,11 @@ use splitrail_event_plane::config::{BrokerConfig, Login};
 
 use crate::scalar;
 
-/// How shims' words come to this router.
+/// How the reports of shims reach this router.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Events {
-    /// By a stream of each to `listen.fleet`.
+    /// By a stream from each shim to `listen.fleet`.
     Direct {},
     /// Over a NATS broker as well, for large fleets.
     Nats(NatsEvents),
@@ -29,35 +29,40 @@ impl Default for Events {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NatsEvents {
-    /// Servers of one NATS cluster, `nats://HOST:PORT` or `tls://HOST:PORT`; the others are
-    /// learned from them. JetStream must be on.
+    /// Servers of one NATS cluster, `nats://HOST:PORT` or `tls://HOST:PORT`. Further servers are
+    /// learned from them. JetStream must be enabled.
     #[schemars(length(min = 1, max = 32))]
     pub servers: Vec<String>,
-    /// What the router proves itself with; left out, nothing. Read again for each connection.
+    /// The credentials with which the router authenticates to the broker. They are read again for
+    /// each connection. Without them, the router does not authenticate.
     #[serde(default)]
     pub login: Option<Login>,
-    /// Certificates (PEM) that a `tls://` server's own must come from; left out, the system's.
+    /// The certificates (PEM) of the authorities that may sign the certificate of a `tls://`
+    /// server. Defaults to those of the system.
     #[serde(default)]
     pub tls_ca: Option<PathBuf>,
-    /// The name under which the broker keeps this router's place in the streams, different for
-    /// each router; left out, made of the host's name and the port of `listen.http`.
+    /// The name under which the broker keeps this router's position in the streams. It must be
+    /// different for each router. Defaults to a name made from the host name and the port of
+    /// `listen.http`.
     #[serde(default)]
     #[schemars(length(min = 1, max = 128))]
-    pub durable: Option<String>,
-    /// For how long a worker of which nothing is heard is believed to hold what it held: while
-    /// the broker, or its shim's way to it, is away.
+    pub durable_name: Option<String>,
+    /// How long a worker is assumed to hold its blocks after the last report, while the broker is
+    /// down or the worker's shim cannot reach the broker. Afterwards the worker's overlap is not
+    /// used.
     #[serde(
-        default = "cut_off_max",
+        default = "disconnect_grace",
         deserialize_with = "scalar::duration",
         serialize_with = "scalar::duration_text"
     )]
     #[schemars(with = "scalar::DurationText")]
-    pub cut_off_max: Duration,
-    /// Bytes of one model's changes that the broker keeps; the oldest make room for new ones.
+    pub disconnect_grace: Duration,
+    /// Maximum size in bytes of the changes of one model that the broker keeps. The oldest ones are
+    /// dropped first.
     #[serde(default = "stream_max_bytes")]
     #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
     pub stream_max_bytes: u64,
-    /// For how long it keeps them.
+    /// Maximum age of the changes that the broker keeps.
     #[serde(
         default = "stream_max_age",
         deserialize_with = "scalar::duration",
@@ -65,23 +70,23 @@ pub struct NatsEvents {
     )]
     #[schemars(with = "scalar::DurationText")]
     pub stream_max_age: Duration,
-    /// Where it keeps them, and the snapshots.
+    /// Where the broker keeps changes and snapshots.
     #[serde(default)]
     pub storage: Storage,
-    /// How many servers of the cluster do.
-    #[serde(default = "replicas")]
+    /// Number of servers of the NATS cluster that keep each change and snapshot.
+    #[serde(default = "stream_replicas")]
     #[schemars(range(min = 1, max = 5))]
-    pub replicas: usize,
+    pub stream_replicas: usize,
 }
 
-/// Where a broker keeps what it is given.
+/// Where the broker keeps changes and snapshots.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Storage {
-    /// On its disk, so that a restart loses nothing.
+    /// On its disk. A restart loses nothing.
     #[default]
     File,
-    /// In its memory.
+    /// In its memory. A restart loses everything, and routers request new snapshots.
     Memory,
 }
 
@@ -100,7 +105,7 @@ impl NatsEvents {
     }
 }
 
-fn cut_off_max() -> Duration {
+fn disconnect_grace() -> Duration {
     Duration::from_secs(10)
 }
 
@@ -112,6 +117,6 @@ fn stream_max_age() -> Duration {
     Duration::from_secs(3600)
 }
 
-fn replicas() -> usize {
+fn stream_replicas() -> usize {
     1
 }

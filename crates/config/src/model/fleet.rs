@@ -43,7 +43,7 @@ pub struct FleetConfig {
     /// as the busiest one of its model.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
-    pub load_stale: Duration,
+    pub load_stale_after: Duration,
 }
 
 /// A token and the workers that it is valid for.
@@ -110,7 +110,7 @@ impl Default for FleetConfig {
             attach_max: 4096,
             rejoin_grace: Duration::from_secs(10),
             load_interval: Duration::from_secs(1),
-            load_stale: Duration::from_secs(5),
+            load_stale_after: Duration::from_secs(5),
         }
     }
 }

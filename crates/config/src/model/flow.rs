@@ -7,35 +7,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::scalar;
 
-/// How requests are served.
+/// The order of the legs of a request.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Flow {
-    /// One worker does prefill and decode.
+    /// One worker serves prefill and decode.
     Aggregated,
-    /// A prefill worker computes the prompt, a decode worker generates.
+    /// A prefill worker computes the prompt, then a decode worker generates the reply.
     PrefillFirst,
-    /// A decode worker that holds enough of the prompt does it all; else as `prefill_first`.
+    /// A decode worker that holds enough of the prompt serves the request alone. Otherwise the
+    /// request is served as with `prefill_first`.
     DecodeFirst,
-    /// A remote prefill where it pays, by the costs under `auto`; where a request or the
-    /// model names a `cache_hit_threshold`, as `decode_first`.
+    /// The prefill is local or remote, whichever is predicted to be faster by `costs` and `auto`.
+    /// If the request or the model sets a `cache_hit_threshold`, the request is served as with
+    /// `decode_first`.
     Auto,
 }
 
-/// A flow that one request may ask for.
+/// A flow that one request may select.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestFlow {
-    /// One worker does prefill and decode.
+    /// One worker serves prefill and decode.
     Aggregated,
-    /// A prefill worker computes the prompt, a decode worker generates.
+    /// A prefill worker computes the prompt, then a decode worker generates the reply.
     PrefillFirst,
-    /// A decode worker that holds enough of the prompt does it all; else as `prefill_first`.
+    /// A decode worker that holds enough of the prompt serves the request alone. Otherwise the
+    /// request is served as with `prefill_first`.
     DecodeFirst,
-    /// A decode worker that holds enough of the prompt does it all; else the client is told
-    /// `cache_threshold`.
+    /// A decode worker that holds enough of the prompt serves the request alone. Otherwise the
+    /// client gets the finish reason `cache_threshold`.
     DecodeOnly,
-    /// A remote prefill where it pays.
+    /// The prefill is local or remote, whichever is predicted to be faster.
     Auto,
 }
 
@@ -72,19 +75,19 @@ impl From<Flow> for RequestFlow {
     }
 }
 
-/// Who applies `cache_hit_threshold`.
+/// The component that applies `cache_hit_threshold`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum GateKind {
-    /// The engine where it is known to honour the field (each is asked once), its shim
-    /// where it has one, else the router's index.
+    /// The engine if it supports the field (each engine is asked once), its shim if it has one, or
+    /// otherwise the router.
     #[default]
     Auto,
-    /// The engine: it is sent the field.
+    /// The engine, which receives the field `cache_hit_threshold`.
     Engine,
-    /// The shim: it is sent which blocks are needed.
+    /// The shim, which receives the blocks that are required.
     Shim,
-    /// The router, by its index: only blocks that a worker's events confirm count.
+    /// The router, with the blocks that KV events of the worker have confirmed.
     Router,
 }
 
@@ -92,17 +95,19 @@ pub enum GateKind {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gate {
-    /// Who decides whether a decode worker holds enough of a prompt.
+    /// The component that decides whether a decode worker holds enough of a prompt.
     pub kind: GateKind,
-    /// Threshold that a decode leg carries after its prefill, where the engine honours it:
-    /// a request preempted before its first output then comes back and is prefilled again
-    /// instead of being computed on the decode worker. 0 is off; 0.001 is enough.
+    /// The cache hit threshold of a decode leg after its prefill, from 0 to 1, if the engine
+    /// supports the field. A request that the engine preempts before its first output then returns
+    /// to the router and is prefilled again, instead of being computed by the decode worker. 0.001
+    /// is enough; 0 disables it.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub preemption_guard: f64,
-    /// Whether the index may skip the question to engine or shim where a decode worker
-    /// surely holds too little.
+    /// Whether the router asks neither engine nor shim if its index shows that a decode worker
+    /// holds too little. Disable it if the index is often incomplete.
     pub index_first: bool,
-    /// Blocks by which a worker's confirmed ones must fall short for that.
+    /// Number of blocks by which a worker's confirmed blocks must fall short of the threshold for
+    /// `index_first`. Raise it if KV events arrive late.
     #[schemars(range(min = 0, max = 65_536))]
     pub index_margin_blocks: u32,
 }
@@ -118,38 +123,40 @@ impl Default for Gate {
     }
 }
 
-/// When a worker that fails is left alone for a while, for each leg by itself.
+/// When a failing worker gets no requests for a while. Each leg has a circuit breaker of its own.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BreakerConfig {
-    /// Failures in a row that open it; 0 never does.
+    /// Number of consecutive failures on a leg that open the circuit breaker. 0 disables circuit
+    /// breakers.
     #[schemars(range(min = 0, max = 1000))]
     pub failures: u32,
-    /// How long it stays open before one request may try. Doubles with each trial that
-    /// fails, up to sixteen times this.
+    /// How long an open circuit breaker waits before it admits one request as a trial. Each failed
+    /// trial doubles the time, up to sixteen times this value.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
-    pub open: Duration,
+    pub cooldown: Duration,
 }
 
 impl Default for BreakerConfig {
     fn default() -> Self {
-        Self { failures: 5, open: Duration::from_secs(5) }
+        Self { failures: 5, cooldown: Duration::from_secs(5) }
     }
 }
 
-/// Retries of each leg, before the first byte has reached the client.
+/// Maximum numbers of retries before the first byte has reached the client.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Retries {
-    /// Further prefill attempts, each on another worker.
+    /// Maximum number of further prefill attempts of a request, each on another worker.
     #[schemars(range(min = 0, max = 10))]
     pub prefill: u32,
-    /// Further decode attempts, each with a new prefill: a hand-off is single-use.
+    /// Maximum number of further decode attempts of a request. Each needs a new prefill, because a
+    /// hand-off is used once.
     #[schemars(range(min = 0, max = 10))]
     pub decode: u32,
-    /// Retries over all requests of the model, as a percentage of them; a hundred are
-    /// in reserve. So retries never multiply an overload.
+    /// Maximum number of retries as a percentage of all requests of the model, with a reserve of
+    /// one hundred retries. The budget keeps retries from multiplying an overload.
     #[schemars(range(min = 0, max = 1000))]
     pub budget_percent: u32,
 }

@@ -19,13 +19,13 @@ pub struct HealthConfig {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub probe_timeout: Duration,
-    /// Number of consecutive failed probes after which a worker is down. A request that cannot reach
-    /// the worker has the same effect at once.
+    /// Number of consecutive failed probes after which a worker is down. A request that cannot
+    /// reach the worker has the same effect at once.
     #[schemars(range(min = 1, max = 100))]
-    pub fail_after: u32,
+    pub unhealthy_threshold: u32,
     /// Number of consecutive successful probes after which a worker is up again.
     #[schemars(range(min = 1, max = 100))]
-    pub pass_after: u32,
+    pub healthy_threshold: u32,
     /// Slow start: the time for which a worker that joins a running fleet, or returns, gets a
     /// growing share of the requests that other workers could take, from a tenth to all. `0s`
     /// disables it.
@@ -42,8 +42,8 @@ impl Default for HealthConfig {
         Self {
             probe_interval: Duration::from_secs(1),
             probe_timeout: Duration::from_secs(2),
-            fail_after: 1,
-            pass_after: 1,
+            unhealthy_threshold: 1,
+            healthy_threshold: 1,
             slow_start: Duration::ZERO,
             ejection: EjectionConfig::default(),
         }
@@ -60,24 +60,25 @@ pub struct EjectionConfig {
     #[schemars(with = "scalar::DurationText")]
     pub interval: Duration,
     /// The share of failed legs, in percent, from which a worker is ejected if the median of the
-    /// others is less than half of it. 0 disables this.
+    /// others is less than half of this value. 0 disables it.
     #[schemars(range(min = 0, max = 100))]
     pub failure_percent: u32,
-    /// A worker is ejected if its mean time to first token is this many times the median of the
-    /// others. 0 disables this.
+    /// A worker is ejected if its mean time to first token is more than this many times the median
+    /// of the others. 0 disables it.
     #[schemars(range(min = 0, max = 1000))]
     pub slow_factor: u32,
-    /// Minimum number of legs in the interval for a worker to be considered.
+    /// Minimum number of legs within `interval` for a worker to be evaluated.
     #[schemars(range(min = 1, max = 1_000_000))]
-    pub min_requests: u32,
-    /// Duration of an ejection, multiplied by the number of consecutive ejections (at most ten).
+    pub requests_min: u32,
+    /// Duration of the first ejection. Each further one in a row lasts this much longer, up to ten
+    /// times this value.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
-    pub time: Duration,
+    pub base_time: Duration,
     /// Maximum share of ejected workers of one role, in percent, rounded down. The last worker is
     /// never ejected.
     #[schemars(range(min = 0, max = 100))]
-    pub cap_percent: u32,
+    pub ejected_percent_max: u32,
 }
 
 impl Default for EjectionConfig {
@@ -86,9 +87,9 @@ impl Default for EjectionConfig {
             interval: Duration::from_secs(10),
             failure_percent: 50,
             slow_factor: 0,
-            min_requests: 20,
-            time: Duration::from_secs(30),
-            cap_percent: 34,
+            requests_min: 20,
+            base_time: Duration::from_secs(30),
+            ejected_percent_max: 34,
         }
     }
 }

@@ -35,22 +35,22 @@ pub struct Limits {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub write_stall: Duration,
-    /// Time for which a client may read a reply more slowly than `answer_min_bytes_per_s`.
+    /// Time for which a client may read a reply more slowly than `reply_min_bytes_per_s`.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
-    pub answer_grace: Duration,
-    /// The minimum rate at which a client must read pending bytes, on average after `answer_grace`.
+    pub reply_grace: Duration,
+    /// The minimum rate at which a client must read pending bytes, on average after `reply_grace`.
     /// Otherwise its connection, or its HTTP/2 stream, is closed and its requests are cancelled.
     /// Only time in which bytes are pending counts, so an engine may be slow. The waiting streams of
     /// one HTTP/2 connection share the rate. With 0, only `write_stall` applies.
     #[schemars(range(min = 0, max = 1_073_741_824_u64))]
-    pub answer_min_bytes_per_s: u64,
-    /// Bytes of long answers (over 256 KiB) that are held for one HTTP/2 connection, whose client
-    /// may ask for many at a time and read none: an engine's further replies are not read before
-    /// there is room. If the client does not read in the meantime, these requests are shed with
-    /// 429 and `Retry-After`. A longer answer goes alone.
+    pub reply_min_bytes_per_s: u64,
+    /// Maximum size in bytes of long replies (over 256 KiB) that are held for one HTTP/2 connection.
+    /// Further replies of engines are not read before there is room. If the client does not read in
+    /// the meantime, these requests are shed with 429 and `Retry-After`. A reply that is longer than
+    /// this value is held alone.
     #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
-    pub unread_answers_max_bytes: usize,
+    pub unread_replies_max_bytes: usize,
     /// Maximum size of a request head in bytes. A larger one gets status 431.
     #[schemars(range(min = 4096, max = 1_048_576))]
     pub header_max_bytes: usize,
@@ -60,9 +60,10 @@ pub struct Limits {
     /// Maximum number of concurrent requests on one HTTP/2 connection.
     #[schemars(range(min = 1, max = 100_000))]
     pub http2_streams_max: u32,
-    /// Open health watches and reflection calls of gRPC clients; more are refused with
-    /// `RESOURCE_EXHAUSTED`. A watch may stay open for as long as its connection. One client address
-    /// (IPv6: its first 64 bits) may hold no more than eight times as many as are free.
+    /// Maximum number of open health watches and reflection calls of gRPC clients. Further ones are
+    /// refused with `RESOURCE_EXHAUSTED`. A watch may stay open for as long as its connection. One
+    /// client address (IPv6: its first 64 bits) may hold no more than eight times as many as are
+    /// free.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub grpc_watches_max: usize,
     /// Maximum size of a request body in bytes. A larger one gets status 413.
@@ -92,9 +93,10 @@ pub struct Limits {
     /// Maximum number of messages of a chat, or items of a response's `input`. More get status 400.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub messages_max: usize,
-    /// Longest prompt that is tokenised, in bytes of JSON, with all that its chat template reads;
-    /// longer ones are placed by load alone. Tokenising takes up to 200 bytes of memory per byte,
-    /// on at most one prompt per core, and on long ones (from 256 KiB) on half of the cores.
+    /// Maximum size of a prompt that is tokenised, in bytes of JSON, with all members that its chat
+    /// template reads. Longer prompts are placed by load alone. Tokenising takes up to 200 bytes of
+    /// memory per byte, on at most one prompt per core, and on at most half of the cores for long
+    /// prompts (from 256 KiB).
     #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
     pub tokenize_max_bytes: usize,
     /// Maximum processor time of a chat template for one prompt. Beyond it, the request is placed by
@@ -106,8 +108,8 @@ pub struct Limits {
     /// that is sent separately, counts. Further ones are shed with 503 and `Retry-After`.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub in_flight_max: usize,
-    /// How clients are told apart to share `in_flight_max` fairly when it gets scarce. Requests of a
-    /// client beyond its fair share are shed with 429 and `Retry-After`.
+    /// How clients are distinguished to share `in_flight_max` fairly when it gets scarce. Requests
+    /// of a client beyond its fair share are shed with 429 and `Retry-After`.
     pub fair_by: FairBy,
     /// Maximum number of prompts in one batched completions request.
     #[schemars(range(min = 1, max = 1024))]
@@ -154,9 +156,9 @@ impl Default for Limits {
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(90),
             write_stall: Duration::from_secs(30),
-            answer_grace: Duration::from_secs(30),
-            answer_min_bytes_per_s: 4096,
-            unread_answers_max_bytes: 64 << 20,
+            reply_grace: Duration::from_secs(30),
+            reply_min_bytes_per_s: 4096,
+            unread_replies_max_bytes: 64 << 20,
             header_max_bytes: 16 << 10,
             headers_max: 100,
             http2_streams_max: 200,
@@ -191,13 +193,14 @@ impl Default for Limits {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum FairBy {
-    /// Clients are not told apart: requests are served in the order of arrival.
+    /// Clients are not distinguished. Requests are served in the order of arrival.
     None {},
     /// By their address (IPv6: its first 64 bits). Not useful behind a load balancer.
     Address {},
-    /// By the value of a header, for example their API key. Clients without it count as one.
+    /// By the value of a header, for example their API key. All clients without the header count as
+    /// one.
     Header {
-        /// The header's name.
+        /// The name of the header.
         #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9-]+$"))]
         name: String,
     },

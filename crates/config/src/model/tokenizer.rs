@@ -12,29 +12,29 @@ use serde_json::{Map, Value};
 pub enum TokenizerConfig {
     /// A Hugging Face `tokenizer.json` with its chat template.
     Huggingface(HuggingfaceTokenizer),
-    /// None: the router knows no tokens, and no policy that needs them can be used.
+    /// The router computes no tokens. Policies that need tokens cannot be used.
     None {},
 }
 
-/// A tokenizer of the Hugging Face library. What its engines were started with must be said here
-/// as well: the router writes chats as they do.
+/// A tokenizer of the Hugging Face library. Options with which the engines are started must be
+/// repeated here, because the router renders chats as the engines do.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct HuggingfaceTokenizer {
-    /// The model's folder, or the `tokenizer.json` itself.
+    /// The model's folder, or the file `tokenizer.json`.
     pub path: PathBuf,
-    /// A file with the chat template, where the engines have `--chat-template`; the model's own if
-    /// left out.
+    /// A file with the chat template. Set it if the engines are started with `--chat-template`.
+    /// Defaults to the model's own template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<PathBuf>,
-    /// The engines' `--chat-template-content-format`.
+    /// The value of the engines' `--chat-template-content-format`.
     #[serde(default)]
     pub chat_template_content_format: ContentFormatConfig,
-    /// The engines' `--default-chat-template-kwargs`: variables of the chat template that a request
-    /// may override.
+    /// The value of the engines' `--default-chat-template-kwargs`: variables of the chat template
+    /// that a request may override.
     #[serde(default)]
     pub default_chat_template_kwargs: Map<String, Value>,
-    /// Whether the engines have `--exclude-tools-when-tool-choice-none`.
+    /// Whether the engines are started with `--exclude-tools-when-tool-choice-none`.
     #[serde(default)]
     pub exclude_tools_when_tool_choice_none: bool,
 }
@@ -43,7 +43,7 @@ pub struct HuggingfaceTokenizer {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum ContentFormatConfig {
-    /// As the template's own text asks for.
+    /// The format that the text of the template expects.
     #[default]
     Auto,
     /// One text.

@@ -92,11 +92,11 @@ fn dns(node: &Node, path: &str, report: &mut Report) {
             report.error(at, message, hint);
         }
     }
-    if let Some(node) = node.get("refresh")
+    if let Some(node) = node.get("refresh_interval")
         && let Some(Ok(refresh)) = node.text().map(parse_duration)
         && refresh < REFRESH_MIN
     {
-        report.error(node.at, format!("`{path}.refresh` is too short"), "at least `1s`");
+        report.error(node.at, format!("`{path}.refresh_interval` is too short"), "at least `1s`");
     }
 }
 

@@ -20,9 +20,10 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     let Some(Events::Nats(events)) = typed::<Events>(root, "events") else { return };
     let fleet = root.get("fleet").map(|_| typed::<FleetConfig>(root, "fleet"));
     let Some(fleet) = fleet.unwrap_or_else(|| Some(FleetConfig::default())) else { return };
-    if events.cut_off_max < fleet.load_interval * 2 {
-        let at = section.get("cut_off_max").unwrap_or(section).at;
-        let message = "`events.cut_off_max` is less than two of `fleet.load_interval`".to_owned();
+    if events.disconnect_grace < fleet.load_interval * 2 {
+        let at = section.get("disconnect_grace").unwrap_or(section).at;
+        let message =
+            "`events.disconnect_grace` is less than two of `fleet.load_interval`".to_owned();
         report.error(at, message, "a single report that is lost would count: `10s` is usual");
     }
     if events.stream_max_age < Duration::from_secs(60) {

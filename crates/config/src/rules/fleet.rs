@@ -130,7 +130,7 @@ fn durations(section: &Node, report: &mut Report) {
     };
     let (Some(interval), Some(stale)) = (
         duration("load_interval", defaults.load_interval),
-        duration("load_stale", defaults.load_stale),
+        duration("load_stale_after", defaults.load_stale_after),
     ) else {
         return;
     };
@@ -139,9 +139,10 @@ fn durations(section: &Node, report: &mut Report) {
         let message = "`fleet.load_interval` is too short".to_owned();
         report.error(at("load_interval"), message, "at least `10ms`; `1s` is usual");
     } else if stale < interval * 2 {
-        let message = "`fleet.load_stale` is less than two of `fleet.load_interval`".to_owned();
+        let message =
+            "`fleet.load_stale_after` is less than two of `fleet.load_interval`".to_owned();
         let hint = "a single report that comes late would count: five intervals are usual";
-        report.error(at("load_stale"), message, hint);
+        report.error(at("load_stale_after"), message, hint);
     }
 }
 

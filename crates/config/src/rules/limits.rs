@@ -10,7 +10,7 @@ use splitrail_settings::words::shown;
 /// Reports times in which no client could do its part, and bounds that exclude each other.
 pub(super) fn check(root: &Node, report: &mut Report) {
     let Some(limits) = root.get("limits") else { return };
-    for key in ["header_timeout", "idle_timeout", "write_stall", "answer_grace", "body_timeout"] {
+    for key in ["header_timeout", "idle_timeout", "write_stall", "reply_grace", "body_timeout"] {
         let Some(node) = limits.get(key) else { continue };
         let duration = node.text().and_then(|text| parse_duration(text).ok());
         if duration.is_some_and(|duration| duration.as_millis() < 10) {

@@ -150,7 +150,7 @@ fn check_hello(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<CheckedH
         kv_replay: None,
         bootstrap,
         shim: true,
-        honours_threshold: None,
+        supports_cache_hit_threshold: None,
         costs: None,
         data_parallel_ranks: None,
         takes_rank_header: None,

@@ -45,7 +45,7 @@ pub(super) async fn run(context: Arc<AttachContext>, config: NatsEvents) {
 }
 
 async fn listen(context: Arc<AttachContext>, config: NatsEvents) {
-    let router = config.durable.clone().unwrap_or_else(|| router_name(&context));
+    let router = config.durable_name.clone().unwrap_or_else(|| router_name(&context));
     let durable = names::durable(&router);
     let broker = connect(&config, &router).await;
     tokio::join!(

@@ -324,7 +324,7 @@ impl Session {
         let Some(attached) = &mut self.attached else { return Ok(()) };
         match message {
             Some(Message::Load(load)) => {
-                attached.load(&load, self.context.config.load_stale);
+                attached.load(&load, self.context.config.load_stale_after);
                 // Changes from the time without a stream arrive before the second load report.
                 stream.load_reports += 1;
                 if stream.load_reports > 1

@@ -9,7 +9,7 @@ use splitrail_kv::{
 
 use crate::ranks::rank_key;
 use crate::{CandidateQuery, Pool};
-use splitrail_config::model::AssumedConfig;
+use splitrail_config::model::SpeculativeIndexConfig;
 use splitrail_policy::WorkerIndex;
 
 use super::*;
@@ -30,7 +30,7 @@ fn pool(takes_rank_header: bool, held: [usize; 2]) -> (Pool, Arc<Worker>, Vec<Bl
         seed: HashSeed(1),
         max_blocks_per_worker: 8,
     };
-    let pool = Pool::new(index, None).assuming(AssumedConfig::default());
+    let pool = Pool::new(index, None).assuming(SpeculativeIndexConfig::default());
     let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().unwrap()));
     worker.set_events_current(true);
     for (rank, blocks) in (0..).zip(held) {

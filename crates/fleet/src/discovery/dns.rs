@@ -62,7 +62,7 @@ async fn follow<F>(
                 tracing::warn!(source, "DNS says that the name has no address");
             }
         }
-        if let Some(addresses) = known.take(answer, Instant::now(), config.keep) {
+        if let Some(addresses) = known.take(answer, Instant::now(), config.empty_grace) {
             let mut workers: Vec<_> =
                 addresses.iter().map(|address| worker(config, *address)).collect();
             workers.sort_by(|left, right| left.id.cmp(&right.id));
@@ -72,7 +72,11 @@ async fn follow<F>(
                 return;
             }
         }
-        let period = if known.is_told() { config.refresh } else { config.refresh.min(EAGER) };
+        let period = if known.is_told() {
+            config.refresh_interval
+        } else {
+            config.refresh_interval.min(EAGER)
+        };
         // So that many routers do not ask at the same moment for ever.
         sleep(period + period.mul_f64(rand::random::<f64>() / 10.0)).await;
     }
@@ -150,7 +154,7 @@ fn worker(config: &DnsDiscovery, ip: IpAddr) -> Worker {
         kv_replay: at("tcp", config.kv_replay_port),
         bootstrap: at("http", config.bootstrap_port),
         shim: config.shim,
-        honours_threshold: config.honours_threshold,
+        supports_cache_hit_threshold: config.supports_cache_hit_threshold,
         costs: None,
         data_parallel_ranks: None,
         takes_rank_header: None,

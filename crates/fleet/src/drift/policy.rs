@@ -99,13 +99,17 @@ pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instan
     let beyond =
         |blocks: f64, bound: f64, whole: f64, share: f64| blocks > bound && blocks > share * whole;
     let Measured { over_blocks, under_blocks, .. } = *measured;
-    let over =
-        beyond(over_blocks, config.bound_blocks, measured.promised_blocks, config.bound_share);
+    let over = beyond(
+        over_blocks,
+        config.over_blocks_max,
+        measured.promised_blocks,
+        config.over_share_max,
+    );
     let under = beyond(
         under_blocks,
-        config.under_bound_blocks,
+        config.under_blocks_max,
         measured.found_blocks,
-        config.under_bound_share,
+        config.under_share_max,
     );
     let discount = match over {
         true => (over_blocks / measured.promised_blocks.max(over_blocks)).clamp(0.0, 1.0),
@@ -113,7 +117,7 @@ pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instan
     };
     let waits = past
         .last_resync
-        .is_some_and(|last| now.saturating_duration_since(last) < config.resync_min);
+        .is_some_and(|last| now.saturating_duration_since(last) < config.resync_interval_min);
     let step = match (over, under) {
         (false, false) => Step::Fine,
         _ if waits => Step::Wait,
@@ -136,12 +140,12 @@ mod tests {
 
     const CONFIG: DriftConfig = DriftConfig {
         enabled: true,
-        bound_blocks: 4.0,
-        bound_share: 0.25,
-        under_bound_blocks: 16.0,
-        under_bound_share: 0.5,
+        over_blocks_max: 4.0,
+        over_share_max: 0.25,
+        under_blocks_max: 16.0,
+        under_share_max: 0.5,
         samples_min: 32,
-        resync_min: Duration::from_secs(300),
+        resync_interval_min: Duration::from_secs(300),
         resyncs_max: 3,
     };
 

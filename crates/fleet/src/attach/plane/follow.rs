@@ -113,7 +113,7 @@ impl Follower<'_> {
             max_age: config.stream_max_age,
             discard: DiscardPolicy::Old,
             storage,
-            num_replicas: config.replicas,
+            num_replicas: config.stream_replicas,
             ..StreamConfig::default()
         };
         let stream = match context.get_stream(&wanted.name).await {
@@ -136,7 +136,7 @@ impl Follower<'_> {
                 bucket,
                 max_age: SNAPSHOTS_KEPT,
                 storage,
-                num_replicas: config.replicas,
+                num_replicas: config.stream_replicas,
                 ..object_store::Config::default()
             });
             made.await?;

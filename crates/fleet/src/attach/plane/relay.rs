@@ -193,7 +193,7 @@ impl Relay<'_> {
 
     async fn proceed(&mut self) -> Result<(), Ended> {
         let silence = self.latest.borrow().at.elapsed();
-        let most = self.model.config.cut_off_max;
+        let most = self.model.config.disconnect_grace;
         let most = if self.has_said_bye { most.min(BYE_SILENCE) } else { most };
         if silence >= most {
             tracing::warn!(worker = self.slot.token, "a shim has been silent for too long");
@@ -422,7 +422,7 @@ impl Relay<'_> {
             return self.send(Received::InStep).await;
         }
         let Some(since) = self.target.as_ref().map(|target| target.since) else { return Ok(()) };
-        if since.elapsed() >= self.model.config.cut_off_max && !self.is_out_of_step {
+        if since.elapsed() >= self.model.config.disconnect_grace && !self.is_out_of_step {
             self.is_out_of_step = true;
             self.send(Received::OutOfStep).await?;
         }

@@ -77,7 +77,7 @@ fn wants_relay(model: &Model, slot: &Slot) -> bool {
     let latest = slot.latest.borrow();
     latest.hello.is_some()
         && latest.terms.is_some()
-        && latest.at.elapsed() < model.config.cut_off_max
+        && latest.at.elapsed() < model.config.disconnect_grace
         && !slot.is_relayed.load(Relaxed)
         && Instant::now() >= *lock(&slot.not_before)
 }

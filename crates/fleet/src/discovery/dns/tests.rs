@@ -120,7 +120,8 @@ async fn scripted(
     keep: Duration,
 ) -> (Vec<Vec<String>>, u64) {
     let (metrics, tally) = tally();
-    let config = DnsDiscovery { keep, refresh: Duration::from_millis(1), ..config() };
+    let config =
+        DnsDiscovery { empty_grace: keep, refresh_interval: Duration::from_millis(1), ..config() };
     let (sink, mut found) = mpsc::channel(16);
     let answers = Mutex::new(VecDeque::from(answers));
     let (ended, mut end) = mpsc::channel::<()>(1);

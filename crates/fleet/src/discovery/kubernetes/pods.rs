@@ -179,7 +179,7 @@ fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<Worker, Unfit> {
         kv_replay: at("tcp", kv_replay),
         bootstrap: at("http", bootstrap),
         shim: config.shim,
-        honours_threshold: config.honours_threshold,
+        supports_cache_hit_threshold: config.supports_cache_hit_threshold,
         costs: None,
         data_parallel_ranks: None,
         takes_rank_header: None,

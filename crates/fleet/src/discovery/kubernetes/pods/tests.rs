@@ -30,11 +30,12 @@ const READY: [&str; 2] = ["/status/conditions/2/status", "/status/conditions/0/s
 
 #[test]
 fn a_ready_pod_is_a_worker_under_its_name() {
-    let found = worker(&config(json!({ "honours_threshold": false })), &pod(0, &[])).unwrap();
+    let found =
+        worker(&config(json!({ "supports_cache_hit_threshold": false })), &pod(0, &[])).unwrap();
     let expected: Worker = serde_json::from_value(json!({
         "id": "prefill-0", "role": "prefill", "url": "http://10.42.0.17:8000",
         "kv_events": "tcp://10.42.0.17:5557", "kv_replay": "tcp://10.42.0.17:5558",
-        "honours_threshold": false,
+        "supports_cache_hit_threshold": false,
     }))
     .unwrap();
     assert_eq!(found, expected);
