@@ -11,7 +11,7 @@ use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Cluster, Reply, Spec};
 
 const COMPLETIONS: &str = "/v1/completions";
-const ASSUMED_BLOCKS: &str = "splitrail_index_assumed_blocks";
+const ASSUMED_BLOCKS: &str = "splitrail_speculative_index_blocks";
 /// Long enough for a test; expiry is tested where time can be told.
 const LONG: &str = "speculative_index: { speculative_ttl: 10m, approximate_ttl: 10m }";
 const OFF: &str = "speculative_index: { speculative_ttl: 0s, approximate_ttl: 0s }";

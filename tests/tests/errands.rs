@@ -130,7 +130,7 @@ async fn the_tokens_of_embeddings_are_in_the_books_and_none_of_them_is_cached() 
         "prefix_cache_requests_total",
         "generation_tokens_total",
         "ttft_seconds_count",
-        "prompts_unknown_total",
+        "untokenized_prompts_total",
     ] {
         assert_eq!(metric(none, &[]).await, 0, "{none}");
     }
@@ -346,7 +346,7 @@ async fn a_message_s_tokens_are_counted_as_it_will_be_served() {
     for (metric, count) in [
         ("splitrail_requests_total", 1.0),
         ("splitrail_ttft_seconds_count", 0.0),
-        ("splitrail_prompts_unknown_total", 0.0),
+        ("splitrail_untokenized_prompts_total", 0.0),
     ] {
         assert_eq!(trial.cluster.metric(metric, &[]).await, count, "{metric}");
     }

@@ -66,7 +66,7 @@ async fn explaining_serves_books_and_counts_nothing() {
         let of_requests = [
             "requests_total",
             "removed_fields",
-            "prompts_unknown",
+            "untokenized_prompts",
             "overlap_blocks",
             "worker_requests",
             "stage_seconds",

@@ -136,7 +136,7 @@ async fn blocks_staged_for_a_client_that_left_are_fetched_and_freed() {
     assert_eq!(fetched[0].body["max_tokens"], 1);
     eventually("it is counted", async || {
         let labels = [("outcome", "fetched")];
-        trial.cluster.metric("splitrail_hand_offs_released_total", &labels).await == 1.0
+        trial.cluster.metric("splitrail_unused_hand_offs_total", &labels).await == 1.0
     })
     .await;
     trial.nothing_is_held().await;

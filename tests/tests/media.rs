@@ -97,8 +97,10 @@ async fn check(spec: Spec) {
         Some("engine") => assert!(told[2] > truth[1], "{engines:?}"),
         _ => assert_eq!(told[2], truth[1], "{engines:?}"),
     }
-    let counted = cluster
-        .metric("splitrail_prompts_unknown_total", &[("reason", "media_after_the_known_blocks")]);
+    let counted = cluster.metric(
+        "splitrail_untokenized_prompts_total",
+        &[("reason", "media_after_the_known_blocks")],
+    );
     assert_eq!(counted.await, 3.0);
 }
 

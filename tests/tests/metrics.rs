@@ -46,8 +46,8 @@ const METRICS: [(&str, &str, &[&str]); 33] = [
     ("worker_requests", "gauge", &["model", "worker", "role"]),
     ("worker_prefill_tokens", "gauge", &["model", "worker", "role"]),
     ("worker_parity", "gauge", &["model", "worker", "result"]),
-    ("worker_kv_routing", "gauge", &["model", "worker"]),
-    ("worker_overlap_discount", "gauge", &["model", "worker"]),
+    ("worker_kv_routing_enabled", "gauge", &["model", "worker"]),
+    ("worker_overlap_discount_ratio", "gauge", &["model", "worker"]),
     ("worker_kv_blocks", "gauge", &["model", "worker", "role", "state"]),
     ("index_blocks", "gauge", &["model", "worker", "tier"]),
     ("index_events_total", "counter", &["model", "worker"]),
@@ -146,6 +146,27 @@ async fn metrics_have_the_names_types_and_labels_that_dashboards_depend_on() {
         assert!(seen > 0, "{name} has no sample");
     }
     check_values(&text);
+}
+
+/// The table of docs/metrics.md is that of the code, which a test of the crate `telemetry` checks.
+#[test]
+fn counters_alone_end_in_total_and_units_are_base_units() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+    let document = std::fs::read_to_string(path).unwrap();
+    let rows: Vec<Vec<&str>> = document
+        .lines()
+        .filter(|line| line.starts_with("| `splitrail_"))
+        .map(|line| line.split('|').map(str::trim).collect())
+        .filter(|cells: &Vec<&str>| ["counter", "gauge", "histogram"].contains(&cells[2]))
+        .collect();
+    assert!(rows.len() > 50, "the table was not found");
+    for row in rows {
+        let (name, kind) = (row[1].trim_matches('`'), row[2]);
+        assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
+        for unit in ["_ms", "_milliseconds", "_us", "_percent", "_kb", "_mb"] {
+            assert!(!name.trim_end_matches("_total").ends_with(unit), "{name}");
+        }
+    }
 }
 
 /// Labels have the values that the contract lists.

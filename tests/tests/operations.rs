@@ -175,7 +175,7 @@ async fn what_outlives_the_grace_is_told_so() {
 #[tokio::test]
 async fn another_tokenizer_than_the_engines_is_noticed() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let mismatches = "splitrail_prompt_tokens_mismatch_total";
+    let mismatches = "splitrail_prompt_length_mismatches_total";
     cluster.http.post(COMPLETIONS, &completion(2)).await;
     assert_eq!(cluster.metric(mismatches, &[]).await, 0.0);
     let other = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -13,10 +13,10 @@ pub struct Metrics {
     /// Whether the engine answers: 0 or 1.
     pub engine_up: IntGauge,
     /// Engine processes seen since the shim started.
-    pub engine_processes: IntGauge,
+    pub engine_processes: IntCounter,
     /// How often the capabilities of an engine process were determined.
-    pub engine_learned: IntCounter,
-    /// Age of the engine's figures in seconds; infinite if it never reported any.
+    pub engine_identifications: IntCounter,
+    /// Age of the last load figures of the engine in seconds; infinite before the first.
     pub engine_figures_age: Gauge,
     /// KV blocks that the engine holds, by rank and tier.
     pub mirror_blocks: IntGaugeVec,
@@ -75,24 +75,27 @@ impl Metrics {
         let new = Registrar(Registry::new());
         Ok(Self {
             engine_up: new.gauge("engine_up", "Whether the engine answers: 0 or 1.")?,
-            engine_processes: new
-                .gauge("engine_processes", "Engine processes seen since the shim started.")?,
-            engine_learned: new.counter(
-                "engine_learned_total",
+            engine_processes: new.counter(
+                "engine_processes_total",
+                "Engine processes seen since the shim started. More than 1 means restarts.",
+            )?,
+            engine_identifications: new.counter(
+                "engine_identifications_total",
                 "How often the capabilities of an engine process were determined.",
             )?,
             engine_figures_age: new.register(Gauge::with_opts(opts(
                 "engine_figures_age_seconds",
-                "Age of the engine's own figures.",
+                "Age of the last load figures that the engine reported; +Inf before the first.",
             ))?)?,
             mirror_blocks: new.gauges(
                 "mirror_blocks",
-                "KV blocks that the engine holds.",
+                "KV blocks that the engine holds according to its events, by rank and tier.",
                 &["rank", "tier"],
             )?,
             mirror_current: new.gauges(
                 "mirror_current",
-                "Whether the engine's KV events arrive without a gap: 0 or 1.",
+                "Whether the engine's KV events arrive without a gap: 0 or 1. While 0, every gate is a \
+                 miss.",
                 &["rank"],
             )?,
             mirror_resets: new.register(IntCounterVec::new(
@@ -110,7 +113,7 @@ impl Metrics {
             )?,
             router_lag_changes: new.gauges(
                 "router_lag_changes",
-                "Changes that the router was sent and has not acknowledged.",
+                "Changes that were sent to the router and that the router has not acknowledged.",
                 &["router"],
             )?,
             broker_connected: new.gauge(

@@ -214,7 +214,7 @@ impl Canary {
             Verdict::Unclear(why) => (Parity::Unknown, why),
         };
         self.worker.parity.judge(round, parity);
-        self.cluster.metrics.canary.with_label_values(&[model, parity.name(), why]).inc();
+        self.cluster.metrics.canaries.with_label_values(&[model, parity.name(), why]).inc();
         match parity {
             Parity::Mismatch(cause) => tracing::error!(
                 model,

@@ -92,7 +92,7 @@ pub struct Worker {
     resent: Option<IntCounter>,
     unsolicited: Option<IntCounter>,
     /// Counts its answers that were for another request.
-    foreign_answers: Option<IntCounter>,
+    foreign_replies: Option<IntCounter>,
     /// For how long it gets a growing share once it is alive.
     slow_start_ms: AtomicU64,
     /// Whether it has been here from the start, when all are new and none is spared.
@@ -159,7 +159,7 @@ impl Worker {
             processes: AtomicU32::new(0),
             resent: None,
             unsolicited: None,
-            foreign_answers: None,
+            foreign_replies: None,
             slow_start_ms: AtomicU64::new(0),
             founder: AtomicBool::new(false),
             shim_report: ShimReport::default(),
@@ -232,11 +232,11 @@ impl Worker {
     pub fn with_counts(self, model: &str, metrics: &Metrics) -> Self {
         let labels = [model, self.id()];
         let resent = metrics.resent_requests.with_label_values(&labels);
-        let foreign_answers = metrics.foreign_answers.with_label_values(&labels);
-        let unsolicited = metrics.unsolicited_bytes.with_label_values(&labels);
+        let foreign_replies = metrics.foreign_replies.with_label_values(&labels);
+        let unsolicited = metrics.unsolicited_data_connections.with_label_values(&labels);
         Self {
             resent: Some(resent),
-            foreign_answers: Some(foreign_answers),
+            foreign_replies: Some(foreign_replies),
             unsolicited: Some(unsolicited),
             ..self
         }
@@ -522,7 +522,7 @@ impl Engine for Worker {
     }
 
     fn count_foreign_answer(&self) {
-        self.foreign_answers.iter().for_each(IntCounter::inc);
+        self.foreign_replies.iter().for_each(IntCounter::inc);
     }
 
     fn count_unsolicited(&self) {

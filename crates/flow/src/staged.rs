@@ -147,5 +147,5 @@ impl Drop for Staged {
 }
 
 fn count(metrics: &Metrics, served: &Served, outcome: &str) {
-    metrics.hand_offs_released.with_label_values(&[served.name(), outcome]).inc();
+    metrics.unused_hand_offs.with_label_values(&[served.name(), outcome]).inc();
 }

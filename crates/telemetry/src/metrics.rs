@@ -68,124 +68,137 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// Requests that have ended.
+    /// Requests that have ended, by endpoint, flow and outcome.
     requests: IntCounterVec("requests_total"; "model", "endpoint", "flow", "outcome");
     /// Requests in flight.
     requests_in_flight: IntGaugeVec("requests_in_flight"; "model");
-    /// Memory that requests hold, in bytes, as charged to `limits.request_memory_max_bytes`.
+    /// Memory in bytes that requests hold, as charged to `limits.request_memory_max_bytes`.
     request_memory: IntGaugeVec("request_memory_bytes";);
     /// Time from the arrival of a request to the first event of its reply.
     ttft: HistogramVec[SECONDS]("ttft_seconds"; "model", "flow");
-    /// Time between two events of a stream.
+    /// Time between two consecutive events of a stream.
     inter_token: HistogramVec[SECONDS]("inter_token_seconds"; "model", "flow");
     /// Time from the arrival of a request to the end of its reply.
     request: HistogramVec[SECONDS]("request_seconds"; "model", "flow");
-    /// Time in each stage of a request: admit, tokenize, match, pick, decode_try, prefill, first_token.
+    /// Time in each stage of a request: admit, tokenize, match, pick, decode_try, prefill,
+    /// first_token.
     stage: HistogramVec[FINE_SECONDS]("stage_seconds"; "model", "stage");
-    /// Whether there is a connection to the broker of the event plane.
+    /// Whether the router is connected to the broker of the event plane: 0 or 1.
     broker_connected: IntGaugeVec("broker_connected"; );
-    /// Messages of shims that were received over the event plane: events or reports.
-    plane_messages: IntCounterVec("plane_messages_total"; "model", "kind");
-    /// Messages of the event plane that were refused: spoofed (the message names another worker
-    /// than its subject), occupied (another process speaks for the worker), nonsense (malformed),
-    /// terms (blocks are hashed differently) or full.
-    plane_refused: IntCounterVec("plane_refused_total"; "model", "reason");
-    /// Snapshots over the event plane: applied, asked (requested from a shim) or failed.
-    plane_snapshots: IntCounterVec("plane_snapshots_total"; "model", "result");
+    /// Messages of shims that were received over the event plane, by kind: events or reports.
+    event_plane_messages: IntCounterVec("event_plane_messages_total"; "model", "kind");
+    /// Messages of the event plane that were refused, by reason: spoofed (the message names another
+    /// worker than its subject), occupied (another process speaks for the worker), nonsense
+    /// (malformed), terms (blocks are hashed differently) or full.
+    event_plane_refused: IntCounterVec("event_plane_refused_messages_total"; "model", "reason");
+    /// Snapshots over the event plane, by result: applied, asked (requested from a shim) or failed.
+    event_plane_snapshots: IntCounterVec("event_plane_snapshots_total"; "model", "result");
     /// Messages in the model's stream that this router has not read yet.
-    plane_pending: IntGaugeVec("plane_pending_messages"; "model");
+    event_plane_pending: IntGaugeVec("event_plane_pending_messages"; "model");
     /// Prompt tokens of completed requests by leg and source. Never sum over legs.
     prompt_tokens: IntCounterVec("prompt_tokens_total"; "model", "leg", "source", "tier");
-    /// Prompt tokens of completed requests as reported to clients, each prompt once.
+    /// Prompt tokens of completed requests as reported to clients. Each prompt counts once.
     usage_prompt_tokens: IntCounterVec("usage_prompt_tokens_total"; "model");
     /// Generated tokens of completed requests.
     generation_tokens: IntCounterVec("generation_tokens_total"; "model");
-    /// Prompt tokens of attempts whose result reached no client. No other count includes them.
+    /// Prompt tokens of attempts whose result reached no client. No other metric includes them.
     wasted_prompt_tokens: IntCounterVec("wasted_prompt_tokens_total"; "model", "reason");
-    /// Prompts whose length differs between engine and router, because of another tokenizer,
-    /// template or engine flag.
-    prompt_tokens_mismatch: IntCounterVec("prompt_tokens_mismatch_total"; "model");
-    /// Cached prompt tokens, by the source of the figure.
+    /// Prompts for which engine and router count different numbers of tokens, because of another
+    /// tokenizer, chat template or engine flag.
+    prompt_length_mismatches: IntCounterVec("prompt_length_mismatches_total"; "model");
+    /// Cached prompt tokens of completed requests, by the source of the figure: the engine, or an
+    /// estimate of the router.
     cached_tokens: IntCounterVec("cached_tokens_total"; "model", "source");
-    /// Absolute difference between the router's estimate and the engine's figure, in blocks.
+    /// Absolute difference between the router's estimate of the cached tokens and the engine's
+    /// figure, in blocks.
     cached_tokens_error: HistogramVec[BLOCKS]("cached_tokens_error_blocks"; "model", "direction");
-    /// Leading blocks that the chosen worker held.
+    /// Leading KV blocks of the prompt that the chosen worker held.
     overlap_blocks: HistogramVec[BLOCKS]("overlap_blocks"; "model", "role");
-    /// Overlap of the best candidate minus that of the chosen one, in blocks.
+    /// Overlap of the best candidate minus the overlap of the chosen one, in blocks.
     overlap_blocks_lost: IntCounterVec("overlap_blocks_lost_total"; "model");
-    /// Blocks within `loss.window` that could have been cache hits and were not, by reason: cold, evicted, diverted, stale, parity.
+    /// Blocks within `cache_loss_tracking.window` that could have been cache hits and were not, by
+    /// reason: cold, evicted, diverted, stale or parity.
     cache_loss_blocks: IntGaugeVec("cache_loss_blocks"; "model", "reason");
-    /// Blocks within `loss.window` that were cache hits, and the maximum that the prompts allowed.
+    /// Blocks within `cache_loss_tracking.window`: those that were cache hits (found), and the
+    /// maximum that the prompts allowed (best).
     cache_hit_blocks: IntGaugeVec("cache_hit_blocks"; "model", "of");
     /// Requests that wait in the router's `queue` for a worker.
     queue_depth: IntGaugeVec("queue_depth"; "model");
-    /// Decisions of the shadow policy, by whether its choice was the same as that of the policy.
+    /// Decisions of the shadow policy, by whether the policy made the same choice.
     shadow_decisions: IntCounterVec("shadow_decisions_total"; "model", "leg", "choice");
-    /// Predicted seconds to the first token by which the policy or the shadow policy would have been better, if their choices differed.
+    /// Predicted seconds to the first token by which one policy was better than the other where
+    /// their choices differed, by the better one: live or shadow.
     shadow_seconds: CounterVec("shadow_predicted_seconds_total"; "model", "leg", "better");
-    /// Moving average of the estimate's error for one worker, in blocks: too high or too low.
+    /// Moving average of the error of the router's estimate for the worker, in blocks, by
+    /// direction: over (too high) or under (too low).
     worker_drift: GaugeVec("worker_cached_tokens_drift_blocks"; "model", "worker", "direction");
-    /// The share of the worker's overlap that does not count, because the worker finds less in its
-    /// cache than the index says.
-    worker_overlap_discount: GaugeVec("worker_overlap_discount"; "model", "worker");
-    /// Whether the worker takes part in KV routing: 0 or 1. It does unless it is known to disagree
-    /// with the router on tokens or blocks, or finds much less than the index says.
-    worker_kv_routing: IntGaugeVec("worker_kv_routing"; "model", "worker");
+    /// The share of the worker's overlap that is not counted, from 0 to 1, because the worker finds
+    /// less in its cache than the index states.
+    worker_overlap_discount_ratio: GaugeVec("worker_overlap_discount_ratio"; "model", "worker");
+    /// Whether the worker takes part in KV routing: 0 or 1. It is 0 if the worker is known to
+    /// disagree with the router on tokens or blocks, or finds much less in its cache than the index
+    /// states.
+    worker_kv_routing_enabled: IntGaugeVec("worker_kv_routing_enabled"; "model", "worker");
     /// 1 for the current result of the worker's canary (ok, unknown, mismatch, or pending before
     /// the first test), 0 for the other results.
     worker_parity: IntGaugeVec("worker_parity"; "model", "worker", "result");
-    /// Canaries, by result and by the cause of a result other than `ok`.
-    canary: IntCounterVec("canary_total"; "model", "result", "cause");
-    /// Replies of engines that could report a figure (usage, cached_tokens), and whether they did.
+    /// Canary tests, by result and by the cause of a result other than `ok`.
+    canaries: IntCounterVec("canaries_total"; "model", "result", "cause");
+    /// Replies of engines that could report a figure (usage, cached_tokens), by whether they
+    /// reported it.
     engine_reports: IntCounterVec("engine_reports_total"; "model", "worker", "figure", "reported");
     /// Lines of the ledger file: written, queue_full or write_failed.
     ledger_records: IntCounterVec("ledger_records_total"; "result");
     /// Lines of the record file: written, queue_full or write_failed.
     record_lines: IntCounterVec("record_lines_total"; "result");
-    /// Completed requests with and without cached tokens.
+    /// Completed requests with cached tokens (hit) and without (miss).
     prefix_cache_requests: IntCounterVec("prefix_cache_requests_total"; "model", "result");
-    /// Requests of P/D models that were prefilled by their decode worker.
+    /// Requests of P/D models whose prompt the decode worker computed, by reason.
     local_prefills: IntCounterVec("local_prefills_total"; "model", "reason");
     /// Prompts in decode-first, by the gate that decided and the outcome.
     decode_first: IntCounterVec("decode_first_total"; "model", "gate", "outcome");
     /// The cache hit threshold of requests that set none.
     cache_hit_threshold: GaugeVec("cache_hit_threshold_ratio"; "model");
-    /// How well one threshold separates local from remote prefills, from 0 to 1; 1 for a configured threshold.
+    /// How well one threshold separates local from remote prefills, from 0 to 1. 1 for a configured
+    /// threshold.
     threshold_confidence: GaugeVec("cache_hit_threshold_confidence_ratio"; "model");
-    /// Retries of legs.
+    /// Retries of legs, by the outcome of the failed attempt.
     retries: IntCounterVec("retries_total"; "model", "leg", "reason");
     /// Retries that were not made because the model's retry budget was exhausted.
     retries_refused: IntCounterVec("retries_refused_total"; "model", "leg");
     /// Requests that were sent again to the same worker on a new connection, because the kept
     /// connection was closed while they were written.
     resent_requests: IntCounterVec("resent_requests_total"; "model", "worker");
-    /// Replies of an engine whose id belongs to another request. They were dropped and their
-    /// connection closed. The engine, or a proxy in front of it, mixes up replies.
-    foreign_answers: IntCounterVec("foreign_answers_total"; "model", "worker");
-    /// Kept connections to an engine on which bytes had arrived that answer no request. They were closed, and
-    /// for a minute the engine's connections serve one request each.
-    unsolicited_bytes: IntCounterVec("unsolicited_bytes_total"; "model", "worker");
-    /// Replies that lost their decode worker and could be continued exactly: resumed on another
-    /// worker, or lost.
+    /// Replies of an engine whose id belongs to another request. The router dropped them and closed
+    /// their connections. The engine, or a proxy in front of the engine, mixes up replies.
+    foreign_replies: IntCounterVec("foreign_replies_total"; "model", "worker");
+    /// Kept connections to an engine on which bytes arrived that belong to no reply. The router
+    /// closed them. For a minute afterwards, each connection to the engine serves one request.
+    unsolicited_data_connections: IntCounterVec("unsolicited_data_connections_total"; "model", "worker");
+    /// Streamed replies that lost their decode worker and could be continued exactly, by outcome:
+    /// resumed on another worker, or lost.
     migrations: IntCounterVec("migrations_total"; "model", "outcome");
-    /// Unused hand-offs: fetched by a request for one token, so that their blocks are freed;
-    /// failed to be fetched; or left until their lease ends.
-    hand_offs_released: IntCounterVec("hand_offs_released_total"; "model", "outcome");
+    /// Hand-offs that no decode worker used, by outcome: fetched by a request for one token so that
+    /// their blocks are freed, failed to be fetched, or left until their lease ends.
+    unused_hand_offs: IntCounterVec("unused_hand_offs_total"; "model", "outcome");
     /// Open connections of clients.
     connections: IntGaugeVec("connections"; "listener");
     /// Connections that the router closed, and HTTP/2 streams that it reset (`stream_*`), because
     /// of the client's behaviour.
     connections_cut: IntCounterVec("connections_cut_total"; "listener", "reason");
-    /// Requests that were refused because of load.
+    /// Requests that were refused because of load, by reason.
     shed: IntCounterVec("shed_total"; "model", "reason");
-    /// Fields that were removed from requests: only the router may set them (`router_only`), they
-    /// control the engine (`steers`), or they are not known at this endpoint (`unknown`).
+    /// Fields that were removed from requests, by reason: only the router may set the field
+    /// (`router_only`), the field controls the engine (`steers`), or the field is not known at the
+    /// endpoint (`unknown`).
     removed_fields: IntCounterVec("removed_fields_total"; "model", "reason");
-    /// Prompts whose tokens the router cannot compute.
-    prompts_unknown: IntCounterVec("prompts_unknown_total"; "model", "reason");
-    /// Workers that a discovery source found last. The value stays while the source cannot be reached.
+    /// Prompts whose tokens the router cannot compute, by reason.
+    untokenized_prompts: IntCounterVec("untokenized_prompts_total"; "model", "reason");
+    /// Workers that the last lookup of a discovery source found. The value stays while the source
+    /// cannot be reached.
     discovery_workers: IntGaugeVec("discovery_workers"; "model", "source");
-    /// Errors of a discovery source: it could not be reached, refused, or returned nothing usable.
+    /// Errors of a discovery source: it could not be reached, refused the request, or returned
+    /// nothing usable.
     discovery_errors: IntCounterVec("discovery_errors_total"; "model", "source");
     /// Whether the worker answered the last probe: 0 or 1.
     worker_up: IntGaugeVec("worker_up"; "model", "worker", "role");
@@ -193,46 +206,52 @@ metrics! {
     worker_state: IntGaugeVec("worker_state"; "model", "worker", "state");
     /// Changes of the worker's state.
     worker_transitions: IntCounterVec("worker_transitions_total"; "model", "worker", "from", "to");
-    /// Whether the circuit breaker of a leg is open: 0 or 1 (leg `tokenizer`: requests that need no model).
+    /// Whether the circuit breaker of a leg is open: 0 or 1. The leg `tokenizer` stands for
+    /// requests that need no model.
     worker_breaker_open: IntGaugeVec("worker_breaker_open"; "model", "worker", "role", "leg");
-    /// Requests of this router on the worker.
+    /// Requests of this router that are in flight on the worker.
     worker_requests: IntGaugeVec("worker_requests"; "model", "worker", "role");
     /// Prompt tokens that are booked on the worker and not computed yet.
     worker_prefill_tokens: IntGaugeVec("worker_prefill_tokens"; "model", "worker", "role");
-    /// KV blocks of the worker as the worker reports them.
+    /// KV blocks of the worker, as reported by the worker.
     worker_kv_blocks: GaugeVec("worker_kv_blocks"; "model", "worker", "role", "state");
-    /// Attached shims.
-    attached_workers: IntGaugeVec("attached_workers"; "model");
-    /// Attach calls of shims: attached, resumed (with the earlier index), or the reason of the
-    /// refusal.
-    attach: IntCounterVec("attach_total"; "result");
-    /// Whether the worker's KV events arrive, so that its overlap is used: 0 or 1.
+    /// Shims that are attached.
+    attached_shims: IntGaugeVec("attached_shims"; "model");
+    /// Attach calls of shims, by result: attached, resumed (with the earlier index), or the reason
+    /// of the refusal.
+    attach_calls: IntCounterVec("attach_calls_total"; "result");
+    /// Whether the worker's KV events arrive: 0 or 1. While 0, its overlap is not used.
     index_events_current: IntGaugeVec("index_events_current"; "model", "worker");
-    /// Whether the index lacks blocks of the worker that exceeded its limit: 0 or 1. The index is rebuilt once they may fit.
+    /// Whether the index lacks blocks of the worker because of
+    /// `limits.index_blocks_per_worker_max`: 0 or 1. The worker's part is rebuilt once all blocks
+    /// may fit.
     index_truncated: IntGaugeVec("index_truncated"; "model", "worker");
     /// Distinct blocks of the worker in the index.
     index_blocks: IntGaugeVec("index_blocks"; "model", "worker", "tier");
-    /// Blocks in the speculative index: recently sent to the worker (kind `speculative`), or
-    /// computed there without events (`approximate`). Never part of `index_blocks` or of an
-    /// overlap.
-    index_assumed_blocks: IntGaugeVec("index_assumed_blocks"; "model", "worker", "kind");
-    /// KV events that were applied.
+    /// Blocks of the worker in the speculative index, by kind: recently sent to the worker
+    /// (`speculative`), or computed there without events (`approximate`). They are never part of
+    /// `index_blocks` or of an overlap.
+    speculative_index_blocks: IntGaugeVec("speculative_index_blocks"; "model", "worker", "kind");
+    /// KV events that were applied to the index.
     index_events: IntCounterVec("index_events_total"; "model", "worker");
     /// Gaps in the worker's KV events, whether or not a replay filled them.
     index_gaps: IntCounterVec("index_gaps_total"; "model", "worker");
-    /// How often the worker's part of the index was dropped and rebuilt.
+    /// Number of times that the worker's part of the index was dropped and rebuilt.
     index_resyncs: IntCounterVec("index_resyncs_total"; "model", "worker", "reason");
-    /// Blocks that could not be indexed (events for the reasons `garbage` and `rank`).
+    /// Blocks that could not be indexed. The reasons `garbage` and `rank` count events instead of
+    /// blocks.
     index_rejected: IntCounterVec("index_rejected_total"; "model", "worker", "reason");
     /// Time from the creation of an event in the engine to its presence in the index.
     index_event_lag: HistogramVec[SECONDS]("index_event_lag_seconds"; "model", "worker");
-    /// Reloads of the configuration: changed, unchanged or refused.
+    /// Reloads of the configuration, by result: changed, unchanged or refused.
     reloads: IntCounterVec("reloads_total"; "result");
-    /// A hash of 48 bits of the running configuration. Replicas with the same configuration show the same value.
+    /// A hash of 48 bits of the running configuration. Replicas with the same configuration have
+    /// the same value.
     config_hash: IntGaugeVec("config_hash";);
-    /// When the running configuration was last loaded, or confirmed by an unchanged file, in seconds since 1970.
+    /// Time at which the running configuration was last loaded, or confirmed by an unchanged file,
+    /// in seconds since 1970.
     config_loaded: GaugeVec("config_last_reload_success_timestamp_seconds";);
-    /// Always 1; the version is the label.
+    /// Always 1. The version is the label.
     build_info: IntGaugeVec("build_info"; "version");
 }
 

@@ -21,7 +21,7 @@ pub struct ModelSeries {
     usage_prompt_tokens: Series<IntCounter, 0>,
     cached_tokens: Series<IntCounter, 1>,
     prefix_cache_requests: Series<IntCounter, 1>,
-    prompts_unknown: Series<IntCounter, 1>,
+    untokenized_prompts: Series<IntCounter, 1>,
 }
 
 /// The series of a model with the model's name, which is their label `model`.
@@ -87,7 +87,7 @@ impl ModelSeries {
         reason: &'static str,
         label: impl Fn() -> String,
     ) {
-        let find = || all.prompts_unknown.with_label_values(&[model, &label()]);
-        self.prompts_unknown.with([reason], find, IntCounter::inc);
+        let find = || all.untokenized_prompts.with_label_values(&[model, &label()]);
+        self.untokenized_prompts.with([reason], find, IntCounter::inc);
     }
 }

@@ -136,9 +136,9 @@ fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
 fn observe_index(core: &Core, served: &Served, worker: &Worker) {
     let metrics = &core.metrics;
     let labels = [served.name(), worker.id()];
-    let discount = metrics.worker_overlap_discount.with_label_values(&labels[..2]);
+    let discount = metrics.worker_overlap_discount_ratio.with_label_values(&labels[..2]);
     discount.set(worker.drift.discount());
-    let takes_part = metrics.worker_kv_routing.with_label_values(&labels[..2]);
+    let takes_part = metrics.worker_kv_routing_enabled.with_label_values(&labels[..2]);
     takes_part.set(worker.takes_part_in_kv_routing().into());
     let parity = worker.parity.parity().name();
     for result in Parity::RESULTS {
@@ -157,7 +157,7 @@ fn observe_index(core: &Core, served: &Served, worker: &Worker) {
         [("speculative", assumed.speculative), ("approximate", assumed.approximate)]
     {
         let labels = [model, worker_id, kind];
-        metrics.index_assumed_blocks.with_label_values(&labels).set(blocks as i64);
+        metrics.speculative_index_blocks.with_label_values(&labels).set(blocks as i64);
     }
     let held = served.pool.block_counts(worker);
     for tier in Tier::ALL {

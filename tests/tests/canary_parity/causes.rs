@@ -23,8 +23,11 @@ async fn check_in(spec: Spec, cause: &str) {
     };
     assert_eq!((gauge("mismatch").await, gauge("ok").await), (1.0, 0.0));
     let asked = [("model", "sim"), ("result", "mismatch"), ("cause", cause)];
-    assert_eq!(cluster.metric("splitrail_canary_total", &asked).await, 1.0);
-    assert_eq!(cluster.metric("splitrail_worker_kv_routing", &[("worker", "w0")]).await, 0.0);
+    assert_eq!(cluster.metric("splitrail_canaries_total", &asked).await, 1.0);
+    assert_eq!(
+        cluster.metric("splitrail_worker_kv_routing_enabled", &[("worker", "w0")]).await,
+        0.0
+    );
     let prompt = text(30, "served");
     ask(&cluster, &prompt).await;
     let again = ask(&cluster, &prompt).await;
@@ -109,7 +112,7 @@ async fn healthy_workers_agree_in_every_dialect_of_events() {
             assert_eq!(settled(&cluster, id).await, "ok", "{form:?} {hash:?} {id}");
             assert_eq!(worker(&cluster, id).await["kv_routing"], true);
         }
-        let asked = cluster.metric("splitrail_canary_total", &[("result", "ok")]).await;
+        let asked = cluster.metric("splitrail_canaries_total", &[("result", "ok")]).await;
         assert_eq!(asked, 4.0);
     }
 }

@@ -101,7 +101,8 @@ async fn a_worker_is_discounted_for_as_long_as_it_may_not_be_read_anew() {
     let reply = ask(&cluster, &prompts[12]).await;
     let (blocks, discount) = overlap(&cluster, &reply).await;
     assert!(blocks > 0 && discount > 0.9, "{blocks} {discount}");
-    let gauge = cluster.metric("splitrail_worker_overlap_discount", &[("worker", "w0")]).await;
+    let gauge =
+        cluster.metric("splitrail_worker_overlap_discount_ratio", &[("worker", "w0")]).await;
     assert!(gauge > 0.9, "{gauge}");
     assert_eq!(cluster.metric("splitrail_index_resyncs_total", &DRIFT).await, 1.0);
 }
@@ -127,7 +128,10 @@ async fn a_worker_that_reading_anew_does_not_help_takes_no_part_any_more() {
     })
     .await;
     assert_eq!(cluster.metric("splitrail_index_resyncs_total", &DRIFT).await, 2.0);
-    assert_eq!(cluster.metric("splitrail_worker_kv_routing", &[("worker", "w0")]).await, 0.0);
+    assert_eq!(
+        cluster.metric("splitrail_worker_kv_routing_enabled", &[("worker", "w0")]).await,
+        0.0
+    );
     let reply = ask(&cluster, &prompts[39]).await;
     assert_eq!(overlap(&cluster, &reply).await.0, 0, "nothing is believed");
 }

@@ -146,5 +146,5 @@ async fn a_worker_that_disagrees_is_asked_again_after_a_while() {
     eventually("it agrees in the end", async || worker(&cluster, "w0").await["parity"] == "ok")
         .await;
     let labels = [("result", "mismatch"), ("cause", "salt")];
-    assert_eq!(cluster.metric("splitrail_canary_total", &labels).await, 1.0);
+    assert_eq!(cluster.metric("splitrail_canaries_total", &labels).await, 1.0);
 }

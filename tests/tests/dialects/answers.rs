@@ -42,9 +42,12 @@ async fn a_prompt_s_text_usage_and_cached_tokens_are_those_of_the_chat_it_stands
                 }
             }
         }
-        let unknown = "splitrail_prompts_unknown_total";
+        let unknown = "splitrail_untokenized_prompts_total";
         assert_eq!(trial.cluster.metric(unknown, &[]).await, 0.0);
-        assert_eq!(trial.cluster.metric("splitrail_prompt_tokens_mismatch_total", &[]).await, 0.0);
+        assert_eq!(
+            trial.cluster.metric("splitrail_prompt_length_mismatches_total", &[]).await,
+            0.0
+        );
         for endpoint in ["responses", "messages"] {
             let labels = [("endpoint", endpoint), ("outcome", "ok")];
             assert_eq!(trial.cluster.metric("splitrail_requests_total", &labels).await, 4.0);

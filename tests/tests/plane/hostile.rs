@@ -25,7 +25,7 @@ async fn nobody_speaks_for_another_worker_nor_from_anywhere() {
     stand.true_picture("requests").await;
     let client = stranger(&stand).await;
     let terms = terms(&client).await;
-    let refused = "splitrail_plane_refused_total";
+    let refused = "splitrail_event_plane_refused_messages_total";
 
     // Of another worker than the subject's.
     let spoofed = report("d0", "http://127.0.0.1:9", terms.clone());
@@ -47,7 +47,7 @@ async fn nobody_speaks_for_another_worker_nor_from_anywhere() {
     // Outside of the networks in which workers may be.
     let outside = report("far", "http://203.0.113.9:8000", terms.clone());
     say(&client, names::load("sim", "far"), outside).await;
-    let attach = "splitrail_attach_total";
+    let attach = "splitrail_attach_calls_total";
     counted(&stand, attach, &[("result", "permission_denied")], 1.0).await;
 
     // Hashed in another way.
@@ -83,7 +83,8 @@ async fn another_process_is_not_believed_while_a_worker_speaks() {
     for _ in 0..5 {
         say(&client, names::load("sim", "p0"), thief.clone()).await;
     }
-    counted(&stand, "splitrail_plane_refused_total", &[("reason", "occupied")], 5.0).await;
+    counted(&stand, "splitrail_event_plane_refused_messages_total", &[("reason", "occupied")], 5.0)
+        .await;
     for router in stand.of(Kind::Router) {
         let shown = admin(router).get("/admin/workers").await.json();
         for worker in shown["workers"].as_array().unwrap() {

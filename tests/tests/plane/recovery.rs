@@ -48,7 +48,7 @@ async fn a_broker_that_has_forgotten_everything_gets_it_again() {
 async fn a_router_too_slow_for_the_stream_gets_a_snapshot() {
     let mut stand = Stand::start(plan()).await;
     let router = stand.place(Kind::Router, "r0");
-    let resyncs = metric(&stand, router, "splitrail_plane_snapshots_total", &[]).await;
+    let resyncs = metric(&stand, router, "splitrail_event_plane_snapshots_total", &[]).await;
     stand.pause(router);
     // What the broker has sent to it already is not in its hands any more either.
     let broker = stand.place(Kind::Broker, "nats");
@@ -73,6 +73,6 @@ async fn a_router_too_slow_for_the_stream_gets_a_snapshot() {
     stream.purge().await.unwrap();
     stand.go_on(router);
     stand.true_picture("messages aged out").await;
-    let now = metric(&stand, router, "splitrail_plane_snapshots_total", &[]).await;
+    let now = metric(&stand, router, "splitrail_event_plane_snapshots_total", &[]).await;
     assert!(now > resyncs, "it had to fetch: {now} of {resyncs}");
 }

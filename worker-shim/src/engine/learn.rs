@@ -97,7 +97,7 @@ impl Learner<'_> {
                 replace_if_changed(capabilities, now)
             });
         }
-        self.metrics.engine_learned.inc();
+        self.metrics.engine_identifications.inc();
         tracing::info!(
             honours_threshold = ?outcome.honours_threshold,
             reports_cached_tokens = ?outcome.reports_cached_tokens,

@@ -47,6 +47,7 @@ pub(super) async fn run(
         let asked = Instant::now();
         let outcome = query(client).await;
         let was = polled.borrow().clone();
+        let processes = was.process;
         let now = match outcome {
             Ok(figures) => {
                 let now = was.clone().updated_with(asked, figures);
@@ -66,7 +67,7 @@ pub(super) async fn run(
             }
         };
         metrics.engine_up.set(now.up.into());
-        metrics.engine_processes.set(i64::try_from(now.process).unwrap_or(i64::MAX));
+        metrics.engine_processes.inc_by(now.process.saturating_sub(processes));
         polled.send_replace(now);
     }
 }

@@ -54,7 +54,7 @@ impl OutcomeCounters {
     pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
         let options = Opts::new(
             "splitrail_shim_requests_total",
-            "Requests by what became of them; each once, when its answer begins.",
+            "Requests by outcome, each counted once when its reply begins.",
         );
         let family = IntCounterVec::new(options, &["outcome"])?;
         registry.register(Box::new(family.clone()))?;

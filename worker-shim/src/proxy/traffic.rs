@@ -33,13 +33,13 @@ impl Traffic {
         };
         Ok(Arc::new(Self {
             requests: gauge(
-                "splitrail_shim_requests",
-                "Requests under way to the engine, until the last byte of their answers.",
+                "splitrail_shim_requests_in_flight",
+                "Requests to the engine that are in flight, until the last byte of their replies.",
             )?,
             prefill_tokens_queued: gauge(
-                "splitrail_shim_prefill_tokens_queued",
-                "Prompt tokens of requests whose answers have not begun; estimated where the \
-                 router does not tell.",
+                "splitrail_shim_queued_prefill_tokens",
+                "Prompt tokens of requests whose replies have not begun. Estimated as a quarter of the \
+                 body's bytes if the router does not report them.",
             )?,
             staged: Mutex::default(),
             changed: watch::Sender::new(()),

@@ -34,12 +34,12 @@ impl AttachContext {
             Code::Unavailable => "unavailable",
             _ => "failed",
         };
-        self.cluster.metrics.attach.with_label_values(&[result]).inc();
+        self.cluster.metrics.attach_calls.with_label_values(&[result]).inc();
     }
 
     /// Counts a stream that attached its worker; `resumed` if no snapshot is needed.
     pub(super) fn count_attached(&self, resumed: bool) {
         let result = if resumed { "resumed" } else { "attached" };
-        self.cluster.metrics.attach.with_label_values(&[result]).inc();
+        self.cluster.metrics.attach_calls.with_label_values(&[result]).inc();
     }
 }

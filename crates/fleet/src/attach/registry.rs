@@ -158,7 +158,7 @@ impl SessionGuard {
     /// Marks the stream as open until the result is dropped.
     pub(super) fn live(&self, metrics: &Metrics) -> Live {
         self.set_live(true);
-        let gauge = metrics.attached_workers.with_label_values(&[self.key.0.as_str()]);
+        let gauge = metrics.attached_shims.with_label_values(&[self.key.0.as_str()]);
         gauge.inc();
         Live {
             gauge,

@@ -252,7 +252,7 @@ impl Account {
     fn compare(&self, engine: u32) {
         let Some(router) = self.prompt_tokens.filter(|router| *router != engine) else { return };
         let model = self.served.name();
-        self.metrics.prompt_tokens_mismatch.with_label_values(&[model]).inc();
+        self.metrics.prompt_length_mismatches.with_label_values(&[model]).inc();
         if self.served.mismatch.may_log() {
             let worker = self.worker.id();
             tracing::error!(

@@ -67,7 +67,7 @@ async fn after_bytes_that_answer_no_request_connections_serve_one_request_each()
         is_answered(&front, text).await;
     }
     assert_eq!(again.load(Relaxed), 0, "no connection serves a second request");
-    assert_eq!(front.metric("splitrail_unsolicited_bytes_total", &[]).await, 1.0);
+    assert_eq!(front.metric("splitrail_unsolicited_data_connections_total", &[]).await, 1.0);
     assert_eq!(front.metric("splitrail_resent_requests_total", &[]).await, 0.0);
     no_breaker_is_open(&front).await;
 }
@@ -131,7 +131,7 @@ async fn an_answer_with_the_id_of_another_request_reaches_no_client() {
     }
     assert_eq!(engine.heard().len(), 5, "the connection of a foreign answer is not used again");
     let worker = [("worker", "w0")];
-    assert_eq!(front.metric("splitrail_foreign_answers_total", &worker).await, 2.0);
+    assert_eq!(front.metric("splitrail_foreign_replies_total", &worker).await, 2.0);
     no_breaker_is_open(&front).await;
 }
 
@@ -155,7 +155,7 @@ async fn a_stream_with_the_id_of_another_request_reaches_no_client() {
         let chunks = front.http.stream(COMPLETIONS, &body).await.chunks().await;
         assert_eq!(streamed_text(&chunks, 0), "mine");
     }
-    assert_eq!(front.metric("splitrail_foreign_answers_total", &[]).await, 2.0);
+    assert_eq!(front.metric("splitrail_foreign_replies_total", &[]).await, 2.0);
 }
 
 #[tokio::test]
@@ -178,7 +178,7 @@ async fn a_request_that_got_the_answer_of_another_is_sent_again_on_a_new_connect
     join(is_answered(&front, "together 1"), is_answered(&front, "together 2")).await;
     is_answered(&front, "next").await;
     assert_eq!(engine.heard().len(), 4, "one answer was for another request");
-    assert_eq!(front.metric("splitrail_foreign_answers_total", &[]).await, 1.0);
+    assert_eq!(front.metric("splitrail_foreign_replies_total", &[]).await, 1.0);
     no_breaker_is_open(&front).await;
 }
 

@@ -44,7 +44,7 @@ async fn a_template_that_takes_too_long_is_given_up_and_its_request_served() {
     let reply = solo.http.post_with(CHAT, &[], chat(4000, 500)).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     let reason = "rendering_the_chat_takes_too_much_time_or_room";
-    let unknown = solo.metric("splitrail_prompts_unknown_total", &[("reason", reason)]).await;
+    let unknown = solo.metric("splitrail_untokenized_prompts_total", &[("reason", reason)]).await;
     assert_eq!(unknown, 1.0, "it was placed by load alone");
 }
 

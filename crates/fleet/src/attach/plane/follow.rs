@@ -189,7 +189,7 @@ impl Follower<'_> {
         let info = message.info()?;
         let (number, pending) = (info.stream_sequence, info.pending);
         let metrics = &self.model.context.cluster.metrics;
-        let gauge = metrics.plane_pending.with_label_values(&[self.model.name.as_str()]);
+        let gauge = metrics.event_plane_pending.with_label_values(&[self.model.name.as_str()]);
         gauge.set(i64::try_from(pending).unwrap_or(i64::MAX));
         self.dispatch(&message);
         self.seen = Some(number.max(self.seen.unwrap_or_default()));

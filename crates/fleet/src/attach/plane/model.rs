@@ -43,17 +43,17 @@ impl Model {
     }
 
     pub(super) fn count_refused(&self, reason: &str) {
-        let refused = &self.context.cluster.metrics.plane_refused;
+        let refused = &self.context.cluster.metrics.event_plane_refused;
         refused.with_label_values(&[self.name.as_str(), reason]).inc();
     }
 
     pub(super) fn count_message(&self, kind: &str) {
-        let messages = &self.context.cluster.metrics.plane_messages;
+        let messages = &self.context.cluster.metrics.event_plane_messages;
         messages.with_label_values(&[self.name.as_str(), kind]).inc();
     }
 
     pub(super) fn count_snapshot(&self, result: &str) {
-        let snapshots = &self.context.cluster.metrics.plane_snapshots;
+        let snapshots = &self.context.cluster.metrics.event_plane_snapshots;
         snapshots.with_label_values(&[self.name.as_str(), result]).inc();
     }
 }
