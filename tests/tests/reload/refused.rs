@@ -30,7 +30,7 @@ fn line(yaml: &str, text: &str) -> usize {
 #[tokio::test]
 async fn what_needs_a_restart_is_refused_with_its_place() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let yaml = but(&cluster.yaml, "hash_seed: 7", "hash_seed: 8\ndraw_seed: 1");
+    let yaml = but(&cluster.yaml, "hash_seed: 7", "hash_seed: 8\nrng_seed: 1");
     let yaml = but(&yaml, "grpc: 127.0.0.1:0, ", "");
     let yaml = but(&yaml, "limits: {", "limits: { in_flight_max: 9, n_max: 1,");
     let problems = refused(&cluster, &yaml).await;
