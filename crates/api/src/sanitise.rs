@@ -29,7 +29,7 @@ const NAMES_MAX_BYTES: usize = 256;
 pub enum Reason {
     /// Only the router may set it.
     RouterOnly,
-    /// It steers the engine, and the model's `forward_fields` does not name it.
+    /// It steers the engine, and the model's `pass_unknown` does not name it.
     Steers,
     /// Neither the API nor an engine is known to have it in this place.
     Unknown,
@@ -90,7 +90,7 @@ impl Removed {
 }
 
 /// Removes from a body what an engine is not to be sent. `opened` are the names that the model's
-/// `forward_fields` lists.
+/// `pass_unknown` lists.
 ///
 /// # Errors
 /// None beyond those of parsing a nested object, which the body's check excludes.

@@ -54,7 +54,6 @@ pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[
     ("models[].health.fail_after", "models[].health.unhealthy_threshold"),
     ("models[].health.pass_after", "models[].health.healthy_threshold"),
     ("models[].loss", "models[].cache_loss_tracking"),
-    ("models[].pass_unknown", "models[].forward_fields"),
     ("models[].timeouts.answer", "models[].timeouts.reply"),
     ("models[].workers[].honours_threshold", "models[].workers[].supports_cache_hit_threshold"),
     ("record.rotate.keep", "record.rotate.files_max"),
@@ -74,7 +73,6 @@ mod tests {
     fn sample(new: &str) -> Value {
         match new.rsplit('.').next().unwrap() {
             "durable_name" => json!("r0"),
-            "forward_fields" => json!(["priority"]),
             "supports_cache_hit_threshold" => json!(true),
             "over_share_max" | "under_share_max" => json!(0.75),
             "cache_loss_tracking" => json!({"window": "7m"}),

@@ -283,7 +283,7 @@ pub struct Model {
     /// may set (hand-offs, ranks, ids) cannot be listed.
     #[serde(default)]
     #[schemars(length(max = 64))]
-    pub forward_fields: Vec<String>,
+    pub pass_unknown: Vec<String>,
     /// Retries before the first byte has reached the client.
     #[serde(default)]
     pub retries: Retries,

@@ -57,7 +57,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         lease(model, &path, report);
         tokenizer::check(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
-        forward_fields(model, &path, report);
+        pass_unknown(model, &path, report);
     }
 }
 
@@ -194,13 +194,13 @@ impl Names {
 }
 
 /// What only the router may set, no model opens.
-fn forward_fields(model: &Node, path: &str, report: &mut Report) {
-    let items = model.get("forward_fields").map(Node::items).unwrap_or_default();
+fn pass_unknown(model: &Node, path: &str, report: &mut Report) {
+    let items = model.get("pass_unknown").map(Node::items).unwrap_or_default();
     for (index, item) in items.iter().enumerate() {
         if item.text().is_some_and(is_router_only) {
             let name = shown(item.text().unwrap_or_default());
             let message = format!(
-                "`{path}.forward_fields[{index}]` \"{name}\" can be set by the router only"
+                "`{path}.pass_unknown[{index}]` \"{name}\" can be set by the router only"
             );
             let hint = "it moves KV, or names a rank or a request: take it out of the list";
             report.error(item.at, message, hint);

@@ -129,7 +129,7 @@ pub fn reference_markdown() -> String {
         let names: Vec<_> = names.map(|field| format!("`{}`", field.name)).collect();
         out += &format!("**{title}**: {}\n\n", names.join(", "));
     }
-    out += "| steers; passes only if `forward_fields` names it | what it decides |\n|---|---|\n";
+    out += "| steers; passes only if `pass_unknown` names it | what it decides |\n|---|---|\n";
     for field in FIELDS {
         if let Rule::Steers(what) = field.rule {
             out += &format!("| `{}` | {what} |\n", field.name);

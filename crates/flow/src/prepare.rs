@@ -149,7 +149,7 @@ impl Payload {
         };
         let opened = |name: &str| -> &[String] {
             let named = named(serving, endpoint, name);
-            named.map_or(&[], |named| &serving.models[named.model].config.forward_fields)
+            named.map_or(&[], |named| &serving.models[named.model].config.pass_unknown)
         };
         Inbound::read(endpoint, body, prompt, (limits, &mut memory.work), opened)
     }

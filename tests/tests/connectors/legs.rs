@@ -15,7 +15,7 @@ use crate::{CONNECTORS, pd, requests};
 #[tokio::test]
 async fn fields_that_a_model_opens_travel_in_both_legs_of_every_connector() {
     for connector in CONNECTORS {
-        let spec = Spec { model: "forward_fields: [x_unknown]".into(), ..pd(connector, 1, 1) };
+        let spec = Spec { model: "pass_unknown: [x_unknown]".into(), ..pd(connector, 1, 1) };
         let mut trial = Trial::start(spec).await;
         for (path, mut body) in requests(11) {
             body["x_unknown"] = json!({"kept": [1.50, null, "\u{e9}"]});
