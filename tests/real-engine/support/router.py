@@ -70,7 +70,7 @@ models:
     flow: aggregated
     connector: none
     policy: {{ kind: kv_overlap }}
-    canary: {{ again_after: 24h }}
+    canary: {{ interval: 24h }}
     workers:
 {workers}
 """
