@@ -1,10 +1,12 @@
-//! Divides the router's places for requests in flight among clients.
+//! Divides the places for requests in flight (`limits.in_flight_max`; one per prompt) fairly among
+//! clients.
 //!
 //! Places are shared by a dynamic threshold: a client may hold at most [`SHARE_OF_FREE`] times the
-//! number of free places. A single greedy client gets all places but a ninth. If other clients
-//! come, fewer places are free, the greedy client gets no new places until it holds less, and
-//! finally all have equal shares, while a client that holds few places always finds one. No request
-//! waits, nothing is reserved for absent clients, and a decision reads two numbers.
+//! number of free places. A single client can hold at most eight ninths of the places. When other
+//! clients come, fewer places are free. A client above its share then gets no further places until
+//! it holds fewer, so that the shares become equal. A client that holds none gets a place whenever
+//! one is free. No request waits, nothing is reserved for absent clients, and a decision needs only
+//! two numbers: the places that the client holds and the free places.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
@@ -56,8 +58,8 @@ impl FreePlaces {
 /// The places that are taken, by client.
 #[derive(Debug, Default)]
 pub struct Admission {
-    /// Requests in flight by client; only clients that have some. Like these, bounded by
-    /// `limits.in_flight_max`.
+    /// The number of places that each client holds. Clients without places are removed, so there
+    /// are at most `limits.in_flight_max` entries.
     shares: DashMap<ShareKey, usize>,
     /// Randomly seeded, so that clients cannot choose keys that collide.
     hasher: RandomState,
@@ -88,14 +90,14 @@ impl Admission {
         Some(ShareKey(hash))
     }
 
-    /// Whether a client could take one of this number of free places now.
-    pub fn would_share(&self, key: Option<ShareKey>, free: usize) -> bool {
+    /// Whether a client may take a place while `free` places are free.
+    pub fn may_take_place(&self, key: Option<ShareKey>, free: usize) -> bool {
         let Some(key) = key else { return true };
         let held = self.shares.get(&key).map_or(0, |held| *held);
         held < free.saturating_mul(SHARE_OF_FREE)
     }
 
-    /// Takes places for a client, of which `free` were free before; `None` if the client would
+    /// Charges places to a client; `free` places were free before. `None` if the client would
     /// exceed its share.
     pub fn share(
         self: &Arc<Self>,
@@ -111,9 +113,9 @@ impl Admission {
         if is_fair {
             *held += places;
         }
-        let is_new = *held == 0;
+        let holds_none = *held == 0;
         drop(held);
-        if is_new {
+        if holds_none {
             self.forget(key);
         }
         is_fair.then(|| Share { places, of: Some((Arc::clone(self), key)) })
@@ -134,7 +136,7 @@ pub fn client_prefix(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A client's places. Dropping it removes them from the client's share.
+/// Places of one request. Dropping this value removes them from the client's share.
 #[derive(Debug)]
 pub struct Share {
     places: usize,

@@ -111,7 +111,7 @@ impl Core {
     pub fn check_free_places(&self, client: Option<ShareKey>) -> Result<(), Error> {
         match self.in_flight.free() {
             0 => Err(self.shed_full()),
-            free if self.admission.would_share(client, free) => Ok(()),
+            free if self.admission.may_take_place(client, free) => Ok(()),
             _ => Err(self.shed_share()),
         }
     }

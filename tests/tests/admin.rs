@@ -116,7 +116,7 @@ async fn mistakes_are_told_with_their_places_and_change_nothing() {
         (with("bootstrap", json!("http://127.0.0.1:1")), 400, "`worker.bootstrap` is of no use"),
         (with("weight", json!(1)), 400, "unknown key `weight`"),
         (json!({"model": "none", "worker": good}), 404, "model none is not served"),
-        (with("kv_events", json!(events)), 409, "that of worker w0"),
+        (with("kv_events", json!(events)), 409, "is already used by worker w0"),
     ] {
         let reply = add(admin, &body).await;
         assert_eq!(reply.status, status, "{body}: {}", reply.text());

@@ -199,9 +199,8 @@ fn pass_unknown(model: &Node, path: &str, report: &mut Report) {
     for (index, item) in items.iter().enumerate() {
         if item.text().is_some_and(is_router_only) {
             let name = shown(item.text().unwrap_or_default());
-            let message = format!(
-                "`{path}.pass_unknown[{index}]` \"{name}\" can be set by the router only"
-            );
+            let message =
+                format!("`{path}.pass_unknown[{index}]` \"{name}\" can be set by the router only");
             let hint = "it moves KV, or names a rank or a request: take it out of the list";
             report.error(item.at, message, hint);
         }

@@ -39,9 +39,8 @@ fn a_model_opens_no_field_that_only_the_router_may_set() {
     let opened = |names: &str| format!("name: small\n    pass_unknown: [{names}]");
     accepted(&valid_but("name: small", &opened("priority, made_up")));
     for name in ["kv_transfer_params", "bootstrap_anything", "rid"] {
-        let part =
-            format!("`models[1].pass_unknown[1]` \"{name}\" can be set by the router only");
-        refused("name: small", &opened(&format!("priority, {name}")), (33, 32), &part);
+        let part = format!("`models[1].pass_unknown[1]` \"{name}\" can be set by the router only");
+        refused("name: small", &opened(&format!("priority, {name}")), (33, 30), &part);
     }
 }
 

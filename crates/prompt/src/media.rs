@@ -1,9 +1,9 @@
 //! The text of a chat before its first image, audio or video.
 //!
 //! How many tokens an engine puts in the place of a medium, and with which ids, depends on the
-//! model and is not known to the router. The text before it is text as in any other prompt, and its
-//! full blocks are those of a prompt without media: vLLM adds a medium's hash only to the blocks
-//! that contain tokens of the medium.
+//! model and is not known to the router. The text before a medium is text as in any other prompt,
+//! and its full blocks are those of a prompt without media: vLLM adds a medium's hash only to the
+//! blocks that contain tokens of the medium.
 
 use serde_json::Value;
 
@@ -12,8 +12,8 @@ use super::template::ContentFormat;
 use super::tokenizer::Tokenizer;
 use super::{ChatRequestView, PromptError, PromptModel, RenderInput};
 
-/// Marks the position of a medium. If a client's text contains the mark, too, the known part is
-/// only shorter.
+/// Marks the position of a medium. If a client's text contains the mark as well, the only effect is
+/// that the known part is shorter.
 const MARK: &str = "\u{e000}medium\u{e001}";
 
 /// Number of bytes at the end of a text that are examined to find how many of its last tokens
@@ -45,14 +45,16 @@ fn message_has_media(message: &Value) -> bool {
 /// The tokens before the first medium that are certainly the same in the engine.
 ///
 /// # Errors
-/// [`PromptError::Unsupported`] if there are none.
+/// [`PromptError::Unsupported`] if they cannot be determined, and the errors of rendering and
+/// tokenizing. The list may be empty.
 pub(super) fn tokens_before(
     model: &PromptModel,
     chat: ChatRequestView<'_>,
     now_unix_s: i64,
 ) -> Result<Vec<u32>, PromptError> {
     if chat.add_special_tokens {
-        // The special tokens may be added at the end.
+        // The tokenizer may add special tokens at the end, but this text does not end where the
+        // prompt ends.
         return Err(PromptError::Unsupported(MEDIA));
     }
     let text = text_before(model, chat, now_unix_s)?;
@@ -72,7 +74,8 @@ fn text_before(
     let messages = std::mem::take(&mut chat.messages).into_owned();
     let listed = messages.as_array().map(Vec::as_slice).unwrap_or_default();
     let first = listed.iter().position(message_has_media).ok_or_else(|| unknown.clone())?;
-    // If a text looks like a placeholder, the engine uses the first such text, wherever it is.
+    // If a text contains what looks like a placeholder, the engine inserts the medium at the first
+    // such text, wherever it is.
     let looks_like_one =
         listed[..=first].iter().chain(chat.tools).chain(chat.documents).any(mentions_placeholder);
     if looks_like_one || listed[first]["role"] != "user" {
@@ -81,8 +84,9 @@ fn text_before(
     let input = RenderInput::new(model, &chat, now_unix_s)?;
     let format = input.format;
     if format == ContentFormat::String && model.options.chat_template.is_some() {
-        // Some models have no placeholders and begin every prompt with its images. None of these
-        // models has a template of its own.
+        // Some models have no placeholders: their engine puts all images at the start of the
+        // prompt. These models bring no chat template, so this may be one of them if a template is
+        // configured.
         return Err(unknown);
     }
     let conversation = normalise::conversation_with(messages, format, Some(MARK))?;
@@ -100,7 +104,8 @@ fn text_before(
     if let Some(as_sent) = as_sent {
         let as_sent = render(as_sent)?.text;
         if marked.replace(MARK, "") == as_sent {
-            // The template prints nothing for media, so the model puts them somewhere else.
+            // The template prints nothing for media, so the engine inserts them at a place that is
+            // not known here.
             return Err(unknown);
         }
         // A template may print media before the text of their message, or mention them earlier.

@@ -1,10 +1,11 @@
 //! What the router and the shim both do before they serve: read and check a configuration file,
 //! resolve secrets, and start logging.
 //!
-//! A file becomes a tree in which every value has its place ([`tree`]). The tree is compared with
-//! the JSON Schema of a program's typed configuration and with the program's own rules; both report
-//! everything they find. Only a tree without mistakes becomes a value ([`file::parse`]). The
-//! differences between the programs are in their [`Dialect`].
+//! A file is parsed into a tree that knows the line and column of every value ([`tree`]). The tree
+//! is checked against the JSON Schema of a program's typed configuration and against the program's
+//! own rules; all mistakes are reported. Only a tree without mistakes is converted to the typed
+//! configuration ([`file::parse`]). What differs between the files of the two programs is described
+//! by [`Dialect`].
 
 mod check;
 pub mod endpoint;

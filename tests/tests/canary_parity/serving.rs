@@ -93,7 +93,7 @@ async fn nothing_is_believed_before_a_worker_was_asked() {
     eventually("it is asked", async || served(&cluster, "w0").len() == 1).await;
     let ready = cluster.admin.get("/ready").await;
     assert_eq!(ready.status, 503);
-    assert!(ready.text().contains("asked whether it agrees"), "{}", ready.text());
+    assert!(ready.text().contains("parity of worker w0 is being tested"), "{}", ready.text());
     // It serves all the same.
     let prompt = text(30, "early");
     ask(&cluster, &prompt).await;

@@ -1,9 +1,10 @@
 //! Snapshots of all blocks, for routers that have no data yet or have missed too many changes.
 //!
-//! The mirror is locked while a snapshot is taken, which lasts a few milliseconds for a million
-//! blocks. Routers that need a snapshot at about the same time share one, and the number of
-//! snapshots in memory is limited. A slow router therefore delays only routers whose snapshot
-//! would exceed the limit.
+//! The mirror is locked only while its blocks are copied, which takes a few milliseconds for a
+//! million blocks; they are sorted afterwards, without the lock. Routers that need a snapshot at
+//! about the same time share one, and the number of snapshots in memory is limited. A slow router,
+//! which keeps its snapshot in memory, therefore delays another router only if that one needs a
+//! further snapshot and the limit is reached.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -18,7 +19,7 @@ use super::messages;
 /// Maximum number of snapshots in memory.
 const SNAPSHOTS_MAX: usize = 2;
 
-/// All blocks that the engine held at one position of the changes.
+/// All blocks that the engine held at one position in the sequence of changes.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     /// The last change that the snapshot contains.
@@ -30,8 +31,8 @@ pub(crate) struct Snapshot {
 
 /// Shares snapshots between routers and limits their number.
 ///
-/// A task that waits for a snapshot may not be polled for a long time, if its router does not
-/// read. It therefore holds no lock and has no place in a queue while it waits.
+/// A task that waits for a snapshot may stay unpolled for a long time if its router does not read.
+/// It therefore holds no lock and has no place in a queue while it waits.
 #[derive(Debug)]
 pub(super) struct SharedSnapshots {
     last: Mutex<Weak<Snapshot>>,
@@ -63,7 +64,8 @@ impl Default for SharedSnapshots {
 }
 
 impl SharedSnapshots {
-    /// Returns a new snapshot, or an existing one from which the ring leads to the last change.
+    /// Returns a new snapshot, or an existing one if all changes after it are still in the change
+    /// log.
     pub(super) async fn get(&self, mirror: &Mirror) -> Arc<Snapshot> {
         loop {
             let mut freed = std::pin::pin!(self.freed.notified());
@@ -75,7 +77,7 @@ impl SharedSnapshots {
                 let freed = Arc::clone(&self.freed);
                 let permit = SnapshotPermit { permit: Some(permit), freed };
                 let source = mirror.clone();
-                // Sorting takes long if there are many runs.
+                // Sorting many runs takes long, so it runs on a blocking thread.
                 let made =
                     tokio::task::spawn_blocking(move || Snapshot::take(&source, permit)).await;
                 return made.unwrap_or_else(|_| Arc::new(Snapshot::empty(mirror)));
@@ -117,8 +119,8 @@ impl Snapshot {
         snapshot
     }
 
-    /// Replaces a snapshot that could not be taken. Its position belongs to no mirror, so that
-    /// another snapshot follows.
+    /// Stands in for a snapshot that could not be taken. Its position belongs to no mirror, so the
+    /// router gets another snapshot afterwards.
     fn empty(mirror: &Mirror) -> Self {
         let (_, mirror_id) = mirror.id();
         Self { position: ChangePosition::default(), mirror_id, ranks: Vec::new(), _permit: None }
@@ -151,7 +153,8 @@ impl SnapshotParts {
         self.snapshot.position
     }
 
-    /// Whether the current rank has another run.
+    /// Whether the current rank has another piece of a run; loads the pieces of the next run if
+    /// needed.
     fn has_more(&mut self) -> bool {
         while self.pieces.as_slice().is_empty() {
             let Some((_, frozen, order)) = self.snapshot.ranks.get(self.rank) else {

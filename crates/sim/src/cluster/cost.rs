@@ -1,4 +1,5 @@
-//! The cost model: three linear models with a quadratic attention term.
+//! The simulated durations of prefills, KV transfers and decode steps: linear models, with a
+//! quadratic attention term for prefills.
 
 /// Coefficients of the cost model. The defaults describe a 70-billion-parameter model on an
 /// eight-GPU node.
@@ -8,7 +9,7 @@ pub struct CostModel {
     pub prefill_base_s: f64,
     /// Per computed token, in seconds.
     pub prefill_token_s: f64,
-    /// Per pair of a computed token and one it attends to, in seconds.
+    /// Per pair of a computed token and a token that it attends to, in seconds.
     pub prefill_pair_s: f64,
     /// Per KV transfer, in seconds.
     pub transfer_base_s: f64,
@@ -31,7 +32,7 @@ impl Default for CostModel {
             prefill_token_s: 85e-6,
             prefill_pair_s: 2.3e-9,
             transfer_base_s: 5e-3,
-            // 80 layers x 8 KV heads x 128 x 2 (key and value) x 2 bytes.
+            // 80 layers x 8 KV heads x 128 dimensions x 2 (key and value) x 2 bytes.
             kv_bytes_per_token: 327_680.0,
             transfer_bytes_per_s: 100e9,
             step_base_s: 15e-3,
@@ -47,13 +48,13 @@ pub fn ns(seconds: f64) -> u64 {
 }
 
 impl CostModel {
-    /// Seconds to compute `tokens` new tokens after `context` tokens, without the base.
+    /// Seconds to compute `tokens` new tokens after `context` tokens, without `prefill_base_s`.
     pub fn span_s(&self, tokens: u32, context: u32) -> f64 {
         let n = f64::from(tokens);
         self.prefill_token_s * n + self.prefill_pair_s * n * (f64::from(context) + n / 2.0)
     }
 
-    /// Nanoseconds of a whole prefill of which `cached` tokens need no computing.
+    /// Nanoseconds of a prefill of `input` tokens, of which `cached` need not be computed.
     pub fn prefill_ns(&self, input: u32, cached: u32) -> u64 {
         ns(self.prefill_base_s + self.span_s(input - cached, cached))
     }

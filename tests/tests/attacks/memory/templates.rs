@@ -43,7 +43,7 @@ async fn a_template_that_takes_too_long_is_given_up_and_its_request_served() {
     let solo = Solo::with_template(limits, ENDLESS, |_| whole_answer()).await;
     let reply = solo.http.post_with(CHAT, &[], chat(4000, 500)).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
-    let reason = "rendering_the_chat_takes_too_much_time_or_room";
+    let reason = "rendering_the_chat_takes_too_much_time_or_memory";
     let unknown = solo.metric("splitrail_untokenized_prompts_total", &[("reason", reason)]).await;
     assert_eq!(unknown, 1.0, "it was placed by load alone");
 }
@@ -80,7 +80,8 @@ async fn a_template_is_given_up_when_its_client_leaves() {
 async fn a_second_stop_signal_waits_for_no_template() {
     let (solo, _client) = rendering().await;
     solo.router.signal("TERM");
-    eventually("it drains", async || solo.http.get("/ready").await.status == 503).await;
+    let refuses = async || TcpStream::connect(solo.router.http).await.is_err();
+    eventually("it drains, and accepts no connection", refuses).await;
     solo.router.signal("TERM");
     let mut router = solo.router;
     eventually("the process has ended", async || router.has_ended()).await;

@@ -1,5 +1,5 @@
-//! The reports of each worker that were received and are not yet relayed. Bounded for each worker
-//! and for all workers together.
+//! Buffers, for each worker, what was received from the broker and not yet passed to the worker's
+//! session. The size is bounded for each worker and for all workers of a model.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 /// Maximum size of one worker's waiting changes in bytes: somewhat more than a shim publishes
 /// between two snapshots.
 const SLOT_MAX_BYTES: usize = 16 << 20;
-/// Maximum size of all workers' waiting changes in bytes.
+/// Maximum size in bytes of the waiting changes of all workers of a model.
 const ALL_MAX_BYTES: usize = 256 << 20;
 /// From this size on, the consumer waits, so that further messages stay with the broker.
 const FULL_BYTES: usize = ALL_MAX_BYTES / 2;
@@ -20,7 +20,8 @@ const FULL_BYTES: usize = ALL_MAX_BYTES / 2;
 const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a slot is kept after the last heartbeat.
 const FORGET: Duration = Duration::from_secs(60);
-/// Slots beside those of the shims that may attach: of workers that are gone.
+/// Number of slots beyond the number of shims that may attach, for workers that are gone and not
+/// yet forgotten.
 const BESIDE: usize = 64;
 
 /// The slots of one model's workers.
@@ -30,7 +31,7 @@ pub(super) struct Slots {
     held: Arc<Held>,
 }
 
-/// The size of what waits in all slots.
+/// Total size of the messages that wait in all slots.
 #[derive(Default)]
 struct Held {
     bytes: AtomicUsize,
@@ -67,9 +68,10 @@ pub(super) struct Latest {
     pub(super) at: Instant,
     pub(super) instance_id: String,
     pub(super) mirror_id: String,
-    /// All changes up to this number are in the stream.
+    /// The number of the last change that the shim has published to the broker's stream; `None`
+    /// while the shim does not know it.
     pub(super) sequence: Option<u64>,
-    /// The last load report, with its number.
+    /// The last load report, and how many this process has sent.
     pub(super) load: Option<(u64, v1::Load)>,
     pub(super) hello: Option<v1::Hello>,
     pub(super) terms: Option<v1::Welcome>,
@@ -97,7 +99,8 @@ impl Slots {
         Self { max: workers_max + BESIDE, by_token, held: Arc::default() }
     }
 
-    /// The slot of a worker, which is created if needed; `None` if there are too many.
+    /// The slot of a worker, which is created if needed; `None` if a new slot would exceed the
+    /// maximum.
     pub(super) fn slot(&self, token: &str) -> Option<Arc<Slot>> {
         let mut slots = lock(&self.by_token);
         if let Some(slot) = slots.get(token) {
@@ -124,7 +127,8 @@ impl Slots {
         lock(&self.by_token).values().cloned().collect()
     }
 
-    /// Drops the slots of workers that have sent no heartbeat for `FORGET`.
+    /// Drops the slots of workers that have sent no heartbeat for `FORGET` and have no running
+    /// relay.
     pub(super) fn forget(&self, now: Instant) {
         let is_old = |slot: &Slot| {
             now.saturating_duration_since(slot.latest.borrow().at) >= FORGET
@@ -133,7 +137,7 @@ impl Slots {
         lock(&self.by_token).retain(|_, slot| !is_old(slot));
     }
 
-    /// Waits until less than `FULL_BYTES` wait, but at most `ROOM_PATIENCE`.
+    /// Waits, for at most `ROOM_PATIENCE`, until the waiting messages take less than `FULL_BYTES`.
     pub(super) async fn room(&self) {
         let free = async {
             loop {
@@ -150,8 +154,8 @@ impl Slots {
 }
 
 impl Slot {
-    /// Adds a message of the given size in bytes. If there is no room, all waiting messages are
-    /// dropped first; returns whether that happened.
+    /// Adds a message of the given size in bytes. If there is no room, all waiting messages of this
+    /// worker are dropped first; returns whether that happened.
     pub(super) fn push(&self, message: v1::PlaneEvents, bytes: usize) -> bool {
         let mut queue = lock(&self.queue);
         let all = self.held.bytes.load(Relaxed);
@@ -177,7 +181,7 @@ impl Slot {
         Some((bytes, message))
     }
 
-    /// Puts the message that was taken last back to the front.
+    /// Puts the last message taken back at the front.
     pub(super) fn put_back(&self, bytes: usize, message: v1::PlaneEvents) {
         let mut queue = lock(&self.queue);
         self.held.bytes.fetch_add(bytes, Relaxed);
@@ -218,7 +222,7 @@ impl Drop for Slot {
     }
 }
 
-/// A panic while the lock was held cannot leave the value half-changed.
+/// Locks a mutex. Poisoning is ignored, because a panic cannot leave these values half-changed.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -255,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_no_more_slots_than_shims_may_attach() {
+    fn the_number_of_slots_is_bounded() {
         let slots = Slots::new(1);
         let taken = (0..100).filter(|name| slots.slot(&name.to_string()).is_some()).count();
         assert_eq!(taken, 1 + BESIDE);

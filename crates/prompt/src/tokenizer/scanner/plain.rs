@@ -1,8 +1,9 @@
-//! Splits plain text into words, in order.
+//! Splits text into the words of a tokenizer's regular expression, with a fast path for ASCII.
 //!
 //! The starts of most words are found sixty-four bytes at a time (`starts`). Non-ASCII text, a word
-//! of sixty-four bytes or more, and the end of a text are left to the library's scanner, from the
-//! current word to the next place where every word ends.
+//! of sixty-four bytes or more, and the end of a text are left to the scanner of `fastokens` ("the
+//! library"), which gets the text from the current word to the next place where a word certainly
+//! ends.
 
 use std::vec;
 
@@ -10,12 +11,12 @@ use super::Scanner;
 use super::starts::starts;
 use crate::tokenizer::pieces;
 
-/// Minimum number of bytes given to the library in one call. A byte that is not ASCII often has
-/// others near it, and each call has a cost; the minimum also ensures that no byte is scanned again
-/// and again.
+/// Minimum number of bytes given to the library in one call. Bytes that are not ASCII are often
+/// close together, so one longer call is cheaper than several; the minimum also keeps the total
+/// time linear.
 const SCANNED_MIN_BYTES: usize = 64;
 
-/// The ends of some consecutive words: one bit for each byte from `from` on.
+/// The ends of consecutive words: if bit `i` is set, a word ends before byte `from + i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ends {
     pub(crate) from: u32,
@@ -61,7 +62,7 @@ pub(super) struct Rules {
     /// Whether contractions such as `'s` are words.
     pub(super) contracts: bool,
     /// Whether digits are split off before the other rules apply, and characters that are neither
-    /// letter, sign nor space are left over.
+    /// letters, signs nor white space may match no rule (DeepSeek).
     pub(super) parts: bool,
 }
 
@@ -100,7 +101,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Whether words cover the whole text of this length without gaps.
+/// Whether the words cover a text of this length completely and without gaps.
 fn are_whole(words: &[(u32, u32)], len: usize) -> bool {
     let ended = words.iter().try_fold(0, |ended, (from, to)| (*from == ended).then_some(*to));
     ended.is_some_and(|ended| ended as usize == len)
@@ -116,7 +117,8 @@ impl Iterator for Words<'_> {
         }
         let rest = &self.text.as_bytes()[self.at..];
         if let (Some(rules), Some(bytes)) = (self.rules, rest.first_chunk()) {
-            // A word starts at the first byte, and none ends there.
+            // Bit 0 is the start of the current word; the end of the previous word has been
+            // returned already.
             let bits = starts(bytes, rules) & !1;
             if let Some(last) = bits.checked_ilog2() {
                 let from = self.at as u32;
