@@ -1,4 +1,4 @@
-//! The leg that answers the client.
+//! Sends the leg that answers the client, and waits until its answer begins.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -30,45 +30,45 @@ use splitrail_fleet::costs::RankScope;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_policy::Leg;
 
-/// An answer that has begun: nothing of it has reached the client yet.
+/// An answer that has begun. Nothing of it has reached the client yet.
 pub enum Begun {
     /// A whole reply.
     Whole(JsonObject),
-    /// A whole reply as its engine wrote it.
+    /// A whole reply, unchanged from the engine.
     Verbatim(Bytes),
-    /// A stream whose first events are there.
+    /// A stream whose first events have arrived.
     Stream(Box<UnitStream>),
-    /// Events that the router makes itself.
+    /// Events that the router itself made.
     Made(Vec<Bytes>),
 }
 
-/// What became of the leg that was to answer.
+/// The result of the leg that answers.
 pub(super) enum Answer {
-    /// It answers.
+    /// The answer has begun.
     Begun(Begun),
-    /// The engine holds less of the prompt than its threshold asks for, and has run
-    /// nothing. With what it says of its tokens.
+    /// The engine holds less of the prompt than its threshold requires and has run nothing. With
+    /// the usage that the engine reported, if any.
     Below(Option<EngineUsage>),
 }
 
-/// A leg that answers the client, as it is sent.
+/// A leg that answers the client, with everything needed to send it.
 #[derive(Clone, Copy)]
 pub(super) struct Sending<'a> {
     pub(super) prompt: PromptContext<'a>,
     pub(super) envelope: &'a Envelope,
     pub(super) placed: &'a Placed,
-    /// What its body carries as `cache_hit_threshold`.
+    /// The value of `cache_hit_threshold` in the body.
     pub(super) threshold: Option<f64>,
 }
 
 impl Sending<'_> {
-    /// Whether the worker may turn it away: what shows no output is then held back.
+    /// Whether the worker may reject the leg. If so, events are held back until they show output.
     pub(super) fn is_gated(&self) -> bool {
         self.envelope.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)
     }
 
-    /// Whether a hand-off is fetched first, since one cannot serve several samples: they
-    /// then find the prompt in the worker's own cache.
+    /// Whether a leg of its own fetches the hand-off first. One hand-off cannot serve several
+    /// samples; after the fetch, the samples find the prompt in the worker's own cache.
     pub(super) fn fetches_first(&self) -> bool {
         self.prompt.context.options.samples > 1
     }
@@ -129,11 +129,11 @@ impl Sending<'_> {
     }
 }
 
-/// Sends the leg that answers the client, and waits until its answer begins. A hand-off is
-/// taken out of `staged`; it is put back where no byte of it was sent.
+/// Sends the leg that answers the client, and waits until its answer begins. The hand-off is taken
+/// out of `staged`, and is put back if no byte of it was sent.
 ///
 /// # Errors
-/// Why it did not; nothing has reached the client then.
+/// The reason why the answer did not begin; nothing has reached the client then.
 pub(super) async fn generate(
     sending: &Sending<'_>,
     staged: &mut Option<Prefilled>,
@@ -186,13 +186,14 @@ pub(super) async fn generate(
     let good = |prefilled: &Prefilled| prefilled.lease().is_none_or(|l| !l.left(now).is_zero());
     *staged = under_way.take_back().filter(good);
     if staged.is_none() {
-        // Nor does what was prefilled for it serve another.
+        // The prefill leg cannot serve another attempt either, so it is discarded as well.
         decision.attempt_discarded(error.outcome());
     }
     Err(error)
 }
 
-/// The first event of a leg that waited for nobody came after its KV and one step.
+/// Trains the cost model with a hand-off. Without requests ahead of it in the queue, the first
+/// event of a leg comes after the transfer of its KV and one decode step.
 fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
     let Sending { prompt, placed, .. } = *sending;
     let PromptContext { context, unit, .. } = prompt;
@@ -202,13 +203,14 @@ fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
     let step_seconds = step.step_seconds(u64::from(requests), context_tokens);
     let held = u64::from(placed.believed_blocks) * u64::from(context.served.pool.block_size());
     let took_seconds = took.as_secs_f64();
-    // A step that is not learned yet may be thought to take longer than both.
+    // If the step's duration is not learned yet, its prediction may exceed the measured time; at
+    // least a tenth of the measured time is then taken for the hand-off.
     let seconds = (took_seconds - step_seconds).max(took_seconds / 10.0);
     costs.handed_over(unit.weight_tokens.saturating_sub(held), seconds);
 }
 
-/// What a leg that was to answer has come to. What was prefilled for one that failed may
-/// serve another.
+/// Evaluates how the leg that answers has begun. After an error, its prefill leg is not discarded
+/// here, since the hand-off may serve another attempt.
 pub(super) fn conclude(
     sending: &Sending<'_>,
     mut account: Account,
@@ -248,7 +250,7 @@ pub(super) fn conclude(
     Err(error)
 }
 
-/// The status by which some engines turn a request away.
+/// Some engines reject a request below its threshold with status 412.
 fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
     begun.or_else(|error| match error.kind() {
         Kind::EngineRejected(412) => Ok(First::Below(None)),
@@ -256,7 +258,7 @@ fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
     })
 }
 
-/// Prompt tokens that the worker has to compute before it answers.
+/// The number of prompt tokens that the worker has to compute before it answers.
 fn to_compute(sending: &Sending<'_>, handed_over: bool) -> u64 {
     match handed_over {
         true => 0,
@@ -267,7 +269,7 @@ fn to_compute(sending: &Sending<'_>, handed_over: bool) -> u64 {
     }
 }
 
-/// What the answer owns until it has ended; its leg is entered in the ledger.
+/// Makes the data that the answer owns until it ends, and enters its leg in the ledger.
 pub(super) fn account(sending: &Sending<'_>, now: Instant, handed_over: bool) -> Account {
     let Sending { prompt, placed, .. } = *sending;
     let PromptContext { context, unit, decision } = prompt;
@@ -290,8 +292,8 @@ pub(super) fn account(sending: &Sending<'_>, now: Instant, handed_over: bool) ->
     }
 }
 
-/// Bounds a call by the lease of its hand-off: an engine that has not begun to answer by
-/// then may have come too late for the blocks, and would not say so.
+/// Limits a call by the lease of its hand-off. An engine that has not begun to answer by the end of
+/// the lease may have fetched the blocks too late, and would not report this.
 async fn in_lease<T>(
     lease: Option<Lease>,
     worker: &Worker,
@@ -322,15 +324,15 @@ async fn whole_reply(
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
         let response = client.post(worker, shape, body, envelope).await?;
-        // Engines send a whole reply's status once the answer is there; of a leg that may be
-        // turned away, only its body tells whether it is one.
+        // Engines send the status of a whole reply when the answer is complete. If the leg may be
+        // rejected, only the body shows whether it is an answer.
         if !sending.is_gated() {
             account.began();
         }
         client.whole_answer(worker, response, &context.unread).await
     });
-    // The reply comes at the end of it all. Only the worker's reports tell whether the
-    // request left the queue in time.
+    // The reply comes only after all tokens are generated, so its time says nothing about the
+    // lease. Only the worker's load reports show whether the request left the queue in time.
     let queued = async {
         match lease {
             Some(lease) => tokio::time::sleep_until(lease.ends()).await,
@@ -352,7 +354,7 @@ async fn whole_reply(
     Ok(First::Whole(reply))
 }
 
-/// What a reply or an event says of its tokens, where that makes sense.
+/// The usage in a reply or an event, if it is valid.
 pub(super) fn usage_of(dialect: Dialect, reply: &Bytes) -> Option<EngineUsage> {
     let reply = JsonObject::parse(reply.clone()).ok()?;
     EngineUsage::parse_in(dialect, serde_json::from_str(reply.raw("usage")?).ok()?).ok()

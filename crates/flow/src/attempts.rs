@@ -6,33 +6,33 @@ use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
-/// The decode workers that failed one prompt, and its further attempts.
+/// The workers on which a leg of one prompt has failed, and the number of attempts that are left.
 pub(super) struct Attempts {
     failed: Vec<Exclusion>,
     left: u32,
 }
 
 impl Attempts {
-    /// As many as the model's configuration allows.
+    /// As many attempts as the model's configuration allows (`retries.decode`).
     pub(super) fn new(context: &Context) -> Self {
         Self { failed: Vec::new(), left: context.served.config.retries.decode }
     }
 
-    /// Workers that are not asked again.
+    /// Workers that are not tried again.
     pub(super) fn failed(&self) -> &[Exclusion] {
         &self.failed
     }
 
-    /// Nor are these.
+    /// Excludes further workers.
     pub(super) fn spare(&mut self, workers: Vec<Exclusion>) {
         self.failed.extend(workers);
     }
 
-    /// A worker has failed a leg.
+    /// Notes that a worker has failed a leg, and allows a further attempt.
     ///
     /// # Errors
-    /// Its error, where another worker would not do better, or there is none, or enough
-    /// were tried.
+    /// The worker's error, if another worker would not do better, no other worker is up, or the
+    /// attempts or the retry budget are used up.
     pub(super) fn again_elsewhere(
         &mut self,
         context: &Context,
@@ -46,8 +46,9 @@ impl Attempts {
         let stale = error.kind() == Kind::StaleConnection;
         if stale || !others && (error.kind() == Kind::LeaseExpired || error.is_of_the_connection())
         {
-            // It was too slow once; with a new prefill it may be in time. Or a connection to it
-            // was lost, which says nothing of the next.
+            // The worker may be tried again: it was too slow once but may be in time with a new
+            // prefill, or a connection to it was lost, which says nothing about the next
+            // connection.
             self.failed.pop();
         } else if !(others && error.worth_another_worker()) {
             return Err(error);
@@ -55,10 +56,10 @@ impl Attempts {
         self.again(context, worker, error)
     }
 
-    /// An attempt was in vain, through no fault of its worker's.
+    /// Allows a further attempt after one that failed without a fault of its worker.
     ///
     /// # Errors
-    /// Its error, if enough were made.
+    /// The error of the attempt, if the attempts or the retry budget are used up.
     pub(super) fn again(
         &mut self,
         context: &Context,

@@ -23,13 +23,13 @@ use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
-/// Replies from this length on are read off the reactor.
+/// Replies of at least this length are parsed off the reactor.
 const LONG_BYTES: usize = 256 << 10;
 
 /// Runs a request of an auxiliary endpoint until its reply has arrived.
 ///
 /// # Errors
-/// The last attempt's, once no further one is allowed or makes sense.
+/// The error of the last attempt, if no further attempt is allowed or useful.
 pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
     let PromptContext { context, decision, .. } = prompt;
     let Served { pool, retry_budget, .. } = context.served.as_ref();
@@ -56,7 +56,8 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
             Err(error) => {
                 decision.decode_failed(error.outcome());
                 if error.kind() == Kind::NotOffered {
-                    // Each worker is asked once in a while: that needs no bound, and no budget.
+                    // A worker without this endpoint is asked only once in a while, so this retry
+                    // needs no bound and no budget.
                     worker.endpoint_support.lacks(endpoint, Instant::now());
                     continue;
                 }
@@ -70,11 +71,11 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
     }
 }
 
-/// For which leg a worker is looked for, and who it must not be besides those that have
-/// failed: those that lack the endpoint, or are left alone for it.
+/// The leg for which a worker is chosen, and the workers to exclude besides those in `failed`:
+/// workers that lack the endpoint, and workers whose circuit breaker for it is open.
 ///
 /// # Errors
-/// If all that are up lack it.
+/// If all workers that are up lack the endpoint.
 pub(super) fn able(
     served: &Served,
     endpoint: Endpoint,
@@ -92,7 +93,7 @@ pub(super) fn able(
         let message = format!("no worker of model {} offers {}", served.name(), endpoint.path());
         return Err(Error::new(Kind::NotOffered, message));
     }
-    // As with legs: if all are left alone, they are asked all the same.
+    // As with legs: if the breakers of all workers are open, all workers are tried nevertheless.
     let shut =
         |worker: &Worker| !endpoint.computes() && !worker.endpoint_support.breaker.allows(now);
     let open = |worker: &Arc<Worker>| may_have(worker) && left(&worker) && !shut(worker);
@@ -119,8 +120,8 @@ fn next_leg(pool: &Pool, exclusions: &[Exclusion]) -> Leg {
     }
 }
 
-/// A worker's breaker for what its model computes is the leg's; what needs no model has its
-/// own, since it says nothing of the other.
+/// An endpoint that the model computes uses the circuit breaker of the leg. Other endpoints have a
+/// breaker of their own, because their failures say nothing about the model.
 fn begin(worker: &Worker, leg: Leg, endpoint: Endpoint) {
     match endpoint.computes() {
         true => worker.breaker(leg).begin(Instant::now()),
@@ -142,7 +143,7 @@ fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<&Error>) {
     }
 }
 
-/// Asks one worker; gives its reply, and what it says of the prompts' tokens.
+/// Sends the request to one worker. Returns the reply and the usage that the worker reported.
 async fn ask(
     prompt: PromptContext<'_>,
     placed: &Placed,
@@ -173,8 +174,8 @@ async fn ask(
     read.ok_or_else(|| Error::engine(worker.id(), "sent a reply that is not JSON"))
 }
 
-/// An engine that has no such path, or does not implement it, is asked in vain and well all
-/// the same; one that does not know its model is not.
+/// Changes the error of an engine that lacks the endpoint or does not implement it: the request
+/// failed, but the worker is healthy. The error of an engine that does not know the model is kept.
 fn offered(error: Error, worker: &Worker, endpoint: Endpoint) -> Error {
     match (error.kind(), error.param()) {
         (Kind::EngineRejected(404), Some("model")) => error,
@@ -186,14 +187,14 @@ fn offered(error: Error, worker: &Worker, endpoint: Endpoint) -> Error {
     }
 }
 
-/// What the router reads of a reply.
+/// The members of a reply that the router reads.
 #[derive(Deserialize)]
 struct Answer<'a> {
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
 }
 
-/// The reply with its usage; `None` if it is no JSON object.
+/// The reply with its usage; `None` if the reply is no JSON object.
 async fn read(context: &Context, reply: Bytes) -> Option<(Bytes, Option<EngineUsage>)> {
     let bytes = reply.len();
     if bytes < LONG_BYTES {
@@ -204,7 +205,7 @@ async fn read(context: &Context, reply: Bytes) -> Option<(Bytes, Option<EngineUs
 }
 
 fn usage(reply: &[u8]) -> Option<Option<EngineUsage>> {
-    // A struct could be read from a list as well.
+    // Serde would also read this struct from a JSON array.
     if !reply.trim_ascii_start().starts_with(b"{") {
         return None;
     }

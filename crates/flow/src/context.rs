@@ -1,4 +1,4 @@
-//! The context of one request: what its prompts share, and what every leg needs.
+//! The context of one request: the data that its prompts share and that every leg needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -28,52 +28,54 @@ use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::leg::Expected;
 use splitrail_ledger::stages::Stages;
 
-/// What the prompts of one request share.
+/// The data that all prompts of one request share.
 pub struct Context {
     /// The router's metrics.
     pub metrics: Arc<Metrics>,
-    /// Prepared the request, and says when work may run off the reactor.
+    /// The preparer of the request. It also runs work off the reactor.
     pub preparer: Arc<Preparer>,
     /// Seed of the block hashes.
     pub hash_seed: HashSeed,
     /// The model.
     pub served: Arc<Served>,
-    /// Where the request came in.
+    /// The endpoint to which the client sent the request.
     pub endpoint: Endpoint,
-    /// How it is to be answered.
+    /// How the client wants the request answered: streamed or not, number of samples, and so on.
     pub options: Options,
-    /// The flow that it is to take.
+    /// The flow that is planned for the request.
     pub flow: RequestFlow,
-    /// The share of its prompts that it wants cached, if it says so.
+    /// The cache hit threshold that the client asked for, from 0 to 1, if any.
     pub threshold: Option<f64>,
-    /// The id that the client sees, for logs.
+    /// The request id that the client sees; logs name it.
     pub request_id: Name,
-    /// W3C trace context.
+    /// The W3C trace context that is sent to engines.
     pub traceparent: Option<HeaderValue>,
-    /// How urgent it is, where it has to wait.
+    /// The urgency of the request; it counts while the request waits in the queue.
     pub urgency: Urgency,
-    /// Times per stage.
+    /// The time that the request has spent in each stage.
     pub stages: Stages,
-    /// What is held of its answer.
+    /// The share that this answer takes of the bound on unread answers of its connection.
     pub unread: Arc<Unread>,
-    /// Whether an attempt met a kept connection that had ended, or that carried the answer to another
-    /// request: further attempts use new connections, since other kept ones may be alike.
+    /// Whether an attempt used a kept connection that had ended, or that carried the answer to
+    /// another request. Further attempts then use new connections, because other kept connections
+    /// may have the same fault.
     pub distrusts_kept_connections: AtomicBool,
 }
 
-/// One prompt of a request, with what all of its legs need.
+/// One prompt of a request, with the data that all of its legs need.
 #[derive(Clone, Copy)]
 pub(super) struct PromptContext<'a> {
-    /// What the prompts of the request share.
+    /// The data that all prompts of the request share.
     pub(super) context: &'a Arc<Context>,
-    /// The prompt as it was prepared.
+    /// The prepared prompt.
     pub(super) unit: &'a Unit,
     /// The prompt's decision record.
     pub(super) decision: &'a DecisionHandle,
 }
 
 impl Context {
-    /// A stage that began at `started` ends now; says when that is, for the next.
+    /// Records that a stage that began at `started` ends now. Returns the present time, which is
+    /// the start of the next stage.
     pub(super) fn mark(&self, stage: &'static str, started: Instant) -> Instant {
         let now = Instant::now();
         let seconds = now.duration_since(started).as_secs_f64();
@@ -88,15 +90,15 @@ impl Context {
     }
 }
 
-/// Tokens that a worker will have to compute of a prompt, for its booking: what is assumed to be
-/// there, or on its way, is not computed again.
+/// The number of prompt tokens that a worker will have to compute, for its booking. Tokens of
+/// speculative blocks are not counted, because they are cached or about to be cached.
 pub(super) fn uncached_tokens(context: &Context, unit: &Unit, assumed_blocks: u32) -> u64 {
     let cached = u64::from(assumed_blocks) * u64::from(context.served.pool.block_size());
     unit.weight_tokens.saturating_sub(cached)
 }
 
-/// Books a leg that computes its prompt. `observes_prefill_end` says whether it is known when the
-/// prompt is computed: how long that takes is learned then.
+/// Books a leg that computes its prompt. `observes_prefill_end` says whether the router will see
+/// when the prefill ends; only then is the cost model trained with the duration.
 pub(super) fn book(
     context: &Context,
     unit: &Unit,
@@ -114,11 +116,13 @@ pub(super) fn book(
     worker.book(placed.rank, uncached, unit.weight_tokens).with_work(work)
 }
 
-/// What the router knows of a leg that it has placed.
+/// What the router expects of a leg that it has placed: length, overlap, and whether the engine's
+/// count of cached tokens can be compared with the index.
 pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expected {
     let bypasses_cache = context.options.bypasses_cache.is_some();
     let tokens_known = unit.prompt_tokens.is_some();
-    // Of several samples, an engine reports the last: it finds what the first computed.
+    // An engine reports the cached tokens of the last sample, which finds the blocks that the first
+    // sample computed. So the count of several samples cannot be compared.
     let one_sample = context.options.samples == 1;
     let indexed = placed.is_comparable();
     Expected {
@@ -131,8 +135,9 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
     }
 }
 
-/// Bounds a call to an engine; `key` names the limit in the error. Callers pin large calls: one
-/// that is handed on by value is moved, and takes its room, once more in each future around it.
+/// Limits the duration of a call to an engine; `key` is the configuration key that the error names.
+/// Callers pin large futures: a future that is passed by value is moved and takes its size again in
+/// every future around it.
 pub(super) async fn within<T>(
     client: &EngineClient,
     limit: Duration,
@@ -146,13 +151,13 @@ pub(super) async fn within<T>(
     })
 }
 
-/// Begins an attempt. Each has an id of its own: an engine's request ids must be
-/// unique, and a client's would let it reach for another's.
+/// Begins an attempt. Each attempt has an id of its own: the request ids of an engine must be
+/// unique, and with the client's id a client could refer to the request of another client.
 pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope {
     decision.attempt_begun();
     let request_id = HeaderValue::from_str(&random_id());
     Envelope {
-        // Hexadecimal digits are always a header value.
+        // Hexadecimal digits are always a valid header value, so the fallback is never used.
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: context.traceparent.clone(),
         gate: None,
@@ -162,10 +167,10 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
     }
 }
 
-/// The threshold that a leg's body carries, which nobody but the router sets: `wanted`
-/// where the engine honours the field, so that an engine with a default of its own never
-/// turns away what was not to be gated; nothing where it does not, or where its replies have
-/// no form for that.
+/// The value of `cache_hit_threshold` in a leg's body; only the router sets this field. It is
+/// `wanted` if the engine supports the field, so that an engine with a default threshold of its own
+/// does not reject a request that should not be gated. It is `None` if the engine does not support
+/// the field, or if the replies of the endpoint cannot express a rejection.
 pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64) -> Option<f64> {
     if context.endpoint.dialect().names_events() {
         return None;
@@ -174,9 +179,9 @@ pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64)
     worker.honours_threshold().unwrap_or(told).then_some(wanted)
 }
 
-/// The threshold of a decode leg that follows its prefill: the model's guard, but nothing
-/// where a prompt that was handed over might not pass it. Several samples and a storage find
-/// full blocks only, and never the last token.
+/// The threshold of a decode leg that follows a prefill leg: the model's `preemption_guard`, or 0
+/// if the prompt might fail the threshold although it was handed over. With several samples or with
+/// shared storage an engine finds only full blocks, and never the last token.
 pub(super) fn preemption_guard(prompt: PromptContext<'_>) -> f64 {
     let PromptContext { context, unit, decision } = prompt;
     let guard = context.served.config.gate.preemption_guard;
@@ -186,13 +191,13 @@ pub(super) fn preemption_guard(prompt: PromptContext<'_>) -> f64 {
     if need.blocks.is_some() && need.possible { guard } else { 0.0 }
 }
 
-/// The flow that a request is meant to take, as in metrics and records; what it
-/// took in the end is in its decision.
+/// The name of the planned flow of a request, as in metrics and records. The decision record has
+/// the flow that the request took in the end.
 pub fn flow_name(context: &Context) -> &'static str {
     context.flow.name()
 }
 
-/// Records and counts a P/D request that is prefilled by the worker that answers.
+/// Records and counts a P/D request whose prompt is computed by the worker that answers.
 pub(super) fn prefill_made_local(
     context: &Context,
     decision: &DecisionHandle,
@@ -202,7 +207,7 @@ pub(super) fn prefill_made_local(
     count_local(context, reason, is_new);
 }
 
-/// Counts a P/D request whose prefill leg was answered without a hand-off.
+/// Records and counts a P/D request whose prefill leg was answered without a hand-off.
 pub(super) fn nothing_handed_over(
     context: &Context,
     decision: &DecisionHandle,
@@ -212,7 +217,7 @@ pub(super) fn nothing_handed_over(
     count_local(context, reason, is_new);
 }
 
-/// A further attempt with the same reason is still the same request and is not counted.
+/// Counts a request once: `is_new` is false for a further attempt with the same reason.
 fn count_local(context: &Context, reason: LocalReason, is_new: bool) {
     if is_new {
         let labels = [context.served.name(), reason.name()];
@@ -220,8 +225,8 @@ fn count_local(context: &Context, reason: LocalReason, is_new: bool) {
     }
 }
 
-/// Whether the model's budget allows a further attempt; counts and logs it if so. An attempt
-/// after a kept connection failed gets a new one.
+/// Whether the model's retry budget allows a further attempt; if so, the attempt is counted and
+/// logged. After a failure of a kept connection, further attempts use new connections.
 pub(super) fn may_retry(
     context: &Context,
     leg: &'static str,

@@ -22,20 +22,21 @@ use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_policy::Leg;
 
-/// What came of trying decode first.
+/// The result of a decode-first attempt.
 pub(super) enum Tried {
-    /// It serves.
+    /// The decode worker serves the request alone.
     Answered(Begun),
-    /// Too little is cached, or nobody can tell; with what the engine said of its tokens.
+    /// Too little is cached, or this cannot be known. With the usage that the engine reported, if
+    /// any.
     Below(Option<EngineUsage>),
     /// The worker failed, and another attempt is allowed.
     Failed,
 }
 
-/// Tries decode first. `plan.gate` is the threshold.
+/// Tries to serve the request by a decode worker alone. `plan.gate` is the cache hit threshold.
 ///
 /// # Errors
-/// The attempt's, where no further one is allowed.
+/// The error of the attempt, if no further attempt is allowed.
 pub(super) async fn decode_try(
     prompt: PromptContext<'_>,
     plan: &Plan,
@@ -64,7 +65,8 @@ pub(super) async fn decode_try(
                 sent(context, unit, &placed);
                 decided
             }
-            // If it turns the prompt away, it will not hold it.
+            // Not entered in the speculative index: an engine that rejects the prompt will not hold
+            // it.
             Verdict::Ask(gate) => Some(gate),
             Verdict::TooLittle => {
                 note(context, decision, Some(Gate::Router), "skipped");
@@ -86,7 +88,7 @@ pub(super) async fn decode_try(
                 return Ok(Tried::Answered(begun));
             }
             Ok(Answer::Below(usage)) => {
-                // An engine has a say of its own, whoever was to decide.
+                // The engine can reject a request even if the router or nobody was to decide.
                 let gate = decided.filter(|gate| *gate == Gate::Shim).unwrap_or(Gate::Engine);
                 note(context, decision, Some(gate), "rejected");
                 let hit_rate = decision.hit_ratio_reported(usage.and_then(engine_ratio));
@@ -111,11 +113,11 @@ pub(super) struct Holder<'a> {
     pub(super) worker: &'a Worker,
     /// The data-parallel rank, if the leg is pinned to one.
     pub(super) rank: Option<u16>,
-    /// Leading blocks of the prompt by the index, as far as they count.
+    /// Leading blocks of the prompt that the worker holds, as far as they count (see drift).
     pub(super) believed_blocks: u32,
 }
 
-/// Who is to say whether a place holds enough, and what follows.
+/// Decides which gate checks whether a worker or rank holds enough of the prompt, and the verdict.
 pub(super) fn verdict(
     config: &Model,
     endpoint: Endpoint,
@@ -125,10 +127,10 @@ pub(super) fn verdict(
 ) -> (Gate, Verdict) {
     let Holder { worker, rank, believed_blocks } = holder;
     let settings = &config.gate;
-    // A shim gates one rank: where the engine chooses, it can only refuse.
+    // A shim gates one rank. If the engine chooses the rank itself, the shim can only reject.
     let shim = worker.config.shim && !worker.ranks.are_chosen_by_the_engine();
     let gate = match endpoint.dialect().names_events() {
-        // No engine and no shim has a form of reply there that turns a request away.
+        // On these endpoints no engine or shim has a form of reply that rejects a request.
         true => Gate::Router,
         false => Gate::of(settings.kind, shim, worker.honours_threshold()),
     };
@@ -136,9 +138,9 @@ pub(super) fn verdict(
     (gate, judge(settings, gate, need, believed.then_some(believed_blocks)))
 }
 
-/// The share of a prompt's tokens that a place finds cached, by the index; `None` if the index is
-/// not believed about it or the prompt's tokens are not known. An engine finds whole blocks only,
-/// and never the last token.
+/// The share of a prompt's tokens, from 0 to 1, that a worker or rank finds cached according to the
+/// index; `None` if the index is not trusted for it or the prompt's tokens are not known. An engine
+/// finds only whole blocks, and never the last token.
 pub(super) fn hit_ratio(unit: &Unit, holder: Holder<'_>, block_size: u32) -> Option<f64> {
     let Holder { worker, rank, believed_blocks } = holder;
     let tokens = unit.prompt_tokens.filter(|tokens| *tokens > 0 && block_size > 0)?;
@@ -172,7 +174,7 @@ fn rejected(context: &Context, worker: &Worker, gate: Gate, below: Below) {
     }
 }
 
-/// By how much a prompt missed its threshold, in the log's words.
+/// By how much a prompt missed its threshold, as the log shows it.
 struct Below {
     /// The share of the prompt that is cached, from 0 to 1, where that is known.
     hit_rate: Option<f64>,
@@ -182,7 +184,7 @@ struct Below {
 impl fmt::Display for Below {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let threshold = self.threshold;
-        // A rate that would pass belongs to an index that is behind its engine.
+        // A rate above the threshold comes from an index that is out of date, so it is not shown.
         match self.hit_rate.filter(|rate| *rate < threshold) {
             Some(rate) => {
                 write!(f, "cache hit rate {rate:.3} < threshold {threshold:.3}, rejected")
@@ -212,7 +214,7 @@ async fn send(
     generate(&sending, &mut None).await
 }
 
-/// Counts and records what came of it.
+/// Counts and records the outcome of the attempt.
 fn note(
     context: &Arc<Context>,
     decision: &DecisionHandle,

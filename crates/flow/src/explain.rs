@@ -1,7 +1,7 @@
-//! Explains how a request would be served: makes every decision of its way, and carries none of them out.
+//! Explains how a request would be served: makes every decision for it and executes none of them.
 //!
-//! The functions are those that serve traffic, in the same order, on the same snapshot; nothing
-//! is booked, counted or sent. The result has counts, hashes and names, and no content.
+//! The functions are the same that serve traffic, in the same order, on the same snapshot. Nothing
+//! is booked, counted or sent. The result contains counts, hashes and names, and no content.
 
 use std::time::Instant;
 
@@ -31,102 +31,102 @@ mod condition;
 
 pub use condition::{Condition, Veto};
 
-/// A request, explained.
+/// The explanation of one request.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
     /// The model's configured name.
     pub model: String,
-    /// Where the request would come in.
+    /// The endpoint of the request.
     pub endpoint: &'static str,
-    /// The flow that it is to take.
+    /// The flow that the client or the model's configuration asks for.
     pub flow_asked: &'static str,
-    /// How workers are chosen.
+    /// The policy that chooses workers.
     pub policy: Policy,
-    /// What the policy's costs are in.
+    /// The unit of the policy's costs.
     pub cost_unit: &'static str,
-    /// Its prompts.
+    /// The prompts of the request, without further samples.
     pub prompts: Vec<PromptExplained>,
 }
 
-/// One prompt's way.
+/// The explanation of one prompt.
 #[derive(Clone, Debug, Serialize)]
 pub struct PromptExplained {
-    /// Its place in the batch.
+    /// The position of the prompt in the batch, from 0.
     pub prompt_index: usize,
-    /// Its length; `None` if the router knows no tokens of it.
+    /// The length of the prompt in tokens; `None` if the router does not know its tokens.
     pub prompt_tokens: Option<u32>,
-    /// Why not.
+    /// Why the tokens are not known, or not all of them.
     pub prompt_unknown: Option<&'static str>,
-    /// Its full blocks.
+    /// The number of full blocks whose hashes are known.
     pub prompt_blocks: u32,
     /// Tokens per block.
     pub block_size: u32,
-    /// What its first block's hash follows upon, in hex: equal only where salt, model, adapter
-    /// and block size are.
+    /// The root of the chain of block hashes, in hexadecimal. It is equal only for prompts with
+    /// equal salt, model, adapter and block size.
     pub namespace: String,
-    /// The flow that it would take, as far as that is the router's to say.
+    /// The flow that the prompt would take, as far as the router decides it.
     pub flow: &'static str,
-    /// Why a P/D model's prompt would be prefilled where it is decoded.
+    /// Why the prompt of a P/D model would be computed by the worker that decodes it.
     pub local_reason: Option<&'static str>,
-    /// What `auto` reckons with.
+    /// The predicted costs that `auto` compares.
     pub auto: Option<WeighedRecord>,
-    /// The gate before the first step, where there is one.
+    /// The gate of the decode-first step, if there is one.
     pub gate: Option<GateExplained>,
-    /// The choices, in the order in which they would be made.
+    /// The choices of workers, in the order in which they would be made.
     pub steps: Vec<Step>,
-    /// Why there is no way, if there is none.
+    /// Why the request cannot be served, or where its explanation ends.
     pub stops: Option<String>,
 }
 
-/// Whether a decode worker serves the prompt alone.
+/// The decision whether a decode worker serves the prompt alone.
 #[derive(Clone, Debug, Serialize)]
 pub struct GateExplained {
     /// The share of the prompt that must be cached, from 0 to 1.
     pub cache_hit_threshold: f64,
     /// The same in blocks; `None` if the prompt's tokens are not known.
     pub needed_blocks: Option<u32>,
-    /// Blocks that count on the worker that holds most.
+    /// The number of blocks that count on the chosen worker.
     pub believed_blocks: u32,
-    /// The share of the prompt that it has cached by the index, from 0 to 1; `None` if the index
-    /// is not believed about it or the prompt's tokens are not known.
+    /// The share of the prompt, from 0 to 1, that this worker has cached according to the index;
+    /// `None` if the index is not trusted for it or the prompt's tokens are not known.
     pub cache_hit_ratio: Option<f64>,
-    /// Who would decide.
+    /// The gate that would decide: `engine`, `shim` or `router`.
     pub who: &'static str,
     /// `enough`, `asked` (the engine or shim decides when it gets the request),
     /// `too_little` or `unknown`.
     pub verdict: &'static str,
 }
 
-/// One choice.
+/// One choice of a worker.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
     /// `decode_try`, `prefill`, `decode` or `answer`.
     pub step: &'static str,
-    /// The part of the request that is placed.
+    /// The leg that is placed.
     pub leg: &'static str,
-    /// The worker.
+    /// The id of the chosen worker; `None` if there was no candidate.
     pub chosen: Option<String>,
-    /// Its data-parallel rank, where it has several.
+    /// The data-parallel rank of the chosen worker, if the leg is pinned to one.
     pub chosen_rank: Option<u16>,
-    /// Who would have been next.
+    /// The id of the worker that would have been chosen otherwise.
     pub runner_up: Option<String>,
-    /// The same of that one.
+    /// The data-parallel rank of the runner-up.
     pub runner_up_rank: Option<u16>,
-    /// By how much that one's cost is higher; below 0 where the policy does not go by costs
-    /// alone.
+    /// The cost of the runner-up minus the cost of the chosen worker. Negative if the policy does
+    /// not choose by cost alone.
     pub margin: Option<f64>,
-    /// Everyone who could take it, the cheapest first.
+    /// All candidates, the cheapest first.
     pub candidates: Vec<CandidateRecord>,
-    /// Workers of the model that could not, and why.
+    /// The other workers of the model, with the reasons for which they are no candidates.
     pub vetoed: Vec<Veto>,
-    /// What is known of the candidates' indexes.
+    /// How reliable the index is for each candidate.
     pub conditions: Vec<Condition>,
 }
 
-/// Explains a request that was prepared as if it were to be served.
+/// Explains a request that was prepared in the same way as a request that is served.
 ///
 /// # Errors
-/// If its flow is not allowed here.
+/// If the model does not allow the requested flow.
 pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, Error> {
     let served = &prepared.served;
     let flow = steering.flow_for(&served.config)?;
@@ -161,13 +161,13 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
     })
 }
 
-/// One prompt on its way.
+/// The state of the explanation of one prompt.
 struct Way<'a> {
     served: &'a Served,
     endpoint: Endpoint,
     unit: &'a Unit,
     roster: std::sync::Arc<Roster>,
-    /// Who hands nothing over on its path.
+    /// The workers that return no hand-offs for the endpoint.
     missing: Vec<Exclusion>,
     told: PromptExplained,
 }
@@ -202,7 +202,7 @@ impl<'a> Way<'a> {
         self.told
     }
 
-    /// What generates nothing is one worker's.
+    /// Explains a request of an auxiliary endpoint, which one worker serves.
     fn auxiliary(mut self) -> PromptExplained {
         self.told.flow = RequestFlow::Aggregated.name();
         match auxiliary::able(self.served, self.endpoint, &[], Instant::now()) {
@@ -214,7 +214,8 @@ impl<'a> Way<'a> {
         self.told
     }
 
-    /// Whether a decode worker surely serves it alone.
+    /// Explains the decode-first step. True if a decode worker certainly serves the prompt alone,
+    /// or if the explanation ends here.
     fn decode_try(&mut self, threshold: f64) -> bool {
         let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
         let wish = Wish { leg: Leg::Aggregated, excluded: &[], blocks: need.blocks };
@@ -268,8 +269,8 @@ impl<'a> Way<'a> {
         excluded.extend(self.too_late());
         self.step("decode", Wish::any(Leg::Decode, &excluded));
         if others && !pool.any_up(Leg::Decode, &excluded) {
-            let message = "no decode worker can take a hand-off in time: by their queues its lease \
-                           runs out first";
+            let message = "no decode worker can take a hand-off in time: their queues are longer \
+                           than its lease";
             self.told.stops = Some(message.to_owned());
         }
     }
@@ -299,12 +300,13 @@ impl<'a> Way<'a> {
         self.alone(Leg::Aggregated, Some(reason));
     }
 
-    /// Makes a choice and writes it down; `None` if there is nobody.
+    /// Makes a choice and records it; `None` if there are no candidates.
     fn step(&mut self, name: &'static str, wish: Wish<'_>) -> Option<Candidate> {
         let now = Moment::now();
         let pool = &self.served.pool;
         let seen = candidates(pool, &self.roster, self.unit, wish, now.instant);
-        // Ties are drawn anew: what is explained takes nobody's turn.
+        // An explanation draws its own random bits for ties and does not advance the turn of
+        // `round_robin`.
         let query = query(pool, self.unit, wish.leg, pool.turn(wish.leg), rand::random());
         let choice = pick(&self.served.config.policy, &seen, query);
         let mut step = Step {

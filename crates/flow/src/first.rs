@@ -1,4 +1,4 @@
-//! The first events of a streamed leg: they prove that the engine runs it.
+//! Reads the first events of a streamed leg, which prove that the engine runs it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::pin::pin;
@@ -21,18 +21,19 @@ use splitrail_fleet::Worker;
 
 /// How a leg's answer begins.
 pub(super) enum First {
-    /// With all of it.
+    /// The whole answer has arrived.
     Whole(Bytes),
-    /// With these events.
+    /// A stream, with its first events.
     Events(Box<EventReader>, VecDeque<Bytes>),
-    /// Not at all: the engine turned it away for its threshold.
+    /// There is no answer: the engine rejected the leg for its threshold.
     Below(Option<EngineUsage>),
 }
 
-/// Events that are held back until every sample of a gated leg runs: so many for each.
+/// The number of events per sample that are held back at most until every sample of a gated leg has
+/// output.
 const HELD_PER_SAMPLE: usize = 16;
 
-/// Events that only open an answer: so many at most are held back.
+/// The number of events that are held back at most while they only open the answer.
 const OPENING_MAX: usize = 16;
 
 /// Sends a streamed leg to an endpoint and waits for its first events.
@@ -49,7 +50,7 @@ pub(super) async fn first_events(
     let idle = config.timeouts.stream_idle;
     let call = pin!(async {
         let response = client.post(worker, Shape::streamed(endpoint), body, envelope).await?;
-        // Until the first event, the leg's own time-out counts.
+        // Until the first event, the time-out of the leg applies instead of the idle time-out.
         let patience = limit.max(idle);
         let dialect = endpoint.dialect();
         let reader = EventReader::new(client, response, Arc::clone(worker), patience)
@@ -60,7 +61,7 @@ pub(super) async fn first_events(
                 Ok(First::Events(Box::new(reader.with_idle(idle)), events))
             }
             Held::Below(reader, event) => below(reader, dialect, event, client).await,
-            // Dropped with its connection: what runs of it is cancelled.
+            // The reader is dropped with its connection, which cancels the samples that run.
             Held::Partly => Ok(First::Below(None)),
         }
     });
@@ -69,15 +70,15 @@ pub(super) async fn first_events(
 
 enum Held {
     Events(EventReader, VecDeque<Bytes>),
-    /// Turned away, with the event that says so.
+    /// The leg was rejected, with the event that says so.
     Below(EventReader, Bytes),
-    /// Turned away while other samples run.
+    /// One sample was rejected while other samples run.
     Partly,
 }
 
-/// Reads until it is clear whether the engine runs all `samples`, which their first output
-/// shows; of an ungated leg, which has 0, until the first event that does more than open the
-/// answer. Then nothing waits.
+/// Reads until it is clear that the engine runs all `samples`, which their first output shows. An
+/// ungated leg has 0 samples: for it, the function returns after the first event that does more
+/// than open the answer.
 async fn hold(
     mut reader: EventReader,
     dialect: Dialect,
@@ -91,7 +92,7 @@ async fn hold(
             if events.is_empty() {
                 return Err(Error::engine(worker.id(), "answered with an empty stream"));
             }
-            // It ended without a word of output: so be it.
+            // The stream ended without any output, which is a valid answer.
             return Ok(Held::Events(reader, events));
         };
         let data = data_of(dialect, &event);
@@ -121,7 +122,7 @@ async fn hold(
     }
 }
 
-/// Reads a stream that was turned away to its end, for its usage and its connection.
+/// Reads a rejected stream to its end, to get its usage and to keep its connection.
 async fn below(
     mut reader: EventReader,
     dialect: Dialect,
@@ -136,7 +137,7 @@ async fn below(
                 reader.give_back(client);
                 break;
             }
-            // What it would have said is not needed.
+            // The remaining events are not needed.
             Err(_) => break,
         }
     }

@@ -7,7 +7,7 @@ use splitrail_kv::BlockHash;
 
 use splitrail_config::model::{Gate as Settings, GateKind};
 
-/// Who decides.
+/// The component that checks the cache hit threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// The engine, by the field `cache_hit_threshold`.
@@ -19,7 +19,7 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// The label in metrics, records and the route header.
+    /// The label in metrics, in records and in the route header.
     pub fn name(self) -> &'static str {
         match self {
             Self::Engine => "engine",
@@ -28,7 +28,8 @@ impl Gate {
         }
     }
 
-    /// Who decides for a worker: `honours` is what is known of its engine.
+    /// The gate for a worker. `honours` says whether its engine supports `cache_hit_threshold`;
+    /// `None` if this is not known.
     pub fn of(kind: GateKind, shim: bool, honours: Option<bool>) -> Self {
         match kind {
             GateKind::Engine if honours != Some(false) => Self::Engine,
@@ -39,19 +40,20 @@ impl Gate {
     }
 }
 
-/// What a threshold asks of a prompt's worker.
+/// What a cache hit threshold requires of a worker for one prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Need {
     /// The share of the prompt's tokens that must be cached, from 0 to 1.
     pub threshold: f64,
-    /// The same in leading blocks; `None` if the router knows no tokens of the prompt.
+    /// The same in leading blocks; `None` if the router does not know the prompt's tokens.
     pub blocks: Option<u32>,
-    /// Whether any worker could hold as much: an engine always computes the last token.
+    /// Whether any worker could hold as many blocks. An engine always computes the last token.
     pub possible: bool,
 }
 
 impl Need {
-    /// Of a prompt in blocks of `block_size` tokens, 0 if that is not known yet.
+    /// The requirement for a prompt in blocks of `block_size` tokens; 0 if the size is not known
+    /// yet.
     pub fn new(threshold: f64, prompt_tokens: Option<u32>, block_size: u32) -> Self {
         let known = prompt_tokens.filter(|_| block_size > 0);
         let blocks = known.map(|tokens| needed_blocks(threshold, tokens, block_size));
@@ -59,14 +61,14 @@ impl Need {
         Self { threshold, blocks, possible: blocks.zip(most).is_none_or(|(n, most)| n <= most) }
     }
 
-    /// Whether any worker holds enough, whatever it holds.
+    /// Whether every worker holds enough, because nothing is required.
     fn is_nothing(&self) -> bool {
         self.threshold == 0.0 || self.blocks == Some(0)
     }
 }
 
-/// The least number of blocks that is at least the share `threshold` of the prompt:
-/// `ceil(threshold * tokens / block_size)`, but for errors of rounding.
+/// The smallest number of blocks that covers the share `threshold` of the prompt: `ceil(threshold *
+/// tokens / block_size)`, corrected for rounding errors.
 fn needed_blocks(threshold: f64, tokens: u32, block_size: u32) -> u32 {
     let enough = |blocks: f64| blocks * f64::from(block_size) >= threshold * f64::from(tokens);
     let mut blocks = (threshold * f64::from(tokens) / f64::from(block_size)).ceil();
@@ -79,18 +81,18 @@ fn needed_blocks(threshold: f64, tokens: u32, block_size: u32) -> u32 {
 /// What to do with a decode worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It holds enough for certain; or nothing is asked of it, and nobody decided.
+    /// The worker certainly holds enough, or nothing is required and no gate decided (`None`).
     Enough(Option<Gate>),
-    /// Let it try, and say whether it holds enough.
+    /// The request is sent, and this gate decides whether the worker holds enough.
     Ask(Gate),
-    /// It surely holds too little.
+    /// The worker certainly holds too little.
     TooLittle,
-    /// Nobody can tell.
+    /// It cannot be known whether the worker holds enough.
     Unknown,
 }
 
-/// Judges a worker that is known to hold `held` leading blocks; `None` if the index is not
-/// to be believed about it, or the prompt's tokens are not known.
+/// Judges a worker that holds `held` leading blocks. `held` is `None` if the index is not trusted
+/// for this worker or the prompt's tokens are not known.
 pub fn judge(settings: &Settings, gate: Gate, need: &Need, held: Option<u32>) -> Verdict {
     if need.is_nothing() {
         return Verdict::Enough(None);
@@ -116,9 +118,10 @@ pub fn judge(settings: &Settings, gate: Gate, need: &Need, held: Option<u32>) ->
     }
 }
 
-/// The value of `x-splitrail-gate`: `<namespace>:<rank>:<blocks>:<chained hash>`, the
-/// namespace and the hash in hex. The hash is that of the last block needed, and so names
-/// the whole prefix; whether its blocks are resident is for the shim to say.
+/// The value of `x-splitrail-gate`: `<namespace>:<rank>:<blocks>:<chained hash>`, the namespace and
+/// the hash in hexadecimal. The hash is that of the last block needed, and so identifies the whole
+/// prefix. The shim decides whether its blocks are resident. `None` if the router does not know the
+/// needed blocks or none is needed.
 pub fn header(
     namespace: BlockHash,
     rank: u16,

@@ -1,4 +1,5 @@
-//! What connects a prefill leg with its decode leg, in the format of each connector.
+//! The members of request bodies that connect a prefill leg with its decode leg, in the format of
+//! each connector.
 
 use std::time::Instant;
 
@@ -11,33 +12,33 @@ use splitrail_fleet::{Exclusion, Pool, Worker};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
-/// The member in which vLLM's connectors talk.
+/// The member of bodies and replies that vLLM's connectors use.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
-/// The members that lead both legs to their room.
+/// The members that name the bootstrap room of both legs (SGLang).
 pub type RoomMembers = [(&'static str, String); 3];
 
-/// What a prefill leg is told of the decode leg to come.
+/// What the body of a prefill leg says about the decode leg.
 #[derive(Clone, Copy, Debug)]
 pub enum Lead<'a> {
-    /// NIXL: that there will be one; the reply says how to reach the blocks.
+    /// NIXL: a decode leg will follow; the reply says how to reach the blocks.
     Pulled,
-    /// Shared storage: nothing.
+    /// Shared storage: the body says nothing.
     Stored,
-    /// Mooncake: the name of the transfer, as raw JSON.
+    /// Mooncake: the transfer parameters with the transfer id, as raw JSON.
     Pushed(&'a str),
-    /// SGLang: the room in which to meet it.
+    /// SGLang: the bootstrap room in which both legs meet.
     Met(&'a RoomMembers),
 }
 
 impl Lead<'_> {
-    /// Whether prefill samples the first token for decode, and so must sample as the
-    /// client asked; else its token is thrown away.
+    /// Whether the prefill engine samples the first token of the answer, and so must use the
+    /// client's sampling parameters. Otherwise the token of the prefill leg is thrown away.
     pub fn samples(self) -> bool {
         matches!(self, Self::Met(_))
     }
 
-    /// Adds what the prefill leg's body carries.
+    /// Adds the members to the body of the prefill leg.
     pub fn put(self, body: &mut JsonObject) {
         match self {
             Self::Pulled => body.set(KV_TRANSFER_PARAMS, PREFILL_PARAMS_JSON),
@@ -48,19 +49,20 @@ impl Lead<'_> {
     }
 }
 
-/// What a decode leg carries of its prefill leg.
+/// What the body of a decode leg says about its prefill leg.
 #[derive(Clone, Copy, Debug)]
 pub enum Carried<'a> {
-    /// Nothing: there was none, or the blocks are where any request finds them.
+    /// Nothing: there was no prefill leg, or the blocks are in a storage where any request finds
+    /// them.
     Nothing,
     /// The parameters of one of vLLM's connectors, as raw JSON.
     Params(&'a str),
-    /// SGLang's room.
+    /// The bootstrap room of SGLang.
     Room(&'a RoomMembers),
 }
 
 impl Carried<'_> {
-    /// Adds it to the decode leg's body.
+    /// Adds the members to the body of the decode leg.
     pub fn put(self, body: &mut JsonObject) {
         match self {
             Self::Nothing => {}
@@ -76,8 +78,8 @@ fn put_members(members: &RoomMembers, body: &mut JsonObject) {
     }
 }
 
-/// Workers from which no hand-off is to be expected on a path, as was seen: none where the
-/// connector's replies carry none.
+/// Exclusions for the workers that return no hand-offs for an endpoint, as past replies showed.
+/// Empty if the connector's replies never carry hand-offs.
 pub(super) fn missing(served: &Served, endpoint: Endpoint, now: Instant) -> Vec<Exclusion> {
     let dialect = endpoint.dialect();
     if served.config.connector != Connector::Nixl || !dialect.names_events() {
@@ -89,14 +91,14 @@ pub(super) fn missing(served: &Served, endpoint: Endpoint, now: Instant) -> Vec<
     missing.map(|worker| Exclusion::new(worker.index, VetoReason::NoHandOff)).collect()
 }
 
-/// The last worker that can decode: it is not asked for the prefill, since an engine does not
-/// hand over to itself.
+/// The exclusion of the last worker that can decode, if only one is left. It does not get the
+/// prefill leg, since an engine cannot hand over to itself.
 pub(super) fn kept_for_decode(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
     let last = pool.last_up(Leg::Decode, failed);
     last.map(|worker| Exclusion::new(worker, VetoReason::KeptForDecode)).into_iter().collect()
 }
 
-/// Whether no hand-off is to be expected from any prefill worker that could be asked.
+/// Whether every prefill worker that is up returns no hand-offs for an endpoint.
 pub(super) fn none_comes(served: &Served, endpoint: Endpoint, now: Instant) -> bool {
     let missing = missing(served, endpoint, now);
     if missing.is_empty() {

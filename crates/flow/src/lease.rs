@@ -1,4 +1,4 @@
-//! How long a hand-off is valid.
+//! Computes how long a hand-off is valid.
 //!
 //! A prefill engine keeps the blocks of a hand-off for the time of its lease, and then gives them to other
 //! requests. A decode engine that fetches them later gets no error: vLLM answers 200 from whatever the
@@ -15,9 +15,9 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease whose clock started when the prefill reply's first byte came: the engine had
-    /// staged the blocks by then. `engine` is what the engine itself says is left of it
-    /// `now`; the earlier counts, and of either a tenth is kept for the way.
+    /// A lease that started when the first byte of the prefill reply arrived; the engine had staged
+    /// the blocks by then. `engine` is the time that is left at `now` according to the engine. The
+    /// earlier end counts, and a tenth of the time is kept as a margin for the transfer.
     pub fn new(
         started: Instant,
         configured: Duration,
@@ -29,25 +29,26 @@ impl Lease {
         Self { ends: said.map_or(own, |said| said.min(own)) }
     }
 
-    /// When it is over.
+    /// The end of the lease.
     pub fn ends(&self) -> Instant {
         self.ends
     }
 
-    /// What is left of it.
+    /// The time that is left of the lease; zero after its end.
     pub fn left(&self, now: Instant) -> Duration {
         self.ends.saturating_duration_since(now)
     }
 }
 
-/// The part of a lease in which a decode worker may be sent: a tenth is kept for the way.
+/// The part of a lease in which a request may be sent to a decode worker: a tenth is kept as a
+/// margin for the transfer.
 pub fn usable(lease: Duration) -> Duration {
     lease - lease / 10
 }
 
-/// What an engine's expiry leaves, both in seconds since 1970. Engines that give the time of
-/// a clock of their own (since the machine's start, say) cannot be understood; nor can an
-/// expiry that is past, since no engine hands over what it has freed: clocks differ then.
+/// The time until an engine's expiry; both times are in seconds since 1970. `None` for the expiry
+/// of an engine that uses a clock of its own (since the machine's start, say), and for an expiry in
+/// the past: no engine hands over blocks that it has freed, so the clocks must differ.
 pub fn left_by_engine(expiry_unix_s: f64, now_unix_s: f64) -> Option<Duration> {
     const DAY_S: f64 = 86_400.0;
     let left_s = expiry_unix_s - now_unix_s;

@@ -6,16 +6,16 @@ use splitrail_api::request::Options;
 use splitrail_api::sampling::edit_sampling;
 use splitrail_api::{Endpoint, JsonObject, Parts};
 
-/// Members that could end a one-token leg in another way than by its length, or make
-/// it do more than one sample.
+/// Members that could end a one-token leg for another reason than its length, or make it run more
+/// than one sample.
 const NOT_IN_ONE_TOKEN: [&str; 7] =
     ["min_tokens", "stop", "stop_sequences", "stop_token_ids", "n", "best_of", "use_beam_search"];
 
-/// Members that ask for a number of output tokens, by the name of whatever endpoint.
+/// Members that limit the number of output tokens, on any endpoint.
 const OUTPUT_TOKENS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
 
-/// The body of the leg that answers, with what it carries of a prefill leg. The engine is
-/// always asked for usage: without it nobody could say what was cached.
+/// The body of the leg that answers, with the parameters of its prefill leg. The engine is always
+/// asked for usage, because only the engine knows how many tokens were cached.
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
@@ -25,7 +25,7 @@ pub fn answer(
     asked: Options,
     carried: Carried<'_>,
 ) -> Result<Parts, Error> {
-    // Streams of named events have usage without being asked for it.
+    // Streams with named events contain usage without being asked for it.
     let mut body = match endpoint.dialect().names_events() {
         true => body,
         false => with_usage(body, asked)?,
@@ -40,15 +40,15 @@ pub fn answer(
 /// # Errors
 /// A 400 if `sampling_params` is no object where it must be one.
 pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<Parts, Error> {
-    // An engine that samples for decode stops by itself after the first token.
+    // An engine that samples the first token of the answer stops by itself after this token.
     let mut body = if lead.samples() { unstreamed(body) } else { one_token(body, endpoint)? };
     lead.put(&mut body);
     Ok(body.to_parts())
 }
 
-/// The body of a decode leg that only fetches a hand-off: for the samples to come, which
-/// then find the prompt in the worker's own cache (one hand-off cannot serve several), or
-/// so that its blocks are freed.
+/// The body of a decode leg that only fetches a hand-off. It is sent before several samples, which
+/// then find the prompt in the worker's own cache (one hand-off cannot serve several samples), or
+/// to free the blocks of an unused hand-off.
 ///
 /// # Errors
 /// A 400 if `sampling_params` is no object where it must be one.
@@ -58,11 +58,11 @@ pub fn fetch(body: &JsonObject, endpoint: Endpoint, carried: Carried<'_>) -> Res
     Ok(body.to_parts())
 }
 
-/// A body that computes its prompt and one token, whatever token that is.
+/// A body that computes its prompt and one token of any value.
 ///
-/// vLLM hands blocks over only where the request ended by length, so whatever
-/// could end it earlier is taken away; the one token is thrown away, and decode
-/// samples it again from the full prompt.
+/// vLLM hands blocks over only if the request ended by its length limit, so all members that could
+/// end it earlier are removed. The one token is thrown away; the decode engine samples it again
+/// from the full prompt.
 fn one_token(body: &JsonObject, endpoint: Endpoint) -> Result<JsonObject, Error> {
     let mut body = unstreamed(body);
     edit_sampling(&mut body, endpoint, |sampling| cut_to_one_token(sampling, endpoint))?;
@@ -86,7 +86,7 @@ fn cut_to_one_token(sampling: &mut JsonObject, endpoint: Endpoint) {
     if endpoint == Endpoint::Chat {
         sampling.set("max_completion_tokens", "1");
     }
-    // Messages have no member for that: there, a first token may end the answer.
+    // The Messages API has no such member, so its answer may end with the first token.
     if endpoint != Endpoint::Messages {
         sampling.set("ignore_eos", "true");
     }
@@ -107,7 +107,7 @@ fn with_usage(mut body: JsonObject, asked: Options) -> Result<JsonObject, Error>
         };
         options.set("include_usage", "true");
         if !asked.include_usage {
-            // Running totals come only with the usage that this client did not want.
+            // Running totals are part of the usage, which this client did not ask for.
             options.remove("continuous_usage_stats");
         }
         let options = options.to_string();

@@ -1,5 +1,5 @@
-//! The plan of a request's legs and its execution: which engine gets what, in which order, what is retried,
-//! and what is cancelled with the client.
+//! Plans the legs of a request and runs them: which engine gets which leg, in which order, what is
+//! retried, and what is cancelled when the client leaves.
 
 pub mod answer;
 mod attempts;

@@ -1,11 +1,12 @@
-//! Resumes an answer on another decode worker, from the tokens that were delivered, when its worker is lost
-//! during the stream.
+//! Resumes a streamed answer on another decode worker when its worker is lost, starting from the
+//! tokens that were already delivered.
 //!
-//! An answer is resumed only where the result is exact: a single sample of a completion or a chat whose sampling
-//! depends on nothing but the tokens before it. Penalties count output apart from the prompt, a stop text
-//! may span the interruption, grammars and seeds have a state: such answers are not resumed. The
-//! engine is asked for token ids (`return_token_ids`), so the new prompt is exactly the sequence of tokens that
-//! the lost engine had. A chat is resumed as a completion of these ids (`chat`).
+//! An answer is resumed only if the result is exact: a single sample of a completion or a chat
+//! whose sampling depends only on the tokens before it. Penalties count output separately from the
+//! prompt, a stop text may span the interruption, and grammars and seeds have a state; such answers
+//! are not resumed. The engine is asked for token ids (`return_token_ids`), so the new prompt is
+//! exactly the sequence of tokens that the lost engine had. A chat is resumed as a completion of
+//! these ids (`chat`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,31 +42,32 @@ mod exact;
 pub(super) use exact::is_exact;
 use exact::limit;
 
-/// What a lost answer needs to go on.
+/// The state of an answer that is needed to resume it on another worker.
 pub struct Migration {
     context: Arc<Context>,
     decision: DecisionHandle,
     namespace: BlockHash,
     body: JsonObject,
-    /// Whether the client wants token ids itself.
+    /// Whether the client itself asked for token ids.
     told_ids: bool,
-    /// The prompt, as the engine had it; `None` until its first event.
+    /// The token ids of the prompt as the engine reported them; `None` until its first event.
     prompt: Option<Vec<u32>>,
-    /// Tokens whose text the client has.
+    /// Tokens whose text the client has received.
     delivered: Vec<u32>,
-    /// Tokens whose text the engine still held back.
+    /// Tokens whose text the engine has not sent yet.
     pending: Vec<u32>,
-    /// Whether the engine has said how the answer ended.
+    /// Whether the engine has reported a finish reason.
     finished: bool,
-    /// Whether a parser made a part of the answer, which no other engine could go on with.
+    /// Whether a parser (reasoning, tool calls) made a part of the answer, which no other engine
+    /// could continue.
     parsed: bool,
-    /// The first event's id and creation time, which all events carry.
+    /// The first event; all later events carry its id and creation time.
     first: Option<JsonObject>,
     lost: Vec<Exclusion>,
     left: u32,
 }
 
-/// Where an answer goes on.
+/// The worker on which an answer continues, with the first events that it has sent.
 pub(crate) struct Resumed {
     pub(crate) worker: Arc<Worker>,
     pub(crate) booking: Booking,
@@ -88,7 +90,7 @@ struct ChatChoice {
 }
 
 impl Migration {
-    /// Of an answer that is about to be asked for; `None` where it could not go on exactly.
+    /// The state for an answer that has begun; `None` if the answer could not be resumed exactly.
     pub(super) fn new(prompt: PromptContext<'_>) -> Option<Self> {
         let PromptContext { context, unit, decision } = prompt;
         is_exact(context, &unit.body).then(|| Self {
@@ -108,18 +110,19 @@ impl Migration {
         })
     }
 
-    /// Whether the answer has moved.
+    /// Whether the answer has moved to another worker.
     fn has_moved(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// Whether the answer is a chat that goes on as a completion: its events need to be changed.
+    /// Whether the answer is a chat that continues as a completion, so that its events must be
+    /// converted.
     pub(crate) fn is_converted(&self) -> bool {
         self.has_moved() && self.context.endpoint == Endpoint::Chat
     }
 
-    /// Takes note of an event; gives what the client gets of it. `None` if it is not what
-    /// an engine sends that gives token ids: then the answer cannot go on elsewhere.
+    /// Evaluates an event and returns what the client gets of it. `None` if an engine that reports
+    /// token ids would not send such an event; the answer cannot be resumed then.
     pub(crate) fn note(&mut self, data: &Bytes) -> Option<Bytes> {
         let mut event = JsonObject::parse(data.clone()).ok()?;
         let choices: Vec<Box<RawValue>> = serde_json::from_str(event.raw("choices")?).ok()?;
@@ -137,7 +140,7 @@ impl Migration {
         Some(event.to_bytes())
     }
 
-    /// Gives an event of a further worker the identity of the answer that it is a part of.
+    /// Gives an event of a later worker the id and creation time of the answer.
     pub(crate) fn unify(&self, event: &mut JsonObject) {
         if let Some(first) = self.first.as_ref().filter(|_| self.has_moved()) {
             for key in ["id", "object", "created"] {
@@ -151,7 +154,7 @@ impl Migration {
             serde_json::from_str(raw.get()).ok()?;
         self.finished |= finish_reason.is_some();
         self.pending.extend(token_ids?);
-        // An engine gives no text that may still change.
+        // Engines send only text that can no longer change.
         if text.is_some_and(|text| !text.is_empty()) {
             self.delivered.append(&mut self.pending);
         }
@@ -161,7 +164,8 @@ impl Migration {
         let choice = JsonObject::parse_str(raw.get()).ok()?;
         let hidden: &[&str] = match (self.told_ids, self.has_moved()) {
             (false, _) => &["token_ids", "prompt_token_ids"],
-            // The prompt that the second worker has is none of the client's.
+            // The prompt of the second worker contains delivered tokens, so the client does not see
+            // it.
             (true, true) => &["prompt_token_ids"],
             (true, false) => &[],
         };
@@ -172,7 +176,7 @@ impl Migration {
         }
     }
 
-    /// The same for the choice of a chat's event. Its engine says the prompt in the first one.
+    /// The same for the choice of a chat event, whose engine reports the prompt in the first event.
     fn note_chat(&mut self, event: &mut JsonObject, raw: &RawValue) -> Option<String> {
         let ChatChoice { finish_reason, token_ids } = serde_json::from_str(raw.get()).ok()?;
         let choice = JsonObject::parse_str(raw.get()).ok()?;
@@ -196,7 +200,7 @@ impl Migration {
         Some(without(choice, &["token_ids"]).to_string())
     }
 
-    /// Finds the answer another worker, on which it goes on; `None` if it cannot.
+    /// Resumes the answer on another worker; `None` if this is not possible.
     pub(crate) async fn resume(&mut self, lost: &Error, worker: &Arc<Worker>) -> Option<Resumed> {
         if self.parsed {
             return None;
@@ -235,10 +239,10 @@ impl Migration {
         None
     }
 
-    /// The rest of the answer as a prompt of its own; `None` if there is no rest, or it is
-    /// not known where it begins.
+    /// The rest of the answer as a prompt of its own; `None` if nothing is left to generate or the
+    /// tokens so far are not known.
     fn unit(&mut self) -> Option<Unit> {
-        // What the client has no text of is generated again.
+        // Tokens whose text the client has not received are generated again.
         self.pending.clear();
         let mut tokens = self.prompt.clone()?;
         tokens.extend(&self.delivered);
@@ -283,9 +287,9 @@ impl Migration {
             .collect()
     }
 
-    /// The usage of the whole answer, from that of its last part: the tokens delivered before
-    /// are output, not prompt. What the last worker had cached of them says nothing of the
-    /// prompt's work, which another one did.
+    /// The usage of the whole answer, computed from the usage of its last part: tokens that were
+    /// delivered before are output and not prompt. The last worker's count of cached tokens is
+    /// removed, because another worker computed the client's prompt.
     pub(crate) fn usage(&self, raw: &str) -> Option<String> {
         if !self.has_moved() {
             return Some(raw.to_owned());
@@ -305,7 +309,7 @@ impl Migration {
     }
 }
 
-/// Sends the rest of an answer to a worker, and waits until the answer goes on.
+/// Sends the rest of an answer to a worker, and waits until its first events arrive.
 async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Error> {
     let PromptContext { context, unit, decision } = prompt;
     placed.worker.breaker(Leg::Decode).begin(Instant::now());
@@ -333,7 +337,7 @@ async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Erro
     }
 }
 
-/// An object whose members of these names, where it has them, are null.
+/// Sets the named members of an object to null, if they exist.
 fn without(mut object: JsonObject, keys: &[&str]) -> JsonObject {
     for key in keys {
         if object.raw(key).is_some() {

@@ -31,15 +31,15 @@ use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
-/// An answer that has begun needs the prefill engine no more: only its count of cached
-/// tokens is waited for, and not for long.
+/// How long to wait for the prefill engine's count of cached tokens after the answer has begun. The
+/// answer needs nothing else from the prefill engine then.
 const COUNT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What came of a pair.
+/// The result of a pair of legs.
 pub(super) enum Paired {
-    /// The decode leg has had its say.
+    /// The decode leg was answered, or rejected for a threshold.
     Answered(Answer, Arc<Worker>),
-    /// It failed, and another attempt is allowed.
+    /// The pair failed, and another attempt is allowed.
     Again,
     /// The decode worker is to compute the prompt.
     Local,
@@ -49,16 +49,17 @@ pub(super) enum Paired {
 enum Failed {
     Prefill(Error),
     Decode(Error),
-    /// They could not meet: the engine behind the prefill worker is another than was known.
+    /// The legs could not find each other: the bootstrap server now serves another engine than the
+    /// router knew.
     Strangers(Error),
-    /// The answer ended with prefill's one token, and nothing was handed over.
+    /// The answer ended with the one token of the prefill leg, so there was no hand-off.
     Ended,
 }
 
-/// Sends pairs until one has answered or decode has failed.
+/// Sends pairs of legs until a decode leg answers or fails.
 ///
 /// # Errors
-/// The last attempt's, once no further one is allowed or makes sense.
+/// The error of the last attempt, if no further attempt is allowed or useful.
 pub(super) async fn pair_or_local(
     prompt: PromptContext<'_>,
     attempts: &mut Attempts,
@@ -68,7 +69,7 @@ pub(super) async fn pair_or_local(
     let last = loop {
         let prefill = match tries.place(prompt).await {
             Ok(placed) => placed,
-            // Too busy for this is too busy for worse.
+            // If the queue refused the prefill, do not fall back to a costlier local prefill.
             Err(error) if error.is_busy() => return Err(error),
             Err(error) => break error,
         };
@@ -117,7 +118,7 @@ pub(super) async fn pair_or_local(
     Ok(Paired::Local)
 }
 
-/// What both legs of one pair know.
+/// The data by which both legs of one pair find each other.
 enum Appointment {
     Transfer { params: [String; 2], engine: Arc<EngineIdentity>, rank: Option<u32> },
     Room(RoomMembers),
@@ -156,12 +157,13 @@ impl Appointment {
         }
     }
 
-    /// Whether prefill hands over only what its length cut off.
+    /// Whether the prefill engine hands over only answers that were cut off by their length limit.
     fn hands_over_what_was_cut_off(&self) -> bool {
         matches!(self, Self::Transfer { .. })
     }
 
-    /// The prefill leg's envelope: pinned to the engine whose id decode is told.
+    /// The envelope of the prefill leg, pinned to the rank of the engine whose id the decode leg
+    /// carries.
     fn envelope(&self, envelope: &Envelope) -> Envelope {
         let rank = match self {
             Self::Transfer { rank, .. } => *rank,
@@ -212,8 +214,8 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed>
     Err(failed)
 }
 
-/// Sends both legs and waits until decode answers. Whichever fails, the other is dropped with
-/// its connection, and so cancelled.
+/// Sends both legs and waits until the decode leg answers. When one leg fails, the other is
+/// cancelled by dropping its connection.
 async fn meet(
     sending: &Sending<'_>,
     account: &Account,
@@ -222,7 +224,7 @@ async fn meet(
 ) -> Result<First, Failed> {
     let PromptContext { context, unit, .. } = sending.prompt;
     let body = prefill::body(context, unit, &prefill.worker, appointment.lead());
-    // Each meets the other under a name that is used once.
+    // The transfer id or room may be used only once, so the body must not be sent twice.
     let once = |body| Parcel::new(body).0.once();
     let body = once(body.map_err(Failed::Prefill)?);
     let envelope = appointment.envelope(sending.envelope);
@@ -241,7 +243,7 @@ async fn meet(
     };
     match tokio::time::timeout(COUNT_PATIENCE, prefilling).await {
         Ok(Ok(prefilled)) => handed_over(sending, &prefill.worker, &prefilled),
-        // Decode has the KV: it answers, whatever became of the prefill's reply.
+        // The decode worker has the KV and answers; a failure of the prefill reply does not matter.
         Ok(Err(error)) => {
             let worker = prefill.worker.id();
             tracing::warn!(worker, %error, "a prefill failed after it had handed over");
@@ -251,14 +253,14 @@ async fn meet(
     Ok(begun)
 }
 
-/// The prefill leg has done its part.
+/// Records the success of the prefill leg and enters its usage in the ledger.
 fn handed_over(sending: &Sending<'_>, worker: &Worker, said: &Said) {
     worker.record(Leg::Prefill, None);
     said.report(sending.prompt.context, sending.prompt.decision, worker, None);
 }
 
-/// A decode leg that failed before its prefill had its say: if it waited in vain, it waited
-/// for the prefill.
+/// Classifies a decode leg that failed before the prefill leg was answered: a time-out counts
+/// against the prefill worker, because the decode engine was waiting for its KV.
 fn late(prefill: &Worker, error: Error) -> Failed {
     if error.kind() != Kind::EngineTimeout {
         return Failed::Decode(error);
@@ -267,7 +269,7 @@ fn late(prefill: &Worker, error: Error) -> Failed {
     Failed::Prefill(Error::new(Kind::EngineTimeout, message))
 }
 
-/// The decode leg, after one that fetches the hand-off where several samples want it.
+/// Sends the decode leg. For several samples, a leg that only fetches the hand-off goes first.
 async fn answer(
     sending: &Sending<'_>,
     account: &Account,
@@ -280,7 +282,8 @@ async fn answer(
     sending.ask(account, sending.body(Carried::Nothing)?.into(), None).await
 }
 
-/// Forgets the engine with which a pair failed; if another one is there by now, that is why.
+/// Forgets the engine id with which a pair failed. If the bootstrap server names another engine by
+/// now, that change was the cause of the failure.
 async fn estranged(
     context: &Context,
     worker: &Worker,

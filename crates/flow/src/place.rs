@@ -1,4 +1,4 @@
-//! Places a leg on a worker and records why.
+//! Places a leg on a worker and records the reasons for the choice.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,72 +22,75 @@ pub(super) use record::note_vetoed;
 use record::{record, shadow};
 
 thread_local! {
-    /// What a pick needs, kept so that none allocates.
+    /// Buffers of the choice, kept per thread so that a choice allocates nothing.
     static PICKING: RefCell<(Vec<Candidate>, Choice)> = RefCell::default();
 }
 
-/// A chosen worker with what was known of it.
+/// A chosen worker, with what the router knew of it at the time of the choice.
 pub(super) struct Placed {
     pub(super) worker: Arc<Worker>,
     /// The data-parallel rank that the leg is pinned to.
     pub(super) rank: Option<u16>,
-    /// Whether `overlap_blocks` are by events that are believed.
+    /// Whether the index of this worker was trusted when `overlap_blocks` was counted.
     pub(super) is_believed: bool,
     pub(super) overlap_blocks: u32,
-    /// What of it counts, where the worker was seen to find less than it should.
+    /// The part of `overlap_blocks` that counts; it is smaller if the worker has lately found fewer
+    /// cached tokens than the index said (drift).
     pub(super) believed_blocks: u32,
-    /// Leading blocks that it is assumed to hold, those among them: for bookings.
+    /// Leading blocks of the speculative index, including `overlap_blocks`; used for bookings.
     pub(super) assumed_blocks: u32,
-    /// The same blocks as `overlap_blocks` by tier.
+    /// `overlap_blocks` split by tier.
     pub(super) overlap_by_tier: [u32; Tier::COUNT],
-    /// Its room, where it was given one before; whoever sends the leg takes it.
+    /// The booking that the queue made, until the leg is sent.
     room: Mutex<Option<Booking>>,
 }
 
 impl Placed {
-    /// The room that it was given, if it was and nobody has taken it.
+    /// Takes the booking that the queue made, if there is one and it was not taken yet.
     pub(super) fn take_room(&self) -> Option<Booking> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// What goes with a leg there: pinned to its rank, unless it is to another one already.
+    /// The envelope of a leg to this worker: pinned to the chosen rank, unless the envelope names a
+    /// rank already.
     pub(super) fn pinned(&self, envelope: &Envelope) -> Envelope {
         let rank = envelope.rank.or(self.rank.map(u32::from));
         Envelope { rank, ..envelope.clone() }
     }
 
-    /// Whether the engine's count of cached tokens should be what the index says: not where
-    /// it may run on any of several ranks.
+    /// Whether the engine's count of cached tokens should equal the count of the index. It need not
+    /// if the engine may run the leg on any of several ranks.
     pub(super) fn is_comparable(&self) -> bool {
         let anywhere = self.rank.is_none() && self.worker.ranks.are_chosen_by_the_engine();
         self.is_believed && !anywhere
     }
 }
 
-/// What kind of worker a leg wants.
+/// Which workers a leg may be placed on.
 #[derive(Clone, Copy)]
 pub(super) struct Wish<'a> {
     pub(super) leg: Leg,
-    /// Workers that it must not be.
+    /// Workers that must not be chosen.
     pub(super) excluded: &'a [Exclusion],
-    /// Blocks that it should hold; where none does, one that holds most is taken.
+    /// The number of leading blocks that the worker should hold; if no worker holds as many, only
+    /// the workers that hold most are candidates.
     pub(super) blocks: Option<u32>,
 }
 
 impl<'a> Wish<'a> {
-    /// Any worker for a leg but these.
+    /// Any worker for a leg except the excluded workers.
     pub(super) fn any(leg: Leg, excluded: &'a [Exclusion]) -> Self {
         Self { leg, excluded, blocks: None }
     }
 
-    /// Asks a pool for the candidates, however many blocks they hold.
+    /// The query for a pool's candidates, regardless of how many blocks the candidates hold.
     fn query(self, unit: &'a Unit, now: Instant) -> CandidateQuery<'a> {
         let Self { leg, excluded, .. } = self;
         CandidateQuery { leg, hashes: &unit.hashes, exclusions: excluded, now }
     }
 }
 
-/// A choice, with what it was made from.
+/// A choice, with the candidates that it was made from.
 #[derive(Clone, Copy)]
 pub(super) struct Pick<'a> {
     /// The workers of the model.
@@ -98,12 +101,12 @@ pub(super) struct Pick<'a> {
     pub(super) choice: &'a Choice,
 }
 
-/// A point of time by both clocks.
+/// The same point of time on two clocks.
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
-    /// For intervals.
+    /// The monotonic clock, for intervals.
     pub(super) instant: Instant,
-    /// For records, in milliseconds since 1970.
+    /// The calendar time, for records, in milliseconds since 1970.
     pub(super) unix_ms: u64,
 }
 
@@ -113,7 +116,7 @@ impl Moment {
     }
 }
 
-/// Picks a worker for a leg and writes down why.
+/// Chooses a worker for a leg and records the reasons for the choice.
 pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed, Error> {
     let PromptContext { context, unit, decision } = prompt;
     let leg = wish.leg;
@@ -140,8 +143,8 @@ pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed,
     })
 }
 
-/// Places a leg that computes its prompt: in its turn, where the model's requests wait here.
-/// `observes_prefill_end` says whether it is known when its prompt is computed.
+/// Places a leg that computes its prompt. If the model has a queue, the leg waits for its turn.
+/// `observes_prefill_end` says whether the router will see when the prefill ends.
 pub(super) async fn place_in_turn(
     prompt: PromptContext<'_>,
     wish: Wish<'_>,
@@ -149,7 +152,7 @@ pub(super) async fn place_in_turn(
 ) -> Result<Placed, Error> {
     let PromptContext { context, unit, .. } = prompt;
     let Served { config, pool, .. } = context.served.as_ref();
-    // Where nobody can be asked, there is nothing to wait for.
+    // If no worker is up, there is no use in waiting.
     if config.queue.is_none() || !pool.any_up(wish.leg, wish.excluded) {
         return place(prompt, wish);
     }
@@ -185,7 +188,7 @@ fn refused(context: &Context, no_room: NoRoom) -> Error {
         }
         Why::Full => {
             let message =
-                format!("as many requests as may wait for model {name} (queue.max_waiting)");
+                format!("the queue of model {name} is full (queue.max_waiting); retry later");
             ("queue_full", message)
         }
         Why::Waited(limit) => {
@@ -199,7 +202,7 @@ fn refused(context: &Context, no_room: NoRoom) -> Error {
     Error::new(Kind::Busy(seconds), message)
 }
 
-/// Writes a choice down, and counts it.
+/// Records and counts a choice.
 fn settle(
     prompt: PromptContext<'_>,
     query: Query,
@@ -212,7 +215,7 @@ fn settle(
     let leg = query.leg;
     let chosen = candidates[choice.index];
     let Some(worker) = roster.get(chosen.worker).map(Arc::clone) else {
-        // Candidates are of the same roster.
+        // This cannot happen: the candidates were taken from the same roster.
         return Err(Error::new(Kind::Internal, "a candidate is not in its roster"));
     };
     record(prompt, query, wish, pick);
@@ -237,7 +240,7 @@ fn settle(
     })
 }
 
-/// Who may take a leg, at this instant.
+/// The candidates for a leg at the time `now`.
 pub(super) fn candidates(
     pool: &Pool,
     roster: &Roster,
@@ -252,7 +255,7 @@ pub(super) fn candidates(
     candidates
 }
 
-/// What is asked of them, with a turn and a draw.
+/// The policy's query for a leg, with a turn and a random draw for ties.
 pub(super) fn query(pool: &Pool, unit: &Unit, leg: Leg, turn: u64, draw: u64) -> Query {
     Query {
         leg,
@@ -265,17 +268,17 @@ pub(super) fn query(pool: &Pool, unit: &Unit, leg: Leg, turn: u64, draw: u64) ->
     }
 }
 
-/// A placed leg is being sent, and leaves the prompt's KV on its worker: what begins alike
-/// may follow it.
+/// Enters a placed leg that is being sent in the speculative index: its worker is about to hold the
+/// prompt's KV, so prompts with the same prefix can follow it.
 pub(super) fn sent(context: &Context, unit: &Unit, placed: &Placed) {
-    // What is confirmed needs no guess.
+    // If all blocks are confirmed, no speculative entry is needed.
     if (placed.overlap_blocks as usize) < unit.hashes.len() {
         let assumed = &context.served.pool.assumed;
         assumed.sent(Instant::now(), &placed.worker, placed.rank, &unit.hashes);
     }
 }
 
-/// A leg has left the prompt's KV on its worker.
+/// Enters in the speculative index that a leg has computed the prompt's KV on its worker.
 pub(super) fn computed(context: &Context, unit: &Unit, placed: &Placed) {
     if unit.hashes.is_empty() {
         return;

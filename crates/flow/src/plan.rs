@@ -1,33 +1,33 @@
-//! Which legs a request needs: a pure function.
+//! Plans which legs a request needs. This is a pure function.
 
 use splitrail_api::request::Options;
 use splitrail_config::model::{Connector, HitThreshold, Model, RequestFlow};
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 
-/// What is known of a request when its legs are planned.
+/// The facts about a request from which its legs are planned.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
-    /// The flow that it is to take.
+    /// The flow that the client or the model asks for.
     pub flow: RequestFlow,
-    /// The share of its prompt that it wants cached, if it says so.
+    /// The cache hit threshold that the request names, from 0 to 1, if any.
     pub threshold: Option<f64>,
-    /// The share that was learned, where the model's is to be found.
+    /// The learned threshold, from 0 to 1, if the router chooses the threshold.
     pub learned: Option<f64>,
-    /// Whether a remote prefill pays, as predicted; `None` where that was not asked.
+    /// Whether a remote prefill is predicted to be faster; `None` if this was not evaluated.
     pub remote_pays: Option<bool>,
-    /// Its prompt's length, if the router knows its tokens.
+    /// The length of the prompt in tokens, if the router knows its tokens.
     pub prompt_tokens: Option<u32>,
-    /// How it is to be answered.
+    /// How the client wants the request answered.
     pub options: Options,
-    /// The longest sequence that the model's engines take, if they have said it.
+    /// The longest sequence, in tokens, that the model's engines accept, if they reported it.
     pub context_tokens: Option<u32>,
-    /// Whether no prefill worker hands anything over on its path, as was seen.
+    /// Whether no prefill worker returns hand-offs for this endpoint, as past replies showed.
     pub no_hand_off: bool,
 }
 
 impl Facts {
-    /// Whether the answering engine is going to refuse what a prefill engine, which
-    /// is asked for one token, would not see.
+    /// Whether the engine that answers will refuse a request that a prefill engine would accept,
+    /// because a prefill leg asks for one token only.
     fn only_decode_refuses(&self) -> bool {
         let tokens = self.prompt_tokens.zip(self.options.max_tokens);
         let sequence = tokens.map(|(prompt, max)| u64::from(prompt) + u64::from(max));
@@ -39,28 +39,28 @@ impl Facts {
 /// The legs of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
-    /// A decode worker that holds this share of the prompt does it all; `then` is for where
-    /// none does.
+    /// The cache hit threshold of a first attempt on a decode worker alone; `then` applies if no
+    /// decode worker holds enough of the prompt. `None`: there is no such attempt.
     pub gate: Option<f64>,
-    /// The legs after that, or at once.
+    /// The legs after that attempt, or the only legs if there is no such attempt.
     pub then: Then,
 }
 
-/// The legs of a request that no decode worker's cache serves.
+/// The legs of a request that is not served from a decode worker's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// One worker does everything; where the flow says otherwise, with the reason.
+    /// One worker does everything. The reason is given if the flow would have a remote prefill.
     Aggregated(Option<LocalReason>),
     /// Prefill on one worker, decode on another.
     PrefillFirst,
-    /// A prefill worker answers: the one token that is asked for is the one it has.
+    /// A prefill worker answers alone, because the request asks for one token only.
     OnPrefill,
-    /// The client is told that too little is cached.
+    /// The client gets a reply with the finish reason `cache_threshold`: too little is cached.
     Tell,
 }
 
 impl Plan {
-    /// The flow as metrics and records name it.
+    /// The name of the planned flow in metrics and records.
     pub fn name(&self) -> &'static str {
         let flow = match (self.gate, self.then) {
             (_, Then::Tell) => RequestFlow::DecodeOnly,
@@ -72,37 +72,38 @@ impl Plan {
     }
 }
 
-/// Why a request of a P/D model is prefilled where it is decoded.
+/// The reason for a local prefill of a request of a P/D model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalReason {
-    /// The prompt has at most `local_prefill_max_tokens`.
+    /// The prompt has at most `local_prefill_max_tokens` tokens.
     ShortPrompt,
-    /// One token is asked for: there is nothing to decode.
+    /// The request asks for one token, so there is nothing to decode.
     OneToken,
-    /// The answer ended with its first token, and prefill hands over none that did.
+    /// The answer ended with its first token, and engines return no hand-off for such an answer.
     PrefillEnded,
-    /// The prefill engines hand nothing over on this path.
+    /// The prefill engines return no hand-offs for this endpoint.
     NoHandOff,
-    /// Log-probabilities of the prompt exist only where it is computed.
+    /// The request asks for log-probabilities of the prompt, which only the engine that computes
+    /// the prompt has.
     PromptLogprobs,
-    /// Prompts that are embeddings: the router cannot tell how many there are.
+    /// The prompts are embeddings, and the router cannot tell how many prompts there are.
     PromptEmbeds,
-    /// The engine may call tools and go on by itself: its further prompts would be sent with
-    /// the hand-off of the first.
+    /// The engine may call tools and continue by itself; the engine would send its further prompts
+    /// with the hand-off of the first prompt.
     EngineTools,
-    /// No decode worker is up: nobody would fetch what a prefill stages.
+    /// No decode worker is up to fetch the blocks that a prefill would stage.
     NoDecode,
-    /// The answering engine is going to refuse it, with its own words: a prefill
-    /// would leave blocks staged that nobody fetches before their lease ends.
+    /// The engine that answers will refuse the request with an error of its own. A prefill would
+    /// leave blocks staged that no worker fetches before the lease ends.
     Refusable,
-    /// No prefill worker did its part, and `on_no_prefill` is `local`.
+    /// No prefill leg succeeded, and `on_no_prefill` is `local`.
     NoPrefill,
-    /// By the costs of `auto`, a remote prefill does not pay.
+    /// The cost model of `auto` predicts that a remote prefill is not worth its cost.
     Cheaper,
 }
 
 impl LocalReason {
-    /// The metrics' label.
+    /// The label in metrics and records.
     pub fn name(self) -> &'static str {
         match self {
             Self::ShortPrompt => "short_prompt",
@@ -132,7 +133,7 @@ pub fn plan(model: &Model, facts: Facts) -> Plan {
         RequestFlow::DecodeFirst | RequestFlow::DecodeOnly => {
             Some(threshold.or(learned).unwrap_or(DEFAULT_THRESHOLD_RATIO))
         }
-        // One number for all is worse than to compare both ways of each.
+        // Comparing the costs of both ways for each request is better than one threshold for all.
         RequestFlow::Auto => threshold,
         RequestFlow::Aggregated | RequestFlow::PrefillFirst => None,
     };
@@ -155,7 +156,8 @@ pub fn plan(model: &Model, facts: Facts) -> Plan {
     }
 }
 
-/// Why a request cannot or need not have a remote prefill, whatever is cached.
+/// The reason for which a request cannot have or does not need a remote prefill, regardless of what
+/// is cached.
 fn local_reason(model: &Model, facts: Facts) -> Option<LocalReason> {
     let short = facts.prompt_tokens.is_some_and(|n| n <= model.local_prefill_max_tokens);
     if facts.options.bypasses_cache.is_some() {

@@ -34,33 +34,33 @@ use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 use splitrail_telemetry::clock::unix_ms;
 
-/// What the prefill leg left for the decode leg.
+/// The result of a prefill leg, for the decode leg.
 pub(super) struct Prefilled {
-    /// Its worker.
+    /// The prefill worker.
     pub(super) worker: Arc<Worker>,
     /// The attempt's id, which the decode leg carries as well.
     pub(super) envelope: Envelope,
-    /// What it staged for one decode leg; nothing where the blocks are in a storage.
+    /// The hand-off for one decode leg; `None` if the connector uses shared storage.
     pub(super) staged: Option<Staged>,
 }
 
 impl Prefilled {
-    /// The time by which what it staged must be fetched.
+    /// The lease of the hand-off, if there is one.
     pub(super) fn lease(&self) -> Option<Lease> {
         self.staged.as_ref().map(Staged::lease)
     }
 }
 
-/// The workers that one prompt's prefill is tried on.
+/// The attempts of one prompt's prefill leg.
 pub(super) struct Tries {
     excluded: Vec<Exclusion>,
-    /// Those that hand nothing over on this path.
+    /// Workers that return no hand-offs for this endpoint.
     missing: Vec<Exclusion>,
     left: u32,
 }
 
 impl Tries {
-    /// As many as the model's configuration allows.
+    /// As many attempts as the model's configuration allows.
     pub(super) fn new(context: &Context, failed_decode: &[Exclusion]) -> Self {
         let Served { config, pool, .. } = context.served.as_ref();
         let excluded = kept_for_decode(pool, failed_decode);
@@ -68,10 +68,10 @@ impl Tries {
         Self { excluded, missing, left: config.retries.prefill }
     }
 
-    /// The next worker.
+    /// Chooses the next worker.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no prefill worker is up, or the queue refuses the request.
     pub(super) async fn place(&self, prompt: PromptContext<'_>) -> Result<Placed, Error> {
         let context = prompt.context;
         let excluded = self.left_out();
@@ -86,17 +86,17 @@ impl Tries {
         [&self.excluded[..], &self.missing].concat()
     }
 
-    /// Whether all that are left hand nothing over.
+    /// Whether all remaining workers are workers that return no hand-offs for this endpoint.
     fn only_missing(&self, pool: &Pool) -> bool {
         let any_up = |excluded: &[Exclusion]| pool.any_up(Leg::Prefill, excluded);
         !any_up(&self.left_out()) && any_up(&self.excluded)
     }
 
-    /// A worker has failed, not by the client's fault.
+    /// Notes that a worker has failed, not by the client's fault, and allows a further attempt.
     ///
     /// # Errors
-    /// Its error, where another worker would not do better, or there is none, or enough
-    /// were tried.
+    /// The worker's error, if another worker would not do better, no other worker is up, or the
+    /// attempts or the retry budget are used up.
     pub(super) fn again(
         &mut self,
         context: &Context,
@@ -119,14 +119,14 @@ impl Tries {
     }
 }
 
-/// Why nobody can be asked for a prefill.
+/// The error for a prefill leg that no worker can take.
 pub(super) fn no_prefill_worker(context: &Context) -> Error {
     let message = format!("model {} has no prefill worker that is up", context.served.name());
     Error::new(Kind::NoWorker, message)
 }
 
-/// The prefill leg; `None` if it could not be had and the model's configuration
-/// has the decode worker compute the prompt, or if there is nothing to hand over.
+/// Runs the prefill leg. `None` if the decode worker is to compute the prompt: no prefill leg
+/// succeeded and the model's configuration allows this, or there is no hand-off.
 pub(super) async fn prefill_or_local(
     prompt: PromptContext<'_>,
     failed_decode: &[Exclusion],
@@ -136,7 +136,7 @@ pub(super) async fn prefill_or_local(
     let last = loop {
         let placed = match tries.place(prompt).await {
             Ok(placed) => placed,
-            // Too busy for this is too busy for worse.
+            // If the queue refused the prefill, do not fall back to a costlier local prefill.
             Err(error) if error.is_busy() => return Err(error),
             Err(_) if tries.only_missing(&context.served.pool) => {
                 prefill_made_local(context, decision, LocalReason::NoHandOff);
@@ -178,10 +178,10 @@ pub(super) async fn prefill_or_local(
     Ok(None)
 }
 
-/// No prefill worker did its part: the decode worker is to compute the prompt.
+/// Records that no prefill leg succeeded and that the decode worker is to compute the prompt.
 ///
 /// # Errors
-/// If the model's configuration does not have it so.
+/// If the model's configuration says `on_no_prefill: fail`.
 pub(super) fn without_prefill(
     context: &Context,
     decision: &DecisionHandle,
@@ -204,31 +204,32 @@ pub(super) fn without_prefill(
     Ok(())
 }
 
-/// What a prefill engine has said.
+/// The reply of a prefill engine.
 pub(super) struct Said {
     reply: JsonObject,
     dialect: Dialect,
-    /// Where it came from.
+    /// The address that the reply came from.
     peer: Option<IpAddr>,
-    /// When it began to: the engine had staged the blocks by then.
+    /// When the reply began: the engine had staged the blocks by then.
     begun: tokio::time::Instant,
     usage: Option<EngineUsage>,
 }
 
 impl Said {
-    /// Whether the answer ended with its first token, of itself: an engine hands over only
-    /// what its length cut off.
+    /// Whether the answer ended with its first token by itself. An engine returns a hand-off only
+    /// for an answer that was cut off by its length limit.
     pub(super) fn ended(&self) -> bool {
         dialect::ended(self.dialect, &self.reply)
     }
 
-    /// The hand-off in it, or why there can be none.
+    /// The hand-off in the reply, or the reason why the reply has none.
     fn hand_off(&self, worker: &Worker) -> Result<Result<HandOff, LocalReason>, Error> {
         let said = self.reply.raw("kv_transfer_params");
         match HandOff::from_reply(said.unwrap_or("null")) {
             Ok(hand_off) => Ok(Ok(hand_off)),
             Err(HandOffError::Absent) if self.ended() => Ok(Err(LocalReason::PrefillEnded)),
-            // An engine that hands over for chats may not know the member here.
+            // An engine that returns hand-offs for chats may not support the member on this
+            // endpoint.
             Err(HandOffError::Absent) if said.is_none() && self.dialect.names_events() => {
                 Ok(Err(LocalReason::NoHandOff))
             }
@@ -236,8 +237,8 @@ impl Said {
         }
     }
 
-    /// Enters it in the ledger; `carried` is the cached tokens that its hand-off names,
-    /// where its usage does not.
+    /// Enters the usage in the ledger. `carried` is the count of cached tokens in the hand-off,
+    /// which is used if the usage has no such count.
     pub(super) fn report(
         &self,
         context: &Context,
@@ -249,7 +250,7 @@ impl Said {
     }
 }
 
-/// A prefill leg's body.
+/// Makes the body of a prefill leg.
 pub(super) fn body(
     context: &Context,
     unit: &Unit,
@@ -281,7 +282,7 @@ pub(super) async fn send(
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
         let response = client.post(worker, shape, body, envelope).await?;
-        // The engine has done the prompt and staged its blocks by now.
+        // The engine has computed the prompt and staged its blocks by now.
         decision.prefill_worked();
         let begun = tokio::time::Instant::now();
         let peer = response.peer.map(|Peer(address)| address);
@@ -292,7 +293,7 @@ pub(super) async fn send(
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
     let dialect = context.endpoint.dialect();
-    // Usage that makes no sense is usage that was not reported.
+    // Invalid usage is treated as if the engine had reported none.
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse_in(dialect, raw).ok());
     booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
@@ -300,7 +301,8 @@ pub(super) async fn send(
     Ok(Said { reply, dialect, peer, begun, usage })
 }
 
-/// The prefill leg of a connector whose decode leg follows it, or why nothing was handed over.
+/// Runs the prefill leg of a connector whose decode leg follows it. Returns the reason if there is
+/// no hand-off.
 async fn prefill(
     prompt: PromptContext<'_>,
     envelope: Envelope,
@@ -333,17 +335,17 @@ async fn prefill(
     Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
 }
 
-/// Remembers whether hand-offs come from a worker on a path.
+/// Remembers whether a worker returns hand-offs for an endpoint.
 fn note(worker: &Worker, endpoint: Endpoint, said: &Result<Result<HandOff, LocalReason>, Error>) {
     let (hand_overs, dialect) = (&worker.hand_overs, endpoint.dialect());
     let (id, endpoint) = (worker.id(), endpoint.path());
     match said {
         Ok(Ok(_)) if hand_overs.came(dialect) => {
-            tracing::info!(worker = id, endpoint, "hands over on this path again");
+            tracing::info!(worker = id, endpoint, "replies on this path carry hand-offs again");
         }
         Ok(Err(LocalReason::NoHandOff)) if hand_overs.missed(dialect, Instant::now()) => {
-            let what = "its replies on this path have no place for a hand-off: it is asked for \
-                        none there, but for a trial now and then";
+            let what = "replies on this path carry no hand-off; no prefill is sent there, \
+                        except for an occasional trial";
             tracing::warn!(worker = id, endpoint, "{what}");
         }
         _ => {}
@@ -357,7 +359,7 @@ fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> 
     Lease::new(begun, lease, said, tokio::time::Instant::now())
 }
 
-/// Whether a hand-off comes from where the fleet is.
+/// Accepts a hand-off only if its host belongs to the fleet or to `hand_off_networks`.
 fn admit(
     context: &Context,
     worker: &Worker,
@@ -367,7 +369,7 @@ fn admit(
     let hosts = &context.served.pool.roster().hosts;
     let networks = &context.served.config.hand_off_networks;
     let host = hand_off.remote_host();
-    // The worker itself may have left the fleet since it was asked.
+    // The worker itself may have left the fleet since the prefill leg was sent.
     let own = || Hosts::new([&worker.authority].into_iter()).admit(host, peer, networks);
     if hosts.admit(host, peer, networks) || own() {
         return Ok(());
@@ -379,8 +381,8 @@ fn admit(
     Err(Error::new(Kind::ForeignHandOff, message))
 }
 
-/// Enters what a prefill engine said; `carried` is the cached tokens that its hand-off
-/// names, where its usage does not.
+/// Enters the usage of a prefill leg in the ledger. `carried` is the count of cached tokens in the
+/// hand-off, which is used if the usage has no such count.
 fn report(
     context: &Context,
     decision: &DecisionHandle,

@@ -1,8 +1,8 @@
 //! Prepares the prompts of a body for placement: parses, tokenises and hashes them.
 //!
-//! Pure computation, in proportion to the body. Small bodies are prepared on the thread that serves the
-//! connection; larger ones on the blocking pool, at most one per core, so that the reactor never waits
-//! for a prompt.
+//! This is pure computation, and its time grows with the length of the body. Small bodies are
+//! prepared on the thread that serves the connection, larger ones on the blocking pool, at most one
+//! per core, so that the reactor never waits for a prompt.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -28,37 +28,38 @@ mod tokens;
 
 pub use short::is_harmless;
 
-/// Bodies from this length on are long: some tens of milliseconds, and more.
+/// Bodies longer than this are long: they take some tens of milliseconds or more.
 const LONG_BYTES: usize = 256 << 10;
 
-/// Why only a prompt's first blocks are known.
+/// The reason that is given if only the blocks of a prompt before its first medium are known.
 pub const MEDIA_FOLLOWS: &str = "media after the known blocks";
 
-/// A prompt of unknown tokens weighs this many bytes per token in the load view.
+/// Bytes per token by which the load of a prompt with unknown tokens is estimated.
 const BYTES_PER_TOKEN: usize = 4;
 
 /// A request that is ready to be placed.
 pub struct Prepared {
     /// The model.
     pub served: Arc<Served>,
-    /// Where the request came in.
+    /// The endpoint of the request.
     pub endpoint: Endpoint,
-    /// How it is to be answered.
+    /// How the client wants the request answered.
     pub options: Options,
-    /// The share of its prompts that its body wants cached.
+    /// The cache hit threshold in the body, from 0 to 1, if there is one.
     pub threshold: Option<f64>,
-    /// One unit per prompt, or per sample where `samples_apart` is more than 1.
+    /// One unit per prompt, or one per sample if `samples_apart` is more than 1.
     pub units: Vec<Unit>,
-    /// Units per prompt.
+    /// The number of units per prompt.
     pub samples_apart: u32,
-    /// The fields of the body that engines are not sent.
+    /// The fields that were removed from the body before it is sent to engines.
     pub removed: Removed,
-    /// What the units take of the request's memory.
+    /// The charge for the memory of the units.
     pub memory: Charge,
 }
 
 impl Prepared {
-    /// Counts what was found in a request that is going to be served.
+    /// Counts removed fields and prompts with unknown tokens of a request that is going to be
+    /// served.
     pub fn count(&self, metrics: &Metrics) {
         let name = self.served.name();
         for (reason, count) in self.removed.counts().filter(|(_, count)| *count > 0) {
@@ -78,47 +79,48 @@ impl Prepared {
 /// One prompt of a request, with the body that an engine gets for it.
 #[derive(Clone)]
 pub struct Unit {
-    /// The prompt's place in its batch.
+    /// The position of the prompt in its batch, from 0.
     pub prompt_index: usize,
-    /// Whether it is a further sample of the prompt before it.
+    /// Whether this unit is a further sample of the prompt before it.
     pub further_sample: bool,
-    /// The body, without the fields of a leg.
+    /// The body, without the fields that a leg adds.
     pub body: JsonObject,
-    /// The prompt's length, if its tokens are known.
+    /// The length of the prompt in tokens, if all of its tokens are known.
     pub prompt_tokens: Option<u32>,
-    /// Why they are not, or not all of them: [`MEDIA_FOLLOWS`].
+    /// Why the tokens are not known. [`MEDIA_FOLLOWS`] if the tokens before the first medium are
+    /// known.
     pub unknown: Option<&'static str>,
-    /// What its first block's hash follows upon.
+    /// The root of the chain of block hashes, which stands for salt, model, adapter and block size.
     pub namespace: BlockHash,
-    /// Hashes of its full blocks, as far as its tokens are known.
+    /// The hashes of the full blocks, as far as the tokens are known.
     pub hashes: Arc<[BlockHash]>,
-    /// The prompt's weight in the load view, in tokens.
+    /// The prompt's load in tokens: its length, or an estimate if its tokens are not known.
     pub weight_tokens: u64,
 }
 
-/// Makes a body, within bounds.
+/// A function that makes a body within the limits.
 pub type Make = Box<dyn FnOnce(&Limits) -> Result<Made, Error> + Send>;
 
-/// A request's body, as its door has it.
+/// The body of a request as its API hands it over.
 pub enum Payload {
     /// An OpenAI body.
     Json(Bytes),
-    /// What makes an OpenAI body of about so many bytes, which needs no check.
+    /// A function that makes an OpenAI body, which needs no strict parsing.
     Made {
-        /// Its length, about.
+        /// The approximate length of the body in bytes.
         bytes: usize,
-        /// As [`is_harmless`] says.
+        /// The result of [`is_harmless`] for its text.
         is_harmless: bool,
-        /// Makes it.
+        /// The function that makes the body.
         make: Make,
     },
 }
 
-/// A body that the router wrote.
+/// A body that the router made.
 pub struct Made {
     /// The body.
     pub body: JsonObject,
-    /// Its one prompt, where that is not read from the body.
+    /// The only prompt, if the prompt is not to be read from the body.
     pub prompt: Option<Prompt>,
 }
 
@@ -159,11 +161,11 @@ impl Payload {
 pub struct Preparer {
     /// The models that are served.
     cluster: Arc<Cluster>,
-    /// The memory that requests hold; at most `limits.request_memory_max_bytes`.
+    /// The budget for the memory of all requests, `limits.request_memory_max_bytes`.
     memory: Arc<MemoryBudget>,
-    /// One permit for each core: for parsing and tokenising off the reactor.
+    /// One permit per core for parsing and tokenising off the reactor.
     permits: Arc<Semaphore>,
-    /// How many of these long bodies may have: half, so that short ones pass them by.
+    /// The permits that long bodies may hold: half of all, so that short bodies can overtake them.
     long_permits: Arc<Semaphore>,
 }
 
@@ -179,7 +181,7 @@ impl Preparer {
         }
     }
 
-    /// Permits that long bodies may take now.
+    /// The number of permits that are free for long bodies.
     pub fn free_long_permits(&self) -> usize {
         self.long_permits.available_permits()
     }
@@ -188,14 +190,14 @@ impl Preparer {
     /// such work is free.
     ///
     /// # Errors
-    /// The router is stopping, or the work panics.
+    /// If the router is stopping or the work panics.
     pub async fn run_off_reactor<T: Send + 'static>(
         &self,
         bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        // The permits go with the work: a client that leaves does not free a core that
-        // is still at work for it.
+        // The permits move into the work: when a client leaves, the core is still busy with its
+        // request.
         let long = match bytes > LONG_BYTES {
             true => Some(acquire(&self.long_permits).await?),
             false => None,
@@ -210,10 +212,11 @@ impl Preparer {
     }
 }
 
-/// Prepares a body.
+/// Prepares the body of a request.
 ///
 /// # Errors
-/// The client's mistakes, as 400 or 404.
+/// An error with status 400 or 404 for a mistake of the client; a refusal if the memory of all
+/// requests has reached its bound.
 pub async fn prepare(
     preparer: &Arc<Preparer>,
     endpoint: Endpoint,
@@ -234,7 +237,7 @@ pub async fn prepare(
     preparer.run_off_reactor(bytes, work).await?
 }
 
-/// A client that waits for its request to be prepared, until this is dropped.
+/// Marks that a client waits for its request to be prepared. Dropping it stops the work.
 #[derive(Default)]
 struct Waiting {
     is_over: Arc<AtomicBool>,
@@ -261,7 +264,7 @@ fn compute(preparer: &Preparer, endpoint: Endpoint, payload: Payload) -> Result<
     let mut inbound = payload.read(endpoint, &serving, &mut memory)?;
     let Named { model, adapter } = named(&serving, endpoint, &inbound.model_name)?;
     let served = Arc::clone(&serving.models[model]);
-    // Engines know the model under its own name, and an adapter under its.
+    // Engines know the model by its configured name and an adapter by the adapter's name.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
     check_connector(&served, endpoint)?;
@@ -306,7 +309,7 @@ fn compute(preparer: &Preparer, endpoint: Endpoint, payload: Payload) -> Result<
             }
             Ok(Extent::BeforeMedia) => {
                 unit.unknown = Some(MEDIA_FOLLOWS);
-                // Something follows, if only the medium.
+                // At least the medium follows.
                 unit.weight_tokens = unit.weight_tokens.max(chain.tokens() as u64 + 1);
                 unit.hashes = chain.into_hashes().into();
                 memory.kept.take(size_of_val(&*unit.hashes))?;
@@ -326,14 +329,14 @@ fn compute(preparer: &Preparer, endpoint: Endpoint, payload: Payload) -> Result<
     Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory })
 }
 
-/// Bytes of JSON of the members that hold the prompt, where the model computes one.
+/// Bytes of JSON in the members that hold the prompt; 0 if the model computes no prompt.
 fn prompt_bytes(endpoint: Endpoint, body: &JsonObject) -> usize {
     let members = if endpoint.computes() { endpoint.prompt_members() } else { &[] };
     members.iter().map(|member| body.raw(member).map_or(0, str::len)).sum()
 }
 
-/// What a request asks for by its model's name. Where the model does nothing, none need be
-/// given, as long as there is one only.
+/// The model and adapter of the name in a request. On endpoints without a model the name may be
+/// left out if only one model is served.
 fn named(serving: &Serving, endpoint: Endpoint, name: &str) -> Result<Named, Error> {
     if name.is_empty() && !endpoint.names_model() {
         return match serving.models.len() {
@@ -347,7 +350,8 @@ fn named(serving: &Serving, endpoint: Endpoint, name: &str) -> Result<Named, Err
     })
 }
 
-/// Of engines that do nothing alone, none is known that meets another for these endpoints.
+/// Refuses endpoints that engines with this connector cannot serve. Engines that need a pair of
+/// legs have no way to find each other on endpoints with named events.
 fn check_connector(served: &Served, endpoint: Endpoint) -> Result<(), Error> {
     let config = &served.config;
     let alone = config.connector.serves_alone() || config.flow == Flow::Aggregated;
@@ -359,7 +363,8 @@ fn check_connector(served: &Served, endpoint: Endpoint) -> Result<(), Error> {
     Err(Error::new(Kind::InvalidRequest, message))
 }
 
-/// SGLang has no `cache_salt` on these endpoints: it would serve what others have cached.
+/// Refuses a `cache_salt` on endpoints where SGLang ignores it, because the client would share
+/// cached blocks with others.
 fn check_salt(served: &Served, inbound: &Inbound) -> Result<(), Error> {
     let endpoint = inbound.endpoint;
     let unsalted = matches!(endpoint, Endpoint::Messages | Endpoint::Embeddings);
@@ -371,8 +376,8 @@ fn check_salt(served: &Served, inbound: &Inbound) -> Result<(), Error> {
     Err(Error::invalid("cache_salt", message))
 }
 
-/// How many samples of a prompt are requests of their own: all of them where each needs a
-/// hand-off, and no engine serves any without.
+/// The number of samples of a prompt that are sent as requests of their own: all samples if the
+/// connector needs a hand-off for each of them, and otherwise 1.
 fn samples_apart(served: &Served, inbound: &mut Inbound, limits: &Limits) -> Result<u32, Error> {
     let config = &served.config;
     let n = inbound.options.n;
@@ -393,7 +398,7 @@ fn samples_apart(served: &Served, inbound: &mut Inbound, limits: &Limits) -> Res
     Ok(n)
 }
 
-/// A reason as a label: one of a fixed set of sentences, in lower case with `_`.
+/// The label of a reason (one of a fixed set of sentences), in lower case with `_`.
 fn label(reason: &'static str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
     reason.chars().map(plain).collect()

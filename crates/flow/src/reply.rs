@@ -1,4 +1,5 @@
-//! Makes the client's answer from the engine's: relays streams, and decides usage in one place.
+//! Makes the client's answer from the engine's: relays streams, and is the only place that decides
+//! the usage that clients see.
 
 pub(crate) mod alike;
 pub mod choices;

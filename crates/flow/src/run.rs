@@ -1,7 +1,7 @@
 //! Runs one prompt through its legs: places, sends and retries them until an answer has begun or an error is final.
 //!
-//! The futures of the legs are boxed: a future is as large as the largest of its parts, and is
-//! moved as a whole before it is first polled.
+//! The futures of the legs are boxed: a future is as large as the largest future inside it, and the
+//! whole of it is moved before it is first polled.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,7 +33,7 @@ use splitrail_policy::Leg;
 /// Runs a prompt until its answer begins.
 ///
 /// # Errors
-/// The last attempt's, once no further one is allowed or makes sense.
+/// The error of the last attempt, if no further attempt is allowed or useful.
 pub async fn begin(
     context: &Arc<Context>,
     unit: &Unit,
@@ -62,14 +62,14 @@ pub async fn begin(
     let plan = plan(&served.config, facts);
     served.retry_budget.deposit();
     let begun = go(prompt, &plan).await?;
-    // Only of a stream is it known when its first token came.
+    // The time of the first token is known only for a stream.
     if let (Some(weighed), Begun::Stream(_)) = (weighed, &begun) {
         weighed.begun(served, decision);
     }
     Ok(begun)
 }
 
-/// Goes as planned, until an answer begins.
+/// Runs the planned legs until an answer begins.
 async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
     let mut attempts = Attempts::new(prompt.context);
     if plan.gate.is_some() {
@@ -84,7 +84,7 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
     let mut staged = None;
     loop {
         let mut leg = Leg::Decode;
-        // A hand-off that no decode worker has seen serves the next one.
+        // A hand-off that was not sent to any decode worker is used by the next attempt.
         if staged.is_none() {
             prompt.decision.flow_begun(plan.name());
             match first_leg(prompt, plan, &mut attempts).await? {
@@ -101,19 +101,19 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
     }
 }
 
-/// What comes before the leg that answers.
+/// The result of the step before the leg that answers.
 enum FirstLeg {
-    /// A prefill leg.
+    /// A prefill leg has succeeded.
     Prefilled(Box<Prefilled>),
-    /// Nothing: a worker for this leg does it all.
+    /// There is no leg before; one worker, chosen for this leg, does all the work.
     None(Leg),
-    /// Both legs were sent at once, and it answers.
+    /// Both legs were sent at the same time, and the answer has begun.
     Answered(Begun),
-    /// Both legs were sent at once, in vain.
+    /// Both legs were sent at the same time and failed; another attempt is allowed.
     Again,
 }
 
-/// The leg before the one that answers, if the plan has one and it can be had.
+/// Runs the leg before the leg that answers, if the plan has one and a worker can take it.
 async fn first_leg(
     prompt: PromptContext<'_>,
     plan: &Plan,
@@ -149,8 +149,8 @@ async fn first_leg(
             let message = format!("model {} has no decode worker that is up", config.name);
             Err(Error::new(Kind::NoWorker, message))
         }
-        // A prefill now would stage blocks for nobody. An attempt without one
-        // finds out what is wrong, or that it no longer is.
+        // A prefill now would stage blocks that no decode worker fetches. An attempt without a
+        // prefill shows what is wrong, or that a decode worker is up again.
         Then::PrefillFirst | Then::Tell => {
             prefill_made_local(context, decision, LocalReason::NoDecode);
             Ok(alone)
@@ -169,7 +169,7 @@ async fn both_legs(prompt: PromptContext<'_>, attempts: &mut Attempts) -> Result
     }
 }
 
-/// The leg that answers; `None` if it did not, and another attempt is allowed.
+/// Runs the leg that answers; `None` if it failed and another attempt is allowed.
 async fn answer(
     prompt: PromptContext<'_>,
     leg: Leg,
@@ -179,7 +179,7 @@ async fn answer(
     let PromptContext { context, unit, decision } = prompt;
     let pool = &context.served.pool;
     let mut excluded = attempts.failed().to_vec();
-    // Both legs of an attempt carry one id.
+    // Both legs of an attempt carry the same id.
     let envelope = match &staged {
         Some(prefilled) => {
             excluded.push(Exclusion::new(prefilled.worker.index, VetoReason::SameWorker));
@@ -218,7 +218,7 @@ async fn answer(
     };
     let threshold = carried_threshold(context, &placed.worker, guard);
     let sending = Sending { prompt, envelope: &envelope, placed: &placed, threshold };
-    // A hand-off may be received: whatever comes after a failure needs a new one.
+    // The engine may have received the hand-off, so an attempt after a failure needs a new one.
     let answered = pinned(|| generate(&sending, staged)).await;
     if matches!(answered, Ok(Answer::Begun(_))) {
         computed(context, unit, &placed);
@@ -226,7 +226,7 @@ async fn answer(
     conclude(context, attempts, leg, &placed.worker, answered)
 }
 
-/// What the leg that was to answer has come to; `None` if another attempt is allowed.
+/// Evaluates the result of the leg that answers; `None` if another attempt is allowed.
 fn conclude(
     context: &Context,
     attempts: &mut Attempts,
@@ -246,7 +246,7 @@ fn conclude(
             Ok(None)
         }
         Err(error) => {
-            // What a prefill worker was to do alone, a decode worker can.
+            // A decode worker can also serve a request that was planned for a prefill worker alone.
             let leg = if leg == Leg::Prefill { Leg::Aggregated } else { leg };
             attempts.again_elsewhere(context, leg, worker, error)?;
             Ok(None)

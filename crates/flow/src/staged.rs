@@ -23,7 +23,7 @@ use splitrail_fleet::Worker;
 use splitrail_policy::{Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
 
-/// A hand-off with all that it takes to release it.
+/// A hand-off with the data that is needed to release it.
 pub(super) struct Staged {
     hand_off: Option<HandOff>,
     lease: Lease,
@@ -33,12 +33,12 @@ pub(super) struct Staged {
     body: JsonObject,
     weight_tokens: u64,
     envelope: Envelope,
-    /// The prefill worker: it cannot fetch from itself.
+    /// The prefill worker, which cannot fetch from itself.
     worker: WorkerIndex,
 }
 
 impl Staged {
-    /// A prefill has ended.
+    /// The hand-off of a prefill leg that has succeeded.
     pub(super) fn new(
         context: &Context,
         unit: &Unit,
@@ -60,17 +60,18 @@ impl Staged {
         }
     }
 
-    /// The time by which it must be fetched.
+    /// The lease of the hand-off.
     pub(super) fn lease(&self) -> Lease {
         self.lease
     }
 
-    /// The hand-off as JSON, to be sent: from here on it may have been used.
+    /// Takes the hand-off out as JSON, to be sent. From now on it may have been used.
     pub(super) fn spend(&mut self) -> Option<Box<str>> {
         self.hand_off.take().map(HandOff::into_json)
     }
 
-    /// Has a decode worker fetch it; `false` if it is left to the end of its lease.
+    /// Makes a decode worker fetch the hand-off, so that its blocks are freed. `false` if the
+    /// hand-off is left to the end of its lease.
     fn release(&self, hand_off: HandOff) -> bool {
         let left = self.lease.left(Instant::now());
         let Some(worker) = self.fetcher().filter(|_| !left.is_zero()) else { return false };
@@ -94,7 +95,7 @@ impl Staged {
         self.served.releases.run(release)
     }
 
-    /// The decode worker with the least to do.
+    /// The decode worker that is up and has the fewest booked tokens.
     fn fetcher(&self) -> Option<Arc<Worker>> {
         let roster = self.served.pool.roster();
         let able = roster.iter().filter(|worker| {
@@ -104,7 +105,7 @@ impl Staged {
     }
 }
 
-/// A prefill whose hand-off is being sent. Dropped before that, it is released.
+/// A prefill whose hand-off is being sent. If it is dropped before that, the hand-off is released.
 pub(super) struct UnderWay {
     prefilled: Option<Prefilled>,
     json: Option<Box<str>>,
@@ -112,7 +113,7 @@ pub(super) struct UnderWay {
 }
 
 impl UnderWay {
-    /// The hand-off was put into the body that this is the receipt of.
+    /// The hand-off is in the body to which `receipt` belongs.
     pub(super) fn new(
         prefilled: Option<Prefilled>,
         json: Option<Box<str>>,
@@ -121,7 +122,7 @@ impl UnderWay {
         Self { prefilled, json, receipt }
     }
 
-    /// The prefill, as good as new, if no byte of its hand-off was sent.
+    /// The prefill with its unused hand-off, if no byte of the hand-off was sent.
     pub(super) fn take_back(&mut self) -> Option<Prefilled> {
         let json = self.json.take()?;
         let mut prefilled = self.prefilled.take().filter(|_| self.receipt.take_back())?;

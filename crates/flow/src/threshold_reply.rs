@@ -1,5 +1,5 @@
-//! The reply to a `decode_only` request whose prompt is cached too little. The router makes the reply that an
-//! engine with support for `cache_hit_threshold` would make.
+//! The reply to a `decode_only` request of whose prompt too little is cached. The router makes the
+//! reply that an engine with support for `cache_hit_threshold` would make.
 
 use bytes::Bytes;
 use serde_json::{Value, json};

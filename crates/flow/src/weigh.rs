@@ -10,7 +10,7 @@ use splitrail_ledger::decisions::{DecisionHandle, WeighedRecord};
 use splitrail_policy::Leg;
 use splitrail_policy::threshold::{Offer, Verdict};
 
-/// The two ways of one request.
+/// The comparison of local and remote prefill for one prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct Weighed {
     verdict: Verdict,
@@ -18,14 +18,16 @@ pub struct Weighed {
 }
 
 impl Weighed {
-    /// Whether a remote prefill pays; `None` where there are no two ways.
+    /// Whether a remote prefill is the better way; `None` if there is no prefill worker to compare
+    /// with.
     pub fn remote_pays(&self) -> Option<bool> {
         let Verdict { local, at_decode, at_prefill, .. } = &self.verdict;
-        // Without a budget for long steps it is the remote way, whatever it costs.
+        // If no decode worker may compute the prompt (it has no budget for long steps), the remote
+        // way is taken at any cost.
         at_prefill.as_ref().map(|_| !local || at_decode.is_none())
     }
 
-    /// As it is written down.
+    /// The comparison as decision records show it.
     pub fn record(&self) -> WeighedRecord {
         let Verdict { local, explored, at_decode, at_prefill, hit_ratio } = self.verdict;
         WeighedRecord {
@@ -39,11 +41,12 @@ impl Weighed {
         }
     }
 
-    /// The first token of a stream has come: the way that it went is learned from.
+    /// Trains the prediction of the way that was taken, when the first token of a stream has
+    /// arrived.
     pub fn begun(&self, served: &Served, decision: &DecisionHandle) {
         let (alone, attempts) =
             decision.with(|decision| (decision.prefill_worker().is_none(), decision.attempts()));
-        // What was tried again says nothing about either way.
+        // The time of a request with retries says nothing about either way.
         let expected = if alone { 1 } else { 2 };
         let way = if alone { self.verdict.at_decode } else { self.verdict.at_prefill };
         let Some(way) = way.filter(|_| attempts <= expected) else { return };
@@ -53,7 +56,8 @@ impl Weighed {
     }
 }
 
-/// Whether a request's threshold is the router's to find: neither it nor its model names one.
+/// Whether the router chooses the threshold of a request, because neither the request nor its model
+/// names one.
 pub fn is_open(served: &Served, flow: RequestFlow, threshold: Option<f64>) -> bool {
     let auto = served.config.cache_hit_threshold == Some(HitThreshold::Auto);
     let left_out = served.config.cache_hit_threshold.is_none();
@@ -65,7 +69,8 @@ pub fn is_open(served: &Served, flow: RequestFlow, threshold: Option<f64>) -> bo
         }
 }
 
-/// Compares both ways of a prompt; `goes` if it is going to take one.
+/// Compares local and remote prefill for a prompt. `goes` says whether the prompt is then served;
+/// otherwise nothing is learned from the comparison.
 pub fn weigh(served: &Served, unit: &Unit, goes: bool) -> Weighed {
     let pool = &served.pool;
     let now = Instant::now();
@@ -76,7 +81,7 @@ pub fn weigh(served: &Served, unit: &Unit, goes: bool) -> Weighed {
     };
     let prefill = candidates(Leg::Prefill);
     let mut decode = candidates(Leg::Aggregated);
-    // What is only assumed opens no gate, and so is no reason to try one.
+    // Speculative blocks open no gate, so they are no reason to try a gate.
     for candidate in &mut decode {
         candidate.assumed_blocks = candidate.believed_blocks();
     }
@@ -91,7 +96,7 @@ pub fn weigh(served: &Served, unit: &Unit, goes: bool) -> Weighed {
     Weighed { verdict: pool.calibration.compare(now, &offer, goes), at: now }
 }
 
-/// The share that a plan's gate asks for, where that is what was learned.
+/// The learned cache hit threshold, from 0 to 1.
 pub fn learned_ratio(served: &Served) -> f64 {
     served.pool.calibration.learned(Instant::now()).threshold_ratio
 }

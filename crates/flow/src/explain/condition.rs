@@ -1,4 +1,4 @@
-//! The reasons against a worker, and how reliable the index is for this worker.
+//! The reasons for which a worker cannot take a leg, and how reliable the index is for a worker.
 
 use std::time::Instant;
 
@@ -14,35 +14,36 @@ use splitrail_telemetry::clock::unix_ms;
 /// A worker that could not take a leg.
 #[derive(Clone, Debug, Serialize)]
 pub struct Veto {
-    /// Its name.
+    /// The id of the worker.
     pub worker: String,
-    /// Everything that speaks against it.
+    /// All reasons against this worker.
     pub reasons: Vec<VetoReason>,
 }
 
-/// How good the router's word about a worker's blocks is.
+/// How reliable the router's index of a worker's blocks is.
 #[derive(Clone, Debug, Serialize)]
 pub struct Condition {
-    /// Its name.
+    /// The id of the worker.
     pub worker: String,
-    /// Whether its KV events come in, so that the index is what it holds.
+    /// Whether the worker's KV events arrive, so that the index is up to date.
     pub events_current: bool,
-    /// Milliseconds since the last of them, or since an index synchronisation; `None` if there
-    /// was none.
+    /// Milliseconds since the last KV event or resynchronisation; `None` if there was none.
     pub index_age_ms: Option<u64>,
-    /// Whether the index lacks blocks that were beyond its bound.
+    /// Whether the index lacks blocks of this worker because its size limit was reached.
     pub index_truncated: bool,
-    /// Whether it agrees with the router on tokens and blocks: `agrees`, `unknown`, ...
+    /// Whether the worker and the router agree on tokens and blocks: `agrees`, `unknown`, ...
     pub parity: &'static str,
-    /// Blocks by which the index promised more than the engine reported, as a moving average.
+    /// Moving average of the number of blocks by which the index said more than the engine
+    /// reported.
     pub drift_over_blocks: f64,
-    /// Blocks by which it promised less.
+    /// Moving average of the number of blocks by which the index said less than the engine
+    /// reported.
     pub drift_under_blocks: f64,
-    /// The share of its overlap that does not count because of that.
+    /// The share of the worker's overlap, from 0 to 1, that does not count because of this drift.
     pub overlap_discount: f64,
 }
 
-/// The workers of a roster that cannot take a leg, or may not.
+/// The workers of a roster that are no candidates for a leg, with all reasons.
 pub(super) fn vetoed(
     roster: &Roster,
     wish: Wish<'_>,
@@ -68,9 +69,9 @@ pub(super) fn vetoed(
     vetoes.filter(|veto| !veto.reasons.is_empty()).collect()
 }
 
-/// The conditions of candidates.
+/// The reliability of the index for each worker among the candidates.
 pub(super) fn of(roster: &Roster, seen: &[Candidate]) -> Vec<Condition> {
-    // Ranks of one worker follow one another.
+    // The ranks of one worker are adjacent.
     let ranks = seen.chunk_by(|one, next| one.worker == next.worker);
     let workers = ranks.filter_map(|ranks| roster.get(ranks.first()?.worker));
     let conditions = workers.map(|worker| {

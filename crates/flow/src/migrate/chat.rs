@@ -14,16 +14,16 @@ use serde_json::value::RawValue;
 
 use splitrail_api::JsonObject;
 
-/// Members that a chat may have beside those of a completion: they make its prompt, whose token
-/// ids the engine says, and its limit.
+/// Members that a chat may have besides those of a completion. They determine its prompt, whose
+/// token ids the engine reports, and its limit.
 pub(super) const MEMBERS: [&str; 4] =
     ["messages", "max_completion_tokens", "chat_template_kwargs", "add_generation_prompt"];
 
 /// What one chunk of a chat adds to the answer.
 pub(super) struct Added {
-    /// Whether it has text for the client.
+    /// Whether the chunk has text for the client.
     pub(super) has_text: bool,
-    /// Whether it has a part that is no plain text: reasoning, tool calls.
+    /// Whether the chunk has a part that is not plain text: reasoning or tool calls.
     pub(super) is_parsed: bool,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn read_delta(choice: &JsonObject) -> Option<Added> {
     })
 }
 
-/// A choice of a completion's chunk as that of a chat's chunk; `None` if it has no text.
+/// Converts the choice of a completion chunk to that of a chat chunk; `None` if it has no text.
 pub(super) fn from_completion(choice: &JsonObject) -> Option<String> {
     let text = Some(choice.raw("text")?).filter(|raw| *raw != "null").unwrap_or("\"\"");
     let finish_reason = choice.raw("finish_reason").unwrap_or("null");
@@ -67,7 +67,8 @@ struct Part<'a> {
     kind: Cow<'a, str>,
 }
 
-/// Whether messages consist of text: an image is more than the ids that stand for it.
+/// Whether messages consist of text only. An image cannot be restored from the token ids that stand
+/// for it.
 pub(super) fn are_text(messages: &str) -> bool {
     let Ok(messages) = serde_json::from_str::<Vec<Message<'_>>>(messages) else { return false };
     messages.iter().all(|message| {

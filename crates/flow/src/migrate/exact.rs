@@ -1,12 +1,12 @@
-//! The answers that can be resumed exactly on another worker.
+//! Decides which answers can be resumed exactly on another worker.
 
 use super::chat;
 use crate::context::Context;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Model;
 
-/// Members whose effect on a token depends on nothing but the tokens before it. A request
-/// with any other is not migrated.
+/// Members whose effect on a token depends only on the tokens before it. A request with any other
+/// member is not migrated.
 const EXACT: [&str; 20] = [
     "model",
     "max_tokens",
@@ -30,10 +30,10 @@ const EXACT: [&str; 20] = [
     "return_token_ids",
 ];
 
-/// Members that a completion may have besides.
+/// Further members that a completion may have.
 const OF_COMPLETIONS: [&str; 2] = ["prompt", "best_of"];
 
-/// What completions generate where nothing is said.
+/// The number of tokens that a completion generates without `max_tokens`.
 const COMPLETION_TOKENS: u32 = 16;
 
 /// Whether a request can be migrated exactly.
@@ -49,7 +49,7 @@ pub(in super::super) fn is_exact(context: &Context, body: &JsonObject) -> bool {
     }
     let options = context.options;
     let totals = body.raw("stream_options").is_some_and(|raw| raw.contains("continuous_usage"));
-    // Without a draw there is nothing that a seed could repeat.
+    // With greedy sampling nothing is drawn at random, so a seed has no effect.
     let greedy = body.raw("temperature").and_then(|raw| raw.parse::<f64>().ok()) == Some(0.0);
     let exact = |(key, raw): (&str, &str)| {
         EXACT.contains(&key) || own.contains(&key) || raw == "null" || (key == "seed" && greedy)
@@ -61,7 +61,7 @@ pub(in super::super) fn is_exact(context: &Context, body: &JsonObject) -> bool {
         && body.members().all(exact)
 }
 
-/// The most tokens that a request asks for; `None` where only its engine knows.
+/// The maximum number of tokens that a request asks for; `None` if only its engine knows.
 pub(super) fn limit(endpoint: Endpoint, body: &JsonObject) -> Option<u32> {
     let count = |key| body.get::<u32>(key, "an integer").ok().flatten();
     match endpoint {

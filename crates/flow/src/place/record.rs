@@ -13,21 +13,22 @@ use splitrail_ledger::decisions::{
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, CandidateIndex, Choice, Leg, Policy, Query, Veto, pick};
 
-/// Candidates in a decision record beside the chosen one, the cheapest first: a
-/// fleet of hundreds must not fill memory with records.
+/// Maximum number of candidates in a decision record besides the chosen one, the cheapest first.
+/// The bound keeps the records of a fleet of hundreds of workers small.
 const OTHERS_RECORDED: usize = 31;
 
-/// Workers in a decision record that were no candidates for a leg, at most.
+/// Maximum number of workers in a decision record that were no candidates for a leg.
 const VETOED_RECORDED: usize = 32;
 
-/// Writes a choice down: before the engine is called.
+/// Records a choice before the engine is called.
 pub(super) fn record(prompt: PromptContext<'_>, query: Query, wish: Wish<'_>, pick: Pick<'_>) {
     let PromptContext { context, unit, decision } = prompt;
     let Pick { roster, candidates, choice } = pick;
     let (leg, now) = (query.leg, Moment::now());
     let pool = &context.served.pool;
     let chosen = &candidates[choice.index];
-    // Of a prompt with media, what is known has an end before the prompt's.
+    // For a prompt with media, only the tokens before the first medium are known; at least one
+    // token follows.
     let known = (unit.hashes.len() as u32).saturating_mul(pool.block_size()).saturating_add(1);
     let prompt_tokens = unit.prompt_tokens.or((!unit.hashes.is_empty()).then_some(known));
     let estimate = prompt_tokens.map(|prompt_tokens| {
@@ -49,7 +50,7 @@ pub(super) fn record(prompt: PromptContext<'_>, query: Query, wish: Wish<'_>, pi
     decision.placed(placement, recorded.map(|candidate| pick.record(leg, candidate, now)));
 }
 
-/// Writes down which workers are no candidates for a leg, and why.
+/// Records which workers are no candidates for a leg, and why.
 pub(in super::super) fn note_vetoed(
     decision: &DecisionHandle,
     roster: &Roster,
@@ -67,13 +68,13 @@ pub(in super::super) fn note_vetoed(
     decision.vetoed(wish.leg, vetoed.map(record));
 }
 
-/// The candidates beside the chosen one, the cheapest first, `OTHERS_RECORDED` at most.
+/// The candidates besides the chosen one, the cheapest first, at most `OTHERS_RECORDED`.
 fn others(choice: &Choice) -> impl Iterator<Item = CandidateIndex> {
     let chosen = choice.index.0;
     let count = choice.costs.len().saturating_sub(1);
     let nth = move |n| CandidateIndex(if n < chosen { n } else { n + 1 });
     let mut order: Vec<CandidateIndex> = Vec::new();
-    // Where all cost the same, as with policies that have no costs, they are in order already.
+    // If all costs are equal, as with policies that have no costs, the order is right already.
     if !choice.costs.is_sorted() {
         order.extend((0..count).map(nth));
         order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
@@ -116,9 +117,9 @@ impl Pick<'_> {
     }
 }
 
-/// The workers of a roster that have the role for a leg and are no candidates for it, with the
-/// reason. Where no blocks are asked for, only what is excluded is no candidate: nothing else is
-/// looked at then.
+/// The workers that have the role for a leg and are no candidates for it, with the reason. If the
+/// leg requires no blocks, only excluded workers are no candidates, so no other workers are
+/// examined.
 fn vetoed<'a>(
     roster: &'a Roster,
     wish: Wish<'a>,
@@ -128,7 +129,7 @@ fn vetoed<'a>(
     let named = wish.excluded.iter().filter_map(|one| Some((roster.get(one.worker)?, one.reason)));
     let named = named.map(|(worker, reason)| (&**worker, reason));
     let named = named.filter(move |(worker, _)| worker.serves(wish.leg));
-    // Candidates are in the roster's order, the ranks of one worker side by side.
+    // Candidates are in the order of the roster, and the ranks of one worker are adjacent.
     let mut candidates = candidates.iter().map(|seen| seen.worker).peekable();
     let all = if wish.blocks.is_some() { roster.len() } else { 0 };
     let dropped = roster.iter().take(all).filter_map(move |worker| {
@@ -146,14 +147,15 @@ fn vetoed<'a>(
     named.chain(dropped)
 }
 
-/// What the policy beside the first would have chosen, and what that is predicted to be worth.
+/// Records what the shadow policy would have chosen, and the predicted gain or loss of that choice.
 pub(super) fn shadow(context: &Context, decision: &DecisionHandle, query: Query, live: Pick<'_>) {
     let Pick { candidates, choice, .. } = live;
     let config = &context.served.config;
     let Some(policy) = config.shadow.as_ref().map(|shadow| &shadow.policy) else { return };
     let Some(other) = pick(policy, candidates, query) else { return };
     let agrees = other.index == choice.index;
-    // In the one unit that means something to a client.
+    // Costs of different policies have different units, so the gain is computed as TTFT in
+    // milliseconds.
     let gain_ms = match agrees {
         true => 0.0,
         false => pick(&Policy::predicted_ttft(), candidates, query)

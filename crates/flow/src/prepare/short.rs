@@ -1,30 +1,30 @@
 //! Decides which bodies are prepared on the thread that serves the connection: those that take less than a millisecond.
 //!
-//! The whole body is examined instead of samples: what a client hides between samples would cost
-//! the reactor milliseconds. 64 KiB take about ten microseconds.
+//! The whole body is examined and not only samples of it: what a client hides between samples would
+//! block the reactor for milliseconds. Examining 64 KiB takes about ten microseconds.
 
 use splitrail_engine::json;
 
 use super::Payload;
 use splitrail_fleet::Tokenizing;
 
-/// Bodies up to this length are prepared on the reactor: under a millisecond with
-/// the slowest exact tokenizer.
+/// Bodies up to this length are always prepared on the reactor. This takes less than a millisecond
+/// with the slowest exact tokenizer.
 const INLINE_MAX_BYTES: usize = 4096;
 
-/// The same where every tokenizer is fast, or there is none, if the body is of words.
+/// The same limit for bodies of words if every tokenizer is fast or there is none.
 const FAST_INLINE_MAX_BYTES: usize = 96 << 10;
 
-/// Bytes of which each has a space and a letter in text of words.
+/// Length of a piece of text; in text of words every piece has a space and a letter.
 const STRETCH_BYTES: usize = 160;
 
-/// Least bytes per value or member of a body that is read and not tokenised. Text costs next to
-/// nothing there; a list of small values did a millisecond or more for 90 KB.
+/// Minimum number of bytes per value or member of a body. Text costs almost nothing to parse, but a
+/// list of small values of 90 KB took a millisecond or more.
 const BYTES_PER_VALUE: usize = 8;
 
-/// Whether text of so many parts is of the length and kind that a fast tokenizer has done in
-/// less than a millisecond: of words, with nothing that goes on for long, and not of many small
-/// parts (a chat's messages), each of which costs the template its time.
+/// Whether a fast tokenizer processes a text in less than a millisecond: the text consists of
+/// words, has no long stretch without a space, and does not have many small `parts` (messages of a
+/// chat), each of which takes time in the template.
 pub fn is_harmless(text: &[u8], parts: usize) -> bool {
     let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
     text.len() <= FAST_INLINE_MAX_BYTES
@@ -32,7 +32,7 @@ pub fn is_harmless(text: &[u8], parts: usize) -> bool {
         && text.chunks_exact(STRETCH_BYTES).all(words)
 }
 
-/// Whether a body may be prepared where it stands.
+/// Whether a body may be prepared on the thread that serves the connection.
 pub(super) fn is_short(payload: &Payload, tokenizing: Tokenizing) -> bool {
     if payload.bytes() <= INLINE_MAX_BYTES {
         return true;
@@ -45,7 +45,7 @@ pub(super) fn is_short(payload: &Payload, tokenizing: Tokenizing) -> bool {
             let max = text.len() / BYTES_PER_VALUE;
             let weight = json::weigh(text, max);
             let is_sparse = weight.values + weight.members <= max;
-            // Nearly every object in a body is a part.
+            // Nearly every object in a body is a message or a part of one.
             is_sparse && (tokenizing == Tokenizing::None || is_harmless(text, weight.objects))
         }
     }

@@ -1,4 +1,4 @@
-//! The block hashes of a prompt's exact tokens, or the reason why the tokens are unknown.
+//! Computes the block hashes of a prompt's exact tokens, or the reason why the tokens are unknown.
 
 use serde_json::{Map, Value};
 use splitrail_engine::json;
@@ -15,20 +15,21 @@ use splitrail_prompt::{
 };
 use splitrail_telemetry::clock::unix_ms;
 
-/// Bytes that a JSON value takes, with the copies that a template is given of it.
+/// Bytes of memory of a JSON value, including the copies that a template gets.
 const VALUE_BYTES: usize = 128;
 
-/// The same of a member's name and place.
+/// Bytes of memory of a member's name and entry, including copies.
 const MEMBER_BYTES: usize = 160;
 
-/// Copies of a text: as a value, as the template has it, and in the prompt.
+/// The number of copies of a text: in the JSON value, in the template and in the prompt.
 const TEXT_COPIES: usize = 3;
 
-/// A chat's members up to this length take no more than a request takes anyhow.
+/// Members of a chat up to this total length in bytes are not charged in addition to the request.
 const SMALL_BYTES: usize = 4 << 10;
 
-/// The blocks of the exact tokens, or why they cannot be known: the router never guesses. Of
-/// whom nothing is shared by the engines, whose chains have other roots, nothing is shared here.
+/// Appends the blocks of the exact tokens to `chain`, or returns the reason why the tokens cannot
+/// be known; the router never guesses. Tenants whose chains have other roots share no cached text,
+/// as engines share no blocks between them.
 pub(super) fn tokenize(
     served: &Served,
     body: &JsonObject,
@@ -80,7 +81,7 @@ pub(super) fn tokenize(
     }
 }
 
-/// The same of what is a chat, or is made one.
+/// The same for a chat, or for a request that is converted to a chat.
 fn tokenize_chat(
     model: &PromptModel,
     prompt: &Prompt,
@@ -96,12 +97,12 @@ fn tokenize_chat(
     model.chain_chat(view, (unix_ms() / 1000) as i64, chain)
 }
 
-/// The members of a body that decide a chat's prompt. Of all others no values are made.
+/// The members of a body that determine the prompt of a chat. No values are made of other members.
 #[derive(Clone, Copy)]
 struct Read {
-    /// Members of which the values count.
+    /// Members whose values are needed.
     members: &'static [&'static str],
-    /// Members of which it only counts whether there is anything.
+    /// Members of which only the presence is needed.
     presence: &'static [&'static str],
 }
 
@@ -115,7 +116,7 @@ impl Read {
         Self { members, presence }
     }
 
-    /// Bytes of JSON that the members have, and of memory that their values take.
+    /// The length of the members' JSON, and the memory of their values, both in bytes.
     fn weigh(self, body: &JsonObject) -> (usize, usize) {
         let raws = || self.members.iter().filter_map(|member| body.raw(member));
         let bytes = raws().map(str::len).sum();
@@ -129,7 +130,7 @@ impl Read {
         (bytes, bytes * TEXT_COPIES + values.sum::<usize>())
     }
 
-    /// The values.
+    /// The values of the members.
     fn fields(self, body: &JsonObject) -> Result<Map<String, Value>, Error> {
         let mut fields = Map::new();
         for member in self.members {

@@ -5,23 +5,24 @@
 
 use splitrail_engine::json::string_around;
 
-/// Longer events are rare, and are kept by nobody.
+/// Maximum length of an event that is remembered, in bytes. Longer events are rare.
 const MAX_BYTES: usize = 1 << 10;
-/// Events in a row that differ in something else; there are streams of nothing but such.
+/// After this many events in a row that differ in more than one string nothing is remembered any
+/// more, because some streams have only such events.
 const MISSES_MAX: u32 = 8;
 
-/// The last event that was read of a stream whose events have no names, and its text.
+/// The last parsed event of a stream whose events have no names, and the position of its text.
 #[derive(Debug, Default)]
 pub(crate) struct Alike {
     event: Vec<u8>,
-    /// Where the text begins and ends in it, once that is known.
+    /// Start and end of the text in the event, once they are known.
     text: Option<(usize, usize)>,
     misses: u32,
 }
 
 impl Alike {
-    /// Whether an event is the same but for a text in which nothing is escaped: then what was
-    /// read of the last one goes for it as well.
+    /// Whether an event equals the last one except for a text without escapes. The result of
+    /// parsing the last event then applies to this event too.
     pub(crate) fn covers(&self, event: &[u8]) -> bool {
         let Some((from, to)) = self.text else { return !event.is_empty() && *event == self.event };
         let (before, behind) = (&self.event[..from], &self.event[to..]);
@@ -29,14 +30,14 @@ impl Alike {
         rest.and_then(|rest| rest.strip_suffix(behind)).is_some_and(is_plain)
     }
 
-    /// Takes note of an event that was read, and has neither an error nor usage.
+    /// Remembers a parsed event that has neither an error nor usage.
     pub(crate) fn learn(&mut self, event: &[u8]) {
         if event.len() > MAX_BYTES || self.misses > MISSES_MAX {
             return;
         }
         let differ = self.event.iter().zip(event).position(|(before, now)| before != now);
         let text = differ.and_then(|at| string_around(event, at));
-        // A key decides what is read.
+        // The differing string must not be a key, because keys decide what is read.
         let text = text.filter(|text| !event[text.end + 1..].trim_ascii_start().starts_with(b":"));
         self.misses = text.as_ref().map_or(self.misses + 1, |_| 0);
         self.text = text.map(|text| (text.start, text.end));
@@ -45,7 +46,7 @@ impl Alike {
     }
 }
 
-/// Whether this can stand in a string as it is.
+/// Whether these bytes can be part of a JSON string without escapes.
 fn is_plain(text: &[u8]) -> bool {
     text.iter().all(|byte| *byte >= b' ' && !matches!(byte, b'"' | b'\\'))
         && std::str::from_utf8(text).is_ok()

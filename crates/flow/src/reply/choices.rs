@@ -12,13 +12,13 @@ use splitrail_engine::threshold_reply::CACHE_THRESHOLD;
 use super::dialect;
 use splitrail_api::JsonObject;
 
-/// Whether a choice of this reply or event was turned away for its threshold. Only dialects
-/// with choices have a form for that.
+/// Whether a choice of this reply or event was rejected for its threshold. Only dialects with
+/// choices can express that.
 pub fn turned_away(dialect: Dialect, data: &[u8]) -> bool {
     if dialect != Dialect::Chunks {
         return false;
     }
-    // Few bytes hold the word at all, and those may hold it as text.
+    // Few replies contain the word, and some of those contain it only as text.
     static WORD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(CACHE_THRESHOLD));
     if WORD.find(data).is_none() {
         return false;
@@ -27,7 +27,7 @@ pub fn turned_away(dialect: Dialect, data: &[u8]) -> bool {
     choices(&reply).any(|choice| choice["finish_reason"] == CACHE_THRESHOLD)
 }
 
-/// The places of the choices that an event gives some output of, or ends.
+/// The indices of the choices that have output in this event or end with it.
 pub fn begun(data: &[u8]) -> Vec<u64> {
     let event: Event<'_> = dialect::read(data).unwrap_or_default();
     let shown = event.choices.iter().filter(|choice| choice.has_output());
@@ -38,7 +38,7 @@ fn choices(reply: &Value) -> impl Iterator<Item = &Value> {
     reply["choices"].as_array().into_iter().flatten()
 }
 
-/// What is read of an event to know whether its request runs; members of whatever type.
+/// The members that show whether a request runs. Their values may be of any type.
 #[derive(Default, Deserialize)]
 struct Event<'a> {
     #[serde(borrow, default)]
@@ -64,7 +64,7 @@ impl Choice<'_> {
         self.index.and_then(|index| index.get().parse().ok()).unwrap_or(0)
     }
 
-    /// A chat's first chunk only names the role: it comes before the engine has decided.
+    /// The first chunk of a chat only names the role. It is sent before the engine has decided.
     fn has_output(&self) -> bool {
         let of_choice = [self.finish_reason, self.text, self.token_ids];
         of_choice.into_iter().flatten().any(|raw| is_something(raw.get()))

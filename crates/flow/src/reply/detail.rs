@@ -15,19 +15,19 @@ use splitrail_config::model::CachedTokensFallback;
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::record::PromptRecord;
 
-/// The entries of a request's prompts, as a client may see them.
+/// The ledger entries of a request's prompts, as a client may see them.
 #[derive(Clone)]
 pub struct Detail {
-    /// One per prompt.
+    /// One decision record per prompt.
     pub decisions: Arc<[DecisionHandle]>,
-    /// What clients are told where engines are silent.
+    /// What clients get if the engine reports no cached tokens.
     pub fallback: CachedTokensFallback,
-    /// In whose words the reply is.
+    /// The dialect of the reply.
     pub dialect: Dialect,
 }
 
 impl Detail {
-    /// Adds it to the usage of a whole reply, or of a stream's last chunk, if that has any.
+    /// Adds `usage.splitrail` to a whole reply or to the last chunk of a stream, if it has usage.
     pub fn add(&self, reply: &mut JsonObject) {
         let usage = reply.raw("usage").filter(|raw| *raw != "null").map(JsonObject::parse_str);
         let Some(Ok(mut usage)) = usage else { return };
@@ -39,7 +39,7 @@ impl Detail {
         reply.set("usage", usage.to_string());
     }
 
-    /// Adds it to the usage chunk of a stream.
+    /// Adds `usage.splitrail` to the usage chunk of a stream.
     pub fn add_to_stream(self, events: Events) -> Events {
         Box::pin(events.map(move |event| event.map(|event| self.with(event))))
     }

@@ -1,4 +1,4 @@
-//! What the router reads in replies and events of each dialect, and where it writes.
+//! What the router reads and changes in the replies and events of each dialect.
 //!
 //! An event of a dialect with named events is kept with its lines as received, including the name; of a chunk, only
 //! its data is kept.
@@ -14,32 +14,33 @@ use splitrail_engine::json;
 use super::sse;
 use splitrail_api::JsonObject;
 
-/// What the router reads of an event.
+/// What the router reads in an event.
 #[derive(Default)]
 pub(crate) struct Chunk<'a> {
-    /// An engine's error in place of an event.
+    /// Whether the event is an error of the engine.
     pub(crate) is_error: bool,
-    /// Whether it says nothing of the answer: engines send such before they run it.
+    /// Whether the event has no part of the answer: engines send such events before they run a
+    /// request.
     pub(crate) only_opens: bool,
-    /// Whether no event follows; `[DONE]` is none.
+    /// Whether no event follows, apart from `[DONE]`.
     pub(crate) is_last: bool,
-    /// The usage that the client gets to see rewritten.
+    /// The usage, which is rewritten for the client.
     pub(crate) usage: Option<Usage<'a>>,
 }
 
 /// Usage in an event.
 pub(crate) struct Usage<'a> {
-    /// The object, as JSON.
+    /// The usage object as raw JSON.
     pub(crate) raw: &'a str,
-    /// Whether it is of the whole answer. Of a message, the first event has one before
-    /// anything was generated.
+    /// Whether this is the usage of the whole answer. The first event of a message has usage before
+    /// anything is generated.
     pub(crate) is_final: bool,
 }
 
-/// What is read of an event's members, `null` being none.
+/// The members of an event that are read; `null` counts as absent.
 #[derive(Default)]
 struct EventMembers<'a> {
-    /// Its `type`, where events have names, which their data repeats.
+    /// The `type` in the data, which repeats the name of a named event.
     name: Cow<'a, str>,
     error: Option<&'a str>,
     usage: Option<&'a str>,
@@ -80,8 +81,8 @@ impl<'a> Chunk<'a> {
         let event = EventMembers::read(dialect, data)?;
         Some(match dialect {
             Dialect::Chunks => {
-                // Running totals have no details on engines of today; only usage that stands
-                // by itself has figures to rely on.
+                // Running totals have no details in present engines, so only usage in an event
+                // without choices has reliable figures.
                 let usage = event.usage.filter(|_| !event.has_choices());
                 let usage = usage.map(|raw| Usage { raw, is_final: true });
                 Self { is_error: event.error.is_some(), usage, ..Self::default() }
@@ -121,17 +122,18 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// Whether it has the usage of the whole answer.
+    /// Whether the event has the usage of the whole answer.
     pub(crate) fn has_final_usage(&self) -> bool {
         self.usage.as_ref().is_some_and(|usage| usage.is_final)
     }
 }
 
-/// Reads an event's data, which is looked at as text once, and not each member by itself.
+/// Deserialises an event's data. UTF-8 is checked once for the data as a whole and not for each
+/// member.
 pub fn read<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Option<T> {
     match std::str::from_utf8(data) {
         Ok(text) => serde_json::from_str(text).ok(),
-        // What is no text may stand where nobody looks.
+        // Invalid UTF-8 may be in a part that is not read.
         Err(_) => serde_json::from_slice(data).ok(),
     }
 }
@@ -151,13 +153,13 @@ pub(crate) fn is_last(dialect: Dialect, event: &Bytes) -> bool {
         Dialect::Responses => &["response.completed", "response.incomplete"],
         Dialect::Messages => &["message_stop"],
     };
-    // Few have the word in them at all, and those may have it as text.
+    // Few events contain the name, and some of those contain it only as text.
     names.iter().any(|name| memmem::find(event, name.as_bytes()).is_some())
         && Chunk::read(dialect, &data_of(dialect, event)).is_some_and(|chunk| chunk.is_last)
 }
 
-/// Changes the object of an event that holds the usage; `None` if there is none. All else of
-/// the event stays as it came.
+/// Changes the object in an event that holds the usage; `None` if there is no such object. The rest
+/// of the event stays unchanged.
 pub(crate) fn edit(
     dialect: Dialect,
     event: &Bytes,
@@ -185,8 +187,8 @@ pub(crate) fn edit(
     Some(if dialect.names_events() { sse::with_data(event, &data) } else { data })
 }
 
-/// Whether the answer of a prefill leg ended with its first token, of itself: an engine hands
-/// over only what its length cut off.
+/// Whether the answer of a prefill leg ended with its first token by itself. An engine returns a
+/// hand-off only for an answer that was cut off by its length limit.
 pub(crate) fn ended(dialect: Dialect, reply: &JsonObject) -> bool {
     #[derive(Deserialize)]
     struct Choice {

@@ -15,17 +15,17 @@ use splitrail_api::error::{Error, Kind};
 /// A stream of events for a client; an error is its last item.
 pub type Events = Pin<Box<dyn Stream<Item = Result<Bytes, Error>> + Send>>;
 
-/// Where the answers' choices stand in the reply.
+/// The positions of the answers' choices in the merged reply.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
-    /// Choices of each answer.
+    /// The number of choices of each answer.
     pub n: u32,
-    /// Answers to one prompt that follow each other. Its tokens are counted once.
+    /// The number of consecutive answers to one prompt. The tokens of the prompt are counted once.
     pub samples_apart: u32,
 }
 
 impl Places {
-    /// Whether this answer's prompt was counted with one before it.
+    /// Whether the prompt of this answer was counted with an earlier answer.
     fn is_counted(self, index: usize) -> bool {
         !(index as u64).is_multiple_of(u64::from(self.samples_apart.max(1)))
     }
@@ -47,8 +47,8 @@ pub fn made(events: Vec<Bytes>) -> Events {
     Box::pin(stream::iter(events.into_iter().map(Ok)))
 }
 
-/// The events of several prompts' answers as they come, under one id, with
-/// `choices[].index` moved to each prompt's place, and one usage chunk at the end.
+/// Merges the events of several prompts' answers in the order in which they arrive: under one id,
+/// with `choices[].index` moved to the position of each prompt, and one usage chunk at the end.
 pub fn streams(units: Vec<Events>, places: Places) -> Events {
     let usage = vec![None; units.len()];
     let tagged = units.into_iter().enumerate().map(|(i, events)| events.map(move |e| (i, e)));
@@ -100,7 +100,7 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
         None
     }
 
-    /// The one usage chunk, if every prompt had one.
+    /// The usage chunk of the merged stream, if every prompt had one.
     fn last(self) -> Option<Bytes> {
         let mut chunks = self.usage.into_iter().collect::<Option<Vec<_>>>()?;
         let usage = sum(chunks.iter().filter_map(|event| event.raw("usage")), self.places)?;
@@ -118,7 +118,7 @@ fn unify(event: &mut JsonObject, first: &JsonObject) {
     }
 }
 
-/// One whole reply from those of several prompts, in the prompts' order.
+/// Merges the whole replies of several prompts, in the order of the prompts.
 ///
 /// # Errors
 /// If an engine's reply has no choices.
@@ -140,7 +140,7 @@ pub fn replies(replies: Vec<JsonObject>, places: Places) -> Result<JsonObject, E
     let usage = sum(replies.iter().filter_map(|reply| reply.raw("usage")), places);
     let mut merged = replies.into_iter().next().ok_or_else(nonsense)?;
     merged.set("choices", format!("[{}]", choices.join(",")));
-    // The usage of some prompts must not pass for that of all.
+    // The usage of some prompts must not be taken for the usage of all.
     match usage.filter(|_| all_reported) {
         Some(usage) => merged.set("usage", usage),
         None => {
@@ -150,7 +150,7 @@ pub fn replies(replies: Vec<JsonObject>, places: Places) -> Result<JsonObject, E
     Ok(merged)
 }
 
-/// Moves the indices of an answer's choices to its prompt's place.
+/// Moves the indices of an answer's choices to the position of its prompt.
 fn move_choices(answer: &mut JsonObject, prompt_index: usize, n: u32) {
     let Some(raw) = answer.raw("choices") else {
         return;
@@ -173,9 +173,9 @@ fn move_choices(answer: &mut JsonObject, prompt_index: usize, n: u32) {
     answer.set("choices", format!("[{}]", moved.join(",")));
 }
 
-/// The sum of usage objects, member by member and also inside `*_details`. What is
-/// no number is taken from the first that has it; a count that some lack is left
-/// out, since it would pass for the count of all.
+/// The sum of usage objects, member by member and also inside `*_details`. A value that is not a
+/// number is taken from the first object that has it. A count that some objects lack is left out,
+/// because it would be taken for the count of all.
 fn sum<'a>(all: impl Iterator<Item = &'a str>, places: Places) -> Option<String> {
     let mut total: Option<Value> = None;
     let mut all_say_cached = true;
@@ -192,14 +192,14 @@ fn sum<'a>(all: impl Iterator<Item = &'a str>, places: Places) -> Option<String>
         }
     }
     let mut total = total?;
-    // An answer without details has no member that could be missed below.
+    // If the first answers have no details, the check in `add` cannot notice missing counts.
     if !all_say_cached && let Some(details) = total["prompt_tokens_details"].as_object_mut() {
         details.remove("cached_tokens");
     }
     Some(total.to_string())
 }
 
-/// What is left of a further sample's usage: its own tokens.
+/// Removes the prompt's tokens from the usage of a further sample.
 fn leave_prompt_out(usage: &mut Value) {
     let Some(members) = usage.as_object_mut() else { return };
     if let Some(prompt) = members.get("prompt_tokens").and_then(Value::as_u64) {

@@ -29,20 +29,21 @@ use splitrail_ledger::decisions::{Decision, DecisionHandle, UsageReport};
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 
-/// How many times as long as an engine may be silent it may send comments and no event: they
-/// keep the connection open, but are no progress.
+/// An engine may send comments without any event for this many times the idle time-out. Comments
+/// keep the connection open but are no progress.
 const COMMENTS_PATIENCE: u32 = 10;
 
-/// Events from an engine.
+/// Reads the events of a streamed reply of an engine.
 pub struct EventReader {
     body: Option<EngineBody>,
-    /// What shows that the first event is for the request; none once it was looked at.
+    /// The proof that the reply belongs to the request, checked with the first event; `None` after
+    /// the check.
     proof: Option<Proof>,
-    /// For an event that is long and not whole yet.
+    /// The memory of a long event that has not arrived completely.
     charge: Charge,
     memory_max_bytes: usize,
     shed: IntCounterVec,
-    /// When what is no event began to come, since the last event.
+    /// When bytes that are no event began to arrive since the last event.
     waits_since: Option<Instant>,
     splitter: Splitter,
     dialect: Dialect,
@@ -52,7 +53,7 @@ pub struct EventReader {
 }
 
 impl EventReader {
-    /// Reads events of up to what the client allows for a reply, at most `idle` apart.
+    /// Reads events of at most the size that the client allows for a reply, at most `idle` apart.
     pub fn new(
         client: &EngineClient,
         response: Response,
@@ -81,7 +82,8 @@ impl EventReader {
         }
     }
 
-    /// The same of another dialect. Where events have names, they are given as they came.
+    /// The same reader for another dialect. If its events have names, they are returned unchanged
+    /// with all their lines.
     pub fn of_dialect(mut self, dialect: Dialect, max_bytes: usize) -> Self {
         if dialect.names_events() {
             self.splitter = Splitter::of_whole_events(max_bytes);
@@ -89,25 +91,25 @@ impl EventReader {
         Self { dialect, ..self }
     }
 
-    /// The same reader with another patience between pieces.
+    /// The same reader with another maximum time between two pieces of the stream.
     pub fn with_idle(mut self, idle: Duration) -> Self {
         self.patience.set_limit(idle);
         self
     }
 
-    /// Lets the connection be used again, once the engine has ended its body.
+    /// Makes the connection available again, once the engine has ended its body.
     pub fn give_back(&mut self, client: &EngineClient) {
         if let Some(body) = self.body.take() {
             client.finish(body);
         }
     }
 
-    /// The next event; `None` once the engine said that it is done. A
-    /// stream that just ends has broken off.
+    /// The next event; `None` once the engine has reported the end. A stream that ends without that
+    /// report has broken off.
     ///
     /// # Errors
-    /// If the connection breaks, an event is too long, none comes in time, or the first is for
-    /// another request.
+    /// If the connection breaks, an event is too long, no event arrives in time, or the first event
+    /// is for another request.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         let mut has_read = false;
         while !self.done {
@@ -122,7 +124,7 @@ impl EventReader {
                     self.done = true;
                     break;
                 }
-                // Only then has something come that is no event.
+                // Only after a read can bytes have arrived that are no event.
                 Ok(None) if has_read => self.wait_on()?,
                 Ok(None) => {}
                 Err(Uncut::TooLong) => return Err(too_large("limits.engine_reply_max_bytes")),
@@ -152,7 +154,7 @@ impl EventReader {
         Ok(None)
     }
 
-    /// Looks at the first event.
+    /// Checks with the first event that the reply belongs to the request.
     fn prove(&mut self, event: &Bytes) -> Result<(), Error> {
         if let Some(proof) = self.proof.take() {
             proof.check(&self.worker, &data_of(self.dialect, event))?;
@@ -163,7 +165,7 @@ impl EventReader {
         Ok(())
     }
 
-    /// Charges for what is held of an event that is long, in steps as the memory for it grows.
+    /// Charges the memory of a long event that has not arrived completely, in steps as it grows.
     fn charge_for_long(&mut self) -> Result<(), Error> {
         const FREE_BYTES: usize = 64 << 10;
         let (held, charged) = (self.splitter.held_bytes(), self.charge.bytes());
@@ -188,25 +190,26 @@ impl EventReader {
     }
 }
 
-/// What one prompt's answer owns until it has ended, on whatever path: its load
-/// booking, and its record with the ledger's entry.
+/// The data that one prompt's answer owns until it ends in any way: its booking, and its decision
+/// record with the ledger's entry.
 pub struct Account {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) served: Arc<Served>,
     pub(crate) decision: DecisionHandle,
     pub(crate) booking: Booking,
     pub(crate) worker: Arc<Worker>,
-    /// In whose words its engine answers.
+    /// The dialect of the engine's answer.
     pub(crate) dialect: Dialect,
     /// The prompt's length by the router's tokenizer.
     pub(crate) prompt_tokens: Option<u32>,
-    /// Whether the engine has told its usage.
+    /// Whether the engine has reported its usage.
     pub(crate) settled: bool,
 }
 
 impl Account {
-    /// Takes an engine's usage object; gives the client's, who gets to see it if `tells`.
-    /// `whole` is the usage of the whole answer where the engine gave only its last part.
+    /// Evaluates the engine's usage object and returns the one for the client, who gets it if
+    /// `tells` is true. `whole` is the usage of the whole answer if the engine reported only that
+    /// of its last part.
     pub fn settle(&mut self, raw: &str, whole: Option<&str>, tells: bool) -> Option<String> {
         let leg = self.read(raw)?;
         let (raw, usage) = match whole {
@@ -220,7 +223,8 @@ impl Account {
         rewrite(self.dialect, raw, self.decision.usage_reported(report))
     }
 
-    /// The usage of an event that comes before the answer's own, by what is certain then.
+    /// The usage for an event that precedes the final usage, from the cached tokens that are
+    /// certain at that time.
     fn foretold(&self, raw: &str) -> Option<String> {
         let told = self.decision.with(Decision::told_cached_tokens)?;
         rewrite(self.dialect, raw, Some(told))
@@ -248,7 +252,7 @@ impl Account {
         }
     }
 
-    /// The engine's count of the prompt proves the router's tokenizer, or disproves it.
+    /// Compares the engine's count of the prompt's tokens with the count of the router's tokenizer.
     fn compare(&self, engine: u32) {
         let Some(router) = self.prompt_tokens.filter(|router| *router != engine) else { return };
         let model = self.served.name();
@@ -260,18 +264,18 @@ impl Account {
                 worker,
                 router,
                 engine,
-                "router and engine count a prompt's tokens otherwise: is the tokenizer the \
+                "router and engine disagree on the prompt's token count: is the tokenizer the \
                  engine's, and was the engine started with flags that change prompts?"
             );
         }
     }
 
-    /// The answer has begun: the engine has the whole prompt behind it.
+    /// Records that the answer has begun, so the engine has the whole prompt in its cache.
     pub fn began(&self) {
         self.decision.decode_worked();
     }
 
-    /// The answer is complete. Its figures are counted when the whole request is.
+    /// Records that the answer is complete. Its figures are counted when the whole request ends.
     pub fn finish(&mut self) {
         self.worker.record(Leg::Decode, None);
         if let Some(leg) = self.decision.answer_completed() {
@@ -279,8 +283,8 @@ impl Account {
         }
     }
 
-    /// The engine holds too little of the prompt and has run nothing. What it says of its
-    /// cache is as good a report as any.
+    /// Records that the engine rejected the leg because it holds too little of the prompt. The
+    /// cached tokens that it reports are checked against the index like those of any other reply.
     pub fn turned_away(&mut self, usage: Option<EngineUsage>) {
         let error = Error::new(Kind::BelowThreshold, "");
         self.worker.record(Leg::Decode, Some(&error));
@@ -290,19 +294,19 @@ impl Account {
         }
     }
 
-    /// The answering leg came to nothing; what was prefilled for it may serve another.
+    /// Records that the leg that answers failed. Its prefill leg may serve another attempt.
     pub fn fail_leg(&mut self, error: &Error) {
         self.worker.record(Leg::Decode, Some(error));
         self.decision.decode_failed(error.outcome());
     }
 
-    /// The answer broke off.
+    /// Records that the answer broke off.
     pub fn fail(&mut self, error: &Error) {
         self.worker.record(Leg::Decode, Some(error));
         self.decision.answer_lost(error.outcome());
     }
 
-    /// There is no answer, through no fault of its worker's.
+    /// Records that there is no answer, without a fault of the worker.
     pub fn give_up(&mut self, outcome: &'static str) {
         self.decision.given_up(outcome);
     }
@@ -325,7 +329,7 @@ pub fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
     Ok(reply)
 }
 
-/// Where KV lies is the router's business, not a client's.
+/// Clients must not see where KV blocks are.
 fn hide_hand_off(reply: &mut JsonObject) {
     if !matches!(reply.raw("kv_transfer_params"), None | Some("null")) {
         reply.set("kv_transfer_params", "null");
@@ -336,24 +340,24 @@ fn hide_hand_off(reply: &mut JsonObject) {
 pub struct UnitStream {
     pub(crate) account: Account,
     pub(crate) reader: EventReader,
-    /// The events that proved the attempt good.
+    /// The first events, which proved that the engine runs the request.
     pub(crate) held: VecDeque<Bytes>,
-    /// How it goes on if its worker is lost, where it can.
+    /// The state for resuming the answer when its worker is lost; `None` if it cannot be resumed.
     pub(crate) migration: Option<Migration>,
     /// Whether the client asked for usage.
     pub(crate) tells_usage: bool,
-    /// Where the time between events goes.
+    /// The histogram of the time between events.
     pub(crate) gaps: Histogram,
     pub(crate) pace: Pace,
-    /// What need not be read of its events.
+    /// Recognises events that need not be parsed.
     pub(crate) alike: Alike,
 }
 
-/// When its events came.
+/// The times of a stream's events.
 pub(crate) struct Pace {
     first: Instant,
     last: Instant,
-    /// Those after the first.
+    /// The number of events after the first.
     events: u32,
 }
 
@@ -362,7 +366,7 @@ impl Pace {
         Self { first: now, last: now, events: 0 }
     }
 
-    /// Seconds between two events on average; `None` if there were too few to say.
+    /// The mean time between two events in seconds; `None` if there were too few events.
     fn mean_seconds(&self) -> Option<f64> {
         const FEW: u32 = 8;
         let seconds = self.last.duration_since(self.first).as_secs_f64();
@@ -371,7 +375,7 @@ impl Pace {
 }
 
 impl UnitStream {
-    /// The next event for the client; `None` at the proper end.
+    /// The next event for the client; `None` at the regular end.
     pub async fn next(&mut self) -> Option<Result<Bytes, Error>> {
         loop {
             let data = match self.held.pop_front() {
@@ -414,7 +418,8 @@ impl UnitStream {
         self.gaps.observe(gap.as_secs_f64());
     }
 
-    /// What a step of generation takes among those that its worker generates now.
+    /// Trains the cost model with the duration of a decode step among the requests that the worker
+    /// has now.
     fn learn_step(&self) {
         let worker = &self.account.worker;
         let requests = u64::from(worker.booked.requests());
@@ -423,7 +428,7 @@ impl UnitStream {
         }
     }
 
-    /// The worker is lost: the answer goes on upon another one, or this is its end.
+    /// The worker is lost: resumes the answer on another worker, or ends it with an error.
     async fn go_on(&mut self, error: Error) -> Result<(), Error> {
         let migration = self.migration.take().filter(|_| error.worth_another_worker());
         let Some(mut migration) = migration else { return Err(self.lost(&error)) };
@@ -437,7 +442,7 @@ impl UnitStream {
         Ok(())
     }
 
-    /// An error after the first event: said in full, never papered over.
+    /// An error after the first event; the client always gets it.
     fn lost(&mut self, error: &Error) -> Error {
         let message = format!("the answer broke off: {}", error.message());
         let lost = Error::new(Kind::DecodeLost, message);
@@ -446,9 +451,10 @@ impl UnitStream {
         lost
     }
 
-    /// What the router has to know of an event.
+    /// Reads what the router needs to know about an event.
     fn read<'a>(&mut self, dialect: Dialect, data: &'a [u8]) -> Option<Chunk<'a>> {
-        // A name is a text as well, and decides what is read.
+        // The name of an event is a text too, and it decides what is read, so `alike` cannot be
+        // used.
         if dialect.names_events() {
             return Chunk::read(dialect, data);
         }
@@ -462,7 +468,7 @@ impl UnitStream {
         Some(chunk)
     }
 
-    /// What the client gets of an event; nothing of usage that it did not ask for.
+    /// The event for the client; `None` if it is only usage that the client did not ask for.
     fn relay(&mut self, event: Bytes) -> Result<Option<Bytes>, &'static str> {
         const NO_CHUNK: &str = "sent an event that is no chunk";
         let dialect = self.account.dialect;

@@ -4,38 +4,38 @@ use std::borrow::Cow;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// What a stream of events holds next.
+/// The next item of a stream of events.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// The data of one event; or all its lines, where names count.
+    /// The data of one event, or all its lines if events have names.
     Data(Bytes),
     /// `[DONE]`: the answer is complete.
     Done,
 }
 
-/// Bytes of comments and blank lines, and of events without data, between two events. Engines
-/// and proxies send a comment of some bytes every few seconds to keep a connection open.
+/// Maximum number of bytes of comments, blank lines and events without data between two events.
+/// Engines and proxies send a comment of some bytes every few seconds to keep a connection open.
 const PASSED_MAX_BYTES: usize = 64 << 10;
 
-/// Why no event can be cut from what was pushed.
+/// Why no event can be read from the pushed bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uncut {
-    /// An event grew beyond the bound.
+    /// An event is longer than the bound.
     TooLong,
-    /// There are too many comments, and no event.
+    /// There are too many comments between two events.
     Comments,
 }
 
-/// Cuts pushed bytes into events.
+/// Splits pushed bytes into events.
 #[derive(Debug)]
 pub struct Splitter {
     buffer: BytesMut,
     /// Bytes at the front that were searched without finding an end.
     searched: usize,
-    /// Bytes that were passed over since the last event.
+    /// Bytes that were skipped since the last event.
     passed: usize,
     max_bytes: usize,
-    /// Whether events are given with all their lines.
+    /// Whether events are returned with all their lines.
     whole: bool,
 }
 
@@ -45,26 +45,26 @@ impl Splitter {
         Self { buffer: BytesMut::new(), searched: 0, passed: 0, max_bytes, whole: false }
     }
 
-    /// The same, of events with all their lines.
+    /// A splitter that returns events with all their lines.
     pub fn of_whole_events(max_bytes: usize) -> Self {
         Self { whole: true, ..Self::new(max_bytes) }
     }
 
-    /// Takes bytes in.
+    /// Appends received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The bytes that are held of what was pushed.
+    /// The number of pushed bytes that were not returned yet.
     pub fn held_bytes(&self) -> usize {
         self.buffer.len()
     }
 
-    /// The next whole event, if there is one. Comments by themselves are passed over, and
-    /// where events have no names, fields other than `data`.
+    /// The next complete event, if there is one. Comments between events are skipped. If events
+    /// have no names, fields other than `data` are skipped too.
     ///
     /// # Errors
-    /// If an event is longer than the bound, or none comes among all the comments.
+    /// If an event is longer than the bound, or there are too many comments before it.
     pub fn next_piece(&mut self) -> Result<Option<Piece>, Uncut> {
         loop {
             let Some((end, gap)) = find_end(&self.buffer, self.searched) else {
@@ -125,7 +125,7 @@ fn value_of(line: &[u8]) -> Option<&[u8]> {
 
 /// The joined `data` lines of an event; `None` if it has none.
 pub(crate) fn data_of(event: &[u8]) -> Option<Cow<'_, [u8]>> {
-    // Most have one line.
+    // Most events have one line.
     if memchr::memchr(b'\n', event).is_none() {
         return value_of(event).map(Cow::Borrowed);
     }
@@ -136,13 +136,13 @@ pub(crate) fn data_of(event: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(joined))
 }
 
-/// Writes data as the field `data` of an event. Data of several lines has the field's name before
-/// each of them, and is the same once the client has joined them.
+/// Writes data as the field `data` of an event. Data of several lines gets the field name before
+/// each line; clients join the lines again.
 pub fn put_data(out: &mut impl BufMut, data: &[u8]) {
     const NAME: &[u8] = b"data: ";
     out.put_slice(NAME);
     let mut rest = data;
-    // Most have one line. A carriage return by itself also ends a line.
+    // Most data has one line. A carriage return alone also ends a line.
     while let Some(end) = memchr::memchr2(b'\n', b'\r', rest) {
         let is_pair = rest[end..].starts_with(b"\r\n");
         out.put_slice(&rest[..end]);
@@ -153,7 +153,7 @@ pub fn put_data(out: &mut impl BufMut, data: &[u8]) {
     out.put_slice(rest);
 }
 
-/// An event with other data, and its other lines as they came.
+/// The event with other data; its other lines are unchanged.
 pub(crate) fn with_data(event: &[u8], data: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(event.len() + data.len());
     let mut placed = false;

@@ -1,4 +1,4 @@
-//! Decides the usage in the client's reply; no other place does.
+//! Decides the usage in the client's reply. No other module does this.
 //!
 //! The engine's figure has precedence wherever the engine gave one: 0 is a figure, `null`
 //! and absence are not. In P/D the figure is the prefill leg's, because this leg computed the
@@ -15,8 +15,8 @@ use splitrail_api::JsonObject;
 use splitrail_api::json::quote;
 use splitrail_api::text::push_number;
 
-/// A raw `usage` object with the cached tokens set (or taken out) where its dialect has
-/// them, and everything else as the engine wrote it.
+/// Sets (or removes) the cached tokens in a raw `usage` object, at the place that its dialect has
+/// for them. Everything else stays as the engine wrote it.
 pub fn rewrite(dialect: Dialect, raw: &str, told: Option<u32>) -> Option<String> {
     let key = match dialect {
         Dialect::Chunks => "prompt_tokens_details",
@@ -52,7 +52,7 @@ fn put_details(out: &mut String, raw: &str, told: Option<u32>) -> Option<()> {
     let members = if raw == "null" { Vec::new() } else { Members::of(raw).ok()?.list };
     let says_nothing = |member: &Member| member.name(raw) == CACHED && member.raw(raw) == "null";
     if told.is_none() && members.iter().all(says_nothing) {
-        // As it was: there is nothing to take out.
+        // Unchanged: there is nothing to remove.
         out.push_str(raw);
         return Some(());
     }
@@ -74,7 +74,7 @@ fn put_details(out: &mut String, raw: &str, told: Option<u32>) -> Option<()> {
     Some(())
 }
 
-/// The figure, unless it is there.
+/// Writes the count, unless it was already written.
 fn put_cached(out: &mut String, missing: &mut Option<u32>) {
     if let Some(tokens) = missing.take() {
         put_key(out, CACHED.into());
@@ -82,20 +82,20 @@ fn put_cached(out: &mut String, missing: &mut Option<u32>) {
     }
 }
 
-/// A key, after whatever stands before it.
+/// Writes a key, with a comma before it if it is not the first.
 fn put_key(out: &mut String, name: Cow<'_, str>) {
     if !out.ends_with('{') {
         out.push(',');
     }
     match name {
-        // Nothing in it is escaped.
+        // A borrowed name contains no escapes.
         Cow::Borrowed(name) => out.extend(["\"", name, "\":"]),
         Cow::Owned(name) => out.extend([&quote(&name), ":"]),
     }
 }
 
-/// A message's prompt is the sum of three figures: what was read of the cache, what was
-/// written to it, and the rest, which is `input_tokens`. The sum stays the engine's.
+/// The prompt of a message is the sum of three figures: tokens read from the cache, tokens written
+/// to the cache, and the rest, which is `input_tokens`. The sum of the engine is kept.
 fn of_message(raw: &str, told: Option<u32>) -> Option<String> {
     const READ: &str = "cache_read_input_tokens";
     const WRITTEN: &str = "cache_creation_input_tokens";
@@ -105,7 +105,7 @@ fn of_message(raw: &str, told: Option<u32>) -> Option<String> {
     let elsewhere = count(READ)?.unwrap_or(0).saturating_add(written.unwrap_or(0));
     let prompt = rest.saturating_add(elsewhere);
     let read = u64::from(told.unwrap_or(0)).min(prompt);
-    // In P/D, the two figures are of different engines.
+    // In P/D, the two figures come from different engines and may not fit together.
     let fitting = written.map(|written| written.min(prompt - read));
     let rest = prompt - read - fitting.unwrap_or(0);
     usage.set("input_tokens", rest.to_string());
