@@ -6,19 +6,19 @@ use super::lines::Lines;
 use super::recorder::Recorder;
 use splitrail_config::Config;
 
-/// The files to which ended requests are written.
+/// The files to which finished requests are written.
 pub struct Books {
-    /// For billing.
+    /// The ledger file, for billing.
     pub ledger: Lines,
-    /// For replay.
+    /// The record file, for replay.
     pub recorder: Recorder,
 }
 
 impl Books {
-    /// Opens what a configuration names.
+    /// Opens the files that a configuration names.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// If a file cannot be written.
     pub fn open(config: &Config, metrics: &Metrics) -> std::io::Result<Self> {
         let Config { ledger, record, .. } = config;
         let (path, records) = (ledger.path.as_deref(), metrics.ledger_records.clone());

@@ -1,5 +1,5 @@
-//! Closes a request: its entries become figures in the metrics and a line in the
-//! ledger file, in one place and from one record, so that both always agree.
+//! Closes a request: turns its entries into metrics and a line of the ledger file, from the same
+//! record, so that both always agree.
 
 use splitrail_kv::Tier;
 
@@ -10,8 +10,8 @@ use super::lines::Lines;
 use super::record::{Ended, RequestRecord};
 use splitrail_telemetry::{LabelledSeries, Metrics, ModelSeries};
 
-/// Closes a request's entries. Legs count as served where the request ended well, and
-/// as wasted everywhere else: nobody got what they were for.
+/// Closes the entries of a request. Legs count as served if the request ended with `ok`, and as
+/// wasted otherwise, because their results reached no client.
 pub fn close(
     metrics: &Metrics,
     series: &ModelSeries,
@@ -20,8 +20,8 @@ pub fn close(
     decisions: &[DecisionHandle],
 ) {
     let labelled = LabelledSeries { model: ended.model, series };
-    // A record is made only where it is written down; what the metrics take of it alone is
-    // taken from the same entries by the same function.
+    // A record is made only if there is a ledger file. The metric is computed from the same entries
+    // by the same function.
     let recorded = ledger.is_open();
     let mut entries: Vec<Entry> = Vec::new();
     let mut cached = Vec::with_capacity(1);
@@ -36,7 +36,7 @@ pub fn close(
         });
     }
     let cached = RequestRecord::cached_tokens(ended.outcome, cached.into_iter());
-    // Only requests that ended well have a figure here.
+    // Only requests that ended with `ok` have this figure.
     if let Some(cached) = cached {
         let result = if cached > 0 { "hit" } else { "miss" };
         series.hit_or_miss(metrics, ended.model, result);
@@ -80,7 +80,7 @@ fn count_leg(metrics: &Metrics, labelled: LabelledSeries<'_>, leg: LegKind, figu
     let tokens = &figures.tokens;
     for tier in Tier::ALL {
         let hit = tokens.local_cache_hit[tier as usize];
-        // The other tiers appear with their first hit.
+        // Series of other tiers are created with their first hit.
         if tier == Tier::Device || hit > 0 {
             count("local_cache_hit", tier.name(), hit);
         }

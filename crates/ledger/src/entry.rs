@@ -4,40 +4,40 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::leg::{Figures, LegFacts, Origin};
 
-/// A count of cached prompt tokens, of the leg that did the prompt's work.
+/// The number of cached prompt tokens on the leg that computed the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cached {
-    /// The count; never more than the prompt has.
+    /// The count; never more than the tokens of the prompt.
     pub tokens: u32,
-    /// Who said so.
+    /// The source of the count.
     pub source: Origin,
 }
 
-/// The usage that a client was told of a prompt.
+/// The usage of a prompt that the client received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReportedUsage {
     /// `usage.prompt_tokens`.
     pub prompt_tokens: u32,
     /// `usage.completion_tokens`.
     pub completion_tokens: u32,
-    /// `usage.prompt_tokens_details.cached_tokens`, if it was there.
+    /// `usage.prompt_tokens_details.cached_tokens`, if the usage had it.
     pub cached_tokens: Option<u32>,
 }
 
-/// A leg of which no answer came.
+/// A leg whose result did not reach the client.
 #[derive(Clone, Debug)]
 pub struct Discarded {
     /// The leg.
     pub leg: LegFacts,
-    /// Its figures, where it is known to have worked.
+    /// Its figures, if the leg is known to have computed the prompt.
     pub figures: Option<Figures>,
-    /// Why: the outcome of its attempt.
+    /// The reason: the outcome of its attempt.
     pub reason: &'static str,
 }
 
 impl Discarded {
-    /// Prompt tokens that were looked up or computed in vain. Of an attempt with a
-    /// hand-off it is the prefill leg that has them, so that they are counted once.
+    /// Prompt tokens that were looked up or computed without use. In an attempt with a hand-off the
+    /// prefill leg has them, so that they are counted once.
     pub fn wasted_prompt_tokens(&self) -> u32 {
         match self.figures {
             Some(figures) if !self.leg.receives => figures.prompt_tokens,
@@ -46,52 +46,51 @@ impl Discarded {
     }
 }
 
-/// The reason of legs that were left open when others took their place.
+/// The reason of legs that were still open when another attempt replaced them.
 const SUPERSEDED: &str = "superseded";
 
-/// One prompt's entry: the legs of the attempt that is under way, or that has
-/// answered, and those of attempts that came to nothing. Attempts are bounded by the
-/// model's retries.
+/// One prompt's entry: the legs of the present attempt, or of the attempt that has answered, and
+/// the legs of discarded attempts. The number of attempts is limited by the model's retries.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
     prefill: Option<LegFacts>,
     decode: Option<LegFacts>,
-    /// Answering legs before that one, whose workers were lost in mid-stream: the answer went
-    /// on from the tokens delivered by then.
+    /// Earlier legs of the answer whose workers were lost during the stream; the answer continued
+    /// from the tokens that were delivered by then.
     earlier: Vec<LegFacts>,
-    /// What is known of a prompt that the client is told not to be cached enough: no leg
-    /// has served it.
+    /// The facts of a prompt for which the client got the reply that too little is cached; no leg
+    /// served it.
     turned_away: Option<LegFacts>,
     discarded: Vec<Discarded>,
     completion_tokens: Option<u32>,
     told: Option<ReportedUsage>,
-    /// Whether it is a further sample of a prompt that has an entry already: its legs are
-    /// its own, its prompt is not.
+    /// Whether the entry is for a further sample of a prompt that has an entry already. It has legs
+    /// of its own, but its prompt is not counted again.
     further_sample: bool,
-    /// Whether nobody is told what was cached of it.
+    /// Whether no count of cached tokens is reported for the prompt.
     untold: bool,
-    /// Whether its request has ended: what comes after that changes nothing.
+    /// Whether the request has ended; later events change nothing.
     closed: bool,
 }
 
 impl Entry {
-    /// An entry of a further sample of a prompt, where samples are sent apart. What its legs do
-    /// is accounted for as that of all others; its prompt is counted with the first sample.
+    /// An entry for a further sample of a prompt, if samples are sent as separate requests. Its
+    /// legs are counted like all others; its prompt is counted with the first sample.
     pub fn further_sample() -> Self {
         Self { further_sample: true, ..Self::default() }
     }
 
-    /// An entry of a prompt whose cached tokens are no figure: those of embeddings.
+    /// An entry for a prompt without a count of cached tokens, such as that of an embedding.
     pub fn without_cached_tokens() -> Self {
         Self { untold: true, ..Self::default() }
     }
 
-    /// Whether its prompt is counted with another entry.
+    /// Whether the prompt is counted with another entry.
     pub fn is_further_sample(&self) -> bool {
         self.further_sample
     }
 
-    /// A prefill leg is about to be sent: a new attempt.
+    /// Records that a prefill leg is about to be sent, which begins a new attempt.
     pub(crate) fn prefill_sent(&mut self, leg: LegFacts) {
         self.discard(SUPERSEDED);
         if !self.closed {
@@ -99,14 +98,14 @@ impl Entry {
         }
     }
 
-    /// The prefill engine is known to have done the prompt.
+    /// Records that the prefill engine has computed the prompt.
     pub(crate) fn prefill_worked(&mut self) {
         if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
             leg.worked = true;
         }
     }
 
-    /// The prefill engine has answered; what it did not say is `None`.
+    /// Records the reply of the prefill engine; a figure that it did not report is `None`.
     pub(crate) fn prefill_reported(
         &mut self,
         prompt_tokens: Option<u32>,
@@ -119,7 +118,8 @@ impl Entry {
         }
     }
 
-    /// The answering leg is about to be sent. It receives KV if there is a prefill leg.
+    /// Records that the answering leg is about to be sent. It receives KV if there is a prefill
+    /// leg.
     pub(crate) fn decode_sent(&mut self, leg: LegFacts) {
         match self.earlier.is_empty() {
             true => self.discard_decode(SUPERSEDED),
@@ -130,14 +130,14 @@ impl Entry {
         }
     }
 
-    /// The answer has begun: the prompt is done.
+    /// Records that the answer has begun, so the prompt is computed.
     pub(crate) fn decode_worked(&mut self) {
         if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
             leg.worked = true;
         }
     }
 
-    /// The answering engine has told its usage.
+    /// Records the usage that the answering engine reported.
     pub(crate) fn decode_reported(&mut self, usage: EngineUsage) {
         if self.closed {
             return;
@@ -150,8 +150,8 @@ impl Entry {
         self.completion_tokens = Some(usage.completion_tokens);
     }
 
-    /// The worker was lost in mid-stream; this leg is about to be sent, to go on with the
-    /// answer. Its prompt has the tokens delivered so far.
+    /// Records that the worker was lost during the stream and that this leg is about to be sent to
+    /// continue the answer. Its prompt includes the tokens delivered so far.
     pub(crate) fn decode_resumed(&mut self, leg: LegFacts) {
         if !self.closed {
             self.earlier.extend(self.decode.take());
@@ -159,7 +159,7 @@ impl Entry {
         }
     }
 
-    /// The usage of an answer as a whole, where its last leg's is only a part.
+    /// Records the usage of the whole answer if the usage of its last leg covers only a part.
     pub(crate) fn whole_answer(&mut self, usage: EngineUsage) {
         if let Some(first) = self.earlier.first_mut().filter(|_| !self.closed) {
             first.prompt_tokens = Some(usage.prompt_tokens);
@@ -167,31 +167,31 @@ impl Entry {
         }
     }
 
-    /// The engine has turned the answering leg away, for too little of its prompt is
-    /// cached. Gives the leg with what the engine said of that.
+    /// Records that the engine rejected the answering leg because too little of its prompt is
+    /// cached. Returns the leg with the figures that the engine reported.
     pub(crate) fn decode_turned_away(&mut self, usage: Option<EngineUsage>) -> Option<LegFacts> {
         let leg = self.decode.as_mut()?;
-        // Other samples of it may have run.
+        // Other samples of the request may have run.
         leg.worked = usage.is_some_and(|usage| usage.completion_tokens > 0);
         leg.prompt_tokens = usage.map(|usage| usage.prompt_tokens);
         leg.cached_tokens = usage.and_then(|usage| usage.cached_tokens);
         Some(leg.clone())
     }
 
-    /// The client is told that too little of its prompt is cached, and nothing else.
+    /// Records that the client gets only the reply that too little of its prompt is cached.
     pub(crate) fn turned_away(&mut self, known: LegFacts) {
         self.discard(SUPERSEDED);
         self.turned_away = Some(known);
         self.completion_tokens = Some(0);
     }
 
-    /// The client gets this usage.
+    /// Records the usage that the client gets.
     pub(crate) fn tell(&mut self, told: ReportedUsage) {
         self.told = Some(told);
     }
 
-    /// Nothing comes of the answering leg; what was prefilled for it, or delivered before it,
-    /// may serve another.
+    /// Discards the answering leg. Its prefill leg, or legs whose output was delivered before it,
+    /// may serve another attempt.
     pub(crate) fn discard_decode(&mut self, reason: &'static str) {
         if self.closed {
             return;
@@ -203,7 +203,7 @@ impl Entry {
         self.completion_tokens = None;
     }
 
-    /// Nothing comes of the attempt that is under way.
+    /// Discards all legs of the present attempt.
     pub(crate) fn discard(&mut self, reason: &'static str) {
         if self.closed {
             return;
@@ -213,14 +213,16 @@ impl Entry {
         self.put_aside(prefill, elsewhere, reason);
         let answering = std::mem::take(&mut self.earlier);
         for leg in answering.into_iter().chain(self.decode.take()) {
-            // A leg that goes on with an answer has a longer prompt.
+            // A leg that continues an answer has a longer prompt, so the other leg's count does not
+            // apply.
             self.put_aside(Some(leg), elsewhere.take(), reason);
         }
         self.turned_away = None;
         self.completion_tokens = None;
     }
 
-    /// Its request has ended so: unless that was well, nothing came of anything.
+    /// Closes the entry with the outcome of its request. Unless the outcome is `ok`, all legs are
+    /// discarded.
     pub(crate) fn close(&mut self, outcome: &'static str) {
         if outcome != "ok" {
             self.discard(outcome);
@@ -239,47 +241,48 @@ impl Entry {
         self.discarded.push(Discarded { leg, figures, reason });
     }
 
-    /// The prefill leg under way, or of the answer.
+    /// The prefill leg of the present attempt or of the answer.
     pub fn prefill(&self) -> Option<&LegFacts> {
         self.prefill.as_ref()
     }
 
-    /// The answering leg under way, or of the answer.
+    /// The answering leg of the present attempt or of the answer.
     pub fn decode(&self) -> Option<&LegFacts> {
         self.decode.as_ref()
     }
 
-    /// Tokens handed over to the answering worker; `None` if nothing was.
+    /// Tokens that the answering worker received by a hand-off; `None` if there was no hand-off.
     pub fn transferred_tokens(&self) -> Option<u32> {
         let leg = self.first_answering().filter(|leg| leg.receives)?;
         leg.figures(self.elsewhere()).map(|figures| figures.tokens.external_kv_transfer)
     }
 
-    /// The legs of the answer, with their figures where anybody knows them.
+    /// The legs of the answer, with their figures if they are known.
     pub fn legs(&self) -> impl Iterator<Item = (&LegFacts, Option<Figures>)> {
         let elsewhere = self.elsewhere();
         let answering = self.earlier.iter().chain(&self.decode).enumerate();
-        // A leg that goes on with an answer has a longer prompt than the others.
+        // A leg that continues an answer has a longer prompt, so the other leg's count applies only
+        // to the first leg.
         let answering = answering.map(move |(i, leg)| (leg, elsewhere.filter(|_| i == 0)));
         let legs = self.prefill.iter().map(move |leg| (leg, elsewhere)).chain(answering);
         legs.map(|(leg, elsewhere)| (leg, leg.figures(elsewhere)))
     }
 
-    /// Legs of which no answer came, oldest first.
+    /// Discarded legs, oldest first.
     pub fn discarded(&self) -> &[Discarded] {
         &self.discarded
     }
 
-    /// The prompt's length: the answering engine's figure, which clients are told, or the
-    /// other engine's, or the router's.
+    /// The length of the prompt: the count of the answering engine, which clients see, or else that
+    /// of the prefill engine, or else that of the router.
     pub fn prompt_tokens(&self) -> Option<u32> {
         let last =
             self.first_answering().or(self.prefill.as_ref()).or(self.turned_away.as_ref())?;
         last.figures(self.elsewhere()).map(|figures| figures.prompt_tokens)
     }
 
-    /// How much of the prompt was cached where its work was done: on the prefill worker
-    /// if there was one, and never what was handed over.
+    /// The number of tokens that were cached on the worker that computed the prompt: the prefill
+    /// worker if there was one. Transferred tokens are never included.
     pub fn cached(&self) -> Option<Cached> {
         if self.untold {
             return None;
@@ -291,23 +294,24 @@ impl Entry {
         Some(Cached { tokens: figures.tokens.hit().min(prompt_tokens), source: figures.source })
     }
 
-    /// Generated tokens, if the engine has said.
+    /// Generated tokens, if the engine reported them.
     pub fn completion_tokens(&self) -> Option<u32> {
         self.completion_tokens
     }
 
-    /// What the client was told, if it was.
+    /// The usage that the client received, if any.
     pub fn told(&self) -> Option<ReportedUsage> {
         self.told
     }
 
-    /// What either engine said of the prompt's length, for a leg whose own did not.
+    /// The prompt's length according to either engine, for a leg whose own engine did not report
+    /// it.
     fn elsewhere(&self) -> Option<(u32, Origin)> {
         let said = |leg: &LegFacts| leg.prompt_tokens.map(|tokens| (tokens, leg.kind.origin()));
         self.first_answering().and_then(said).or(self.prefill.as_ref().and_then(said))
     }
 
-    /// The leg that began to answer: it has the client's prompt.
+    /// The first leg of the answer, whose prompt is the client's prompt.
     fn first_answering(&self) -> Option<&LegFacts> {
         self.earlier.first().or(self.decode.as_ref())
     }

@@ -9,7 +9,8 @@ use splitrail_settings::process::PRIVATE_MODE;
 
 use splitrail_config::Rotate;
 
-/// The file that lines go to now. Full ones are beside it: `PATH.1` is the newest.
+/// The file to which lines are appended. Full files are in the same directory: `PATH.1` is the
+/// newest of them.
 #[derive(Debug)]
 pub struct LedgerFile {
     path: PathBuf,
@@ -17,16 +18,16 @@ pub struct LedgerFile {
     section: &'static str,
     rotate: Rotate,
     file: File,
-    /// Bytes of whole lines in `file`.
+    /// Bytes of complete lines in `file`.
     bytes: u64,
 }
 
 impl LedgerFile {
-    /// Opens a file, or begins it. Half a line, left by a process that was killed while it
-    /// wrote, is ended, so that it spoils no other.
+    /// Opens or creates a file. If the last line is incomplete, because a process was killed while
+    /// it wrote, the line is ended so that the next line is not appended to it.
     ///
     /// # Errors
-    /// If it cannot be written, or another process writes it.
+    /// If the file cannot be written, or another process writes to it.
     pub fn open(path: &Path, section: &'static str, rotate: Rotate) -> io::Result<Self> {
         let named = |error: io::Error| {
             io::Error::new(
@@ -42,17 +43,17 @@ impl LedgerFile {
         Ok(Self { path: path.to_owned(), section, rotate, file, bytes })
     }
 
-    /// Appends whole lines; before them, a full file makes room.
+    /// Appends complete lines. A full file is rotated first.
     ///
     /// # Errors
-    /// If they cannot be written: then none of them is in the file.
+    /// If the lines cannot be written. In this case none of them is in the file.
     pub fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         if self.bytes > 0 && self.bytes + lines.len() as u64 > self.rotate.max_bytes {
             self.make_room()?;
         }
         if let Err(error) = self.file.write_all(lines) {
-            // Half a line would spoil the next one. Where even this fails (a device, say),
-            // there is nothing more to be done.
+            // Remove an incomplete line, since the next line would be appended to it. If this fails
+            // as well (for a device, say), nothing more can be done.
             let _as_before = self.file.set_len(self.bytes);
             return Err(error);
         }
@@ -60,15 +61,15 @@ impl LedgerFile {
         Ok(())
     }
 
-    /// Bytes that go in before the file is full.
+    /// The number of bytes that can be appended before the file is full.
     pub fn room_bytes(&self) -> u64 {
         self.rotate.max_bytes.saturating_sub(self.bytes)
     }
 
-    /// Waits until everything is on the disk.
+    /// Waits until all data are on the disk.
     ///
     /// # Errors
-    /// If it does not get there.
+    /// If the data cannot be written to the disk.
     pub fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
@@ -81,12 +82,12 @@ impl LedgerFile {
             self.move_aside()?;
         }
         (self.file, self.bytes) = begin(&self.path)?;
-        // Who may read the full file may read the next one.
+        // The new file gets the permissions of the full file.
         self.file.set_permissions(permissions)
     }
 
     fn move_aside(&self) -> io::Result<()> {
-        // The first free place, or the last one, whose file is given up.
+        // Use the first free number, or the last number, whose file is overwritten.
         let keep = self.rotate.files_max;
         let free = (1..=keep).find(|number| !self.aside(*number).exists());
         let last = free.unwrap_or(keep);
@@ -108,7 +109,7 @@ impl LedgerFile {
     }
 }
 
-/// Opens a file to append to, and takes it for this process.
+/// Opens a file for appending and locks it for this process.
 fn begin(path: &Path) -> io::Result<(File, u64)> {
     let mut options = OpenOptions::new();
     let file = options.read(true).append(true).create(true).mode(PRIVATE_MODE).open(path)?;
@@ -118,7 +119,7 @@ fn begin(path: &Path) -> io::Result<(File, u64)> {
             let message = "another process writes it; give each router its own";
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
         }
-        // Not every file system has locks.
+        // Not every file system supports locks.
         Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
         Err(TryLockError::Error(error)) => return Err(error),
     }

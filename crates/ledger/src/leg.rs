@@ -5,7 +5,7 @@ use splitrail_kv::{Overlap, Tier, estimate_cached_tokens};
 
 use splitrail_api::name::Name;
 
-/// Who gave a figure.
+/// The source of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
@@ -13,12 +13,12 @@ pub enum Origin {
     EnginePrefill,
     /// The engine of the answering leg.
     EngineDecode,
-    /// The router: from its tokenizer, and from blocks that the worker's events confirmed.
+    /// The router: computed from its tokenizer and from blocks that the worker's events confirmed.
     Estimate,
 }
 
 impl Origin {
-    /// `engine` or `estimate`: as metrics, decisions and the route header tell it.
+    /// `engine` or `estimate`, as in metrics, decision records and the route header.
     pub fn kind(self) -> &'static str {
         match self {
             Self::EnginePrefill | Self::EngineDecode => "engine",
@@ -27,18 +27,18 @@ impl Origin {
     }
 }
 
-/// Which part of a request a worker did.
+/// The part of a request that a worker executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LegKind {
-    /// The prompt, for another worker.
+    /// The prompt was computed for another worker.
     Prefill,
-    /// The answer, and the prompt as well where nobody handed it over.
+    /// The answer was generated; the prompt was computed too, unless it was handed over.
     Decode,
 }
 
 impl LegKind {
-    /// The metrics' `leg` label.
+    /// The value of the metrics' label `leg`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Prefill => "prefill",
@@ -46,7 +46,7 @@ impl LegKind {
         }
     }
 
-    /// What a figure of this leg's engine is called.
+    /// The source of figures that the engine of this leg reports.
     pub fn origin(self) -> Origin {
         match self {
             Self::Prefill => Origin::EnginePrefill,
@@ -55,27 +55,28 @@ impl LegKind {
     }
 }
 
-/// What the router knew of a leg when it placed it.
+/// What the router expected of a leg when it placed the leg.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Expected {
     /// The prompt's length by the router's tokenizer.
     pub prompt_tokens: Option<u32>,
-    /// Leading blocks that the worker held, confirmed by its events.
+    /// Leading blocks that the worker held, as confirmed by its events.
     pub overlap: Overlap,
     /// Tokens per block.
     pub block_size: u32,
-    /// Whether the engine reads no prefix cache for this request.
+    /// Whether the engine does not read its prefix cache for this request.
     pub bypasses_cache: bool,
-    /// Whether the engine's figure, if it gives one, is about exactly this: the worker's
-    /// events come in, the router knows the tokens, and one sample is asked for.
+    /// Whether the engine's count of cached tokens, if it reports one, can be compared with the
+    /// expectation: the worker's events arrive, the router knows the tokens, and one sample is
+    /// requested.
     pub comparable: bool,
-    /// Which index of the worker this is from; see `fleet::audit`.
+    /// The epoch of the worker's index from which the overlap was taken; see `fleet::audit`.
     pub epoch: u64,
 }
 
 impl Expected {
-    /// How many of so many prompt tokens the worker finds cached. The last one is
-    /// always computed.
+    /// The number of tokens that the worker finds cached of a prompt with `prompt_tokens` tokens.
+    /// The last token is always computed.
     pub fn cached_tokens(&self, prompt_tokens: u32) -> u32 {
         match self.bypasses_cache {
             true => 0,
@@ -83,9 +84,9 @@ impl Expected {
         }
     }
 
-    /// So many cached tokens by tier. Engines report hits without their tier: they are
-    /// taken as the index has them, fastest first; what it knows nothing of was found
-    /// in the engine's own cache.
+    /// Splits `cached_tokens` by tier. Engines report hits without their tier, so the tiers of the
+    /// index are used, the fastest first. Tokens that are not in the index count as found in the
+    /// engine's own cache (`device`).
     fn by_tier(&self, cached_tokens: u32) -> [u32; Tier::COUNT] {
         let mut left = cached_tokens;
         let mut tiers = self.overlap.by_tier.map(|blocks| {
@@ -98,61 +99,62 @@ impl Expected {
     }
 }
 
-/// Prompt tokens of a leg, by where their KV came from. The parts sum to the prompt.
+/// Prompt tokens of a leg by the origin of their KV. The parts add up to the length of the prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LegTokens {
-    /// Found in the worker's own cache, by tier (`Tier as usize`).
+    /// Tokens found in the worker's own cache, by tier (`Tier as usize`).
     pub local_cache_hit: [u32; Tier::COUNT],
-    /// Handed over by another worker. Never a cache hit.
+    /// Tokens whose KV another worker handed over. They never count as cache hits.
     pub external_kv_transfer: u32,
-    /// Computed.
+    /// Tokens that the worker computed.
     pub local_compute: u32,
 }
 
 impl LegTokens {
-    /// Found in the worker's own cache, in any tier.
+    /// Tokens found in the worker's own cache, in any tier.
     pub fn hit(&self) -> u32 {
         self.local_cache_hit.iter().sum()
     }
 
-    /// All of the prompt.
+    /// The length of the prompt in tokens.
     pub fn total(&self) -> u32 {
         self.hit() + self.external_kv_transfer + self.local_compute
     }
 }
 
-/// One leg of an attempt: facts only, from which its figures follow.
+/// One leg of an attempt: the reported facts, from which its figures are derived.
 #[derive(Clone, Debug)]
 pub struct LegFacts {
-    /// Which part of the request.
+    /// The part of the request that this leg executes.
     pub kind: LegKind,
-    /// The worker's name.
+    /// The worker's id.
     pub worker: Name,
     /// What the router knew when it placed the leg.
     pub expected: Expected,
-    /// Prompt tokens by this leg's engine; `None` if it has not said.
+    /// Prompt tokens according to this leg's engine; `None` if it did not report them.
     pub prompt_tokens: Option<u32>,
-    /// Cached prompt tokens by this leg's engine. 0 is a figure, `None` is not.
+    /// Cached prompt tokens according to this leg's engine. 0 is a figure; `None` means not
+    /// reported.
     pub cached_tokens: Option<u32>,
-    /// Whether another worker hands the prompt's KV over to this leg. What its engine
-    /// calls cached is then not about its own cache: vLLM 0.32 repeats the prefill's
-    /// figure, 0.22 says the whole prompt.
+    /// Whether another worker hands the prompt's KV over to this leg. The engine's count of cached
+    /// tokens is then not about its own cache: vLLM 0.32 repeats the prefill's count, and 0.22
+    /// reports the whole prompt.
     pub receives: bool,
-    /// Whether the engine is known to have had the prompt's KV complete: its reply or
-    /// its first output was there.
+    /// Whether the engine is known to have the KV of the whole prompt, because its reply or first
+    /// output has arrived.
     pub worked: bool,
 }
 
-/// A leg's figures, with who gave them.
+/// The figures of a leg, with their sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figures {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Who counted them.
+    /// The source of `prompt_tokens`.
     pub prompt_source: Origin,
-    /// Where they came from.
+    /// The prompt's tokens by the origin of their KV.
     pub tokens: LegTokens,
-    /// Who said how many were cached, from which the other parts follow.
+    /// The source of the count of cached tokens, from which the other parts are derived.
     pub source: Origin,
 }
 
@@ -170,8 +172,8 @@ impl LegFacts {
         }
     }
 
-    /// The leg's figures; `None` if nobody knows how long the prompt is. `elsewhere` is
-    /// what the other leg's engine said of that.
+    /// The figures of the leg; `None` if the length of the prompt is not known. `elsewhere` is the
+    /// length that the engine of the other leg reported.
     pub fn figures(&self, elsewhere: Option<(u32, Origin)>) -> Option<Figures> {
         let own = self.prompt_tokens.map(|tokens| (tokens, self.kind.origin()));
         let routers = self.expected.prompt_tokens.map(|tokens| (tokens, Origin::Estimate));

@@ -1,8 +1,8 @@
 //! Predictions and results: decision records and the token ledger.
 //!
-//! `leg` and `entry` hold the facts of one prompt as they arrive; figures are derived from
-//! them, and always add up. `close` turns the entries of a finished request into
-//! metrics and a line of the ledger file; `recorder` writes decisions for replay.
+//! `leg` and `entry` hold the facts of one prompt as they arrive. All figures are derived from
+//! these facts, so they always add up. `close` turns the entries of a finished request into metrics
+//! and a line of the ledger file; `recorder` writes decisions for replay.
 
 pub mod books;
 pub mod close;

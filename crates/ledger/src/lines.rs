@@ -1,5 +1,5 @@
-//! Writes lines of finished requests to a file: a bounded queue on which no request ever waits, and the
-//! task that empties it.
+//! Writes lines about finished requests to a file. Lines go through a bounded queue, so that no
+//! request ever waits for the disk; one task empties the queue.
 
 use std::io;
 use std::path::Path;
@@ -17,39 +17,39 @@ use splitrail_config::Rotate;
 use splitrail_telemetry::LogThrottle;
 use splitrail_telemetry::clock::unix_ms;
 
-/// Lines that wait for the disk.
+/// Maximum number of lines in the queue.
 const QUEUE_LINES: usize = 65_536;
-/// Their bytes: the disk may stall for as long as this lasts.
+/// Maximum number of bytes in the queue. The disk may stall until the queue is full.
 const QUEUE_BYTES: usize = 64 << 20;
-/// Lines that are written at once.
+/// Maximum number of lines that are written at once.
 const BATCH_LINES: usize = 1024;
 
-/// Of the lines that say that there is a gap.
+/// The version of lines that report lost records.
 const VERSION: u32 = 1;
 
-/// A file of lines, one for each request that has ended. Without a path, none.
+/// A file with one line for each finished request. Without a path nothing is written.
 #[derive(Debug)]
 pub struct Lines {
     queue: Option<mpsc::Sender<Vec<u8>>>,
     shared: Arc<Shared>,
-    /// Until the task that writes is started.
+    /// The writer, until its task is started.
     writer: Mutex<Option<Writer>>,
 }
 
-/// What both ends of the queue see.
+/// The state that both ends of the queue share.
 #[derive(Debug)]
 struct Shared {
     /// The configuration's section, for logs.
     section: &'static str,
-    /// Lines by what became of them: written, queue_full or write_failed.
+    /// Counts lines by result: `written`, `queue_full` or `write_failed`.
     records: IntCounterVec,
     queued_bytes: AtomicUsize,
-    /// Records lost since the last line that says so.
+    /// Records lost since the last line that reported a loss.
     lost: AtomicU64,
     said: LogThrottle,
 }
 
-/// The other end: owns the file.
+/// The receiving end of the queue, which owns the file.
 #[derive(Debug)]
 pub struct Writer {
     lines: mpsc::Receiver<Vec<u8>>,
@@ -58,11 +58,11 @@ pub struct Writer {
 }
 
 impl Lines {
-    /// Lines for the file that a section of the configuration names; it is opened at once, so
-    /// that a mistake is found before anything is served. `records` counts what becomes of them.
+    /// Opens the file that a section of the configuration names. It is opened at once, so that a
+    /// mistake is found before any request is served. `records` counts lines by result.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// If the file cannot be written.
     pub fn open(
         section: &'static str,
         path: Option<&Path>,
@@ -85,7 +85,8 @@ impl Lines {
         self.queue.is_some()
     }
 
-    /// Puts a record into the queue, or counts it as lost: no request waits for a disk.
+    /// Puts a record into the queue, or counts it as lost if the queue is full. No request waits
+    /// for a disk.
     pub fn write(&self, record: &impl Serialize) {
         let Some(queue) = &self.queue else { return };
         // Names and numbers always have a JSON form.
@@ -99,7 +100,7 @@ impl Lines {
         }
     }
 
-    /// The task's part, once.
+    /// Takes the writer for its task; `None` after the first call and without a file.
     pub fn take_writer(&self) -> Option<Writer> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -123,7 +124,7 @@ impl Shared {
 }
 
 impl Writer {
-    /// Writes until `stop`, then what is left in the queue.
+    /// Writes lines until `stop`, and then the lines that are left in the queue.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut batch = Vec::new();
         loop {
@@ -146,13 +147,13 @@ impl Writer {
         }
     }
 
-    /// Writes lines off the reactor: a disk may take its time.
+    /// Writes lines off the reactor, because a disk may be slow.
     async fn put(mut self, batch: Vec<Vec<u8>>, sync: bool) -> Option<Self> {
         let writing = tokio::task::spawn_blocking(move || {
             self.write(&batch);
             if sync && let Err(error) = self.file.sync() {
                 let file = self.shared.section;
-                tracing::error!(file, %error, "its end may not be on the disk");
+                tracing::error!(file, %error, "the end of this file may not be on the disk");
             }
             self
         });
@@ -179,7 +180,7 @@ impl Writer {
         let lost = self.shared.lost.swap(0, Relaxed);
         let written = match lost {
             0 => self.file.append(lines),
-            // Who bills by this file must see that it has a gap.
+            // Programs that bill by this file must see that lines are missing.
             _ => self.file.append(&[gap(lost).as_bytes(), lines].concat()),
         };
         match written {

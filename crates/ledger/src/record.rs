@@ -1,5 +1,5 @@
-//! The written form of an entry: in the ledger file, in decisions and in
-//! `usage.splitrail`. Counts and names only.
+//! The written form of an entry, in the ledger file, in decision records and in `usage.splitrail`.
+//! It contains counts and names only.
 
 use std::collections::BTreeMap;
 
@@ -12,83 +12,83 @@ use crate::entry::Cached;
 use splitrail_api::name::Name;
 use splitrail_config::model::CachedTokensFallback;
 
-/// A request, as one line of the ledger file.
+/// A request as one line of the ledger file.
 #[derive(Clone, Debug, Serialize)]
 pub struct RequestRecord {
-    /// Of this form.
+    /// The version of the line format.
     pub version: u32,
-    /// The id that the client saw.
+    /// The request id that the client saw.
     pub request_id: String,
-    /// Whose request it was; `None` where tenants are not told apart.
+    /// The tenant of the request. At present always `None`.
     pub tenant: Option<String>,
     /// The model's configured name.
     pub model: String,
     /// `chat`, `completions` or `generate`.
     pub endpoint: &'static str,
-    /// The flow that was executed, of the first prompt.
+    /// The flow of the first prompt that was executed.
     pub flow: &'static str,
-    /// As in `splitrail_requests_total`.
+    /// The outcome, as in `splitrail_requests_total`.
     pub outcome: &'static str,
-    /// When it arrived, in milliseconds since 1970.
+    /// When the request arrived, in milliseconds since 1970.
     pub arrived_unix_ms: u64,
-    /// When it ended.
+    /// When the request ended, in milliseconds since 1970.
     pub ended_unix_ms: u64,
-    /// Prompt tokens, each prompt once; `None` if one of them is not known.
+    /// Prompt tokens, with each prompt counted once; `None` if one of them is not known.
     pub prompt_tokens: Option<u64>,
-    /// Of these: cached where the prompts' work was done.
+    /// The part of the prompt tokens that was cached on the workers that computed the prompts.
     pub cached_tokens: Option<u64>,
-    /// Generated tokens.
+    /// Generated tokens of all prompts.
     pub completion_tokens: Option<u64>,
-    /// Prompt tokens of discarded attempts. Never part of the others.
+    /// Prompt tokens of discarded attempts. They are not part of the other figures.
     pub wasted_prompt_tokens: u64,
     /// The usage in the reply; `None` if there was none.
     pub told: Option<ToldRecord>,
-    /// Each prompt, in the request's order.
+    /// The prompts, in the order of the request.
     pub prompts: Vec<PromptRecord>,
 }
 
-/// What a client was told.
+/// The usage that a client received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ToldRecord {
     /// `usage.prompt_tokens`.
     pub prompt_tokens: u64,
     /// `usage.completion_tokens`.
     pub completion_tokens: u64,
-    /// `usage.prompt_tokens_details.cached_tokens`; `None` if the key was not there.
+    /// `usage.prompt_tokens_details.cached_tokens`; `None` if the usage had no such key.
     pub cached_tokens: Option<u64>,
 }
 
-/// One prompt.
+/// One prompt of a request.
 #[derive(Clone, Debug, Serialize)]
 pub struct PromptRecord {
-    /// Its length, if anybody knows it.
+    /// The length of the prompt in tokens, if it is known.
     pub prompt_tokens: Option<u32>,
-    /// How much of it was cached where its work was done.
+    /// Tokens that were cached on the worker that computed the prompt.
     pub cached_tokens: Option<u32>,
-    /// Who said so.
+    /// The source of `cached_tokens`.
     pub cached_source: Option<Origin>,
     /// Generated tokens, over all samples.
     pub completion_tokens: Option<u32>,
-    /// Whether it is a further sample of the prompt before it, whose prompt tokens the
-    /// request's figures count once.
+    /// Whether this is a further sample of the prompt before it. The request's figures count its
+    /// prompt tokens only once.
     #[serde(skip_serializing_if = "is_false")]
     pub further_sample: bool,
     /// The legs of the answer.
     pub legs: Vec<LegRecord>,
-    /// The legs of which no answer came.
+    /// The discarded legs, whose results did not reach the client.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub discarded: Vec<DiscardedRecord>,
 }
 
-/// One leg. The three parts sum to its prompt tokens.
+/// One leg. Its three parts add up to its prompt tokens.
 #[derive(Clone, Debug, Serialize)]
 pub struct LegRecord {
-    /// Which part of the request.
+    /// The part of the request that the leg executed.
     pub leg: LegKind,
-    /// Who did it; not told to clients here.
+    /// The id of the worker; left out of replies to clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<Name>,
-    /// Its figures; absent if nobody knows the prompt's length.
+    /// The figures of the leg; absent if the length of the prompt is not known.
     #[serde(flatten)]
     pub figures: Option<FiguresRecord>,
 }
@@ -98,40 +98,40 @@ pub struct LegRecord {
 pub struct FiguresRecord {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Found in the worker's own cache.
+    /// Tokens found in the worker's own cache.
     pub local_cache_hit: u32,
-    /// The same by tier; tiers without any are left out.
+    /// The same tokens by tier; tiers without tokens are left out.
     pub local_cache_hit_by_tier: BTreeMap<&'static str, u32>,
-    /// Handed over by another worker.
+    /// Tokens whose KV another worker handed over.
     pub external_kv_transfer: u32,
-    /// Computed.
+    /// Tokens that the worker computed.
     pub local_compute: u32,
-    /// Who gave each figure.
+    /// The source of each figure.
     pub sources: Sources,
 }
 
-/// Who gave each figure of a leg.
+/// The sources of the figures of a leg.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Sources {
-    /// Of the prompt's length.
+    /// The source of the prompt's length.
     pub prompt_tokens: Origin,
-    /// Of the hits.
+    /// The source of the cache hits.
     pub local_cache_hit: Origin,
-    /// Of the transfer: what is left of the prompt.
+    /// The source of the transferred tokens, which follow from the prompt's length and the hits.
     pub external_kv_transfer: Origin,
-    /// Of the rest.
+    /// The source of the computed tokens, which follow from the prompt's length and the hits.
     pub local_compute: Origin,
 }
 
-/// A leg of which no answer came.
+/// A discarded leg, whose result did not reach the client.
 #[derive(Clone, Debug, Serialize)]
 pub struct DiscardedRecord {
-    /// The leg; without figures if it is not known to have worked.
+    /// The leg; without figures if it is not known to have computed the prompt.
     #[serde(flatten)]
     pub leg: LegRecord,
-    /// Why.
+    /// The reason for which the leg was discarded.
     pub reason: &'static str,
-    /// Its share of the request's wasted prompt tokens.
+    /// The leg's share of the request's wasted prompt tokens.
     pub wasted_prompt_tokens: u32,
 }
 
@@ -157,7 +157,7 @@ impl FiguresRecord {
 }
 
 impl PromptRecord {
-    /// An entry as it is now; with or without the workers' names.
+    /// The written form of an entry as it is now, with or without the ids of workers.
     pub fn new(entry: &Entry, with_workers: bool) -> Self {
         let leg = |leg: &LegFacts, figures: Option<Figures>| LegRecord {
             leg: leg.kind,
@@ -186,8 +186,8 @@ impl PromptRecord {
 }
 
 impl PromptRecord {
-    /// An entry as a client may see it: no worker, and no estimate that
-    /// `cached_tokens_fallback` keeps from clients.
+    /// The written form of an entry for clients: no worker, and no estimate if
+    /// `cached_tokens_fallback` forbids estimates.
     pub fn for_client(entry: &Entry, fallback: CachedTokensFallback) -> Self {
         let mut record = Self::new(entry, false);
         if fallback == CachedTokensFallback::Estimate {
@@ -209,38 +209,38 @@ impl PromptRecord {
     }
 }
 
-/// In decisions, an entry is shown as it is written down.
+/// Decision records show an entry in its written form.
 impl Serialize for Entry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         PromptRecord::new(self, true).serialize(serializer)
     }
 }
 
-/// What is known of a request beside its prompts, when it has ended.
+/// The facts about a finished request that do not belong to one of its prompts.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended<'a> {
-    /// The id that the client saw.
+    /// The request id that the client saw.
     pub request_id: &'a str,
     /// The model's configured name.
     pub model: &'a str,
-    /// The metrics' `endpoint` label.
+    /// The value of the metrics' label `endpoint`.
     pub endpoint: &'static str,
     /// The flow that was executed.
     pub flow: &'static str,
-    /// How it ended.
+    /// The outcome of the request.
     pub outcome: &'static str,
-    /// When it arrived, in milliseconds since 1970.
+    /// When the request arrived, in milliseconds since 1970.
     pub arrived_unix_ms: u64,
-    /// When it ended.
+    /// When the request ended, in milliseconds since 1970.
     pub ended_unix_ms: u64,
 }
 
 impl RequestRecord {
-    /// The form of today's lines; a change that readers would notice raises it.
+    /// The present version of the line format. It is raised by changes that readers would notice.
     pub const VERSION: u32 = 1;
 
-    /// The cached tokens of a request that ended so, from those of its prompts, each with
-    /// whether it is a further sample of the one before it.
+    /// The cached tokens of a request with this outcome. Each item of `prompts` says whether the
+    /// prompt is a further sample of the prompt before it, and its cached tokens.
     pub fn cached_tokens(
         outcome: &str,
         prompts: impl Iterator<Item = (bool, Option<u32>)>,
@@ -249,8 +249,8 @@ impl RequestRecord {
         total(counts.map(|(_, tokens)| tokens))
     }
 
-    /// A request that has ended. The figures of a batch are the sums of its prompts',
-    /// where all of them have one: a part must not pass for the whole.
+    /// The record of a finished request. The figures of a batch are the sums over its prompts, and
+    /// are left out if one prompt has no figure, so that a part is not taken for the whole.
     pub fn new(ended: &Ended<'_>, entries: &[Entry]) -> Self {
         let prompts: Vec<_> = entries.iter().map(|entry| PromptRecord::new(entry, true)).collect();
         let ok = ended.outcome == "ok";

@@ -1,7 +1,7 @@
 //! Records decisions for replay: hashes and figures of each prompt, no content.
 //!
 //! A line has the members of a trace line (`timestamp`, `input_length`, `output_length`,
-//! `hash_ids`), so that readers of traces can read it, and the decision beside them.
+//! `hash_ids`), so that programs for traces can read it. It also contains the decision record.
 
 use rand::RngExt;
 use serde::Serialize;
@@ -12,55 +12,55 @@ use super::lines::Lines;
 use crate::stages::StageTimes;
 use splitrail_config::RecordConfig;
 
-/// Where decisions are written down.
+/// Writes decision records to the record file.
 #[derive(Debug)]
 pub struct Recorder {
     lines: Lines,
-    /// The share of requests that are, from 0 to 1.
+    /// The share of requests that are recorded, from 0 to 1.
     sample: f64,
 }
 
-/// What a prompt's line needs besides its decision; kept while it is served.
+/// The data of a prompt's line besides its decision record; kept while the prompt is served.
 #[derive(Clone, Debug)]
 pub struct Prompt {
-    /// Hashes of its full blocks, by name.
+    /// The names of the full blocks.
     hash_ids: Vec<u64>,
     /// Tokens per block.
     block_size: u32,
-    /// Its length, or what it weighs where its tokens are not known.
+    /// The length of the prompt in tokens, or an estimate if its tokens are not known.
     input_length: u64,
 }
 
 impl Prompt {
-    /// A prompt by its blocks. Their names are the upper 53 bits of their hashes: numbers that
-    /// every reader of JSON takes as they are.
+    /// A prompt with these block hashes. The names of the blocks are the upper 53 bits of their
+    /// hashes, because every JSON reader represents such numbers exactly.
     pub fn new(hashes: &[BlockHash], block_size: u32, input_length: u64) -> Self {
         let hash_ids = hashes.iter().map(|hash| hash.0 >> 11).collect();
         Self { hash_ids, block_size, input_length }
     }
 }
 
-/// How a request went.
+/// The times of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Times<'a> {
-    /// When it arrived, in milliseconds since 1970.
+    /// When the request arrived, in milliseconds since 1970.
     pub arrived_unix_ms: u64,
-    /// Until its answer began; `None` if none did.
+    /// Time from the arrival to the beginning of the answer; `None` if no answer began.
     pub ttft_ms: Option<f64>,
-    /// Until it ended.
+    /// Time from the arrival to the end of the request.
     pub total_ms: f64,
-    /// Of its stages.
+    /// The time in each stage.
     pub stages: &'a StageTimes,
 }
 
-/// One line.
+/// One line of the record file.
 #[derive(Serialize)]
 struct Line<'a> {
-    /// Of this form.
+    /// The version of the line format.
     version: u32,
     timestamp: u64,
     input_length: u64,
-    /// 0 if nobody knows.
+    /// 0 if the number is not known.
     output_length: u32,
     hash_ids: &'a [u64],
     block_size: u32,
@@ -72,25 +72,25 @@ struct Line<'a> {
 }
 
 impl Recorder {
-    /// The version of its lines.
+    /// The present version of the line format.
     pub const VERSION: u32 = 1;
 
-    /// Writes the configured share of requests to these lines.
+    /// A recorder that writes the configured share of requests to `lines`.
     pub fn new(lines: Lines, config: &RecordConfig) -> Self {
         Self { lines, sample: config.sample }
     }
 
-    /// The file, for the task that writes it.
+    /// The lines, for the task that writes the file.
     pub fn lines(&self) -> &Lines {
         &self.lines
     }
 
-    /// Whether a request that begins now is one of the sample.
+    /// Whether a request that begins now is recorded; drawn at random.
     pub fn takes_one(&self) -> bool {
         self.lines.is_open() && (self.sample >= 1.0 || rand::rng().random::<f64>() < self.sample)
     }
 
-    /// Writes a prompt down.
+    /// Writes the line of a prompt.
     pub fn write(
         &self,
         endpoint: &'static str,

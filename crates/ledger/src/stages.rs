@@ -7,15 +7,16 @@ use serde::{Serialize, Serializer};
 use splitrail_api::text::{digit, push_number};
 use splitrail_telemetry::{LabelledSeries, Metrics};
 
-/// Stages in the order in which they ended. A batch adds up its prompts.
+/// The stages of a request in the order in which they ended. The times of a batch's prompts are
+/// added up.
 pub struct Stages {
     seconds: Mutex<Vec<(&'static str, f64)>>,
 }
 
-/// Stages of a usual request: room for so many is made at once.
+/// The usual number of stages of a request, for which memory is reserved.
 const USUAL: usize = 6;
 
-/// The stages of one request, in milliseconds; as JSON, an object.
+/// The time of one request in each stage, in milliseconds. The JSON form is an object.
 #[derive(Clone, Debug, Default)]
 pub struct StageTimes(Vec<(&'static str, f64)>);
 
@@ -26,14 +27,14 @@ impl Serialize for StageTimes {
 }
 
 impl Default for Stages {
-    /// None yet.
+    /// No stages yet.
     fn default() -> Self {
         Self { seconds: Mutex::new(Vec::with_capacity(USUAL)) }
     }
 }
 
 impl Stages {
-    /// Adds a stage of so many seconds, of a request to a model.
+    /// Adds `seconds` to a stage of a request, and observes them in the model's histogram.
     pub fn add(
         &self,
         metrics: &Metrics,
@@ -57,7 +58,7 @@ impl Stages {
         StageTimes(stages.iter().map(|(stage, seconds)| (*stage, seconds * 1e3)).collect())
     }
 
-    /// The `server-timing` header: milliseconds per stage.
+    /// The value of the `server-timing` header: milliseconds per stage.
     pub fn server_timing(&self) -> String {
         let stages = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);
         let mut out = String::with_capacity(32 * stages.len());

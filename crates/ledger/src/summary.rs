@@ -1,4 +1,4 @@
-//! The log line that summarises the hits of the prefix caches.
+//! Writes the log line that summarises the hits of the prefix caches.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,21 +7,21 @@ use prometheus::core::Collector as _;
 
 use splitrail_telemetry::Metrics;
 
-/// Totals of one model's completed requests, as the metrics have them.
+/// Totals of one model's completed requests, read from the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Requests with cached tokens.
     pub hit_requests: u64,
-    /// Requests without.
+    /// Requests without cached tokens.
     pub miss_requests: u64,
-    /// Prompt tokens, each prompt once.
+    /// Prompt tokens, with each prompt counted once.
     pub prompt_tokens: u64,
-    /// Of these: cached.
+    /// The part of the prompt tokens that was cached.
     pub cached_tokens: u64,
-    /// Prompt tokens that workers found in their own caches. Where a prompt has a prefill and a
-    /// decode leg, what both hold counts twice.
+    /// Prompt tokens that workers found in their own caches. If a prompt has a prefill and a decode
+    /// leg, tokens that both workers hold are counted twice.
     pub local_hit_tokens: u64,
-    /// Prompt tokens whose KV decode workers were handed over.
+    /// Prompt tokens whose KV decode workers received by a hand-off.
     pub transferred_tokens: u64,
     /// Prompt tokens that workers computed.
     pub computed_tokens: u64,
@@ -46,22 +46,22 @@ impl Totals {
         }
     }
 
-    /// Requests.
+    /// The number of requests.
     pub fn requests(self) -> u64 {
         self.hit_requests + self.miss_requests
     }
 
-    /// Share of requests with cached tokens.
+    /// The share of requests with cached tokens, from 0 to 1.
     pub fn hit_rate(self) -> f64 {
         share(self.hit_requests, self.requests())
     }
 
-    /// Share of prompt tokens that were cached.
+    /// The share of prompt tokens that were cached, from 0 to 1.
     pub fn token_hit_rate(self) -> f64 {
         share(self.cached_tokens, self.prompt_tokens)
     }
 
-    /// What came since `earlier`.
+    /// The difference from an earlier reading.
     fn since(self, earlier: Self) -> Self {
         Self {
             hit_requests: self.hit_requests - earlier.hit_requests,
@@ -102,7 +102,7 @@ fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { (part as f64 / whole as f64 * 1e4).round() / 1e4 }
 }
 
-/// Writes the totals into the log.
+/// Writes the totals to the log at intervals.
 #[derive(Debug)]
 pub struct Summary {
     last: BTreeMap<String, Totals>,
@@ -110,12 +110,12 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Nothing was said before `now`.
+    /// A summary whose first interval begins at `now`.
     pub fn new(now: Instant) -> Self {
         Self { last: BTreeMap::new(), said: now }
     }
 
-    /// Says the totals of each model that has had requests since the last time.
+    /// Logs the totals of each model that has had requests since the last call.
     pub fn say(&mut self, metrics: &Metrics, models: &[&str], now: Instant) {
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.said, now));
         self.last.retain(|model, _| models.contains(&model.as_str()));

@@ -10,18 +10,19 @@ use splitrail_api::error::Kind;
 pub enum VetoReason {
     /// Capability: its role does not include the leg.
     Role,
-    /// Capability: its engine said lately that it does not have the endpoint.
+    /// Capability: its engine reported lately that it does not have the endpoint.
     LacksEndpoint,
     /// Capability: its replies on this endpoint carry no hand-off.
     NoHandOff,
-    /// Capability: it holds fewer leading blocks of the prompt than the threshold asks for, and
-    /// fewer than others.
+    /// Capability: it holds fewer leading blocks of the prompt than the threshold requires, and
+    /// fewer than other workers.
     TooFewBlocks,
-    /// Lease: by its queue it would fetch a hand-off too late, or it did in an earlier attempt.
+    /// Lease: because of its queue it would fetch a hand-off too late, or it did so in an earlier
+    /// attempt.
     Lease,
     /// Topology: it computed the prompt, and an engine does not fetch from itself.
     SameWorker,
-    /// Topology: the last worker that can decode is not asked for the prefill.
+    /// Topology: it is the last worker that can decode, so it does not get the prefill leg.
     KeptForDecode,
     /// Topology: in an earlier attempt it handed over from a host outside the fleet and
     /// `hand_off_networks`.
@@ -30,17 +31,17 @@ pub enum VetoReason {
     Failed,
     /// Health: too many failures in a row opened its circuit breaker for the leg.
     BreakerOpen,
-    /// Health: it does not answer.
+    /// Health: it does not respond to probes or requests.
     Down,
-    /// Health: an operator or its shim wants no new work on it.
+    /// Health: an operator or its shim has asked for no new work on it.
     Draining,
-    /// Health: it does much worse than the others.
+    /// Health: it fails or lags much more than the other workers of its role.
     Ejected,
     /// Health: it is no longer part of the fleet.
     Left,
-    /// Load: it has as much work as `busy` allows, and others have not.
+    /// Load: it is saturated (see `saturation`), and other workers are not.
     Busy,
-    /// Load: it starts slowly, and this request is not in its share.
+    /// Load: it is in its slow start, and this request is not in its share.
     SlowStart,
 }
 

@@ -16,15 +16,16 @@ pub struct UsageReport {
     pub leg: EngineUsage,
     /// The usage of the whole answer; differs from `leg` after a migration.
     pub whole: EngineUsage,
-    /// What clients are told where the engine reports no cached tokens.
+    /// What clients get if the engine reports no cached tokens.
     pub fallback: CachedTokensFallback,
-    /// Whether the client gets to see the usage.
+    /// Whether the client sees the usage.
     pub is_shown: bool,
 }
 
 impl DecisionHandle {
-    /// The engine has rejected the answering leg, because too little of the prompt is cached;
-    /// `usage` is what it reports with that. Returns the leg with these figures.
+    /// The engine has rejected the answering leg, because too little of the prompt is cached.
+    /// `usage` is the usage that it reported with the rejection. Returns the leg with these
+    /// figures.
     pub fn threshold_rejected(
         &self,
         usage: Option<EngineUsage>,
@@ -37,9 +38,9 @@ impl DecisionHandle {
         leg
     }
 
-    /// The client is told that too little of the prompt is cached; `known` is what is known of
-    /// that. Returns the usage for the client, who sees it if `is_shown`; `None` if the prompt's
-    /// length is not known.
+    /// The client gets the reply that too little of the prompt is cached. `known` has the facts
+    /// about the prompt. Returns the usage for the client, who sees it if `is_shown`; `None` if the
+    /// prompt's length is not known.
     pub fn threshold_reply_made(
         &self,
         known: LegFacts,
@@ -71,8 +72,8 @@ impl DecisionHandle {
         }
     }
 
-    /// The answering engine has reported its usage. Returns the cached tokens that the client is
-    /// told; `None` if it is told none.
+    /// The answering engine has reported its usage. Returns the cached tokens for the client's
+    /// usage; `None` if the usage gets none.
     pub fn usage_reported(&self, report: UsageReport) -> Option<u32> {
         let mut decision = self.lock();
         decision.ledger.decode_reported(report.leg);
@@ -95,8 +96,8 @@ impl DecisionHandle {
         decision.ledger.decode().cloned()
     }
 
-    /// An auxiliary endpoint's reply has arrived, with the usage that the engine reports of all
-    /// prompts together. Clients are told no cached tokens of them.
+    /// The reply of an auxiliary endpoint has arrived, with the usage that the engine reports for
+    /// all prompts together. It has no cached tokens.
     pub fn auxiliary_answered(&self, usage: Option<EngineUsage>) {
         let mut decision = self.lock();
         decision.outcome = Some("ok");
@@ -108,7 +109,7 @@ impl DecisionHandle {
         }
     }
 
-    /// The answer broke off: nothing comes of the answering leg, nor of what was prefilled for it.
+    /// The answer broke off: the answering leg and its prefill leg are discarded.
     pub fn answer_lost(&self, outcome: &'static str) {
         let mut decision = self.lock();
         decision.outcome = Some(outcome);
@@ -123,7 +124,7 @@ impl DecisionHandle {
         decision.ledger.discard(outcome);
     }
 
-    /// The request has ended. An outcome that the prompt has already stays.
+    /// The request has ended. If the prompt has an outcome already, the outcome stays.
     pub fn request_ended(&self, outcome: &'static str) {
         self.lock().outcome.get_or_insert(outcome);
     }

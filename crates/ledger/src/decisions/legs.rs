@@ -51,14 +51,14 @@ impl DecisionHandle {
         self.lock().ledger.decode_worked();
     }
 
-    /// The answering leg came to nothing. What was prefilled for it may serve another.
+    /// The answering leg failed. Its prefill leg may serve another attempt.
     pub fn decode_failed(&self, outcome: &'static str) {
         let mut decision = self.lock();
         decision.outcome = Some(outcome);
         decision.ledger.discard_decode(outcome);
     }
 
-    /// Nothing comes of any leg of the present attempt.
+    /// All legs of the present attempt are discarded.
     pub fn attempt_discarded(&self, reason: &'static str) {
         self.lock().ledger.discard(reason);
     }
@@ -69,7 +69,7 @@ impl DecisionHandle {
         self.lock().ledger.decode_resumed(leg);
     }
 
-    /// The leg that was to continue the answer came to nothing.
+    /// The leg that was sent to continue the answer failed.
     pub fn resume_failed(&self, reason: &'static str) {
         self.lock().ledger.discard_decode(reason);
     }

@@ -27,8 +27,9 @@ pub struct CandidateRecord {
     /// The share of these blocks, from 0 to 1, that did not count, because the worker found less
     /// than the index promised.
     pub overlap_discount: f64,
-    /// Leading blocks that the worker was assumed to hold, the confirmed ones included: a guess
-    /// from what was sent there lately. The cost is computed from this figure.
+    /// Leading blocks of the speculative index, including the confirmed blocks: the worker was
+    /// assumed to hold them because of what was sent to it lately. The cost is computed from this
+    /// figure.
     pub assumed_blocks: u32,
     /// The assumed blocks that were being computed for another prompt.
     pub underway_blocks: u32,
@@ -40,7 +41,7 @@ pub struct CandidateRecord {
     pub active_tokens: u64,
     /// The candidate's cost under the policy; lower is better.
     pub cost: f64,
-    /// What the cost is made of, in milliseconds, where the policy counts those.
+    /// The terms of the cost in milliseconds, if the policy computes milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terms: Option<Terms>,
     /// Why the candidate could not be chosen: its load or its health. `None` if it could be.
@@ -84,12 +85,12 @@ impl CandidateRecord {
     }
 }
 
-/// What a choice and the fleet say of one candidate.
+/// The figures of one candidate that come from the choice and from the fleet.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// The candidate's cost under the policy.
     pub cost: f64,
-    /// What the cost is made of, in milliseconds.
+    /// The terms of the cost in milliseconds.
     pub terms: Option<Terms>,
     /// Why the candidate could not be chosen; `None` if it could be.
     pub veto: Option<VetoReason>,

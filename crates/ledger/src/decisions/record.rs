@@ -147,7 +147,7 @@ impl From<DecisionStart> for Decision {
     }
 }
 
-/// What other crates read of a record. The fields say more.
+/// What other crates read of a record. The comments of the fields say more.
 impl Decision {
     /// The place of the prompt in its batch.
     pub fn prompt_index(&self) -> usize {
