@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_four_requests_of_the_threshold_proposal() {
-        // Tokens cached of the prompt's, in blocks of 16: 0.28, 0.337 and 0.41.
+        // The cached shares of the prompt, in blocks of 16: 0.28, 0.337 and 0.41.
         let settings = Settings::default();
         for (threshold, tokens, held, verdict) in [
             (0.0, 160, 0, Verdict::Enough(None)),

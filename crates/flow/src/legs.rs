@@ -204,7 +204,8 @@ mod tests {
         assert_eq!(led(Lead::Stored), format!("{cut}}}"));
         let params = r#"{"transfer_id":"t"}"#;
         assert_eq!(led(Lead::Pushed(params)), format!(r#"{cut},"kv_transfer_params":{params}}}"#));
-        // SGLang's prefill samples the first token: as the client asked, but whole.
+        // SGLang's prefill engine samples the first token with the client's parameters; its reply
+        // is not streamed.
         let sampling = whole.replace("\"stream\":true", "\"stream\":false");
         assert_eq!(led(Lead::Met(&members)), format!("{sampling}{meeting}"));
 

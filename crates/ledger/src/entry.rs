@@ -342,7 +342,7 @@ mod tests {
         entry.prefill_sent(leg(LegKind::Prefill, Some(1142), 0));
         entry.prefill_reported(Some(1142), Some(64));
         entry.decode_sent(leg(LegKind::Decode, Some(1142), 10));
-        // vLLM 0.22 calls all of the prompt cached on decode.
+        // vLLM 0.22 reports the whole prompt as cached on the decode leg.
         entry.decode_reported(usage(1142, Some(1142)));
         let cached = entry.cached().unwrap();
         assert_eq!(cached, Cached { tokens: 64, source: Origin::EnginePrefill });
@@ -370,7 +370,7 @@ mod tests {
     fn a_discarded_attempt_wastes_its_prompt_once() {
         let mut entry = Entry::default();
         entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
-        // Nobody knows whether the engine has done anything.
+        // It is not known whether the engine has done any work.
         entry.discard("engine_failed");
         entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
         entry.prefill_reported(Some(100), Some(32));
@@ -380,7 +380,7 @@ mod tests {
         entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
         entry.decode_worked();
         entry.discard("cancelled");
-        // Whatever ends after that, ends nothing.
+        // Later events do not change a closed entry.
         entry.discard("cancelled");
         let wasted: Vec<_> =
             entry.discarded().iter().map(Discarded::wasted_prompt_tokens).collect();
@@ -427,7 +427,8 @@ mod tests {
         entry.decode_reported(usage(107, Some(96)));
         entry.whole_answer(EngineUsage { completion_tokens: 11, ..usage(100, None) });
         assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(11)));
-        // Nobody said what the first leg had cached; the second leg's hits are another matter.
+        // The first leg's cached tokens were not reported, and the second leg's hits do not count
+        // for them.
         assert_eq!(entry.cached().unwrap(), Cached { tokens: 32, source: Origin::Estimate });
         let legs: Vec<_> = entry.legs().map(|(_, figures)| figures.unwrap()).collect();
         assert_eq!((legs[0].prompt_tokens, legs[0].tokens.local_compute), (100, 68));

@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(read(&folder.path().join("ledger.jsonl.1")), "three 3\n");
         assert_eq!(read(&folder.path().join("ledger.jsonl.2")), "two 2\n");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
-        // More than fits in any file is still whole, in one.
+        // Lines that exceed the size of a file are still written together into one file.
         file.append(b"a line of more than ten bytes\n").unwrap();
         assert_eq!(read(&path), "a line of more than ten bytes\n");
     }

@@ -212,7 +212,7 @@ mod tests {
         };
         assert_eq!(expected.by_tier(expected.cached_tokens(200)), [32, 48, 0, 16]);
         assert_eq!(expected.by_tier(40), [32, 8, 0, 0]);
-        // More than the index knows of was in the engine's own memory.
+        // Hits that are not in the index count as found in the engine's own memory.
         assert_eq!(expected.by_tier(128), [64, 48, 0, 16]);
     }
 

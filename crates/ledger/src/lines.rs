@@ -221,7 +221,7 @@ mod tests {
         let stop = CancellationToken::new();
         stop.cancel();
         book.take_writer().unwrap().run(stop).await;
-        // Nobody takes lines any more: they are lost, and counted.
+        // The writer is gone, so lines are lost and counted.
         book.write(&json!({ "request_id": "late" }));
         let text = std::fs::read_to_string(&path).unwrap();
         let ids: Vec<String> = text
@@ -244,7 +244,7 @@ mod tests {
         // These lines did not come through the queue.
         book.shared.queued_bytes.store(1000, Relaxed);
         writer.write(&[b"{}\n".to_vec()]);
-        // A folder in the way of the old file: there is no room for a new one.
+        // A directory has the name to which the full file would be renamed, so rotation fails.
         std::fs::create_dir_all(folder.path().join("l.1/full")).unwrap();
         writer.write(&[b"{\"lost\":1}\n".to_vec(), b"{\"lost\":2}\n".to_vec()]);
         assert_eq!(metrics.ledger_records.with_label_values(&["write_failed"]).get(), 2);

@@ -59,7 +59,7 @@ mod tests {
         super::is_short(&Payload::Json(body.into()), tokenizing)
     }
 
-    /// A body of a part that is repeated up to so many kilobytes.
+    /// A body that repeats a part up to about `kilobytes` kilobytes.
     fn body(part: &str, kilobytes: usize) -> String {
         let parts = vec![part; (kilobytes << 10) / (part.len() + 1)];
         format!(r#"{{"model": "m", "messages": [{}]}}"#, parts.join(","))
@@ -79,7 +79,7 @@ mod tests {
         }
         let short = [None, Fast, Slow].map(|tokenizing| is_short(body(&prose, 64), tokenizing));
         assert_eq!(short, [true, true, false]);
-        // Each message costs a template its time, and nothing else.
+        // Each message takes time in the template, but none without a template.
         let message = r#"{"role": "user", "content": "yes or no"}"#;
         let short = [None, Fast, Slow].map(|tokenizing| is_short(body(message, 64), tokenizing));
         assert_eq!(short, [true, false, false]);
@@ -88,7 +88,8 @@ mod tests {
     #[test]
     fn nothing_dense_hides_between_words() {
         let words = "some plain words ";
-        // Where a body was sampled: its first bytes of each kilobyte, or of each four.
+        // An implementation that samples the body would read only the first bytes of each kilobyte,
+        // or of every four kilobytes.
         for (apart, sample) in [(1024, 160), (4096, 160)] {
             for part in ["[],", "1,", "{},", r#""\n","#] {
                 let mut body = String::from(r#"{"model":"m","messages":["#);
@@ -104,7 +105,7 @@ mod tests {
                     assert!(!is_short(body.clone(), tokenizing), "{part} {apart} {tokenizing:?}");
                 }
             }
-            // One long word, too.
+            // A long word is found as well.
             let stretch = words.repeat(20) + &"x".repeat(apart - 340);
             let text = format!(r#"{{"prompt":"{}"}}"#, stretch.repeat((64 << 10) / apart));
             assert!(!is_short(text, Tokenizing::Fast), "{apart}");

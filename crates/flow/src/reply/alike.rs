@@ -88,7 +88,8 @@ mod tests {
     fn what_differs_in_anything_else_teaches_nothing() {
         for events in [
             [r#"{"choices":[1]}"#, r#"{"choices":[2]}"#],
-            // As keys, they would cover usage and errors.
+            // If keys were accepted as the differing text, events with usage and errors would be
+            // covered.
             [r#"{"some":{}}"#, r#"{"other":{}}"#],
             [r#"{"some" : {}}"#, r#"{"other" : {}}"#],
             [r#"{"a":null}"#, r#"{"a":"x"}"#],
@@ -112,7 +113,7 @@ mod tests {
         assert!(alike.event.len() < MAX_BYTES);
     }
 
-    /// JSON or nearly.
+    /// Events that are valid JSON or nearly valid JSON.
     fn event() -> impl Strategy<Value = String> {
         let key = "choices|error|usage|a";
         let value = prop_oneof![

@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn an_endless_event_is_refused() {
         let mut splitter = Splitter::new(100);
-        // An event of the bound, and the blank line after it.
+        // An event of exactly the maximum length, and the blank line after it.
         splitter.push(&[b'x'; 103]);
         assert_eq!(splitter.next_piece(), Err(Uncut::TooLong));
     }

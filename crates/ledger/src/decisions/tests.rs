@@ -1,4 +1,4 @@
-//! Tests of decision records: their form in JSON, and what events make of them.
+//! Tests of decision records: their JSON form, and the effects of events.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -154,7 +154,8 @@ fn a_flow_that_begins_discards_workers_candidates_and_outcome_of_the_former() {
         assert_eq!((decision.local_reason(), decision.outcome), (None, None));
         assert!(decision.candidates().is_empty() && decision.vetoed.is_empty());
         assert!(decision.draws.is_empty() && decision.shadow.is_empty());
-        // How decode first went, and the number of attempts, are about the whole prompt.
+        // The result of the decode-first attempt and the number of attempts are about the whole
+        // prompt.
         assert_eq!((decision.decode_try(), decision.attempts()), (Some("rejected"), 2));
     });
 }
@@ -249,7 +250,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What a record must say after some events.
+/// The expected content of a record after some events.
 #[derive(Debug, Default)]
 struct Model {
     attempts: u32,
@@ -259,7 +260,7 @@ struct Model {
 }
 
 impl Model {
-    /// The `n`th event happens; no two workers have the same name.
+    /// Applies the `n`th event; no two workers have the same name.
     fn take(&mut self, event: Event, n: usize, decision: &DecisionHandle) {
         let worker = format!("w{n}");
         let fallback = CachedTokensFallback::Estimate;
