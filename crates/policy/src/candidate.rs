@@ -5,57 +5,60 @@ use splitrail_kv::Tier;
 use crate::coefficients::Coefficients;
 use crate::index::WorkerIndex;
 
-/// What is known of one worker at the instant of a decision.
+/// The state of one worker, or of one of its ranks, at the time of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// The worker's number in the roster of its model.
     pub worker: WorkerIndex,
-    /// The data-parallel rank that the request would be pinned to: each is a candidate of its
-    /// own, with its own cache and queue. `None` where the worker has one, or chooses itself.
+    /// The data-parallel rank to which the request would be pinned. Each rank is a candidate of its
+    /// own, with its own cache and queue. `None` if the worker has one rank or chooses the rank
+    /// itself.
     pub rank: Option<u16>,
-    /// Whether its last probe or request found it alive, and its breaker lets it be asked.
+    /// Whether the last probe or request succeeded and the circuit breaker allows requests.
     pub up: bool,
-    /// Whether it has as much as it should, so that others are asked first.
+    /// Whether the worker is saturated, so that other workers are preferred.
     pub busy: bool,
-    /// How much of its share of new work it gets, above 0 and up to 1: less than 1 while it
-    /// starts slowly.
+    /// The part of its normal share of requests that the worker gets, above 0 and up to 1; less
+    /// than 1 during slow start.
     pub share: f64,
-    /// Requests that it works on: the router's own bookings and what its shim says that
-    /// others sent, or the engine's count of running and waiting ones if that is more.
+    /// Requests that the worker works on: the router's own bookings plus the requests of others
+    /// that its shim reports, or the engine's count of running and waiting requests if that is
+    /// larger.
     pub requests: u32,
-    /// Prompt tokens that it still has to compute, by the same words.
+    /// Prompt tokens that the worker still has to compute, from the same sources.
     pub prefill_tokens: u64,
-    /// Tokens of prompts whose requests it holds, by the same words.
+    /// Prompt tokens of all requests on the worker, from the same sources.
     pub active_tokens: u64,
-    /// Leading blocks of this prompt that it holds, confirmed by its events.
+    /// Leading blocks of this prompt that the worker holds, confirmed by its events.
     pub overlap_blocks: u32,
     /// The same blocks by the fastest tier that has them (`Tier as usize`).
     pub overlap_by_tier: [u32; Tier::COUNT],
-    /// The share of the overlap that does not count, from 0 to 1, since the worker was seen to
-    /// find less than the index promised.
+    /// The share of the overlap, from 0 to 1, that does not count because the worker has found
+    /// fewer blocks than the index said (drift).
     pub overlap_discount: f64,
-    /// Leading blocks that it is assumed to hold, the believed ones at least: what was sent
-    /// there lately counts as well. It steers, and proves nothing.
+    /// Leading blocks of the speculative index: at least the blocks that count as confirmed, plus
+    /// blocks of prompts that were lately sent to the worker. They influence the choice and prove
+    /// nothing.
     pub assumed_blocks: u32,
-    /// Those of them that were sent moments ago and are not confirmed: another prompt has
-    /// them computed, and so they are in the worker's queue.
+    /// The part of these blocks that was sent very recently and is not confirmed: another prompt
+    /// computes them, so they are in the worker's queue.
     pub underway_blocks: u32,
-    /// Leading blocks of prompts that were routed to it of late, by whoever remembers that
-    /// and no more: an index of guesses.
+    /// Leading blocks according to an index that only remembers which prompts were routed to the
+    /// worker lately. Only published policies use it.
     pub recent_blocks: u32,
-    /// Requests among `requests` that it has not begun.
+    /// Requests among `requests` that the worker has not begun.
     pub waiting: u32,
-    /// Predicted time until it could begin one more request: what is left of the work under
-    /// way, and the estimates of what waits.
+    /// The predicted time until the worker could begin one more request: the rest of the present
+    /// work and the estimates for waiting requests.
     pub wait_ns: u64,
-    /// The share of the last minute, from 0 to 1, in which it computed prompts: what
-    /// [`BusyShare`](crate::learn::BusyShare) says.
+    /// The share of the last minute, from 0 to 1, in which the worker computed prompts; see
+    /// [`BusyShare`](crate::learn::BusyShare).
     pub busy_share: f64,
-    /// What its work costs.
+    /// The coefficients of the worker's cost model.
     pub coefficients: Coefficients,
 }
 
-/// A worker in full service that is not up and has nothing.
+/// A worker that is not up, with its full share, no load and no blocks.
 impl Default for Candidate {
     fn default() -> Self {
         Self {
@@ -82,27 +85,27 @@ impl Default for Candidate {
 }
 
 impl Candidate {
-    /// Leading blocks of its overlap that count.
+    /// The leading blocks of the overlap that count.
     pub fn believed_blocks(&self) -> u32 {
         let share = (1.0 - self.overlap_discount).clamp(0.0, 1.0);
         (f64::from(self.overlap_blocks) * share) as u32
     }
 
-    /// Leading blocks of a prompt that it will not compute: those that it is believed to hold,
-    /// and those that requests before this one leave there.
+    /// Leading blocks of a prompt that the worker will not compute: blocks that count as confirmed,
+    /// and blocks that earlier requests leave there.
     pub fn held_blocks(&self) -> u32 {
         self.believed_blocks().max(self.assumed_blocks)
     }
 }
 
-/// Which part of a request is placed.
+/// The part of a request that is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leg {
-    /// Only the prompt is computed.
+    /// The prompt is computed for another worker.
     Prefill,
-    /// Only generation; the prompt's KV is handed over.
+    /// The answer is generated; the prompt's KV is handed over.
     Decode,
-    /// Both.
+    /// One worker computes the prompt and generates the answer.
     Aggregated,
 }
 
@@ -117,28 +120,29 @@ impl Leg {
     }
 }
 
-/// What is asked.
+/// The properties of the leg that is to be placed.
 #[derive(Clone, Copy, Debug)]
 pub struct Query {
-    /// The part to place.
+    /// The leg to place.
     pub leg: Leg,
-    /// The prompt's length, or what it weighs where its tokens are not known.
+    /// The length of the prompt, or an estimate if its tokens are not known.
     pub prompt_tokens: u64,
     /// Full blocks of the prompt; 0 if its tokens are not known.
     pub prompt_blocks: u32,
-    /// Names of its first two blocks, as far as there are any; `prompt_blocks` says how many.
+    /// The hashes of the first two blocks, as far as they exist; `prompt_blocks` says how many
+    /// there are.
     pub first_blocks: [u64; 2],
     /// Tokens per block.
     pub block_size: u32,
-    /// How many picks came before, for `round_robin`.
+    /// The number of earlier choices, for `round_robin`.
     pub turn: u64,
-    /// Even random bits, for draws and ties.
+    /// Uniformly distributed random bits, for draws and ties.
     pub draw: u64,
 }
 
 impl Query {
-    /// Tokens of the prompt in so many leading blocks. The last token is always computed: an
-    /// engine needs its output.
+    /// The number of tokens that `blocks` leading blocks save. The last token is always computed,
+    /// because an engine needs its output.
     pub fn cached_tokens(&self, blocks: u32) -> u64 {
         let tokens = u64::from(blocks) * u64::from(self.block_size);
         tokens.min(self.prompt_tokens.saturating_sub(1))

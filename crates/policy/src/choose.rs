@@ -11,25 +11,25 @@ use crate::mix::mix;
 use crate::policy::Policy;
 use crate::predicted::{Load, Terms, terms};
 
-/// A choice with its reasons. It can be decided again and again, to use its memory again.
+/// A choice with its reasons. It can be decided repeatedly to reuse its memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
     /// The chosen candidate.
     pub index: CandidateIndex,
     /// Every candidate's cost under the policy, in the order given; lower is better.
     pub costs: Vec<f64>,
-    /// What the costs are made of, in the same order, where the policy counts milliseconds.
+    /// The terms of the costs in the same order, if the policy computes milliseconds.
     pub terms: Vec<Terms>,
-    /// Why a candidate could not be chosen, in the same order; `None` where it could.
+    /// Why a candidate could not be chosen, in the same order; `None` if it could be chosen.
     pub vetoes: Vec<Option<Veto>>,
     /// The cheapest of the other candidates that could be chosen.
     pub runner_up: Option<CandidateIndex>,
-    /// How much more the runner-up costs than the chosen one; below 0 where the policy did
-    /// not take the cheapest.
+    /// The cost of the runner-up minus the cost of the chosen candidate. Negative if the policy did
+    /// not choose the cheapest.
     pub margin: f64,
-    /// What the policy counted for each millisecond of extra work; 0 where it does not.
+    /// The price of each millisecond of extra work; 0 if the policy has no such price.
     pub extra_work_price: f64,
-    /// The most overlap that any candidate that could be chosen had.
+    /// The largest overlap among the candidates that could be chosen.
     pub best_overlap_blocks: u32,
     eligible: Vec<CandidateIndex>,
     load: Load,
@@ -39,26 +39,27 @@ pub struct Choice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Veto {
-    /// It is not up, and others are.
+    /// The worker is not up, and other workers are.
     Down,
-    /// It has as much as it should, and others have not.
+    /// The worker is saturated, and other workers are not.
     Busy,
-    /// It starts slowly, and this request is not in its share.
+    /// The worker is in its slow start, and this request is not in its share.
     SlowStart,
 }
 
-/// Picks one of the candidates; `None` if there are none.
+/// Chooses one of the candidates; `None` if there are none.
 ///
-/// Workers that are down are considered only where all are: a real attempt then
-/// gives the client the real error.
+/// Workers that are down are considered only if all workers are down: a real attempt then gives the
+/// client the real error.
 pub fn pick(policy: &Policy, candidates: &[Candidate], query: Query) -> Option<Choice> {
     let mut choice = Choice::default();
     choice.decide(policy, candidates, &query, 0).then_some(choice)
 }
 
 impl Choice {
-    /// Picks one of the candidates, like [`pick`], where so many requests wait for any worker
-    /// beside those that wait on the workers; false if there are no candidates.
+    /// Chooses one of the candidates, like [`pick`]. `waiting_here` is the number of requests that
+    /// wait for any worker, besides those that wait on the workers. False if there are no
+    /// candidates.
     pub fn decide(
         &mut self,
         policy: &Policy,
@@ -91,14 +92,14 @@ impl Choice {
         true
     }
 
-    /// Finds out who can be chosen.
+    /// Determines which candidates can be chosen.
     fn sift(&mut self, candidates: &[Candidate], draw: u64) {
         self.vetoes.clear();
         self.eligible.clear();
         self.load = Load::default();
         self.best_overlap_blocks = 0;
         let (mut least, mut largest) = (f64::INFINITY, 0.0f64);
-        // Where all have as much as they should, somebody has to take more.
+        // If all candidates are saturated, saturation is ignored.
         let all_busy = candidates.iter().all(|candidate| candidate.busy || !candidate.up);
         for (i, candidate) in CandidateIndex::all(candidates.len()).zip(candidates) {
             let spared = candidate.busy && !all_busy;
@@ -107,7 +108,7 @@ impl Choice {
                 least = least.min(candidate.share);
                 largest = largest.max(candidate.share);
                 self.load.add(candidate);
-                // Who has any is not left out below.
+                // Candidates with an overlap are not excluded by their slow start below.
                 self.best_overlap_blocks = self.best_overlap_blocks.max(candidate.overlap_blocks);
             }
             self.vetoes.push(match (candidate.up, spared) {
@@ -129,7 +130,7 @@ impl Choice {
         }
     }
 
-    /// What each candidate costs.
+    /// Computes the cost of each candidate.
     fn reckon(
         &mut self,
         policy: &Policy,
@@ -140,7 +141,7 @@ impl Choice {
         self.costs.clear();
         self.terms.clear();
         self.extra_work_price = 0.0;
-        // They place prefills, and say nothing of who decodes.
+        // Published policies define only the placement of prefills.
         if let Some(published) = policy.published().filter(|_| query.leg != Leg::Decode) {
             let chosen = published.choose(candidates, *query);
             self.costs.extend(chosen.into_iter().flat_map(|chosen| chosen.costs));
@@ -157,14 +158,15 @@ impl Choice {
         let works = self.eligible.iter().map(|i| self.terms[*i].extra_work_ms);
         let least = works.fold(f64::INFINITY, f64::min);
         for term in &mut self.terms {
-            // Who cannot be chosen may hold the most.
+            // A candidate that cannot be chosen may hold most and so have less work than the
+            // minimum.
             term.extra_work_ms = price * (term.extra_work_ms - least).max(0.0);
             self.costs.push(term.total_ms());
         }
     }
 }
 
-/// Two different ones, if there are two.
+/// Two different candidates, if there are two.
 fn two_of(eligible: &[CandidateIndex], draw: u64) -> Vec<CandidateIndex> {
     let count = eligible.len() as u64;
     let first = draw % count;
@@ -174,8 +176,8 @@ fn two_of(eligible: &[CandidateIndex], draw: u64) -> Vec<CandidateIndex> {
     two
 }
 
-/// Leaves those out whose share is less than the largest, in as many of all draws as it is
-/// less. Who holds some of the prompt is not cold, and stays.
+/// Excludes candidates whose share is less than the largest share, with a probability that
+/// corresponds to the difference. Candidates that hold some of the prompt are not excluded.
 fn spare_the_slow(
     eligible: &mut Vec<CandidateIndex>,
     candidates: &[Candidate],
@@ -188,14 +190,14 @@ fn spare_the_slow(
     });
 }
 
-/// An even fraction in [0, 1) for each draw and worker.
+/// A uniformly distributed fraction in [0, 1) for each draw and worker.
 fn even(draw: u64, worker: WorkerIndex) -> f64 {
     let bits = mix(draw ^ (u64::from(worker.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Keeps the live candidates that hold at least so many blocks; where none does, those
-/// that hold most.
+/// Keeps the candidates that are up and hold at least `blocks` blocks. If none holds as many, those
+/// that hold most are kept.
 pub fn holders(candidates: &mut Vec<Candidate>, blocks: u32) {
     let up = |candidate: &&Candidate| candidate.up;
     let most = candidates.iter().filter(up).map(Candidate::believed_blocks).max();
@@ -215,8 +217,8 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
     match policy {
         Policy::KvOverlap { overlap_weight, load_weight, .. } => {
             let missing = query.prompt_blocks.saturating_sub(candidate.held_blocks());
-            // The part of the queue that is this very prompt's is computed once for all: to
-            // wait for it is no dearer than to compute it elsewhere, and wastes nothing.
+            // Blocks that another request with the same prefix is about to compute are computed
+            // only once. Waiting for them costs no more than computing them elsewhere.
             let shared = u64::from(candidate.underway_blocks) * u64::from(query.block_size);
             let queued_tokens = queued_tokens(candidate.prefill_tokens.saturating_sub(shared));
             overlap_weight * f64::from(missing)
@@ -231,7 +233,8 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
     }
 }
 
-/// The lowest cost; on a tie the fewest requests; on a tie of both, drawn.
+/// The candidate with the lowest cost. Ties are decided by the fewest requests, and further ties by
+/// the draw.
 fn cheapest(
     eligible: &[CandidateIndex],
     candidates: &[Candidate],
@@ -258,7 +261,7 @@ fn cheapest(
     equals.nth((draw % tied) as usize).unwrap_or(best)
 }
 
-/// The lowest cost of the others.
+/// The cheapest of the other candidates.
 fn cheapest_but(
     eligible: &[CandidateIndex],
     costs: &[f64],
@@ -268,7 +271,7 @@ fn cheapest_but(
     others.reduce(|best, i| if costs[i] < costs[best] { i } else { best })
 }
 
-/// Draws with probability in proportion to `exp(-cost / temperature)`.
+/// Draws a candidate with a probability proportional to `exp(-cost / temperature)`.
 fn softmax(
     eligible: &[CandidateIndex],
     costs: &[f64],
@@ -278,7 +281,7 @@ fn softmax(
     let least = eligible.iter().map(|i| costs[*i]).fold(f64::INFINITY, f64::min);
     let weight = |i: CandidateIndex| (-(costs[i] - least) / temperature).exp();
     let total: f64 = eligible.iter().map(|i| weight(*i)).sum();
-    // The upper 53 bits make an even fraction in [0, 1).
+    // The upper 53 bits make a uniformly distributed fraction in [0, 1).
     let mut left = (draw >> 11) as f64 / (1u64 << 53) as f64 * total;
     for i in eligible {
         left -= weight(*i);

@@ -1,4 +1,4 @@
-//! The coefficients of a worker's costs, and the costs that follow from them.
+//! The coefficients of a worker's cost model, and the costs computed from them.
 
 /// Coefficients of one worker. Times are in seconds: the model is
 ///
@@ -8,31 +8,31 @@
 /// step(requests, context tokens) = base + per_request x requests + per_context_token x tokens
 /// ```
 ///
-/// The quadratic term is attention's: every new token looks at all before it.
+/// The quadratic term comes from attention: every new token attends to all tokens before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coefficients {
-    /// Of a prefill, however small.
+    /// The fixed time of a prefill.
     pub prefill_base_seconds: f64,
-    /// Of each token that is computed.
+    /// The time per computed token.
     pub prefill_seconds_per_token: f64,
-    /// Of each token that is computed, for each token before it.
+    /// The time per computed token and token before it.
     pub prefill_seconds_per_token_pair: f64,
-    /// Of a hand-off, however small.
+    /// The fixed time of a hand-off.
     pub hand_off_base_seconds: f64,
-    /// KV of one token, in bytes.
+    /// The size of one token's KV in bytes.
     pub kv_bytes_per_token: f64,
-    /// Of the network between the two workers.
+    /// The bandwidth of the network between the two workers.
     pub bandwidth_bytes_per_second: f64,
-    /// Of a decode step, however small.
+    /// The fixed time of a decode step.
     pub step_base_seconds: f64,
-    /// Of each request in a decode step.
+    /// The time per request in a decode step.
     pub step_seconds_per_request: f64,
-    /// Of each token of context in a decode step.
+    /// The time per token of context in a decode step.
     pub step_seconds_per_context_token: f64,
 }
 
-/// A model of 70 billion parameters on a node of eight accelerators; what is not known of a
-/// worker begins here.
+/// A model of 70 billion parameters on a node of eight accelerators. Coefficients that are not
+/// configured or learned have these values.
 impl Default for Coefficients {
     fn default() -> Self {
         Self {
@@ -50,12 +50,13 @@ impl Default for Coefficients {
 }
 
 impl Coefficients {
-    /// The prefill of a fleet's usual worker: so fast that as many of it compute as much.
-    /// All else is the first one's.
+    /// The usual worker of a fleet: its prefill coefficients are chosen so that as many such
+    /// workers have the same total speed (the harmonic mean). All other coefficients are those of
+    /// the first worker.
     pub fn usual<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
         let mut all = all.peekable();
         let Some(first) = all.peek().map(|first| **first) else { return Self::default() };
-        // Most often all are alike, and need no division.
+        // Usually all workers are equal, and no division is needed.
         let (mut alike, mut others, mut speeds) = (0.0, 0.0, [0.0; 3]);
         for one in all {
             if one.prefill() == first.prefill() {
@@ -79,7 +80,7 @@ impl Coefficients {
         }
     }
 
-    /// What prefills cost: per prefill, per token, per pair of tokens.
+    /// The prefill coefficients: per prefill, per token, per pair of tokens.
     pub(crate) fn prefill(&self) -> [f64; 3] {
         [
             self.prefill_base_seconds,
@@ -95,7 +96,7 @@ impl Coefficients {
             + self.prefill_seconds_per_token_pair * new * (context + new / 2.0)
     }
 
-    /// Seconds to prefill a prompt of which `cached_tokens` are there.
+    /// Seconds to prefill a prompt of which `cached_tokens` are cached.
     pub fn prefill_seconds(&self, prompt_tokens: u64, cached_tokens: u64) -> f64 {
         let new_tokens = prompt_tokens.saturating_sub(cached_tokens);
         self.prefill_base_seconds + self.span_seconds(new_tokens, cached_tokens)
@@ -106,7 +107,7 @@ impl Coefficients {
         nanoseconds(self.prefill_seconds(prompt_tokens, cached_tokens))
     }
 
-    /// Seconds to hand over the KV of so many tokens.
+    /// Seconds to hand over the KV of `tokens` tokens.
     pub fn hand_off_seconds(&self, tokens: u64) -> f64 {
         let transfer = tokens as f64 * self.kv_bytes_per_token / self.bandwidth_bytes_per_second;
         self.hand_off_base_seconds + transfer
@@ -117,7 +118,8 @@ impl Coefficients {
         nanoseconds(self.hand_off_seconds(tokens))
     }
 
-    /// Seconds of a decode step of so many requests with so many tokens of context in all.
+    /// Seconds of a decode step of `requests` requests that have `context_tokens` tokens of context
+    /// in total; 0 without requests.
     pub fn step_seconds(&self, requests: u64, context_tokens: u64) -> f64 {
         if requests == 0 {
             return 0.0;
@@ -133,7 +135,8 @@ impl Coefficients {
     }
 }
 
-/// Seconds as whole nanoseconds, half away from zero; nothing below 0.
+/// Seconds in nanoseconds, rounded to the nearest integer (half away from zero); 0 for negative
+/// values.
 pub fn nanoseconds(seconds: f64) -> u64 {
     (seconds * 1e9).round() as u64
 }

@@ -4,32 +4,32 @@ use std::ops::{Index, IndexMut};
 
 use serde::Serialize;
 
-/// The number of a worker in the roster of its model. Numbers ascend in the order in which workers
-/// join, and no number is given twice: it is no place in a list once a worker has left.
+/// The number of a worker in the roster of its model. Numbers are assigned in the order in which
+/// workers join and are never reused, so a number is not a list position once a worker has left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct WorkerIndex(pub u32);
 
 impl WorkerIndex {
-    /// The number of the worker at this place of a list that no worker has left.
+    /// The number of the worker at this position of a list from which no worker was removed.
     pub fn at(place: usize) -> Self {
         Self(place as u32)
     }
 
-    /// The place of the worker in a list that no worker has left.
+    /// The position of the worker in a list from which no worker was removed.
     pub fn place(self) -> usize {
         self.0 as usize
     }
 }
 
-/// The place of a candidate in the list that a policy is given. It indexes this list, and every
-/// list that has an item for each of the candidates in the same order.
+/// The position of a candidate in the list that a policy gets. It indexes this list and every list
+/// with one item per candidate in the same order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct CandidateIndex(pub usize);
 
 impl CandidateIndex {
-    /// All places of a list of so many candidates.
+    /// All positions of a list of `count` candidates.
     pub fn all(count: usize) -> impl ExactSizeIterator<Item = Self> + Clone {
         (0..count).map(Self)
     }

@@ -15,17 +15,17 @@ use crate::coefficients::Coefficients;
 pub use busy::BusyShare;
 pub use fit::Fit;
 
-/// A worker that was not observed for so long is believed a little less each second.
+/// If the last observation is older than this, the learned coefficients are gradually trusted less.
 const TRUSTED_SECONDS: f64 = 60.0;
-/// After each further such time, half as far from its prior.
+/// After each further period of this length, half of the difference from the prior is left.
 const HALF_LIFE_SECONDS: f64 = 300.0;
 
 /// Learns the coefficients of one worker.
 ///
-/// **Exploration.** A worker that was found slow gets little to do, and so would never be
-/// found quick again. Nothing is drawn for that: while nobody observes it, its coefficients
-/// return to the prior by half in each five minutes after the first, until it is chosen again
-/// and tells how it is now.
+/// **Exploration.** A worker that was found slow gets little work, and so could never be found fast
+/// again. No request is sent at random for that. Instead, while the worker is not observed, its
+/// coefficients return to the prior: after the first minute the difference is halved every five
+/// minutes, until the worker is chosen again and observed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Learner {
     prior: Coefficients,
@@ -35,17 +35,17 @@ pub struct Learner {
     observed_ns: u64,
 }
 
-/// What an estimate rests on.
+/// The observations behind an estimate, and its quality.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Evidence {
-    /// Observations taken in.
+    /// The number of observations.
     pub observations: u64,
-    /// The usual relative error of a prediction, of late: 0.1 is ten percent. 1 at the start.
+    /// The usual relative error of recent predictions: 0.1 is ten percent. 1 at the start.
     pub error: f64,
 }
 
 impl Learner {
-    /// Begins with what was configured.
+    /// A learner with the configured coefficients as prior.
     pub fn new(prior: Coefficients) -> Self {
         Self {
             prior,
@@ -56,8 +56,8 @@ impl Learner {
         }
     }
 
-    /// A prefill of so many new tokens after `context_tokens` took so long, its wait in a
-    /// queue excluded.
+    /// Learns from a prefill of `new_tokens` after `context_tokens` that took `seconds`, without
+    /// its wait in a queue.
     pub fn prefill(&mut self, now_ns: u64, new_tokens: u64, context_tokens: u64, seconds: f64) {
         let (new, context) = (new_tokens as f64, context_tokens as f64);
         let parts = [
@@ -70,7 +70,7 @@ impl Learner {
         }
     }
 
-    /// A hand-off of the KV of so many tokens took so long.
+    /// Learns from a hand-off of the KV of `tokens` tokens that took `seconds`.
     pub fn hand_off(&mut self, tokens: u64, seconds: f64) {
         let bytes = tokens as f64 * self.prior.kv_bytes_per_token;
         let parts =
@@ -78,7 +78,8 @@ impl Learner {
         self.hand_off.observe(parts, seconds);
     }
 
-    /// A step of generation of so many requests with so much context in all took so long.
+    /// Learns from a decode step of `requests` requests that have `context_tokens` tokens of
+    /// context in total and that took `seconds`.
     pub fn step(&mut self, requests: u64, context_tokens: u64, seconds: f64) {
         let parts = [
             self.prior.step_base_seconds,
@@ -88,7 +89,7 @@ impl Learner {
         self.step.observe(parts, seconds);
     }
 
-    /// What its work is believed to cost now.
+    /// The learned coefficients at the time `now_ns`.
     pub fn coefficients(&self, now_ns: u64) -> Coefficients {
         let idle_seconds = now_ns.saturating_sub(self.observed_ns) as f64 / 1e9;
         let half_lives = (idle_seconds - TRUSTED_SECONDS).max(0.0) / HALF_LIFE_SECONDS;
@@ -110,17 +111,17 @@ impl Learner {
         }
     }
 
-    /// What the cost of prefills rests on.
+    /// The quality of the estimate for prefills.
     pub fn prefill_evidence(&self) -> Evidence {
         self.prefill.evidence()
     }
 
-    /// What the cost of hand-offs rests on.
+    /// The quality of the estimate for hand-offs.
     pub fn hand_off_evidence(&self) -> Evidence {
         self.hand_off.evidence()
     }
 
-    /// What the cost of steps rests on.
+    /// The quality of the estimate for decode steps.
     pub fn step_evidence(&self) -> Evidence {
         self.step.evidence()
     }

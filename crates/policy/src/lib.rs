@@ -1,8 +1,8 @@
-//! Placement: pure functions of a snapshot that choose where a request goes.
+//! Placement: pure functions that choose a worker for a request from a snapshot of the candidates.
 //!
-//! There is no clock, no I/O and no randomness inside: turns, random draws and times are arguments, so that a
-//! recorded decision can be repeated, and the router and a simulated cluster decide by the
-//! same code.
+//! The functions use no clock, no I/O and no randomness: turns, random draws and times are
+//! arguments. Therefore a recorded decision can be repeated, and the router and a simulated cluster
+//! decide with the same code.
 
 mod candidate;
 mod choose;

@@ -1,8 +1,9 @@
-//! Where cache hits were lost.
+//! Determines why cache hits were lost.
 //!
-//! The best that a stream of requests allows is one cache without bounds, shared by all
-//! workers: each block that came before is a hit. What is missing from that has one of five
-//! reasons, found by asking at each step how far the prompt's leading blocks still reach:
+//! The best possible result for a stream of requests is one cache without bounds that all workers
+//! share: each block that came before is a hit. Each hit that is missing from that has one of five
+//! reasons. They are found by determining, step by step, how many leading blocks of the prompt
+//! remain:
 //!
 //! ```text
 //! came before in the stream            the best possible
@@ -13,68 +14,69 @@
 //!                                      router and engine do not name blocks alike
 //! ```
 //!
-//! Each step can only be shorter than the one before, so the five add up to all that is
-//! missing, exactly. Where an engine found more than it was believed to hold, the steps
-//! before it are taken to have reached as far.
+//! Each step has at most as many blocks as the one before it, so the five reasons add up to exactly
+//! the number of missing hits. If an engine found more blocks than it was believed to hold, the
+//! earlier steps are raised to that number.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 
-/// How far a prompt's leading blocks reach. Blocks are full ones.
+/// The number of leading full blocks of a prompt at each step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// Of the whole prompt.
+    /// All full blocks of the prompt.
     pub prompt_blocks: u32,
-    /// Those that came before in the stream.
+    /// Leading blocks that came before in the stream.
     pub seen_blocks: u32,
-    /// Those that some worker had computed when the request came.
+    /// Leading blocks that some worker had computed when the request came.
     pub computed_blocks: u32,
-    /// The most that any worker held.
+    /// The largest number of leading blocks that any worker held.
     pub held_blocks: u32,
-    /// What the worker that was chosen was believed to hold.
+    /// Leading blocks that the chosen worker held according to the index.
     pub chosen_blocks: u32,
-    /// What its engine found.
+    /// Leading blocks that the engine found in its cache.
     pub hit_blocks: u32,
-    /// Whether the worker was known not to name blocks as the router does.
+    /// Whether the worker was known to compute other block hashes than the router.
     pub parity_broken: bool,
 }
 
 /// Sums over requests, in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Loss {
-    /// How many requests.
+    /// The number of requests.
     pub requests: u64,
-    /// All that their prompts had.
+    /// All full blocks of their prompts.
     pub prompt_blocks: u64,
     /// The best possible hits.
     pub best_blocks: u64,
-    /// The hits there were.
+    /// The actual hits.
     pub hit_blocks: u64,
-    /// Not hit, since nobody had computed them yet.
+    /// Blocks that were missed because no worker had computed them yet.
     pub cold_blocks: u64,
-    /// Not hit, since nobody held them any more.
+    /// Blocks that were missed because no worker held them any more.
     pub evicted_blocks: u64,
-    /// Not hit, since another worker was chosen than one that held them.
+    /// Blocks that were missed because a worker that did not hold them was chosen.
     pub diverted_blocks: u64,
-    /// Not hit, since the worker did not hold what the index said.
+    /// Blocks that were missed because the worker did not hold what the index said.
     pub stale_blocks: u64,
-    /// The same on a worker that does not name blocks as the router does.
+    /// The same on a worker that computes other block hashes than the router.
     pub parity_blocks: u64,
 }
 
-/// Parts of what is missing. They add up to 1 unless nothing is missing.
+/// The shares of the five reasons in the missing hits, from 0 to 1. They add up to 1, or are all 0
+/// if no hit is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LossShares {
-    /// Of [`Loss::cold_blocks`].
+    /// The share of [`Loss::cold_blocks`].
     pub cold: f64,
-    /// Of [`Loss::evicted_blocks`].
+    /// The share of [`Loss::evicted_blocks`].
     pub evicted: f64,
-    /// Of [`Loss::diverted_blocks`].
+    /// The share of [`Loss::diverted_blocks`].
     pub diverted: f64,
-    /// Of [`Loss::stale_blocks`].
+    /// The share of [`Loss::stale_blocks`].
     pub stale: f64,
-    /// Of [`Loss::parity_blocks`].
+    /// The share of [`Loss::parity_blocks`].
     pub parity: f64,
 }
 
@@ -115,17 +117,17 @@ impl Loss {
         self.parity_blocks += other.parity_blocks;
     }
 
-    /// All that is missing from the best possible hits.
+    /// The number of hits that are missing from the best possible hits.
     pub fn lost_blocks(&self) -> u64 {
         self.best_blocks - self.hit_blocks
     }
 
-    /// The part of the best possible hits that there was; 1 where none was possible.
+    /// The share of the best possible hits that was achieved, from 0 to 1; 1 if none was possible.
     pub fn share_of_best(&self) -> f64 {
         if self.best_blocks == 0 { 1.0 } else { self.hit_blocks as f64 / self.best_blocks as f64 }
     }
 
-    /// The five parts.
+    /// The shares of the five reasons.
     pub fn shares(&self) -> LossShares {
         let lost = self.lost_blocks();
         if lost == 0 {
@@ -145,7 +147,7 @@ impl Loss {
 /// Buckets of a [`LossWindow`].
 const BUCKETS: usize = 60;
 
-/// Sums over a window of time, which moves on by a sixtieth of itself.
+/// Sums over a sliding window of time, which advances in steps of a sixtieth of its length.
 #[derive(Clone, Debug)]
 pub struct LossWindow {
     buckets: [Loss; BUCKETS],
@@ -154,19 +156,19 @@ pub struct LossWindow {
 }
 
 impl LossWindow {
-    /// A window of so many nanoseconds.
+    /// A window of `window_ns` nanoseconds.
     pub fn new(window_ns: u64) -> Self {
         let bucket_ns = (window_ns / BUCKETS as u64).max(1);
         Self { buckets: [Loss::default(); BUCKETS], bucket_ns, current: 0 }
     }
 
-    /// Adds a request. Time that goes back counts as none that passed.
+    /// Adds a request. If time goes backwards, the window does not move.
     pub fn add(&mut self, now_ns: u64, reach: &Reach) {
         self.advance(now_ns);
         self.buckets[(self.current % BUCKETS as u64) as usize].add(reach);
     }
 
-    /// What is in the window now.
+    /// The sum over the window at the time `now_ns`.
     pub fn sum(&mut self, now_ns: u64) -> Loss {
         self.advance(now_ns);
         let mut sum = Loss::default();
@@ -180,27 +182,29 @@ impl LossWindow {
         for i in 1..=passed {
             self.buckets[((self.current + i) % BUCKETS as u64) as usize] = Loss::default();
         }
-        // All of them are empty where more than a window has passed: any place will do.
+        // If more than a window has passed, all buckets are empty and any of them can be the
+        // current one.
         self.current = self.current.max(now);
     }
 }
 
-/// Remembers which blocks came, and which were computed: as many as it may, the recent ones.
+/// Remembers the most recent blocks of a stream, and which of them were computed.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// Whether each was computed. What is older than the newest half is in the second one.
+    /// Whether each block was computed. `young` has the newest blocks, `old` the ones before.
     young: HashMap<u64, bool>,
     old: HashMap<u64, bool>,
     blocks_max: usize,
 }
 
 impl Stream {
-    /// Remembers at least half as many blocks, and at most so many.
+    /// A stream that remembers at least `blocks_max / 2` and at most about `blocks_max` blocks.
     pub fn new(blocks_max: usize) -> Self {
         Self { young: HashMap::new(), old: HashMap::new(), blocks_max }
     }
 
-    /// A prompt comes: how many of its leading blocks came before, and how many were computed.
+    /// Adds the blocks of a new prompt. Returns how many of its leading blocks came before, and how
+    /// many of them were computed.
     pub fn came(&mut self, blocks: impl Iterator<Item = u64> + Clone) -> (u32, u32) {
         let seen = blocks.clone().take_while(|block| self.get(*block).is_some()).count();
         let computed = blocks.clone().take_while(|block| self.get(*block) == Some(true)).count();
@@ -208,7 +212,7 @@ impl Stream {
         (seen as u32, computed as u32)
     }
 
-    /// A prompt's blocks have been computed.
+    /// Records that the blocks of a prompt have been computed.
     pub fn computed(&mut self, blocks: impl Iterator<Item = u64>) {
         blocks.for_each(|block| self.put(block, true));
     }
@@ -245,7 +249,7 @@ mod tests {
         let mut loss = Loss::default();
         loss.add(&reach);
         loss.add(&Reach { parity_broken: true, ..reach });
-        // An engine that found what nobody knew of, and a first prompt.
+        // An engine that found blocks that were not in the index, and a first prompt.
         loss.add(&Reach { prompt_blocks: 10, hit_blocks: 4, ..Reach::default() });
         loss.add(&Reach { prompt_blocks: 10, ..Reach::default() });
         let expected = Loss {

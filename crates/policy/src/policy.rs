@@ -1,16 +1,16 @@
-//! The policies, as a configuration names them.
+//! The policies that can be configured.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::published::Published;
 
-/// How a worker is chosen among the candidates.
+/// The rule that chooses a worker among the candidates.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Policy {
-    /// Most overlap for least load: the lowest sum of
-    /// `overlap_weight` x blocks to compute and `load_weight` x blocks queued.
+    /// The best compromise of overlap and load: the lowest sum of `overlap_weight` x blocks to
+    /// compute and `load_weight` x blocks queued.
     KvOverlap {
         /// Weight of the blocks that the candidate would have to compute.
         #[serde(default = "one")]
@@ -20,44 +20,47 @@ pub enum Policy {
         #[serde(default = "one")]
         #[schemars(range(min = 0.0, max = 1e6))]
         load_weight: f64,
-        /// 0 takes the best; above it, candidates are drawn by softmax of their costs.
+        /// 0 chooses the candidate with the lowest cost. Above 0, the candidate is drawn at random
+        /// by softmax of the costs with this temperature.
         #[serde(default)]
         #[schemars(range(min = 0.0, max = 1e6))]
         temperature: f64,
     },
-    /// The soonest predicted first token, in milliseconds: the wait for the worker, the
-    /// prefill of what it lacks, the hand-off, and what work that another worker would be
-    /// spared costs those who come later.
+    /// The earliest predicted first token, in milliseconds: the wait for the worker, the prefill of
+    /// what it does not hold, the hand-off, and the delay of later requests by work that another
+    /// worker would not have.
     PredictedTtft {
-        /// How many later requests each extra millisecond of prefill delays. Without it, what
-        /// the workers' load says: `1 / (1 - busy share)`, and at most 10.
+        /// The number of later requests that each extra millisecond of prefill delays. Without it,
+        /// the number is computed from the workers' load: `1 / (1 - busy share)` plus a term for
+        /// waiting requests, and at most 10.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schemars(range(min = 0.0, max = 1e3))]
         extra_work_weight: Option<f64>,
-        /// 0 takes the best; above it, candidates are drawn by softmax of their milliseconds.
+        /// 0 chooses the candidate with the lowest cost. Above 0, the candidate is drawn at random
+        /// by softmax of the costs in milliseconds with this temperature.
         #[serde(default, skip_serializing_if = "is_zero")]
         #[schemars(range(min = 0.0, max = 1e6))]
         temperature: f64,
     },
-    /// Two are drawn; of them, the one with the fewest tokens in work.
+    /// The better of two candidates that are drawn at random: the one with fewer tokens in work.
     PowerOfTwo {},
-    /// The fewest tokens in work.
+    /// The candidate with the fewest tokens in work.
     LeastLoaded {},
-    /// Each in turn.
+    /// The candidates in turn.
     RoundRobin {},
-    /// Any, evenly.
+    /// A candidate drawn at random, all with the same probability.
     Random {},
-    /// To compare with: the fewest blocks to compute, this prompt's and those that are queued.
+    /// For comparison: the fewest blocks to compute, of this prompt and of queued prompts.
     Dynamo {},
-    /// To compare with: the soonest predicted end of the prefill.
+    /// For comparison: the earliest predicted end of the prefill.
     Mooncake {},
-    /// To compare with: twice the share of the prompt that is there, and the shortness of the
-    /// queue.
+    /// For comparison: a score of twice the share of the prompt that the worker holds, plus the
+    /// shortness of its queue.
     Llmd {},
 }
 
 impl Policy {
-    /// What its costs are in: what a margin between two workers means.
+    /// The unit of the policy's costs, and so of the margin between two workers.
     pub fn cost_unit(&self) -> &'static str {
         match self {
             Self::KvOverlap { .. } => "blocks",
@@ -70,7 +73,7 @@ impl Policy {
         }
     }
 
-    /// The name in a configuration.
+    /// The name in the configuration (`kind`).
     pub fn name(&self) -> &'static str {
         match self {
             Self::KvOverlap { .. } => "kv_overlap",
@@ -85,7 +88,7 @@ impl Policy {
         }
     }
 
-    /// Whether it looks at what the workers' work costs, or at how long they are busy.
+    /// Whether the policy needs the cost model or the times for which workers are busy.
     pub fn reckons(&self) -> bool {
         match self {
             Self::PredictedTtft { .. } | Self::Mooncake {} | Self::Llmd {} => true,
@@ -94,7 +97,7 @@ impl Policy {
         }
     }
 
-    /// The published policy that it is, if it is one.
+    /// The published policy with which this policy is identical, if there is one.
     pub fn published(&self) -> Option<Published> {
         match self {
             Self::Dynamo {} => Some(Published::Dynamo),
@@ -104,7 +107,7 @@ impl Policy {
         }
     }
 
-    /// `predicted_ttft` as it is without further words.
+    /// `predicted_ttft` with its default settings.
     pub fn predicted_ttft() -> Self {
         Self::PredictedTtft { extra_work_weight: None, temperature: 0.0 }
     }

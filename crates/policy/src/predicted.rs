@@ -1,4 +1,4 @@
-//! What a choice is predicted to cost, in milliseconds, term by term.
+//! Predicts the cost of a choice in milliseconds, term by term.
 //!
 //! ```text
 //! prefill leg     wait + prefill + hand-off(prompt) + price x (work - least work)
@@ -6,49 +6,50 @@
 //! decode leg      wait + hand-off(what it lacks) + step
 //! ```
 //!
-//! `prefill` is that of what the worker will lack when it comes to this prompt: blocks of
-//! queued requests count as present. `step` is the first step of generation. `work` is the
-//! same prefill on the fleet's usual worker: that a worker is slow costs the request that goes
-//! there, but takes nothing from others, who would lose by its standing idle.
+//! `prefill` is the time for the tokens that the worker will not hold when it begins this prompt:
+//! blocks of queued requests count as present. `step` is the first decode step. `work` is the same
+//! prefill on the fleet's usual worker: a slow worker costs more time for its own request, but
+//! takes nothing from other requests, which would lose if it were idle.
 //!
-//! **The price of extra work.** To compute on one worker what another one holds takes its time
-//! from all who come later. How many those are follows from the load: a server that is busy
-//! for the share `rho` of its time catches up with an extra millisecond only after
-//! `1 / (1 - rho)` of them, and all who arrive meanwhile wait a millisecond longer. Requests
-//! that already wait for any worker are delayed as well: with `q` of them for `n` workers, and
-//! half of those on a worker after this one, `q / 2n`. On an idle fleet the price is 1, and
-//! prompts spread; on a busy one it rises, and they go where their prefix is. It ends at 10:
-//! beyond, a few queued hits would keep a worker from being used at all.
+//! **The price of extra work.** Computing on one worker what another worker holds delays all later
+//! requests. Their number follows from the load: a server that is busy for the share `rho` of its
+//! time catches up with an extra millisecond only after `1 / (1 - rho)` milliseconds, and all
+//! requests that arrive in that time wait a millisecond longer. Requests that already wait for any
+//! worker are delayed as well: with `q` of them for `n` workers, and half of those on a worker
+//! after this one, `q / 2n`. On an idle fleet the price is 1, and prompts are spread. On a busy
+//! fleet the price is higher, and prompts go to the workers that hold their prefix. The maximum is
+//! 10: with a higher price, a few queued hits would keep a worker from being used at all.
 //!
-//! Costs of evictions are no term. Pricing what a prompt pushes out of a worker's cache made
-//! placement worse wherever it changed anything: with little room, all that is worth keeping
-//! is used soon and stays by its own recency. Nor is a session: its prefix is the overlap.
+//! Costs of evictions are no term. Pricing what a prompt evicts from a worker's cache made
+//! placement worse wherever it changed anything: with little room, blocks that are worth keeping
+//! are used soon and stay in the cache because they were used recently. A session is no term
+//! either, because its prefix is the overlap.
 
 use serde::Serialize;
 
 use crate::candidate::{Candidate, Leg, Query};
 use crate::coefficients::Coefficients;
 
-/// Where the price of extra work ends.
+/// Maximum of the price of extra work.
 const PRICE_MAX: f64 = 10.0;
 
-/// Terms of one candidate, in milliseconds. Their sum is its cost.
+/// The terms of one candidate's cost, in milliseconds. Their sum is the cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Terms {
-    /// Until it can begin.
+    /// The wait until the worker can begin.
     pub wait_ms: f64,
-    /// To compute what it lacks of the prompt.
+    /// The time to compute the part of the prompt that the worker does not hold.
     pub prefill_ms: f64,
-    /// To bring the KV to where the answer is generated.
+    /// The time to transfer the KV to the worker that generates the answer.
     pub hand_off_ms: f64,
-    /// Its first step of generation, among all that it generates.
+    /// The first decode step, together with the other requests of the worker.
     pub step_ms: f64,
-    /// What later requests lose since another worker would have had less to compute.
+    /// The delay of later requests because another worker would have less to compute.
     pub extra_work_ms: f64,
 }
 
 impl Terms {
-    /// The cost.
+    /// The sum of all terms.
     pub fn total_ms(&self) -> f64 {
         self.wait_ms + self.prefill_ms + self.hand_off_ms + self.step_ms + self.extra_work_ms
     }
@@ -59,15 +60,15 @@ impl Terms {
     }
 }
 
-/// How many later requests an extra millisecond of prefill delays: from the workers' load and
-/// the requests that wait, here and on the workers.
+/// The number of later requests that an extra millisecond of prefill delays, computed from the
+/// workers' load and the requests that wait for any worker (`waiting_here`) or on a worker.
 pub fn extra_work_price(candidates: &[Candidate], waiting_here: usize) -> f64 {
     let mut load = Load::default();
     candidates.iter().filter(|candidate| candidate.up).for_each(|candidate| load.add(candidate));
     load.price(waiting_here)
 }
 
-/// What the price follows from, summed over live workers.
+/// The inputs of the price, summed over the workers that are up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Load {
     busy: f64,
@@ -93,7 +94,8 @@ impl Load {
     }
 }
 
-/// All terms; but the extra work is the whole work, as long as nobody knows the least.
+/// All terms of a candidate. `extra_work_ms` is the whole work here, because the least work of all
+/// candidates is not known yet.
 pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) -> Terms {
     let costs = &candidate.coefficients;
     let wait_ms = wait_ms(candidate, query.leg);
@@ -122,8 +124,8 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
     Terms { wait_ms, prefill_ms, hand_off_ms, step_ms, extra_work_ms }
 }
 
-/// Until the candidate can begin. Who predicts no times is asked for its queued tokens. A
-/// decode leg waits for no prompts but where its worker computes them.
+/// The wait until the candidate can begin. Without a predicted wait it is estimated from the queued
+/// tokens. A decode leg waits for prompts only if its worker predicts a wait.
 fn wait_ms(candidate: &Candidate, leg: Leg) -> f64 {
     if candidate.wait_ns > 0 || leg == Leg::Decode {
         return candidate.wait_ns as f64 / 1e6;

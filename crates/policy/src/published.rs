@@ -1,8 +1,8 @@
-//! Policies that others have published, to compare with: each as a pure function of the
-//! candidates, in the form that `docs/replay.md` states.
+//! Policies that others have published, for comparison. Each is a pure function of the candidates,
+//! in the form that `docs/replay.md` describes.
 //!
-//! They are given workers that may be chosen, and know nothing of health or draining. Of
-//! equal ones the first is taken, or one is drawn, as each of them says.
+//! They get only workers that may be chosen, and do not evaluate health or draining. Of equally
+//! good candidates the first is chosen, or one is drawn, as the policy defines.
 
 mod dynamo;
 mod hashing;
@@ -20,52 +20,53 @@ use crate::index::CandidateIndex;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub enum Published {
-    /// Any, evenly.
+    /// A candidate drawn at random, all with the same probability.
     Random,
-    /// Each in turn.
+    /// The candidates in turn.
     RoundRobin,
-    /// The fewest prompt tokens outstanding.
+    /// The fewest outstanding prompt tokens.
     LeastLoaded,
     /// Rendezvous hashing of a prompt's first two blocks.
     PrefixHash,
-    /// The same, passing over workers with more than 1.25 times their share of requests.
+    /// The same, but without workers that have more than 1.25 times their share of requests.
     PrefixHashBl,
-    /// Most overlap, then the fewest prompt tokens outstanding.
+    /// The largest overlap; among equals the fewest outstanding prompt tokens.
     ExactOverlap,
-    /// The same with the overlap of what was routed to a worker of late.
+    /// The same with the overlap computed from what was routed to a worker lately.
     ApproxPrefix,
-    /// The fewest blocks to compute, its own and those queued.
+    /// The fewest blocks to compute, of this prompt and of queued prompts.
     Dynamo,
-    /// The same with the overlap of what was routed to a worker of late.
+    /// The same with the overlap computed from what was routed to a worker lately.
     DynamoApprox,
     /// The same, counting the blocks of queued requests as present.
     DynamoPending,
-    /// The share of the prompt that is present, twice, and the shortness of the queue.
+    /// Twice the share of the prompt that the worker holds, plus the shortness of its queue.
     Llmd,
-    /// The soonest predicted end of the prefill.
+    /// The earliest predicted end of the prefill.
     Mooncake,
     /// The same, counting the blocks of queued requests as present.
     MooncakePending,
-    /// The same as `Mooncake`, or with the prefix fetched from the worker that has most of it.
+    /// The same as `Mooncake`, with the option to fetch the prefix from the worker that holds most
+    /// of it.
     MooncakeFetch,
-    /// `MooncakePending` with the prefill's own time counted several times over, for those
-    /// who come after it.
+    /// `MooncakePending` with the time of the prefill counted several times, because it delays
+    /// later requests.
     WorkAware,
 }
 
-/// Which leading blocks a policy believes to be present on a worker.
+/// Which leading blocks a policy counts as present on a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// What is there now.
+    /// Blocks that the worker holds now.
     Present,
-    /// What was routed there of late.
+    /// Blocks of prompts that were routed to the worker lately.
     Recent,
-    /// What is there now, and what queued requests are going to compute.
+    /// Blocks that the worker holds now and blocks that queued requests are going to compute.
     Pending,
 }
 
 impl Sight {
-    /// The leading blocks of a candidate.
+    /// The number of leading blocks on a candidate.
     pub fn blocks(self, candidate: &Candidate) -> u32 {
         match self {
             Self::Present => candidate.overlap_blocks,
@@ -75,21 +76,23 @@ impl Sight {
     }
 }
 
-/// What a published policy chose.
+/// The choice of a published policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chosen {
     /// The chosen candidate.
     pub index: CandidateIndex,
-    /// How many were equally good; from 2 on, the draw decided if the policy draws.
+    /// The number of equally good candidates. If there are several, the draw decides in policies
+    /// that draw.
     pub tied: usize,
-    /// Leading blocks that it should fetch from a peer before it begins; 0 for no fetch.
+    /// Leading blocks that the worker should fetch from another worker before it begins; 0 for no
+    /// fetch.
     pub fetch_blocks: u32,
     /// Every candidate's cost in the policy's own unit, lower is better.
     pub costs: Vec<f64>,
 }
 
 impl Published {
-    /// All of them, in the order in which they are told.
+    /// All published policies, in the order in which they are listed.
     pub const ALL: [Self; 15] = [
         Self::Random,
         Self::RoundRobin,
@@ -108,7 +111,7 @@ impl Published {
         Self::WorkAware,
     ];
 
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Random => "random",
@@ -129,12 +132,13 @@ impl Published {
         }
     }
 
-    /// The one of that name.
+    /// The policy with this name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|policy| policy.name() == name)
     }
 
-    /// What it believes to be present; bookings of tokens and times follow it.
+    /// The blocks that the policy counts as present. Bookings of tokens and times are computed from
+    /// them.
     pub fn sight(self) -> Sight {
         match self {
             Self::ApproxPrefix | Self::DynamoApprox => Sight::Recent,
@@ -174,7 +178,7 @@ impl Published {
     }
 }
 
-/// How often [`Published::WorkAware`] counts a prefill's time on top of once.
+/// How many additional times [`Published::WorkAware`] counts the time of a prefill.
 const BETA: f64 = 4.0;
 
 /// Tokens that `blocks` leading blocks save: the last token is always computed.
@@ -182,7 +186,7 @@ fn cached_tokens(query: Query, blocks: u32) -> u64 {
     (u64::from(blocks) * u64::from(query.block_size)).min(query.prompt_tokens.saturating_sub(1))
 }
 
-/// The first of the cheapest.
+/// Chooses the first of the cheapest candidates.
 fn first(costs: Vec<f64>) -> Chosen {
     let mut index = CandidateIndex::default();
     for i in CandidateIndex::all(costs.len()) {
@@ -193,7 +197,7 @@ fn first(costs: Vec<f64>) -> Chosen {
     Chosen { index, tied: 1, fetch_blocks: 0, costs }
 }
 
-/// One of the cheapest, by the draw.
+/// Chooses one of the cheapest candidates by the draw.
 fn drawn(costs: Vec<f64>, draw: u64) -> Chosen {
     let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
     let tied = CandidateIndex::all(costs.len()).filter(|i| costs[*i] == least);

@@ -1,26 +1,26 @@
-//! Requests that wait for a worker, and their order.
+//! Holds requests that wait for a worker, and decides their order.
 //!
-//! What waits in an engine's own queue has been placed, and its place cannot be changed when
-//! something shorter comes, or when another worker is free sooner. So requests are held here,
-//! and each is bound to a worker only when that worker is about to run dry (late binding).
+//! A request in an engine's own queue has been placed: its position cannot be changed when a
+//! shorter request comes, or when another worker is free sooner. Therefore requests are held here,
+//! and each is bound to a worker only when that worker is about to run out of work (late binding).
 //!
-//! **Order.** Higher classes first; then tenants that are not ahead of others; then who would
-//! miss a deadline that can still be met; then the shortest predicted prefill. What is gained:
-//! at the load where a queue in order of arrival waits 3.6 s on average, this one waits 2 s.
+//! **Order.** Higher classes come first; then tenants that are not ahead of others; then requests
+//! that would miss a deadline that can still be met; then the shortest predicted prefill. The gain:
+//! at the load where a queue in order of arrival waits 3.6 s on average, this queue waits 2 s.
 //!
-//! **Nobody starves.** A share of the released work, a tenth unless configured otherwise,
-//! belongs to whoever has waited longest, of whatever class, tenant or length: each other
-//! release earns credit, and as soon as the credit covers the oldest request's prefill, it is
-//! next. A request that finds work `A` older than itself is therefore released, at the latest,
-//! when `A / share` of other work has been. Ageing by waiting time would do the same until
-//! the fleet is overloaded, when everybody is old and it becomes a queue in order of arrival;
-//! a share keeps nine tenths of the fleet useful to those who can still be served in time.
+//! **No starvation.** A share of the released work, a tenth by default, belongs to the request that
+//! has waited longest, whatever its class, tenant and length: every other release earns credit, and
+//! when the credit covers the prefill of the oldest request, that request is next. A request with
+//! older work `A` before it is therefore released, at the latest, after `A / share` of other work.
+//! Ageing by waiting time would achieve the same until the fleet is overloaded; then all requests
+//! are old and the queue becomes one in order of arrival. A share keeps nine tenths of the fleet
+//! for requests that can still be served in time.
 //!
-//! **Binding.** In that order, each request is placed on its best worker, counting what was
-//! placed before it, whether released or not. It is released if that worker has room and
-//! nobody before waits for it; else it waits for that worker rather than take a worse one.
-//! That those who wait count keeps a popular prefix from holding up its requests while other
-//! workers idle.
+//! **Binding.** In that order, each request is placed on its best worker, counting the requests
+//! placed before it, whether released or not. It is released if that worker has room and no earlier
+//! request waits for it. Otherwise the request waits for that worker and does not take a worse one.
+//! Because waiting requests count, a popular prefix does not hold up its requests while other
+//! workers are idle.
 
 mod fair;
 mod goal;
@@ -37,39 +37,41 @@ use fair::Fair;
 
 pub use goal::Refused;
 
-/// How requests wait.
+/// The settings of the queue.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct QueueConfig {
-    /// Who is served first, apart from priorities, fairness between clients and deadlines.
+    /// The order of requests with equal priority, fairness and deadline.
     pub order: Order,
-    /// Requests that may wait; further ones are refused.
+    /// The maximum number of requests that may wait; further requests are refused.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_waiting: usize,
-    /// How many milliseconds a request may wait; then it is refused. The default is the time
-    /// after which official clients give up.
+    /// The maximum time in milliseconds for which a request may wait; then it is refused. The
+    /// default is the time after which official clients give up.
     #[schemars(range(min = 1.0, max = 1e9))]
     pub max_wait_ms: f64,
-    /// A worker gets its next request when it is predicted to be free within so many
-    /// milliseconds: enough for the request to reach it.
+    /// A worker gets its next request when it is predicted to be free within this time in
+    /// milliseconds, which should be enough for the request to reach the worker.
     #[schemars(range(min = 0.0, max = 60_000.0))]
     pub lead_ms: f64,
-    /// The share of the released work that goes to whoever has waited longest.
+    /// The share of the released work that goes to the request that has waited longest.
     #[schemars(range(min = 0.01, max = 1.0))]
     pub oldest_share: f64,
-    /// How many milliseconds of prefill a client may get ahead of another client that waits.
-    /// `limits.fair_by` tells clients apart; without it, they are all one.
+    /// The number of milliseconds of prefill by which a client may be ahead of another client that
+    /// waits. `limits.fair_by` tells clients apart; without it, all clients count as one.
     #[schemars(range(min = 1.0, max = 1e9))]
     pub fairness_ms: f64,
-    /// Requests whose first token cannot be had within so many milliseconds are refused when
-    /// they come. Without it, none is.
+    /// Requests whose first token is predicted later than this number of milliseconds are refused
+    /// when they arrive, unless their prefill alone takes longer or they need not wait. Without it,
+    /// no request is refused for this reason.
     #[schemars(range(min = 1.0, max = 1e9))]
     pub ttft_goal_ms: Option<f64>,
-    /// The highest class that a client may ask for, by the header `x-splitrail-priority`;
-    /// higher ones are served first, and below 0 go before nobody.
+    /// The highest class that a client may ask for with the header `x-splitrail-priority`. Higher
+    /// classes are served first; classes below 0 are served after the default class 0.
     #[schemars(range(min = 0, max = 100))]
     pub priority_max: i32,
-    /// Requests looked at in one round, the first ones in the order; bounds a round's cost.
+    /// The number of requests that one scheduling round examines, the first ones in the order. It
+    /// limits the time of a round.
     #[schemars(range(min = 1, max = 4096))]
     pub window: usize,
 }
@@ -90,50 +92,52 @@ impl Default for QueueConfig {
     }
 }
 
-/// Who is served first.
+/// The order in which requests are served.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// The shortest predicted prefill, and the oldest in its share of the work.
+    /// The request with the shortest predicted prefill; `oldest_share` of the work goes to the
+    /// oldest request.
     #[default]
     ShortestFirst,
-    /// Who came first.
+    /// The request that arrived first.
     Arrival,
 }
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Clone, Debug)]
 pub struct Item<T> {
-    /// The caller's.
+    /// The caller's identification of the request.
     pub key: T,
-    /// When it came; one that is put back after its worker failed keeps its time.
+    /// When the request arrived. A request that is put back after its worker failed keeps its time.
     pub arrival_ns: u64,
-    /// Higher ones are served first. Who may use which is the caller's to say.
+    /// The priority class; higher classes are served first. The caller decides who may use which
+    /// class.
     pub class: i32,
-    /// On whose account.
+    /// The tenant to which the request is charged.
     pub tenant: u64,
-    /// The tenant's part of the fleet, relative to others'; above 0.
+    /// The tenant's share of the fleet relative to other tenants; above 0.
     pub tenant_weight: f64,
-    /// When its first token should be there.
+    /// The time by which the first token should arrive.
     pub deadline_ns: Option<u64>,
-    /// What is asked of the workers.
+    /// The query for the policy.
     pub query: Query,
 }
 
-/// Names a request in the queue.
+/// Identifies a request in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// A request that goes to its worker.
+/// A request that is released to its worker.
 #[derive(Clone, Debug)]
 pub struct Release<T> {
-    /// What it was called in the queue.
+    /// The ticket that the request had in the queue.
     pub ticket: Ticket,
     /// The request.
     pub item: Item<T>,
-    /// Why that worker: it is the candidate `choice.index`.
+    /// The choice of the worker, which is the candidate `choice.index`.
     pub choice: Choice,
-    /// What the choice was made from, with what was released in the same round before.
+    /// The candidates of the choice, including what was released earlier in the same round.
     pub candidates: Vec<Candidate>,
 }
 
@@ -144,36 +148,36 @@ impl<T> Release<T> {
     }
 }
 
-/// What a round did.
+/// The result of a scheduling round.
 #[derive(Clone, Debug)]
 pub struct Round<T> {
-    /// What is released, in this order.
+    /// The released requests, in the order of their release.
     pub releases: Vec<Release<T>>,
-    /// When the next worker is predicted to have room: a round is due then, and whenever a
-    /// request comes, a prefill ends or a worker comes back.
+    /// When the next worker is predicted to have room. A round is due at that time, and whenever a
+    /// request arrives, a prefill ends or a worker comes back.
     pub due_ns: Option<u64>,
 }
 
-/// What the queue asks its owner.
+/// The data that the queue needs from its owner.
 pub trait View<T> {
-    /// Fills in the workers that may serve a request, as they are now, with all that was
-    /// released to them in earlier rounds.
+    /// Lists the workers that may serve a request, in their present state, including everything
+    /// that was released to them in earlier rounds.
     fn candidates(&mut self, key: &T, out: &mut Vec<Candidate>);
 
     /// Leading blocks that two waiting requests have in common.
     fn shared_blocks(&self, one: &T, other: &T) -> u32;
 }
 
-/// The requests that wait for the workers of one model. Holds at most as many as configured.
+/// The requests that wait for the workers of one model; at most `max_waiting` of them.
 #[derive(Debug)]
 pub struct Queue<T> {
     config: QueueConfig,
     waiting: Vec<Entry<T>>,
     next_number: u64,
-    /// Milliseconds of prefill that the oldest request has earned.
+    /// The credit of the oldest request, in milliseconds of prefill.
     credit_ms: f64,
     fair: Fair,
-    /// Where the next refresh of estimates goes on.
+    /// The position at which the next refresh of estimates continues.
     refreshed: usize,
 }
 
@@ -181,7 +185,7 @@ pub struct Queue<T> {
 struct Entry<T> {
     item: Item<T>,
     number: u64,
-    /// On the worker that lacks least of it, when last looked at.
+    /// The shortest predicted prefill on any worker, as of the last evaluation.
     prefill_ms: f64,
 }
 
@@ -198,17 +202,17 @@ impl<T> Queue<T> {
         }
     }
 
-    /// How requests wait.
+    /// The settings of the queue.
     pub fn config(&self) -> QueueConfig {
         self.config
     }
 
-    /// How requests wait from now on; those that wait stay.
+    /// Changes the settings; waiting requests stay in the queue.
     pub fn configure(&mut self, config: QueueConfig) {
         self.config = config;
     }
 
-    /// Takes a request in, or says why not. A round is due after it.
+    /// Adds a request, or refuses it. A round is due afterwards.
     pub fn push(
         &mut self,
         item: Item<T>,
@@ -230,7 +234,7 @@ impl<T> Queue<T> {
         Ok(Ticket(number))
     }
 
-    /// Takes a request out whose client has gone; `None` if it was released.
+    /// Removes a request whose client has gone; `None` if the request was already released.
     pub fn remove(&mut self, ticket: Ticket) -> Option<Item<T>> {
         let place = self.waiting.iter().position(|entry| entry.number == ticket.0)?;
         let entry = self.waiting.swap_remove(place);
@@ -239,27 +243,27 @@ impl<T> Queue<T> {
         Some(entry.item)
     }
 
-    /// How many wait.
+    /// The number of waiting requests.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// When the oldest of them came.
+    /// The arrival time of the oldest waiting request.
     pub fn oldest_arrival_ns(&self) -> Option<u64> {
         self.waiting.iter().map(|entry| entry.item.arrival_ns).min()
     }
 
-    /// Those that wait, in no order.
+    /// The waiting requests, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &Item<T>> {
         self.waiting.iter().map(|entry| &entry.item)
     }
 
-    /// Nobody waits: nobody is owed anything.
+    /// When no request waits, all credit and all debts are cleared.
     fn settle(&mut self) {
         if self.waiting.is_empty() {
             self.credit_ms = 0.0;
@@ -268,7 +272,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// The shortest prefill that any live worker would need for a request.
+/// The shortest predicted prefill of a request, in milliseconds, on any worker that is up.
 fn shortest_prefill_ms(candidates: &[Candidate], query: &Query) -> f64 {
     let any_up = candidates.iter().any(|candidate| candidate.up);
     let able = candidates.iter().filter(|candidate| candidate.up || !any_up);

@@ -8,24 +8,23 @@
 //! local(d) = steps x (max(a, b) + interference x min(a, b))
 //! ```
 //!
-//! where `a` is a step of generation on `d` as it is, and `b` the computing of one chunk.
-//! The prices are those of [`predicted`](crate::extra_work_price): either way takes its time
-//! from who comes later on the same pool, and the busier pool is the dearer.
+//! where `a` is a decode step on `d` with its present load, and `b` the computation of one chunk.
+//! The prices are those of [`predicted`](crate::extra_work_price): either way delays later requests
+//! of the same pool, and the busier pool has the higher price.
 //!
-//! **What others feel.** While a decode worker computes a prompt, each of its streams gets
-//! tokens at the pace of `max(a, b) + interference x min(a, b)`. Where that stays under the
-//! goal for the time between tokens (TBT), it is free. What is longer uses up a budget of the
-//! worker ([`guard`]), and without budget the prompt is not computed there.
+//! **Effect on other requests.** While a decode worker computes a prompt, each of its streams gets
+//! tokens at intervals of `max(a, b) + interference x min(a, b)`. An interval below the goal for
+//! the time between tokens (TBT) costs nothing. A longer interval uses up a budget of the worker
+//! ([`guard`]); without budget the prompt is not computed there.
 //!
-//! **What is learned.** The interference, and how far the predictions of either way are off,
-//! from the times of finished requests. A way that nobody has gone for minutes is believed
-//! again as configured; besides, one in 64 requests for which the other way is at most half
-//! as dear again goes that way, if it was not seen for ten seconds, and a dearer one if it was
-//! not seen for minutes: twice as dear for each two of them. All of that may take two
-//! percent of the time that requests wait for their first tokens. There is no other
-//! exploration.
+//! **What is learned.** The interference, and the errors of the predictions of both ways, from the
+//! times of finished requests. For a way that was not used for minutes, the estimates return to the
+//! configured ones. Besides, exploration sends one in 64 requests the dearer way if that way costs
+//! at most 1.5 times as much and was not observed for ten seconds. If it was not observed for
+//! minutes, it may cost more: twice as much for each two minutes. Exploration may take two percent
+//! of the time that requests wait for their first tokens. There is no other exploration.
 //!
-//! **A number.** Engines and shims that gate want a ratio, not a comparison. It is the
+//! **The ratio.** Engines and shims that gate need a ratio and not a comparison. The ratio is the
 //! one above which local prefills saved most in the last minutes ([`curve`]).
 
 mod curve;
@@ -44,42 +43,45 @@ use crate::mix::mix;
 use curve::Curve;
 use guard::Guard;
 
-/// The threshold of a request that names none and whose model names none.
+/// The cache hit threshold of a request if neither the request nor its model names one.
 pub const DEFAULT_THRESHOLD_RATIO: f64 = 0.8;
 
-/// A calibration that is older is believed less.
+/// The age from which on a calibration is trusted less.
 const TRUSTED_SECONDS: f64 = 60.0;
-/// After each further such time, half as far from what is configured.
+/// After each further period of this length, half of the difference from the configured value is
+/// left.
 const HALF_LIFE_SECONDS: f64 = 120.0;
-/// From so long after the last observation on, the next one counts for more, the more the
-/// longer: where one way is hardly ever gone, few tries must tell.
+/// If the last observation is older than this, the next one counts for more, the more the older it
+/// is: for a way that is rarely used, a few observations must suffice.
 const DOUBTED_SECONDS: f64 = 10.0;
-/// Half as much is left of what was learned after each further such time.
+/// After each further period of this length, half of what was learned is left.
 const DOUBT_HALF_LIFE_SECONDS: f64 = 60.0;
-/// One in so many requests may explore.
+/// One in this number of requests may explore.
 const EXPLORED_OF: u64 = 64;
-/// Exploring may take so much of the time that all requests wait for their first tokens.
+/// The share of the time that all requests wait for their first tokens that exploration may take.
 const EXPLORED_SHARE: f64 = 0.02;
-/// What is not explored with is kept up to this.
+/// Maximum of the saved, unused time for exploration.
 const EXPLORED_SAVED_MAX_MS: f64 = 3_000.0;
-/// The way explored costs at most so many times the other.
+/// The explored way costs at most this many times the cost of the other way.
 const EXPLORED_COST: f64 = 1.5;
-/// It was not gone for so long.
+/// The explored way was not observed for at least this time.
 const EXPLORED_AFTER_NS: u64 = 10_000_000_000;
 
-/// What `auto` goes by.
+/// The settings of `cache_hit_threshold: auto`.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct ThresholdConfig {
-    /// Milliseconds between two tokens of a stream, in the mean of its slowest tenth, that a
-    /// local prefill may cause.
+    /// The maximum time between tokens, in milliseconds, that a local prefill may cause in a
+    /// stream, as the mean of the stream's slowest tenth.
     #[schemars(range(min = 1.0, max = 60_000.0))]
     pub tbt_goal_ms: f64,
-    /// Tokens of a prompt that a decode worker computes in one step; 0: all of them.
+    /// The number of prompt tokens that a decode worker computes in one step; 0 means the whole
+    /// prompt.
     #[schemars(range(min = 0, max = 1_000_000))]
     pub chunk_tokens: u32,
-    /// How much of the shorter of a step's two parts adds to the longer one, until it is
-    /// learned: 0 where they overlap, 1 where one waits for the other.
+    /// The initial value of the interference, which is then learned: the part of the shorter of a
+    /// step's two parts that is added to the longer one. 0 means that both overlap completely, 1
+    /// that one waits for the other.
     #[schemars(range(min = 0.01, max = 10.0))]
     pub interference: f64,
 }
@@ -90,66 +92,66 @@ impl Default for ThresholdConfig {
     }
 }
 
-/// A request for which either way is to be chosen.
+/// A request for which local or remote prefill is to be chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
-    /// What is asked.
+    /// The query of the request.
     pub query: Query,
-    /// Workers that may compute the prompt for another.
+    /// The candidates for a remote prefill.
     pub prefill: &'a [Candidate],
-    /// Workers that may generate. Their `prefill_tokens` are those of local prefills that are
-    /// not done; their coefficients say what computing costs there.
+    /// The candidates for decode. Their `prefill_tokens` are those of unfinished local prefills;
+    /// their coefficients include the costs of prefill on them.
     pub decode: &'a [Candidate],
-    /// Requests that wait for any prefill worker.
+    /// The number of requests that wait for any prefill worker.
     pub waiting: usize,
-    /// How long those of them that go before this one keep the pool busy:
-    /// [`Queue::ahead_ms`](crate::queue::Queue::ahead_ms).
+    /// The time in milliseconds for which those of them that come before this one keep the pool
+    /// busy: [`Queue::ahead_ms`](crate::queue::Queue::ahead_ms).
     pub ahead_ms: f64,
 }
 
-/// What one way would take.
+/// The prediction for one of the two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Way {
     /// The candidate that computes the prompt.
     pub index: CandidateIndex,
-    /// The predicted time to the first token.
+    /// The predicted time to the first token, in milliseconds.
     pub ttft_ms: f64,
-    /// With what others lose.
+    /// The predicted time plus the delay of other requests, in milliseconds.
     pub cost_ms: f64,
-    /// What the prediction was before it was corrected by what is learned: what is to be
-    /// given back to [`Threshold::observe`].
+    /// The parts of the prediction before the correction by what is learned. The caller passes them
+    /// back to [`Threshold::observe`].
     pub parts_ms: [f64; 2],
-    /// What the cheaper way was predicted to take, where this one is explored; else 0.
+    /// The predicted time of the cheaper way, if this way is explored; 0 otherwise.
     pub instead_ms: f64,
-    /// What of the budget for long steps it uses up; 0 for the remote way.
+    /// The part of the budget for long steps that this way uses up; 0 for remote prefill.
     pub excess_ms: f64,
 }
 
 impl Way {
-    /// What is lost by exploring it, if it takes so long.
+    /// The loss by exploring this way, if the first token takes `ttft_ms`.
     fn explored_ms(&self, ttft_ms: f64) -> f64 {
         if self.instead_ms > 0.0 { (ttft_ms - self.instead_ms).max(0.0) } else { 0.0 }
     }
 }
 
-/// Both ways compared.
+/// The comparison of both ways.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Verdict {
     /// Whether the decode worker should compute the prompt.
     pub local: bool,
-    /// Whether that is not the cheaper way, but one to be learned about.
+    /// Whether this is not the cheaper way but an exploration.
     pub explored: bool,
-    /// The best decode worker for it; `None` where nobody may, or the goal between tokens
-    /// forbids it everywhere.
+    /// The best decode worker for a local prefill; `None` if there is none, or none has enough
+    /// budget for long steps.
     pub at_decode: Option<Way>,
-    /// The best prefill worker for it; `None` where there is none.
+    /// The best prefill worker for a remote prefill; `None` if there is none.
     pub at_prefill: Option<Way>,
-    /// The best share of the prompt that any decode worker holds.
+    /// The largest share of the prompt, from 0 to 1, that any decode worker holds.
     pub hit_ratio: f64,
 }
 
 impl Verdict {
-    /// The way that is to be gone.
+    /// The chosen way.
     pub fn way(&self) -> Option<&Way> {
         if self.local { self.at_decode.as_ref() } else { self.at_prefill.as_ref() }
     }
@@ -158,39 +160,40 @@ impl Verdict {
 /// What has been learned so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Learned {
-    /// The share of a prompt that a decode worker must hold to compute the rest itself. 1 as
-    /// well where a local prefill never pays.
+    /// The share of a prompt, from 0 to 1, that a decode worker must hold to compute the rest
+    /// itself. Also 1 if a local prefill is never better.
     pub threshold_ratio: f64,
-    /// Comparisons of the last minutes that it rests on.
+    /// The number of recent comparisons from which the ratio was learned; older ones count less.
     pub comparisons: f64,
-    /// How much of what was at stake in them this one number decides rightly, from 0 to 1,
-    /// less where there are few of them.
+    /// The share of the possible gain in these comparisons that this ratio achieves, from 0 to 1;
+    /// smaller if there were few comparisons.
     pub confidence: f64,
-    /// How much of a step's shorter part adds to the longer one.
+    /// The learned interference: the part of a step's shorter part that is added to the longer one.
     pub interference: f64,
-    /// How well local prefills are predicted.
+    /// The quality of predictions for local prefill.
     pub local: Evidence,
-    /// How well remote ones are.
+    /// The quality of predictions for remote prefill.
     pub remote: Evidence,
 }
 
-/// Learns for one pair of pools.
+/// Compares and learns for one pair of pools.
 #[derive(Clone, Debug)]
 pub struct Threshold {
     config: ThresholdConfig,
     local: Fit<2>,
     remote: Fit<2>,
-    /// When each was last observed.
+    /// When each way was last observed.
     local_ns: u64,
     remote_ns: u64,
     guards: HashMap<WorkerIndex, Guard>,
     curve: Curve,
-    /// Milliseconds that exploring may take.
+    /// The time that exploration may take now, in milliseconds.
     exploring_ms: f64,
 }
 
 impl Threshold {
-    /// Knows nothing yet. Until requests are compared, its ratio is the one given.
+    /// A state in which nothing is learned. Until requests are compared, its ratio is
+    /// `threshold_ratio`.
     pub fn new(config: ThresholdConfig, threshold_ratio: f64) -> Self {
         Self {
             config,
@@ -204,8 +207,8 @@ impl Threshold {
         }
     }
 
-    /// Compares both ways. Changes nothing: whoever goes the way says so to
-    /// [`Threshold::gone`].
+    /// Compares both ways. This changes nothing: the caller reports with [`Threshold::gone`] that a
+    /// request takes the chosen way.
     pub fn compare(&self, now_ns: u64, offer: &Offer<'_>) -> Verdict {
         let at_prefill = self.at_prefill(now_ns, offer);
         let at_decode = self.at_decode(now_ns, offer);
@@ -228,7 +231,7 @@ impl Threshold {
         Verdict { local, explored, at_decode, at_prefill, hit_ratio }
     }
 
-    /// A request goes as a verdict said.
+    /// Records that a request takes the way of a verdict.
     pub fn gone(&mut self, now_ns: u64, verdict: &Verdict, offer: &Offer<'_>) {
         if let (Some(local), Some(remote)) = (verdict.at_decode, verdict.at_prefill) {
             let saved_ms = remote.cost_ms - local.cost_ms;
@@ -240,7 +243,7 @@ impl Threshold {
         }
         let Some(local) = verdict.at_decode.filter(|_| verdict.local) else { return };
         let Some(chosen) = offer.decode.get(local.index.0) else { return };
-        // Those that have left the fleet must not be remembered for ever.
+        // Workers that have left the fleet must be forgotten.
         let here = |worker: &WorkerIndex| offer.decode.iter().any(|c| c.worker == *worker);
         self.guards.retain(|worker, _| here(worker));
         let (goal_ms, step_ms) = (self.config.tbt_goal_ms, estimate::step_ms(chosen));
@@ -248,14 +251,14 @@ impl Threshold {
         guard.spend(now_ns, goal_ms, step_ms, local.excess_ms);
     }
 
-    /// A request that went a way had its first token after so many milliseconds.
+    /// Learns from a request that took a way and had its first token after `ttft_ms`.
     pub fn observe(&mut self, now_ns: u64, local: bool, way: &Way, ttft_ms: f64) {
         let (fit, observed_ns) = if local {
             (&mut self.local, &mut self.local_ns)
         } else {
             (&mut self.remote, &mut self.remote_ns)
         };
-        // It took what it took, whatever was predicted.
+        // Replace the predicted loss of the exploration by the measured one.
         self.exploring_ms += way.explored_ms(way.ttft_ms) - way.explored_ms(ttft_ms);
         let gap_seconds = now_ns.saturating_sub(*observed_ns) as f64 / 1e9;
         let doubted = (gap_seconds - DOUBTED_SECONDS).max(0.0) / DOUBT_HALF_LIFE_SECONDS;
@@ -290,7 +293,7 @@ impl Threshold {
     }
 }
 
-/// How far a calibration is believed.
+/// How much a calibration is trusted, from 0 to 1.
 fn trust(now_ns: u64, observed_ns: u64) -> f64 {
     let seconds = now_ns.saturating_sub(observed_ns) as f64 / 1e9;
     0.5f64.powf((seconds - TRUSTED_SECONDS).max(0.0) / HALF_LIFE_SECONDS)

@@ -1,4 +1,4 @@
-//! What each policy takes.
+//! Tests of the choice of each policy.
 
 use super::*;
 use proptest::prelude::*;
@@ -80,7 +80,8 @@ fn siblings_wait_for_the_first_until_others_queue_before_it() {
     assert_eq!(chosen(10 * 16 + 9, 10), CandidateIndex(0));
     assert_eq!(chosen(20 * 16 - 1, 10), CandidateIndex(0));
     assert_eq!(chosen(20 * 16 + 1, 10), CandidateIndex(1));
-    // What was sent earlier and is done is not in the queue: all of that is others'.
+    // Blocks that were computed earlier are not in the queue: the whole queue belongs to other
+    // prompts.
     assert_eq!(chosen(10 * 16 + 9, 0), CandidateIndex(1));
 }
 
@@ -125,7 +126,7 @@ fn a_slow_starter_gets_its_share_unless_it_holds_the_prompt() {
     assert!((900..1100).contains(&taken([busy, cold])), "{}", taken([busy, cold]));
     assert_eq!(taken([busy, Candidate { share: 1.0, ..cold }]), 4000);
     assert_eq!(taken([busy, Candidate { overlap_blocks: 1, ..cold }]), 4000);
-    // All alike: nobody is spared.
+    // All shares are equal: no candidate is excluded.
     let both = [Candidate { share: 0.25, ..busy }, cold];
     assert_eq!(taken(both), 4000);
 }
@@ -288,7 +289,7 @@ fn of_two_that_are_drawn_the_less_loaded_is_taken() {
 }
 
 proptest! {
-    /// Who is better in every term is never passed over.
+    /// A worker that is better in every term is always chosen.
     #[test]
     fn dominance(fleet in fleet(), leg in 0usize..3) {
         let choice = pick(&Policy::predicted_ttft(), &fleet, long(leg)).unwrap();
@@ -339,7 +340,7 @@ proptest! {
                 let of = |i: CandidateIndex| (-(costs[i] - costs[which]) / temperature).exp();
                 CandidateIndex::all(costs.len()).map(of).sum::<f64>()
             };
-            // The chance is one over this sum.
+            // The probability is 1 divided by this sum.
             prop_assert!(weight(&after.costs) <= weight(&before.costs) * (1.0 + 1e-9));
         }
     }

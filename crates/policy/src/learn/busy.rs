@@ -1,10 +1,10 @@
-//! The share of recent time in which a worker was busy.
+//! Measures the share of recent time in which a worker was busy.
 
-/// About so long is remembered: long enough to see load rather than bursts, short enough to
-/// follow a day's tide.
+/// The time constant of the average: long enough to show load and not bursts, short enough to
+/// follow the changes of a day.
 const MEMORY_SECONDS: f64 = 60.0;
 
-/// The share of the last minute in which a worker computed prompts.
+/// The share of about the last minute in which a worker computed prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BusyShare {
     share: f64,
@@ -13,7 +13,7 @@ pub struct BusyShare {
 }
 
 impl BusyShare {
-    /// Says whether it computes something from now on.
+    /// Records whether the worker computes prompts from now on.
     pub fn set(&mut self, now_ns: u64, busy: bool) {
         self.share = self.at(now_ns);
         self.since_ns = self.since_ns.max(now_ns);

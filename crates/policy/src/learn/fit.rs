@@ -2,37 +2,37 @@
 
 use super::Evidence;
 
-/// What an observation still counts after each further one: about the last hundred are
-/// remembered, minutes of a busy worker.
+/// The factor by which the weight of an observation shrinks with each further one: about the last
+/// hundred count, which is some minutes of a busy worker.
 const KEPT: f64 = 0.99;
-/// Uncertainty of each scale at the start, and the most there ever is: without new kinds of
-/// prompts, forgetting alone would let it grow without end.
+/// The variance of each scale at the start, and its upper bound. Without a bound, forgetting would
+/// let the variance grow without end if all prompts are of the same kind.
 const VARIANCE: f64 = 1.0;
-/// How uncertain an observation is: a tenth, squared.
+/// The variance of an observation: the square of a tenth.
 const NOISE: f64 = 0.01;
-/// So many clipped errors in a row to the same side are no accident: the worker has changed,
-/// and what was learned of it counts no more than the prior did.
+/// After this number of clipped errors in a row in the same direction the worker is assumed to have
+/// changed; the variance is then reset, so that the scales are learned again.
 const CHANGED: i32 = 8;
-/// A surprise counts up to so many usual errors.
+/// An error counts at most this many times the usual error.
 const CLIP: f64 = 3.0;
-/// How much of the usual error each observation renews.
+/// The weight of each observation in the moving average of the usual error.
 const RENEWED: f64 = 0.05;
-/// The usual error is never thought to be less: clocks and schedulers are not better.
+/// Lower bound of the usual error, since clocks and schedulers are not more precise.
 const LEAST_ERROR: f64 = 0.02;
-/// A scale stays between one part in so many and so many times its prior.
+/// A scale stays between `1 / BOUND` and `BOUND`.
 const BOUND: f64 = 100.0;
 
-/// By how much each of `N` terms of a prediction is off.
+/// Learns a factor for each of the `N` terms of a prediction.
 ///
-/// An error counts only up to three times the usual one (Huber's rule), so that one stalled
-/// request moves little. Errors that stay raise what is usual by a tenth each, so that a worker
-/// which became twice as slow is believed after some dozens of requests.
+/// An error counts at most three times the usual error (Huber's rule), so that one stalled request
+/// changes little. Lasting errors raise the usual error by a tenth each, so that a worker that
+/// became twice as slow is recognised after some dozens of requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit<const N: usize> {
     scales: [f64; N],
     covariance: [[f64; N]; N],
     usual_error: f64,
-    /// Clipped errors in a row, below 0 for those that were too long predictions.
+    /// The number of clipped errors in a row; negative if the predictions were too long.
     clipped_in_a_row: i32,
     observations: u64,
 }
@@ -52,8 +52,8 @@ impl<const N: usize> Default for Fit<N> {
 }
 
 impl<const N: usize> Fit<N> {
-    /// Takes in that what the prior predicts as the sum of these parts took so many seconds.
-    /// False if that says nothing.
+    /// Learns that the work for which the prior predicts the sum of `parts` took `seconds`. False
+    /// if the values cannot be used.
     pub fn observe(&mut self, parts: [f64; N], seconds: f64) -> bool {
         let sum: f64 = parts.iter().sum();
         if !(sum.is_finite() && sum > 0.0 && seconds.is_finite() && seconds > 0.0) {
@@ -65,11 +65,11 @@ impl<const N: usize> Fit<N> {
         let limit = CLIP * self.usual_error;
         let clipped = error.clamp(-limit, limit);
 
-        // The textbook's gain, over a covariance that is kept symmetric.
+        // The standard gain of recursive least squares; the covariance stays symmetric.
         let spread: [f64; N] =
             std::array::from_fn(|i| (0..N).map(|j| self.covariance[i][j] * x[j]).sum());
         let surprise: f64 = KEPT * NOISE + (0..N).map(|i| x[i] * spread[i]).sum::<f64>();
-        // What was clipped says where to, not how far: there is as much to be learned after it.
+        // A clipped error shows only a direction, so it does not reduce the uncertainty.
         let settles = error == clipped;
         for i in 0..N {
             let scale = self.scales[i] + spread[i] / surprise * clipped;
@@ -87,8 +87,8 @@ impl<const N: usize> Fit<N> {
         true
     }
 
-    /// Nobody observed it for a while: as much of what was learned as this share is doubted,
-    /// and the next observations count for more.
+    /// Raises the uncertainty by this share, after a time without observations, so that the next
+    /// observations count for more.
     pub fn doubt(&mut self, share: f64) {
         for (i, row) in self.covariance.iter_mut().enumerate() {
             row[i] += share * VARIANCE;
@@ -97,13 +97,13 @@ impl<const N: usize> Fit<N> {
         self.usual_error += share * (1.0 - self.usual_error).max(0.0);
     }
 
-    /// The scales, as far from 1 as they are trusted.
+    /// The scales, moved towards 1 as `trust` falls from 1 to 0.
     pub fn scales(&self, trust: f64) -> [f64; N] {
-        // Between factors: half of "four times" is twice.
+        // Factors are interpolated geometrically: half of "four times" is twice.
         self.scales.map(|scale| scale.powf(trust))
     }
 
-    /// What they rest on.
+    /// The quality of the scales.
     pub fn evidence(&self) -> Evidence {
         Evidence { observations: self.observations, error: self.usual_error }
     }

@@ -1,4 +1,4 @@
-//! Known truths are found, from wrong priors and through noise.
+//! Tests that known coefficients are found from wrong priors and with noise.
 
 use super::*;
 use crate::mix::mix;
@@ -6,12 +6,12 @@ use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// An even fraction in [0, 1).
+/// A uniformly distributed fraction in [0, 1).
 fn even(seed: u64, i: u64) -> f64 {
     (mix(mix(seed) ^ i.wrapping_mul(0x9e37_79b9_7f4a_7c15)) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Prompts between a hundred and some thirty thousand new tokens, half of them after a prefix.
+/// Prompts of between one hundred and some thirty thousand new tokens, half of them after a prefix.
 fn prompt(seed: u64, i: u64) -> (u64, u64) {
     let new = (100.0 * (even(seed, 3 * i) * 5.7).exp()) as u64;
     let context = if i.is_multiple_of(2) { 0 } else { (even(seed, 3 * i + 1) * 30_000.0) as u64 };
@@ -46,8 +46,8 @@ fn teach(learner: &mut Learner, truth: &Coefficients, seed: u64, count: u64, noi
 }
 
 proptest! {
-    /// Told twice, half or five times the truth, with a fifth of noise: within a tenth after
-    /// its share of a thousand requests on eight workers.
+    /// With a prior of twice, half or five times the true values and a noise of a fifth, the
+    /// estimate is within a tenth after one worker's part of a thousand requests on eight workers.
     #[test]
     fn a_wrong_prior_is_overcome(seed: u64, factor in 0.2f64..5.0) {
         let truth = Coefficients::default();
@@ -140,7 +140,7 @@ fn the_busy_share_follows_the_last_minute() {
     assert!((share.at(61 * SECOND) - 0.632).abs() < 0.001, "{}", share.at(61 * SECOND));
     share.set(601 * SECOND, false);
     assert!((share.at(661 * SECOND) - 0.368).abs() < 0.001);
-    // Half of each second.
+    // The worker is busy for half of each second.
     for i in 700..1_400 {
         share.set(i * SECOND, true);
         share.set(i * SECOND + SECOND / 2, false);

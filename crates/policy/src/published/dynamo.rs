@@ -1,10 +1,10 @@
-//! Blocks to compute, this prompt's and those queued.
+//! The policy of the fewest blocks to compute, of this prompt and of queued prompts.
 
 use super::Sight;
 use crate::candidate::{Candidate, Query};
 
-/// In blocks. `prefill_tokens` are those that were to be computed of each outstanding prompt
-/// when it was routed.
+/// The cost in blocks. `prefill_tokens` are the tokens that each outstanding prompt still had to
+/// compute when it was routed.
 pub(super) fn cost(candidate: &Candidate, query: Query, sight: Sight) -> f64 {
     let tokens = (candidate.prefill_tokens + query.prompt_tokens) as f64;
     let blocks = tokens / f64::from(query.block_size.max(1));

@@ -4,7 +4,7 @@ use super::Chosen;
 use crate::candidate::{Candidate, Query};
 use crate::index::CandidateIndex;
 
-/// How much above its even share of requests a worker may be.
+/// The maximum number of requests of a worker, relative to an equal share.
 const BOUND: f64 = 1.25;
 
 /// SplitMix64's output function of a state: one step, then the finalizer.
@@ -12,14 +12,15 @@ fn mix(state: u64) -> u64 {
     crate::mix::mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The worker with the most weight; of equal ones the last.
+/// Chooses the worker with the largest weight; the last of equal ones.
 pub(super) fn choose(candidates: &[Candidate], query: Query) -> Chosen {
     let weights = weights(candidates, query);
     let order = descending(&weights);
     chosen(order[0], &order)
 }
 
-/// The first in descending weight that is within its bound of outstanding requests.
+/// Chooses the first worker in descending order of weight whose outstanding requests are within the
+/// bound.
 pub(super) fn choose_bounded(candidates: &[Candidate], query: Query) -> Chosen {
     let order = descending(&weights(candidates, query));
     let total: u64 = candidates.iter().map(|candidate| u64::from(candidate.requests)).sum();
@@ -42,7 +43,7 @@ fn descending(weights: &[u64]) -> Vec<CandidateIndex> {
     order
 }
 
-/// A candidate's cost is its place in the order.
+/// The cost of a candidate is its position in the order.
 fn chosen(index: CandidateIndex, order: &[CandidateIndex]) -> Chosen {
     let mut costs = vec![0.0; order.len()];
     order.iter().enumerate().for_each(|(rank, i)| costs[*i] = rank as f64);

@@ -1,10 +1,10 @@
-//! A weighted sum of scores: the prefix counts twice, the queue once.
+//! The policy of a weighted sum of scores: the prefix counts twice, the queue once.
 
 use crate::candidate::{Candidate, Query};
 
 const PREFIX_WEIGHT: f64 = 2.0;
 
-/// The scores, negated.
+/// The negated scores.
 pub(super) fn costs(candidates: &[Candidate], query: Query) -> Vec<f64> {
     let waiting = candidates.iter().map(|candidate| candidate.waiting);
     let (least, most) = waiting.fold((u32::MAX, 0), |(a, b), n| (a.min(n), b.max(n)));

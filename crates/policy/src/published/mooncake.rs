@@ -1,9 +1,9 @@
-//! The soonest predicted end of the prefill.
+//! The policy of the earliest predicted end of the prefill.
 
 use super::{Chosen, Sight, cached_tokens};
 use crate::candidate::{Candidate, Query};
 
-/// In nanoseconds: the wait, and so many times the prefill.
+/// The cost in nanoseconds: the wait plus `weight` times the prefill.
 pub(super) fn cost(candidate: &Candidate, query: Query, sight: Sight, weight: f64) -> f64 {
     candidate.wait_ns as f64 + weight * prefill_ns(candidate, query, sight.blocks(candidate)) as f64
 }
@@ -13,8 +13,8 @@ fn prefill_ns(candidate: &Candidate, query: Query, blocks: u32) -> u64 {
     candidate.coefficients.prefill_ns(query.prompt_tokens, cached)
 }
 
-/// Each candidate either computes what it lacks, or first fetches what the candidate with the
-/// most overlap has while it works on its queue.
+/// Each candidate either computes the blocks that it does not hold, or, while it works on its
+/// queue, fetches the blocks of the candidate with the largest overlap.
 pub(super) fn choose_with_fetch(candidates: &[Candidate], query: Query) -> Chosen {
     let best = candidates.iter().map(|candidate| candidate.overlap_blocks).max().unwrap_or(0);
     let options: Vec<(f64, bool)> = candidates

@@ -1,10 +1,10 @@
-//! Most overlap first.
+//! The policy of the largest overlap.
 
 use super::Sight;
 use crate::candidate::Candidate;
 
-/// Prompt tokens outstanding of those with the most overlap; all others are out of the
-/// question.
+/// The outstanding prompt tokens of the candidates with the largest overlap; infinite for all
+/// others.
 pub(super) fn costs(candidates: &[Candidate], sight: Sight) -> Vec<f64> {
     let most = candidates.iter().map(|candidate| sight.blocks(candidate)).max();
     let cost = |candidate: &Candidate| match Some(sight.blocks(candidate)) == most {

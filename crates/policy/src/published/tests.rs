@@ -92,10 +92,10 @@ fn mooncake_waits_for_an_overlap_as_long_as_it_saves() {
     let saved = idle.coefficients.prefill_ns(1024, 0) - idle.coefficients.prefill_ns(1024, 512);
     let index = |wait| chosen(Published::Mooncake, &[idle, busy(wait)], query(1024, 0)).index.0;
     assert_eq!((index(saved), index(saved - 1)), (0, 1));
-    // Who counts the work five times waits five times as long, but for the tie.
+    // A policy that counts the work five times accepts five times the wait, except for the tie.
     let index = |wait| chosen(Published::WorkAware, &[idle, busy(wait)], query(1024, 0)).index.0;
     assert_eq!((index(5 * saved), index(5 * saved - 1)), (0, 1));
-    // What is only queued there counts for those who count it.
+    // Blocks that are only queued count for policies that count them.
     let queued = Candidate { assumed_blocks: 1, ..worker(1) };
     assert_eq!(
         chosen(Published::Mooncake, &[idle, queued], query(1024, 0)).index,
@@ -113,7 +113,7 @@ fn a_prefix_is_fetched_only_where_that_is_sooner() {
     let busy = Candidate { overlap_blocks: 10, wait_ns: 10_000_000_000, ..worker(1) };
     let fetched = chosen(Published::MooncakeFetch, &[idle, busy], query(10_000, 0));
     assert_eq!((fetched.index, fetched.fetch_blocks), (CandidateIndex(0), 10));
-    // 5 ms of a transfer to save the one token after the last block are not worth it.
+    // A transfer of 5 ms is not worth saving the one token after the last block.
     let barely = Candidate { overlap_blocks: 1, wait_ns: 1_000_000_000, ..worker(1) };
     let kept = chosen(Published::MooncakeFetch, &[idle, barely], query(10, 0));
     assert_eq!((kept.index, kept.fetch_blocks), (CandidateIndex(0), 0));
@@ -143,7 +143,7 @@ fn a_configuration_can_name_some_of_them_which_then_keep_off_the_dead() {
         let all = [holder, busy, idle];
         let choice = pick(&policy, &all, query(1024, 0)).expect("there are workers");
         assert_eq!((choice.index, choice.costs.len()), (CandidateIndex(2), 3), "{policy:?}");
-        // Who decodes is a matter of load alone.
+        // The decode worker is chosen by load alone.
         let decode = Query { leg: crate::Leg::Decode, ..query(1024, 0) };
         let choice = pick(&policy, &all, decode).expect("there are workers");
         assert_eq!(choice.index, CandidateIndex(1), "{policy:?}");

@@ -1,16 +1,16 @@
 //! Fairness between tenants: start-time fair queueing.
 //!
-//! Each tenant has a virtual time, which each release advances by the release's prefill
-//! divided by the tenant's weight. The queue's virtual time is that of the tenant which waits
-//! and has got least. Who comes after a pause begins there: nothing is saved up.
+//! Each tenant has a virtual time. Each release advances it by the prefill of the release divided
+//! by the tenant's weight. The queue's virtual time is that of the waiting tenant that has received
+//! least. A tenant that comes after a pause starts at this time: it cannot save up time.
 
 use std::collections::HashMap;
 
-/// Tenants that are remembered while they do not wait. Beyond it, who is least ahead is
-/// forgotten, and forgiven.
+/// Maximum number of tenants that are remembered although they have no waiting request. Beyond it,
+/// the tenant that is least ahead is forgotten, and its lead with it.
 const REMEMBERED_MAX: usize = 4096;
 
-/// What tenants have got.
+/// The amount of work that each tenant has received.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fair {
     tenants: HashMap<u64, Tenant>,
@@ -24,7 +24,7 @@ struct Tenant {
 }
 
 impl Fair {
-    /// One more request of a tenant waits.
+    /// Records that one more request of a tenant waits.
     pub(super) fn joined(&mut self, tenant: u64) {
         self.advance();
         let begin = self.virtual_ms;
@@ -33,7 +33,7 @@ impl Fair {
         tenant.waiting += 1;
     }
 
-    /// One request less waits; it has got nothing.
+    /// Records that a request left the queue without being served.
     pub(super) fn left(&mut self, tenant: u64) {
         if let Some(tenant) = self.tenants.get_mut(&tenant) {
             tenant.waiting = tenant.waiting.saturating_sub(1);
@@ -41,7 +41,7 @@ impl Fair {
         self.forget();
     }
 
-    /// One request less waits; it has got so much.
+    /// Records that a request was released, with the predicted time of its prefill.
     pub(super) fn served(&mut self, tenant: u64, prefill_ms: f64, weight: f64) {
         if let Some(tenant) = self.tenants.get_mut(&tenant) {
             tenant.virtual_ms += prefill_ms / weight.max(1e-6);
@@ -49,7 +49,7 @@ impl Fair {
         self.left(tenant);
     }
 
-    /// By how much a tenant is ahead of the one that has got least.
+    /// By how much a tenant is ahead of the waiting tenant that has received least.
     pub(super) fn ahead_ms(&self, tenant: u64) -> f64 {
         self.tenants.get(&tenant).map_or(0.0, |tenant| tenant.virtual_ms - self.virtual_ms)
     }
@@ -62,7 +62,7 @@ impl Fair {
         }
     }
 
-    /// Forgets who neither waits nor is ahead.
+    /// Forgets tenants that have no waiting request and are not ahead.
     fn forget(&mut self) {
         self.advance();
         let now = self.virtual_ms;

@@ -3,14 +3,14 @@
 use super::{Item, Queue, View, shortest_prefill_ms};
 use crate::candidate::Candidate;
 
-/// A request that may not wait.
+/// A request that the queue refuses.
 #[derive(Clone, Debug)]
 pub struct Refused<T> {
     /// The request.
     pub item: Item<T>,
-    /// The best that its time to the first token could be; `None` where the queue is full.
+    /// The lowest possible time to the first token; `None` if the queue is full.
     pub predicted_ttft_ms: Option<f64>,
-    /// When it may be tried again with some hope.
+    /// The time after which a retry can succeed.
     pub retry_after_ms: f64,
 }
 
@@ -19,14 +19,14 @@ impl<T> Refused<T> {
         Self { item, predicted_ttft_ms: None, retry_after_ms }
     }
 
-    /// For the header `Retry-After`.
+    /// The value of the header `Retry-After`, from 1 to 3600.
     pub fn retry_after_seconds(&self) -> u64 {
         (self.retry_after_ms / 1e3).ceil().clamp(1.0, 3600.0) as u64
     }
 }
 
 impl<T> Queue<T> {
-    /// Refuses a request that cannot meet the goal however well things go: not if it may.
+    /// Refuses a request that cannot meet the goal even under the best conditions.
     pub(super) fn check_goal(
         &self,
         item: Item<T>,
@@ -39,14 +39,15 @@ impl<T> Queue<T> {
         let wait_ms = self.wait_ms(&item, prefill_ms, candidates);
         let predicted_ms = waited_ms + wait_ms + prefill_ms;
         if predicted_ms <= goal_ms || prefill_ms > goal_ms || wait_ms == 0.0 {
-            // What is too long for the goal, or has nobody to wait for, does no better later.
+            // A request whose prefill alone exceeds the goal, or that would not have to wait, has
+            // no better chance later.
             return Ok(item);
         }
         let retry_after_ms = (predicted_ms - goal_ms).min(wait_ms);
         Err(Refused { item, predicted_ttft_ms: Some(predicted_ms), retry_after_ms })
     }
 
-    /// The wait of a request that has not come in, and its prefill.
+    /// The predicted wait of a request that is not in the queue, and its prefill.
     pub(super) fn backlog_ms(&self, item: &Item<T>, view: &mut impl View<T>) -> Option<(f64, f64)> {
         let mut candidates = Vec::new();
         view.candidates(&item.key, &mut candidates);
@@ -57,7 +58,8 @@ impl<T> Queue<T> {
         })
     }
 
-    /// Until the first worker is free, and those who go before have been shared out among all.
+    /// The time until the first worker is free and the requests before this one are served by all
+    /// workers.
     fn wait_ms(&self, item: &Item<T>, prefill_ms: f64, candidates: &[Candidate]) -> f64 {
         let up = || candidates.iter().filter(|candidate| candidate.up);
         let workers = up().count();
@@ -68,8 +70,8 @@ impl<T> Queue<T> {
         free_ms + self.ahead_ms(item.class, prefill_ms, workers)
     }
 
-    /// How long those who would go before a request of this class and predicted prefill keep
-    /// so many workers busy.
+    /// The time in milliseconds for which `workers` workers are busy with the requests that come
+    /// before a request of this class and predicted prefill.
     pub fn ahead_ms(&self, class: i32, prefill_ms: f64, workers: usize) -> f64 {
         let before = self.waiting.iter().filter(|other| {
             let other_class = other.item.class;

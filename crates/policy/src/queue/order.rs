@@ -4,12 +4,13 @@ use std::cmp::Ordering;
 
 use super::{Entry, Order, Queue};
 
-/// What a request's place in the order follows from; the least comes first.
+/// The keys by which requests are ordered, smallest first.
 #[derive(Clone, Copy, Debug)]
 struct Rank {
     class: i32,
     ahead: bool,
-    /// For those who would miss a deadline: the latest time to begin. Infinite for others.
+    /// For a request that is about to miss its deadline: the latest time to begin, in milliseconds
+    /// from now. Infinite for others.
     latest_ms: f64,
     length_ms: f64,
     number: u64,
@@ -27,7 +28,7 @@ impl Rank {
 }
 
 impl<T> Queue<T> {
-    /// The places of those who are next, at most as many as the window.
+    /// The positions of the next requests, at most as many as the window.
     pub(super) fn next(&self, now_ns: u64) -> Vec<usize> {
         let ranks: Vec<Rank> = self.ranks(now_ns);
         let mut places: Vec<usize> = (0..ranks.len()).collect();
@@ -40,7 +41,7 @@ impl<T> Queue<T> {
         places
     }
 
-    /// The one that has waited longest.
+    /// The position of the request that has waited longest.
     pub(super) fn oldest(&self) -> Option<usize> {
         let age = |place: &usize| {
             let Entry { item, number, .. } = &self.waiting[*place];
@@ -67,9 +68,9 @@ impl<T> Queue<T> {
     }
 }
 
-/// When a request must begin to meet its deadline, if that is soon: within its own length or
-/// the usual one, whichever is more, since about so long passes before a worker is free. A
-/// deadline that is missed already urges nobody.
+/// When a request must begin to meet its deadline, if that is soon: within its own prefill time or
+/// the mean one, whichever is longer, because about that time passes before a worker is free. A
+/// deadline that cannot be met any more does not count.
 fn latest_ms<T>(entry: &Entry<T>, now_ns: u64, usual_ms: f64) -> f64 {
     let Some(deadline_ns) = entry.item.deadline_ns else { return f64::INFINITY };
     let slack_ms = (deadline_ns as f64 - now_ns as f64) / 1e6 - entry.prefill_ms;

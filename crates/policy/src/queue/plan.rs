@@ -1,4 +1,4 @@
-//! A scheduling round: which waiting requests are released now, and to which workers.
+//! Runs a scheduling round: decides which waiting requests are released now, and to which workers.
 
 use super::{Queue, Release, Round, Ticket, View, shortest_prefill_ms};
 use crate::candidate::Candidate;
@@ -6,32 +6,33 @@ use crate::choose::Choice;
 use crate::index::WorkerIndex;
 use crate::policy::Policy;
 
-/// Estimates beside those in the window that each round renews, in turn.
+/// The number of estimates outside the window that each round updates, in turn.
 const RENEWED: usize = 8;
 
-/// A worker with what this round has placed on it.
+/// A worker with the requests that this round has placed on it.
 struct Placed {
     worker: WorkerIndex,
     rank: Option<u16>,
     wait_ns: u64,
-    /// Places in the queue of those that were placed on it.
+    /// The queue positions of the requests that were placed on the worker.
     places: Vec<usize>,
-    /// Whether one of them waits for it.
+    /// Whether one of these requests waits for the worker.
     held: bool,
 }
 
-/// What a round knows.
+/// The state of a round.
 #[derive(Default)]
 struct State {
     placed: Vec<Placed>,
-    /// Workers with room left; `None` before any was seen.
+    /// The number of workers with room left; `None` before the first request was examined.
     rooms: Option<usize>,
     due_ns: Option<u64>,
     released: Vec<(usize, Choice, Vec<Candidate>)>,
 }
 
 impl<T> Queue<T> {
-    /// Releases whom a worker has room for. Costs at most a choice for each in the window.
+    /// Releases the requests for which a worker has room. The cost is at most one choice for each
+    /// request in the window.
     pub fn round(&mut self, now_ns: u64, policy: &Policy, view: &mut impl View<T>) -> Round<T> {
         let Some(oldest) = self.oldest() else {
             return Round { releases: Vec::new(), due_ns: None };
@@ -54,7 +55,7 @@ impl<T> Queue<T> {
         Round { releases, due_ns: state.due_ns }
     }
 
-    /// Places one request, and releases it if it can begin.
+    /// Places one request, and releases it if its worker can begin it.
     fn bind(
         &mut self,
         place: usize,
@@ -69,7 +70,7 @@ impl<T> Queue<T> {
         self.waiting[place].prefill_ms = shortest_prefill_ms(&candidates, &query);
         let lead_ns = (self.config.lead_ms * 1e6) as u64;
         let any_up = candidates.iter().any(|candidate| candidate.up);
-        // Where nobody lives, a real attempt gives the client the real error.
+        // If no worker is up, a real attempt gives the client the real error.
         let has_room = |candidate: &Candidate| !any_up || candidate.wait_ns <= lead_ns;
         if state.rooms.is_none() {
             let able = || candidates.iter().filter(|candidate| candidate.up || !any_up);
@@ -122,14 +123,14 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Takes the released ones out and settles accounts.
+    /// Removes the released requests from the queue and updates credit and fairness.
     fn take(
         &mut self,
         released: Vec<(usize, Choice, Vec<Candidate>)>,
         oldest: usize,
         owed: bool,
     ) -> Vec<Release<T>> {
-        // From the last place on, so that places stay what they are.
+        // Remove from the last position to the first, so that positions stay valid.
         let mut order: Vec<usize> = (0..released.len()).collect();
         order.sort_unstable_by_key(|i| std::cmp::Reverse(released[*i].0));
         let mut entries: Vec<Option<super::Entry<T>>> = released.iter().map(|_| None).collect();
@@ -156,7 +157,8 @@ impl<T> Queue<T> {
         releases
     }
 
-    /// Looks again at some of those that wait far behind: their prefix may have come or gone.
+    /// Updates the estimates of some requests outside the window, since their prefix may have been
+    /// cached or evicted.
     fn renew(&mut self, view: &mut impl View<T>) {
         let mut candidates = Vec::new();
         for _ in 0..RENEWED.min(self.waiting.len()) {
@@ -169,7 +171,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// The candidate that is a worker, or its rank: most often at the place of the worker's number.
+/// The candidate for a worker or rank. Usually its position is the worker's number.
 fn find(
     candidates: &mut [Candidate],
     worker: WorkerIndex,

@@ -1,4 +1,4 @@
-//! Who is released when, and that nobody is forgotten.
+//! Tests of when requests are released, and that every request is released.
 
 use std::collections::HashSet;
 
@@ -10,10 +10,10 @@ use proptest::prelude::*;
 const BLOCK: u64 = 512;
 const MS: u64 = 1_000_000;
 
-/// A prompt by its blocks' names; a key of the queue is its place in `Fleet::prompts`.
+/// A prompt as the names of its blocks. The key of a request is its position in `Fleet::prompts`.
 type Prompt = Vec<u64>;
 
-/// Workers that compute one prompt after the other, and remember all of them.
+/// Workers that compute one prompt after the other and keep all of their blocks.
 struct Fleet {
     prompts: Vec<Prompt>,
     free_at_ns: Vec<u64>,
@@ -56,7 +56,7 @@ impl Fleet {
         }
     }
 
-    /// A prompt of so many blocks that nobody else has.
+    /// A prompt of `blocks` blocks that no other prompt has.
     fn cold(&mut self, blocks: u64) -> Item<usize> {
         let first = 1_000_000 * (self.prompts.len() as u64 + 1);
         self.item((first..first + blocks).collect())
@@ -66,7 +66,7 @@ impl Fleet {
         queue.push(item, self.now_ns, self).unwrap()
     }
 
-    /// A round, carried out; the released keys with their workers.
+    /// Runs a round and returns the released keys with their workers.
     fn round(&mut self, queue: &mut Queue<usize>) -> Vec<(usize, usize)> {
         let round = queue.round(self.now_ns, &Policy::predicted_ttft(), self);
         let begin = |release: Release<usize>| {
@@ -89,7 +89,8 @@ impl Fleet {
         self.now_ns = busy.min().copied().unwrap_or(self.now_ns);
     }
 
-    /// Rounds until nobody waits: the keys in the order of their release, with workers.
+    /// Runs rounds until no request waits. Returns the keys in the order of their release, with
+    /// workers.
     fn run(&mut self, queue: &mut Queue<usize>) -> Vec<(usize, usize)> {
         let mut released = Vec::new();
         while !queue.is_empty() {
@@ -234,7 +235,7 @@ fn a_full_queue_and_an_unreachable_goal_refuse_and_say_when_to_come_again() {
     let item = fleet.cold(20);
     let refused = queue.push(item, 0, &mut fleet).unwrap_err();
     assert_eq!(refused.predicted_ttft_ms, None);
-    // Four seconds, and two prompts of one on two workers.
+    // Four seconds, and two prompts of one second on two workers.
     assert_eq!(refused.retry_after_seconds(), 6);
 
     let mut queue = Queue::new(QueueConfig { ttft_goal_ms: Some(4_500.0), ..config() });
@@ -282,7 +283,7 @@ fn who_goes_is_forgotten_and_the_dead_get_requests_only_where_nobody_lives() {
     assert_eq!(fleet.round(&mut queue).len(), 1, "its attempt says what is wrong");
 }
 
-/// Milliseconds of prefill of a cold prompt.
+/// The prefill time of a cold prompt in milliseconds.
 fn length_ms(blocks: u64) -> f64 {
     crate::Coefficients::default().prefill_seconds(blocks * BLOCK, 0) * 1e3
 }
@@ -290,8 +291,8 @@ fn length_ms(blocks: u64) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever is sent after it, and however short, a request is released when those older
-    /// than it, divided by their share, have been waited for.
+    /// Regardless of the number and length of later requests, a request is released when the work
+    /// of older requests, divided by their share, has been done.
     #[test]
     fn nobody_starves(
         share in 0.05f64..0.5,
@@ -309,7 +310,7 @@ proptest! {
         let bound_ms = older_ms / share + (old.len() + 1) as f64 * length_ms(8);
         let mut others_ms = 0.0;
         for (blocks, class, tenant) in &young {
-            // Always two younger ones to take instead.
+            // There are always two newer requests that could be released instead.
             while queue.len() < old.len() + 2 {
                 let item = Item { class: *class, tenant: *tenant, ..fleet.cold(*blocks) };
                 fleet.push(&mut queue, item);
@@ -328,8 +329,8 @@ proptest! {
         }
     }
 
-    /// While both wait, neither of two tenants gets more than its share by more than what is
-    /// allowed, a prompt, and what is the oldest one's by right.
+    /// While two tenants wait, neither gets more than its share by more than the allowed lead, one
+    /// prompt, and the share of the oldest request.
     #[test]
     fn tenants_get_their_shares(
         weight in 0.25f64..4.0,

@@ -1,20 +1,20 @@
-//! The one ratio as a threshold that would have saved most time recently.
+//! Learns the ratio that would have saved most time recently as the threshold.
 
-/// Classes of hit ratios: each a twentieth, and one for whole prompts.
+/// The number of classes of hit ratios: each is a twentieth wide, and one is for whole prompts.
 const CLASSES: usize = 21;
-/// A comparison counts half as much after so long.
+/// The weight of a comparison is halved after this time.
 const HALF_LIFE_SECONDS: f64 = 60.0;
-/// The most that one comparison says.
+/// The maximum gain or loss that one comparison counts.
 const SAVED_MAX_MS: f64 = 10_000.0;
-/// So many comparisons are worth as much as all before them that were not made.
+/// With this number of comparisons the confidence reaches half of its value for very many.
 const FEW: f64 = 20.0;
 
-/// What local prefills would have saved, by the share of the prompt that was held.
+/// The time that local prefills would have saved, by the share of the prompt that was cached.
 #[derive(Clone, Debug)]
 pub(super) struct Curve {
-    /// Of each class: saved by going local, in milliseconds; negative where that lost.
+    /// For each class: the time saved by local prefill, in milliseconds; negative if it was lost.
     saved_ms: [f64; CLASSES],
-    /// What was at stake, whoever won.
+    /// For each class: the sum of the absolute differences between both ways, in milliseconds.
     at_stake_ms: [f64; CLASSES],
     comparisons: f64,
     since_ns: u64,
@@ -45,7 +45,7 @@ impl Curve {
         self.comparisons += 1.0;
     }
 
-    /// The lower bound of the first class from which on going local saved most in all.
+    /// The lower bound of the class from which on local prefill saved most in total.
     pub(super) fn threshold_ratio(&self, now_ns: u64) -> f64 {
         if self.comparisons(now_ns) < 1.0 {
             return self.begin;
@@ -57,13 +57,13 @@ impl Curve {
         self.comparisons * self.kept(now_ns)
     }
 
-    /// How much of what was at stake that ratio decides rightly.
+    /// The share of the possible gain that this ratio achieves, from 0 to 1.
     pub(super) fn confidence(&self, now_ns: u64) -> f64 {
         let stake: f64 = self.at_stake_ms.iter().sum();
         if stake <= 0.0 {
             return 0.0;
         }
-        // Going remote wins what going local loses.
+        // A remote prefill gains what a local prefill loses.
         let (_, saved) = self.best();
         let all: f64 = self.saved_ms.iter().sum();
         let net = 2.0 * saved - all;
@@ -72,7 +72,7 @@ impl Curve {
         right.clamp(0.0, 1.0) * count / (count + FEW)
     }
 
-    /// The class from which on going local saves most, and how much.
+    /// The class from which on local prefill saves most, and how much it saves.
     fn best(&self) -> (usize, f64) {
         let (mut best, mut saved) = ((CLASSES - 1, 0.0f64), 0.0);
         for class in (0..CLASSES).rev() {

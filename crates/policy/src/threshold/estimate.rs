@@ -5,29 +5,30 @@ use crate::candidate::{Candidate, Leg, Query};
 use crate::index::CandidateIndex;
 use crate::predicted::{extra_work_price, terms};
 
-/// Steps up to so much of the goal are free; the rest is for what cannot be predicted.
+/// Steps up to this share of the goal cost no budget; the rest is a margin for prediction errors.
 const FREE_SHARE: f64 = 0.9;
 
-/// A local prefill.
+/// The prediction for a local prefill.
 struct Local {
-    /// The longer parts of its steps, and of those before it; its first step of generation.
+    /// The longer parts of its steps and of the steps before it, plus its wait and first decode
+    /// step.
     longer_ms: f64,
-    /// The shorter parts, which count by the interference.
+    /// The shorter parts of these steps, which count in proportion to the interference.
     shorter_ms: f64,
-    /// Its own share of both.
+    /// The part of both that belongs to this prompt.
     own_longer_ms: f64,
     own_shorter_ms: f64,
     excess_ms: f64,
 }
 
-/// A step of generation on a worker as it is.
+/// The duration of a decode step on a worker with its present load.
 pub(super) fn step_ms(candidate: &Candidate) -> f64 {
     let requests = u64::from(candidate.requests);
     candidate.coefficients.step_seconds(requests, candidate.active_tokens) * 1e3
 }
 
 impl Threshold {
-    /// The best prefill worker, and all that follows until the first token.
+    /// The best prefill worker, with the time until the first token.
     pub(super) fn at_prefill(&self, now_ns: u64, offer: &Offer<'_>) -> Option<Way> {
         let [scale, _] = self.remote.scales(trust(now_ns, self.remote_ns));
         let after = decode_ms(offer)?;
@@ -53,13 +54,13 @@ impl Threshold {
         up.map(way).min_by(|a, b| a.ttft_ms.total_cmp(&b.ttft_ms))
     }
 
-    /// The best decode worker that has the budget for it.
+    /// The best decode worker that has enough budget for a local prefill.
     pub(super) fn at_decode(&self, now_ns: u64, offer: &Offer<'_>) -> Option<Way> {
         let [scale, interference] = self.local.scales(trust(now_ns, self.local_ns));
         let price = extra_work_price(offer.decode, 0);
         let way = |(index, candidate): (CandidateIndex, &Candidate)| {
             let local = self.local(candidate, &offer.query, scale, interference);
-            // Who was never sent a local prefill has spent nothing.
+            // A worker that never got a local prefill has not used any budget.
             let guard = self.guards.get(&candidate.worker).copied().unwrap_or_default();
             let budget_ms = guard.budget_ms(now_ns, self.config.tbt_goal_ms, step_ms(candidate));
             if local.excess_ms > budget_ms {
@@ -78,22 +79,23 @@ impl Threshold {
         up.filter_map(way).min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms))
     }
 
-    /// The rest of a prompt, computed by a worker among its own steps.
+    /// Predicts a local prefill of the rest of a prompt, among the worker's decode steps.
     fn local(&self, at: &Candidate, query: &Query, scale: f64, interference: f64) -> Local {
         let cached = query.cached_tokens(at.held_blocks());
         let new = query.prompt_tokens.saturating_sub(cached);
         let step_ms = step_ms(at);
-        // What is ahead of it began somewhere in its prompt: no context is the best guess.
+        // The context of the prefills before this one is not known; no context is the best
+        // estimate.
         let (ahead_longer, ahead_shorter) = self.mixed(at, at.prefill_tokens, 0);
         let (own_longer_ms, own_shorter_ms) = self.mixed(at, new, cached);
         let base_ms = at.coefficients.prefill_base_seconds * 1e3;
         let context = at.active_tokens.saturating_add(query.prompt_tokens);
         let first_ms = at.coefficients.step_seconds(u64::from(at.requests) + 1, context) * 1e3;
 
-        // Half of the step that is under way when it comes.
+        // On average, half of the running step is left when the request arrives.
         let wait_ms = at.wait_ns as f64 / 1e6 + step_ms / 2.0;
 
-        // The last chunk looks at all before it, and takes the longest.
+        // The last chunk attends to all tokens before it and takes the longest.
         let last = self.chunk_tokens(new);
         let last_ms = at.coefficients.span_seconds(last, query.prompt_tokens - last) * 1e3;
         let longest_ms = step_ms.max(last_ms) * scale
@@ -110,8 +112,8 @@ impl Threshold {
         }
     }
 
-    /// The longer and the shorter parts of all steps that so many tokens take, the shorter
-    /// ones as configured.
+    /// The sums of the longer and of the shorter parts of all steps that `tokens` tokens take. The
+    /// shorter parts are multiplied by the configured interference.
     fn mixed(&self, at: &Candidate, tokens: u64, context: u64) -> (f64, f64) {
         let steps = self.steps(tokens);
         if steps == 0.0 {
@@ -135,7 +137,7 @@ impl Threshold {
     }
 }
 
-/// From the end of a remote prefill to the first token, on the best decode worker.
+/// The time from the end of a remote prefill to the first token, on the best decode worker.
 fn decode_ms(offer: &Offer<'_>) -> Option<f64> {
     let query = Query { leg: Leg::Decode, ..offer.query };
     let up = offer.decode.iter().filter(|candidate| candidate.up);

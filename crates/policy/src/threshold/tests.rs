@@ -1,4 +1,4 @@
-//! Which way is gone, what is learned, and what it costs to learn it.
+//! Tests of which way is chosen, what is learned, and what the exploration costs.
 
 use super::*;
 use crate::candidate::Leg;
@@ -23,7 +23,7 @@ fn worker(number: u32) -> Candidate {
     Candidate { worker: WorkerIndex(number), up: true, ..Candidate::default() }
 }
 
-/// A decode worker with streams, that holds some of the prompt.
+/// A decode worker with streams that holds some of the prompt.
 fn streaming(number: u32, overlap_blocks: u32) -> Candidate {
     Candidate { requests: 40, active_tokens: 200_000, overlap_blocks, ..worker(number) }
 }
@@ -32,13 +32,14 @@ fn offer<'a>(query: Query, prefill: &'a [Candidate], decode: &'a [Candidate]) ->
     Offer { query, prefill, decode, waiting: 0, ahead_ms: 0.0 }
 }
 
-/// Steps never too long for anybody: no budget plays a part.
+/// No step is too long for the goal, so the budget plays no part.
 fn gentle() -> Threshold {
     let config = ThresholdConfig { chunk_tokens: 512, tbt_goal_ms: 1e4, ..Default::default() };
     Threshold::new(config, 0.8)
 }
 
-/// Whether a prompt of so many tokens, of which decode holds some blocks, stays there.
+/// Whether a prompt of `tokens` tokens, of which the decode worker holds some blocks, is computed
+/// there.
 fn stays(tokens: u64, held: u32, change: impl Fn(&mut Candidate, &mut Candidate)) -> bool {
     let (mut p, mut d) = (worker(0), streaming(1, held));
     change(&mut p, &mut d);
@@ -70,7 +71,8 @@ fn short_tails_stay_and_long_ones_go_unless_the_other_side_is_busy() {
 fn long_steps_use_up_a_budget_that_comes_back() {
     let config = ThresholdConfig { chunk_tokens: 0, ..ThresholdConfig::default() };
     let mut threshold = Threshold::new(config, 0.8);
-    // A queue so long that every prompt would rather stay; its steps take some 600 ms.
+    // The queue is so long that local prefill is better for every prompt; its steps take some 600
+    // ms.
     let p = [Candidate { wait_ns: 60 * SECOND, ..worker(0) }];
     let d = [streaming(1, 0)];
     let long = offer(query(6_000, 1), &p, &d);
@@ -85,15 +87,15 @@ fn long_steps_use_up_a_budget_that_comes_back() {
         assert!(stay < 10, "no bound on long steps");
     }
     assert!(stay >= 1);
-    // What fits between two tokens goes on.
+    // Steps that fit between two tokens are still allowed.
     let short = offer(query(1_000, 1), &p, &d);
     assert!(threshold.compare(at, &short).local);
-    // 4.4 ms a step, 25 ms each: three to four seconds for one more.
+    // 4.4 ms per step, 25 ms each: three to four seconds for one more.
     assert!(threshold.compare(at + 10 * SECOND, &long).local);
 }
 
-/// Goes on for so many requests, one a second, where either way takes so many times what is
-/// predicted. Returns the seconds of all first tokens: as decided, always remote, always local.
+/// Runs `count` requests, one per second, whose true times are the given multiples of the predicted
+/// ones. Returns the total seconds until first tokens: as decided, always remote, always local.
 fn live(
     threshold: &mut Threshold,
     from: u64,
@@ -126,8 +128,8 @@ fn live(
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// Whatever either way really takes, in steady state neither going always remote nor
-    /// always local would have been better by more than a twentieth.
+    /// Whatever the true durations of both ways are: in steady state, neither always-remote nor
+    /// always-local prefill would have been better by more than a twentieth.
     #[test]
     fn never_much_worse_than_the_better_of_always_and_never(
         local_off in 0.3f64..4.0, remote_off in 0.3f64..4.0,
@@ -138,7 +140,7 @@ proptest! {
         prop_assert!(auto <= 1.05 * remote.min(local), "{auto} {remote} {local}");
     }
 
-    /// The same from ten minutes after the network or the engines have changed.
+    /// The same, ten minutes after the network or the engines have changed.
     #[test]
     fn another_regime_is_learned_in_minutes(
         before in (0.3f64..4.0, 0.3f64..4.0), after in (0.3f64..4.0, 0.3f64..4.0),
@@ -150,7 +152,7 @@ proptest! {
         prop_assert!(auto <= 1.05 * remote.min(local), "{auto} {remote} {local}");
     }
 
-    /// However requests come, few of them explore.
+    /// Few requests explore, regardless of when requests arrive.
     #[test]
     fn exploration_is_bounded(seed: u64, off in 0.5f64..2.0) {
         let mut threshold = gentle();
@@ -186,7 +188,7 @@ fn a_dry_run_changes_nothing_and_says_what_is_learned() {
     assert!((0.2..0.95).contains(&learned.threshold_ratio), "{learned:?}");
     assert!(learned.confidence > 0.6 && learned.comparisons > 50.0, "{learned:?}");
     assert!((0.8..1.2).contains(&learned.interference), "{learned:?}");
-    // An hour later, nothing of it counts.
+    // An hour later, none of this counts any more.
     let stale = threshold.learned(3_900 * SECOND);
     assert_eq!(stale.threshold_ratio, 0.8);
     assert!(stale.confidence < 0.01 && (stale.interference - 1.0).abs() < 1e-3, "{stale:?}");
@@ -202,7 +204,8 @@ fn the_ratio_is_where_local_prefills_begin_to_save() {
     let now = 100 * SECOND;
     assert!((0.59..0.66).contains(&curve.threshold_ratio(now)), "{}", curve.threshold_ratio(now));
     assert!(curve.confidence(now) > 0.75, "{}", curve.confidence(now));
-    // The regime changes: local never pays. Five minutes later that is what is known.
+    // The conditions change so that local prefill is never better. Five minutes later this is
+    // learned.
     for i in 400..1_600u64 {
         curve.compared(i * SECOND / 4, (i % 100) as f64 / 100.0, -500.0);
     }
