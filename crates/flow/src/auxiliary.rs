@@ -104,7 +104,8 @@ pub(super) fn able(
     Ok((next_leg(&served.pool, &[failed, &lacking].concat()), lacking))
 }
 
-/// Workers for both legs or for decode serve auxiliary endpoints; prefill workers do where no other worker is up.
+/// The role of the workers that serve auxiliary endpoints: workers for both legs or for decode, or
+/// prefill workers if no other worker is up.
 fn next_leg(pool: &Pool, exclusions: &[Exclusion]) -> Leg {
     let can = |leg| {
         let roster = pool.roster();

@@ -176,7 +176,7 @@ fn rejected(context: &Context, worker: &Worker, gate: Gate, below: Below) {
 
 /// By how much a prompt missed its threshold, as the log shows it.
 struct Below {
-    /// The share of the prompt that is cached, from 0 to 1, where that is known.
+    /// The share of the prompt that is cached, from 0 to 1, if it is known.
     hit_rate: Option<f64>,
     threshold: f64,
 }

@@ -18,7 +18,7 @@ const OUTPUT_TOKENS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_ou
 /// asked for usage, because only the engine knows how many tokens were cached.
 ///
 /// # Errors
-/// A 400 if `stream_options` is no object.
+/// An error with status 400 if `stream_options` is not an object.
 pub fn answer(
     body: JsonObject,
     endpoint: Endpoint,
@@ -38,7 +38,7 @@ pub fn answer(
 /// no hand-off and pins its blocks until the lease ends).
 ///
 /// # Errors
-/// A 400 if `sampling_params` is no object where it must be one.
+/// An error with status 400 if `sampling_params` must be an object and is not.
 pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<Parts, Error> {
     // An engine that samples the first token of the answer stops by itself after this token.
     let mut body = if lead.samples() { unstreamed(body) } else { one_token(body, endpoint)? };
@@ -51,7 +51,7 @@ pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<
 /// to free the blocks of an unused hand-off.
 ///
 /// # Errors
-/// A 400 if `sampling_params` is no object where it must be one.
+/// An error with status 400 if `sampling_params` must be an object and is not.
 pub fn fetch(body: &JsonObject, endpoint: Endpoint, carried: Carried<'_>) -> Result<Parts, Error> {
     let mut body = one_token(body, endpoint)?;
     carried.put(&mut body);

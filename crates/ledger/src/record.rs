@@ -304,7 +304,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// The figure that the client is told; `None` leaves the key out.
+/// The count of cached tokens in the client's usage; `None` leaves the key out.
 pub fn told(cached: Cached, fallback: CachedTokensFallback) -> Option<u32> {
     match (cached.source, fallback) {
         (Origin::Estimate, CachedTokensFallback::Zero) => Some(0),

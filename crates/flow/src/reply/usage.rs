@@ -1,10 +1,10 @@
 //! Decides the usage in the client's reply. No other module does this.
 //!
-//! The engine's figure has precedence wherever the engine gave one: 0 is a figure, `null`
-//! and absence are not. In P/D the figure is the prefill leg's, because this leg computed the
-//! prompt; the decode leg counts the blocks that were transferred to it, and old engines report all
-//! of them as cached (`ledger::entry` knows the legs). Only where no engine gave a figure, the
-//! estimate from confirmed blocks is used, or what `cached_tokens_fallback` says.
+//! The engine's figure has precedence if the engine gave one: 0 is a figure, `null` and absence are
+//! not. In P/D the figure is the prefill leg's, because this leg computed the prompt; the decode
+//! leg counts the blocks that were transferred to it, and old engines report all of them as cached
+//! (see `ledger::entry`). If no engine gave a figure, the estimate from confirmed blocks is used,
+//! or the rule of `cached_tokens_fallback`.
 
 use std::borrow::Cow;
 

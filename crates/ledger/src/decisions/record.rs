@@ -25,8 +25,9 @@ pub struct Decision {
     pub(super) counted_reason: Option<&'static str>,
     /// The share of the prompt, from 0 to 1, that a decode worker was to hold.
     pub(super) cache_hit_threshold: Option<f64>,
-    /// The share of the prompt that the decode worker tried first had cached, from 0 to 1: the
-    /// engine's figure where it turned the prompt away, else the index's; `None` if neither knows.
+    /// The share of the prompt, from 0 to 1, that the decode worker tried first had cached: the
+    /// engine's figure if it rejected the prompt, and otherwise the index's; `None` if neither is
+    /// known.
     pub(super) cache_hit_ratio: Option<f64>,
     /// Which gate decided whether a decode worker holds enough: `engine`, `shim`, `router`, or
     /// `none`.
