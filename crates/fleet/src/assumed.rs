@@ -1,9 +1,9 @@
-//! What a model's workers probably hold beyond the blocks that their KV events confirm.
+//! What a model's workers probably hold in addition to the blocks that their KV events confirm.
 //!
-//! There are two kinds of estimates. *Speculative*: a prompt that was just sent to a worker, until the worker's events
-//! confirm it; for every worker, for seconds. *Approximate*: what a worker without KV events
-//! has computed, for minutes, within its capacity. Estimates influence the choice of a worker. They open no gate, and
-//! are part of no figure that is reported or counted as overlap.
+//! There are two kinds of estimates. *Speculative*: a prompt that was just sent to a worker, until
+//! the worker's events confirm it; for every worker, for seconds. *Approximate*: what a worker
+//! without KV events has computed, for minutes, within its capacity. Estimates influence the choice
+//! of a worker. They open no gate and do not count in reported overlap.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,14 +17,14 @@ use super::worker::Worker;
 use splitrail_config::model::SpeculativeIndexConfig;
 use splitrail_policy::WorkerIndex;
 
-/// The guesses about a model's workers.
+/// The estimates for a model's workers.
 #[derive(Debug)]
 pub struct Assumed {
     speculative: Option<Guesses>,
     approximate: Option<Guesses>,
 }
 
-/// What the two kinds of guesses say of one prompt.
+/// The estimates for one prompt.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Leading blocks that were just sent to a worker.
@@ -36,14 +36,14 @@ pub struct Found {
 /// Blocks assumed of one worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AssumedBlocks {
-    /// Sent to it moments ago.
+    /// Blocks of prompts that were just sent to the worker.
     pub speculative: usize,
-    /// Computed by it lately, while no events told what it holds.
+    /// Blocks that the worker computed recently while no KV events were received.
     pub approximate: usize,
 }
 
 impl Assumed {
-    /// Nothing yet. A lifetime of 0 switches its kind of guesses off.
+    /// Empty estimates. A lifetime of 0 disables the respective kind.
     pub fn new(config: SpeculativeIndexConfig) -> Self {
         let guesses = |lifetime: Duration| {
             let lifetime_ms = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
@@ -57,16 +57,17 @@ impl Assumed {
         }
     }
 
-    /// A prompt is being sent to a worker, and there to a rank, that will hold it then. Of one
-    /// that chooses the rank itself nothing can be assumed.
+    /// Records that a prompt is sent to a worker, and to a rank if it is pinned. Nothing is
+    /// recorded if the engine chooses the rank.
     pub fn sent(&self, now: Instant, worker: &Worker, rank: Option<u16>, hashes: &[BlockHash]) {
         if let Some(speculative) = &self.speculative {
             speculative.record(now, worker, rank, hashes);
         }
     }
 
-    /// A worker has a prompt's KV. Where its events come in, they say so better. An attempt
-    /// that failed never comes here: what outlives it are seconds of speculation.
+    /// Records that a worker has computed a prompt. Ignored if its events are trusted, since they
+    /// are more precise. Not called for failed attempts, of which only the speculative entry
+    /// remains for seconds.
     pub fn computed(&self, now: Instant, worker: &Worker, rank: Option<u16>, hashes: &[BlockHash]) {
         if let Some(approximate) = &self.approximate
             && !worker.overlap_is_believed(rank)
@@ -75,7 +76,7 @@ impl Assumed {
         }
     }
 
-    /// What is assumed of a prompt.
+    /// Looks up the estimates for a prompt.
     pub fn find(&self, now: Instant, hashes: &[BlockHash], found: &mut Found) {
         let sides = [
             (&self.speculative, &mut found.speculative),
@@ -89,27 +90,27 @@ impl Assumed {
         }
     }
 
-    /// Takes out what has had its time, a bounded amount per call; says whether some is left.
+    /// Removes expired entries, a bounded number per call. Returns whether some are left.
     pub fn expire(&self, now: Instant) -> bool {
         let [first, second] = self.kinds().map(|guesses| guesses.is_some_and(|g| g.expire(now)));
         first || second
     }
 
-    /// A worker began anew, or dropped its cache: nothing is assumed of it.
+    /// Removes all entries of a worker that was restarted or dropped its cache.
     pub fn forget(&self, worker: WorkerIndex) {
         for guesses in self.kinds().into_iter().flatten() {
             guesses.forget(worker);
         }
     }
 
-    /// A worker's events come in: what it holds is known.
+    /// Removes the approximate entries of a worker whose events are now being received.
     pub fn confirmed(&self, worker: WorkerIndex) {
         if let Some(approximate) = &self.approximate {
             approximate.forget(worker);
         }
     }
 
-    /// Blocks that are assumed of a worker.
+    /// The numbers of blocks that are assumed of a worker.
     pub fn blocks(&self, worker: &Worker) -> AssumedBlocks {
         let [speculative, approximate] =
             self.kinds().map(|guesses| guesses.map_or(0, |guesses| guesses.blocks(worker)));
@@ -121,12 +122,13 @@ impl Assumed {
     }
 }
 
-/// One kind of guesses.
+/// The estimates of one kind.
 #[derive(Debug)]
 struct Guesses {
-    /// Held for a walk along a prompt, which takes steps by what it shares, not by its blocks.
+    /// Locked for a walk along a prompt, whose steps depend on shared prefixes rather than on the
+    /// number of blocks.
     recent: Mutex<Recent>,
-    /// When the next one has had its time; `u64::MAX` if there is none.
+    /// When the next entry expires; `u64::MAX` if there is none.
     next_expiry_ms: AtomicU64,
     started: Instant,
 }
@@ -144,7 +146,7 @@ impl Guesses {
         if hashes.is_empty() || (rank.is_none() && worker.ranks.are_chosen_by_the_engine()) {
             return;
         }
-        // Engines report the sum of all ranks.
+        // Engines report the total capacity of all ranks.
         let ranks = u32::from(worker.ranks.count());
         let capacity = worker.load(now).and_then(|load| load.total_blocks);
         let capacity = capacity.map(|blocks| (blocks / ranks) as usize);
@@ -186,7 +188,7 @@ impl Guesses {
         changed
     }
 
-    /// A poisoned lock still guards guesses: none of them has to be right.
+    /// A poisoned lock is still used: estimates need not be correct.
     fn lock(&self) -> MutexGuard<'_, Recent> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,7 @@
 //! Compares the cached tokens that workers report with the estimates of the index.
 //!
-//! Every reply's `cached_tokens` is a measurement of the index: the differences are tracked for each worker,
-//! and small random differences move the average slowly.
+//! Every reply's `cached_tokens` is a measurement of the index. The differences are averaged for
+//! each worker, so that a lasting difference shows and small random ones do not.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -9,23 +9,23 @@ use serde::Serialize;
 
 use crate::drift::Measured;
 
-/// Replies after which a worker that has never given a figure is named in the log.
-/// One that reports nothing instead of 0 needs a warm prompt to be heard.
+/// Number of replies after which a worker that has never reported a figure is named in the log. A
+/// worker that reports nothing instead of 0 only reports once a prompt is cached.
 const PATIENCE_REPLIES: u64 = 3;
 
-/// Weight of the newest comparison in the drift: about the last 16 count.
+/// Weight of the newest comparison in the moving averages: about the last 16 count.
 const WEIGHT: f64 = 1.0 / 16.0;
 
-/// What one worker has reported so far, and how far the index was off.
+/// How often one worker has reported figures, and how far the index was off.
 #[derive(Debug, Default)]
 pub struct Audit {
     pub(super) usage: Reporting,
     pub(super) cached_tokens: Reporting,
     comparisons: AtomicU64,
-    /// Grows each time that the index of this worker begins anew: what was promised before
-    /// says nothing about it.
+    /// Incremented each time that the worker's part of the index is rebuilt: estimates of an
+    /// earlier epoch say nothing about the current one.
     epoch: AtomicU64,
-    /// Comparisons of this epoch.
+    /// Number of comparisons in this epoch.
     samples: AtomicU64,
     promised: Drift,
     found: Drift,
@@ -33,7 +33,7 @@ pub struct Audit {
     under: Drift,
 }
 
-/// How often a figure was to be had, and was.
+/// How many replies could have contained a figure, and how many did.
 #[derive(Debug, Default)]
 pub(super) struct Reporting {
     replies: AtomicU64,
@@ -41,7 +41,7 @@ pub(super) struct Reporting {
     named: AtomicBool,
 }
 
-/// A moving average. It orders nothing: a lost race loses one sample's weight.
+/// A moving average. Relaxed atomics suffice: a lost race loses one sample.
 #[derive(Debug, Default)]
 struct Drift(AtomicU64);
 
@@ -60,34 +60,34 @@ impl Drift {
     }
 }
 
-/// An audit as it is shown.
+/// An audit as shown on the admin listener.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct AuditView {
-    /// Replies, and how many of them had usage.
+    /// All replies, and how many had a usage object.
     pub usage: ReportingView,
-    /// Replies of legs that do a prompt's work, and how many said what was cached.
+    /// Replies of legs that compute the prompt, and how many reported cached tokens.
     pub cached_tokens: ReportingView,
-    /// Replies that could be compared with the index.
+    /// Number of replies that could be compared with the index.
     pub comparisons: u64,
-    /// Moving average of blocks that the index had and the engine did not find.
+    /// Moving average of blocks that the index estimated and the engine did not find.
     pub drift_over_blocks: f64,
     /// Moving average of blocks that the engine found and the index did not have.
     pub drift_under_blocks: f64,
 }
 
-/// How often a figure was to be had, and was.
+/// How many replies could have contained a figure, and how many did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ReportingView {
-    /// Replies that could have had it.
+    /// Replies that could have contained the figure.
     pub replies: u64,
-    /// Replies that had it.
+    /// Replies that contained the figure.
     pub reported: u64,
-    /// Whether there were replies, and none of them had it.
+    /// Whether there were replies and none of them contained the figure.
     pub never: bool,
 }
 
 impl Reporting {
-    /// Counts a reply; says whether it is time to name the worker.
+    /// Counts a reply. Returns whether the worker should now be named in the log.
     pub(super) fn count(&self, reported: bool) -> bool {
         let replies = self.replies.fetch_add(1, Relaxed) + 1;
         let known = self.reported.fetch_add(reported.into(), Relaxed) + u64::from(reported);
@@ -101,12 +101,12 @@ impl Reporting {
 }
 
 impl Audit {
-    /// Which index of this worker promises are made from now.
+    /// The current epoch of the worker's part of the index.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Relaxed)
     }
 
-    /// The index of this worker begins anew, and so does the comparison.
+    /// Starts a new epoch, because the worker's part of the index is rebuilt.
     pub fn restart(&self) {
         self.epoch.fetch_add(1, Relaxed);
         self.samples.store(0, Relaxed);
@@ -115,8 +115,8 @@ impl Audit {
         }
     }
 
-    /// Counts a reply whose cached tokens were promised by the index of an epoch; says whether
-    /// that is the current index, which the reply tells something about.
+    /// Compares a reply's cached tokens with the estimate that was made in `epoch`. Returns whether
+    /// that is the current epoch, so that the comparison counts.
     pub(super) fn compare(
         &self,
         epoch: u64,
@@ -137,7 +137,7 @@ impl Audit {
         true
     }
 
-    /// What was measured of the index as it is.
+    /// The measurements of the current epoch.
     pub fn measured(&self) -> Measured {
         Measured {
             samples: self.samples.load(Relaxed),
@@ -148,7 +148,7 @@ impl Audit {
         }
     }
 
-    /// The audit as it is now.
+    /// The audit as shown on the admin listener.
     pub fn view(&self) -> AuditView {
         AuditView {
             usage: self.usage.view(),

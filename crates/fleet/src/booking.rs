@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::costs::Work;
 
-/// Sums of a worker's bookings. The counters are statistics for placement: they
-/// order nothing, so relaxed atomics suffice.
+/// Sums of a worker's bookings. Relaxed atomics suffice, because the counters are only statistics
+/// for placement.
 #[derive(Debug, Default)]
 pub struct Booked {
     requests: AtomicU32,
@@ -16,31 +16,31 @@ pub struct Booked {
 }
 
 impl Booked {
-    /// Requests that the router has on the worker now.
+    /// Number of this router's requests on the worker.
     pub fn requests(&self) -> u32 {
         self.requests.load(Relaxed)
     }
 
-    /// Prompt tokens that it still has to compute.
+    /// Prompt tokens of these requests that the worker still has to compute.
     pub fn prefill_tokens(&self) -> u64 {
         self.prefill_tokens.load(Relaxed)
     }
 
-    /// Prompt tokens of requests that it holds.
+    /// Prompt tokens of these requests in total.
     pub fn active_tokens(&self) -> u64 {
         self.active_tokens.load(Relaxed)
     }
 }
 
-/// One request's place on a worker, and on the rank that it is pinned to; dropping it gives
-/// everything back.
+/// The booking of one leg on a worker, and on a rank if the leg is pinned to it. Dropping it
+/// removes the leg from the sums.
 #[derive(Debug)]
 pub struct Booking {
     booked: Arc<Booked>,
     of_rank: Option<Arc<Booked>>,
     prefill_tokens: u64,
     active_tokens: u64,
-    /// The prompt's place in the worker's queue, if it computes it.
+    /// The prompt's place in the worker's queue, if the worker computes it.
     work: Option<Work>,
 }
 
@@ -70,14 +70,14 @@ impl Booking {
         std::iter::once(&self.booked).chain(&self.of_rank)
     }
 
-    /// The same booking, of a prompt that the worker computes: how long it takes is learned.
+    /// Adds the prompt that the worker computes, from whose duration the cost model learns.
     pub fn with_work(mut self, work: Work) -> Self {
         self.work = Some(work);
         self
     }
 
-    /// The prompt is computed: its tokens no longer queue. So much of it was cached by the
-    /// engine's word, if it has given it.
+    /// Records that the prompt has been computed: its tokens are no longer queued. `cached_tokens`
+    /// is the engine's figure, if it reported one.
     pub fn prefill_done(&mut self, cached_tokens: Option<u32>) {
         if let Some(work) = self.work.take() {
             work.done(Instant::now(), cached_tokens.map(u64::from));

@@ -1,4 +1,4 @@
-//! Bootstrap servers of prefill workers, where both legs of a request are sent at once.
+//! Bootstrap servers of prefill workers, needed by connectors that send both legs at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,26 +11,25 @@ use tokio::sync::Mutex;
 use splitrail_api::error::Error;
 use splitrail_engine_client::{Engine, EngineClient};
 
-/// A prefill worker's bootstrap server, and what it last said of its engine.
+/// A prefill worker's bootstrap server, and the engine ids that it last reported.
 #[derive(Debug)]
 pub struct Bootstrap {
     authority: Authority,
     known: ArcSwapOption<EngineIdentity>,
-    /// One question at a time; with the instant of the last that was in vain.
+    /// Allows one query at a time. Holds the time of the last failed query.
     asking: Mutex<Option<Instant>>,
 }
 
-/// Between two questions to a server that does not answer: those who wait for the first
-/// must not each ask again.
+/// Minimum time after a failed query: requests that waited for it must not each query again.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Who the engine behind a worker is, until it is started again.
+/// The ids of the engine behind a worker. They change when the engine is restarted.
 #[derive(Debug, PartialEq, Eq)]
 pub struct EngineIdentity(EngineIds);
 
 impl EngineIdentity {
-    /// Its id, and the rank that requests must be pinned to, if it has several: the one that
-    /// is wished for, else its first. `None` if there is no such rank.
+    /// The engine id, and the rank that requests must be pinned to if there are several: the given
+    /// rank, or otherwise the first. `None` if there is no such rank.
     pub fn of_rank(&self, rank: Option<u16>) -> Option<(&str, Option<u32>)> {
         let (rank, id, several) = match rank.map(u32::from) {
             Some(rank) => self.0.of_rank(rank).map(|(id, several)| (rank, id, several))?,
@@ -41,8 +40,8 @@ impl EngineIdentity {
 }
 
 impl Bootstrap {
-    /// A bootstrap server at `configured` (`http://HOST:PORT`), else at its usual port on
-    /// the worker's host.
+    /// A bootstrap server at `configured` (`http://HOST:PORT`), or otherwise at the default port on
+    /// the worker's host. `None` if the address is invalid.
     pub fn new(configured: Option<&str>, worker: &Authority) -> Option<Self> {
         let authority = match configured {
             Some(url) => url.strip_prefix("http://")?.parse().ok()?,
@@ -51,26 +50,26 @@ impl Bootstrap {
         Some(Self { authority, known: ArcSwapOption::empty(), asking: Mutex::default() })
     }
 
-    /// Its URL.
+    /// The URL of the server.
     pub fn url(&self) -> String {
         format!("http://{}", self.authority)
     }
 
-    /// Its host, without the brackets of an IPv6 address.
+    /// The host of the server, without the brackets of an IPv6 address.
     pub fn host(&self) -> &str {
         let host = self.authority.host();
         host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
     }
 
-    /// Its port.
+    /// The port of the server.
     pub fn port(&self) -> u16 {
         self.authority.port_u16().unwrap_or(BOOTSTRAP_PORT)
     }
 
-    /// The engine's id: as known, else as asked now.
+    /// The engine's ids, queried from the server if they are not known yet.
     ///
     /// # Errors
-    /// If the server cannot be asked, or answers nonsense.
+    /// If the server cannot be queried or its answer is invalid.
     pub async fn engine(
         &self,
         client: &EngineClient,
@@ -110,8 +109,8 @@ impl Bootstrap {
         Ok(EngineIdentity(ids))
     }
 
-    /// Forgets an engine with which a transfer failed, unless another one is known by now:
-    /// an engine that was started again has another id.
+    /// Forgets the ids of an engine with which a transfer failed, unless newer ids are known by
+    /// now: a restarted engine has other ids.
     pub fn forget(&self, engine: &Arc<EngineIdentity>) {
         let known = self.known.load();
         if known.as_ref().is_some_and(|known| Arc::ptr_eq(known, engine)) {

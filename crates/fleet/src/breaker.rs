@@ -1,5 +1,5 @@
-//! Circuit breakers: a worker whose requests fail one after another gets no requests for a while. There is one
-//! breaker for each leg, since an engine that cannot hand off may still decode.
+//! Circuit breakers: a worker whose requests fail one after another gets no requests for a while.
+//! There is one breaker for each leg, since an engine that cannot hand off may still decode.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use splitrail_config::model::BreakerConfig;
 
-/// How much longer than configured a breaker stays open at most.
+/// Maximum time for which a breaker stays open, as a multiple of the configured cooldown.
 const LONGEST: u32 = 16;
 
-/// A breaker. It has no clock: every instant is its caller's.
+/// A circuit breaker. It has no clock: callers pass the time.
 #[derive(Debug)]
 pub struct Breaker {
-    /// Closed, and the last request has not failed: every pick asks that of every worker, and
-    /// needs no lock for it. Changed with the state's lock held.
+    /// Whether the breaker is closed and the last request did not fail. Every decision reads this
+    /// for every worker, without the lock. Changed only while `state` is locked.
     calm: AtomicBool,
     state: Mutex<State>,
 }
@@ -29,11 +29,11 @@ struct State {
 
 #[derive(Clone, Copy, Debug)]
 struct Open {
-    /// Then one request may try.
+    /// The time from which one trial request is allowed.
     until: Instant,
-    /// How long it was opened for.
+    /// How long the breaker was opened for.
     period: Duration,
-    /// Whether a request is trying.
+    /// Whether a trial request is under way.
     trying: bool,
 }
 
@@ -44,23 +44,23 @@ impl Breaker {
         Self { calm: AtomicBool::new(true), state }
     }
 
-    /// From now on it goes by this; what it has seen stays.
+    /// Changes the configuration and keeps the state.
     pub fn set_config(&self, config: BreakerConfig) {
         self.state().config = config;
     }
 
-    /// Whether the worker may be asked.
+    /// Whether a request may be sent.
     pub fn allows(&self, now: Instant) -> bool {
         self.calm.load(Relaxed) || self.state().open.is_none_or(|open| now >= open.until)
     }
 
-    /// Whether it is open, a trial or not.
+    /// Whether the breaker is open, with or without a trial under way.
     pub fn is_open(&self) -> bool {
         self.state().open.is_some()
     }
 
-    /// The worker is asked. Where that is a trial, nobody else is let through meanwhile; a
-    /// trial that is never heard of again makes room for the next one in time.
+    /// Records that a request is sent. If it is a trial, no other request is allowed meanwhile; if
+    /// its result never arrives, the next trial is allowed after the same period.
     pub fn begin(&self, now: Instant) {
         if self.calm.load(Relaxed) {
             return;
@@ -73,8 +73,8 @@ impl Breaker {
         }
     }
 
-    /// The worker has begun to answer: it lives, but may still break off. Says whether that
-    /// closes the breaker.
+    /// Records that a reply has begun: the worker is alive, but the reply may still fail. Returns
+    /// whether this closes the breaker.
     pub fn answers(&self) -> bool {
         let mut state = self.state();
         let was_open = state.open.take().is_some();
@@ -84,7 +84,7 @@ impl Breaker {
         was_open
     }
 
-    /// The worker has done its part. Says whether that closes the breaker.
+    /// Records a success. Returns whether this closes the breaker.
     pub fn succeed(&self) -> bool {
         if self.calm.load(Relaxed) {
             return false;
@@ -95,7 +95,7 @@ impl Breaker {
         state.open.take().is_some()
     }
 
-    /// The worker has failed. Says whether that opens the breaker.
+    /// Records a failure. Returns whether this opens the breaker.
     pub fn fail(&self, now: Instant) -> bool {
         let mut state = self.state();
         self.calm.store(false, Relaxed);
@@ -103,7 +103,7 @@ impl Breaker {
         state.failures = state.failures.saturating_add(1);
         let failures = state.failures;
         match &mut state.open {
-            // What was sent before it opened says nothing new.
+            // A request that was sent before the breaker opened is no news.
             Some(open) if !open.trying => false,
             Some(open) => {
                 let period = (open.period * 2).min(config.cooldown * LONGEST);
@@ -119,7 +119,7 @@ impl Breaker {
         }
     }
 
-    /// A poisoned lock still guards a whole state.
+    /// A poisoned lock is still used: no code can panic between two changes of the state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,5 @@
-//! Learns for each model from which overlap on a decode worker computes a prompt faster than a remote prefill.
+//! Learns for one model from which overlap on a decode worker a local prefill is faster than a
+//! remote prefill.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -7,7 +8,7 @@ use splitrail_config::model::ThresholdConfig;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_policy::threshold::{Learned, Offer, Threshold, Verdict, Way};
 
-/// A model's threshold, as far as it calibrates itself.
+/// The self-calibrating threshold of one model.
 #[derive(Debug)]
 pub struct Calibration {
     epoch: Instant,
@@ -29,7 +30,7 @@ impl Default for Calibration {
 }
 
 impl Calibration {
-    /// From now on it goes by this. If it is news, what was learned is void.
+    /// Sets the configuration. If it has changed, everything learned is dropped.
     pub fn configure(&self, config: ThresholdConfig) {
         let mut state = self.lock();
         if state.config != config {
@@ -37,7 +38,8 @@ impl Calibration {
         }
     }
 
-    /// Compares both ways; if the request is going to take one of them, that is taken note of.
+    /// Compares local and remote prefill. With `goes`, the request takes the way that the verdict
+    /// names, which is recorded.
     pub fn compare(&self, now: Instant, offer: &Offer<'_>, goes: bool) -> Verdict {
         let now_ns = self.ns(now);
         let mut state = self.lock();
@@ -48,7 +50,7 @@ impl Calibration {
         verdict
     }
 
-    /// A request that went a way had its first token after so long.
+    /// Learns from the time to first token of a request that took a way.
     pub fn observe(&self, now: Instant, local: bool, way: &Way, ttft_ms: f64) {
         let now_ns = self.ns(now);
         self.lock().threshold.observe(now_ns, local, way, ttft_ms);

@@ -1,12 +1,13 @@
-//! The parity canary: one known prompt for each worker, which shows whether router and engine make the
-//! same tokens and KV blocks of a prompt.
+//! The parity canary: a known prompt for each worker, which shows whether router and engine make
+//! the same tokens and KV blocks of a prompt.
 //!
-//! Where they differ, no request fails: lookups in the index miss, or, worse, find
-//! blocks of other prompts. So each worker is asked when it joins, when it comes back and at an interval; before the
-//! first result, and where it differs, its overlap is ignored. The engine is asked
-//! for the prompt's tokens, then serves the prompt once (one token), with a `cache_salt` of its own, so that it
-//! shares no blocks with clients; the blocks must then be in the index, whichever source the events have. A canary is
-//! not a client's request: it has no ledger entry, no decision record and no booking, and does not count for a breaker.
+//! If they differ, no request fails, but lookups in the index miss or, worse, find blocks of other
+//! prompts. So each worker is asked when it joins, when it comes back, and at an interval. Its
+//! overlap is ignored before the first result and after a mismatch. The engine is asked for the
+//! prompt's tokens and then serves the prompt once (one token), with its own `cache_salt`, so that
+//! it shares no blocks with clients. The blocks must then appear in the index, whichever source
+//! reports the events. A canary is not a client's request: it has no ledger entry, no decision
+//! record and no booking, and it does not count for circuit breakers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,15 +31,15 @@ use prompt::Prompt;
 use splitrail_api::text::random_id;
 use splitrail_config::model::Flow;
 
-/// Between two looks at whether something has become true.
+/// Interval at which conditions are checked.
 const GLANCE: Duration = Duration::from_millis(10);
-/// How long a worker's KV events may take to come in before it is asked without them.
+/// Maximum time to wait for a worker's KV events before it is asked without them.
 const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
-/// Before a worker of which nothing could be told is asked again; doubles up to
+/// Initial time until a worker is asked again after an unclear result; doubles up to
 /// `canary.interval`.
 const AGAIN_MIN: Duration = Duration::from_secs(1);
 
-/// Asks one worker again and again until the task is ended.
+/// Asks one worker repeatedly until the task is aborted.
 pub(super) async fn run(
     cluster: Arc<Cluster>,
     served: Arc<Served>,
@@ -74,9 +75,9 @@ pub(super) async fn run(
     }
 }
 
-/// Waits until the worker may have become another one.
+/// Waits until the worker may have been restarted.
 async fn another(standing: &mut watch::Receiver<State>, round: u64) {
-    // The sender is the worker, which the task keeps.
+    // The sender belongs to the worker, which this task keeps alive.
     let _changed = standing.wait_for(|state| state.round != round).await;
 }
 
@@ -84,7 +85,7 @@ struct Canary {
     cluster: Arc<Cluster>,
     served: Arc<Served>,
     worker: Arc<Worker>,
-    /// Whether somebody tells of its KV events.
+    /// Whether the engine or a shim reports KV events.
     expects_events: bool,
 }
 
@@ -109,7 +110,7 @@ impl Canary {
             return Verdict::Differ(cause);
         }
         let compared = diagnose::is_compared(&prompt.tokens, &engine);
-        // Alone, one half of a pair never answers.
+        // An engine never answers one leg of a pair alone.
         let alone = served.config.connector.serves_alone();
         if !alone && served.config.flow != Flow::Aggregated {
             return if compared { Verdict::Agree } else { Verdict::Unclear("not_served_alone") };
@@ -123,7 +124,8 @@ impl Canary {
         }
     }
 
-    /// Whether its events come in, or begin to soon.
+    /// Waits for a limited time until the worker's events are being received. Returns whether they
+    /// are.
     async fn events_come(&self) -> bool {
         let coming = async {
             while !self.events_are_current() {
@@ -133,7 +135,8 @@ impl Canary {
         tokio::time::timeout(EVENTS_PATIENCE, coming).await.is_ok()
     }
 
-    /// Those of the rank that is asked, which is the first; of any, where the engine chooses.
+    /// Whether events are being received: of the first rank if requests can be pinned, since it is
+    /// the one asked; otherwise of all ranks.
     fn events_are_current(&self) -> bool {
         match self.worker.ranks.are_pinned() {
             true => self.worker.ranks.is_current(0),
@@ -141,7 +144,7 @@ impl Canary {
         }
     }
 
-    /// The same prompt to the first adapter: one is enough to see how events name them.
+    /// Repeats the test with the first adapter. One is enough to see how events name adapters.
     async fn serve_adapter(&self, prompt: &Prompt, has_events: bool) -> Verdict {
         let Some(adapter) = self.served.config.adapters.first().filter(|_| has_events) else {
             return Verdict::Agree;
@@ -153,7 +156,7 @@ impl Canary {
         }
     }
 
-    /// Has the prompt served once, and looks for its blocks.
+    /// Lets the engine serve the prompt once, and looks for its blocks in the index.
     async fn serve(&self, prompt: &Prompt, adapter: Option<&str>, has_events: bool) -> Verdict {
         let Self { served, worker, .. } = self;
         let salt = format!("splitrail-canary-{}", random_id());
@@ -204,7 +207,7 @@ impl Canary {
         }
     }
 
-    /// Takes a verdict down.
+    /// Records, counts and logs a verdict.
     fn judge(&self, round: u64, verdict: Verdict) {
         let (model, worker) = (self.served.name(), self.worker.id());
         let before = self.worker.parity.parity();
@@ -225,7 +228,7 @@ impl Canary {
                  served by load, without KV routing"
             ),
             _ if parity == before => {}
-            // What is known stands.
+            // An unclear result does not replace an earlier one.
             Parity::Unknown if before != Parity::Pending => {
                 tracing::debug!(model, worker, why, "the canary told nothing");
             }
@@ -237,7 +240,8 @@ impl Canary {
     }
 }
 
-/// The prompt's block hashes, and those by which an engine that errs would be found.
+/// The prompt's block hashes, and those under which the blocks of a misbehaving engine would
+/// appear.
 struct Places {
     right: Vec<BlockHash>,
     unsalted: Vec<BlockHash>,

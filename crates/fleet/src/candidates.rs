@@ -1,4 +1,5 @@
-//! The state of a worker at the time of a decision: one candidate for each place that a leg could be sent to.
+//! The state of workers at the time of a decision: one candidate for each worker or rank that a leg
+//! could be sent to.
 
 use std::time::Instant;
 
@@ -39,9 +40,9 @@ struct Work {
 
 /// What a worker or one of its ranks holds of the prompt.
 struct Held {
-    /// By its events; nothing where they are not believed.
+    /// The overlap that KV events confirmed; empty if the events are not trusted.
     overlap: Overlap,
-    /// Whether they are.
+    /// Whether the worker's KV events are trusted.
     current: bool,
     sent: u32,
     computed: u32,
@@ -69,7 +70,7 @@ impl<'a> CandidateBuilder<'a> {
         Self { overlaps, found, busiest, busy, uses_costs, now }
     }
 
-    /// Adds a worker, or each of its ranks where requests can be pinned to them.
+    /// Adds a worker, or each of its ranks if requests can be pinned to them.
     pub(super) fn add(&self, worker: &Worker, leg: Leg, able: &mut Vec<Candidate>) {
         let load = worker.load(self.now);
         let ranks = match worker.ranks.are_pinned() {
@@ -125,7 +126,7 @@ impl<'a> CandidateBuilder<'a> {
             overlap_by_tier: overlap.by_tier,
             overlap_discount: worker.drift.discount(),
             assumed_blocks: 0,
-            // Without events nothing says when it has been computed.
+            // Without events the router does not learn when the prompt has been computed.
             underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
             recent_blocks: sent.max(computed),
             waiting: costs.waiting,
@@ -139,15 +140,15 @@ impl<'a> CandidateBuilder<'a> {
 
     fn of_rank(&self, worker: &Worker, rank: u16, current: bool) -> Held {
         let key = rank_key(worker.index, rank);
-        // What may be out of date is not certain.
+        // Only a current index counts as confirmed.
         let overlap = if current { self.overlaps.get(key) } else { Overlap::default() };
         let sent = self.found.speculative.get(key);
         let computed = self.found.approximate.get(key);
         Held { overlap, current, sent, computed }
     }
 
-    /// Of a worker that chooses the rank itself: what all of them have. Nothing is assumed,
-    /// since nobody knows where anything was sent.
+    /// For a worker that chooses the rank itself: the blocks that all ranks hold. Nothing is
+    /// assumed, because the router does not know to which rank prompts went.
     fn of_whichever_rank(&self, worker: &Worker) -> Held {
         let current = worker.overlap_is_believed(None);
         let of_rank = |rank| self.overlaps.get(rank_key(worker.index, rank));
@@ -156,7 +157,7 @@ impl<'a> CandidateBuilder<'a> {
         Held { overlap, current, sent: 0, computed: 0 }
     }
 
-    /// The work of a whole worker; of one with several ranks, what each of them has on average.
+    /// The load of a worker; with several ranks, the mean load of one rank, rounded up.
     fn work(&self, worker: &Worker, load: Option<&EngineLoad>) -> Work {
         let reported = load.map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
         let others = worker.shim_report.others(self.now, self.busiest);
@@ -172,8 +173,8 @@ impl<'a> CandidateBuilder<'a> {
         }
     }
 
-    /// The work of a rank: the router's own is known for each, the engine may tell for each,
-    /// and that of other routers is spread evenly.
+    /// The load of a rank. The router's own part is known for each rank, the engine may report its
+    /// part for each rank, and the part of other routers is divided evenly.
     fn work_of_rank(
         &self,
         worker: &Worker,

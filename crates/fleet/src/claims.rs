@@ -1,4 +1,4 @@
-//! Merges what the sources of workers report into one list of workers. Pure.
+//! Merges what the sources report of a worker into one description. Pure functions.
 
 use std::collections::BTreeMap;
 
@@ -6,21 +6,21 @@ use serde::Serialize;
 
 use splitrail_config::model::Worker as WorkerConfig;
 
-/// Who says that a worker is there. The first of those that name a worker leads: its word
-/// counts, the others fill what it leaves out. A shim leads only where no operator has written
-/// the worker down at another address.
+/// A source that reports workers. Of the sources that report the same worker, the first in this
+/// order leads: its values count, and the others fill in values that it lacks. A shim leads only if
+/// no operator has given the worker another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// Its shim, which is attached.
+    /// A shim that is attached.
     Shim,
-    /// An operator, at the admin listener.
+    /// An operator, on the admin listener.
     Admin,
     /// The configuration file.
     Config,
-    /// Kubernetes; the place in the model's `discovery`.
+    /// Kubernetes; the index in the model's `discovery`.
     Kubernetes(usize),
-    /// DNS; the place in the model's `discovery`.
+    /// DNS; the index in the model's `discovery`.
     Dns(usize),
 }
 
@@ -37,45 +37,46 @@ impl Source {
     }
 }
 
-/// What the sources say of one worker, by source and by the name that each gives it.
+/// What the sources report of one worker, by source and by the id that each uses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Claims(BTreeMap<(Source, String), WorkerConfig>);
 
 impl Claims {
-    /// A source's word, in place of what it said before.
+    /// Records what a source reports, replacing what it reported before.
     pub(super) fn insert(&mut self, source: Source, config: WorkerConfig) {
         self.0.insert((source, config.id.clone()), config);
     }
 
-    /// A source takes its word back.
+    /// Withdraws what a source reported under this id.
     pub(super) fn remove(&mut self, source: Source, id: &str) {
         self.0.remove(&(source, id.to_owned()));
     }
 
-    /// Whether a source names the worker so.
+    /// Whether a source reports the worker under this id.
     pub(super) fn has(&self, source: Source, id: &str) -> bool {
         self.0.contains_key(&(source, id.to_owned()))
     }
 
-    /// Everybody who says that it is there, the leading one first.
+    /// The sources that report the worker, the leading one first.
     pub(super) fn sources(&self) -> impl Iterator<Item = Source> + '_ {
         self.0.keys().map(|(source, _)| *source)
     }
 
-    /// The names that a source knows it by.
+    /// The ids that a source uses for the worker.
     pub(super) fn named_by(&self, source: Source) -> impl Iterator<Item = &str> {
         self.0.keys().filter(move |(by, _)| *by == source).map(|(_, id)| id.as_str())
     }
 
-    /// What an operator wrote of it: at the admin listener, else in the file.
+    /// What an operator specified: on the admin listener, or otherwise in the configuration.
     pub(super) fn written(&self) -> Option<&WorkerConfig> {
         let by_an_operator = |source: Source| matches!(source, Source::Admin | Source::Config);
         self.0.iter().find(|((source, _), _)| by_an_operator(*source)).map(|(_, config)| config)
     }
 
-    /// The worker as all of them describe it, under the name it has: `None` if nobody does.
-    /// Only sources that give the same address fill gaps: another address may be another
-    /// engine's. A shim at another address than the one that is written down does not count.
+    /// The merged description of the worker under the given id, with its leading source; `None` if
+    /// no source counts. Only sources that give the leading source's address fill in missing
+    /// values, since another address may belong to another engine. A shim is ignored if an operator
+    /// has given another address.
     pub(super) fn worker(&self, id: &str) -> Option<(Source, WorkerConfig)> {
         let written = self.written().map(|config| config.url.as_str());
         let counts = |source: Source, config: &WorkerConfig| {

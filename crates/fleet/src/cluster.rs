@@ -1,4 +1,4 @@
-//! The state of the cluster as a whole: all models and their workers.
+//! The state that all workers of a router share: the served models and fixed settings.
 
 use std::sync::Arc;
 
@@ -10,19 +10,18 @@ use super::served::{Served, Serving};
 use splitrail_config::model::{Config, Events, FleetConfig};
 use splitrail_engine_client::networks::Networks;
 
-/// What all workers of a router have in common: the models that are served, and the settings of
-/// the configuration that only a restart changes.
+/// The served models, and the settings of the configuration that only a restart changes.
 pub struct Cluster {
     serving: ArcSwap<Serving>,
     /// Seed of the block hashes.
     pub hash_seed: HashSeed,
-    /// How shims attach.
+    /// The settings for shims that attach.
     pub fleet: FleetConfig,
-    /// How events of shims reach the router.
+    /// The event plane.
     pub events: Events,
     /// The port of the HTTP listener, as configured.
     pub http_port: u16,
-    /// Where workers may be that the configuration does not name.
+    /// The networks in which workers may be that are not listed in the configuration.
     pub networks: Networks,
     /// The router's metrics.
     pub metrics: Arc<Metrics>,
@@ -43,12 +42,12 @@ impl Cluster {
         }
     }
 
-    /// What is served now. A request takes it once, and keeps to it.
+    /// What is served now. A request loads this once and uses it until its end.
     pub fn serving(&self) -> Arc<Serving> {
         self.serving.load_full()
     }
 
-    /// From now on, this is served. The fleet calls it once the workers are there.
+    /// Replaces what is served. Called by the fleet after the workers have been added.
     pub(super) fn serve(&self, serving: Arc<Serving>) {
         self.serving.store(serving);
     }

@@ -15,15 +15,14 @@ use splitrail_config::model::CostsConfig;
 use splitrail_policy::Coefficients;
 use splitrail_policy::learn::{BusyShare, Evidence, Learner};
 
-/// How long coefficients are used before they are reckoned anew: they change slowly, and
-/// picks are frequent.
+/// How long computed coefficients are reused: they change slowly, and they are read often.
 const FRESH_NS: u64 = 500_000_000;
 
-/// One worker's costs.
+/// The cost model of one worker, and the queue of its prompts.
 #[derive(Debug)]
 pub struct Costs {
     epoch: Instant,
-    /// Told when a prompt is done.
+    /// Notified when a prompt has been computed.
     freed: OnceLock<Arc<Notify>>,
     state: Mutex<State>,
 }
@@ -33,13 +32,13 @@ struct State {
     prior: Coefficients,
     learner: Learner,
     busy: BusyShare,
-    /// This router's prompts that the worker has to compute, the oldest first. As many as
-    /// there are requests in flight.
+    /// This router's prompts that the worker still has to compute, the oldest first. Bounded by the
+    /// number of requests in flight.
     queue: VecDeque<Queued>,
     next: u64,
-    /// When each rank last did a prompt; as many as the worker has ranks.
+    /// When each rank last completed a prompt. Bounded by the number of ranks.
     done: Vec<(Option<u16>, u64)>,
-    /// The learner's word, and when it was given.
+    /// The last computed coefficients, and when they were computed.
     known: (Coefficients, u64),
 }
 
@@ -49,49 +48,50 @@ struct Queued {
     rank: Option<u16>,
     begun_ns: u64,
     predicted_ns: u64,
-    /// Whether nobody is going to say when it is computed: the reply comes as a whole.
+    /// Whether the router will not learn when the prompt is computed, because the reply is not
+    /// streamed.
     unheard: bool,
 }
 
 /// The queue whose waiting time is predicted: that of one rank, or that of the rank which the engine will choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankScope {
-    /// A rank's, or that of a worker without.
+    /// The queue of one rank, or of a worker without ranks.
     Rank(Option<u16>),
-    /// That of whichever of so many ranks the engine is going to choose.
+    /// The queue of the rank that the engine will choose; the number of ranks.
     Any(u64),
 }
 
-/// What a pick wants to know of it.
+/// What a decision needs to know of a worker's costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// Until one more prompt could begin.
+    /// Nanoseconds until one more prompt could begin.
     pub wait_ns: u64,
-    /// Prompts of this router that it has not begun.
+    /// Number of this router's prompts that the worker has not begun.
     pub waiting: u32,
-    /// The share of the last minute in which it computed prompts.
+    /// The share of the last minute in which the worker computed prompts, from 0 to 1.
     pub busy_share: f64,
-    /// What its work costs.
+    /// The coefficients of the cost model.
     pub coefficients: Coefficients,
 }
 
-/// As it is shown.
+/// The cost model as shown on the admin listener.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CostsView {
-    /// What it costs.
+    /// The coefficients.
     pub costs: CostsConfig,
-    /// What the cost of prefills rests on.
+    /// The observations behind the cost of prefills.
     pub prefill: Evidence,
-    /// What the cost of hand-offs rests on.
+    /// The observations behind the cost of hand-offs.
     pub hand_off: Evidence,
-    /// What the cost of steps rests on.
+    /// The observations behind the cost of decode steps.
     pub step: Evidence,
-    /// The share of the last minute in which it computed prompts.
+    /// The share of the last minute in which the worker computed prompts, from 0 to 1.
     pub busy_share: f64,
 }
 
 impl Costs {
-    /// Begins with what is configured.
+    /// A cost model that starts with the configured coefficients.
     pub fn new(prior: Coefficients) -> Self {
         let state = State {
             prior,
@@ -105,12 +105,12 @@ impl Costs {
         Self { epoch: Instant::now(), freed: OnceLock::new(), state: Mutex::new(state) }
     }
 
-    /// From now on, these are told when a prompt is done.
+    /// Sets what to notify when a prompt has been computed. Only the first call counts.
     pub fn tell(&self, freed: &Arc<Notify>) {
         let _once = self.freed.set(Arc::clone(freed));
     }
 
-    /// From now on this is configured. If it is news, what was learned is void.
+    /// Sets the configured coefficients. If they have changed, everything learned is dropped.
     pub fn set_prior(&self, prior: Coefficients) {
         let mut state = self.lock();
         if state.prior != prior {
@@ -120,14 +120,14 @@ impl Costs {
         }
     }
 
-    /// It is another process, or may be: what was learned of the last one is void.
+    /// Drops everything learned, because the worker may have been restarted.
     pub fn forget(&self) {
         let mut state = self.lock();
         state.learner = Learner::new(state.prior);
         state.known = (state.prior, 0);
     }
 
-    /// What is known at this instant, where others have it compute so many tokens besides.
+    /// The current costs and waiting time, if other routers have sent `others_tokens` to compute.
     pub fn seen(&self, now: Instant, whose: RankScope, others_tokens: u64) -> Seen {
         let now_ns = self.ns(now);
         let mut state = self.lock();
@@ -148,8 +148,8 @@ impl Costs {
         }
     }
 
-    /// The worker gets a prompt of which it has `new_tokens` to compute, after the
-    /// `context_tokens` that it holds; `unheard` if nobody is going to say when it is done.
+    /// Adds a prompt to the queue, with `new_tokens` to compute after `context_tokens` that the
+    /// worker holds. `unheard` if the router will not learn when it is computed.
     pub fn begin(
         self: &Arc<Self>,
         now: Instant,
@@ -170,17 +170,17 @@ impl Costs {
         Work { costs: Arc::clone(self), number, new_tokens, context_tokens }
     }
 
-    /// Its KV of so many tokens came within so many seconds to where it is used.
+    /// Learns from a hand-off: the KV of `tokens` arrived within `seconds`.
     pub fn handed_over(&self, tokens: u64, seconds: f64) {
         self.lock().learner.hand_off(tokens, seconds);
     }
 
-    /// A step of generation of so many requests with so much context took so long.
+    /// Learns from a decode step of `requests` with a total of `context_tokens`.
     pub fn stepped(&self, requests: u64, context_tokens: u64, seconds: f64) {
         self.lock().learner.step(requests, context_tokens, seconds);
     }
 
-    /// What it is believed to cost, and why.
+    /// The cost model as shown on the admin listener.
     pub fn view(&self, now: Instant) -> CostsView {
         let now_ns = self.ns(now);
         let state = self.lock();
@@ -193,7 +193,7 @@ impl Costs {
         }
     }
 
-    /// Takes a prompt out; the seconds that it took by itself.
+    /// Removes a prompt from the queue. Returns the seconds that it took by itself.
     fn leave(&self, now: Instant, number: u64) -> Option<f64> {
         let now_ns = self.ns(now);
         let mut state = self.lock();
@@ -225,13 +225,14 @@ impl Costs {
 }
 
 impl State {
-    /// When a rank last did a prompt; 0 if it did none.
+    /// When a rank last completed a prompt; 0 if it never did.
     fn done_ns(&self, rank: Option<u16>) -> u64 {
         self.done.iter().find(|(other, _)| *other == rank).map_or(0, |(_, done_ns)| *done_ns)
     }
 
-    /// What is left of a rank's queue, and how many are in it. Of prompts whose end is heard, the first is at work until
-    /// then; of others it is when the prediction says.
+    /// The remaining time of a rank's queue, and the number of prompts in it. If the router learns
+    /// when the first prompt ends, that prompt is in progress until then; otherwise it ends at the
+    /// predicted time.
     fn left_ns(&self, now_ns: u64, rank: Option<u16>) -> (u64, usize) {
         let own = || self.queue.iter().filter(|queued| queued.rank == rank);
         let begun_ns = own().next().map_or(now_ns, |head| head.begun_ns.max(self.done_ns(rank)));
@@ -253,8 +254,8 @@ impl State {
     }
 }
 
-/// A prompt that a worker has to compute; dropping it takes it from the queue and teaches
-/// nothing.
+/// A prompt that a worker has to compute. Dropping it removes it from the queue without learning
+/// from it.
 #[derive(Debug)]
 pub struct Work {
     costs: Arc<Costs>,
@@ -264,7 +265,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// It is computed: so much was cached by the engine's word, if it has given it.
+    /// Records that the prompt has been computed, and learns from it. `cached_tokens` is the
+    /// engine's figure, if it reported one.
     pub fn done(self, now: Instant, cached_tokens: Option<u64>) {
         let prompt_tokens = self.new_tokens.saturating_add(self.context_tokens);
         let cached = cached_tokens.map_or(self.context_tokens, |cached| cached.min(prompt_tokens));
@@ -277,7 +279,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // What is done has left already, and is not there.
+        // Has no effect after `done`, which has already removed the prompt.
         let _seconds = self.costs.leave(Instant::now(), self.number);
     }
 }

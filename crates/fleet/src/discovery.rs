@@ -1,8 +1,8 @@
 //! Sources of workers that are not in the configuration.
 //!
-//! A source reports all workers that it knows whenever the list changes. It knows nothing of the
-//! fleet: the receiver compares the list with the workers that it has. A source that cannot
-//! be reached reports nothing, and so changes nothing.
+//! A source reports its complete list of workers whenever the list changes. It does not know the
+//! fleet: the receiver compares the list with the current workers. A source that cannot be reached
+//! reports nothing, so nothing changes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Weak;
@@ -21,17 +21,17 @@ use super::membership::Fleet;
 use splitrail_config::model::{Discovery, Model, Worker};
 use splitrail_telemetry::Metrics;
 
-/// The most workers that one source may find; what is beyond is left out, loudly.
+/// Maximum number of workers of one source. Further ones are ignored and logged as an error.
 pub const WORKERS_MAX: usize = 4096;
 
-/// All workers that a source knows of now; replaces what it said before.
+/// The complete list of workers of a source. Replaces its earlier list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
     /// The workers, each once, sorted by id. A worker whose address has changed keeps its id.
     pub workers: Vec<Worker>,
 }
 
-/// Where a source's doings are counted.
+/// The metrics of one source.
 #[derive(Clone, Debug)]
 pub struct Tally {
     workers: IntGauge,
@@ -39,7 +39,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// The counts of one source of one model; both names are the configuration's.
+    /// The metrics of one source of one model; both labels come from the configuration.
     #[must_use]
     pub fn new(metrics: &Metrics, model: &str, source: &str) -> Self {
         let labels = [model, source];
@@ -58,28 +58,29 @@ impl Tally {
     }
 }
 
-/// A source that is followed.
+/// A source that is being followed.
 #[derive(Debug)]
 pub struct Followed {
-    /// Its place in the model's `discovery`.
+    /// The index of the source in the model's `discovery`.
     pub place: usize,
-    /// Its name in logs and metrics.
+    /// The name of the source in logs and metrics.
     pub name: String,
-    /// What it says; the first time when it has been reached, be it that there is nobody.
+    /// The lists of the source. The first one is sent when the source has been reached, even if it
+    /// is empty.
     pub found: mpsc::Receiver<Found>,
 }
 
-/// Follows the sources of `model`, other than its shims, with tasks in `tasks` that end
-/// with it. A task that breaks off begins again.
+/// Follows the sources of `model` except its shims. The tasks run in `tasks` and end with it. A
+/// task that panics is restarted.
 pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<Followed> {
     let mut sources = Vec::new();
     for (place, discovery) in model.discovery.iter().enumerate() {
         let name = discovery.name();
         let tally = Tally::new(metrics, &model.name, &name);
-        // Whoever takes it late only needs the last; a source waits until it is taken.
+        // The receiver only needs the latest list, and a source waits until its list is taken.
         let (sink, found) = mpsc::channel(1);
         match discovery {
-            // They come by themselves.
+            // Shims connect to the router.
             Discovery::Shim {} => continue,
             Discovery::Dns(config) => {
                 let config = config.clone();
@@ -103,7 +104,7 @@ pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<
     sources
 }
 
-/// The sources of a model, as the fleet knows them.
+/// The sources in a model's `discovery`, as the fleet identifies them.
 pub fn kinds(model: &Model) -> impl Iterator<Item = Origin> + '_ {
     model.discovery.iter().enumerate().map(|(place, discovery)| match discovery {
         Discovery::Shim {} => Origin::Shim,
@@ -112,7 +113,7 @@ pub fn kinds(model: &Model) -> impl Iterator<Item = Origin> + '_ {
     })
 }
 
-/// Lets in whom a source finds, and lets go whom it does not find any more.
+/// Passes each list of a source to the fleet, which adds and removes workers accordingly.
 pub async fn enter(fleet: Weak<Fleet>, model: String, origin: Origin, mut source: Followed) {
     while let Some(found) = source.found.recv().await {
         let Some(fleet) = fleet.upgrade() else { return };
@@ -122,7 +123,8 @@ pub async fn enter(fleet: Weak<Fleet>, model: String, origin: Origin, mut source
     }
 }
 
-/// Runs a source again if it panics: what it said would stay, and be believed.
+/// Runs a source, and runs it again if it panics: otherwise its last list would stay in use
+/// forever.
 async fn again<F>(source: String, run: impl Fn() -> F + Send)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -141,12 +143,13 @@ where
     }
 }
 
-/// `SCHEME://IP:PORT`.
+/// Formats `SCHEME://IP:PORT`.
 fn address(scheme: &str, ip: IpAddr, port: u16) -> String {
     format!("{scheme}://{}", SocketAddr::new(ip, port))
 }
 
-/// Cuts what is beyond [`WORKERS_MAX`] off, the same ones each time.
+/// Drops entries beyond [`WORKERS_MAX`]. The list is sorted, so the same ones are dropped each
+/// time.
 fn bounded<T>(source: &str, mut sorted: Vec<T>) -> Vec<T> {
     if sorted.len() > WORKERS_MAX {
         tracing::error!(

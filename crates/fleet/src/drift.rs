@@ -18,50 +18,50 @@ pub use policy::{Direction, Measured, Past, Step, Verdict, judge};
 
 use splitrail_config::model::DriftConfig;
 
-/// What was made of one worker's drift so far.
+/// The reaction to one worker's drift so far.
 #[derive(Debug, Default)]
 pub struct Drift {
     past: Mutex<Past>,
-    /// Bits of the share of its overlap that does not count.
+    /// The bits of an `f64`: the share of the worker's overlap that is ignored.
     discount: AtomicU64,
     given_up: AtomicBool,
 }
 
-/// The same, as it is shown.
+/// The state of `Drift` as shown on the admin listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DriftView {
-    /// Readings in a row that did not help: where it found less than was promised.
+    /// Resynchronisations in a row that did not help while the worker found less than estimated.
     pub over_resyncs: u32,
-    /// The same where it found more.
+    /// Resynchronisations in a row that did not help while the worker found more than estimated.
     pub under_resyncs: u32,
-    /// Whether it takes no part in KV routing until it comes back.
+    /// Whether the worker is excluded from KV routing until it comes back.
     pub given_up: bool,
 }
 
 impl Drift {
-    /// The share of its overlap that does not count, from 0 to 1.
+    /// The share of the worker's overlap that is ignored, from 0 to 1.
     pub fn discount(&self) -> f64 {
         f64::from_bits(self.discount.load(Relaxed))
     }
 
-    /// Whether it takes no part in KV routing until it comes back.
+    /// Whether the worker is excluded from KV routing until it comes back.
     pub fn has_given_up(&self) -> bool {
         self.given_up.load(Relaxed)
     }
 
-    /// Its events are read anew: what follows is measured afresh.
+    /// Resets the discount, because the worker's part of the index is being rebuilt.
     pub fn index_begins_anew(&self) {
         self.set_discount(0.0);
     }
 
-    /// It may have become another worker: everything is open again.
+    /// Resets everything, because the worker may have been restarted.
     pub fn forget(&self) {
         *self.past.lock().unwrap_or_else(PoisonError::into_inner) = Past::default();
         self.given_up.store(false, Relaxed);
         self.set_discount(0.0);
     }
 
-    /// As it is shown.
+    /// The state as shown on the admin listener.
     pub fn view(&self) -> DriftView {
         let past = *self.past.lock().unwrap_or_else(PoisonError::into_inner);
         DriftView {
@@ -71,7 +71,7 @@ impl Drift {
         }
     }
 
-    /// Judges what was measured, and remembers the verdict.
+    /// Judges the measurements, and records the verdict.
     pub(super) fn decide(
         &self,
         config: &DriftConfig,

@@ -1,11 +1,12 @@
-//! Outlier ejection: which workers perform so much worse than their peers that they get no requests for a while. Pure.
+//! Outlier ejection: which workers perform so much worse than their peers that they get no requests
+//! for a while. Pure functions.
 
 use std::time::Duration;
 
 use splitrail_config::model::EjectionConfig;
 use splitrail_policy::WorkerIndex;
 
-/// What a worker has done since the last look.
+/// The results of one worker since the last evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Record {
     /// The worker's number.
@@ -14,23 +15,23 @@ pub struct Record {
     pub ejected: bool,
     /// Legs that ended.
     pub legs: u32,
-    /// Those of them that failed by its fault.
+    /// Number of these legs that failed through the worker's fault.
     pub failed: u32,
-    /// Mean time to the first token, in milliseconds; `None` if it gave none.
+    /// Mean time to the first token, in milliseconds; `None` if no reply began.
     pub first_token_ms: Option<f64>,
 }
 
 /// Why a worker is ejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// It fails too often.
+    /// The share of failed legs is too high.
     Failures,
-    /// It takes too long.
+    /// The time to the first token is too long.
     Slow,
 }
 
 impl Cause {
-    /// The word in logs.
+    /// The description in logs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Failures => "fails too often",
@@ -39,7 +40,7 @@ impl Cause {
     }
 }
 
-/// The workers to eject now, the worst first, out of all of one role that are there.
+/// The workers to eject now, the worst first. `records` has all workers of one role.
 pub fn outliers(records: &[Record], config: &EjectionConfig) -> Vec<(WorkerIndex, Cause)> {
     let out = records.iter().filter(|record| record.ejected).count();
     let cap = records.len() * config.ejected_percent_max as usize / 100;

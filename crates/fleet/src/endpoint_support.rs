@@ -1,4 +1,5 @@
-//! The endpoints that a worker supports beside generation: embeddings, and endpoints that need no model.
+//! The endpoints that a worker supports besides generation: embeddings, and endpoints that need no
+//! model.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -7,8 +8,8 @@ use super::breaker::Breaker;
 use splitrail_api::Endpoint;
 use splitrail_config::model::BreakerConfig;
 
-/// Time for which a worker gets no requests for an endpoint that it lacks. Afterwards it is asked again: it may have
-/// been restarted with other options.
+/// Time for which a worker gets no requests for an endpoint that it lacks. Afterwards it is tried
+/// again, since it may have been restarted with other options.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
 /// The name of endpoints that need no model, in the label `leg` of metrics and in logs.
@@ -20,7 +21,8 @@ pub struct EndpointSupport {
     epoch: Instant,
     /// For each endpoint, the time until which it gets no requests, in milliseconds since `epoch`.
     lacks_until_ms: [AtomicU64; 4],
-    /// For endpoints that need no model: a tokenizer may fail while the engine works, and the reverse.
+    /// The circuit breaker of endpoints that need no model: the tokenizer may fail while the engine
+    /// works, and the reverse.
     pub breaker: Breaker,
 }
 
@@ -46,7 +48,7 @@ impl EndpointSupport {
         }
     }
 
-    /// It has said that it has no such endpoint.
+    /// Records that the worker lacks an endpoint.
     pub fn lacks(&self, endpoint: Endpoint, now: Instant) {
         let until = (now + REMEMBERED).saturating_duration_since(self.epoch).as_millis();
         if let Some(lacks_until_ms) = self.of(endpoint) {
@@ -54,13 +56,13 @@ impl EndpointSupport {
         }
     }
 
-    /// Whether it has said so lately.
+    /// Whether the worker was found to lack an endpoint within the last 30 seconds.
     pub fn is_lacking(&self, endpoint: Endpoint, now: Instant) -> bool {
         let ms = now.saturating_duration_since(self.epoch).as_millis();
         self.of(endpoint).is_some_and(|until| u128::from(until.load(Relaxed)) > ms)
     }
 
-    /// It may be another process than before.
+    /// Forgets all results, because the worker may have been restarted.
     pub fn forget(&self) {
         self.lacks_until_ms.iter().for_each(|until| until.store(0, Relaxed));
     }

@@ -1,4 +1,4 @@
-//! Counts what became of one worker's KV events, which explains why blocks are not found.
+//! Counts the results of one worker's KV events, to explain why blocks are not found.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -6,7 +6,7 @@ use splitrail_kv::Applied;
 
 use splitrail_telemetry::clock::unix_ms;
 
-/// Counts of one worker. They only grow, and order nothing.
+/// Counters of one worker. They only grow; relaxed atomics suffice.
 #[derive(Debug, Default)]
 pub struct EventStats {
     events: AtomicU64,
@@ -29,14 +29,14 @@ pub struct EventCounts {
     pub parentless: u64,
     /// Blocks of another size than configured.
     pub malformed: u64,
-    /// Blocks beyond the index's bound.
+    /// Blocks beyond the size limit of the index.
     pub over_limit: u64,
     /// Events of a data-parallel rank that is not indexed.
     pub other_rank: u64,
 }
 
 impl EventStats {
-    /// So many events came, and this became of them.
+    /// Counts events and the results of applying them.
     pub fn applied(&self, events: usize, sum: &Applied) {
         let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Relaxed);
         if events > 0 {
@@ -60,7 +60,7 @@ impl EventStats {
         heard.map(|heard| now_unix_ms.saturating_sub(heard))
     }
 
-    /// So many events came that are of no use because of their rank.
+    /// Counts events that are not used because they are those of another rank.
     pub fn of_other_rank(&self, events: usize) {
         self.events.fetch_add(events as u64, Relaxed);
         self.other_rank.fetch_add(events as u64, Relaxed);
@@ -80,7 +80,7 @@ impl EventStats {
 }
 
 impl EventCounts {
-    /// What came after an earlier moment.
+    /// The difference to earlier counts.
     pub fn since(self, earlier: Self) -> Self {
         Self {
             events: self.events - earlier.events,

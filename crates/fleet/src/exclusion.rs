@@ -12,7 +12,7 @@ use splitrail_policy::{Leg, WorkerIndex};
 pub struct Exclusion {
     /// The worker's number in its model's fleet.
     pub worker: WorkerIndex,
-    /// Why.
+    /// Why the leg must not be placed there.
     pub reason: VetoReason,
 }
 
@@ -28,7 +28,7 @@ pub fn excluded(exclusions: &[Exclusion], worker: WorkerIndex) -> Option<VetoRea
     exclusions.iter().find(|one| one.worker == worker).map(|one| one.reason)
 }
 
-/// Why a worker may not be asked for a leg now, by its health; `None` if it may be.
+/// Why a worker may not get a leg because of its state or circuit breaker; `None` if it may.
 pub fn veto_by_health(worker: &Worker, leg: Leg, now: Instant) -> Option<VetoReason> {
     match worker.state() {
         State::Ejected => Some(VetoReason::Ejected),

@@ -1,4 +1,4 @@
-//! The tasks that follow one worker.
+//! Starts the tasks that follow one worker: canary, load, probes and KV events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +11,17 @@ use super::{canary, intake, poll, probe};
 use crate::Cluster;
 use crate::Served;
 
-/// What follows a worker. Dropped, it ends.
+/// The tasks that follow a worker. Dropping this ends them.
 pub(super) struct Tasks {
-    /// Asks it, as its model's configuration says.
+    /// Tasks that send requests to the worker, by the model's configuration.
     asking: JoinSet<()>,
-    /// Follows its KV events: nothing but the pool matters to that.
+    /// The task that follows the worker's KV events. It depends on the pool only, so it outlives
+    /// changes of the model's configuration.
     _events: JoinSet<()>,
 }
 
 impl Tasks {
-    /// The model's configuration is another, but the pool is the same.
+    /// Restarts the tasks that send requests, after the model's configuration has changed.
     pub(super) fn ask_anew(
         &mut self,
         cluster: &Arc<Cluster>,
@@ -32,9 +33,8 @@ impl Tasks {
     }
 }
 
-/// Starts what follows a worker: whether it agrees with the router, its load, whether it
-/// honours thresholds, its KV events. Of a worker whose shim is attached, the shim tells
-/// all but the first.
+/// Starts the tasks that follow a worker: the canary, the load poll, the probes of thresholds and
+/// ranks, and the KV events. A shim that is attached replaces all but the canary.
 pub(super) fn follow(
     cluster: &Arc<Cluster>,
     served: &Arc<Served>,
@@ -46,7 +46,7 @@ pub(super) fn follow(
         let (cluster, pool, followed) =
             (Arc::clone(cluster), Arc::clone(&served.pool), worker.clone());
         let model: Arc<str> = served.name().into();
-        // Its first answer says how many ranks there are.
+        // The number of ranks is unknown until the worker's first load report.
         worker.ranks.expect();
         events.spawn(supervise("KV events", Arc::clone(worker), move || {
             intake::run(cluster.clone(), model.clone(), pool.clone(), followed.clone())
@@ -62,7 +62,7 @@ fn ask(
     leading: Source,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    // Without a tokenizer there is nothing to agree on.
+    // The canary compares tokens, so it needs the router's tokenizer.
     let is_asked = served.config.canary.enabled && served.prompt.is_some();
     worker.parity.set_asked(is_asked);
     if is_asked {
@@ -94,8 +94,8 @@ fn ask(
     tasks
 }
 
-/// Runs a task again if it panics: a defect on one worker's bytes must not leave
-/// its part of the picture frozen and believed.
+/// Runs a task, and runs it again if it panics: otherwise data from one worker that triggers a bug
+/// would leave the worker's state outdated but still in use.
 pub(super) async fn supervise<F>(
     what: &'static str,
     worker: Arc<Worker>,

@@ -1,5 +1,5 @@
-//! Remembers on which paths a prefill worker returned no hand-off: older engines return hand-offs in chat
-//! completions, and none in responses or messages.
+//! Remembers for which endpoints a prefill worker returned no hand-off: older engines return
+//! hand-offs in chat completions, but not in responses or messages.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -9,24 +9,23 @@ use splitrail_engine::dialect::Dialect;
 use super::breaker::Breaker;
 use splitrail_config::model::BreakerConfig;
 
-/// One reply without a place for it is enough, unless the one before it had one. Then a request tries whether that is still so,
-/// and after each that finds it so, the next one waits twice as long.
+/// One reply without a hand-off is enough, unless the reply before it had one. After a pause, a
+/// trial request is sent; each trial without a hand-off doubles the pause.
 const PAUSES: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
 
-/// Where one worker hands nothing over, by dialect. It has no clock: every instant is its
-/// caller's.
+/// The dialects in which one worker returns no hand-off. It has no clock: callers pass the time.
 #[derive(Debug, Default)]
 pub struct HandOvers {
     responses: Place,
     messages: Place,
 }
 
-/// One dialect's place for hand-offs.
+/// Hand-offs in one dialect.
 #[derive(Debug)]
 struct Place {
     breaker: Breaker,
-    /// Whether the last reply had it: one that has not is an accident then, and the next one
-    /// tells.
+    /// Whether the last reply had a hand-off. A single reply without one is then ignored, and the
+    /// next reply decides.
     was_there: AtomicBool,
 }
 
@@ -37,7 +36,7 @@ impl Default for Place {
 }
 
 impl HandOvers {
-    /// What is handed over for chats is handed over, or the engine has failed.
+    /// `None` for chat completions: there, a missing hand-off is a failure of the engine.
     fn of(&self, dialect: Dialect) -> Option<&Place> {
         match dialect {
             Dialect::Chunks => None,
@@ -46,17 +45,17 @@ impl HandOvers {
         }
     }
 
-    /// Whether a prefill there may bring a hand-off, or it is time to see whether one does.
+    /// Whether a prefill in this dialect may return a hand-off, or a trial is due.
     pub fn may_come(&self, dialect: Dialect, now: Instant) -> bool {
         self.of(dialect).is_none_or(|place| place.breaker.allows(now))
     }
 
-    /// A prefill is sent there. Where that is a trial, nobody else is meanwhile.
+    /// Records that a prefill is sent. If it is a trial, no other prefill is sent meanwhile.
     pub fn begin(&self, dialect: Dialect, now: Instant) {
         self.of(dialect).into_iter().for_each(|place| place.breaker.begin(now));
     }
 
-    /// A hand-off came. Says whether that is news.
+    /// Records a hand-off. Returns whether it ends a period without hand-offs.
     pub fn came(&self, dialect: Dialect) -> bool {
         self.of(dialect).is_some_and(|place| {
             place.was_there.store(true, Relaxed);
@@ -64,7 +63,7 @@ impl HandOvers {
         })
     }
 
-    /// A reply had no place for one. Says whether that is news.
+    /// Records a reply without a hand-off. Returns whether this begins a period without hand-offs.
     pub fn missed(&self, dialect: Dialect, now: Instant) -> bool {
         self.of(dialect).is_some_and(|place| {
             let is_accident = place.was_there.swap(false, Relaxed);
@@ -72,7 +71,7 @@ impl HandOvers {
         })
     }
 
-    /// It may be another process than before.
+    /// Forgets all results, because the worker may have been restarted.
     pub fn forget(&self) {
         for place in [&self.responses, &self.messages] {
             place.was_there.store(false, Relaxed);
@@ -80,7 +79,7 @@ impl HandOvers {
         }
     }
 
-    /// The endpoints on which it hands nothing over, as metrics name them.
+    /// The endpoints for which the worker returns no hand-off, by their names in metrics.
     pub fn missing(&self) -> Vec<&'static str> {
         let all = [("responses", &self.responses), ("messages", &self.messages)];
         all.into_iter().filter(|(_, place)| place.breaker.is_open()).map(|(name, _)| name).collect()

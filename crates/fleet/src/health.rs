@@ -1,5 +1,5 @@
-//! Ejects workers of a model that perform much worse than their peers, and ends slow starts and ejections
-//! after their time.
+//! Ejects workers of a model that perform much worse than their peers, and ends slow starts and
+//! ejections when their time is over.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::Served;
 use splitrail_config::model::{EjectionConfig, Role};
 use splitrail_policy::WorkerIndex;
 
-/// Between two looks at whether somebody's time is over.
+/// Interval at which ends of slow starts and ejections are checked.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Watches a model until the task is ended.
+/// Watches a model until the task is aborted.
 pub(super) async fn run(served: Arc<Served>) {
     let config = served.config.health;
     let mut ticks = tokio::time::interval(TICK);
@@ -37,13 +37,13 @@ pub(super) async fn run(served: Arc<Served>) {
 }
 
 struct Watch {
-    /// Ejections by worker: how many in a row, and until when the last.
+    /// For each ejected worker, the number of ejections in a row and the end of the last one.
     ejected: HashMap<WorkerIndex, (u32, Instant)>,
     next_look: Instant,
 }
 
 impl Watch {
-    /// Ends what has lasted long enough.
+    /// Ends slow starts and ejections whose time is over.
     fn end_times(&mut self, roster: &Roster, slow_start: Duration, now: Instant) {
         self.ejected.retain(|worker, _| roster.get(*worker).is_some());
         for worker in roster.iter() {
@@ -62,7 +62,7 @@ impl Watch {
         }
     }
 
-    /// Judges what the workers have done since the last look, those of a role by themselves.
+    /// Judges the results of the workers since the last evaluation, separately for each role.
     fn look(&mut self, roster: &Roster, config: &EjectionConfig, now: Instant) {
         for role in [Role::Prefill, Role::Decode, Role::Both] {
             let workers: Vec<&Arc<Worker>> =

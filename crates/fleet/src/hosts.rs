@@ -7,7 +7,7 @@ use http::uri::Authority;
 
 use splitrail_config::model::Network;
 
-/// The hosts of one model's fleet.
+/// The hosts of one model's workers.
 #[derive(Debug)]
 pub struct Hosts {
     names: HashSet<String>,
@@ -27,9 +27,9 @@ impl Hosts {
         hosts
     }
 
-    /// Whether a hand-off may name `host`: a worker's, or one in the allowed networks. `peer`
-    /// is the address that gave it: a worker that is configured by name is known by the
-    /// connection to it.
+    /// Whether a hand-off may name `host`: the host of a worker, or one in the allowed networks.
+    /// `peer` is the address that sent the hand-off: a worker that is configured by name is
+    /// recognised by the address of the connection.
     pub fn admit(&self, host: &str, peer: Option<IpAddr>, networks: &[Network]) -> bool {
         match read(host) {
             Host::Name(name) => self.names.contains(&name),
@@ -48,8 +48,8 @@ enum Host {
     Name(String),
 }
 
-/// A host in the one form in which equal hosts are equal: vLLM calls its own
-/// `localhost` unless told otherwise.
+/// Normalises a host so that equal hosts compare equal: vLLM names its own host `localhost` unless
+/// configured otherwise.
 fn read(host: &str) -> Host {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if bare.eq_ignore_ascii_case("localhost") {
@@ -61,7 +61,7 @@ fn read(host: &str) -> Host {
     }
 }
 
-/// All loopback addresses are this host; an IPv4 address is the same in IPv6's clothes.
+/// Maps all loopback addresses to 127.0.0.1, and IPv4-mapped IPv6 addresses to IPv4.
 fn plain(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         address if address.is_loopback() => IpAddr::V4(Ipv4Addr::LOCALHOST),

@@ -1,5 +1,6 @@
-//! One worker's part of the index, or one of its ranks', for the task that follows its KV events: counts what was
-//! applied, reports what could not be applied, and says whether the part is reliable.
+//! The part of the index that belongs to one worker or to one of its ranks, for the task that
+//! follows its KV events: counts what was applied, logs what could not be applied, and records
+//! whether the part is reliable.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,36 +14,36 @@ use super::worker::Worker;
 use crate::Cluster;
 use splitrail_telemetry::clock::unix_ms;
 
-/// For how long a worker's index may lack blocks before it is made anew.
+/// Minimum time for which a worker's part of the index lacks blocks before it is rebuilt.
 const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 
-/// That grows each time that it was, up to this.
+/// The minimum time doubles with each rebuild, up to this.
 const TRUNCATED_MAX: Duration = Duration::from_secs(3600);
 
-/// The reason in metrics and logs of what was beyond the bound.
+/// The reason, in metrics and logs, for blocks beyond the size limit of the index.
 pub(super) const OVER_LIMIT: &str = "over_limit";
 
-/// Between two log lines of one kind about one worker.
+/// Minimum time between two log lines of one kind about one worker.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// One worker's part of its model's index. It outlives changes of the model's configuration
-/// that keep its pool, so it holds nothing else of the model.
+/// One worker's part of its model's index. It outlives changes of the configuration that keep the
+/// pool, so it holds nothing else of the model.
 pub(super) struct Indexing {
     cluster: Arc<Cluster>,
     model: Arc<str>,
     pub(super) pool: Arc<Pool>,
     pub(super) worker: Arc<Worker>,
-    /// Of which rank; `None` where somebody tells of all of them.
+    /// The rank; `None` if a shim reports all ranks.
     rank: Option<u16>,
     /// When a log line of each kind was last written.
     said: BTreeMap<&'static str, Instant>,
-    /// Since when the index lacks blocks of this worker that were beyond its bound.
+    /// The time since when the index has left out blocks because of its size limit.
     truncated: Option<Instant>,
-    /// For how long at least, before it is made anew.
+    /// Minimum time in this state before the part is rebuilt.
     pub(super) truncated_min: Duration,
 }
 
-/// However following ends, what it has left is not known to be true any more.
+/// When the task ends in any way, what it has indexed may become outdated.
 impl Drop for Indexing {
     fn drop(&mut self) {
         self.set_current(false);
@@ -69,7 +70,7 @@ impl Indexing {
         }
     }
 
-    /// What the worker holds is known from here on: it is believed.
+    /// Marks this part of the index as complete and current.
     pub(super) fn in_step(&self) {
         self.set_current(true);
         self.worker.event_stats.heard();
@@ -79,7 +80,7 @@ impl Indexing {
         self.pool.assumed.confirmed(self.worker.index);
     }
 
-    /// Records that events come in, or are cut off.
+    /// Records whether events are being received.
     pub(super) fn set_current(&self, current: bool) {
         match self.rank {
             None => self.worker.set_events_current(current),
@@ -90,7 +91,7 @@ impl Indexing {
         }
     }
 
-    /// Blocks that the index holds.
+    /// Number of blocks in this part of the index.
     pub(super) fn blocks(&self) -> usize {
         match self.rank {
             None => self.pool.index().held(self.worker.index.0),
@@ -98,12 +99,12 @@ impl Indexing {
         }
     }
 
-    /// The name in the index, of one rank or of the first.
+    /// The key in the index: of the rank, or of the first rank.
     pub(super) fn key(&self) -> WorkerKey {
         rank_key(self.worker.index, self.rank.unwrap_or(0))
     }
 
-    /// Events of the engine that were made then, in seconds since 1970, are being applied.
+    /// Counts events, and their delay since the engine made them at `made_s` (seconds since 1970).
     pub(super) fn observe(&self, events: usize, made_s: f64) {
         let metrics = &self.cluster.metrics;
         metrics.index_events.with_label_values(&self.labels()).inc_by(events as u64);
@@ -113,7 +114,7 @@ impl Indexing {
         }
     }
 
-    /// Events are missing before what has just come.
+    /// Records that `missed` events are missing.
     pub(super) fn gap(&mut self, missed: u64) {
         self.cluster.metrics.index_gaps.with_label_values(&self.labels()).inc();
         if self.may_log("gap") {
@@ -121,7 +122,7 @@ impl Indexing {
         }
     }
 
-    /// A message makes no sense.
+    /// Records a message that cannot be decoded.
     pub(super) fn garbage(&mut self, why: &dyn std::fmt::Display) {
         self.count_rejected("garbage", 1);
         if self.may_log("garbage") {
@@ -130,7 +131,7 @@ impl Indexing {
         }
     }
 
-    /// What became of so many events.
+    /// Counts the results of applying a number of events.
     pub(super) fn note(&mut self, events: usize, sum: Applied) {
         self.worker.event_stats.applied(events, &sum);
         if sum.over_limit > 0 {
@@ -157,8 +158,8 @@ impl Indexing {
         }
     }
 
-    /// Whether what was beyond the bound may fit now: then the index should start anew, for
-    /// nobody says which blocks those were.
+    /// Whether blocks that were left out may fit now. The part should then be rebuilt, because the
+    /// index does not know which blocks are missing.
     pub(super) fn has_room_again(&self, now: Instant) -> bool {
         let due = |since: Instant| now.duration_since(since) >= self.truncated_min;
         if !self.truncated.is_some_and(due) {
@@ -173,25 +174,24 @@ impl Indexing {
         room >= limit / 8
     }
 
-    /// It is made anew for the room that there is: the same history may lead to the same place,
-    /// so the next time is later.
+    /// Doubles the time until the next rebuild: the same events may fill the index again.
     pub(super) fn wait_longer(&mut self) {
         self.truncated_min = (self.truncated_min * 2).min(TRUNCATED_MAX);
     }
 
-    /// What was left out is gone in the engine as well.
+    /// Records that no blocks are missing any more.
     pub(super) fn nothing_is_left_out(&mut self) {
         self.truncated = None;
         self.worker.ranks.set_truncated(self.rank, false);
     }
 
-    /// All is going to be told anew.
+    /// Prepares for a complete list of blocks.
     pub(super) fn begin_whole(&mut self) {
         self.nothing_is_left_out();
         self.worker.index_begins_anew();
     }
 
-    /// Drops all that the index holds, and all that is assumed of the worker.
+    /// Drops this part of the index, and everything that is assumed of the worker.
     pub(super) fn forget(&mut self) {
         self.begin_whole();
         match self.rank {
@@ -214,7 +214,7 @@ impl Indexing {
         }
     }
 
-    /// A stream of nonsense must not become a stream of log lines.
+    /// Whether a log line of this kind is due. Prevents a log line per invalid message.
     pub(super) fn may_log(&mut self, kind: &'static str) -> bool {
         let now = Instant::now();
         let due = self.said.get(kind).is_none_or(|last| now.duration_since(*last) >= QUIET);

@@ -1,5 +1,5 @@
-//! Applies one worker's KV events to the index, separately for each data-parallel rank: ranks number their events
-//! separately, and a gap in one says nothing about the others.
+//! Applies one worker's KV events to the index, separately for each data-parallel rank: each rank
+//! numbers its events on its own, and a gap in one says nothing about the others.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,20 +21,20 @@ use super::worker::Worker;
 use crate::Cluster;
 use splitrail_engine_client::networks::literal;
 
-/// Batches between the subscription and the index. A full queue holds the stream
-/// back in the kernel's buffers, and in the end at the engine.
+/// Maximum number of batches between the subscription and the index. A full queue stops reading, so
+/// that batches wait in the kernel's buffers and finally in the engine.
 const QUEUE_BATCHES: usize = 256;
 
 /// The task that follows one rank.
 struct Following {
     tasks: JoinSet<()>,
-    /// Whether there is a publisher where the rank is said to be.
+    /// Whether a publisher was found at the rank's address.
     connected: watch::Receiver<bool>,
 }
 
-/// Follows a worker's ranks, as many as there are, until the task is ended. How many there are
-/// is the engine's word: a rank is only connected to once there was a publisher at the port of
-/// the one before, so that no word of an engine makes the router try the ports of a host.
+/// Follows all ranks of a worker until the task is aborted. The number of ranks comes from the
+/// engine. A rank is only connected to after a publisher was found at the port of the rank before
+/// it, so that an engine cannot make the router scan the ports of a host.
 pub(super) async fn run(
     cluster: Arc<Cluster>,
     model: Arc<str>,
@@ -42,7 +42,7 @@ pub(super) async fn run(
     worker: Arc<Worker>,
 ) {
     let Some(first) = first_source(&worker) else {
-        // Addresses are checked with the configuration.
+        // The configuration check has validated the address.
         tracing::error!(worker = worker.id(), "kv_events is not an address");
         return;
     };
@@ -50,7 +50,7 @@ pub(super) async fn run(
     let mut counts = worker.ranks.follow();
     let mut following: Vec<Following> = Vec::new();
     loop {
-        // The sender is the worker, which the task keeps.
+        // The sender belongs to the worker, which this task keeps alive.
         let Ok(count) = counts.wait_for(Option::is_some).await.map(|count| count.unwrap_or(1))
         else {
             return;
@@ -87,7 +87,7 @@ pub(super) async fn run(
         let next_may_begin = async {
             match following.last_mut() {
                 Some(last) if !is_confirmed(last) => {
-                    // Its sender is the task's, which is kept.
+                    // The sender belongs to the task, which is kept in `following`.
                     let _connected = last.connected.wait_for(|connected| *connected).await;
                 }
                 Some(_) if is_short => {}
@@ -103,16 +103,16 @@ pub(super) async fn run(
     }
 }
 
-/// Which addresses a worker's publisher may have, where an operator has not written them down.
-/// Names are looked up each time that they are connected to.
+/// Restricts the addresses of a worker's publisher if it is not listed in the configuration. Host
+/// names are resolved at each connection.
 fn admits(cluster: &Cluster, worker: &Worker) -> Option<Admits> {
     let networks = cluster.networks.clone();
-    // Beside a worker that is written down is where it is written down.
+    // The host of a listed worker is allowed too.
     let own = literal(worker.authority.host()).filter(|_| !worker.guarded);
     worker.guards_events.then(|| Admits::new(move |ip| networks.admit(ip) || own == Some(ip)))
 }
 
-/// Where the first rank publishes.
+/// The addresses at which the first rank publishes.
 fn first_source(worker: &Worker) -> Option<EventSource> {
     let endpoint = |address: &Option<String>| -> Option<Endpoint> {
         address.as_deref().and_then(|address| address.parse().ok())
@@ -121,7 +121,7 @@ fn first_source(worker: &Worker) -> Option<EventSource> {
     Some(EventSource { rank: 0, events, replay: endpoint(&worker.config.kv_replay) })
 }
 
-/// Follows a rank until the task is ended.
+/// Follows one rank until the task is aborted.
 async fn follow(
     part: Indexing,
     source: EventSource,
@@ -138,9 +138,9 @@ async fn follow(
             ..Subscription::new(events, replay)
         };
         let following = subscription.run(sink, CancellationToken::new());
-        // What was wished for before comes true here.
+        // Requests to resynchronise that were made earlier are fulfilled by starting here.
         let mut wishes = intake.part.worker.resync.wishes();
-        // What was there before is not known to be true.
+        // What the index held before may be outdated.
         intake.part.forget();
         let applying = async {
             loop {
@@ -156,7 +156,7 @@ async fn follow(
                 }
             }
         };
-        // Both are parts of this task: ending it ends both.
+        // Both futures run in this task, so that aborting it ends both.
         tokio::select! {
             () = following => return,
             reason = applying => {
@@ -172,8 +172,8 @@ async fn follow(
 struct Intake {
     part: Indexing,
     source: EventSource,
-    /// The rank that the stream says it is of, if it says so: one stream, one rank. An engine
-    /// that is one rank of many, each with an address of its own, may give any number.
+    /// The rank that the stream's batches name, if any. A stream belongs to one rank, but an engine
+    /// that is one of many ranks with addresses of their own may use any number.
     speaks: Option<u16>,
 }
 
@@ -185,12 +185,12 @@ impl Intake {
             Update::Synced { outcome } => self.synced(outcome),
             Update::Gap { expected, sequence } => self.part.gap(sequence - expected),
             Update::Garbage { error, .. } => self.part.garbage(&error),
-            // Streams are read here as they come: nobody asks.
+            // Only needed by readers that do not read the stream continuously.
             Update::Fresh { .. } => {}
             Update::Disconnected { error } => {
                 let worker = Arc::clone(&self.part.worker);
                 self.part.set_current(false);
-                // Whatever comes back may be another version of it.
+                // A worker that comes back may run another version of the engine.
                 worker.parity.forget();
                 if self.part.may_log("disconnected") {
                     let (rank, endpoint) = (self.source.rank, &self.source.events);
@@ -226,7 +226,7 @@ impl Intake {
     fn apply(&mut self, batch: &EventBatch) {
         self.part.observe(batch.events.len(), batch.timestamp_s);
         if let Some(rank) = batch.rank.filter(|rank| self.is_of_another_rank(*rank)) {
-            // A request that is pinned to this one would not find it.
+            // Requests that are pinned to this rank would not find these blocks.
             self.part.worker.event_stats.of_other_rank(batch.events.len());
             self.part.count_rejected("rank", batch.events.len());
             if self.part.may_log("rank") {
@@ -237,7 +237,7 @@ impl Intake {
         }
         if batch.events.contains(&KvEvent::Cleared) {
             self.part.pool.assumed.forget(self.part.worker.index);
-            // What this batch leaves out counts below.
+            // Blocks of this batch that do not fit are counted below.
             self.part.nothing_is_left_out();
         }
         let sum = self.index_events(batch);
@@ -266,8 +266,8 @@ impl Intake {
         sum
     }
 
-    /// All of its events are read again: the bound left blocks out that may fit now, or
-    /// somebody has asked for it.
+    /// Prepares to read all events again: blocks that the size limit left out may fit now, or a
+    /// resynchronisation was requested.
     fn begin_anew(&self, reason: &str) {
         self.part.count_resync(reason);
         self.part.set_current(false);
@@ -275,7 +275,7 @@ impl Intake {
     }
 
     fn reset(&mut self, reason: ResetReason) {
-        // Unless batches were just lost on the way, nothing says that it is the same process.
+        // Unless only batches were lost, the engine's process may be another one.
         if !matches!(reason, ResetReason::Gap | ResetReason::Garbage) {
             self.part.worker.becomes_another();
         }

@@ -1,4 +1,5 @@
-//! The workers: which exist, what they hold, how busy and how healthy they are. Requests read snapshots of this.
+//! The workers of a router: which exist, which KV blocks they hold, and how busy and healthy they
+//! are. Requests read snapshots of this state.
 
 pub mod assumed;
 pub mod attach;
@@ -47,7 +48,7 @@ pub mod worker;
 
 use splitrail_config::Parts;
 
-/// The parts that this build has.
+/// The optional parts (cargo features) that this build includes.
 pub const PARTS: Parts =
     Parts { kubernetes: cfg!(feature = "kubernetes"), nats: cfg!(feature = "nats") };
 

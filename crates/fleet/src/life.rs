@@ -1,4 +1,4 @@
-//! Stores a worker's state; the only place that changes it.
+//! Stores a worker's state. This is the only place that changes it.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -10,31 +10,31 @@ use prometheus::IntCounterVec;
 use super::state::{Event, State};
 use splitrail_telemetry::clock::unix_ms;
 
-/// A worker's state, with when and why it came about.
+/// A worker's state, with the time and the cause of the last change.
 #[derive(Debug)]
 pub struct Life {
-    /// A copy of the state that needs no lock.
+    /// The state, for readers that take no lock. Changed only while `since` is locked.
     state: AtomicU8,
     since: Mutex<Since>,
-    /// Whose life it is, in logs and metrics.
+    /// The labels in logs and metrics.
     model: String,
     worker: String,
     transitions: Option<IntCounterVec>,
 }
 
-/// When a state came about.
+/// When and why a worker entered its state.
 #[derive(Clone, Debug)]
 pub struct Since {
-    /// The instant.
+    /// The time of the change, on the monotonic clock.
     pub at: Instant,
-    /// In milliseconds since 1970.
+    /// The same time in milliseconds since 1970.
     pub unix_ms: u64,
-    /// What brought it about.
+    /// The cause of the change.
     pub why: String,
 }
 
 impl Life {
-    /// The beginning of a worker's life.
+    /// The life of a new worker, in state `joining`.
     pub fn new(worker: &str) -> Self {
         let since = Since { at: Instant::now(), unix_ms: unix_ms(), why: "it is new".into() };
         Self {
@@ -46,28 +46,28 @@ impl Life {
         }
     }
 
-    /// The same, counted under its model's name.
+    /// Sets the counter of state changes and the model's name in it.
     pub fn counted(self, model: &str, transitions: IntCounterVec) -> Self {
         Self { model: model.to_owned(), transitions: Some(transitions), ..self }
     }
 
-    /// The state now.
+    /// The current state.
     pub fn state(&self) -> State {
         State::from_u8(self.state.load(Relaxed))
     }
 
-    /// When and why it came about.
+    /// When and why the worker entered its state.
     pub fn since(&self) -> Since {
         self.lock().clone()
     }
 
-    /// How long ago that was.
+    /// The time since the worker entered its state.
     pub fn age(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.lock().at)
     }
 
-    /// Something happens: the state may change, which is logged and counted. Says whether it
-    /// did.
+    /// Applies an event. A change of state is logged and counted. Returns whether the state
+    /// changed.
     pub fn change(&self, event: Event, why: impl Display) -> bool {
         let (from, to) = {
             let mut since = self.lock();
@@ -89,7 +89,7 @@ impl Life {
         true
     }
 
-    /// A poisoned lock still guards a whole value.
+    /// A poisoned lock is still used: the value is replaced as a whole.
     fn lock(&self) -> MutexGuard<'_, Since> {
         self.since.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
-//! Where a model's cache hits were lost recently: the best that its stream of prompts allows,
-//! minus what its engines found, divided into reasons that add up to the difference.
+//! Where a model's cache hits were lost recently: the best hits that its stream of prompts allows,
+//! minus the hits of its engines, divided into causes that add up to the difference.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,11 +12,11 @@ use splitrail_config::model::CacheLossTrackingConfig;
 use splitrail_ledger::decisions::Decision;
 use splitrail_policy::loss::{Loss, LossWindow, Reach, Stream};
 
-/// A model's losses.
+/// The tracker of one model's lost cache hits.
 #[derive(Debug)]
 pub struct Losses {
     epoch: Instant,
-    /// Whether anybody watches: where nobody does, no request takes the lock.
+    /// Whether tracking is enabled. If not, requests do not take the lock.
     is_watched: AtomicBool,
     state: Mutex<Option<State>>,
 }
@@ -28,7 +28,7 @@ struct State {
     window: LossWindow,
 }
 
-/// A prompt on its way, as far as its losses go.
+/// What is tracked of one prompt while its request runs.
 #[derive(Clone, Debug)]
 pub struct Followed {
     hashes: Vec<BlockHash>,
@@ -42,7 +42,7 @@ impl Default for Losses {
 }
 
 impl Losses {
-    /// From now on this is watched. If it is news, what was seen is forgotten.
+    /// Sets the configuration; `None` disables tracking. If it has changed, all counts are dropped.
     pub fn configure(&self, config: Option<CacheLossTrackingConfig>) {
         let mut state = self.lock();
         self.is_watched.store(config.is_some(), Relaxed);
@@ -57,7 +57,7 @@ impl Losses {
         }
     }
 
-    /// A prompt has come; `None` if nobody watches.
+    /// Records the arrival of a prompt; returns `None` if tracking is disabled.
     pub fn came(&self, hashes: &[BlockHash]) -> Option<Followed> {
         if !self.is_watched.load(Relaxed) {
             return None;
@@ -70,15 +70,15 @@ impl Losses {
         Some(Followed { hashes: hashes.to_vec(), reach })
     }
 
-    /// It has been computed.
+    /// Records that a prompt has been computed.
     pub fn computed(&self, followed: &Followed) {
         if let Some(state) = self.lock().as_mut() {
             state.stream.computed(names(&followed.hashes));
         }
     }
 
-    /// The request of a prompt has ended well: counts where its cache hits were lost, for
-    /// workers of `roster` and blocks of `block_size` tokens.
+    /// Counts where the cache hits of a prompt were lost after its request has succeeded. `roster`
+    /// has the workers, and blocks have `block_size` tokens.
     pub fn ended(
         &self,
         followed: &Followed,
@@ -102,7 +102,7 @@ impl Losses {
         }
     }
 
-    /// The sums of the window; `None` if nobody watches.
+    /// The sums over the window; `None` if tracking is disabled.
     pub fn sum(&self) -> Option<Loss> {
         let now_ns = self.now_ns();
         self.lock().as_mut().map(|state| state.window.sum(now_ns))

@@ -16,53 +16,54 @@ use crate::Cluster;
 use crate::{Served, Serving};
 use splitrail_config::model::{Model, Worker as WorkerConfig};
 
-/// Why a worker cannot be let in.
+/// Why a worker cannot be added to the fleet.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// Its model is not served here.
+    /// The worker's model is not served by this router.
     #[error("model {0} is not served")]
     UnknownModel(String),
-    /// Its address is none.
+    /// The worker's URL has no address.
     #[error("worker {id}: {url} is not an address")]
     NoAddress {
-        /// The worker's name.
+        /// The worker's id.
         id: String,
-        /// What it has for an address.
+        /// The URL as given.
         url: String,
     },
-    /// It is not written down, and where nothing else may be.
+    /// The worker is not listed in the configuration, and one of its URLs lies outside
+    /// `fleet.networks`.
     #[error("worker {id}: {url} lies outside fleet.networks")]
     Outside {
-        /// The worker's name.
+        /// The worker's id.
         id: String,
-        /// Its address.
+        /// The URL that lies outside.
         url: String,
     },
-    /// There are as many as the index can tell apart.
+    /// The model has `WORKERS_MAX` workers.
     #[error("model {0} has as many workers as can be")]
     Full(String),
 }
 
-/// Workers of one model: the index tells no more apart.
+/// Maximum number of workers of one model: the index cannot distinguish more.
 pub const WORKERS_MAX: usize = 65_000;
 
-/// The fleet's keeper. Dropped, it ends the tasks that follow the workers.
+/// Owns the workers of all models. Dropping it ends the tasks that follow the workers.
 pub struct Fleet {
     cluster: Arc<Cluster>,
     models: Mutex<BTreeMap<String, Members>>,
-    /// Whether the first workers are in.
+    /// Whether the workers of the first configuration have been added.
     has_begun: AtomicBool,
-    /// For the tasks that it owns, which must not keep it.
+    /// Given to the tasks that the fleet owns: a strong reference would keep the fleet alive.
     own: Weak<Self>,
 }
 
-/// One model's workers by name.
+/// One model's workers, by id.
 struct Members {
     served: Arc<Served>,
     by_id: BTreeMap<String, Member>,
-    /// Compares its workers with each other.
+    /// The task that ejects outliers and ends slow starts.
     health: JoinSet<()>,
-    /// Looks for workers that nobody wrote down.
+    /// The tasks that discover workers which are not listed in the configuration.
     discovery: JoinSet<()>,
 }
 
@@ -70,15 +71,15 @@ struct Member {
     claims: Claims,
     leading: Source,
     worker: Arc<Worker>,
-    /// What follows the worker; ends with it.
+    /// The tasks that follow the worker. They end when this is dropped.
     tasks: Tasks,
 }
 
-/// A worker with those who say that it is there.
+/// A worker and the sources that report it.
 pub struct Known {
     /// The worker.
     pub worker: Arc<Worker>,
-    /// Who says so, the leading one first.
+    /// The sources that report the worker, the leading one first.
     pub sources: Vec<Source>,
 }
 
@@ -90,10 +91,10 @@ fn members_of<'a>(
 }
 
 impl Fleet {
-    /// The fleet of what a cluster serves: at first, the configuration's workers.
+    /// Starts the fleet of a cluster with the workers that are listed in the configuration.
     ///
     /// # Errors
-    /// A worker of the configuration that cannot be let in; such are refused before.
+    /// If a listed worker cannot be added. Such a configuration is refused earlier.
     pub fn start(cluster: Arc<Cluster>) -> Result<Arc<Self>, ClaimError> {
         let serving = cluster.serving();
         let fleet = Arc::new_cyclic(|own| Self {
@@ -107,12 +108,12 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// From now on, the cluster serves this: models come and go, and the configuration's workers
-    /// with them. Workers of other sources stay. No request finds a model before its workers
-    /// are there; those that found it earlier keep the workers that it had.
+    /// Replaces what the cluster serves: models are added and removed together with their listed
+    /// workers. Workers of other sources stay. Requests find a new model only after its workers
+    /// have been added; requests that found a model earlier keep the workers that it had.
     ///
     /// # Errors
-    /// A worker of the configuration that cannot be let in: then nothing has changed.
+    /// If a listed worker cannot be added. Then nothing has changed.
     pub fn serve(&self, serving: Arc<Serving>) -> Result<(), ClaimError> {
         let mut models = self.models();
         for served in &serving.models {
@@ -137,7 +138,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// A model of nobody so far, whose sources are asked.
+    /// Starts a model without workers, and its discovery.
     fn found(&self, served: &Arc<Served>) -> Members {
         let mut members = Members {
             served: Arc::clone(served),
@@ -149,13 +150,13 @@ impl Fleet {
         members
     }
 
-    /// Asks a model's sources from now on, and no others.
+    /// Restarts a model's discovery. Sources that are no longer configured lose their workers.
     fn discover(&self, members: &mut Members, before: &Served) {
         members.discovery = JoinSet::new();
         let kept: Vec<Source> = discovery::kinds(&members.served.config).collect();
         for source in discovery::kinds(&before.config) {
             if !kept.contains(&source) {
-                // Nobody is among those of a source that is not there.
+                // This cannot fail: the source reports no workers.
                 let _none = self.set_members(members, source, &[]);
             }
         }
@@ -169,8 +170,9 @@ impl Fleet {
         *discovery = tasks;
     }
 
-    /// A model's configuration has changed: its workers are asked anew, or enter again where
-    /// the pool is another. Those of the pool before go to `left`.
+    /// Applies a changed configuration of a model. With the same pool, the tasks that poll its
+    /// workers restart; with another pool, its workers are added to that pool and the members of
+    /// the old one are moved to `left`.
     fn change(&self, members: &mut Members, served: &Arc<Served>, left: &mut Vec<Member>) {
         if Arc::ptr_eq(&members.served, served) {
             return;
@@ -201,11 +203,11 @@ impl Fleet {
         }
     }
 
-    /// A source's word that a worker is there. The same engine under another name, by its
-    /// address, is the same worker.
+    /// Records that a source reports a worker. A worker with the same address under another id is
+    /// the same worker.
     ///
     /// # Errors
-    /// If it cannot be let in.
+    /// If the worker cannot be added.
     pub fn claim(
         &self,
         model: &str,
@@ -236,13 +238,13 @@ impl Fleet {
         self.settle(members, &id, claims)
     }
 
-    /// Whether the configuration has a worker at an address.
+    /// Whether a worker at an address is listed in the configuration.
     pub fn is_written_down(&self, model: &str, address: &Authority) -> bool {
         self.models().get(model).is_some_and(|members| members.is_written_down(address))
     }
 
-    /// Whether an operator, in the file or at the admin listener, has written a worker of this
-    /// name down at another address.
+    /// Whether an operator has given a worker of this id another address, in the configuration or
+    /// on the admin listener.
     pub fn is_written_elsewhere(&self, model: &str, id: &str, address: &Authority) -> bool {
         let models = self.models();
         let member = models.get(model).and_then(|members| members.by_id.get(id));
@@ -250,7 +252,7 @@ impl Fleet {
         written.is_some_and(|worker| self::address(worker).is_ok_and(|there| there != *address))
     }
 
-    /// The name of the worker at an address, if there is one.
+    /// The id of the worker at an address, if there is one.
     pub fn name_at(&self, model: &str, address: &Authority) -> Option<String> {
         let models = self.models();
         let mut members = models.get(model)?.by_id.iter();
@@ -258,8 +260,9 @@ impl Fleet {
         found.map(|(id, _)| id.clone())
     }
 
-    /// Whether a worker may be where a source other than the file says that it is, and publish
-    /// its events there; its own host may be written down. Names are looked up when they are
+    /// Checks the URLs of a worker that is reported by a source other than the configuration,
+    /// including those of its events: each host must lie within the allowed networks or be the host
+    /// of a listed worker at the same address. Host names are resolved and checked when they are
     /// connected to.
     fn admit(
         &self,
@@ -280,7 +283,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// A source takes back its word on a worker, by the name that it gave.
+    /// Withdraws a source's report of a worker, by the id that the source uses.
     pub fn revoke(&self, model: &str, source: Source, id: &str) {
         let mut models = self.models();
         if let Some(members) = models.get_mut(model) {
@@ -294,15 +297,16 @@ impl Fleet {
         let (name, mut claims) = (name.clone(), member.claims.clone());
         claims.remove(source, id);
         if let Err(error) = self.settle(members, &name, claims) {
-            // What is left was let in before.
+            // The remaining reports were accepted before.
             tracing::error!(worker = name, %error, "a worker could not be kept");
         }
     }
 
-    /// All that a source knows of a model: who is not among them, it takes back.
+    /// Replaces all that a source reports of a model: workers that are not in the list are
+    /// withdrawn.
     ///
     /// # Errors
-    /// The first that cannot be let in; the others are.
+    /// The error of the first worker that cannot be added. All others are added.
     pub fn set_source(
         &self,
         model: &str,
@@ -313,7 +317,8 @@ impl Fleet {
         self.set_members(members_of(&mut models, model)?, source, workers)
     }
 
-    /// Who comes is there before others leave: a worker under a new name is not missed.
+    /// New workers are added before old ones are removed, so that a worker that gets a new id is
+    /// never missing.
     fn set_members(
         &self,
         members: &mut Members,
@@ -338,22 +343,22 @@ impl Fleet {
         result
     }
 
-    /// Wants no new work on a worker, or wants it again; `None` if it is not there, else
-    /// whether that is news.
+    /// Drains a worker or ends its draining. `None` if the worker is unknown; otherwise whether its
+    /// state changed.
     pub fn drain(&self, model: &str, id: &str, draining: bool) -> Option<bool> {
         let worker = self.known(model, id)?.worker;
         let why = if draining { "an operator drains it" } else { "an operator wants it back" };
         Some(worker.set_draining(draining, why))
     }
 
-    /// The name by which a source calls the worker of a name.
+    /// The id that a source uses for the worker with this id.
     pub fn named_by(&self, model: &str, source: Source, id: &str) -> Option<String> {
         let models = self.models();
         let member = models.get(model)?.by_id.get(id)?;
         member.claims.named_by(source).next().map(str::to_owned)
     }
 
-    /// The worker of a name, with those who say that it is there.
+    /// The worker with this id and the sources that report it.
     pub fn known(&self, model: &str, id: &str) -> Option<Known> {
         let models = self.models();
         let member = models.get(model)?.by_id.get(id)?;
@@ -361,7 +366,7 @@ impl Fleet {
         Some(Known { worker: Arc::clone(&member.worker), sources })
     }
 
-    /// Makes the fleet agree with what is claimed of one worker.
+    /// Adds, replaces, keeps or removes one worker so that it matches its claims.
     fn settle(
         &self,
         members: &mut Members,
@@ -453,8 +458,8 @@ impl Fleet {
 }
 
 impl Member {
-    /// Its pool is no longer served: nobody follows it any more, but requests under way with
-    /// that pool may still be given to it.
+    /// Stops following a worker whose pool is no longer served. Requests that still use that pool
+    /// may still choose it.
     fn retire(self) {
         self.worker.gone.cancel();
     }
@@ -466,7 +471,7 @@ impl Members {
         workers.any(|worker| address(worker).is_ok_and(|written| written == *at))
     }
 
-    /// The name of the worker that is claimed, if it is there: by name, else by address.
+    /// The id of the member with this id, or otherwise of the member at this address.
     fn known_as<'a>(&'a self, id: &'a str, address: &Authority) -> Option<&'a str> {
         if self.by_id.contains_key(id) {
             return Some(id);
@@ -475,8 +480,7 @@ impl Members {
         self.by_id.iter().find(same).map(|(id, _)| id.as_str())
     }
 
-    /// Where the one source of a worker gives it another name, it gets that; says the one
-    /// before.
+    /// Renames a worker if its only source gives it a new id. Returns the id before.
     fn rename(
         &mut self,
         source: Source,
@@ -502,11 +506,11 @@ fn watch(served: &Arc<Served>) -> JoinSet<()> {
     watching
 }
 
-/// Whether the workers of a model's configuration can all be let in beside those of others.
+/// Checks that all listed workers of a model can be added to its current members.
 fn admissible(members: Option<&Members>, served: &Served) -> Result<(), ClaimError> {
     let workers = &served.config.workers;
     workers.iter().try_for_each(|worker| address(worker).map(|_| ()))?;
-    // Who leaves does so when the new ones are there.
+    // Workers that leave are removed after the new ones are added, so they count here.
     let known = members.map_or(0, |members| members.by_id.len());
     let is_new = |worker: &&WorkerConfig| {
         members.is_none_or(|members| !members.by_id.contains_key(&worker.id))

@@ -1,4 +1,4 @@
-//! Builds the served models from a configuration, or replaces those that are served.
+//! Builds the served models from a configuration, and keeps unchanged parts at a reload.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -19,49 +19,49 @@ use splitrail_telemetry::{LogThrottle, Metrics, ModelSeries};
 
 use crate::{Pool, Served, Serving};
 
-/// Bytes of a chat template's file; real ones have some ten thousand.
+/// Maximum size in bytes of a chat template file; real ones have some ten thousand.
 const TEMPLATE_MAX_BYTES: u64 = 4 << 20;
 
-/// Why a model that is configured correctly cannot be served.
+/// Why a model with a valid configuration cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// A credential cannot be had.
+    /// The engines' credential cannot be read.
     #[error("model {model}: the engines' credential: {source}")]
     Secret {
         /// The model's name.
         model: String,
-        /// Why.
+        /// The cause.
         source: splitrail_config::SecretError,
     },
-    /// A tokenizer cannot be loaded.
+    /// The tokenizer cannot be loaded.
     #[error("model {model}: {source}")]
     Tokenizer {
         /// The model's name.
         model: String,
-        /// Why.
+        /// The cause.
         source: splitrail_prompt::LoadError,
     },
-    /// A chat template cannot be read.
+    /// The chat template cannot be read.
     #[error("model {model}: the chat template {path}: {source}")]
     ChatTemplate {
         /// The model's name.
         model: String,
         /// The template's file.
         path: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
 }
 
-/// What all models share.
+/// What all models share: the memory budget and the metrics.
 type Common<'a> = (&'a Arc<MemoryBudget>, &'a Metrics);
 
-/// Builds what serves each model of a configuration. In place of another one (`before`), everything
-/// is taken over that stays the same: indexes, bookings, connections, tokenizers. What is served
-/// now is not touched.
+/// Builds the served models of a configuration. Parts that do not change are taken over from the
+/// configuration that is served now (`before`): indexes, bookings, connections, tokenizers.
+/// `before` itself is not modified.
 ///
 /// # Errors
-/// A credential, tokenizer or chat template cannot be had.
+/// If a credential, tokenizer or chat template cannot be read.
 pub fn models(
     config: &Config,
     common: Common<'_>,
@@ -141,7 +141,7 @@ fn assemble_model(
     }))
 }
 
-/// Which parts of a model stay.
+/// Which parts of a model are kept at a reload.
 #[derive(Clone, Copy)]
 struct Kept {
     config: bool,
@@ -181,7 +181,7 @@ fn authorization(model: &Model) -> Result<Option<HeaderValue>, ModelError> {
 }
 
 fn pool(model: &Model, config: &Config) -> Pool {
-    // 0: an engine will say it.
+    // 0: an engine will report it.
     let block_size = match model.block_size {
         BlockSize::Tokens(tokens) => tokens,
         BlockSize::Auto => 0,
@@ -200,7 +200,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
 /// Loads a model's tokenizer and chat template, if it has them.
 ///
 /// # Errors
-/// If there is a tokenizer that cannot be loaded.
+/// If a configured tokenizer or chat template cannot be loaded.
 pub fn load_prompt(model: &Model) -> Result<Option<PromptModel>, ModelError> {
     let TokenizerConfig::Huggingface(tokenizer) = &model.tokenizer else { return Ok(None) };
     let name = || model.name.clone();
@@ -214,7 +214,8 @@ pub fn load_prompt(model: &Model) -> Result<Option<PromptModel>, ModelError> {
     loaded.map(Some).map_err(|source| ModelError::Tokenizer { model: name(), source })
 }
 
-/// What a model's engines were started with; or the file that cannot be read, and why.
+/// The prompt options, which must match those of the model's engines; or the file that cannot be
+/// read, and why.
 fn prompt_options(
     tokenizer: &HuggingfaceTokenizer,
 ) -> Result<PromptOptions, (String, std::io::Error)> {
@@ -244,7 +245,7 @@ fn read_template(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// The files that decide how a model's prompts become tokens, as they are now.
+/// Stamps of the files that determine how the model's prompts become tokens.
 fn prompt_files(model: &Model) -> Vec<FileStamp> {
     let TokenizerConfig::Huggingface(tokenizer) = &model.tokenizer else { return Vec::new() };
     let mut files = stamps(&tokenizer.path);

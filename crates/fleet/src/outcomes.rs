@@ -15,21 +15,21 @@ pub struct OutcomeCounters {
 }
 
 impl OutcomeCounters {
-    /// Counts a leg that has ended.
+    /// Counts a leg that has ended, and whether it failed.
     pub fn ended(&self, failed: bool) {
         self.legs.fetch_add(1, Relaxed);
         self.failed.fetch_add(failed.into(), Relaxed);
     }
 
-    /// Counts an answer that began, `after` its leg was sent.
+    /// Counts a reply that began `after` its leg was sent.
     pub fn began(&self, after: Duration) {
         self.began.fetch_add(1, Relaxed);
         let us = u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
         self.first_token_us.fetch_add(us, Relaxed);
     }
 
-    /// Returns the counts since the last call, and resets them. A leg that ends during the call is in this
-    /// result or in the next.
+    /// Returns the counts since the last call and resets them. A leg that ends during the call is
+    /// in this result or in the next.
     pub(super) fn take(&self) -> Record {
         let began = self.began.swap(0, Relaxed);
         let first_token_us = self.first_token_us.swap(0, Relaxed);

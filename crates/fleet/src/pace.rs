@@ -1,4 +1,4 @@
-//! Estimates how fast a worker's queue moves, from the outside.
+//! Estimates how fast the queue of an engine moves, from the replies that the router sees.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -6,21 +6,21 @@ use std::time::Duration;
 /// The weight of a new observation.
 const WEIGHT: f64 = 0.2;
 
-/// Seconds per place in a worker's queue, averaged; what is recent counts more.
+/// Moving average of the seconds per request in the engine's queue.
 #[derive(Debug, Default)]
 pub struct Pace(AtomicU64);
 
 impl Pace {
-    /// A request with so many others before it began to answer after so long.
+    /// Records that a request with `ahead` requests before it began to be answered after `waited`.
     pub fn observe(&self, waited: Duration, ahead: u64) {
         let seen = waited.as_secs_f64() / (ahead + 1) as f64;
-        // A race of two loses one of them: it is an average.
+        // A race loses one observation, which an average can bear.
         let before = self.seconds();
         let after = if before == 0.0 { seen } else { before + WEIGHT * (seen - before) };
         self.0.store(after.to_bits(), Relaxed);
     }
 
-    /// How long a request with so many others before it is going to wait for its turn.
+    /// The predicted wait of a request with `ahead` requests before it.
     pub fn wait(&self, ahead: u64) -> Duration {
         let seconds = self.seconds() * ahead as f64;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)

@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use serde::Serialize;
 use tokio::sync::watch;
 
-/// What is known of a worker's agreement.
+/// The result of the parity canary for one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parity {
-    /// It was not asked yet since it joined or came back.
+    /// No canary has ended since the worker joined or came back.
     Pending,
-    /// It agrees.
+    /// The worker agrees with the router.
     Ok,
-    /// Nobody could tell, or nobody asks.
+    /// The canary gave no clear result, or is disabled.
     Unknown,
-    /// It does not.
+    /// The worker does not agree with the router.
     Mismatch(Cause),
 }
 
@@ -22,30 +22,30 @@ pub enum Parity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// Chats are written otherwise before they become tokens.
+    /// The chat template produces another text.
     Template,
-    /// A special token at the prompt's start or end is there once too often, or missing.
+    /// One or two special tokens at the prompt's start or end are added or missing.
     SpecialTokens,
-    /// Plain text becomes other tokens.
+    /// Plain text is tokenised differently.
     Vocabulary,
-    /// Its KV blocks have another size.
+    /// The engine's block size differs from the router's.
     BlockSize,
-    /// Its events or its cache do not tell salts apart.
+    /// The engine's events or its cache ignore `cache_salt`.
     Salt,
-    /// Its events name another adapter than was asked for, or none.
+    /// The engine's events name another adapter than was requested, or none.
     Adapter,
-    /// No KV events came.
+    /// No KV events were received.
     EventsAbsent,
-    /// Its blocks come under a parent that was never announced.
+    /// The engine's blocks have a parent that was never announced.
     UnknownParent,
-    /// Its events are of another data-parallel rank.
+    /// The engine's events are those of another data-parallel rank.
     Rank,
-    /// Events came, but none of them was of the prompt's blocks.
+    /// Events were received, but none was about the prompt's blocks.
     Unmatched,
 }
 
 impl Cause {
-    /// Every cause.
+    /// All causes.
     pub const ALL: [Self; 10] = [
         Self::Template,
         Self::SpecialTokens,
@@ -75,7 +75,7 @@ impl Cause {
         }
     }
 
-    /// What an operator can do.
+    /// What an operator can do about it, as shown in the log.
     pub fn advice(self) -> &'static str {
         match self {
             Self::Template => {
@@ -130,7 +130,7 @@ impl Parity {
         }
     }
 
-    /// Why it does not agree.
+    /// The cause of a mismatch.
     pub fn cause(self) -> Option<Cause> {
         match self {
             Self::Mismatch(cause) => Some(cause),
@@ -138,7 +138,7 @@ impl Parity {
         }
     }
 
-    /// Whether its overlap may be believed.
+    /// Whether the worker's overlap may be used.
     fn is_believed(self) -> bool {
         matches!(self, Self::Ok | Self::Unknown)
     }
@@ -155,11 +155,11 @@ pub struct ParityState {
 /// A worker's parity at one time.
 #[derive(Clone, Copy, Debug)]
 pub struct State {
-    /// Grows each time that the worker may have become another one.
+    /// Incremented each time that the worker may have been restarted.
     pub round: u64,
-    /// Whether it is asked.
+    /// Whether canaries are sent to the worker.
     pub is_asked: bool,
-    /// What came of it.
+    /// The result so far.
     pub parity: Parity,
 }
 
@@ -171,17 +171,17 @@ impl Default for ParityState {
 }
 
 impl ParityState {
-    /// What is known.
+    /// The result so far.
     pub fn parity(&self) -> Parity {
         self.state.borrow().parity
     }
 
-    /// Whether its overlap may be believed.
+    /// Whether the worker's overlap may be used.
     pub fn is_believed(&self) -> bool {
         self.believed.load(Relaxed)
     }
 
-    /// From now on it is asked, or not.
+    /// Sets whether canaries are sent to the worker. A change resets the result.
     pub fn set_asked(&self, is_asked: bool) {
         self.change(|state| {
             if state.is_asked != is_asked {
@@ -191,7 +191,7 @@ impl ParityState {
         });
     }
 
-    /// It may have become another one: what was known is void.
+    /// Resets the result, because the worker may have been restarted.
     pub fn forget(&self) {
         self.change(|state| {
             state.round += 1;
@@ -199,8 +199,8 @@ impl ParityState {
         });
     }
 
-    /// What came of asking it in a round; of no interest once that is over. That nobody can tell
-    /// does not overrule what is known.
+    /// Records the result of a canary, unless the round in which it was sent is over. An unclear
+    /// result does not replace an earlier one.
     pub fn judge(&self, round: u64, parity: Parity) {
         self.change(|state| {
             let tells = parity != Parity::Unknown || state.parity == Parity::Pending;
@@ -210,7 +210,7 @@ impl ParityState {
         });
     }
 
-    /// Hears of every change.
+    /// A receiver for all changes.
     pub fn follow(&self) -> watch::Receiver<State> {
         self.state.subscribe()
     }

@@ -12,13 +12,13 @@ use crate::Served;
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_engine_client::EngineClient;
 
-/// Bytes of an engine's `/metrics` or `/v1/models`; vLLM's metrics are some 60 kB, and with
-/// hundreds of adapters and ranks ten times that.
+/// Maximum size in bytes of an engine's `/metrics` or `/v1/models`. vLLM's metrics take about 60
+/// kB, and ten times as much with hundreds of adapters and ranks.
 const REPORT_MAX_BYTES: usize = 4 << 20;
-/// Characters of a model's name that an engine tells, in a log line.
+/// Maximum number of characters of a model name reported by an engine in a log line.
 const NAME_MAX_CHARS: usize = 128;
 
-/// Polls one worker until the task is ended.
+/// Polls one worker until the task is aborted.
 pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     let config = served.config.health;
     let mut ticks = tokio::time::interval(config.probe_interval);
@@ -29,7 +29,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     loop {
         ticks.tick().await;
         let asked = Instant::now();
-        // Prompts do a part of it; where none come, nobody else would.
+        // Lookups for prompts remove expired entries too, but without requests only this loop does.
         while served.pool.assumed.expire(asked) {
             tokio::task::yield_now().await;
         }
@@ -58,14 +58,15 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                 (passed, failed) = (passed.saturating_add(1), 0);
                 let back = worker.is_up() || passed >= healthy_threshold;
                 if back && worker.set_probed(true, "it answers") {
-                    // Whatever comes back may have begun anew.
+                    // A worker that comes back may have been restarted.
                     served.pool.assumed.forget(worker.index);
                 }
             }
-            // The router has no memory left for the answer: that says nothing of the engine.
+            // The router had no memory for the reply, which says nothing about the engine.
             Err(error) if error.fault() == Fault::Router => {}
             Err(error) => {
-                // Whoever found it down first: nothing is known of its cache.
+                // What the worker caches is unknown now, whether or not this poll noticed the
+                // failure first.
                 served.pool.assumed.forget(worker.index);
                 (passed, failed) = (0, failed.saturating_add(1));
                 if failed >= config.unhealthy_threshold {
@@ -76,13 +77,13 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     }
 }
 
-/// Whether an engine's process is another one than the last that told when it began.
+/// Whether an engine's process differs from the last one that reported its start time.
 fn begins_anew(known: &mut Option<f64>, said: Option<f64>) -> bool {
     let Some(said) = said else { return false };
     known.replace(said).is_some_and(|before| before != said)
 }
 
-/// vLLM lists the longest sequence as `max_model_len` of each model it serves.
+/// Learns the longest sequence, which vLLM reports as `max_model_len` of each model it serves.
 async fn learn_context(served: &Served, worker: &Worker, patience: Duration) {
     #[derive(Deserialize)]
     struct Models {
@@ -97,7 +98,7 @@ async fn learn_context(served: &Served, worker: &Worker, patience: Duration) {
     let asked = tokio::time::timeout(patience, get).await;
     let Ok(Ok(text)) = asked else { return };
     let Ok(Models { data }) = serde_json::from_str(&text) else { return };
-    // An engine that does not say it is not asked again.
+    // An engine that does not report a limit is not asked again.
     let said = data.iter().filter_map(|card| card.max_model_len).min();
     worker.set_context_tokens(said.unwrap_or(u32::MAX));
     if !data.iter().any(|card| card.id == served.name()) {
@@ -112,7 +113,7 @@ async fn learn_context(served: &Served, worker: &Worker, patience: Duration) {
     }
 }
 
-/// One question.
+/// Requests and parses one load report.
 async fn ask(
     worker: &Worker,
     client: &EngineClient,

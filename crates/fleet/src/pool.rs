@@ -23,55 +23,55 @@ use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, Leg, WorkerIndex};
 
 thread_local! {
-    /// What a look into the index needs, kept so that none allocates.
+    /// Buffers for a lookup in the index, reused so that lookups do not allocate.
     static FOUND: RefCell<(Overlaps, Found)> = RefCell::default();
 }
 
-/// Which candidates are looked for.
+/// Selects the workers that become candidates.
 #[derive(Clone, Copy, Debug)]
 pub struct CandidateQuery<'a> {
-    /// The leg that they are to take.
+    /// The leg to place.
     pub leg: Leg,
-    /// The prompt's blocks, of which each candidate's overlap is found.
+    /// Hashes of the prompt's blocks, from which each candidate's overlap is computed.
     pub hashes: &'a [BlockHash],
     /// Workers that must not take the leg.
     pub exclusions: &'a [Exclusion],
-    /// The present time.
+    /// The current time.
     pub now: Instant,
 }
 
-/// A model's workers with their index.
+/// One model's workers and the index of their KV blocks.
 pub struct Pool {
-    /// The workers now. Changed by `enter` and `leave` only.
+    /// The current workers. Changed by `enter` and `leave` only.
     roster: ArcSwap<Roster>,
-    /// The number of the next worker: none is given twice.
+    /// The number of the next worker. No number is used twice.
     next: AtomicU32,
-    /// Held by whoever changes the roster.
+    /// Held while the roster is changed.
     changing: Mutex<()>,
-    /// Tokens per block; 0 until an engine has said it.
+    /// Tokens per block; 0 until an engine has reported the block size.
     block_size: watch::Sender<u32>,
-    /// Written by whoever follows a worker's events; prompts go through `reader`.
+    /// Written by the tasks that follow workers' events. Prompts are looked up through `reader`.
     index: Mutex<Index>,
     reader: IndexReader,
-    /// What workers are assumed to hold beyond it.
+    /// Blocks that workers are assumed to hold in addition to the index.
     pub assumed: Assumed,
-    /// Who waits for a worker here, where the configuration has requests wait here.
+    /// Requests that wait in the router for a worker, if the configuration enables the queue.
     pub waiting: Waiting,
-    /// What was learned of when a remote prefill pays.
+    /// What the router has learned about when a remote prefill pays off.
     pub calibration: Calibration,
-    /// From when on its workers have enough.
+    /// The load from which a worker is saturated.
     pub busy: ArcSwap<SaturationConfig>,
-    /// Whether picks look at what work costs: to know it takes a lock of each worker.
+    /// Whether the policy uses predicted costs. Reading them takes a lock per worker.
     uses_costs: AtomicBool,
-    /// Where its cache hits were lost.
+    /// Counts of cache hits that were lost, by cause.
     pub losses: Losses,
     turns: [AtomicU64; 3],
     draws: AtomicU64,
 }
 
 impl Pool {
-    /// A pool of nobody over an empty index; its block size is 0 if an engine is to say it.
-    /// `rng_seed` makes its draws repeatable.
+    /// An empty pool over an empty index. The block size is 0 if an engine is to report it.
+    /// `rng_seed` makes the random draws repeatable.
     pub fn new(index: IndexConfig, rng_seed: Option<u64>) -> Self {
         let seed = rng_seed.unwrap_or_else(rand::random);
         let index = Index::new(index);
@@ -93,17 +93,17 @@ impl Pool {
         }
     }
 
-    /// The same pool, which assumes more than events confirm, as configured.
+    /// Sets the configuration of the speculative index.
     pub fn assuming(self, config: SpeculativeIndexConfig) -> Self {
         Self { assumed: Assumed::new(config), ..self }
     }
 
-    /// The workers at this moment.
+    /// The current workers.
     pub fn roster(&self) -> Arc<Roster> {
         self.roster.load_full()
     }
 
-    /// Lets a worker in, which is made with a number of its own.
+    /// Adds the worker that `make` returns for the number it is given.
     pub fn enter(&self, make: impl FnOnce(WorkerIndex) -> Worker) -> Arc<Worker> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let worker = Arc::new(make(WorkerIndex(self.next.fetch_add(1, Relaxed))));
@@ -111,19 +111,21 @@ impl Pool {
         worker
     }
 
-    /// Lets a worker go: no new leg finds it. What it held is forgotten; legs under way go on.
+    /// Removes a worker: new legs no longer find it, and its blocks are dropped from the index.
+    /// Legs under way continue.
     pub fn leave(&self, worker: &Worker) {
         {
             let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
             self.roster.store(Arc::new(self.roster.load().without(worker.index)));
         }
-        // Whoever writes to the index looks at this with the index in hand.
+        // Writers check `gone` while they hold the lock of the index.
         worker.gone.cancel();
         self.index().remove_worker(worker.index.0);
         self.assumed.forget(worker.index);
     }
 
-    /// Tokens per block; 0 until an engine has said it, and nothing has a hash.
+    /// Tokens per block; 0 until an engine has reported the block size. Until then no block hashes
+    /// can be computed.
     pub fn block_size(&self) -> u32 {
         *self.block_size.borrow()
     }
@@ -131,15 +133,16 @@ impl Pool {
     /// Waits until the block size is known.
     pub async fn block_size_known(&self) {
         let mut sizes = self.block_size.subscribe();
-        // The sender is `self`: it outlives the wait.
+        // The sender is part of `self` and outlives the wait, so that this cannot fail.
         let _known = sizes.wait_for(|tokens| *tokens > 0).await;
     }
 
-    /// Takes an engine's word for the block size if it is not known; says whether
-    /// the engine's is the one that counts.
+    /// Sets the block size to the one that an engine reports, if none is known yet. Returns whether
+    /// the pool's block size equals the engine's.
     pub fn learn_block_size(&self, tokens: u32) -> bool {
         if self.block_size() == 0 {
-            // The index is locked first, as everywhere, and so decides who is first.
+            // The lock of the index is taken before the block size is set, as everywhere; it
+            // decides which engine is first.
             let mut index = self.index();
             // Nothing is indexed before the block size is known.
             if self.block_size() == 0 && index.set_block_size(tokens) {
@@ -149,8 +152,7 @@ impl Pool {
         self.block_size() == tokens
     }
 
-    /// From now on, its model is configured like this: everything of a pool that a reload may
-    /// change.
+    /// Applies the settings of a pool that a reload may change.
     pub fn configure(&self, model: &Model) {
         self.waiting.configure(model.queue.unwrap_or_default());
         self.calibration.configure(model.auto);
@@ -159,7 +161,7 @@ impl Pool {
         self.uses_costs.store(model.uses_costs(), Relaxed);
     }
 
-    /// Even random bits for one decision.
+    /// Uniformly distributed random bits for one decision.
     pub fn draw(&self) -> u64 {
         // SplitMix64: all that threads share is a counter.
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -169,30 +171,29 @@ impl Pool {
         bits ^ (bits >> 31)
     }
 
-    /// The index, for its writers and for what readers cannot see. A poisoned lock
-    /// still guards whole entries: every change of the index keeps its invariants at
-    /// each step.
+    /// The index, for writers and for what `reader` does not offer. A poisoned lock is still used:
+    /// the index keeps its invariants at each step of a change.
     pub fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of picks for such a leg before this one.
+    /// The number of choices made for this leg before this one. Counts this one.
     pub fn next_turn(&self, leg: Leg) -> u64 {
         self.turns[leg as usize].fetch_add(1, Relaxed)
     }
 
-    /// The same, and no pick is meant.
+    /// The number of choices made for this leg so far. Counts nothing.
     pub fn turn(&self, leg: Leg) -> u64 {
         self.turns[leg as usize].load(Relaxed)
     }
 
-    /// The longest sequence that every worker takes which has said so.
+    /// The longest sequence, in tokens, that every worker that has reported its limit accepts.
     pub fn context_tokens(&self) -> Option<u32> {
         self.roster.load().iter().filter_map(|worker| worker.context_tokens()).min()
     }
 
-    /// How much of a prompt the index has of a worker, in blocks, whether it is believed or
-    /// not; of several ranks, the most that one has.
+    /// Number of leading blocks of a prompt that the index has of a worker, whether or not its
+    /// events are trusted. With several ranks, the highest number of any rank.
     pub fn indexed_blocks(&self, worker: &Worker, hashes: &[BlockHash]) -> u32 {
         let mut overlaps = Overlaps::new();
         self.reader.find(hashes, &mut overlaps);
@@ -200,7 +201,8 @@ impl Pool {
         keys.map(|key| overlaps.get(key).blocks).max().unwrap_or(0)
     }
 
-    /// Distinct blocks that the index has of a worker, in each tier: the sum over its ranks.
+    /// Number of distinct blocks that the index has of a worker in each tier, summed over its
+    /// ranks.
     pub fn block_counts(&self, worker: &Worker) -> [usize; Tier::COUNT] {
         let index = self.index();
         let mut sum = [0; Tier::COUNT];
@@ -211,18 +213,18 @@ impl Pool {
         sum
     }
 
-    /// Whether a worker outside `failed` may be asked for a leg.
+    /// Whether a worker outside `failed` is available for a leg.
     pub fn any_up(&self, leg: Leg, failed: &[Exclusion]) -> bool {
         self.ups(leg, failed, |ups| ups.next().is_some())
     }
 
-    /// The one worker outside `failed` that may be asked for a leg, if it is the last.
+    /// The worker outside `failed` that is available for a leg, if there is exactly one.
     pub fn last_up(&self, leg: Leg, failed: &[Exclusion]) -> Option<WorkerIndex> {
         self.ups(leg, failed, |ups| ups.next().filter(|_| ups.next().is_none()))
     }
 
-    /// Decode workers whose queue takes longer than this, by their own reports: the lease of a
-    /// hand-off would run out before they fetch it.
+    /// Decode workers whose engine's queue, by their load reports, takes longer than `left`: the
+    /// lease of a hand-off would expire before they fetch it.
     pub fn late(&self, left: Duration, now: Instant) -> Vec<Exclusion> {
         let roster = self.roster.load();
         let able = roster.iter().filter(|worker| worker.serves(Leg::Decode));
@@ -230,7 +232,7 @@ impl Pool {
         late.map(|worker| Exclusion::new(worker.index, VetoReason::Lease)).collect()
     }
 
-    /// Reads who is up outside `failed`.
+    /// Calls `read` with the workers outside `failed` that are available for a leg.
     fn ups<T>(
         &self,
         leg: Leg,
@@ -245,15 +247,15 @@ impl Pool {
         )
     }
 
-    /// Every worker of a roster that can take a leg and is not excluded, as it is now: one
-    /// candidate for each rank that the leg could be pinned to.
+    /// Every worker of a roster that serves the leg and is not excluded, in its current state: one
+    /// candidate for each rank to which the leg could be pinned.
     pub fn candidates(&self, roster: &Roster, query: CandidateQuery<'_>) -> Vec<Candidate> {
         let mut able = Vec::with_capacity(roster.len());
         self.list_candidates(roster, query, &mut able);
         able
     }
 
-    /// Replaces a list by the candidates.
+    /// Like `candidates`, but replaces the contents of a list that is reused.
     pub fn list_candidates(
         &self,
         roster: &Roster,
@@ -365,7 +367,7 @@ mod tests {
         (pool, worker, hashes)
     }
 
-    /// Confirmed, assumed and underway blocks of the only worker.
+    /// Numbers of confirmed, assumed and underway blocks of the only worker.
     fn seen(pool: &Pool, hashes: &[BlockHash], now: Instant) -> (u32, u32, u32) {
         let roster = pool.roster();
         let query = CandidateQuery { leg: Leg::Aggregated, hashes, exclusions: &[], now };
@@ -404,7 +406,7 @@ mod tests {
         assert_eq!(seen(&pool, &hashes, after(start, 120_001)), (0, 2, 0));
         assert_eq!(seen(&pool, &hashes, after(start, 219_998)), (0, 2, 0));
         assert_eq!(seen(&pool, &hashes, after(start, 220_001)), (0, 0, 0));
-        // Once events tell, they count.
+        // Once the worker's events are known, they replace what was assumed.
         pool.assumed.computed(after(start, 220_001), &worker, None, &hashes);
         pool.assumed.confirmed(WorkerIndex(0));
         assert_eq!(seen(&pool, &hashes, after(start, 220_002)), (0, 0, 0));

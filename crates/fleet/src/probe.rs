@@ -1,10 +1,11 @@
 //! Probes each engine once for support of `cache_hit_threshold`, and engines with several
 //! data-parallel ranks for requests that name a rank.
 //!
-//! No engine reports either, and those that do not know the field ignore it (vLLM does).
-//! So the probe sends a prompt of a few tokens with a threshold of 1, which no prompt reaches,
-//! since an engine computes the last token of every prompt. An engine that supports the field rejects
-//! the request; one that does not generates a single token. For ranks, the probe names a rank that does not exist.
+//! No engine reports either, and engines that do not know the field ignore it (vLLM does). So the
+//! probe sends a prompt of a few tokens with a threshold of 1, which no prompt reaches, since an
+//! engine computes the last token of every prompt. An engine that supports the field rejects the
+//! request; one that does not generates a single token. For ranks, the probe names a rank that does
+//! not exist.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,12 +22,13 @@ use splitrail_api::error::{Error, Kind};
 use splitrail_api::text::random_id;
 use splitrail_engine_client::{Envelope, NO_SUCH_RANK, Shape};
 
-/// Between two looks at whether an engine is to be asked.
+/// Interval at which the task checks whether a probe is due.
 const PERIOD: Duration = Duration::from_millis(500);
-/// An engine that is busy may take a while.
+/// Maximum time for the answer: a busy engine may take a while.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Follows one worker until the task is ended: it is asked when it is up and nobody knows.
+/// Probes one worker for thresholds whenever it is up and its support is unknown, until the task is
+/// aborted.
 pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -40,7 +42,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                 worker.set_honours_threshold(Some(honours));
                 tracing::info!(worker = worker.id(), honours, "cache_hit_threshold");
             }
-            // It may be starting, or full: it is asked again.
+            // The engine may be starting, or full; the probe is repeated.
             Ok(Err(error)) => {
                 tracing::debug!(worker = worker.id(), %error, "cannot be asked for its threshold");
             }
@@ -49,11 +51,12 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     }
 }
 
-/// The same for ranks: it is asked when it is up, has several, and nobody knows.
+/// Probes one worker for rank headers whenever it is up, has several ranks and its support is
+/// unknown.
 pub async fn run_rank(served: Arc<Served>, worker: Arc<Worker>) {
     let mut counts = worker.ranks.follow();
     loop {
-        // The sender is the worker, which the task keeps.
+        // The sender belongs to the worker, which this task keeps alive.
         let several = |count: &Option<u16>| count.is_some_and(|count| count > 1);
         if counts.wait_for(several).await.is_err() {
             return;
@@ -81,14 +84,14 @@ async fn ask_rank(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> 
         Ok(_) => Ok(false),
         Err(error) => match error.kind() {
             _ if error.message().ends_with(NO_SUCH_RANK) => Ok(true),
-            // It refuses such requests, whatever they are pinned to.
+            // The engine rejects the request for another reason than its rank.
             Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
             _ => Err(error),
         },
     }
 }
 
-/// The reply to a trial.
+/// Sends a trial and returns the reply.
 async fn send(
     served: &Served,
     worker: &Arc<Worker>,
@@ -120,7 +123,7 @@ async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
         }
         Err(error) => match error.kind() {
             Kind::EngineRejected(412) => Ok(true),
-            // It does not serve this, or not so: then its index has to do.
+            // The engine does not support the request in this form, so the router uses its index.
             Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
             _ => Err(error),
         },

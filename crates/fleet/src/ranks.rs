@@ -1,9 +1,9 @@
 //! The data-parallel ranks of one worker.
 //!
-//! Ranks share a process and an address, but no KV cache: a request on one rank cannot use the blocks
-//! of another. Where the engine lets a request name its rank (`X-data-parallel-rank`),
-//! each rank is a candidate of its own. Otherwise the engine chooses, and only blocks that
-//! all ranks hold are certain to be found.
+//! Ranks share a process and an address, but no KV cache: a request on one rank cannot use the
+//! blocks of another. If the engine lets a request name its rank (`X-data-parallel-rank`), each
+//! rank is a candidate of its own. Otherwise the engine chooses the rank, and only blocks that all
+//! ranks hold are certain to be found.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering::Relaxed};
@@ -15,38 +15,38 @@ use tokio::sync::watch;
 
 use super::booking::Booked;
 
-/// Ranks of one worker: an engine that says more is not believed.
+/// Maximum number of ranks of one worker. A higher reported number is reduced to this.
 pub const RANKS_MAX: u16 = 256;
 
 /// A worker's ranks.
 #[derive(Debug)]
 pub struct Ranks {
-    /// How many there are; `None` while somebody is still to say it.
+    /// The number of ranks; `None` while it has not been reported.
     known: watch::Sender<Option<u16>>,
-    /// The same for readers in a hurry; 0 while it is not known.
+    /// The same number for readers that take no lock; 0 while it is unknown.
     count: AtomicU16,
     configured: Option<u16>,
-    /// Whether requests can be pinned: 1 for no, 2 for yes, 0 for not known.
+    /// Whether requests can be pinned to a rank: 0 is unknown, 1 is no, 2 is yes.
     pins: AtomicU8,
     pins_configured: Option<bool>,
     first: Arc<Rank>,
-    /// The others, in order.
+    /// All ranks after the first, in order.
     further: ArcSwap<Vec<Arc<Rank>>>,
 }
 
 /// One rank.
 #[derive(Debug, Default)]
 pub struct Rank {
-    /// What the router has given it to do, where it is pinned.
+    /// The work that the router has assigned to the rank, if requests are pinned to it.
     pub booked: Arc<Booked>,
-    /// Whether its KV events come in.
+    /// Whether the rank's KV events are being received.
     events_current: AtomicBool,
-    /// Whether the index lacks blocks of it that were beyond the bound.
+    /// Whether the index left out blocks of the rank because of its size limit.
     index_truncated: AtomicBool,
 }
 
 impl Ranks {
-    /// One rank, unless it is configured otherwise.
+    /// Starts with the configured number of ranks, or with one.
     pub fn new(configured: Option<u16>, pins_configured: Option<bool>) -> Self {
         let ranks = Self {
             known: watch::Sender::new(Some(1)),
@@ -62,7 +62,8 @@ impl Ranks {
         ranks
     }
 
-    /// Somebody is going to say how many there are. Until then nothing of them is believed.
+    /// Marks the number of ranks as unknown until it is reported, unless it is configured. Until
+    /// then no rank counts as current.
     pub fn expect(&self) {
         if self.configured.is_none() {
             self.count.store(0, Relaxed);
@@ -70,22 +71,22 @@ impl Ranks {
         }
     }
 
-    /// How many there are; 1 while it is not known.
+    /// The number of ranks; 1 while it is unknown.
     pub fn count(&self) -> u16 {
         self.count.load(Relaxed).max(1)
     }
 
-    /// Whether it is known how many there are.
+    /// Whether the number of ranks is known.
     pub fn are_known(&self) -> bool {
         self.count.load(Relaxed) > 0
     }
 
-    /// Hears how many there are, and when that changes.
+    /// A receiver for the number of ranks and its changes.
     pub fn follow(&self) -> watch::Receiver<Option<u16>> {
         self.known.subscribe()
     }
 
-    /// Records how many there are. What is configured stands.
+    /// Records the reported number of ranks. A configured number takes precedence.
     pub fn set_count(&self, said: u32) {
         let said = u16::try_from(said).unwrap_or(u16::MAX);
         let count = self.configured.unwrap_or(said).clamp(1, RANKS_MAX);
@@ -102,7 +103,7 @@ impl Ranks {
         });
     }
 
-    /// Whether requests can be pinned to a rank; `None` until it is known.
+    /// Whether requests can be pinned to a rank; `None` while unknown.
     pub fn pins(&self) -> Option<bool> {
         match self.pins.load(Relaxed) {
             0 => None,
@@ -110,8 +111,8 @@ impl Ranks {
         }
     }
 
-    /// Records whether requests can be pinned; `None` forgets it, for a process that may be
-    /// another one. What is configured stands.
+    /// Records whether requests can be pinned; `None` forgets it because the engine's process may
+    /// be another one. A configured value takes precedence.
     pub fn set_pins(&self, pins: Option<bool>) {
         let known = self.pins_configured.or(pins);
         self.pins.store(known.map_or(0, |yes| 1 + u8::from(yes)), Relaxed);
@@ -122,12 +123,13 @@ impl Ranks {
         self.count() > 1 && self.pins() == Some(true)
     }
 
-    /// Whether the engine chooses among several ranks: nobody knows where a request will run.
+    /// Whether the engine chooses among several ranks, so that the router does not know where a
+    /// request runs.
     pub fn are_chosen_by_the_engine(&self) -> bool {
         self.count() > 1 && self.pins() != Some(true)
     }
 
-    /// A rank, if there is such a one.
+    /// The rank with this number, if it exists.
     pub fn get(&self, rank: u16) -> Option<Arc<Rank>> {
         match rank.checked_sub(1) {
             None => Some(Arc::clone(&self.first)),
@@ -135,34 +137,34 @@ impl Ranks {
         }
     }
 
-    /// All of them, in order.
+    /// All ranks, in order.
     pub fn all(&self) -> Vec<Arc<Rank>> {
         let further = self.further.load();
         std::iter::once(&self.first).chain(further.iter()).cloned().collect()
     }
 
-    /// Whether the KV events of all of them come in.
+    /// Whether the KV events of all ranks are being received.
     pub fn are_current(&self) -> bool {
         self.are_known() && self.every(Rank::is_current)
     }
 
-    /// Whether the KV events of a rank come in.
+    /// Whether the KV events of a rank are being received.
     pub fn is_current(&self, rank: u16) -> bool {
         self.are_known() && self.get(rank).is_some_and(|rank| rank.is_current())
     }
 
-    /// Records that the KV events of all of them come in, or are cut off.
+    /// Records for all ranks whether their KV events are being received.
     pub fn set_all_current(&self, current: bool) {
         self.first.set_current(current);
         self.further.load().iter().for_each(|rank| rank.set_current(current));
     }
 
-    /// Whether the index lacks blocks of any of them.
+    /// Whether the index left out blocks of any rank because of its size limit.
     pub fn is_any_truncated(&self) -> bool {
         !self.every(|rank| !rank.index_truncated.load(Relaxed))
     }
 
-    /// Records whether the index lacks blocks: of one of them, or of whichever.
+    /// Records whether the index left out blocks of a rank, or, for `None`, of any rank.
     pub fn set_truncated(&self, rank: Option<u16>, truncated: bool) {
         let set = |rank: &Arc<Rank>| rank.index_truncated.store(truncated, Relaxed);
         match rank {
@@ -177,18 +179,18 @@ impl Ranks {
 }
 
 impl Rank {
-    /// Whether its KV events come in.
+    /// Whether the rank's KV events are being received.
     pub fn is_current(&self) -> bool {
         self.events_current.load(Relaxed)
     }
 
-    /// Records that its KV events come in, or are cut off.
+    /// Records whether the rank's KV events are being received.
     pub fn set_current(&self, current: bool) {
         self.events_current.store(current, Relaxed);
     }
 }
 
-/// A rank's name in the index.
+/// The key of a rank in the index.
 pub fn rank_key(worker: WorkerIndex, rank: u16) -> WorkerKey {
     WorkerKey { worker: worker.0, rank }
 }

@@ -12,9 +12,9 @@ use splitrail_telemetry::Metrics;
 /// The reason of resyncs because of drift in `splitrail_index_resyncs_total`.
 const RESYNC_REASON: &str = "drift";
 
-/// Counts what a worker has reported with the end of a leg, compares it with the index, and
-/// names the worker in the log, once, if it never reports. `has_usage` is whether there was a
-/// usage object; the leg has its figures.
+/// Counts which figures a worker reported at the end of a leg, compares them with the index, and
+/// names the worker in the log, once, if it never reports a figure. `has_usage` tells whether the
+/// reply had a usage object; `leg` contains its figures.
 pub fn audit_reply(
     metrics: &Metrics,
     served: &Served,
@@ -22,14 +22,14 @@ pub fn audit_reply(
     leg: &LegFacts,
     has_usage: bool,
 ) {
-    // A worker that has left has no figures any more.
+    // The metrics of a worker that has left were removed.
     if worker.gone.is_cancelled() {
         return;
     }
     let (model, id) = (served.name(), worker.id());
     let audit = &worker.audit;
     count(metrics, &audit.usage, [model, id, "usage"], has_usage);
-    // What a receiving leg calls cached is not about its own work.
+    // A leg that receives KV may count transferred tokens as cached.
     if leg.receives {
         return;
     }
@@ -64,7 +64,7 @@ fn count(metrics: &Metrics, reporting: &Reporting, labels: [&str; 3], reported: 
     }
 }
 
-/// Acts on the drift of a worker after another comparison.
+/// Reacts to the drift of a worker after a comparison.
 fn act_on_drift(served: &Served, worker: &Worker) {
     let config = &served.config.drift;
     if !config.enabled || worker.drift.has_given_up() {

@@ -2,19 +2,20 @@
 
 use tokio::sync::watch;
 
-/// A worker's wish to be read anew: one side asks, the other one follows its events.
+/// Requests to read a worker's KV events again: one side makes them, the other side follows the
+/// events.
 #[derive(Debug)]
 pub struct Resync(watch::Sender<Wish>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Wish {
-    /// How many were there.
+    /// The number of requests so far.
     number: u64,
-    /// Why, as in `splitrail_index_resyncs_total`.
+    /// The reason, as in `splitrail_index_resyncs_total`.
     reason: &'static str,
 }
 
-/// Hears of the wishes made since it was made itself.
+/// Receives the requests that are made after its creation.
 #[derive(Debug)]
 pub struct ResyncWishes(watch::Receiver<Wish>);
 
@@ -25,19 +26,19 @@ impl Default for Resync {
 }
 
 impl Resync {
-    /// Asks for it. Wishes that nobody has heard yet become one.
+    /// Requests a resynchronisation. Requests that have not been received yet are merged.
     pub fn request(&self, reason: &'static str) {
         self.0.send_modify(|wish| *wish = Wish { number: wish.number + 1, reason });
     }
 
-    /// Wishes from now on.
+    /// A receiver for requests from now on.
     pub fn wishes(&self) -> ResyncWishes {
         ResyncWishes(self.0.subscribe())
     }
 }
 
 impl ResyncWishes {
-    /// Waits for the next wish; says why. Never, once the worker is gone.
+    /// Waits for the next request and returns its reason. Never returns once the worker is gone.
     pub async fn next(&mut self) -> &'static str {
         match self.0.changed().await {
             Ok(()) => self.0.borrow_and_update().reason,

@@ -6,56 +6,56 @@ use super::hosts::Hosts;
 use super::worker::Worker;
 use splitrail_policy::WorkerIndex;
 
-/// The workers of a model, as they were when it was asked for. It never changes; who comes or
-/// goes makes a new one.
+/// The workers of a model at one instant. A roster never changes: adding or removing a worker makes
+/// a new one.
 #[derive(Debug)]
 pub struct Roster {
-    /// In the order in which they came, which is that of their numbers.
+    /// In the order in which the workers were added, which is ascending by number.
     workers: Vec<Arc<Worker>>,
-    /// Where hand-offs may come from.
+    /// The hosts that hand-offs may come from.
     pub hosts: Hosts,
 }
 
 impl Roster {
-    /// Of these workers, whose numbers ascend.
+    /// A roster of these workers, which must be ordered by number.
     pub fn new(workers: Vec<Arc<Worker>>) -> Self {
         debug_assert!(workers.is_sorted_by_key(|worker| worker.index), "ordered by number");
         let hosts = Hosts::new(workers.iter().map(|worker| &worker.authority));
         Self { workers, hosts }
     }
 
-    /// The workers.
+    /// The workers, ordered by number.
     pub fn iter(&self) -> std::slice::Iter<'_, Arc<Worker>> {
         self.workers.iter()
     }
 
-    /// The worker of a number.
+    /// The worker with this number.
     pub fn get(&self, index: WorkerIndex) -> Option<&Arc<Worker>> {
         let at = self.workers.binary_search_by_key(&index, |worker| worker.index).ok()?;
         Some(&self.workers[at])
     }
 
-    /// The worker of a name.
+    /// The worker with this id.
     pub fn named(&self, id: &str) -> Option<&Arc<Worker>> {
         self.workers.iter().find(|worker| worker.id() == id)
     }
 
-    /// Their count.
+    /// The number of workers.
     pub fn len(&self) -> usize {
         self.workers.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no workers.
     pub fn is_empty(&self) -> bool {
         self.workers.is_empty()
     }
 
-    /// The same with one more, which came last.
+    /// A roster with one more worker, whose number must be the highest.
     pub(super) fn with(&self, worker: Arc<Worker>) -> Self {
         Self::new(self.workers.iter().cloned().chain([worker]).collect())
     }
 
-    /// The same without one.
+    /// A roster without the worker of this number.
     pub(super) fn without(&self, index: WorkerIndex) -> Self {
         let others = self.workers.iter().filter(|worker| worker.index != index);
         Self::new(others.cloned().collect())

@@ -15,40 +15,40 @@ use splitrail_prompt::stamp::FileStamp;
 
 /// One model with everything that serves it.
 pub struct Served {
-    /// Its configuration.
+    /// The model's configuration.
     pub config: Model,
-    /// Its workers and their index.
+    /// The model's workers and their index.
     pub pool: Arc<Pool>,
-    /// Tokenizer and chat template, if it has them.
+    /// Tokenizer and chat template, if a tokenizer is configured.
     pub prompt: Option<Arc<PromptModel>>,
-    /// The files that it was read from, as they were.
+    /// Stamps of the files that `prompt` was read from, to detect changes at a reload.
     pub prompt_files: Vec<FileStamp>,
-    /// The way to its engines.
+    /// The HTTP client for the model's engines.
     pub client: EngineClient,
-    /// What is left for retries.
+    /// The model's budget for retries.
     pub retry_budget: Arc<RetryBudget>,
-    /// Hand-offs that nobody is going to use, on their way to be freed.
+    /// The tasks that free hand-offs which no decode worker will fetch.
     pub releases: Arc<Releases>,
-    /// When a mismatch of token counts was last logged.
+    /// Limits log lines about mismatches of token counts.
     pub mismatch: LogThrottle,
-    /// When a prefill that could not be had was last logged.
+    /// Limits log lines about requests for which no remote prefill was possible.
     pub no_prefill: LogThrottle,
-    /// When a prompt of which too little is cached was last logged at `info`.
+    /// Limits log lines at `info` about prompts below the cache hit threshold.
     pub below_threshold: LogThrottle,
-    /// Series of its metrics that every request touches.
+    /// The metric series of the model that every request updates.
     pub series: ModelSeries,
 }
 
 impl Served {
-    /// Whether its engines must be asked if they honour `cache_hit_threshold`.
+    /// Whether the router needs to know if the model's engines support `cache_hit_threshold`.
     pub fn asks_for_thresholds(&self) -> bool {
         let config = &self.config;
         let gated = |flow: &RequestFlow| {
             matches!(flow, RequestFlow::DecodeFirst | RequestFlow::DecodeOnly | RequestFlow::Auto)
         };
         let own = RequestFlow::from(config.flow);
-        // Decode legs after a prefill carry the guard in every flow. Halves of pairs cannot be
-        // asked: alone they never answer.
+        // Decode legs after a prefill carry the preemption guard in every flow. With connectors
+        // whose legs form a pair, an engine cannot be probed: one leg alone is never answered.
         let guard = config.gate.preemption_guard > 0.0 && config.connector.serves_alone();
         let guarded = |flow: &RequestFlow| guard && flow.hands_over();
         config.gate.kind == GateKind::Auto
@@ -57,53 +57,53 @@ impl Served {
                 .any(|flow| gated(flow) || guarded(flow))
     }
 
-    /// Its configured name, the metrics' label.
+    /// The configured name, which is also the label in metrics.
     pub fn name(&self) -> &str {
         &self.config.name
     }
 
-    /// Its series, with the label that they have in common.
+    /// The metric series with their common label.
     pub fn labelled_series(&self) -> LabelledSeries<'_> {
         LabelledSeries { model: self.name(), series: &self.series }
     }
 }
 
-/// What a name that clients use stands for.
+/// What a model name used by clients refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// The model's place.
+    /// The index of the model in `Serving::models`.
     pub model: usize,
-    /// The adapter, if the name is one.
+    /// The adapter, if the name is that of an adapter.
     pub adapter: Option<String>,
 }
 
-/// What becomes of prompts here.
+/// Whether and how fast the router tokenises prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tokenizing {
-    /// Nothing: no tokenizer is configured.
+    /// The router does not tokenise: no tokenizer is configured.
     None,
-    /// They are tokenised in less than a millisecond, if they are of words.
+    /// Text prompts are tokenised in less than a millisecond.
     Fast,
-    /// They are tokenised by the reference.
+    /// Prompts are tokenised by the slower reference implementation.
     Slow,
 }
 
-/// What a configuration says is served: replaced as a whole when it changes.
+/// What one configuration serves. Replaced as a whole when the configuration changes.
 pub struct Serving {
     /// The models, in the configuration's order.
     pub models: Vec<Arc<Served>>,
-    /// Names, aliases and adapters.
+    /// The names that clients use: models, aliases and adapters.
     pub names: BTreeMap<String, Named>,
-    /// Bounds.
+    /// The limits of the configuration.
     pub limits: Limits,
-    /// What the slowest of all models does with prompts.
+    /// How the model with the slowest tokenizer handles prompts.
     pub tokenizing: Tokenizing,
     /// The whole configuration.
     pub config: Arc<Config>,
 }
 
 impl Serving {
-    /// These models, as a configuration says.
+    /// The models of a configuration, with the names by which clients find them.
     pub fn new(models: Vec<Arc<Served>>, config: Arc<Config>) -> Self {
         let mut names = BTreeMap::new();
         for (model, served) in models.iter().enumerate() {
@@ -124,7 +124,7 @@ impl Serving {
         Self { models, names, limits: config.limits.clone(), tokenizing, config }
     }
 
-    /// The model of a configured name.
+    /// The model with this configured name. Aliases are not considered.
     pub fn model(&self, name: &str) -> Option<&Arc<Served>> {
         self.models.iter().find(|served| served.name() == name)
     }

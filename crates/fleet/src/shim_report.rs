@@ -1,9 +1,9 @@
 //! What a shim reports about its engine: its capabilities, and how much load other routers cause.
 //!
-//! A router knows exactly what it has sent to a worker itself; what other routers have sent
-//! there it knows from the shim alone, which sees all requests. So a report is split when it
-//! arrives: the load beyond the router's own bookings at that moment is the others'. Afterwards
-//! the router's own part follows its bookings, and the others' part stays as reported.
+//! A router knows exactly what it has sent to a worker itself. What other routers have sent, it
+//! knows only from the shim, which sees all requests. So a report is split when it arrives: the
+//! load beyond the router's own bookings at that time is that of other routers. Afterwards the own
+//! part follows the bookings, and the part of other routers stays as reported.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use splitrail_proto::v1;
 
 use super::booking::Booked;
 
-/// The newest reports of a worker's shim; empty for a worker without a shim.
+/// The latest reports of a worker's shim; empty for a worker without a shim.
 #[derive(Debug, Default)]
 pub struct ShimReport {
     capabilities: ArcSwapOption<v1::Capabilities>,
@@ -47,8 +47,8 @@ impl Others {
         if requests == 0 {
             return Self::default();
         }
-        // A shim counts whole prompts, bookings only what is to be computed of them: the
-        // others' part cannot be more than their part of the requests.
+        // A shim counts whole prompts, but bookings count only the tokens to compute. So the tokens
+        // of other routers are limited to their share of the requests.
         let share =
             |tokens: u64| (u128::from(tokens) * u128::from(requests) / u128::from(all)) as u64;
         let queued = load.prefill_tokens_queued.unwrap_or(0);
@@ -62,8 +62,8 @@ impl Others {
         }
     }
 
-    /// The most of each that any of them has, if one of them has an old report only: nothing
-    /// is known of that one then, least of all that it is idle.
+    /// The highest value of each kind over all workers, if any worker's last report is too old:
+    /// such a worker must not appear idle. Otherwise 0.
     pub fn busiest<'a>(all: impl Iterator<Item = &'a ShimReport> + Clone, now: Instant) -> Self {
         if !all.clone().any(|told| told.is_stale(now)) {
             return Self::default();
@@ -82,33 +82,33 @@ impl Others {
 }
 
 impl ShimReport {
-    /// What the engine can do, if a shim has told.
+    /// The engine's capabilities, if a shim has reported them.
     pub fn capabilities(&self) -> Option<Arc<v1::Capabilities>> {
         self.capabilities.load_full()
     }
 
-    /// Records what the engine can do.
+    /// Records the engine's capabilities.
     pub fn set_capabilities(&self, capabilities: v1::Capabilities) {
         self.capabilities.store(Some(Arc::new(capabilities)));
     }
 
-    /// Whether a shim tells what the engine holds.
+    /// Whether a shim reports the engine's KV blocks.
     pub fn publishes(&self) -> bool {
         let capabilities = self.capabilities.load();
         capabilities.as_deref().is_some_and(|known| known.publishes_kv_events != Some(false))
     }
 
-    /// Records what others keep it busy with, which is too old after `lasts`.
+    /// Records the load of other routers; it is stale after `lasts`.
     pub fn set_others(&self, now: Instant, lasts: Duration, others: Others) {
         self.load.store(Some(Arc::new(Report { stale_at: now + lasts, others })));
     }
 
-    /// Whether the last report is too old to be believed.
+    /// Whether the last report is too old to be used alone.
     pub fn is_stale(&self, now: Instant) -> bool {
         self.load.load().as_deref().is_some_and(|report| now >= report.stale_at)
     }
 
-    /// What others keep it busy with: as last told, and as `busiest` where that is old.
+    /// The load of other routers as last reported; at least `busiest` if the report is stale.
     pub fn others(&self, now: Instant, busiest: Others) -> Others {
         match self.load.load().as_deref() {
             None => Others::default(),

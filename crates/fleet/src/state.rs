@@ -1,53 +1,53 @@
-//! The states of a worker and their transitions. Pure.
+//! The states of a worker and their transitions. Pure functions.
 //!
 //! ```text
 //! joining -> warming -> serving -> ejected -> warming
 //!    any of them -> down -> warming;  -> draining -> joining;  -> left
 //! ```
 
-/// Where a worker is in its life.
+/// The state of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum State {
-    /// New, and not heard of yet: presumed alive.
+    /// New: no probe has succeeded yet, and the worker is presumed alive.
     Joining = 0,
-    /// Alive for a short time: it gets a growing share.
+    /// In slow start: the worker gets a growing share of new work.
     Warming = 1,
     /// In full service.
     Serving = 2,
-    /// Alive, but doing so much worse than the others that it is left alone for a while.
+    /// Alive, but so much worse than the others that it gets no work for a while.
     Ejected = 3,
-    /// It does not answer.
+    /// Not reachable.
     Down = 4,
-    /// Takes no new work; what it does it goes on with.
+    /// Gets no new work; current work continues.
     Draining = 5,
-    /// Gone for good.
+    /// Removed from the fleet. Final.
     Left = 6,
 }
 
 /// What happens to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// It answered.
+    /// The worker answered.
     Alive,
-    /// It did not answer, or could not be reached.
+    /// The worker did not answer or could not be reached.
     Dead,
-    /// It has been alive for long enough.
+    /// The slow start is over.
     Warm,
-    /// It does worse than the others.
+    /// The worker performs much worse than the others.
     Eject,
-    /// It has been left alone for long enough.
+    /// The time of the ejection is over.
     Readmit,
-    /// An operator or its shim wants no new work on it.
+    /// An operator or the shim drains the worker.
     Drain,
-    /// They have thought better of it.
+    /// An operator or the shim ends the draining.
     Undrain,
-    /// It is taken out of the fleet.
+    /// The worker is removed from the fleet.
     Leave,
 }
 
 impl State {
-    /// All of them.
+    /// All states, in the order of their numbers.
     pub const ALL: [Self; 7] = [
         Self::Joining,
         Self::Warming,
@@ -71,12 +71,12 @@ impl State {
         }
     }
 
-    /// Whether it gets new work.
+    /// Whether a worker in this state gets new work.
     pub fn takes_work(self) -> bool {
         matches!(self, Self::Joining | Self::Warming | Self::Serving)
     }
 
-    /// What an event makes of it; `None` if nothing changes.
+    /// The state after an event; `None` if the state does not change.
     pub fn after(self, event: Event) -> Option<Self> {
         use State::{Down, Draining, Ejected, Joining, Left, Serving, Warming};
         Some(match (self, event) {
@@ -166,7 +166,7 @@ mod tests {
             let mut state = State::Joining;
             let mut dead = false;
             for event in events.into_iter().map(|at| EVENTS[at]) {
-                // Undrained, it is presumed alive until a probe says otherwise.
+                // After draining, a worker is presumed alive until a probe fails.
                 dead = (dead || event == Event::Dead)
                     && !matches!(event, Event::Alive | Event::Undrain);
                 let drained = state == State::Draining;

@@ -19,16 +19,17 @@ use splitrail_api::steering::Urgency;
 use splitrail_policy::queue::{Item, Queue, QueueConfig, Refused, Ticket, View};
 use splitrail_policy::{Candidate, Choice, Leg, Policy, Query};
 
-/// A prediction may be wrong, and a worker come back unheard: so often somebody looks.
+/// Longest time between two scheduling rounds: a prediction can be wrong, and a worker that
+/// recovers sends no signal.
 const LOOK_AT_LEAST: Duration = Duration::from_millis(250);
 
 /// The queues of a pool.
 #[derive(Debug)]
 pub struct Waiting {
     epoch: Instant,
-    /// Of prefill legs, and of those that do both.
+    /// The queue of prefill legs and the queue of aggregated legs.
     queues: [Mutex<Line>; 2],
-    /// A worker has finished a prompt.
+    /// Notified when a worker has finished a prompt.
     freed: Arc<Notify>,
 }
 
@@ -39,57 +40,58 @@ struct Line {
     due: Option<Instant>,
 }
 
-/// What a request asks for.
+/// What a waiting request needs from a worker.
 #[derive(Debug)]
 pub struct Asked {
-    /// Prefill, or aggregated.
+    /// `Prefill` or `Aggregated`.
     pub leg: Leg,
-    /// Its blocks.
+    /// Hashes of the prompt's blocks.
     pub hashes: Arc<[BlockHash]>,
-    /// Workers that it must not have.
+    /// Workers that must not take the leg.
     pub excluded: Vec<Exclusion>,
-    /// What is asked of the workers.
+    /// What the policy needs to know of the request.
     pub query: Query,
-    /// Whether it is known when its prompt is computed.
+    /// Whether the router will learn when the prompt has been computed.
     pub observes_prefill_end: bool,
-    /// How urgent it is.
+    /// Priority class, tenant and deadline.
     pub urgency: Urgency,
 }
 
-/// A worker's room, and why it was that one.
+/// A worker that was chosen for a request, and the basis of the choice.
 #[derive(Debug)]
 pub struct Granted {
-    /// The workers at that moment.
+    /// The workers at the time of the choice.
     pub roster: Arc<Roster>,
-    /// Those among whom it was chosen.
+    /// The candidates.
     pub candidates: Vec<Candidate>,
     /// The choice.
     pub choice: Choice,
-    /// The room.
+    /// The booking of the request on the chosen worker.
     pub booking: Booking,
 }
 
-/// Why a request may not wait, or no longer.
+/// The refusal of a request that may not wait, or may not wait any longer.
 #[derive(Clone, Copy, Debug)]
 pub struct NoRoom {
-    /// Why.
+    /// The reason.
     pub why: Why,
-    /// When it may be tried again with some hope.
+    /// Seconds after which a retry may succeed.
     pub retry_after_seconds: u64,
 }
 
-/// Why a request may not wait, or no longer.
+/// Why a request may not wait, or may not wait any longer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Why {
     /// The queue is full.
     Full,
-    /// Its first token could not be there in time, but in so many milliseconds at best.
+    /// The first token is predicted to miss its deadline: it would take at least this many
+    /// milliseconds.
     Late(f64),
-    /// It has waited for as long as any may.
+    /// The request has waited for the maximum time, given here.
     Waited(Duration),
 }
 
-/// What a queue holds of a request.
+/// A request in a queue, and the channel for its result.
 #[derive(Debug)]
 struct Waiter {
     asked: Asked,
@@ -104,38 +106,38 @@ impl Default for Waiting {
 }
 
 impl Waiting {
-    /// Told by whoever finishes a prompt.
+    /// To be notified when a worker has finished a prompt.
     pub fn freed(&self) -> &Arc<Notify> {
         &self.freed
     }
 
-    /// How many wait.
+    /// Number of waiting requests.
     pub fn len(&self) -> usize {
         self.queues.iter().map(|line| lock(line).queue.len()).sum()
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How requests wait from now on.
+    /// Sets the configuration of the queues.
     pub fn configure(&self, config: QueueConfig) {
         self.queues.iter().for_each(|line| lock(line).queue.configure(config));
     }
 
-    /// How many wait for the leg, and how long those keep its workers busy that would go before
-    /// a prompt whose shortest prefill takes so long.
+    /// The number of requests that wait for the leg, and for how many milliseconds the ones that
+    /// would be served before a prompt with this shortest prefill time keep the workers busy.
     pub fn ahead(&self, leg: Leg, prefill_ms: f64, workers: usize) -> (usize, f64) {
         let line = lock(self.line(leg));
         (line.queue.len(), line.queue.ahead_ms(0, prefill_ms, workers))
     }
 
-    /// Waits for a worker. Dropped, the request is out of the queue, and a room that it was
-    /// given meanwhile is free.
+    /// Waits for a worker. Dropping the future removes the request from the queue and frees a
+    /// booking that it was given meanwhile.
     ///
     /// # Errors
-    /// If it may not wait, or no longer.
+    /// If the request may not wait, or may not wait any longer.
     pub async fn wait(
         &self,
         pool: &Pool,
@@ -160,21 +162,22 @@ impl Waiting {
                         place.given();
                         return Ok(*room);
                     }
-                    // Senders live in the queue, and leave it with a room only.
+                    // A sender leaves the queue only together with a booking.
                     Err(_) => return Err(NoRoom { why: Why::Full, retry_after_seconds: 1 }),
                 },
                 () = &mut patience => return Err(self.too_long(pool, leg, max_wait)),
                 () = self.freed.notified() => {}
                 () = tokio::time::sleep(look) => {}
             }
-            // Whoever is woken turns the wheel for all: the room may be the others'.
+            // Runs the rounds of both legs, since the freed worker may suit another request.
             for leg in [Leg::Prefill, Leg::Aggregated] {
                 self.turn(pool, policy, leg);
             }
         }
     }
 
-    /// It may come again when those that wait now have been served.
+    /// The refusal of a request that has waited too long; it may be retried when those that wait
+    /// now have been served.
     fn too_long(&self, pool: &Pool, leg: Leg, max_wait: Duration) -> NoRoom {
         let roster = pool.roster();
         let able = roster.iter().filter(|worker| worker.serves(leg) && worker.is_up()).count();
@@ -210,8 +213,8 @@ impl Waiting {
         Ok(Place { line, ticket, waits: true })
     }
 
-    /// Gives rooms to whom they are due. One that is given is booked at once: the next turn
-    /// sees it.
+    /// Runs one scheduling round. Each released request is booked at once, so that the next round
+    /// takes it into account.
     fn turn(&self, pool: &Pool, policy: &Policy, leg: Leg) {
         let now = Instant::now();
         let mut sight = Sight::new(pool, now);
@@ -234,10 +237,10 @@ impl Waiting {
                 choice: release.choice,
                 booking: booking.with_work(work),
             };
-            // Siblings that follow see what this one leaves there.
+            // Later requests with the same prefix see the blocks that this one will leave there.
             pool.assumed.sent(now, worker, rank, &asked.hashes);
             let reply = reply.lock().unwrap_or_else(PoisonError::into_inner).take();
-            // Who has left gives the room back with this.
+            // If the request is gone, the failed send drops its booking.
             let _left = reply.map(|reply| reply.send(Box::new(granted)));
         }
     }
@@ -252,7 +255,7 @@ impl Waiting {
     }
 }
 
-/// A place in a queue; dropping it leaves.
+/// A request's place in a queue. Dropping it removes the request.
 struct Place<'a> {
     line: &'a Mutex<Line>,
     ticket: Ticket,
@@ -260,7 +263,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// It has led to a room.
+    /// The request has got a booking and has left the queue.
     fn given(mut self) {
         self.waits = false;
     }
@@ -274,7 +277,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// The workers as they are at one instant.
+/// The workers at one instant.
 struct Sight<'a> {
     pool: &'a Pool,
     roster: Arc<Roster>,
@@ -296,7 +299,7 @@ impl View<Arc<Waiter>> for Sight<'_> {
 
     fn shared_blocks(&self, one: &Arc<Waiter>, other: &Arc<Waiter>) -> u32 {
         let (one, other) = (&one.asked.hashes, &other.asked.hashes);
-        // Chained hashes that agree anywhere agree everywhere before it.
+        // Hashes are chained: if two are equal at one position, all before it are equal.
         let shorter = one.len().min(other.len());
         let (mut same, mut differ) = (0, shorter + 1);
         while differ - same > 1 {

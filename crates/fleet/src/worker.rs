@@ -1,4 +1,4 @@
-//! One engine, from the router's point of view.
+//! One engine as the router sees it: configuration, health, load and what it supports.
 
 use std::fmt::{self, Display};
 use std::ops::Deref;
@@ -36,15 +36,15 @@ use splitrail_engine_client::echoes::Echoes;
 use splitrail_policy::{Coefficients, Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
 
-/// A load report older than this says nothing about now.
+/// Age from which a load report is ignored.
 const LOAD_STALE: Duration = Duration::from_secs(5);
 
-/// A load report that is recent enough, without a copy of it.
+/// Borrows a load report that is recent enough, without copying it.
 pub struct Recent(Guard<Arc<Report>>);
 
 #[derive(Debug, Default)]
 struct Report {
-    /// When it was asked for; `None` if none has come.
+    /// When the report was requested; `None` before the first report.
     asked: Option<Instant>,
     load: EngineLoad,
 }
@@ -57,84 +57,87 @@ impl Deref for Recent {
     }
 }
 
-/// One engine.
+/// One engine as the router sees it.
 #[derive(Debug)]
 pub struct Worker {
-    /// Its number in its model's fleet, which no other worker ever has.
+    /// The worker's number in its model's pool. No other worker ever has the same number.
     pub index: WorkerIndex,
-    /// Its configuration.
+    /// The worker's configuration, merged from all sources.
     pub config: WorkerConfig,
-    /// Host and port of its HTTP address.
+    /// Host and port of the worker's HTTP address.
     pub authority: Authority,
-    /// Where decode workers meet it, for connectors that send both legs at once.
+    /// The bootstrap server, for connectors that send both legs at once.
     pub bootstrap: Option<Bootstrap>,
-    /// What the router has given it to do, on all its ranks.
+    /// The work that the router has assigned to the worker, over all ranks.
     pub booked: Arc<Booked>,
-    /// Its data-parallel ranks.
+    /// The data-parallel ranks.
     pub ranks: Ranks,
-    /// What it reports, and how far the index was off.
+    /// Compares the cached tokens that the worker reports with the index's estimates.
     pub audit: Audit,
-    /// Where it is in its life.
+    /// The state of the worker, with its time and cause.
     pub life: Life,
-    /// What its work costs.
+    /// The learned cost model of the worker.
     pub costs: Arc<Costs>,
-    /// What it has done lately.
+    /// Counts of recent results, for outlier ejection.
     pub outcomes: OutcomeCounters,
-    /// What it was seen not to offer, and how it does what needs no model.
+    /// The endpoints that the worker lacks, and the circuit breaker of endpoints that need no
+    /// model.
     pub endpoint_support: EndpointSupport,
-    /// Where it was seen to hand nothing over.
+    /// What was learned of the worker's hand-offs.
     pub hand_overs: HandOvers,
-    /// Which of its answers carry the id of their request.
+    /// Which of the worker's replies carry the id of their request.
     pub echoes: Echoes,
-    /// How many processes it was before this one, as far as was seen.
+    /// Number of earlier processes of the engine, as far as the router noticed them.
     processes: AtomicU32,
-    /// Counts requests that were sent to it again, since a kept connection had ended.
+    /// Counts requests that were sent again because a reused connection had ended.
     resent: Option<IntCounter>,
     unsolicited: Option<IntCounter>,
-    /// Counts its answers that were for another request.
+    /// Counts replies that belonged to another request.
     foreign_replies: Option<IntCounter>,
-    /// For how long it gets a growing share once it is alive.
+    /// Duration of the slow start, in milliseconds.
     slow_start_ms: AtomicU64,
-    /// Whether it has been here from the start, when all are new and none is spared.
+    /// Whether the worker was there when the router started. Such workers have no slow start, since
+    /// all of them are new.
     founder: AtomicBool,
-    /// What its shim tells of it.
+    /// What the worker's shim reports.
     pub shim_report: ShimReport,
-    /// What was made of that.
+    /// The reaction to drift of the index.
     pub drift: Drift,
-    /// Whether it agrees with the router on tokens and blocks.
+    /// Whether worker and router agree on tokens and block hashes.
     pub parity: ParityState,
-    /// What became of its KV events.
+    /// Counts of the worker's KV events.
     pub event_stats: EventStats,
-    /// Asks whoever follows its KV events to read all of them anew.
+    /// Asks the task that follows the worker's KV events to read all of them again.
     pub resync: Resync,
-    /// Fires when it leaves the fleet.
+    /// Cancelled when the worker leaves the fleet.
     pub gone: CancellationToken,
-    /// Whether its name must be looked up within the allowed networks: it is not written down.
+    /// Whether the worker's host must resolve to an address within the allowed networks, because
+    /// the worker is not listed in the configuration.
     pub guarded: bool,
-    /// Whether the same holds of where it publishes KV events.
+    /// Whether the same holds for the host that publishes the KV events.
     pub guards_events: bool,
-    /// Whether its last probe or request found it alive.
+    /// Whether the last probe or request reached the worker.
     up: AtomicBool,
-    /// Whether it was probed at all.
+    /// Whether the worker has been probed.
     probed: AtomicBool,
-    /// Whether its KV events are known from the beginning, or will not be.
+    /// Whether the first synchronisation of the index is over, or the worker has no KV events.
     synced: AtomicBool,
-    /// The longest sequence that it takes, in tokens; 0 until it has said so.
+    /// The longest sequence that the worker accepts, in tokens; 0 until it has reported it.
     context_tokens: AtomicU32,
-    /// Whether it honours `cache_hit_threshold`: 1 for no, 2 for yes, 0 for not known.
+    /// Whether the engine supports `cache_hit_threshold`: 0 is unknown, 1 is no, 2 is yes.
     honours_threshold: AtomicU8,
-    /// Of its prefill leg, and of its others.
+    /// The circuit breaker of prefill legs, and that of all other legs.
     breakers: [Breaker; 2],
-    /// How fast its queue moves.
+    /// How fast the engine's queue moves.
     pub pace: Pace,
-    /// When it last said that nobody waits in its queue.
+    /// The time of the last report that no request waits in the engine's queue.
     idle_at: ArcSwapOption<Instant>,
-    /// What it last said of its load.
+    /// The last load report.
     load: ArcSwap<Report>,
 }
 
 impl Worker {
-    /// A worker, presumed alive until a probe says otherwise.
+    /// A worker that is presumed alive until a probe fails.
     pub fn new(index: WorkerIndex, config: WorkerConfig, authority: Authority) -> Self {
         let synced = AtomicBool::new(config.kv_events.is_none());
         let life = Life::new(&config.id);
@@ -182,26 +185,26 @@ impl Worker {
         }
     }
 
-    /// The same worker with breakers as configured.
+    /// Sets the configuration of the circuit breakers and resets those of the legs.
     pub fn with_breakers(self, config: BreakerConfig) -> Self {
         self.endpoint_support.breaker.set_config(config);
         Self { breakers: [config; 2].map(Breaker::new), ..self }
     }
 
-    /// The same worker, whose name must be looked up within the allowed networks, or not, and
-    /// likewise the name of its publisher.
+    /// Sets whether the host of the worker, and that of its event publisher, must resolve to an
+    /// address within the allowed networks.
     pub fn with_guard(self, guarded: bool, guards_events: bool) -> Self {
         Self { guarded, guards_events, ..self }
     }
 
-    /// From now on its breakers go by this; what they have seen stays.
+    /// Changes the configuration of the circuit breakers and keeps their counts.
     pub fn set_breakers(&self, config: BreakerConfig) {
         let breakers = self.breakers.iter().chain([&self.endpoint_support.breaker]);
         breakers.for_each(|breaker| breaker.set_config(config));
     }
 
-    /// It takes the place of one that is described otherwise: what is known of the engine, if
-    /// it is the same, goes on.
+    /// Takes over the state of the worker that this one replaces, if both are the same engine with
+    /// another description: draining, the last probe, and whether it was there at the start.
     pub fn succeed_to(&self, before: &Self) {
         if self.authority != before.authority {
             return;
@@ -216,19 +219,19 @@ impl Worker {
         self.founder.store(before.founder.load(Relaxed), Relaxed);
     }
 
-    /// Whether it takes no new work by somebody's wish.
+    /// Whether the worker is being drained.
     pub fn is_draining(&self) -> bool {
         self.state() == State::Draining
     }
 
-    /// The same worker, watched as configured; its changes of state are counted.
+    /// Sets the slow start, and the counter of state changes.
     pub fn watched(self, model: &str, config: &HealthConfig, transitions: IntCounterVec) -> Self {
         self.set_slow_start(config.slow_start);
         let life = self.life.counted(model, transitions);
         Self { life, ..self }
     }
 
-    /// The same worker, whose connections' faults are counted.
+    /// Sets the counters of connection faults.
     pub fn with_counts(self, model: &str, metrics: &Metrics) -> Self {
         let labels = [model, self.id()];
         let resent = metrics.resent_requests.with_label_values(&labels);
@@ -242,23 +245,24 @@ impl Worker {
         }
     }
 
-    /// From now on it starts slowly for so long.
+    /// Sets the duration of the slow start.
     pub fn set_slow_start(&self, lasts: Duration) {
         let ms = u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX);
         self.slow_start_ms.store(ms, Relaxed);
     }
 
-    /// The same worker, which is here from the start.
+    /// Marks the worker as there since the start of the router.
     pub fn founding(self) -> Self {
         Self { founder: AtomicBool::new(true), ..self }
     }
 
-    /// Where it is in its life.
+    /// The current state.
     pub fn state(&self) -> State {
         self.life.state()
     }
 
-    /// How much of its share of new work it gets, above 0 and up to 1.
+    /// The fraction of its normal share of new work that the worker gets: below 1 during the slow
+    /// start, at least 0.1.
     pub fn share(&self, now: Instant) -> f64 {
         const LEAST: f64 = 0.1;
         let warming = self.state() == State::Warming && !self.founder.load(Relaxed);
@@ -269,23 +273,24 @@ impl Worker {
         (self.life.age(now).as_secs_f64() * 1e3 / whole_ms as f64).clamp(LEAST, 1.0)
     }
 
-    /// Takes no new work from now on, or takes it again. Says whether that is news.
+    /// Starts or ends draining. Returns whether the state changed.
     pub fn set_draining(&self, draining: bool, why: impl Display) -> bool {
         self.life.change(if draining { Event::Drain } else { Event::Undrain }, why)
     }
 
-    /// The breaker of a leg.
+    /// The circuit breaker of a leg.
     pub fn breaker(&self, leg: Leg) -> &Breaker {
         let [prefill, others] = &self.breakers;
         if leg == Leg::Prefill { prefill } else { others }
     }
 
-    /// Whether it may be asked for a leg: it takes work, and has not failed that leg too often.
+    /// Whether the worker may get this leg: its state takes work and its circuit breaker allows it.
     pub fn is_available(&self, leg: Leg, now: Instant) -> bool {
         self.state().takes_work() && self.breaker(leg).allows(now)
     }
 
-    /// Records how a leg ended: it has done its part, or failed with this.
+    /// Records how a leg ended: with success, or with an error. Errors of the router itself are not
+    /// counted.
     pub fn record(&self, leg: Leg, failed: Option<&Error>) {
         if failed.is_some_and(|error| error.fault() == Fault::Router) {
             return;
@@ -301,20 +306,20 @@ impl Worker {
         }
     }
 
-    /// Its name.
+    /// The worker's id.
     pub fn id(&self) -> &str {
         &self.config.id
     }
 
-    /// Whether its last probe or request found it alive.
+    /// Whether the last probe or request reached the worker.
     pub fn is_up(&self) -> bool {
         self.up.load(Relaxed)
     }
 
-    /// Records that it is alive, or not, and why; says whether that is news.
+    /// Records whether the worker is alive, and why. Returns whether this changed.
     pub fn set_up(&self, up: bool, why: impl Display) -> bool {
         if !up {
-            // Whatever comes back may be another version of it.
+            // A worker that comes back may run another version of the engine.
             self.set_honours_threshold(None);
             self.ranks.set_pins(None);
             self.founder.store(false, Relaxed);
@@ -327,51 +332,51 @@ impl Worker {
         is_news
     }
 
-    /// Whether it was probed at all.
+    /// Whether the worker has been probed.
     pub fn is_probed(&self) -> bool {
         self.probed.load(Relaxed)
     }
 
-    /// Records a probe's result; says whether that is news.
+    /// Records the result of a probe. Returns whether it changed, or is the first success.
     pub fn set_probed(&self, up: bool, why: impl Display) -> bool {
         let first = !self.probed.swap(true, Relaxed);
         self.set_up(up, why) || (first && up)
     }
 
-    /// Whether the first index synchronisation is over.
+    /// Whether the first synchronisation of the index is over.
     pub fn is_synced(&self) -> bool {
         self.synced.load(Relaxed)
     }
 
-    /// Records that the first index synchronisation is still to come.
+    /// Records that the first synchronisation of the index is still to come.
     pub fn set_unsynced(&self) {
         self.synced.store(false, Relaxed);
     }
 
-    /// Whether somebody tells what it holds.
+    /// Whether the worker or its shim reports KV blocks.
     pub fn tells_blocks(&self) -> bool {
         self.config.kv_events.is_some() || self.shim_report.publishes()
     }
 
-    /// Records that the first index synchronisation is over.
+    /// Records that the first synchronisation of the index is over.
     pub fn set_synced(&self) {
         self.synced.store(true, Relaxed);
     }
 
-    /// Whether its KV events come in, those of all its ranks, so that the index is what it
-    /// holds.
+    /// Whether the KV events of all ranks are being received, so that the index matches what the
+    /// worker holds.
     pub fn events_are_current(&self) -> bool {
         self.ranks.are_current()
     }
 
-    /// Records that its KV events come in, or are cut off: those of all its ranks.
+    /// Records for all ranks whether their KV events are being received.
     pub fn set_events_current(&self, current: bool) {
         self.ranks.set_all_current(current);
     }
 
-    /// Whether what the index has of it counts: its events come in, it agrees with the router
-    /// on tokens and blocks, and it keeps what the index promises. Of a rank, where requests
-    /// are pinned to one; else of all.
+    /// Whether the overlap in the index may be used: events are being received, the worker agrees
+    /// with the router on tokens and blocks, and drift has not been given up on. Of one rank if
+    /// requests are pinned to it, otherwise of all.
     pub fn overlap_is_believed(&self, rank: Option<u16>) -> bool {
         let current = match rank {
             Some(rank) => self.ranks.is_current(rank),
@@ -380,12 +385,12 @@ impl Worker {
         current && self.takes_part_in_kv_routing()
     }
 
-    /// Whether its events would be believed, if they come in.
+    /// Whether the index of the worker would be used if its events are being received.
     pub fn takes_part_in_kv_routing(&self) -> bool {
         self.parity.is_believed() && !self.drift.has_given_up()
     }
 
-    /// It is another process than before, or may be: nothing that it was seen to do counts.
+    /// Forgets what was learned of the engine, since its process is or may be another one.
     pub fn becomes_another(&self) {
         self.costs.forget();
         self.endpoint_support.forget();
@@ -396,35 +401,35 @@ impl Worker {
         self.audit.restart();
     }
 
-    /// Its process has begun anew: no connection leads to it yet.
+    /// Records that the engine has a new process, to which no connection exists yet.
     pub fn begins_anew(&self) {
         self.processes.fetch_add(1, Relaxed);
         self.echoes.forget();
     }
 
-    /// What the index had of it is dropped: what comes now is measured afresh.
+    /// Restarts the measurements of drift after the worker's part of the index was dropped.
     pub fn index_begins_anew(&self) {
         self.audit.restart();
         self.drift.index_begins_anew();
     }
 
-    /// Whether the index lacks blocks of it that were beyond the bound: its overlap
-    /// is a lower bound then.
+    /// Whether the index left out blocks of the worker because of its size limit. The overlap is
+    /// then a lower bound.
     pub fn index_is_truncated(&self) -> bool {
         self.ranks.is_any_truncated()
     }
 
-    /// The longest sequence that it takes, in tokens, if it has said so.
+    /// The longest sequence that the worker accepts, in tokens; `None` until it has reported it.
     pub fn context_tokens(&self) -> Option<u32> {
         Some(self.context_tokens.load(Relaxed)).filter(|tokens| *tokens > 0)
     }
 
-    /// Records the longest sequence that it takes.
+    /// Records the longest sequence that the worker accepts, in tokens.
     pub fn set_context_tokens(&self, tokens: u32) {
         self.context_tokens.store(tokens, Relaxed);
     }
 
-    /// Whether it honours `cache_hit_threshold`; `None` until it was asked.
+    /// Whether the engine supports `cache_hit_threshold`; `None` if unknown.
     pub fn honours_threshold(&self) -> Option<bool> {
         match self.honours_threshold.load(Relaxed) {
             0 => None,
@@ -432,20 +437,20 @@ impl Worker {
         }
     }
 
-    /// Records whether it honours `cache_hit_threshold`; `None` forgets it, for a process
-    /// that may be another one. What is configured stands.
+    /// Records whether the engine supports `cache_hit_threshold`; `None` forgets it because the
+    /// process may be another one. A configured value takes precedence.
     pub fn set_honours_threshold(&self, honours: Option<bool>) {
         let known = self.config.supports_cache_hit_threshold.or(honours);
         self.honours_threshold.store(known.map_or(0, |yes| 1 + u8::from(yes)), Relaxed);
     }
 
-    /// Its load as last reported, unless that is too old to mean anything.
+    /// The last load report, unless it is too old.
     pub fn load(&self, now: Instant) -> Option<Recent> {
         let report = self.load.load();
         (now.saturating_duration_since(report.asked?) < LOAD_STALE).then(|| Recent(report))
     }
 
-    /// Records a load report that was asked for at this instant.
+    /// Records a load report that was requested at `asked`.
     pub fn set_load(&self, asked: Instant, load: EngineLoad) {
         if load.waiting == Some(0) {
             self.idle_at.store(Some(Arc::new(asked)));
@@ -453,13 +458,13 @@ impl Worker {
         self.load.store(Arc::new(Report { asked: Some(asked), load }));
     }
 
-    /// Requests that wait in its queue, by its own report; 0 where it has not said so.
+    /// Number of requests in the engine's queue by its last report; 0 if unknown.
     pub fn waiting(&self, now: Instant) -> u64 {
         self.load(now).and_then(|load| load.waiting).unwrap_or(0)
     }
 
-    /// Whether all that it has reported since an instant says that requests wait: one that
-    /// was sent then may be among them. Without a report nothing says so.
+    /// Whether every load report since an instant says that requests wait, so that a request that
+    /// was sent then may be among them. `false` without a report.
     pub fn has_queued_since(&self, since: Instant) -> bool {
         let report = self.load.load();
         let queues = report.asked.is_some_and(|asked| asked >= since)
@@ -475,7 +480,7 @@ impl Worker {
         Booking::both(Arc::clone(&self.booked), of_rank, prefill_tokens, active_tokens)
     }
 
-    /// Whether it can take a leg.
+    /// Whether the worker's role allows a leg.
     pub fn serves(&self, leg: Leg) -> bool {
         match (leg, self.config.role) {
             (_, Role::Both) => true,
@@ -495,8 +500,8 @@ impl Engine for Worker {
         &self.authority
     }
 
-    /// Differs over all workers of a model, and between processes of one worker as far as the
-    /// router can tell them apart.
+    /// Unique among all workers of a model and, as far as the router noticed, among processes of
+    /// one worker.
     fn process(&self) -> u64 {
         u64::from(self.index.0) << 32 | u64::from(self.processes.load(Relaxed))
     }

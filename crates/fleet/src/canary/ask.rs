@@ -17,22 +17,22 @@ use splitrail_engine_client::{Envelope, Shape};
 
 /// The engine's reply to the prompt.
 pub(super) struct Reply {
-    /// Whether it was sent as a chat.
+    /// Whether the prompt was sent as a chat.
     pub(super) is_chat: bool,
-    /// The prompt's length by the engine's count.
+    /// The prompt's length in tokens as counted by the engine.
     pub(super) prompt_tokens: Option<u64>,
-    /// What it says it found in its cache.
+    /// The tokens that the engine reports to have found in its cache.
     pub(super) cached_tokens: Option<u64>,
 }
 
-/// The engine did not serve it; why, in a word.
+/// The engine did not serve the prompt; a short reason.
 pub(super) struct Refused(pub(super) &'static str);
 
-/// The engine's own tokens of the prompt, in the forms that the router knows and the engine
-/// offers. vLLM has `/tokenize` always, and `render` with `--enable-scale-out`.
+/// Asks the engine for its tokens of the prompt, in the forms for which the router knows them and
+/// the engine has an endpoint. vLLM always has `/tokenize`, and `render` with `--enable-scale-out`.
 ///
 /// # Errors
-/// If it cannot be asked now.
+/// If the engine cannot be asked now.
 pub(super) async fn tokens(
     served: &Served,
     worker: &Arc<Worker>,
@@ -66,7 +66,7 @@ pub(super) async fn tokens(
     Ok(tokens)
 }
 
-/// Has the engine serve the prompt, as a chat where it can.
+/// Lets the engine serve the prompt, as a chat if possible.
 pub(super) async fn serve(
     served: &Served,
     worker: &Arc<Worker>,
@@ -80,7 +80,7 @@ pub(super) async fn serve(
         "max_tokens": 1, "temperature": 0, "stream": false, "cache_salt": salt,
     });
     if worker.honours_threshold() == Some(true) {
-        // Whatever its default is, this one is not to be turned away.
+        // The engine's default threshold must not reject the canary.
         body["cache_hit_threshold"] = 0.0.into();
     }
     for is_chat in [true, false] {
@@ -105,7 +105,7 @@ pub(super) async fn serve(
     Err(Refused("refused"))
 }
 
-/// One question; `None` where the engine does not take it.
+/// Sends one request; returns `None` if the engine rejects it.
 async fn post(
     served: &Served,
     worker: &Arc<Worker>,
@@ -117,7 +117,7 @@ async fn post(
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
         gate: None,
-        // The rank whose blocks are looked for.
+        // The rank whose blocks are looked up afterwards.
         rank: Some(0),
         prefill_tokens: None,
         fresh: false,

@@ -1,9 +1,9 @@
-//! Derives a diagnosis from a canary's result. Pure.
+//! Derives a diagnosis from a canary's result. Pure functions.
 
 use super::Cause;
 use crate::event_stats::EventCounts;
 
-/// Tokens of the prompt in its two forms, as far as they are known.
+/// The tokens of the prompt in its two forms; `None` if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tokens {
     /// As a chat, by the template.
@@ -12,39 +12,39 @@ pub(super) struct Tokens {
     pub(super) plain: Option<Vec<u32>>,
 }
 
-/// What a canary says of its worker.
+/// The result of one canary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It agrees with the router.
+    /// The worker agrees with the router.
     Agree,
-    /// It does not.
+    /// The worker does not agree with the router.
     Differ(Cause),
-    /// Nobody can tell; why, in a word.
+    /// The canary gave no clear result; a short reason.
     Unclear(&'static str),
 }
 
-/// What came of the prompt's blocks.
+/// What was observed of the prompt's blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Blocks {
-    /// Full blocks of the prompt.
+    /// Number of full blocks of the prompt.
     pub(super) wanted: u32,
-    /// Leading blocks of it that the index has of the worker.
+    /// Number of leading blocks of the prompt that the index has of the worker.
     pub(super) found: u32,
-    /// Whether the index has all of it without its salt.
+    /// Whether the index has all of the prompt's blocks without the salt.
     pub(super) unsalted: bool,
-    /// Whether the index has it under another adapter.
+    /// Whether the index has all of them under another adapter.
     pub(super) other_adapter: bool,
-    /// Whether the index has it with other special tokens.
+    /// Whether the index has all of them with other special tokens.
     pub(super) other_special: bool,
-    /// Tokens per block that the router goes by.
+    /// The router's block size.
     pub(super) block_size: u32,
-    /// Tokens per block by the engine's own report.
+    /// The block size that the engine reports.
     pub(super) engine_block_size: Option<u32>,
-    /// Tokens that the engine found in its cache, under a salt that nobody ever had.
+    /// Tokens that the engine found in its cache, although the salt was never used before.
     pub(super) cached_tokens: Option<u64>,
-    /// Whether the index lacks blocks of the worker for want of room.
+    /// Whether the index left out blocks of the worker because of its size limit.
     pub(super) is_truncated: bool,
-    /// What became of the worker's events meanwhile, whoever's blocks they were of.
+    /// Counts of the worker's events since the canary began, including those of other requests.
     pub(super) witnessed: EventCounts,
 }
 
@@ -59,12 +59,12 @@ impl Blocks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Difference {
     None,
-    /// By tokens at the ends only.
+    /// By one or two tokens at the ends only.
     Ends,
     Other,
 }
 
-/// A BOS and an EOS at most.
+/// Maximum number of special tokens: a BOS and an EOS.
 const SPECIAL_MAX: usize = 2;
 
 fn difference(ours: &[u32], engines: &[u32]) -> Difference {
@@ -93,7 +93,7 @@ pub(super) fn tokens(ours: &Tokens, engines: &Tokens) -> Option<Cause> {
     };
     let chat = compare(&ours.chat, &engines.chat);
     match (compare(&ours.plain, &engines.plain), chat) {
-        // Whatever a template does, it cannot be told from here.
+        // With another vocabulary, the template's effect cannot be seen.
         (Some(Difference::Other), _) => Some(Cause::Vocabulary),
         (Some(Difference::Ends), _) | (_, Some(Difference::Ends)) => Some(Cause::SpecialTokens),
         (_, Some(Difference::Other)) => Some(Cause::Template),
@@ -101,7 +101,7 @@ pub(super) fn tokens(ours: &Tokens, engines: &Tokens) -> Option<Cause> {
     }
 }
 
-/// Why the engine counts the served prompt's tokens otherwise, if it does.
+/// Why the engine's token count of the served prompt differs, if it does.
 pub(super) fn count(is_chat: bool, ours: usize, engines: Option<u64>) -> Option<Cause> {
     match (ours as u64).abs_diff(engines?) {
         0 => None,
@@ -111,8 +111,8 @@ pub(super) fn count(is_chat: bool, ours: usize, engines: Option<u64>) -> Option<
     }
 }
 
-/// Why the blocks are not where they should be, if they are not: what is found elsewhere
-/// first, then what the engine says of itself, then what became of its events.
+/// Why the blocks are not found as expected. Considers blocks that are found under other names
+/// first, then what the engine reports of itself, then the results of its events.
 pub(super) fn blocks(seen: &Blocks) -> Verdict {
     let Blocks { wanted, found, witnessed, .. } = *seen;
     let cached = seen.cached_tokens.is_some_and(|tokens| tokens > 0);

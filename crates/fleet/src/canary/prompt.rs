@@ -1,4 +1,4 @@
-//! The canary's prompt, its tokens and its blocks according to the router.
+//! The canary's prompt and its tokens according to the router.
 
 use std::sync::Arc;
 
@@ -10,32 +10,32 @@ use splitrail_api::text::random_id;
 use splitrail_prompt::{ChatRequestView, PromptError, PromptModel};
 use splitrail_telemetry::clock::unix_ms;
 
-/// Prose, code, numbers, white space and several scripts: where tokenizers differ, one of them
-/// tells.
+/// Prose, code, numbers, white space and several scripts, so that any difference between tokenizers
+/// shows.
 const TEXT: &str = "Splitrail counts blocks: 1, 2, 3 ... 1024; 3.5e-7 of them, don't ask.\n\
     \tif (a[i] != b[j]) { return \"no\"; }  // two  spaces\r\n\
     Ein schöner Gruß, 日本語の文、한국어, и немного русского. 🚄🧮\n\n";
 
-/// Full blocks that a prompt should have: a first one, one behind another, and one more.
+/// Number of full blocks of the prompt: a first one, one with a parent, and one more.
 const BLOCKS: usize = 3;
 
-/// Of the engine's context, so many tokens stay free for template and answer.
+/// Tokens of the engine's context that are reserved for the template and the answer.
 const CONTEXT_SPARE_TOKENS: usize = 64;
 
 /// A known prompt.
 pub(super) struct Prompt {
-    /// The user's words, or the whole prompt.
+    /// The user's message in a chat; the whole prompt otherwise.
     pub(super) text: String,
-    /// Its tokens by the router's tokenizer.
+    /// The tokens according to the router's tokenizer.
     pub(super) tokens: Tokens,
-    /// Special tokens that plain prompts begin with.
+    /// The special tokens with which plain prompts begin.
     leading: Vec<u32>,
 }
 
-/// Makes the prompt, off the reactor: it is some kilobytes long where blocks are large.
+/// Makes the prompt on a blocking thread: it has some kilobytes if blocks are large.
 ///
 /// # Errors
-/// Why the router knows no tokens of it, in a word.
+/// A short reason if the router cannot tokenise the prompt.
 pub(super) async fn make(
     served: &Arc<Served>,
     context_tokens: Option<u32>,
@@ -51,7 +51,8 @@ pub(super) async fn make(
     tokio::task::spawn_blocking(work).await.map_err(|_| "tokenizer_failed")?
 }
 
-/// The prompt in so many tokens at least, of which so many and more are always the same.
+/// Makes a prompt of at least `wanted_tokens`, of which at least the first `block_tokens` are
+/// always the same.
 fn compute(
     model: &PromptModel,
     wanted_tokens: usize,
@@ -63,8 +64,8 @@ fn compute(
         Err(_) => Err("tokenizer_failed"),
     };
     let once = plain(TEXT, false)?.len().max(1);
-    // The first block is the same each time, so that an engine that knows no salts gives itself
-    // away; then it is a new prompt, so that what is found of it is of this time.
+    // The first block is always the same, so that an engine that ignores salts is detected. The
+    // rest is new each time, so that blocks that are found come from this canary.
     let (before, repeats) = (block_tokens.div_ceil(once), wanted_tokens.div_ceil(once));
     let after = repeats.saturating_sub(before).max(1);
     let text = format!("{}{}\n{}", TEXT.repeat(before), random_id(), TEXT.repeat(after));
@@ -92,7 +93,7 @@ impl Prompt {
         form.as_deref().unwrap_or_default()
     }
 
-    /// The same with special tokens at its start that are doubled, missing or added.
+    /// Variants of `tokens` with special tokens at the start that are doubled, missing or added.
     pub(super) fn otherwise(&self, tokens: &[u32]) -> Vec<Vec<u32>> {
         let (Some(first), rest) = (tokens.first(), tokens.get(1..).unwrap_or_default()) else {
             return Vec::new();

@@ -18,12 +18,12 @@ use known::{Answer, Known};
 use splitrail_config::model::{AddressFamily, Discovery, DnsDiscovery, Worker};
 use splitrail_telemetry::LogThrottle;
 
-/// A resolver that takes longer is out of order.
+/// Time after which a lookup counts as failed.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two lookups as long as DNS has said nothing yet.
+/// Maximum interval between lookups until the first list has been reported.
 const EAGER: Duration = Duration::from_secs(1);
 
-/// Follows a name until the task is ended or nobody listens.
+/// Follows a name until the task is aborted or the receiver is gone.
 pub async fn run(config: DnsDiscovery, sink: Sender<Found>, tally: Tally) {
     let (name, port) = (config.name.clone(), config.port);
     let lookup = || {
@@ -36,7 +36,7 @@ pub async fn run(config: DnsDiscovery, sink: Sender<Found>, tally: Tally) {
     follow(&config, &sink, &tally, lookup).await;
 }
 
-/// The same with any resolver.
+/// Like `run`, with any resolver.
 async fn follow<F>(
     config: &DnsDiscovery,
     sink: &Sender<Found>,
@@ -77,13 +77,13 @@ async fn follow<F>(
         } else {
             config.refresh_interval.min(EAGER)
         };
-        // So that many routers do not ask at the same moment for ever.
+        // The random part keeps routers from querying DNS at the same time.
         sleep(period + period.mul_f64(rand::random::<f64>() / 10.0)).await;
     }
 }
 
-/// One question. Never two at a time: `getaddrinfo` cannot be called off and occupies a
-/// thread until it gives up.
+/// Runs one lookup to its end. There are never two at a time: `getaddrinfo` cannot be cancelled and
+/// occupies a thread until it returns.
 async fn ask(
     source: &str,
     tally: &Tally,
@@ -111,11 +111,11 @@ async fn ask(
     }
 }
 
-/// Whether the resolver was told that the name has no address, rather than nothing.
+/// Whether DNS answered that the name has no address, as opposed to no answer.
 fn says_no_such_name(error: &io::Error) -> bool {
-    // The standard library keeps only `gai_strerror`'s text of EAI_NONAME and EAI_NODATA:
-    // that of glibc, of musl and of macOS. Any other text counts as no answer, which is the
-    // harmless mistake: what was known stays.
+    // The standard library keeps only `gai_strerror`'s text of EAI_NONAME and EAI_NODATA: those of
+    // glibc, musl and macOS. Any other text counts as no answer, which is the harmless mistake: the
+    // known addresses are kept.
     const TEXTS: [&str; 5] = [
         "Name or service not known",
         "No address associated with hostname",
@@ -127,7 +127,7 @@ fn says_no_such_name(error: &io::Error) -> bool {
     TEXTS.iter().any(|known| text.contains(known))
 }
 
-/// The addresses that count, sorted, each once.
+/// The addresses of the configured family, sorted and without duplicates.
 fn chosen(family: AddressFamily, found: Vec<IpAddr>) -> Vec<IpAddr> {
     let mut found: Vec<IpAddr> = found.into_iter().map(|ip| ip.to_canonical()).collect();
     found.retain(|ip| !ip.is_unspecified() && !ip.is_multicast());
@@ -142,7 +142,7 @@ fn chosen(family: AddressFamily, found: Vec<IpAddr>) -> Vec<IpAddr> {
     found
 }
 
-/// The worker at an address. It has the same id as often as the address is found.
+/// The worker at an address. Its id depends only on the configuration and the address.
 fn worker(config: &DnsDiscovery, ip: IpAddr) -> Worker {
     let host = config.name.split('.').next().unwrap_or_default().replace('_', "-");
     let at = |scheme, port: Option<u16>| port.map(|port| address(scheme, ip, port));

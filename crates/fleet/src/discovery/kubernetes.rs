@@ -1,8 +1,9 @@
 //! Workers from the pods of a Kubernetes cluster.
 //!
-//! Pods are listed, then watched from that version. A watch that ends or breaks is resumed at its last
-//! version; where the API server no longer has this version (410 Gone) the pods are listed again,
-//! and pods that are missing from the list have left. Until then the known pods stay.
+//! Pods are listed, then watched from the version of the list. A watch that ends or fails is
+//! resumed at its last version. If the API server no longer has this version (410 Gone), the pods
+//! are listed again, and pods that are missing from the list have left. Until then the known pods
+//! stay.
 
 use std::time::Duration;
 
@@ -22,19 +23,19 @@ use pods::Pods;
 use splitrail_config::model::{Discovery, KubernetesDiscovery};
 use splitrail_telemetry::LogThrottle;
 
-/// After this long the API server ends a watch, which then goes on: so a connection that died
-/// silently is noticed.
+/// Seconds after which the API server ends a watch, which is then resumed, so that a connection
+/// that was lost silently is noticed.
 const WATCH_S: u32 = 60;
-/// No answer of the API server has a longer pause; bookmarks come in between.
+/// Maximum pause within an answer of the API server; bookmarks are sent in between.
 const SILENCE: Duration = Duration::from_secs(75);
-/// Between two attempts to begin.
+/// Pause between two attempts to start a watch.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Requests to the API server within [`RATE_PERIOD`]: one that ends each watch at once
-/// would otherwise be asked as fast as it can answer.
+/// Maximum number of requests to the API server within [`RATE_PERIOD`], in case a server ends every
+/// watch at once.
 const RATE_REQUESTS: u64 = 20;
 const RATE_PERIOD: Duration = Duration::from_secs(10);
 
-/// Follows pods until the task is ended or nobody listens.
+/// Follows pods until the task is aborted or the receiver is gone.
 pub async fn run(config: KubernetesDiscovery, sink: Sender<Found>, tally: Tally) {
     let source = Discovery::Kubernetes(config.clone()).name();
     let mut following = Following {
@@ -67,11 +68,11 @@ struct Following {
     log: LogThrottle,
 }
 
-/// Why a watch was given up.
+/// Why a watch has ended.
 enum Nobody {
     /// The receiver is gone.
     Listens,
-    /// It has to begin anew.
+    /// The pods must be listed again.
     Knows,
 }
 
@@ -96,8 +97,8 @@ impl Following {
                 }
                 Err(error) => {
                     self.fault("the API server cannot be followed", &error);
-                    // The same as an event, and then it is listed again; as a reply it would
-                    // be tried for ever.
+                    // As an event of the watch, 410 makes the watcher list the pods again; as a
+                    // reply to the request, the watcher would retry forever.
                     if let watcher::Error::WatchStartFailed(kube::Error::Api(status)) = &error
                         && status.code == 410
                     {
@@ -112,7 +113,7 @@ impl Following {
     fn fault(&self, what: &str, error: &dyn std::error::Error) {
         self.tally.failed();
         if self.log.may_log() {
-            // The outermost text says least.
+            // The outermost error says least, so all causes are logged.
             let mut causes = error.to_string();
             let mut next = error.source();
             while let Some(cause) = next {
@@ -125,7 +126,7 @@ impl Following {
     }
 }
 
-/// A way to the API server, by the service account or a kubeconfig.
+/// A client for the API server, from the service account or a kubeconfig file.
 async fn client(
     config: &KubernetesDiscovery,
 ) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {

@@ -1,30 +1,30 @@
-//! Decides how to react to a worker's drift. Pure.
+//! Decides how to react to a worker's drift. Pure functions.
 
 use std::time::Instant;
 
 use splitrail_config::model::DriftConfig;
 
-/// What was measured of one worker since its index began: moving averages per reply.
+/// Measurements of one worker since its part of the index was built: moving averages per reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Replies that were compared.
+    /// Number of replies that were compared.
     pub samples: u64,
-    /// Blocks that the index promised.
+    /// Blocks that the index estimated.
     pub promised_blocks: f64,
-    /// Blocks that the engine found.
+    /// Blocks that the engine found in its cache.
     pub found_blocks: f64,
-    /// Blocks that were promised and not found.
+    /// Blocks that were estimated and not found.
     pub over_blocks: f64,
-    /// Blocks that were found and not promised.
+    /// Blocks that were found and not estimated.
     pub under_blocks: f64,
 }
 
-/// Which of the two had more.
+/// Whether the index or the engine had more blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The index.
+    /// The index estimated more than the engine found.
     Over,
-    /// The engine.
+    /// The engine found more than the index estimated.
     Under,
 }
 
@@ -38,19 +38,19 @@ impl Direction {
     }
 }
 
-/// What was done so far.
+/// The reactions so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
-    /// Readings in a row after which the worker still found less than was promised.
+    /// Resynchronisations in a row after which the worker still found less than estimated.
     pub over_resyncs: u32,
-    /// The same for more.
+    /// Resynchronisations in a row after which the worker still found more than estimated.
     pub under_resyncs: u32,
-    /// When the last one was asked for.
+    /// When the last resynchronisation was requested.
     pub last_resync: Option<Instant>,
 }
 
 impl Past {
-    /// What is done now is past.
+    /// Records a step.
     pub fn note(&mut self, step: &Step, now: Instant) {
         match step {
             Step::Fine => (self.over_resyncs, self.under_resyncs) = (0, 0),
@@ -66,32 +66,32 @@ impl Past {
     }
 }
 
-/// What to do.
+/// A reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing: all is well, so that readings before have helped.
+    /// Nothing: there is no drift, so earlier resynchronisations have helped.
     Fine,
-    /// Nothing yet: too little is known, or it was read a moment ago.
+    /// Nothing yet: too few replies, or the last resynchronisation was too recent.
     Wait,
-    /// Nothing any more: reading it anew does not help, and it does no harm.
+    /// Nothing any more: resynchronising does not help, and the drift does no harm.
     Bear,
-    /// Read its events anew.
+    /// Read the worker's KV events again.
     Resync(Direction),
-    /// Take it out of KV routing.
+    /// Exclude the worker from KV routing.
     GiveUp,
 }
 
 /// A decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
-    /// The share of its overlap that does not count, from 0 to 1: what was promised and not
-    /// found, of what was promised.
+    /// The share of the worker's overlap to ignore, from 0 to 1: the blocks that were estimated and
+    /// not found, divided by the blocks that were estimated.
     pub discount: f64,
-    /// What to do.
+    /// The reaction.
     pub step: Step,
 }
 
-/// Judges one worker.
+/// Decides the reaction to one worker's measurements.
 pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instant) -> Verdict {
     if !config.enabled || measured.samples < config.samples_min {
         return Verdict { discount: 0.0, step: Step::Wait };
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn what_helped_begins_a_new_count() {
-        // Drifts for a minute, every seven: each reading helps.
+        // Drifts for one minute in seven: each resynchronisation helps.
         let drifts =
             |minute: u64| measured(40.0, if minute.is_multiple_of(7) { 0.0 } else { 40.0 });
         let steps = course(70, drifts);

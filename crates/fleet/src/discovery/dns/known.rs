@@ -3,34 +3,35 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// What became of a lookup.
+/// The result of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// At least one address.
     Addresses(Vec<IpAddr>),
-    /// DNS says that there is no such name, or no address that counts.
+    /// DNS says that there is no such name, or it has no usable address.
     NoSuchName,
-    /// DNS says nothing.
+    /// DNS did not answer.
     None,
 }
 
-/// What has been told of a name.
+/// The addresses of a name that were last reported.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     reported: Option<Vec<IpAddr>>,
-    /// Since when DNS has said that there is no address, where others were told.
+    /// Since when DNS has said that the name has no address.
     absent_since: Option<Instant>,
 }
 
 impl Known {
-    /// Whether anything has been told yet.
+    /// Whether any list has been reported yet.
     pub(super) fn is_told(&self) -> bool {
         self.reported.is_some()
     }
 
-    /// Takes an answer; returns the addresses if they are to be reported: at first, and when they
-    /// have changed. A name that has lost its addresses keeps them for `keep`: a resolver that
-    /// has just started, or a Service that is made anew, says the same for a moment.
+    /// Takes an answer. Returns the addresses if they are to be reported: the first time, and when
+    /// they have changed. A name that has lost its addresses keeps them for `keep`, because a
+    /// resolver that has just started and a Service that is being recreated briefly give the same
+    /// answer.
     pub(super) fn take(
         &mut self,
         answer: Answer,

@@ -12,25 +12,25 @@ use crate::discovery::{Found, WORKERS_MAX, address, bounded};
 use splitrail_config::PodPort;
 use splitrail_config::model::{KubernetesDiscovery, Role, Worker};
 
-/// A pod's own word for its ports.
+/// Annotations with which a pod names its ports.
 const KV_EVENTS: &str = "splitrail.io/kv-events-port";
 const KV_REPLAY: &str = "splitrail.io/kv-replay-port";
 const BOOTSTRAP: &str = "splitrail.io/bootstrap-port";
 
-/// A worker's id has at most this many characters; a pod's name may have 253.
+/// Maximum number of characters of a worker's id; a pod's name may have 253.
 const ID_MAX: usize = 128;
-/// Pods that are looked at: those that are not ready come on top of the workers.
+/// Maximum number of pods, including those that are not ready.
 const PODS_MAX: usize = 4 * WORKERS_MAX;
 
-/// All pods that the selector names.
+/// All pods that match the selector.
 pub(super) struct Pods {
     source: String,
     config: KubernetesDiscovery,
-    /// By name, the one thing that a pod does not share within a namespace.
+    /// The pods by name, which is unique within a namespace.
     seen: BTreeMap<String, Seen>,
-    /// A list that is not complete.
+    /// A list that is still being received.
     listed: Option<BTreeMap<String, Seen>>,
-    /// What was told last.
+    /// The workers that were last reported.
     reported: Option<Vec<Worker>>,
 }
 
@@ -39,25 +39,25 @@ struct Seen {
     verdict: Result<Worker, Unfit>,
 }
 
-/// Why a pod is no worker now.
+/// Why a pod is not a worker at present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Unfit {
-    /// It is being deleted: it gets nothing new.
+    /// The pod is being deleted and gets no new work.
     Leaving,
-    /// It has no address yet.
+    /// The pod has no address yet.
     NoAddress,
-    /// Its readiness condition is not true.
+    /// The pod's readiness condition is not true.
     NotReady,
-    /// Nobody says what it does.
+    /// Neither the configuration nor a label names a role.
     NoRole,
-    /// Its role label says something else.
+    /// The role label has an unknown value.
     UnknownRole,
-    /// The port under this name is not among its containers', or what says so is no port.
+    /// No container has a port of this name, or the annotation has an invalid value.
     NoPort(String),
 }
 
 impl Unfit {
-    /// Whether somebody has to mend it, rather than wait.
+    /// Whether this is a configuration error, rather than a state that passes.
     fn is_mistake(&self) -> bool {
         matches!(self, Self::NoRole | Self::UnknownRole | Self::NoPort(_))
     }
@@ -83,7 +83,7 @@ impl Pods {
         Self { source, config, seen: BTreeMap::new(), listed: None, reported: None }
     }
 
-    /// Takes an event; returns all workers if they are to be reported: after the first list, and
+    /// Takes an event. Returns all workers if they are to be reported: after the first list, and
     /// when they have changed.
     pub(super) fn take(&mut self, event: Event<Pod>) -> Option<Found> {
         match event {
@@ -97,7 +97,7 @@ impl Pods {
                 self.listed = Some(listed);
                 return None;
             }
-            // Whoever is not in the list has left while nobody watched.
+            // Pods that are missing from the list left while no watch was open.
             Event::InitDone => self.seen = self.listed.take().unwrap_or_default(),
             Event::Apply(pod) => {
                 let mut seen = std::mem::take(&mut self.seen);
@@ -106,7 +106,7 @@ impl Pods {
             }
             Event::Delete(pod) => {
                 let name = pod.name_any();
-                // Not its successor of the same name.
+                // A newer pod of the same name must stay.
                 if self.seen.get(&name).is_some_and(|seen| seen.uid == pod.metadata.uid) {
                     self.seen.remove(&name);
                 }
@@ -145,7 +145,7 @@ impl Pods {
     }
 }
 
-/// The worker that a pod is, or why it is none.
+/// The worker that runs in a pod, or why there is none.
 fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<Worker, Unfit> {
     if pod.metadata.deletion_timestamp.is_some() {
         return Err(Unfit::Leaving);
@@ -186,7 +186,7 @@ fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<Worker, Unfit> {
     })
 }
 
-/// The pod's name; where that is too long, its beginning and its uid.
+/// The pod's name; if that is too long, its beginning and the pod's uid.
 fn id(pod: &Pod) -> String {
     let name = pod.name_any();
     if name.len() <= ID_MAX {
@@ -208,7 +208,7 @@ fn role(config: &KubernetesDiscovery, pod: &Pod) -> Result<Role, Unfit> {
     roles.find(|role| role.name() == said).ok_or(Unfit::UnknownRole)
 }
 
-/// The port that the pod's annotation names, else the configuration; there need be none.
+/// The port in the pod's annotation, or otherwise in the configuration; `None` if neither has one.
 fn optional(
     pod: &Pod,
     annotation: &str,
@@ -224,7 +224,7 @@ fn optional(
     }
 }
 
-/// A port's number, by its name among the pod's containers where it is named.
+/// The number of a port; a named port is looked up in the pod's containers.
 fn number(pod: &Pod, port: &PodPort) -> Result<u16, Unfit> {
     let name = match port {
         PodPort::Number(number) => return Ok(*number),
