@@ -1,5 +1,5 @@
-//! Bodies of requests that generate no text. The router checks that they are bounded and that their reply can be
-//! JSON; all other mistakes in them are reported by the engine.
+//! Checks the bodies of requests that generate no text. The router checks that they are within its
+//! limits and well formed; all other mistakes are reported by the engine.
 
 use serde_json::value::RawValue;
 
@@ -9,7 +9,7 @@ use super::request::{Endpoint, check_messages};
 use crate::error::Error;
 use splitrail_config::model::Limits;
 
-/// Checks the members that say what is to be done.
+/// Checks the members that define the task.
 ///
 /// # Errors
 /// A 400 that names the member at fault.
@@ -22,7 +22,7 @@ pub(super) fn check(body: &JsonObject, endpoint: Endpoint, limits: &Limits) -> R
     }
 }
 
-/// `input` is a text, token ids, or a list of either. Engines take messages as well, in its
+/// Checks `input`: a text, token ids, or a list of either. Engines also accept messages, in its
 /// place or as its entries.
 fn embeddings(body: &JsonObject, limits: &Limits) -> Result<(), Error> {
     match body.raw("encoding_format") {
@@ -78,7 +78,7 @@ fn check_input(raw: &str, limits: &Limits) -> Result<(), Error> {
     if alike && entries.iter().all(is_good) { Ok(()) } else { Err(wrong()) }
 }
 
-/// A text, or a chat.
+/// Checks for a text or a chat.
 fn tokenize(body: &JsonObject) -> Result<(), Error> {
     match (given(body, "prompt"), given(body, "messages")) {
         (Some(prompt), _) if prompt.starts_with('"') => Ok(()),
@@ -97,7 +97,7 @@ fn detokenize(body: &JsonObject) -> Result<(), Error> {
     }
 }
 
-/// A member that is there, and not null.
+/// The raw JSON of a member that is present and not null.
 fn given<'a>(body: &'a JsonObject, key: &str) -> Option<&'a str> {
     body.raw(key).filter(|raw| *raw != "null")
 }

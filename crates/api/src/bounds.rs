@@ -1,4 +1,4 @@
-//! Bounds on what one request may ask for.
+//! Limits on what one request may ask for.
 
 use std::borrow::Cow;
 
@@ -9,11 +9,11 @@ use super::list::{self, Fault};
 use crate::error::Error;
 use splitrail_config::model::Limits;
 
-/// Members that ask for a number of output tokens.
+/// Members that set a number of output tokens.
 const OUTPUT_TOKENS: [&str; 4] =
     ["max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"];
 
-/// Members that hold a schema, a grammar or a list of tools.
+/// Members whose JSON may be long: schemas, grammars, tools, `logit_bias` and template arguments.
 const SCHEMAS: [&str; 12] = [
     "tools",
     "functions",
@@ -86,7 +86,7 @@ fn count(
     Ok(())
 }
 
-/// `logprobs` is a flag in chat and a number in completions; -1 asks for all.
+/// Checks `logprobs`, which is a flag in chat and a number in completions; -1 means all.
 fn bounded_logprobs(body: &JsonObject, key: &'static str) -> Result<(), Error> {
     const MAX: i128 = 1 << 18;
     match body.raw(key) {
@@ -104,8 +104,8 @@ fn stops(body: &JsonObject, key: &'static str, limits: &Limits) -> Result<(), Er
     const STOP_MAX_BYTES: usize = 4096;
     let Some(raw) = body.raw(key).filter(|raw| *raw != "null") else { return Ok(()) };
     let max = limits.stop_max;
-    // Engines look at these only in the answering leg: a mistake is told before
-    // any prompt is computed.
+    // Engines check these only in the decode leg; checking them here reports a mistake before any
+    // prompt is computed.
     let (read, expected) = match (key, raw.starts_with('"')) {
         ("stop_token_ids", _) => (list::entries::<i64>(raw, max).map(drop), "a list of token ids"),
         (_, true) => (Ok(()), ""),

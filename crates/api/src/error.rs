@@ -1,7 +1,7 @@
-//! The one error type of a request, and the one place that turns it into a reply.
+//! The error type of all requests, and the only place that turns errors into replies.
 //!
-//! An error knows whose fault it is and whether another attempt makes sense.
-//! Messages never carry prompt text, token ids, completions or keys.
+//! An error knows whose fault it is and whether another attempt makes sense. Messages never contain
+//! prompt text, token ids, completions or keys.
 
 use std::borrow::Cow;
 
@@ -12,18 +12,18 @@ use splitrail_engine::dialect::Dialect;
 /// Whose fault an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The client's: the same request fails again.
+    /// The client's fault: the same request would fail again.
     Client,
-    /// An engine's: another worker may do better.
+    /// An engine's fault: another worker may succeed.
     Engine,
-    /// The router's own, or its configuration's.
+    /// The fault of the router or its configuration.
     Router,
 }
 
 /// What went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The request is malformed or asks for what is not allowed.
+    /// The request is malformed or asks for something that is not allowed.
     InvalidRequest,
     /// The body is larger than `limits.body_max_bytes`.
     BodyTooLarge,
@@ -31,47 +31,47 @@ pub enum Kind {
     BodyTimeout,
     /// The body's type or encoding is not accepted.
     UnsupportedMedia,
-    /// The router is called by a host name that is not in `listen.http_hosts`.
+    /// The request's host name is not in `listen.http_hosts`.
     ForbiddenHost,
-    /// No such model.
+    /// No served model has the name.
     UnknownModel,
-    /// No such path.
+    /// The path does not exist.
     UnknownPath,
-    /// The path exists, the method does not.
+    /// The path exists, but not with this method.
     MethodNotAllowed,
-    /// The client left before its request was whole.
+    /// The client disconnected before its request was complete.
     ClientGone,
     /// The router is full or draining.
     Overloaded,
-    /// The client has its fair share of the router.
+    /// The client already uses its fair share of the router.
     OverShare,
-    /// The model has too much to do; it may be tried again after so many seconds.
+    /// The model is overloaded; the request may be retried after this many seconds.
     Busy(u32),
     /// No worker can take the request.
     NoWorker,
-    /// An engine refused the request; its status is relayed.
+    /// An engine refused the request with this status.
     EngineRejected(u16),
-    /// No worker of the model has the endpoint.
+    /// No worker of the model supports the endpoint.
     NotOffered,
-    /// An engine could not be reached; it has not seen the request.
+    /// An engine could not be reached and has not received the request.
     EngineUnreachable,
-    /// An engine failed, or answered nonsense.
+    /// An engine failed or sent an invalid reply.
     EngineFailed,
-    /// A kept connection to an engine ended just as the request was written to it.
+    /// A reused connection to an engine ended while the request was being written to it.
     StaleConnection,
-    /// An engine sent what answers another request; it was dropped.
+    /// An engine sent the reply to another request; it was dropped.
     ForeignAnswer,
-    /// The answer is larger than `limits.engine_reply_max_bytes`.
+    /// The reply is larger than `limits.engine_reply_max_bytes`.
     ReplyTooLarge,
-    /// A prefill engine named a host for its blocks that is not of the fleet.
+    /// A hand-off names a host that does not belong to the fleet.
     ForeignHandOff,
-    /// An engine took longer than a configured time-out.
+    /// An engine took longer than a configured timeout.
     EngineTimeout,
-    /// An engine holds less of the prompt than its threshold asks for, and ran nothing.
+    /// An engine has less of the prompt cached than its threshold requires, and did nothing.
     BelowThreshold,
-    /// No decode worker has taken a hand-off before its lease ended.
+    /// No decode worker fetched a hand-off before its lease expired.
     LeaseExpired,
-    /// The answer broke off after its first byte had been delivered.
+    /// The reply ended early after its first byte had been sent to the client.
     DecodeLost,
     /// A defect of the router.
     Internal,
@@ -87,7 +87,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error with its message.
+    /// An error of a kind with a message.
     pub fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, message: message.into(), param: None, code: None }
     }
@@ -100,28 +100,28 @@ impl Error {
         Self { param: Some(param.into()), ..Self::new(Kind::InvalidRequest, message) }
     }
 
-    /// An engine's refusal, in its own words.
+    /// An engine's refusal with the engine's own message.
     pub fn rejected(status: u16, message: String, param: Option<String>) -> Self {
         Self { param: param.map(Cow::Owned), ..Self::new(Kind::EngineRejected(status), message) }
     }
 
-    /// An engine's failure, named by worker.
+    /// An engine's failure; the message names the worker.
     pub fn engine(worker: &str, what: &str) -> Self {
         Self::new(Kind::EngineFailed, format!("worker {worker} {what}"))
     }
 
-    /// The same error with a machine-readable code.
+    /// Sets the machine-readable code.
     pub fn with_code(mut self, code: impl Into<String>) -> Self {
         self.code = Some(code.into());
         self
     }
 
-    /// The same error with the field at fault.
+    /// Sets the field at fault.
     pub fn with_param(self, param: impl Into<Cow<'static, str>>) -> Self {
         Self { param: Some(param.into()), ..self }
     }
 
-    /// What went wrong.
+    /// The kind of the error.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -131,17 +131,17 @@ impl Error {
         self.param.as_deref()
     }
 
-    /// The text for people.
+    /// The human-readable message.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Whether the model has too much to do for the request.
+    /// Whether the error means that the model is overloaded.
     pub fn is_busy(&self) -> bool {
         matches!(self.kind, Kind::Busy(_))
     }
 
-    /// Whose fault it is.
+    /// Whose fault the error is.
     pub fn fault(&self) -> Fault {
         match self.kind {
             Kind::InvalidRequest
@@ -153,12 +153,12 @@ impl Error {
             | Kind::UnknownPath
             | Kind::MethodNotAllowed
             | Kind::NotOffered
-            // What makes an answer so large is in the request: its `n`, `logprobs`, `max_tokens`.
+            // The size of a reply is determined by the request: `n`, `logprobs`, `max_tokens`.
             | Kind::ReplyTooLarge
             | Kind::ClientGone => Fault::Client,
-            // An engine that will not take the router's credential, does not know the
-            // model or the path that the router knows of it, is asked too much of, or has
-            // a threshold of its own (412) says nothing about the client's request.
+            // An engine that does not accept the router's credential, does not know the model or
+            // the path, is overloaded, or has its own threshold (412) says nothing about the
+            // client's request.
             Kind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 412 | 429 | 501) => {
                 Fault::Engine
             }
@@ -185,15 +185,15 @@ impl Error {
         self.fault() == Fault::Engine && self.kind != Kind::DecodeLost
     }
 
-    /// Whether the worker that it came from is at fault, so that others should be spared it:
-    /// neither where it is only full, nor where the request or a connection was.
+    /// Whether the error counts against the worker that it came from. It does not if the worker is
+    /// only full, or if the request or a connection is at fault.
     pub fn speaks_against_its_worker(&self) -> bool {
         let full = matches!(self.kind, Kind::EngineRejected(408 | 429) | Kind::BelowThreshold);
         self.fault() == Fault::Engine && !full && !self.is_of_the_connection()
     }
 
-    /// Whether it came of a connection, and says nothing of the worker behind it: the same worker
-    /// may be asked again.
+    /// Whether the error is due to a connection and says nothing about the worker, so that the same
+    /// worker may be tried again.
     pub fn is_of_the_connection(&self) -> bool {
         matches!(self.kind, Kind::StaleConnection | Kind::ForeignAnswer)
     }
@@ -201,8 +201,8 @@ impl Error {
     /// The HTTP status of the reply.
     pub fn status(&self) -> StatusCode {
         match self.kind {
-            // Clients send again what failed with a 5xx: an answer that is too large would be
-            // generated several times for nothing.
+            // Clients retry after a 5xx; a reply that is too large would be generated several times
+            // for nothing.
             Kind::InvalidRequest | Kind::ReplyTooLarge | Kind::ClientGone => {
                 StatusCode::BAD_REQUEST
             }
@@ -232,7 +232,7 @@ impl Error {
         }
     }
 
-    /// Seconds after which a client may try again, where that makes sense.
+    /// Seconds after which a client may retry, if a retry makes sense.
     pub fn retry_after_s(&self) -> Option<u32> {
         match self.kind {
             Kind::Overloaded | Kind::OverShare | Kind::NoWorker | Kind::EngineRejected(429) => {
@@ -295,8 +295,8 @@ impl Error {
         json!({"message": self.message, "type": kind, "param": self.param, "code": code})
     }
 
-    /// The error as the body of a reply in this dialect: OpenAI's object, around which
-    /// Anthropic has a `type` and other names for kinds of errors.
+    /// The error as the body of a reply in this dialect: OpenAI's object; in Anthropic's dialect
+    /// with an outer `type` and other names for kinds of errors.
     pub fn to_body(&self, dialect: Dialect) -> String {
         match dialect {
             Dialect::Chunks | Dialect::Responses => self.to_openai(),
@@ -304,13 +304,13 @@ impl Error {
         }
     }
 
-    /// The error as a stream's last event.
+    /// The error as the last event of a stream.
     pub fn to_event(&self, dialect: Dialect) -> String {
         match dialect {
             Dialect::Chunks => format!("data: {}", self.to_openai()),
             Dialect::Messages => format!("event: error\ndata: {}", self.to_body(dialect)),
             Dialect::Responses => {
-                // OpenAI has the members at the top; its clients raise what stands in `error`.
+                // OpenAI's events have the members at the top level; its clients read `error`.
                 let code = self.code.as_deref().unwrap_or_else(|| self.outcome());
                 let event = json!({
                     "type": "error", "message": self.message, "code": code, "param": self.param,
@@ -338,7 +338,7 @@ impl Error {
         error
     }
 
-    /// The same error for gRPC clients.
+    /// The error as a status for gRPC clients.
     pub fn to_grpc(&self) -> tonic::Status {
         use tonic::Code;
         let code = match (self.fault(), self.kind) {
@@ -356,8 +356,8 @@ impl Error {
     }
 }
 
-/// For logs. Messages of client errors may quote the client, or an engine that
-/// quotes the client: they go to that client alone, and logs get the name.
+/// Formats the error for logs. Messages of client errors may quote the client, or an engine that
+/// quotes the client, so logs contain only the name and the status of such errors.
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.fault() {

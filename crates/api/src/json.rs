@@ -1,8 +1,8 @@
 //! A JSON object whose members can be replaced without touching the others.
 //!
-//! The object keeps the client's text and the place of each member in it. An edit
-//! replaces one member's value; every other value reaches the engine byte for
-//! byte, known to the router or not.
+//! The object keeps the client's text and the position of each member in it. An edit replaces one
+//! member's value; every other value reaches the engine byte for byte, whether the router knows it
+//! or not.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,56 +22,56 @@ pub use build::{Builder, write_text};
 use super::parts::Parts;
 use crate::error::{Error, Kind};
 
-/// A client's value from this length on is not copied into what an engine is sent.
+/// Minimum length of a part of the client's text that is sent without being copied.
 const APART_BYTES: usize = 4 << 10;
 
-/// A JSON object as text, with its members' places. Copies share the text and the places: what a
-/// copy takes of memory is its own edits.
+/// A JSON object as text, with the positions of its members. Copies share the text and the
+/// positions; only their own edits take memory.
 #[derive(Clone)]
 pub struct JsonObject {
     text: ByteString,
     members: Arc<Vec<(Text, Text)>>,
-    /// The [`mark`]s of all keys, and perhaps of some that are gone: most keys that are asked
-    /// for are not there.
+    /// The [`mark`]s of all keys, and possibly of removed ones, to answer quickly for keys that are
+    /// absent, which most are.
     marks: u64,
-    /// New values of members by their place, in order; `None` for one that was removed. Empty
-    /// while nobody else has the members, which are edited themselves then.
+    /// New values of members by their position, in order; `None` for removed members. Empty while
+    /// no copy shares the members, because they are then edited directly.
     changed: Vec<(usize, Option<Text>)>,
-    /// Further members.
+    /// Members that were added.
     added: Vec<(Text, Text)>,
 }
 
-/// Bytes that a member takes in the table of an object, and while that table is made.
+/// Bytes that a member takes in the table of an object, including those needed to build it.
 const MEMBER_BYTES: usize = 128;
 
 /// A key, or a value as raw JSON.
 #[derive(Clone, Debug)]
 enum Text {
-    /// A part of the client's text; of a key, what stands between its quotes.
+    /// A range of the client's text; for a key, the text between its quotes.
     Original(Range<usize>),
-    /// Something else. Of a key, what it says.
+    /// Text that is not part of the client's text; for a key, its unescaped name.
     Edited(Box<str>),
 }
 
-/// A value that may be set in an object and its copies; see [`JsonObject::piece`].
+/// A value that can be set in an object and its copies; see [`JsonObject::piece`].
 #[derive(Clone, Debug)]
 pub struct Piece(Text);
 
 impl JsonObject {
-    /// Finds the members of an object.
+    /// Parses the text of an object.
     ///
     /// # Errors
-    /// A 400 if the text is no JSON object, or has a key twice.
+    /// A 400 if the text is not a JSON object, or has a key twice.
     pub fn parse(text: Bytes) -> Result<Self, Error> {
         Self::from_text(ByteString::try_from(text).map_err(ShapeError::from)?)
     }
 
-    /// The same of a client's body, which is proved harmless through and through; see
-    /// [`Members::of_body`]. `charge` is called with the bytes of the table of members before a
-    /// table of more than a few is allocated.
+    /// Like `parse`, for a client's body, which is validated completely; see [`Members::of_body`].
+    /// `charge` is called with the size of the table of members before a table of more than a few
+    /// is allocated.
     ///
     /// # Errors
-    /// A 400 with the place of what is wrong, or what `charge` says.
+    /// A 400 with the position of the mistake, or the error of `charge`.
     pub fn parse_strictly(
         text: Bytes,
         members_max: usize,
@@ -85,7 +85,7 @@ impl JsonObject {
     /// An object from text; see [`JsonObject::parse`].
     ///
     /// # Errors
-    /// A 400 if the text is no JSON object, or has a key twice.
+    /// A 400 if the text is not a JSON object, or has a key twice.
     pub fn parse_str(text: &str) -> Result<Self, Error> {
         Self::from_text(text.into())
     }
@@ -140,18 +140,19 @@ impl JsonObject {
         }
     }
 
-    /// Sets a member to a raw JSON value, in its place or at the end.
+    /// Sets a member to raw JSON. A new member is added at the end.
     pub fn set(&mut self, key: &str, raw: impl Into<Box<str>>) {
         self.put(key, Text::Edited(raw.into()));
     }
 
-    /// A value to be set later, in this object or in copies of it. A part of the object's own
-    /// text is not copied.
+    /// A value to be set later in this object or in copies of it. A part of the object's own text
+    /// is referenced, not copied.
     pub fn piece(&self, raw: &str) -> Piece {
         Piece(part(&self.text, raw))
     }
 
-    /// Sets a member to a [piece](Self::piece) of this object, or of the one it is a copy of.
+    /// Sets a member to a [piece](Self::piece) of this object or of the object that it was copied
+    /// from.
     pub fn set_piece(&mut self, key: &str, piece: Piece) {
         self.put(key, piece.0);
     }
@@ -175,7 +176,8 @@ impl JsonObject {
         }
     }
 
-    /// The members, if they may be edited themselves: no copy shares them.
+    /// The members, if no copy shares them and there are no pending edits, so that they can be
+    /// edited directly.
     fn own(&mut self) -> Option<&mut Vec<(Text, Text)>> {
         let is_plain = self.changed.is_empty() && self.added.is_empty();
         is_plain.then(|| Arc::get_mut(&mut self.members)).flatten()
@@ -188,7 +190,7 @@ impl JsonObject {
         }
     }
 
-    /// Where the text has a member, which may have been removed.
+    /// The position of a member of the original text, even if it has been removed.
     fn place(&self, key: &str) -> Option<usize> {
         self.members.iter().position(|(name, _)| name.is(key, &self.text))
     }
@@ -204,7 +206,7 @@ impl JsonObject {
         }
     }
 
-    /// Removes a member; says whether it was there.
+    /// Removes a member. Returns whether it was present.
     pub fn remove(&mut self, key: &str) -> bool {
         if self.marks & mark(key) == 0 {
             return false;
@@ -220,7 +222,7 @@ impl JsonObject {
         was_there
     }
 
-    /// Removes every member whose key fails the test; says how many.
+    /// Removes every member whose key fails the test. Returns how many.
     pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) -> usize {
         self.settle();
         let text = &self.text;
@@ -230,7 +232,7 @@ impl JsonObject {
         before - members.len()
     }
 
-    /// Makes all edits in the members themselves.
+    /// Applies all pending edits to the members.
     fn settle(&mut self) {
         if self.changed.is_empty() && self.added.is_empty() {
             return;
@@ -264,12 +266,12 @@ impl JsonObject {
         found.chain(self.added.iter().map(|(key, value)| (key, value)))
     }
 
-    /// Members in order: key and raw JSON.
+    /// The members in order, as key and raw JSON.
     pub fn members(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries().map(|(key, value)| (self.text_of(key), self.text_of(value)))
     }
 
-    /// The length of its text in bytes, or a little more.
+    /// The length of the object's text in bytes, usually slightly overestimated.
     pub fn bytes(&self) -> usize {
         self.members().map(|(key, value)| key.len() + value.len() + 8).sum::<usize>() + 2
     }
@@ -281,8 +283,8 @@ impl JsonObject {
         Bytes::from(out)
     }
 
-    /// The same in parts: long stretches of the original text are parts of it, be they one value
-    /// or many members.
+    /// The object as JSON text in parts. Long stretches of the original text are shared rather than
+    /// copied, whether they are one value or many members.
     pub fn to_parts(&self) -> Parts {
         if self.text.len() < APART_BYTES {
             return self.to_bytes().into();
@@ -315,7 +317,7 @@ impl JsonObject {
         parts
     }
 
-    /// Writes a stretch of the original text, or makes it a part.
+    /// Writes a stretch of the original text to `out`, or adds it as a part if it is long.
     fn put_stretch(&self, stretch: Range<usize>, out: &mut String, parts: &mut Parts) {
         if stretch.len() < APART_BYTES {
             out.push_str(&self.text[stretch]);
@@ -325,8 +327,8 @@ impl JsonObject {
         parts.push(self.text.as_bytes().slice(stretch));
     }
 
-    /// Whether the member of this key, whose value is there in the original text, is the next one
-    /// in it behind the value that ends at `end`.
+    /// Whether the member with this key and value directly follows, in the original text, the value
+    /// that ends at `end`.
     fn follows(&self, end: usize, key: &Text, value: &Range<usize>) -> bool {
         let Some(gap) = self.text.get(end..value.start).filter(|_| end > 0) else { return false };
         match key {
@@ -337,7 +339,7 @@ impl JsonObject {
                     && behind.is_some_and(|gap| is_mark(gap, ':'))
             }
             Text::Edited(key) => {
-                // A key that was escaped: it is read again.
+                // The key was escaped in the original text, so it is parsed again.
                 let (Some(from), Some(to)) = (gap.find('"'), gap.rfind('"')) else { return false };
                 let said = serde_json::from_str::<String>(&gap[from..=to]);
                 is_mark(&gap[..from], ',')
@@ -361,7 +363,7 @@ impl JsonObject {
 
     fn write_key(&self, key: &Text, out: &mut String) {
         match key {
-            // Nothing in it is escaped.
+            // Keys that are kept as ranges contain no escapes.
             Text::Original(place) => {
                 out.push('"');
                 out.push_str(&self.text[place.clone()]);
@@ -377,18 +379,18 @@ impl JsonObject {
     }
 }
 
-/// Whether a text is this mark and space around it.
+/// Whether a text consists of this mark and white space around it.
 fn is_mark(text: &str, mark: char) -> bool {
     text.trim_matches([' ', '\n', '\r', '\t']) == mark.encode_utf8(&mut [0; 4])
 }
 
-/// A part of a text by its place in it, or a copy of what is none.
+/// A range of `text` if `raw` is part of it, otherwise a copy.
 fn part(text: &str, raw: &str) -> Text {
     place_of(text, raw).map_or_else(|| Text::Edited(raw.into()), Text::Original)
 }
 
 impl Text {
-    /// Whether it says this. Most lengths differ.
+    /// Whether the text equals `key`. Lengths are compared first, since most differ.
     fn is(&self, key: &str, original: &str) -> bool {
         match self {
             Self::Edited(text) => **text == *key,
@@ -414,7 +416,7 @@ impl fmt::Display for JsonObject {
     }
 }
 
-/// A client's error: what is wrong with the body, and where, without content.
+/// A client error: names the mistake and its position, but no content.
 impl From<ShapeError> for Error {
     fn from(error: ShapeError) -> Self {
         let what = match error.fault {
@@ -439,14 +441,14 @@ impl From<ShapeError> for Error {
     }
 }
 
-/// Keys only: values may be a prompt.
+/// Shows keys only, since values may contain a prompt.
 impl fmt::Debug for JsonObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.members().map(|(key, _)| key)).finish()
     }
 }
 
-/// A string as JSON.
+/// A string as a JSON string.
 pub fn quote(text: &str) -> String {
     let mut out = String::new();
     write_text(&mut out, text);

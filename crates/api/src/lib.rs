@@ -1,5 +1,5 @@
-//! The APIs of clients: what routing needs is parsed, everything else is kept as
-//! the client's bytes.
+//! The HTTP APIs that clients use. Only what routing needs is parsed; all other bytes of a body are
+//! passed on unchanged.
 
 mod auxiliary;
 pub mod bounds;

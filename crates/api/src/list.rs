@@ -1,4 +1,4 @@
-//! Bounded reading of lists in a client's body.
+//! Reads lists in a client's body with a limit on their length or memory.
 
 use std::cell::Cell;
 use std::fmt;
@@ -9,19 +9,19 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, SeqAcces
 use crate::error::Error;
 use crate::memory_budget::Meter;
 
-/// Why a list is not read.
+/// Why a list is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It has more entries than it may have.
+    /// The list has too many entries.
     TooLong,
-    /// It is not a list of such entries.
+    /// The value is not a list, or an entry has another type.
     Wrong,
 }
 
-/// The entries of a list that may have at most `max`.
+/// Reads a list of at most `max` entries.
 ///
 /// # Errors
-/// As soon as there is an entry too many, or one of another type.
+/// If there are more than `max` entries, or one of another type.
 pub(super) fn entries<'a, T: Deserialize<'a>>(raw: &'a str, max: usize) -> Result<Vec<T>, Fault> {
     let mut list = Vec::new();
     let is_full = Cell::new(false);
@@ -39,16 +39,16 @@ pub(super) fn entries<'a, T: Deserialize<'a>>(raw: &'a str, max: usize) -> Resul
     }
 }
 
-/// Whether a text is a list of such entries. None is kept.
+/// Whether a text is a list of entries of this type. No entry is kept.
 pub(super) fn is_of<'a, T: Deserialize<'a>>(raw: &'a str) -> bool {
     each(raw, |_: T| true)
 }
 
-/// Token ids, whose memory is charged before it is allocated; `None` if there is anything else in
-/// the list.
+/// Reads token ids. Their memory is charged before it is allocated. `None` if the list contains
+/// anything else.
 ///
 /// # Errors
-/// If there is no memory for them.
+/// If the memory budget is exhausted.
 pub(super) fn token_ids(raw: &str, meter: &mut Meter<'_>) -> Result<Option<Vec<u32>>, Error> {
     let most = memchr::memchr_iter(b',', raw.as_bytes()).count() + 1;
     meter.take(most * size_of::<u32>())?;
@@ -60,7 +60,7 @@ pub(super) fn token_ids(raw: &str, meter: &mut Meter<'_>) -> Result<Option<Vec<u
     Ok(read.then_some(ids))
 }
 
-/// Hands over each entry, until one is not taken; whether all were there and were taken.
+/// Passes each entry to `take` until it returns `false`. Returns whether the whole list was read.
 fn each<'a, T: Deserialize<'a>>(raw: &'a str, take: impl FnMut(T) -> bool) -> bool {
     let mut deserializer = serde_json::Deserializer::from_str(raw);
     let read = Each { take, entry: PhantomData }.deserialize(&mut deserializer);

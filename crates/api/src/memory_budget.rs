@@ -1,9 +1,9 @@
 //! The budget for the memory that requests make the router hold.
 //!
-//! Everything that a client, or an engine on its behalf, can make the router keep is charged here before
-//! it is allocated: the bytes of a body, what is built from them, and the bytes of an answer that
-//! wait for the client. `limits.request_memory_max_bytes` is the bound. A [`Charge`] is stored with
-//! the bytes that it accounts for, and ends when it is dropped.
+//! Everything that a client, or an engine on its behalf, can make the router keep is charged here
+//! before it is allocated: the bytes of a body, what is built from them, and the bytes of a reply
+//! that wait for the client. `limits.request_memory_max_bytes` is the bound. A [`Charge`] is stored
+//! with the bytes that it accounts for, and ends when it is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,33 +13,34 @@ use prometheus::IntCounterVec;
 
 use crate::error::{Error, Kind};
 
-/// Counts a request that is refused for want of memory, and says why: all requests together
-/// would hold more than `limits.request_memory_max_bytes`.
+/// Counts a request that is refused because all requests together would hold more than
+/// `limits.request_memory_max_bytes`, and returns the error.
 pub fn shed(counted: &IntCounterVec) -> Error {
     counted.with_label_values(&["none", "request_memory"]).inc();
     let message = "requests hold limits.request_memory_max_bytes of memory already";
     Error::new(Kind::Overloaded, message)
 }
 
-/// The bytes that are charged now, over all requests.
+/// The total of the current charges of all requests.
 #[derive(Debug, Default)]
 pub struct MemoryBudget {
     held_bytes: AtomicUsize,
 }
 
 impl MemoryBudget {
-    /// A charge of no bytes yet.
+    /// A new charge of 0 bytes.
     pub fn charge(self: &Arc<Self>) -> Charge {
         Charge { budget: Arc::clone(self), bytes: 0 }
     }
 
-    /// The bytes that all charges hold together.
+    /// The total of all charges, in bytes.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes.load(Relaxed)
     }
 }
 
-/// A part of the budget, for bytes that are held or about to be. Dropping it gives them back.
+/// A part of the budget, for bytes that are held or about to be allocated. Dropping it returns
+/// them.
 #[derive(Debug)]
 pub struct Charge {
     budget: Arc<MemoryBudget>,
@@ -47,9 +48,9 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Charges `bytes` more, if all charges together then hold at most `max_bytes`. If they would
-    /// hold more, it returns `false` and the charge is what it was: the request must be refused,
-    /// with [`shed`], before anything is allocated.
+    /// Charges `bytes` more if the total of all charges then is at most `max_bytes`. Otherwise
+    /// returns `false` and changes nothing: the request must be refused, with [`shed`], before
+    /// anything is allocated.
     #[must_use]
     pub fn grow(&mut self, bytes: usize, max_bytes: usize) -> bool {
         let before = self.budget.held_bytes.fetch_add(bytes, Relaxed);
@@ -61,25 +62,25 @@ impl Charge {
         fits
     }
 
-    /// Gives back `bytes`, or all that the charge holds if that is less.
+    /// Returns `bytes` to the budget, or all that the charge holds if that is less.
     pub fn shrink(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         self.budget.held_bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// Bytes that carry the charge: it is given back when the last part of them is dropped.
+    /// Ties the charge to `bytes`: it ends when the last reference to them is dropped.
     pub fn hold(self, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(Held { bytes, _charge: self })
     }
 
-    /// The bytes that it holds.
+    /// The size of the charge in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// Bytes, and the charge that stands for them.
+/// Bytes and their charge.
 struct Held {
     bytes: Vec<u8>,
     _charge: Charge,
@@ -97,7 +98,7 @@ impl Drop for Charge {
     }
 }
 
-/// A [`Charge`] with the bound of the budget, and the error of a request that finds no room in it.
+/// A [`Charge`] with the limit of the budget, and the error for requests that exceed it.
 pub struct Meter<'a> {
     charge: Charge,
     max_bytes: usize,
@@ -113,7 +114,7 @@ impl<'a> Meter<'a> {
     /// Charges bytes that are about to be allocated.
     ///
     /// # Errors
-    /// If there is no room for them.
+    /// If the limit would be exceeded.
     pub fn take(&mut self, bytes: usize) -> Result<(), Error> {
         match self.charge.grow(bytes, self.max_bytes) {
             true => Ok(()),
@@ -121,19 +122,19 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Gives back bytes that were freed.
+    /// Returns bytes that were freed.
     pub fn give_back(&mut self, bytes: usize) {
         self.charge.shrink(bytes);
     }
 
-    /// The charge, for what is kept.
+    /// The charge, to be stored with what is kept.
     pub fn into_charge(self) -> Charge {
         self.charge
     }
 }
 
 impl Meter<'static> {
-    /// A meter of a budget of its own, without a bound.
+    /// A meter with its own budget and no limit.
     pub fn free() -> Self {
         fn full() -> Error {
             Error::new(Kind::Internal, "a budget without a bound is full")
@@ -142,16 +143,16 @@ impl Meter<'static> {
     }
 }
 
-/// The meters of a request that is prepared.
+/// The meters for preparing a request.
 pub struct Memory<'a> {
-    /// What it holds until it ends.
+    /// Memory that the request holds until it ends.
     pub kept: Meter<'a>,
-    /// What is freed once it is prepared.
+    /// Memory that is freed when the request has been prepared.
     pub work: Meter<'a>,
 }
 
 impl Memory<'static> {
-    /// Meters without a bound.
+    /// Meters without a limit.
     pub fn free() -> Self {
         Self { kept: Meter::free(), work: Meter::free() }
     }

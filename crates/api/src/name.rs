@@ -1,15 +1,15 @@
-//! Short texts with many holders: ids, names of workers and models.
+//! Short texts that are cloned often: ids, and names of workers and models.
 
 use std::fmt;
 use std::ops::Deref;
 
 use serde::{Serialize, Serializer};
 
-/// Bytes of a name that takes no memory of its own.
+/// Maximum length in bytes of a name that is stored inline.
 const SHORT_MAX_BYTES: usize = 46;
 
-/// A text whose copies cost next to nothing while it is short: nothing is allocated, and no
-/// counter is shared between threads.
+/// A text that is cheap to clone if it is short: nothing is allocated, and threads share no
+/// reference counter.
 #[derive(Clone)]
 pub struct Name(Text);
 
@@ -24,7 +24,7 @@ impl Deref for Name {
 
     fn deref(&self) -> &str {
         match &self.0 {
-            // They came from a text.
+            // The bytes were copied from a `str`.
             Text::Short { bytes, length } => {
                 std::str::from_utf8(&bytes[..usize::from(*length)]).unwrap_or_default()
             }

@@ -1,23 +1,23 @@
 //! A body in parts, where the long parts are shared buffers.
 //!
-//! An engine receives the client's text with a few members replaced. A prompt is not
-//! copied for this: its part is the client's buffer itself, for each leg and each attempt.
+//! An engine receives the client's text with a few members replaced. The prompt is not copied for
+//! this: each leg and each attempt refers to the client's buffer.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use bytes::{Buf, Bytes};
 
-/// A body, from its first byte that is still to be sent. Cheap to clone.
+/// A body, starting at its first unsent byte. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Parts {
-    /// Empty only if there is nothing left.
+    /// Empty only if all has been sent.
     first: Bytes,
     rest: VecDeque<Bytes>,
 }
 
 impl Parts {
-    /// Puts another part behind the others.
+    /// Appends a part. Empty parts are dropped.
     pub(super) fn push(&mut self, part: Bytes) {
         if self.first.is_empty() {
             self.first = part;
@@ -26,7 +26,7 @@ impl Parts {
         }
     }
 
-    /// The bytes from `skip` on, as far as `out` has room; says how many slices there are.
+    /// Fills `out` with slices of the bytes after `skip`. Returns the number of slices.
     pub fn slices_from<'a>(&'a self, mut skip: usize, out: &mut [IoSlice<'a>]) -> usize {
         let mut count = 0;
         for part in std::iter::once(&self.first).chain(&self.rest) {
@@ -41,7 +41,7 @@ impl Parts {
         count
     }
 
-    /// All of it in one piece.
+    /// The whole body as one buffer; copied if it has several parts.
     pub fn into_bytes(mut self) -> Bytes {
         match self.rest.is_empty() {
             true => self.first,

@@ -1,4 +1,4 @@
-//! What the router needs to know of a request, read from its body.
+//! Reads from a request's body what the router needs: model, prompts and options.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -14,17 +14,17 @@ use crate::error::{Error, Kind};
 use crate::memory_budget::{Memory, Meter};
 use splitrail_config::model::Limits;
 
-/// An endpoint that reaches engines.
+/// An endpoint whose requests are sent to engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// `/v1/chat/completions`.
     Chat,
     /// `/v1/completions`.
     Completions,
-    /// `/inference/v1/generate`: token ids in, token ids out. Its sampling parameters
-    /// stand in an object of their own.
+    /// `/inference/v1/generate`: token ids in, token ids out. Its sampling parameters are in a
+    /// nested object.
     Generate,
-    /// `/v1/embeddings`: no text comes of it, but vectors.
+    /// `/v1/embeddings`: returns vectors, not text.
     Embeddings,
     /// `/tokenize`: a text or a chat in, token ids out.
     Tokenize,
@@ -34,12 +34,12 @@ pub enum Endpoint {
     Responses,
     /// `/v1/messages`: Anthropic's Messages API.
     Messages,
-    /// `/v1/messages/count_tokens`: a message's request in, the length of its prompt out.
+    /// `/v1/messages/count_tokens`: a `/v1/messages` body in, the length of its prompt out.
     CountTokens,
 }
 
 impl Endpoint {
-    /// All of them.
+    /// All endpoints.
     pub const ALL: [Self; 9] = [
         Self::Chat,
         Self::Completions,
@@ -57,7 +57,7 @@ impl Endpoint {
         Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
     }
 
-    /// The path, at the router as at the engine. Never built from a client's bytes.
+    /// The path, which is the same at router and engine. Never built from a client's bytes.
     pub fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -72,28 +72,29 @@ impl Endpoint {
         }
     }
 
-    /// Whether an answer is generated, token by token. Auxiliary endpoints generate none.
+    /// Whether the endpoint generates tokens. Auxiliary endpoints do not.
     pub fn generates(self) -> bool {
         self.computes() && self != Self::Embeddings
     }
 
-    /// Whether the model computes the prompt, so that there is usage.
+    /// Whether the model computes the prompt, so that the reply has usage.
     pub fn computes(self) -> bool {
         !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
     }
 
-    /// Whether requests name their model; others may leave it out where there is one only.
+    /// Whether requests must name their model. At other endpoints it may be left out if the router
+    /// serves one model only.
     pub fn names_model(self) -> bool {
         !matches!(self, Self::Tokenize | Self::Detokenize)
     }
 
-    /// The members that hold the prompt.
+    /// The members of the body that contain the prompt.
     pub fn prompt_members(self) -> &'static [&'static str] {
         match self {
             Self::Chat => &["messages"],
             Self::Completions => &["prompt"],
             Self::Generate => &["token_ids"],
-            // vLLM takes messages as well.
+            // vLLM accepts messages as well.
             Self::Embeddings => &["input", "messages"],
             Self::Tokenize => &["prompt", "messages"],
             Self::Detokenize => &["tokens"],
@@ -102,7 +103,7 @@ impl Endpoint {
         }
     }
 
-    /// The metrics' `endpoint` label.
+    /// The value of the label `endpoint` in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Chat => "chat",
@@ -117,7 +118,7 @@ impl Endpoint {
         }
     }
 
-    /// In whose words its replies are.
+    /// The dialect of the endpoint's replies.
     pub fn dialect(self) -> Dialect {
         match self {
             Self::Responses => Dialect::Responses,
@@ -130,17 +131,17 @@ impl Endpoint {
 /// One prompt of a request.
 #[derive(Clone)]
 pub enum Prompt {
-    /// A chat; its pieces stay in the body.
+    /// The messages of `/v1/chat/completions`, which stay in the body.
     Chat,
     /// Text that the engine tokenises.
     Text(String),
-    /// What `/v1/responses` makes a chat of; its pieces stay in the body.
+    /// The input of `/v1/responses`, from which a chat is made; it stays in the body.
     Responses,
-    /// What `/v1/messages` makes a chat of; its pieces stay in the body.
+    /// The input of `/v1/messages`, from which a chat is made; it stays in the body.
     Messages,
     /// Token ids.
     Tokens(Vec<u32>),
-    /// A prompt that only the engine understands (embeddings, say).
+    /// A prompt that only the engine can tokenise, such as embeddings; the reason.
     Opaque(&'static str),
 }
 
@@ -150,10 +151,10 @@ impl Prompt {
     }
 }
 
-/// A prompt, with its raw JSON where it is one of a batch.
+/// A prompt, with its raw JSON if it belongs to a batch.
 pub type Entry = (Prompt, Option<Piece>);
 
-/// How a request is to be answered, as far as its legs depend on it.
+/// The options of a request on which its legs depend.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Whether the client wants a stream.
@@ -162,22 +163,24 @@ pub struct Options {
     pub include_usage: bool,
     /// Samples per prompt (`n`, or `best_of` if larger).
     pub samples: u32,
-    /// Choices that the reply has per prompt.
+    /// Number of choices per prompt in the reply.
     pub n: u32,
-    /// Why the engine computes the whole prompt, whatever it has cached.
+    /// Why the engine computes the whole prompt even if it is cached; `None` if it does not.
     pub bypasses_cache: Option<&'static str>,
-    /// Whether the prompts are embeddings.
+    /// Whether the prompt is given as embeddings (`prompt_embeds`).
     pub embeds: bool,
-    /// Whether the engine may take further turns by itself, each with a prompt of its own.
+    /// Whether the engine may run further turns by itself, each with another prompt.
     pub engine_takes_turns: bool,
-    /// Whether the answering engine is going to refuse it for what only that leg has.
+    /// Whether the decode leg's engine will refuse the request because of members that a prefill
+    /// leg does not carry.
     pub refusable: bool,
-    /// Output tokens, if asked for; in chat, `max_completion_tokens` goes first.
+    /// Maximum number of output tokens, if given. In chat, `max_completion_tokens` takes
+    /// precedence.
     pub max_tokens: Option<u32>,
 }
 
 impl Options {
-    /// Nothing asked for: one answer, whole.
+    /// The defaults: one choice, not streamed.
     pub const PLAIN: Self = Self {
         stream: false,
         include_usage: false,
@@ -191,32 +194,32 @@ impl Options {
     };
 }
 
-/// A request that was checked, bounded and stripped of forbidden fields.
+/// A request that has been checked against the limits and stripped of forbidden fields.
 pub struct Inbound {
-    /// Where it came in.
+    /// The endpoint of the request.
     pub endpoint: Endpoint,
-    /// The body as engines may see it, but for `model`.
+    /// The body as engines may receive it, except for `model`.
     pub body: JsonObject,
     /// The name that the client used.
     pub model_name: String,
-    /// The prompts: one, or several of a batch, each with its raw JSON.
+    /// The prompts: one, or several for a batch, each with its raw JSON.
     pub prompts: Vec<Entry>,
-    /// How it is to be answered.
+    /// The options that the legs depend on.
     pub options: Options,
-    /// Its `cache_hit_threshold`; no longer in the body.
+    /// The request's `cache_hit_threshold`, which has been removed from the body.
     pub threshold: Option<f64>,
-    /// The salt that the engine is sent; part of the namespace.
+    /// The cache salt that the engine receives; part of the namespace.
     pub cache_salt: Option<String>,
-    /// The fields that engines are not to be sent, and that were removed.
+    /// The fields that were removed because engines must not receive them.
     pub removed: Removed,
 }
 
 impl Inbound {
-    /// Parses a body. Costs time in proportion to its length: large ones belong
-    /// off the reactor.
+    /// Parses a body. Takes time in proportion to its length, so long bodies must not be parsed on
+    /// the reactor.
     ///
     /// # Errors
-    /// A 400 that names what is wrong.
+    /// A 400 that names the field at fault, or the error of `memory` if there is no room.
     pub fn parse(
         endpoint: Endpoint,
         text: bytes::Bytes,
@@ -228,12 +231,12 @@ impl Inbound {
         Self::read(endpoint, body, None, (limits, &mut memory.work), |_| &[])
     }
 
-    /// The same of a body that is known to be harmless, and of its prompt where that is at
-    /// hand. Prompts that are copied are charged to `work`. `opened` says which further fields a
-    /// model's engines are sent, by the name that the client used.
+    /// Like `parse`, for a body that has been checked already, and with its prompt if that is
+    /// known. Prompts that are copied are charged to `work`. `opened` returns the further fields
+    /// that a model's engines may receive, by the model name in the request.
     ///
     /// # Errors
-    /// A 400 that names what is wrong.
+    /// A 400 that names the field at fault, or the error of `work` if there is no room.
     pub fn read<'a>(
         endpoint: Endpoint,
         mut body: JsonObject,
@@ -247,7 +250,7 @@ impl Inbound {
         let removed = sanitise::sanitise(&mut body, endpoint, opened)?;
         let model_name = match (model_name, endpoint.names_model()) {
             (Some(name), _) => name,
-            // As an engine takes it: there may be one model only.
+            // Allowed, as at an engine: the router may serve one model only.
             (None, false) => String::new(),
             (None, true) => return Err(Error::invalid("model", "`model` is missing")),
         };
@@ -314,10 +317,10 @@ impl Inbound {
     }
 }
 
-/// A threshold is a share of the prompt's tokens.
+/// Checks a cache hit threshold, which is a share of the prompt's tokens.
 ///
 /// # Errors
-/// A 400 outside [0, 1], and for what is not a number.
+/// A 400 if the value is outside [0, 1] or not a number.
 pub fn check_threshold(value: f64) -> Result<f64, Error> {
     if (0.0..=1.0).contains(&value) {
         Ok(value)
@@ -331,14 +334,14 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// Whether the client wants usage in its stream. Streams of named events always have it, and
-/// `stream_options` is another thing there.
+/// Whether the client wants usage in its stream. Streams with named events always have it, and
+/// `stream_options` has another meaning there.
 fn include_usage(body: &JsonObject, endpoint: Endpoint, stream: bool) -> Result<bool, Error> {
     if endpoint.dialect().names_events() {
         return Ok(stream);
     }
     if body.raw("stream_options").is_some_and(|raw| raw.starts_with('[')) {
-        // A struct would be read from a list as well.
+        // Serde would accept a list for the struct as well.
         let message = "`stream_options` must be an object with booleans";
         return Err(Error::invalid("stream_options", message));
     }
@@ -355,7 +358,7 @@ fn embeds(body: &JsonObject) -> bool {
     !matches!(body.raw("prompt_embeds"), None | Some("null"))
 }
 
-/// Token ids as they are, unless the engine does something to them.
+/// The token ids, unless the engine changes them (`features`, `truncate_prompt_tokens`).
 fn token_prompt(
     body: &JsonObject,
     sampling: &Sampling<'_>,
@@ -370,7 +373,7 @@ fn token_prompt(
     }
     let given = |raw: Option<&str>| !matches!(raw, None | Some("null"));
     let prompt = if given(body.raw("features")) {
-        // Images and the like count in the engine's block hashes.
+        // Images and other features are part of the engine's block hashes.
         Prompt::Opaque("features")
     } else if given(sampling.raw("truncate_prompt_tokens")) {
         Prompt::Opaque("truncate_prompt_tokens")
@@ -386,7 +389,7 @@ fn chat_prompt(body: &JsonObject, prompt: Prompt, limits: &Limits) -> Result<Vec
     Ok(vec![(prompt, None)])
 }
 
-/// A chat's list may have `limits.messages_max` entries.
+/// Checks that a list has at most `limits.messages_max` entries.
 ///
 /// # Errors
 /// A 400 if it has more.
@@ -396,7 +399,7 @@ pub(super) fn check_length(
     limits: &Limits,
 ) -> Result<(), Error> {
     let max = limits.messages_max;
-    // An entry takes two bytes at least.
+    // An entry takes at least two bytes.
     let long = body.raw(key).filter(|raw| raw.starts_with('[') && raw.len() / 2 > max);
     match long.map(|raw| json::weigh(raw.as_bytes(), usize::MAX).entries) {
         Some(entries) if entries > max => {
@@ -407,10 +410,10 @@ pub(super) fn check_length(
     }
 }
 
-/// A chat is a list of messages.
+/// Checks that `messages` is a list.
 ///
 /// # Errors
-/// A 400 for what is not.
+/// A 400 if it is not, or is missing.
 pub(super) fn check_messages(body: &JsonObject) -> Result<(), Error> {
     match body.raw("messages") {
         Some(raw) if raw.starts_with('[') => Ok(()),
@@ -471,8 +474,8 @@ fn completion_prompts(
     items.into_iter().map(entry).collect()
 }
 
-/// Untagged enums buffer their input, which raw values do not survive: the first
-/// bytes decide what to parse instead.
+/// Parses a prompt by its first bytes. An untagged enum would buffer its input, which does not work
+/// with raw values.
 fn parse_field(raw: &str, work: &mut Meter<'_>) -> Result<Option<PromptField>, Error> {
     let inside = raw.strip_prefix('[').map(str::trim_start);
     Ok(match inside.and_then(|rest| rest.bytes().next()) {
@@ -485,9 +488,9 @@ fn parse_field(raw: &str, work: &mut Meter<'_>) -> Result<Option<PromptField>, E
     })
 }
 
-/// A 404 for a name that no model has.
+/// A 404 for a name that no served model has.
 pub fn unknown_model(name: &str, known: &[String]) -> Error {
-    // A client's name is text of its own; it is cut so that it cannot flood a reply.
+    // The name comes from the client; it is cut to 128 characters to bound the reply.
     let shown: String = name.chars().take(128).collect();
     Error::new(
         Kind::UnknownModel,

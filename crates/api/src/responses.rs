@@ -1,9 +1,9 @@
-//! OpenAI's Responses API, as far as the router reads it.
+//! Checks requests of OpenAI's Responses API.
 //!
-//! The router stores no response, and no engine is asked to store one: vLLM has a
-//! store only with `VLLM_ENABLE_RESPONSES_API_STORE`, in the memory of one API server, never
-//! frees any of it, and after a hand-off neither leg's worker has what the next request would
-//! need. A request that needs stored responses is refused, with the name of the field.
+//! The router stores no responses and makes engines store none. vLLM has a store only with
+//! `VLLM_ENABLE_RESPONSES_API_STORE`, in the memory of one API server, and never frees it. After a
+//! hand-off, neither leg's worker has what the next request would need. A request that needs stored
+//! responses is refused, with the name of the field.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -13,13 +13,13 @@ use super::request::{Prompt, check_length};
 use crate::error::Error;
 use splitrail_config::model::Limits;
 
-/// Tools that the client runs. Engines run others by themselves, in further turns.
+/// Types of tools that the client runs. Engines run others by themselves, in further turns.
 const CLIENT_TOOLS: [&str; 3] = ["function", "custom", "namespace"];
 
-/// Checks what is particular to a response and has engines keep none.
+/// Checks the members that only this API has, and sets `store: false`.
 ///
 /// # Errors
-/// A 400 for what would need a kept response, and for a missing `input`.
+/// A 400 for members that need a stored response, and for a missing `input`.
 pub(super) fn read(body: &mut JsonObject, limits: &Limits) -> Result<Prompt, Error> {
     const ALL: &str = "responses are not kept here: send the whole conversation as `input`";
     if body.get::<bool>("background", "true or false")? == Some(true) {
@@ -32,7 +32,7 @@ pub(super) fn read(body: &mut JsonObject, limits: &Limits) -> Result<Prompt, Err
             return Err(Error::invalid(key, format!("`{key}` is not supported: {ALL}")));
         }
     }
-    // To say nothing is to leave it to the server.
+    // If `store` is missing, the server decides.
     if body.get::<bool>("store", "true or false")? == Some(true) {
         let message = "`store: true` is not supported: responses are not kept here. Leave it out, \
              or send `store: false`";
@@ -47,8 +47,8 @@ pub(super) fn read(body: &mut JsonObject, limits: &Limits) -> Result<Prompt, Err
     }
 }
 
-/// Whether an engine may call tools and go on by itself: it then runs several prompts with
-/// what it was sent for one.
+/// Whether the engine may call tools and continue by itself, running several prompts for one
+/// request.
 pub(super) fn engine_takes_turns(body: &JsonObject) -> bool {
     #[derive(Deserialize)]
     struct Tool {
@@ -61,7 +61,7 @@ pub(super) fn engine_takes_turns(body: &JsonObject) -> bool {
         let tool = serde_json::from_str::<Tool>(tool.get());
         tool.is_ok_and(|tool| CLIENT_TOOLS.contains(&tool.kind.as_str()))
     };
-    // What is no list of tools, the engine refuses.
+    // The engine refuses `tools` that is not a list of tools.
     !tools.is_some_and(|tools| tools.iter().all(of_client))
 }
 

@@ -1,4 +1,5 @@
-//! The sampling options of a request, at the top level or in an object of their own, depending on the endpoint.
+//! The sampling options of a request: at the top level, or in a nested object at
+//! `/inference/v1/generate`.
 
 use std::borrow::Cow;
 
@@ -9,10 +10,10 @@ use crate::error::Error;
 /// The member of `/inference/v1/generate` that holds the sampling parameters.
 pub const SAMPLING_PARAMS: &str = "sampling_params";
 
-/// Changes the members that say how a request is sampled, where its endpoint has them.
+/// Edits the sampling options at the place where the endpoint has them.
 ///
 /// # Errors
-/// A 400 if they stand in no object where they must.
+/// A 400 if they must be in a nested object and are not.
 pub fn edit_sampling(
     body: &mut JsonObject,
     endpoint: Endpoint,
@@ -29,17 +30,17 @@ pub fn edit_sampling(
     Ok(())
 }
 
-/// The members of a request that say how it is sampled.
+/// The sampling options of a request.
 pub struct Sampling<'a> {
     members: Cow<'a, JsonObject>,
     endpoint: Endpoint,
 }
 
 impl<'a> Sampling<'a> {
-    /// Finds them in a body.
+    /// Finds the sampling options in a body.
     ///
     /// # Errors
-    /// A 400 if they are missing where they must stand in an object of their own.
+    /// A 400 if the endpoint requires a nested object and it is missing.
     pub fn of(body: &'a JsonObject, endpoint: Endpoint) -> Result<Self, Error> {
         let members = match endpoint {
             Endpoint::Generate => match body.raw(SAMPLING_PARAMS) {
@@ -63,11 +64,10 @@ impl<'a> Sampling<'a> {
         self.members.raw(key)
     }
 
-    /// Choices that the reply has per prompt. Messages and responses know one answer only,
-    /// whatever a client says.
+    /// Number of choices per prompt in the reply. Messages and responses always have one.
     ///
     /// # Errors
-    /// A 400 if that is no count.
+    /// A 400 if the member is not a count.
     pub fn n(&self) -> Result<u32, Error> {
         if self.has_one_answer() {
             return Ok(1);
@@ -75,7 +75,7 @@ impl<'a> Sampling<'a> {
         Ok(self.count("n")?.unwrap_or(1))
     }
 
-    /// Samples that the engine draws per prompt.
+    /// Number of samples that the engine draws per prompt.
     ///
     /// # Errors
     /// A 400 that names the member of a wrong type.
@@ -92,10 +92,11 @@ impl<'a> Sampling<'a> {
         matches!(self.endpoint, Endpoint::Responses | Endpoint::Messages)
     }
 
-    /// Output tokens, if asked for; in chat, `max_completion_tokens` goes first.
+    /// Maximum number of output tokens, if given. In chat, `max_completion_tokens` takes
+    /// precedence.
     ///
     /// # Errors
-    /// A 400 if that is no count.
+    /// A 400 if the member is not a count.
     pub fn max_tokens(&self) -> Result<Option<u32>, Error> {
         match self.endpoint {
             Endpoint::Chat => {
@@ -107,9 +108,9 @@ impl<'a> Sampling<'a> {
         }
     }
 
-    /// Whether vLLM refuses what a prefill leg does not carry: `max_tokens` from 1 (which
-    /// messages must say), `min_tokens` up to it (completions end after 16 where nothing is
-    /// said), no empty stop text, and stop texts only where there is text.
+    /// Whether vLLM will refuse options that a prefill leg does not carry. vLLM requires
+    /// `max_tokens` of at least 1 (mandatory in messages), `min_tokens` of at most `max_tokens` (16
+    /// in completions by default), no empty stop text, and no stop texts if there is no text.
     ///
     /// # Errors
     /// A 400 that names the member of a wrong type.
@@ -131,8 +132,8 @@ impl<'a> Sampling<'a> {
             || (no_text && !stops.is_empty()))
     }
 
-    /// Why vLLM computes every token of the prompt, whatever it has cached: where it
-    /// must tell log-probabilities of it, or is told to.
+    /// Why vLLM computes every token of the prompt even if it is cached: log-probabilities of the
+    /// prompt are requested, or the cache is to be skipped.
     ///
     /// # Errors
     /// A 400 that names the member of a wrong type.

@@ -1,10 +1,12 @@
-//! Removes the fields from a client's body that an engine must not receive; see [`fields`](splitrail_engine::fields).
+//! Removes fields from a client's body that an engine must not receive; see
+//! [`fields`](splitrail_engine::fields).
 //!
-//! A single `{"do_remote_prefill": true}` from outside stops a vLLM decode server, and a
-//! `priority` or `lora_path` takes what the operator did not offer. Fields are removed wherever
+//! A single `{"do_remote_prefill": true}` from a client stops a vLLM decode server, and `priority`
+//! or `lora_path` would give clients what the operator did not offer. Fields are removed wherever
 //! engines read them: at the top level, in `sampling_params` and `stream_options`, and in the
-//! objects of an operator's own extensions (`vllm_xargs`, `extra_args`, `custom_params`), at any depth
-//! and in lists. Elsewhere (a tool's schema with a property of such a name) bytes stay unchanged.
+//! objects of an operator's own extensions (`vllm_xargs`, `extra_args`, `custom_params`), at any
+//! depth and in lists. In other places (a tool's schema with a property of such a name) bytes stay
+//! unchanged.
 
 use std::fmt;
 
@@ -17,11 +19,11 @@ use crate::error::Error;
 use splitrail_engine::fields::{Places, Rule, rule, table};
 use splitrail_engine::json::{Key, ShapeError};
 
-/// Levels of objects and lists that are searched within an object of extensions. What is nested
-/// more deeply is removed unseen.
+/// Maximum depth that is searched within an object of extensions. Values that are nested more
+/// deeply are replaced by `null`.
 const NESTED_MAX: u32 = 8;
 
-/// Bytes of the names that a client is told.
+/// Maximum total length in bytes of the removed names that a client is told.
 const NAMES_MAX_BYTES: usize = 256;
 
 /// Why a field was removed.
@@ -29,17 +31,17 @@ const NAMES_MAX_BYTES: usize = 256;
 pub enum Reason {
     /// Only the router may set it.
     RouterOnly,
-    /// It steers the engine, and the model's `pass_unknown` does not name it.
+    /// The field influences the engine, and the model's `pass_unknown` does not list it.
     Steers,
-    /// Neither the API nor an engine is known to have it in this place.
+    /// Neither the API nor any known engine has the field in this place.
     Unknown,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 3] = [Self::RouterOnly, Self::Steers, Self::Unknown];
 
-    /// The metric's `reason` label.
+    /// The value of the label `reason` in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::RouterOnly => "router_only",
@@ -54,19 +56,19 @@ impl Reason {
 pub struct Removed {
     counts: [u32; Reason::ALL.len()],
     names: String,
-    /// How many names that are.
+    /// The number of names in `names`.
     named: u32,
 }
 
 impl Removed {
-    /// How many there are, by reason.
+    /// The number of removed fields by reason.
     pub fn counts(&self) -> impl Iterator<Item = (Reason, u32)> {
         Reason::ALL.into_iter().zip(self.counts)
     }
 
-    /// What the client who sent them is told in a header, if there are any: names, as many as there
-    /// is room for, of letters, digits, `-`, `_` and `.`; and how many others there are. Content, like
-    /// the body: never to be logged.
+    /// The value of the response header that names the removed fields; `None` if there are none. It
+    /// lists names of letters, digits, `-`, `_` and `.`, as far as there is room, and the number of
+    /// the others. The names are the client's content and must not be logged.
     pub fn header(&self) -> Option<String> {
         let others: u32 = self.counts.iter().sum::<u32>() - self.named;
         match (self.named, others) {
@@ -89,11 +91,11 @@ impl Removed {
     }
 }
 
-/// Removes from a body what an engine is not to be sent. `opened` are the names that the model's
-/// `pass_unknown` lists.
+/// Removes all fields from a body that an engine must not receive. `opened` has the names in the
+/// model's `pass_unknown`.
 ///
 /// # Errors
-/// None beyond those of parsing a nested object, which the body's check excludes.
+/// Only those of parsing a nested object, which cannot occur after the body was checked.
 pub fn sanitise(
     body: &mut JsonObject,
     endpoint: Endpoint,
@@ -104,7 +106,7 @@ pub fn sanitise(
     Ok(pass.removed)
 }
 
-/// Where the members of an endpoint's body stand.
+/// The place of an endpoint's top-level members in the table of fields.
 fn place_of(endpoint: Endpoint) -> Places {
     match endpoint {
         Endpoint::Chat => table::CHAT,
@@ -125,17 +127,17 @@ struct Pass<'a> {
     removed: Removed,
 }
 
-/// Which members of a nested object pass.
+/// Which members of a nested object are kept.
 #[derive(Clone, Copy)]
 enum Inside {
-    /// Those that the table lists for this place.
+    /// Members that the table lists for this place.
     Listed(Places),
-    /// All but those that steer an engine.
+    /// All members except those that influence an engine.
     Open,
 }
 
 impl Inside {
-    /// Of the objects that have rules of their own for their members.
+    /// The rule for the members of an object, if it has its own.
     fn of(rule: Option<Rule>) -> Option<Self> {
         match rule {
             Some(Rule::PassesWith(_, place)) => Some(Self::Listed(place)),
@@ -170,7 +172,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Whether a member stays; else it is counted.
+    /// Whether a member is kept. Otherwise it is counted as removed.
     fn keeps(&mut self, name: &str, rule: Option<Rule>, inside: Inside) -> bool {
         let passes = match (inside, rule) {
             (Inside::Listed(place), rule) => rule.is_some_and(|rule| rule.passes_in(place)),
@@ -180,8 +182,8 @@ impl Pass<'_> {
         passes || self.may_pass(name, rule)
     }
 
-    /// Writes a value without the members that do not stay, at whatever depth and in lists. Besides
-    /// what is written it takes no memory, however many members there are.
+    /// Writes a value without the members that are not kept, at any depth and in lists. Takes no
+    /// memory beyond what is written, regardless of the number of members.
     fn nested(
         &mut self,
         raw: &str,
@@ -202,7 +204,8 @@ impl Pass<'_> {
         serde_json::Deserializer::from_str(raw).deserialize_any(writing)
     }
 
-    /// Whether a field that does not pass by itself is opened; else it is written down as removed.
+    /// Whether a field is kept because it is listed in `pass_unknown`. Otherwise it is counted as
+    /// removed.
     fn may_pass(&mut self, name: &str, rule: Option<Rule>) -> bool {
         let reason = match rule {
             Some(Rule::RouterOnly) => Reason::RouterOnly,
@@ -215,7 +218,7 @@ impl Pass<'_> {
     }
 }
 
-/// Writes the members or the items of a value.
+/// Writes the members of an object or the items of a list.
 struct Writing<'p, 'o, 'out> {
     pass: &'p mut Pass<'o>,
     inside: Inside,

@@ -1,4 +1,4 @@
-//! The headers by which a client influences how its request is routed.
+//! The request headers with which a client influences routing.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -10,44 +10,44 @@ use super::request::check_threshold;
 use crate::error::Error;
 use splitrail_config::model::{Model, RequestFlow};
 
-/// What the names of all headers begin with that steer a request.
+/// The common prefix of all these headers.
 const PREFIX: &str = "x-splitrail-";
 const FLOW: &str = "x-splitrail-flow";
-/// Names the flow that a request asks for.
+/// Header that selects the flow.
 pub const X_FLOW: HeaderName = HeaderName::from_static(FLOW);
-/// The request's `cache_hit_threshold`, where its body names none.
+/// Header with the `cache_hit_threshold` of a request whose body has none.
 pub const X_THRESHOLD: HeaderName = HeaderName::from_static("x-splitrail-cache-hit-threshold");
 
-/// How urgent it is: higher numbers are served first.
+/// Header with the priority: requests with higher numbers are served first.
 pub const X_PRIORITY: HeaderName = HeaderName::from_static("x-splitrail-priority");
-/// Milliseconds from its arrival within which its first token should come.
+/// Header with the goal for the time to first token, in milliseconds from the request's arrival.
 pub const X_TTFT: HeaderName = HeaderName::from_static("x-splitrail-ttft-ms");
 const PRIORITY_MAX: i32 = 100;
 const TTFT_MAX_MS: u32 = 86_400_000;
 
-/// How urgent a request is.
+/// What determines a request's place in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Urgency {
-    /// When it came.
+    /// When the request arrived.
     pub arrived: Instant,
-    /// Higher ones are served first.
+    /// The priority; higher classes are served first.
     pub class: i32,
-    /// On whose account.
+    /// The tenant whose share the request counts towards.
     pub tenant: u64,
-    /// When its first token should be there.
+    /// When the first token should arrive.
     pub deadline: Option<Instant>,
 }
 
-/// A request's wishes; none is the model's configuration.
+/// What the headers of a request ask for. `None` means the model's configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Steering {
-    /// The flow that it asks for.
+    /// The requested flow.
     pub flow: Option<RequestFlow>,
-    /// Its threshold, from 0 to 1.
+    /// The requested cache hit threshold, from 0 to 1.
     pub threshold: Option<f64>,
-    /// Before whom it would like to be served: higher ones go first.
+    /// The requested priority; higher ones are served first.
     pub priority: Option<i32>,
-    /// Within how many milliseconds of its arrival its first token should come.
+    /// The requested time to first token, in milliseconds from the request's arrival.
     pub ttft_ms: Option<u32>,
 }
 
@@ -57,7 +57,7 @@ impl Steering {
     /// # Errors
     /// A 400 that names the header.
     pub fn read(headers: &HeaderMap) -> Result<Self, Error> {
-        // Few requests have any.
+        // Fast path: few requests have such headers.
         if !headers.keys().any(|name| name.as_str().starts_with(PREFIX)) {
             return Ok(Self::default());
         }
@@ -75,8 +75,8 @@ impl Steering {
         Ok(Self { flow: flow.transpose()?, threshold: threshold.transpose()?, priority, ttft_ms })
     }
 
-    /// How urgent it is to a model that has its requests wait; what a client may not ask for
-    /// is the most that it may.
+    /// The urgency of the request in the model's queue. The priority is limited to the model's
+    /// `queue.priority_max`.
     pub fn urgency(self, model: &Model, arrived: Instant, tenant: u64) -> Urgency {
         let most = model.queue.map_or(0, |queue| queue.priority_max);
         let deadline = self.ttft_ms.map(|ms| arrived + Duration::from_millis(ms.into()));
@@ -84,7 +84,7 @@ impl Steering {
         Urgency { arrived, class, tenant, deadline }
     }
 
-    /// The flow that a request takes: the one it asks for, or the model's.
+    /// The flow of the request: the requested one, or the model's.
     ///
     /// # Errors
     /// A 400 if the model's configuration does not allow it.
@@ -101,7 +101,7 @@ impl Steering {
     }
 }
 
-/// A whole number in a header, if it is there.
+/// Reads an integer from a header, if the header is present.
 fn number<N: FromStr + PartialOrd + Display>(
     headers: &HeaderMap,
     name: &HeaderName,

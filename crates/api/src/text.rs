@@ -1,4 +1,4 @@
-//! Short texts in requests: random ids and numbers.
+//! Random ids, and formatting of numbers.
 
 /// A random id of 128 bits, as hex.
 pub fn random_id() -> String {
@@ -12,8 +12,8 @@ pub fn random_id() -> String {
     id
 }
 
-/// Writes a number. With so few digits per request, the formatting machinery is most of the
-/// cost of a header.
+/// Appends a decimal number. Faster than `write!`, whose overhead would be most of the cost of a
+/// header.
 pub fn push_number(out: &mut String, number: u64) {
     if number >= 10 {
         push_number(out, number / 10);

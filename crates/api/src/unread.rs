@@ -1,8 +1,9 @@
-//! Bounds the long answers that the router holds for one connection whose client has not read them.
+//! Limits the long replies that the router holds for a connection whose client does not read them.
 //!
-//! A reply that is not streamed is gathered before any of it is sent, and stays until the client has read it.
-//! An HTTP/2 client may ask for hundreds at a time and read none. So the long answers of a connection share a bound:
-//! an engine's answer is read only as far as the unread answers of its client leave room.
+//! A reply that is not streamed is collected before any of it is sent, and stays in memory until
+//! the client has read it. An HTTP/2 client may ask for hundreds at a time and read none. So the
+//! long replies of a connection share a limit: an engine's reply is read only as far as the unread
+//! replies of its client leave room.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,17 +16,17 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use crate::error::{Error, Kind};
 use splitrail_config::model::Limits;
 
-/// Bytes of a reply that need no room: many small replies wait for nothing.
+/// Size in bytes up to which a reply needs no room, so that small replies never wait.
 const FREE_BYTES: usize = 256 << 10;
 
-/// What one place in a room stands for.
+/// Bytes per permit of the semaphore.
 const PLACE_BYTES: usize = 1 << 10;
 
-/// What a room is held to.
+/// The limits of a room.
 #[derive(Clone, Copy, Debug)]
 pub struct RoomBounds {
     all_places: u32,
-    /// How long a client may take less than `pace_bytes` while others wait for room.
+    /// Time within which a client must read `pace_bytes` while other replies wait for room.
     patience: Duration,
     pace_bytes: u64,
 }
@@ -39,24 +40,24 @@ impl From<&Limits> for RoomBounds {
     }
 }
 
-/// Room for the long answers that the client of one connection has not taken yet.
+/// Room for the long replies that the client of one connection has not read yet.
 #[derive(Debug)]
 pub struct UnreadRoom {
     places: Arc<Semaphore>,
     bounds: RoomBounds,
-    /// Bytes that the connection's client has taken.
+    /// Counts the bytes that the connection's client has read.
     taken_bytes: Arc<AtomicU64>,
 }
 
 impl UnreadRoom {
-    /// The room of a connection whose client has taken so many bytes, as the counter says.
+    /// The room of a connection. `taken_bytes` counts the bytes that its client has read.
     pub fn new(bounds: RoomBounds, taken_bytes: Arc<AtomicU64>) -> Self {
         let places = Arc::new(Semaphore::new(bounds.all_places as usize));
         Self { places, bounds, taken_bytes }
     }
 
-    /// Waits for room for so many bytes, or for all there is; `None` if the client takes too
-    /// little of what is there before.
+    /// Waits for room for this many bytes, or for the whole room if that is less or the size is
+    /// unknown. `None` if the client reads its earlier replies too slowly.
     async fn enter(&self, bytes: Option<usize>) -> Option<OwnedSemaphorePermit> {
         let RoomBounds { all_places, patience, pace_bytes } = self.bounds;
         let wanted = bytes.map_or(all_places, places).min(all_places);
@@ -64,7 +65,7 @@ impl UnreadRoom {
         loop {
             let before = self.taken_bytes.load(Relaxed);
             match tokio::time::timeout(patience, &mut entering).await {
-                // It is never closed.
+                // The semaphore is never closed.
                 Ok(entered) => return entered.ok(),
                 Err(_) => {
                     let taken = self.taken_bytes.load(Relaxed).wrapping_sub(before);
@@ -81,28 +82,29 @@ fn places(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(PLACE_BYTES)).unwrap_or(u32::MAX >> 3).min(u32::MAX >> 3)
 }
 
-/// What one request's answer takes of the room, until the client has taken it.
+/// The room that one request's reply occupies until the client has read it.
 pub struct Unread {
-    /// Counts requests that are refused for load.
+    /// Counts requests that are shed.
     shed: IntCounterVec,
     room: Option<Arc<UnreadRoom>>,
-    /// Whether several replies make up the answer: none goes out before all are there.
+    /// Whether the reply is made of several engine replies, all of which must arrive before it is
+    /// sent.
     is_joint: bool,
     place: OnceCell<OwnedSemaphorePermit>,
 }
 
 impl Unread {
-    /// Nothing yet, of an answer that goes to a connection with this room; it may be made of
-    /// several replies.
+    /// A reply that occupies no room yet, on a connection with this room. It may be made of several
+    /// engine replies.
     pub fn new(shed: &IntCounterVec, room: Option<Arc<UnreadRoom>>, is_joint: bool) -> Self {
         Self { shed: shed.clone(), room, is_joint, place: OnceCell::new() }
     }
 
-    /// Waits until a reply may go on, of which so many bytes have come; it will have `whole`,
-    /// where that is known.
+    /// Waits until a reply of which `bytes` have arrived may be read further. `whole` is its total
+    /// size, if known.
     ///
     /// # Errors
-    /// If the client does not take its other answers.
+    /// If the client does not read its other replies.
     pub async fn room_for(&self, bytes: usize, whole: Option<usize>) -> Result<(), Error> {
         let Some(room) = self.room.as_ref().filter(|_| bytes > FREE_BYTES) else { return Ok(()) };
         let whole = whole.filter(|_| !self.is_joint);
@@ -110,7 +112,7 @@ impl Unread {
         self.place.get_or_try_init(enter).await.map(drop)
     }
 
-    /// Counts a request that is refused because its client does not take other answers.
+    /// Counts a request that is refused because its client does not read other replies.
     fn refuse(&self) -> Error {
         self.shed.with_label_values(&["none", "unread_replies"]).inc();
         let message = "limits.unread_replies_max_bytes of answers wait on this connection, and \
@@ -118,7 +120,7 @@ impl Unread {
         Error::new(Kind::OverShare, message)
     }
 
-    /// The answer's bytes: the room that they take is free again with the last of them.
+    /// Ties the room to the reply's bytes: it becomes free when the last of them is dropped.
     pub fn bind(self: Arc<Self>, answer: Bytes) -> Bytes {
         match self.place.get() {
             Some(_) => Bytes::from_owner(Bound { answer, _unread: self }),
@@ -127,7 +129,7 @@ impl Unread {
     }
 }
 
-/// An answer with the room that it takes.
+/// A reply with the room that it occupies.
 struct Bound {
     answer: Bytes,
     _unread: Arc<Unread>,

@@ -1,4 +1,4 @@
-//! An object that the router writes itself: the places of its members are known without a search.
+//! Builds an object that the router writes itself; its members need not be parsed.
 
 use std::fmt::Write;
 
@@ -16,31 +16,31 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// An object of about so many bytes.
+    /// An empty object with room for about this many bytes.
     pub fn with_capacity(bytes: usize) -> Self {
         let mut text = String::with_capacity(bytes);
         text.push('{');
         Self { text, members: Vec::with_capacity(12), marks: 0 }
     }
 
-    /// Adds a member: numbers, and lists. No key may come twice.
+    /// Adds a member with a serialisable value, such as a number or a list. Keys must be unique.
     pub fn put(&mut self, key: &str, value: impl Serialize) {
-        // Into memory, none of these fails.
+        // Serialising such values into memory does not fail.
         let json = serde_json::to_string(&value).unwrap_or_default();
         self.put_with(key, |text| text.push_str(&json));
     }
 
-    /// Adds a member that is a text.
+    /// Adds a member whose value is a string.
     pub fn put_text(&mut self, key: &str, value: &str) {
         self.put_with(key, |text| write_text(text, value));
     }
 
-    /// Adds a member, whose value `write` appends as JSON.
+    /// Adds a member whose value `write` appends as JSON.
     pub fn put_with(&mut self, key: &str, write: impl FnOnce(&mut String)) {
         if self.text.len() > 1 {
             self.text.push(',');
         }
-        // Most keys are the router's own, and short and plain.
+        // Fast path: most keys are the router's own and need no escapes.
         if key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
             self.text.extend(["\"", key, "\""]);
         } else {
@@ -53,14 +53,14 @@ impl Builder {
         self.members.push((Text::Edited(key.into()), Text::Original(start..self.text.len())));
     }
 
-    /// The object.
+    /// The finished object.
     pub fn build(mut self) -> JsonObject {
         self.text.push('}');
         JsonObject::new(self.text.into(), self.members, self.marks)
     }
 }
 
-/// Appends a text as JSON. Long stretches of it are copied as they are.
+/// Appends a text as a JSON string. Stretches without special characters are copied at once.
 pub fn write_text(out: &mut String, text: &str) {
     out.reserve(text.len() + 2);
     out.push('"');
@@ -77,7 +77,7 @@ pub fn write_text(out: &mut String, text: &str) {
             b'\r' => out.push_str(r"\r"),
             b'\t' => out.push_str(r"\t"),
             control => {
-                // Into memory, it never fails.
+                // Writing to a `String` cannot fail.
                 let _infallible = write!(out, "\\u{control:04x}");
             }
         }

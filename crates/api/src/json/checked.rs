@@ -1,7 +1,7 @@
-//! A client's body as text, from one pass over its bytes.
+//! Validates a client's body as JSON and UTF-8 in one pass.
 //!
-//! The only file of this crate with `unsafe`: the check of the body shows that the bytes are UTF-8, and the
-//! standard library would read all of them once more.
+//! The only file of this crate with `unsafe`: the validation of the body shows that the bytes are
+//! UTF-8, and the standard library would read all of them once more to check this.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use splitrail_engine::json::Members;
 
 use crate::error::Error;
 
-/// The text with the members of the object that it is; see [`Members::of_body`].
+/// The body as text, with the members of its object; see [`Members::of_body`].
 pub(super) fn members(
     bytes: Bytes,
     members_max: usize,
@@ -19,7 +19,7 @@ pub(super) fn members(
 ) -> Result<(ByteString, Members), Error> {
     let members = Members::of_body(&bytes, members_max, charge)?;
     debug_assert!(std::str::from_utf8(&bytes).is_ok(), "bytes were passed over");
-    // SAFETY: only UTF-8 is accepted.
+    // SAFETY: `of_body` accepts only valid UTF-8.
     Ok((unsafe { ByteString::from_bytes_unchecked(bytes) }, members))
 }
 
