@@ -1,5 +1,5 @@
-//! A worker that an operator adds while the router runs: checked by the rules of the file, with
-//! the same messages.
+//! A worker that an operator adds while the router runs. It is checked by the same rules as workers
+//! in the configuration file, with the same messages.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -11,29 +11,29 @@ use super::rules;
 use splitrail_settings::problem::{Place, Problem, Problems, Report};
 use splitrail_settings::{file, tree};
 
-/// The name of what is checked, in problems.
+/// The file name in problems: the worker is in a request's body.
 const NAME: &str = "body";
 
 /// A worker that joins a model.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Addition {
-    /// The model's name; may be left out where there is only one.
+    /// The model's name; may be omitted if there is only one model.
     #[serde(default)]
     pub model: Option<String>,
     /// The worker.
     pub worker: Worker,
-    /// Old names of keys.
+    /// Warnings about old names of keys.
     #[serde(skip)]
     pub warnings: Vec<Problem>,
 }
 
 impl Addition {
-    /// Reads one from JSON. `joins` says flow and connector of the model of a name (of none,
-    /// where it was left out), if there is one.
+    /// Reads a worker from JSON. `joins` returns flow and connector of the model with the given
+    /// name, or, without a name, of the only model; `None` if there is no such model.
     ///
     /// # Errors
-    /// Every mistake, each with its place.
+    /// All mistakes, each with its position.
     pub fn parse(
         text: &str,
         joins: impl FnOnce(Option<&str>) -> Option<(Flow, Connector)>,
@@ -52,7 +52,7 @@ impl Addition {
                 rules::check_worker(worker, "worker", joins(model), report);
             }
         };
-        // JSON is YAML: the tree knows the places.
+        // JSON is a subset of YAML, so the YAML parser can report positions.
         let schema = schemars::schema_for!(Self).to_value();
         let checked = file::parse::<Self>(NAME, text, &schema, &ADDITION_DIALECT, rules)?;
         Ok(Self { warnings: checked.warnings, ..checked.value })

@@ -1,4 +1,4 @@
-//! What the general checks of a file need to know about the router's configuration.
+//! What the general checks of configuration files need to know about the router.
 
 use splitrail_settings::Dialect;
 
@@ -13,7 +13,7 @@ pub(super) const DIALECT: Dialect = Dialect {
     too_large: "split the fleet over several routers",
 };
 
-/// The same for a worker that an operator adds while the router runs.
+/// Like `DIALECT`, for a worker that an operator adds while the router runs.
 pub(super) const ADDITION_DIALECT: Dialect = Dialect {
     renamed_keys: &[("worker.honours_threshold", "worker.supports_cache_hit_threshold")],
     ..DIALECT

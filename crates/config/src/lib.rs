@@ -1,9 +1,9 @@
 //! The configuration file: read and checked completely, then built.
 //!
-//! The crate `splitrail_settings` makes a tree of the file in which every value knows its
-//! place, and checks it against the JSON Schema of the typed configuration (`model`);
-//! `rules` checks what spans several keys. Both report every mistake that they find.
-//! Only a tree without a mistake becomes a [`Config`].
+//! The crate `splitrail_settings` parses the file into a tree in which every value knows its
+//! position, and checks it against the JSON Schema of the typed configuration (`model`). `rules`
+//! checks what spans several keys. Both report every mistake that they find. Only a tree without
+//! mistakes becomes a [`Config`].
 
 use std::path::Path;
 
@@ -28,18 +28,18 @@ pub use parts::Parts;
 pub use scalar::BlockSize;
 pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
-/// A configuration that can be run, and what its author may want to know about it.
+/// A valid configuration, with warnings about it.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The configuration; its paths are no longer relative to the file's folder.
+    /// The configuration; its paths have been joined with the file's folder.
     pub config: Config,
-    /// Allowed, but perhaps not meant; sorted by place.
+    /// Settings that are allowed but probably not intended; sorted by position.
     pub warnings: Vec<Problem>,
-    /// Where everything stands in the file.
+    /// The positions of all keys and values in the file.
     source: Source,
 }
 
-/// A file that has been checked, to say later where something stands in it.
+/// The tree of a checked file, from which later problems take their position.
 #[derive(Clone, Debug)]
 pub struct Source {
     file: String,
@@ -47,15 +47,15 @@ pub struct Source {
 }
 
 impl Loaded {
-    /// Where everything stands in the file.
+    /// The positions of all keys and values in the file.
     pub fn source(&self) -> &Source {
         &self.source
     }
 }
 
 impl Source {
-    /// A problem with what stands under `path`, keys and places in lists; where that was left
-    /// out, with what it is missing from.
+    /// A problem with the value at `path`, a sequence of keys and list indices. If the value is
+    /// absent, the problem points to the innermost part of the path that exists.
     pub fn problem(&self, path: &[&str], message: String, hint: &str) -> Problem {
         let step = |node, key: &&str| child(node, key).ok_or(node);
         let (Ok(node) | Err(node)) = path.iter().try_fold(&self.root, step);
@@ -71,23 +71,23 @@ fn child<'n>(node: &'n tree::Node, key: &str) -> Option<&'n tree::Node> {
     }
 }
 
-/// Reads and checks a configuration file for a program with these parts. Relative paths in it
+/// Reads and checks a configuration file for a build with these parts. Relative paths in the file
 /// (tokenizers, secrets) start at its folder.
 ///
 /// # Errors
-/// Every mistake of the file, each with its place; or that it cannot be read.
+/// All mistakes in the file, each with its position; or that the file cannot be read.
 pub fn load(path: &Path, parts: Parts) -> Result<Loaded, Problems> {
     let name = path.display().to_string();
     let text = file::read(path, &name, &DIALECT)?;
     parse_for(parts, &name, &text, file::folder(path))
 }
 
-/// Checks the text of a configuration file. `name` stands for the file in problems;
-/// relative paths start at `base_dir`. Looks at the file system and the environment
-/// for what the text refers to.
+/// Checks the text of a configuration file for a build with all parts. `name` is the file name used
+/// in problems; relative paths start at `base_dir`. Accesses the files and environment variables
+/// that the text refers to.
 ///
 /// # Errors
-/// Every mistake of the text, each with its place.
+/// All mistakes in the text, each with its position.
 pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
     parse_for(Parts::ALL, name, text, base_dir)
 }
@@ -104,10 +104,10 @@ fn parse_for(parts: Parts, name: &str, text: &str, base_dir: &Path) -> Result<Lo
     Ok(Loaded { config, warnings, source })
 }
 
-/// An engine's address, `http://HOST:PORT`, in a form in which equal ones are equal texts.
+/// Normalises an engine's address, `http://HOST:PORT`, so that equal addresses are equal texts.
 ///
 /// # Errors
-/// What is wrong with it, without the text.
+/// What is wrong with the address, without the text.
 pub fn http_address(text: &str) -> Result<String, String> {
     endpoint::parse(text, "http").map_err(|(why, _)| why)
 }
@@ -128,7 +128,8 @@ pub fn reference_markdown() -> String {
     reference::reference_markdown(&schema())
 }
 
-/// Makes the paths independent of where the process runs.
+/// Joins relative paths with the folder of the file, so that they do not depend on the process's
+/// working directory.
 fn anchor_paths(config: &mut Config, base_dir: &Path) {
     for path in [&mut config.ledger.path, &mut config.record.path].into_iter().flatten() {
         *path = base_dir.join(&*path);

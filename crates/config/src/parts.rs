@@ -1,22 +1,23 @@
-//! Parts of a program that are left out of some builds, and the check that a configuration needs none of those.
+//! Optional parts of the router, and the check that a configuration needs only parts that the build
+//! has.
 
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 
-/// The parts that a build of the program may lack. Each is a feature of cargo.
+/// The optional parts of a build. Each is a cargo feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// Workers from pods (`discovery: [{ kind: kubernetes }]`).
+    /// Discovery of workers from pods (`discovery: [{ kind: kubernetes }]`).
     pub kubernetes: bool,
     /// The event plane (`events: { kind: nats }`).
     pub nats: bool,
 }
 
 impl Parts {
-    /// A build with everything.
+    /// A build with all parts.
     pub const ALL: Self = Self { kubernetes: true, nats: true };
 
-    /// Reports what the file asks for and the build lacks.
+    /// Reports settings that need a part which the build does not have.
     pub(crate) fn check(self, root: &Node, report: &mut Report) {
         let models = root.get("models").map(Node::items).unwrap_or_default();
         for (model, node) in models.iter().enumerate() {

@@ -1,7 +1,8 @@
-//! Rules that the schema cannot state: those that span several keys, and those about files and addresses.
+//! Rules that the schema cannot express: those that span several keys, and those about files and
+//! addresses.
 //!
-//! They read the tree key by key, and skip what the schema check has already
-//! refused; so one wrong key does not hide the mistakes of the others.
+//! The rules read single keys of the tree and skip values that the schema check has refused, so
+//! that one wrong key does not hide other mistakes.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -29,10 +30,10 @@ use splitrail_settings::words::shown;
 use value::{typed, typed_or};
 use workers::Workers;
 
-/// Characters of a name that clients send as `model`.
+/// Maximum number of characters of a name that clients send as `model`.
 const NAME_MAX: usize = 256;
 
-/// Reports every broken rule of the tree under `root`.
+/// Reports every violation of a rule in the tree under `root`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     listen(root, report);
     for section in ["ledger", "record"] {
@@ -61,7 +62,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     }
 }
 
-/// Reports every broken rule about a worker that joins a model with this flow and connector.
+/// Reports every violation of a rule by a worker that joins a model with this flow and connector.
 pub(super) fn check_worker(
     worker: &Node,
     path: &str,
@@ -137,10 +138,10 @@ fn file_of_lines(root: &Node, name: &str, base_dir: &Path, report: &mut Report) 
     }
 }
 
-/// Whether the second address could not be bound beside the first.
+/// Whether two addresses cannot be bound at the same time.
 fn overlap(first: SocketAddr, second: SocketAddr) -> bool {
     let takes = |one: SocketAddr, other: SocketAddr| {
-        // `[::]` takes IPv4 as well.
+        // `[::]` includes IPv4.
         one.ip().is_unspecified() && (one.is_ipv6() || other.is_ipv4())
     };
     first.port() == second.port()
@@ -148,7 +149,7 @@ fn overlap(first: SocketAddr, second: SocketAddr) -> bool {
         && (first.ip() == second.ip() || takes(first, second) || takes(second, first))
 }
 
-/// What clients may send as `model`: each name leads to one model only.
+/// The names that clients may send as `model`. Each must belong to one model only.
 struct Names {
     seen: HashMap<String, Place>,
 }
@@ -173,7 +174,7 @@ impl Names {
             report.error(node.at, message, "clients could hardly name it: take those out");
         }
         if name.is_empty() || name.chars().count() > NAME_MAX {
-            // The schema says the same of `name`, so only the others are told here.
+            // The schema checks the length of `name`, so this reports only aliases and adapters.
             if !path.ends_with(".name") {
                 let message = format!("`{path}` is empty or too long");
                 report.error(node.at, message, format!("from 1 to {NAME_MAX} characters"));
@@ -193,7 +194,7 @@ impl Names {
     }
 }
 
-/// What only the router may set, no model opens.
+/// Reports fields in `pass_unknown` that only the router may set.
 fn pass_unknown(model: &Node, path: &str, report: &mut Report) {
     let items = model.get("pass_unknown").map(Node::items).unwrap_or_default();
     for (index, item) in items.iter().enumerate() {

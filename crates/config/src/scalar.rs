@@ -1,4 +1,4 @@
-//! Scalars with rules of their own.
+//! Configuration values with their own syntax.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,13 +11,13 @@ pub(super) use splitrail_settings::scalar::{
     Address, DurationText, duration, duration_text, parse_duration,
 };
 
-/// KV blocks hold at most this many tokens.
+/// Maximum number of tokens per KV block.
 const BLOCK_SIZE_MAX: u64 = 65_536;
 
 /// Tokens per KV block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockSize {
-    /// An engine is asked at the start.
+    /// The block size is taken from the first engine that reports it.
     #[default]
     Auto,
     /// This many tokens, 1 to 65536.
@@ -83,12 +83,12 @@ impl JsonSchema for BlockSize {
     }
 }
 
-/// The share of a prompt that must be cached.
+/// The cache hit threshold: the share of a prompt's tokens that must be cached.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HitThreshold {
-    /// It is found: the share above which a local prefill of the rest pays.
+    /// The router learns the share above which a local prefill is faster than a remote one.
     Auto,
-    /// This, from 0 to 1.
+    /// A fixed share, from 0 to 1.
     Ratio(f64),
 }
 

@@ -1,4 +1,4 @@
-//! Reads the PEM files that the configuration names, and makes the TLS settings of a listener.
+//! Reads the PEM files of a `tls` section, and builds the TLS configuration of a listener.
 
 use std::fmt::{self, Display};
 use std::fs::File;
@@ -14,7 +14,7 @@ use rustls::{RootCertStore, ServerConfig};
 
 use super::model::FleetTls;
 
-/// Bytes of a PEM file; a larger one is refused.
+/// Maximum size of a PEM file in bytes.
 const PEM_MAX_BYTES: u64 = 1 << 20;
 
 /// A file that cannot be read or used.
@@ -22,7 +22,7 @@ const PEM_MAX_BYTES: u64 = 1 << 20;
 pub struct TlsFileError {
     /// The key that names the file: `cert`, `key` or `client_ca`.
     pub key: &'static str,
-    /// Why, as what follows the key in a sentence.
+    /// The cause, worded to follow the key in a sentence.
     pub why: String,
 }
 
@@ -44,7 +44,7 @@ impl TlsFiles {
     /// Reads the files.
     ///
     /// # Errors
-    /// A file cannot be read or is too large.
+    /// If a file cannot be read or is too large.
     pub fn read(files: &FleetTls) -> Result<Self, TlsFileError> {
         let client_ca = files.client_ca.as_deref().map(|path| read("client_ca", path));
         Ok(Self {
@@ -54,10 +54,11 @@ impl TlsFiles {
         })
     }
 
-    /// What secures the connections of an HTTP/2 listener that has these files.
+    /// The TLS configuration of an HTTP/2 listener with these files. With `client_ca`, clients must
+    /// present a certificate.
     ///
     /// # Errors
-    /// A file is not what its key says, or certificate and key do not belong together.
+    /// If a file does not contain what its key names, or certificate and key do not match.
     pub fn server_config(&self) -> Result<Arc<ServerConfig>, TlsFileError> {
         let chain = certificates("cert", &self.cert)?;
         let key =

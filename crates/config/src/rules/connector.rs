@@ -8,7 +8,7 @@ use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 
-/// Reports every broken rule about the connector of `model`.
+/// Reports every violation of a rule about the connector of `model`.
 pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
     let Some(connector) = typed_or(model, "connector", Connector::default()) else { return };
     networks(model, path, connector, report);
@@ -22,7 +22,8 @@ pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
     }
 }
 
-/// SGLang's workers are halves of pairs: nothing can be served on one of them alone.
+/// Reports settings that need a worker to serve a request alone. With SGLang, a request always
+/// needs a pair of workers.
 fn only_pairs(model: &Node, path: &str, report: &mut Report) {
     let place = |key: &str| model.get(key).or(model.get("connector")).unwrap_or(model).at;
     let asked = model.get("request_flows").map(Node::items).unwrap_or_default();
@@ -55,7 +56,7 @@ fn only_pairs(model: &Node, path: &str, report: &mut Report) {
     }
 }
 
-/// Reports what a worker cannot have or be with its model's flow and connector.
+/// Reports settings of a worker that its model's flow and connector do not allow.
 pub(super) fn worker(
     worker: &Node,
     path: &str,

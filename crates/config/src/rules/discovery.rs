@@ -1,4 +1,4 @@
-//! Rules about the sources of a model's workers.
+//! Rules about the discovery of a model's workers.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,10 +14,10 @@ use splitrail_settings::words::shown;
 
 mod labels;
 
-/// Looking DNS up more often only troubles it.
+/// Minimum refresh interval, which protects DNS servers from too many queries.
 const REFRESH_MIN: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Checks the sources of `model`, and counts the workers that they may find.
+/// Checks the sources of `model`, and adds the workers that they may find to `workers`.
 pub(super) fn check<'n>(
     model: &'n Node,
     path: &str,
@@ -44,13 +44,14 @@ pub(super) fn check<'n>(
     }
 }
 
-/// A source that was refused counts as any, so that one mistake is not told twice.
+/// Adds the workers of a source. An invalid source counts as one of unknown workers, so that its
+/// mistake is reported once.
 fn count(source: Option<&Discovery>, workers: &mut Workers<'_>) {
     match source {
         Some(Discovery::Dns(dns)) => {
             workers.add_found(Some(dns.role), dns.kv_events_port.is_some(), dns.shim);
         }
-        // A pod's annotation may say where it publishes.
+        // A pod's annotation may name its port for KV events.
         Some(Discovery::Kubernetes(pods)) => workers.add_found(pods.role, true, pods.shim),
         Some(Discovery::Shim {}) | None => workers.add_unknown(),
     }
@@ -72,14 +73,14 @@ fn twice(
     }
 }
 
-/// What is under `key`, if that is anything: empty is the same as left out.
+/// The value under `key`, unless it is absent or null.
 fn given<'n>(node: &'n Node, key: &str) -> Option<&'n Node> {
     node.get(key).filter(|value| value.value != Value::Null)
 }
 
 fn dns(node: &Node, path: &str, report: &mut Report) {
     if let Some((name, at)) = node.get("name").and_then(|name| Some((name.text()?, name.at))) {
-        // A dot at the end keeps resolvers from trying their search domains.
+        // A trailing dot keeps resolvers from trying their search domains.
         let host = name.strip_suffix('.').unwrap_or(name);
         if host.parse::<std::net::IpAddr>().is_ok() {
             let message = format!("`{path}.name` is an address, not a name");
@@ -136,7 +137,7 @@ fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
     }
 }
 
-/// What both say of ports, and what connectors make of it.
+/// Checks the ports of a DNS or Kubernetes source, including whether the connector needs them.
 fn ports(node: &Node, path: &str, connector: Option<Connector>, report: &mut Report) {
     let role = typed::<Role>(node, "role");
     if let Some(replay) = given(node, "kv_replay_port")

@@ -8,12 +8,12 @@ use crate::model::{Events, FleetConfig};
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 
-/// Whether shims can speak over a broker.
+/// Whether shims can report over a broker.
 pub(super) fn is_plane(root: &Node) -> bool {
     root.get("events").and_then(|events| events.get("kind")?.text()) == Some("nats")
 }
 
-/// Reports every broken rule about `events`.
+/// Reports every violation of a rule about `events`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     let Some(section) = root.get("events").filter(|_| is_plane(root)) else { return };
     splitrail_event_plane::config::check(section, "events", base_dir, report);

@@ -1,4 +1,4 @@
-//! Rules about the fleet listener and about where workers may be.
+//! Rules about the fleet listener and the networks of workers.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
-/// Reports every broken rule about `fleet` and `listen.fleet`.
+/// Reports every violation of a rule about `fleet` and `listen.fleet`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     let section = root.get("fleet");
     let listener = root.get("listen").and_then(|listen| {
@@ -30,7 +30,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     tokens(section, base_dir, report);
     tls(section, base_dir, report);
     if listener.is_none() {
-        // Null and an empty list are as good as nothing.
+        // Null and an empty list count as absent.
         let given = |node: &&Node| match &node.value {
             Value::Null => false,
             Value::Seq(items) => !items.is_empty(),
@@ -44,7 +44,8 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     }
 }
 
-/// A program that reaches the listener can have prompts sent to any address that it may name.
+/// Checks that shims must authenticate: a program that can attach can direct prompts to any address
+/// that it is allowed to name.
 fn proven(section: Option<&Node>, at: Place, address: SocketAddr, report: &mut Report) {
     let key = |key: &str| {
         let node = section.and_then(|fleet| fleet.get(key));
@@ -85,14 +86,14 @@ fn proven(section: Option<&Node>, at: Place, address: SocketAddr, report: &mut R
     }
 }
 
-/// Whether an entry of `fleet.tokens` is for all workers.
+/// Whether an entry of `fleet.tokens` is valid for all workers.
 fn any_worker(tokens: &Node) -> bool {
     let workers = tokens.items().iter().filter_map(|token| token.get("workers"));
     workers.flat_map(Node::items).any(|worker| worker.text() == Some("*"))
 }
 
-/// Models that wait for shims which have nowhere to attach. A shim that no router attaches to
-/// mirrors no blocks, so that every gate that asks it says no.
+/// Warns about models that need shims although there is no fleet listener to attach to. A shim that
+/// is not attached mirrors no blocks, so that its gate always answers no.
 fn open_models(root: &Node, report: &mut Report) {
     for (index, model) in root.get("models").map(Node::items).unwrap_or_default().iter().enumerate()
     {

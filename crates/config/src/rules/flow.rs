@@ -1,4 +1,4 @@
-//! Rules about flows: the workers that they need, and where gates are possible.
+//! Rules about flows: the workers that they need, and which gates are possible.
 
 use super::value::{typed, typed_or};
 use super::workers::Workers;
@@ -6,7 +6,7 @@ use crate::model::{Connector, Flow, Gate, GateKind, RequestFlow, TokenizerConfig
 use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::Node;
 
-/// Checks a model's own flow and those that its requests may ask for.
+/// Checks a model's own flow and the flows that its requests may select.
 pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
     let own = typed::<Flow>(model, "flow").map(RequestFlow::from);
     if let (Some(own), Some(node)) = (own, model.get("flow")) {
@@ -16,7 +16,7 @@ pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mu
     let asked = model.get("request_flows").map(Node::items).unwrap_or_default();
     for (index, node) in asked.iter().enumerate() {
         let flow = serde_json::from_value::<RequestFlow>(node.to_json()).ok();
-        // What the model's own flow lacks has been told with it.
+        // What is missing for the model's own flow has been reported already.
         let told = own.is_some_and(RequestFlow::hands_over);
         if let Some(flow) = flow.filter(|flow| !(told && flow.hands_over())) {
             let key = format!("request_flows[{index}]");
@@ -30,7 +30,8 @@ pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mu
     }
 }
 
-/// Decode-first for engines of which nobody can tell what they hold is prefill-first.
+/// Warns about decode-first if neither the router nor a shim can know what the engines hold: every
+/// prompt would then be prefilled remotely.
 fn sees_anything(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
     let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");
     let blind = matches!(tokenizer, Some(TokenizerConfig::None {}));
@@ -45,7 +46,7 @@ fn sees_anything(model: &Node, path: &str, workers: &Workers<'_>, report: &mut R
     }
 }
 
-/// A flow that a key of a model names.
+/// A flow that is named by a key of a model.
 struct NamedFlow<'a> {
     flow: RequestFlow,
     /// The path of the model.
@@ -55,7 +56,7 @@ struct NamedFlow<'a> {
     at: Place,
 }
 
-/// Whether the model has what a flow needs.
+/// Reports what a model lacks for a flow.
 fn feasible(model: &Node, named: NamedFlow<'_>, workers: &Workers<'_>, report: &mut Report) {
     let NamedFlow { flow, path, key, at } = named;
     let name = flow.name();

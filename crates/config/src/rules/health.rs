@@ -1,10 +1,10 @@
-//! Rules about health checks, breakers and ejection.
+//! Rules about health checks and outlier ejection.
 
 use crate::scalar::parse_duration;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 
-/// Reports times in which nothing can be asked or judged.
+/// Reports intervals and times that are too short to be useful.
 pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
     let health = model.get("health");
     let ejection = health.and_then(|health| health.get("ejection"));

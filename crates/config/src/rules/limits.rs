@@ -1,4 +1,4 @@
-//! Rules about bounds that must leave room for each other.
+//! Rules about limits.
 
 use super::value::typed;
 use crate::model::Limits;
@@ -7,7 +7,7 @@ use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 
-/// Reports times in which no client could do its part, and bounds that exclude each other.
+/// Reports times that are too short for any client, and limits that contradict each other.
 pub(super) fn check(root: &Node, report: &mut Report) {
     let Some(limits) = root.get("limits") else { return };
     for key in ["header_timeout", "idle_timeout", "write_stall", "reply_grace", "body_timeout"] {

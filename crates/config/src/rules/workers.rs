@@ -9,11 +9,11 @@ use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
-/// What the other rules need to know of a model's workers. A worker whose role was
-/// refused counts as any, so that one mistake is not told twice.
+/// What the other rules need to know about a model's workers. A worker with an invalid role counts
+/// as one of any role, so that its mistake is reported once.
 #[derive(Default)]
 pub(super) struct Workers<'n> {
-    /// How many there are.
+    /// The number of workers.
     pub(super) count: usize,
     pub(super) can_prefill: bool,
     pub(super) can_decode: bool,
@@ -24,7 +24,7 @@ pub(super) struct Workers<'n> {
     /// Any worker publishes KV events.
     pub(super) any_publishes: bool,
     ids: HashMap<&'n str, Place>,
-    /// By address: where it was written first.
+    /// The position at which each address was first given.
     urls: HashMap<String, Place>,
     publishers: HashMap<String, Place>,
 }
@@ -56,13 +56,13 @@ impl<'n> Workers<'n> {
         workers
     }
 
-    /// Counts workers of which nothing is known before they are there; or of which what is
-    /// written was refused, so that one mistake is not told twice.
+    /// Counts workers of which nothing is known before they join, or whose settings are invalid, so
+    /// that a mistake is reported once.
     pub(super) fn add_unknown(&mut self) {
         self.add_found(None, true, true);
     }
 
-    /// Counts workers that a source will find: any number of them.
+    /// Counts workers that a source will find. Counted as two, since their number is unknown.
     pub(super) fn add_found(&mut self, role: Option<Role>, publish: bool, shim: bool) {
         self.count = self.count.saturating_add(2);
         self.can_prefill |= role != Some(Role::Decode);
@@ -118,7 +118,7 @@ fn text<'n>(worker: &'n Node, key: &str) -> Option<(&'n Node, &'n str)> {
     Some((node, node.text()?))
 }
 
-/// The address under `key` in its one form, where it is there and well-formed.
+/// The normalised address under `key`, if it is present and valid.
 fn address(
     worker: &Node,
     key: &str,

@@ -1,12 +1,13 @@
 //! The syntax of Kubernetes labels and label selectors.
 
-/// The longest name, and the longest value.
+/// Maximum length of a name and of a value.
 const NAME_MAX: usize = 63;
-/// The longest prefix of a key: a DNS name.
+/// Maximum length of a key's prefix, which is a DNS name.
 const PREFIX_MAX: usize = 253;
 
-/// Why `text` is no selector: a list, with commas between, of `KEY`, `!KEY`, `KEY=VALUE`,
-/// `KEY==VALUE`, `KEY!=VALUE`, `KEY in (VALUE, ...)` and `KEY notin (VALUE, ...)`.
+/// Checks a label selector: a list, separated by commas, of `KEY`, `!KEY`, `KEY=VALUE`,
+/// `KEY==VALUE`, `KEY!=VALUE`, `KEY in (VALUE, ...)` and `KEY notin (VALUE, ...)`. The error
+/// follows the text in a sentence.
 pub(super) fn selector(text: &str) -> Result<(), &'static str> {
     let mut rest = text;
     loop {
@@ -19,7 +20,7 @@ pub(super) fn selector(text: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Where the first requirement ends: at a comma outside parentheses.
+/// The end of the first requirement: a comma outside parentheses, or the end of the text.
 fn requirement_end(text: &str) -> Option<usize> {
     let mut inside = false;
     for (at, c) in text.char_indices() {
