@@ -1,7 +1,8 @@
 //! Reads JSON from untrusted sources without building values that are not needed.
 //!
-//! Each reader makes one quick pass over a text (`scan`), which gives up on whatever is rare, and leaves such a text
-//! to serde_json (`thorough`). Where both read a text, both find the same in it, so callers do not know which did.
+//! Each reader makes one quick pass over a text (`scan`). That pass gives up on rare constructs and
+//! leaves such a text to serde_json (`thorough`). If both can read a text, both return the same
+//! result, so callers need not know which one did.
 
 mod error;
 mod members;

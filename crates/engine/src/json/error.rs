@@ -1,47 +1,47 @@
-//! Why a text is not the JSON that was expected, and where.
+//! The error for a text that is not the expected JSON, with its position.
 
 use std::str::Utf8Error;
 
-/// The message of an error for a key that an object has twice.
+/// The message of the error for a duplicate key.
 pub(super) const DUPLICATE: &str = "duplicate key";
 
-/// What the message of an error begins with that says how many members an object may have.
+/// The prefix of the message of the error for too many members; their maximum follows.
 pub(super) const TOO_MANY: &str = "more members than ";
 
-/// JSON that does not have the expected shape. Names the place and never the
-/// content: serde's own message would quote the offending value.
+/// JSON that does not have the expected shape. Names the position and never the content: serde's
+/// own message would quote the offending value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the expected JSON, at line {line}, column {column}")]
 pub struct ShapeError {
-    /// What is wrong there.
+    /// What is wrong at the position.
     pub fault: Fault,
-    /// Line within the value, from 1; 0 if the place is not known.
+    /// Line within the value, from 1; 0 if the position is unknown.
     pub line: usize,
-    /// Column within the line, from 1; 0 where a whole value is at fault.
+    /// Column within the line, from 1; 0 if a whole value is at fault.
     pub column: usize,
 }
 
 /// What is wrong with a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is another kind of value than was expected.
+    /// The value is of another type than expected.
     Kind,
-    /// It is not UTF-8.
+    /// The text is not UTF-8.
     NotUtf8,
-    /// An object has more members than it may have.
+    /// An object has too many members.
     TooManyMembers {
-        /// The most that it may have.
+        /// The maximum number of members.
         max: usize,
     },
-    /// An object has a key twice. Two parsers on the way could pick different ones.
+    /// An object has a key twice. Two parsers could choose different ones.
     DuplicateKey,
     /// Lists and objects are nested more than 127 levels deep.
     TooDeep,
     /// A number does not fit into a float of 64 bits.
     NumberOutOfRange,
-    /// It ends before its value does.
+    /// The text ends before its value is complete.
     EndsEarly,
-    /// It is not JSON.
+    /// The text is not JSON.
     Syntax,
 }
 

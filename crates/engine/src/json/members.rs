@@ -1,33 +1,33 @@
-//! The members of an object, by their places in its text.
+//! The members of an object, as ranges of its text.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use super::thorough::Key;
 
-/// Where a member stands in the text of its object.
+/// The position of a member in the text of its object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The key: what stands between its quotes, or, if anything in it is escaped, all of it with
-    /// its quotes.
+    /// The key: the text between its quotes, or, if it contains escapes, the whole string with its
+    /// quotes.
     pub key: Range<usize>,
     /// The value.
     pub value: Range<usize>,
 }
 
 impl Member {
-    /// What the key says; borrowed unless anything in it is escaped. `text` is that of the object.
+    /// The unescaped key, borrowed unless it contains escapes. `text` is the text of the object.
     #[inline]
     pub fn name<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let key = &text[self.key.clone()];
         match key.starts_with('"') {
             false => Cow::Borrowed(key),
-            // It was read before, with success.
+            // The key was parsed before, so this cannot fail.
             true => string(key).unwrap_or_default(),
         }
     }
 
-    /// The raw JSON of the value. `text` is that of the object.
+    /// The raw JSON of the value. `text` is the text of the object.
     #[inline]
     pub fn raw<'a>(&self, text: &'a str) -> &'a str {
         &text[self.value.clone()]
@@ -37,14 +37,14 @@ impl Member {
 /// The members of an object.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Members {
-    /// The members in the order of the text. No name is there twice.
+    /// The members in the order of the text. Names are unique.
     pub list: Vec<Member>,
     /// The [`mark`]s of all names.
     pub marks: u64,
 }
 
-/// One of 64 marks that a name has: most names that an object does not have are known to be absent
-/// without a search.
+/// Maps a name to one of 64 bits. A name whose bit is not among those of an object is known to be
+/// absent without a search.
 #[inline]
 pub fn mark(name: impl AsRef<[u8]>) -> u64 {
     let name = name.as_ref();
@@ -53,7 +53,7 @@ pub fn mark(name: impl AsRef<[u8]>) -> u64 {
     1 << (ends.wrapping_add(name.len() as u8) & 63)
 }
 
-/// The place of a part of a text in the text; `None` for what is elsewhere in memory.
+/// The range of a part within its text; `None` if `part` does not point into `text`.
 pub fn place_of(text: &str, part: &str) -> Option<Range<usize>> {
     let start = (part.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
     let place = start..start.checked_add(part.len())?;
@@ -61,7 +61,7 @@ pub fn place_of(text: &str, part: &str) -> Option<Range<usize>> {
     std::ptr::eq(found.as_bytes(), part.as_bytes()).then_some(place)
 }
 
-/// The content of a string, given as a JSON value; `None` if the value is another one.
+/// The content of a string that is given as raw JSON; `None` if the value is not a string.
 pub fn string(raw: &str) -> Option<Cow<'_, str>> {
     let content = raw.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
     match content.filter(|content| memchr::memchr2(b'\\', b'"', content.as_bytes()).is_none()) {

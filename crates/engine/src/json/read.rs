@@ -1,4 +1,4 @@
-//! The readers: each tries the quick pass first.
+//! The readers of JSON texts. Each tries the quick pass first.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -7,10 +7,10 @@ use super::error::{Fault, ShapeError};
 use super::members::Members;
 use super::{scan, thorough};
 
-/// What JSON has for space.
+/// The white space of JSON.
 const SPACE: [char; 4] = [' ', '\n', '\r', '\t'];
 
-/// Reads an object; serde by itself would take an array for a struct as well.
+/// Reads a struct from an object; serde alone would accept an array as well.
 pub(crate) fn object<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, ShapeError> {
     if !raw.trim_start_matches(SPACE).starts_with('{') {
         return Err(ShapeError { fault: Fault::Kind, line: 1, column: 1 });
@@ -18,11 +18,11 @@ pub(crate) fn object<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, ShapeErr
     Ok(serde_json::from_str(raw)?)
 }
 
-/// The raw values of the members of these names, in the order of the names; `None` for one that is
-/// absent or `null`. Of all other members, only the syntax is checked.
+/// The raw values of the members with these names, in the order of the names; `None` for a member
+/// that is absent or `null`. Only the syntax of other members is checked.
 ///
 /// # Errors
-/// If the text is no object, or has one of the names twice.
+/// If the text is not an object, or has one of the names twice.
 #[inline]
 pub fn pick<'a, const COUNT: usize>(
     text: &'a str,
@@ -41,7 +41,7 @@ pub fn pick<'a, const COUNT: usize>(
     Ok(picked)
 }
 
-/// The same of bytes. Values of other members may have strings that are not UTF-8.
+/// Like [`pick`], for bytes. Values of other members may contain strings that are not UTF-8.
 ///
 /// # Errors
 /// See [`pick`].
@@ -56,7 +56,7 @@ pub fn pick_from_slice<'a, const COUNT: usize>(
     }
 }
 
-/// The value that is the whole of a text.
+/// Parses a whole text as one value.
 ///
 /// # Errors
 /// If the text is not JSON, is nested too deeply, or has a number out of range.
@@ -65,10 +65,10 @@ pub fn value(text: &str) -> Result<Value, ShapeError> {
 }
 
 impl Members {
-    /// Finds the members of the object that is the whole of a text. Values are checked for syntax only.
+    /// Finds the members of an object that is the whole text. Values are checked for syntax only.
     ///
     /// # Errors
-    /// If the text is no object, or has a key twice.
+    /// If the text is not an object, or has a key twice.
     pub fn of(text: &str) -> Result<Self, ShapeError> {
         match scan::members(text.as_bytes()) {
             Some((members, _)) => Ok(members),
@@ -76,13 +76,14 @@ impl Members {
         }
     }
 
-    /// Finds the members of an untrusted client's object, and proves it harmless: it is UTF-8, no
-    /// object in it has a key twice or more than `members_max` members (from 64), no number is out of range, and
-    /// nothing is nested more than 127 levels deep. `charge` is called with the number of members before a table of
-    /// more than a few is allocated.
+    /// Finds the members of an untrusted client's object, and validates it completely: it is UTF-8,
+    /// no object in it has a key twice or more than `members_max` members (at least 64 are always
+    /// allowed), no number is out of range, and nothing is nested more than 127 levels deep.
+    /// `charge` is called with the number of members before a table of more than a few is
+    /// allocated.
     ///
     /// # Errors
-    /// What is wrong with the text, with its place, or what `charge` says.
+    /// The mistake in the text with its position, or the error of `charge`.
     pub fn of_body<E: From<ShapeError>>(
         text: &[u8],
         members_max: usize,

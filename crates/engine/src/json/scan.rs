@@ -1,8 +1,9 @@
-//! One quick pass over a JSON object: is it harmless, and where are its members?
+//! A quick pass over a JSON object, which validates it and finds its members.
 //!
-//! What this accepts, the thorough reader accepts as well, and finds the same members in. What it
-//! does not accept may still be fine: it gives up on whatever is rare (escapes in keys, numbers
-//! with exponents, many keys), and leaves the answer, and the error, to that reader.
+//! Any text that this pass accepts is also accepted by the thorough reader, with the same members.
+//! A text that it does not accept may still be valid: it gives up on rare constructs (escapes in
+//! keys, numbers with exponents, many keys) and leaves the result, or the error, to the thorough
+//! reader.
 
 mod build;
 mod ids;
@@ -17,15 +18,16 @@ pub use words::Specials;
 
 use super::members::{Member, Members, mark};
 
-/// Containers inside one another; serde_json refuses more than 127.
+/// Maximum depth of nested objects and lists; serde_json refuses more than 127.
 const DEPTH_MAX: usize = 100;
-/// Keys of one object, which are compared with one another; no configured bound on members is lower.
+/// Maximum number of keys of one object, which are compared with each other. No configured limit on
+/// members is lower.
 const KEYS_MAX: usize = 64;
-/// Digits before the point of a number that surely fits.
+/// Maximum number of digits before the decimal point, so that a number certainly fits into a float.
 const DIGITS_MAX: usize = 15;
 
-/// The members of the object that is the whole of a text, and whether all of the text was seen to
-/// be ASCII; `None` if that takes a closer look. The bytes need not be UTF-8.
+/// The members of the object that is the whole text, and whether the text is all ASCII; `None` if
+/// the thorough reader is needed. The bytes need not be UTF-8.
 pub(super) fn members(text: &[u8]) -> Option<(Members, bool)> {
     let mut scan = Scan::new(text);
     let at = scan.space(0);
@@ -34,21 +36,21 @@ pub(super) fn members(text: &[u8]) -> Option<(Members, bool)> {
         return None;
     }
     let end = scan.object(at, 0, &mut found)?;
-    // All that is not inside a string is one of the few bytes that stand there.
+    // Outside strings, this pass accepts only ASCII bytes.
     let is_ascii = scan.specials.saw_ascii();
     let members = Members { list: found, marks: scan.marks };
     (scan.space(end) == text.len()).then_some((members, is_ascii))
 }
 
-/// The string, without its quotes, inside of which a place of a JSON text is; `None` if it is in
-/// none, or the text is none.
+/// The string of a JSON text that contains the position `at`, without its quotes; `None` if there
+/// is none, or the text is not JSON.
 #[must_use]
 pub fn string_around(text: &[u8], at: usize) -> Option<Range<usize>> {
     let mut scan = Scan::new(text);
     let mut from = 0;
     loop {
         let quote = scan.specials.next(from).filter(|quote| *quote < at)?;
-        // Between strings there may be line ends.
+        // Line ends between strings are special bytes as well.
         if scan.byte(quote) != b'"' {
             from = quote + 1;
             continue;
@@ -61,11 +63,11 @@ pub fn string_around(text: &[u8], at: usize) -> Option<Range<usize>> {
     }
 }
 
-/// Each function is told where its part of the text begins, and says where it ends.
+/// The state of the pass. Its functions take the start of a part of the text and return its end.
 struct Scan<'a> {
     text: &'a [u8],
     specials: Specials<'a>,
-    /// The marks of the keys of the last object that ended.
+    /// The marks of the keys of the object that ended last.
     marks: u64,
 }
 
@@ -74,13 +76,13 @@ impl<'a> Scan<'a> {
         Self { text, specials: Specials::new(text), marks: 0 }
     }
 
-    /// The byte there; behind the end a zero, which no part of a message begins with.
+    /// The byte at a position; 0 beyond the end, which no part of a text begins with.
     #[inline]
     fn byte(&self, at: usize) -> u8 {
         self.text.get(at).copied().unwrap_or(0)
     }
 
-    /// Between the parts of most messages there is no space.
+    /// Skips white space. Fast path: most texts have none between their parts.
     #[inline]
     fn space(&self, at: usize) -> usize {
         if self.byte(at) > b' ' { at } else { self.some_space(at) }
@@ -94,7 +96,7 @@ impl<'a> Scan<'a> {
         at
     }
 
-    /// An object from its brace on, whose members go into `found`.
+    /// Reads an object from its opening brace, and adds its members to `found`.
     fn object(&mut self, at: usize, depth: usize, found: &mut Vec<Member>) -> Option<usize> {
         let mut at = self.space(at + 1);
         let first = found.len();
@@ -109,13 +111,13 @@ impl<'a> Scan<'a> {
             }
             let end = self.specials.next(at + 1)?;
             let key = at + 1..end;
-            // An escape may spell what another key says plainly.
+            // A key with escapes may be equal to one without.
             if self.byte(end) != b'"' || found.len() - first >= KEYS_MAX {
                 return None;
             }
             let name = self.text.get(key.clone())?;
             let mark = mark(name);
-            // Only keys of one mark can be the same.
+            // Keys with different marks differ.
             if marks & mark != 0 && self.is_among(name, &found[first..]) {
                 return None;
             }
@@ -128,7 +130,7 @@ impl<'a> Scan<'a> {
             let kept = found.len();
             found.push(Member { key, value: at..at });
             let end = self.value(at, depth, found)?;
-            // What is found inside is not kept.
+            // Members of nested objects are not kept.
             found.truncate(kept + 1);
             found[kept].value.end = end;
             at = self.space(end);
@@ -160,7 +162,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// A list from its bracket on.
+    /// Reads a list from its opening bracket.
     fn list(&mut self, at: usize, depth: usize, found: &mut Vec<Member>) -> Option<usize> {
         let mut at = self.space(at + 1);
         if self.byte(at) == b']' {
@@ -206,7 +208,7 @@ impl<'a> Scan<'a> {
         from + rest.iter().take_while(|byte| byte.is_ascii_digit()).count()
     }
 
-    /// A string from its first quote on, to behind its last.
+    /// Reads a string from its opening quote. Returns the position after its closing quote.
     #[inline]
     fn string(&mut self, at: usize) -> Option<usize> {
         let end = self.specials.next(at + 1)?;
@@ -216,7 +218,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The rest of a string from the first byte on that is not just text.
+    /// Reads the rest of a string, from its first special byte.
     #[inline(never)]
     fn escaped_string(&mut self, mut at: usize) -> Option<usize> {
         loop {
@@ -236,9 +238,9 @@ impl<'a> Scan<'a> {
             b'u' => {
                 let digits = self.text.get(at + 2..at + 6)?;
                 let values = digits.iter().map(|digit| HEX[usize::from(*digit)]);
-                // What is no digit makes the whole too large.
+                // A byte that is not a digit makes the value too large.
                 let code = values.fold(0, |code, value| code << 4 | value);
-                // Halves of pairs.
+                // Surrogates are left to the thorough reader.
                 (code <= 0xffff && !(0xd800..0xe000).contains(&code)).then_some(at + 6)
             }
             _ => None,
@@ -246,7 +248,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// What a byte is worth as a hexadecimal digit; others are worth more than four digits can be.
+/// The value of each byte as a hexadecimal digit; larger than any four digits for other bytes.
 const HEX: [u32; 256] = {
     let mut values = [0x1_0000; 256];
     let mut value = 0;

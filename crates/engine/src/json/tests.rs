@@ -1,4 +1,4 @@
-//! The quick pass and the thorough reader find the same, in arbitrary and in hostile texts.
+//! Tests that the quick pass and the thorough reader agree, for arbitrary and hostile texts.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use super::*;
 
 const NAMES: [&str; 3] = ["a", "b", "type"];
 
-/// Enough for what the quick pass accepts.
+/// At least as many members as the quick pass accepts.
 const MEMBERS_MAX: usize = 64;
 
 fn of_body(text: &[u8]) -> Result<Members, ShapeError> {
@@ -28,7 +28,7 @@ fn deep(levels: usize) -> String {
     format!("{}1{}", "[".repeat(levels), "]".repeat(levels))
 }
 
-/// Mostly values, with everything that is rare, and some that are none.
+/// Mostly valid values, with every rare construct, and some invalid ones.
 fn value() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         4 => "-?[0-9]{1,4}(\\.[0-9]{1,25})?",
@@ -70,7 +70,7 @@ fn value() -> impl Strategy<Value = String> {
     })
 }
 
-/// The same in bytes, of which one may be another, be missing, or be too many.
+/// The same as bytes, one of which may be changed, missing or added.
 fn text() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop::sample::select(&b"\"\\{}[]:, 0e.\n\x00\x1f\x7f\x80\xc3\xff"[..]);
     let edit = prop::option::of((any::<prop::sample::Index>(), byte, 0usize..3));

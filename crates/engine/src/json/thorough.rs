@@ -1,4 +1,4 @@
-//! Reads with serde_json what the quick pass gives up on.
+//! Reads, with serde_json, texts that the quick pass gives up on.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use super::error::{DUPLICATE, Fault, ShapeError, TOO_MANY};
 use super::members::{Member, Members, mark, place_of};
 
-/// The members of an object, `count` if that is known; see [`Members::of`].
+/// The members of an object; see [`Members::of`]. `count` is their number, or 0 if unknown.
 pub(super) fn members(text: &str, count: usize) -> Result<Members, ShapeError> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let found = deserializer.deserialize_map(Table { text, count })?;
@@ -22,7 +22,7 @@ pub(super) fn members(text: &str, count: usize) -> Result<Members, ShapeError> {
     Ok(found)
 }
 
-/// The members of these names; see [`super::pick`].
+/// The members with these names; see [`super::pick`].
 pub(super) fn pick<'de, R: Read<'de>, const COUNT: usize>(
     mut deserializer: serde_json::Deserializer<R>,
     names: [&str; COUNT],
@@ -32,8 +32,8 @@ pub(super) fn pick<'de, R: Read<'de>, const COUNT: usize>(
     Ok(picked)
 }
 
-/// Checks all of a text as [`Members::of_body`] says. Gives the number of members of the object that
-/// it is.
+/// Checks a whole text as described at [`Members::of_body`]. Returns the number of members of its
+/// object.
 pub(super) fn check(text: &str, members_max: usize) -> Result<usize, ShapeError> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let members = Check { members_max }.deserialize(&mut deserializer)?;
@@ -41,7 +41,7 @@ pub(super) fn check(text: &str, members_max: usize) -> Result<usize, ShapeError>
     members.ok_or(ShapeError { fault: Fault::Kind, line: 1, column: 1 })
 }
 
-/// Makes the table of an object's members.
+/// Builds the table of an object's members.
 struct Table<'a> {
     text: &'a str,
     count: usize,
@@ -61,7 +61,7 @@ impl<'de> Visitor<'de> for Table<'de> {
             members.marks |= mark(&*name);
             let raw = map.next_value::<&'de RawValue>()?.get();
             let places = place_of(self.text, raw).and_then(|value| {
-                // Between two values stand a comma, the key, a colon and space.
+                // Between two values are a comma, the key, a colon and white space.
                 let gap = self.text.get(end..value.start)?;
                 let (open, close) = (end + gap.find('"')?, end + gap.rfind('"')?);
                 let is_escaped = matches!(name, Cow::Owned(_));
@@ -79,7 +79,7 @@ impl<'de> Visitor<'de> for Table<'de> {
     }
 }
 
-/// Finds the members of some names.
+/// Finds the members with given names.
 struct Picking<'n, const COUNT: usize> {
     names: [&'n str; COUNT],
 }
@@ -107,7 +107,7 @@ impl<'de, const COUNT: usize> Visitor<'de> for Picking<'_, COUNT> {
     }
 }
 
-/// Reads a value, and gives the number of its members if it is an object.
+/// Checks a value, and returns the number of its members if it is an object.
 #[derive(Clone, Copy)]
 struct Check {
     members_max: usize,
@@ -172,7 +172,7 @@ impl<'de> Visitor<'de> for Check {
     }
 }
 
-/// A key that borrows unless it is escaped.
+/// A key, borrowed from the text unless it contains escapes.
 #[derive(PartialEq, Eq, Hash)]
 pub struct Key<'a>(pub Cow<'a, str>);
 

@@ -1,11 +1,11 @@
-//! The value that a text is, where the quick pass takes it.
+//! Builds the value of a text that the quick pass accepts.
 
 use serde_json::{Map, Value};
 
 use super::{DEPTH_MAX, KEYS_MAX, Scan};
 
-/// The value that is the whole of a text; `None` if that takes a closer look. Strings are
-/// copied by the stretches between their escapes, as these are found.
+/// Parses a whole text as one value; `None` if the thorough reader is needed. Strings are copied in
+/// the stretches between their escapes.
 pub(in crate::json) fn value(text: &str) -> Option<Value> {
     let mut scan = Scan::new(text.as_bytes());
     let at = scan.space(0);
@@ -13,7 +13,7 @@ pub(in crate::json) fn value(text: &str) -> Option<Value> {
     (scan.space(end) == text.len()).then_some(value)
 }
 
-/// A value, and where it ends.
+/// Reads a value. Returns it with the position after it.
 fn build(scan: &mut Scan<'_>, text: &str, at: usize, depth: usize) -> Option<(Value, usize)> {
     match scan.byte(at) {
         b'"' => string(scan, text, at).map(|(text, end)| (Value::String(text), end)),
@@ -43,7 +43,7 @@ fn object(scan: &mut Scan<'_>, text: &str, at: usize, depth: usize) -> Option<(V
         }
         at = scan.space(at + 1);
         let (value, end) = build(scan, text, at, depth)?;
-        // What becomes of a key that is there twice is the thorough reader's to say.
+        // Duplicate keys are left to the thorough reader.
         if fields.len() >= KEYS_MAX || fields.insert(key, value).is_some() {
             return None;
         }
@@ -74,15 +74,15 @@ fn list(scan: &mut Scan<'_>, text: &str, at: usize, depth: usize) -> Option<(Val
     }
 }
 
-/// A string from its first quote on, as what it says, and where it ends.
+/// Reads and unescapes a string from its opening quote. Returns it with the position after it.
 fn string(scan: &mut Scan<'_>, text: &str, at: usize) -> Option<(String, usize)> {
     let mut from = at + 1;
     let mut end = scan.specials.next(from)?;
     if scan.byte(end) == b'"' {
         return Some((text[from..end].to_owned(), end + 1));
     }
-    // How long it is will be known when all of it is written: short ones are many, and long ones
-    // are to be copied seldom.
+    // The final length is unknown until the string is complete. The capacity suits many short
+    // strings, and grows fast so that long ones are rarely copied.
     let mut out = String::with_capacity(end - from + 64);
     loop {
         if out.capacity() - out.len() < end - from {
@@ -103,7 +103,7 @@ fn string(scan: &mut Scan<'_>, text: &str, at: usize) -> Option<(String, usize)>
     Some((out, end + 1))
 }
 
-/// What an escape says that was found to be right.
+/// The character of a valid escape.
 fn said(escape: &str) -> Option<char> {
     Some(match *escape.as_bytes().get(1)? {
         b'b' => '\x08',

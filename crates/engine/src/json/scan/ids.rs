@@ -1,12 +1,13 @@
-//! Lists of plain numbers, sixty-four bytes at a time: of block ids and tokens there are thousands.
+//! Skips lists of plain numbers, 64 bytes at a time, because block ids and token ids come in
+//! thousands.
 
 use wide::u8x16;
 
 use super::DIGITS_MAX;
 use super::words::BLOCK;
 
-/// Where plain numbers that begin there end, each with a comma behind it and perhaps a space.
-/// What follows is for others to look at; so is any number that is not as plain as that.
+/// Skips plain numbers from `at`, each followed by a comma and at most one space, and returns the
+/// position after them. Anything else is left to the caller.
 pub(super) fn end(text: &[u8], mut at: usize) -> usize {
     while let Some(rest) = text.get(at..) {
         let numbers = match rest.first_chunk() {
@@ -22,7 +23,7 @@ pub(super) fn end(text: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// The same of less than a block.
+/// Like `numbers`, for the rest of the text, which is shorter than a block.
 #[cold]
 #[inline(never)]
 fn numbers_of_last(rest: &[u8]) -> usize {
@@ -31,8 +32,8 @@ fn numbers_of_last(rest: &[u8]) -> usize {
     numbers(&padded)
 }
 
-/// The bytes of a block up to its last comma that has only numbers before it, which begin where
-/// the block does; 0 if there is none.
+/// Number of bytes of a block up to and including the last comma that has only numbers before it; 0
+/// if there is none. The block must begin with a number.
 #[inline]
 fn numbers(block: &[u8; BLOCK]) -> usize {
     let is = |byte: u8| move |part: u8x16| part.simd_eq(u8x16::splat(byte));
@@ -56,14 +57,15 @@ fn numbers(block: &[u8; BLOCK]) -> usize {
     (u64::BITS - commas.leading_zeros()) as usize
 }
 
-/// Where more digits stand one behind the other than a number that surely fits has.
+/// The positions that end a run of more than `DIGITS_MAX` digits.
 #[inline]
 fn too_long(digits: u64) -> u64 {
     const { assert!(DIGITS_MAX == 15) };
     [1, 2, 4, 8].iter().fold(digits, |runs, step| runs & runs << step)
 }
 
-/// A bit for each byte of which that holds, the first one lowest.
+/// A mask with a bit for each byte of the block for which `holds`; the first byte has the lowest
+/// bit.
 #[inline]
 fn mask(block: &[u8; BLOCK], holds: impl Fn(u8x16) -> u8x16) -> u64 {
     let (parts, _) = block.as_chunks();

@@ -1,13 +1,14 @@
-//! How much would be built of a JSON text: its values are counted without building any.
+//! Counts the values of a JSON text without building any.
 
 use super::words::Specials;
 
-/// What a JSON text is made of.
+/// The numbers of values in a JSON text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weight {
-    /// Entries of the list, or members of the object, that the text is; 1 for anything else.
+    /// Entries of the list, or members of the object, that is the whole text; 1 for any other
+    /// value.
     pub entries: usize,
-    /// Values at every depth: texts, numbers, words, lists and objects.
+    /// Values at all depths: strings, numbers, `true`, `false`, `null`, lists and objects.
     pub values: usize,
     /// Members of all objects.
     pub members: usize,
@@ -15,9 +16,8 @@ pub struct Weight {
     pub objects: usize,
 }
 
-/// Counts what a JSON text is made of. Strings are passed over sixty-four bytes at a time. Of a
-/// text that is not JSON, the counts mean nothing. Counting ends early once there are more than
-/// `values_max` values.
+/// Counts the values of a JSON text. Strings are skipped 64 bytes at a time. The counts of a text
+/// that is not JSON are meaningless. Counting stops once there are more than `values_max` values.
 #[must_use]
 pub fn weigh(text: &[u8], values_max: usize) -> Weight {
     let mut weight = Weight { entries: 1, values: 1, ..Weight::default() };
@@ -27,7 +27,7 @@ pub fn weigh(text: &[u8], values_max: usize) -> Weight {
         at += 1;
         match byte {
             b'"' => at = behind_string(&mut specials, text, at),
-            // The first entry of a list is counted with its bracket: an empty one is rare.
+            // The bracket counts the first entry; empty lists, for which this is wrong, are rare.
             b'[' | b'{' => {
                 weight.values += 1;
                 weight.objects += usize::from(*byte == b'{');
@@ -48,7 +48,7 @@ pub fn weigh(text: &[u8], values_max: usize) -> Weight {
     weight
 }
 
-/// The place behind the string of which `at` is the first byte after its quote.
+/// The position after a string; `at` is its first byte after the opening quote.
 fn behind_string(specials: &mut Specials<'_>, text: &[u8], mut at: usize) -> usize {
     while let Some(special) = specials.next(at) {
         at = match text[special] {
@@ -113,7 +113,7 @@ mod tests {
         })
     }
 
-    /// Values, members and objects of a value without empty lists and objects.
+    /// Numbers of values, members and objects in a value without empty lists and objects.
     fn count(value: &Value) -> (usize, usize, usize) {
         let sum = |items: &mut dyn Iterator<Item = &Value>| {
             items.map(count).fold((1, 0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1, sum.2 + of.2))

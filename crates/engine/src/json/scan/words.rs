@@ -1,38 +1,39 @@
-//! Where a JSON string stops being plain text, sixty-four bytes at a time.
+//! Finds the bytes of JSON strings that need attention, 64 bytes at a time.
 //!
-//! Of each block of the text a mask is made once, with a bit for every quote, backslash and
-//! control byte; then the next of them is a matter of counting zeros, however close together
-//! they stand. Prompts have line ends, so they are looked for thousands of times in a body.
+//! For each block of the text, one mask is made with a bit for every quote, backslash and control
+//! byte. Finding the next of them is then a matter of counting zeros, however close together they
+//! are. Prompts contain line ends, so this happens thousands of times in a body.
 
 use wide::u8x16;
 
-/// Bytes of a block: a bit each.
+/// Number of bytes per block: one for each bit of the mask.
 pub(super) const BLOCK: usize = 64;
 
-/// The special bytes of a text, found from front to back.
+/// Finds the special bytes of a text, from front to back.
 pub struct Specials<'a> {
     text: &'a [u8],
-    /// Where the block of `mask` begins.
+    /// The position at which the block of `mask` begins.
     block: usize,
     mask: u64,
-    /// The bits that bytes have of all blocks that were looked at.
+    /// All bytes of the blocks that were read, combined by OR.
     bits: u8x16,
 }
 
 impl<'a> Specials<'a> {
-    /// Of a whole text: nothing has been looked at yet.
+    /// Starts with a whole text.
     #[must_use]
     pub fn new(text: &'a [u8]) -> Self {
-        // No block begins there.
+        // No block begins at `usize::MAX`.
         Self { text, block: usize::MAX, mask: 0, bits: u8x16::splat(0) }
     }
 
-    /// Whether what was looked at is ASCII: all from a place that was asked for to the one found.
+    /// Whether all blocks that were read are ASCII. These include all bytes from each position that
+    /// was asked for to the one that was found.
     pub(super) fn saw_ascii(&self) -> bool {
         self.bits.to_bitmask() == 0
     }
 
-    /// The first place from `at` on with a byte that is not just text inside a string.
+    /// The first position from `at` on with a quote, backslash or control byte.
     #[inline]
     pub fn next(&mut self, at: usize) -> Option<usize> {
         if at & !(BLOCK - 1) == self.block {
@@ -45,7 +46,7 @@ impl<'a> Specials<'a> {
         self.next_block(at & !(BLOCK - 1), at % BLOCK)
     }
 
-    /// The same from a place of a block on.
+    /// Like `next`, from a position within a block.
     fn next_block(&mut self, mut block: usize, mut place: usize) -> Option<usize> {
         loop {
             let mask = self.mask_at(block)?;
@@ -58,7 +59,7 @@ impl<'a> Specials<'a> {
         }
     }
 
-    /// The mask of the block that begins there; `None` behind the end.
+    /// The mask of the block that begins at `block`; `None` beyond the end of the text.
     #[inline]
     fn mask_at(&mut self, block: usize) -> Option<u64> {
         let rest = self.text.get(block..)?;
@@ -69,7 +70,7 @@ impl<'a> Specials<'a> {
     }
 }
 
-/// The mask of what is left of a text.
+/// The mask of the rest of a text, which is shorter than a block.
 #[cold]
 #[inline(never)]
 fn mask_of_last(rest: &[u8], seen: &mut u8x16) -> Option<u64> {
@@ -78,7 +79,8 @@ fn mask_of_last(rest: &[u8], seen: &mut u8x16) -> Option<u64> {
     (!rest.is_empty()).then(|| mask(&padded, seen))
 }
 
-/// A bit for each special byte, the first one lowest. Most blocks of a prompt have none.
+/// A mask with a bit for each special byte; the first byte has the lowest bit. Most blocks of a
+/// prompt have none.
 #[inline]
 fn mask(block: &[u8; BLOCK], seen: &mut u8x16) -> u64 {
     let (parts, _) = block.as_chunks();
@@ -92,12 +94,13 @@ fn mask(block: &[u8; BLOCK], seen: &mut u8x16) -> u64 {
     parts.iter().rev().fold(0, |mask, part| mask << 16 | bits(part))
 }
 
-/// All bits of each place at which one of these has a special byte.
+/// Sets all bits of each byte position at which any part has a special byte.
 #[inline]
 fn special<const COUNT: usize>(parts: [u8x16; COUNT]) -> u8x16 {
-    // The least of them says it for all.
+    // The minimum over the parts tells whether any of them has a special byte.
     let least = |parts: [u8x16; COUNT]| parts.into_iter().fold(u8x16::splat(0xff), u8x16::min);
-    // Quotes come next to control bytes, and backslashes become zero.
+    // The first XOR moves quotes next to the control bytes, to 0x20; the second makes backslashes
+    // 0.
     let turned = least(parts.map(|part| part ^ u8x16::splat(b'"' ^ b' ')));
     let slashed = least(parts.map(|part| part ^ u8x16::splat(b'\\')));
     turned.saturating_sub(u8x16::splat(b' ')).min(slashed).simd_eq(u8x16::splat(0))
@@ -139,7 +142,7 @@ mod tests {
             dense in 0usize..40,
             (begin, steps) in (0usize..70, prop::collection::vec(0usize..90, 1..40)),
         ) {
-            // From none to all: a special byte every so many, where there is one.
+            // From no special bytes to only special bytes, at regular distances.
             for (at, byte) in text.iter_mut().enumerate() {
                 if dense == 0 || at % dense != 0 {
                     *byte = (*byte).clamp(b'#', b'[');
@@ -154,7 +157,7 @@ mod tests {
                 let Some(found) = found else { break };
                 at = found + 1 + step;
             }
-            // From any place, also backwards.
+            // From any position, also backwards.
             for at in (0..text.len() + 70).rev() {
                 prop_assert_eq!(specials.next(at), naive(text, at), "from {}", at);
             }
