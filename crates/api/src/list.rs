@@ -112,7 +112,7 @@ mod tests {
     fn no_more_is_built_than_may_be_there() {
         assert_eq!(entries::<u32>("[1, 2]", 2), Ok(vec![1, 2]));
         assert_eq!(entries::<u32>("[]", 0), Ok(vec![]));
-        // What follows an entry too many is not looked at.
+        // Nothing after the first surplus entry is read.
         assert_eq!(entries::<u32>("[1,2,3,\"x\"", 2), Err(Fault::TooLong));
         for wrong in ["[1,\"a\"]", "[1", "[1] 2", "7", "{}", "[-1]", "null"] {
             assert_eq!(entries::<u32>(wrong, 2), Err(Fault::Wrong), "{wrong}");

@@ -17,7 +17,8 @@ use crate::error::{Error, Kind};
 /// `limits.request_memory_max_bytes`, and returns the error.
 pub fn shed(counted: &IntCounterVec) -> Error {
     counted.with_label_values(&["none", "request_memory"]).inc();
-    let message = "requests hold limits.request_memory_max_bytes of memory already";
+    let message =
+        "the memory of all requests has reached limits.request_memory_max_bytes; retry later";
     Error::new(Kind::Overloaded, message)
 }
 

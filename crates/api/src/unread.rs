@@ -115,8 +115,8 @@ impl Unread {
     /// Counts a request that is refused because its client does not read other replies.
     fn refuse(&self) -> Error {
         self.shed.with_label_values(&["none", "unread_replies"]).inc();
-        let message = "limits.unread_replies_max_bytes of answers wait on this connection, and \
-                       are not read";
+        let message = "unread replies of this connection have reached \
+                       limits.unread_replies_max_bytes; read them first";
         Error::new(Kind::OverShare, message)
     }
 

@@ -1,4 +1,4 @@
-//! What editing an object keeps, what is not an object, and what sharing its table saves.
+//! Tests of edits, of texts that are not objects, and of shared tables of members.
 
 use super::*;
 use proptest::prelude::*;
@@ -152,7 +152,7 @@ fn an_object_has_a_bounded_number_of_members_at_every_depth() {
 }
 
 proptest! {
-    /// Whatever is edited, and whether or not somebody shares the members.
+    /// Holds for all edits, whether or not a copy shares the members.
     #[test]
     fn an_object_and_its_copies_are_edited_alike(
         steps in proptest::collection::vec((0usize..6, "[a-f]", any::<bool>()), 0..24),

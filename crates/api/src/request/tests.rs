@@ -1,4 +1,4 @@
-//! What is read of each endpoint's requests, and what is refused.
+//! Tests of what is read from each endpoint's requests, and of what is refused.
 
 use super::*;
 
