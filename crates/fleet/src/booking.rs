@@ -1,4 +1,5 @@
-//! Bookings: the work that was placed on a worker and is not finished. A booking ends when it is dropped.
+//! Bookings: the work that was placed on a worker and is not finished. A booking ends when it is
+//! dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

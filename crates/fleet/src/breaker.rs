@@ -119,7 +119,7 @@ impl Breaker {
         }
     }
 
-    /// A poisoned lock is still used: no code can panic between two changes of the state.
+    /// A poisoned lock is still used: the state stays valid at each step of a change.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -230,10 +230,10 @@ impl Canary {
             _ if parity == before => {}
             // An unclear result does not replace an earlier one.
             Parity::Unknown if before != Parity::Pending => {
-                tracing::debug!(model, worker, why, "the canary told nothing");
+                tracing::debug!(model, worker, why, "the canary gave no clear result");
             }
             Parity::Unknown => {
-                tracing::warn!(model, worker, why, "nobody can tell whether the worker agrees");
+                tracing::warn!(model, worker, why, "the canary gave no clear result");
             }
             _ => tracing::info!(model, worker, "the worker agrees on prompts and KV blocks"),
         }

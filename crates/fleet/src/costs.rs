@@ -1,8 +1,9 @@
-//! Learns the costs of a worker's work from finished requests, and predicts when a worker will be free.
+//! Learns the costs of a worker's work from finished requests, and predicts when a worker will be
+//! free.
 //!
 //! The worker is modelled as a server that computes one prompt after another. An engine that
-//! computes several at once finishes them at about the same time, and the model is only used for the time
-//! until the next prompt can begin.
+//! computes several at once finishes them at about the same time, and the model is only used for
+//! the time until the next prompt can begin.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -53,7 +54,8 @@ struct Queued {
     unheard: bool,
 }
 
-/// The queue whose waiting time is predicted: that of one rank, or that of the rank which the engine will choose.
+/// The queue whose waiting time is predicted: that of one rank, or that of the rank which the
+/// engine will choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankScope {
     /// The queue of one rank, or of a worker without ranks.

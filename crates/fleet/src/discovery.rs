@@ -96,7 +96,7 @@ pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<
             #[cfg(not(feature = "kubernetes"))]
             Discovery::Kubernetes(_) => {
                 drop((sink, tally));
-                tracing::error!(source = name, "this build has no Kubernetes");
+                tracing::error!(source = name, "this build does not include Kubernetes discovery");
             }
         }
         sources.push(Followed { place, name, found });
@@ -118,7 +118,7 @@ pub async fn enter(fleet: Weak<Fleet>, model: String, origin: Origin, mut source
     while let Some(found) = source.found.recv().await {
         let Some(fleet) = fleet.upgrade() else { return };
         if let Err(error) = fleet.set_source(&model, origin, &found.workers) {
-            tracing::error!(model, source = source.name, %error, "a worker cannot be let in");
+            tracing::error!(model, source = source.name, %error, "a worker cannot be added");
         }
     }
 }
@@ -135,7 +135,7 @@ where
         running.spawn(run());
         match running.join_next().await {
             Some(Err(error)) if error.is_panic() => {
-                tracing::error!(source, "discovery broke off and starts again");
+                tracing::error!(source, "discovery panicked and is restarted");
                 tokio::time::sleep(PAUSE).await;
             }
             _ => return,
@@ -156,7 +156,7 @@ fn bounded<T>(source: &str, mut sorted: Vec<T>) -> Vec<T> {
             source,
             found = sorted.len(),
             WORKERS_MAX,
-            "too many: the last are left out"
+            "too many workers: the last ones are ignored"
         );
         sorted.truncate(WORKERS_MAX);
     }

@@ -15,7 +15,8 @@ const REMEMBERED: Duration = Duration::from_secs(30);
 /// The name of endpoints that need no model, in the label `leg` of metrics and in logs.
 pub const TOKENIZER: &str = "tokenizer";
 
-/// The endpoints that one worker lacks, and the circuit breaker of the endpoints that need no model.
+/// The endpoints that one worker lacks, and the circuit breaker of the endpoints that need no
+/// model.
 #[derive(Debug)]
 pub struct EndpointSupport {
     epoch: Instant,

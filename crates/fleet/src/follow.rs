@@ -109,7 +109,7 @@ pub(super) async fn supervise<F>(
         running.spawn(task());
         match running.join_next().await {
             Some(Err(error)) if error.is_panic() => {
-                tracing::error!(worker = worker.id(), what, "a task broke off and starts again");
+                tracing::error!(worker = worker.id(), what, "a task panicked and is restarted");
                 tokio::time::sleep(PAUSE).await;
             }
             _ => return,

@@ -1,4 +1,5 @@
-//! The hosts that a hand-off may name: a decode engine opens connections to the host in its hand-off.
+//! The hosts that a hand-off may name. A decode engine opens connections to the host in its
+//! hand-off.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};

@@ -127,7 +127,7 @@ impl Indexing {
         self.count_rejected("garbage", 1);
         if self.may_log("garbage") {
             let (worker, error) = (self.worker.id(), why);
-            tracing::warn!(worker, %error, "a KV event message makes no sense");
+            tracing::warn!(worker, %error, "a KV event message cannot be decoded");
         }
     }
 

@@ -64,7 +64,11 @@ pub(super) async fn run(
         let reachable = sources.len();
         if reachable < usize::from(count) && following.is_empty() {
             let (worker, ranks) = (worker.id(), count);
-            tracing::error!(worker, ranks, "there are not so many ports behind kv_events");
+            tracing::error!(
+                worker,
+                ranks,
+                "the ports after kv_events do not suffice for all ranks"
+            );
         }
         let is_confirmed = |last: &Following| *last.connected.borrow();
         if following.last().is_none_or(is_confirmed)
@@ -107,7 +111,7 @@ pub(super) async fn run(
 /// names are resolved at each connection.
 fn admits(cluster: &Cluster, worker: &Worker) -> Option<Admits> {
     let networks = cluster.networks.clone();
-    // The host of a listed worker is allowed too.
+    // The host of a listed worker is allowed too, if it is an IP address.
     let own = literal(worker.authority.host()).filter(|_| !worker.guarded);
     worker.guards_events.then(|| Admits::new(move |ip| networks.admit(ip) || own == Some(ip)))
 }
@@ -199,7 +203,7 @@ impl Intake {
                         rank,
                         %endpoint,
                         %error,
-                        "KV events are cut off: no overlap is believed until they come again"
+                        "KV events are disconnected: the worker's overlap is ignored until they return"
                     );
                 }
             }
@@ -214,11 +218,11 @@ impl Intake {
         let blocks = self.part.blocks();
         let worker = self.part.worker.id();
         match outcome {
-            SyncOutcome::Replayed => tracing::info!(worker, blocks, "index is in step"),
+            SyncOutcome::Replayed => tracing::info!(worker, blocks, "the index is synchronised"),
             SyncOutcome::ReplayFailed | SyncOutcome::NoReplay => tracing::warn!(
                 worker,
                 blocks,
-                "index knows only what was stored since now: no replay to be had"
+                "no replay: the index has only blocks that are stored from now on"
             ),
         }
     }
@@ -231,7 +235,7 @@ impl Intake {
             self.part.count_rejected("rank", batch.events.len());
             if self.part.may_log("rank") {
                 let worker = self.part.worker.id();
-                tracing::warn!(worker, rank, "events of another data-parallel rank are left out");
+                tracing::warn!(worker, rank, "events of another data-parallel rank are ignored");
             }
             return;
         }
@@ -271,7 +275,11 @@ impl Intake {
     fn begin_anew(&self, reason: &str) {
         self.part.count_resync(reason);
         self.part.set_current(false);
-        tracing::info!(worker = self.part.worker.id(), reason, "index of this worker is read anew");
+        tracing::info!(
+            worker = self.part.worker.id(),
+            reason,
+            "the worker's KV events are read again"
+        );
     }
 
     fn reset(&mut self, reason: ResetReason) {
@@ -284,7 +292,11 @@ impl Intake {
         self.part.count_resync(reason.name());
         if self.part.may_log("reset") {
             let worker = self.part.worker.id();
-            tracing::warn!(worker, reason = reason.name(), "index of this worker starts anew");
+            tracing::warn!(
+                worker,
+                reason = reason.name(),
+                "the worker's part of the index is rebuilt"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Membership of the fleet: which workers are in it, which source named each, and the tasks that follow each worker.
+//! The members of the fleet: which workers it has, which sources reported each, and the tasks that
+//! follow each worker.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -40,7 +41,7 @@ pub enum ClaimError {
         url: String,
     },
     /// The model has `WORKERS_MAX` workers.
-    #[error("model {0} has as many workers as can be")]
+    #[error("model {0} has the maximum number of workers")]
     Full(String),
 }
 
@@ -298,7 +299,7 @@ impl Fleet {
         claims.remove(source, id);
         if let Err(error) = self.settle(members, &name, claims) {
             // The remaining reports were accepted before.
-            tracing::error!(worker = name, %error, "a worker could not be kept");
+            tracing::error!(worker = name, %error, "a worker could not be updated after a source withdrew it");
         }
     }
 
@@ -448,7 +449,7 @@ impl Fleet {
 
     fn let_go(&self, served: &Served, member: &Member) {
         let Member { worker, .. } = member;
-        worker.life.change(Event::Leave, "nobody says any more that it is there");
+        worker.life.change(Event::Leave, "no source reports the worker any more");
         served.pool.leave(worker);
     }
 

@@ -44,7 +44,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                         worker,
                         block_size,
                         engine = tokens,
-                        "the engine's block size is another: nothing that it holds can be found"
+                        "the engine's block size differs from the model's: its blocks cannot be found"
                     );
                 }
                 if begins_anew(&mut started_at_s, load.started_at_s) {

@@ -44,7 +44,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
             }
             // The engine may be starting, or full; the probe is repeated.
             Ok(Err(error)) => {
-                tracing::debug!(worker = worker.id(), %error, "cannot be asked for its threshold");
+                tracing::debug!(worker = worker.id(), %error, "the probe for cache_hit_threshold failed and is repeated");
             }
             Err(_) => tracing::debug!(worker = worker.id(), "did not say in time"),
         }
@@ -69,7 +69,7 @@ pub async fn run_rank(served: Arc<Served>, worker: Arc<Worker>) {
                     tracing::info!(worker = worker.id(), ranks, pins, "x-data-parallel-rank");
                 }
                 Ok(Err(error)) => {
-                    tracing::debug!(worker = worker.id(), %error, "cannot be asked for its ranks");
+                    tracing::debug!(worker = worker.id(), %error, "the probe for rank headers failed and is repeated");
                 }
                 Err(_) => tracing::debug!(worker = worker.id(), "did not say in time"),
             }

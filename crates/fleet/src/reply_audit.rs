@@ -1,4 +1,5 @@
-//! Compares the cached tokens of a reply with the estimate of the index, and reacts to lasting drift.
+//! Compares the cached tokens of a reply with the estimate of the index, and reacts to lasting
+//! drift.
 
 use std::time::Instant;
 

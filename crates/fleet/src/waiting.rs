@@ -1,8 +1,9 @@
 //! Requests that wait in the router for a worker, instead of in an engine's queue, where they could
-//! not be moved to another worker. `splitrail_policy::queue` decides which request goes where, and when.
+//! not be moved to another worker. `splitrail_policy::queue` decides which request goes where, and
+//! when.
 //!
-//! No task is needed: scheduling runs when a request arrives, when a worker has
-//! finished a prompt, and when a worker is predicted to finish one.
+//! No task is needed: scheduling runs when a request arrives, when a worker has finished a prompt,
+//! and when a worker is predicted to finish one.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -96,8 +96,8 @@ pub struct Worker {
     foreign_replies: Option<IntCounter>,
     /// Duration of the slow start, in milliseconds.
     slow_start_ms: AtomicU64,
-    /// Whether the worker was there when the router started. Such workers have no slow start, since
-    /// all of them are new.
+    /// Whether the worker was there when the router started and has not been down since. Such
+    /// workers have no slow start, since all of them are new.
     founder: AtomicBool,
     /// What the worker's shim reports.
     pub shim_report: ShimReport,
@@ -209,7 +209,7 @@ impl Worker {
         if self.authority != before.authority {
             return;
         }
-        let why = "as before it was described otherwise";
+        let why = "taken over from the same engine's earlier description";
         if before.is_draining() {
             self.set_draining(true, why);
         }

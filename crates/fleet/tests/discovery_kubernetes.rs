@@ -1,4 +1,4 @@
-//! Workers from pods: what a router makes of an API server's answers, byte for byte.
+//! Discovery from pods: how a router handles an API server's answers, byte for byte.
 #![cfg(feature = "kubernetes")]
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ const EXPIRED: &str = include_str!("fixtures/kubernetes/expired.json");
 const EXPIRED_STATUS: &str = include_str!("fixtures/kubernetes/expired-status.json");
 const FORBIDDEN: &str = include_str!("fixtures/kubernetes/forbidden.json");
 
-/// A follower of an API server that the test plays.
+/// A follower of an API server that the test simulates.
 struct Followed {
     server: ApiServer,
     metrics: Metrics,
@@ -45,7 +45,7 @@ impl Followed {
         Self { server, metrics, found, _task: task }
     }
 
-    /// The same, past its first list and at the beginning of its first watch.
+    /// A follower that has received its first list and begun its first watch.
     async fn watching() -> (Self, Watch) {
         let mut followed = Self::start().await;
         followed.server.asked_to_list().await.answer("200 OK", PODS).await;
@@ -58,7 +58,7 @@ impl Followed {
         timeout(Duration::from_secs(60), self.found.recv()).await.unwrap().unwrap()
     }
 
-    /// The ids of what it says next.
+    /// The ids of the workers in its next list.
     async fn told(&mut self) -> Vec<String> {
         self.found().await.workers.into_iter().map(|worker| worker.id).collect()
     }
@@ -143,7 +143,7 @@ async fn a_pod_s_life_is_followed() {
 #[tokio::test]
 async fn a_watch_that_ends_or_is_cut_in_mid_line_goes_on_where_it_was() {
     let (mut followed, mut watch) = Followed::watching().await;
-    // A bookmark moves the place on; a line may come in pieces.
+    // A bookmark advances the version; a line may arrive in pieces.
     watch.send(BOOKMARK).await;
     watch.end().await;
     let mut watch = followed.server.asked_to_watch("48999").await.stream().await;
@@ -152,7 +152,7 @@ async fn a_watch_that_ends_or_is_cut_in_mid_line_goes_on_where_it_was() {
     watch.send(one).await;
     watch.send(other).await;
     assert_eq!(followed.told().await, ["prefill-0"]);
-    // What was cut off is not believed, and comes again.
+    // A truncated event is ignored, and sent again.
     let ready = line("MODIFIED", 49200, READY, json!("True"));
     watch.send(&ready[..ready.len() / 2]).await;
     drop(watch);
@@ -170,7 +170,7 @@ async fn after_410_gone_pods_are_listed_again_and_who_left_meanwhile_is_gone() {
     list["items"].as_array_mut().unwrap().remove(0);
     followed.server.asked_to_list().await.answer("200 OK", &list.to_string()).await;
     assert_eq!(followed.told().await, ["decode-0"]);
-    // The same as a reply to the watch's beginning.
+    // The same error as a reply to the start of the watch.
     let asked = followed.server.asked_to_watch("51900").await;
     asked.answer("410 Gone", EXPIRED_STATUS).await;
     followed.server.asked_to_list().await.answer("200 OK", PODS).await;
@@ -187,7 +187,7 @@ async fn an_api_server_that_is_away_or_refuses_changes_nothing_and_is_counted() 
     assert_eq!(followed.told().await, ["decode-0", "prefill-0"]);
     let refused = followed.errors();
     assert!(refused >= 2, "{refused}");
-    // Once it has said something, that holds until it says something else.
+    // A known list is kept until another one arrives.
     let mut watch = followed.server.asked_to_watch("48213").await.stream().await;
     watch.send(EXPIRED).await;
     followed.server.asked_to_list().await.answer("403 Forbidden", FORBIDDEN).await;

@@ -16,8 +16,7 @@ use super::*;
 
 const TOKENS: [u32; 6] = [1, 2, 3, 4, 5, 6];
 
-/// A worker of two ranks, of which the first holds so many blocks of the prompt, and the
-/// second so many.
+/// A worker with two ranks, which hold these numbers of blocks of the prompt.
 fn pool(takes_rank_header: bool, held: [usize; 2]) -> (Pool, Arc<Worker>, Vec<BlockHash>) {
     let config = serde_json::json!({
         "id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2",

@@ -99,13 +99,13 @@ async fn ask(
             Ok(Err(error)) => {
                 tally.failed();
                 if log.may_log() {
-                    tracing::warn!(source, %error, "DNS cannot be asked: what it said last holds");
+                    tracing::warn!(source, %error, "the DNS lookup failed: the known addresses are kept");
                 }
                 return Answer::None;
             }
             Err(_) => {
                 tally.failed();
-                tracing::warn!(source, "DNS takes long: what it said last holds");
+                tracing::warn!(source, "the DNS lookup takes long: the known addresses are kept");
             }
         }
     }

@@ -53,7 +53,7 @@ pub async fn run(config: KubernetesDiscovery, sink: Sender<Found>, tally: Tally)
                     return;
                 }
             }
-            Err(error) => following.fault("no way to the API server", error.as_ref()),
+            Err(error) => following.fault("cannot connect to the API server", error.as_ref()),
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -96,7 +96,7 @@ impl Following {
                     }
                 }
                 Err(error) => {
-                    self.fault("the API server cannot be followed", &error);
+                    self.fault("the pods cannot be watched", &error);
                     // As an event of the watch, 410 makes the watcher list the pods again; as a
                     // reply to the request, the watcher would retry forever.
                     if let watcher::Error::WatchStartFailed(kube::Error::Api(status)) = &error
@@ -121,7 +121,7 @@ impl Following {
                 causes.push_str(&cause.to_string());
                 next = cause.source();
             }
-            tracing::warn!(source = self.source, error = causes, "{what}: what was found holds");
+            tracing::warn!(source = self.source, error = causes, "{what}: the known pods are kept");
         }
     }
 }

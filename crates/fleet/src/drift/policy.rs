@@ -71,7 +71,8 @@ impl Past {
 pub enum Step {
     /// Nothing: there is no drift, so earlier resynchronisations have helped.
     Fine,
-    /// Nothing yet: too few replies, or the last resynchronisation was too recent.
+    /// Nothing yet: too few replies, or the last resynchronisation was too recent, or drift is
+    /// ignored.
     Wait,
     /// Nothing any more: resynchronising does not help, and the drift does no harm.
     Bear,

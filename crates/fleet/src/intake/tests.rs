@@ -17,10 +17,10 @@ use crate::Served;
 use crate::Worker;
 use crate::models::models;
 
-/// Blocks that one worker can make the index hold.
+/// Maximum number of blocks per worker in the index.
 const BOUND: u64 = 16;
 
-/// A router of one model with one worker, whose engine is there or not.
+/// A router with one model and one worker, whose engine may be running or not.
 fn cluster(kv_events: &str, kv_replay: &str) -> (Arc<Cluster>, Arc<Served>, Arc<Worker>) {
     let yaml = format!(
         "limits: {{ index_blocks_per_worker_max: {BOUND} }}
@@ -67,7 +67,7 @@ fn batch(event: KvEvent) -> Update {
     Update::Batch { sequence: 0, batch }
 }
 
-/// Prompts of one block, by number.
+/// A prompt of one block for each number.
 fn stored(numbers: std::ops::Range<u64>) -> Vec<Update> {
     let event = |number| KvEvent::Stored {
         parent: None,
@@ -87,7 +87,7 @@ fn removed(numbers: std::ops::Range<u64>) -> Update {
     batch(KvEvent::Removed { hashes: numbers.map(EngineHash).collect(), tier: Tier::Device })
 }
 
-/// A moment after the index may be made anew.
+/// A time after the minimum time until the index may be rebuilt.
 fn due(intake: &Intake) -> Instant {
     Instant::now() + intake.part.truncated_min
 }
@@ -118,7 +118,7 @@ fn an_index_lacks_nothing_of_a_cache_that_is_empty() {
     assert!(!intake.part.has_room_again(due(&intake)));
 }
 
-/// Waits for a condition, with patience.
+/// Waits for a condition for a limited time.
 async fn eventually(condition: impl Fn() -> bool) {
     let waiting = async {
         while !condition() {
@@ -128,7 +128,7 @@ async fn eventually(condition: impl Fn() -> bool) {
     tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap();
 }
 
-/// Has an engine complete a prompt.
+/// Lets an engine complete a prompt.
 async fn serve(engine: &SimEngine, prompt: &str, n: u32) {
     let body = serde_json::json!({"model": "sim", "prompt": prompt, "max_tokens": 1, "n": n});
     let body = body.to_string();
@@ -157,7 +157,7 @@ async fn the_index_is_read_anew_when_evictions_make_room() {
     tasks.spawn(follow(part, first_source(&worker).unwrap(), None, watch::Sender::new(false)));
     serve(&engine, &"long ".repeat(100), 1).await;
     eventually(|| worker.index_is_truncated()).await;
-    // Many prompts of less than a block push the long one out, and leave nothing behind.
+    // Many prompts shorter than a block evict the long one and store no blocks.
     serve(&engine, "short", 36).await;
     let resyncs = cluster.metrics.index_resyncs.with_label_values(&["sim", "w0", "over_limit"]);
     eventually(|| resyncs.get() > 0 && worker.events_are_current()).await;

@@ -17,11 +17,11 @@ fn tokens_name_what_differs() {
     let other_text = [1, 8, 8, 11];
     for (engines, cause) in [
         (both(&CHAT, &PLAIN), None),
-        // BOS doubled by the template, left out, or left out of plain text alone.
+        // BOS is doubled by the template, omitted, or omitted only from plain text.
         (both(&[&[1], &CHAT[..]].concat(), &PLAIN), Some(Cause::SpecialTokens)),
         (both(&CHAT[1..], &PLAIN[1..]), Some(Cause::SpecialTokens)),
         (both(&CHAT, &PLAIN[1..]), Some(Cause::SpecialTokens)),
-        // An EOS behind, or both.
+        // An EOS at the end, or both.
         (both(&CHAT, &[&PLAIN[..], &[2]].concat()), Some(Cause::SpecialTokens)),
         (both(&CHAT, &[&[7], &PLAIN[..], &[2]].concat()), Some(Cause::SpecialTokens)),
         (both(&[1, 9, 10, 11, 3, 12], &PLAIN), Some(Cause::Template)),
@@ -46,7 +46,7 @@ fn without_tokens_the_count_is_a_hint() {
     assert_eq!(count(false, 100, Some(90)), Some(Cause::Vocabulary));
 }
 
-/// Blocks that are where they should be.
+/// Blocks that are found as expected.
 const GOOD: Blocks = Blocks {
     wanted: 3,
     found: 3,
@@ -92,7 +92,7 @@ fn blocks_that_are_not_found_name_why() {
         (Blocks { witnessed: EventCounts { other_rank: 1, ..NONE }, ..lost }, Cause::Rank),
         (Blocks { witnessed: EventCounts { parentless: 3, ..NONE }, ..lost }, Cause::UnknownParent),
         (lost, Cause::Unmatched),
-        // Others' blocks say nothing of ours.
+        // Events of other requests say nothing about the canary's blocks.
         (Blocks { found: 0, ..GOOD }, Cause::Unmatched),
     ] {
         assert_eq!(blocks(&seen), Verdict::Differ(cause), "{seen:?}");

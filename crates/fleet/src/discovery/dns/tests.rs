@@ -68,7 +68,7 @@ fn a_name_without_addresses_keeps_its_last_ones_for_a_while() {
     assert_eq!(known.take(some(), start, KEEP), Some(ips(&["10.0.0.7"])));
     assert_eq!(known.take(some(), after(10), KEEP), None);
     assert_eq!(known.take(Answer::NoSuchName, after(20), KEEP), None);
-    // It came back: the time begins anew.
+    // The address came back, so the time starts again.
     assert_eq!(known.take(some(), after(30), KEEP), None);
     assert_eq!(known.take(Answer::NoSuchName, after(40), KEEP), None);
     assert_eq!(known.take(Answer::NoSuchName, after(339), KEEP), None);
@@ -114,7 +114,7 @@ proptest! {
     }
 }
 
-/// Runs over scripted answers, then answers no more; returns what was found and the errors.
+/// Runs with scripted answers and none after them. Returns what was found and the number of errors.
 async fn scripted(
     answers: Vec<io::Result<Vec<IpAddr>>>,
     keep: Duration,

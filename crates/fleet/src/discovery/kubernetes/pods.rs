@@ -69,7 +69,7 @@ impl fmt::Display for Unfit {
             Self::Leaving => out.write_str("it is being deleted"),
             Self::NoAddress => out.write_str("it has no address yet"),
             Self::NotReady => out.write_str("it is not ready"),
-            Self::NoRole => out.write_str("it has no label that says its role"),
+            Self::NoRole => out.write_str("it has no label with its role"),
             Self::UnknownRole => {
                 out.write_str("its role label is none of prefill, decode and both")
             }
@@ -126,7 +126,7 @@ impl Pods {
     fn put(&self, pods: &mut BTreeMap<String, Seen>, pod: &Pod) {
         let name = pod.name_any();
         if pods.len() >= PODS_MAX && !pods.contains_key(&name) {
-            tracing::error!(source = self.source, pod = name, "too many pods: it is left out");
+            tracing::error!(source = self.source, pod = name, "too many pods: this one is ignored");
             return;
         }
         let verdict = worker(&self.config, pod);
@@ -136,9 +136,9 @@ impl Pods {
         {
             let source = &self.source;
             if unfit.is_mistake() {
-                tracing::warn!(source, pod = name, "a pod is no worker: {unfit}");
+                tracing::warn!(source, pod = name, "a pod is not a worker: {unfit}");
             } else {
-                tracing::debug!(source, pod = name, "a pod is no worker: {unfit}");
+                tracing::debug!(source, pod = name, "a pod is not a worker: {unfit}");
             }
         }
         pods.insert(name, Seen { uid: pod.metadata.uid.clone(), verdict });

@@ -13,7 +13,7 @@ fn config(change: Value) -> KubernetesDiscovery {
     serde_json::from_value(config).unwrap()
 }
 
-/// A listed pod, with the value at each place replaced.
+/// A pod of the list, with the values at these paths replaced.
 fn pod(index: usize, changes: &[(&str, Value)]) -> Pod {
     let mut pods: Value = serde_json::from_str(PODS).unwrap();
     let mut pod = pods["items"][index].take();
@@ -45,7 +45,7 @@ fn a_ready_pod_is_a_worker_under_its_name() {
 
 #[test]
 fn ports_are_numbers_or_names_of_any_container_and_annotations_come_first() {
-    // A shim that is an init container.
+    // A shim may be an init container.
     let behind = config(json!({ "port": "shim", "shim": true }));
     let found = worker(&behind, &pod(0, &[])).unwrap();
     assert_eq!((found.url.as_str(), found.shim), ("http://10.42.0.17:8001", true));
@@ -128,7 +128,7 @@ fn a_list_is_told_whole_and_what_is_gone_from_the_next_one_has_left() {
     assert_eq!(listed(&mut pods, vec![pod(1, &[])]).unwrap(), ["decode-0"]);
     assert!(listed(&mut pods, Vec::new()).unwrap().is_empty());
     assert_eq!(listed(&mut pods, Vec::new()), None);
-    // A cluster without such pods is something to say, once.
+    // A cluster without matching pods is reported once.
     let mut nobody = Pods::new("s".to_owned(), config(json!({})));
     assert!(listed(&mut nobody, Vec::new()).unwrap().is_empty());
 }
@@ -166,7 +166,7 @@ fn a_late_word_of_a_pod_s_end_does_not_take_its_successor() {
 }
 
 proptest! {
-    /// What is told never depends on the way there, only on what there is.
+    /// The reported workers depend only on the current pods, not on the order of events.
     #[test]
     fn any_order_of_changes_ends_like_a_list(
         steps in prop::collection::vec((0_usize..2, 0_u8..3), 0..30),
