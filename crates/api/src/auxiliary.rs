@@ -1,5 +1,5 @@
-//! Checks the bodies of requests that generate no text. The router checks that they are within its
-//! limits and well formed; all other mistakes are reported by the engine.
+//! Checks the bodies of requests to auxiliary endpoints: their input and, for embeddings,
+//! `encoding_format` and `dimensions`. Mistakes in other members are reported by the engine.
 
 use serde_json::value::RawValue;
 

@@ -1,7 +1,8 @@
 //! The error type of all requests, and the only place that turns errors into replies.
 //!
-//! An error knows whose fault it is and whether another attempt makes sense. Messages never contain
-//! prompt text, token ids, completions or keys.
+//! An error knows whose fault it is and whether another attempt makes sense. Messages written by
+//! the router contain no prompt text, token ids, completions or keys. An engine's own message may
+//! quote the prompt; it goes to that client only and is never logged.
 
 use std::borrow::Cow;
 
@@ -49,7 +50,8 @@ pub enum Kind {
     Busy(u32),
     /// No worker can take the request.
     NoWorker,
-    /// An engine refused the request with this status.
+    /// An engine refused the request with this status. The status is relayed if the client is at
+    /// fault, or if it is 429.
     EngineRejected(u16),
     /// No worker of the model supports the endpoint.
     NotOffered,
@@ -374,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_texts_of_clients_and_engines_are_not_logged() {
+    fn messages_of_client_errors_are_not_logged() {
         let refused = Error::rejected(400, "prompt `secret` is too long".into(), None);
         assert!(!refused.to_string().contains("secret"));
         assert!(refused.to_openai().contains("secret"), "the client itself is told");

@@ -1,9 +1,10 @@
-//! Limits the long replies that the router holds for a connection whose client does not read them.
+//! Limits the memory of unread replies (not streamed, over 256 KiB) that the router holds for one
+//! HTTP/2 connection.
 //!
 //! A reply that is not streamed is collected before any of it is sent, and stays in memory until
 //! the client has read it. An HTTP/2 client may ask for hundreds at a time and read none. So the
-//! long replies of a connection share a limit: an engine's reply is read only as far as the unread
-//! replies of its client leave room.
+//! long replies of a connection share a limit: after its first 256 KiB, an engine's reply is read
+//! further only when there is room for all of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

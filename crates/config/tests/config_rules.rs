@@ -378,6 +378,21 @@ fn the_ledger_file_has_a_folder_to_be_in() {
     assert_eq!((parsed.rotate.max_bytes, parsed.rotate.files_max), (1 << 20, 4));
 }
 
+/// A rule reads a key by its name in the file, which must be its present one.
+#[test]
+fn health_checks_and_ejections_leave_time() {
+    for key in ["probe_interval", "probe_timeout"] {
+        let health = format!("name: small\n    health: {{ {key}: 9ms }}");
+        let told = format!("`models[1].health.{key}` is less than 10 ms");
+        refused("name: small", &health, (33, 17 + key.len()), &told);
+    }
+    for key in ["interval", "base_time"] {
+        let ejection = format!("name: small\n    health: {{ ejection: {{ {key}: 9ms }} }}");
+        let told = format!("`models[1].health.ejection.{key}` is less than 10 ms");
+        refused("name: small", &ejection, (33, 29 + key.len()), &told);
+    }
+}
+
 #[test]
 fn limits_leave_time_and_room() {
     for key in ["header_timeout", "idle_timeout", "write_stall", "body_timeout"] {

@@ -2,8 +2,9 @@
 //! not be moved to another worker. `splitrail_policy::queue` decides which request goes where, and
 //! when.
 //!
-//! No task is needed: scheduling runs when a request arrives, when a worker has finished a prompt,
-//! and when a worker is predicted to finish one.
+//! No background task is needed: the waiting requests run the scheduling themselves, when a request
+//! arrives, when a worker has finished a prompt, when a worker is predicted to finish one, and at
+//! least every 250 ms.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! The prompt tokens of one leg, by the origin of their KV blocks and the source of the figure.
+//! The prompt tokens of one leg: how many were cached, transferred and computed, and who gave each
+//! figure.
 
 use serde::Serialize;
 use splitrail_kv::{Overlap, Tier, estimate_cached_tokens};

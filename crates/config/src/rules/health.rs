@@ -12,7 +12,7 @@ pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
         (health, "health", "probe_interval"),
         (health, "health", "probe_timeout"),
         (ejection, "health.ejection", "interval"),
-        (ejection, "health.ejection", "time"),
+        (ejection, "health.ejection", "base_time"),
     ] {
         let Some(node) = parent.and_then(|parent| parent.get(key)) else { continue };
         let duration = node.text().and_then(|text| parse_duration(text).ok());

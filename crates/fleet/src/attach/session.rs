@@ -420,7 +420,7 @@ impl AttachedWorker {
                 self.mark_current_if_ordered(stream);
                 if self.indexing.may_log("synced") {
                     let (worker, blocks) = (self.indexing.worker.id(), self.indexing.blocks());
-                    tracing::info!(worker, blocks, "index is in step");
+                    tracing::info!(worker, blocks, "the index is synchronised");
                 }
                 Ok(())
             }

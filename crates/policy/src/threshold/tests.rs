@@ -213,7 +213,7 @@ fn the_ratio_is_where_local_prefills_begin_to_save() {
 }
 
 #[test]
-fn a_way_that_became_three_times_as_quick_is_found_by_few_tries() {
+fn a_remote_way_that_became_much_faster_is_found_by_few_explorations() {
     let mut threshold = gentle();
     live(&mut threshold, 1, 600, (1.6, 3.8));
     live(&mut threshold, 601, 600, (1.6, 0.3));
