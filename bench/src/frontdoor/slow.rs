@@ -212,7 +212,7 @@ async fn http2(
     let (sender, connection) = h2::client::handshake(stream).await?;
     let streams = async {
         // Each stream is read from its first chunk on: they share the connection's window, and a
-        // router ends answers that nobody reads.
+        // router ends replies whose client does not read them.
         let mut reading = JoinSet::new();
         let mut sender = sender.ready().await?;
         for _ in 0..PER_CONNECTION {

@@ -23,7 +23,7 @@ use splitrail_engine::json::{Key, ShapeError};
 /// deeply are replaced by `null`.
 const NESTED_MAX: u32 = 8;
 
-/// Maximum total length in bytes of the removed names that a client is told.
+/// Maximum total length in bytes of the removed names in the head of the reply.
 const NAMES_MAX_BYTES: usize = 256;
 
 /// Why a field was removed.

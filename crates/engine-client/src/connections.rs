@@ -274,7 +274,7 @@ pub struct EngineBody {
     wire: Option<Box<Connection>>,
     /// Returns the connection to the pool, if it may be used again.
     return_to: Option<ReturnTo>,
-    /// Whether the answer is known to belong to the request, as far as that can be told.
+    /// Whether the answer is known to belong to the request, if its engine allows to know this.
     is_proven: bool,
 }
 

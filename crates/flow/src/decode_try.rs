@@ -88,7 +88,7 @@ pub(super) async fn decode_try(
                 return Ok(Tried::Answered(begun));
             }
             Ok(Answer::Below(usage)) => {
-                // The engine can reject a request even if the router or nobody was to decide.
+                // The engine can reject a request even if the plan names another gate, or none.
                 let gate = decided.filter(|gate| *gate == Gate::Shim).unwrap_or(Gate::Engine);
                 note(context, decision, Some(gate), "rejected");
                 let hit_rate = decision.hit_ratio_reported(usage.and_then(engine_ratio));

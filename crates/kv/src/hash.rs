@@ -18,7 +18,7 @@ const NAMESPACE_DOMAIN: &[u8] = b"splitrail/namespace/2";
 
 /// The seed of every hash; the same for all routers and shims of a cluster.
 ///
-/// Keep it secret from clients: whoever knows it can search for collisions.
+/// Keep it secret from clients: a client that knows the seed can search for collisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HashSeed(pub u64);
 
