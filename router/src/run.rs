@@ -79,10 +79,10 @@ impl Running {
         core: Arc<Core>,
         listen: &Listen,
     ) -> io::Result<Self> {
-        let http_socket = listener::bind_clients(listen.http).await?;
-        let admin_socket = listener::bind(listen.admin).await?;
-        let grpc_socket = match listen.grpc {
-            Some(address) => Some(listener::bind_clients(address).await?),
+        let http_socket = listener::bind_clients(listen.http.address).await?;
+        let admin_socket = listener::bind(listen.admin.address).await?;
+        let grpc_socket = match &listen.grpc {
+            Some(grpc) => Some(listener::bind_clients(grpc.address).await?),
             None => None,
         };
         let fleet_socket = match listen.fleet {

@@ -5,10 +5,10 @@ use splitrail_settings::Dialect;
 /// The hints of the checks that are specific to the router: keys that were renamed or are
 /// planned, and keys whose values are secret.
 pub(super) const DIALECT: Dialect = Dialect {
-    later_keys: &["cache_isolation", "tenants", "tls"],
+    later_keys: &["cache_isolation"],
     later_values: &[("tokenizer", "engine")],
     renamed_keys: RENAMED_KEYS,
-    secret_keys: &["engine_api_key", "fleet.token", "events.login"],
+    secret_keys: &["engine_api_key", "fleet.token", "events.login", "cache_salt_key"],
     empty: "start from deploy/splitrail.example.yaml",
     too_large: "split the fleet over several routers",
 };

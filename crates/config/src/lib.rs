@@ -131,15 +131,18 @@ pub fn reference_markdown() -> String {
 /// Joins relative paths with the folder of the file, so that they do not depend on the process's
 /// working directory.
 fn anchor_paths(config: &mut Config, base_dir: &Path) {
-    for path in [&mut config.ledger.path, &mut config.record.path].into_iter().flatten() {
+    let files = [&mut config.ledger.path, &mut config.record.path, &mut config.audit.path];
+    for path in files.into_iter().flatten() {
         *path = base_dir.join(&*path);
     }
     let bound = config.fleet.tokens.iter_mut().map(|bound| &mut bound.token);
-    for secret in config.fleet.token.iter_mut().chain(bound) {
+    for secret in config.fleet.token.iter_mut().chain(bound).chain(&mut config.cache_salt_key) {
         if let Secret::File { path } = secret {
             *path = base_dir.join(&*path);
         }
     }
+    config.listen.anchor(base_dir);
+    config.auth.iter_mut().for_each(|auth| auth.anchor(base_dir));
     if let Some(tls) = &mut config.fleet.tls {
         let paths = [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca);
         paths.for_each(|path| *path = base_dir.join(&*path));

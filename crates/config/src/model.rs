@@ -4,7 +4,6 @@
 //! documentation: the located validator and `splitrail schema` are both derived
 //! from the JSON Schema that `schemars` makes of them.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use super::scalar::HitThreshold;
 use super::scalar::{self, BlockSize};
 
+mod access;
 mod canary;
 mod connector;
 mod costs;
@@ -23,11 +23,15 @@ mod fleet;
 mod flow;
 mod health;
 mod limits;
+mod listen;
 mod speculative_index;
 mod tokenizer;
 
 pub use splitrail_settings::Secret;
 
+pub use access::{
+    Auth, CacheGroup, CertificateName, Defaults, JwtAuth, TenantConfig, TenantLimits, TokenWeights,
+};
 pub use canary::{CanaryConfig, DriftConfig};
 pub use connector::{Connector, Network, NotANetwork};
 pub use costs::CostsConfig;
@@ -37,6 +41,7 @@ pub use fleet::{ClientWorkers, FleetConfig, FleetTls, FleetToken};
 pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};
+pub use listen::{AdminAccess, ClientCertificates, Listen, Listener, ListenerTls};
 pub use speculative_index::SpeculativeIndexConfig;
 pub use splitrail_policy::Policy;
 pub use splitrail_policy::queue::QueueConfig;
@@ -73,50 +78,27 @@ pub struct Config {
     /// The record of decisions, for `splitrail replay`.
     #[serde(default)]
     pub record: RecordConfig,
+    /// The audit file: who changed what, and which credentials were refused.
+    #[serde(default)]
+    pub audit: AuditConfig,
+    /// How clients prove who they are; a request needs one of these credentials. Without entries,
+    /// everyone who reaches a listener may use the engines.
+    #[serde(default)]
+    pub auth: Vec<Auth>,
+    /// The tenants that credentials may name.
+    #[serde(default)]
+    pub tenants: Vec<TenantConfig>,
+    /// What applies to requests that no other setting is for.
+    #[serde(default)]
+    pub defaults: Defaults,
+    /// A secret from which the cache salts of tenants are derived. All routers of a cluster need the
+    /// same secret. Without it, whoever reaches an engine directly and knows the name of a tenant
+    /// can compute the tenant's salt.
+    #[serde(default)]
+    pub cache_salt_key: Option<Secret>,
     /// The models that the router serves, one entry each.
     #[schemars(length(min = 1))]
     pub models: Vec<Model>,
-}
-
-/// Listening addresses, `IP:PORT`. Port 0 takes any free port.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Listen {
-    /// The address for HTTP clients.
-    #[schemars(with = "scalar::Address")]
-    pub http: SocketAddr,
-    /// Host names (without ports) with which clients may address the HTTP listener. Requests with
-    /// other names get status 403 on all paths except `/health` and `/ready`. An empty list accepts
-    /// any name. A list protects against web pages whose own name resolves to this router (DNS
-    /// rebinding).
-    pub http_hosts: Vec<String>,
-    /// The address for gRPC clients. Without it, there is no gRPC listener.
-    #[schemars(with = "Option<scalar::Address>")]
-    pub grpc: Option<SocketAddr>,
-    /// Whether the gRPC listener serves `Explain`, which shows the load of other clients and which
-    /// prompts are cached. Enable it only if operators alone can reach that listener.
-    pub grpc_explain: bool,
-    /// The address at which shims attach. Without it, shims cannot attach. Never use a public
-    /// address.
-    #[schemars(with = "Option<scalar::Address>")]
-    pub fleet: Option<SocketAddr>,
-    /// The admin listener: metrics, health, decisions, and changes by operators. Never use a public
-    /// address.
-    #[schemars(with = "scalar::Address")]
-    pub admin: SocketAddr,
-}
-
-impl Default for Listen {
-    fn default() -> Self {
-        Self {
-            http: SocketAddr::from(([0, 0, 0, 0], 8000)),
-            http_hosts: Vec::new(),
-            grpc: None,
-            grpc_explain: false,
-            fleet: None,
-            admin: SocketAddr::from(([127, 0, 0, 1], 9090)),
-        }
-    }
 }
 
 /// The ledger: the account of the tokens of each request.
@@ -161,6 +143,18 @@ impl Default for RecordConfig {
     fn default() -> Self {
         Self { path: None, rotate: Rotate::default(), sample: 1.0 }
     }
+}
+
+/// The audit file.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuditConfig {
+    /// The audit file. It gets one line of JSON for each change on the admin listener, each reload,
+    /// and for refused credentials, with the client's address and without any credential. Each router needs its own
+    /// file. Without a path, no file is written.
+    pub path: Option<PathBuf>,
+    /// When the file is rotated.
+    pub rotate: Rotate,
 }
 
 /// Rotation of a file.
@@ -296,6 +290,9 @@ pub struct Model {
     /// Timeouts of the steps of a request.
     #[serde(default)]
     pub timeouts: Timeouts,
+    /// What the tokens of this model count towards the limits of tenants.
+    #[serde(default)]
+    pub token_weights: TokenWeights,
     /// The credential for the engines of this model, sent as a bearer token.
     #[serde(default)]
     pub engine_api_key: Option<Secret>,

@@ -20,7 +20,7 @@ mod value;
 mod workers;
 
 use super::model::{
-    Connector, Flow, Listen, Policy, Secret, SpeculativeIndexConfig, TokenizerConfig,
+    Connector, Flow, Listen, Listener, Policy, Secret, SpeculativeIndexConfig, TokenizerConfig,
 };
 use super::scalar::parse_duration;
 use splitrail_engine::fields::is_router_only;
@@ -82,15 +82,15 @@ fn listen(root: &Node, report: &mut Report) {
     for (key, default) in [
         ("http", Some(defaults.http)),
         ("grpc", defaults.grpc),
-        ("fleet", defaults.fleet),
+        ("fleet", defaults.fleet.map(Listener::from)),
         ("admin", Some(defaults.admin)),
     ] {
         let node = section.and_then(|section| section.get(key));
-        let address = match section {
+        let listener = match section {
             Some(section) => typed_or(section, key, default).flatten(),
             None => default,
         };
-        let Some(address) = address else { continue };
+        let Some(Listener { address, .. }) = listener else { continue };
         let at = node.or(section).unwrap_or(root).at;
         if let Some((other, _)) = bound.iter().find(|(_, taken)| overlap(*taken, address)) {
             let message = format!("`listen.{key}` takes the port of `listen.{other}`");

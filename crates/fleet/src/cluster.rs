@@ -36,7 +36,7 @@ impl Cluster {
             networks: Networks::new(&fleet.networks),
             fleet,
             events: config.events.clone(),
-            http_port: config.listen.http.port(),
+            http_port: config.listen.http.address.port(),
             metrics,
             serving: ArcSwap::from_pointee(Serving::new(models, config)),
         }

@@ -77,6 +77,9 @@ impl<'s> Table<'s> {
                 for item in self.tagged_items(option) {
                     self.object(item, &format!("{path}[]."), kind(item));
                 }
+            } else if option.get("properties").is_some() {
+                // The mapping form of a value that also has a short form.
+                self.object(option, &format!("{path}."), None);
             }
         }
     }

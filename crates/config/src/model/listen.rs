@@ -1,0 +1,193 @@
+//! The listeners of the router.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::scalar::{self, Address};
+
+/// Listening addresses: `IP:PORT`, or `{ address: IP:PORT, tls: ... }` for a listener with TLS. Port
+/// 0 takes any free port.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Listen {
+    /// The listener for HTTP clients.
+    pub http: Listener,
+    /// Host names (without ports) with which clients may address the HTTP listener. Requests with
+    /// other names get status 403 on all paths except `/health` and `/ready`. An empty list accepts
+    /// any name. A list protects against web pages whose own name resolves to this router (DNS
+    /// rebinding).
+    pub http_hosts: Vec<String>,
+    /// The listener for gRPC clients. Without it, there is no gRPC listener.
+    pub grpc: Option<Listener>,
+    /// Whether the gRPC listener serves `Explain`, which shows the load of other clients and which
+    /// prompts are cached. Enable it only if operators alone can reach that listener. With `auth`,
+    /// only tenants with `debug` may call it.
+    pub grpc_explain: bool,
+    /// The address at which shims attach. Without it, shims cannot attach. Never use a public
+    /// address.
+    #[schemars(with = "Option<scalar::Address>")]
+    pub fleet: Option<SocketAddr>,
+    /// The admin listener: metrics, health, decisions, and changes by operators. Never use a public
+    /// address.
+    pub admin: Listener,
+    /// Who may use the admin listener.
+    pub admin_access: AdminAccess,
+}
+
+impl Listen {
+    /// Joins relative paths with the folder of the file.
+    pub(crate) fn anchor(&mut self, base_dir: &Path) {
+        for tls in [Some(&mut self.http), self.grpc.as_mut(), Some(&mut self.admin)]
+            .into_iter()
+            .flatten()
+            .filter_map(|listener| listener.tls.as_mut())
+        {
+            let paths = [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca);
+            paths.for_each(|path| *path = base_dir.join(&*path));
+        }
+    }
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self {
+            http: SocketAddr::from(([0, 0, 0, 0], 8000)).into(),
+            http_hosts: Vec::new(),
+            grpc: None,
+            grpc_explain: false,
+            fleet: None,
+            admin: SocketAddr::from(([127, 0, 0, 1], 9090)).into(),
+            admin_access: AdminAccess::default(),
+        }
+    }
+}
+
+/// Who may use the admin listener.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum AdminAccess {
+    /// Everyone who reaches the listener may read. Changes are accepted from the router's own host,
+    /// and with a credential of the role `admin` from other hosts.
+    #[default]
+    Open,
+    /// Every request needs a credential: the role `read` may read, the role `admin` may also change.
+    /// `/health` and `/ready` need none.
+    Roles,
+}
+
+/// A listener: its address, and how its connections are encrypted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// The address.
+    pub address: SocketAddr,
+    /// The certificates. Without them, connections are not encrypted.
+    pub tls: Option<ListenerTls>,
+}
+
+/// The certificates of a listener, as PEM files. They are read again when they change.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct ListenerTls {
+    /// The certificate, followed by the intermediate certificates.
+    pub cert: PathBuf,
+    /// The private key of the certificate.
+    pub key: PathBuf,
+    /// The authority that must have signed the certificates of clients.
+    #[serde(default)]
+    pub client_ca: Option<PathBuf>,
+    /// Whether clients must have a certificate of `client_ca`. Without a value, they must if no
+    /// other credential is configured in `auth`.
+    #[serde(default)]
+    pub client_certificates: Option<ClientCertificates>,
+    /// Whether the listener also accepts connections without TLS, for a migration.
+    #[serde(default)]
+    pub plain_text: bool,
+}
+
+/// Whether clients must have a certificate.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientCertificates {
+    /// Connections without a certificate are accepted.
+    Optional,
+    /// Connections without a certificate are refused.
+    Required,
+}
+
+/// The mapping form of a [`Listener`].
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ListenerMapping {
+    /// The address.
+    #[schemars(with = "Address")]
+    address: SocketAddr,
+    /// The certificates of the listener. Without them, connections are not encrypted.
+    #[serde(default)]
+    tls: Option<ListenerTls>,
+}
+
+impl From<SocketAddr> for Listener {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, tls: None }
+    }
+}
+
+impl Serialize for Listener {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { address, tls } = self.clone();
+        match tls {
+            None => address.serialize(serializer),
+            tls => ListenerMapping { address, tls }.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Listener {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ListenerVisitor)
+    }
+}
+
+struct ListenerVisitor;
+
+impl<'de> Visitor<'de> for ListenerVisitor {
+    type Value = Listener;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an address, or a mapping with an address")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Listener, E> {
+        let address: Result<SocketAddr, _> = text.parse();
+        address.map(Listener::from).map_err(E::custom)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Listener, A::Error> {
+        let ListenerMapping { address, tls } =
+            ListenerMapping::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(Listener { address, tls })
+    }
+}
+
+impl JsonSchema for Listener {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Listener".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let address = generator.subschema_for::<Address>();
+        let mapping = generator.subschema_for::<ListenerMapping>();
+        json_schema!({ "anyOf": [address, mapping] })
+    }
+}
