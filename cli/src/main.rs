@@ -14,14 +14,18 @@ use splitrail_settings::process::raise_descriptor_limit;
 use splitrail_telemetry::logging::{self, LogFormat};
 
 mod explain_command;
+mod keys_command;
 mod quickstart;
 mod replay_command;
 mod sim_engine;
+mod usage_command;
 
 use explain_command::{ExplainArgs, Failure};
+use keys_command::{KeysArgs, KeysFailure};
 use quickstart::QuickstartError;
 use replay_command::ReplayArgs;
 use sim_engine::SimArgs;
+use usage_command::UsageArgs;
 
 /// A request makes some hundred small allocations and a few of its body's size; with glibc's
 /// allocator they take a sixth of a router's processor time.
@@ -103,6 +107,10 @@ enum Command {
     },
     /// Asks a running router where a request would be or was placed, and why.
     Explain(ExplainArgs),
+    /// Manages the API keys of clients and operators.
+    Keys(KeysArgs),
+    /// Sums the ledger file by tenant and model.
+    Usage(UsageArgs),
     /// Prints the JSON Schema of the configuration, for editors.
     Schema {
         /// Prints the reference as Markdown instead.
@@ -202,6 +210,14 @@ async fn run(command: Command, logs: bool) -> Result<(), (u8, String)> {
             print_line(explain_command::run(args).await.map_err(failure)?.trim_end());
             Ok(())
         }
+        Command::Keys(args) => {
+            print_line(&keys_command::run(args).map_err(keys_failure)?);
+            Ok(())
+        }
+        Command::Usage(args) => {
+            print_line(&usage_command::run(&args).map_err(|why| (exit::NO_INPUT, why))?);
+            Ok(())
+        }
         Command::Schema { markdown } => {
             if markdown {
                 print_line(&splitrail_config::reference_markdown());
@@ -275,6 +291,13 @@ fn failure(failure: Failure) -> (u8, String) {
     }
 }
 
+fn keys_failure(failure: KeysFailure) -> (u8, String) {
+    match failure {
+        KeysFailure::File(why) => (exit::DATA_ERROR, why),
+        KeysFailure::System(error) => os_error(error),
+    }
+}
+
 fn os_error(error: std::io::Error) -> (u8, String) {
     (exit::OS_ERROR, error.to_string())
 }
@@ -288,7 +311,7 @@ fn not_loaded(problems: &splitrail_config::Problems) -> (u8, String) {
 /// file cannot be written, it is not.
 fn not_assembled(error: AssembleError) -> (u8, String) {
     let code = match error {
-        AssembleError::Model(_) => exit::CONFIG,
+        AssembleError::Model(_) | AssembleError::Access(_) => exit::CONFIG,
         AssembleError::File(_) | AssembleError::Defect(_) => exit::UNAVAILABLE,
     };
     (code, error.to_string())

@@ -4,7 +4,7 @@
 //! Places are shared by a dynamic threshold: a client may hold at most [`SHARE_OF_FREE`] times the
 //! number of free places. A single client can hold at most eight ninths of the places. When other
 //! clients come, fewer places are free. A client above its share then gets no further places until
-//! it holds fewer, so that the shares become equal. A client that holds none gets a place whenever
+//! it holds fewer, so that the shares become equal (or proportional to the weights of tenants). A client that holds none gets a place whenever
 //! one is free. No request waits, nothing is reserved for absent clients, and a decision needs only
 //! two numbers: the places that the client holds and the free places.
 
@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use dashmap::DashMap;
 use http::HeaderMap;
 
+use splitrail_api::steering::ClientShare;
 use splitrail_config::model::FairBy;
 
-/// Number of places that a client may hold for each free place.
+/// Number of places that a client of weight 1 may hold for each free place.
 pub const SHARE_OF_FREE: usize = 8;
 
 /// The free places. Only their number is stored, because no request waits for one.
@@ -60,71 +61,73 @@ impl FreePlaces {
 pub struct Admission {
     /// The number of places that each client holds. Clients without places are removed, so there
     /// are at most `limits.in_flight_max` entries.
-    shares: DashMap<ShareKey, usize>,
+    shares: DashMap<u64, usize>,
     /// Randomly seeded, so that clients cannot choose keys that collide.
     hasher: RandomState,
 }
 
-/// A client for the purpose of sharing. The key is a hash: neither an API key nor an address is
-/// stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ShareKey(u64);
-
-impl ShareKey {
-    /// A number that is almost certainly unique to this client.
-    pub fn number(self) -> u64 {
-        self.0
-    }
-}
-
 impl Admission {
-    /// The client to which a request's places are charged; `None` if places are not shared.
-    pub fn key(&self, fair_by: &FairBy, peer: IpAddr, headers: &HeaderMap) -> Option<ShareKey> {
-        let hash = match fair_by {
+    /// The client to which the places of a request without a tenant are charged; `None` if places
+    /// are not shared. The number of the client is a hash: neither an API key nor an address is
+    /// stored.
+    pub fn client(
+        &self,
+        fair_by: &FairBy,
+        peer: IpAddr,
+        headers: &HeaderMap,
+    ) -> Option<ClientShare> {
+        let number = match fair_by {
             FairBy::None {} => return None,
             FairBy::Address {} => self.hasher.hash_one(client_prefix(peer)),
             FairBy::Header { name } => {
                 self.hasher.hash_one(headers.get(name).map(|value| value.as_bytes()))
             }
         };
-        Some(ShareKey(hash))
+        Some(ClientShare { number, weight: 1.0 })
     }
 
     /// Whether a client may take a place while `free` places are free.
-    pub fn may_take_place(&self, key: Option<ShareKey>, free: usize) -> bool {
-        let Some(key) = key else { return true };
-        let held = self.shares.get(&key).map_or(0, |held| *held);
-        held < free.saturating_mul(SHARE_OF_FREE)
+    pub fn may_take_place(&self, client: Option<ClientShare>, free: usize) -> bool {
+        let Some(client) = client else { return true };
+        let held = self.shares.get(&client.number).map_or(0, |held| *held);
+        held < most(client, free)
     }
 
     /// Charges places to a client; `free` places were free before. `None` if the client would
     /// exceed its share.
     pub fn share(
         self: &Arc<Self>,
-        key: Option<ShareKey>,
+        client: Option<ClientShare>,
         free: usize,
         places: usize,
     ) -> Option<Share> {
-        let Some(key) = key else { return Some(Share { places, of: None }) };
-        let mut held = self.shares.entry(key).or_insert(0);
+        let Some(client) = client else { return Some(Share { places, of: None }) };
+        let mut held = self.shares.entry(client.number).or_insert(0);
         // As if the places were taken one after the other: the last one finds the fewest free.
         let others = places.saturating_sub(1);
-        let is_fair = *held + others < free.saturating_sub(others).saturating_mul(SHARE_OF_FREE);
+        let is_fair = *held + others < most(client, free.saturating_sub(others));
         if is_fair {
             *held += places;
         }
         let holds_none = *held == 0;
         drop(held);
         if holds_none {
-            self.forget(key);
+            self.forget(client.number);
         }
-        is_fair.then(|| Share { places, of: Some((Arc::clone(self), key)) })
+        is_fair.then(|| Share { places, of: Some((Arc::clone(self), client.number)) })
     }
 
     /// Removes a client that holds no places.
-    fn forget(&self, key: ShareKey) {
-        self.shares.remove_if(&key, |_, held| *held == 0);
+    fn forget(&self, client: u64) {
+        self.shares.remove_if(&client, |_, held| *held == 0);
     }
+}
+
+/// Number of places from which a client gets no further one while `free` places are free. A client
+/// that holds none always gets a free place.
+fn most(client: ClientShare, free: usize) -> usize {
+    let most = free as f64 * SHARE_OF_FREE as f64 * client.weight;
+    (most as usize).max(free.min(1))
 }
 
 /// The address that stands for a client: for IPv6 the /64 prefix, because one site has 2^64
@@ -140,7 +143,7 @@ pub fn client_prefix(address: IpAddr) -> IpAddr {
 #[derive(Debug)]
 pub struct Share {
     places: usize,
-    of: Option<(Arc<Admission>, ShareKey)>,
+    of: Option<(Arc<Admission>, u64)>,
 }
 
 impl Share {
@@ -152,11 +155,11 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let Some((admission, key)) = &self.of else { return };
-        if let Some(mut held) = admission.shares.get_mut(key) {
+        let Some((admission, client)) = &self.of else { return };
+        if let Some(mut held) = admission.shares.get_mut(client) {
             *held -= self.places;
         }
-        admission.forget(*key);
+        admission.forget(*client);
     }
 }
 
@@ -172,12 +175,17 @@ mod tests {
     struct Room {
         admission: Arc<Admission>,
         held: Vec<Vec<Share>>,
+        weights: Vec<f64>,
     }
 
     impl Room {
         fn new(clients: usize) -> Self {
-            let held = (0..clients).map(|_| Vec::new()).collect();
-            Self { admission: Arc::default(), held }
+            Self::of_weights(&vec![1.0; clients])
+        }
+
+        fn of_weights(weights: &[f64]) -> Self {
+            let held = weights.iter().map(|_| Vec::new()).collect();
+            Self { admission: Arc::default(), held, weights: weights.to_vec() }
         }
 
         fn free(&self) -> usize {
@@ -186,10 +194,12 @@ mod tests {
 
         /// Asks for a place; returns whether the client got one.
         fn ask(&mut self, client: usize) -> bool {
-            let (key, free) = (Some(ShareKey(client as u64)), self.free());
-            let share = (free > 0).then(|| self.admission.share(key, free, 1)).flatten();
+            let place = client;
+            let client = Some(ClientShare { number: client as u64, weight: self.weights[client] });
+            let free = self.free();
+            let share = (free > 0).then(|| self.admission.share(client, free, 1)).flatten();
             let taken = share.is_some();
-            self.held[client].extend(share);
+            self.held[place].extend(share);
             taken
         }
     }
@@ -204,13 +214,13 @@ mod tests {
         }
     }
 
-    #[test]
-    fn greedy_clients_get_equal_shares() {
-        let mut room = Room::new(3);
+    /// Lets clients that always ask for more than there is share the places; returns what each has.
+    fn contended(weights: &[f64]) -> Vec<usize> {
+        let mut room = Room::of_weights(weights);
         while room.ask(0) {}
         for round in 0..20_000 {
-            // All ask for more than there is. Some request ends.
-            for client in 0..3 {
+            // Some request ends.
+            for client in 0..weights.len() {
                 room.ask(client);
             }
             let in_flight = PLACES - room.free();
@@ -222,9 +232,17 @@ mod tests {
             });
             whose.unwrap().pop();
         }
-        let counts: Vec<usize> = room.held.iter().map(Vec::len).collect();
+        room.held.iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn greedy_clients_get_shares_in_proportion_to_their_weights() {
+        let counts = contended(&[1.0, 1.0, 1.0]);
         let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
         assert!(most - least <= PLACES / 20, "{counts:?}");
+        let counts = contended(&[3.0, 1.0]);
+        let ratio = counts[0] as f64 / counts[1] as f64;
+        assert!((2.7..3.3).contains(&ratio), "{counts:?}");
     }
 
     #[test]
@@ -232,7 +250,7 @@ mod tests {
         let admission = Admission::default();
         let mut headers = HeaderMap::new();
         let key = |fair: &FairBy, peer: &str, headers: &HeaderMap| {
-            admission.key(fair, peer.parse().unwrap(), headers)
+            admission.client(fair, peer.parse().unwrap(), headers)
         };
         let none = HeaderMap::new();
         assert_eq!(key(&FairBy::None {}, "10.0.0.1", &none), None);
@@ -250,7 +268,7 @@ mod tests {
     #[test]
     fn a_batch_takes_as_many_places_as_its_prompts_would_separately() {
         let admission = Arc::new(Admission::default());
-        let key = Some(ShareKey(1));
+        let key = Some(ClientShare { number: 1, weight: 1.0 });
         let one_by_one = |free: usize, places: usize| {
             let admission = Arc::new(Admission::default());
             let all: Vec<_> = (0..places).map(|i| admission.share(key, free - i, 1)).collect();

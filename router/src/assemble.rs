@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use splitrail_access::{Access, AccessError};
 use splitrail_config::Config;
 use splitrail_fleet::Serving;
 use splitrail_fleet::models::{ModelError, models};
 use splitrail_ledger::books::Books;
 use splitrail_telemetry::Metrics;
 
+use crate::audit::Audit;
 use crate::core::Core;
 
 /// Why a configuration that is valid by itself cannot be served.
@@ -16,7 +18,10 @@ pub enum AssembleError {
     /// A model's credential, tokenizer or chat template cannot be loaded.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The ledger file or the record file cannot be written.
+    /// The keys of clients cannot be loaded.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// The ledger file, the record file or the audit file cannot be written.
     #[error("{0}")]
     File(std::io::Error),
     /// A defect of the router.
@@ -33,8 +38,10 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let metrics = Metrics::new().map_err(|error| AssembleError::Defect(error.to_string()))?;
     let memory = Arc::default();
     let models = models(&config, (&memory, &metrics), None)?;
+    let access = Access::new(&config, None)?;
     let books = Books::open(&config, &metrics).map_err(AssembleError::File)?;
-    Ok(Arc::new(Core::new(models, config, metrics, memory, books)))
+    let audit = Audit::open(&config.audit, &metrics).map_err(AssembleError::File)?;
+    Ok(Arc::new(Core::new(models, config, metrics, memory, books, (access, audit))))
 }
 
 /// Builds what serves a configuration in place of another one. Everything that stays the same is

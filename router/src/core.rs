@@ -4,15 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use dashmap::DashMap;
 use serde::Serialize;
 
 use crate::abort::AbortToken;
-use crate::admission::{Admission, FreePlaces, Share, ShareKey};
+use crate::admission::{Admission, FreePlaces, Share};
+use crate::audit::Audit;
 use rustc_hash::FxBuildHasher;
+use splitrail_access::Access;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::{self, MemoryBudget};
 use splitrail_api::name::Name;
+use splitrail_api::steering::ClientShare;
 use splitrail_config::model::{Config, OnNoPrefill, RequestFlow};
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::{Cluster, Served, Serving, Worker};
@@ -52,6 +56,10 @@ pub struct Core {
     pub live: DashMap<u64, LiveRequest, FxBuildHasher>,
     /// Places for requests; `limits.in_flight_max` of them.
     pub in_flight: FreePlaces,
+    /// Who may use the router. A reload replaces it.
+    pub access: ArcSwap<Access>,
+    /// What is written down about operators and refused credentials.
+    pub audit: Audit,
     /// The places that each client holds.
     pub admission: Arc<Admission>,
     /// Memory held by requests; at most `limits.request_memory_max_bytes`.
@@ -74,6 +82,7 @@ impl Core {
         metrics: Metrics,
         memory: Arc<MemoryBudget>,
         books: Books,
+        (access, audit): (Access, Audit),
     ) -> Self {
         metrics.set_config(config.digest());
         let limits = &config.limits;
@@ -88,6 +97,8 @@ impl Core {
             books,
             live: DashMap::default(),
             in_flight,
+            access: ArcSwap::from_pointee(access),
+            audit,
             admission: Arc::default(),
             preparer: Arc::new(Preparer::new(Arc::clone(&cluster), Arc::clone(&memory))),
             memory,
@@ -108,7 +119,7 @@ impl Core {
     ///
     /// # Errors
     /// No place is free for any client, or for this client.
-    pub fn check_free_places(&self, client: Option<ShareKey>) -> Result<(), Error> {
+    pub fn check_free_places(&self, client: Option<ClientShare>) -> Result<(), Error> {
         match self.in_flight.free() {
             0 => Err(self.shed_full()),
             free if self.admission.may_take_place(client, free) => Ok(()),
@@ -121,7 +132,7 @@ impl Core {
     ///
     /// # Errors
     /// As [`check_free_places`](Self::check_free_places).
-    pub fn admit(&self, client: Option<ShareKey>, places: usize) -> Result<Share, Error> {
+    pub fn admit(&self, client: Option<ClientShare>, places: usize) -> Result<Share, Error> {
         let free = self.in_flight.enter(places).ok_or_else(|| self.shed_full())?;
         self.admission.share(client, free, places).ok_or_else(|| {
             self.in_flight.leave(places);

@@ -10,6 +10,7 @@ pub mod framing;
 pub mod grpc;
 mod head;
 pub mod http;
+pub mod identify;
 pub mod listener;
 mod pace;
 pub mod reply;

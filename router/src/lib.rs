@@ -14,5 +14,6 @@ pub mod reload;
 pub mod abort;
 pub mod admin;
 pub mod assemble;
+pub mod audit;
 pub mod core;
 pub mod run;

@@ -17,6 +17,7 @@ mod prepare;
 mod report;
 
 use leftovers::Leftovers;
+use prepare::Prepared;
 pub use prepare::Refused;
 pub use report::{Report, problem_json};
 
@@ -99,12 +100,13 @@ async fn once(
     let (core, fleet) = (Arc::clone(core), Arc::clone(fleet));
     // Loading tokenizers, reading files and removing workers from an index may take long.
     let reloading = tokio::task::spawn_blocking(move || {
-        let (serving, report) = prepare::prepare(&file, &core, &before)?;
+        let Prepared { serving, access, report } = prepare::prepare(&file, &core, &before)?;
         if core.is_draining() {
             return Err(Refused::Draining);
         }
         let decisions_kept = serving.limits.decisions_kept;
         fleet.serve(Arc::new(serving)).map_err(Refused::Fleet)?;
+        core.access.store(Arc::new(access));
         core.decisions.keep(decisions_kept);
         core.metrics.set_config(report.config_digest);
         Ok(report)
@@ -119,6 +121,7 @@ fn log_outcome(core: &Core, outcome: &Result<Report, Refused>) {
         Err(_) => "refused",
     };
     core.metrics.reloads.with_label_values(&[result]).inc();
+    core.audit.reload(result, outcome.as_ref().map_or(0, |report| report.changes.len()));
     match outcome {
         Ok(report) => {
             warn_of(&report.warnings[..report.warnings.len().min(LOGGED_MAX)]);

@@ -22,6 +22,7 @@ use crate::reload::Reload;
 use splitrail_config::{Events, Listen};
 use splitrail_fleet::Fleet;
 use splitrail_fleet::attach::FleetListener;
+use splitrail_ledger::lines::Lines;
 use splitrail_ledger::summary::Summary;
 
 /// A router that is bound and serving.
@@ -42,6 +43,8 @@ pub struct Running {
     fleet_listener: Option<FleetListener>,
     /// Logs the totals.
     _summary: JoinSet<()>,
+    /// Follows the files of API keys.
+    _access: JoinSet<()>,
     /// Writes the ledger file until all ended requests are in it.
     ledger: JoinSet<()>,
     /// Tells the ledger's writer that the last request has ended.
@@ -129,6 +132,8 @@ impl Running {
         if !log_interval.is_zero() {
             summary.spawn(log_totals(Arc::clone(&core), log_interval));
         }
+        let mut access = JoinSet::new();
+        access.spawn(follow_access(Arc::clone(&core)));
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);
         Ok(Self {
@@ -142,6 +147,7 @@ impl Running {
             fleet,
             fleet_listener,
             _summary: summary,
+            _access: access,
             ledger,
             close_ledger,
         })
@@ -232,13 +238,12 @@ impl Running {
     }
 }
 
-/// Starts the writers of ended requests, which run until they are closed.
+/// Starts the writers of files of lines, which run until they are closed.
 fn ledger_writers(core: &Core, close: &CancellationToken) -> JoinSet<()> {
     let mut writers = JoinSet::new();
-    for lines in [&core.books.ledger, core.books.recorder.lines()] {
-        if let Some(writer) = lines.take_writer() {
-            writers.spawn(writer.run(close.clone()));
-        }
+    let lines = [&core.books.ledger, core.books.recorder.lines()].map(Lines::take_writer);
+    for writer in lines.into_iter().chain([core.audit.take_writer()]).flatten() {
+        writers.spawn(writer.run(close.clone()));
     }
     writers
 }
@@ -310,6 +315,24 @@ pub async fn wait_ready(core: &Core, patience: Duration) -> Option<String> {
     match tokio::time::timeout(patience, ready).await {
         Ok(()) => None,
         Err(_) => core.unready(),
+    }
+}
+
+/// How often the files of API keys are looked at: a revoked key is refused after this time.
+const ACCESS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Reads the files of credentials again when they change, until the task is ended.
+async fn follow_access(core: Arc<Core>) {
+    let mut ticks = tokio::time::interval(ACCESS_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let access = core.access.load_full();
+        // Off the reactor, because a disk may be slow.
+        let reading = tokio::task::spawn_blocking(move || access.refresh());
+        if let Err(error) = reading.await {
+            tracing::error!(%error, "the files of credentials could not be read again");
+        }
     }
 }
 

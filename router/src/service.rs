@@ -55,6 +55,8 @@ pub struct Call {
 pub struct Reply {
     /// How it was routed.
     pub route: Route,
+    /// Whether the client may see how the request was routed.
+    pub shows_route: bool,
     /// Milliseconds per stage, as a `server-timing` header.
     pub server_timing: String,
     /// The fields that were not sent to engines, for the `x-splitrail-removed-fields` header.
@@ -168,7 +170,8 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Rep
 async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply, Error> {
     scope.admit()?;
     let tokenizing = Instant::now();
-    let prepared = prepare(&core.preparer, call.endpoint, call.body).await?;
+    let tenant = scope.tenant().cloned();
+    let prepared = prepare(&core.preparer, call.endpoint, call.body, tenant.as_ref()).await?;
     prepared.count(&core.metrics);
     let Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory } =
         prepared;
@@ -187,8 +190,9 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         "tokenize",
         tokenizing.elapsed().as_secs_f64(),
     );
-    let (arrived, tenant) = scope.origin();
-    let urgency = call.steering.urgency(&served.config, arrived, tenant);
+    let (arrived, client) = scope.origin();
+    let priority_max = tenant.as_ref().and_then(|tenant| tenant.priority_max);
+    let urgency = call.steering.urgency(&served.config, arrived, client, priority_max);
     let unread = Arc::new(Unread::new(&core.metrics.shed, call.room, units.len() > 1));
     let context = Arc::new(Context {
         metrics: Arc::clone(&core.metrics),
@@ -201,6 +205,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         threshold,
         request_id: call.request_id,
         traceparent: call.traceparent,
+        tenant,
         urgency,
         stages,
         unread,
@@ -223,7 +228,8 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     }
     let fallback = context.served.config.cached_tokens_fallback;
     let dialect = endpoint.dialect();
-    let detail = call.usage_detail.then(|| Detail {
+    let debugs = context.tenant.as_ref().is_none_or(|tenant| tenant.debug);
+    let detail = (call.usage_detail && debugs).then(|| Detail {
         decisions: decisions.clone().into(),
         fallback,
         dialect,
@@ -234,7 +240,8 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         events => events,
     };
     let server_timing = context.stages.server_timing();
-    Ok(Reply { route: Route(decisions), server_timing, removed_fields: removed.header(), body })
+    let removed_fields = removed.header();
+    Ok(Reply { route: Route(decisions), shows_route: debugs, server_timing, removed_fields, body })
 }
 
 /// Combines the replies of all prompts into one.
@@ -317,6 +324,7 @@ fn start_decision(
         ledger,
         request_id: context.request_id.clone(),
         prompt_index: unit.prompt_index,
+        tenant: context.tenant.as_ref().map(|tenant| tenant.name.clone()),
         model: context.served.name().into(),
         flow: flow_name(context),
         decided_unix_ms,

@@ -40,6 +40,8 @@ pub struct Spec {
     pub top: String,
     /// Whether the gRPC door serves `Explain`.
     pub grpc_explain: bool,
+    /// Further keys of `listen`, behind a comma.
+    pub admin_access: &'static str,
     /// Whether shims can attach.
     pub fleet: bool,
     /// The `limits`, as a YAML flow mapping.
@@ -69,6 +71,7 @@ impl Default for Spec {
             model: String::new(),
             top: String::new(),
             grpc_explain: false,
+            admin_access: "",
             fleet: false,
             limits: "{ drain_delay: 10ms, drain_grace: 5s }",
             extra_workers: Vec::new(),
@@ -266,7 +269,7 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
     let fleet = if spec.fleet { ", fleet: 127.0.0.1:0" } else { "" };
     let explain = if spec.grpc_explain { ", grpc_explain: true" } else { "" };
     format!(
-        "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0{fleet}{explain} }}
+        "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0{fleet}{explain}{} }}
 hash_seed: 7
 limits: {}
 {}
@@ -280,6 +283,7 @@ models:
     policy: {}
 {extra}    workers:
 {workers}",
+        spec.admin_access,
         spec.limits,
         spec.top,
         spec.block_size,

@@ -1,2 +1,20 @@
-//! Who may use the router: the credentials of clients, the tenants that they stand for, what a tenant
-//! may use, and in whose cache its prompts are.
+//! Who may use the router: the credentials of clients, the tenants that they stand for, what a
+//! tenant may use, and in whose cache its prompts are.
+//!
+//! [`Access`] is built from the configuration and replaced as a whole by a reload. It identifies the
+//! sender of each request ([`Access::client`], [`Access::operator`]). A request belongs to one
+//! [`Tenant`] from then on.
+
+mod access;
+pub mod credential;
+pub mod keys;
+pub mod places;
+mod refusal;
+pub mod salt;
+pub mod tenant;
+
+pub use access::{Access, AccessError, CertificateNames, Operator};
+pub use places::TenantPlaces;
+pub use refusal::Refusal;
+pub use splitrail_config::keys::Role;
+pub use tenant::Tenant;

@@ -21,6 +21,16 @@ pub enum Fault {
     Router,
 }
 
+/// A limit of a tenant that a request has reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitReached {
+    /// Whether the limit counts requests or tokens: `requests` or `tokens`.
+    pub unit: &'static str,
+    /// Milliseconds after which the same request would be admitted; `None` if the quota of a day is
+    /// used up, or if the request alone is larger than the limit.
+    pub retry_after_ms: Option<u64>,
+}
+
 /// What went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -34,6 +44,12 @@ pub enum Kind {
     UnsupportedMedia,
     /// The request's host name is not in `listen.http_hosts`.
     ForbiddenHost,
+    /// The request has no credential, or one that is not valid.
+    Unauthenticated,
+    /// The credential is valid, but does not allow the request.
+    NotPermitted,
+    /// The tenant has reached a limit on what it may use.
+    LimitReached(LimitReached),
     /// No served model has the name.
     UnknownModel,
     /// The path does not exist.
@@ -151,6 +167,9 @@ impl Error {
             | Kind::BodyTimeout
             | Kind::UnsupportedMedia
             | Kind::ForbiddenHost
+            | Kind::Unauthenticated
+            | Kind::NotPermitted
+            | Kind::LimitReached(_)
             | Kind::UnknownModel
             | Kind::UnknownPath
             | Kind::MethodNotAllowed
@@ -211,11 +230,12 @@ impl Error {
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Kind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Kind::ForbiddenHost => StatusCode::FORBIDDEN,
+            Kind::ForbiddenHost | Kind::NotPermitted => StatusCode::FORBIDDEN,
+            Kind::Unauthenticated => StatusCode::UNAUTHORIZED,
             Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Overloaded | Kind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429) => {
+            Kind::OverShare | Kind::Busy(_) | Kind::LimitReached(_) | Kind::EngineRejected(429) => {
                 StatusCode::TOO_MANY_REQUESTS
             }
             Kind::EngineRejected(_) if self.fault() == Fault::Engine => StatusCode::BAD_GATEWAY,
@@ -241,8 +261,26 @@ impl Error {
                 Some(1)
             }
             Kind::Busy(seconds) => Some(seconds),
+            Kind::LimitReached(LimitReached { retry_after_ms: Some(ms), .. }) => {
+                Some(u32::try_from(ms.div_ceil(1000)).unwrap_or(u32::MAX))
+            }
             _ => None,
         }
+    }
+
+    /// Milliseconds after which a client may retry, if they are known more precisely than in
+    /// seconds. OpenAI's clients read the header `retry-after-ms` first.
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        match self.kind {
+            Kind::LimitReached(reached) => reached.retry_after_ms,
+            _ => None,
+        }
+    }
+
+    /// Whether clients that retry by status alone should not: OpenAI's clients read the header
+    /// `x-should-retry`.
+    pub fn should_not_retry(&self) -> bool {
+        matches!(self.kind, Kind::LimitReached(LimitReached { retry_after_ms: None, .. }))
     }
 
     /// The short name used in metrics, logs and `code`.
@@ -253,6 +291,10 @@ impl Error {
             Kind::BodyTimeout => "body_timeout",
             Kind::UnsupportedMedia => "unsupported_media",
             Kind::ForbiddenHost => "forbidden_host",
+            Kind::Unauthenticated => "invalid_api_key",
+            Kind::NotPermitted => "permission_denied",
+            Kind::LimitReached(LimitReached { retry_after_ms: None, .. }) => "insufficient_quota",
+            Kind::LimitReached(_) => "rate_limit_exceeded",
             Kind::UnknownModel => "model_not_found",
             Kind::UnknownPath => "path_not_found",
             Kind::MethodNotAllowed => "method_not_allowed",
@@ -287,6 +329,11 @@ impl Error {
             (Fault::Client, Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered) => {
                 "not_found_error"
             }
+            (_, Kind::NotPermitted) => "permission_error",
+            (_, Kind::LimitReached(LimitReached { retry_after_ms: None, .. })) => {
+                "insufficient_quota"
+            }
+            (_, Kind::LimitReached(reached)) => reached.unit,
             (Fault::Client, _) => "invalid_request_error",
             (_, Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429)) => "rate_limit_error",
             (_, Kind::Overloaded | Kind::NoWorker) => "service_unavailable_error",
@@ -345,6 +392,9 @@ impl Error {
         use tonic::Code;
         let code = match (self.fault(), self.kind) {
             (_, Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered) => Code::NotFound,
+            (_, Kind::Unauthenticated) => Code::Unauthenticated,
+            (_, Kind::NotPermitted) => Code::PermissionDenied,
+            (_, Kind::LimitReached(_)) => Code::ResourceExhausted,
             (_, Kind::BodyTooLarge | Kind::Overloaded | Kind::OverShare) => Code::ResourceExhausted,
             (_, Kind::Busy(_) | Kind::EngineRejected(429)) => Code::ResourceExhausted,
             (_, Kind::BodyTimeout) => Code::DeadlineExceeded,

@@ -25,6 +25,20 @@ pub const X_TTFT: HeaderName = HeaderName::from_static("x-splitrail-ttft-ms");
 const PRIORITY_MAX: i32 = 100;
 const TTFT_MAX_MS: u32 = 86_400_000;
 
+/// A client among which the queue and the places in flight are shared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClientShare {
+    /// A number that stands for the client; 0 if clients are not distinguished.
+    pub number: u64,
+    /// The client's share relative to other clients; above 0.
+    pub weight: f64,
+}
+
+impl ClientShare {
+    /// Stands for all clients, if they are not distinguished.
+    pub const EVERYONE: Self = Self { number: 0, weight: 1.0 };
+}
+
 /// What determines a request's place in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Urgency {
@@ -32,8 +46,8 @@ pub struct Urgency {
     pub arrived: Instant,
     /// The priority; higher classes are served first.
     pub class: i32,
-    /// The tenant whose share the request counts towards.
-    pub tenant: u64,
+    /// The client whose share of the queue the request counts towards.
+    pub client: ClientShare,
     /// When the first token should arrive.
     pub deadline: Option<Instant>,
 }
@@ -76,12 +90,19 @@ impl Steering {
     }
 
     /// The urgency of the request in the model's queue. The priority is limited to the model's
-    /// `queue.priority_max`.
-    pub fn urgency(self, model: &Model, arrived: Instant, tenant: u64) -> Urgency {
+    /// `queue.priority_max`, and to `priority_max` of the client's tenant.
+    pub fn urgency(
+        self,
+        model: &Model,
+        arrived: Instant,
+        client: ClientShare,
+        priority_max: Option<i32>,
+    ) -> Urgency {
         let most = model.queue.map_or(0, |queue| queue.priority_max);
+        let most = priority_max.map_or(most, |of_tenant| of_tenant.min(most));
         let deadline = self.ttft_ms.map(|ms| arrived + Duration::from_millis(ms.into()));
         let class = self.priority.unwrap_or(0).min(most);
-        Urgency { arrived, class, tenant, deadline }
+        Urgency { arrived, class, client, deadline }
     }
 
     /// The flow of the request: the requested one, or the model's.

@@ -19,6 +19,16 @@ pub(super) const ADDITION_DIALECT: Dialect = Dialect {
     ..DIALECT
 };
 
+/// The hints of the checks of a file of API keys.
+pub(super) const KEYS_DIALECT: Dialect = Dialect {
+    later_keys: &[],
+    later_values: &[],
+    renamed_keys: &[],
+    secret_keys: &["sha256"],
+    empty: "write `keys: []`, or add keys with `splitrail keys new`",
+    too_large: "use several entries of `auth`, each with a file of its own",
+};
+
 /// Keys that had another name before version 1.0, which accepts both names. Each row is a line of
 /// the changelog.
 pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[

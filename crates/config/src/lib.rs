@@ -16,6 +16,7 @@ use dialect::DIALECT;
 mod addition;
 mod dialect;
 mod digest;
+pub mod keys;
 pub mod model;
 mod parts;
 mod rules;

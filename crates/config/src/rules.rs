@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
 
+mod access;
 mod connector;
 mod discovery;
 mod events;
@@ -39,6 +40,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     for section in ["ledger", "record"] {
         file_of_lines(root, section, base_dir, report);
     }
+    access::check(root, base_dir, report);
     fleet::check(root, base_dir, report);
     limits::check(root, report);
     events::check(root, base_dir, report);

@@ -200,8 +200,8 @@ impl Waiting {
             key: Arc::new(Waiter { asked, reply: Mutex::new(Some(reply)) }),
             arrival_ns: self.ns(urgency.arrived),
             class: urgency.class,
-            tenant: urgency.tenant,
-            tenant_weight: 1.0,
+            tenant: urgency.client.number,
+            tenant_weight: urgency.client.weight,
             deadline_ns: urgency.deadline.map(|at| self.ns(at)),
             query,
         };
@@ -326,6 +326,7 @@ mod tests {
     use splitrail_kv::{HashSeed, IndexConfig};
 
     use super::*;
+    use splitrail_api::steering::ClientShare;
 
     fn pool() -> Pool {
         let seed = HashSeed(1);
@@ -346,7 +347,7 @@ mod tests {
             draw,
         };
         let arrived = Instant::now();
-        let urgency = Urgency { arrived, class: 0, tenant: 0, deadline: None };
+        let urgency = Urgency { arrived, class: 0, client: ClientShare::EVERYONE, deadline: None };
         Asked {
             leg,
             hashes: Arc::default(),

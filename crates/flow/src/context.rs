@@ -13,6 +13,7 @@ use super::gate::Need;
 use super::place::Placed;
 use super::plan::LocalReason;
 use crate::prepare::{Preparer, Unit};
+use splitrail_access::Tenant;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::name::Name;
@@ -50,6 +51,8 @@ pub struct Context {
     pub request_id: Name,
     /// The W3C trace context that is sent to engines.
     pub traceparent: Option<HeaderValue>,
+    /// The tenant of the request; `None` if the router has no tenants.
+    pub tenant: Option<Arc<Tenant>>,
     /// The urgency of the request; it counts while the request waits in the queue.
     pub urgency: Urgency,
     /// The time that the request has spent in each stage.

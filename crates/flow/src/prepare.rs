@@ -11,6 +11,7 @@ use bytes::Bytes;
 use splitrail_kv::{BlockHash, Chain, Namespace};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use splitrail_access::Tenant;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::{self, Charge, Memory, MemoryBudget, Meter};
 use splitrail_api::request::{Options, Prompt, unknown_model};
@@ -212,28 +213,32 @@ impl Preparer {
     }
 }
 
-/// Prepares the body of a request.
+/// Prepares the body of a request of a tenant, or of anyone if the router has no tenants.
 ///
 /// # Errors
-/// An error with status 400 or 404 for a mistake of the client; a refusal if the memory of all
-/// requests has reached its bound.
+/// An error with status 400 or 404 for a mistake of the client; a 403 if the tenant may not use the
+/// model; a refusal if the memory of all requests has reached its bound.
 pub async fn prepare(
     preparer: &Arc<Preparer>,
     endpoint: Endpoint,
     payload: Payload,
+    tenant: Option<&Arc<Tenant>>,
 ) -> Result<Prepared, Error> {
     let serving = preparer.cluster.serving();
     let template_max = serving.limits.template_timeout;
     if short::is_short(&payload, serving.tokenizing) {
         let watch = Watch { abandoned: None, template_max };
-        return watch::with(watch, || compute(preparer, endpoint, payload));
+        let tenant = tenant.map(|tenant| &**tenant);
+        return watch::with(watch, || compute(preparer, endpoint, payload, tenant));
     }
     drop(serving);
     let computing = Arc::clone(preparer);
+    let tenant = tenant.cloned();
     let waiting = Waiting::default();
     let watch = Watch { abandoned: Some(Arc::clone(&waiting.is_over)), template_max };
     let bytes = payload.bytes();
-    let work = move || watch::with(watch, || compute(&computing, endpoint, payload));
+    let work =
+        move || watch::with(watch, || compute(&computing, endpoint, payload, tenant.as_deref()));
     preparer.run_off_reactor(bytes, work).await?
 }
 
@@ -254,7 +259,12 @@ async fn acquire(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Err
     permit.map_err(|_| Error::new(Kind::Internal, "the router is stopping"))
 }
 
-fn compute(preparer: &Preparer, endpoint: Endpoint, payload: Payload) -> Result<Prepared, Error> {
+fn compute(
+    preparer: &Preparer,
+    endpoint: Endpoint,
+    payload: Payload,
+    tenant: Option<&Tenant>,
+) -> Result<Prepared, Error> {
     let cluster = &preparer.cluster;
     let serving = cluster.serving();
     let limits = &serving.limits;
@@ -264,6 +274,11 @@ fn compute(preparer: &Preparer, endpoint: Endpoint, payload: Payload) -> Result<
     let mut inbound = payload.read(endpoint, &serving, &mut memory)?;
     let Named { model, adapter } = named(&serving, endpoint, &inbound.model_name)?;
     let served = Arc::clone(&serving.models[model]);
+    if let Some(tenant) = tenant {
+        let name = if inbound.model_name.is_empty() { served.name() } else { &inbound.model_name };
+        tenant.check_model(name)?;
+        separate(&mut inbound, tenant);
+    }
     // Engines know the model by its configured name and an adapter by the adapter's name.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
@@ -361,6 +376,15 @@ fn check_connector(served: &Served, endpoint: Endpoint) -> Result<(), Error> {
     let (path, connector) = (endpoint.path(), config.connector.name());
     let message = format!("this model's workers (connector {connector}) cannot serve {path}");
     Err(Error::new(Kind::InvalidRequest, message))
+}
+
+/// Separates the cached blocks of a tenant's request from those of other cache groups.
+fn separate(inbound: &mut Inbound, tenant: &Tenant) {
+    if inbound.endpoint.computes() {
+        let salt = tenant.salt(inbound.cache_salt.as_deref());
+        inbound.body.set("cache_salt", json::quote(&salt));
+        inbound.cache_salt = Some(salt);
+    }
 }
 
 /// Refuses a `cache_salt` on endpoints where SGLang ignores it, because the client would share

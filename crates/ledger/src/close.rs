@@ -11,23 +11,25 @@ use super::record::{Ended, RequestRecord};
 use splitrail_telemetry::{LabelledSeries, Metrics, ModelSeries};
 
 /// Closes the entries of a request. Legs count as served if the request ended with `ok`, and as
-/// wasted otherwise, because their results reached no client.
+/// wasted otherwise, because their results reached no client. Returns the tokens of the request.
 pub fn close(
     metrics: &Metrics,
     series: &ModelSeries,
     ledger: &Lines,
     ended: &Ended<'_>,
     decisions: &[DecisionHandle],
-) {
+) -> Used {
     let labelled = LabelledSeries { model: ended.model, series };
     // A record is made only if there is a ledger file. The metric is computed from the same entries
     // by the same function.
     let recorded = ledger.is_open();
     let mut entries: Vec<Entry> = Vec::new();
     let mut cached = Vec::with_capacity(1);
+    let mut used = Used::default();
     for decision in decisions {
         decision.close_entry(ended.outcome, |entry| {
             count_prompt(metrics, labelled, entry);
+            used.add(ended.outcome, entry);
             let tokens = entry.cached().map(|cached| cached.tokens);
             cached.push((entry.is_further_sample(), tokens));
             if recorded {
@@ -41,8 +43,49 @@ pub fn close(
         let result = if cached > 0 { "hit" } else { "miss" };
         series.hit_or_miss(metrics, ended.model, result);
     }
+    if let Some(tenant) = ended.tenant {
+        count_tenant(metrics, tenant.label, ended.outcome, used);
+    }
     if recorded {
         ledger.write(&RequestRecord::new(ended, &entries));
+    }
+    used
+}
+
+/// The tokens of a finished request, as the ledger file has them. Requests that did not end with
+/// `ok` have none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// Prompt tokens, with each prompt counted once.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that were cached on the workers that computed the prompts.
+    pub cached_tokens: u64,
+    /// Generated tokens of all prompts.
+    pub completion_tokens: u64,
+}
+
+impl Used {
+    fn add(&mut self, outcome: &str, entry: &Entry) {
+        if outcome != "ok" {
+            return;
+        }
+        self.completion_tokens += u64::from(entry.completion_tokens().unwrap_or(0));
+        if !entry.is_further_sample() {
+            self.prompt_tokens += u64::from(entry.prompt_tokens().unwrap_or(0));
+            self.cached_tokens += entry.cached().map_or(0, |cached| u64::from(cached.tokens));
+        }
+    }
+}
+
+fn count_tenant(metrics: &Metrics, tenant: &str, outcome: &str, used: Used) {
+    metrics.tenant_requests.with_label_values(&[tenant, outcome]).inc();
+    let tokens = [
+        ("prompt", used.prompt_tokens),
+        ("cached", used.cached_tokens),
+        ("completion", used.completion_tokens),
+    ];
+    for (kind, tokens) in tokens {
+        metrics.tenant_tokens.with_label_values(&[tenant, kind]).inc_by(tokens);
     }
 }
 

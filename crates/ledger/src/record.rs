@@ -19,7 +19,7 @@ pub struct RequestRecord {
     pub version: u32,
     /// The request id that the client saw.
     pub request_id: String,
-    /// The tenant of the request. At present always `None`.
+    /// The tenant of the request; `None` if the router has no tenants.
     pub tenant: Option<String>,
     /// The model's configured name.
     pub model: String,
@@ -216,11 +216,22 @@ impl Serialize for Entry {
     }
 }
 
+/// The name of a tenant.
+#[derive(Clone, Copy, Debug)]
+pub struct TenantName<'a> {
+    /// The configured name.
+    pub name: &'a str,
+    /// The value of the metrics' label `tenant`: the name, or `other` if there are too many tenants.
+    pub label: &'a str,
+}
+
 /// The facts about a finished request that do not belong to one of its prompts.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended<'a> {
     /// The request id that the client saw.
     pub request_id: &'a str,
+    /// The tenant of the request; `None` if the router has no tenants.
+    pub tenant: Option<TenantName<'a>>,
     /// The model's configured name.
     pub model: &'a str,
     /// The value of the metrics' label `endpoint`.
@@ -260,7 +271,7 @@ impl RequestRecord {
         Self {
             version: Self::VERSION,
             request_id: ended.request_id.to_owned(),
-            tenant: None,
+            tenant: ended.tenant.map(|tenant| tenant.name.to_owned()),
             model: ended.model.to_owned(),
             endpoint: ended.endpoint,
             flow: ended.flow,
@@ -346,6 +357,7 @@ mod tests {
     fn record(entries: &[Entry], outcome: &'static str) -> RequestRecord {
         let ended = Ended {
             request_id: "r",
+            tenant: None,
             model: "m",
             endpoint: "completions",
             flow: "aggregated",

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
+use std::hint::black_box;
 use std::io::{self, Read};
 use std::path::PathBuf;
 
@@ -136,6 +137,15 @@ impl Secret {
             }
         }
     }
+}
+
+/// Whether two secrets are equal, in a time that does not depend on where they differ.
+pub fn is_same(given: &[u8], known: &[u8]) -> bool {
+    let mut differs = u8::from(given.len() != known.len());
+    for (given, known) in given.iter().zip(known) {
+        differs = black_box(differs | (given ^ known));
+    }
+    black_box(differs) == 0
 }
 
 #[cfg(test)]

@@ -70,6 +70,15 @@ macro_rules! metrics {
 metrics! {
     /// Requests that have ended, by endpoint, flow and outcome.
     requests: IntCounterVec("requests_total"; "model", "endpoint", "flow", "outcome");
+    /// Requests of tenants that have ended, by outcome. Beyond 200 configured tenants, the label is
+    /// `other`.
+    tenant_requests: IntCounterVec("tenant_requests_total"; "tenant", "outcome");
+    /// Tokens of completed requests of tenants, by kind: prompt, cached (a part of prompt) or
+    /// completion.
+    tenant_tokens: IntCounterVec("tenant_tokens_total"; "tenant", "kind");
+    /// Requests that were refused because of their credential, by listener and reason: missing,
+    /// unknown, expired, no_tenant or wrong_use.
+    refused_credentials: IntCounterVec("refused_credentials_total"; "listener", "reason");
     /// Requests in flight.
     requests_in_flight: IntGaugeVec("requests_in_flight"; "model");
     /// Memory in bytes that requests hold, as charged to `limits.request_memory_max_bytes`.
@@ -151,6 +160,8 @@ metrics! {
     ledger_records: IntCounterVec("ledger_records_total"; "result");
     /// Lines of the record file: written, queue_full or write_failed.
     record_lines: IntCounterVec("record_lines_total"; "result");
+    /// Lines of the audit file: written, queue_full or write_failed.
+    audit_records: IntCounterVec("audit_records_total"; "result");
     /// Completed requests with cached tokens (hit) and without (miss).
     prefix_cache_requests: IntCounterVec("prefix_cache_requests_total"; "model", "result");
     /// Requests of P/D models whose prompt the decode worker computed, by reason.

@@ -22,6 +22,8 @@ use splitrail_flow::prepare::Payload;
 pub(super) struct ExplainQuery {
     /// The id of a recently served request.
     request_id: Option<String>,
+    /// The name of the tenant whose request it is.
+    tenant: Option<String>,
     /// The path for which the body is meant; if it is missing, it is derived from the body's
     /// members.
     endpoint: Option<String>,
@@ -45,7 +47,17 @@ pub(super) async fn show(
     }
     let endpoint = endpoint(wanted.endpoint.as_deref(), &body)?;
     let steering = Steering::read(&headers).map_err(refused)?;
-    let explained = explain::dry_run(&admin.core, endpoint, Payload::Json(body), steering);
+    let access = admin.core.access.load();
+    let tenant = match wanted.tenant.as_deref() {
+        None => None,
+        Some(name) => Some(access.tenant(name).cloned().ok_or_else(|| {
+            let message = format!("no tenant is called `{name}`");
+            Refusal::new(StatusCode::NOT_FOUND, "unknown_tenant", message)
+        })?),
+    };
+    drop(access);
+    let body = Payload::Json(body);
+    let explained = explain::dry_run(&admin.core, endpoint, body, steering, tenant.as_ref());
     Ok(json_reply(explained.await.map_err(refused)?))
 }
 
@@ -89,7 +101,7 @@ fn refused(error: Error) -> Refusal {
 
 /// The decisions for a request, as far as they are still kept.
 fn past(admin: &Admin, id: &str) -> Result<Response> {
-    explain::past(&admin.core, id).map(json_reply).ok_or_else(|| {
+    explain::past(&admin.core, id, None).map(json_reply).ok_or_else(|| {
         let message = explain::not_kept(&admin.core, id);
         Refusal::new(StatusCode::NOT_FOUND, "unknown_request", message)
     })

@@ -1,10 +1,13 @@
 //! Restricts who may use the admin listener.
 //!
-//! The listener requires no credential, so it must not be reachable by accident: hosts other than
-//! loopback may not change anything, and web pages in a browser on an allowed host may not use it.
+//! With `listen.admin_access: open`, reading needs no credential, so the listener must not be
+//! reachable by accident: hosts other than loopback may change something only with a credential of
+//! the role `admin`. With `roles`, every request needs a credential. Web pages in a browser on an
+//! allowed host may not use the listener.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use axum::extract::{ConnectInfo, Request};
 use axum::middleware::Next;
@@ -14,9 +17,15 @@ use http::uri::Authority;
 use http::{Method, StatusCode};
 
 use super::refusal::Refusal;
+use crate::audit::Change;
 use crate::core::Core;
+use crate::ingress::context::X_REQUEST_ID;
 use crate::ingress::http::whole;
+use crate::ingress::identify::refused;
 use crate::ingress::reply::reply_error;
+use splitrail_access::{Refusal as Refused, Role};
+use splitrail_api::error::{Error, Kind};
+use splitrail_config::model::AdminAccess;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
@@ -29,17 +38,86 @@ pub(super) async fn guard(
     request: Request,
     next: Next,
 ) -> Response {
-    if let Err(why) = check(bound.ip(), peer.ip(), &request) {
-        return Refusal::new(StatusCode::FORBIDDEN, "forbidden", why).into_response();
+    let operator = core.access.load().operator(request.headers(), SystemTime::now());
+    let operator = match operator {
+        Ok(operator) => operator,
+        Err(refusal) => return reply_error(refused(&core, "admin", peer.ip(), refusal)),
+    };
+    let role = operator.as_ref().map(|operator| operator.role);
+    let access = core.serving().config.listen.admin_access;
+    let refused = match check(bound.ip(), peer.ip(), role, &request) {
+        Err(why) => Some(Refusal::new(StatusCode::FORBIDDEN, "forbidden", why).into_response()),
+        Ok(()) => check_role(access, role, &request).err().map(reply_error),
+    };
+    let change = is_change(&request).then(|| {
+        let headers = request.headers();
+        let request_id = headers.get(X_REQUEST_ID).and_then(|id| id.to_str().ok());
+        let request_id = request_id.map(|id| id.chars().take(REQUEST_ID_MAX).collect::<String>());
+        (request.method().clone(), request.uri().path().to_owned(), request_id)
+    });
+    let response = match refused {
+        Some(refused) => refused,
+        None => {
+            let (parts, body) = request.into_parts();
+            match whole(body, &core).await {
+                Ok((body, _held)) => next.run(Request::from_parts(parts, body.into())).await,
+                Err(error) => reply_error(error),
+            }
+        }
+    };
+    if let Some((method, path, request_id)) = &change {
+        core.audit.change(Change {
+            key: operator.as_ref().map(|operator| &*operator.key),
+            role: role.map(Role::name),
+            address: peer.ip().to_canonical(),
+            method: method.as_str(),
+            path,
+            status: response.status().as_u16(),
+            request_id: request_id.as_deref(),
+        });
     }
-    let (parts, body) = request.into_parts();
-    match whole(body, &core).await {
-        Ok((body, _held)) => next.run(Request::from_parts(parts, body.into())).await,
-        Err(error) => reply_error(error),
+    response
+}
+
+/// Maximum number of characters of a request id in the audit file.
+const REQUEST_ID_MAX: usize = 128;
+
+/// Paths that need no credential.
+const HEALTH: [&str; 2] = ["/health", "/ready"];
+
+/// Whether a request would change something.
+fn is_change<B>(request: &http::Request<B>) -> bool {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    !reads && request.uri().path() != "/admin/explain"
+}
+
+/// Checks that the role of an operator is sufficient.
+///
+/// # Errors
+/// A 401 without a role, a 403 with one that may only read.
+fn check_role<B>(
+    access: AdminAccess,
+    role: Option<Role>,
+    request: &http::Request<B>,
+) -> Result<(), Error> {
+    let needed = if is_change(request) { Role::Admin } else { Role::Read };
+    match (access, role) {
+        (_, Some(role)) if role >= needed => Ok(()),
+        (_, Some(_)) => {
+            Err(Error::new(Kind::NotPermitted, "changes need a credential of the role `admin`"))
+        }
+        (AdminAccess::Open, None) => Ok(()),
+        (AdminAccess::Roles, None) if HEALTH.contains(&request.uri().path()) => Ok(()),
+        (AdminAccess::Roles, None) => Err(Refused::Missing.into()),
     }
 }
 
-fn check<B>(bound: IpAddr, peer: IpAddr, request: &http::Request<B>) -> Result<(), &'static str> {
+fn check<B>(
+    bound: IpAddr,
+    peer: IpAddr,
+    role: Option<Role>,
+    request: &http::Request<B>,
+) -> Result<(), &'static str> {
     // A web page may use a host name of its own that resolves to loopback (DNS rebinding).
     if bound.is_loopback() && !names_loopback(request) {
         return Err("the admin listener is on loopback: call it by `127.0.0.1`, `[::1]` or \
@@ -48,8 +126,11 @@ fn check<B>(bound: IpAddr, peer: IpAddr, request: &http::Request<B>) -> Result<(
     if matches!(*request.method(), Method::GET | Method::HEAD) {
         return Ok(());
     }
-    if !peer.to_canonical().is_loopback() {
-        return Err("changes are accepted only from the router's own host");
+    if role.is_none() && !peer.to_canonical().is_loopback() {
+        return Err(
+            "changes are accepted only from the router's own host, or with a credential of \
+                    the role `admin`",
+        );
     }
     let site = request.headers().get(SEC_FETCH_SITE);
     if request.headers().contains_key(ORIGIN) || site.is_some_and(|site| site != "none") {
@@ -76,13 +157,48 @@ fn names_loopback<B>(request: &http::Request<B>) -> bool {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_role_is_needed_for_everything_but_health_if_it_is_needed_at_all() {
+        let status = |access, role, method, path: &str| {
+            let request = http::Request::builder().method(method).uri(path).body(()).unwrap();
+            let checked = check_role(access, role, &request);
+            checked.map_or_else(|error| error.status().as_u16(), |()| 200)
+        };
+        use AdminAccess::{Open, Roles};
+        for (access, role, method, path, expected) in [
+            (Open, None, Method::GET, "/metrics", 200),
+            (Open, None, Method::POST, "/admin/reload", 200),
+            (Open, Some(Role::Read), Method::POST, "/admin/reload", 403),
+            (Roles, None, Method::GET, "/metrics", 401),
+            (Roles, None, Method::POST, "/admin/explain", 401),
+            (Roles, None, Method::GET, "/health", 200),
+            (Roles, None, Method::POST, "/admin/reload", 401),
+            (Roles, Some(Role::Read), Method::GET, "/metrics", 200),
+            (Roles, Some(Role::Read), Method::POST, "/admin/explain", 200),
+            (Roles, Some(Role::Read), Method::DELETE, "/admin/workers/w", 403),
+            (Roles, Some(Role::Admin), Method::DELETE, "/admin/workers/w", 200),
+        ] {
+            let found = status(access, role, method.clone(), path);
+            assert_eq!(found, expected, "{access:?} {role:?} {method} {path}");
+        }
+    }
+
+    #[test]
+    fn a_remote_host_may_change_something_only_with_a_role() {
+        let request = http::Request::builder().method(Method::POST).uri("/admin/reload");
+        let request = request.body(()).unwrap();
+        let [bound, peer] = ["0.0.0.0", "10.0.0.1"].map(|address| address.parse().unwrap());
+        assert!(check(bound, peer, None, &request).is_err());
+        assert!(check(bound, peer, Some(Role::Admin), &request).is_ok());
+    }
+
     fn admitted(bound: &str, peer: &str, method: Method, headers: &[(&str, &str)]) -> bool {
         let mut request = http::Request::builder().method(method).uri("/admin/reload");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let request = request.body(()).unwrap();
-        check(bound.parse().unwrap(), peer.parse().unwrap(), &request).is_ok()
+        check(bound.parse().unwrap(), peer.parse().unwrap(), None, &request).is_ok()
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The OpenAI API over HTTP. Only the paths listed here exist; the paths of engine requests are
 //! chosen by the router.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
+use axum::extract::{ConnectInfo, Extension, Path, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{any, get};
@@ -20,9 +21,9 @@ use splitrail_engine::dialect::Dialect;
 
 use super::connection_service::{Caller, Direct, Outgoing, Routes};
 use super::context::{Identity, X_REQUEST_ID, trace_context};
+use super::identify::{Sender, identify};
 use super::reply::{error_dialect, error_in, health, json_reply, ready, reply_error};
 use super::request_body::BoundedBody;
-use crate::admission::ShareKey;
 use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 use splitrail_api::Endpoint;
@@ -30,7 +31,7 @@ use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
 use splitrail_api::request::unknown_model;
-use splitrail_api::steering::Steering;
+use splitrail_api::steering::{ClientShare, Steering};
 use splitrail_config::model::Limits;
 use splitrail_fleet::{Named, Serving};
 use splitrail_flow::prepare::Payload;
@@ -59,12 +60,14 @@ fn all(core: Arc<Core>) -> Router {
         };
         routes.route(endpoint.path(), any(refuse))
     };
-    let routes = Endpoint::ALL.into_iter().fold(Router::new(), post_only);
-    routes
+    let with_sender = Router::new()
         .route("/v1/responses/{id}", get(no_response).delete(no_response))
         .route("/v1/models", get(list_models))
         // Names may contain slashes: `Qwen/Qwen3-8B`.
         .route("/v1/models/{*id}", get(show_model))
+        .layer(middleware::from_fn_with_state(Arc::clone(&core), name_sender));
+    let routes = Endpoint::ALL.into_iter().fold(with_sender, post_only);
+    routes
         .route("/health", get(health))
         .route("/ready", get(ready))
         .fallback(async |uri: Uri| {
@@ -86,6 +89,22 @@ async fn name_reply(request: Request, next: Next) -> Response {
     let mut reply = next.run(request).await;
     identity.put(reply.headers_mut());
     reply
+}
+
+/// Identifies the sender of a request that reads something.
+async fn name_sender(
+    State(core): State<Arc<Core>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    match identify(&core, "http", peer.ip(), request.headers(), None) {
+        Ok(sender) => {
+            request.extensions_mut().insert(sender);
+            next.run(request).await
+        }
+        Err(error) => error_in(error_dialect(request.uri()), error),
+    }
 }
 
 /// Responses are not stored.
@@ -123,9 +142,14 @@ async fn generate<B>(
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
+    let sender =
+        identify(core, "http", peer.ip(), request.headers(), None).inspect_err(|error| {
+            let labels = ["none", endpoint.name(), "none", error.outcome()];
+            core.metrics.requests.with_label_values(&labels).inc();
+        })?;
     let serving = core.serving();
-    let client = core.admission.key(&serving.limits.fair_by, peer.ip(), request.headers());
-    let mut scope = Scope::open(core, endpoint, identity.arrived, client);
+    let client = sender.share;
+    let mut scope = Scope::open(core, endpoint, identity.arrived, sender);
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let usage_detail = request.headers().contains_key(X_USAGE);
     let received = receive(core, &serving.limits, client, request).await;
@@ -145,7 +169,7 @@ where
 async fn receive<B>(
     core: &Arc<Core>,
     limits: &Limits,
-    client: Option<ShareKey>,
+    client: Option<ClientShare>,
     request: http::Request<B>,
 ) -> Result<(Steering, Bytes, Charge), Error>
 where
@@ -236,9 +260,12 @@ fn respond(reply: Reply, dialect: Dialect, request_id: &Name) -> http::Response<
         }
     };
     let headers = response.headers_mut();
-    for (name, value) in [(X_ROUTE, reply.route.header()), (SERVER_TIMING, reply.server_timing)] {
-        if let Ok(value) = HeaderValue::from_str(&value) {
-            headers.insert(name, value);
+    if reply.shows_route {
+        let shown = [(X_ROUTE, reply.route.header()), (SERVER_TIMING, reply.server_timing)];
+        for (name, value) in shown {
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                headers.insert(name, value);
+            }
         }
     }
     if let Some(removed) = reply.removed_fields.and_then(|names| names.parse().ok()) {
@@ -287,15 +314,19 @@ pub(super) fn log_failure(request_id: &str, error: &Error) {
     }
 }
 
-async fn list_models(State(core): State<Arc<Core>>) -> Response {
+async fn list_models(
+    State(core): State<Arc<Core>>,
+    Extension(sender): Extension<Sender>,
+) -> Response {
     let serving = core.serving();
-    let models: Vec<_> =
-        serving.names.iter().map(|(name, named)| describe(&serving, name, named)).collect();
+    let names = serving.names.iter().filter(|(name, _)| sender.may_use(name));
+    let models: Vec<_> = names.map(|(name, named)| describe(&serving, name, named)).collect();
     json_reply(json!({"object": "list", "data": models}))
 }
 
 async fn show_model(
     State(core): State<Arc<Core>>,
+    Extension(sender): Extension<Sender>,
     id: Result<Path<String>, PathRejection>,
 ) -> Response {
     let Ok(Path(id)) = id else {
@@ -303,9 +334,14 @@ async fn show_model(
     };
     let serving = core.serving();
     match serving.names.get(&id) {
+        Some(_) if !sender.may_use(&id) => {
+            let message = format!("the tenant may not use the model `{id}`");
+            reply_error(Error::new(Kind::NotPermitted, message).with_param("model"))
+        }
         Some(named) => json_reply(describe(&serving, &id, named)),
         None => {
-            let known: Vec<String> = serving.names.keys().cloned().collect();
+            let known = serving.names.keys().filter(|name| sender.may_use(name));
+            let known: Vec<String> = known.cloned().collect();
             reply_error(unknown_model(&id, &known))
         }
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use http::{HeaderValue, StatusCode, Uri};
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
@@ -13,6 +15,11 @@ use splitrail_engine::dialect::Dialect;
 use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
+
+/// Milliseconds after which a client may retry; OpenAI's clients read it before `retry-after`.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+/// Whether a client should retry; OpenAI's clients obey it.
+const X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// An error as an OpenAI error object.
 pub fn reply_error(error: Error) -> Response {
@@ -28,7 +35,17 @@ pub fn error_in(dialect: Dialect, error: Error) -> Response {
     if let Some(seconds) = error.retry_after_s() {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
+    if let Some(ms) = error.retry_after_ms() {
+        headers.insert(RETRY_AFTER_MS, HeaderValue::from(ms));
+    }
+    if error.should_not_retry() {
+        headers.insert(X_SHOULD_RETRY, HeaderValue::from_static("false"));
+    }
     match error.kind() {
+        // RFC 9110, section 11.6.1, and RFC 6750, section 3.
+        Kind::Unauthenticated => {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         // The accepted content type; RFC 9110, section 15.5.16.
         Kind::UnsupportedMedia if error.param() == Some("content-type") => {
             headers.insert(ACCEPT, HeaderValue::from_static("application/json"));

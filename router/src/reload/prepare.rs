@@ -6,6 +6,7 @@ use super::diff::changes;
 use super::report::Report;
 use crate::assemble::reassemble;
 use crate::core::Core;
+use splitrail_access::Access;
 use splitrail_config::{Problem, Problems, Source};
 use splitrail_fleet::Serving;
 use splitrail_fleet::membership::ClaimError;
@@ -61,7 +62,7 @@ impl From<Problems> for Refused {
 }
 
 /// Keys that are used only at the start, with everything below them.
-const FIXED: [&[&str]; 9] = [
+const FIXED: [&[&str]; 10] = [
     &["listen"],
     &["hash_seed"],
     &["fleet"],
@@ -69,16 +70,20 @@ const FIXED: [&[&str]; 9] = [
     &["rng_seed"],
     &["ledger"],
     &["record"],
+    &["audit"],
     &["limits", "body_max_bytes"],
     &["limits", "in_flight_max"],
 ];
 
+/// What a reload puts in place of the current state.
+pub(super) struct Prepared {
+    pub(super) serving: Serving,
+    pub(super) access: Access,
+    pub(super) report: Report,
+}
+
 /// Builds what a file configures, in place of the current state, which is not changed.
-pub(super) fn prepare(
-    file: &Path,
-    core: &Core,
-    before: &Serving,
-) -> Result<(Serving, Report), Refused> {
+pub(super) fn prepare(file: &Path, core: &Core, before: &Serving) -> Result<Prepared, Refused> {
     let loaded = splitrail_config::load(file, splitrail_fleet::PARTS)?;
     let changes = changes(&before.config, &loaded.config);
     let fixed = changes.iter().filter_map(|change| {
@@ -94,10 +99,14 @@ pub(super) fn prepare(
     }
     let source = loaded.source().clone();
     let places: Vec<String> = loaded.config.models.iter().map(|model| model.name.clone()).collect();
+    let access = Access::new(&loaded.config, Some(&core.access.load())).map_err(|error| {
+        let hint = "`splitrail check` says the same";
+        Refused::listing(vec![source.problem(&["auth"], error.to_string(), hint)])
+    })?;
     let serving = reassemble(loaded.config, core, before);
     let serving = serving.map_err(|error| located(&error, &source, &places))?;
     let report = Report::new(before, &serving, changes, loaded.warnings);
-    Ok((serving, report))
+    Ok(Prepared { serving, access, report })
 }
 
 /// The place in the file of the resource that is not available.

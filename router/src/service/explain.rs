@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::core::Core;
+use splitrail_access::Tenant;
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::steering::Steering;
@@ -13,7 +14,7 @@ use splitrail_flow::explain::explain;
 use splitrail_flow::prepare::{Payload, prepare};
 use splitrail_ledger::decisions::Decision;
 
-/// What would be decided for a request. Nothing is sent, booked or counted.
+/// What would be decided for a request of this tenant. Nothing is sent, booked or counted.
 ///
 /// # Errors
 /// Those of the front door.
@@ -22,15 +23,21 @@ pub async fn dry_run(
     endpoint: Endpoint,
     payload: Payload,
     steering: Steering,
+    tenant: Option<&Arc<Tenant>>,
 ) -> Result<Value, Error> {
-    let prepared = prepare(&core.preparer, endpoint, payload).await?;
+    let prepared = prepare(&core.preparer, endpoint, payload, tenant).await?;
     let explanation = explain(&prepared, steering)?;
     Ok(json!({ "dry_run": true, "explanation": explanation }))
 }
 
 /// The decisions for a recently served request; `None` if none of them is kept.
-pub fn past(core: &Core, request_id: &str) -> Option<Value> {
+///
+/// With a tenant, decisions for requests of other tenants are not shown.
+pub fn past(core: &Core, request_id: &str, tenant: Option<&Tenant>) -> Option<Value> {
     let mut decisions = core.decisions.newest(Some(request_id), usize::MAX);
+    if let Some(tenant) = tenant {
+        decisions.retain(|decision| decision.tenant() == Some(&*tenant.name));
+    }
     decisions.sort_by_key(|decision| decision.prompt_index());
     let serving = core.serving();
     let explained: Vec<Value> = decisions

@@ -11,12 +11,15 @@ use bytes::Bytes;
 use futures_util::Stream;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::admission::{Share, ShareKey};
+use crate::admission::Share;
 use crate::core::{Core, LiveRequest};
+use crate::ingress::identify::Sender;
+use splitrail_access::{Tenant, TenantPlaces};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
+use splitrail_api::steering::ClientShare;
 use splitrail_fleet::Served;
 use splitrail_fleet::losses::Followed;
 use splitrail_flow::context::{Context, flow_name};
@@ -24,7 +27,7 @@ use splitrail_flow::prepare::Unit;
 use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::close::close;
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
-use splitrail_ledger::record::Ended;
+use splitrail_ledger::record::{Ended, TenantName};
 use splitrail_ledger::recorder::{Prompt, Times};
 use splitrail_telemetry::clock::unix_ms;
 
@@ -37,8 +40,10 @@ pub struct Scope {
     /// The places: one once the body is complete, and further ones once the number of units is
     /// known.
     permits: [Option<Share>; 2],
-    /// The client to which the places are charged.
-    client: Option<ShareKey>,
+    /// The sender, to whom the places are charged.
+    sender: Sender,
+    /// The places among those of the tenant, taken with `permits`.
+    tenant_places: [Option<TenantPlaces>; 2],
     /// The charge for the body, until the end, because further attempts need the body.
     body: Option<Charge>,
     /// The charge for what was prepared from the body.
@@ -71,14 +76,10 @@ static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 impl Scope {
     /// Opens the scope of a request that has begun to arrive.
-    pub fn open(
-        core: &Arc<Core>,
-        endpoint: Endpoint,
-        arrived: Instant,
-        client: Option<ShareKey>,
-    ) -> Self {
+    pub fn open(core: &Arc<Core>, endpoint: Endpoint, arrived: Instant, sender: Sender) -> Self {
         Self {
-            client,
+            sender,
+            tenant_places: [None, None],
             body: None,
             prepared: None,
             core: Arc::clone(core),
@@ -94,17 +95,31 @@ impl Scope {
     /// Takes a place, when the body is complete.
     ///
     /// # Errors
-    /// No place is free.
+    /// No place is free, or the tenant has reached its limit.
     pub(super) fn admit(&mut self) -> Result<(), Error> {
-        self.permits[0] = Some(self.core.admit(self.client, 1)?);
+        self.take_places(0, 1, 1)
+    }
+
+    /// Takes places for a request that needs `whole` places altogether.
+    fn take_places(&mut self, slot: usize, places: usize, whole: usize) -> Result<(), Error> {
+        if let Some(tenant) = &self.sender.tenant {
+            self.tenant_places[slot] = Some(TenantPlaces::take(tenant, places, whole)?);
+        }
+        self.permits[slot] = Some(self.core.admit(self.sender.share, places)?);
         Ok(())
+    }
+
+    /// The tenant of the request; `None` if the router has no tenants.
+    pub(super) fn tenant(&self) -> Option<&Arc<Tenant>> {
+        self.sender.tenant.as_ref()
     }
 
     /// Takes further places for a request of several units, each of which is served like a request
     /// of its own; the first unit has the request's place.
     ///
     /// # Errors
-    /// No places are free; a 400 if there are never enough places.
+    /// No places are free, or the tenant has reached its limit; a 400 if there are never enough
+    /// places.
     pub(super) fn admit_units(&mut self, units: usize) -> Result<(), Error> {
         let max = self.core.in_flight.places();
         if units > max {
@@ -115,7 +130,7 @@ impl Scope {
             return Err(Error::new(Kind::InvalidRequest, message));
         }
         if units > 1 {
-            self.permits[1] = Some(self.core.admit(self.client, units - 1)?);
+            self.take_places(1, units - 1, units)?;
         }
         Ok(())
     }
@@ -172,9 +187,9 @@ impl Scope {
         });
     }
 
-    /// When the request arrived, and the client's number; 0 if clients are not distinguished.
-    pub(super) fn origin(&self) -> (Instant, u64) {
-        (self.arrived, self.client.map_or(0, ShareKey::number))
+    /// When the request arrived, and the client whose share of the queue it counts towards.
+    pub(super) fn origin(&self) -> (Instant, ClientShare) {
+        (self.arrived, self.sender.share.unwrap_or(ClientShare::EVERYONE))
     }
 
     /// Notes that the reply has begun.
@@ -220,7 +235,12 @@ impl Scope {
         let (model, flow) = self.labels();
         let metrics = &self.core.metrics;
         let seconds = now.duration_since(self.arrived).as_secs_f64();
+        let tenant = self.sender.tenant.as_ref();
+        let tenant = tenant.map(|tenant| TenantName { name: &tenant.name, label: &tenant.label });
         let Some(placed) = &self.placed else {
+            if let Some(tenant) = tenant {
+                metrics.tenant_requests.with_label_values(&[tenant.label, outcome]).inc();
+            }
             metrics.requests.with_label_values(&[model, self.endpoint, flow, outcome]).inc();
             metrics.request.with_label_values(&[model, flow]).observe(seconds);
             return;
@@ -229,10 +249,18 @@ impl Scope {
         let ended_unix_ms = unix_ms();
         let arrived_unix_ms = ended_unix_ms.saturating_sub((seconds * 1e3) as u64);
         let (endpoint, request_id) = (self.endpoint, &placed.request_id);
-        let ended =
-            Ended { request_id, model, endpoint, flow, outcome, arrived_unix_ms, ended_unix_ms };
+        let ended = Ended {
+            request_id,
+            tenant,
+            model,
+            endpoint,
+            flow,
+            outcome,
+            arrived_unix_ms,
+            ended_unix_ms,
+        };
         let (series, ledger) = (&placed.served.series, &self.core.books.ledger);
-        close(metrics, series, ledger, &ended, &placed.decisions);
+        let _used = close(metrics, series, ledger, &ended, &placed.decisions);
         self.record_decisions(placed, arrived_unix_ms, seconds);
         let pool = &placed.served.pool;
         if outcome == "ok" {

@@ -10,9 +10,9 @@ use tonic::Status;
 
 use super::hello::CheckedHello;
 use super::inbound::Inbound;
-use super::tokens::same;
 use crate::{Fleet, Source};
 use splitrail_proto::v1;
+use splitrail_settings::secret::is_same;
 use splitrail_telemetry::Metrics;
 
 /// Sends messages to a shim.
@@ -150,7 +150,7 @@ impl SessionRegistry {
 impl Reservation {
     /// Whether the caller proved that it is the process with the newest stream.
     fn is_of(&self, hello: &CheckedHello) -> bool {
-        !self.secret.is_empty() && same(&hello.secret, &self.secret)
+        !self.secret.is_empty() && is_same(&hello.secret, &self.secret)
     }
 }
 

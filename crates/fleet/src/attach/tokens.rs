@@ -1,11 +1,11 @@
 //! The tokens by which shims authenticate.
 
-use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::credentials::Workers;
 use splitrail_config::model::{FleetConfig, Secret};
+use splitrail_settings::secret::is_same;
 
 /// Minimum time between two reads of the files.
 const READ_INTERVAL_MIN: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ impl Tokens {
         for source in &self.sources {
             let mut is_one = false;
             for token in source.known.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-                is_one |= same(given, token.as_bytes());
+                is_one |= is_same(given, token.as_bytes());
             }
             if is_one {
                 accepted.push(source.workers.clone());
@@ -91,15 +91,6 @@ impl Tokens {
             }
         }
     }
-}
-
-/// Whether two texts are equal, in a time that does not depend on where they differ.
-pub(super) fn same(given: &[u8], known: &[u8]) -> bool {
-    let mut differs = u8::from(given.len() != known.len());
-    for (given, known) in given.iter().zip(known) {
-        differs = black_box(differs | (given ^ known));
-    }
-    black_box(differs) == 0
 }
 
 #[cfg(test)]

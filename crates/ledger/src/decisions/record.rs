@@ -14,6 +14,9 @@ pub struct Decision {
     pub(super) request_id: Name,
     /// The place of the prompt in its batch.
     pub(super) prompt_index: usize,
+    /// The tenant of the request; `None` if the router has no tenants.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tenant: Option<Name>,
     /// The model's configured name.
     pub(super) model: Name,
     /// The flow that was executed: `aggregated`, `prefill_first`, `decode_first`, `decode_only`.
@@ -92,6 +95,8 @@ pub struct DecisionStart {
     pub request_id: Name,
     /// The place of the prompt in its batch.
     pub prompt_index: usize,
+    /// The tenant of the request; `None` if the router has no tenants.
+    pub tenant: Option<Name>,
     /// The model's configured name.
     pub model: Name,
     /// The flow that the request is meant to take.
@@ -114,6 +119,7 @@ impl From<DecisionStart> for Decision {
         Self {
             request_id: start.request_id,
             prompt_index: start.prompt_index,
+            tenant: start.tenant,
             model: start.model,
             flow: start.flow,
             local_reason: None,
@@ -153,6 +159,11 @@ impl Decision {
     /// The place of the prompt in its batch.
     pub fn prompt_index(&self) -> usize {
         self.prompt_index
+    }
+
+    /// The tenant of the request; `None` if the router has no tenants.
+    pub fn tenant(&self) -> Option<&str> {
+        self.tenant.as_deref()
     }
 
     /// The model's configured name.

@@ -18,6 +18,7 @@ use tonic::Status;
 use super::super::connection_service::Outgoing;
 use super::super::context::{Identity, trace_context};
 use super::super::http::{X_REMOVED_FIELDS, log_failure};
+use super::super::identify::{Sender, identify};
 use super::super::request_body::BoundedBody;
 use super::Method;
 use super::body::payload;
@@ -27,7 +28,6 @@ use super::explain::explain;
 use super::head::{self, Deadline};
 use super::message::{check_encoding, put, receive, succeeded};
 use super::weigh::decoded_bytes;
-use crate::admission::ShareKey;
 use crate::core::Core;
 use crate::service::{Call, ReplyBody, Scope, serve};
 use splitrail_api::Endpoint;
@@ -92,7 +92,7 @@ pub(super) type Answered = (Body, Option<String>);
 pub(super) struct Received {
     pub(super) message: Bytes,
     pub(super) held: Charge,
-    client: Option<ShareKey>,
+    pub(super) sender: Sender,
 }
 
 /// Receives the message of a call. A call for which no place is free is refused immediately, before
@@ -107,8 +107,9 @@ where
 {
     let serving = core.serving();
     let limits = &serving.limits;
-    let client = core.admission.key(&limits.fair_by, peer.ip(), request.headers());
-    core.check_free_places(client).map_err(|error| {
+    let sender = identify(core, "grpc", peer.ip(), request.headers(), None);
+    let sender = sender.and_then(|sender| core.check_free_places(sender.share).map(|()| sender));
+    let sender = sender.map_err(|error| {
         let labels = ["none", "none", "none", error.outcome()];
         core.metrics.requests.with_label_values(&labels).inc();
         error.to_grpc()
@@ -116,7 +117,7 @@ where
     check_encoding(request.headers())?;
     let body = BoundedBody::new(request.into_body(), core, limits, FRAMING_BYTES);
     let (message, held) = receive(body, limits.body_max_bytes).await?;
-    Ok(Received { message, held, client })
+    Ok(Received { message, held, sender })
 }
 
 async fn generate<B>(
@@ -131,14 +132,14 @@ where
     let arrived = Instant::now();
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let steering = Steering::read(request.headers());
-    let Received { message: encoded, held, client } = received(core, peer, request).await?;
+    let Received { message: encoded, held, sender } = received(core, peer, request).await?;
     let (message, held): (v1::GenerateRequest, _) =
         decode(core, encoded.clone(), held, decoded_bytes).await?;
     let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
     let request_id = Identity::new(sent_id).request_id;
     let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
     let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
-    let mut scope = Scope::open(core, endpoint, arrived, client);
+    let mut scope = Scope::open(core, endpoint, arrived, sender);
     scope.hold(held);
     let steering = match steering {
         Ok(steering) => steering,
@@ -177,13 +178,21 @@ async fn list_models<B>(
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    let Received { message, held, .. } = received(core, peer, request).await?;
+    let Received { message, held, sender } = received(core, peer, request).await?;
     let (v1::ListModelsRequest {}, _held) = decode(core, message, held, |_| 0).await?;
     let serving = core.serving();
-    let models = serving.models.iter().map(|served| v1::Model {
+    let usable = |names: &[String]| -> Vec<String> {
+        names.iter().filter(|name| sender.may_use(name)).cloned().collect()
+    };
+    let listed = serving.models.iter().filter(|served| {
+        let config = &served.config;
+        let further = config.aliases.iter().chain(&config.adapters);
+        std::iter::once(&config.name).chain(further).any(|name| sender.may_use(name))
+    });
+    let models = listed.map(|served| v1::Model {
         name: served.config.name.clone(),
-        aliases: served.config.aliases.clone(),
-        adapters: served.config.adapters.clone(),
+        aliases: usable(&served.config.aliases),
+        adapters: usable(&served.config.adapters),
         block_size: served.pool.block_size(),
     });
     Ok(whole(&v1::ListModelsResponse { models: models.collect() }))

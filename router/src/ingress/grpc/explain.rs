@@ -41,7 +41,12 @@ where
     }
     let steering = Steering::read(request.headers());
     // The message's memory is held until the reply is made.
-    let Received { message, held, .. } = received(core, peer, request).await?;
+    let Received { message, held, sender } = received(core, peer, request).await?;
+    let tenant = sender.tenant.as_ref();
+    if tenant.is_some_and(|tenant| !tenant.debug) {
+        let message = "Explain is for tenants with `debug: true`";
+        return Err(Status::permission_denied(message));
+    }
     let (asked, _held): (v1::ExplainRequest, _) =
         decode(core, message.clone(), held, explained_bytes).await?;
     let explained = match asked.subject {
@@ -49,14 +54,13 @@ where
             let missing = "name what to explain: `request` or `request_id`";
             return Err(Status::invalid_argument(missing));
         }
-        Some(Subject::RequestId(id)) => {
-            past(core, &id).ok_or_else(|| Status::not_found(not_kept(core, &id)))?
-        }
+        Some(Subject::RequestId(id)) => past(core, &id, tenant.map(|tenant| &**tenant))
+            .ok_or_else(|| Status::not_found(not_kept(core, &id)))?,
         Some(Subject::Request(request)) => {
             let steering = steering.map_err(|error| error.to_grpc())?;
             let is_chat = matches!(request.prompt, Some(Prompt::Chat(_)));
             let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
-            let explained = dry_run(core, endpoint, payload(request, &message), steering);
+            let explained = dry_run(core, endpoint, payload(request, &message), steering, tenant);
             explained.await.map_err(|error| error.to_grpc())?
         }
     };

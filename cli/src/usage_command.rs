@@ -1,0 +1,194 @@
+//! `splitrail usage`: sums a ledger file by tenant and model.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use splitrail_telemetry::clock::unix_ms;
+
+/// Sums the ledger file by tenant and model.
+#[derive(Args)]
+pub(crate) struct UsageArgs {
+    /// The ledger file (`ledger.path`); its rotated files `PATH.1`, `PATH.2`, ... are read, too.
+    #[arg(long)]
+    ledger: PathBuf,
+    /// Counts requests that ended within this time, for example `1d`, `12h` or `30m`.
+    #[arg(long, value_parser = period)]
+    since: Option<Duration>,
+    /// Prints JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A line of the ledger file, as far as it counts here.
+#[derive(Deserialize)]
+struct Line {
+    #[serde(default)]
+    lost_records: u64,
+    #[serde(default)]
+    tenant: Option<String>,
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    outcome: String,
+    #[serde(default)]
+    ended_unix_ms: u64,
+    #[serde(default)]
+    unix_ms: u64,
+    #[serde(default)]
+    prompt_tokens: Option<u64>,
+    #[serde(default)]
+    cached_tokens: Option<u64>,
+    #[serde(default)]
+    completion_tokens: Option<u64>,
+    #[serde(default)]
+    wasted_prompt_tokens: u64,
+}
+
+/// The sums of one tenant and model.
+#[derive(Default, Serialize)]
+struct Sums {
+    /// Requests that ended with `ok`.
+    requests: u64,
+    /// Requests that ended otherwise. They have no tokens but wasted ones.
+    other_requests: u64,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    completion_tokens: u64,
+    wasted_prompt_tokens: u64,
+}
+
+/// All sums.
+#[derive(Default)]
+struct Usage {
+    sums: BTreeMap<(Option<String>, String), Sums>,
+    lost_records: u64,
+    unreadable_lines: u64,
+}
+
+/// Runs the command; returns what it prints.
+///
+/// # Errors
+/// The ledger file cannot be read; the message names it.
+pub(crate) fn run(args: &UsageArgs) -> Result<String, String> {
+    let since_ms = args.since.map_or(0, |since| unix_ms().saturating_sub(since.as_millis() as u64));
+    let mut usage = Usage::default();
+    for path in files(&args.ledger) {
+        usage.read(&path, since_ms).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(if args.json { usage.to_json() } else { usage.to_table() })
+}
+
+/// The ledger file and its rotated files.
+fn files(ledger: &Path) -> Vec<PathBuf> {
+    let rotated = (1..).map(|number| {
+        let mut name = ledger.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        PathBuf::from(name)
+    });
+    let mut all = vec![ledger.to_owned()];
+    all.extend(rotated.take_while(|path| path.exists()));
+    all
+}
+
+/// A number with a unit: `d`, `h`, `m` or `s`.
+fn period(text: &str) -> Result<Duration, String> {
+    let units = [('d', 86_400), ('h', 3600), ('m', 60), ('s', 1)];
+    let read = || {
+        let unit = text.chars().last()?;
+        let (_, seconds) = units.into_iter().find(|(name, _)| *name == unit)?;
+        let number: u64 = text[..text.len() - 1].parse().ok()?;
+        number.checked_mul(seconds).map(Duration::from_secs)
+    };
+    read().ok_or_else(|| "write a number with a unit: `1d`, `12h`, `30m` or `90s`".to_owned())
+}
+
+impl Usage {
+    fn read(&mut self, path: &Path, since_ms: u64) -> io::Result<()> {
+        let mut lines = BufReader::new(File::open(path)?);
+        let mut text = Vec::new();
+        while lines.read_until(b'\n', &mut text)? > 0 {
+            match serde_json::from_slice::<Line>(&text) {
+                Ok(line) => self.add(line, since_ms),
+                // The last line of a process that was killed while it wrote.
+                Err(_) => self.unreadable_lines += 1,
+            }
+            text.clear();
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, line: Line, since_ms: u64) {
+        if line.ended_unix_ms.max(line.unix_ms) < since_ms {
+            return;
+        }
+        self.lost_records += line.lost_records;
+        if line.lost_records > 0 {
+            return;
+        }
+        let sums = self.sums.entry((line.tenant, line.model)).or_default();
+        match line.outcome.as_str() {
+            "ok" => sums.requests += 1,
+            _ => sums.other_requests += 1,
+        }
+        sums.prompt_tokens += line.prompt_tokens.unwrap_or(0);
+        sums.cached_tokens += line.cached_tokens.unwrap_or(0);
+        sums.completion_tokens += line.completion_tokens.unwrap_or(0);
+        sums.wasted_prompt_tokens += line.wasted_prompt_tokens;
+    }
+
+    fn to_json(&self) -> String {
+        let rows = self.sums.iter().map(|((tenant, model), sums)| {
+            let mut row = json!({ "tenant": tenant, "model": model });
+            if let (Some(row), Ok(sums)) = (row.as_object_mut(), serde_json::to_value(sums)) {
+                row.extend(sums.as_object().cloned().unwrap_or_default());
+            }
+            row
+        });
+        let rows: Vec<_> = rows.collect();
+        json!({
+            "usage": rows,
+            "lost_records": self.lost_records,
+            "unreadable_lines": self.unreadable_lines,
+        })
+        .to_string()
+    }
+
+    fn to_table(&self) -> String {
+        let mut table = format!(
+            "{:<20} {:<24} {:>10} {:>8} {:>14} {:>14} {:>14} {:>12}\n",
+            "tenant",
+            "model",
+            "requests",
+            "others",
+            "prompt",
+            "of it cached",
+            "completion",
+            "wasted"
+        );
+        for ((tenant, model), sums) in &self.sums {
+            let tenant = tenant.as_deref().unwrap_or("-");
+            table += &format!(
+                "{tenant:<20} {model:<24} {:>10} {:>8} {:>14} {:>14} {:>14} {:>12}\n",
+                sums.requests,
+                sums.other_requests,
+                sums.prompt_tokens,
+                sums.cached_tokens,
+                sums.completion_tokens,
+                sums.wasted_prompt_tokens,
+            );
+        }
+        if self.lost_records > 0 {
+            table += &format!("{} records are missing from the file\n", self.lost_records);
+        }
+        if self.unreadable_lines > 0 {
+            table += &format!("{} lines cannot be read\n", self.unreadable_lines);
+        }
+        table.trim_end().to_owned()
+    }
+}

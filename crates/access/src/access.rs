@@ -1,0 +1,176 @@
+//! Identifies the senders of requests.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use http::HeaderMap;
+use splitrail_config::Problems;
+use splitrail_config::keys::Role;
+use splitrail_config::model::{Auth, CertificateName, Config};
+use splitrail_settings::SecretError;
+
+use crate::credential;
+use crate::keys::{Grant, KeyHolder, KeySource};
+use crate::refusal::Refusal;
+use crate::salt::SaltKey;
+use crate::tenant::Tenant;
+
+/// The names that a verified client certificate contains.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CertificateNames<'a> {
+    /// URIs of the subject alternative names.
+    pub uris: &'a [Box<str>],
+    /// DNS names of the subject alternative names.
+    pub dns_names: &'a [Box<str>],
+}
+
+/// What one configuration says about who may use the router. A reload replaces it as a whole.
+pub struct Access {
+    /// Whether requests need a credential.
+    asks: bool,
+    keys: Vec<KeySource>,
+    certificate: Option<CertificateName>,
+    /// The tenants, by name and by identity.
+    tenants: HashMap<Box<str>, Arc<Tenant>>,
+    /// The tenant of requests without a credential.
+    default: Option<Arc<Tenant>>,
+}
+
+/// The sender of a request to the admin listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operator {
+    /// What the operator may do.
+    pub role: Role,
+    /// The id of the operator's key.
+    pub key: Arc<str>,
+}
+
+/// Why the access to a router cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// A file of keys cannot be used.
+    #[error("auth: {0}")]
+    Keys(Problems),
+    /// The secret from which salts are derived cannot be read.
+    #[error("cache_salt_key: {0}")]
+    SaltKey(#[from] SecretError),
+}
+
+impl Access {
+    /// Builds the access of a configuration. `before` is that of the previous configuration, whose
+    /// requests are still in flight.
+    ///
+    /// # Errors
+    /// A file that the configuration names cannot be used.
+    pub fn new(config: &Config, before: Option<&Self>) -> Result<Self, AccessError> {
+        let secret = config.cache_salt_key.as_ref().map(|secret| secret.resolve()).transpose()?;
+        let salt_key = SaltKey::new(secret.as_ref().map(|secret| secret.expose()));
+        let mut tenants: HashMap<Box<str>, Arc<Tenant>> = HashMap::new();
+        for (place, of) in config.tenants.iter().enumerate() {
+            let earlier = before.and_then(|before| before.tenants.get(of.name.as_str()));
+            let earlier = earlier.map(|tenant| &**tenant);
+            let tenant = Arc::new(Tenant::new(of, place, salt_key.clone(), earlier));
+            for name in std::iter::once(&of.name).chain(&of.identities) {
+                tenants.insert(name.as_str().into(), Arc::clone(&tenant));
+            }
+        }
+        let mut keys = Vec::new();
+        let mut certificate = None;
+        for auth in &config.auth {
+            match auth {
+                Auth::Keys { file } => keys.push(KeySource::open(file).map_err(AccessError::Keys)?),
+                Auth::Jwt(_) => {}
+                Auth::ClientCertificate { tenant } => certificate = Some(*tenant),
+            }
+        }
+        let default = config.defaults.tenant.as_deref();
+        let default = default.and_then(|name| tenants.get(name)).cloned();
+        Ok(Self { asks: !config.auth.is_empty(), keys, certificate, tenants, default })
+    }
+
+    /// Whether requests belong to tenants.
+    pub fn has_tenants(&self) -> bool {
+        self.asks || self.default.is_some()
+    }
+
+    /// The tenant with this name or identity.
+    pub fn tenant(&self, name: &str) -> Option<&Arc<Tenant>> {
+        self.tenants.get(name)
+    }
+
+    /// The tenant of a request to a model; `None` if the router has no tenants.
+    ///
+    /// # Errors
+    /// The request has no valid credential, and needs one.
+    pub fn client(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<CertificateNames<'_>>,
+        now: SystemTime,
+    ) -> Result<Option<Arc<Tenant>>, Refusal> {
+        if !self.asks {
+            return Ok(self.default.clone());
+        }
+        if let Some(credential) = credential::of(headers) {
+            return match self.key(credential, now)?.grant {
+                Grant::Tenant(name) => self.named(&name).map(Some),
+                Grant::Role(_) => Err(Refusal::WrongUse),
+            };
+        }
+        if let Some(names) = certificate.and_then(|names| self.names_of(names)) {
+            let known = names.iter().find_map(|name| self.tenants.get(name));
+            return known.cloned().map(Some).ok_or(Refusal::NoTenant);
+        }
+        self.default.clone().map(Some).ok_or(Refusal::Missing)
+    }
+
+    /// The sender of a request to the admin listener; `None` if it has no credential.
+    ///
+    /// # Errors
+    /// The credential is not valid, or is not for the admin listener.
+    pub fn operator(
+        &self,
+        headers: &HeaderMap,
+        now: SystemTime,
+    ) -> Result<Option<Operator>, Refusal> {
+        let Some(credential) = credential::of(headers).filter(|_| self.asks) else {
+            return Ok(None);
+        };
+        let KeyHolder { id, grant } = self.key(credential, now)?;
+        match grant {
+            Grant::Role(role) => Ok(Some(Operator { role, key: id })),
+            Grant::Tenant(_) => Err(Refusal::WrongUse),
+        }
+    }
+
+    /// Reads the files again that have changed. May wait for a disk.
+    pub fn refresh(&self) {
+        self.keys.iter().for_each(KeySource::refresh);
+    }
+
+    /// The holder of a key. Every file is searched, so that the time does not tell which one has the
+    /// key.
+    fn key(&self, credential: &str, now: SystemTime) -> Result<KeyHolder, Refusal> {
+        let mut found = Err(Refusal::Unknown);
+        for source in &self.keys {
+            match source.holder(credential, now) {
+                Err(Refusal::Unknown) => {}
+                result => found = result,
+            }
+        }
+        found
+    }
+
+    /// The names of a certificate that may name a tenant; `None` if certificates are no credential.
+    fn names_of<'a>(&self, names: CertificateNames<'a>) -> Option<&'a [Box<str>]> {
+        Some(match self.certificate? {
+            CertificateName::SanUri => names.uris,
+            CertificateName::SanDns => names.dns_names,
+        })
+    }
+
+    fn named(&self, name: &str) -> Result<Arc<Tenant>, Refusal> {
+        self.tenants.get(name).cloned().ok_or(Refusal::NoTenant)
+    }
+}

@@ -1,0 +1,291 @@
+//! API keys: the table of their hashes, which follows the file, and new keys.
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use arc_swap::ArcSwap;
+use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use splitrail_config::Problems;
+use splitrail_config::keys::{self, KeyEntry, Role};
+use splitrail_settings::secret::is_same;
+
+use crate::refusal::Refusal;
+
+/// The beginning of each key, by which people and scanners of leaked secrets recognise it.
+const PREFIX: &str = "sr-";
+/// Random bytes of a key.
+const KEY_BYTES: usize = 32;
+/// Random bytes of the id of a key.
+const ID_BYTES: usize = 4;
+
+/// The holder of a valid key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyHolder {
+    /// The id of the key.
+    pub id: Arc<str>,
+    /// What the key is for.
+    pub grant: Grant,
+}
+
+/// What a key is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// Requests of the tenant with this name.
+    Tenant(Arc<str>),
+    /// The admin listener.
+    Role(Role),
+}
+
+/// The keys of one file, kept up to date with it.
+pub struct KeySource {
+    file: PathBuf,
+    table: ArcSwap<Table>,
+    /// The version of the file that was read last, whether its keys could be used or not; `None` if
+    /// there was no file.
+    version: Mutex<Option<Version>>,
+}
+
+/// The keys that a file contained when it was read.
+struct Table {
+    /// The places of keys in `keys`, by the first eight bytes of their hashes.
+    ///
+    /// A map of hashes may take different times for different hashes. This reveals nothing: who
+    /// knows a part of the hash of a random key cannot find the key.
+    places: HashMap<u64, Vec<usize>>,
+    keys: Vec<Key>,
+}
+
+struct Key {
+    digest: [u8; 32],
+    expires: Option<SystemTime>,
+    holder: KeyHolder,
+}
+
+/// A version of a file. Any way of replacing a file changes one of these numbers.
+type Version = (u64, u64, i64, i64);
+
+fn version(file: &Path) -> Option<Version> {
+    let file = std::fs::metadata(file).ok()?;
+    Some((file.ino(), file.size(), file.mtime(), file.mtime_nsec()))
+}
+
+impl KeySource {
+    /// Reads a file of keys for the first time.
+    ///
+    /// # Errors
+    /// All mistakes in the file.
+    pub fn open(file: &Path) -> Result<Self, Problems> {
+        // Before the file itself: a change in between is noticed the next time.
+        let version = Mutex::new(version(file));
+        let table = ArcSwap::from_pointee(Table::read(file)?);
+        Ok(Self { file: file.to_owned(), table, version })
+    }
+
+    /// The holder of a key. The time does not depend on how much of a hash is right.
+    ///
+    /// # Errors
+    /// The key is not in the file, or has expired.
+    pub fn holder(&self, key: &str, now: SystemTime) -> Result<KeyHolder, Refusal> {
+        let given = sha256(key);
+        let table = self.table.load();
+        let places = table.places.get(&beginning(&given)).map_or(&[][..], Vec::as_slice);
+        let found = places.iter().map(|place| &table.keys[*place]);
+        let Some(found) = found.filter(|key| is_same(&key.digest, &given)).last() else {
+            return Err(Refusal::Unknown);
+        };
+        match found.expires {
+            Some(expires) if expires <= now => Err(Refusal::Expired),
+            _ => Ok(found.holder.clone()),
+        }
+    }
+
+    /// Reads the file again if it has changed. If it cannot be used, its previous keys stay valid,
+    /// and the error is logged once for each version of the file.
+    pub fn refresh(&self) {
+        let now = version(&self.file);
+        let before = {
+            let mut version = self.version.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *version, now)
+        };
+        if now == before {
+            return;
+        }
+        let file = self.file.display();
+        match Table::read(&self.file) {
+            Ok(next) => {
+                let keys = next.keys.len();
+                tracing::info!(%file, keys, "the file of API keys has changed and is in use");
+                self.table.store(Arc::new(next));
+            }
+            Err(problems) => {
+                let problem = problems.as_slice().first().map(|first| first.message.as_str());
+                tracing::error!(
+                    %file,
+                    problem,
+                    "the file of API keys cannot be used: its previous keys stay valid"
+                );
+            }
+        }
+    }
+}
+
+impl Table {
+    fn read(file: &Path) -> Result<Self, Problems> {
+        let entries = keys::load(file)?.keys;
+        let keys: Vec<Key> = entries.iter().filter_map(Key::new).collect();
+        let mut places: HashMap<u64, Vec<usize>> = HashMap::with_capacity(keys.len());
+        for (place, key) in keys.iter().enumerate() {
+            places.entry(beginning(&key.digest)).or_default().push(place);
+        }
+        Ok(Self { places, keys })
+    }
+}
+
+impl Key {
+    fn new(entry: &KeyEntry) -> Option<Self> {
+        let grant = match (&entry.tenant, entry.role) {
+            (Some(tenant), None) => Grant::Tenant(tenant.as_str().into()),
+            (None, Some(role)) => Grant::Role(role),
+            // The checks of the file exclude both.
+            _ => return None,
+        };
+        let holder = KeyHolder { id: entry.id.as_str().into(), grant };
+        Some(Self { digest: entry.digest()?, expires: entry.expires_at(), holder })
+    }
+}
+
+fn beginning(digest: &[u8; 32]) -> u64 {
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest[..8]);
+    u64::from_le_bytes(first)
+}
+
+fn sha256(text: &str) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
+    bytes
+}
+
+/// A new random key, and its entry for the file. The key cannot be found again from the entry.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn generate(
+    grant: &Grant,
+    expires: Option<String>,
+    note: Option<String>,
+    now: SystemTime,
+) -> std::io::Result<(String, KeyEntry)> {
+    let mut random = [0; KEY_BYTES + ID_BYTES];
+    SystemRandom::new()
+        .fill(&mut random)
+        .map_err(|_| std::io::Error::other("the system has no random numbers"))?;
+    let (secret, id) = random.split_at(KEY_BYTES);
+    let key = format!("{PREFIX}{}", hex(secret));
+    let (tenant, role) = match grant {
+        Grant::Tenant(name) => (Some(name.to_string()), None),
+        Grant::Role(role) => (None, Some(*role)),
+    };
+    let created = Some(humantime::format_rfc3339_seconds(now).to_string());
+    let entry = KeyEntry {
+        id: format!("k-{}", hex(id)),
+        tenant,
+        role,
+        sha256: hex(&sha256(&key)),
+        created,
+        expires,
+        note,
+    };
+    Ok((key, entry))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    struct File(tempfile::TempDir);
+
+    impl File {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        fn path(&self) -> PathBuf {
+            self.0.path().join("keys.yaml")
+        }
+
+        fn write(&self, keys: &[&KeyEntry]) {
+            let text = serde_json::json!({ "keys": keys }).to_string();
+            std::fs::write(self.path(), text).unwrap();
+        }
+    }
+
+    fn tenant_key(tenant: &str, expires: Option<&str>) -> (String, KeyEntry) {
+        let expires = expires.map(str::to_owned);
+        generate(&Grant::Tenant(tenant.into()), expires, None, SystemTime::now()).unwrap()
+    }
+
+    #[test]
+    fn a_new_key_is_accepted_with_its_entry_and_no_other_text_is() {
+        let file = File::new();
+        let (acme, acme_entry) = tenant_key("acme", None);
+        let (admin, admin_entry) =
+            generate(&Grant::Role(Role::Admin), None, None, SystemTime::now()).unwrap();
+        file.write(&[&acme_entry, &admin_entry]);
+        let source = KeySource::open(&file.path()).unwrap();
+        let holder = |key: &str| source.holder(key, SystemTime::now()).map(|holder| holder.grant);
+        assert_eq!(holder(&acme), Ok(Grant::Tenant("acme".into())));
+        assert_eq!(holder(&admin), Ok(Grant::Role(Role::Admin)));
+        for other in ["", "sr-", &acme[1..], &acme_entry.sha256, &format!("{acme}0")] {
+            assert_eq!(holder(other), Err(Refusal::Unknown), "{other}");
+        }
+        assert!(!serde_json::to_string(&acme_entry).unwrap().contains(&acme[3..]));
+    }
+
+    #[test]
+    fn a_key_expires() {
+        let file = File::new();
+        let (key, entry) = tenant_key("acme", Some("2026-01-01"));
+        file.write(&[&entry]);
+        let source = KeySource::open(&file.path()).unwrap();
+        let end = humantime::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
+        assert!(source.holder(&key, end - Duration::from_millis(1)).is_ok());
+        assert_eq!(source.holder(&key, end), Err(Refusal::Expired));
+    }
+
+    #[test]
+    fn a_changed_file_is_used_and_one_that_cannot_be_used_changes_nothing() {
+        let file = File::new();
+        let [(old, old_entry), (new, new_entry)] = [(); 2].map(|()| tenant_key("acme", None));
+        file.write(&[&old_entry]);
+        let source = KeySource::open(&file.path()).unwrap();
+        let accepted = || {
+            source.refresh();
+            [&old, &new].map(|key| source.holder(key, SystemTime::now()).is_ok())
+        };
+        assert_eq!(accepted(), [true, false]);
+        file.write(&[&old_entry, &new_entry]);
+        assert_eq!(accepted(), [true, true], "both are valid while clients change over");
+        file.write(&[&new_entry]);
+        assert_eq!(accepted(), [false, true], "the old key is revoked");
+        for unusable in ["", "keys:\n- id: x\n", "nonsense"] {
+            std::fs::write(file.path(), unusable).unwrap();
+            assert_eq!(accepted(), [false, true], "{unusable}");
+        }
+        std::fs::remove_file(file.path()).unwrap();
+        assert_eq!(accepted(), [false, true]);
+        file.write(&[&old_entry]);
+        assert_eq!(accepted(), [true, false], "the next usable file is used");
+    }
+}

@@ -1,0 +1,87 @@
+//! A tenant, as requests see it.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, BuildHasherDefault};
+use std::sync::Arc;
+
+use rustc_hash::FxHasher;
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::name::Name;
+use splitrail_api::steering::ClientShare;
+use splitrail_config::model::{CacheGroup, TenantConfig, TenantLimits};
+
+use crate::places::InFlight;
+use crate::salt::SaltKey;
+
+/// Maximum number of tenants with a label of their own in metrics.
+const LABELS_MAX: usize = 200;
+
+/// A tenant: what its requests may use, and in whose cache their prompts are.
+pub struct Tenant {
+    /// The configured name.
+    pub name: Name,
+    /// The value of the metrics' label `tenant`.
+    pub label: Name,
+    /// The share of the tenant among the clients of the queue and of the places in flight.
+    pub share: ClientShare,
+    /// Maximum priority of the tenant's requests; `None` leaves it to the model.
+    pub priority_max: Option<i32>,
+    /// Whether replies tell the tenant how a request was routed.
+    pub debug: bool,
+    /// The configured limits.
+    pub limits: TenantLimits,
+    /// The names that the tenant may send as `model`; `None` for all.
+    models: Option<HashSet<String>>,
+    cache: CacheGroup,
+    salt_key: SaltKey,
+    pub(crate) in_flight: Arc<InFlight>,
+}
+
+impl Tenant {
+    /// A tenant of a configuration, at this place in it; `before` is the tenant of that name in the previous one, whose
+    /// requests are still in flight.
+    pub(crate) fn new(
+        config: &TenantConfig,
+        place: usize,
+        salt_key: SaltKey,
+        before: Option<&Self>,
+    ) -> Self {
+        // The hash is only a name for the tenant; 0 stands for clients that are not distinguished.
+        let number = BuildHasherDefault::<FxHasher>::default().hash_one(&config.name) | 1;
+        Self {
+            name: config.name.as_str().into(),
+            label: if place < LABELS_MAX { config.name.as_str().into() } else { "other".into() },
+            share: ClientShare { number, weight: config.weight },
+            priority_max: config.priority_max,
+            debug: config.debug,
+            limits: config.limits,
+            models: config.models.as_ref().map(|models| models.iter().cloned().collect()),
+            cache: config.cache.clone(),
+            salt_key,
+            in_flight: before.map(|before| Arc::clone(&before.in_flight)).unwrap_or_default(),
+        }
+    }
+
+    /// Whether the tenant may send this name as `model`.
+    pub fn may_use(&self, model: &str) -> bool {
+        self.models.as_ref().is_none_or(|models| models.contains(model))
+    }
+
+    /// Refuses a model that the tenant may not use.
+    ///
+    /// # Errors
+    /// A 403 that names the model.
+    pub fn check_model(&self, model: &str) -> Result<(), Error> {
+        if self.may_use(model) {
+            return Ok(());
+        }
+        let message = format!("the tenant may not use the model `{model}`");
+        Err(Error::new(Kind::NotPermitted, message).with_param("model"))
+    }
+
+    /// The salt of a request with this salt of its client. It separates the request's cached blocks
+    /// from those of other cache groups.
+    pub fn salt(&self, own: Option<&str>) -> String {
+        self.salt_key.derive(&self.cache, &self.name, own)
+    }
+}

@@ -1,0 +1,131 @@
+//! The audit file: who changed what on the admin listener, reloads, and refused credentials.
+//!
+//! Lines have names and addresses, and never a credential.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use serde::Serialize;
+use splitrail_config::model::AuditConfig;
+use splitrail_ledger::lines::{Lines, Writer};
+use splitrail_telemetry::Metrics;
+use splitrail_telemetry::clock::unix_ms;
+
+/// Maximum number of lines about refused credentials in a second. The next line says how many were
+/// left out.
+const REFUSALS_PER_SECOND: u32 = 10;
+
+/// Writes the audit file, if one is configured.
+pub struct Audit {
+    lines: Lines,
+    refusals: Mutex<Refusals>,
+}
+
+/// The lines about refused credentials in the current second.
+#[derive(Default)]
+struct Refusals {
+    second: u64,
+    written: u32,
+    left_out: u64,
+}
+
+/// A change that was made or refused on the admin listener.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Change<'a> {
+    /// The id of the operator's key; `None` for a request without a credential.
+    pub key: Option<&'a str>,
+    /// The role of the operator; `None` for a request without a credential.
+    pub role: Option<&'static str>,
+    /// The address of the client.
+    pub address: IpAddr,
+    /// The method of the request.
+    pub method: &'a str,
+    /// The path of the request.
+    pub path: &'a str,
+    /// The status of the reply.
+    pub status: u16,
+    /// The id of the request, if the client sent one.
+    pub request_id: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Line<'a, T> {
+    version: u32,
+    unix_ms: u64,
+    event: &'a str,
+    #[serde(flatten)]
+    facts: T,
+}
+
+#[derive(Serialize)]
+struct RefusedCredential {
+    listener: &'static str,
+    address: IpAddr,
+    reason: &'static str,
+    #[serde(skip_serializing_if = "is_zero")]
+    left_out: u64,
+}
+
+#[derive(Serialize)]
+struct Reloaded<'a> {
+    result: &'a str,
+    changes: usize,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl Audit {
+    /// Opens the configured file.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn open(config: &AuditConfig, metrics: &Metrics) -> io::Result<Self> {
+        let records = metrics.audit_records.clone();
+        let lines = Lines::open("audit", config.path.as_deref(), config.rotate, records)?;
+        Ok(Self { lines, refusals: Mutex::default() })
+    }
+
+    /// Takes the writer of the file for its task; `None` without a file.
+    pub fn take_writer(&self) -> Option<Writer> {
+        self.lines.take_writer()
+    }
+
+    /// Records a request to change something.
+    pub fn change(&self, change: Change<'_>) {
+        self.write("change", change);
+    }
+
+    /// Records a reload of the configuration: `changed`, `unchanged` or `refused`.
+    pub fn reload(&self, result: &str, changes: usize) {
+        self.write("reload", Reloaded { result, changes });
+    }
+
+    /// Records a refused credential, unless there were many in this second.
+    pub fn refused(&self, listener: &'static str, address: IpAddr, reason: &'static str) {
+        if !self.lines.is_open() {
+            return;
+        }
+        let left_out = {
+            let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+            let second = unix_ms() / 1000;
+            if refusals.second != second {
+                (refusals.second, refusals.written) = (second, 0);
+            }
+            if refusals.written >= REFUSALS_PER_SECOND {
+                refusals.left_out += 1;
+                return;
+            }
+            refusals.written += 1;
+            std::mem::take(&mut refusals.left_out)
+        };
+        let address = address.to_canonical();
+        self.write("refused_credential", RefusedCredential { listener, address, reason, left_out });
+    }
+
+    fn write(&self, event: &str, facts: impl Serialize) {
+        self.lines.write(&Line { version: 1, unix_ms: unix_ms(), event, facts });
+    }
+}

@@ -1,0 +1,59 @@
+//! Identifies the sender of a request, before anything else is done for the request.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use http::HeaderMap;
+use splitrail_access::{CertificateNames, Refusal, Tenant};
+use splitrail_api::error::Error;
+use splitrail_api::steering::ClientShare;
+
+use crate::core::Core;
+
+/// The sender of a request to a model.
+#[derive(Clone)]
+pub struct Sender {
+    /// The tenant; `None` if the router has no tenants.
+    pub tenant: Option<Arc<Tenant>>,
+    /// The client to which the request's places are charged; `None` if places are not shared.
+    pub share: Option<ClientShare>,
+}
+
+impl Sender {
+    /// Whether the sender may use the model of this name.
+    pub fn may_use(&self, model: &str) -> bool {
+        self.tenant.as_ref().is_none_or(|tenant| tenant.may_use(model))
+    }
+}
+
+/// Identifies the sender of a request. `listener` is the name of the listener in metrics.
+///
+/// # Errors
+/// A 401 if the request has no valid credential and needs one; a 403 if its credential is not for
+/// requests to models.
+pub fn identify(
+    core: &Core,
+    listener: &'static str,
+    peer: IpAddr,
+    headers: &HeaderMap,
+    certificate: Option<CertificateNames<'_>>,
+) -> Result<Sender, Error> {
+    let identified = core.access.load().client(headers, certificate, SystemTime::now());
+    let tenant = identified.map_err(|refusal| refused(core, listener, peer, refusal))?;
+    let share = match &tenant {
+        Some(tenant) => Some(tenant.share),
+        None => {
+            let serving = core.serving();
+            core.admission.client(&serving.limits.fair_by, peer, headers)
+        }
+    };
+    Ok(Sender { tenant, share })
+}
+
+/// Counts and records a refused credential; returns the error for the client.
+pub fn refused(core: &Core, listener: &'static str, peer: IpAddr, refusal: Refusal) -> Error {
+    core.metrics.refused_credentials.with_label_values(&[listener, refusal.name()]).inc();
+    core.audit.refused(listener, peer, refusal.name());
+    refusal.into()
+}

@@ -1,0 +1,13 @@
+//! Who may use the router: credentials, tenants and roles, from outside.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "access/admin.rs"]
+mod admin;
+#[path = "access/isolation.rs"]
+mod isolation;
+#[path = "access/keys.rs"]
+mod keys;
+#[path = "access/support.rs"]
+mod support;
+#[path = "access/tenants.rs"]
+mod tenants;

@@ -1,0 +1,73 @@
+//! Roles on the admin listener, and the audit file.
+
+use serde_json::Value;
+use splitrail_config::keys::Role;
+use splitrail_tests::client::Reply;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::{Client, Spec};
+
+use super::support::{Keys, bearer, complete, start};
+
+async fn get(client: &Client, path: &str, key: &str) -> Reply {
+    client.get_with(path, &[("authorization", &bearer(key))]).await
+}
+
+async fn change(client: &Client, path: &str, key: &str) -> Reply {
+    client.post_with(path, &[("authorization", &bearer(key))], "").await
+}
+
+#[tokio::test]
+async fn operators_need_a_role_and_what_they_do_is_written_down() {
+    let mut keys = Keys::new();
+    let [admin, read] = [Role::Admin, Role::Read].map(|role| keys.role(role));
+    let tenant = keys.tenant("acme");
+    let audit = keys.folder().join("audit.jsonl");
+    let top = format!("audit: {{ path: {:?} }}", audit.display().to_string());
+    let tenants = "tenants: [ { name: acme } ]";
+    let spec = Spec { top, ..Spec::aggregated(1) };
+    let cluster = start(&keys, tenants, spec).await;
+    // With `open`, a read role may still not change anything.
+    assert_eq!(change(&cluster.admin, "/admin/reload", &read).await.status, 403);
+    assert_eq!(cluster.admin.get("/metrics").await.status, 200);
+
+    let drain = "/admin/workers/w0/drain";
+    assert_eq!(get(&cluster.admin, "/admin/workers", &read).await.status, 200);
+    assert_eq!(get(&cluster.admin, "/admin/workers", &tenant).await.status, 403);
+    assert_eq!(get(&cluster.admin, "/admin/workers", "sr-wrong").await.status, 401);
+    assert_eq!(change(&cluster.admin, drain, &admin).await.status, 200);
+    for _ in 0..100 {
+        assert_eq!(complete(&cluster.http, "sr-wrong", &Value::Null).await.status, 401);
+    }
+    let lines = || -> Vec<Value> {
+        let text = std::fs::read_to_string(&audit).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let of = |event: &str| -> Vec<Value> {
+        lines().into_iter().filter(|line| line["event"] == event).collect()
+    };
+    eventually("the change is written down", async || of("change").len() == 2).await;
+    let changes = of("change");
+    assert_eq!((&changes[0]["status"], &changes[0]["role"]), (&403.into(), &"read".into()));
+    let drained = &changes[1];
+    assert_eq!((&drained["path"], &drained["status"]), (&drain.into(), &200.into()));
+    assert!(drained["key"].as_str().unwrap().starts_with("k-"), "{drained}");
+    let refused = of("refused_credential");
+    assert!((1..=40).contains(&refused.len()), "{} lines about 100 wrong keys", refused.len());
+    assert!(refused.iter().all(|line| line["address"] == "127.0.0.1"));
+    let text = std::fs::read_to_string(&audit).unwrap();
+    assert!(![&admin, &read, &tenant].iter().any(|key| text.contains(&key[3..20])));
+}
+
+#[tokio::test]
+async fn with_roles_even_reading_needs_a_credential() {
+    let mut keys = Keys::new();
+    let read = keys.role(Role::Read);
+    let spec = Spec { admin_access: ", admin_access: roles", ..Spec::aggregated(1) };
+    let cluster = start(&keys, "tenants: [ { name: acme } ]", spec).await;
+    assert_eq!(cluster.admin.get("/metrics").await.status, 401);
+    assert_eq!(cluster.admin.post_with("/admin/reload", &[], "").await.status, 401);
+    for path in ["/health", "/ready"] {
+        assert_eq!(cluster.admin.get(path).await.status, 200, "{path}");
+    }
+    assert_eq!(get(&cluster.admin, "/metrics", &read).await.status, 200);
+}
