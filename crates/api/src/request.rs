@@ -399,8 +399,12 @@ pub(super) fn check_length(
     limits: &Limits,
 ) -> Result<(), Error> {
     let max = limits.messages_max;
-    // An entry takes at least two bytes.
-    let long = body.raw(key).filter(|raw| raw.starts_with('[') && raw.len() / 2 > max);
+    // A list has no more entries than commas, and one; counting commas is several times quicker
+    // than counting entries.
+    let may_exceed = |raw: &&str| {
+        raw.len() / 2 > max && memchr::memchr_iter(b',', raw.as_bytes()).count() >= max
+    };
+    let long = body.raw(key).filter(|raw| raw.starts_with('[')).filter(may_exceed);
     match long.map(|raw| json::weigh(raw.as_bytes(), usize::MAX).entries) {
         Some(entries) if entries > max => {
             let message = format!("`{key}` has more than {max} entries (limits.messages_max)");
