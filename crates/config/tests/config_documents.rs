@@ -110,9 +110,9 @@ fn a_minimal_file_gets_the_defaults() {
     let loaded = parse(MINIMAL).unwrap();
     assert!(loaded.warnings.is_empty());
     let config = loaded.config;
-    assert_eq!(config.listen.http.to_string(), "0.0.0.0:8000");
+    assert_eq!(config.listen.http.address.to_string(), "0.0.0.0:8000");
     assert_eq!(config.listen.grpc, None);
-    assert_eq!(config.listen.admin.to_string(), "127.0.0.1:9090");
+    assert_eq!(config.listen.admin.address.to_string(), "127.0.0.1:9090");
     assert_eq!(config.hash_seed, 0);
     assert_eq!(config.limits.body_max_bytes, 33_554_432);
     assert_eq!(config.limits.drain_grace, Duration::from_secs(30));
@@ -183,6 +183,21 @@ fn every_documented_default_is_the_default() {
         }
         if path.starts_with("fleet.tls.") {
             text.push_str("fleet: { tls: { cert: tls/router.pem, key: tls/router.key } }\n");
+        }
+        for listener in ["http", "grpc", "admin"] {
+            if path.starts_with(&format!("listen.{listener}.tls.")) {
+                let tls = "tls: { cert: tls/router.pem, key: tls/router.key }";
+                let listen = format!("{{ {listener}: {{ address: 127.0.0.1:1, {tls} }} }}");
+                text.push_str(&format!("listen: {listen}\n"));
+            }
+        }
+        if path.starts_with("auth[].") {
+            text.push_str(
+                "auth: [ { kind: jwt, issuer: i, audience: a, jwks: 'https://i/keys' } ]\n",
+            );
+        }
+        if path.starts_with("tenants[].") {
+            text.push_str("tenants: [ { name: acme } ]\n");
         }
         if path.ends_with("[].workers") && !path.starts_with("fleet.") {
             let (start, _workers) = text.split_once("    workers:").unwrap();

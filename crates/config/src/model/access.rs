@@ -130,7 +130,7 @@ pub struct TenantConfig {
     /// Maximum priority of the tenant's requests. Without a value, the model's `queue.priority_max`,
     /// which always applies.
     #[serde(default)]
-    #[schemars(range(min = -100, max = 100))]
+    #[schemars(range(min = 0, max = 100))]
     pub priority_max: Option<i32>,
     /// The tenant's share of the queue and of the places in flight, relative to other tenants.
     #[serde(default = "one")]
