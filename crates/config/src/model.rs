@@ -24,6 +24,7 @@ mod flow;
 mod health;
 mod limits;
 mod listen;
+mod quotas;
 mod speculative_index;
 mod tokenizer;
 
@@ -42,6 +43,7 @@ pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};
 pub use listen::{AdminAccess, ClientCertificates, Listen, Listener, ListenerTls};
+pub use quotas::{LocalQuotas, NatsQuotas, Quotas};
 pub use speculative_index::SpeculativeIndexConfig;
 pub use splitrail_policy::Policy;
 pub use splitrail_policy::queue::QueueConfig;
@@ -88,6 +90,9 @@ pub struct Config {
     /// The tenants that credentials may name.
     #[serde(default)]
     pub tenants: Vec<TenantConfig>,
+    /// How the limits of tenants are shared by the routers of a cluster.
+    #[serde(default)]
+    pub quotas: Quotas,
     /// What applies to requests that no other setting is for.
     #[serde(default)]
     pub defaults: Defaults,

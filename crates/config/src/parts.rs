@@ -9,7 +9,7 @@ use splitrail_settings::tree::Node;
 pub struct Parts {
     /// Discovery of workers from pods (`discovery: [{ kind: kubernetes }]`).
     pub kubernetes: bool,
-    /// The event plane (`events: { kind: nats }`).
+    /// The event plane (`events: { kind: nats }`) and shared limits (`quotas: { kind: nats }`).
     pub nats: bool,
 }
 
@@ -29,6 +29,8 @@ impl Parts {
         }
         let events = root.get("events").and_then(|events| events.get("kind"));
         lacking(self.nats, "nats", "events.kind", events, report);
+        let quotas = root.get("quotas").and_then(|quotas| quotas.get("kind"));
+        lacking(self.nats, "nats", "quotas.kind", quotas, report);
     }
 }
 

@@ -16,6 +16,7 @@ mod fleet;
 mod flow;
 mod health;
 mod limits;
+mod quotas;
 mod tokenizer;
 mod value;
 mod workers;
@@ -44,6 +45,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     fleet::check(root, base_dir, report);
     limits::check(root, report);
     events::check(root, base_dir, report);
+    quotas::check(root, report);
     let mut names = Names { seen: HashMap::new() };
     let models = root.get("models").map(Node::items).unwrap_or_default();
     for (index, model) in models.iter().enumerate() {
