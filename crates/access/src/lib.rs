@@ -8,6 +8,7 @@
 mod access;
 pub mod credential;
 pub mod keys;
+pub mod limits;
 pub mod places;
 mod refusal;
 pub mod salt;

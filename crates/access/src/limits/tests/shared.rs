@@ -1,0 +1,222 @@
+//! How shares move between replicas, and what happens to those of replicas that are gone.
+
+use super::cluster::{Cluster, TERMS, tenant, value};
+use crate::limits::holdings::FIRST_CONTACT_MS;
+use crate::limits::plan::{CLOSED_MS, Purpose};
+use crate::limits::window::DAY_MS;
+use crate::limits::{Exceeded, LimitKind};
+
+const REQUESTS: LimitKind = LimitKind::Requests;
+const MINUTE: LimitKind = LimitKind::TokensPerMinute;
+const DAY: LimitKind = LimitKind::TokensPerDay;
+
+/// Three replicas with 60 requests and 6400 tokens in a minute, and 640,000 tokens in a day, which
+/// have their first shares.
+fn ready() -> Cluster {
+    let mut cluster = Cluster::start(tenant(60, 6400, 640_000), &[0, 0, 0]);
+    cluster.run(CLOSED_MS + 3000);
+    cluster
+}
+
+/// Sends requests to a replica until one is refused; returns the number that was admitted.
+fn flood(cluster: &mut Cluster, replica: usize, tokens: u64) -> u64 {
+    let mut admitted = 0;
+    while cluster.reserve(replica, tokens) {
+        admitted += 1;
+    }
+    admitted
+}
+
+fn total(cluster: &Cluster, kind: LimitKind) -> u64 {
+    cluster.store.as_ref().unwrap().total(kind)
+}
+
+#[test]
+fn a_limit_is_divided_evenly_while_nobody_needs_more() {
+    let mut cluster = ready();
+    assert_eq!(total(&cluster, REQUESTS), 60);
+    for replica in 0..3 {
+        assert_eq!(flood(&mut cluster, replica, 1), 20);
+    }
+}
+
+#[test]
+fn a_busy_replica_gets_what_the_others_do_not_need() {
+    let mut cluster = ready();
+    let mut admitted = 0;
+    for _ in 0..10 {
+        admitted += flood(&mut cluster, 0, 1);
+        cluster.run(1000);
+    }
+    assert_eq!(admitted, 60, "one replica admits the whole limit");
+    assert_eq!(flood(&mut cluster, 1, 1) + flood(&mut cluster, 2, 1), 0);
+}
+
+#[test]
+fn a_request_as_large_as_the_limit_is_admitted_while_the_others_are_idle() {
+    let mut cluster = ready();
+    assert!(!cluster.reserve(2, 6400), "the replica has a third of the limit");
+    cluster.run(3000);
+    assert!(cluster.reserve(2, 6400));
+}
+
+#[test]
+fn busy_replicas_together_admit_the_whole_limit_in_each_minute() {
+    let mut cluster = ready();
+    let mut last_minute = 0;
+    for second in 0..300 {
+        for replica in 0..3 {
+            let admitted = flood(&mut cluster, replica, 1);
+            last_minute += if second >= 240 { admitted } else { 0 };
+        }
+        cluster.run(1000);
+    }
+    assert!((57..=60).contains(&last_minute), "{last_minute} of 60");
+}
+
+#[test]
+fn a_dead_replica_s_share_is_free_after_its_lease_and_a_window_but_for_the_floor() {
+    let mut cluster = ready();
+    cluster.replicas.truncate(2);
+    let mut latest = 0;
+    let wait_ms = TERMS.lease_ms + TERMS.window_ms + TERMS.margin_ms;
+    for _ in 0..(wait_ms / 1000 - 10) {
+        cluster.run(1000);
+        latest = latest.max(flood(&mut cluster, 0, 1));
+        let used = cluster.used(REQUESTS, 0, |_| true);
+        assert!(used <= 40, "{used}");
+    }
+    cluster.run(40_000);
+    cluster.admitted.clear();
+    cluster.run(TERMS.window_ms + 1000);
+    let mut admitted = 0;
+    for _ in 0..5 {
+        admitted += flood(&mut cluster, 0, 1);
+        cluster.run(1000);
+    }
+    assert_eq!(admitted, 59, "all but the floor of the dead replica");
+}
+
+#[test]
+fn a_dead_replica_s_entry_is_removed_after_a_day() {
+    let mut cluster = ready();
+    cluster.replicas.truncate(2);
+    cluster.run(200_000);
+    assert_eq!(cluster.store.as_ref().unwrap().replicas.len(), 3);
+    for _ in 0..DAY_MS / 5_000 + 100 {
+        cluster.now_ms += 5_000;
+        cluster.pass();
+    }
+    assert_eq!(cluster.store.as_ref().unwrap().replicas.len(), 2);
+    assert_eq!(total(&cluster, REQUESTS), 60);
+}
+
+#[test]
+fn what_a_dead_replica_may_have_used_of_the_day_stays_used_until_midnight() {
+    let mut cluster = ready();
+    assert_eq!(flood(&mut cluster, 2, 2000), 1);
+    cluster.run(3000);
+    cluster.replicas.truncate(2);
+    cluster.run(200_000);
+    let dead = cluster.store.as_ref().unwrap().replicas["r3"].holding(DAY).unwrap().share;
+    assert!((2000..=2000 + 640_000 / 16).contains(&dead), "{dead}");
+    cluster.run(300_000);
+    let dead = cluster.store.as_ref().unwrap().replicas["r3"].holding(DAY).unwrap().share;
+    assert!(dead <= 640_000 / 32, "{dead} on the next day");
+}
+
+#[test]
+fn a_replica_that_leaves_gives_back_what_it_has_not_used() {
+    let mut cluster = ready();
+    assert!(cluster.reserve(2, 100));
+    cluster.read(2, Purpose::Leave);
+    cluster.arrive(2, true);
+    assert_eq!(cluster.store.as_ref().unwrap().replicas["r3"].holding(REQUESTS).unwrap().share, 1);
+    assert!(!cluster.reserve(2, 1), "nothing is admitted any more");
+    cluster.replicas.truncate(2);
+    let mut admitted = 1;
+    for _ in 0..5 {
+        admitted += flood(&mut cluster, 0, 1);
+        cluster.run(1000);
+    }
+    assert_eq!(admitted, 60);
+    cluster.run(2 * TERMS.window_ms);
+    let left = &cluster.store.as_ref().unwrap().replicas["r3"];
+    assert_eq!(left.holding(REQUESTS).unwrap().share, 0);
+    assert_eq!(left.holding(DAY).unwrap().share, 100, "the day is not over");
+    cluster.run(400_000);
+    assert!(!cluster.store.as_ref().unwrap().replicas.contains_key("r3"));
+}
+
+#[test]
+fn without_the_broker_a_replica_uses_its_share_until_the_lease_ends_and_then_the_floor() {
+    let mut cluster = ready();
+    cluster.replicas.iter_mut().for_each(|replica| replica.is_cut = true);
+    assert_eq!(flood(&mut cluster, 0, 1), 20);
+    cluster.run(TERMS.lease_ms + TERMS.window_ms + 1000);
+    assert_eq!(flood(&mut cluster, 0, 1), 1, "a 32nd of 60");
+    assert_eq!(flood(&mut cluster, 1, 1), 1, "the share was not used up, but its lease has ended");
+    cluster.replicas.iter_mut().for_each(|replica| replica.is_cut = false);
+    cluster.run(3000);
+    assert_eq!(
+        flood(&mut cluster, 1, 1) + flood(&mut cluster, 0, 1) + flood(&mut cluster, 2, 1),
+        58
+    );
+}
+
+#[test]
+fn a_replica_that_never_reached_the_broker_uses_the_floor_after_a_moment() {
+    let mut cluster = Cluster::start(tenant(60, 6400, 640_000), &[0]);
+    cluster.replicas[0].is_cut = true;
+    assert!(!cluster.reserve(0, 1));
+    cluster.run(FIRST_CONTACT_MS);
+    assert_eq!(flood(&mut cluster, 0, 1), 1);
+    cluster.replicas[0].is_cut = false;
+    cluster.run(CLOSED_MS + 2000);
+    assert_eq!(flood(&mut cluster, 0, 1), 59, "what the floor allowed is used");
+}
+
+#[test]
+fn a_lost_record_is_written_again_from_what_the_replicas_hold() {
+    let mut cluster = ready();
+    assert!(cluster.reserve(0, 2000));
+    cluster.lose_store();
+    cluster.run(10_000);
+    for kind in LimitKind::ALL {
+        let limit = value(&tenant(60, 6400, 640_000), kind);
+        assert!(total(&cluster, kind) <= limit, "{kind:?}");
+    }
+    for replica in 0..3 {
+        flood(&mut cluster, replica, 100);
+    }
+    assert!(cluster.used(MINUTE, 0, |_| true) <= 6400);
+    cluster.run(2 * (TERMS.lease_ms + TERMS.window_ms));
+    assert_eq!(total(&cluster, REQUESTS), 60, "and then all of the limit is shared again");
+}
+
+#[test]
+fn the_lowest_limit_applies_while_replicas_have_different_ones() {
+    let mut cluster = ready();
+    cluster.change(0, tenant(30, 6400, 640_000));
+    cluster.run(3000);
+    assert_eq!(total(&cluster, REQUESTS), 30);
+    for replica in 1..3 {
+        cluster.change(replica, tenant(90, 6400, 640_000));
+    }
+    cluster.run(3000);
+    assert_eq!(total(&cluster, REQUESTS), 30);
+    cluster.change(0, tenant(90, 6400, 640_000));
+    cluster.run(3000);
+    assert_eq!(total(&cluster, REQUESTS), 90);
+}
+
+#[test]
+fn a_request_that_lacks_a_share_is_told_to_retry_soon() {
+    let mut cluster = ready();
+    flood(&mut cluster, 0, 1);
+    let time = cluster.time(0);
+    let refused = cluster.replicas[0].limits.reserve(time, 1).unwrap_err();
+    assert_eq!(refused, Exceeded::Used { limit: REQUESTS, retry_after_ms: 1000 });
+    let standing = cluster.replicas[0].limits.standing(time).requests.unwrap();
+    assert_eq!((standing.limit, standing.remaining), (60, 40));
+}
