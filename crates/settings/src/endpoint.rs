@@ -9,16 +9,31 @@ pub type BadEndpoint = (String, String);
 /// Checks `text` and returns it in a normal form, so that equal addresses are equal texts.
 pub fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
     let form = format!("write `{scheme}://HOST:PORT`");
+    if scheme == "http" && scheme_of(text).is_some_and(|found| found.eq_ignore_ascii_case("https"))
+    {
+        return Err(("uses https, which is not supported here".to_owned(), form));
+    }
+    parse_one_of(text, &[scheme], form)
+}
+
+/// Like [`parse`], for the address of a server that may use TLS: the scheme is `http` or `https`.
+pub fn parse_http(text: &str) -> Result<String, BadEndpoint> {
+    let form = "write `http://HOST:PORT` or `https://HOST:PORT`".to_owned();
+    parse_one_of(text, &["http", "https"], form)
+}
+
+fn scheme_of(text: &str) -> Option<&str> {
+    text.split_once("://").map(|(scheme, _)| scheme)
+}
+
+fn parse_one_of(text: &str, schemes: &[&str], form: String) -> Result<String, BadEndpoint> {
     let bad = |why: &str| Err((why.to_owned(), form.clone()));
     let Some((found, rest)) = text.split_once("://") else {
         return bad("has no scheme");
     };
-    if scheme == "http" && found.eq_ignore_ascii_case("https") {
-        return bad("uses https, which is not supported in this version");
-    }
-    if found != scheme {
+    let Some(scheme) = schemes.iter().find(|scheme| **scheme == found) else {
         return bad("has another scheme");
-    }
+    };
     if rest.contains('@') {
         return bad("has a user or password");
     }
@@ -108,6 +123,18 @@ mod tests {
         ] {
             assert!(parse(text, "http").is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn addresses_of_servers_that_may_use_tls_have_one_of_two_schemes() {
+        for text in ["http://a:1", "https://a:1", "https://[::1]:443"] {
+            assert_eq!(parse_http(text), Ok(text.to_owned()));
+        }
+        for text in ["HTTPS://a:1", "tcp://a:1", "https://a", "https://u:p@a:1", "https://a:1/v1"] {
+            let (_, hint) = parse_http(text).unwrap_err();
+            assert_eq!(hint, "write `http://HOST:PORT` or `https://HOST:PORT`", "{text}");
+        }
+        assert_eq!(parse_http("https://Host:0443"), Ok("https://host:443".to_owned()));
     }
 
     #[test]

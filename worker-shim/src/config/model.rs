@@ -19,8 +19,9 @@ pub struct Config {
     /// Port 0 takes any free port. Protect this address like the engine itself.
     #[schemars(with = "scalar::Address")]
     pub listen: SocketAddr,
-    /// The address at which routers reach `listen`, `http://HOST:PORT`. Defaults to `listen`.
-    /// Required if `listen` is `0.0.0.0` or `[::]`.
+    /// The address at which routers reach `listen`, `http://HOST:PORT`, or
+    /// `https://HOST:PORT` if a TLS server is in front of the shim. Defaults to `listen`. Required
+    /// if `listen` is `0.0.0.0` or `[::]`.
     #[serde(default)]
     pub advertise: Option<String>,
     /// The routers to attach to: `HOST:PORT` of their `listen.fleet`. The shim attaches to every

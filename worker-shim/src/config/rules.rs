@@ -18,13 +18,15 @@ const LOAD_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration
 
 /// Reports all violated rules of the tree under `root`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
-    for (key, scheme) in [
-        ("engine", "http"),
-        ("advertise", "http"),
-        ("bootstrap", "http"),
-        ("kv_events", "tcp"),
-        ("kv_replay", "tcp"),
-    ] {
+    if let Some(node) = root.get("advertise")
+        && let Some(text) = node.text()
+        && let Err((why, hint)) = endpoint::parse_http(text)
+    {
+        report.error(node.at, format!("`advertise` {why}"), hint);
+    }
+    for (key, scheme) in
+        [("engine", "http"), ("bootstrap", "http"), ("kv_events", "tcp"), ("kv_replay", "tcp")]
+    {
         if let Some(node) = root.get(key)
             && let Some(text) = node.text()
             && let Err((why, hint)) = endpoint::parse(text, scheme)

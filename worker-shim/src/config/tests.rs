@@ -67,7 +67,7 @@ tls: { ca: /nowhere/ca.pem, cert: c.pem }
 ";
     let found = problems(text);
     for expected in [
-        "1:9 `engine` uses https, which is not supported in this version",
+        "1:9 `engine` uses https, which is not supported here",
         "2:9 `listen` 0.0.0.0:8100 does not say where routers reach it",
         "3:10 `router[0]` has a scheme",
         "3:25 `router[1]` has no port",
