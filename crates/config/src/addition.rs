@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn every_mistake_is_told_with_its_place() {
-        let text = "{\"modl\": \"m\",\n \"worker\": {\"id\": \"w w\", \"url\": \"https://a:1\",\n  \"kv_replay\": \"tcp://a:2\"}}";
+        let text = "{\"modl\": \"m\",\n \"worker\": {\"id\": \"w w\", \"url\": \"https://a\",\n  \"kv_replay\": \"tcp://a:2\"}}";
         let told = problems(text, None);
         assert_eq!(told.len(), 5, "{told:#?}");
         assert!(told[0].starts_with("1:2 ") && told[0].contains("unknown key `modl`"), "{told:#?}");

@@ -17,6 +17,7 @@ mod addition;
 mod dialect;
 mod digest;
 pub mod keys;
+pub mod engine_tls;
 pub mod model;
 mod parts;
 mod rules;
@@ -105,7 +106,16 @@ fn parse_for(parts: Parts, name: &str, text: &str, base_dir: &Path) -> Result<Lo
     Ok(Loaded { config, warnings, source })
 }
 
-/// Normalises an engine's address, `http://HOST:PORT`, so that equal addresses are equal texts.
+/// Normalises an engine's address, `http://HOST:PORT` or `https://HOST:PORT`, so that equal
+/// addresses are equal texts.
+///
+/// # Errors
+/// What is wrong with the address, without the text.
+pub fn engine_address(text: &str) -> Result<String, String> {
+    endpoint::parse_http(text).map_err(|(why, _)| why)
+}
+
+/// Like [`engine_address`], for a server beside an engine, which never uses TLS: `http://HOST:PORT`.
 ///
 /// # Errors
 /// What is wrong with the address, without the text.
@@ -159,6 +169,7 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
         if let Some(Secret::File { path }) = &mut model.engine_api_key {
             *path = base_dir.join(&*path);
         }
+        model.engine_tls.iter_mut().for_each(|tls| tls.anchor(base_dir));
         for source in &mut model.discovery {
             if let Discovery::Kubernetes(KubernetesDiscovery { kubeconfig: Some(path), .. }) =
                 source

@@ -18,6 +18,7 @@ mod canary;
 mod connector;
 mod costs;
 mod discovery;
+mod engine_tls;
 mod events;
 mod fleet;
 mod flow;
@@ -36,7 +37,10 @@ pub use access::{
 pub use canary::{CanaryConfig, DriftConfig};
 pub use connector::{Connector, Network, NotANetwork};
 pub use costs::CostsConfig;
-pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort};
+pub use discovery::{
+    AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort, UrlScheme,
+};
+pub use engine_tls::EngineTls;
 pub use events::{Events, NatsEvents, Storage};
 pub use fleet::{ClientWorkers, FleetConfig, FleetTls, FleetToken};
 pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
@@ -301,6 +305,11 @@ pub struct Model {
     /// The credential for the engines of this model, sent as a bearer token.
     #[serde(default)]
     pub engine_api_key: Option<Secret>,
+    /// How the router checks the certificates of engines with an `https` URL, and its own
+    /// certificate. Without this section, certificates must be from an authority that the system
+    /// trusts, and the router presents none.
+    #[serde(default)]
+    pub engine_tls: Option<EngineTls>,
     /// The listed workers. Can be left out with `discovery`.
     #[serde(default)]
     pub workers: Vec<Worker>,
@@ -457,7 +466,7 @@ pub struct Worker {
     pub id: String,
     /// The worker's role.
     pub role: Role,
-    /// The worker's HTTP address, `http://HOST:PORT`.
+    /// The worker's HTTP address, `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: String,
     /// The address at which the worker publishes KV events, `tcp://HOST:PORT`.
     #[serde(default)]

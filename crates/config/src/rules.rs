@@ -11,6 +11,7 @@ use std::path::Path;
 mod access;
 mod connector;
 mod discovery;
+mod engine_tls;
 mod events;
 mod fleet;
 mod flow;
@@ -62,6 +63,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         lease(model, &path, report);
         tokenizer::check(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
+        engine_tls::check(model, &path, base_dir, report);
         pass_unknown(model, &path, report);
     }
 }

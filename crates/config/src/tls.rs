@@ -20,7 +20,7 @@ const PEM_MAX_BYTES: u64 = 1 << 20;
 /// A file that cannot be read or used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFileError {
-    /// The key that names the file: `cert`, `key` or `client_ca`.
+    /// The key in the `tls` or `engine_tls` section, such as `cert`, `key` or `client_ca`.
     pub key: &'static str,
     /// The cause, worded to follow the key in a sentence.
     pub why: String,
@@ -31,6 +31,8 @@ impl Display for TlsFileError {
         write!(out, "{} {}", self.key, self.why)
     }
 }
+
+impl std::error::Error for TlsFileError {}
 
 /// The content of the files of a `tls` section.
 #[derive(PartialEq, Eq)]
@@ -89,7 +91,7 @@ impl TlsFiles {
     }
 }
 
-fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsFileError> {
+pub(crate) fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsFileError> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(PEM_MAX_BYTES + 1).read_to_end(&mut bytes))
@@ -100,7 +102,7 @@ fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsFileError> {
     Ok(bytes)
 }
 
-fn certificates(
+pub(crate) fn certificates(
     key: &'static str,
     pem: &[u8],
 ) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
@@ -112,6 +114,6 @@ fn certificates(
     }
 }
 
-fn unusable(key: &'static str, why: &dyn Display) -> TlsFileError {
+pub(crate) fn unusable(key: &'static str, why: &dyn Display) -> TlsFileError {
     TlsFileError { key, why: format!("cannot be used: {why}") }
 }

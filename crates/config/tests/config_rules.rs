@@ -59,17 +59,16 @@ fn worker_ids_and_addresses_are_unique_in_a_model() {
     assert!(line == 31 && told.contains("each engine publishes its own events"), "{told}");
     accepted(&valid_but("id: w0", "id: p0"));
     accepted(&valid_but("http://10.0.2.1", "http://10.0.0.1"));
+    // One port speaks either HTTP or HTTPS.
+    refused("http://10.0.1.1", "https://10.0.0.1", (31, 38), "is already taken at 28:14");
 }
 
 #[test]
 fn engine_addresses_are_plain() {
     let url = "http://10.0.0.1:8000";
-    refused(
-        url,
-        "https://10.0.0.1:8000",
-        (28, 14),
-        "https, which is not supported in this version",
-    );
+    accepted(&valid_but(url, "https://10.0.0.1:8000"));
+    refused(url, "ftp://10.0.0.1:8000", (28, 14), "has another scheme");
+    refused(url, "https://10.0.0.1", (28, 14), "has no port");
     refused(url, "http://10.0.0.1:8000/v1", (28, 14), "has a path");
     refused(url, "http://10.0.0.1", (28, 14), "has no port");
     refused(url, "10.0.0.1:8000", (28, 14), "has no scheme");

@@ -52,6 +52,10 @@ pub struct DnsDiscovery {
     /// The port of the engines' HTTP servers.
     #[schemars(range(min = 1, max = 65_535))]
     pub port: u16,
+    /// The scheme of the engines' URLs. With `https`, `engine_tls.server_name` is usually needed,
+    /// because the workers are known by their addresses.
+    #[serde(default)]
+    pub scheme: UrlScheme,
     /// The role of all workers behind the name.
     pub role: Role,
     /// The addresses that are used. An engine with an IPv4 and an IPv6 address is one worker.
@@ -99,6 +103,28 @@ fn empty_grace() -> Duration {
     Duration::from_secs(300)
 }
 
+/// The scheme of the URLs of workers that a source finds.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum UrlScheme {
+    /// HTTP without TLS.
+    #[default]
+    Http,
+    /// HTTP over TLS.
+    Https,
+}
+
+impl UrlScheme {
+    /// The scheme as URLs spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+        }
+    }
+}
+
 /// The addresses of a name that are used.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
@@ -135,6 +161,10 @@ pub struct KubernetesDiscovery {
     pub role_label: Option<String>,
     /// The port of the engines' HTTP servers: a number, or the name of a container's port.
     pub port: PodPort,
+    /// The scheme of the engines' URLs. With `https`, `engine_tls.server_name` is usually needed,
+    /// because the workers are known by their addresses.
+    #[serde(default)]
+    pub scheme: UrlScheme,
     /// The port on which the engines publish KV events. A pod's annotation
     /// `splitrail.io/kv-events-port` takes precedence.
     #[serde(default)]

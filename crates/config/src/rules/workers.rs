@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::value::typed;
 use crate::model::Role;
-use splitrail_settings::endpoint;
+use splitrail_settings::endpoint::{self, BadEndpoint};
 use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
@@ -24,7 +24,7 @@ pub(super) struct Workers<'n> {
     /// Any worker publishes KV events.
     pub(super) any_publishes: bool,
     ids: HashMap<&'n str, Place>,
-    /// The position at which each address was first given.
+    /// The position at which each host and port was first given.
     urls: HashMap<String, Place>,
     publishers: HashMap<String, Place>,
 }
@@ -95,15 +95,19 @@ impl<'n> Workers<'n> {
                 self.ids.insert(id, node.at);
             }
         }
-        if let Some((at, url)) = address(worker, "url", "http", path, report) {
+        if let Some((at, url)) = address(worker, "url", endpoint::parse_http, path, report) {
             let hint = "one entry per engine; a role `both` does both parts";
-            unique(&mut self.urls, url, at, &format!("{path}.url"), hint, report);
+            // One port serves either scheme.
+            let engine = url.split_once("://").map_or(url.as_str(), |(_, engine)| engine);
+            unique(&mut self.urls, (engine, &url), at, &format!("{path}.url"), hint, report);
         }
-        if let Some((at, publisher)) = address(worker, "kv_events", "tcp", path, report) {
+        let tcp = |text: &str| endpoint::parse(text, "tcp");
+        if let Some((at, publisher)) = address(worker, "kv_events", tcp, path, report) {
             let hint = "each engine publishes its own events: give each its own port";
-            unique(&mut self.publishers, publisher, at, &format!("{path}.kv_events"), hint, report);
+            let (seen, path) = (&mut self.publishers, format!("{path}.kv_events"));
+            unique(seen, (&publisher, &publisher), at, &path, hint, report);
         }
-        address(worker, "kv_replay", "tcp", path, report);
+        address(worker, "kv_replay", tcp, path, report);
         if let Some((node, _)) = text(worker, "kv_replay")
             && worker.get("kv_events").is_none()
         {
@@ -122,12 +126,12 @@ fn text<'n>(worker: &'n Node, key: &str) -> Option<(&'n Node, &'n str)> {
 fn address(
     worker: &Node,
     key: &str,
-    scheme: &str,
+    parse: impl Fn(&str) -> Result<String, BadEndpoint>,
     path: &str,
     report: &mut Report,
 ) -> Option<(Place, String)> {
     let (node, address) = text(worker, key)?;
-    match endpoint::parse(address, scheme) {
+    match parse(address) {
         Ok(address) => Some((node.at, address)),
         Err((why, hint)) => {
             report.error(node.at, format!("`{path}.{key}` {why}"), hint);
@@ -136,18 +140,19 @@ fn address(
     }
 }
 
+/// Reports an address whose `key` was seen before.
 fn unique(
     seen: &mut HashMap<String, Place>,
-    address: String,
+    (key, address): (&str, &str),
     at: Place,
     path: &str,
     hint: &str,
     report: &mut Report,
 ) {
-    if let Some(first) = seen.get(&address) {
+    if let Some(first) = seen.get(key) {
         report.error(at, format!("`{path}` {address} {}", taken(*first)), hint);
     } else {
-        seen.insert(address, at);
+        seen.insert(key.to_owned(), at);
     }
 }
 
