@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -26,6 +27,8 @@ use tower::ServiceExt;
 use crate::engine::Engine;
 use crate::framing::{Framing, Head, Malformed};
 use crate::guarded::Resolver;
+use crate::stream::{Stream, peer};
+use crate::tls::{TlsSettings, refused};
 use crate::wire::{Broken, Connection, EngineRequest, Peer, Unanswered};
 use rustc_hash::FxBuildHasher;
 
@@ -61,6 +64,10 @@ pub(super) struct Destination<'a> {
 /// The connections to a model's engines.
 pub(super) struct Connections {
     connector: HttpConnector<Resolver>,
+    /// How connections are secured, if they are.
+    tls: Option<Arc<TlsSettings>>,
+    /// Timeout for opening a connection, handshake included.
+    timeout: Duration,
     idle: DashMap<Authority, Idle, FxBuildHasher>,
 }
 
@@ -103,6 +110,7 @@ impl From<Unanswered> for Failure {
             Unanswered::Stale { .. } | Unanswered::Unsolicited => Self::Stale,
             Unanswered::Closed => Self::Closed,
             Unanswered::Early => Self::Early,
+            Unanswered::Refused(alert) => Self::Connect(io::Error::other(refused(alert)).into()),
             Unanswered::Malformed(malformed) => Self::Malformed(malformed),
             Unanswered::Withdrawn => Self::Withdrawn,
         }
@@ -117,9 +125,14 @@ pub(super) struct Answer {
 }
 
 impl Connections {
-    /// Creates a pool without connections.
-    pub(super) fn new(connector: HttpConnector<Resolver>) -> Arc<Self> {
-        Arc::new(Self { connector, idle: DashMap::default() })
+    /// Creates a pool without connections. With `tls`, all of them are secured; opening one takes at
+    /// most `timeout`.
+    pub(super) fn new(
+        connector: HttpConnector<Resolver>,
+        tls: Option<Arc<TlsSettings>>,
+        timeout: Duration,
+    ) -> Arc<Self> {
+        Arc::new(Self { connector, tls, timeout, idle: DashMap::default() })
     }
 
     /// Sends a request, on an idle connection if there is one. If that connection had ended, the
@@ -213,9 +226,20 @@ impl Connections {
         let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority.clone());
         let uri = uri.path_and_query(PathAndQuery::from_static("/")).build();
         let uri = uri.map_err(|error| Failure::Connect(error.into()))?;
+        let began = Instant::now();
         let stream = self.connector.clone().oneshot(uri).await;
         let stream = stream.map_err(|error| Failure::Connect(error.into()))?;
-        Ok(Box::new(Connection::new(stream.into_inner())))
+        let socket = stream.into_inner();
+        let peer = peer(&socket);
+        let stream = match &self.tls {
+            None => Stream::from(socket),
+            Some(tls) => {
+                let left = self.timeout.saturating_sub(began.elapsed());
+                let secured = tls.connect(authority.host(), socket, left).await;
+                secured.map_err(|error| Failure::Connect(error.into()))?
+            }
+        };
+        Ok(Box::new(Connection::new(stream, peer)))
     }
 }
 

@@ -19,6 +19,9 @@ pub trait Engine: Send + Sync {
     /// a new process.
     fn process(&self) -> u64;
 
+    /// Whether its URL is `https`.
+    fn uses_tls(&self) -> bool;
+
     /// Whether the host name must resolve to an address in the allowed networks.
     fn is_guarded(&self) -> bool;
 
@@ -53,6 +56,10 @@ impl<E: Engine + ?Sized> Engine for Arc<E> {
 
     fn process(&self) -> u64 {
         (**self).process()
+    }
+
+    fn uses_tls(&self) -> bool {
+        (**self).uses_tls()
     }
 
     fn is_guarded(&self) -> bool {

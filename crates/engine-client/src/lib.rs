@@ -22,8 +22,11 @@ mod guarded;
 pub mod networks;
 mod parcel;
 mod proof;
+mod records;
 pub mod retry_budget;
+mod stream;
 mod timers;
+mod tls;
 mod wire;
 
 pub use connections::EngineBody;
@@ -33,6 +36,7 @@ pub use gather::too_large;
 pub use parcel::{Parcel, Receipt};
 pub use proof::{Proof, Shape};
 pub use timers::{Late, Timer, Timers};
+pub use tls::TlsSettings;
 
 use crate::networks::Networks;
 use crate::retry_budget::RetryBudget;
@@ -74,10 +78,10 @@ const FINISHING_MAX: usize = 1024;
 /// A client for one model's engines. Cheap to clone.
 #[derive(Clone)]
 pub struct EngineClient {
-    http: Arc<Connections>,
-    /// Connections to workers that are not listed, whose host names must resolve to addresses in
-    /// the allowed networks.
-    guarded: Arc<Connections>,
+    plain: Pools,
+    /// Connections to engines with an `https` URL.
+    secured: Pools,
+    tls: Arc<TlsSettings>,
     authorization: Option<HeaderValue>,
     reply_max_bytes: usize,
     memory: ReplyMemory,
@@ -86,6 +90,39 @@ pub struct EngineClient {
     /// Tasks that read bodies to their end after the last event.
     finishing: Arc<Mutex<JoinSet<()>>>,
     timers: Arc<Timers>,
+}
+
+/// How a client reaches engines.
+pub struct Reach {
+    /// Timeout for opening a connection, with the handshake of TLS.
+    pub connect: Duration,
+    /// The allowed networks of workers that are not listed.
+    pub networks: Networks,
+    /// TLS towards engines with an `https` URL.
+    pub tls: Arc<TlsSettings>,
+}
+
+/// Connections to engines with the same scheme.
+#[derive(Clone)]
+struct Pools {
+    listed: Arc<Connections>,
+    /// Connections to workers that are not listed, whose host names must resolve to addresses in
+    /// the allowed networks.
+    guarded: Arc<Connections>,
+}
+
+impl Pools {
+    fn new(reach: &Reach, tls: Option<&Arc<TlsSettings>>) -> Self {
+        let pool = |networks| {
+            let connector = connector(Resolver::new(networks), reach.connect);
+            Connections::new(connector, tls.cloned(), reach.connect)
+        };
+        Self { listed: pool(None), guarded: pool(Some(reach.networks.clone())) }
+    }
+
+    fn of(&self, guarded: bool) -> &Arc<Connections> {
+        if guarded { &self.guarded } else { &self.listed }
+    }
 }
 
 /// The message if a worker refuses the rank to which a request is pinned.
@@ -111,22 +148,19 @@ pub struct Envelope {
 }
 
 impl EngineClient {
-    /// Creates a client that waits for a connection for at most `connect`. `authorization` is the
-    /// router's own credential, if engines require one; a reply has at most `reply_max_bytes`;
-    /// `networks` are the allowed networks of workers that are not listed.
+    /// Creates a client. `authorization` is the router's own credential, if engines require one; a
+    /// reply has at most `reply_max_bytes`.
     pub fn new(
-        connect: Duration,
+        reach: Reach,
         authorization: Option<HeaderValue>,
         reply_max_bytes: usize,
         memory: ReplyMemory,
-        networks: Networks,
         retry_budget: Arc<RetryBudget>,
     ) -> Self {
-        let http = Connections::new(connector(Resolver::new(None), connect));
-        let guarded = Connections::new(connector(Resolver::new(Some(networks)), connect));
         Self {
-            http,
-            guarded,
+            plain: Pools::new(&reach, None),
+            secured: Pools::new(&reach, Some(&reach.tls)),
+            tls: reach.tls,
             authorization,
             reply_max_bytes,
             memory,
@@ -139,6 +173,11 @@ impl EngineClient {
     /// The router's own credential, marked as sensitive.
     pub fn authorization(&self) -> Option<&HeaderValue> {
         self.authorization.as_ref()
+    }
+
+    /// TLS towards engines with an `https` URL.
+    pub fn tls(&self) -> &TlsSettings {
+        &self.tls
     }
 
     /// Sends a JSON body; returns when a successful status line has arrived. If a kept connection
@@ -187,8 +226,7 @@ impl EngineClient {
         let (authority, process) = (worker.authority(), worker.process());
         let (engine, fresh) = (Some(worker), envelope.fresh);
         let to = Destination { authority, process, class, engine, fresh };
-        let begun =
-            self.connections(worker.is_guarded()).request(to, &mut request.ended(), again).await;
+        let begun = self.connections(worker).request(to, &mut request.ended(), again).await;
         let Answer { status, peer, mut body } = begun.map_err(|error| failure(worker, &error))?;
         if status != StatusCode::OK {
             // Error replies carry no id that could be checked.
@@ -199,8 +237,9 @@ impl EngineClient {
         Ok(Response { peer, body, proof })
     }
 
-    fn connections(&self, guarded: bool) -> &Arc<Connections> {
-        if guarded { &self.guarded } else { &self.http }
+    fn connections(&self, worker: &dyn Engine) -> &Arc<Connections> {
+        let pools = if worker.uses_tls() { &self.secured } else { &self.plain };
+        pools.of(worker.is_guarded())
     }
 
     /// Reads a complete reply of up to `limits.engine_reply_max_bytes`.
@@ -261,8 +300,7 @@ impl EngineClient {
         }
         let (authority, process) = (worker.authority(), worker.process());
         let to = Destination { authority, process, class: REPORTS, engine: None, fresh: false };
-        let begun =
-            self.connections(worker.is_guarded()).request(to, &mut request.ended(), |_| true).await;
+        let begun = self.connections(worker).request(to, &mut request.ended(), |_| true).await;
         let Answer { status, mut body, .. } = begun.map_err(|error| failure(worker, &error))?;
         body.prove();
         if status != StatusCode::OK {
@@ -289,7 +327,7 @@ impl EngineClient {
         let mut request = EngineRequest::new("GET", authority, path, Bytes::new().into()).ended();
         let to = Destination { authority, process: 0, class: BESIDE, engine: None, fresh: false };
         let exchange = async {
-            let begun = self.connections(guarded).request(to, &mut request, |_| true).await;
+            let begun = self.plain.of(guarded).request(to, &mut request, |_| true).await;
             let Answer { status, mut body, .. } = begun.map_err(|_| "it cannot be reached")?;
             body.prove();
             if status != StatusCode::OK {

@@ -130,6 +130,10 @@ mod tests {
             0
         }
 
+        fn uses_tls(&self) -> bool {
+            false
+        }
+
         fn is_guarded(&self) -> bool {
             false
         }

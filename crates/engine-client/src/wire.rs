@@ -6,7 +6,8 @@
 //! A connection that was kept since its last answer may have ended meanwhile, or may carry bytes
 //! that answer no request: a second answer of a faulty engine, or the `408` of a proxy that gives
 //! up waiting. Such bytes must not become the answer of the next request. So the socket is read
-//! right before the request is written: bytes that have arrived by then belong to no request.
+//! right before the request is written: bytes that have arrived by then belong to no request. Over
+//! TLS, these are bytes of application data (`stream`).
 
 use std::fmt;
 use std::future::poll_fn;
@@ -19,12 +20,12 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::StatusCode;
 use http::header::HeaderValue;
 use http::uri::Authority;
-use rustix::net::{RecvFlags, recv};
+use rustls::AlertDescription;
 use tokio::io::{AsyncReadExt, AsyncWrite};
-use tokio::net::TcpStream;
 
 use crate::framing::{Framing, Head, Interim, Malformed, Piece, begun};
 use crate::parcel::Parcel;
+use crate::stream::{Arrived, Stream};
 
 /// Number of bytes of a body of unknown length that are read together, and that wait for a client
 /// that reads more slowly than its engine sends.
@@ -69,6 +70,9 @@ pub(super) enum Unanswered {
     },
     /// A new connection ended before any byte of an answer, or in the middle of its head.
     Closed,
+    /// A new connection was refused by an alert of TLS before any byte of an answer: since TLS 1.3,
+    /// an engine sees the router's certificate only after the router's part of the handshake.
+    Refused(AlertDescription),
     /// An answer other than an error came before the whole request was sent.
     Early,
     /// The bytes are not valid HTTP.
@@ -144,7 +148,7 @@ impl fmt::Debug for EngineRequest {
 
 /// A connection to an engine.
 pub(super) struct Connection {
-    socket: TcpStream,
+    socket: Stream,
     pub(super) peer: Option<Peer>,
     /// Whether the connection has carried an answer before.
     is_kept: bool,
@@ -159,15 +163,6 @@ impl fmt::Debug for Connection {
         wire.field("peer", &self.peer).field("is_kept", &self.is_kept);
         wire.field("read_bytes", &self.read.len()).finish_non_exhaustive()
     }
-}
-
-/// What has arrived on a connection since its last answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Arrived {
-    Nothing,
-    Bytes,
-    /// The connection has ended or failed.
-    End,
 }
 
 /// A request that is being written.
@@ -195,20 +190,14 @@ impl Sending<'_> {
 }
 
 impl Connection {
-    pub(super) fn new(socket: TcpStream) -> Self {
-        let peer = socket.peer_addr().ok().map(|address| Peer(address.ip()));
+    pub(super) fn new(socket: impl Into<Stream>, peer: Option<IpAddr>) -> Self {
+        let (socket, peer) = (socket.into(), peer.map(Peer));
         Self { socket, peer, is_kept: false, read: BytesMut::new() }
     }
 
-    /// What has arrived since the last answer. Asks the socket, because the runtime's readiness
-    /// state may be outdated.
-    fn arrived(&self) -> Arrived {
-        match recv(&self.socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            _ if !self.read.is_empty() => Arrived::Bytes,
-            Ok((_, 1..)) => Arrived::Bytes,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Arrived::Nothing,
-            Ok(_) | Err(_) => Arrived::End,
-        }
+    /// What has arrived since the last answer.
+    fn arrived(&mut self) -> Arrived {
+        if self.read.is_empty() { self.socket.arrived() } else { Arrived::Bytes }
     }
 
     /// Sends a request, and reads until its answer begins.
@@ -217,10 +206,12 @@ impl Connection {
     /// No answer began.
     pub(super) async fn exchange(&mut self, request: &EngineRequest) -> Result<Head, Unanswered> {
         let kept = std::mem::replace(&mut self.is_kept, true);
-        match self.arrived() {
-            Arrived::Bytes if kept => return Err(Unanswered::Unsolicited),
-            Arrived::End if kept => return Err(Unanswered::Stale { sent: false }),
-            _ => {}
+        if kept {
+            match self.arrived() {
+                Arrived::Bytes => return Err(Unanswered::Unsolicited),
+                Arrived::End => return Err(Unanswered::Stale { sent: false }),
+                Arrived::Nothing => {}
+            }
         }
         let body = request.body.send().ok_or(Unanswered::Withdrawn)?;
         let length = request.head.len() + body.remaining();
@@ -248,7 +239,10 @@ impl Connection {
         match head {
             // No byte of an answer has arrived.
             Err(Broken::Closed) if kept && self.read.is_empty() && interim.is_empty() => Err(STALE),
-            Err(Broken::Closed) => Err(Unanswered::Closed),
+            Err(Broken::Closed) => match self.socket.alert().filter(|_| self.read.is_empty()) {
+                Some(alert) if !kept => Err(Unanswered::Refused(alert)),
+                _ => Err(Unanswered::Closed),
+            },
             Err(Broken::Malformed(malformed)) => Err(Unanswered::Malformed(malformed)),
             // A server that stops waiting sends 408 before it closes the connection.
             Ok(head) if kept && head.status == StatusCode::REQUEST_TIMEOUT => Err(STALE),
@@ -278,7 +272,8 @@ impl Connection {
             }
             sending.written += bytes;
         }
-        Poll::Ready(Ok(()))
+        // TLS may hold encrypted bytes that the socket has not taken yet.
+        Pin::new(&mut self.socket).poll_flush(context).map_err(Broken::from)
     }
 
     fn poll_begun(

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 use splitrail_api::memory_budget::MemoryBudget;
+use splitrail_config::engine_tls::EngineTlsFiles;
 use splitrail_config::{
     BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, TokenizerConfig,
 };
 use splitrail_engine_client::networks::Networks;
 use splitrail_engine_client::retry_budget::RetryBudget;
-use splitrail_engine_client::{EngineClient, ReplyMemory};
+use splitrail_engine_client::{EngineClient, Reach, ReplyMemory, TlsSettings};
 use splitrail_kv::{HashSeed, IndexConfig};
 use splitrail_prompt::stamp::{FileStamp, stamp, stamps};
 use splitrail_prompt::{ContentFormat, PromptModel, PromptOptions};
@@ -32,6 +33,14 @@ pub enum ModelError {
         model: String,
         /// The cause.
         source: splitrail_config::SecretError,
+    },
+    /// The files for TLS towards engines cannot be used.
+    #[error("model {model}: engine_tls.{source}")]
+    Tls {
+        /// The model's name.
+        model: String,
+        /// The cause.
+        source: splitrail_config::tls::TlsFileError,
     },
     /// The tokenizer cannot be loaded.
     #[error("model {model}: {source}")]
@@ -82,9 +91,12 @@ fn assemble_model(
 ) -> Result<Arc<Served>, ModelError> {
     let authorization = authorization(model)?;
     let prompt_files = prompt_files(model);
+    let tls = EngineTlsFiles::read(&model.engine_tls.clone().unwrap_or_default());
+    let tls = tls.map_err(|source| ModelError::Tls { model: model.name.clone(), source })?;
     let kept = before.map(|(served, serving)| {
         let mut kept = Kept::of(served, serving, model, config);
         kept.credential &= served.client.authorization() == authorization.as_ref();
+        kept.tls &= served.client.tls().are_current(&tls);
         kept.tokenizer &= served.prompt_files == prompt_files;
         (served, kept)
     });
@@ -108,18 +120,22 @@ fn assemble_model(
         Some(served) => Arc::clone(&served.retry_budget),
         None => Arc::new(RetryBudget::new(model.retries.budget_percent)),
     };
-    let client = match keep(|kept| kept.client && kept.credential && kept.budget) {
+    let client = match keep(|kept| kept.client && kept.credential && kept.tls && kept.budget) {
         Some(served) => served.client.clone(),
         None => {
             let reply_max_bytes = config.limits.engine_reply_max_bytes;
-            let networks = Networks::new(&config.fleet.networks);
+            let reach = Reach {
+                connect: model.timeouts.connect,
+                networks: Networks::new(&config.fleet.networks),
+                tls: TlsSettings::new(tls),
+            };
             let memory = ReplyMemory {
                 budget: Arc::clone(memory),
                 max_bytes: config.limits.request_memory_max_bytes,
                 shed: metrics.shed.clone(),
             };
-            let (connect, budget) = (model.timeouts.connect, Arc::clone(&retry_budget));
-            EngineClient::new(connect, authorization, reply_max_bytes, memory, networks, budget)
+            let budget = Arc::clone(&retry_budget);
+            EngineClient::new(reach, authorization, reply_max_bytes, memory, budget)
         }
     };
     let pool = match keep(|kept| kept.pool) {
@@ -148,6 +164,7 @@ struct Kept {
     tokenizer: bool,
     client: bool,
     credential: bool,
+    tls: bool,
     pool: bool,
     budget: bool,
 }
@@ -165,12 +182,12 @@ impl Kept {
             && bounds.index_blocks_per_worker_max == limits.index_blocks_per_worker_max;
         let budget = was.retries.budget_percent == model.retries.budget_percent;
         let config = serde_json::to_value(was).ok() == serde_json::to_value(model).ok();
-        Self { config, tokenizer, client, credential: true, pool, budget }
+        Self { config, tokenizer, client, credential: true, tls: true, pool, budget }
     }
 
     fn all(self) -> bool {
-        let Self { config, tokenizer, client, credential, pool, budget } = self;
-        config && tokenizer && client && credential && pool && budget
+        let Self { config, tokenizer, client, credential, tls, pool, budget } = self;
+        config && tokenizer && client && credential && tls && pool && budget
     }
 }
 

@@ -66,6 +66,8 @@ pub struct Worker {
     pub config: WorkerConfig,
     /// Host and port of the worker's HTTP address.
     pub authority: Authority,
+    /// Whether the worker's URL is `https`.
+    uses_tls: bool,
     /// The bootstrap server, for connectors that send both legs at once.
     pub bootstrap: Option<Bootstrap>,
     /// The work that the router has assigned to the worker, over all ranks.
@@ -141,6 +143,7 @@ impl Worker {
     pub fn new(index: WorkerIndex, config: WorkerConfig, authority: Authority) -> Self {
         let synced = AtomicBool::new(config.kv_events.is_none());
         let life = Life::new(&config.id);
+        let uses_tls = config.url.starts_with("https://");
         let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
         let ranks = Ranks::new(config.data_parallel_ranks, config.takes_rank_header);
         let honours_threshold =
@@ -149,6 +152,7 @@ impl Worker {
             index,
             config,
             authority,
+            uses_tls,
             bootstrap,
             booked: Arc::default(),
             ranks,
@@ -206,7 +210,7 @@ impl Worker {
     /// Takes over the state of the worker that this one replaces, if both are the same engine with
     /// another description: draining, the last probe, and whether it was there at the start.
     pub fn succeed_to(&self, before: &Self) {
-        if self.authority != before.authority {
+        if (&self.authority, self.uses_tls) != (&before.authority, before.uses_tls) {
             return;
         }
         let why = "taken over from the same engine's earlier description";
@@ -504,6 +508,10 @@ impl Engine for Worker {
     /// one worker.
     fn process(&self) -> u64 {
         u64::from(self.index.0) << 32 | u64::from(self.processes.load(Relaxed))
+    }
+
+    fn uses_tls(&self) -> bool {
+        self.uses_tls
     }
 
     fn is_guarded(&self) -> bool {

@@ -111,18 +111,17 @@ pub(super) fn prepare(file: &Path, core: &Core, before: &Serving) -> Result<Prep
 
 /// The place in the file of the resource that is not available.
 fn located(error: &ModelError, source: &Source, models: &[String]) -> Refused {
-    let (model, keys, hint): (&String, &[&str], &str) = match error {
-        ModelError::Secret { model, .. } => {
-            (model, &["engine_api_key"], "the router must be able to read it")
-        }
-        ModelError::Tokenizer { model, .. } => {
-            (model, &["tokenizer", "path"], "`splitrail check` says the same")
-        }
+    const READABLE: &str = "the router must be able to read it";
+    const CHECK: &str = "`splitrail check` says the same";
+    let (model, keys, hint) = match error {
+        ModelError::Secret { model, .. } => (model, vec!["engine_api_key"], READABLE),
+        ModelError::Tls { model, source } => (model, vec!["engine_tls", source.key], CHECK),
+        ModelError::Tokenizer { model, .. } => (model, vec!["tokenizer", "path"], CHECK),
         ModelError::ChatTemplate { model, .. } => {
-            (model, &["tokenizer", "chat_template"], "the router must be able to read it")
+            (model, vec!["tokenizer", "chat_template"], READABLE)
         }
     };
     let place = models.iter().position(|name| name == model).unwrap_or_default().to_string();
-    let path = [&["models", place.as_str()], keys].concat();
+    let path = [&["models", place.as_str()], &keys[..]].concat();
     Refused::listing(vec![source.problem(&path, error.to_string(), hint)])
 }

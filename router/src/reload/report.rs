@@ -34,6 +34,9 @@ impl Report {
             if was.client.authorization() != served.client.authorization() {
                 renewed.push(format!("models[{name}].engine_api_key"));
             }
+            if !was.client.tls().has_same_files(served.client.tls()) {
+                renewed.push(format!("models[{name}].engine_tls"));
+            }
             if was.prompt_files != served.prompt_files {
                 renewed.push(format!("models[{name}].tokenizer"));
             }

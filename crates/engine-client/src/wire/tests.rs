@@ -1,13 +1,13 @@
 use http::StatusCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::wire::*;
 
 async fn pair() -> (Connection, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    (Connection::new(near), listener.accept().await.unwrap().0)
+    (Connection::new(near, None), listener.accept().await.unwrap().0)
 }
 
 /// A connection that has carried an answer before.

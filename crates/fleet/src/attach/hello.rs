@@ -14,8 +14,8 @@ use super::inbound::{Inbound, Received};
 use crate::Cluster;
 use crate::Served;
 use crate::{Fleet, Source};
-use splitrail_config::http_address;
 use splitrail_config::model::{Discovery, Role, Worker as WorkerConfig};
+use splitrail_config::{engine_address, http_address};
 use splitrail_engine_client::networks::literal;
 
 /// The version of the protocol between shims and routers.
@@ -130,18 +130,21 @@ fn check_hello(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<CheckedH
     if !short(&mirror_id) {
         return Err(invalid("mirror_id", "a short text"));
     }
-    let url = address("url", &url)?;
+    let url = engine_address(&url).map_err(|why| invalid("url", &why))?;
     let capabilities = capabilities.unwrap_or_default();
     check(&capabilities)?;
     let bootstrap = match capabilities.bootstrap.as_str() {
         "" => None,
-        bootstrap => Some(address("capabilities.bootstrap", bootstrap)?),
+        bootstrap => {
+            let bootstrap = http_address(bootstrap);
+            Some(bootstrap.map_err(|why| invalid("capabilities.bootstrap", &why))?)
+        }
     };
     let Some(served) = served else {
         return Err(Status::not_found("this model is not served here"));
     };
-    let authority = url.trim_start_matches("http://").parse();
-    let authority = authority.map_err(|_| invalid("url", "`http://HOST:PORT`"))?;
+    let authority = url.split_once("://").and_then(|(_, authority)| authority.parse().ok());
+    let authority = authority.ok_or_else(|| invalid("url", "`http://HOST:PORT`"))?;
     let config = WorkerConfig {
         id: worker_id,
         role,
@@ -174,10 +177,6 @@ pub(super) fn check(capabilities: &v1::Capabilities) -> Result<(), Status> {
         return Err(invalid("capabilities.block_size", "1 to 65536"));
     }
     Ok(())
-}
-
-fn address(what: &str, url: &str) -> Result<String, Status> {
-    http_address(url).map_err(|why| invalid(what, &why))
 }
 
 fn invalid(what: &str, why: &str) -> Status {

@@ -149,7 +149,7 @@ fn worker(config: &DnsDiscovery, ip: IpAddr) -> Worker {
     Worker {
         id: format!("{host}-{ip}-{}", config.port),
         role: config.role,
-        url: address("http", ip, config.port),
+        url: address(config.scheme.name(), ip, config.port),
         kv_events: at("tcp", config.kv_events_port),
         kv_replay: at("tcp", config.kv_replay_port),
         bootstrap: at("http", config.bootstrap_port),

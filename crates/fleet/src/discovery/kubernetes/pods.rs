@@ -174,7 +174,7 @@ fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<Worker, Unfit> {
     Ok(Worker {
         id: id(pod),
         role,
-        url: address("http", ip, port),
+        url: address(config.scheme.name(), ip, port),
         kv_events: at("tcp", kv_events),
         kv_replay: at("tcp", kv_replay),
         bootstrap: at("http", bootstrap),
