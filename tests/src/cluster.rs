@@ -11,6 +11,7 @@ use splitrail_sim::{KvConnector, Role, SharedStorage, SimConfig, SimEngine};
 use tempfile::TempDir;
 
 use crate::client::{Client, Reply};
+use crate::tls_server::{ServerCertificate, TlsServer};
 
 /// How long a condition may take to become true.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -56,6 +57,8 @@ pub struct Spec {
     pub worker: fn(&str) -> &'static str,
     /// Changes the engines' settings, by name.
     pub engine: fn(&str, &mut SimConfig),
+    /// What the TLS servers in front of the engines present; without it, there are none.
+    pub tls: Option<ServerCertificate>,
 }
 
 impl Default for Spec {
@@ -79,6 +82,7 @@ impl Default for Spec {
             tokenizer_keys: String::new(),
             worker: |_| "",
             engine: |_, _| {},
+            tls: None,
         }
     }
 }
@@ -96,6 +100,8 @@ pub struct Cluster {
     pub running: Running,
     /// The engines by name.
     pub engines: Vec<(String, SimEngine)>,
+    /// The TLS servers in front of the engines, in the same order.
+    pub tls: Vec<TlsServer>,
     /// A client of the front door.
     pub http: Client,
     /// A client of the admin listener.
@@ -127,8 +133,14 @@ impl Cluster {
             (spec.engine)(&name, &mut config);
             engines.push((name, SimEngine::start(config).await.expect("an engine")));
         }
+        let mut tls = Vec::new();
+        if let Some(certificate) = spec.tls {
+            for (_, engine) in &engines {
+                tls.push(TlsServer::start(engine.http_addr(), certificate).await);
+            }
+        }
         let tokenizer = spec.tokenizer.clone().unwrap_or_else(|| files.path().to_owned());
-        let yaml = yaml(&spec, &engines, &tokenizer);
+        let yaml = yaml(&spec, &engines, &tls, &tokenizer);
         let file = files.path().join(CONFIG);
         std::fs::write(&file, &yaml).expect("a configuration file");
         let loaded = splitrail_config::load(&file, splitrail_config::Parts::ALL);
@@ -141,6 +153,7 @@ impl Cluster {
             admin: Client::new(running.addresses().admin),
             running,
             engines,
+            tls,
             files,
             yaml,
         };
@@ -230,15 +243,21 @@ pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Path) -> String {
+fn yaml(
+    spec: &Spec,
+    engines: &[(String, SimEngine)],
+    tls: &[TlsServer],
+    tokenizer: &std::path::Path,
+) -> String {
     let mut workers = spec.extra_workers.clone();
-    for (name, engine) in engines {
+    for (at, (name, engine)) in engines.iter().enumerate() {
         let role = match engine.config().role {
             Role::Prefill => "prefill",
             Role::Decode => "decode",
             Role::Both => "both",
         };
-        let mut item = format!("{{ id: {name}, role: {role}, url: \"{}\"", engine.url());
+        let url = tls.get(at).map_or_else(|| engine.url(), TlsServer::url);
+        let mut item = format!("{{ id: {name}, role: {role}, url: \"{url}\"");
         if let Some(endpoint) = engine.kv_events_endpoint() {
             item += &format!(", kv_events: \"{endpoint}\"");
         }

@@ -23,6 +23,7 @@ pub mod shape;
 pub mod shim;
 pub mod solo;
 pub mod stand;
+pub mod tls_server;
 pub mod traffic;
 pub mod trial;
 pub mod unanswering;

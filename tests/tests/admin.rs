@@ -109,7 +109,7 @@ async fn mistakes_are_told_with_their_places_and_change_nothing() {
     };
     for (body, status, said) in [
         (json!({"worker": good, "modell": "sim"}), 400, "unknown key `modell`"),
-        (with("url", json!("https://127.0.0.1:1")), 400, "`worker.url` uses https"),
+        (with("url", json!("ftp://127.0.0.1:1")), 400, "`worker.url` has another scheme"),
         (with("role", json!("prefil")), 400, "`worker.role` cannot be"),
         (with("id", json!("a b")), 400, "`worker.id`"),
         (with("kv_replay", json!("tcp://127.0.0.1:1")), 400, "of no use without `kv_events`"),

@@ -82,7 +82,7 @@ async fn what_makes_no_sense_or_is_not_served_is_refused() {
         (v1::Hello { instance_secret: vec![7; 15], ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { instance_secret: vec![7; 65], ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { role: 0, ..good.clone() }, Code::InvalidArgument),
-        (v1::Hello { url: "https://127.0.0.1:9".into(), ..good.clone() }, Code::InvalidArgument),
+        (v1::Hello { url: "ftp://127.0.0.1:9".into(), ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { url: "http://127.0.0.1:9/x".into(), ..good.clone() }, Code::InvalidArgument),
     ] {
         assert_eq!(refused(bad.clone()).await, code, "{bad:?}");
