@@ -256,7 +256,7 @@ fn one_reply(
             Begun::Whole(reply) => Merged::Whole(reply),
             Begun::Verbatim(reply) if detail.is_none() => return Ok(ReplyBody::Whole(reply)),
             Begun::Verbatim(reply) => Merged::Whole(JsonObject::parse(reply)?),
-            Begun::Stream(unit) => Merged::Events(merge::single(unit)),
+            Begun::Stream(unit) => Merged::Events(unit.into_events()),
             Begun::Made(events) => Merged::Events(merge::made(events)),
         },
         (_, last) => merged(begun.into_iter().chain(last), places)?,
@@ -298,7 +298,7 @@ fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<Merged, 
         match answer {
             Begun::Whole(reply) => replies.push(reply),
             Begun::Verbatim(reply) => replies.push(JsonObject::parse(reply)?),
-            Begun::Stream(unit) => streams.push(merge::single(unit)),
+            Begun::Stream(unit) => streams.push(unit.into_events()),
             Begun::Made(events) => streams.push(merge::made(events)),
         }
     }

@@ -1,33 +1,22 @@
 //! Sends the leg that answers the client, and waits until its answer begins.
 
-use std::pin::pin;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
-use super::context::{PromptContext, book, expected, uncached_tokens, within};
-use super::first::{First, first_events};
+use super::account::Account;
+use super::context::{PromptContext, uncached_tokens};
+use super::first::{First, ask, fetch};
 use super::hand_off::Carried;
-use super::lease::Lease;
-use super::legs;
-use super::migrate::{Migration, is_exact};
-use super::place::Placed;
-use super::prefill::Prefilled;
-use super::staged::{Staged, UnderWay};
+use super::relay::{UnitStream, whole};
+use super::sending::Sending;
+use super::staged::{Prefilled, Staged, UnderWay};
 use crate::boxed::pinned;
-use crate::reply::alike::Alike;
-use crate::reply::choices::turned_away;
-use crate::reply::relay::{Account, Pace, UnitStream, whole};
-use splitrail_api::error::{Error, Kind};
-use splitrail_api::{JsonObject, Parts};
-use splitrail_engine_client::{Envelope, Parcel, Shape};
-use splitrail_fleet::Served;
-use splitrail_fleet::Worker;
+use splitrail_api::JsonObject;
+use splitrail_api::error::Error;
+use splitrail_engine_client::{Envelope, Parcel};
 use splitrail_fleet::costs::RankScope;
-use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_policy::Leg;
 
 /// An answer that has begun. Nothing of it has reached the client yet.
@@ -51,84 +40,6 @@ pub(super) enum Answer {
     Below(Option<EngineUsage>),
 }
 
-/// A leg that answers the client, with everything needed to send it.
-#[derive(Clone, Copy)]
-pub(super) struct Sending<'a> {
-    pub(super) prompt: PromptContext<'a>,
-    pub(super) envelope: &'a Envelope,
-    pub(super) placed: &'a Placed,
-    /// The value of `cache_hit_threshold` in the body.
-    pub(super) threshold: Option<f64>,
-}
-
-impl Sending<'_> {
-    /// Whether the worker may reject the leg. If so, events are held back until they show output.
-    pub(super) fn is_gated(&self) -> bool {
-        self.envelope.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)
-    }
-
-    /// Whether a leg of its own fetches the hand-off first. One hand-off cannot serve several
-    /// samples; after the fetch, the samples find the prompt in the worker's own cache.
-    pub(super) fn fetches_first(&self) -> bool {
-        self.prompt.context.options.samples > 1
-    }
-
-    /// The body of the leg that answers.
-    pub(super) fn body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
-        let context = self.prompt.context;
-        let body = self.gated_body(self.threshold);
-        legs::answer(body, context.endpoint, context.options, carried)
-    }
-
-    /// The body of the leg that fetches a hand-off first.
-    pub(super) fn fetching_body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
-        let body = self.gated_body(self.threshold.map(|_| 0.0));
-        legs::fetch(&body, self.prompt.context.endpoint, carried)
-    }
-
-    fn gated_body(&self, threshold: Option<f64>) -> JsonObject {
-        let mut body = self.prompt.unit.body.clone();
-        if let Some(threshold) = threshold {
-            body.set("cache_hit_threshold", threshold.to_string());
-        }
-        if is_exact(self.prompt.context, &self.prompt.unit.body) {
-            body.set("return_token_ids", "true");
-        }
-        body
-    }
-
-    /// Sends the leg that answers.
-    pub(super) async fn ask(
-        &self,
-        account: &Account,
-        body: Parcel,
-        lease: Option<Lease>,
-    ) -> Result<First, Error> {
-        below_if_412(if self.prompt.context.options.stream {
-            let events = Box::pin(first_events(self, self.prompt.context.endpoint, body));
-            in_lease(lease, &self.placed.worker, events).await
-        } else {
-            whole_reply(self, account, body, lease).await
-        })
-    }
-
-    /// Sends the leg that fetches a hand-off.
-    pub(super) async fn fetch(&self, body: Parcel, lease: Option<Lease>) -> Result<(), Error> {
-        let Sending { prompt, envelope, placed, .. } = *self;
-        let context = prompt.context;
-        let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
-        let Served { config, client, .. } = context.served.as_ref();
-        let call = pin!(async {
-            let shape = Shape::whole(context.endpoint);
-            let response = client.post(worker, shape, body, envelope).await?;
-            client.whole(worker, response).await.map(drop)
-        });
-        let limit = config.timeouts.first_token;
-        let call = pin!(within(client, limit, worker, "timeouts.first_token", call));
-        in_lease(lease, worker, call).await
-    }
-}
-
 /// Sends the leg that answers the client, and waits until its answer begins. The hand-off is taken
 /// out of `staged`, and is put back if no byte of it was sent.
 ///
@@ -149,7 +60,7 @@ pub(super) async fn generate(
     let to_compute = to_compute(sending, handed_over);
     let envelope = &Envelope { prefill_tokens: Some(to_compute), ..sending.envelope.clone() };
     let sending = &Sending { envelope, ..*sending };
-    let account = account(sending, started, handed_over);
+    let account = Account::open(sending, started, handed_over);
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
     let carried = hand_off.as_deref().map_or(Carried::Nothing, Carried::Params);
@@ -159,7 +70,7 @@ pub(super) async fn generate(
     let body = if hand_off.is_some() { body.once() } else { body };
     let mut under_way = UnderWay::new(prefilled, hand_off, receipt);
     let (body, lease) = if fetches {
-        match pinned(|| sending.fetch(body, lease)).await {
+        match pinned(|| fetch(sending, body, lease)).await {
             Ok(()) => (Ok(sending.body(Carried::Nothing)?.into()), None),
             Err(error) => (Err(error), None),
         }
@@ -167,7 +78,7 @@ pub(super) async fn generate(
         (Ok(body), lease)
     };
     let begun = match body {
-        Ok(body) => sending.ask(&account, body, lease).await,
+        Ok(body) => ask(sending, &account, body, lease).await,
         Err(error) => Err(error),
     };
     context.mark("first_token", started);
@@ -217,7 +128,7 @@ pub(super) fn conclude(
     begun: Result<First, Error>,
 ) -> Result<Answer, Error> {
     let Sending { prompt, placed, .. } = *sending;
-    let PromptContext { context, decision, .. } = prompt;
+    let decision = prompt.decision;
     let error = match begun {
         Ok(First::Whole(reply)) => match whole(&mut account, reply) {
             Ok(reply) => return Ok(Answer::Begun(Begun::Whole(reply))),
@@ -229,16 +140,8 @@ pub(super) fn conclude(
                 tracing::info!(worker = placed.worker.id(), leg = "decode", "breaker closed");
             }
             decision.cached_tokens_foretold();
-            return Ok(Answer::Begun(Begun::Stream(Box::new(UnitStream {
-                account,
-                reader: *reader,
-                held,
-                migration: Migration::new(prompt),
-                tells_usage: context.options.include_usage,
-                gaps: context.inter_token(decision),
-                pace: Pace::begin(Instant::now()),
-                alike: Alike::default(),
-            }))));
+            let stream = UnitStream::new(prompt, account, *reader, held);
+            return Ok(Answer::Begun(Begun::Stream(Box::new(stream))));
         }
         Ok(First::Below(usage)) => {
             account.turned_away(usage);
@@ -250,14 +153,6 @@ pub(super) fn conclude(
     Err(error)
 }
 
-/// Some engines reject a request below its threshold with status 412.
-fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
-    begun.or_else(|error| match error.kind() {
-        Kind::EngineRejected(412) => Ok(First::Below(None)),
-        _ => Err(error),
-    })
-}
-
 /// The number of prompt tokens that the worker has to compute before it answers.
 fn to_compute(sending: &Sending<'_>, handed_over: bool) -> u64 {
     match handed_over {
@@ -267,95 +162,4 @@ fn to_compute(sending: &Sending<'_>, handed_over: bool) -> u64 {
             uncached_tokens(context, unit, sending.placed.assumed_blocks)
         }
     }
-}
-
-/// Makes the data that the answer owns until it ends, and enters its leg in the ledger.
-pub(super) fn account(sending: &Sending<'_>, now: Instant, handed_over: bool) -> Account {
-    let Sending { prompt, placed, .. } = *sending;
-    let PromptContext { context, unit, decision } = prompt;
-    let worker = &placed.worker;
-    let booking = match handed_over {
-        true => worker.book(placed.rank, 0, unit.weight_tokens),
-        false => book(context, unit, placed, now, context.options.stream),
-    };
-    let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
-    decision.decode_sent(leg);
-    Account {
-        metrics: Arc::clone(&context.metrics),
-        served: Arc::clone(&context.served),
-        decision: decision.clone(),
-        booking,
-        worker: Arc::clone(worker),
-        dialect: context.endpoint.dialect(),
-        prompt_tokens: unit.prompt_tokens,
-        settled: false,
-    }
-}
-
-/// Limits a call by the lease of its hand-off. An engine that has not begun to answer by the end of
-/// the lease may have fetched the blocks too late, and would not report this.
-async fn in_lease<T>(
-    lease: Option<Lease>,
-    worker: &Worker,
-    call: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    let Some(lease) = lease else { return call.await };
-    let in_time = tokio::time::timeout_at(lease.ends(), call).await;
-    in_time.unwrap_or_else(|_| Err(lease_expired(worker)))
-}
-
-fn lease_expired(worker: &Worker) -> Error {
-    let message = format!("worker {} has not taken a hand-off within its lease", worker.id());
-    Error::new(Kind::LeaseExpired, message)
-}
-
-/// Sends a leg that is not streamed, and reads its reply.
-async fn whole_reply(
-    sending: &Sending<'_>,
-    account: &Account,
-    body: Parcel,
-    lease: Option<Lease>,
-) -> Result<First, Error> {
-    let Sending { prompt, envelope, placed, .. } = *sending;
-    let context = prompt.context;
-    let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
-    let Served { config, client, .. } = context.served.as_ref();
-    let sent = lease.map(|_| Instant::now());
-    let call = pin!(async {
-        let shape = Shape::whole(context.endpoint);
-        let response = client.post(worker, shape, body, envelope).await?;
-        // Engines send the status of a whole reply when the answer is complete. If the leg may be
-        // rejected, only the body shows whether it is an answer.
-        if !sending.is_gated() {
-            account.began();
-        }
-        client.whole_answer(worker, response, &context.unread).await
-    });
-    // The reply comes only after all tokens are generated, so its time says nothing about the
-    // lease. Only the worker's load reports show whether the request left the queue in time.
-    let queued = async {
-        match lease {
-            Some(lease) => tokio::time::sleep_until(lease.ends()).await,
-            None => std::future::pending().await,
-        }
-        if sent.is_none_or(|sent| !worker.has_queued_since(sent)) {
-            std::future::pending::<()>().await;
-        }
-    };
-    let call = within(client, config.timeouts.reply, worker, "timeouts.reply", call);
-    let reply = tokio::select! {
-        reply = call => reply?,
-        () = queued => return Err(lease_expired(worker)),
-    };
-    let dialect = context.endpoint.dialect();
-    if turned_away(dialect, &reply) {
-        return Ok(First::Below(usage_of(dialect, &reply)));
-    }
-    Ok(First::Whole(reply))
-}
-
-/// The usage in a reply or an event, if it is valid.
-pub(super) fn usage_of(dialect: Dialect, reply: &Bytes) -> Option<EngineUsage> {
-    let reply = JsonObject::parse(reply.clone()).ok()?;
-    EngineUsage::parse_in(dialect, serde_json::from_str(reply.raw("usage")?).ok()?).ok()
 }

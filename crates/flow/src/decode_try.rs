@@ -8,12 +8,13 @@ use http::HeaderValue;
 use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::estimate_cached_tokens;
 
-use super::answer::{Answer, Begun, Sending, generate};
+use super::answer::{Answer, Begun, generate};
 use super::attempts::Attempts;
 use super::context::{Context, PromptContext, attempt, carried_threshold};
 use super::gate::{self, Gate, Need, Verdict, judge};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::{Plan, Then};
+use super::sending::Sending;
 use crate::prepare::Unit;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};

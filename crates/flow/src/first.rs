@@ -1,20 +1,24 @@
-//! Reads the first events of a streamed leg, which prove that the engine runs it.
+//! Sends the leg that answers the client, and reads the beginning of its answer: the whole of a reply
+//! that is not streamed, or the first events, which prove that the engine runs the leg.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
-use super::answer::{Sending, usage_of};
+use super::account::Account;
 use super::context::within;
+use super::lease::Lease;
+use super::sending::Sending;
 use crate::reply::choices::{begun, turned_away};
-use crate::reply::dialect::{Chunk, data_of};
-use crate::reply::relay::EventReader;
+use crate::reply::dialect::{Chunk, data_of, usage_of};
+use crate::reply::event_reader::EventReader;
 use splitrail_api::Endpoint;
-use splitrail_api::error::Error;
+use splitrail_api::error::{Error, Kind};
 use splitrail_engine_client::{EngineClient, Parcel, Shape, refusal_event};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
@@ -35,6 +39,111 @@ const HELD_PER_SAMPLE: usize = 16;
 
 /// The number of events that are held back at most while they only open the answer.
 const OPENING_MAX: usize = 16;
+
+/// Sends the leg that answers.
+pub(super) async fn ask(
+    sending: &Sending<'_>,
+    account: &Account,
+    body: Parcel,
+    lease: Option<Lease>,
+) -> Result<First, Error> {
+    below_if_412(if sending.prompt.context.options.stream {
+        let events = Box::pin(first_events(sending, sending.prompt.context.endpoint, body));
+        in_lease(lease, &sending.placed.worker, events).await
+    } else {
+        whole_reply(sending, account, body, lease).await
+    })
+}
+
+/// Some engines reject a request below its threshold with status 412.
+fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
+    begun.or_else(|error| match error.kind() {
+        Kind::EngineRejected(412) => Ok(First::Below(None)),
+        _ => Err(error),
+    })
+}
+
+/// Sends the leg that fetches a hand-off.
+pub(super) async fn fetch(
+    sending: &Sending<'_>,
+    body: Parcel,
+    lease: Option<Lease>,
+) -> Result<(), Error> {
+    let Sending { prompt, envelope, placed, .. } = *sending;
+    let context = prompt.context;
+    let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
+    let Served { config, client, .. } = context.served.as_ref();
+    let call = pin!(async {
+        let shape = Shape::whole(context.endpoint);
+        let response = client.post(worker, shape, body, envelope).await?;
+        client.whole(worker, response).await.map(drop)
+    });
+    let limit = config.timeouts.first_token;
+    let call = pin!(within(client, limit, worker, "timeouts.first_token", call));
+    in_lease(lease, worker, call).await
+}
+
+/// Limits a call by the lease of its hand-off. An engine that has not begun to answer by the end of
+/// the lease may have fetched the blocks too late, and would not report this.
+async fn in_lease<T>(
+    lease: Option<Lease>,
+    worker: &Worker,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(lease) = lease else { return call.await };
+    let in_time = tokio::time::timeout_at(lease.ends(), call).await;
+    in_time.unwrap_or_else(|_| Err(lease_expired(worker)))
+}
+
+fn lease_expired(worker: &Worker) -> Error {
+    let message = format!("worker {} has not taken a hand-off within its lease", worker.id());
+    Error::new(Kind::LeaseExpired, message)
+}
+
+/// Sends a leg that is not streamed, and reads its reply.
+async fn whole_reply(
+    sending: &Sending<'_>,
+    account: &Account,
+    body: Parcel,
+    lease: Option<Lease>,
+) -> Result<First, Error> {
+    let Sending { prompt, envelope, placed, .. } = *sending;
+    let context = prompt.context;
+    let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
+    let Served { config, client, .. } = context.served.as_ref();
+    let sent = lease.map(|_| Instant::now());
+    let call = pin!(async {
+        let shape = Shape::whole(context.endpoint);
+        let response = client.post(worker, shape, body, envelope).await?;
+        // Engines send the status of a whole reply when the answer is complete. If the leg may be
+        // rejected, only the body shows whether it is an answer.
+        if !sending.is_gated() {
+            account.began();
+        }
+        client.whole_answer(worker, response, &context.unread).await
+    });
+    // The reply comes only after all tokens are generated, so its time says nothing about the
+    // lease. Only the worker's load reports show whether the request left the queue in time.
+    let queued = async {
+        match lease {
+            Some(lease) => tokio::time::sleep_until(lease.ends()).await,
+            None => std::future::pending().await,
+        }
+        if sent.is_none_or(|sent| !worker.has_queued_since(sent)) {
+            std::future::pending::<()>().await;
+        }
+    };
+    let call = within(client, config.timeouts.reply, worker, "timeouts.reply", call);
+    let reply = tokio::select! {
+        reply = call => reply?,
+        () = queued => return Err(lease_expired(worker)),
+    };
+    let dialect = context.endpoint.dialect();
+    if turned_away(dialect, &reply) {
+        return Ok(First::Below(usage_of(dialect, &reply)));
+    }
+    Ok(First::Whole(reply))
+}
 
 /// Sends a streamed leg to an endpoint and waits for its first events.
 pub(super) async fn first_events(

@@ -1,6 +1,7 @@
 //! Plans the legs of a request and runs them: which engine gets which leg, in which order, what is
 //! retried, and what is cancelled when the client leaves.
 
+mod account;
 pub mod answer;
 mod attempts;
 mod auxiliary;
@@ -19,8 +20,10 @@ mod place;
 pub mod plan;
 mod prefill;
 pub mod prepare;
+pub mod relay;
 pub mod reply;
 pub mod run;
+mod sending;
 pub mod staged;
 mod threshold_reply;
 pub mod weigh;

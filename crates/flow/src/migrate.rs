@@ -17,7 +17,6 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use splitrail_kv::{BlockHash, next_hash};
 
-use super::answer::Sending;
 use super::context::{
     Context, PromptContext, attempt, book, carried_threshold, expected, may_retry,
 };
@@ -25,8 +24,9 @@ use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::legs;
 use super::place::{Placed, Wish, computed, place, sent};
+use super::sending::Sending;
 use crate::prepare::Unit;
-use crate::reply::relay::EventReader;
+use crate::reply::event_reader::EventReader;
 use splitrail_api::error::Error;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::Parcel;

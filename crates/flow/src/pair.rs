@@ -10,18 +10,19 @@ use std::time::{Duration, Instant};
 use splitrail_engine::mooncake::TransferId;
 use splitrail_engine::sglang::Room;
 
-use super::answer::{Answer, Sending, account, conclude};
+use super::account::Account;
+use super::answer::{Answer, conclude};
 use super::attempts::Attempts;
 use super::context::{
     Context, PromptContext, attempt, carried_threshold, expected, nothing_handed_over,
     preemption_guard,
 };
-use super::first::First;
+use super::first::{First, ask, fetch};
 use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, Said, Tries, without_prefill};
-use crate::reply::relay::Account;
+use super::sending::Sending;
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_config::model::Connector;
 use splitrail_engine_client::{Envelope, Parcel};
@@ -194,7 +195,7 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed>
     let expected = expected(context, unit, prefill);
     let leg = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
     decision.prefill_sent(leg);
-    let mut account = account(sending, Instant::now(), true);
+    let mut account = Account::open(sending, Instant::now(), true);
     let met = meet(sending, &account, prefill, &appointment).await;
     let failed = match met {
         Ok(begun) => match conclude(sending, account, Ok(begun)) {
@@ -276,10 +277,10 @@ async fn answer(
     carried: Carried<'_>,
 ) -> Result<First, Error> {
     if !sending.fetches_first() {
-        return sending.ask(account, Parcel::new(sending.body(carried)?).0.once(), None).await;
+        return ask(sending, account, Parcel::new(sending.body(carried)?).0.once(), None).await;
     }
-    sending.fetch(Parcel::new(sending.fetching_body(carried)?).0.once(), None).await?;
-    sending.ask(account, sending.body(Carried::Nothing)?.into(), None).await
+    fetch(sending, Parcel::new(sending.fetching_body(carried)?).0.once(), None).await?;
+    ask(sending, account, sending.body(Carried::Nothing)?.into(), None).await
 }
 
 /// Forgets the engine id with which a pair failed. If the bootstrap server names another engine by

@@ -18,7 +18,7 @@ use super::lease::{Lease, left_by_engine};
 use super::legs;
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
-use super::staged::Staged;
+use super::staged::{Prefilled, Staged};
 use crate::prepare::Unit;
 use crate::reply::dialect;
 use splitrail_api::error::{Error, Fault, Kind};
@@ -33,23 +33,6 @@ use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 use splitrail_telemetry::clock::unix_ms;
-
-/// The result of a prefill leg, for the decode leg.
-pub(super) struct Prefilled {
-    /// The prefill worker.
-    pub(super) worker: Arc<Worker>,
-    /// The attempt's id, which the decode leg carries as well.
-    pub(super) envelope: Envelope,
-    /// The hand-off for one decode leg; `None` if the connector uses shared storage.
-    pub(super) staged: Option<Staged>,
-}
-
-impl Prefilled {
-    /// The lease of the hand-off, if there is one.
-    pub(super) fn lease(&self) -> Option<Lease> {
-        self.staged.as_ref().map(Staged::lease)
-    }
-}
 
 /// The attempts of one prompt's prefill leg.
 pub(super) struct Tries {

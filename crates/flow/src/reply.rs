@@ -1,11 +1,12 @@
-//! Makes the client's answer from the engine's: relays streams, and is the only place that decides
-//! the usage that clients see.
+//! Makes the client's reply from the engine's: reads and edits events and whole replies, merges those
+//! of a batch, and is the only place that decides the usage that clients see. No module of the legs
+//! is imported here.
 
 pub(crate) mod alike;
 pub mod choices;
 pub mod detail;
 pub mod dialect;
+pub(crate) mod event_reader;
 pub mod merge;
-pub mod relay;
 pub mod sse;
 pub mod usage;

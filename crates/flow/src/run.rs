@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::answer::{Answer, Begun, Sending, generate};
+use super::answer::{Answer, Begun, generate};
 use super::attempts::Attempts;
 use super::auxiliary;
 use super::context::{
@@ -17,7 +17,9 @@ use super::hand_off::none_comes;
 use super::pair::{Paired, pair_or_local};
 use super::place::{Moment, Wish, computed, note_vetoed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
-use super::prefill::{Prefilled, no_prefill_worker, prefill_or_local, without_prefill};
+use super::prefill::{no_prefill_worker, prefill_or_local, without_prefill};
+use super::sending::Sending;
+use super::staged::Prefilled;
 use super::threshold_reply;
 use super::weigh::{is_open, learned_ratio, weigh};
 use crate::boxed::pinned;

@@ -14,7 +14,6 @@ use super::context::Context;
 use super::hand_off::Carried;
 use super::lease::Lease;
 use super::legs;
-use super::prefill::Prefilled;
 use crate::prepare::Unit;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{Envelope, Parcel, Receipt, Shape};
@@ -102,6 +101,23 @@ impl Staged {
             worker.serves(Leg::Decode) && worker.is_up() && worker.index != self.worker
         });
         able.min_by_key(|worker| worker.booked.active_tokens()).cloned()
+    }
+}
+
+/// The result of a prefill leg, for the decode leg.
+pub(super) struct Prefilled {
+    /// The prefill worker.
+    pub(super) worker: Arc<Worker>,
+    /// The attempt's id, which the decode leg carries as well.
+    pub(super) envelope: Envelope,
+    /// The hand-off for one decode leg; `None` if the connector uses shared storage.
+    pub(super) staged: Option<Staged>,
+}
+
+impl Prefilled {
+    /// The lease of the hand-off, if there is one.
+    pub(super) fn lease(&self) -> Option<Lease> {
+        self.staged.as_ref().map(Staged::lease)
     }
 }
 

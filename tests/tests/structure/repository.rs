@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::imports::imports;
 use super::rules::{
     CRATE_MAX_LINES, Dependencies, FILE_MAX_LINES, impure, table, too_long, wide_cycles,
     wrong_dependencies,
@@ -92,6 +93,22 @@ fn few_modules_import_each_other() {
         wide_cycles(&package.name, &modules(&rust_files(&package.folder.join("src"))))
     });
     assert_none(&wide.collect::<Vec<_>>());
+}
+
+#[test]
+fn the_maker_of_replies_imports_no_leg() {
+    let flow = packages().into_iter().find(|package| package.name == "flow").unwrap();
+    let imports = imports(&modules(&rust_files(&flow.folder.join("src"))));
+    let is_reply = |module: &str| module == "reply" || module.starts_with("reply::");
+    let replies: Vec<_> = imports.iter().filter(|(module, _)| is_reply(module)).collect();
+    assert!(!replies.is_empty(), "`flow` has no module `reply`");
+    let wrong = replies.into_iter().flat_map(|(module, targets)| {
+        let legs = targets.iter().filter(|target| !is_reply(target));
+        legs.map(move |leg| {
+            format!("`flow`: `{module}` imports `{leg}`; `reply` knows no leg: pass what it needs")
+        })
+    });
+    assert_none(&wrong.collect::<Vec<_>>());
 }
 
 #[test]

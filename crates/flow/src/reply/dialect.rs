@@ -10,6 +10,7 @@ use memchr::memmem;
 use serde::Deserialize;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json;
+use splitrail_engine::usage::EngineUsage;
 
 use super::sse;
 use splitrail_api::JsonObject;
@@ -205,6 +206,12 @@ pub(crate) fn ended(dialect: Dialect, reply: &JsonObject) -> bool {
         Dialect::Messages => (text("stop_reason"), "max_tokens"),
     };
     reason.is_some_and(|reason| reason != cut_off)
+}
+
+/// The usage in a reply or an event, if it is valid.
+pub(crate) fn usage_of(dialect: Dialect, reply: &Bytes) -> Option<EngineUsage> {
+    let reply = JsonObject::parse(reply.clone()).ok()?;
+    EngineUsage::parse_in(dialect, serde_json::from_str(reply.raw("usage")?).ok()?).ok()
 }
 
 #[cfg(test)]

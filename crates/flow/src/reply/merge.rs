@@ -8,7 +8,6 @@ use futures_util::stream::{self, StreamExt};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::relay::UnitStream;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, Kind};
 
@@ -29,17 +28,6 @@ impl Places {
     fn is_counted(self, index: usize) -> bool {
         !(index as u64).is_multiple_of(u64::from(self.samples_apart.max(1)))
     }
-}
-
-/// The events of one prompt's answer.
-pub fn single(unit: Box<UnitStream>) -> Events {
-    Box::pin(stream::unfold(Some(unit), |unit| async move {
-        let mut unit = unit?;
-        match unit.next().await? {
-            Ok(data) => Some((Ok(data), Some(unit))),
-            Err(error) => Some((Err(error), None)),
-        }
-    }))
 }
 
 /// Events that the router made.

@@ -1,0 +1,165 @@
+//! Accounts for one prompt's reply from the sending of its leg to its end: booking, usage, outcome.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use splitrail_engine::dialect::Dialect;
+use splitrail_engine::usage::{EngineUsage, UsageError};
+
+use super::context::{PromptContext, book, expected};
+use super::sending::Sending;
+use crate::reply::usage::rewrite;
+use splitrail_api::JsonObject;
+use splitrail_api::error::{Error, Kind};
+use splitrail_fleet::Served;
+use splitrail_fleet::reply_audit::audit_reply;
+use splitrail_fleet::{Booking, Worker};
+use splitrail_ledger::decisions::{Decision, DecisionHandle, UsageReport};
+use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_policy::Leg;
+use splitrail_telemetry::Metrics;
+
+/// The data that one prompt's answer owns until it ends in any way: its booking, and its decision
+/// record with the ledger's entry.
+pub(super) struct Account {
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) served: Arc<Served>,
+    pub(super) decision: DecisionHandle,
+    pub(super) booking: Booking,
+    pub(super) worker: Arc<Worker>,
+    /// The dialect of the engine's answer.
+    pub(super) dialect: Dialect,
+    /// The prompt's length by the router's tokenizer.
+    pub(super) prompt_tokens: Option<u32>,
+    /// Whether the engine has reported its usage.
+    pub(super) settled: bool,
+}
+
+impl Account {
+    /// Makes the data that the answer owns until it ends, and enters its leg in the ledger.
+    pub(super) fn open(sending: &Sending<'_>, now: Instant, handed_over: bool) -> Self {
+        let Sending { prompt, placed, .. } = *sending;
+        let PromptContext { context, unit, decision } = prompt;
+        let worker = &placed.worker;
+        let booking = match handed_over {
+            true => worker.book(placed.rank, 0, unit.weight_tokens),
+            false => book(context, unit, placed, now, context.options.stream),
+        };
+        let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
+        decision.decode_sent(leg);
+        Self {
+            metrics: Arc::clone(&context.metrics),
+            served: Arc::clone(&context.served),
+            decision: decision.clone(),
+            booking,
+            worker: Arc::clone(worker),
+            dialect: context.endpoint.dialect(),
+            prompt_tokens: unit.prompt_tokens,
+            settled: false,
+        }
+    }
+
+    /// Evaluates the engine's usage object and returns the one for the client, who gets it if
+    /// `tells` is true. `whole` is the usage of the whole answer if the engine reported only that
+    /// of its last part.
+    pub(super) fn settle(&mut self, raw: &str, whole: Option<&str>, tells: bool) -> Option<String> {
+        let leg = self.read(raw)?;
+        let (raw, usage) = match whole {
+            Some(whole) => (whole, self.read(whole)?),
+            None => (raw, leg),
+        };
+        self.compare(usage.prompt_tokens);
+        self.settled = true;
+        let fallback = self.served.config.cached_tokens_fallback;
+        let report = UsageReport { leg, whole: usage, fallback, is_shown: tells };
+        rewrite(self.dialect, raw, self.decision.usage_reported(report))
+    }
+
+    /// The usage for an event that precedes the final usage, from the cached tokens that are
+    /// certain at that time.
+    pub(super) fn foretold(&self, raw: &str) -> Option<String> {
+        let told = self.decision.with(Decision::told_cached_tokens)?;
+        rewrite(self.dialect, raw, Some(told))
+    }
+
+    fn read(&self, raw: &str) -> Option<EngineUsage> {
+        let worker = self.worker.id();
+        match EngineUsage::parse_in(self.dialect, serde_json::from_str(raw).ok()?) {
+            Ok(usage) => Some(usage),
+            Err(UsageError::CachedExceedsPrompt { prompt_tokens, .. }) => {
+                tracing::warn!(worker, "an engine reports more cached tokens than the prompt has");
+                let completion = JsonObject::parse_str(raw).ok()?;
+                let key = match self.dialect {
+                    Dialect::Chunks => "completion_tokens",
+                    Dialect::Responses | Dialect::Messages => "output_tokens",
+                };
+                let completion_tokens = completion.get(key, "a count").ok()?;
+                let completion_tokens = completion_tokens.unwrap_or(0);
+                Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens: None })
+            }
+            Err(error) => {
+                tracing::warn!(worker, %error, "an engine's usage is passed on as it is");
+                None
+            }
+        }
+    }
+
+    /// Compares the engine's count of the prompt's tokens with the count of the router's tokenizer.
+    fn compare(&self, engine: u32) {
+        let Some(router) = self.prompt_tokens.filter(|router| *router != engine) else { return };
+        let model = self.served.name();
+        self.metrics.prompt_length_mismatches.with_label_values(&[model]).inc();
+        if self.served.mismatch.may_log() {
+            let worker = self.worker.id();
+            tracing::error!(
+                model,
+                worker,
+                router,
+                engine,
+                "router and engine disagree on the prompt's token count: is the tokenizer the \
+                 engine's, and was the engine started with flags that change prompts?"
+            );
+        }
+    }
+
+    /// Records that the answer has begun, so the engine has the whole prompt in its cache.
+    pub(super) fn began(&self) {
+        self.decision.decode_worked();
+    }
+
+    /// Records that the answer is complete. Its figures are counted when the whole request ends.
+    pub(super) fn finish(&mut self) {
+        self.worker.record(Leg::Decode, None);
+        if let Some(leg) = self.decision.answer_completed() {
+            audit_reply(&self.metrics, &self.served, &self.worker, &leg, self.settled);
+        }
+    }
+
+    /// Records that the engine rejected the leg because it holds too little of the prompt. The
+    /// cached tokens that it reports are checked against the index like those of any other reply.
+    pub(super) fn turned_away(&mut self, usage: Option<EngineUsage>) {
+        let error = Error::new(Kind::BelowThreshold, "");
+        self.worker.record(Leg::Decode, Some(&error));
+        let leg = self.decision.threshold_rejected(usage, error.outcome());
+        if let (Some(leg), Some(_)) = (leg, usage) {
+            audit_reply(&self.metrics, &self.served, &self.worker, &leg, true);
+        }
+    }
+
+    /// Records that the leg that answers failed. Its prefill leg may serve another attempt.
+    pub(super) fn fail_leg(&mut self, error: &Error) {
+        self.worker.record(Leg::Decode, Some(error));
+        self.decision.decode_failed(error.outcome());
+    }
+
+    /// Records that the answer broke off.
+    pub(super) fn fail(&mut self, error: &Error) {
+        self.worker.record(Leg::Decode, Some(error));
+        self.decision.answer_lost(error.outcome());
+    }
+
+    /// Records that there is no answer, without a fault of the worker.
+    pub(super) fn give_up(&mut self, outcome: &'static str) {
+        self.decision.given_up(outcome);
+    }
+}

@@ -1,0 +1,261 @@
+//! Relays one prompt's answer to the client.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::stream;
+use prometheus::Histogram;
+use splitrail_engine::dialect::Dialect;
+
+use super::account::Account;
+use super::context::PromptContext;
+use super::migrate::Migration;
+use crate::reply::alike::Alike;
+use crate::reply::choices::turned_away;
+use crate::reply::dialect::{self, Chunk, data_of};
+use crate::reply::event_reader::EventReader;
+use crate::reply::merge::Events;
+use splitrail_api::JsonObject;
+use splitrail_api::error::{Error, Kind};
+use splitrail_policy::Leg;
+
+/// A whole answer: the engine's reply with the client's usage.
+///
+/// # Errors
+/// If the reply is no JSON object.
+pub(super) fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
+    let nonsense = |_| Error::engine(account.worker.id(), "sent a reply that is not JSON");
+    let mut reply = JsonObject::parse(reply).map_err(nonsense)?;
+    account.began();
+    let usage = reply.raw("usage").filter(|raw| *raw != "null");
+    if let Some(told) = usage.and_then(|raw| account.settle(raw, None, true)) {
+        reply.set("usage", told);
+    }
+    hide_hand_off(&mut reply);
+    account.finish();
+    Ok(reply)
+}
+
+/// Clients must not see where KV blocks are.
+fn hide_hand_off(reply: &mut JsonObject) {
+    if !matches!(reply.raw("kv_transfer_params"), None | Some("null")) {
+        reply.set("kv_transfer_params", "null");
+    }
+}
+
+/// A streamed answer, event by event.
+pub struct UnitStream {
+    account: Account,
+    reader: EventReader,
+    /// The first events, which proved that the engine runs the request.
+    held: VecDeque<Bytes>,
+    /// The state for resuming the answer when its worker is lost; `None` if it cannot be resumed.
+    migration: Option<Migration>,
+    /// Whether the client asked for usage.
+    tells_usage: bool,
+    /// The histogram of the time between events.
+    gaps: Histogram,
+    pace: Pace,
+    /// Recognises events that need not be parsed.
+    alike: Alike,
+}
+
+/// The times of a stream's events.
+struct Pace {
+    first: Instant,
+    last: Instant,
+    /// The number of events after the first.
+    events: u32,
+}
+
+impl Pace {
+    fn begin(now: Instant) -> Self {
+        Self { first: now, last: now, events: 0 }
+    }
+
+    /// The mean time between two events in seconds; `None` if there were too few events.
+    fn mean_seconds(&self) -> Option<f64> {
+        const FEW: u32 = 8;
+        let seconds = self.last.duration_since(self.first).as_secs_f64();
+        (self.events >= FEW).then(|| seconds / f64::from(self.events))
+    }
+}
+
+impl UnitStream {
+    /// An answer whose first events have arrived.
+    pub(super) fn new(
+        prompt: PromptContext<'_>,
+        account: Account,
+        reader: EventReader,
+        held: VecDeque<Bytes>,
+    ) -> Self {
+        Self {
+            account,
+            reader,
+            held,
+            migration: Migration::new(prompt),
+            tells_usage: prompt.context.options.include_usage,
+            gaps: prompt.context.inter_token(prompt.decision),
+            pace: Pace::begin(Instant::now()),
+            alike: Alike::default(),
+        }
+    }
+
+    /// The events for the client.
+    pub fn into_events(self: Box<Self>) -> Events {
+        Box::pin(stream::unfold(Some(self), |unit| async move {
+            let mut unit = unit?;
+            match unit.next().await? {
+                Ok(data) => Some((Ok(data), Some(unit))),
+                Err(error) => Some((Err(error), None)),
+            }
+        }))
+    }
+
+    /// The next event for the client; `None` at the regular end.
+    async fn next(&mut self) -> Option<Result<Bytes, Error>> {
+        loop {
+            let data = match self.held.pop_front() {
+                Some(held) => held,
+                None => match self.reader.next().await {
+                    Ok(Some(data)) => {
+                        self.observe_gap();
+                        data
+                    }
+                    Ok(None) => {
+                        self.learn_step();
+                        self.account.finish();
+                        self.reader.give_back(&self.account.served.client);
+                        return None;
+                    }
+                    Err(error) => match self.go_on(error).await {
+                        Ok(()) => continue,
+                        Err(lost) => return Some(Err(lost)),
+                    },
+                },
+            };
+            self.account.booking.prefill_done(None);
+            match self.relay(data) {
+                Ok(None) => {}
+                Ok(Some(data)) => return Some(Ok(data)),
+                Err(what) => {
+                    let error = Error::engine(self.account.worker.id(), what);
+                    if let Err(lost) = self.go_on(error).await {
+                        return Some(Err(lost));
+                    }
+                }
+            }
+        }
+    }
+
+    fn observe_gap(&mut self) {
+        let now = Instant::now();
+        let gap = now.duration_since(std::mem::replace(&mut self.pace.last, now));
+        self.pace.events = self.pace.events.saturating_add(1);
+        self.gaps.observe(gap.as_secs_f64());
+    }
+
+    /// Trains the cost model with the duration of a decode step among the requests that the worker
+    /// has now.
+    fn learn_step(&self) {
+        let worker = &self.account.worker;
+        let requests = u64::from(worker.booked.requests());
+        if let Some(seconds) = self.pace.mean_seconds() {
+            worker.costs.stepped(requests, worker.booked.active_tokens(), seconds);
+        }
+    }
+
+    /// The worker is lost: resumes the answer on another worker, or ends it with an error.
+    async fn go_on(&mut self, error: Error) -> Result<(), Error> {
+        let migration = self.migration.take().filter(|_| error.worth_another_worker());
+        let Some(mut migration) = migration else { return Err(self.lost(&error)) };
+        let Some(resumed) = migration.resume(&error, &self.account.worker).await else {
+            return Err(self.lost(&error));
+        };
+        self.account.worker.record(Leg::Decode, Some(&error));
+        (self.account.worker, self.account.booking) = (resumed.worker, resumed.booking);
+        (self.reader, self.held) = (resumed.reader, resumed.held);
+        self.migration = Some(migration);
+        Ok(())
+    }
+
+    /// An error after the first event; the client always gets it.
+    fn lost(&mut self, error: &Error) -> Error {
+        let message = format!("the answer broke off: {}", error.message());
+        let lost = Error::new(Kind::DecodeLost, message);
+        self.account.worker.record(Leg::Decode, Some(error));
+        self.account.decision.answer_lost(lost.outcome());
+        lost
+    }
+
+    /// Reads what the router needs to know about an event.
+    fn read<'a>(&mut self, dialect: Dialect, data: &'a [u8]) -> Option<Chunk<'a>> {
+        // The name of an event is a text too, and it decides what is read, so `alike` cannot be
+        // used.
+        if dialect.names_events() {
+            return Chunk::read(dialect, data);
+        }
+        if self.alike.covers(data) {
+            return Some(Chunk::default());
+        }
+        let chunk = Chunk::read(dialect, data)?;
+        if !chunk.is_error && chunk.usage.is_none() {
+            self.alike.learn(data);
+        }
+        Some(chunk)
+    }
+
+    /// The event for the client; `None` if it is only usage that the client did not ask for.
+    fn relay(&mut self, event: Bytes) -> Result<Option<Bytes>, &'static str> {
+        const NO_CHUNK: &str = "sent an event that is no chunk";
+        let dialect = self.account.dialect;
+        let data = data_of(dialect, &event);
+        let chunk = self.read(dialect, &data).ok_or(NO_CHUNK)?;
+        if chunk.is_error {
+            return Err("reported an error in mid-stream");
+        }
+        if turned_away(dialect, &data) {
+            return Err("turned a part of the request away in mid-stream");
+        }
+        let Some(usage) = &chunk.usage else {
+            if dialect == Dialect::Responses && chunk.is_last {
+                return dialect::edit(dialect, &event, hide_hand_off).map(Some).ok_or(NO_CHUNK);
+            }
+            let Some(migration) = &mut self.migration else { return Ok(Some(event)) };
+            return match migration.note(&event) {
+                Some(told) => Ok(Some(told)),
+                None if migration.is_converted() => Err("does not go on with an answer"),
+                None => {
+                    self.migration = None;
+                    Ok(Some(event))
+                }
+            };
+        };
+        let told = match usage.is_final {
+            false => match self.account.foretold(usage.raw) {
+                None => return Ok(Some(event)),
+                told => told,
+            },
+            true => {
+                let whole = self.migration.as_ref();
+                let whole = whole.and_then(|migration| migration.usage(usage.raw));
+                self.account.settle(usage.raw, whole.as_deref(), self.tells_usage)
+            }
+        };
+        if !self.tells_usage {
+            return Ok(None);
+        }
+        let migration = self.migration.as_ref();
+        let edited = dialect::edit(dialect, &event, |holder| {
+            if let Some(told) = told {
+                holder.set("usage", told);
+            }
+            hide_hand_off(holder);
+            if let Some(migration) = migration {
+                migration.unify(holder);
+            }
+        });
+        edited.map(Some).ok_or(NO_CHUNK)
+    }
+}

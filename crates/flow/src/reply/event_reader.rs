@@ -1,0 +1,179 @@
+//! Reads the events of a streamed reply of an engine.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use prometheus::IntCounterVec;
+use splitrail_engine::dialect::Dialect;
+
+use super::dialect::{self, data_of};
+use super::sse::{Piece, Splitter, Uncut};
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::memory_budget::{Charge, shed};
+use splitrail_engine_client::{
+    Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large,
+};
+use splitrail_fleet::Worker;
+
+/// An engine may send comments without any event for this many times the idle time-out. Comments
+/// keep the connection open but are no progress.
+const COMMENTS_PATIENCE: u32 = 10;
+
+/// Reads the events of a streamed reply of an engine.
+pub(crate) struct EventReader {
+    body: Option<EngineBody>,
+    /// The proof that the reply belongs to the request, checked with the first event; `None` after
+    /// the check.
+    proof: Option<Proof>,
+    /// The memory of a long event that has not arrived completely.
+    charge: Charge,
+    memory_max_bytes: usize,
+    shed: IntCounterVec,
+    /// When bytes that are no event began to arrive since the last event.
+    waits_since: Option<Instant>,
+    splitter: Splitter,
+    dialect: Dialect,
+    worker: Arc<Worker>,
+    patience: Timer,
+    done: bool,
+}
+
+impl EventReader {
+    /// Reads events of at most the size that the client allows for a reply, at most `idle` apart.
+    pub(crate) fn new(
+        client: &EngineClient,
+        response: Response,
+        worker: Arc<Worker>,
+        idle: Duration,
+    ) -> Self {
+        let splitter = Splitter::new(client.reply_max_bytes());
+        let patience = client.timers().of(idle);
+        let dialect = Dialect::Chunks;
+        let Response { body, proof, .. } = response;
+        let (body, proof) = (Some(body), Some(proof));
+        let memory = client.memory();
+        let (charge, memory_max_bytes) = (memory.budget.charge(), memory.max_bytes);
+        Self {
+            body,
+            proof,
+            charge,
+            memory_max_bytes,
+            shed: memory.shed.clone(),
+            waits_since: None,
+            splitter,
+            dialect,
+            worker,
+            patience,
+            done: false,
+        }
+    }
+
+    /// The same reader for another dialect. If its events have names, they are returned unchanged
+    /// with all their lines.
+    pub(crate) fn of_dialect(mut self, dialect: Dialect, max_bytes: usize) -> Self {
+        if dialect.names_events() {
+            self.splitter = Splitter::of_whole_events(max_bytes);
+        }
+        Self { dialect, ..self }
+    }
+
+    /// The same reader with another maximum time between two pieces of the stream.
+    pub(crate) fn with_idle(mut self, idle: Duration) -> Self {
+        self.patience.set_limit(idle);
+        self
+    }
+
+    /// Makes the connection available again, once the engine has ended its body.
+    pub(crate) fn give_back(&mut self, client: &EngineClient) {
+        if let Some(body) = self.body.take() {
+            client.finish(body);
+        }
+    }
+
+    /// The next event; `None` once the engine has reported the end. A stream that ends without that
+    /// report has broken off.
+    ///
+    /// # Errors
+    /// If the connection breaks, an event is too long, no event arrives in time, or the first event
+    /// is for another request.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        let mut has_read = false;
+        while !self.done {
+            match self.splitter.next_piece() {
+                Ok(Some(Piece::Data(event))) => {
+                    self.waits_since = None;
+                    self.prove(&event)?;
+                    self.done = dialect::is_last(self.dialect, &event);
+                    return Ok(Some(event));
+                }
+                Ok(Some(Piece::Done)) => {
+                    self.done = true;
+                    break;
+                }
+                // Only after a read can bytes have arrived that are no event.
+                Ok(None) if has_read => self.wait_on()?,
+                Ok(None) => {}
+                Err(Uncut::TooLong) => return Err(too_large("limits.engine_reply_max_bytes")),
+                Err(Uncut::Comments) => return Err(self.only_comments()),
+            }
+            let Some(body) = &mut self.body else { return Ok(None) };
+            match self.patience.bound(body.frame()).await {
+                Err(_) => {
+                    let message = format!("worker {} fell silent in mid-stream", self.worker.id());
+                    return Err(Error::new(Kind::EngineTimeout, message));
+                }
+                Ok(Some(Ok(frame))) => {
+                    if let Some(data) = frame.data_ref() {
+                        self.splitter.push(data);
+                        has_read = true;
+                        self.charge_for_long()?;
+                    }
+                }
+                Ok(Some(Err(Broken::Malformed(malformed)))) => {
+                    return Err(Error::engine(self.worker.id(), &malformed.to_string()));
+                }
+                Ok(Some(Err(Broken::Closed)) | None) => {
+                    return Err(Error::engine(self.worker.id(), "broke off in mid-stream"));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Checks with the first event that the reply belongs to the request.
+    fn prove(&mut self, event: &Bytes) -> Result<(), Error> {
+        if let Some(proof) = self.proof.take() {
+            proof.check(&self.worker, &data_of(self.dialect, event))?;
+            if let Some(body) = &mut self.body {
+                body.prove();
+            }
+        }
+        Ok(())
+    }
+
+    /// Charges the memory of a long event that has not arrived completely, in steps as it grows.
+    fn charge_for_long(&mut self) -> Result<(), Error> {
+        const FREE_BYTES: usize = 64 << 10;
+        let (held, charged) = (self.splitter.held_bytes(), self.charge.bytes());
+        if held <= FREE_BYTES {
+            self.charge.shrink(charged);
+        } else if held > charged
+            && !self.charge.grow(held.next_power_of_two() - charged, self.memory_max_bytes)
+        {
+            return Err(shed(&self.shed));
+        }
+        Ok(())
+    }
+
+    fn wait_on(&mut self) -> Result<(), Error> {
+        let since = *self.waits_since.get_or_insert_with(Instant::now);
+        let over = since.elapsed() > self.patience.limit() * COMMENTS_PATIENCE;
+        if over { Err(self.only_comments()) } else { Ok(()) }
+    }
+
+    fn only_comments(&self) -> Error {
+        Error::engine(self.worker.id(), "sends comments and no event")
+    }
+}

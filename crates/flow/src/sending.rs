@@ -1,0 +1,57 @@
+//! A leg that answers the client, and the bodies that it is sent with.
+
+use super::context::PromptContext;
+use super::hand_off::Carried;
+use super::legs;
+use super::migrate::is_exact;
+use super::place::Placed;
+use splitrail_api::error::Error;
+use splitrail_api::{JsonObject, Parts};
+use splitrail_engine_client::Envelope;
+
+/// A leg that answers the client, with everything needed to send it.
+#[derive(Clone, Copy)]
+pub(super) struct Sending<'a> {
+    pub(super) prompt: PromptContext<'a>,
+    pub(super) envelope: &'a Envelope,
+    pub(super) placed: &'a Placed,
+    /// The value of `cache_hit_threshold` in the body.
+    pub(super) threshold: Option<f64>,
+}
+
+impl Sending<'_> {
+    /// Whether the worker may reject the leg. If so, events are held back until they show output.
+    pub(super) fn is_gated(&self) -> bool {
+        self.envelope.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)
+    }
+
+    /// Whether a leg of its own fetches the hand-off first. One hand-off cannot serve several
+    /// samples; after the fetch, the samples find the prompt in the worker's own cache.
+    pub(super) fn fetches_first(&self) -> bool {
+        self.prompt.context.options.samples > 1
+    }
+
+    /// The body of the leg that answers.
+    pub(super) fn body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
+        let context = self.prompt.context;
+        let body = self.gated_body(self.threshold);
+        legs::answer(body, context.endpoint, context.options, carried)
+    }
+
+    /// The body of the leg that fetches a hand-off first.
+    pub(super) fn fetching_body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
+        let body = self.gated_body(self.threshold.map(|_| 0.0));
+        legs::fetch(&body, self.prompt.context.endpoint, carried)
+    }
+
+    fn gated_body(&self, threshold: Option<f64>) -> JsonObject {
+        let mut body = self.prompt.unit.body.clone();
+        if let Some(threshold) = threshold {
+            body.set("cache_hit_threshold", threshold.to_string());
+        }
+        if is_exact(self.prompt.context, &self.prompt.unit.body) {
+            body.set("return_token_ids", "true");
+        }
+        body
+    }
+}
