@@ -12,6 +12,7 @@ use bytes::Bytes;
 use prometheus::IntCounterVec;
 
 use crate::error::{Error, Kind};
+use splitrail_config::model::Limits;
 
 /// Counts a request that is refused because all requests together would hold more than
 /// `limits.request_memory_max_bytes`, and returns the error.
@@ -157,6 +158,14 @@ impl Memory<'static> {
     pub fn free() -> Self {
         Self { kept: Meter::free(), work: Meter::free() }
     }
+}
+
+/// What reading a part of a request may use.
+pub struct Allowance<'a, 'm> {
+    /// The configured limits.
+    pub limits: &'a Limits,
+    /// The meter of memory that is freed when the request has been prepared.
+    pub work: &'a mut Meter<'m>,
 }
 
 #[cfg(test)]

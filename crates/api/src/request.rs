@@ -11,7 +11,7 @@ use super::sampling::Sampling;
 use super::sanitise::Removed;
 use super::{auxiliary, bounds, responses, sanitise};
 use crate::error::{Error, Kind};
-use crate::memory_budget::{Memory, Meter};
+use crate::memory_budget::{Allowance, Memory, Meter};
 use splitrail_config::model::Limits;
 
 /// An endpoint whose requests are sent to engines.
@@ -228,22 +228,24 @@ impl Inbound {
     ) -> Result<Self, Error> {
         let charge = |bytes| memory.kept.take(bytes);
         let body = JsonObject::parse_strictly(text, limits.object_members_max, charge)?;
-        Self::read(endpoint, body, None, (limits, &mut memory.work), |_| &[])
+        let allowance = Allowance { limits, work: &mut memory.work };
+        Self::read(endpoint, body, None, allowance, |_| &[])
     }
 
     /// Like `parse`, for a body that has been checked already, and with its prompt if that is
-    /// known. Prompts that are copied are charged to `work`. `opened` returns the further fields
+    /// known. Prompts that are copied are charged to the allowance. `opened` returns the further fields
     /// that a model's engines may receive, by the model name in the request.
     ///
     /// # Errors
-    /// A 400 that names the field at fault, or the error of `work` if there is no room.
+    /// A 400 that names the field at fault, or the error of the meter if there is no room.
     pub fn read<'a>(
         endpoint: Endpoint,
         mut body: JsonObject,
         prompt: Option<Prompt>,
-        (limits, work): (&Limits, &mut Meter<'_>),
+        allowance: Allowance<'_, '_>,
         opened: impl FnOnce(&str) -> &'a [String],
     ) -> Result<Self, Error> {
+        let Allowance { limits, work } = allowance;
         let model_name = body.get::<String>("model", "a string")?;
         let opened = opened(model_name.as_deref().unwrap_or_default());
         bounds::check(&body, limits)?;

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use splitrail_access::Tenant;
 use splitrail_api::error::{Error, Kind};
-use splitrail_api::memory_budget::{self, Charge, Memory, MemoryBudget, Meter};
+use splitrail_api::memory_budget::{self, Allowance, Charge, Memory, MemoryBudget, Meter};
 use splitrail_api::request::{Options, Prompt, unknown_model};
 use splitrail_api::sampling::edit_sampling;
 use splitrail_api::sanitise::Removed;
@@ -154,7 +154,8 @@ impl Payload {
             let named = named(serving, endpoint, name);
             named.map_or(&[], |named| &serving.models[named.model].config.pass_unknown)
         };
-        Inbound::read(endpoint, body, prompt, (limits, &mut memory.work), opened)
+        let allowance = Allowance { limits, work: &mut memory.work };
+        Inbound::read(endpoint, body, prompt, allowance, opened)
     }
 }
 
@@ -314,8 +315,8 @@ fn compute(
             weight_tokens: (weight / BYTES_PER_TOKEN) as u64,
             body,
         };
-        let means = (limits, &mut memory.work);
-        match tokens::tokenize(&served, &unit.body, prompt, weight, means, &mut chain)? {
+        let allowance = Allowance { limits, work: &mut memory.work };
+        match tokens::tokenize(&served, &unit.body, prompt, weight, allowance, &mut chain)? {
             Ok(Extent::Whole) => {
                 unit.prompt_tokens = Some(chain.tokens() as u32);
                 unit.weight_tokens = chain.tokens() as u64;

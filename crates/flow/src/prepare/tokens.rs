@@ -6,9 +6,8 @@ use splitrail_kv::{BlockHash, Chain};
 
 use splitrail_api::JsonObject;
 use splitrail_api::error::Error;
-use splitrail_api::memory_budget::Meter;
+use splitrail_api::memory_budget::Allowance;
 use splitrail_api::request::Prompt;
-use splitrail_config::model::Limits;
 use splitrail_fleet::Served;
 use splitrail_prompt::{
     ChatRequestView, Extent, PromptError, PromptModel, messages, request, responses,
@@ -35,10 +34,11 @@ pub(super) fn tokenize(
     body: &JsonObject,
     prompt: Prompt,
     bytes: usize,
-    (limits, work): (&Limits, &mut Meter<'_>),
+    allowance: Allowance<'_, '_>,
     chain: &mut Chain,
 ) -> Result<Result<Extent, &'static str>, Error> {
     const TOO_LONG: &str = "longer than limits.tokenize_max_bytes";
+    let Allowance { limits, work } = allowance;
     if bytes > limits.tokenize_max_bytes {
         return Ok(Err(TOO_LONG));
     }
