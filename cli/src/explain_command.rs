@@ -12,6 +12,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+use splitrail_settings::command::{Failure, exit};
 
 mod table;
 
@@ -42,22 +43,12 @@ pub(crate) struct ExplainArgs {
     json: bool,
 }
 
-/// Why the command failed.
-pub(crate) enum Failure {
-    /// A file cannot be read.
-    File(String),
-    /// The router cannot be reached.
-    Unavailable(String),
-    /// The router refuses the request.
-    Refused(String),
-}
-
 /// Asks the router, and returns the text to print.
 pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
     let body = match &args.request {
-        Some(path) => tokio::fs::read(path)
-            .await
-            .map_err(|error| Failure::File(format!("{}: {error}", path.display())))?,
+        Some(path) => tokio::fs::read(path).await.map_err(|error| {
+            Failure::new(exit::NO_INPUT, format!("{}: {error}", path.display()))
+        })?,
         None => Vec::new(),
     };
     let mut query = Vec::new();
@@ -71,14 +62,17 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
         .uri(&uri)
         .header(CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body)))
-        .map_err(|error| Failure::Unavailable(format!("--admin {base}: {error}")))?;
+        .map_err(|error| Failure::new(exit::UNAVAILABLE, format!("--admin {base}: {error}")))?;
     request.headers_mut().extend(args.header);
     let (refused, reply) = ask(request).await.map_err(|error| {
-        Failure::Unavailable(format!("the admin listener at {base} cannot be asked: {error}"))
+        Failure::new(
+            exit::UNAVAILABLE,
+            format!("the admin listener at {base} cannot be asked: {error}"),
+        )
     })?;
     if refused {
         let message = reply["error"]["message"].as_str().map_or(reply.to_string(), str::to_owned);
-        return Err(Failure::Refused(message));
+        return Err(Failure::new(exit::DATA_ERROR, message));
     }
     if args.json {
         return Ok(format!("{reply:#}"));

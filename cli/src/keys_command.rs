@@ -1,6 +1,5 @@
 //! `splitrail keys`: makes, lists and revokes API keys in a file of keys.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -8,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use splitrail_access::keys::{Grant, generate};
 use splitrail_config::keys::{self, KeyEntry, KeysFile, Role};
+use splitrail_settings::command::{Failure, exit};
 use splitrail_settings::process::write_whole;
 
 /// Manages the API keys of clients and operators.
@@ -70,19 +70,11 @@ enum RoleArg {
     Read,
 }
 
-/// Why a command has failed.
-pub(crate) enum KeysFailure {
-    /// The file of keys cannot be used.
-    File(String),
-    /// The file cannot be written, or the system has no random numbers.
-    System(io::Error),
-}
-
 /// Runs the command; returns what it prints.
 ///
 /// # Errors
 /// The file cannot be used or written.
-pub(crate) fn run(args: KeysArgs) -> Result<String, KeysFailure> {
+pub(crate) fn run(args: KeysArgs) -> Result<String, Failure> {
     match args.command {
         KeysCommand::New(args) => new(args),
         KeysCommand::List { file, json } => list(&file, json),
@@ -90,7 +82,7 @@ pub(crate) fn run(args: KeysArgs) -> Result<String, KeysFailure> {
     }
 }
 
-fn new(args: NewArgs) -> Result<String, KeysFailure> {
+fn new(args: NewArgs) -> Result<String, Failure> {
     let grant = match (args.tenant, args.role) {
         (Some(tenant), _) => Grant::Tenant(tenant.into()),
         (None, Some(RoleArg::Admin)) => Grant::Role(Role::Admin),
@@ -101,7 +93,7 @@ fn new(args: NewArgs) -> Result<String, KeysFailure> {
         let end = now + Duration::from_secs(u64::from(days) * 86_400);
         humantime::format_rfc3339_seconds(end).to_string()
     });
-    let (key, entry) = generate(&grant, expires, args.note, now).map_err(KeysFailure::System)?;
+    let (key, entry) = generate(&grant, expires, args.note, now)?;
     if let Some(path) = &args.file {
         let mut file = match path.exists() {
             true => load(path)?,
@@ -127,7 +119,7 @@ fn new(args: NewArgs) -> Result<String, KeysFailure> {
     })
 }
 
-fn list(path: &Path, as_json: bool) -> Result<String, KeysFailure> {
+fn list(path: &Path, as_json: bool) -> Result<String, Failure> {
     let file = load(path)?;
     if as_json {
         let keys: Vec<Value> = file.keys.iter().map(without_hash).collect();
@@ -153,31 +145,34 @@ fn list(path: &Path, as_json: bool) -> Result<String, KeysFailure> {
     Ok(table.trim_end().to_owned())
 }
 
-fn revoke(path: &Path, id: &str) -> Result<String, KeysFailure> {
+fn revoke(path: &Path, id: &str) -> Result<String, Failure> {
     let mut file = load(path)?;
     let before = file.keys.len();
     file.keys.retain(|key| key.id != id);
     if file.keys.len() == before {
-        return Err(KeysFailure::File(format!("{}: no key has the id {id}", path.display())));
+        return Err(Failure::new(
+            exit::DATA_ERROR,
+            format!("{}: no key has the id {id}", path.display()),
+        ));
     }
     write(path, &file)?;
     Ok(format!("{id} is revoked; running routers refuse it within about a second"))
 }
 
-fn load(path: &Path) -> Result<KeysFile, KeysFailure> {
-    keys::load(path).map_err(|problems| KeysFailure::File(problems.to_string()))
+fn load(path: &Path) -> Result<KeysFile, Failure> {
+    keys::load(path).map_err(|problems| Failure::new(exit::DATA_ERROR, problems.to_string()))
 }
 
 /// Replaces the file as a whole, so that a router never reads a part of it.
-fn write(path: &Path, file: &KeysFile) -> Result<(), KeysFailure> {
+fn write(path: &Path, file: &KeysFile) -> Result<(), Failure> {
     let entries: String = file.keys.iter().map(line).collect();
     let text =
         if entries.is_empty() { "keys: []\n".to_owned() } else { format!("keys:\n{entries}") };
     // A file that a router of another user can read stays readable for it.
     let permissions = path.metadata().map(|file| file.permissions());
-    write_whole(path, &text).map_err(KeysFailure::System)?;
+    write_whole(path, &text)?;
     match permissions {
-        Ok(permissions) => std::fs::set_permissions(path, permissions).map_err(KeysFailure::System),
+        Ok(permissions) => Ok(std::fs::set_permissions(path, permissions)?),
         // The file is new.
         Err(_) => Ok(()),
     }

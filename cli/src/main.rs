@@ -1,15 +1,14 @@
 //! The `splitrail` command.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use splitrail_router::assemble::AssembleError;
 use splitrail_router::run::{Running, Signals, until_stopped, wait_ready};
-use splitrail_settings::logging::{report, warn_of};
+use splitrail_settings::command::{Failure, exit, finish, parse_arguments, print_line};
+use splitrail_settings::logging::warn_of;
 use splitrail_settings::process::raise_descriptor_limit;
 use splitrail_telemetry::logging::{self, LogFormat};
 
@@ -20,8 +19,8 @@ mod replay_command;
 mod sim_engine;
 mod usage_command;
 
-use explain_command::{ExplainArgs, Failure};
-use keys_command::{KeysArgs, KeysFailure};
+use explain_command::ExplainArgs;
+use keys_command::KeysArgs;
 use quickstart::QuickstartError;
 use replay_command::ReplayArgs;
 use sim_engine::SimArgs;
@@ -34,17 +33,6 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Whether the binary was optimised with an execution profile; see `release/README.md`.
 const PROFILE: &str = if cfg!(profile_guided) { "guided" } else { "none" };
-
-/// Exit codes from `sysexits.h`.
-mod exit {
-    pub(crate) const USAGE: u8 = 64;
-    pub(crate) const DATA_ERROR: u8 = 65;
-    pub(crate) const NO_INPUT: u8 = 66;
-    pub(crate) const UNAVAILABLE: u8 = 69;
-    pub(crate) const OS_ERROR: u8 = 71;
-    pub(crate) const IO_ERROR: u8 = 74;
-    pub(crate) const CONFIG: u8 = 78;
-}
 
 /// A front door for LLM clusters with disaggregated prefill and decode.
 #[derive(Parser)]
@@ -143,14 +131,9 @@ impl From<FlowArg> for splitrail_config::Flow {
 }
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args: Args = match parse_arguments() {
         Ok(args) => args,
-        Err(error) => {
-            // Help and version are not errors. If they cannot be written, only the exit code
-            // reports it.
-            let _unwritten = error.print();
-            return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
-        }
+        Err(code) => return code,
     };
     logging::init(args.log_format);
     // The output of commands that keep running is only read as logs.
@@ -166,21 +149,12 @@ fn main() -> ExitCode {
             runtime.shutdown_background();
             ended
         }
-        Err(error) => Err(os_error(error)),
+        Err(error) => Err(error.into()),
     };
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err((code, message)) => {
-            match logs {
-                true => tracing::error!(exit_code = code, "{message}"),
-                false => print_error(&message),
-            }
-            ExitCode::from(code)
-        }
-    }
+    finish(ended, logs)
 }
 
-async fn run(command: Command, logs: bool) -> Result<(), (u8, String)> {
+async fn run(command: Command, logs: bool) -> Result<(), Failure> {
     match command {
         Command::Serve { config, ready_file } => serve(config, ready_file, logs).await,
         Command::Quickstart {
@@ -203,54 +177,37 @@ async fn run(command: Command, logs: bool) -> Result<(), (u8, String)> {
             };
             run_quickstart(&options, ready_file, print_config).await
         }
-        Command::SimEngine(args) => sim_engine::run(*args).await.map_err(os_error),
+        Command::SimEngine(args) => Ok(sim_engine::run(*args).await?),
         Command::Replay(args) => replay_command::run(&args),
         Command::Check { config } => check(&config),
-        Command::Explain(args) => {
-            print_line(explain_command::run(args).await.map_err(failure)?.trim_end());
-            Ok(())
-        }
-        Command::Keys(args) => {
-            print_line(&keys_command::run(args).map_err(keys_failure)?);
-            Ok(())
-        }
+        Command::Explain(args) => print_line(explain_command::run(args).await?.trim_end()),
+        Command::Keys(args) => print_line(&keys_command::run(args)?),
         Command::Usage(args) => {
-            print_line(&usage_command::run(&args).map_err(|why| (exit::NO_INPUT, why))?);
-            Ok(())
+            print_line(&usage_command::run(&args).map_err(|why| Failure::new(exit::NO_INPUT, why))?)
         }
-        Command::Schema { markdown } => {
-            if markdown {
-                print_line(&splitrail_config::reference_markdown());
-            } else {
-                print_line(&format!("{:#}", splitrail_config::schema()));
-            }
-            Ok(())
-        }
+        Command::Schema { markdown } => match markdown {
+            true => print_line(&splitrail_config::reference_markdown()),
+            false => print_line(&format!("{:#}", splitrail_config::schema())),
+        },
     }
 }
 
 /// With `logs`, each problem of the configuration becomes a log record.
-async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result<(), (u8, String)> {
-    let loaded = splitrail_config::load(&path, splitrail_fleet::PARTS).map_err(|problems| {
-        let (code, message) = not_loaded(&problems);
-        if !logs {
-            return (code, message);
-        }
-        report(problems.as_slice());
-        (code, format!("the configuration has {} problem(s)", problems.count()))
-    })?;
+async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result<(), Failure> {
+    let loaded = splitrail_config::load(&path, splitrail_fleet::PARTS)
+        .map_err(|problems| Failure::of_problems(&problems, logs))?;
     warn_of(&loaded.warnings);
     let listen = loaded.config.listen.clone();
     raise_descriptor_limit(loaded.config.limits.in_flight_max, "limits.in_flight_max");
     let core = splitrail_router::assemble::assemble(loaded.config);
     let core = core.map_err(not_assembled)?;
-    let running = Running::start_from(Some(path), core, &listen).await.map_err(os_error)?;
+    let running = Running::start_from(Some(path), core, &listen).await?;
     // Signals are handled from the moment at which the router reports that it is ready.
-    let signals = Signals::watch().map_err(os_error)?;
+    let signals = Signals::watch()?;
     let addresses = running.addresses();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), profile = PROFILE, http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
     if let Some(path) = ready_file {
-        running.write_ready_file(&path).map_err(os_error)?;
+        running.write_ready_file(&path)?;
     }
     until_stopped(running, signals).await;
     Ok(())
@@ -260,93 +217,52 @@ async fn run_quickstart(
     options: &quickstart::Options,
     ready_file: Option<PathBuf>,
     print_config: bool,
-) -> Result<(), (u8, String)> {
+) -> Result<(), Failure> {
     let started = quickstart::start(options).await;
     let started = started.map_err(|error| match error {
-        QuickstartError::Io(error) => os_error(error),
-        error => (exit::UNAVAILABLE, error.to_string()),
+        QuickstartError::Io(error) => error.into(),
+        error => Failure::new(exit::UNAVAILABLE, error.to_string()),
     })?;
     let reason = wait_ready(started.running.core(), Duration::from_secs(30)).await;
     if let Some(reason) = reason {
-        return Err((exit::UNAVAILABLE, format!("the quickstart did not become ready: {reason}")));
+        let message = format!("the quickstart did not become ready: {reason}");
+        return Err(Failure::new(exit::UNAVAILABLE, message));
     }
     if print_config {
-        print_line(&started.yaml);
+        print_line(&started.yaml)?;
     }
-    let signals = Signals::watch().map_err(os_error)?;
-    print_line(&started.hints());
+    let signals = Signals::watch()?;
+    print_line(&started.hints())?;
     if let Some(path) = ready_file {
-        started.running.write_ready_file(&path).map_err(os_error)?;
+        started.running.write_ready_file(&path)?;
     }
     let (running, _engines) = started.split();
     until_stopped(running, signals).await;
     Ok(())
 }
 
-fn failure(failure: Failure) -> (u8, String) {
-    match failure {
-        Failure::File(why) => (exit::NO_INPUT, why),
-        Failure::Unavailable(why) => (exit::UNAVAILABLE, why),
-        Failure::Refused(why) => (exit::DATA_ERROR, why),
-    }
-}
-
-fn keys_failure(failure: KeysFailure) -> (u8, String) {
-    match failure {
-        KeysFailure::File(why) => (exit::DATA_ERROR, why),
-        KeysFailure::System(error) => os_error(error),
-    }
-}
-
-fn os_error(error: std::io::Error) -> (u8, String) {
-    (exit::OS_ERROR, error.to_string())
-}
-
-fn not_loaded(problems: &splitrail_config::Problems) -> (u8, String) {
-    let code = if problems.is_unreadable() { exit::NO_INPUT } else { exit::CONFIG };
-    (code, problems.to_string())
-}
-
 /// If a resource that the configuration names cannot be used, the configuration is at fault; if a
 /// file cannot be written, it is not.
-fn not_assembled(error: AssembleError) -> (u8, String) {
+fn not_assembled(error: AssembleError) -> Failure {
     let code = match error {
         AssembleError::Model(_) | AssembleError::Access(_) => exit::CONFIG,
         AssembleError::File(_) | AssembleError::Defect(_) => exit::UNAVAILABLE,
     };
-    (code, error.to_string())
+    Failure::new(code, error.to_string())
 }
 
-fn check(path: &std::path::Path) -> Result<(), (u8, String)> {
+fn check(path: &std::path::Path) -> Result<(), Failure> {
     let loaded = splitrail_config::load(path, splitrail_fleet::PARTS)
-        .map_err(|problems| not_loaded(&problems))?;
+        .map_err(|problems| Failure::of_problems(&problems, false))?;
     for warning in &loaded.warnings {
-        print_line(&format!("warning: {warning}"));
+        print_line(&format!("warning: {warning}"))?;
     }
     for model in &loaded.config.models {
         let prompt = splitrail_fleet::models::load_prompt(model);
         let prompt = prompt.map_err(|error| not_assembled(error.into()))?;
         for note in prompt.iter().flat_map(|prompt| prompt.notes()) {
-            print_line(&format!("warning: model {}: tokenizer: {note}", model.name));
+            print_line(&format!("warning: model {}: tokenizer: {note}", model.name))?;
         }
     }
-    print_line(&format!("{}: ok", path.display()));
-    Ok(())
-}
-
-/// The output of a command goes to stdout; logs go to stderr. A closed pipe is not an error.
-fn print_line(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let written = writeln!(out, "{text}").and_then(|()| out.flush());
-    if let Err(error) = written
-        && error.kind() != std::io::ErrorKind::BrokenPipe
-    {
-        print_error(&format!("cannot write to standard output: {error}"));
-        std::process::exit(exit::IO_ERROR.into());
-    }
-}
-
-fn print_error(text: &str) {
-    // If this cannot be written either, only the exit code reports it.
-    let _unwritten = writeln!(std::io::stderr(), "{text}");
+    print_line(&format!("{}: ok", path.display()))
 }

@@ -8,16 +8,13 @@ use std::time::{Duration, Instant};
 use splitrail_config::{Flow, HitThreshold, Parts, Role};
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_replay::{Entry, Named, Report, compare, svg, sweep, table, trace};
+use splitrail_settings::command::{Failure, exit, print_error, print_line};
 
 mod args;
 
 pub(crate) use args::ReplayArgs;
 
-use crate::{exit, not_loaded, print_error, print_line};
 use args::{Configured, Local};
-
-/// An exit code and a message.
-type Failure = (u8, String);
 
 /// The name of the configuration's own policy.
 const CONFIGURED: &str = "configured";
@@ -32,8 +29,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     }
     let file = File::open(&args.trace).map_err(|error| io_failure(&args.trace, &error))?;
     let select = trace::Select { block_tokens: args.block_tokens, model: args.serve.as_deref() };
-    let workload = trace::read(BufReader::new(file), select)
-        .map_err(|error| (exit::DATA_ERROR, format!("{}: {error}", args.trace.display())))?;
+    let workload = trace::read(BufReader::new(file), select).map_err(|error| {
+        Failure::new(exit::DATA_ERROR, format!("{}: {error}", args.trace.display()))
+    })?;
     let mut bar = ProgressBar::new(entries.len() * workload.requests().len());
     let mut reports = Vec::with_capacity(entries.len());
     // Two outcomes of the same traffic are compared.
@@ -63,22 +61,19 @@ fn write_reports(args: &ReplayArgs, reports: &[Report]) -> Result<(), Failure> {
     }
     let json = serde_json::to_string_pretty(reports).unwrap_or_default();
     match &args.json {
-        Some(path) if path.as_os_str() == "-" => {
-            print_line(&json);
-            return Ok(());
-        }
+        Some(path) if path.as_os_str() == "-" => return print_line(&json),
         Some(path) => write_file(path, |out| writeln!(out, "{json}"))?,
         None => {}
     }
-    print_line(table::table(reports).trim_end());
+    print_line(table::table(reports).trim_end())?;
     if args.losses {
-        print_line(&format!("\n{}", table::losses(reports).trim_end()));
+        print_line(&format!("\n{}", table::losses(reports).trim_end()))?;
     }
     if let [first, second] = reports
         && let Some(differences) = &second.differences
     {
         let text = compare::table(differences, &first.policy, &second.policy);
-        print_line(&format!("\n{}", text.trim_end()));
+        print_line(&format!("\n{}", text.trim_end()))?;
     }
     Ok(())
 }
@@ -116,7 +111,7 @@ fn policies(names: &[String], configured: Option<&Named>) -> Result<Vec<Named>, 
             let message = format!(
                 "--policy {name}: not the name of a policy ({names}, or one that a configuration can name)"
             );
-            (exit::USAGE, message)
+            Failure::new(exit::USAGE, message)
         }),
     }
     };
@@ -129,8 +124,8 @@ fn policies(names: &[String], configured: Option<&Named>) -> Result<Vec<Named>, 
 
 /// The cluster and the policy that a configuration describes.
 fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named), Failure> {
-    let loaded =
-        splitrail_config::load(path, Parts::ALL).map_err(|problems| not_loaded(&problems))?;
+    let loaded = splitrail_config::load(path, Parts::ALL)
+        .map_err(|problems| Failure::of_problems(&problems, false))?;
     let models = loaded.config.models;
     let found = match model {
         Some(name) => models.into_iter().find(|model| model.name == name),
@@ -138,7 +133,7 @@ fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named)
     };
     let Some(found) = found else {
         let message = format!("{} has no model {}", path.display(), model.unwrap_or_default());
-        return Err((exit::CONFIG, message));
+        return Err(Failure::new(exit::CONFIG, message));
     };
     let count = |fits: fn(Role) -> bool| {
         let count = found.workers.iter().filter(|worker| fits(worker.role)).count();
@@ -192,7 +187,7 @@ fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
         std::io::ErrorKind::NotFound => exit::NO_INPUT,
         _ => exit::IO_ERROR,
     };
-    (code, format!("{}: {error}", path.display()))
+    Failure::new(code, format!("{}: {error}", path.display()))
 }
 
 /// A progress bar on standard error, if that is a terminal and the replay takes long.

@@ -1,28 +1,17 @@
 //! The `splitrail-shim` command.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use serde_json::{Map, Value, json};
-use splitrail_settings::Problems;
+use splitrail_settings::command::{Failure, exit, finish, parse_arguments, print_line};
 use splitrail_settings::logging::{self, LogFormat};
 use splitrail_settings::process::{raise_descriptor_limit, write_whole};
 use splitrail_shim::config::{self, Loaded};
 use splitrail_shim::run::{RunningShim, StartError, UnexpectedExit};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-
-/// Exit codes from `sysexits.h`.
-mod exit {
-    pub(crate) const USAGE: u8 = 64;
-    pub(crate) const NO_INPUT: u8 = 66;
-    pub(crate) const SOFTWARE: u8 = 70;
-    pub(crate) const OS_ERROR: u8 = 71;
-    pub(crate) const IO_ERROR: u8 = 74;
-    pub(crate) const CONFIG: u8 = 78;
-}
 
 /// The shim of one engine: reports the engine's KV blocks and load to routers, and checks the
 /// cache hit threshold in front of the engine.
@@ -91,64 +80,38 @@ enum Command {
     },
 }
 
-/// Exit code and message.
-type Failure = (u8, String);
-
 fn main() -> ExitCode {
     // One thread: a shim mostly forwards small chunks, and waking a second thread costs more than
     // the thread saves. Snapshots are taken on separate threads.
     splitrail_shim::start_ticks();
     match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(command()),
-        Err(error) => {
-            print_error(&error.to_string());
-            exit::OS_ERROR.into()
-        }
+        Err(error) => finish(Err(error.into()), false),
     }
 }
 
 async fn command() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args: Args = match parse_arguments() {
         Ok(args) => args,
-        Err(error) => {
-            // Help and version are no errors. If they cannot be written, the exit code must do.
-            let _unwritten = error.print();
-            return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
-        }
+        Err(code) => return code,
     };
     logging::init(args.log_format, &[]);
     // While the shim runs with JSON logs, errors go to the log as well.
     let logs = args.command.is_none() && args.log_format == LogFormat::Json;
     let outcome = match args.command {
         Some(Command::Check { config }) => check(&config),
-        Some(Command::Schema { markdown: true }) => print(&config::reference_markdown()),
-        Some(Command::Schema { markdown: false }) => print(&format!("{:#}", config::schema())),
+        Some(Command::Schema { markdown: true }) => print_line(&config::reference_markdown()),
+        Some(Command::Schema { markdown: false }) => print_line(&format!("{:#}", config::schema())),
         None => run(args.run, logs).await,
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err((code, message)) => {
-            match logs {
-                true => tracing::error!(exit_code = code, "{message}"),
-                false => print_error(&message),
-            }
-            ExitCode::from(code)
-        }
-    }
+    finish(outcome, logs)
 }
 
 impl RunArgs {
     /// Loads the configuration. With `logs`, each problem of the file becomes a log record.
     fn load(&self, logs: bool) -> Result<Loaded, Failure> {
         if let Some(path) = &self.config {
-            return config::load(path).map_err(|problems| {
-                let (code, message) = load_failure(&problems);
-                if !logs {
-                    return (code, message);
-                }
-                logging::report(problems.as_slice());
-                (code, format!("the configuration has {} problem(s)", problems.count()))
-            });
+            return config::load(path).map_err(|problems| Failure::of_problems(&problems, logs));
         }
         let mut keys = Map::new();
         for (key, value) in [
@@ -172,7 +135,7 @@ impl RunArgs {
                 format!("{}\n  hint: {}", problem.message, problem.hint)
             };
             let lines: Vec<String> = problems.as_slice().iter().map(each).collect();
-            (exit::USAGE, lines.join("\n"))
+            Failure::new(exit::USAGE, lines.join("\n"))
         })
     }
 }
@@ -182,11 +145,11 @@ async fn run(args: RunArgs, logs: bool) -> Result<(), Failure> {
     logging::warn_of(&warnings);
     raise_descriptor_limit(config.limits.connections_max, "limits.connections_max");
     let id = config.id.clone();
-    let mut signals = Signals::watch().map_err(os_error)?;
+    let mut signals = Signals::watch()?;
     let mut running = RunningShim::start(config).await.map_err(|error| match error {
-        StartError::Listen(_) => (exit::OS_ERROR, error.to_string()),
-        StartError::Defect(_) => (exit::SOFTWARE, error.to_string()),
-        error => (exit::CONFIG, error.to_string()),
+        StartError::Listen(_) => Failure::new(exit::OS_ERROR, error.to_string()),
+        StartError::Defect(_) => Failure::new(exit::SOFTWARE, error.to_string()),
+        error => Failure::new(exit::CONFIG, error.to_string()),
     })?;
     let http = running.address();
     tracing::info!(%http, id, "serving; waiting for the engine");
@@ -194,7 +157,7 @@ async fn run(args: RunArgs, logs: bool) -> Result<(), Failure> {
         running.wait_for_engine().await;
         if let Some(path) = &args.ready_file {
             let ready = json!({ "http": http.to_string(), "id": id });
-            write_whole(path, &ready.to_string()).map_err(os_error)?;
+            write_whole(path, &ready.to_string())?;
         }
         Err::<(), Failure>(unexpected_exit_failure(running.unexpected_exit().await))
     };
@@ -241,40 +204,14 @@ impl Signals {
     }
 }
 
-fn load_failure(problems: &Problems) -> Failure {
-    let code = if problems.is_unreadable() { exit::NO_INPUT } else { exit::CONFIG };
-    (code, problems.to_string())
-}
-
 fn check(path: &Path) -> Result<(), Failure> {
-    let loaded = config::load(path).map_err(|problems| load_failure(&problems))?;
+    let loaded = config::load(path).map_err(|problems| Failure::of_problems(&problems, false))?;
     for warning in &loaded.warnings {
-        print(&format!("warning: {warning}"))?;
+        print_line(&format!("warning: {warning}"))?;
     }
-    print(&format!("{}: ok", path.display()))
-}
-
-fn os_error(error: std::io::Error) -> Failure {
-    (exit::OS_ERROR, error.to_string())
+    print_line(&format!("{}: ok", path.display()))
 }
 
 fn unexpected_exit_failure(ended: UnexpectedExit) -> Failure {
-    (exit::SOFTWARE, ended.to_string())
-}
-
-/// Writes the output of a command to stdout; logs go to stderr. A closed pipe is no error.
-fn print(text: &str) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    let written = writeln!(out, "{text}").and_then(|()| out.flush());
-    match written {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err((exit::IO_ERROR, format!("cannot write to standard output: {error}")))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn print_error(text: &str) {
-    // If this cannot be written either, the exit code must do.
-    let _unwritten = writeln!(std::io::stderr(), "{text}");
+    Failure::new(exit::SOFTWARE, ended.to_string())
 }

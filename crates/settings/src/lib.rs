@@ -1,5 +1,5 @@
 //! What the router and the shim both do before they serve: read and check a configuration file,
-//! resolve secrets, and start logging.
+//! resolve secrets, and start logging; and how their commands end ([`command`]).
 //!
 //! A file is parsed into a tree that knows the line and column of every value ([`tree`]). The tree
 //! is checked against the JSON Schema of a program's typed configuration and against the program's
@@ -8,6 +8,7 @@
 //! by [`Dialect`].
 
 mod check;
+pub mod command;
 pub mod endpoint;
 pub mod file;
 pub mod logging;

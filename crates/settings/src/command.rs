@@ -1,0 +1,105 @@
+//! What the commands of both programs share: exit codes, failures and output.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::{Problems, logging};
+
+/// Exit codes from `sysexits.h`.
+pub mod exit {
+    /// The arguments are wrong.
+    pub const USAGE: u8 = 64;
+    /// The data that the command reads is wrong.
+    pub const DATA_ERROR: u8 = 65;
+    /// A file cannot be read.
+    pub const NO_INPUT: u8 = 66;
+    /// A service or resource is not available.
+    pub const UNAVAILABLE: u8 = 69;
+    /// The program has a defect.
+    pub const SOFTWARE: u8 = 70;
+    /// A function of the operating system failed.
+    pub const OS_ERROR: u8 = 71;
+    /// Output cannot be written.
+    pub const IO_ERROR: u8 = 74;
+    /// The configuration is wrong.
+    pub const CONFIG: u8 = 78;
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+pub struct Failure {
+    /// The exit code; see [`exit`].
+    pub code: u8,
+    /// What is wrong, for the person who ran the command.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure with one of the codes of [`exit`].
+    pub fn new(code: u8, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    /// The failure for a configuration that cannot be used; its message lists all problems. With
+    /// `logs`, each problem becomes a log record, and the message only counts the problems.
+    pub fn of_problems(problems: &Problems, logs: bool) -> Self {
+        let code = if problems.is_unreadable() { exit::NO_INPUT } else { exit::CONFIG };
+        if !logs {
+            return Self::new(code, problems.to_string());
+        }
+        logging::report(problems.as_slice());
+        Self::new(code, format!("the configuration has {} problem(s)", problems.count()))
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::new(exit::OS_ERROR, error.to_string())
+    }
+}
+
+/// Parses the arguments of the process.
+///
+/// # Errors
+/// The exit code with which the process must end, because the arguments are wrong or ask only for
+/// help or the version; the reason or the text that was asked for has been printed.
+pub fn parse_arguments<A: Parser>() -> Result<A, ExitCode> {
+    A::try_parse().map_err(|error| {
+        // If the text cannot be written, only the exit code reports the error.
+        let _unwritten = error.print();
+        if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS }
+    })
+}
+
+/// Reports the failure of a command, with `logs` as a log record and otherwise on stderr, and
+/// returns the exit code of the process.
+pub fn finish(outcome: Result<(), Failure>, logs: bool) -> ExitCode {
+    let Err(Failure { code, message }) = outcome else { return ExitCode::SUCCESS };
+    match logs {
+        true => tracing::error!(exit_code = code, "{message}"),
+        false => print_error(&message),
+    }
+    code.into()
+}
+
+/// Writes the output of a command to stdout; logs go to stderr. A closed pipe is not an error.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn print_line(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let message = format!("cannot write to standard output: {error}");
+            Err(Failure::new(exit::IO_ERROR, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line to stderr. If it cannot be written, only the exit code reports the error.
+pub fn print_error(text: &str) {
+    let _unwritten = writeln!(io::stderr(), "{text}");
+}
