@@ -159,7 +159,7 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
         paths.for_each(|path| *path = base_dir.join(&*path));
     }
     if let Events::Nats(events) = &mut config.events {
-        events.anchor(base_dir);
+        events.broker.anchor(base_dir);
     }
     for model in &mut config.models {
         if let TokenizerConfig::Huggingface(tokenizer) = &mut model.tokenizer {

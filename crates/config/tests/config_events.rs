@@ -32,7 +32,7 @@ fn shims_come_over_a_broker_without_a_listener_for_them() {
     assert_eq!(loaded.warnings.len(), 0, "{:?}", loaded.warnings);
     let Events::Nats(events) = loaded.config.events else { panic!("nats") };
     assert_eq!((events.disconnect_grace, events.stream_replicas), (Duration::from_secs(5), 1));
-    assert_eq!(events.broker().servers.len(), 2);
+    assert_eq!(events.broker.servers.len(), 2);
 
     let direct = parse(&with("{ kind: direct }")).unwrap();
     assert_eq!(direct.warnings.len(), 1, "there is no way for a shim");

@@ -1,11 +1,10 @@
 //! Settings of the event plane between shims and routers.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use splitrail_event_plane::config::{BrokerConfig, Login};
+use splitrail_event_plane::config::BrokerConfig;
 
 use crate::scalar;
 
@@ -29,18 +28,9 @@ impl Default for Events {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NatsEvents {
-    /// Servers of one NATS cluster, `nats://HOST:PORT` or `tls://HOST:PORT`. Further servers are
-    /// learned from them. JetStream must be enabled.
-    #[schemars(length(min = 1, max = 32))]
-    pub servers: Vec<String>,
-    /// The credentials with which the router authenticates to the broker. They are read again for
-    /// each connection. Without them, the router does not authenticate.
-    #[serde(default)]
-    pub login: Option<Login>,
-    /// The certificates (PEM) of the authorities that may sign the certificate of a `tls://`
-    /// server. Defaults to those of the system.
-    #[serde(default)]
-    pub tls_ca: Option<PathBuf>,
+    /// The broker, and the credentials for it.
+    #[serde(flatten)]
+    pub broker: BrokerConfig,
     /// The name under which the broker keeps this router's position in the streams. It must be
     /// different for each router. Defaults to a name made from the host name and the port of
     /// `listen.http`.
@@ -88,21 +78,6 @@ pub enum Storage {
     File,
     /// In its memory. A restart loses everything, and routers request new snapshots.
     Memory,
-}
-
-impl NatsEvents {
-    /// The broker.
-    pub fn broker(&self) -> BrokerConfig {
-        let (servers, login) = (self.servers.clone(), self.login.clone());
-        BrokerConfig { servers, login, tls_ca: self.tls_ca.clone() }
-    }
-
-    /// Makes the paths independent of where the process runs.
-    pub(crate) fn anchor(&mut self, base_dir: &std::path::Path) {
-        let mut broker = self.broker();
-        broker.anchor(base_dir);
-        (self.login, self.tls_ca) = (broker.login, broker.tls_ca);
-    }
 }
 
 fn disconnect_grace() -> Duration {

@@ -67,7 +67,7 @@ fn router_name(context: &AttachContext) -> String {
 
 async fn connect(config: &NatsEvents, router: &str) -> Broker {
     loop {
-        match Broker::connect(&config.broker(), &format!("splitrail {router}")).await {
+        match Broker::connect(&config.broker, &format!("splitrail {router}")).await {
             Ok(broker) => return broker,
             Err(error) => {
                 tracing::error!(%error, "the event plane cannot be used; trying again in 30 s")
