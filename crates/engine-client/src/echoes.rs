@@ -1,39 +1,39 @@
-//! Which of a worker's answers carry the id of their request.
+//! Which of a worker's replies carry the id of their request.
 //!
-//! vLLM makes the `id` of an answer from the router's `x-request-id`. Once a worker's answers on
+//! vLLM makes the `id` of a reply from the router's `x-request-id`. Once a worker's replies on
 //! one path were seen to carry the id, each of them must: one without it is for another request.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
-/// Number of consecutive answers without the id after which the router no longer expects the id: a
+/// Number of consecutive replies without the id after which the router no longer expects the id: a
 /// proxy may have replaced the engine by another version.
 const FOREIGN_MAX: u8 = 16;
 
-/// Which kinds of one worker's answers have carried the id.
+/// Which kinds of one worker's replies have carried the id.
 #[derive(Debug, Default)]
 pub struct Echoes {
-    /// One bit for each kind of answer that carried the id.
+    /// One bit for each kind of reply that carried the id.
     kinds: AtomicU32,
-    /// Consecutive answers without the id that should have carried it.
+    /// Consecutive replies without the id that should have carried it.
     foreign: AtomicU8,
 }
 
-/// The consequence of an answer without the expected id.
+/// The consequence of a reply without the expected id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// The answer is for another request.
+    /// The reply is for another request.
     Dropped,
-    /// The limit of such answers is reached: the id is no longer expected of this worker's answers.
+    /// The limit of such replies is reached: the id is no longer expected of this worker's replies.
     Unlearned,
 }
 
 impl Echoes {
-    /// Whether answers of a kind (0 to 31) must carry the id.
+    /// Whether replies of a kind (0 to 31) must carry the id.
     pub fn are_expected(&self, kind: u8) -> bool {
         self.kinds.load(Relaxed) & (1 << kind) != 0
     }
 
-    /// Notes that an answer of this kind has carried the id.
+    /// Notes that a reply of this kind has carried the id.
     pub fn came(&self, kind: u8) {
         // Usually both are already set: this avoids writes to memory that all threads read.
         if !self.are_expected(kind) {
@@ -44,7 +44,7 @@ impl Echoes {
         }
     }
 
-    /// Notes that an answer without the id came where the id was expected.
+    /// Notes that a reply without the id came where the id was expected.
     pub fn missed(&self) -> Foreign {
         if self.foreign.fetch_add(1, Relaxed) + 1 < FOREIGN_MAX {
             return Foreign::Dropped;
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_id_is_expected_of_a_kind_once_an_answer_of_it_carried_the_id() {
+    fn the_id_is_expected_of_a_kind_once_a_reply_of_it_carried_the_id() {
         let echoes = Echoes::default();
         echoes.came(3);
         assert!(echoes.are_expected(3) && !echoes.are_expected(2));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_id_is_no_longer_expected_after_enough_answers_without_it() {
+    fn the_id_is_no_longer_expected_after_enough_replies_without_it() {
         let echoes = Echoes::default();
         echoes.came(0);
         for _ in 0..100 {

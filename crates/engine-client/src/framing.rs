@@ -1,4 +1,4 @@
-//! Finds the end of an engine's answer on its connection: RFC 9112, sections 6
+//! Finds the end of an engine's reply on its connection: RFC 9112, sections 6
 //! and 7. Ambiguous framing is refused.
 
 use std::mem::MaybeUninit;
@@ -6,27 +6,27 @@ use std::mem::MaybeUninit;
 use bytes::{Buf, Bytes, BytesMut};
 use http::StatusCode;
 
-/// Maximum number of header fields of an answer.
+/// Maximum number of header fields of a reply.
 const FIELDS_MAX: usize = 100;
-/// Maximum size of an answer's head in bytes.
+/// Maximum size of a reply's head in bytes.
 pub const HEAD_MAX_BYTES: usize = 32 << 10;
 /// Maximum size in bytes of a chunk-size line, and of all trailers together.
 pub const LINES_MAX_BYTES: usize = 8 << 10;
 
-/// Maximum number of interim answers (1xx) before one answer. A proxy that sends one every few
+/// Maximum number of interim replies (1xx) before one reply. A proxy that sends one every few
 /// seconds while an engine works stays far below.
 pub const INTERIM_MAX: u32 = 256;
 
-/// Why bytes are not a valid answer: they are not HTTP, are ambiguous, or have no end.
+/// Why bytes are not a valid reply: they are not HTTP, are ambiguous, or have no end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// The head of the answer cannot be read.
+    /// The head of the reply cannot be read.
     #[error("sent a head that is not HTTP")]
     Head,
     /// The head is longer than [`HEAD_MAX_BYTES`], or has more than 100 fields.
     #[error("sent a head of more than 32 KiB or 100 fields")]
     HeadTooLong,
-    /// More than [`INTERIM_MAX`] interim answers, or [`HEAD_MAX_BYTES`] of them.
+    /// More than [`INTERIM_MAX`] interim replies, or [`HEAD_MAX_BYTES`] of them.
     #[error("sent too many interim answers (1xx)")]
     Interim,
     /// Status 101, which was not asked for.
@@ -43,18 +43,18 @@ pub enum Malformed {
     Chunks,
 }
 
-/// The head of an answer.
+/// The head of a reply.
 #[derive(Debug)]
 pub struct Head {
-    /// The status code of the answer.
+    /// The status code of the reply.
     pub status: StatusCode,
     /// How the end of the body is found.
     pub framing: Framing,
-    /// Whether the connection may serve another request after this answer.
+    /// Whether the connection may serve another request after this reply.
     pub keeps: bool,
 }
 
-/// How the end of an answer's body is found.
+/// How the end of a reply's body is found.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Framing {
     /// The body ends after this number of further bytes.
@@ -65,7 +65,7 @@ pub enum Framing {
     UntilClose,
 }
 
-/// The interim answers (1xx) that came before an answer.
+/// The interim replies (1xx) that came before a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interim {
     count: u32,
@@ -73,7 +73,7 @@ pub struct Interim {
 }
 
 impl Interim {
-    /// Whether no interim answer has been read.
+    /// Whether no interim reply has been read.
     pub fn is_empty(self) -> bool {
         self.count == 0
     }
@@ -86,8 +86,8 @@ impl Interim {
     }
 }
 
-/// Parses the head of an answer, and the interim answers before it, from the bytes read so far;
-/// `None` if more bytes are needed. `interim` counts over all calls for one answer.
+/// Parses the head of a reply, and the interim replies before it, from the bytes read so far;
+/// `None` if more bytes are needed. `interim` counts over all calls for one reply.
 ///
 /// # Errors
 /// The bytes are not HTTP, switch to another protocol, or are too long.
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_ends_where_its_head_says() {
+    fn a_reply_ends_where_its_head_says() {
         let of = |text| read(text).map(|head| head.map(|head| (head.framing, head.keeps)));
         let chunked = || Framing::Chunked(Chunks::default());
         for (text, framing, keeps) in [
@@ -386,17 +386,17 @@ mod tests {
     }
 
     #[test]
-    fn interim_answers_are_skipped_and_limited() {
+    fn interim_replies_are_skipped_and_limited() {
         let of = |line: &str, count: usize| {
             let text = format!("HTTP/1.1 102 Processing\r\n{line}\r\n").repeat(count);
             let mut read = (text + "HTTP/1.1 204 No\r\n\r\n").as_bytes().into();
             begun(&mut read, &mut Interim::default()).map(|head| head.map(|head| head.status))
         };
-        let answered = Ok(Some(StatusCode::NO_CONTENT));
-        assert_eq!(of("", INTERIM_MAX as usize), answered);
+        let no_content = Ok(Some(StatusCode::NO_CONTENT));
+        assert_eq!(of("", INTERIM_MAX as usize), no_content);
         assert_eq!(of("", INTERIM_MAX as usize + 1), Err(Malformed::Interim));
         let link = format!("link: {}\r\n", "x".repeat(4 << 10));
-        assert_eq!(of(&link, 7), answered);
+        assert_eq!(of(&link, 7), no_content);
         assert_eq!(of(&link, 8), Err(Malformed::Interim));
         // The count covers several reads.
         let mut interim = Interim::default();
@@ -461,7 +461,7 @@ mod tests {
 
         #[test]
         fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _answer = begun(&mut BytesMut::from(&bytes[..]), &mut Interim::default());
+            let _reply = begun(&mut BytesMut::from(&bytes[..]), &mut Interim::default());
             let (mut chunks, mut read) = (Chunks::default(), BytesMut::from(&bytes[..]));
             while let Ok(Piece::Data(data)) = chunks.next(&mut read) {
                 prop_assert!(!data.is_empty());

@@ -29,7 +29,7 @@ pub struct ReplyMemory {
 }
 
 impl ReplyMemory {
-    /// Counts a request whose answer cannot be held, and returns the error for it.
+    /// Counts a request whose reply cannot be held, and returns the error for it.
     pub(crate) fn shed(&self) -> Error {
         shed(&self.shed)
     }
@@ -44,7 +44,7 @@ pub(super) enum GatherError {
     TooLong,
     /// All requests together hold as much memory as they may.
     NoMemory,
-    /// The client does not read its other answers.
+    /// The client does not read its other replies.
     NoRoom(Error),
 }
 
@@ -72,7 +72,7 @@ impl GatherError {
     }
 }
 
-/// The error for an answer that is larger than the configuration allows.
+/// The error for a reply that is larger than the configuration allows.
 pub fn too_large(key: &str) -> Error {
     let message = format!(
         "the answer is larger than {key} allows: ask for fewer choices, log probabilities or \
@@ -83,7 +83,7 @@ pub fn too_large(key: &str) -> Error {
 
 /// Reads a complete body. A body that arrives in one piece is not copied. Otherwise each byte is
 /// charged to the budget before it is held, and stays charged while any part of the body is held. A
-/// long body waits until its client has read enough of its other answers.
+/// long body waits until its client has read enough of its other replies.
 pub(super) async fn gather(
     body: &mut EngineBody,
     max_bytes: usize,

@@ -28,7 +28,7 @@ pub struct Parcel {
 pub struct Receipt(Arc<AtomicU8>);
 
 impl Parcel {
-    /// Creates a body that may be sent again if a connection is lost before the answer, with its
+    /// Creates a body that may be sent again if a connection is lost before the reply, with its
     /// handle.
     pub fn new(parts: impl Into<Parts>) -> (Self, Receipt) {
         let state = Arc::new(AtomicU8::new(UNSENT));

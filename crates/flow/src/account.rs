@@ -19,7 +19,7 @@ use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 
-/// The data that one prompt's answer owns until it ends in any way: its booking, and its decision
+/// The data that one prompt's reply owns until it ends in any way: its booking, and its decision
 /// record with the ledger's entry.
 pub(super) struct Account {
     pub(super) metrics: Arc<Metrics>,
@@ -27,7 +27,7 @@ pub(super) struct Account {
     pub(super) decision: DecisionHandle,
     pub(super) booking: Booking,
     pub(super) worker: Arc<Worker>,
-    /// The dialect of the engine's answer.
+    /// The dialect of the engine's reply.
     pub(super) dialect: Dialect,
     /// The prompt's length by the router's tokenizer.
     pub(super) prompt_tokens: Option<u32>,
@@ -36,7 +36,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Makes the data that the answer owns until it ends, and enters its leg in the ledger.
+    /// Makes the data that the reply owns until it ends, and enters its leg in the ledger.
     pub(super) fn open(sending: &Sending<'_>, now: Instant, handed_over: bool) -> Self {
         let Sending { prompt, placed, .. } = *sending;
         let PromptContext { context, unit, decision } = prompt;
@@ -60,7 +60,7 @@ impl Account {
     }
 
     /// Evaluates the engine's usage object and returns the one for the client, who gets it if
-    /// `tells` is true. `whole` is the usage of the whole answer if the engine reported only that
+    /// `tells` is true. `whole` is the usage of the whole reply if the engine reported only that
     /// of its last part.
     pub(super) fn settle(&mut self, raw: &str, whole: Option<&str>, tells: bool) -> Option<String> {
         let leg = self.read(raw)?;
@@ -122,12 +122,12 @@ impl Account {
         }
     }
 
-    /// Records that the answer has begun, so the engine has the whole prompt in its cache.
+    /// Records that the reply has begun, so the engine has the whole prompt in its cache.
     pub(super) fn began(&self) {
         self.decision.decode_worked();
     }
 
-    /// Records that the answer is complete. Its figures are counted when the whole request ends.
+    /// Records that the reply is complete. Its figures are counted when the whole request ends.
     pub(super) fn finish(&mut self) {
         self.worker.record(Leg::Decode, None);
         if let Some(leg) = self.decision.answer_completed() {
@@ -146,19 +146,20 @@ impl Account {
         }
     }
 
-    /// Records that the leg that answers failed. Its prefill leg may serve another attempt.
+    /// Records that the leg that generates the reply failed. Its prefill leg may serve another
+    /// attempt.
     pub(super) fn fail_leg(&mut self, error: &Error) {
         self.worker.record(Leg::Decode, Some(error));
         self.decision.decode_failed(error.outcome());
     }
 
-    /// Records that the answer broke off.
+    /// Records that the reply broke off.
     pub(super) fn fail(&mut self, error: &Error) {
         self.worker.record(Leg::Decode, Some(error));
         self.decision.answer_lost(error.outcome());
     }
 
-    /// Records that there is no answer, without a fault of the worker.
+    /// Records that there is no reply, without a fault of the worker.
     pub(super) fn give_up(&mut self, outcome: &'static str) {
         self.decision.given_up(outcome);
     }

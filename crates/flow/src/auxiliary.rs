@@ -8,9 +8,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use splitrail_engine::usage::EngineUsage;
 
-use super::answer::Begun;
 use super::attempts::Attempts;
 use super::context::{Context, PromptContext, attempt, book, expected, within};
+use super::generate::Begun;
 use super::place::{Placed, Wish, place, place_in_turn};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
@@ -190,7 +190,7 @@ fn offered(error: Error, worker: &Worker, endpoint: Endpoint) -> Error {
 
 /// The members of a reply that the router reads.
 #[derive(Deserialize)]
-struct Answer<'a> {
+struct Reply<'a> {
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
 }
@@ -210,8 +210,8 @@ fn usage(reply: &[u8]) -> Option<Option<EngineUsage>> {
     if !reply.trim_ascii_start().starts_with(b"{") {
         return None;
     }
-    let answer: Answer<'_> = serde_json::from_slice(reply).ok()?;
-    Some(answer.usage.and_then(|usage| EngineUsage::parse(usage).ok()))
+    let reply: Reply<'_> = serde_json::from_slice(reply).ok()?;
+    Some(reply.usage.and_then(|usage| EngineUsage::parse(usage).ok()))
 }
 
 #[cfg(test)]

@@ -8,10 +8,10 @@ use http::HeaderValue;
 use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::estimate_cached_tokens;
 
-use super::answer::{Answer, Begun, generate};
 use super::attempts::Attempts;
 use super::context::{Context, PromptContext, attempt, carried_threshold};
 use super::gate::{self, Gate, Need, Verdict, judge};
+use super::generate::{Begun, Generated, generate};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::{Plan, Then};
 use super::sending::Sending;
@@ -80,15 +80,15 @@ pub(super) async fn decode_try(
                 return Ok(Tried::Below(None));
             }
         };
-        let answer = send(prompt, &placed, &need, decided).await;
+        let sent = send(prompt, &placed, &need, decided).await;
         context.mark("decode_try", started);
-        match answer {
-            Ok(Answer::Begun(begun)) => {
+        match sent {
+            Ok(Generated::Begun(begun)) => {
                 computed(context, unit, &placed);
                 note(context, decision, decided, "served");
                 return Ok(Tried::Answered(begun));
             }
-            Ok(Answer::Below(usage)) => {
+            Ok(Generated::Below(usage)) => {
                 // The engine can reject a request even if the plan names another gate, or none.
                 let gate = decided.filter(|gate| *gate == Gate::Shim).unwrap_or(Gate::Engine);
                 note(context, decision, Some(gate), "rejected");
@@ -200,7 +200,7 @@ async fn send(
     placed: &Placed,
     need: &Need,
     gate: Option<Gate>,
-) -> Result<Answer, Error> {
+) -> Result<Generated, Error> {
     let PromptContext { context, unit, decision } = prompt;
     let mut envelope = attempt(context, decision);
     let threshold = match gate {

@@ -1,5 +1,5 @@
-//! Sends the leg that answers the client, and reads the beginning of its answer: the whole of a reply
-//! that is not streamed, or the first events, which prove that the engine runs the leg.
+//! Sends the leg that generates the client's reply, and reads how the reply begins: the whole of a
+//! reply that is not streamed, or the first events, which prove that the engine runs the leg.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::pin::pin;
@@ -23,13 +23,13 @@ use splitrail_engine_client::{EngineClient, Parcel, Shape, refusal_event};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 
-/// How a leg's answer begins.
+/// How a leg's reply begins.
 pub(super) enum First {
-    /// The whole answer has arrived.
+    /// The whole reply has arrived.
     Whole(Bytes),
     /// A stream, with its first events.
     Events(Box<EventReader>, VecDeque<Bytes>),
-    /// There is no answer: the engine rejected the leg for its threshold.
+    /// There is no reply: the engine rejected the leg for its threshold.
     Below(Option<EngineUsage>),
 }
 
@@ -37,10 +37,10 @@ pub(super) enum First {
 /// output.
 const HELD_PER_SAMPLE: usize = 16;
 
-/// The number of events that are held back at most while they only open the answer.
+/// The number of events that are held back at most while they only open the reply.
 const OPENING_MAX: usize = 16;
 
-/// Sends the leg that answers.
+/// Sends the leg that generates the reply.
 pub(super) async fn ask(
     sending: &Sending<'_>,
     account: &Account,
@@ -115,8 +115,8 @@ async fn whole_reply(
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
         let response = client.post(worker, shape, body, envelope).await?;
-        // Engines send the status of a whole reply when the answer is complete. If the leg may be
-        // rejected, only the body shows whether it is an answer.
+        // Engines send the status of a whole reply when the reply is complete. If the leg may be
+        // rejected, only the body shows whether it is a reply.
         if !sending.is_gated() {
             account.began();
         }
@@ -187,7 +187,7 @@ enum Held {
 
 /// Reads until it is clear that the engine runs all `samples`, which their first output shows. An
 /// ungated leg has 0 samples: for it, the function returns after the first event that does more
-/// than open the answer.
+/// than open the reply.
 async fn hold(
     mut reader: EventReader,
     dialect: Dialect,
@@ -201,7 +201,7 @@ async fn hold(
             if events.is_empty() {
                 return Err(Error::engine(worker.id(), "answered with an empty stream"));
             }
-            // The stream ended without any output, which is a valid answer.
+            // The stream ended without any output, which is a valid reply.
             return Ok(Held::Events(reader, events));
         };
         let data = data_of(dialect, &event);

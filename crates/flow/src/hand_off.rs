@@ -32,7 +32,7 @@ pub enum Lead<'a> {
 }
 
 impl Lead<'_> {
-    /// Whether the prefill engine samples the first token of the answer, and so must use the
+    /// Whether the prefill engine samples the first token of the reply, and so must use the
     /// client's sampling parameters. Otherwise the token of the prefill leg is thrown away.
     pub fn samples(self) -> bool {
         matches!(self, Self::Met(_))

@@ -14,12 +14,12 @@ const NOT_IN_ONE_TOKEN: [&str; 7] =
 /// Members that limit the number of output tokens, on any endpoint.
 const OUTPUT_TOKENS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
 
-/// The body of the leg that answers, with the parameters of its prefill leg. The engine is always
-/// asked for usage, because only the engine knows how many tokens were cached.
+/// The body of the leg that generates the reply, with the parameters of its prefill leg. The engine
+/// is always asked for usage, because only the engine knows how many tokens were cached.
 ///
 /// # Errors
 /// An error with status 400 if `stream_options` is not an object.
-pub fn answer(
+pub fn generate(
     body: JsonObject,
     endpoint: Endpoint,
     asked: Options,
@@ -40,7 +40,7 @@ pub fn answer(
 /// # Errors
 /// An error with status 400 if `sampling_params` must be an object and is not.
 pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<Parts, Error> {
-    // An engine that samples the first token of the answer stops by itself after this token.
+    // An engine that samples the first token of the reply stops by itself after this token.
     let mut body = if lead.samples() { unstreamed(body) } else { one_token(body, endpoint)? };
     lead.put(&mut body);
     Ok(body.to_parts())
@@ -86,7 +86,7 @@ fn cut_to_one_token(sampling: &mut JsonObject, endpoint: Endpoint) {
     if endpoint == Endpoint::Chat {
         sampling.set("max_completion_tokens", "1");
     }
-    // The Messages API has no such member, so its answer may end with the first token.
+    // The Messages API has no such member, so its reply may end with the first token.
     if endpoint != Endpoint::Messages {
         sampling.set("ignore_eos", "true");
     }
@@ -211,7 +211,7 @@ mod tests {
 
         let completions = Endpoint::Completions;
         let given =
-            |carried| text(answer(body.clone(), completions, asked(false), carried).unwrap());
+            |carried| text(generate(body.clone(), completions, asked(false), carried).unwrap());
         assert_eq!(given(Carried::Nothing), format!("{whole}}}"));
         let pushed = Carried::Params(r#"{"a":1}"#);
         assert_eq!(given(pushed), format!(r#"{whole},"kv_transfer_params":{{"a":1}}}}"#));
@@ -226,7 +226,7 @@ mod tests {
         let body = JsonObject::parse_str(text).unwrap();
         let options = |include_usage| {
             let asked = Options { stream: true, include_usage, ..Options::PLAIN };
-            let sent = answer(body.clone(), Endpoint::Chat, asked, Carried::Nothing).unwrap();
+            let sent = generate(body.clone(), Endpoint::Chat, asked, Carried::Nothing).unwrap();
             let sent = sent.into_bytes();
             serde_json::from_slice::<serde_json::Value>(&sent).unwrap()["stream_options"].clone()
         };

@@ -2,7 +2,6 @@
 //! retried, and what is cancelled when the client leaves.
 
 mod account;
-pub mod answer;
 mod attempts;
 mod auxiliary;
 pub mod boxed;
@@ -11,6 +10,7 @@ mod decode_try;
 pub mod explain;
 mod first;
 pub mod gate;
+pub mod generate;
 pub mod hand_off;
 pub mod lease;
 pub mod legs;

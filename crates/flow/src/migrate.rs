@@ -1,9 +1,9 @@
-//! Resumes a streamed answer on another decode worker when its worker is lost, starting from the
+//! Resumes a streamed reply on another decode worker when its worker is lost, starting from the
 //! tokens that were already delivered.
 //!
-//! An answer is resumed only if the result is exact: a single sample of a completion or a chat
+//! A reply is resumed only if the result is exact: a single sample of a completion or a chat
 //! whose sampling depends only on the tokens before it. Penalties count output separately from the
-//! prompt, a stop text may span the interruption, and grammars and seeds have a state; such answers
+//! prompt, a stop text may span the interruption, and grammars and seeds have a state; such replies
 //! are not resumed. The engine is asked for token ids (`return_token_ids`), so the new prompt is
 //! exactly the sequence of tokens that the lost engine had. A chat is resumed as a completion of
 //! these ids (`chat`).
@@ -42,7 +42,7 @@ mod exact;
 pub(super) use exact::is_exact;
 use exact::limit;
 
-/// The state of an answer that is needed to resume it on another worker.
+/// The state of a reply that is needed to resume it on another worker.
 pub struct Migration {
     context: Arc<Context>,
     decision: DecisionHandle,
@@ -58,7 +58,7 @@ pub struct Migration {
     pending: Vec<u32>,
     /// Whether the engine has reported a finish reason.
     finished: bool,
-    /// Whether a parser (reasoning, tool calls) made a part of the answer, which no other engine
+    /// Whether a parser (reasoning, tool calls) made a part of the reply, which no other engine
     /// could continue.
     parsed: bool,
     /// The first event; all later events carry its id and creation time.
@@ -67,7 +67,7 @@ pub struct Migration {
     left: u32,
 }
 
-/// The worker on which an answer continues, with the first events that it has sent.
+/// The worker on which a reply continues, with the first events that it has sent.
 pub(crate) struct Resumed {
     pub(crate) worker: Arc<Worker>,
     pub(crate) booking: Booking,
@@ -90,7 +90,7 @@ struct ChatChoice {
 }
 
 impl Migration {
-    /// The state for an answer that has begun; `None` if the answer could not be resumed exactly.
+    /// The state for a reply that has begun; `None` if the reply could not be resumed exactly.
     pub(super) fn new(prompt: PromptContext<'_>) -> Option<Self> {
         let PromptContext { context, unit, decision } = prompt;
         is_exact(context, &unit.body).then(|| Self {
@@ -110,19 +110,19 @@ impl Migration {
         })
     }
 
-    /// Whether the answer has moved to another worker.
+    /// Whether the reply has moved to another worker.
     fn has_moved(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// Whether the answer is a chat that continues as a completion, so that its events must be
+    /// Whether the reply is a chat that continues as a completion, so that its events must be
     /// converted.
     pub(crate) fn is_converted(&self) -> bool {
         self.has_moved() && self.context.endpoint == Endpoint::Chat
     }
 
     /// Evaluates an event and returns what the client gets of it. `None` if an engine that reports
-    /// token ids would not send such an event; the answer cannot be resumed then.
+    /// token ids would not send such an event; the reply cannot be resumed then.
     pub(crate) fn note(&mut self, data: &Bytes) -> Option<Bytes> {
         let mut event = JsonObject::parse(data.clone()).ok()?;
         let choices: Vec<Box<RawValue>> = serde_json::from_str(event.raw("choices")?).ok()?;
@@ -140,7 +140,7 @@ impl Migration {
         Some(event.to_bytes())
     }
 
-    /// Gives an event of a later worker the id and creation time of the answer.
+    /// Gives an event of a later worker the id and creation time of the reply.
     pub(crate) fn unify(&self, event: &mut JsonObject) {
         if let Some(first) = self.first.as_ref().filter(|_| self.has_moved()) {
             for key in ["id", "object", "created"] {
@@ -200,7 +200,7 @@ impl Migration {
         Some(without(choice, &["token_ids"]).to_string())
     }
 
-    /// Resumes the answer on another worker; `None` if this is not possible.
+    /// Resumes the reply on another worker; `None` if this is not possible.
     pub(crate) async fn resume(&mut self, lost: &Error, worker: &Arc<Worker>) -> Option<Resumed> {
         if self.parsed {
             return None;
@@ -239,7 +239,7 @@ impl Migration {
         None
     }
 
-    /// The rest of the answer as a prompt of its own; `None` if nothing is left to generate or the
+    /// The rest of the reply as a prompt of its own; `None` if nothing is left to generate or the
     /// tokens so far are not known.
     fn unit(&mut self) -> Option<Unit> {
         // Tokens whose text the client has not received are generated again.
@@ -287,7 +287,7 @@ impl Migration {
             .collect()
     }
 
-    /// The usage of the whole answer, computed from the usage of its last part: tokens that were
+    /// The usage of the whole reply, computed from the usage of its last part: tokens that were
     /// delivered before are output and not prompt. The last worker's count of cached tokens is
     /// removed, because another worker computed the client's prompt.
     pub(crate) fn usage(&self, raw: &str) -> Option<String> {
@@ -309,7 +309,7 @@ impl Migration {
     }
 }
 
-/// Sends the rest of an answer to a worker, and waits until its first events arrive.
+/// Sends the rest of a reply to a worker, and waits until its first events arrive.
 async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Error> {
     let PromptContext { context, unit, decision } = prompt;
     placed.worker.breaker(Leg::Decode).begin(Instant::now());
@@ -320,7 +320,7 @@ async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Erro
         body.set("cache_hit_threshold", threshold.to_string());
     }
     let booking = book(context, unit, placed, Instant::now(), true);
-    let body = legs::answer(body, Endpoint::Completions, context.options, Carried::Nothing)?;
+    let body = legs::generate(body, Endpoint::Completions, context.options, Carried::Nothing)?;
     let body: Parcel = body.into();
     let sending = Sending { prompt, envelope: &envelope, placed, threshold };
     let expected = expected(context, unit, placed);

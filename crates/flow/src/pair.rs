@@ -11,13 +11,13 @@ use splitrail_engine::mooncake::TransferId;
 use splitrail_engine::sglang::Room;
 
 use super::account::Account;
-use super::answer::{Answer, conclude};
 use super::attempts::Attempts;
 use super::context::{
     Context, PromptContext, attempt, carried_threshold, expected, nothing_handed_over,
     preemption_guard,
 };
 use super::first::{First, ask, fetch};
+use super::generate::{Generated, conclude};
 use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
@@ -32,14 +32,14 @@ use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
-/// How long to wait for the prefill engine's count of cached tokens after the answer has begun. The
-/// answer needs nothing else from the prefill engine then.
+/// How long to wait for the prefill engine's count of cached tokens after the reply has begun. The
+/// reply needs nothing else from the prefill engine then.
 const COUNT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The result of a pair of legs.
 pub(super) enum Paired {
     /// The decode leg was answered, or rejected for a threshold.
-    Answered(Answer, Arc<Worker>),
+    Answered(Generated, Arc<Worker>),
     /// The pair failed, and another attempt is allowed.
     Again,
     /// The decode worker is to compute the prompt.
@@ -53,7 +53,7 @@ enum Failed {
     /// The legs could not find each other: the bootstrap server now serves another engine than the
     /// router knew.
     Strangers(Error),
-    /// The answer ended with the one token of the prefill leg, so there was no hand-off.
+    /// The reply ended with the one token of the prefill leg, so there was no hand-off.
     Ended,
 }
 
@@ -88,10 +88,10 @@ pub(super) async fn pair_or_local(
         sent(context, unit, &prefill);
         sent(context, unit, &decode);
         let error = match pair(&sending, &prefill).await {
-            Ok(answer) => {
+            Ok(generated) => {
                 computed(context, unit, &prefill);
                 computed(context, unit, &decode);
-                return Ok(Paired::Answered(answer, decode.worker));
+                return Ok(Paired::Answered(generated, decode.worker));
             }
             Err(Failed::Decode(error)) => {
                 attempts.again_elsewhere(context, Leg::Decode, &decode.worker, error)?;
@@ -158,7 +158,7 @@ impl Appointment {
         }
     }
 
-    /// Whether the prefill engine hands over only answers that were cut off by their length limit.
+    /// Whether the prefill engine hands over only replies that were cut off by their length limit.
     fn hands_over_what_was_cut_off(&self) -> bool {
         matches!(self, Self::Transfer { .. })
     }
@@ -188,7 +188,7 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
     worker.bootstrap.as_ref().ok_or_else(malformed)
 }
 
-async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed> {
+async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Failed> {
     let PromptContext { context, unit, decision } = sending.prompt;
     let appointment = Appointment::make(context, prefill).await.map_err(Failed::Prefill)?;
     sending.placed.worker.breaker(Leg::Decode).begin(Instant::now());
@@ -199,7 +199,7 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed>
     let met = meet(sending, &account, prefill, &appointment).await;
     let failed = match met {
         Ok(begun) => match conclude(sending, account, Ok(begun)) {
-            Ok(answer) => return Ok(answer),
+            Ok(generated) => return Ok(generated),
             Err(error) => {
                 decision.attempt_discarded(error.outcome());
                 return Err(Failed::Decode(error));
@@ -230,16 +230,16 @@ async fn meet(
     let body = once(body.map_err(Failed::Prefill)?);
     let envelope = appointment.envelope(sending.envelope);
     let mut prefilling = pin!(prefill::send(sending.prompt, &envelope, prefill, body));
-    let mut answering = pin!(answer(sending, account, appointment.carried()));
+    let mut decoding = pin!(decode(sending, account, appointment.carried()));
     let begun = tokio::select! {
-        begun = &mut answering => begun.map_err(|error| late(&prefill.worker, error))?,
+        begun = &mut decoding => begun.map_err(|error| late(&prefill.worker, error))?,
         prefilled = &mut prefilling => {
             let prefilled = prefilled.map_err(Failed::Prefill)?;
             handed_over(sending, &prefill.worker, &prefilled);
             if appointment.hands_over_what_was_cut_off() && prefilled.ended() {
                 return Err(Failed::Ended);
             }
-            return answering.await.map_err(Failed::Decode);
+            return decoding.await.map_err(Failed::Decode);
         }
     };
     match tokio::time::timeout(COUNT_PATIENCE, prefilling).await {
@@ -271,7 +271,7 @@ fn late(prefill: &Worker, error: Error) -> Failed {
 }
 
 /// Sends the decode leg. For several samples, a leg that only fetches the hand-off goes first.
-async fn answer(
+async fn decode(
     sending: &Sending<'_>,
     account: &Account,
     carried: Carried<'_>,

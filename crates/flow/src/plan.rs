@@ -79,7 +79,7 @@ pub enum LocalReason {
     ShortPrompt,
     /// The request asks for one token, so there is nothing to decode.
     OneToken,
-    /// The answer ended with its first token, and engines return no hand-off for such an answer.
+    /// The reply ended with its first token, and engines return no hand-off for such a reply.
     PrefillEnded,
     /// The prefill engines return no hand-offs for this endpoint.
     NoHandOff,

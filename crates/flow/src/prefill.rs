@@ -199,8 +199,8 @@ pub(super) struct Said {
 }
 
 impl Said {
-    /// Whether the answer ended with its first token by itself. An engine returns a hand-off only
-    /// for an answer that was cut off by its length limit.
+    /// Whether the reply ended with its first token by itself. An engine returns a hand-off only
+    /// for a reply that was cut off by its length limit.
     pub(super) fn ended(&self) -> bool {
         dialect::ended(self.dialect, &self.reply)
     }

@@ -1,4 +1,4 @@
-//! Relays one prompt's answer to the client.
+//! Relays one prompt's reply to the client.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -20,7 +20,7 @@ use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, Kind};
 use splitrail_policy::Leg;
 
-/// A whole answer: the engine's reply with the client's usage.
+/// A whole reply: the engine's reply with the client's usage.
 ///
 /// # Errors
 /// If the reply is no JSON object.
@@ -44,13 +44,13 @@ fn hide_hand_off(reply: &mut JsonObject) {
     }
 }
 
-/// A streamed answer, event by event.
+/// A streamed reply, event by event.
 pub struct UnitStream {
     account: Account,
     reader: EventReader,
     /// The first events, which proved that the engine runs the request.
     held: VecDeque<Bytes>,
-    /// The state for resuming the answer when its worker is lost; `None` if it cannot be resumed.
+    /// The state for resuming the reply when its worker is lost; `None` if it cannot be resumed.
     migration: Option<Migration>,
     /// Whether the client asked for usage.
     tells_usage: bool,
@@ -83,7 +83,7 @@ impl Pace {
 }
 
 impl UnitStream {
-    /// An answer whose first events have arrived.
+    /// A reply whose first events have arrived.
     pub(super) fn new(
         prompt: PromptContext<'_>,
         account: Account,
@@ -166,7 +166,7 @@ impl UnitStream {
         }
     }
 
-    /// The worker is lost: resumes the answer on another worker, or ends it with an error.
+    /// The worker is lost: resumes the reply on another worker, or ends it with an error.
     async fn go_on(&mut self, error: Error) -> Result<(), Error> {
         let migration = self.migration.take().filter(|_| error.worth_another_worker());
         let Some(mut migration) = migration else { return Err(self.lost(&error)) };

@@ -1,6 +1,6 @@
-//! Makes the client's reply from the engine's: reads and edits events and whole replies, merges those
-//! of a batch, and is the only place that decides the usage that clients see. No module of the legs
-//! is imported here.
+//! Makes the client's reply from the engine's: reads and edits events and whole replies, merges
+//! those of a batch, and is the only place that decides the usage that clients see. No module of
+//! the legs is imported here.
 
 pub(crate) mod alike;
 pub mod choices;

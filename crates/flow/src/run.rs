@@ -1,4 +1,4 @@
-//! Runs one prompt through its legs: places, sends and retries them until an answer has begun or an error is final.
+//! Runs one prompt through its legs: places, sends and retries them until a reply has begun or an error is final.
 //!
 //! The futures of the legs are boxed: a future is as large as the largest future inside it, and the
 //! whole of it is moved before it is first polled.
@@ -6,13 +6,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::answer::{Answer, Begun, generate};
 use super::attempts::Attempts;
 use super::auxiliary;
 use super::context::{
     Context, PromptContext, attempt, carried_threshold, preemption_guard, prefill_made_local,
 };
 use super::decode_try::{Tried, decode_try};
+use super::generate::{Begun, Generated, generate};
 use super::hand_off::none_comes;
 use super::pair::{Paired, pair_or_local};
 use super::place::{Moment, Wish, computed, note_vetoed, place, place_in_turn, sent};
@@ -32,7 +32,7 @@ use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
-/// Runs a prompt until its answer begins.
+/// Runs a prompt until its reply begins.
 ///
 /// # Errors
 /// The error of the last attempt, if no further attempt is allowed or useful.
@@ -71,7 +71,7 @@ pub async fn begin(
     Ok(begun)
 }
 
-/// Runs the planned legs until an answer begins.
+/// Runs the planned legs until a reply begins.
 async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
     let mut attempts = Attempts::new(prompt.context);
     if plan.gate.is_some() {
@@ -96,26 +96,27 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
                 FirstLeg::Again => continue,
             }
         }
-        let begun = answer(prompt, leg, &mut staged, &mut attempts).await?;
+        let begun = last_leg(prompt, leg, &mut staged, &mut attempts).await?;
         if let Some(begun) = begun {
             return Ok(begun);
         }
     }
 }
 
-/// The result of the step before the leg that answers.
+/// The result of the step before the leg that generates the reply.
 enum FirstLeg {
     /// A prefill leg has succeeded.
     Prefilled(Box<Prefilled>),
     /// There is no leg before; one worker, chosen for this leg, does all the work.
     None(Leg),
-    /// Both legs were sent at the same time, and the answer has begun.
+    /// Both legs were sent at the same time, and the reply has begun.
     Answered(Begun),
     /// Both legs were sent at the same time and failed; another attempt is allowed.
     Again,
 }
 
-/// Runs the leg before the leg that answers, if the plan has one and a worker can take it.
+/// Runs the leg before the leg that generates the reply, if the plan has one and a worker can take
+/// it.
 async fn first_leg(
     prompt: PromptContext<'_>,
     plan: &Plan,
@@ -162,8 +163,9 @@ async fn first_leg(
 
 async fn both_legs(prompt: PromptContext<'_>, attempts: &mut Attempts) -> Result<FirstLeg, Error> {
     match pair_or_local(prompt, attempts).await? {
-        Paired::Answered(answer, worker) => {
-            let concluded = conclude(prompt.context, attempts, Leg::Decode, &worker, Ok(answer))?;
+        Paired::Answered(generated, worker) => {
+            let concluded =
+                conclude(prompt.context, attempts, Leg::Decode, &worker, Ok(generated))?;
             Ok(concluded.map_or(FirstLeg::Again, FirstLeg::Answered))
         }
         Paired::Again => Ok(FirstLeg::Again),
@@ -171,8 +173,8 @@ async fn both_legs(prompt: PromptContext<'_>, attempts: &mut Attempts) -> Result
     }
 }
 
-/// Runs the leg that answers; `None` if it failed and another attempt is allowed.
-async fn answer(
+/// Runs the leg that generates the reply; `None` if it failed and another attempt is allowed.
+async fn last_leg(
     prompt: PromptContext<'_>,
     leg: Leg,
     staged: &mut Option<Prefilled>,
@@ -221,24 +223,24 @@ async fn answer(
     let threshold = carried_threshold(context, &placed.worker, guard);
     let sending = Sending { prompt, envelope: &envelope, placed: &placed, threshold };
     // The engine may have received the hand-off, so an attempt after a failure needs a new one.
-    let answered = pinned(|| generate(&sending, staged)).await;
-    if matches!(answered, Ok(Answer::Begun(_))) {
+    let generated = pinned(|| generate(&sending, staged)).await;
+    if matches!(generated, Ok(Generated::Begun(_))) {
         computed(context, unit, &placed);
     }
-    conclude(context, attempts, leg, &placed.worker, answered)
+    conclude(context, attempts, leg, &placed.worker, generated)
 }
 
-/// Evaluates the result of the leg that answers; `None` if another attempt is allowed.
+/// Evaluates the result of the leg that generates the reply; `None` if another attempt is allowed.
 fn conclude(
     context: &Context,
     attempts: &mut Attempts,
     leg: Leg,
     worker: &Worker,
-    answered: Result<Answer, Error>,
+    generated: Result<Generated, Error>,
 ) -> Result<Option<Begun>, Error> {
-    match answered {
-        Ok(Answer::Begun(begun)) => Ok(Some(begun)),
-        Ok(Answer::Below(_)) => {
+    match generated {
+        Ok(Generated::Begun(begun)) => Ok(Some(begun)),
+        Ok(Generated::Below(_)) => {
             let message = format!(
                 "worker {} turned the request away by a threshold ({})",
                 worker.id(),

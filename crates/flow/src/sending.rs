@@ -1,4 +1,4 @@
-//! A leg that answers the client, and the bodies that it is sent with.
+//! A leg that generates the client's reply, and the bodies that it is sent with.
 
 use super::context::PromptContext;
 use super::hand_off::Carried;
@@ -9,7 +9,7 @@ use splitrail_api::error::Error;
 use splitrail_api::{JsonObject, Parts};
 use splitrail_engine_client::Envelope;
 
-/// A leg that answers the client, with everything needed to send it.
+/// A leg that generates the client's reply, with everything needed to send it.
 #[derive(Clone, Copy)]
 pub(super) struct Sending<'a> {
     pub(super) prompt: PromptContext<'a>,
@@ -31,11 +31,11 @@ impl Sending<'_> {
         self.prompt.context.options.samples > 1
     }
 
-    /// The body of the leg that answers.
+    /// The body of the leg that generates the reply.
     pub(super) fn body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
         let context = self.prompt.context;
         let body = self.gated_body(self.threshold);
-        legs::answer(body, context.endpoint, context.options, carried)
+        legs::generate(body, context.endpoint, context.options, carried)
     }
 
     /// The body of the leg that fetches a hand-off first.

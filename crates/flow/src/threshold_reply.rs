@@ -8,8 +8,8 @@ use splitrail_engine::threshold_reply::{ReplyEvent, ReplyForm, ThresholdReply};
 use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::Overlap;
 
-use super::answer::Begun;
 use super::context::PromptContext;
+use super::generate::Begun;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
 use splitrail_api::{Endpoint, JsonObject};

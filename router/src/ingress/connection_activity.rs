@@ -284,7 +284,7 @@ mod tests {
         for round in 1..5 {
             activity.reads(false, round);
             activity.request_begins();
-            assert_eq!(watch.look(&activity, || start), None, "an answer may take long");
+            assert_eq!(watch.look(&activity, || start), None, "a reply may take long");
             activity.request_ends();
             let now = start + round * 500 * MS;
             let due = Some((now + 1000 * MS, CloseReason::Idle));

@@ -127,11 +127,11 @@ impl Drop for Active {
 }
 
 impl hyper::service::Service<Request<Incoming>> for ConnectionService {
-    type Response = Response<Answering>;
+    type Response = Response<ReplyPieces>;
     type Error = Infallible;
-    type Future = Answered;
+    type Future = ReplyFuture;
 
-    fn call(&self, request: Request<Incoming>) -> Answered {
+    fn call(&self, request: Request<Incoming>) -> ReplyFuture {
         let active = Active::new(&self.activity);
         let is_h1 = request.version() < Version::HTTP_2;
         // The protocol is never changed, so the following bytes would be ambiguous.
@@ -145,7 +145,7 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
             }
             Some(refusal) => Routed::Refused(Some(Box::new(refusal))),
         };
-        Answered { routed, active: Some(active), last }
+        ReplyFuture { routed, active: Some(active), last }
     }
 }
 
@@ -160,9 +160,9 @@ enum Routed {
 impl Routed {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Response<Outgoing>> {
         match self {
-            Self::Direct(answer) => answer.as_mut().poll(context),
-            Self::Any(answer) => {
-                let Ok(response) = ready!(Pin::new(answer).poll(context));
+            Self::Direct(reply) => reply.as_mut().poll(context),
+            Self::Any(reply) => {
+                let Ok(response) = ready!(Pin::new(reply).poll(context));
                 Poll::Ready(response.map(Outgoing::Any))
             }
             Self::Refused(refusal) => {
@@ -174,15 +174,15 @@ impl Routed {
 }
 
 /// A future reply.
-pub(super) struct Answered {
+pub(super) struct ReplyFuture {
     routed: Routed,
     active: Option<Active>,
     /// Whether the connection ends after it.
     last: bool,
 }
 
-impl Future for Answered {
-    type Output = Result<Response<Answering>, Infallible>;
+impl Future for ReplyFuture {
+    type Output = Result<Response<ReplyPieces>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
@@ -192,7 +192,7 @@ impl Future for Answered {
         }
         let active = this.active.take();
         let taken = BodyProgress::of_this_stream();
-        Poll::Ready(Ok(response.map(|body| Answering::new(body, taken, active))))
+        Poll::Ready(Ok(response.map(|body| ReplyPieces::new(body, taken, active))))
     }
 }
 
@@ -237,7 +237,7 @@ impl HttpBody for Outgoing {
 ///
 /// The library takes everything that a body yields, even if the client has received little of it,
 /// and what the library holds is neither monitored nor bounded. The rest that is kept here is.
-pub(super) struct Answering {
+pub(super) struct ReplyPieces {
     body: Outgoing,
     /// The rest of the body's last item that has not been yielded.
     rest: Bytes,
@@ -257,7 +257,7 @@ const HTTP2_PIECE_BYTES: usize = 16 << 10;
 /// Number of bytes by which a piece may exceed an HTTP/2 stream's window without being monitored.
 const HTTP2_UNWATCHED_BYTES: usize = 1 << 10;
 
-impl Answering {
+impl ReplyPieces {
     fn new(body: Outgoing, taken: Option<Arc<BodyProgress>>, active: Option<Active>) -> Self {
         Self { body, rest: Bytes::new(), taken, _active: active }
     }
@@ -278,7 +278,7 @@ impl Answering {
     }
 }
 
-impl HttpBody for Answering {
+impl HttpBody for ReplyPieces {
     type Data = Bytes;
     type Error = axum::Error;
 

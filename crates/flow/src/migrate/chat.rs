@@ -1,10 +1,10 @@
 //! Chats that are resumed as completions: the conditions under which that is exact, and the conversion of
 //! completion chunks to chat chunks.
 //!
-//! An engine returns the token ids of a chat's prompt and answer when it is asked for them. The
-//! rest of the answer is a completion of exactly these tokens: no template is rendered again and
+//! An engine returns the token ids of a chat's prompt and reply when it is asked for them. The
+//! rest of the reply is a completion of exactly these tokens: no template is rendered again and
 //! no text is tokenised again. Parsers of reasoning and of tool calls have a state that cannot be
-//! transferred: an answer with such parts is not resumed.
+//! transferred: a reply with such parts is not resumed.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -19,7 +19,7 @@ use splitrail_api::JsonObject;
 pub(super) const MEMBERS: [&str; 4] =
     ["messages", "max_completion_tokens", "chat_template_kwargs", "add_generation_prompt"];
 
-/// What one chunk of a chat adds to the answer.
+/// What one chunk of a chat adds to the reply.
 pub(super) struct Added {
     /// Whether the chunk has text for the client.
     pub(super) has_text: bool,

@@ -1,4 +1,4 @@
-//! Decides which answers can be resumed exactly on another worker.
+//! Decides which replies can be resumed exactly on another worker.
 
 use super::chat;
 use crate::context::Context;

@@ -20,7 +20,7 @@ use splitrail_api::JsonObject;
 pub(crate) struct Chunk<'a> {
     /// Whether the event is an error of the engine.
     pub(crate) is_error: bool,
-    /// Whether the event has no part of the answer: engines send such events before they run a
+    /// Whether the event has no part of the reply: engines send such events before they run a
     /// request.
     pub(crate) only_opens: bool,
     /// Whether no event follows, apart from `[DONE]`.
@@ -33,7 +33,7 @@ pub(crate) struct Chunk<'a> {
 pub(crate) struct Usage<'a> {
     /// The usage object as raw JSON.
     pub(crate) raw: &'a str,
-    /// Whether this is the usage of the whole answer. The first event of a message has usage before
+    /// Whether this is the usage of the whole reply. The first event of a message has usage before
     /// anything is generated.
     pub(crate) is_final: bool,
 }
@@ -123,7 +123,7 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// Whether the event has the usage of the whole answer.
+    /// Whether the event has the usage of the whole reply.
     pub(crate) fn has_final_usage(&self) -> bool {
         self.usage.as_ref().is_some_and(|usage| usage.is_final)
     }
@@ -188,8 +188,8 @@ pub(crate) fn edit(
     Some(if dialect.names_events() { sse::with_data(event, &data) } else { data })
 }
 
-/// Whether the answer of a prefill leg ended with its first token by itself. An engine returns a
-/// hand-off only for an answer that was cut off by its length limit.
+/// Whether the reply of a prefill leg ended with its first token by itself. An engine returns a
+/// hand-off only for a reply that was cut off by its length limit.
 pub(crate) fn ended(dialect: Dialect, reply: &JsonObject) -> bool {
     #[derive(Deserialize)]
     struct Choice {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_that_of_the_whole_answer_where_it_stands_by_itself() {
+    fn usage_is_that_of_the_whole_reply_where_it_stands_by_itself() {
         for (dialect, data, usage) in [
             (Dialect::Chunks, r#"{"choices":[ ],"usage":{"a":1},"error":null}"#, Some(true)),
             (Dialect::Chunks, r#"{"choices":[{"index":0}],"usage":{"a":1}}"#, None),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_opens_an_answer_proves_nothing() {
+    fn only_what_opens_a_reply_proves_nothing() {
         for (dialect, data, only_opens) in [
             (Dialect::Responses, r#"{"type":"response.created","response":{}}"#, true),
             (Dialect::Responses, r#"{"type":"response.in_progress","response":{}}"#, true),

@@ -1,4 +1,4 @@
-//! Merges the answers of a batch's prompts into one reply: OpenAI's choice indices and summed usage.
+//! Merges the replies of a batch's prompts into one reply: OpenAI's choice indices and summed usage.
 
 use std::pin::Pin;
 
@@ -14,17 +14,17 @@ use splitrail_api::error::{Error, Kind};
 /// A stream of events for a client; an error is its last item.
 pub type Events = Pin<Box<dyn Stream<Item = Result<Bytes, Error>> + Send>>;
 
-/// The positions of the answers' choices in the merged reply.
+/// The positions of the replies' choices in the merged reply.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
-    /// The number of choices of each answer.
+    /// The number of choices of each reply.
     pub n: u32,
-    /// The number of consecutive answers to one prompt. The tokens of the prompt are counted once.
+    /// The number of consecutive replies to one prompt. The tokens of the prompt are counted once.
     pub samples_apart: u32,
 }
 
 impl Places {
-    /// Whether the prompt of this answer was counted with an earlier answer.
+    /// Whether the prompt of this reply was counted with an earlier reply.
     fn is_counted(self, index: usize) -> bool {
         !(index as u64).is_multiple_of(u64::from(self.samples_apart.max(1)))
     }
@@ -35,7 +35,7 @@ pub fn made(events: Vec<Bytes>) -> Events {
     Box::pin(stream::iter(events.into_iter().map(Ok)))
 }
 
-/// Merges the events of several prompts' answers in the order in which they arrive: under one id,
+/// Merges the events of several prompts' replies in the order in which they arrive: under one id,
 /// with `choices[].index` moved to the position of each prompt, and one usage chunk at the end.
 pub fn streams(units: Vec<Events>, places: Places) -> Events {
     let usage = vec![None; units.len()];
@@ -53,7 +53,7 @@ pub fn streams(units: Vec<Events>, places: Places) -> Events {
 
 struct Merging<S> {
     events: S,
-    /// The first answer's id, creation time and fingerprint, which all chunks carry.
+    /// The first reply's id, creation time and fingerprint, which all chunks carry.
     id: Option<JsonObject>,
     /// The last usage chunk of each prompt.
     usage: Vec<Option<JsonObject>>,
@@ -138,9 +138,9 @@ pub fn replies(replies: Vec<JsonObject>, places: Places) -> Result<JsonObject, E
     Ok(merged)
 }
 
-/// Moves the indices of an answer's choices to the position of its prompt.
-fn move_choices(answer: &mut JsonObject, prompt_index: usize, n: u32) {
-    let Some(raw) = answer.raw("choices") else {
+/// Moves the indices of a reply's choices to the position of its prompt.
+fn move_choices(reply: &mut JsonObject, prompt_index: usize, n: u32) {
+    let Some(raw) = reply.raw("choices") else {
         return;
     };
     let Ok(choices) = serde_json::from_str::<Vec<Box<RawValue>>>(raw) else {
@@ -158,7 +158,7 @@ fn move_choices(answer: &mut JsonObject, prompt_index: usize, n: u32) {
             Err(_) => choice.get().to_owned(),
         })
         .collect();
-    answer.set("choices", format!("[{}]", moved.join(",")));
+    reply.set("choices", format!("[{}]", moved.join(",")));
 }
 
 /// The sum of usage objects, member by member and also inside `*_details`. A value that is not a
@@ -180,7 +180,7 @@ fn sum<'a>(all: impl Iterator<Item = &'a str>, places: Places) -> Option<String>
         }
     }
     let mut total = total?;
-    // If the first answers have no details, the check in `add` cannot notice missing counts.
+    // If the first replies have no details, the check in `add` cannot notice missing counts.
     if !all_say_cached && let Some(details) = total["prompt_tokens_details"].as_object_mut() {
         details.remove("cached_tokens");
     }
@@ -265,13 +265,13 @@ mod tests {
 
     #[test]
     fn a_prompt_whose_samples_are_apart_is_counted_once() {
-        let answer = |cached: u32| {
+        let reply = |cached: u32| {
             reply(&format!(
                 r#"{{"choices":[{{"index":0}}],"usage":{{"prompt_tokens":9,"total_tokens":13,"completion_tokens":4,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}"#
             ))
         };
-        let answers = vec![answer(0), answer(8), answer(3), answer(8)];
-        let merged = replies(answers, places(1, 2)).unwrap().to_bytes();
+        let all = vec![reply(0), reply(8), reply(3), reply(8)];
+        let merged = replies(all, places(1, 2)).unwrap().to_bytes();
         let merged: Value = serde_json::from_slice(&merged).unwrap();
         assert_eq!(
             merged["usage"],
@@ -287,16 +287,15 @@ mod tests {
 
     #[test]
     fn what_some_prompts_had_cached_does_not_pass_for_that_of_all() {
-        let answer = |details: &str| {
+        let reply = |details: &str| {
             reply(&format!(
                 r#"{{"choices":[{{"index":0}}],"usage":{{"prompt_tokens":9,"prompt_tokens_details":{details}}}}}"#
             ))
         };
         let some = r#"{"cached_tokens":8,"audio_tokens":1}"#;
         for silent in ["null", r#"{"audio_tokens":1}"#, r#"{"cached_tokens":null}"#] {
-            for answers in [[some, silent, some], [silent, some, some]] {
-                let merged =
-                    replies(answers.map(answer).to_vec(), places(1, 1)).unwrap().to_bytes();
+            for details in [[some, silent, some], [silent, some, some]] {
+                let merged = replies(details.map(reply).to_vec(), places(1, 1)).unwrap().to_bytes();
                 let merged: Value = serde_json::from_slice(&merged).unwrap();
                 assert_eq!(merged["usage"]["prompt_tokens"], 27);
                 let cached = merged["usage"]["prompt_tokens_details"].get("cached_tokens");

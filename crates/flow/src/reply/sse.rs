@@ -9,7 +9,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 pub enum Piece {
     /// The data of one event, or all its lines if events have names.
     Data(Bytes),
-    /// `[DONE]`: the answer is complete.
+    /// `[DONE]`: the reply is complete.
     Done,
 }
 

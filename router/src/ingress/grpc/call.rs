@@ -23,7 +23,7 @@ use super::super::request_body::BoundedBody;
 use super::Method;
 use super::body::payload;
 use super::decode::{decode, discard};
-use super::events::Answer;
+use super::events::StreamedBody;
 use super::explain::explain;
 use super::head::{self, Deadline};
 use super::message::{check_encoding, put, receive, succeeded};
@@ -166,8 +166,8 @@ where
         let error = Error::new(Kind::Internal, "the reply is not a stream");
         return Err(status(&request_id, &error));
     };
-    let answer = Answer::new(events, request_id, decision, is_chat, deadline);
-    Ok((Body::new(answer), reply.removed_fields))
+    let body = StreamedBody::new(events, request_id, decision, is_chat, deadline);
+    Ok((Body::new(body), reply.removed_fields))
 }
 
 async fn list_models<B>(

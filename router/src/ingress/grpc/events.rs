@@ -28,7 +28,7 @@ const FRAME_BYTES: usize = 32 << 10;
 const ROOM_BYTES: usize = 1 << 10;
 
 /// The body of a reply: pending messages go out in one frame, and the status in trailers.
-pub(super) struct Answer {
+pub(super) struct StreamedBody {
     events: Events,
     request_id: Name,
     decision: DecisionHandle,
@@ -50,7 +50,7 @@ enum End {
     Told,
 }
 
-impl Answer {
+impl StreamedBody {
     /// A reply that has begun.
     pub(super) fn new(
         events: Events,
@@ -101,7 +101,7 @@ fn trailers(status: &Status) -> HeaderMap {
     trailers
 }
 
-impl Body for Answer {
+impl Body for StreamedBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 

@@ -3,7 +3,7 @@
 //! The HTTP library bounds header blocks, their continuations, empty and small DATA frames, and
 //! streams that are reset before their request or because of a protocol error. Two floods remain
 //! that cost the router more than the client: requests that are cancelled after they began, and
-//! frames that need an answer or have no effect.
+//! frames that need a reply or have no effect.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Sends the leg that answers the client, and waits until its answer begins.
+//! Sends the leg that generates the client's reply, and waits until the reply begins.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use splitrail_engine_client::{Envelope, Parcel};
 use splitrail_fleet::costs::RankScope;
 use splitrail_policy::Leg;
 
-/// An answer that has begun. Nothing of it has reached the client yet.
+/// A reply that has begun. Nothing of it has reached the client yet.
 pub enum Begun {
     /// A whole reply.
     Whole(JsonObject),
@@ -31,24 +31,24 @@ pub enum Begun {
     Made(Vec<Bytes>),
 }
 
-/// The result of the leg that answers.
-pub(super) enum Answer {
-    /// The answer has begun.
+/// The result of the leg that generates the reply.
+pub(super) enum Generated {
+    /// The reply has begun.
     Begun(Begun),
     /// The engine holds less of the prompt than its threshold requires and has run nothing. With
     /// the usage that the engine reported, if any.
     Below(Option<EngineUsage>),
 }
 
-/// Sends the leg that answers the client, and waits until its answer begins. The hand-off is taken
+/// Sends the leg that generates the client's reply, and waits until the reply begins. The hand-off is taken
 /// out of `staged`, and is put back if no byte of it was sent.
 ///
 /// # Errors
-/// The reason why the answer did not begin; nothing has reached the client then.
+/// The reason why the reply did not begin; nothing has reached the client then.
 pub(super) async fn generate(
     sending: &Sending<'_>,
     staged: &mut Option<Prefilled>,
-) -> Result<Answer, Error> {
+) -> Result<Generated, Error> {
     let Sending { prompt, placed, .. } = *sending;
     let PromptContext { context, decision, .. } = prompt;
     let started = Instant::now();
@@ -90,7 +90,7 @@ pub(super) async fn generate(
         }
     }
     let error = match conclude(sending, account, begun) {
-        Ok(answer) => return Ok(answer),
+        Ok(generated) => return Ok(generated),
         Err(error) => error,
     };
     let now = tokio::time::Instant::now();
@@ -120,18 +120,18 @@ fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
     costs.handed_over(unit.weight_tokens.saturating_sub(held), seconds);
 }
 
-/// Evaluates how the leg that answers has begun. After an error, its prefill leg is not discarded
+/// Evaluates how the reply of a leg has begun. After an error, its prefill leg is not discarded
 /// here, since the hand-off may serve another attempt.
 pub(super) fn conclude(
     sending: &Sending<'_>,
     mut account: Account,
     begun: Result<First, Error>,
-) -> Result<Answer, Error> {
+) -> Result<Generated, Error> {
     let Sending { prompt, placed, .. } = *sending;
     let decision = prompt.decision;
     let error = match begun {
         Ok(First::Whole(reply)) => match whole(&mut account, reply) {
-            Ok(reply) => return Ok(Answer::Begun(Begun::Whole(reply))),
+            Ok(reply) => return Ok(Generated::Begun(Begun::Whole(reply))),
             Err(error) => error,
         },
         Ok(First::Events(reader, held)) => {
@@ -141,11 +141,11 @@ pub(super) fn conclude(
             }
             decision.cached_tokens_foretold();
             let stream = UnitStream::new(prompt, account, *reader, held);
-            return Ok(Answer::Begun(Begun::Stream(Box::new(stream))));
+            return Ok(Generated::Begun(Begun::Stream(Box::new(stream))));
         }
         Ok(First::Below(usage)) => {
             account.turned_away(usage);
-            return Ok(Answer::Below(usage));
+            return Ok(Generated::Below(usage));
         }
         Err(error) => error,
     };
