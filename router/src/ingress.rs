@@ -13,6 +13,7 @@ pub mod http;
 pub mod identify;
 pub mod listener;
 mod pace;
+mod rate_limits;
 pub mod reply;
 mod request_body;
 mod streams;

@@ -106,7 +106,9 @@ async fn once(
         }
         let decisions_kept = serving.limits.decisions_kept;
         fleet.serve(Arc::new(serving)).map_err(Refused::Fleet)?;
-        core.access.store(Arc::new(access));
+        let access = Arc::new(access);
+        core.access.store(Arc::clone(&access));
+        access.apply_limits();
         core.decisions.keep(decisions_kept);
         core.metrics.set_config(report.config_digest);
         Ok(report)

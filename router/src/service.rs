@@ -28,6 +28,7 @@ use splitrail_ledger::entry::Entry;
 use splitrail_ledger::stages::Stages;
 use splitrail_telemetry::clock::unix_ms;
 
+mod cost;
 pub mod explain;
 mod scope;
 
@@ -177,6 +178,10 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         prepared;
     scope.hold_prepared(memory);
     scope.admit_units(units.len())?;
+    if let Some(tenant) = tenant.as_ref().filter(|tenant| tenant.is_limited()) {
+        let cost = cost::expected(&served, &units, &options, endpoint.generates());
+        scope.reserve(tenant.reserve(cost)?);
+    }
     let flow = match (call.steering.flow_for(&served.config)?, endpoint.generates()) {
         (flow, true) => flow,
         (_, false) => RequestFlow::Aggregated,

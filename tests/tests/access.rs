@@ -7,6 +7,8 @@ mod admin;
 mod isolation;
 #[path = "access/keys.rs"]
 mod keys;
+#[path = "access/limits.rs"]
+mod limits;
 #[path = "access/support.rs"]
 mod support;
 #[path = "access/tenants.rs"]

@@ -7,11 +7,16 @@ use std::time::SystemTime;
 use http::HeaderMap;
 use splitrail_config::Problems;
 use splitrail_config::keys::Role;
-use splitrail_config::model::{Auth, CertificateName, Config};
+#[cfg(feature = "nats")]
+use splitrail_config::model::Events;
+use splitrail_config::model::{Auth, CertificateName, Config, Quotas};
 use splitrail_settings::SecretError;
 
 use crate::credential;
 use crate::keys::{Grant, KeyHolder, KeySource};
+#[cfg(feature = "nats")]
+use crate::limits::replicas::Replicas;
+use crate::limits::{Counting, SteadyClock};
 use crate::refusal::Refusal;
 use crate::salt::SaltKey;
 use crate::tenant::Tenant;
@@ -35,6 +40,8 @@ pub struct Access {
     tenants: HashMap<Box<str>, Arc<Tenant>>,
     /// The tenant of requests without a credential.
     default: Option<Arc<Tenant>>,
+    counting: Counting,
+    clock: SteadyClock,
 }
 
 /// The sender of a request to the admin listener.
@@ -55,6 +62,24 @@ pub enum AccessError {
     /// The secret from which salts are derived cannot be read.
     #[error("cache_salt_key: {0}")]
     SaltKey(#[from] SecretError),
+    /// The limits cannot be shared.
+    #[cfg(feature = "nats")]
+    #[error("quotas: {0}")]
+    Quotas(#[from] crate::limits::replicas::NoEntropy),
+}
+
+/// Where a configuration has limits counted.
+#[cfg_attr(not(feature = "nats"), allow(clippy::unnecessary_wraps, unused_variables))]
+fn counting(config: &Config, clock: SteadyClock) -> Result<Counting, AccessError> {
+    Ok(match (&config.quotas, &config.events) {
+        (Quotas::Local(local), _) => Counting::Local(local.share),
+        #[cfg(feature = "nats")]
+        (Quotas::Nats(quotas), Events::Nats(events)) => {
+            Counting::Shared(Arc::new(Replicas::new(quotas, events, clock)?))
+        }
+        // The checks of a configuration exclude it.
+        (Quotas::Nats(_), _) => Counting::Local(1.0),
+    })
 }
 
 impl Access {
@@ -66,11 +91,15 @@ impl Access {
     pub fn new(config: &Config, before: Option<&Self>) -> Result<Self, AccessError> {
         let secret = config.cache_salt_key.as_ref().map(|secret| secret.resolve()).transpose()?;
         let salt_key = SaltKey::new(secret.as_ref().map(|secret| secret.expose()));
+        let clock = before.map_or_else(SteadyClock::start, |before| before.clock);
+        let counting =
+            before.map_or_else(|| counting(config, clock), |b| Ok(b.counting.clone()))?;
         let mut tenants: HashMap<Box<str>, Arc<Tenant>> = HashMap::new();
         for (place, of) in config.tenants.iter().enumerate() {
             let earlier = before.and_then(|before| before.tenants.get(of.name.as_str()));
             let earlier = earlier.map(|tenant| &**tenant);
-            let tenant = Arc::new(Tenant::new(of, place, salt_key.clone(), earlier));
+            let tenant = Tenant::new(of, place, salt_key.clone(), (&counting, clock), earlier);
+            let tenant = Arc::new(tenant);
             for name in std::iter::once(&of.name).chain(&of.identities) {
                 tenants.insert(name.as_str().into(), Arc::clone(&tenant));
             }
@@ -86,7 +115,26 @@ impl Access {
         }
         let default = config.defaults.tenant.as_deref();
         let default = default.and_then(|name| tenants.get(name)).cloned();
-        Ok(Self { asks: !config.auth.is_empty(), keys, certificate, tenants, default })
+        let asks = !config.auth.is_empty();
+        Ok(Self { asks, keys, certificate, tenants, default, counting, clock })
+    }
+
+    /// Puts the limits of the configuration into effect, once it is served.
+    pub fn apply_limits(&self) {
+        self.tenants.values().for_each(|tenant| tenant.apply_limits());
+        #[cfg(feature = "nats")]
+        if let Counting::Shared(replicas) = &self.counting {
+            replicas.retain(|name| self.tenants.contains_key(name));
+        }
+    }
+
+    /// The task by which routers share limits; `None` if this router counts alone.
+    #[cfg(feature = "nats")]
+    pub fn replicas(&self) -> Option<Arc<crate::limits::replicas::Replicas>> {
+        match &self.counting {
+            Counting::Local(_) => None,
+            Counting::Shared(replicas) => Some(Arc::clone(replicas)),
+        }
     }
 
     /// Whether requests belong to tenants.

@@ -38,6 +38,28 @@ pub use kind::LimitKind;
 use account::{Account, Counted, MINUTE_MS};
 use holdings::{Holdings, Terms};
 
+/// Where the limits of tenants are counted.
+#[derive(Clone, Debug)]
+pub enum Counting {
+    /// By this router alone, which admits this share of every limit (above 0 up to 1).
+    Local(f64),
+    /// By this router and others, which share the limits over a broker.
+    #[cfg(feature = "nats")]
+    Shared(Arc<replicas::Replicas>),
+}
+
+impl Counting {
+    /// The limits of a tenant that has used nothing yet.
+    #[cfg_attr(not(feature = "nats"), allow(unused_variables))]
+    pub(crate) fn limits(&self, tenant: &str, limits: &TenantLimits) -> Arc<Limits> {
+        match self {
+            Self::Local(share) => Limits::local(limits, *share),
+            #[cfg(feature = "nats")]
+            Self::Shared(replicas) => replicas.limits(tenant, limits),
+        }
+    }
+}
+
 /// The limits of one tenant, and what the tenant has used.
 #[derive(Debug)]
 pub struct Limits {

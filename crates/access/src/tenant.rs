@@ -5,11 +5,12 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use std::sync::Arc;
 
 use rustc_hash::FxHasher;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, Kind, LimitReached};
 use splitrail_api::name::Name;
 use splitrail_api::steering::ClientShare;
 use splitrail_config::model::{CacheGroup, TenantConfig, TenantLimits};
 
+use crate::limits::{Counting, Exceeded, LimitKind, Limits, Reservation, Standing, SteadyClock};
 use crate::places::InFlight;
 use crate::salt::SaltKey;
 
@@ -35,6 +36,34 @@ pub struct Tenant {
     cache: CacheGroup,
     salt_key: SaltKey,
     pub(crate) in_flight: Arc<InFlight>,
+    /// What the tenant has used of its limits on requests and tokens.
+    counted: Arc<Limits>,
+    clock: SteadyClock,
+}
+
+/// The error for a client whose tenant has reached a limit.
+fn refuse(exceeded: Exceeded, tokens: u64) -> Error {
+    let (limit, retry_after_ms) = match exceeded {
+        Exceeded::TooLarge { limit, .. } => (limit, None),
+        // A client should not wait for the end of the day.
+        Exceeded::Used { limit: LimitKind::TokensPerDay, .. } => (LimitKind::TokensPerDay, None),
+        Exceeded::Used { limit, retry_after_ms } => (limit, Some(retry_after_ms)),
+    };
+    let (unit, key) = match limit {
+        LimitKind::Requests => ("requests", "requests_per_minute"),
+        LimitKind::TokensPerMinute => ("tokens", "tokens_per_minute"),
+        LimitKind::TokensPerDay => ("tokens", "tokens_per_day"),
+    };
+    let message = match exceeded {
+        Exceeded::TooLarge { maximum, .. } => format!(
+            "the request may use {tokens} {unit}, and the tenant's limit is {maximum} \
+             (limits.{key}): ask for fewer tokens (`max_tokens`)"
+        ),
+        Exceeded::Used { .. } => {
+            format!("the tenant has used up its limit on {unit} (limits.{key})")
+        }
+    };
+    Error::new(Kind::LimitReached(LimitReached { unit, retry_after_ms }), message)
 }
 
 impl Tenant {
@@ -44,6 +73,7 @@ impl Tenant {
         config: &TenantConfig,
         place: usize,
         salt_key: SaltKey,
+        (counting, clock): (&Counting, SteadyClock),
         before: Option<&Self>,
     ) -> Self {
         // The hash is only a name for the tenant; 0 stands for clients that are not distinguished.
@@ -59,7 +89,39 @@ impl Tenant {
             cache: config.cache.clone(),
             salt_key,
             in_flight: before.map(|before| Arc::clone(&before.in_flight)).unwrap_or_default(),
+            counted: match before {
+                Some(before) => Arc::clone(&before.counted),
+                None => counting.limits(&config.name, &config.limits),
+            },
+            clock,
         }
+    }
+
+    /// Puts the configured limits into effect, if the tenant had others before. What was used stays
+    /// used.
+    pub(crate) fn apply_limits(&self) {
+        self.counted.change(&self.limits, self.clock.now_ms());
+    }
+
+    /// Whether requests and tokens of the tenant are limited.
+    pub fn is_limited(&self) -> bool {
+        let TenantLimits { requests_per_minute, tokens_per_minute, tokens_per_day, .. } =
+            self.limits;
+        [requests_per_minute, tokens_per_minute, tokens_per_day].iter().any(Option::is_some)
+    }
+
+    /// Counts a request that may cost this number of tokens.
+    ///
+    /// # Errors
+    /// A 429: a limit is used up, or the request is larger than a limit.
+    pub fn reserve(&self, tokens: u64) -> Result<Reservation, Error> {
+        let reserved = self.counted.reserve(self.clock.now_ms(), tokens);
+        reserved.map_err(|exceeded| refuse(exceeded, tokens))
+    }
+
+    /// How much of the limits remains; `None` if the tenant has no limits.
+    pub fn standing(&self) -> Option<Standing> {
+        self.is_limited().then(|| self.counted.standing(self.clock.now_ms()))
     }
 
     /// Whether the tenant may send this name as `model`.

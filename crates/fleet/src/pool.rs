@@ -201,6 +201,21 @@ impl Pool {
         keys.map(|key| overlaps.get(key).blocks).max().unwrap_or(0)
     }
 
+    /// The largest number of leading blocks of a prompt that the index has of any worker whose events
+    /// are trusted.
+    pub fn best_overlap_blocks(&self, hashes: &[BlockHash]) -> u32 {
+        if hashes.is_empty() {
+            return 0;
+        }
+        let mut overlaps = Overlaps::new();
+        self.reader.find(hashes, &mut overlaps);
+        let roster = self.roster.load();
+        let trusted = roster.iter().filter(|worker| worker.overlap_is_believed(None));
+        let keys = trusted
+            .flat_map(|worker| (0..worker.ranks.count()).map(|rank| rank_key(worker.index, rank)));
+        keys.map(|key| overlaps.get(key).blocks).max().unwrap_or(0)
+    }
+
     /// Number of distinct blocks that the index has of a worker in each tier, summed over its
     /// ranks.
     pub fn block_counts(&self, worker: &Worker) -> [usize; Tier::COUNT] {

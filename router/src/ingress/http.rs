@@ -22,6 +22,7 @@ use splitrail_engine::dialect::Dialect;
 use super::connection_service::{Caller, Direct, Outgoing, Routes};
 use super::context::{Identity, X_REQUEST_ID, trace_context};
 use super::identify::{Sender, identify};
+use super::rate_limits;
 use super::reply::{error_dialect, error_in, health, json_reply, ready, reply_error};
 use super::request_body::BoundedBody;
 use crate::core::Core;
@@ -32,6 +33,7 @@ use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
 use splitrail_api::request::unknown_model;
 use splitrail_api::steering::{ClientShare, Steering};
+use splitrail_api::unread::UnreadRoom;
 use splitrail_config::model::Limits;
 use splitrail_fleet::{Named, Serving};
 use splitrail_flow::prepare::Payload;
@@ -100,8 +102,13 @@ async fn name_sender(
 ) -> Response {
     match identify(&core, "http", peer.ip(), request.headers(), None) {
         Ok(sender) => {
+            let (dialect, tenant) = (error_dialect(request.uri()), sender.tenant.clone());
             request.extensions_mut().insert(sender);
-            next.run(request).await
+            let mut reply = next.run(request).await;
+            if let Some(tenant) = tenant {
+                rate_limits::put(reply.headers_mut(), dialect, &tenant);
+            }
+            reply
         }
         Err(error) => error_in(error_dialect(request.uri()), error),
     }
@@ -125,10 +132,22 @@ where
 {
     let sent = request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes);
     let identity = Identity::new(sent);
-    let reply = generate(&core, endpoint, &identity, Caller { peer, room }, request).await;
+    let sender = identify(&core, "http", peer.ip(), request.headers(), None);
+    let sender = sender.inspect_err(|error| {
+        let labels = ["none", endpoint.name(), "none", error.outcome()];
+        core.metrics.requests.with_label_values(&labels).inc();
+    });
+    let tenant = sender.as_ref().ok().and_then(|sender| sender.tenant.clone());
+    let reply = match sender {
+        Ok(sender) => generate(&core, endpoint, &identity, sender, room, request).await,
+        Err(error) => Err(error),
+    };
     let mut reply =
         reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(Outgoing::Any));
     identity.put(reply.headers_mut());
+    if let Some(tenant) = tenant {
+        rate_limits::put(reply.headers_mut(), endpoint.dialect(), &tenant);
+    }
     reply
 }
 
@@ -136,17 +155,13 @@ async fn generate<B>(
     core: &Arc<Core>,
     endpoint: Endpoint,
     identity: &Identity,
-    Caller { peer, room }: Caller,
+    sender: Sender,
+    room: Option<Arc<UnreadRoom>>,
     request: http::Request<B>,
 ) -> Result<http::Response<Outgoing>, Error>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    let sender =
-        identify(core, "http", peer.ip(), request.headers(), None).inspect_err(|error| {
-            let labels = ["none", endpoint.name(), "none", error.outcome()];
-            core.metrics.requests.with_label_values(&labels).inc();
-        })?;
     let serving = core.serving();
     let client = sender.share;
     let mut scope = Scope::open(core, endpoint, identity.arrived, sender);

@@ -62,7 +62,7 @@ impl From<Problems> for Refused {
 }
 
 /// Keys that are used only at the start, with everything below them.
-const FIXED: [&[&str]; 10] = [
+const FIXED: [&[&str]; 11] = [
     &["listen"],
     &["hash_seed"],
     &["fleet"],
@@ -71,6 +71,7 @@ const FIXED: [&[&str]; 10] = [
     &["ledger"],
     &["record"],
     &["audit"],
+    &["quotas"],
     &["limits", "body_max_bytes"],
     &["limits", "in_flight_max"],
 ];

@@ -11,9 +11,11 @@ use bytes::Bytes;
 use futures_util::Stream;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
+use super::cost;
 use crate::admission::Share;
 use crate::core::{Core, LiveRequest};
 use crate::ingress::identify::Sender;
+use splitrail_access::limits::Reservation;
 use splitrail_access::{Tenant, TenantPlaces};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
@@ -44,6 +46,8 @@ pub struct Scope {
     sender: Sender,
     /// The places among those of the tenant, taken with `permits`.
     tenant_places: [Option<TenantPlaces>; 2],
+    /// What the request counts towards the limits of its tenant.
+    reservation: Option<Reservation>,
     /// The charge for the body, until the end, because further attempts need the body.
     body: Option<Charge>,
     /// The charge for what was prepared from the body.
@@ -80,6 +84,7 @@ impl Scope {
         Self {
             sender,
             tenant_places: [None, None],
+            reservation: None,
             body: None,
             prepared: None,
             core: Arc::clone(core),
@@ -133,6 +138,11 @@ impl Scope {
             self.take_places(1, units - 1, units)?;
         }
         Ok(())
+    }
+
+    /// Holds what the request counts towards the limits of its tenant, until it is settled.
+    pub(super) fn reserve(&mut self, reservation: Reservation) {
+        self.reservation = Some(reservation);
     }
 
     /// Holds the charge for the request's body.
@@ -260,7 +270,11 @@ impl Scope {
             ended_unix_ms,
         };
         let (series, ledger) = (&placed.served.series, &self.core.books.ledger);
-        let _used = close(metrics, series, ledger, &ended, &placed.decisions);
+        let used = close(metrics, series, ledger, &ended, &placed.decisions);
+        if let Some(reservation) = self.reservation.take() {
+            let weights = &placed.served.config.token_weights;
+            reservation.settle(cost::actual(weights, used));
+        }
         self.record_decisions(placed, arrived_unix_ms, seconds);
         let pool = &placed.served.pool;
         if outcome == "ok" {

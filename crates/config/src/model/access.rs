@@ -180,11 +180,15 @@ pub struct TokenWeights {
     /// A generated token.
     #[schemars(range(min = 0, max = 1000))]
     pub output: u64,
+    /// The number of generated tokens that is reserved for a request without a limit of its own
+    /// (`max_tokens`). What was not generated is given back at the end of the request.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub output_default: u64,
 }
 
 impl Default for TokenWeights {
     fn default() -> Self {
-        Self { uncached: 1, cached: 0, output: 1 }
+        Self { uncached: 1, cached: 0, output: 1, output_default: 1024 }
     }
 }
 

@@ -1,0 +1,175 @@
+//! Limits on requests and tokens: what is admitted, what replies say, and what is settled.
+
+use serde_json::{Value, json};
+use splitrail_tests::client::Reply;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::dialect::MESSAGES;
+use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
+use splitrail_tests::{Cluster, Spec};
+
+use super::support::{Keys, bearer, complete, post, start};
+
+async fn limited(keys: &Keys, limits: &str) -> Cluster {
+    let tenants = format!("tenants: [ {{ name: acme, limits: {limits} }}, {{ name: free }} ]");
+    start(keys, &tenants, Spec::aggregated(1)).await
+}
+
+/// A number in a header.
+fn number(reply: &Reply, name: &str) -> u64 {
+    reply.header(name).parse().unwrap_or_else(|_| panic!("{name}: {:?}", reply.headers))
+}
+
+#[tokio::test]
+async fn requests_of_a_minute_are_counted_and_the_client_is_told() {
+    let mut keys = Keys::new();
+    let [acme, free] = ["acme", "free"].map(|name| keys.tenant(name));
+    let cluster = limited(&keys, "{ requests_per_minute: 2 }").await;
+    let body = completion(&prompt(8, "a"));
+    for left in [1, 0] {
+        let reply = complete(&cluster.http, &acme, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(number(&reply, "x-ratelimit-limit-requests"), 2);
+        assert_eq!(number(&reply, "x-ratelimit-remaining-requests"), left);
+        assert!(reply.header("x-ratelimit-reset-requests").ends_with('s'));
+        assert_eq!(reply.header("x-ratelimit-limit-tokens"), "", "there is no such limit");
+    }
+    let before = cluster.engine("w0").requests().len();
+    let refused = complete(&cluster.http, &acme, &body).await;
+    assert_eq!(refused.status, 429);
+    let error = &refused.json()["error"];
+    assert_eq!(
+        (&error["type"], &error["code"]),
+        (&json!("requests"), &json!("rate_limit_exceeded"))
+    );
+    let (ms, s) = (number(&refused, "retry-after-ms"), number(&refused, "retry-after"));
+    assert!((1..=61_000).contains(&ms) && s == ms.div_ceil(1000), "{ms} {s}");
+    assert_eq!(refused.header("x-should-retry"), "");
+    assert_eq!(cluster.engine("w0").requests().len(), before, "no engine was asked");
+    let reply = complete(&cluster.http, &free, &body).await;
+    assert_eq!((reply.status.as_u16(), reply.header("x-ratelimit-limit-requests")), (200, ""));
+}
+
+#[tokio::test]
+async fn tokens_are_reserved_exactly_and_settled_to_the_ledger() {
+    let mut keys = Keys::new();
+    let acme = keys.tenant("acme");
+    let cluster = limited(&keys, "{ tokens_per_minute: 5000 }").await;
+    let left = async || {
+        let authorization = bearer(&acme);
+        let headers = [("authorization", authorization.as_str())];
+        number(&cluster.http.get_with("/v1/models", &headers).await, "x-ratelimit-remaining-tokens")
+    };
+    let mut body = completion(&prompt(100, "a "));
+    body["max_tokens"] = json!(500);
+    body["stop"] = json!("none");
+    let reply = complete(&cluster.http, &acme, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let usage = reply.json()["usage"].clone();
+    let tokens = |name: &str| usage[name].as_u64().unwrap();
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+    let spent = tokens("prompt_tokens") + tokens("completion_tokens");
+    assert_eq!(left().await, 5000 - spent, "what was not generated is given back");
+    cluster.settle().await;
+
+    // The second time, what is cached costs nothing.
+    let again = complete(&cluster.http, &acme, &body).await;
+    let usage = again.json()["usage"].clone();
+    let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached > 0);
+    let uncached = usage["prompt_tokens"].as_u64().unwrap() - cached;
+    let spent = spent + uncached + usage["completion_tokens"].as_u64().unwrap();
+    assert_eq!(left().await, 5000 - spent);
+
+    // A request that may use more than is left is refused, before an engine is asked.
+    body["max_tokens"] = json!(5000 - spent + 1);
+    let refused = complete(&cluster.http, &acme, &body).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert_eq!(refused.json()["error"]["type"], "tokens");
+    assert_eq!(left().await, 5000 - spent, "a refused request counts nothing");
+    // One that can never fit is refused for good.
+    body["max_tokens"] = json!(6000);
+    let never = complete(&cluster.http, &acme, &body).await;
+    assert_eq!((never.status.as_u16(), never.header("x-should-retry")), (429, "false"));
+    assert_eq!(never.json()["error"]["code"], "insufficient_quota");
+}
+
+#[tokio::test]
+async fn a_failed_or_cancelled_request_gets_its_tokens_back() {
+    let mut keys = Keys::new();
+    let acme = keys.tenant("acme");
+    let tenants = "tenants: [ { name: acme, limits: { tokens_per_minute: 1000 } } ]";
+    let spec =
+        Spec { engine: |_, config| config.decode_us_per_step = 20_000, ..Spec::aggregated(1) };
+    let cluster = start(&keys, tenants, spec).await;
+    let long = json!({"model": "sim", "max_tokens": 900, "prompt": "a b c", "stream": true});
+    let authorization = bearer(&acme);
+    let headers = [("authorization", authorization.as_str())];
+    let mut stream = cluster.http.stream_with(COMPLETIONS, &headers, &long).await;
+    stream.next().await.unwrap();
+    let standing = async || {
+        let reply = cluster.http.get_with("/v1/models", &headers).await;
+        number(&reply, "x-ratelimit-remaining-tokens")
+    };
+    assert!(standing().await < 100, "the whole answer is reserved while it runs");
+    drop(stream);
+    eventually("the tokens are given back", async || standing().await == 1000).await;
+}
+
+#[tokio::test]
+async fn a_quota_of_a_day_is_not_waited_for() {
+    let mut keys = Keys::new();
+    let acme = keys.tenant("acme");
+    let cluster = limited(&keys, "{ tokens_per_day: 100 }").await;
+    let body = completion(&prompt(50, "a "));
+    let mut refused = None;
+    for turn in 0..20 {
+        let mut body = body.clone();
+        body["prompt"] = json!(prompt(50, &format!("{turn} ")));
+        let reply = complete(&cluster.http, &acme, &body).await;
+        if reply.status != 200 {
+            refused = Some(reply);
+            break;
+        }
+    }
+    let refused = refused.expect("the quota ends");
+    assert_eq!((refused.status.as_u16(), refused.header("x-should-retry")), (429, "false"));
+    assert_eq!(refused.json()["error"]["code"], "insufficient_quota");
+    assert_eq!(refused.header("retry-after"), "");
+}
+
+#[tokio::test]
+async fn messages_have_the_headers_of_their_api() {
+    let mut keys = Keys::new();
+    let acme = keys.tenant("acme");
+    let cluster = limited(&keys, "{ requests_per_minute: 1, tokens_per_minute: 100000 }").await;
+    let message = |text: &str| -> Value {
+        json!({"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": text}]})
+    };
+    let reply = post(&cluster.http, MESSAGES, &acme, &message("hi")).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(number(&reply, "anthropic-ratelimit-requests-limit"), 1);
+    assert_eq!(number(&reply, "anthropic-ratelimit-requests-remaining"), 0);
+    assert_eq!(number(&reply, "anthropic-ratelimit-tokens-limit"), 100_000);
+    let reset = reply.header("anthropic-ratelimit-requests-reset");
+    assert!(humantime::parse_rfc3339(reset).is_ok(), "{reset}");
+    let refused = post(&cluster.http, MESSAGES, &acme, &message("hi")).await;
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+}
+
+#[tokio::test]
+async fn a_limit_that_a_reload_changes_keeps_what_was_used() {
+    let mut keys = Keys::new();
+    let acme = keys.tenant("acme");
+    let cluster = limited(&keys, "{ requests_per_minute: 2 }").await;
+    let body = completion(&prompt(8, "a"));
+    assert_eq!(complete(&cluster.http, &acme, &body).await.status, 200);
+    let yaml = cluster.yaml.replace("requests_per_minute: 2", "requests_per_minute: 1");
+    assert_eq!(cluster.reload(&yaml).await.status, 200);
+    assert_eq!(complete(&cluster.http, &acme, &body).await.status, 429);
+    let yaml = cluster.yaml.replace("requests_per_minute: 2", "requests_per_minute: 3");
+    assert_eq!(cluster.reload(&yaml).await.status, 200);
+    let reply = complete(&cluster.http, &acme, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(number(&reply, "x-ratelimit-remaining-requests"), 1);
+}
