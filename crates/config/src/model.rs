@@ -422,7 +422,7 @@ pub struct Shadow {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeouts {
-    /// Timeout for opening a connection to an engine.
+    /// Timeout for opening a connection to an engine, including the TLS handshake.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub connect: Duration,

@@ -124,7 +124,6 @@ async fn requests_with_pauses_share_one_connection() {
     assert!(is_answered(&front, "first").await);
     let before = server.secured();
     for number in 0..10 {
-        // By now, the session tickets of the handshake have arrived.
         tokio::time::sleep(Duration::from_millis(5)).await;
         assert!(is_answered(&front, &format!("then-{number}")).await);
     }

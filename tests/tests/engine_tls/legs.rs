@@ -3,6 +3,7 @@
 use serde_json::json;
 use splitrail_tests::client::{streamed_text, whole_text};
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::shim::{Shim, hello};
 use splitrail_tests::tls_server::{ServerCertificate, TlsServer};
 use splitrail_tests::trial::{Reference, Trial, either, prompt, streamed};
 use splitrail_tests::{Cluster, Spec};
@@ -93,4 +94,19 @@ async fn a_worker_with_an_https_url_joins_over_the_admin_listener() {
     eventually("the worker has answered over TLS", async || extra.secured() > 0).await;
     let up = || cluster.metric("splitrail_worker_up", &[("worker", "x")]);
     eventually("the worker is up", async || up().await == 1.0).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_a_shim_announces_with_an_https_url_is_reached_over_tls() {
+    let model = format!("{}\ndiscovery: [{{ kind: shim }}]", section(""));
+    let spec = Spec { fleet: true, policy: "{ kind: round_robin }", ..Spec::aggregated(1) };
+    let cluster = Cluster::start(behind(ServerCertificate::VALID, model, spec)).await;
+    let server = TlsServer::start(cluster.engine("w0").http_addr(), ServerCertificate::VALID).await;
+    let fleet = cluster.running.addresses().fleet.unwrap();
+    let _shim = Shim::attach(fleet, hello("s0", &server.url())).await.unwrap();
+    cluster.admin.post_with("/admin/workers/w0/drain", &[], "").await;
+    let (path, body) = either(0, &prompt(8, "s"));
+    let reply = cluster.http.post(path, &body).await;
+    assert_eq!((reply.status.as_u16(), reply.route("decode")), (200, Some("s0")));
+    assert!(server.secured() > 0);
 }

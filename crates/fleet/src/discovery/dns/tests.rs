@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use tokio::sync::mpsc;
 
 use super::*;
+use splitrail_config::model::UrlScheme;
 use splitrail_telemetry::Metrics;
 
 const KEEP: Duration = Duration::from_secs(300);
@@ -48,6 +49,10 @@ fn a_worker_is_named_by_its_address_and_reached_there() {
         (worker.id.as_str(), worker.url.as_str()),
         ("decode-fd00::7-8000", "http://[fd00::7]:8000")
     );
+    let secured = DnsDiscovery { scheme: UrlScheme::Https, ..config() };
+    let worker = super::worker(&secured, "10.0.0.7".parse().unwrap());
+    assert_eq!(worker.url, "https://10.0.0.7:8000");
+    assert_eq!(worker.kv_events.as_deref(), Some("tcp://10.0.0.7:5557"));
 }
 
 #[test]

@@ -41,6 +41,8 @@ fn a_ready_pod_is_a_worker_under_its_name() {
     assert_eq!(found, expected);
     let found = worker(&config(json!({})), &pod(1, &[])).unwrap();
     assert_eq!((found.role, found.kv_events), (Role::Decode, None));
+    let found = worker(&config(json!({ "scheme": "https" })), &pod(0, &[])).unwrap();
+    assert_eq!(found.url, "https://10.42.0.17:8000");
 }
 
 #[test]
