@@ -11,7 +11,7 @@ pub(crate) fn by_need(needs: &[u64], available: u64) -> Vec<u64> {
     for (position, &replica) in order.iter().enumerate() {
         let others = (order.len() - position) as u64;
         // Rounded up for as many as there are units left over.
-        let part = needs[replica].min(rest / others + u64::from(rest % others > 0));
+        let part = needs[replica].min(rest.div_ceil(others));
         parts[replica] = part;
         rest -= part;
     }

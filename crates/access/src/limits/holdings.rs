@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::kind::{LimitKind, PerLimit};
+use super::window::DAY_MS;
 
 /// A replica without a lease admits this part of each limit, but at least 1.
 const FLOOR_DIVISOR: u64 = 32;
@@ -15,7 +16,13 @@ pub(crate) const FIRST_CONTACT_MS: u64 = 5000;
 const DEMAND_INTERVAL_MS: u64 = 1000;
 
 /// How long demand is kept.
-const DEMAND_KEPT_MS: u64 = 5000;
+const DEMAND_KEPT_MS: u64 = 3000;
+
+/// A replica whose share is less than the floor when its lease ends may use the floor after so many
+/// further leases and two windows. By then each replica with a lease has written the record three
+/// times after it could see that this replica is cut off: it has given up what it does not use, has
+/// seen a whole window pass, and has added the floor to the share of this replica.
+const FLOOR_AFTER_LEASES: u64 = 4;
 
 /// What a replica without a lease may use of a limit.
 pub(crate) fn floor(limit: u64) -> u64 {
@@ -123,8 +130,20 @@ impl Holdings {
         } else {
             // Others know the limit as it was last written.
             let written = share.written.map_or(limit, |(written, _)| written.min(limit));
-            share.amount.min(floor(written))
+            self.usable_without_lease(kind, share.amount, floor(written), now_ms)
         }
+    }
+
+    fn usable_without_lease(&self, kind: LimitKind, amount: u64, floor: u64, now_ms: u64) -> u64 {
+        let Terms { lease_ms, window_ms, margin_ms } = self.terms;
+        if kind.column().is_none() {
+            // Nobody else gets the share of a day before the day has ended.
+            let is_same_day = now_ms / DAY_MS <= self.lease_until_ms / DAY_MS;
+            return if is_same_day { amount } else { amount.min(floor) };
+        }
+        let wait_ms = FLOOR_AFTER_LEASES * lease_ms + 2 * (window_ms + margin_ms);
+        let is_reserved = now_ms >= self.lease_until_ms + wait_ms;
+        if is_reserved { floor } else { amount.min(floor) }
     }
 
     /// What the others had used, as far as it is known.
@@ -165,8 +184,7 @@ impl Holdings {
 
 impl Share {
     /// What requests may need in the next seconds beyond what is used: what was refused, or twice
-    /// what was admitted in the last second. Kept for a few seconds, in which shares can move, and
-    /// then halved each second.
+    /// what was admitted in the last second. Kept for a few seconds, in which shares can move.
     pub(crate) fn demand(&mut self, now_ms: u64) -> u64 {
         let fresh = self.admitted.saturating_mul(2).max(self.refused);
         if fresh >= self.demand {
@@ -174,7 +192,7 @@ impl Share {
         }
         if now_ms >= self.measured_ms.saturating_add(DEMAND_INTERVAL_MS) {
             if now_ms >= self.demand_until_ms {
-                self.demand = fresh.max(self.demand / 2);
+                self.demand = fresh;
             }
             (self.admitted, self.refused, self.measured_ms) = (0, 0, now_ms);
         }

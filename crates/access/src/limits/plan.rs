@@ -38,6 +38,8 @@ pub(crate) struct Proposal {
     shares: PerLimit<Option<Holding>>,
     renewal: u64,
     planned_ms: u64,
+    /// Whether the record lacked the shares of this replica.
+    is_lost: bool,
 }
 
 /// Why a record is planned.
@@ -100,8 +102,10 @@ impl Account {
         let mut record = record.unwrap_or_default();
         let own = record.replicas.remove(me);
         let holdings = self.holdings.as_mut()?;
+        let is_limited = self.limits.iter().any(|(_, limit)| limit.is_some());
         let is_full = own.is_none() && record.replicas.len() >= REPLICAS_MAX;
-        if is_full || (holdings.has_left && purpose == Purpose::Hold) {
+        let is_absent = !is_limited && own.is_none();
+        if is_full || is_absent || (holdings.has_left && purpose == Purpose::Hold) {
             return None;
         }
         holdings.observe(&record, now_ms);
@@ -115,6 +119,9 @@ impl Account {
             || record.is_open != was_open
             || holdings.is_renewal_due(now_ms);
         let own = own.filter(|_| !is_lost);
+        if taking == Taking::All {
+            holdings.reserve_floors(&mut record, own.as_ref(), &self.limits, now_ms);
+        }
         let round = Round { me, record: &record, now_ms, taking, purpose };
         let mut is_contended = false;
         let shares = PerLimit::from_fn(|kind| {
@@ -142,7 +149,7 @@ impl Account {
         entry.has_left = purpose == Purpose::Leave;
         record.replicas.insert(me.to_owned(), entry);
         let renewal = holdings.tried;
-        Some(Proposal { record, shares, renewal, planned_ms: now_ms })
+        Some(Proposal { record, shares, renewal, planned_ms: now_ms, is_lost })
     }
 
     /// The record was written as proposed.
@@ -152,7 +159,11 @@ impl Account {
         for (kind, holding) in proposal.shares.iter() {
             let share = &mut holdings.shares[kind];
             if let (Some(holding), Some(limit)) = (holding, limits[kind]) {
-                share.amount = holding.share.min(limit);
+                // A limit that has changed meanwhile needs another plan.
+                share.amount = match holding.limit == limit {
+                    true => holding.share,
+                    false => share.amount.min(holding.share),
+                };
                 share.is_held = true;
                 share.written = Some((holding.limit, holding.need));
             }
@@ -161,6 +172,11 @@ impl Account {
         holdings.renewed_ms = proposal.planned_ms;
         // From before the write, because others can see the renewal from then on.
         holdings.lease_until_ms = proposal.planned_ms + holdings.terms.lease_ms;
+        if proposal.is_lost {
+            // Only now is it certain that the record was not an old one.
+            holdings.closed_since_ms = Some(proposal.planned_ms);
+            holdings.takes_from_ms = proposal.planned_ms + holdings.expires_after_ms(false);
+        }
     }
 
     /// Whether the record should be read, and perhaps written.
@@ -223,10 +239,14 @@ impl Account {
             if is_present {
                 limit = limit.min(holding.limit);
                 before += usize::from(id.as_str() < me);
-                needs.push(holding.need);
-                is_contended |= holding.need > holding.share;
+                let is_silent = self.holdings.as_ref().is_some_and(|own| own.is_silent(id, now_ms));
+                let need = if is_silent { holding.need.min(holding.share) } else { holding.need };
+                needs.push(need);
+                is_contended |= need > holding.share;
             } else {
-                pinned = pinned.saturating_add(holding.share);
+                let has_floor = !entry.has_left && kind.column().is_some();
+                let least = if has_floor { floor(holding.limit) } else { 0 };
+                pinned = pinned.saturating_add(holding.share.max(least));
             }
         }
         needs.insert(before, need);
@@ -297,6 +317,12 @@ impl Holdings {
             && seen.is_some_and(|seen| now_ms < seen.at_ms + self.expires_after_ms(false))
     }
 
+    /// Whether a replica has missed a renewal. Nothing is set aside for such a replica.
+    fn is_silent(&self, id: &str, now_ms: u64) -> bool {
+        let silent_ms = 2 * self.terms.lease_ms / RENEWALS_PER_LEASE;
+        self.sightings.get(id).is_some_and(|seen| now_ms >= seen.at_ms + silent_ms)
+    }
+
     /// Lowers the shares of replicas that are gone, and removes replicas that are gone for a day.
     fn expire(&self, record: &mut Record, now_ms: u64) {
         let margin_ms = self.terms.margin_ms;
@@ -328,6 +354,39 @@ impl Holdings {
         });
     }
 
+    /// Gives the floor to each replica that is cut off or dead and has less, as far as there is room,
+    /// because the replica will use the floor later (`FLOOR_AFTER_LEASES`).
+    fn reserve_floors(
+        &self,
+        record: &mut Record,
+        own: Option<&Entry>,
+        limits: &PerLimit<Option<u64>>,
+        now_ms: u64,
+    ) {
+        for (kind, limit) in limits.iter() {
+            let (Some(limit), Some(_)) = (limit, kind.column()) else { continue };
+            let share = |entry: &Entry| entry.holding(kind).map_or(0, |holding| holding.share);
+            let (mut limit, mut total) = (*limit, own.map_or(0, share));
+            for (id, entry) in &record.replicas {
+                let Some(holding) = entry.holding(kind) else { continue };
+                total = total.saturating_add(holding.share);
+                if self.is_present(id, entry, now_ms) {
+                    limit = limit.min(holding.limit);
+                }
+            }
+            let mut free = limit.saturating_sub(total);
+            for (id, entry) in &mut record.replicas {
+                if entry.has_left || self.is_present(id, entry, now_ms) {
+                    continue;
+                }
+                let Some(holding) = entry.holding_mut(kind) else { continue };
+                let missing = floor(holding.limit).saturating_sub(holding.share).min(free);
+                holding.share += missing;
+                free -= missing;
+            }
+        }
+    }
+
     /// Whether the record lacks a share that it had: the broker has lost the record or its last
     /// changes.
     fn is_lost(&self, own: Option<&Entry>) -> bool {
@@ -339,9 +398,9 @@ impl Holdings {
     fn taking(&mut self, record: &mut Record, is_lost: bool, now_ms: u64) -> Taking {
         if is_lost {
             record.is_open = false;
-            self.closed_since_ms = Some(now_ms);
-            self.takes_from_ms = now_ms + self.expires_after_ms(false);
-        } else if record.is_open {
+            return Taking::Nothing;
+        }
+        if record.is_open {
             self.closed_since_ms = None;
         } else if *self.closed_since_ms.get_or_insert(now_ms) + CLOSED_MS <= now_ms {
             record.is_open = true;

@@ -6,13 +6,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use splitrail_config::{NatsEvents, NatsQuotas, Storage, TenantLimits};
 use splitrail_event_plane::async_nats::jetstream::kv::{
-    Config as BucketConfig, Operation, Store, UpdateErrorKind, Watch,
+    Entry, Operation, Store, UpdateErrorKind, Watch,
 };
-use splitrail_event_plane::async_nats::jetstream::stream::StorageType;
+use splitrail_event_plane::async_nats::jetstream::stream::{
+    Config as StreamConfig, DiscardPolicy, StorageType,
+};
 use splitrail_event_plane::{Broker, names};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -29,8 +32,8 @@ const MARGIN_MS: u64 = 10_000;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Shortest pause between two checks.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Shortest time between two writes of one record by this replica, in milliseconds.
-const WRITE_INTERVAL_MS: u64 = 500;
+/// Shortest time between two readings of one record by this replica, in milliseconds.
+const READ_INTERVAL_MS: u64 = 250;
 /// Attempts to write a record that other replicas write at the same time.
 const ATTEMPTS: usize = 8;
 /// Maximum number of records that are read or written at once.
@@ -46,25 +49,30 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// This replica among the replicas that share the limits of tenants. `Debug` shows no content.
 pub struct Replicas {
     broker: Broker,
-    bucket: BucketConfig,
+    /// The stream of the bucket.
+    bucket: StreamConfig,
+    bucket_name: String,
     /// A random id. A router that restarts is another replica.
     id: String,
     terms: Terms,
     clock: SteadyClock,
     wants_share: Arc<Notify>,
-    /// By the name of the tenant; as many as are configured.
+    /// By the key of the record; as many as tenants are configured.
     tenants: Mutex<HashMap<String, Arc<Tenant>>>,
 }
 
 /// The limits of a tenant, and the key of their record.
 #[derive(Debug)]
 struct Tenant {
+    name: String,
     key: String,
     limits: Arc<Limits>,
     /// Whether the record should be read, because another replica has written it.
     is_stale: AtomicBool,
-    /// When this replica last wrote the record.
-    written_ms: AtomicU64,
+    /// When this replica last read the record.
+    read_ms: AtomicU64,
+    /// The revision that this replica last wrote.
+    written: AtomicU64,
     /// Whether an unreadable record has been logged.
     has_warned: AtomicBool,
 }
@@ -88,33 +96,12 @@ impl Replicas {
     ) -> Result<Self, NoEntropy> {
         let lease_ms = u64::try_from(quotas.lease.as_millis()).unwrap_or(u64::MAX >> 1);
         let terms = Terms { lease_ms, window_ms: MINUTE_MS, margin_ms: MARGIN_MS };
-        let bucket = BucketConfig {
-            bucket: quotas.bucket.clone(),
-            description: "Shares of the limits of tenants".to_owned(),
-            max_value_size: i32::try_from(RECORD_MAX_BYTES).unwrap_or(i32::MAX),
-            history: 1,
-            storage: match events.storage {
-                Storage::File => StorageType::File,
-                Storage::Memory => StorageType::Memory,
-            },
-            num_replicas: events.stream_replicas,
-            ..BucketConfig::default()
-        };
-        Self::with_terms(broker, bucket, terms, clock)
-    }
-
-    /// The same with other times.
-    pub(crate) fn with_terms(
-        broker: Broker,
-        bucket: BucketConfig,
-        terms: Terms,
-        clock: SteadyClock,
-    ) -> Result<Self, NoEntropy> {
         let mut random = [0; 16];
         SystemRandom::new().fill(&mut random).map_err(|_| NoEntropy)?;
         Ok(Self {
             broker,
-            bucket,
+            bucket: bucket_stream(quotas, events),
+            bucket_name: quotas.bucket.clone(),
             id: format!("{:032x}", u128::from_be_bytes(random)),
             terms,
             clock,
@@ -126,20 +113,23 @@ impl Replicas {
     /// The limits of a tenant. Limits that exist are changed; what was used stays used.
     pub fn limits(&self, tenant: &str, limits: &TenantLimits) -> Arc<Limits> {
         let now_ms = self.clock.now_ms();
+        let key = format!("{KEY_PREFIX}.{}", names::token(tenant));
         let mut tenants = self.tenants();
-        if let Some(known) = tenants.get(tenant) {
+        if let Some(known) = tenants.get(&key) {
             known.limits.change(limits, now_ms);
             return Arc::clone(&known.limits);
         }
         let made = Limits::shared(limits, self.terms, Arc::clone(&self.wants_share), now_ms);
         let entry = Tenant {
-            key: format!("{KEY_PREFIX}.{}", names::token(tenant)),
+            name: tenant.to_owned(),
+            key: key.clone(),
             limits: Arc::clone(&made),
             is_stale: AtomicBool::new(false),
-            written_ms: AtomicU64::new(0),
+            read_ms: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             has_warned: AtomicBool::new(false),
         };
-        tenants.insert(tenant.to_owned(), Arc::new(entry));
+        tenants.insert(key, Arc::new(entry));
         drop(tenants);
         self.wants_share.notify_one();
         made
@@ -148,7 +138,7 @@ impl Replicas {
     /// Forgets the tenants for which `is_kept` is false. Their shares become free as if this replica
     /// had ended.
     pub fn retain(&self, is_kept: impl Fn(&str) -> bool) {
-        self.tenants().retain(|tenant, _| is_kept(tenant));
+        self.tenants().retain(|_, tenant| is_kept(&tenant.name));
     }
 
     /// Keeps the shares of this replica. Never ends; the caller owns the task, and calls [`leave`]
@@ -173,7 +163,7 @@ impl Replicas {
     /// Afterwards no request is admitted any more. Ends after 2 s at the latest.
     pub async fn leave(&self) {
         let leaving = async {
-            let store = self.broker.context.get_key_value(&self.bucket.bucket).await?;
+            let store = self.broker.context.get_key_value(&self.bucket_name).await?;
             self.renew_all(&store, self.all(), Purpose::Leave).await
         };
         match timeout(LEAVE_TIME, leaving).await {
@@ -205,7 +195,7 @@ impl Replicas {
             tokio::select! {
                 () = sleep(CHECK_INTERVAL) => {}
                 () = self.wants_share.notified() => {}
-                change = changes.next() => self.mark(change.ok_or("the watch has ended")??.key),
+                change = changes.next() => self.mark(&change.ok_or("the watch has ended")??),
                 _ = connected.wait_for(|connected| !*connected) => return Ok(()),
             }
             sleep(PAUSE).await;
@@ -216,24 +206,25 @@ impl Replicas {
     /// Opens the bucket, and creates it if it does not exist.
     async fn open(&self) -> Result<Store, Failure> {
         let context = &self.broker.context;
-        if let Ok(store) = context.get_key_value(&self.bucket.bucket).await {
+        if let Ok(store) = context.get_key_value(&self.bucket_name).await {
             return Ok(store);
         }
-        Ok(context.create_key_value(self.bucket.clone()).await?)
+        context.create_stream(self.bucket.clone()).await?;
+        Ok(context.get_key_value(&self.bucket_name).await?)
     }
 
     /// Marks the records of all changes that have arrived.
     fn mark_all(&self, changes: &mut Watch) -> Result<(), Failure> {
         while let Some(change) = changes.next().now_or_never() {
-            self.mark(change.ok_or("the watch has ended")??.key);
+            self.mark(&change.ok_or("the watch has ended")??);
         }
         Ok(())
     }
 
-    fn mark(&self, key: String) {
-        let tenants = self.tenants();
-        if let Some(tenant) = tenants.values().find(|tenant| tenant.key == key) {
-            tenant.is_stale.store(true, Ordering::Relaxed);
+    fn mark(&self, change: &Entry) {
+        if let Some(tenant) = self.tenants().get(&change.key) {
+            let is_own = change.revision == tenant.written.load(Ordering::Relaxed);
+            tenant.is_stale.fetch_or(!is_own, Ordering::Relaxed);
         }
     }
 
@@ -242,7 +233,7 @@ impl Replicas {
         let now_ms = self.clock.now_ms();
         let mut due = self.all();
         due.retain(|tenant| {
-            let is_rested = now_ms >= tenant.written_ms.load(Ordering::Relaxed) + WRITE_INTERVAL_MS;
+            let is_rested = now_ms >= tenant.read_ms.load(Ordering::Relaxed) + READ_INTERVAL_MS;
             let is_stale = tenant.is_stale.load(Ordering::Relaxed);
             is_rested && (is_stale || tenant.limits.account().is_due(now_ms))
         });
@@ -255,8 +246,15 @@ impl Replicas {
         tenants: Vec<Arc<Tenant>>,
         purpose: Purpose,
     ) -> Result<(), Failure> {
-        let renewals = tenants.iter().map(|tenant| self.renew(store, tenant, purpose));
-        let mut renewals = futures_util::stream::iter(renewals).buffer_unordered(CONCURRENT_MAX);
+        let mut renewals = FuturesUnordered::new();
+        for tenant in tenants {
+            if renewals.len() >= CONCURRENT_MAX
+                && let Some(renewed) = renewals.next().await
+            {
+                renewed?;
+            }
+            renewals.push(self.renew(store, tenant, purpose));
+        }
         while let Some(renewed) = renewals.next().await {
             renewed?;
         }
@@ -264,8 +262,14 @@ impl Replicas {
     }
 
     /// Reads the record of a tenant, and writes it if this replica's shares change.
-    async fn renew(&self, store: &Store, tenant: &Tenant, purpose: Purpose) -> Result<(), Failure> {
+    async fn renew(
+        &self,
+        store: &Store,
+        tenant: Arc<Tenant>,
+        purpose: Purpose,
+    ) -> Result<(), Failure> {
         tenant.is_stale.store(false, Ordering::Relaxed);
+        tenant.read_ms.store(self.clock.now_ms(), Ordering::Relaxed);
         for _ in 0..ATTEMPTS {
             let found = store.entry(tenant.key.as_str()).await?;
             // The revision 0 stands for a key that does not exist.
@@ -288,9 +292,9 @@ impl Replicas {
             let Some(proposal) = proposal else { return Ok(()) };
             let bytes = proposal.record.encode().into();
             match store.update(&tenant.key, bytes, revision).await {
-                Ok(_) => {
+                Ok(revision) => {
                     tenant.limits.account().confirm(&proposal);
-                    tenant.written_ms.store(now_ms, Ordering::Relaxed);
+                    tenant.written.store(revision, Ordering::Relaxed);
                     return Ok(());
                 }
                 Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {}
@@ -300,6 +304,31 @@ impl Replicas {
         // Others write often; the next check tries again.
         tenant.is_stale.store(true, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// The stream of a bucket as the specification of NATS key-value stores (ADR-8) has it. The
+/// library's own way of creating a bucket fails with servers of version 2.9. Records are always read
+/// from the leader (`allow_direct: false`), so that a replica does not take an old record for the
+/// present one.
+fn bucket_stream(quotas: &NatsQuotas, events: &NatsEvents) -> StreamConfig {
+    let bucket = &quotas.bucket;
+    StreamConfig {
+        name: format!("KV_{bucket}"),
+        description: Some("Shares of the limits of tenants".to_owned()),
+        subjects: vec![format!("$KV.{bucket}.>")],
+        max_messages_per_subject: 1,
+        max_message_size: i32::try_from(RECORD_MAX_BYTES).unwrap_or(i32::MAX),
+        discard: DiscardPolicy::New,
+        allow_rollup: true,
+        deny_delete: true,
+        allow_direct: false,
+        storage: match events.storage {
+            Storage::File => StorageType::File,
+            Storage::Memory => StorageType::Memory,
+        },
+        num_replicas: events.stream_replicas,
+        ..StreamConfig::default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! How shares move between replicas, and what happens to those of replicas that are gone.
 
-use super::cluster::{Cluster, TERMS, tenant, value};
-use crate::limits::holdings::FIRST_CONTACT_MS;
+use super::cluster::{Cluster, START, TERMS, tenant, value};
+use crate::limits::holdings::{FIRST_CONTACT_MS, Terms};
 use crate::limits::plan::{CLOSED_MS, Purpose};
 use crate::limits::window::DAY_MS;
 use crate::limits::{Exceeded, LimitKind};
@@ -219,4 +219,40 @@ fn a_request_that_lacks_a_share_is_told_to_retry_soon() {
     assert_eq!(refused, Exceeded::Used { limit: REQUESTS, retry_after_ms: 1000 });
     let standing = cluster.replicas[0].limits.standing(time).requests.unwrap();
     assert_eq!((standing.limit, standing.remaining), (60, 40));
+}
+
+#[test]
+fn a_replica_without_a_share_gets_the_floor_from_the_others_while_it_is_cut_off() {
+    let mut cluster = ready();
+    let mut busy = |cluster: &mut Cluster, seconds: u64| {
+        for _ in 0..seconds {
+            flood(cluster, 0, 1);
+            cluster.run(1000);
+        }
+    };
+    busy(&mut cluster, 70);
+    assert_eq!(flood(&mut cluster, 2, 1), 0, "the busy replica has the whole limit");
+    cluster.replicas[2].is_cut = true;
+    let Terms { lease_ms, window_ms, margin_ms } = TERMS;
+    busy(&mut cluster, (5 * lease_ms + 2 * (window_ms + margin_ms)) / 1000);
+    assert_eq!(flood(&mut cluster, 2, 1), 1, "the door is not closed");
+    assert!(cluster.used(REQUESTS, 0, |_| true) <= 60);
+    busy(&mut cluster, 120);
+    assert!((58..=59).contains(&cluster.used(REQUESTS, 0, |one| one.replica == "r1")));
+}
+
+#[test]
+fn without_the_broker_the_share_of_a_day_is_used_until_the_day_ends() {
+    let mut cluster = ready();
+    let held = cluster.store.as_ref().unwrap().replicas["r1"].holding(DAY).unwrap().share;
+    cluster.replicas[0].is_cut = true;
+    cluster.run(TERMS.lease_ms + TERMS.window_ms + 1000);
+    // Within the floor of a minute, and more than the floor of a day would be.
+    let floor = 200;
+    let mut used = 0;
+    while cluster.now_ms < START + 300_000 - 61_000 {
+        used += floor * flood(&mut cluster, 0, floor).min(1);
+        cluster.now_ms += 61_000;
+    }
+    assert!(used >= 3 * floor && used <= held, "{used} of {held}");
 }
