@@ -224,7 +224,7 @@ fn a_request_that_lacks_a_share_is_told_to_retry_soon() {
 #[test]
 fn a_replica_without_a_share_gets_the_floor_from_the_others_while_it_is_cut_off() {
     let mut cluster = ready();
-    let mut busy = |cluster: &mut Cluster, seconds: u64| {
+    let busy = |cluster: &mut Cluster, seconds: u64| {
         for _ in 0..seconds {
             flood(cluster, 0, 1);
             cluster.run(1000);

@@ -1,6 +1,7 @@
 //! Any interleaving of what replicas and the broker can do stays within the limits.
 
 use proptest::prelude::*;
+use splitrail_config::TenantLimits;
 
 use super::cluster::{Cluster, tenant};
 use crate::limits::LimitKind;
@@ -36,15 +37,15 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0_u64..30_000).prop_map(Step::Wait),
         1 => (0_u64..150_000).prop_map(Step::Wait),
         8 => (at(), 0_u64..800).prop_map(|(at, tokens)| Step::Reserve(at, tokens)),
-        6 => (at(), 1_u64..200).prop_map(|(at, tokens)| Step::Flood(at, tokens)),
+        10 => (at(), 1_u64..60).prop_map(|(at, tokens)| Step::Flood(at, tokens)),
         4 => (at(), any::<usize>(), 0_u64..=100).prop_map(|(at, one, percent)| Step::Settle(at, one, percent)),
         2 => (at(), any::<usize>()).prop_map(|(at, one)| Step::Cancel(at, one)),
         10 => at().prop_map(Step::Read),
         10 => (at(), prop::bool::weighted(0.9)).prop_map(|(at, is_told)| Step::Arrive(at, is_told)),
         1 => at().prop_map(Step::LoseWrite),
-        8 => Just(Step::Pass),
-        4 => (0_u64..20_000).prop_map(Step::Run),
-        2 => at().prop_map(Step::Cut),
+        12 => Just(Step::Pass),
+        8 => (0_u64..20_000).prop_map(Step::Run),
+        1 => at().prop_map(Step::Cut),
         2 => at().prop_map(Step::Heal),
         1 => Just(Step::CutAll),
         2 => Just(Step::HealAll),
@@ -54,12 +55,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The limits, times a number of tenths.
-fn limits(tenths: u64) -> splitrail_config::TenantLimits {
-    tenant(6 * tenths, 100 * tenths, 400 * tenths)
+/// The limits, times a number of tenths. The limit of a day is used up in a few minutes, or never.
+fn limits(tenths: u64, is_day_short: bool) -> TenantLimits {
+    tenant(6 * tenths, 100 * tenths, if is_day_short { 400 } else { 100_000 } * tenths)
 }
 
-fn apply(cluster: &mut Cluster, step: &Step) {
+fn apply(cluster: &mut Cluster, step: &Step, is_day_short: bool) {
     match *step {
         Step::Wait(ms) => cluster.now_ms += ms,
         Step::Reserve(at, tokens) => _ = cluster.reserve(at, tokens),
@@ -82,7 +83,7 @@ fn apply(cluster: &mut Cluster, step: &Step) {
             cluster.arrive(at, true);
             cluster.restart(at);
         }
-        Step::Change(at, tenths) => cluster.change(at, limits(tenths)),
+        Step::Change(at, tenths) => cluster.change(at, limits(tenths, is_day_short)),
     }
 }
 
@@ -112,10 +113,11 @@ proptest! {
     fn replicas_never_admit_more_than_the_limit_together(
         steps in prop::collection::vec(step(), 1..400),
         skews_ms in prop::collection::vec(-2_000_i64..=2_000, 3),
+        is_day_short in any::<bool>(),
     ) {
-        let mut cluster = Cluster::start(limits(10), &skews_ms);
+        let mut cluster = Cluster::start(limits(10, is_day_short), &skews_ms);
         for step in &steps {
-            apply(&mut cluster, step);
+            apply(&mut cluster, step, is_day_short);
             check(&cluster)?;
         }
     }
