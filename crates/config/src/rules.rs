@@ -18,6 +18,7 @@ mod flow;
 mod health;
 mod limits;
 mod quotas;
+mod listener_tls;
 mod tokenizer;
 mod value;
 mod workers;
@@ -39,6 +40,7 @@ const NAME_MAX: usize = 256;
 /// Reports every violation of a rule in the tree under `root`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     listen(root, report);
+    listener_tls::check(root, base_dir, report);
     for section in ["ledger", "record"] {
         file_of_lines(root, section, base_dir, report);
     }

@@ -1,9 +1,12 @@
 //! Reads the PEM files of a `tls` section, and builds the TLS configuration of a listener.
 
+mod reloaded;
+mod validity;
+
 use std::fmt::{self, Display};
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::crypto::ring::default_provider;
@@ -12,7 +15,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 
-use super::model::FleetTls;
+use super::model::{ClientCertificates, FleetTls, ListenerTls};
+
+pub use reloaded::{DueRead, ReloadedTls};
 
 /// Maximum size of a PEM file in bytes.
 const PEM_MAX_BYTES: u64 = 1 << 20;
@@ -33,6 +38,57 @@ impl Display for TlsFileError {
 }
 
 impl std::error::Error for TlsFileError {}
+/// The paths of the files of a listener's `tls` section.
+#[derive(Clone, Debug)]
+pub struct TlsPaths {
+    /// The certificate of the listener.
+    pub cert: PathBuf,
+    /// The private key of the certificate.
+    pub key: PathBuf,
+    /// The authority of the clients' certificates.
+    pub client_ca: Option<PathBuf>,
+}
+
+impl From<&FleetTls> for TlsPaths {
+    fn from(FleetTls { cert, key, client_ca, .. }: &FleetTls) -> Self {
+        Self { cert: cert.clone(), key: key.clone(), client_ca: client_ca.clone() }
+    }
+}
+
+impl From<&ListenerTls> for TlsPaths {
+    fn from(ListenerTls { cert, key, client_ca, .. }: &ListenerTls) -> Self {
+        Self { cert: cert.clone(), key: key.clone(), client_ca: client_ca.clone() }
+    }
+}
+
+/// The application protocols of a listener, by preference, as ALPN names them (RFC 7301 and the
+/// registry that it establishes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocols {
+    /// HTTP/2 and HTTP/1.1.
+    Http,
+    /// HTTP/2 only, for gRPC.
+    Http2,
+}
+
+impl Protocols {
+    fn names(self) -> Vec<Vec<u8>> {
+        match self {
+            Self::Http => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            Self::Http2 => vec![b"h2".to_vec()],
+        }
+    }
+}
+
+/// What a listener negotiates with its clients.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerTerms {
+    /// The application protocols.
+    pub protocols: Protocols,
+    /// Whether clients must present a certificate. Without a `client_ca`, they are not asked for
+    /// one.
+    pub client_certificates: ClientCertificates,
+}
 
 /// The content of the files of a `tls` section.
 #[derive(PartialEq, Eq)]
@@ -47,21 +103,27 @@ impl TlsFiles {
     ///
     /// # Errors
     /// If a file cannot be read or is too large.
-    pub fn read(files: &FleetTls) -> Result<Self, TlsFileError> {
-        let client_ca = files.client_ca.as_deref().map(|path| read("client_ca", path));
+    pub fn read(paths: &TlsPaths) -> Result<Self, TlsFileError> {
+        let client_ca = paths.client_ca.as_deref().map(|path| read("client_ca", path));
         Ok(Self {
-            cert: read("cert", &files.cert)?,
-            key: read("key", &files.key)?,
+            cert: read("cert", &paths.cert)?,
+            key: read("key", &paths.key)?,
             client_ca: client_ca.transpose()?,
         })
     }
 
-    /// The TLS configuration of an HTTP/2 listener with these files. With `client_ca`, clients must
-    /// present a certificate.
+    /// The time from which on the certificate is not valid any more, in seconds since 1970; `None`
+    /// if the certificate cannot be read.
+    pub fn expires_unix_s(&self) -> Option<i64> {
+        let chain = certificates("cert", &self.cert).ok()?;
+        validity::not_after_unix_s(chain.first()?)
+    }
+
+    /// The TLS configuration of a listener with these files: TLS 1.2 and 1.3, without early data.
     ///
     /// # Errors
     /// If a file does not contain what its key names, or certificate and key do not match.
-    pub fn server_config(&self) -> Result<Arc<ServerConfig>, TlsFileError> {
+    pub fn server_config(&self, terms: ServerTerms) -> Result<Arc<ServerConfig>, TlsFileError> {
         let chain = certificates("cert", &self.cert)?;
         let key =
             PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| unusable("key", &error))?;
@@ -79,6 +141,10 @@ impl TlsFiles {
                 }
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                let verifier = match terms.client_certificates {
+                    ClientCertificates::Required => verifier,
+                    ClientCertificates::Optional => verifier.allow_unauthenticated(),
+                };
                 let verifier =
                     verifier.build().map_err(|error: VerifierBuilderError| wrong(&error))?;
                 config.with_client_cert_verifier(verifier)
@@ -86,7 +152,7 @@ impl TlsFiles {
         };
         let mut config =
             config.with_single_cert(chain, key).map_err(|error| unusable("cert", &error))?;
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.alpn_protocols = terms.protocols.names();
         Ok(Arc::new(config))
     }
 }

@@ -148,7 +148,10 @@ fn serve(
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .max_concurrent_streams(STREAMS_MAX)
         .http2_max_header_list_size(HEADERS_MAX_BYTES);
-    let tls = config.tls.clone().map(|files| Certificates::open(files, Instant::now()));
+    let expires = &context.cluster.metrics.certificate_expires;
+    let expires = || expires.with_label_values(&["fleet"]);
+    let tls = config.tls.as_ref();
+    let tls = tls.map(|files| Certificates::open(files, expires(), Instant::now()));
     let tokens = Tokens::open(config, Instant::now()).map_err(io::Error::other)?;
     let incoming =
         connection::incoming(listener, config.attach_max + CONNECTIONS_BESIDE, tls.transpose()?);

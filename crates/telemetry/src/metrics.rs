@@ -197,6 +197,9 @@ metrics! {
     /// Connections that the router closed, and HTTP/2 streams that it reset (`stream_*`), because
     /// of the client's behaviour.
     connections_cut: IntCounterVec("connections_cut_total"; "listener", "reason");
+    /// The time at which the certificate of the listener expires, in seconds since 1970; 0 if its
+    /// end cannot be read.
+    certificate_expires: IntGaugeVec("certificate_expires_timestamp_seconds"; "listener");
     /// Requests that were refused because of load, by reason.
     shed: IntCounterVec("shed_total"; "model", "reason");
     /// Fields that were removed from requests, by reason: only the router may set the field

@@ -10,6 +10,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::access::Auth;
 use crate::scalar::{self, Address};
 
 /// Listening addresses: `IP:PORT`, or `{ address: IP:PORT, tls: ... }` for a listener with TLS. Port
@@ -102,13 +103,23 @@ pub struct ListenerTls {
     /// The authority that must have signed the certificates of clients.
     #[serde(default)]
     pub client_ca: Option<PathBuf>,
-    /// Whether clients must have a certificate of `client_ca`. Without a value, they must if no
-    /// other credential is configured in `auth`.
+    /// Whether clients must have a certificate of `client_ca`. Without a value, they must if `auth`
+    /// is empty.
     #[serde(default)]
     pub client_certificates: Option<ClientCertificates>,
     /// Whether the listener also accepts connections without TLS, for a migration.
     #[serde(default)]
     pub plain_text: bool,
+}
+
+impl ListenerTls {
+    /// Whether clients must have a certificate, with these credentials.
+    pub fn client_certificates(&self, auth: &[Auth]) -> ClientCertificates {
+        self.client_certificates.unwrap_or(match auth {
+            [] => ClientCertificates::Required,
+            _ => ClientCertificates::Optional,
+        })
+    }
 }
 
 /// Whether clients must have a certificate.

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::value::typed;
-use crate::model::{ClientWorkers, FleetConfig, FleetTls, Network, Secret};
+use crate::model::{ClientCertificates, ClientWorkers, FleetConfig, FleetTls, Network, Secret};
 use crate::scalar::parse_duration;
-use crate::tls::TlsFiles;
+use crate::tls::{Protocols, ServerTerms, TlsFiles, TlsPaths};
 use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
@@ -193,7 +193,12 @@ fn tls(section: &Node, base_dir: &Path, report: &mut Report) {
         let message = "`fleet.tls.client_workers` needs certificates of shims".to_owned();
         report.error(at, message, "add `fleet.tls.client_ca`");
     }
-    if let Err(error) = TlsFiles::read(&tls).and_then(|files| files.server_config()) {
+    let terms = ServerTerms {
+        protocols: Protocols::Http2,
+        client_certificates: ClientCertificates::Required,
+    };
+    let files = TlsFiles::read(&TlsPaths::from(&tls));
+    if let Err(error) = files.and_then(|files| files.server_config(terms)) {
         let at = node.get(error.key).unwrap_or(node).at;
         let hint = "a PEM file; relative paths start at the configuration's folder";
         report.error(at, format!("`fleet.tls.{}` {}", error.key, error.why), hint);
