@@ -1,7 +1,9 @@
 //! The listeners for clients: read requests within bounds and write replies.
 
 mod addresses;
+pub mod certificate;
 mod checked_socket;
+mod client_stream;
 mod connection;
 mod connection_activity;
 pub mod connection_service;
@@ -14,7 +16,9 @@ pub mod identify;
 pub mod listener;
 mod pace;
 mod rate_limits;
+mod recorded_socket;
 pub mod reply;
 mod request_body;
 mod streams;
+pub mod tls_listener;
 mod wire;

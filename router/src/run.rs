@@ -17,8 +17,10 @@ pub use splitrail_settings::process::write_whole;
 use crate::admin::{self, Admin};
 use crate::core::Core;
 use crate::ingress::connection_service::Routes;
+use crate::ingress::tls_listener::TlsListener;
 use crate::ingress::{grpc, http, listener};
 use crate::reload::Reload;
+use splitrail_config::tls::Protocols;
 use splitrail_config::{Events, Listen};
 use splitrail_fleet::Fleet;
 use splitrail_fleet::attach::FleetListener;
@@ -68,7 +70,7 @@ impl Running {
     /// Binds every address, then starts to serve. There is no file to reload.
     ///
     /// # Errors
-    /// An address cannot be bound.
+    /// An address cannot be bound, or a certificate cannot be used.
     pub async fn start(core: Arc<Core>, listen: &Listen) -> io::Result<Self> {
         Self::start_from(None, core, listen).await
     }
@@ -76,12 +78,13 @@ impl Running {
     /// Like `start`; the configuration was read from `file`, and is reloaded from there.
     ///
     /// # Errors
-    /// An address cannot be bound.
+    /// An address cannot be bound, or a certificate cannot be used.
     pub async fn start_from(
         file: Option<PathBuf>,
         core: Arc<Core>,
         listen: &Listen,
     ) -> io::Result<Self> {
+        let tls = Tls::open(&core, listen)?;
         let http_socket = listener::bind_clients(listen.http.address).await?;
         let admin_socket = listener::bind(listen.admin.address).await?;
         let grpc_socket = match &listen.grpc {
@@ -105,12 +108,12 @@ impl Running {
         let fleet_listener = is_open.then(open).transpose()?;
         let stop = CancellationToken::new();
         let mut listeners = JoinSet::new();
-        let client_listener = |name, routes: Routes| {
+        let client_listener = |name, routes: Routes, tls| {
             let (core, stop) = (Arc::clone(&core), stop.clone());
-            listener::ClientListener { name, routes, core, stop }
+            listener::ClientListener { name, routes, tls, core, stop }
         };
         let routes = http::routes(Arc::clone(&core));
-        listeners.spawn(listener::serve(http_socket, client_listener("http", routes)));
+        listeners.spawn(listener::serve(http_socket, client_listener("http", routes, tls.http)));
         let mut admin_listener = JoinSet::new();
         // Serves to the end of a drain, and ends with the router.
         let (reload, reloading) = Reload::start(Arc::clone(&core), Arc::clone(&fleet), file);
@@ -119,13 +122,13 @@ impl Running {
         let routes = admin::routes(admin, addresses.admin).into();
         let admin = listener::ClientListener {
             stop: CancellationToken::new(),
-            ..client_listener("admin", routes)
+            ..client_listener("admin", routes, tls.admin)
         };
         admin_listener.spawn(listener::serve(admin_socket, admin));
         if let Some(socket) = grpc_socket {
             let (routes, told) = grpc::routes(&core, stop.clone());
             listeners.spawn(told);
-            listeners.spawn(listener::serve(socket, client_listener("grpc", routes)));
+            listeners.spawn(listener::serve(socket, client_listener("grpc", routes, tls.grpc)));
         }
         let mut summary = JoinSet::new();
         let log_interval = core.serving().config.ledger.log_interval;
@@ -239,6 +242,27 @@ impl Running {
 }
 
 /// Starts the writers of files of lines, which run until they are closed.
+/// The TLS of the listeners for clients and operators.
+struct Tls {
+    http: Option<Arc<TlsListener>>,
+    grpc: Option<Arc<TlsListener>>,
+    admin: Option<Arc<TlsListener>>,
+}
+
+impl Tls {
+    fn open(core: &Core, listen: &Listen) -> io::Result<Self> {
+        let open = |name, listener, protocols| TlsListener::open(name, listener, protocols, core);
+        let grpc = listen.grpc.as_ref();
+        let grpc = grpc.map(|grpc| open("grpc", grpc, Protocols::Http2)).transpose()?;
+        Ok(Self {
+            http: open("http", &listen.http, Protocols::Http)?,
+            grpc: grpc.flatten(),
+            admin: open("admin", &listen.admin, Protocols::Http)?,
+        })
+    }
+}
+
+/// Starts the writers of ended requests, which run until they are closed.
 fn ledger_writers(core: &Core, close: &CancellationToken) -> JoinSet<()> {
     let mut writers = JoinSet::new();
     let lines = [&core.books.ledger, core.books.recorder.lines()].map(Lines::take_writer);

@@ -1,5 +1,5 @@
-//! A client's socket: received bytes are checked by [`WireCheck`], and progress is recorded in the
-//! connection's [`ConnectionActivity`].
+//! A client's bytes after decryption: received bytes are checked by [`WireCheck`], and the position
+//! in them is recorded in the connection's [`ConnectionActivity`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -8,14 +8,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
+use super::client_stream::ClientStream;
 use super::connection_activity::{CloseReason, ConnectionActivity};
 use super::wire::{PREFACE, Position, Protocol, WireCheck};
 
-/// The checked socket of a client.
+/// The checked stream of a client.
 pub(super) struct CheckedSocket {
-    socket: TcpStream,
+    stream: ClientStream,
     activity: Arc<ConnectionActivity>,
     wire: WireCheck,
     /// The bytes that are read instead of refused bytes; the end follows.
@@ -40,13 +40,13 @@ impl RefusedFor {
 
 impl CheckedSocket {
     pub(super) fn new(
-        socket: TcpStream,
+        stream: ClientStream,
         activity: Arc<ConnectionActivity>,
         refused: Arc<RefusedFor>,
     ) -> Self {
         let (wire, first) = (WireCheck::new(), [0; PREFACE.len()]);
         Self {
-            socket,
+            stream,
             activity,
             wire,
             invalid_bytes: None,
@@ -95,7 +95,7 @@ impl AsyncRead for CheckedSocket {
         }
         if this.invalid_bytes.is_none() {
             let before = into.filled().len();
-            ready!(Pin::new(&mut this.socket).poll_read(context, into))?;
+            ready!(Pin::new(&mut this.stream).poll_read(context, into))?;
             let passed = this.wire.feed(&into.filled()[before..], Instant::now);
             this.activity.reads(this.wire.position() == Position::Head, this.wire.heads());
             let Err(refusal) = passed else { return Poll::Ready(Ok(())) };
@@ -116,26 +116,13 @@ impl AsyncRead for CheckedSocket {
     }
 }
 
-impl CheckedSocket {
-    fn wrote(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        match &written {
-            Poll::Ready(Ok(bytes)) => self.activity.wrote(*bytes),
-            Poll::Ready(Err(_)) => {}
-            Poll::Pending => self.activity.blocked(),
-        }
-        written
-    }
-}
-
 impl AsyncWrite for CheckedSocket {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.socket).poll_write(context, bytes);
-        this.wrote(written)
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -143,29 +130,18 @@ impl AsyncWrite for CheckedSocket {
         context: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.socket).poll_write_vectored(context, bytes);
-        this.wrote(written)
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, bytes)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().socket).poll_flush(context)
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().socket).poll_shutdown(context)
-    }
-}
-
-impl Drop for CheckedSocket {
-    fn drop(&mut self) {
-        if self.activity.discards() {
-            // Otherwise the kernel would continue to offer the client what it does not read.
-            let _gone = self.socket.set_zero_linger();
-        }
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
     }
 }

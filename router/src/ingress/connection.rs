@@ -10,6 +10,7 @@ use std::time::Duration;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 use prometheus::IntCounterVec;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -19,7 +20,9 @@ use super::connection_activity::{
     CloseReason, ConnectionActivity, ConnectionTimeouts, IdleMonitor,
 };
 use super::connection_service::{ConnectionService, Routes};
+use super::recorded_socket::RecordedSocket;
 use super::streams::Streams;
+use super::tls_listener::{Accepted, TlsListener};
 use super::wire::Protocol;
 use splitrail_api::unread::{RoomBounds, UnreadRoom};
 use splitrail_config::model::Limits;
@@ -45,10 +48,15 @@ const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time to send the end of a connection to the client.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The name in metrics of a handshake that was not complete in time.
+const TLS_TIMEOUT: &str = "tls_timeout";
+
 /// What the connections of a listener have in common.
 #[derive(Clone)]
 pub(super) struct Common {
     pub(super) routes: Routes,
+    /// The TLS of the listener, if it has any.
+    pub(super) tls: Option<Arc<TlsListener>>,
     /// The listener's name in metrics.
     pub(super) listener: &'static str,
     pub(super) cut: IntCounterVec,
@@ -87,11 +95,22 @@ pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, c
     let common = Common { stop: common.stop.child_token(), ..common };
     let activity = Arc::new(ConnectionActivity::default());
     let refused = Arc::new(RefusedFor::default());
-    let mut socket = CheckedSocket::new(socket, Arc::clone(&activity), Arc::clone(&refused));
+    let deadline = began + bounds.timeouts.head;
+    let socket = RecordedSocket::new(socket, Arc::clone(&activity));
+    let accepted = match common.tls.clone() {
+        None => Some(Accepted::plain(socket)),
+        // Boxed so that the future of a connection without TLS does not grow.
+        Some(tls) => Box::pin(accept(&tls, socket, deadline, &common, &activity)).await,
+    };
+    let Some(Accepted { stream, certificate }) = accepted else { return };
+    let mut socket = CheckedSocket::new(stream, Arc::clone(&activity), Arc::clone(&refused));
     let protocol = tokio::select! {
         biased;
-        known = tokio::time::timeout_at(began + bounds.timeouts.head, socket.protocol()) => known,
-        () = silent_at_stop(&common.stop, &activity) => return,
+        known = tokio::time::timeout_at(deadline, socket.protocol()) => known,
+        () = silent_at_stop(&common.stop, &activity) => {
+            let _silent = tokio::time::timeout(CLOSE_TIMEOUT, socket.shutdown()).await;
+            return;
+        }
     };
     let Ok(known) = protocol else { return common.count(CloseReason::HeaderTimeout.name()) };
     // After an error, too, the connection has ended.
@@ -103,6 +122,7 @@ pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, c
         routes: common.routes.clone(),
         activity: Arc::clone(&activity),
         peer,
+        certificate,
         headers_max: bounds.headers_max,
         room,
     };
@@ -116,6 +136,33 @@ pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, c
         }
         // Boxed so that the future of an HTTP/1 connection does not grow to HTTP/2's size.
         Protocol::Http2 => Box::pin(serve_http2(socket, service, bounds, driven)).await,
+    }
+}
+
+/// Completes the handshake of a connection; `None` if the connection has ended instead.
+async fn accept(
+    tls: &TlsListener,
+    socket: RecordedSocket,
+    deadline: Instant,
+    common: &Common,
+    activity: &ConnectionActivity,
+) -> Option<Accepted> {
+    let accepted = tokio::select! {
+        biased;
+        accepted = tokio::time::timeout_at(deadline, tls.accept(socket)) => accepted,
+        () = silent_at_stop(&common.stop, activity) => return None,
+    };
+    match accepted {
+        Ok(Ok(accepted)) => Some(accepted),
+        Ok(Err(refused)) => {
+            refused.reason.iter().for_each(|reason| common.count(reason));
+            refused.end().await;
+            None
+        }
+        Err(_) => {
+            common.count(TLS_TIMEOUT);
+            None
+        }
     }
 }
 

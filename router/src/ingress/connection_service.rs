@@ -18,6 +18,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tower::Service;
 
+use super::certificate::ClientCertificate;
 use super::connection_activity::ConnectionActivity;
 use super::head::Heads;
 use super::streams::BodyProgress;
@@ -84,7 +85,9 @@ impl Routes {
                 Routed::Direct(pinned(|| grpc::answer(core, method, peer, request)))
             }
             None => {
-                request.extensions_mut().insert(ConnectInfo(peer));
+                let extensions = request.extensions_mut();
+                extensions.insert(ConnectInfo(peer));
+                caller.certificate.map(|certificate| extensions.insert(certificate));
                 Routed::Any(Box::new(self.all.clone().call(request)))
             }
         }
@@ -94,6 +97,9 @@ impl Routes {
 /// The sender of a request.
 pub(super) struct Caller {
     pub(super) peer: SocketAddr,
+    /// The names in the certificate that the client has presented in the TLS handshake, if any. The
+    /// handlers of an axum router find the same value among the request's extensions.
+    pub(super) certificate: Option<Arc<ClientCertificate>>,
     /// The limit on replies that wait for this connection's client, if the connection can have
     /// several.
     pub(super) room: Option<Arc<UnreadRoom>>,
@@ -104,6 +110,8 @@ pub(super) struct ConnectionService {
     pub(super) routes: Routes,
     pub(super) activity: Arc<ConnectionActivity>,
     pub(super) peer: SocketAddr,
+    /// The names in the client's certificate, if the client has presented one.
+    pub(super) certificate: Option<Arc<ClientCertificate>>,
     /// Maximum number of fields of a head. For HTTP/1 the library checks it.
     pub(super) headers_max: usize,
     /// The limit on replies that wait for the client, if the connection can have several replies.
@@ -140,7 +148,8 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
         let heads = Heads { headers_max: self.headers_max, hosts: &self.routes.hosts };
         let routed = match heads.refusal(&request) {
             None => {
-                let caller = Caller { peer: self.peer, room: self.room.clone() };
+                let certificate = self.certificate.clone();
+                let caller = Caller { peer: self.peer, certificate, room: self.room.clone() };
                 self.routes.call(caller, request)
             }
             Some(refusal) => Routed::Refused(Some(Box::new(refusal))),

@@ -124,7 +124,7 @@ async fn no_response() -> Response {
 pub(super) async fn answer<B>(
     core: Arc<Core>,
     endpoint: Endpoint,
-    Caller { peer, room }: Caller,
+    caller: Caller,
     request: http::Request<B>,
 ) -> http::Response<Outgoing>
 where
@@ -142,6 +142,7 @@ where
         Ok(sender) => generate(&core, endpoint, &identity, sender, room, request).await,
         Err(error) => Err(error),
     };
+    let reply = generate(&core, endpoint, &identity, caller, request).await;
     let mut reply =
         reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(Outgoing::Any));
     identity.put(reply.headers_mut());
@@ -157,6 +158,7 @@ async fn generate<B>(
     identity: &Identity,
     sender: Sender,
     room: Option<Arc<UnreadRoom>>,
+    Caller { peer, room, .. }: Caller,
     request: http::Request<B>,
 ) -> Result<http::Response<Outgoing>, Error>
 where

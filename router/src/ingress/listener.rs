@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::addresses::Addresses;
 use super::connection::{self, Bounds, Common};
 use super::connection_service::Routes;
+use super::tls_listener::TlsListener;
 use crate::core::Core;
 use splitrail_config::model::Limits;
 use splitrail_telemetry::LogThrottle;
@@ -73,6 +74,8 @@ pub struct ClientListener {
     pub name: &'static str,
     /// The routes of the listener.
     pub routes: Routes,
+    /// The TLS of the listener. Without it, connections are not encrypted.
+    pub tls: Option<Arc<TlsListener>>,
     /// Bounds and counters.
     pub core: Arc<Core>,
     /// Ends the listener.
@@ -119,10 +122,10 @@ struct Open {
 
 impl Open {
     fn new(client_listener: ClientListener) -> Self {
-        let ClientListener { name, routes, core, stop } = client_listener;
+        let ClientListener { name, routes, tls, core, stop } = client_listener;
         let cut = core.metrics.connections_cut.clone();
         let count = core.metrics.connections.with_label_values(&[name]);
-        let common = Common { routes, listener: name, cut, stop };
+        let common = Common { routes, tls, listener: name, cut, stop };
         let (connections, addresses) = (JoinSet::new(), Addresses::default());
         Self { core, common, connections, addresses, count }
     }
@@ -142,8 +145,10 @@ impl Open {
             } else {
                 "connections_per_address"
             });
-            // Whether the client reads it does not matter.
-            let _unheard = socket.try_write(OVER_LIMIT_REPLY);
+            if self.common.tls.is_none() {
+                // Whether the client reads it does not matter.
+                let _unheard = socket.try_write(OVER_LIMIT_REPLY);
+            }
             return;
         }
         prompt_socket(&socket);

@@ -1,0 +1,98 @@
+//! A client's TCP socket, whose writes are recorded in the connection's [`ConnectionActivity`].
+//!
+//! They are recorded below TLS, because the TLS library accepts up to 64 KiB that the client has
+//! not taken.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use super::connection_activity::ConnectionActivity;
+
+/// The socket of a client.
+pub(super) struct RecordedSocket {
+    socket: TcpStream,
+    activity: Arc<ConnectionActivity>,
+}
+
+impl RecordedSocket {
+    pub(super) fn new(socket: TcpStream, activity: Arc<ConnectionActivity>) -> Self {
+        Self { socket, activity }
+    }
+
+    /// Waits for the first byte, which remains to be read; `None` if the client disconnects before.
+    ///
+    /// # Errors
+    /// An error of the socket.
+    pub(super) async fn peek(&self) -> io::Result<Option<u8>> {
+        let mut first = [0];
+        let bytes = self.socket.peek(&mut first).await?;
+        Ok((bytes > 0).then_some(first[0]))
+    }
+
+    fn wrote(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match &written {
+            Poll::Ready(Ok(bytes)) => self.activity.wrote(*bytes),
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending => self.activity.blocked(),
+        }
+        written
+    }
+}
+
+impl AsyncRead for RecordedSocket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for RecordedSocket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.socket).poll_write(context, bytes);
+        this.wrote(written)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.socket).poll_write_vectored(context, bytes);
+        this.wrote(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_shutdown(context)
+    }
+}
+
+impl Drop for RecordedSocket {
+    fn drop(&mut self) {
+        if self.activity.discards() {
+            // Otherwise the kernel would continue to offer the client what it does not read.
+            let _gone = self.socket.set_zero_linger();
+        }
+    }
+}
