@@ -24,6 +24,7 @@ pub mod shim;
 pub mod solo;
 pub mod stand;
 pub mod tls_server;
+pub mod tls;
 pub mod traffic;
 pub mod trial;
 pub mod unanswering;
