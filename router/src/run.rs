@@ -45,8 +45,8 @@ pub struct Running {
     fleet_listener: Option<FleetListener>,
     /// Logs the totals.
     _summary: JoinSet<()>,
-    /// Follows the files of API keys.
-    _access: JoinSet<()>,
+    /// Follows the files of credentials, and shares the limits of tenants with other routers.
+    access: JoinSet<()>,
     /// Writes the ledger file until all ended requests are in it.
     ledger: JoinSet<()>,
     /// Tells the ledger's writer that the last request has ended.
@@ -137,6 +137,8 @@ impl Running {
         }
         let mut access = JoinSet::new();
         access.spawn(follow_access(Arc::clone(&core)));
+        let sharing = core.access.load_full();
+        access.spawn(async move { sharing.share_limits().await });
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);
         Ok(Self {
@@ -150,7 +152,7 @@ impl Running {
             fleet,
             fleet_listener,
             _summary: summary,
-            _access: access,
+            access,
             ledger,
             close_ledger,
         })
@@ -201,6 +203,8 @@ impl Running {
     /// number of requests that did not end in time.
     pub async fn drain(mut self) -> usize {
         let cut = self.end_requests().await;
+        self.access.shutdown().await;
+        self.core.access.load_full().give_shares_back().await;
         if let Some(listener) = self.fleet_listener.take() {
             listener.close().await;
         }

@@ -73,9 +73,8 @@ impl Replica {
         let servers = [format!("nats://{}", server.address)];
         let events: NatsEvents = serde_json::from_value(json!({ "servers": servers })).unwrap();
         let quotas = NatsQuotas { lease, ..NatsQuotas::default() };
-        let (broker, clock) =
-            (Broker::connect(&events.broker(), "test").await.unwrap(), SteadyClock::start());
-        let replicas = Arc::new(Replicas::new(broker, &quotas, &events, clock).unwrap());
+        let clock = SteadyClock::start();
+        let replicas = Arc::new(Replicas::new(&quotas, &events, clock).unwrap());
         let limits = replicas.limits("acme/1", &tenant(LIMIT));
         let mut tasks = JoinSet::new();
         let running = Arc::clone(&replicas);

@@ -128,12 +128,23 @@ impl Access {
         }
     }
 
-    /// The task by which routers share limits; `None` if this router counts alone.
-    #[cfg(feature = "nats")]
-    pub fn replicas(&self) -> Option<Arc<crate::limits::replicas::Replicas>> {
+    /// Shares limits with other routers, if the configuration asks for it. Never ends; to be run by
+    /// one task, of the first configuration.
+    pub async fn share_limits(&self) {
         match &self.counting {
-            Counting::Local(_) => None,
-            Counting::Shared(replicas) => Some(Arc::clone(replicas)),
+            Counting::Local(_) => std::future::pending().await,
+            #[cfg(feature = "nats")]
+            Counting::Shared(replicas) => replicas.run().await,
+        }
+    }
+
+    /// Gives this router's shares of limits to other routers, once no request comes any more and the
+    /// task of [`share_limits`](Self::share_limits) has ended. Ends after 2 s at the latest.
+    pub async fn give_shares_back(&self) {
+        match &self.counting {
+            Counting::Local(_) => {}
+            #[cfg(feature = "nats")]
+            Counting::Shared(replicas) => replicas.leave().await,
         }
     }
 

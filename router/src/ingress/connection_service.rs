@@ -82,7 +82,7 @@ impl Routes {
                 Routed::Direct(pinned(|| openai::answer(core, endpoint, caller, request)))
             }
             Some(Target::Grpc(core, method)) => {
-                Routed::Direct(pinned(|| grpc::answer(core, method, peer, request)))
+                Routed::Direct(pinned(|| grpc::answer(core, method, caller, request)))
             }
             None => {
                 let extensions = request.extensions_mut();

@@ -79,7 +79,7 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
     let peer = SocketAddr::from(([127, 0, 0, 1], 0));
-    let response = answer(Arc::clone(core), Method::Generate, peer, request).await;
+    let response = answer(Arc::clone(core), Method::Generate, caller, request).await;
     let status = response.headers().get("grpc-status")?;
     Some(status.to_str().ok()?.parse().unwrap_or(-1))
 }

@@ -19,6 +19,7 @@ use http_body_util::Full;
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
 
+use super::certificate::ClientCertificate;
 use super::connection_service::{Caller, Direct, Outgoing, Routes};
 use super::context::{Identity, X_REQUEST_ID, trace_context};
 use super::identify::{Sender, identify};
@@ -100,7 +101,8 @@ async fn name_sender(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match identify(&core, "http", peer.ip(), request.headers(), None) {
+    let certificate = request.extensions().get::<Arc<ClientCertificate>>().map(|c| &**c);
+    match identify(&core, "http", peer.ip(), request.headers(), certificate) {
         Ok(sender) => {
             let (dialect, tenant) = (error_dialect(request.uri()), sender.tenant.clone());
             request.extensions_mut().insert(sender);
@@ -124,7 +126,7 @@ async fn no_response() -> Response {
 pub(super) async fn answer<B>(
     core: Arc<Core>,
     endpoint: Endpoint,
-    caller: Caller,
+    Caller { peer, certificate, room }: Caller,
     request: http::Request<B>,
 ) -> http::Response<Outgoing>
 where
@@ -132,7 +134,7 @@ where
 {
     let sent = request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes);
     let identity = Identity::new(sent);
-    let sender = identify(&core, "http", peer.ip(), request.headers(), None);
+    let sender = identify(&core, "http", peer.ip(), request.headers(), certificate.as_deref());
     let sender = sender.inspect_err(|error| {
         let labels = ["none", endpoint.name(), "none", error.outcome()];
         core.metrics.requests.with_label_values(&labels).inc();
@@ -142,7 +144,6 @@ where
         Ok(sender) => generate(&core, endpoint, &identity, sender, room, request).await,
         Err(error) => Err(error),
     };
-    let reply = generate(&core, endpoint, &identity, caller, request).await;
     let mut reply =
         reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(Outgoing::Any));
     identity.put(reply.headers_mut());
@@ -158,7 +159,6 @@ async fn generate<B>(
     identity: &Identity,
     sender: Sender,
     room: Option<Arc<UnreadRoom>>,
-    Caller { peer, room, .. }: Caller,
     request: http::Request<B>,
 ) -> Result<http::Response<Outgoing>, Error>
 where

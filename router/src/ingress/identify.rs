@@ -9,6 +9,7 @@ use splitrail_access::{CertificateNames, Refusal, Tenant};
 use splitrail_api::error::Error;
 use splitrail_api::steering::ClientShare;
 
+use super::certificate::ClientCertificate;
 use crate::core::Core;
 
 /// The sender of a request to a model.
@@ -27,7 +28,7 @@ impl Sender {
     }
 }
 
-/// Identifies the sender of a request. `listener` is the name of the listener in metrics.
+/// Identifies the sender of a request. `certificate` is that of the connection. `listener` is the name of the listener in metrics.
 ///
 /// # Errors
 /// A 401 if the request has no valid credential and needs one; a 403 if its credential is not for
@@ -37,8 +38,10 @@ pub fn identify(
     listener: &'static str,
     peer: IpAddr,
     headers: &HeaderMap,
-    certificate: Option<CertificateNames<'_>>,
+    certificate: Option<&ClientCertificate>,
 ) -> Result<Sender, Error> {
+    let certificate = certificate
+        .map(|names| CertificateNames { uris: &names.uris, dns_names: &names.dns_names });
     let identified = core.access.load().client(headers, certificate, SystemTime::now());
     let tenant = identified.map_err(|refusal| refused(core, listener, peer, refusal))?;
     let share = match &tenant {

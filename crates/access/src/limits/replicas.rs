@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
@@ -16,6 +16,7 @@ use splitrail_event_plane::async_nats::jetstream::kv::{
 use splitrail_event_plane::async_nats::jetstream::stream::{
     Config as StreamConfig, DiscardPolicy, StorageType,
 };
+use splitrail_event_plane::config::BrokerConfig;
 use splitrail_event_plane::{Broker, names};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -40,6 +41,9 @@ const ATTEMPTS: usize = 8;
 const CONCURRENT_MAX: usize = 16;
 /// Maximum time to give all shares back.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
+/// Pause before another attempt with a configuration of the broker that cannot be used, for example
+/// because a certificate is missing.
+const UNUSABLE_RETRY: Duration = Duration::from_secs(30);
 /// Prefix of the keys of records.
 const KEY_PREFIX: &str = "v1";
 
@@ -48,7 +52,9 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// This replica among the replicas that share the limits of tenants. `Debug` shows no content.
 pub struct Replicas {
-    broker: Broker,
+    broker: BrokerConfig,
+    /// The connection to the broker, once [`run`](Self::run) has made it.
+    connection: OnceLock<Broker>,
     /// The stream of the bucket.
     bucket: StreamConfig,
     bucket_name: String,
@@ -83,13 +89,12 @@ struct Tenant {
 pub struct NoEntropy;
 
 impl Replicas {
-    /// A replica that keeps its shares at this broker. `clock` is the clock of all calls of
-    /// [`Limits`].
+    /// A replica that keeps its shares at the broker of `events`. `clock` is the clock of all calls
+    /// of [`Limits`].
     ///
     /// # Errors
     /// The system provides no random numbers.
     pub fn new(
-        broker: Broker,
         quotas: &NatsQuotas,
         events: &NatsEvents,
         clock: SteadyClock,
@@ -99,7 +104,8 @@ impl Replicas {
         let mut random = [0; 16];
         SystemRandom::new().fill(&mut random).map_err(|_| NoEntropy)?;
         Ok(Self {
-            broker,
+            broker: events.broker.clone(),
+            connection: OnceLock::new(),
             bucket: bucket_stream(quotas, events),
             bucket_name: quotas.bucket.clone(),
             id: format!("{:032x}", u128::from_be_bytes(random)),
@@ -141,16 +147,17 @@ impl Replicas {
         self.tenants().retain(|_, tenant| is_kept(&tenant.name));
     }
 
-    /// Keeps the shares of this replica. Never ends; the caller owns the task, and calls [`leave`]
-    /// after it has ended the task.
+    /// Keeps the shares of this replica. Never ends; the caller owns the only task, and calls
+    /// [`leave`] after it has ended the task.
     ///
     /// [`leave`]: Self::leave
     pub async fn run(&self) {
+        let broker = self.connect().await;
         loop {
-            self.broker.until_connected().await;
-            if let Err(error) = self.follow().await {
+            broker.until_connected().await;
+            if let Err(error) = self.follow(broker).await {
                 // A lost connection is logged by the connection itself.
-                match self.broker.is_connected() {
+                match broker.is_connected() {
                     true => tracing::warn!(%error, "shares of limits cannot be renewed"),
                     false => tracing::debug!(%error, "shares of limits cannot be renewed"),
                 }
@@ -162,8 +169,9 @@ impl Replicas {
     /// Gives back what is not used, so that other replicas need not wait for the end of the lease.
     /// Afterwards no request is admitted any more. Ends after 2 s at the latest.
     pub async fn leave(&self) {
+        let Some(broker) = self.connection.get() else { return };
         let leaving = async {
-            let store = self.broker.context.get_key_value(&self.bucket_name).await?;
+            let store = broker.context.get_key_value(&self.bucket_name).await?;
             self.renew_all(&store, self.all(), Purpose::Leave).await
         };
         match timeout(LEAVE_TIME, leaving).await {
@@ -183,13 +191,26 @@ impl Replicas {
         self.tenants().values().cloned().collect()
     }
 
+    /// Makes the connection to the broker, which is made again after each loss.
+    async fn connect(&self) -> &Broker {
+        loop {
+            match Broker::connect(&self.broker, "splitrail quotas").await {
+                Ok(broker) => return self.connection.get_or_init(|| broker),
+                Err(error) => {
+                    tracing::error!(%error, "limits cannot be shared; trying again in 30 s");
+                }
+            }
+            sleep(UNUSABLE_RETRY).await;
+        }
+    }
+
     /// Renews shares, and adapts them to what is needed, until a failure.
-    async fn follow(&self) -> Result<(), Failure> {
-        let store = self.open().await?;
+    async fn follow(&self, broker: &Broker) -> Result<(), Failure> {
+        let store = self.open(broker).await?;
         let mut changes = store.watch_all().await?;
         // What has changed before now is not reported.
         self.all().iter().for_each(|tenant| tenant.is_stale.store(true, Ordering::Relaxed));
-        let mut connected = self.broker.connected.clone();
+        let mut connected = broker.connected.clone();
         loop {
             self.renew_all(&store, self.due(), Purpose::Hold).await?;
             tokio::select! {
@@ -204,8 +225,8 @@ impl Replicas {
     }
 
     /// Opens the bucket, and creates it if it does not exist.
-    async fn open(&self) -> Result<Store, Failure> {
-        let context = &self.broker.context;
+    async fn open(&self, broker: &Broker) -> Result<Store, Failure> {
+        let context = &broker.context;
         if let Ok(store) = context.get_key_value(&self.bucket_name).await {
             return Ok(store);
         }

@@ -1,6 +1,5 @@
 //! One call of `FrontDoorService`, from its message to its reply.
 
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +14,7 @@ use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
 use tonic::Status;
 
-use super::super::connection_service::Outgoing;
+use super::super::connection_service::{Caller, Outgoing};
 use super::super::context::{Identity, trace_context};
 use super::super::http::{X_REMOVED_FIELDS, log_failure};
 use super::super::identify::{Sender, identify};
@@ -44,7 +43,7 @@ const FRAMING_BYTES: usize = 64 << 10;
 pub(in super::super) async fn answer<B>(
     core: Arc<Core>,
     method: Method,
-    peer: SocketAddr,
+    caller: Caller,
     request: Request<B>,
 ) -> Response<Outgoing>
 where
@@ -58,9 +57,9 @@ where
     };
     let mut answered = pin!(async {
         match method {
-            Method::Generate => generate(&core, peer, request, deadline).await,
-            Method::Explain => explain(&core, peer, request).await,
-            Method::ListModels => list_models(&core, peer, request).await,
+            Method::Generate => generate(&core, caller, request, deadline).await,
+            Method::Explain => explain(&core, caller, request).await,
+            Method::ListModels => list_models(&core, caller, request).await,
         }
     });
     let answered = match deadline {
@@ -99,7 +98,7 @@ pub(super) struct Received {
 /// its message is awaited.
 pub(super) async fn received<B>(
     core: &Arc<Core>,
-    peer: SocketAddr,
+    caller: Caller,
     request: Request<B>,
 ) -> Result<Received, Status>
 where
@@ -107,7 +106,8 @@ where
 {
     let serving = core.serving();
     let limits = &serving.limits;
-    let sender = identify(core, "grpc", peer.ip(), request.headers(), None);
+    let sender =
+        identify(core, "grpc", caller.peer.ip(), request.headers(), caller.certificate.as_deref());
     let sender = sender.and_then(|sender| core.check_free_places(sender.share).map(|()| sender));
     let sender = sender.map_err(|error| {
         let labels = ["none", "none", "none", error.outcome()];
@@ -122,7 +122,7 @@ where
 
 async fn generate<B>(
     core: &Arc<Core>,
-    peer: SocketAddr,
+    caller: Caller,
     request: Request<B>,
     deadline: Option<Deadline>,
 ) -> Result<Answered, Status>
@@ -132,7 +132,7 @@ where
     let arrived = Instant::now();
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let steering = Steering::read(request.headers());
-    let Received { message: encoded, held, sender } = received(core, peer, request).await?;
+    let Received { message: encoded, held, sender } = received(core, caller, request).await?;
     let (message, held): (v1::GenerateRequest, _) =
         decode(core, encoded.clone(), held, decoded_bytes).await?;
     let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
@@ -172,13 +172,13 @@ where
 
 async fn list_models<B>(
     core: &Arc<Core>,
-    peer: SocketAddr,
+    caller: Caller,
     request: Request<B>,
 ) -> Result<Answered, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    let Received { message, held, sender } = received(core, peer, request).await?;
+    let Received { message, held, sender } = received(core, caller, request).await?;
     let (v1::ListModelsRequest {}, _held) = decode(core, message, held, |_| 0).await?;
     let serving = core.serving();
     let usable = |names: &[String]| -> Vec<String> {

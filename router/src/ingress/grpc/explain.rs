@@ -4,7 +4,6 @@
 //! configuration allows it. A loopback address does not prove that the client is an operator:
 //! behind a proxy on the same host, every client has a loopback address.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,6 +13,7 @@ use splitrail_proto::v1::explain_request::Subject;
 use splitrail_proto::v1::generate_request::Prompt;
 use tonic::Status;
 
+use super::super::connection_service::Caller;
 use super::body::payload;
 use super::call::{Answered, Received, received, whole};
 use super::decode::decode;
@@ -30,7 +30,7 @@ const NOT_ALLOWED: &str = "Explain shows other clients' load and cached prompts,
 /// Explains a given request, or one that was served recently.
 pub(super) async fn explain<B>(
     core: &Arc<Core>,
-    peer: SocketAddr,
+    caller: Caller,
     request: Request<B>,
 ) -> Result<Answered, Status>
 where
@@ -41,7 +41,7 @@ where
     }
     let steering = Steering::read(request.headers());
     // The message's memory is held until the reply is made.
-    let Received { message, held, sender } = received(core, peer, request).await?;
+    let Received { message, held, sender } = received(core, caller, request).await?;
     let tenant = sender.tenant.as_ref();
     if tenant.is_some_and(|tenant| !tenant.debug) {
         let message = "Explain is for tenants with `debug: true`";
