@@ -18,6 +18,7 @@ mod dialect;
 mod digest;
 pub mod engine_tls;
 pub mod keys;
+pub mod jwks;
 pub mod model;
 mod parts;
 mod rules;

@@ -26,6 +26,7 @@ const PEM_MAX_BYTES: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFileError {
     /// The key in the `tls` or `engine_tls` section, such as `cert`, `key` or `client_ca`.
+    /// The key that names the file, such as `cert`.
     pub key: &'static str,
     /// The cause, worded to follow the key in a sentence.
     pub why: String,
@@ -135,10 +136,7 @@ impl TlsFiles {
             None => config.with_no_client_auth(),
             Some(pem) => {
                 let wrong = |error: &dyn Display| unusable("client_ca", error);
-                let mut roots = RootCertStore::empty();
-                for certificate in certificates("client_ca", pem)? {
-                    roots.add(certificate).map_err(|error| wrong(&error))?;
-                }
+                let roots = roots("client_ca", pem)?;
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
                 let verifier = match terms.client_certificates {
@@ -158,6 +156,23 @@ impl TlsFiles {
 }
 
 pub(crate) fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsFileError> {
+/// The authorities whose certificates are in a PEM file. `key` is the key that names the file.
+///
+/// # Errors
+/// If the file cannot be read, or does not contain certificates.
+pub fn authorities(key: &'static str, path: &Path) -> Result<RootCertStore, TlsFileError> {
+    roots(key, &read(key, path)?)
+}
+
+fn roots(key: &'static str, pem: &[u8]) -> Result<RootCertStore, TlsFileError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(key, pem)? {
+        roots.add(certificate).map_err(|error| unusable(key, &error))?;
+    }
+    Ok(roots)
+}
+
+fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsFileError> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(PEM_MAX_BYTES + 1).read_to_end(&mut bytes))

@@ -1,0 +1,92 @@
+//! Rules about JSON Web Tokens: the keys of their issuer can be read, and how often.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::jwks::{JwksUrl, KeySet, read_file};
+use crate::model::{Auth, JwtAuth};
+use crate::tls::authorities;
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::{Node, Value};
+use splitrail_settings::words::shown;
+
+/// Minimum refresh interval, which protects the issuer.
+const REFRESH_MIN: Duration = Duration::from_secs(10);
+
+/// Reports every violation of a rule by an item of `auth`, if its kind is `jwt`. `path` is the path
+/// of the item, such as `auth[0]`.
+pub(super) fn check(node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+    let Ok(Auth::Jwt(auth)) = serde_json::from_value::<Auth>(node.to_json()) else { return };
+    match auth.jwks_file() {
+        Some(file) => {
+            key_file(file, node, path, base_dir, report);
+            for key in ["jwks_ca", "refresh_interval"] {
+                unused(node, path, key, report);
+            }
+        }
+        None => url(&auth, node, path, base_dir, report),
+    }
+}
+
+fn key_file(file: &Path, node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+    let at = node.get("jwks").unwrap_or(node).at;
+    let named = shown(&file.display().to_string());
+    let text = match read_file(&base_dir.join(file)) {
+        Ok(text) => text,
+        Err(error) => {
+            let message = format!("`{path}.jwks` \"{named}\" cannot be read: {error}");
+            let hint = "a file with the issuer's JSON Web Key Set, or its `https://` URL; \
+                        relative paths start at the configuration's folder";
+            report.error(at, message, hint);
+            return;
+        }
+    };
+    match KeySet::parse(&text) {
+        Err(error) => {
+            let message = format!("`{path}.jwks` \"{named}\" cannot be used: {error}");
+            let hint = "store what the issuer's `jwks_uri` returns: `{ \"keys\": [...] }`";
+            report.error(at, message, hint);
+        }
+        Ok(set) if set.has_secrets => {
+            let message = format!("`{path}.jwks` \"{named}\" contains a private key");
+            let hint = "whoever reads the file can make tokens: publish the public keys only";
+            report.warn(at, message, hint);
+        }
+        Ok(_) => {}
+    }
+}
+
+fn url(auth: &JwtAuth, node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+    let at = |key: &str| node.get(key).unwrap_or(node).at;
+    match JwksUrl::parse(&auth.jwks) {
+        Err(error) => {
+            let hint = "write `https://HOST/PATH`; `http://` is for this machine only";
+            report.error(at("jwks"), format!("`{path}.jwks` {error}"), hint);
+        }
+        Ok(url) if !url.is_tls => unused(node, path, "jwks_ca", report),
+        Ok(_) => {
+            let ca = auth.jwks_ca.as_deref();
+            let read = ca.map(|ca| authorities("jwks_ca", &base_dir.join(ca)));
+            if let Some(Err(error)) = read {
+                let message = format!("`{path}.jwks_ca` {}", error.why);
+                let hint = "a PEM file with the certificate of the authority; \
+                            relative paths start at the configuration's folder";
+                report.error(at("jwks_ca"), message, hint);
+            }
+        }
+    }
+    if auth.refresh_interval < REFRESH_MIN {
+        let message = format!("`{path}.refresh_interval` is too short");
+        let hint = "at least `10s`: tokens that name an unknown key cause a fetch as well";
+        report.error(at("refresh_interval"), message, hint);
+    }
+}
+
+/// Warns of a key that has no effect with these `jwks`.
+fn unused(node: &Node, path: &str, key: &str, report: &mut Report) {
+    let given = node.get(key).filter(|node| node.value != Value::Null);
+    if let Some(given) = given {
+        let message = format!("`{path}.{key}` does nothing with this `jwks`");
+        report.warn(given.at, message, "it is for `https://` URLs: leave it out");
+    }
+}
