@@ -257,6 +257,14 @@ metrics! {
     index_rejected: IntCounterVec("index_rejected_total"; "model", "worker", "reason");
     /// Time from the creation of an event in the engine to its presence in the index.
     index_event_lag: HistogramVec[SECONDS]("index_event_lag_seconds"; "model", "worker");
+    /// Reads of the keys with which an issuer signs JSON Web Tokens, by result: changed, unchanged or
+    /// failed. A file is read when it changes, and every second while it cannot be used.
+    jwks_refreshes: IntCounterVec("jwks_refreshes_total"; "issuer", "result");
+    /// Time at which the keys of an issuer were last read, or a file of keys was last seen to be
+    /// unchanged, in seconds since 1970.
+    jwks_last_success: GaugeVec("jwks_last_success_timestamp_seconds"; "issuer");
+    /// Usable keys of an issuer.
+    jwks_keys: IntGaugeVec("jwks_keys"; "issuer");
     /// Reloads of the configuration, by result: changed, unchanged or refused.
     reloads: IntCounterVec("reloads_total"; "result");
     /// A hash of 48 bits of the running configuration. Replicas with the same configuration have
