@@ -38,7 +38,7 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let metrics = Metrics::new().map_err(|error| AssembleError::Defect(error.to_string()))?;
     let memory = Arc::default();
     let models = models(&config, (&memory, &metrics), None)?;
-    let access = Access::new(&config, None)?;
+    let access = Access::new(&config, &metrics, None)?;
     let books = Books::open(&config, &metrics).map_err(AssembleError::File)?;
     let audit = Audit::open(&config.audit, &metrics).map_err(AssembleError::File)?;
     Ok(Arc::new(Core::new(models, config, metrics, memory, books, (access, audit))))

@@ -349,13 +349,20 @@ pub async fn wait_ready(core: &Core, patience: Duration) -> Option<String> {
 /// How often the files of API keys are looked at: a revoked key is refused after this time.
 const ACCESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reads the files of credentials again when they change, until the task is ended.
+/// Reads the files of credentials again when they change, and keeps the keys of issuers of tokens
+/// current, until the task is ended.
 async fn follow_access(core: Arc<Core>) {
     let mut ticks = tokio::time::interval(ACCESS_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut issuers = JoinSet::new();
     loop {
         ticks.tick().await;
         let access = core.access.load_full();
+        for task in access.take_tasks() {
+            issuers.spawn(task);
+        }
+        // Those of issuers that are gone have ended.
+        while issuers.try_join_next().is_some() {}
         // Off the reactor, because a disk may be slow.
         let reading = tokio::task::spawn_blocking(move || access.refresh());
         if let Err(error) = reading.await {

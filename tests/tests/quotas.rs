@@ -10,7 +10,7 @@ use serde_json::json;
 use splitrail_access::limits::replicas::Replicas;
 use splitrail_access::limits::{Limits, Reservation, SteadyClock};
 use splitrail_config::{NatsEvents, NatsQuotas, TenantLimits};
-use splitrail_event_plane::{Broker, async_nats};
+use splitrail_event_plane::async_nats;
 use splitrail_tests::broker;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::process::Process;

@@ -2,17 +2,21 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::HeaderMap;
 use splitrail_config::Problems;
+use splitrail_config::jwks::BadJwksUrl;
 use splitrail_config::keys::Role;
 #[cfg(feature = "nats")]
 use splitrail_config::model::Events;
 use splitrail_config::model::{Auth, CertificateName, Config, Quotas};
 use splitrail_settings::SecretError;
+use splitrail_telemetry::Metrics;
 
 use crate::credential;
+use crate::issuer::Issuer;
+use crate::jwt::Claims;
 use crate::keys::{Grant, KeyHolder, KeySource};
 #[cfg(feature = "nats")]
 use crate::limits::replicas::Replicas;
@@ -35,6 +39,7 @@ pub struct Access {
     /// Whether requests need a credential.
     asks: bool,
     keys: Vec<KeySource>,
+    issuers: Vec<Arc<Issuer>>,
     certificate: Option<CertificateName>,
     /// The tenants, by name and by identity.
     tenants: HashMap<Box<str>, Arc<Tenant>>,
@@ -49,7 +54,7 @@ pub struct Access {
 pub struct Operator {
     /// What the operator may do.
     pub role: Role,
-    /// The id of the operator's key.
+    /// The id of the operator's key, or the tenant in the operator's token.
     pub key: Arc<str>,
 }
 
@@ -59,6 +64,9 @@ pub enum AccessError {
     /// A file of keys cannot be used.
     #[error("auth: {0}")]
     Keys(Problems),
+    /// The URL of an issuer's keys cannot be used.
+    #[error("auth: {0}")]
+    Jwks(#[from] BadJwksUrl),
     /// The secret from which salts are derived cannot be read.
     #[error("cache_salt_key: {0}")]
     SaltKey(#[from] SecretError),
@@ -88,7 +96,11 @@ impl Access {
     ///
     /// # Errors
     /// A file that the configuration names cannot be used.
-    pub fn new(config: &Config, before: Option<&Self>) -> Result<Self, AccessError> {
+    pub fn new(
+        config: &Config,
+        metrics: &Metrics,
+        before: Option<&Self>,
+    ) -> Result<Self, AccessError> {
         let secret = config.cache_salt_key.as_ref().map(|secret| secret.resolve()).transpose()?;
         let salt_key = SaltKey::new(secret.as_ref().map(|secret| secret.expose()));
         let clock = before.map_or_else(SteadyClock::start, |before| before.clock);
@@ -105,18 +117,26 @@ impl Access {
             }
         }
         let mut keys = Vec::new();
+        let mut issuers = Vec::new();
         let mut certificate = None;
         for auth in &config.auth {
             match auth {
                 Auth::Keys { file } => keys.push(KeySource::open(file).map_err(AccessError::Keys)?),
-                Auth::Jwt(_) => {}
+                Auth::Jwt(auth) => {
+                    let known = before.into_iter().flat_map(|before| &before.issuers);
+                    let mut known = known.filter(|issuer| issuer.is_configured_as(auth));
+                    issuers.push(match known.next() {
+                        Some(issuer) => Arc::clone(issuer),
+                        None => Arc::new(Issuer::new(auth, metrics)?),
+                    });
+                }
                 Auth::ClientCertificate { tenant } => certificate = Some(*tenant),
             }
         }
         let default = config.defaults.tenant.as_deref();
         let default = default.and_then(|name| tenants.get(name)).cloned();
         let asks = !config.auth.is_empty();
-        Ok(Self { asks, keys, certificate, tenants, default, counting, clock })
+        Ok(Self { asks, keys, issuers, certificate, tenants, default, counting, clock })
     }
 
     /// Puts the limits of the configuration into effect, once it is served.
@@ -172,6 +192,9 @@ impl Access {
             return Ok(self.default.clone());
         }
         if let Some(credential) = credential::of(headers) {
+            if let Some(claims) = self.claims(credential, now) {
+                return self.named(&claims?.tenant).map(Some);
+            }
             return match self.key(credential, now)?.grant {
                 Grant::Tenant(name) => self.named(&name).map(Some),
                 Grant::Role(_) => Err(Refusal::WrongUse),
@@ -196,11 +219,33 @@ impl Access {
         let Some(credential) = credential::of(headers).filter(|_| self.asks) else {
             return Ok(None);
         };
+        if let Some(claims) = self.claims(credential, now) {
+            let claims = claims?;
+            let role = claims.role.ok_or(Refusal::WrongUse)?;
+            return Ok(Some(Operator { role, key: claims.tenant.as_str().into() }));
+        }
         let KeyHolder { id, grant } = self.key(credential, now)?;
         match grant {
             Grant::Role(role) => Ok(Some(Operator { role, key: id })),
             Grant::Tenant(_) => Err(Refusal::WrongUse),
         }
+    }
+
+    /// The claims of a JSON Web Token; `None` if the credential is none, or if no tokens are
+    /// accepted.
+    fn claims(&self, credential: &str, now: SystemTime) -> Option<Result<Claims, Refusal>> {
+        if self.issuers.is_empty() || !credential::is_token(credential) {
+            return None;
+        }
+        let now_unix_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let mut results = self.issuers.iter().filter_map(|of| of.claims(credential, now_unix_s));
+        Some(results.next().unwrap_or(Err(Refusal::Unknown)))
+    }
+
+    /// The tasks that keep the keys of issuers of tokens current, as far as they have not been taken
+    /// before. Each ends after a reload by which its issuer is gone.
+    pub fn take_tasks(&self) -> Vec<impl Future<Output = ()> + Send + use<>> {
+        self.issuers.iter().filter_map(|issuer| issuer.take_task()).collect()
     }
 
     /// Reads the files again that have changed. May wait for a disk.

@@ -93,8 +93,8 @@ impl KeySource {
         let given = sha256(key);
         let table = self.table.load();
         let places = table.places.get(&beginning(&given)).map_or(&[][..], Vec::as_slice);
-        let found = places.iter().map(|place| &table.keys[*place]);
-        let Some(found) = found.filter(|key| is_same(&key.digest, &given)).last() else {
+        let mut keys = places.iter().map(|place| &table.keys[*place]);
+        let Some(found) = keys.find(|key| is_same(&key.digest, &given)) else {
             return Err(Refusal::Unknown);
         };
         match found.expires {

@@ -7,6 +7,8 @@
 
 mod access;
 pub mod credential;
+mod issuer;
+pub mod jwt;
 pub mod keys;
 pub mod limits;
 pub mod places;
@@ -19,10 +21,3 @@ pub use places::TenantPlaces;
 pub use refusal::Refusal;
 pub use splitrail_config::keys::Role;
 pub use tenant::Tenant;
-//! Who may use the router: the credentials of clients, the tenants that they stand for, what a tenant
-//! may use, and in whose cache its prompts are.
-
-pub mod jwt;
-mod role;
-
-pub use role::Role;

@@ -63,6 +63,12 @@ pub enum Role {
 }
 
 impl Role {
+    /// The role with this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Read, Self::Admin].into_iter().find(|role| role.name() == name)
+    }
+
     /// The name of the role in files, tokens and the audit file.
     pub fn name(self) -> &'static str {
         match self {

@@ -26,7 +26,6 @@ const PEM_MAX_BYTES: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFileError {
     /// The key in the `tls` or `engine_tls` section, such as `cert`, `key` or `client_ca`.
-    /// The key that names the file, such as `cert`.
     pub key: &'static str,
     /// The cause, worded to follow the key in a sentence.
     pub why: String,
@@ -155,7 +154,6 @@ impl TlsFiles {
     }
 }
 
-pub(crate) fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsFileError> {
 /// The authorities whose certificates are in a PEM file. `key` is the key that names the file.
 ///
 /// # Errors
@@ -172,7 +170,7 @@ fn roots(key: &'static str, pem: &[u8]) -> Result<RootCertStore, TlsFileError> {
     Ok(roots)
 }
 
-fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsFileError> {
+pub(crate) fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsFileError> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(PEM_MAX_BYTES + 1).read_to_end(&mut bytes))

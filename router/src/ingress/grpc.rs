@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes as Services;
 use tonic_health::pb::health_server::HealthServer;
 
-use super::connection_service::{Direct, Routes};
+use super::connection_service::{Caller, Direct, Routes};
 use crate::core::Core;
 
 mod body;
@@ -79,6 +79,7 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
     let peer = SocketAddr::from(([127, 0, 0, 1], 0));
+    let caller = Caller { peer, certificate: None, room: None };
     let response = answer(Arc::clone(core), Method::Generate, caller, request).await;
     let status = response.headers().get("grpc-status")?;
     Some(status.to_str().ok()?.parse().unwrap_or(-1))

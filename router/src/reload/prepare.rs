@@ -100,10 +100,11 @@ pub(super) fn prepare(file: &Path, core: &Core, before: &Serving) -> Result<Prep
     }
     let source = loaded.source().clone();
     let places: Vec<String> = loaded.config.models.iter().map(|model| model.name.clone()).collect();
-    let access = Access::new(&loaded.config, Some(&core.access.load())).map_err(|error| {
-        let hint = "`splitrail check` says the same";
-        Refused::listing(vec![source.problem(&["auth"], error.to_string(), hint)])
-    })?;
+    let access =
+        Access::new(&loaded.config, &core.metrics, Some(&core.access.load())).map_err(|error| {
+            let hint = "`splitrail check` says the same";
+            Refused::listing(vec![source.problem(&["auth"], error.to_string(), hint)])
+        })?;
     let serving = reassemble(loaded.config, core, before);
     let serving = serving.map_err(|error| located(&error, &source, &places))?;
     let report = Report::new(before, &serving, changes, loaded.warnings);
