@@ -130,15 +130,7 @@ impl Running {
             listeners.spawn(told);
             listeners.spawn(listener::serve(socket, client_listener("grpc", routes, tls.grpc)));
         }
-        let mut summary = JoinSet::new();
-        let log_interval = core.serving().config.ledger.log_interval;
-        if !log_interval.is_zero() {
-            summary.spawn(log_totals(Arc::clone(&core), log_interval));
-        }
-        let mut access = JoinSet::new();
-        access.spawn(follow_access(Arc::clone(&core)));
-        let sharing = core.access.load_full();
-        access.spawn(async move { sharing.share_limits().await });
+        let (summary, access) = (log_summary(&core), keep_access(&core));
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);
         Ok(Self {
@@ -243,6 +235,25 @@ impl Running {
         let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, all_closed).await;
         cut
     }
+}
+
+/// Starts to log the totals, if the configuration asks for it.
+fn log_summary(core: &Arc<Core>) -> JoinSet<()> {
+    let mut summary = JoinSet::new();
+    let log_interval = core.serving().config.ledger.log_interval;
+    if !log_interval.is_zero() {
+        summary.spawn(log_totals(Arc::clone(core), log_interval));
+    }
+    summary
+}
+
+/// Starts the tasks that follow files of credentials and share limits.
+fn keep_access(core: &Arc<Core>) -> JoinSet<()> {
+    let mut access = JoinSet::new();
+    access.spawn(follow_access(Arc::clone(core)));
+    let sharing = core.access.load_full();
+    access.spawn(async move { sharing.share_limits().await });
+    access
 }
 
 /// Starts the writers of files of lines, which run until they are closed.

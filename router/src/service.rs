@@ -178,23 +178,19 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         prepared;
     scope.hold_prepared(memory);
     scope.admit_units(units.len())?;
-    if let Some(tenant) = tenant.as_ref().filter(|tenant| tenant.is_limited()) {
-        let cost = cost::expected(&served, &units, &options, endpoint.generates());
-        scope.reserve(tenant.reserve(cost)?);
-    }
     let flow = match (call.steering.flow_for(&served.config)?, endpoint.generates()) {
         (flow, true) => flow,
         (_, false) => RequestFlow::Aggregated,
     };
+    if let Some(tenant) = tenant.as_ref().filter(|tenant| tenant.is_limited()) {
+        let cost = cost::expected(&served, &units, &options, endpoint.generates());
+        scope.reserve(tenant.reserve(cost)?);
+    }
     // The body takes precedence over the header.
     let threshold = threshold.or(call.steering.threshold);
     let stages = Stages::default();
-    stages.add(
-        &core.metrics,
-        served.labelled_series(),
-        "tokenize",
-        tokenizing.elapsed().as_secs_f64(),
-    );
+    let seconds = tokenizing.elapsed().as_secs_f64();
+    stages.add(&core.metrics, served.labelled_series(), "tokenize", seconds);
     let (arrived, client) = scope.origin();
     let priority_max = tenant.as_ref().and_then(|tenant| tenant.priority_max);
     let urgency = call.steering.urgency(&served.config, arrived, client, priority_max);
@@ -220,14 +216,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(core, &context, unit, now_unix_ms)).collect();
     scope.place(&context, now_unix_ms, &units, decisions.clone());
-    let begun = match (&units[..], &decisions[..]) {
-        ([unit], [record]) => vec![begin(&context, unit, record).await?],
-        _ => {
-            let pairs = units.iter().zip(&decisions);
-            let all = try_join_all(pairs.map(|(unit, record)| begin(&context, unit, record)));
-            Box::pin(all).await?
-        }
-    };
+    let begun = begin_all(&context, &units, &decisions).await?;
     if context.endpoint.generates() {
         scope.begun();
     }
@@ -244,9 +233,26 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         ReplyBody::Whole(reply) => ReplyBody::Whole(Arc::clone(&context.unread).bind(reply)),
         events => events,
     };
-    let server_timing = context.stages.server_timing();
-    let removed_fields = removed.header();
-    Ok(Reply { route: Route(decisions), shows_route: debugs, server_timing, removed_fields, body })
+    Ok(Reply {
+        route: Route(decisions),
+        shows_route: debugs,
+        server_timing: context.stages.server_timing(),
+        removed_fields: removed.header(),
+        body,
+    })
+}
+
+/// Begins the replies of all prompts, each with its own decision.
+async fn begin_all(
+    context: &Arc<Context>,
+    units: &[Unit],
+    decisions: &[DecisionHandle],
+) -> Result<Vec<Begun>, Error> {
+    if let ([unit], [decision]) = (units, decisions) {
+        return Ok(vec![begin(context, unit, decision).await?]);
+    }
+    let pairs = units.iter().zip(decisions);
+    Box::pin(try_join_all(pairs.map(|(unit, decision)| begin(context, unit, decision)))).await
 }
 
 /// Combines the replies of all prompts into one.

@@ -273,18 +273,7 @@ fn compute(
     let meter = || Meter::new(preparer.memory.charge(), limits.request_memory_max_bytes, &refuse);
     let mut memory = Memory { kept: meter(), work: meter() };
     let mut inbound = payload.read(endpoint, &serving, &mut memory)?;
-    let Named { model, adapter } = named(&serving, endpoint, &inbound.model_name)?;
-    let served = Arc::clone(&serving.models[model]);
-    if let Some(tenant) = tenant {
-        let name = if inbound.model_name.is_empty() { served.name() } else { &inbound.model_name };
-        tenant.check_model(name)?;
-        separate(&mut inbound, tenant);
-    }
-    // Engines know the model by its configured name and an adapter by the adapter's name.
-    let engine_name = adapter.as_deref().unwrap_or(served.name());
-    inbound.body.set("model", json::quote(engine_name));
-    check_connector(&served, endpoint)?;
-    check_salt(&served, &inbound)?;
+    let (served, adapter) = address(&serving, &mut inbound, tenant)?;
     let samples_apart = samples_apart(&served, &mut inbound, limits)?;
     let namespace = Namespace {
         salt: inbound.cache_salt.as_deref(),
@@ -343,6 +332,29 @@ fn compute(
     let Inbound { options, threshold, removed, .. } = inbound;
     let memory = memory.kept.into_charge();
     Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory })
+}
+
+/// Finds the model and the adapter of a request, checks that the tenant and the model's engines allow
+/// the request, and gives the body the names and the salt that engines know.
+fn address(
+    serving: &Serving,
+    inbound: &mut Inbound,
+    tenant: Option<&Tenant>,
+) -> Result<(Arc<Served>, Option<String>), Error> {
+    let endpoint = inbound.endpoint;
+    let Named { model, adapter } = named(serving, endpoint, &inbound.model_name)?;
+    let served = Arc::clone(&serving.models[model]);
+    if let Some(tenant) = tenant {
+        let name = if inbound.model_name.is_empty() { served.name() } else { &inbound.model_name };
+        tenant.check_model(name)?;
+        separate(inbound, tenant);
+    }
+    // Engines know the model by its configured name and an adapter by the adapter's name.
+    let engine_name = adapter.as_deref().unwrap_or(served.name());
+    inbound.body.set("model", json::quote(engine_name));
+    check_connector(&served, endpoint)?;
+    check_salt(&served, inbound)?;
+    Ok((served, adapter))
 }
 
 /// Bytes of JSON in the members that hold the prompt; 0 if the model computes no prompt.
