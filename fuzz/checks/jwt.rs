@@ -35,8 +35,7 @@ pub(crate) fn check(data: &[u8]) {
     }
 }
 
-/// The result of a new verifier, which is also that of a verifier that has verified the token.
-fn verify(token: &str) -> Result<Claims, JwtRefusal> {
+static VERIFIER: LazyLock<Verifier> = LazyLock::new(|| {
     let auth = JwtAuth {
         issuer: "i".to_owned(),
         audience: "a".to_owned(),
@@ -49,15 +48,19 @@ fn verify(token: &str) -> Result<Claims, JwtRefusal> {
     let x = encode(ISSUER.public_key());
     let key = json!({ "kty": "OKP", "crv": "Ed25519", "kid": "k", "x": x });
     let keys = json!({ "keys": [key] }).to_string();
-    let verifier = Verifier::with_keys(&auth, keys.as_bytes()).unwrap();
-    let fresh = verifier.verify(token, NOW);
-    assert_eq!(verifier.verify(token, NOW), fresh, "a remembered token has another result");
-    if let Ok(claims) = &fresh {
+    Verifier::with_keys(&auth, keys.as_bytes()).unwrap()
+});
+
+/// The result for the token, which is the same when the token is remembered.
+fn verify(token: &str) -> Result<Claims, JwtRefusal> {
+    let result = VERIFIER.verify(token, NOW);
+    assert_eq!(VERIFIER.verify(token, NOW), result, "a remembered token has another result");
+    if let Ok(claims) = &result {
         let end = claims.expires_unix_s.saturating_add(LEEWAY_S);
         assert!(NOW < end);
-        assert_eq!(verifier.verify(token, end), Err(JwtRefusal::Expired));
+        assert_eq!(VERIFIER.verify(token, end), Err(JwtRefusal::Expired));
     }
-    fresh
+    result
 }
 
 /// Asserts that a plain reader of the token finds the same claims and nothing to refuse.

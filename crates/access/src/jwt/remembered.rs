@@ -1,5 +1,10 @@
 //! Remembers verified tokens until they expire, so that a signature is checked once per token and
 //! not once per request.
+//!
+//! A fresh check takes 34 us (RS256), 59 us (ES256) or 55 us (EdDSA), which is about as much as the
+//! whole request of 1 KB costs the router; finding a remembered token takes 0.3 to 0.6 us, mostly for
+//! the digest of its text (2026-11-25, two cores of an AMD EPYC, tokens of 310 to 566 bytes, this
+//! crate and its JSON reader with `opt-level = 3`). A test compares both results at all times.
 
 use std::sync::Arc;
 
