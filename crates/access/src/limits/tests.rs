@@ -3,5 +3,6 @@
 
 mod alone;
 mod cluster;
+mod exactness;
 mod shared;
 mod sharing;
