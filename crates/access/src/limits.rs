@@ -2,7 +2,7 @@
 //!
 //! A request **reserves** what it may cost before it starts, and **settles** what it did cost when it
 //! ends. Over any 60 seconds, and on any day (UTC), the cost of the admitted requests is at most the
-//! limit. Cost belongs to the time of the reservation. Replicas may share limits ([`replicas`], with the
+//! limit. Cost belongs to the time of the reservation. Replicas may share limits (`replicas`, with the
 //! cargo feature `nats`; docs/quotas.md).
 //!
 //! Times are milliseconds since 1970, from one [`SteadyClock`] of the process.
@@ -64,8 +64,6 @@ impl Counting {
 #[derive(Debug)]
 pub struct Limits {
     account: Mutex<Account>,
-    /// The part of each limit that this router admits.
-    share: f64,
     /// Notified when this replica should get a larger share.
     wants_share: Option<Arc<Notify>>,
 }
@@ -76,7 +74,7 @@ impl Limits {
     #[must_use]
     pub fn local(limits: &TenantLimits, share: f64) -> Arc<Self> {
         let account = Account::new(kind::shares(limits, share), MINUTE_MS, None);
-        Arc::new(Self { account: Mutex::new(account), share, wants_share: None })
+        Arc::new(Self { account: Mutex::new(account), wants_share: None })
     }
 
     /// Limits that replicas share.
@@ -90,12 +88,13 @@ impl Limits {
         let holdings = Some(Holdings::new(terms, now_ms));
         let account = Account::new(kind::shares(limits, 1.0), terms.window_ms, holdings);
         let wants_share = Some(wants_share);
-        Arc::new(Self { account: Mutex::new(account), share: 1.0, wants_share })
+        Arc::new(Self { account: Mutex::new(account), wants_share })
     }
 
-    /// Replaces the limits. What was used stays used.
-    pub fn change(&self, limits: &TenantLimits, now_ms: u64) {
-        let limits = kind::shares(limits, self.share);
+    /// Replaces the limits, and the share that this router admits. What was used stays used. Limits
+    /// that replicas share are changed by `replicas`, with a share of 1.
+    pub fn change(&self, limits: &TenantLimits, share: f64, now_ms: u64) {
+        let limits = kind::shares(limits, share);
         let mut account = self.account();
         let now_ms = account.advance(now_ms);
         let before = std::mem::replace(&mut account.limits, limits.clone());

@@ -122,7 +122,7 @@ impl Replicas {
         let key = format!("{KEY_PREFIX}.{}", names::token(tenant));
         let mut tenants = self.tenants();
         if let Some(known) = tenants.get(&key) {
-            known.limits.change(limits, now_ms);
+            known.limits.change(limits, 1.0, now_ms);
             return Arc::clone(&known.limits);
         }
         let made = Limits::shared(limits, self.terms, Arc::clone(&self.wants_share), now_ms);
@@ -158,9 +158,17 @@ impl Replicas {
             if let Err(error) = self.follow(broker).await {
                 // A lost connection is logged by the connection itself.
                 match broker.is_connected() {
+        let mut last = String::new();
+        loop {
+            self.broker.until_connected().await;
+            if let Err(error) = self.follow().await {
+                // A lost connection is logged by the connection itself, and each error once in a row.
+                let text = error.to_string();
+                match self.broker.is_connected() && text != last {
                     true => tracing::warn!(%error, "shares of limits cannot be renewed"),
                     false => tracing::debug!(%error, "shares of limits cannot be renewed"),
                 }
+                last = text;
             }
             sleep(CHECK_INTERVAL).await;
         }

@@ -72,10 +72,10 @@ fn a_router_admits_its_share_of_each_limit() {
 fn what_was_used_stays_used_when_a_limit_changes() {
     let tenant = Limits::local(&limits(0, 0, 0), 1.0);
     let _used = tenant.reserve(START, 700).unwrap();
-    tenant.change(&limits(2, 1000, 0), START);
+    tenant.change(&limits(2, 1000, 0), 1.0, START);
     assert_eq!(tenant.standing(START).tokens_per_minute.unwrap().remaining, 300);
     assert_eq!(tenant.standing(START).requests.unwrap().remaining, 1);
-    tenant.change(&limits(2, 500, 0), START);
+    tenant.change(&limits(2, 500, 0), 1.0, START);
     assert_eq!(tenant.standing(START).tokens_per_minute.unwrap().remaining, 0);
     assert!(tenant.reserve(START, 1).is_err());
 }

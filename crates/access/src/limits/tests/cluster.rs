@@ -232,7 +232,7 @@ impl Cluster {
     /// A replica is told another limit.
     pub(super) fn change(&mut self, replica: usize, limits: TenantLimits) {
         let time = self.time(replica);
-        self.replicas[replica].limits.change(&limits, time);
+        self.replicas[replica].limits.change(&limits, 1.0, time);
         self.replicas[replica].configured = limits;
         self.configured.push((limits, u64::MAX));
         let now_ms = self.now_ms;
