@@ -100,6 +100,22 @@ fn the_day_of_a_dead_replica_does_not_end_while_a_clock_may_be_slow() {
 }
 
 #[test]
+fn a_replica_that_is_cut_off_admits_at_most_the_floor_of_the_next_day() {
+    let mut cluster = ready([0, 0]);
+    while cluster.used(DAY, 0, |_| true) < 3000 {
+        cluster.reserve(0, 100);
+        cluster.run(1000);
+    }
+    cluster.replicas[0].is_cut = true;
+    cluster.run(MIDNIGHT - cluster.now_ms + TERMS.margin_ms);
+    assert!(!cluster.reserve(0, 6000 / 32 + 1));
+    assert!(cluster.reserve(0, 6000 / 32));
+    cluster.run(10_000);
+    let dead = cluster.store.as_ref().unwrap().replicas["r1"].holding(DAY).unwrap().share;
+    assert_eq!(dead, 6000 / 32, "the others have the rest");
+}
+
+#[test]
 fn a_lower_limit_applies_without_the_broker() {
     let mut cluster = ready([0, 0]);
     for replica in 0..2 {
