@@ -13,7 +13,7 @@ use rustls::{AlertDescription, RootCertStore, ServerConfig};
 use splitrail_config::EngineTls;
 use splitrail_config::engine_tls::EngineTlsFiles;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::{TlsAcceptor, server};
 
 use super::*;
@@ -201,6 +201,40 @@ async fn a_connection_over_tls_serves_one_request_after_another() {
         let (answer, ()) = tokio::join!(answer_of(&mut wire), answers);
         assert_eq!(answer.unwrap(), b"ok");
     }
+}
+
+#[tokio::test]
+async fn a_request_that_the_socket_did_not_take_at_once_is_sent_whole() {
+    // TLS takes the whole request, and the sockets only a part of it.
+    const BODY_BYTES: usize = 60_000;
+    const SOCKET_BYTES: u32 = 8 << 10;
+    let (door, near) = (TcpSocket::new_v4().unwrap(), TcpSocket::new_v4().unwrap());
+    door.set_recv_buffer_size(SOCKET_BYTES).unwrap();
+    near.set_send_buffer_size(SOCKET_BYTES).unwrap();
+    door.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = door.listen(1).unwrap();
+    let near = near.connect(listener.local_addr().unwrap()).await.unwrap();
+    let (settings, acceptor) = (settings(), acceptor(false));
+    let accept = acceptor.accept(listener.accept().await.unwrap().0);
+    let (near, engine) = tokio::join!(settings.connect("localhost", near, SOON), accept);
+    let (mut wire, mut engine) = (Connection::new(near.unwrap(), None), engine.unwrap());
+
+    let body = Bytes::from(vec![b'~'; BODY_BYTES]);
+    let authority = "engine:8000".parse().unwrap();
+    let request = EngineRequest::new("POST", &authority, "/v1/x", body.into()).ended();
+    // The engine begins to read when the router has written what it can.
+    let answers = async {
+        let mut read = Vec::new();
+        while read.iter().filter(|byte| **byte == b'~').count() < BODY_BYTES {
+            engine.read_buf(&mut read).await.unwrap();
+        }
+        let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+        engine.write_all(answer.as_bytes()).await.unwrap();
+        engine.flush().await.unwrap();
+    };
+    let both = async { tokio::join!(biased; wire.exchange(&request), answers) };
+    let (head, ()) = tokio::time::timeout(SOON, both).await.unwrap();
+    assert_eq!(head.unwrap().status, 200);
 }
 
 #[tokio::test]
