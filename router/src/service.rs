@@ -178,10 +178,8 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         prepared;
     scope.hold_prepared(memory);
     scope.admit_units(units.len())?;
-    let flow = match (call.steering.flow_for(&served.config)?, endpoint.generates()) {
-        (flow, true) => flow,
-        (_, false) => RequestFlow::Aggregated,
-    };
+    let flow = call.steering.flow_for(&served.config)?;
+    let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
     if let Some(tenant) = tenant.as_ref().filter(|tenant| tenant.is_limited()) {
         let cost = cost::expected(&served, &units, &options, endpoint.generates());
         scope.reserve(tenant.reserve(cost)?);
@@ -220,13 +218,11 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     if context.endpoint.generates() {
         scope.begun();
     }
-    let fallback = context.served.config.cached_tokens_fallback;
-    let dialect = endpoint.dialect();
     let debugs = context.tenant.as_ref().is_none_or(|tenant| tenant.debug);
     let detail = (call.usage_detail && debugs).then(|| Detail {
         decisions: decisions.clone().into(),
-        fallback,
-        dialect,
+        fallback: context.served.config.cached_tokens_fallback,
+        dialect: endpoint.dialect(),
     });
     let body = one_reply(core, begun, Places { n: options.n, samples_apart }, detail)?;
     let body = match body {

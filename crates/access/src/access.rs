@@ -141,7 +141,7 @@ impl Access {
 
     /// Puts the limits of the configuration into effect, once it is served.
     pub fn apply_limits(&self) {
-        self.tenants.values().for_each(|tenant| tenant.apply_limits());
+        self.tenants.values().for_each(|tenant| tenant.apply_limits(&self.counting));
         #[cfg(feature = "nats")]
         if let Counting::Shared(replicas) = &self.counting {
             replicas.retain(|name| self.tenants.contains_key(name));

@@ -58,6 +58,22 @@ impl Counting {
             Self::Shared(replicas) => replicas.limits(tenant, limits),
         }
     }
+
+    /// Replaces the limits of a tenant. What was used stays used.
+    #[cfg_attr(not(feature = "nats"), allow(unused_variables))]
+    pub(crate) fn change(
+        &self,
+        tenant: &str,
+        counted: &Limits,
+        limits: &TenantLimits,
+        now_ms: u64,
+    ) {
+        match self {
+            Self::Local(share) => counted.change(limits, *share, now_ms),
+            #[cfg(feature = "nats")]
+            Self::Shared(replicas) => _ = replicas.limits(tenant, limits),
+        }
+    }
 }
 
 /// The limits of one tenant, and what the tenant has used.

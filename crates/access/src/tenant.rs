@@ -99,8 +99,8 @@ impl Tenant {
 
     /// Puts the configured limits into effect, if the tenant had others before. What was used stays
     /// used.
-    pub(crate) fn apply_limits(&self) {
-        self.counted.change(&self.limits, self.clock.now_ms());
+    pub(crate) fn apply_limits(&self, counting: &Counting) {
+        counting.change(&self.name, &self.counted, &self.limits, self.clock.now_ms());
     }
 
     /// Whether requests and tokens of the tenant are limited.

@@ -134,6 +134,24 @@ fn a_minimal_file_gets_the_defaults() {
 
 /// Writes every default that the documentation states into a file, which must then
 /// mean the same as one that leaves those keys out.
+/// The section that a key of listeners, credentials or tenants needs in order to be there.
+fn access_section(path: &str) -> String {
+    if path.starts_with("auth[].") {
+        return "auth: [ { kind: jwt, issuer: i, audience: a, jwks: 'https://i/keys' } ]\n"
+            .to_owned();
+    }
+    if path.starts_with("tenants[].") {
+        return "tenants: [ { name: acme } ]\n".to_owned();
+    }
+    let listeners = ["http", "grpc", "admin"].into_iter();
+    let mut of_tls = listeners.filter(|name| path.starts_with(&format!("listen.{name}.tls.")));
+    let listen = of_tls.next().map(|name| {
+        let tls = "tls: { cert: tls/router.pem, key: tls/router.key }";
+        format!("listen: {{ {name}: {{ address: 127.0.0.1:1, {tls} }} }}\n")
+    });
+    listen.unwrap_or_default()
+}
+
 #[test]
 fn every_documented_default_is_the_default() {
     let document = fs::read_to_string(repository().join("docs/configuration.md")).unwrap();
@@ -184,21 +202,7 @@ fn every_documented_default_is_the_default() {
         if path.starts_with("fleet.tls.") {
             text.push_str("fleet: { tls: { cert: tls/router.pem, key: tls/router.key } }\n");
         }
-        for listener in ["http", "grpc", "admin"] {
-            if path.starts_with(&format!("listen.{listener}.tls.")) {
-                let tls = "tls: { cert: tls/router.pem, key: tls/router.key }";
-                let listen = format!("{{ {listener}: {{ address: 127.0.0.1:1, {tls} }} }}");
-                text.push_str(&format!("listen: {listen}\n"));
-            }
-        }
-        if path.starts_with("auth[].") {
-            text.push_str(
-                "auth: [ { kind: jwt, issuer: i, audience: a, jwks: 'https://i/keys' } ]\n",
-            );
-        }
-        if path.starts_with("tenants[].") {
-            text.push_str("tenants: [ { name: acme } ]\n");
-        }
+        text.push_str(&access_section(path));
         if path.ends_with("[].workers") && !path.starts_with("fleet.") {
             let (start, _workers) = text.split_once("    workers:").unwrap();
             text = format!("{start}{}", SOURCES[0].1);

@@ -153,18 +153,13 @@ impl Replicas {
     /// [`leave`]: Self::leave
     pub async fn run(&self) {
         let broker = self.connect().await;
+        let mut last = String::new();
         loop {
             broker.until_connected().await;
             if let Err(error) = self.follow(broker).await {
-                // A lost connection is logged by the connection itself.
-                match broker.is_connected() {
-        let mut last = String::new();
-        loop {
-            self.broker.until_connected().await;
-            if let Err(error) = self.follow().await {
                 // A lost connection is logged by the connection itself, and each error once in a row.
                 let text = error.to_string();
-                match self.broker.is_connected() && text != last {
+                match broker.is_connected() && text != last {
                     true => tracing::warn!(%error, "shares of limits cannot be renewed"),
                     false => tracing::debug!(%error, "shares of limits cannot be renewed"),
                 }
