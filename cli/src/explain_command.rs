@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use clap::Args;
-use http::header::CONTENT_TYPE;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue, Method, Request, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+use splitrail_settings::Secret;
 use splitrail_settings::command::{Failure, exit};
 
 mod table;
@@ -38,6 +39,13 @@ pub(crate) struct ExplainArgs {
     /// A header of the request: `x-splitrail-flow: decode_first`.
     #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
     header: Vec<(HeaderName, HeaderValue)>,
+    /// The tenant whose request it is.
+    #[arg(long, value_name = "NAME", conflicts_with = "request_id")]
+    tenant: Option<String>,
+    /// A file with a key of the role `read`, if the admin listener needs one. Without it, the
+    /// variable SPLITRAIL_ADMIN_KEY of the environment is used, if it is set.
+    #[arg(long, value_name = "FILE")]
+    admin_key_file: Option<PathBuf>,
     /// Prints the router's reply as JSON.
     #[arg(long)]
     json: bool,
@@ -54,6 +62,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
     let mut query = Vec::new();
     let escaped = |text: &str| text.bytes().map(percent).collect::<String>();
     query.extend(args.request_id.as_deref().map(|id| format!("request_id={}", escaped(id))));
+    query.extend(args.tenant.as_deref().map(|name| format!("tenant={}", escaped(name))));
     query.extend(args.endpoint.as_deref().map(|path| format!("endpoint={}", escaped(path))));
     let base = args.admin.to_string();
     let uri = format!("{}/admin/explain?{}", base.trim_end_matches('/'), query.join("&"));
@@ -64,6 +73,9 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
         .body(Full::new(Bytes::from(body)))
         .map_err(|error| Failure::new(exit::UNAVAILABLE, format!("--admin {base}: {error}")))?;
     request.headers_mut().extend(args.header);
+    if let Some(key) = admin_key(args.admin_key_file)? {
+        request.headers_mut().insert(AUTHORIZATION, key);
+    }
     let (refused, reply) = ask(request).await.map_err(|error| {
         Failure::new(
             exit::UNAVAILABLE,
@@ -80,6 +92,24 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
     let mut text = String::new();
     table::write(&mut text, &reply);
     Ok(text)
+}
+
+/// The name of the variable with a key for the admin listener.
+const KEY_VARIABLE: &str = "SPLITRAIL_ADMIN_KEY";
+
+/// The credential for the admin listener, if there is one.
+fn admin_key(file: Option<PathBuf>) -> Result<Option<HeaderValue>, Failure> {
+    let secret = match file {
+        Some(path) => Secret::File { path },
+        None if std::env::var_os(KEY_VARIABLE).is_some() => {
+            Secret::Env { name: KEY_VARIABLE.into() }
+        }
+        None => return Ok(None),
+    };
+    let key = secret.resolve().map_err(|error| {
+        Failure::new(exit::NO_INPUT, format!("the key for the admin listener: {error}"))
+    })?;
+    Ok(Some(key.bearer()))
 }
 
 /// Sends the request; returns whether the router refused, and its reply.

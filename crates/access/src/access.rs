@@ -109,6 +109,8 @@ impl Access {
         let mut tenants: HashMap<Box<str>, Arc<Tenant>> = HashMap::new();
         for (place, of) in config.tenants.iter().enumerate() {
             let earlier = before.and_then(|before| before.tenants.get(of.name.as_str()));
+            // Before, the name may have been an identity of another tenant.
+            let earlier = earlier.filter(|tenant| *tenant.name == *of.name);
             let earlier = earlier.map(|tenant| &**tenant);
             let tenant = Tenant::new(of, place, salt_key.clone(), (&counting, clock), earlier);
             let tenant = Arc::new(tenant);
@@ -166,11 +168,6 @@ impl Access {
             #[cfg(feature = "nats")]
             Counting::Shared(replicas) => replicas.leave().await,
         }
-    }
-
-    /// Whether requests belong to tenants.
-    pub fn has_tenants(&self) -> bool {
-        self.asks || self.default.is_some()
     }
 
     /// The tenant with this name or identity.

@@ -50,10 +50,6 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     limits::check(root, report);
     events::check(root, base_dir, report);
     quotas::check(root, report);
-    let credentials = root.get("auth").map(Node::items).unwrap_or_default();
-    for (index, credential) in credentials.iter().enumerate() {
-        jwt::check(credential, &format!("auth[{index}]"), base_dir, report);
-    }
     let mut names = Names { seen: HashMap::new() };
     let models = root.get("models").map(Node::items).unwrap_or_default();
     for (index, model) in models.iter().enumerate() {

@@ -232,11 +232,15 @@ fn pointer(path: &str) -> String {
 
 /// The few forms that defaults are documented in.
 fn as_json(text: &str) -> Value {
-    let kind = text.strip_prefix("{ kind: ").and_then(|rest| rest.strip_suffix(" }"));
-    match kind {
-        Some(kind) => serde_json::json!({ "kind": kind }),
-        None => serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
-    }
+    let Some(members) = text.strip_prefix("{ ").and_then(|rest| rest.strip_suffix(" }")) else {
+        return scalar(text);
+    };
+    let members = members.split(", ").filter_map(|member| member.split_once(": "));
+    members.map(|(key, value)| (key.to_owned(), scalar(value))).collect()
+}
+
+fn scalar(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }
 
 #[test]

@@ -28,7 +28,8 @@ impl Sender {
     }
 }
 
-/// Identifies the sender of a request. `certificate` is that of the connection. `listener` is the name of the listener in metrics.
+/// Identifies the sender of a request. `certificate` is that of the connection, and `listener` the
+/// name of the listener in metrics.
 ///
 /// # Errors
 /// A 401 if the request has no valid credential and needs one; a 403 if its credential is not for

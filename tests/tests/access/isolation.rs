@@ -87,6 +87,29 @@ async fn only_a_tenant_with_debug_sees_how_its_requests_are_routed() {
 }
 
 #[tokio::test]
+async fn an_explanation_is_for_one_tenant() {
+    let mut keys = Keys::new();
+    let acme = keys.tenant("acme");
+    let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
+    let body = completion(&prompt(100, "same "));
+    assert_eq!(cached(&complete(&cluster.http, &acme, &body).await), 0);
+    cluster.settle().await;
+    let overlap = async |tenant: &str| {
+        let path = format!("/admin/explain?tenant={tenant}");
+        let json = [("content-type", "application/json")];
+        let told = cluster.admin.post_with(&path, &json, body.to_string()).await;
+        assert_eq!(told.status, 200, "{}", told.text());
+        let step = told.json()["explanation"]["prompts"][0]["steps"][0].clone();
+        step["candidates"][0]["overlap_blocks"].as_u64().unwrap()
+    };
+    assert!(overlap("acme").await > 0);
+    assert_eq!(overlap("beta").await, 0);
+    let json = [("content-type", "application/json")];
+    let unknown = cluster.admin.post_with("/admin/explain?tenant=no", &json, "{}").await;
+    assert_eq!(unknown.status, 404);
+}
+
+#[tokio::test]
 async fn records_carry_the_tenant() {
     let mut keys = Keys::new();
     let acme = keys.tenant("acme");

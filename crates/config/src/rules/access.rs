@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use super::jwt;
 use super::value::typed;
 use crate::keys;
-use crate::model::{Auth, Listen, Listener, Secret};
+use crate::model::{Auth, ClientCertificates, Listen, Listener, ListenerTls, Secret};
 use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
@@ -80,7 +81,8 @@ fn credential(
             let at = node.get("file").unwrap_or(node).at;
             key_file(&base_dir.join(file), index, at, tenants, report);
         }
-        Some("client_certificate") => {}
+        Some("jwt") => jwt::check(node, &format!("auth[{index}]"), base_dir, report),
+        // The rule about certificates is one about listeners.
         _ => {}
     }
 }
@@ -150,7 +152,10 @@ fn open_listeners(root: &Node, auth: &[Node], report: &mut Report) {
             continue;
         }
         let at = node.or(section).unwrap_or(root).at;
-        let is_proven = tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        let needs_certificate = |tls: &ListenerTls| {
+            tls.client_ca.is_some() && tls.client_certificates != Some(ClientCertificates::Optional)
+        };
+        let is_proven = tls.as_ref().is_some_and(needs_certificate);
         if auth.is_empty() && !is_proven {
             let message = format!("anyone who reaches {address} can use the engines");
             report.warn(at, message, "add `auth` and `tenants`: docs/guides/secure.md");
