@@ -13,8 +13,10 @@ use axum::response::Response;
 use axum::routing::{any, get};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
-use http::{HeaderValue, Uri};
+use http::header::{
+    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName,
+};
+use http::{HeaderValue, Uri, Version};
 use http_body_util::Full;
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
@@ -134,6 +136,7 @@ where
 {
     let sent = request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes);
     let identity = Identity::new(sent);
+    let early = EarlyReply::to(&request, endpoint.dialect());
     let sender = identify(&core, "http", peer.ip(), request.headers(), certificate.as_deref());
     let sender = sender.inspect_err(|error| {
         let labels = ["none", endpoint.name(), "none", error.outcome()];
@@ -142,7 +145,7 @@ where
     let tenant = sender.as_ref().ok().and_then(|sender| sender.tenant.clone());
     let reply = match sender {
         Ok(sender) => generate(&core, endpoint, &identity, sender, room, request).await,
-        Err(error) => Err(error),
+        Err(error) => Ok(early.refuse(error)),
     };
     let mut reply =
         reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(Outgoing::Any));
@@ -169,8 +172,14 @@ where
     let mut scope = Scope::open(core, endpoint, identity.arrived, sender);
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let usage_detail = request.headers().contains_key(X_USAGE);
-    let received = receive(core, &serving.limits, client, request).await;
-    let (steering, body, held) = received.inspect_err(|error| scope.end(error.outcome()))?;
+    let early = EarlyReply::to(&request, endpoint.dialect());
+    let (steering, body, held) = match receive(core, &serving.limits, client, request).await {
+        Ok(received) => received,
+        Err(error) => {
+            scope.end(error.outcome());
+            return Ok(early.refuse(error));
+        }
+    };
     scope.hold(held);
     drop(serving);
     let request_id = identity.request_id.clone();
@@ -181,6 +190,35 @@ where
         log_failure(&identity.request_id, error);
     }
     result.map(|reply| respond(reply, endpoint.dialect(), &identity.request_id))
+}
+
+/// A reply that is sent before the body of its request has been read.
+///
+/// Over HTTP/1 the connection ends after such a reply, unless the library has the whole body already
+/// and can discard it. A client must know that in advance: otherwise it may send its next request on
+/// the connection, and lose it.
+#[derive(Clone, Copy)]
+struct EarlyReply {
+    dialect: Dialect,
+    ends_connection: bool,
+}
+
+/// Length up to which a body usually arrives with the head of its request.
+const SHORT_BODY_BYTES: u64 = 4 << 10;
+
+impl EarlyReply {
+    fn to<B: http_body::Body>(request: &http::Request<B>, dialect: Dialect) -> Self {
+        let is_short = request.body().size_hint().upper().is_some_and(|n| n <= SHORT_BODY_BYTES);
+        Self { dialect, ends_connection: request.version() < Version::HTTP_2 && !is_short }
+    }
+
+    fn refuse(self, error: Error) -> http::Response<Outgoing> {
+        let mut reply = error_in(self.dialect, error);
+        if self.ends_connection {
+            reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        reply.map(Outgoing::Any)
+    }
 }
 
 async fn receive<B>(

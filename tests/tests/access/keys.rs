@@ -124,3 +124,22 @@ async fn without_auth_everyone_may_use_the_engines_and_credentials_are_ignored()
     let reply = complete(&cluster.http, "sk-anything", &completion(&prompt(8, "a"))).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
 }
+
+#[tokio::test]
+async fn a_reply_before_a_long_body_is_read_says_that_the_connection_ends() {
+    let mut keys = Keys::new();
+    let key = keys.tenant("acme");
+    let spec = Spec { limits: "{ body_max_bytes: 100000 }", ..Spec::aggregated(1) };
+    let cluster = start(&keys, TENANTS, spec).await;
+    let long = |bytes: usize| completion(&"x".repeat(bytes));
+    for (key, bytes, status) in
+        [("sr-wrong", 100, 401), ("sr-wrong", 50_000, 401), (&key, 200_000, 413)]
+    {
+        for _ in 0..20 {
+            let reply = complete(&cluster.http, key, &long(bytes)).await;
+            assert_eq!(reply.status.as_u16(), status);
+            let told = if bytes > 10_000 { "close" } else { "" };
+            assert_eq!(reply.header("connection"), told, "{bytes} bytes");
+        }
+    }
+}
