@@ -14,6 +14,9 @@ use super::support::{ROUTER, Secured, whole_or_events};
 /// Pause between two bytes of a slow handshake.
 const DRIP: Duration = Duration::from_millis(100);
 
+/// Nothing takes longer, unless something hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// The first message of a handshake.
 fn client_hello() -> Vec<u8> {
     let config = Arc::new(TlsClient::default().config());
@@ -60,12 +63,15 @@ async fn slow_handshakes_are_closed_after_the_header_timeout_and_others_are_serv
             ends(&mut socket).await
         });
     }
-    while !slow.is_empty() {
-        while slow.try_join_next().is_some() {}
-        assert_eq!(ask(&mut kept, "/health").await, 200);
-        let mut other = TlsClient::default().connect(address).await.unwrap();
-        assert_eq!(ask(&mut other, "/health").await, 200);
-    }
+    let served = async {
+        while !slow.is_empty() {
+            while slow.try_join_next().is_some() {}
+            assert_eq!(ask(&mut kept, "/health").await, 200);
+            let mut other = TlsClient::default().connect(address).await.unwrap();
+            assert_eq!(ask(&mut other, "/health").await, 200);
+        }
+    };
+    tokio::time::timeout(PATIENCE, served).await.expect("all slow ones are closed in time");
     router.until_cut("tls_timeout", CLIENTS).await;
 }
 

@@ -16,6 +16,9 @@ use super::support::{ROUTER, Secured, completion, completion_of};
 
 const ANSWER_BYTES: usize = 4 << 20;
 
+/// Nothing takes longer, unless something hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// Sends a request on a connection whose client has little room for what it does not read.
 async fn narrow(router: &Secured, request: &[u8]) -> TlsStream<TcpStream> {
     let socket = connect_narrow(router.running.addresses().http).await;
@@ -93,6 +96,29 @@ async fn a_steady_reader_gets_all_and_a_slow_one_is_disconnected() {
     let quick = TlsClient::default().connect(slow.running.addresses().http).await.unwrap();
     let quick = exchange(quick, &completion(false)).await;
     assert!(quick.error.is_none() && quick.bytes.len() > ANSWER_BYTES, "a quick reader gets all");
+}
+
+/// On a kept connection, nothing follows a reply that would bring its last bytes along.
+#[tokio::test]
+async fn all_bytes_of_a_reply_arrive_on_a_connection_that_stays_open() {
+    let router = with_answers_of(1 << 20, "{ idle_timeout: 600s }").await;
+    let request = String::from_utf8(completion(false)).unwrap();
+    let request = request.replace("connection: close\r\n", "");
+    let mut stream = narrow(&router, request.as_bytes()).await;
+    eventually("the router has the whole reply", async || {
+        router.metric("splitrail_requests_in_flight", &[]).await == 0.0
+    })
+    .await;
+    let mut reply = Vec::new();
+    let mut piece = vec![0; 16 << 10];
+    while !reply.ends_with(b"}}") {
+        let read = tokio::time::timeout(PATIENCE, stream.read(&mut piece)).await;
+        match read.expect("more of the reply in time").unwrap() {
+            0 => panic!("the connection ended after {} bytes", reply.len()),
+            bytes => reply.extend_from_slice(&piece[..bytes]),
+        }
+    }
+    assert!(reply.len() > 1 << 20);
 }
 
 /// Reads pieces with a pause after each until the connection ends; the number of bytes.
