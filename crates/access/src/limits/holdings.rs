@@ -57,7 +57,8 @@ pub(crate) struct Holdings {
     pub(crate) closed_since_ms: Option<u64>,
     /// Before this time, this replica takes nothing, since the record may lack shares.
     pub(crate) takes_from_ms: u64,
-    /// Whether a replica of the last record that was read has less than it needs.
+    /// Whether, by the last record that was read, a replica has less than it needs, or the shares are
+    /// more than the limit together.
     pub(crate) is_contended: bool,
     /// Whether the replica has given its shares back for good.
     pub(crate) has_left: bool,

@@ -3,6 +3,9 @@
 //!
 //! What keeps the sum of all use within the limit:
 //! - The sum of the shares in the record is at most the limit, and a replica uses at most its share.
+//! - After a limit was lowered, the shares may be more than the limit together, because no share is
+//!   less than what was used. Until that is in no window any more, a replica uses only what the shares
+//!   of the others leave of the limit.
 //! - A replica lowers its share before it writes the record, never below what it has used in the
 //!   current window, and raises it only after the write was acknowledged.
 //! - A replica that cannot write lowers its share to the floor at the end of its lease. Others take
@@ -36,6 +39,8 @@ const DAY_SPARE_MAX_DIVISOR: u64 = 16;
 pub(crate) struct Proposal {
     pub(crate) record: Record,
     shares: PerLimit<Option<Holding>>,
+    /// What this replica may use of its shares.
+    usable: PerLimit<u64>,
     renewal: u64,
     planned_ms: u64,
     /// Whether the record lacked the shares of this replica.
@@ -84,8 +89,16 @@ struct Division {
     others_used: u64,
     /// What this replica should have.
     target: u64,
-    /// Whether a replica that is present has less than it needs.
+    /// Whether a replica that is present has less than it needs, or the shares are more than the
+    /// limit together.
     is_contended: bool,
+}
+
+impl Division {
+    /// What the shares of the others leave of the limit.
+    fn room(&self) -> u64 {
+        self.limit.saturating_sub(self.others)
+    }
 }
 
 impl Account {
@@ -124,6 +137,7 @@ impl Account {
         }
         let round = Round { me, record: &record, now_ms, taking, purpose };
         let mut is_contended = false;
+        let mut usable = PerLimit::default();
         let shares = PerLimit::from_fn(|kind| {
             let limit = self.limits[kind]?;
             let held = own.as_ref().and_then(|own| own.holding(kind));
@@ -132,8 +146,11 @@ impl Account {
             is_contended |= division.is_contended;
             let holding = self.new_holding(&round, kind, limit, need, &division);
             is_due |= is_material(held, &holding, division.is_contended);
+            usable[kind] = holding.share.min(division.room());
             if let Some(holdings) = &mut self.holdings {
-                holdings.shares[kind].others_used = division.others_used;
+                let share = &mut holdings.shares[kind];
+                share.others_used = division.others_used;
+                is_due |= share.amount < need.min(usable[kind]);
             }
             Some(holding)
         });
@@ -142,14 +159,14 @@ impl Account {
         if !is_due {
             return None;
         }
-        holdings.give_up(&shares, purpose);
+        holdings.give_up(&usable, purpose);
         let before = holdings.tried.max(own.map_or(0, |own| own.renewal));
         holdings.tried = before.saturating_add(1);
         let mut entry = Entry::new(holdings.tried, now_ms, &shares);
         entry.has_left = purpose == Purpose::Leave;
         record.replicas.insert(me.to_owned(), entry);
         let renewal = holdings.tried;
-        Some(Proposal { record, shares, renewal, planned_ms: now_ms, is_lost })
+        Some(Proposal { record, shares, usable, renewal, planned_ms: now_ms, is_lost })
     }
 
     /// The record was written as proposed.
@@ -159,10 +176,11 @@ impl Account {
         for (kind, holding) in proposal.shares.iter() {
             let share = &mut holdings.shares[kind];
             if let (Some(holding), Some(limit)) = (holding, limits[kind]) {
+                let usable = proposal.usable[kind];
                 // A limit that has changed meanwhile needs another plan.
                 share.amount = match holding.limit == limit {
-                    true => holding.share,
-                    false => share.amount.min(holding.share),
+                    true => usable,
+                    false => share.amount.min(usable),
                 };
                 share.is_held = true;
                 share.written = Some((holding.limit, holding.need));
@@ -250,6 +268,7 @@ impl Account {
             }
         }
         needs.insert(before, need);
+        is_contended |= others.saturating_add(base) > limit;
         let spare_max = match kind {
             LimitKind::TokensPerDay => self.day_spare(limit),
             LimitKind::Requests | LimitKind::TokensPerMinute => u64::MAX,
@@ -277,7 +296,7 @@ impl Account {
         let margin_ms = self.holdings.as_ref().map_or(0, |own| own.terms.margin_ms);
         let (base, target) = (division.base, division.target);
         let at_least = self.used_within(kind, margin_ms);
-        let room = division.limit.saturating_sub(division.others);
+        let room = division.room();
         let wanted = match (round.purpose, round.taking) {
             (Purpose::Leave, _) => 0,
             (Purpose::Hold, Taking::All) => target,
@@ -418,10 +437,10 @@ impl Holdings {
     }
 
     /// Lowers shares before others can read that they are lower.
-    fn give_up(&mut self, shares: &PerLimit<Option<Holding>>, purpose: Purpose) {
-        for (kind, holding) in shares.iter() {
+    fn give_up(&mut self, usable: &PerLimit<u64>, purpose: Purpose) {
+        for (kind, usable) in usable.iter() {
             let share = &mut self.shares[kind];
-            share.amount = share.amount.min(holding.map_or(0, |holding| holding.share));
+            share.amount = share.amount.min(*usable);
         }
         self.has_left = purpose == Purpose::Leave;
     }

@@ -211,6 +211,30 @@ fn the_lowest_limit_applies_while_replicas_have_different_ones() {
 }
 
 #[test]
+fn after_a_limit_was_lowered_a_minute_has_no_more_than_the_lower_limit() {
+    let mut cluster = ready();
+    for replica in 0..3 {
+        assert_eq!(flood(&mut cluster, replica, 1), 20);
+    }
+    cluster.run(55_000);
+    (0..3).for_each(|replica| cluster.change(replica, tenant(15, 6400, 640_000)));
+    cluster.run(3000);
+    cluster.admitted.clear();
+    // All that was used under the higher limit ends at once, before any replica writes the record.
+    cluster.now_ms += 3000;
+    let mut used = 0;
+    for _ in 0..100 {
+        for replica in 0..3 {
+            flood(&mut cluster, replica, 1);
+        }
+        used = cluster.used(REQUESTS, 0, |_| true);
+        assert!(used <= 15, "{used} of 15");
+        cluster.run(1000);
+    }
+    assert!(used >= 13, "{used} of 15");
+}
+
+#[test]
 fn a_request_that_lacks_a_share_is_told_to_retry_soon() {
     let mut cluster = ready();
     flood(&mut cluster, 0, 1);

@@ -28,6 +28,7 @@ enum Step {
     Restart(usize),
     Leave(usize),
     Change(usize, u64),
+    ChangeAll(u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -52,6 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => at().prop_map(Step::Restart),
         1 => at().prop_map(Step::Leave),
         1 => (at(), 1_u64..=20).prop_map(|(at, tenths)| Step::Change(at, tenths)),
+        1 => (1_u64..=20).prop_map(Step::ChangeAll),
     ]
 }
 
@@ -84,6 +86,11 @@ fn apply(cluster: &mut Cluster, step: &Step, is_day_short: bool) {
             cluster.restart(at);
         }
         Step::Change(at, tenths) => cluster.change(at, limits(tenths, is_day_short)),
+        Step::ChangeAll(tenths) => {
+            for at in 0..cluster.replicas.len() {
+                cluster.change(at, limits(tenths, is_day_short));
+            }
+        }
     }
 }
 
