@@ -1,11 +1,56 @@
 //! A NATS server as a process of its own, with JetStream in a folder that outlives it.
 
 use std::io::Read as _;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tempfile::TempDir;
+
 use crate::process::Process;
+
+/// A server that can be killed and started again with what it has stored.
+pub struct NatsServer {
+    folder: TempDir,
+    args: Vec<String>,
+    address: SocketAddr,
+    process: Option<Process>,
+}
+
+impl NatsServer {
+    /// Starts a server with an empty store.
+    pub async fn start() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let address = free.local_addr().expect("its address");
+        drop(free);
+        let args = arguments("nats", folder.path(), address.port(), "");
+        let mut server = Self { folder, args, address, process: None };
+        server.run().await;
+        server
+    }
+
+    /// Starts a killed server again.
+    pub async fn run(&mut self) {
+        let started = start("nats", self.folder.path(), &self.args, self.address).await;
+        self.process = Some(started);
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub fn kill(&mut self) {
+        self.process.take().expect("a running server").kill();
+    }
+
+    /// Removes all that the server has stored. The server must not run.
+    pub fn lose_store(&self) {
+        std::fs::remove_dir_all(self.folder.path().join("nats.store")).expect("a store");
+    }
+
+    /// The URL for clients.
+    pub fn url(&self) -> String {
+        format!("nats://{}", self.address)
+    }
+}
 
 /// Where the server is.
 ///

@@ -2,7 +2,6 @@
 #![cfg(feature = "nats")]
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,49 +10,13 @@ use splitrail_access::limits::replicas::Replicas;
 use splitrail_access::limits::{Limits, Reservation, SteadyClock};
 use splitrail_config::{NatsEvents, NatsQuotas, TenantLimits};
 use splitrail_event_plane::async_nats;
-use splitrail_tests::broker;
+use splitrail_tests::broker::NatsServer;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::process::Process;
-use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 /// Tokens of a tenant in a minute, and of each request. The floor is ten requests.
 const LIMIT: u64 = 32_000;
 const REQUEST: u64 = 100;
-
-/// A broker that can be stopped and started again.
-struct Server {
-    folder: TempDir,
-    args: Vec<String>,
-    address: SocketAddr,
-    process: Option<Process>,
-}
-
-impl Server {
-    async fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
-        let args = broker::arguments("nats", folder.path(), address.port(), "");
-        let mut server = Self { folder, args, address, process: None };
-        server.run().await;
-        server
-    }
-
-    async fn run(&mut self) {
-        let started = broker::start("nats", self.folder.path(), &self.args, self.address).await;
-        self.process = Some(started);
-    }
-
-    fn kill(&mut self) {
-        self.process.take().unwrap().kill();
-    }
-
-    fn lose_store(&self) {
-        std::fs::remove_dir_all(self.folder.path().join("nats.store")).unwrap();
-    }
-}
 
 /// A replica with its task, and what it has admitted and not refunded.
 struct Replica {
@@ -69,8 +32,8 @@ fn tenant(tokens_per_minute: u64) -> TenantLimits {
 }
 
 impl Replica {
-    async fn start(server: &Server, lease: Duration) -> Self {
-        let servers = [format!("nats://{}", server.address)];
+    async fn start(server: &NatsServer, lease: Duration) -> Self {
+        let servers = [server.url()];
         let events: NatsEvents = serde_json::from_value(json!({ "servers": servers })).unwrap();
         let quotas = NatsQuotas { lease, ..NatsQuotas::default() };
         let clock = SteadyClock::start();
@@ -128,7 +91,7 @@ async fn admit_rest(replicas: &mut [Replica], limit: u64, held: u64) {
     .await;
 }
 
-async fn three(server: &Server, lease: Duration) -> Vec<Replica> {
+async fn three(server: &NatsServer, lease: Duration) -> Vec<Replica> {
     let mut replicas = Vec::new();
     for _ in 0..3 {
         replicas.push(Replica::start(server, lease).await);
@@ -138,7 +101,7 @@ async fn three(server: &Server, lease: Duration) -> Vec<Replica> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_admit_the_limit_together_wherever_the_requests_arrive() {
-    let server = Server::start().await;
+    let server = NatsServer::start().await;
     let mut replicas = three(&server, Duration::from_secs(60)).await;
     admit_together(&mut replicas, LIMIT).await;
     // All requests go to one replica now, then to another.
@@ -154,8 +117,21 @@ async fn replicas_admit_the_limit_together_wherever_the_requests_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_tenant_used_before_it_was_removed_and_added_again_stays_used() {
+    let server = NatsServer::start().await;
+    let mut replicas = three(&server, Duration::from_secs(20)).await;
+    admit_together(&mut replicas, LIMIT).await;
+    let held = replicas[0].admitted();
+    replicas[0].open.drain(..).for_each(std::mem::forget);
+    replicas[0].replicas.retain(|_| false);
+    replicas[0].limits = replicas[0].replicas.limits("acme/1", &tenant(LIMIT));
+    replicas[1..].iter_mut().for_each(|replica| replica.open.clear());
+    admit_rest(&mut replicas[..1], LIMIT, held).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_as_large_as_the_limit_is_admitted_by_any_replica() {
-    let server = Server::start().await;
+    let server = NatsServer::start().await;
     let replicas = three(&server, Duration::from_secs(60)).await;
     for replica in replicas.iter().rev() {
         eventually("the request is admitted", async || {
@@ -167,7 +143,7 @@ async fn a_request_as_large_as_the_limit_is_admitted_by_any_replica() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_broker_replicas_use_their_shares_and_then_the_floor() {
-    let mut server = Server::start().await;
+    let mut server = NatsServer::start().await;
     let mut replicas = three(&server, Duration::from_secs(3)).await;
     admit_together(&mut replicas, LIMIT).await;
     server.kill();
@@ -188,7 +164,7 @@ async fn without_the_broker_replicas_use_their_shares_and_then_the_floor() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_replica_s_share_is_not_used_and_that_of_one_that_leaves_is() {
-    let server = Server::start().await;
+    let server = NatsServer::start().await;
     let mut replicas = three(&server, Duration::from_secs(20)).await;
     admit_together(&mut replicas, LIMIT).await;
     let mut dead = replicas.pop().unwrap();
@@ -207,13 +183,13 @@ async fn a_dead_replica_s_share_is_not_used_and_that_of_one_that_leaves_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_has_lost_its_store_gets_the_shares_again() {
-    let mut server = Server::start().await;
+    let mut server = NatsServer::start().await;
     let mut replicas = three(&server, Duration::from_secs(60)).await;
     admit_together(&mut replicas, LIMIT).await;
     server.kill();
     server.lose_store();
     server.run().await;
-    let client = async_nats::connect(format!("nats://{}", server.address)).await.unwrap();
+    let client = async_nats::connect(server.url()).await.unwrap();
     let context = async_nats::jetstream::new(client);
     eventually("the record has the shares of all replicas again", async || {
         for replica in &mut replicas {

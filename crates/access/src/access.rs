@@ -146,7 +146,8 @@ impl Access {
         self.tenants.values().for_each(|tenant| tenant.apply_limits(&self.counting));
         #[cfg(feature = "nats")]
         if let Counting::Shared(replicas) = &self.counting {
-            replicas.retain(|name| self.tenants.contains_key(name));
+            // The name may be an identity of another tenant.
+            replicas.retain(|name| self.tenant(name).is_some_and(|tenant| &*tenant.name == name));
         }
     }
 

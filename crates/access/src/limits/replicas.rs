@@ -60,6 +60,8 @@ pub struct Replicas {
     bucket_name: String,
     /// A random id. A router that restarts is another replica.
     id: String,
+    /// Number of tenants so far, those included that are gone.
+    numbered: AtomicU64,
     terms: Terms,
     clock: SteadyClock,
     wants_share: Arc<Notify>,
@@ -72,6 +74,9 @@ pub struct Replicas {
 struct Tenant {
     name: String,
     key: String,
+    /// The id of this replica in the record. A tenant that is removed and added again gets another
+    /// one: what it had used is known only to the record, as with a replica that has died.
+    replica: String,
     limits: Arc<Limits>,
     /// Whether the record should be read, because another replica has written it.
     is_stale: AtomicBool,
@@ -109,6 +114,7 @@ impl Replicas {
             bucket: bucket_stream(quotas, events),
             bucket_name: quotas.bucket.clone(),
             id: format!("{:032x}", u128::from_be_bytes(random)),
+            numbered: AtomicU64::new(0),
             terms,
             clock,
             wants_share: Arc::new(Notify::new()),
@@ -129,6 +135,7 @@ impl Replicas {
         let entry = Tenant {
             name: tenant.to_owned(),
             key: key.clone(),
+            replica: format!("{}-{}", self.id, self.numbered.fetch_add(1, Ordering::Relaxed)),
             limits: Arc::clone(&made),
             is_stale: AtomicBool::new(false),
             read_ms: AtomicU64::new(0),
@@ -142,7 +149,7 @@ impl Replicas {
     }
 
     /// Forgets the tenants for which `is_kept` is false. Their shares become free as if this replica
-    /// had ended.
+    /// had died, also if a tenant is added again.
     pub fn retain(&self, is_kept: impl Fn(&str) -> bool) {
         self.tenants().retain(|_, tenant| is_kept(&tenant.name));
     }
@@ -312,7 +319,7 @@ impl Replicas {
                 None => None,
             };
             let now_ms = self.clock.now_ms();
-            let proposal = tenant.limits.account().plan(&self.id, record, purpose, now_ms);
+            let proposal = tenant.limits.account().plan(&tenant.replica, record, purpose, now_ms);
             let Some(proposal) = proposal else { return Ok(()) };
             let bytes = proposal.record.encode().into();
             match store.update(&tenant.key, bytes, revision).await {
