@@ -158,6 +158,16 @@ impl Client {
         self.attempt(self.request(Method::POST, path, &[], body.to_string())).await
     }
 
+    /// The same with headers.
+    pub async fn try_post_with(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> Result<Reply, Broken> {
+        self.attempt(self.request(Method::POST, path, headers, body.to_string())).await
+    }
+
     async fn attempt(&self, request: Request<Full<Bytes>>) -> Result<Reply, Broken> {
         let call = async {
             let response = self.http.request(request).await;
