@@ -34,6 +34,12 @@ class Engine:
         name = "vllm:prompt_tokens_by_source_total"
         return {source: int(metrics.sum(name, source=source, **labels)) for source in SOURCES}
 
+    def prefix_cache(self):
+        """Prompt tokens that the engine has looked up in its own cache, and those found there."""
+        metrics = self.metrics()
+        names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+        return tuple(int(metrics.sum(name)) for name in names)
+
     def running_requests(self):
         metrics = self.metrics()
         return metrics.sum("vllm:num_requests_running") + metrics.sum("vllm:num_requests_waiting")

@@ -18,7 +18,7 @@ listen:
   http: 127.0.0.1:0
   grpc: 127.0.0.1:0
   admin: 127.0.0.1:0
-models:
+{top}models:
   - name: tiny
     block_size: {block_size}
     tokenizer: {{ kind: huggingface, path: "{model_path}" }}
@@ -92,8 +92,10 @@ def unreachable_worker(id, role):
     return f'      - {{ id: {id}, role: {role}, url: "http://127.0.0.1:1" }}'
 
 
-def config(model_path, aggregated, workers, policy="kv_overlap", flow="prefill_first", more=()):
-    """`more` are further lines of the model `tiny`."""
+def config(
+    model_path, aggregated, workers, policy="kv_overlap", flow="prefill_first", more=(), top=""
+):
+    """`more` are further lines of the model `tiny`, `top` further sections of the file."""
     return CONFIG.format(
         block_size=BLOCK_SIZE,
         model_path=model_path,
@@ -101,6 +103,7 @@ def config(model_path, aggregated, workers, policy="kv_overlap", flow="prefill_f
         aggregated_url=aggregated.url,
         policy=policy,
         flow=flow,
+        top=top,
         more="".join(f"    {line}\n" for line in more),
     )
 
@@ -118,16 +121,26 @@ def adapter_config(model_path, adapter, workers):
 
 
 class Router:
-    def __init__(self, ready):
+    """A router, as clients with one key see it."""
+
+    def __init__(self, ready, key="unused"):
+        self._ready = ready
         self.http = f"http://{ready['http']}"
         self.admin = f"http://{ready['admin']}"
+        # `HOST:PORT`; absent where the configuration has no gRPC listener.
+        self.grpc = ready.get("grpc")
+        self.key = key
         # No retries of the client's own: they would hide the router's failures.
         self.openai = openai.OpenAI(
-            base_url=f"{self.http}/v1", api_key="unused", max_retries=0, timeout=120
+            base_url=f"{self.http}/v1", api_key=key, max_retries=0, timeout=120
         )
         self.anthropic = anthropic.Anthropic(
-            base_url=self.http, api_key="unused", max_retries=0, timeout=120
+            base_url=self.http, api_key=key, max_retries=0, timeout=120
         )
+
+    def with_key(self, key):
+        """The same router for clients with another key."""
+        return Router(self._ready, key)
 
     def post(self, path, **kwargs):
         """A raw request, for what the OpenAI client would not send or show."""
