@@ -4,6 +4,7 @@ import re
 
 import httpx
 
+from . import plain_http
 from .metrics import Metrics
 
 BLOCK_SIZE = 32
@@ -50,7 +51,7 @@ class Engine:
 
     def kv_blocks(self):
         """KV blocks that the engine has."""
-        info = httpx.get(f"{self.url}/metrics", timeout=30).text
+        info = plain_http.get(f"{self.url}/metrics", timeout=30).text
         return int(re.search(r'num_gpu_blocks="(\d+)"', info).group(1))
 
     def generated_tokens(self):
@@ -58,7 +59,7 @@ class Engine:
 
     def is_healthy(self):
         try:
-            return httpx.get(f"{self.url}/health", timeout=10).status_code == 200
+            return plain_http.get(f"{self.url}/health", timeout=10).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -2,7 +2,7 @@
 
 import re
 
-import httpx
+from . import plain_http
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -20,7 +20,7 @@ class Metrics:
 
     @classmethod
     def scrape(cls, url):
-        reply = httpx.get(url, timeout=30)
+        reply = plain_http.get(url, timeout=30)
         reply.raise_for_status()
         return cls(reply.text)
 

@@ -9,6 +9,7 @@ import anthropic
 import httpx
 import openai
 
+from . import plain_http
 from .engine import BLOCK_SIZE, SOURCES, Engine
 from .metrics import Metrics
 from .waiting import eventually, settled
@@ -159,7 +160,7 @@ class Router:
 
     def workers(self):
         """Every worker of every model, as the router sees it now."""
-        reply = httpx.get(f"{self.admin}/admin/workers", timeout=30)
+        reply = plain_http.get(f"{self.admin}/admin/workers", timeout=30)
         reply.raise_for_status()
         return reply.json()["workers"]
 
@@ -173,7 +174,7 @@ class Router:
         """The record that the router wrote when it decided, before any engine answered."""
 
         def read():
-            reply = httpx.get(
+            reply = plain_http.get(
                 f"{self.admin}/admin/decisions", params={"request_id": request_id}, timeout=30
             )
             reply.raise_for_status()
@@ -185,7 +186,7 @@ class Router:
 
     def index_state(self, worker):
         """How many blocks the index holds of a worker, and a digest of which."""
-        reply = httpx.get(f"{self.admin}/admin/workers/{worker}/index", timeout=30)
+        reply = plain_http.get(f"{self.admin}/admin/workers/{worker}/index", timeout=30)
         reply.raise_for_status()
         return self.index_blocks(worker), [rank["digest"] for rank in reply.json()["ranks"]]
 

@@ -129,7 +129,8 @@ class Cluster:
     def ask_cold(self, tenant, endpoint, conversation, salt=None):
         """Asks what no engine has cached for this tenant, until the router's index has the blocks."""
         blocks = conversation.tokens(endpoint, self.engines["p0"]) // BLOCK_SIZE
-        with self.router.indexing("p0", blocks), self.router.indexing("d0", blocks):
+        computing = "p0" if self.flow == "prefill_first" else "d0"
+        with self.router.indexing(computing, blocks):
             return self.ask(tenant, endpoint, conversation, salt)
 
     def _hits(self, worker, before, prompt_tokens):
