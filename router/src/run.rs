@@ -251,8 +251,7 @@ fn log_summary(core: &Arc<Core>) -> JoinSet<()> {
 fn keep_access(core: &Arc<Core>) -> JoinSet<()> {
     let mut access = JoinSet::new();
     access.spawn(follow_access(Arc::clone(core)));
-    let sharing = core.access.load_full();
-    access.spawn(async move { sharing.share_limits().await });
+    access.spawn(core.access.load().share_limits());
     access
 }
 

@@ -5,6 +5,10 @@
 mod admin;
 #[path = "access/isolation.rs"]
 mod isolation;
+#[path = "access/issuer.rs"]
+mod issuer;
+#[path = "access/issuers.rs"]
+mod issuers;
 #[path = "access/keys.rs"]
 mod keys;
 #[path = "access/limits.rs"]
@@ -13,3 +17,5 @@ mod limits;
 mod support;
 #[path = "access/tenants.rs"]
 mod tenants;
+#[path = "access/tokens.rs"]
+mod tokens;

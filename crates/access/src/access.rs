@@ -152,12 +152,16 @@ impl Access {
     }
 
     /// Shares limits with other routers, if the configuration asks for it. Never ends; to be run by
-    /// one task, of the first configuration.
-    pub async fn share_limits(&self) {
-        match &self.counting {
-            Counting::Local(_) => std::future::pending().await,
-            #[cfg(feature = "nats")]
-            Counting::Shared(replicas) => replicas.run().await,
+    /// one task, of the first configuration. The task does not keep this value, and with it the tasks
+    /// of issuers, beyond a reload.
+    pub fn share_limits(&self) -> impl Future<Output = ()> + Send + use<> {
+        let counting = self.counting.clone();
+        async move {
+            match counting {
+                Counting::Local(_) => std::future::pending().await,
+                #[cfg(feature = "nats")]
+                Counting::Shared(replicas) => replicas.run().await,
+            }
         }
     }
 
@@ -237,7 +241,9 @@ impl Access {
         }
         let now_unix_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let mut results = self.issuers.iter().filter_map(|of| of.claims(credential, now_unix_s));
-        Some(results.next().unwrap_or(Err(Refusal::Unknown)))
+        let first = results.next().unwrap_or(Err(Refusal::Unknown));
+        // One issuer may be configured several times, for example for several audiences.
+        Some(first.or_else(|refusal| results.find_map(Result::ok).ok_or(refusal)))
     }
 
     /// The tasks that keep the keys of issuers of tokens current, as far as they have not been taken
