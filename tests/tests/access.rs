@@ -3,6 +3,8 @@
 
 #[path = "access/admin.rs"]
 mod admin;
+#[path = "access/certificates.rs"]
+mod certificates;
 #[path = "access/isolation.rs"]
 mod isolation;
 #[path = "access/issuer.rs"]
@@ -19,3 +21,8 @@ mod support;
 mod tenants;
 #[path = "access/tokens.rs"]
 mod tokens;
+
+/// A router with TLS; some of its tools are for the suite `tls` alone.
+#[path = "tls/support.rs"]
+#[allow(dead_code)]
+mod secured;
