@@ -117,7 +117,7 @@ PY
 
 install_test_tools() {
     local want
-    want=$(sed -nE 's/^(anthropic|openai|pytest|httpx)==.*/&/p' "$here/constraints.txt")
+    want=$(sed -nE 's/^(anthropic|cryptography|grpcio|openai|protobuf|pytest|httpx)==.*/&/p' "$here/constraints.txt")
     # shellcheck disable=SC2086
     "$venv/bin/python" - $want <<'PY' && return 0
 import importlib.metadata as metadata, sys

@@ -38,7 +38,7 @@ def cluster(request, start_router, prefill, decode):
 
 
 def assert_cold(asked):
-    """No engine had a block of the prompt in the cache of this request, and the router expected none."""
+    """No engine found a block of the prompt for this request, and the router expected none."""
     assert asked.cached_tokens == 0
     assert asked.hits == {"p0": 0, "d0": 0}
     assert asked.record["overlap_blocks"] == 0
@@ -76,7 +76,7 @@ def test_a_client_s_salt_narrows_its_tenant_s_cache_and_opens_no_other(cluster, 
     assert_cold(cluster.ask_cold("acme", endpoint, conversation))
     assert_cold(cluster.ask_cold("acme", endpoint, conversation, salt="mine"))
     assert_warm(cluster, cluster.ask("acme", endpoint, conversation, salt="mine"))
-    # Neither the salt that the other client sent nor the one that engines got for its tenant is of use.
+    # Neither the salt that the other client sent nor the one that engines get for its tenant helps.
     for salt in ("mine", salt_of_tenant(SALT_SECRET, "acme")):
         assert_cold(cluster.ask_cold("beta", endpoint, conversation, salt=salt))
     assert_warm(cluster, cluster.ask("acme", endpoint, conversation))

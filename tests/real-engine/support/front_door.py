@@ -1,12 +1,12 @@
-"""A gRPC client of the router. It learns the service from reflection, so no generated code is needed."""
+"""A gRPC client of the router, which reads the service's description by reflection."""
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 SERVICE = "splitrail.v1.FrontDoorService"
 
-# The two fields of `grpc.reflection.v1` that are needed. FileDescriptorResponse is a list of encoded
-# FileDescriptorProto, which is what FileDescriptorSet is too.
+# The needed fields of `grpc.reflection.v1`. Its FileDescriptorResponse is a list of encoded
+# FileDescriptorProto, and so is FileDescriptorSet.
 REFLECTION = """
 name: "reflection.proto" package: "reflection" syntax: "proto3"
 dependency: "google/protobuf/descriptor.proto"

@@ -30,7 +30,9 @@ class Keys:
 
 
 def salt_of_tenant(secret, tenant):
-    """The `cache_salt` that engines get for a tenant with a cache of its own, if its client sends none.
+    """The `cache_salt` that engines get for a tenant with a cache of its own.
+
+    That is the salt of a request in which the client sends none.
 
     `secret` is the text of `cache_salt_key`; `crates/access/src/salt.rs` describes the derivation.
     """

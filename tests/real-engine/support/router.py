@@ -1,15 +1,13 @@
 """A running `splitrail serve` and what its clients see."""
 
 import contextlib
-import json
 import secrets
-import subprocess
 
 import anthropic
 import httpx
 import openai
 
-from . import plain_http
+from . import plain_http, process
 from .engine import BLOCK_SIZE, SOURCES, Engine
 from .metrics import Metrics
 from .waiting import eventually, settled
@@ -295,28 +293,7 @@ class Answer:
 def running(binary, yaml, folder):
     """Starts `splitrail serve` with this configuration and ends it, drained, afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
-    config_file, ready_file = folder / "splitrail.yaml", folder / "ready.json"
-    log_file = folder / "splitrail.log"
+    config_file = folder / "splitrail.yaml"
     config_file.write_text(yaml)
-    ready_file.unlink(missing_ok=True)
-    command = [binary, "serve", "--config", config_file, "--ready-file", ready_file]
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def read_ready():
-        assert process.poll() is None, f"the router ended:\n{log_file.read_text()[-4000:]}"
-        # Readers may see the file before its last byte.
-        try:
-            return json.loads(ready_file.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return None
-
-    try:
-        ready = eventually(read_ready, bool, "the router's ready file")
+    with process.running([binary, "serve", "--config", config_file], folder, "splitrail") as ready:
         yield Router(ready)
-        process.terminate()
-        assert process.wait(timeout=60) == 0, log_file.read_text()[-4000:]
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()

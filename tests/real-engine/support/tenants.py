@@ -127,7 +127,7 @@ class Cluster:
         return Asked(prompt_tokens, cached_tokens, hits, record)
 
     def ask_cold(self, tenant, endpoint, conversation, salt=None):
-        """Asks what no engine has cached for this tenant, until the router's index has the blocks."""
+        """Asks what no engine has cached for this tenant, and waits for the router's index."""
         blocks = conversation.tokens(endpoint, self.engines["p0"]) // BLOCK_SIZE
         computing = "p0" if self.flow == "prefill_first" else "d0"
         with self.router.indexing(computing, blocks):
