@@ -1,6 +1,7 @@
 //! What the router costs a request: real processes on loopback in front of engines that
 //! answer at once, side by side with nginx as a plain proxy.
 
+mod access;
 mod client;
 mod engines;
 mod feed;
@@ -16,6 +17,7 @@ mod settings;
 mod slow;
 mod targets;
 mod text;
+mod tls;
 
 use std::fs;
 use std::path::Path;
@@ -125,6 +127,8 @@ pub fn main() -> Result<(), Failure> {
     rows.extend(framings::framings(&bench, &engines, &text, folder.path())?);
     rows.extend(settings::logging(&bench, &engines, &text, folder.path())?);
     rows.extend(settings::threads(&bench, &engines, &text, folder.path())?);
+    rows.extend(access::access(&bench, &engines, &text, folder.path())?);
+    rows.extend(tls::tls(&bench, &engines, &text, folder.path())?);
     rows.extend(slow::slow(&bench, &engines, &text, folder.path())?);
     if options.wants("memory") && (!options.quick || options.only.is_some()) {
         rows.extend(memory(&before, &effort, &targets, &text)?);
@@ -161,7 +165,7 @@ fn start(
     folder: &Path,
 ) -> Result<(Vec<Target>, Option<Fleet>), Failure> {
     let mut targets = vec![Target::direct(engines)];
-    match behind.block_on(Target::nginx(engines, folder)) {
+    match behind.block_on(Target::nginx(engines, None, folder)) {
         Ok(nginx) => targets.push(nginx),
         Err(error) => print_line(&format!("without nginx: {error}"))?,
     }

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::mock::{content_length, find};
+use super::targets::Target;
 use super::text::{GROUPS, Prompt};
-use super::{Failure, http2};
+use super::{Failure, http2, tls};
 
 /// How long one answer may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
@@ -48,6 +49,14 @@ impl Load {
         Self::framed(Framing::Http1, prompts, |prompt| prompt.chat(streams).into())
     }
 
+    /// Chats of these prompts over HTTP/1.1, with an API key.
+    pub(super) fn with_key(prompts: &[Prompt], key: &str) -> Self {
+        let field = format!("authorization: Bearer {key}\r\n");
+        let request =
+            |prompt: &Prompt| (prompt.group, http1_request(&field, prompt.chat(false).as_ref()));
+        Self::of(Framing::Http1, prompts.iter().map(request).collect())
+    }
+
     /// Chats of these prompts, with bodies of one's own.
     pub(super) fn framed(
         framing: Framing,
@@ -56,23 +65,32 @@ impl Load {
     ) -> Self {
         let request = |prompt: &Prompt| {
             let body = body(prompt);
-            if framing != Framing::Http1 {
-                return (prompt.group, body);
-            }
-            let head = format!(
-                "POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n\
-                 content-type: application/json\r\ncontent-length: {}\r\n\r\n",
-                body.len()
-            );
-            (prompt.group, [head.as_bytes(), &body].concat().into())
+            let request = match framing {
+                Framing::Http1 => http1_request("", &body),
+                _ => body,
+            };
+            (prompt.group, request)
         };
-        let requests = prompts.iter().map(request).collect();
+        Self::of(framing, prompts.iter().map(request).collect())
+    }
+
+    fn of(framing: Framing, requests: Vec<(usize, Bytes)>) -> Self {
         Self { requests, framing, next: AtomicUsize::new(0) }
     }
 
     pub(super) fn next(&self) -> &(usize, Bytes) {
         &self.requests[self.next.fetch_add(1, Relaxed) % self.requests.len()]
     }
+}
+
+/// A request over HTTP/1.1. `fields` are further header fields, each with its end of line.
+fn http1_request(fields: &str, body: &[u8]) -> Bytes {
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n\
+         content-type: application/json\r\n{fields}content-length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat().into()
 }
 
 /// What clients have seen.
@@ -89,19 +107,24 @@ pub(super) struct Seen {
 /// # Errors
 /// Whatever is not answered with 200.
 pub(super) async fn run(
+    target: &Target,
     address: SocketAddr,
     load: &Arc<Load>,
     clients: usize,
     ends: Instant,
-    checks: bool,
 ) -> Result<Seen, Failure> {
     let mut running = JoinSet::new();
     let connections = if load.framing == Framing::GrpcShared { 1 } else { clients };
     for _ in 0..connections {
         let load = Arc::clone(load);
+        let (checks, connector) = (target.checks, target.tls.clone());
         running.spawn(async move {
-            match load.framing {
-                Framing::Http1 => one(address, &load, ends, checks).await,
+            match (load.framing, connector) {
+                (Framing::Http1, None) => one(connect(address).await?, &load, ends, checks).await,
+                (Framing::Http1, Some(connector)) => {
+                    let session = connector.connect(tls::server_name()?, connect(address).await?);
+                    one(session.await?, &load, ends, checks).await
+                }
                 _ => http2::run(address, &load, clients / connections, ends).await,
             }
         });
@@ -115,14 +138,18 @@ pub(super) async fn run(
     Ok(all)
 }
 
-async fn one(
-    address: SocketAddr,
+async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+async fn one<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
     load: &Load,
     ends: Instant,
     checks: bool,
 ) -> Result<Seen, Failure> {
-    let mut stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
     let mut buffer = Vec::with_capacity(64 << 10);
     let mut seen = Seen::default();
     while Instant::now() < ends {
@@ -130,6 +157,8 @@ async fn one(
         let began = Instant::now();
         let exchange = async {
             stream.write_all(request).await?;
+            // A session of TLS may hold bytes back.
+            stream.flush().await?;
             read_answer(&mut stream, &mut buffer).await
         };
         let head = timeout(PATIENCE, exchange).await.map_err(|_| "no answer in time")??;
@@ -145,7 +174,10 @@ async fn one(
 }
 
 /// Reads one answer; gives the length of its head.
-async fn read_answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Result<usize, Failure> {
+async fn read_answer<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    buffer: &mut Vec<u8>,
+) -> Result<usize, Failure> {
     buffer.clear();
     let head = loop {
         if let Some(at) = find(buffer, b"\r\n\r\n") {
@@ -171,7 +203,7 @@ async fn read_answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Result<usi
     Ok(head)
 }
 
-async fn more(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Result<(), Failure> {
+async fn more<S: AsyncRead + Unpin>(stream: &mut S, buffer: &mut Vec<u8>) -> Result<(), Failure> {
     match stream.read_buf(buffer).await? {
         0 => Err("the connection was closed in mid-answer".into()),
         _ => Ok(()),

@@ -96,7 +96,7 @@ pub(super) async fn measure(
         Framing::Http1 | Framing::Http2 => target.whole,
         Framing::Grpc | Framing::GrpcShared => target.grpc.ok_or("no door for gRPC")?,
     };
-    let running = client::run(address, load, clients, ends + OVERTIME, target.checks);
+    let running = client::run(target, address, load, clients, ends + OVERTIME);
     let watching = async {
         sleep_until(from.into()).await;
         let before = Clocks::read(&family)?;

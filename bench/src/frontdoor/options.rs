@@ -3,8 +3,19 @@
 use std::path::{Path, PathBuf};
 
 /// What can be asked for alone.
-pub(super) const WORKLOADS: [&str; 9] =
-    ["aggregated", "pd", "kv_aware", "stream", "grpc", "slow", "logging", "threads", "memory"];
+pub(super) const WORKLOADS: [&str; 11] = [
+    "aggregated",
+    "pd",
+    "kv_aware",
+    "stream",
+    "grpc",
+    "slow",
+    "logging",
+    "threads",
+    "access",
+    "tls",
+    "memory",
+];
 
 /// What was asked for.
 #[derive(Debug, PartialEq, Eq)]

@@ -8,23 +8,31 @@ use super::Failure;
 use super::engines::Engines;
 use super::mock::Mock;
 use super::targets::{Target, up};
+use super::tls::Certificate;
 use crate::fleet::process::{Process, free_ports};
 
 impl Target {
-    /// nginx as a plain proxy. Streams have a server of their own, which does not buffer.
+    /// nginx as a plain proxy. Streams have a server of their own, which does not buffer. With a
+    /// certificate, the server for whole replies speaks TLS.
     ///
     /// # Errors
     /// If it does not come up.
-    pub(super) async fn nginx(engines: &Engines, folder: &Path) -> Result<Self, Failure> {
+    pub(super) async fn nginx(
+        engines: &Engines,
+        certificate: Option<&Certificate>,
+        folder: &Path,
+    ) -> Result<Self, Failure> {
         let [whole, streams] = free_ports()?;
-        let path = folder.join("nginx.conf");
-        fs::write(&path, nginx(engines, folder, [whole, streams]))?;
+        let name = if certificate.is_some() { "nginx tls" } else { "nginx" };
+        let path = folder.join(format!("{name}.conf"));
+        fs::write(&path, nginx(engines, certificate, folder, [whole, streams]))?;
+        let tls = certificate.map(Certificate::connector).transpose()?;
         let path = path.to_string_lossy();
         let error_log = folder.join("nginx-early.log");
         let args = ["-c", &path, "-e", &error_log.to_string_lossy()];
-        let process = Process::start(Path::new("nginx"), "nginx", folder, &args, "warn")?;
-        let process = Some(up(process, folder, whole, "/health").await?);
-        Ok(Self { name: "nginx", whole, streams, grpc: None, process, checks: false })
+        let process = Process::start(Path::new("nginx"), name, folder, &args, "warn")?;
+        let process = Some(up(process, folder, streams, "/health").await?);
+        Ok(Self { name, whole, streams, grpc: None, process, checks: false, tls })
     }
 
     /// vllm-router, which forwards in turn: to engines that do it all, or from those that
@@ -58,22 +66,36 @@ impl Target {
         }
         let process = Process::start(program, name, folder, &args, "warn")?;
         let process = Some(up(process, folder, whole, "/health").await?);
-        Ok(Self { name, whole, streams: whole, grpc: None, process, checks: false })
+        Ok(Self { name, whole, streams: whole, grpc: None, process, checks: false, tls: None })
     }
 }
 
-fn nginx(engines: &Engines, folder: &Path, [whole, streams]: [SocketAddr; 2]) -> String {
+fn nginx(
+    engines: &Engines,
+    certificate: Option<&Certificate>,
+    folder: &Path,
+    [whole, streams]: [SocketAddr; 2],
+) -> String {
     let servers: String =
         engines.aggregated.iter().map(|mock| format!("server {}; ", mock.address)).collect();
     let folder = folder.display();
     let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("  {kind}_temp_path {folder}/nginx-{kind};\n"))
         .concat();
-    let server = |address: SocketAddr, buffering: &str| {
+    let tls = certificate.map(|Certificate { chain, key, .. }| {
+        format!(
+            "    ssl_certificate {chain:?};
+    ssl_certificate_key {key:?};
+    ssl_protocols TLSv1.3;
+"
+        )
+    });
+    let (ssl, tls) = tls.map_or(("", String::new()), |tls| (" ssl", tls));
+    let server = |address: SocketAddr, ssl: &str, tls: &str, buffering: &str| {
         format!(
             "  server {{
-    listen {address} backlog=1024;
-    location / {{
+    listen {address}{ssl} backlog=1024;
+{tls}    location / {{
       proxy_pass http://engines;
       proxy_http_version 1.1;
       proxy_set_header Connection \"\";
@@ -99,7 +121,7 @@ http {{
   upstream engines {{ {servers} keepalive 256; keepalive_requests 1000000000; }}
 {}{}}}
 ",
-        server(whole, "on"),
-        server(streams, "off"),
+        server(whole, ssl, &tls, "on"),
+        server(streams, "", "", "off"),
     )
 }

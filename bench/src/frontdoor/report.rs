@@ -30,10 +30,10 @@ const MEASURES: [(&str, &str, fn(&Figures) -> f64); 5] = [
 ];
 
 /// Who is compared with whom.
-const OURS: [(&str, &str); 3] =
-    [("round_robin", "aggregated"), ("pd", "pd"), ("kv_aware", "kv_aware")];
-/// Whom ratios are to.
-const PEER: &str = "nginx";
+const OURS: [(&str, &str); 4] =
+    [("round_robin", "aggregated"), ("pd", "pd"), ("kv_aware", "kv_aware"), ("tls", "tls")];
+/// Whom ratios are to: the one that a cell has.
+const PEERS: [&str; 2] = ["nginx", "nginx tls"];
 
 /// A figure of a row, over another one: at most, or at least.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -136,8 +136,7 @@ impl Row {
 impl Cell {
     /// The rows of this router's targets.
     pub(super) fn rows(&self) -> Vec<Row> {
-        let theirs =
-            self.figures.iter().find(|(name, _)| *name == PEER).map(|(_, figures)| figures);
+        let theirs = self.figures.iter().find(|(name, _)| PEERS.contains(name));
         let mut rows = Vec::new();
         for (target, workload) in OURS {
             let Some((_, ours)) = self.figures.iter().find(|(name, _)| *name == target) else {
@@ -150,7 +149,7 @@ impl Cell {
                     measure: measure.to_owned(),
                     unit,
                     ours: figure(ours),
-                    theirs: theirs.map(|theirs| (PEER, figure(theirs))),
+                    theirs: theirs.map(|(peer, theirs)| (*peer, figure(theirs))),
                     goal: goal(workload, self.size, self.clients, measure),
                     targets: self.figures.iter().map(|(name, f)| (*name, figure(f))).collect(),
                 });
@@ -196,7 +195,9 @@ impl Cell {
 fn goal(workload: &str, size: &str, clients: usize, measure: &str) -> Option<Goal> {
     let small = size == "1 KB";
     Some(match (workload, clients, measure) {
-        ("aggregated", 16, "CPU per request") => Goal::RatioAtMost(if small { 1.5 } else { 1.3 }),
+        ("aggregated" | "tls", 16, "CPU per request") => {
+            Goal::RatioAtMost(if small { 1.5 } else { 1.3 })
+        }
         ("pd", 16, "CPU per request") => Goal::RatioAtMost(if small { 3.0 } else { 2.5 }),
         ("kv_aware", 16, "CPU per request") => Goal::RatioAtMost(if small { 4.5 } else { 6.0 }),
         ("stream", 1, "p50") => Goal::RatioAtMost(1.2),

@@ -7,9 +7,33 @@ use super::client::Load;
 use super::engines::Engines;
 use super::measure::Figures;
 use super::report::{Cell, Goal, Row};
-use super::targets::{Kind, Target};
+use super::targets::{Kind, Settings, Target};
 use super::text::{SIZES, Text};
 use super::{Bench, Failure, Rounds, rounds};
+
+/// One of the routers that are compared.
+#[derive(Clone, Copy)]
+pub(super) struct Variant<'a> {
+    pub(super) name: &'static str,
+    /// Further members of its configuration, as lines of YAML.
+    pub(super) further: &'a str,
+    /// A variable of its environment.
+    pub(super) variable: (&'a str, &'a str),
+}
+
+impl Variant<'_> {
+    /// A router that differs from others in its environment only.
+    fn in_environment(name: &'static str, variable: (&'static str, &'static str)) -> Self {
+        Self { name, further: "", variable }
+    }
+}
+
+/// Which requests are sent.
+pub(super) struct Requests {
+    pub(super) workload: &'static str,
+    pub(super) clients: usize,
+    pub(super) load: Load,
+}
 
 /// Logging at `info`, against none.
 ///
@@ -24,8 +48,10 @@ pub(super) fn logging(
     if !bench.options.wants("logging") {
         return Ok(Vec::new());
     }
-    let variants = [("info", ("RUST_LOG", "info")), ("off", ("RUST_LOG", "off"))];
-    let cell = compare(bench, engines, (text, folder), ("logging", 16), variants)?;
+    let variants = ["info", "off"].map(|level| Variant::in_environment(level, ("RUST_LOG", level)));
+    let load = Load::new(&text.prompts(SIZES[0]), false);
+    let requests = Requests { workload: "logging", clients: 16, load };
+    let cell = compare(bench, engines, folder, requests, &variants)?;
     Ok(vec![row(&cell, "CPU per request", "us", |f| f.cpu_us, Some(Goal::RatioAtMost(1.05)))])
 }
 
@@ -42,37 +68,40 @@ pub(super) fn threads(
     if !bench.options.wants("threads") {
         return Ok(Vec::new());
     }
-    let threads = |count| ("TOKIO_WORKER_THREADS", count);
-    let variants = [("two threads", threads("2")), ("one thread", threads("1"))];
-    let cell = compare(bench, engines, (text, folder), ("threads", 64), variants)?;
+    let variants = [("two threads", "2"), ("one thread", "1")]
+        .map(|(name, count)| Variant::in_environment(name, ("TOKIO_WORKER_THREADS", count)));
+    let load = Load::new(&text.prompts(SIZES[0]), false);
+    let requests = Requests { workload: "threads", clients: 64, load };
+    let cell = compare(bench, engines, folder, requests, &variants)?;
     Ok(vec![
         row(&cell, "requests", "1/s", |f| f.per_s, None),
         row(&cell, "CPU per request", "us", |f| f.cpu_us, None),
     ])
 }
 
-/// Processes of one build differ by more than some settings do: each variant is started so often.
-const STARTS: usize = 4;
+/// Processes of one build differ by more than some settings do: each variant is started so often
+/// for each variant that there is.
+const STARTS: usize = 2;
 
-/// Two routers that differ in one variable of their environment, under the same load.
-fn compare(
+/// Routers that differ in one setting, under the same load.
+pub(super) fn compare(
     bench: &Bench<'_>,
     engines: &Engines,
-    (text, folder): (&Text, &Path),
-    (workload, clients): (&'static str, usize),
-    variants: [(&'static str, (&str, &str)); 2],
+    folder: &Path,
+    Requests { workload, clients, load }: Requests,
+    variants: &[Variant<'_>],
 ) -> Result<Cell, Failure> {
-    let load = Arc::new(Load::new(&text.prompts(SIZES[0]), false));
-    let mut all: Rounds = variants.iter().map(|(name, _)| (*name, Vec::new())).collect();
-    for start in 0..STARTS {
+    let load = Arc::new(load);
+    let mut all: Rounds = variants.iter().map(|variant| (variant.name, Vec::new())).collect();
+    for start in 0..STARTS * variants.len() {
         let mut targets = Vec::new();
         // Whoever starts first is not always the same.
-        let order = if start % 2 == 0 { [0, 1] } else { [1, 0] };
-        for (name, variable) in order.map(|at| variants[at]) {
-            let kind = Kind::Aggregated(engines);
+        let order = variants.iter().cycle().skip(start % variants.len()).take(variants.len());
+        for Variant { name, further, variable } in order.copied() {
+            let settings = Settings { further, ..Kind::Aggregated(engines).into() };
             let program = &bench.options.splitrail;
             let variables = [variable];
-            let starting = Target::ours_in(name, kind, program, folder, &variables);
+            let starting = Target::ours_in(name, settings, program, folder, &variables);
             targets.push(bench.behind.block_on(starting)?);
         }
         let seen = rounds(bench.before, bench.effort, &targets, &load, (clients, false))?;
@@ -93,13 +122,26 @@ fn row(
     figure: fn(&Figures) -> f64,
     goal: Option<Goal>,
 ) -> Row {
+    let [first, second] = [0, 1].map(|at| cell.figures[at].0);
+    let workload = format!("{} 1 KB c={}", cell.size, cell.clients);
+    Row { workload, ..row_of(cell, (first, second), (measure, unit, figure), goal) }
+}
+
+/// One variant against another one, both by their names.
+pub(super) fn row_of(
+    cell: &Cell,
+    (ours, theirs): (&'static str, &'static str),
+    (measure, unit, figure): (&str, &'static str, fn(&Figures) -> f64),
+    goal: Option<Goal>,
+) -> Row {
     let figures: Vec<_> = cell.figures.iter().map(|(name, all)| (*name, figure(all))).collect();
+    let of = |name| figures.iter().find(|(known, _)| *known == name).map_or(0.0, |(_, one)| *one);
     Row {
-        workload: format!("{} 1 KB c={}", cell.size, cell.clients),
+        workload: format!("{ours} 1 KB c={}", cell.clients),
         measure: measure.to_owned(),
         unit,
-        ours: figures[0].1,
-        theirs: Some(figures[1]),
+        ours: of(ours),
+        theirs: Some((theirs, of(theirs))),
         goal,
         targets: figures,
     }

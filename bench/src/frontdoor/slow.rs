@@ -68,7 +68,7 @@ pub(super) fn slow(
     {
         let target = bench.behind.block_on(async {
             match name {
-                "nginx" => Target::nginx(engines, folder).await,
+                "nginx" => Target::nginx(engines, None, folder).await,
                 _ => {
                     Target::ours(name, Kind::Aggregated(engines), bench.options.program(), folder)
                         .await

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::sleep;
+use tokio_rustls::TlsConnector;
 
 use super::engines::{Engines, Fleet};
+use super::tls::Certificate;
 use super::{Failure, MODEL};
 use crate::fleet::http;
 use crate::fleet::process::{Process, free_ports};
@@ -32,6 +34,8 @@ pub(super) struct Target {
     pub(super) process: Option<Process>,
     /// Whether it tells where it prefilled, and that can be wrong.
     pub(super) checks: bool,
+    /// How clients begin a session of TLS; `None` for plain connections.
+    pub(super) tls: Option<TlsConnector>,
 }
 
 impl Target {
@@ -39,7 +43,7 @@ impl Target {
     pub(super) fn direct(engines: &Engines) -> Self {
         let address = engines.aggregated[0].address;
         let (whole, streams) = (address, address);
-        Self { name: "direct", whole, streams, grpc: None, process: None, checks: false }
+        Self { name: "direct", whole, streams, grpc: None, process: None, checks: false, tls: None }
     }
 
     /// Whether it is this router.
@@ -52,6 +56,7 @@ impl Target {
         match name {
             "round_robin" => "rr beside",
             "pd" => "pd beside",
+            "tls" => "tls beside",
             _ => "kv beside",
         }
     }
@@ -71,28 +76,29 @@ impl Target {
         (program, log): (&Path, &str),
         folder: &Path,
     ) -> Result<Self, Failure> {
-        Self::ours_in(name, kind, program, folder, &[("RUST_LOG", log)]).await
+        Self::ours_in(name, kind.into(), program, folder, &[("RUST_LOG", log)]).await
     }
 
-    /// This router in another environment.
+    /// This router with other settings, or in another environment.
     ///
     /// # Errors
     /// If it does not become ready.
     pub(super) async fn ours_in(
         name: &'static str,
-        kind: Kind<'_>,
+        settings: Settings<'_>,
         program: &Path,
         folder: &Path,
         variables: &[(&str, &str)],
     ) -> Result<Self, Failure> {
         let [whole, grpc, admin] = free_ports()?;
         let path = folder.join(format!("{name}.yaml"));
-        let checks = matches!(kind, Kind::KvAware(_));
-        fs::write(&path, yaml(kind, [whole, grpc, admin]))?;
+        let checks = matches!(settings.kind, Kind::KvAware(_));
+        let tls = settings.certificate.map(Certificate::connector).transpose()?;
+        fs::write(&path, yaml(settings, [whole, grpc, admin]))?;
         let args = ["serve", "--config", &path.to_string_lossy()];
         let process = Process::start_in(program, name, folder, &args, variables)?;
-        let process = Some(up(process, folder, whole, "/ready").await?);
-        Ok(Self { name, whole, streams: whole, grpc: Some(grpc), process, checks })
+        let process = Some(up(process, folder, admin, "/ready").await?);
+        Ok(Self { name, whole, streams: whole, grpc: Some(grpc), process, checks, tls })
     }
 }
 
@@ -142,9 +148,33 @@ pub(super) enum Kind<'a> {
     KvAware(&'a Fleet),
 }
 
+/// How a router is configured.
+#[derive(Clone, Copy)]
+pub(super) struct Settings<'a> {
+    /// How requests are served.
+    pub(super) kind: Kind<'a>,
+    /// Further members of the configuration, as lines of YAML.
+    pub(super) further: &'a str,
+    /// The certificate of the HTTP listener; `None` for plain connections.
+    pub(super) certificate: Option<&'a Certificate>,
+}
+
+impl<'a> From<Kind<'a>> for Settings<'a> {
+    fn from(kind: Kind<'a>) -> Self {
+        Self { kind, further: "", certificate: None }
+    }
+}
+
 const PREFILL_FIRST: &str = "flow: prefill_first\n    connector: nixl";
 
-fn yaml(kind: Kind<'_>, [http, grpc, admin]: [SocketAddr; 3]) -> String {
+fn yaml(settings: Settings<'_>, [http, grpc, admin]: [SocketAddr; 3]) -> String {
+    let Settings { kind, further, certificate } = settings;
+    let http = match certificate {
+        None => format!("\"{http}\""),
+        Some(Certificate { chain, key, .. }) => {
+            format!("{{ address: \"{http}\", tls: {{ cert: {chain:?}, key: {key:?} }} }}")
+        }
+    };
     let (flow, policy, tokenizer) = match &kind {
         Kind::Aggregated(_) => ("flow: aggregated", "round_robin", "none".to_owned()),
         Kind::Pd(_) => (PREFILL_FIRST, "round_robin", "none".to_owned()),
@@ -155,9 +185,9 @@ fn yaml(kind: Kind<'_>, [http, grpc, admin]: [SocketAddr; 3]) -> String {
         }
     };
     let mut out = format!(
-        "listen: {{ http: \"{http}\", grpc: \"{grpc}\", admin: \"{admin}\" }}
+        "listen: {{ http: {http}, grpc: \"{grpc}\", admin: \"{admin}\" }}
 limits: {{ connections_max: 20000, in_flight_max: 20000 }}
-models:
+{further}models:
   - name: {MODEL}
     block_size: {}
     tokenizer: {{ kind: {tokenizer} }}
