@@ -24,6 +24,8 @@ mod kind;
 #[cfg_attr(not(any(test, feature = "nats")), allow(dead_code))]
 mod plan;
 #[cfg_attr(not(any(test, feature = "nats")), allow(dead_code))]
+mod presence;
+#[cfg_attr(not(any(test, feature = "nats")), allow(dead_code))]
 mod record;
 #[cfg(feature = "nats")]
 pub mod replicas;

@@ -15,16 +15,13 @@
 
 use super::account::Account;
 use super::fair;
-use super::holdings::{Holdings, Sighting, floor};
+use super::holdings::{Holdings, floor};
 use super::kind::{LimitKind, PerLimit};
+use super::presence::{Absence, RENEWALS_PER_LEASE};
 use super::record::{Entry, Holding, REPLICAS_MAX, Record};
-use super::window::DAY_MS;
 
 /// How long a record stays closed after it was created or had lost a share.
 pub(crate) const CLOSED_MS: u64 = 2000;
-
-/// Parts of a lease after which shares are renewed.
-const RENEWALS_PER_LEASE: u64 = 4;
 
 /// Smallest part of a limit that is moved while no replica lacks anything.
 const STEP_DIVISOR: u64 = 32;
@@ -75,6 +72,7 @@ struct Round<'r> {
     now_ms: u64,
     taking: Taking,
     purpose: Purpose,
+    absence: &'r Absence,
 }
 
 /// The shares of a limit, from the point of view of one replica.
@@ -122,7 +120,8 @@ impl Account {
             return None;
         }
         holdings.observe(&record, now_ms);
-        holdings.expire(&mut record, now_ms);
+        let absence = holdings.absence(&record, now_ms);
+        holdings.expire(&mut record, &absence, now_ms);
         let is_lost = holdings.is_lost(own.as_ref());
         let was_open = record.is_open;
         let taking = holdings.taking(&mut record, is_lost, now_ms);
@@ -133,9 +132,9 @@ impl Account {
             || holdings.is_renewal_due(now_ms);
         let own = own.filter(|_| !is_lost);
         if taking == Taking::All {
-            holdings.reserve_floors(&mut record, own.as_ref(), &self.limits, now_ms);
+            holdings.reserve_floors(&mut record, own.as_ref(), &self.limits, &absence);
         }
-        let round = Round { me, record: &record, now_ms, taking, purpose };
+        let round = Round { me, record: &record, now_ms, taking, purpose, absence: &absence };
         let mut is_contended = false;
         let mut usable = PerLimit::default();
         let shares = PerLimit::from_fn(|kind| {
@@ -262,8 +261,10 @@ impl Account {
                 needs.push(need);
                 is_contended |= need > holding.share;
             } else {
-                let has_floor = !entry.has_left && kind.column().is_some();
-                let least = if has_floor { floor(holding.limit) } else { 0 };
+                let least = match kind.column() {
+                    Some(_) => round.absence.floor(id, holding.limit),
+                    None => 0,
+                };
                 pinned = pinned.saturating_add(holding.share.max(least));
             }
         }
@@ -310,102 +311,6 @@ impl Account {
 }
 
 impl Holdings {
-    /// Notes which renewals of others are seen for the first time.
-    fn observe(&mut self, record: &Record, now_ms: u64) {
-        self.sightings.retain(|id, _| record.replicas.contains_key(id));
-        for (id, entry) in &record.replicas {
-            let fresh = Sighting { renewal: entry.renewal, at_ms: now_ms };
-            let seen = self.sightings.entry(id.clone()).or_insert(fresh);
-            if seen.renewal != entry.renewal {
-                *seen = fresh;
-            }
-        }
-    }
-
-    /// Milliseconds after a sighting until nothing that the replica used before the end of its lease
-    /// is in a window of a minute.
-    fn expires_after_ms(&self, has_left: bool) -> u64 {
-        let lease_ms = if has_left { 0 } else { self.terms.lease_ms };
-        lease_ms + self.terms.window_ms + self.terms.margin_ms
-    }
-
-    /// Whether a replica takes part: it has not left, and its lease has not expired.
-    fn is_present(&self, id: &str, entry: &Entry, now_ms: u64) -> bool {
-        let seen = self.sightings.get(id);
-        !entry.has_left
-            && seen.is_some_and(|seen| now_ms < seen.at_ms + self.expires_after_ms(false))
-    }
-
-    /// Whether a replica has missed a renewal. Nothing is set aside for such a replica.
-    fn is_silent(&self, id: &str, now_ms: u64) -> bool {
-        let silent_ms = 2 * self.terms.lease_ms / RENEWALS_PER_LEASE;
-        self.sightings.get(id).is_some_and(|seen| now_ms >= seen.at_ms + silent_ms)
-    }
-
-    /// Lowers the shares of replicas that are gone, and removes replicas that are gone for a day.
-    fn expire(&self, record: &mut Record, now_ms: u64) {
-        let margin_ms = self.terms.margin_ms;
-        record.replicas.retain(|id, entry| {
-            let Some(seen) = self.sightings.get(id) else { return true };
-            let expires_after_ms = self.expires_after_ms(entry.has_left);
-            if now_ms < seen.at_ms + expires_after_ms {
-                return true;
-            }
-            let removed_after_ms = DAY_MS + expires_after_ms + 2 * margin_ms;
-            if now_ms > entry.renewed_ms.saturating_add(removed_after_ms) {
-                return false;
-            }
-            let lease_ms = if entry.has_left { 0 } else { self.terms.lease_ms };
-            let last_day = (seen.at_ms + lease_ms + margin_ms) / DAY_MS;
-            let is_next_day = now_ms.saturating_sub(margin_ms) / DAY_MS > last_day;
-            let has_left = entry.has_left;
-            let mut total = 0_u64;
-            for kind in LimitKind::ALL {
-                let Some(holding) = entry.holding_mut(kind) else { continue };
-                if kind.column().is_some() || is_next_day {
-                    let rest = if has_left { 0 } else { floor(holding.limit) };
-                    holding.share = holding.share.min(rest);
-                    (holding.used, holding.need) = (holding.used.min(holding.share), 0);
-                }
-                total = total.saturating_add(holding.share);
-            }
-            !has_left || total > 0
-        });
-    }
-
-    /// Gives the floor to each replica that is cut off or dead and has less, as far as there is room,
-    /// because the replica will use the floor later (`FLOOR_AFTER_LEASES`).
-    fn reserve_floors(
-        &self,
-        record: &mut Record,
-        own: Option<&Entry>,
-        limits: &PerLimit<Option<u64>>,
-        now_ms: u64,
-    ) {
-        for (kind, limit) in limits.iter() {
-            let (Some(limit), Some(_)) = (limit, kind.column()) else { continue };
-            let share = |entry: &Entry| entry.holding(kind).map_or(0, |holding| holding.share);
-            let (mut limit, mut total) = (*limit, own.map_or(0, share));
-            for (id, entry) in &record.replicas {
-                let Some(holding) = entry.holding(kind) else { continue };
-                total = total.saturating_add(holding.share);
-                if self.is_present(id, entry, now_ms) {
-                    limit = limit.min(holding.limit);
-                }
-            }
-            let mut free = limit.saturating_sub(total);
-            for (id, entry) in &mut record.replicas {
-                if entry.has_left || self.is_present(id, entry, now_ms) {
-                    continue;
-                }
-                let Some(holding) = entry.holding_mut(kind) else { continue };
-                let missing = floor(holding.limit).saturating_sub(holding.share).min(free);
-                holding.share += missing;
-                free -= missing;
-            }
-        }
-    }
-
     /// Whether the record lacks a share that it had: the broker has lost the record or its last
     /// changes.
     fn is_lost(&self, own: Option<&Entry>) -> bool {

@@ -1,5 +1,7 @@
 //! How shares move between replicas, and what happens to those of replicas that are gone.
 
+use splitrail_config::TenantLimits;
+
 use super::cluster::{Cluster, START, TERMS, tenant, value};
 use crate::limits::holdings::{FIRST_CONTACT_MS, Terms};
 use crate::limits::plan::{CLOSED_MS, Purpose};
@@ -95,6 +97,39 @@ fn a_dead_replica_s_share_is_free_after_its_lease_and_a_window_but_for_the_floor
         cluster.run(1000);
     }
     assert_eq!(admitted, 59, "all but the floor of the dead replica");
+}
+
+#[test]
+fn replicas_that_die_again_and_again_take_at_most_a_quarter_of_the_limit() {
+    let mut cluster = ready();
+    for _ in 0..80 {
+        cluster.run(5_000);
+        cluster.restart(2);
+    }
+    cluster.run(2 * (TERMS.lease_ms + TERMS.window_ms + TERMS.margin_ms));
+    for kind in [REQUESTS, MINUTE] {
+        let limit = cluster.limit(kind);
+        let record = cluster.store.as_ref().unwrap();
+        let present = cluster.replicas.iter().map(|replica| &record.replicas[&replica.id]);
+        let held: u64 = present.map(|entry| entry.holding(kind).unwrap().share).sum();
+        assert!(held >= limit * 3 / 4, "{held} of {limit} ({kind:?})");
+    }
+    let admitted: u64 = (0..3).map(|replica| flood(&mut cluster, replica, 1)).sum();
+    assert!(admitted >= 45, "{admitted} of 60");
+}
+
+#[test]
+fn dead_replicas_without_shares_leave_the_record() {
+    let only_minute = TenantLimits { tokens_per_day: None, ..tenant(60, 6400, 1) };
+    let mut cluster = Cluster::start(only_minute, &[0, 0]);
+    for _ in 0..400 {
+        cluster.run(3_000);
+        cluster.restart(1);
+    }
+    cluster.run(2 * (TERMS.lease_ms + TERMS.window_ms + TERMS.margin_ms));
+    let entries = cluster.store.as_ref().unwrap().replicas.len();
+    assert!(entries <= 2 + 64, "{entries}");
+    assert!(flood(&mut cluster, 1, 1) > 0, "the record has room for the newest one");
 }
 
 #[test]

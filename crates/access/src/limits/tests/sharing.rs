@@ -52,12 +52,12 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::HealAll),
         1 => at().prop_map(Step::Restart),
         1 => at().prop_map(Step::Leave),
-        1 => (at(), 1_u64..=20).prop_map(|(at, tenths)| Step::Change(at, tenths)),
-        1 => (1_u64..=20).prop_map(Step::ChangeAll),
+        1 => (at(), 6_u64..=20).prop_map(|(at, tenths)| Step::Change(at, tenths)),
+        1 => (6_u64..=20).prop_map(Step::ChangeAll),
     ]
 }
 
-/// The limits, times a number of tenths. The limit of a day is used up in a few minutes, or never.
+/// The limits, times a number of tenths, of which each replica that is absent keeps a floor. The limit of a day is used up in a few minutes, or never.
 fn limits(tenths: u64, is_day_short: bool) -> TenantLimits {
     tenant(6 * tenths, 100 * tenths, if is_day_short { 400 } else { 100_000 } * tenths)
 }
