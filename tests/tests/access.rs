@@ -5,6 +5,8 @@
 mod admin;
 #[path = "access/certificates.rs"]
 mod certificates;
+#[path = "access/floods.rs"]
+mod floods;
 #[path = "access/isolation.rs"]
 mod isolation;
 #[path = "access/issuer.rs"]
