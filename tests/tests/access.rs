@@ -17,6 +17,8 @@ mod issuers;
 mod keys;
 #[path = "access/limits.rs"]
 mod limits;
+#[path = "access/secrets.rs"]
+mod secrets;
 #[path = "access/support.rs"]
 mod support;
 #[path = "access/tenants.rs"]

@@ -109,7 +109,7 @@ fn time(text: &str) -> Option<SystemTime> {
 ///
 /// # Errors
 /// All mistakes in the file, each with its place; or that the file cannot be read. No message
-/// contains any part of a hash.
+/// contains any text of the file other than known names: a key may have been written into it.
 pub fn load(path: &Path) -> Result<KeysFile, Problems> {
     let name = path.display().to_string();
     let text = file::read(path, &name, &KEYS_DIALECT)?;
@@ -200,6 +200,26 @@ mod tests {
             let told = problems(&text.replace("HASH", HASH));
             assert!(told.starts_with("keys.yaml:1:") && told.contains(expected), "{text}: {told}");
             assert!(!told.contains(HASH), "{told}");
+        }
+    }
+
+    #[test]
+    fn no_message_shows_a_key_that_was_written_in_place_of_its_hash() {
+        for text in [
+            "KEY",
+            "KEY: acme",
+            "keys: KEY",
+            "keys: [ KEY ]",
+            "keys: { KEY: acme }",
+            "keys: [ { KEY: acme } ]",
+            "keys: [ { id: a, tenant: t, sha256: KEY } ]",
+            "keys: [ { id: a, tenant: t, sha256: [KEY] } ]",
+            "keys: [ { id: a, tenant: t, key: KEY } ]",
+            "keys: [ { id: a, role: KEY, sha256: HASH } ]",
+            "keys: [ { id: a, tenant: t, expires: KEY, sha256: HASH } ]",
+        ] {
+            let told = problems(&text.replace("KEY", "sr-f00d").replace("HASH", HASH));
+            assert!(!told.contains("f00d"), "{text}: {told}");
         }
     }
 }

@@ -1,10 +1,14 @@
-//! Logs go to stderr through `tracing`. No prompt, completion, token id or key is
-//! ever a field of an event, at any level.
+//! Logs go to stderr through `tracing`. No prompt, completion, token id, key or certificate of a
+//! client is ever a field of an event, at any level.
 
 pub use splitrail_settings::logging::LogFormat;
 
+/// What libraries may log. At lower levels, `tokenizers` logs the texts that it normalises, and
+/// `rustls` the certificates of clients (TLS 1.2). The module has a line of its own, so that
+/// `RUST_LOG` cannot name it more exactly than the line of the whole library does.
+const LIBRARIES: [&str; 3] = ["tokenizers=info", "rustls=debug", "rustls::server::tls12=debug"];
+
 /// Starts logging. `RUST_LOG` filters; the default is `info`.
 pub fn init(format: LogFormat) {
-    // At lower levels, this library logs the texts that it normalises.
-    splitrail_settings::logging::init(format, &["tokenizers=info"]);
+    splitrail_settings::logging::init(format, &LIBRARIES);
 }

@@ -113,7 +113,8 @@ fn encode(bytes: impl AsRef<[u8]>) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-fn first_parts(header: &Value, claims: &Value) -> String {
+/// Header and claims of a token, as they are signed.
+pub(crate) fn first_parts(header: &Value, claims: &Value) -> String {
     format!("{}.{}", encode(header.to_string()), encode(claims.to_string()))
 }
 
