@@ -6,6 +6,7 @@ use http::HeaderValue;
 use http::header::{HeaderMap, HeaderName};
 use splitrail_access::Tenant;
 use splitrail_access::limits::{LimitStanding, Standing};
+use splitrail_api::text::{digit, push_number};
 use splitrail_engine::dialect::Dialect;
 
 /// The names of the headers of one unit, as one API has them: limit, remaining and reset.
@@ -63,19 +64,35 @@ pub(super) fn put(headers: &mut HeaderMap, dialect: Dialect, tenant: &Tenant) {
 
 /// A duration as OpenAI writes it: `12ms`, `1.5s`, `6m0s`, `1h0m0s`.
 fn duration(ms: u64) -> String {
-    let (hours, minutes, rest_ms) = (ms / 3_600_000, ms / 60_000 % 60, ms % 60_000);
+    let mut text = String::with_capacity("24h00m00.000s".len());
     if ms < 1000 {
-        return format!("{ms}ms");
+        push_number(&mut text, ms);
+        text.push_str("ms");
+        return text;
     }
-    let fraction = format!("{:03}", rest_ms % 1000);
-    let fraction = fraction.trim_end_matches('0');
-    let point = if fraction.is_empty() { "" } else { "." };
-    let seconds = format!("{}{point}{fraction}s", rest_ms / 1000);
-    match (hours, minutes) {
-        (0, 0) => seconds,
-        (0, minutes) => format!("{minutes}m{seconds}"),
-        (hours, minutes) => format!("{hours}h{minutes}m{seconds}"),
+    let (hours, minutes, rest_ms) = (ms / 3_600_000, ms / 60_000 % 60, ms % 60_000);
+    if hours > 0 {
+        push_number(&mut text, hours);
+        text.push('h');
     }
+    if hours > 0 || minutes > 0 {
+        push_number(&mut text, minutes);
+        text.push('m');
+    }
+    push_number(&mut text, rest_ms / 1000);
+    let mut fraction_ms = rest_ms % 1000;
+    if fraction_ms > 0 {
+        text.push('.');
+    }
+    // Zeros at the end are left out.
+    let mut place = 100;
+    while fraction_ms > 0 {
+        text.push(digit(fraction_ms / place));
+        fraction_ms %= place;
+        place /= 10;
+    }
+    text.push('s');
+    text
 }
 
 /// The time after a number of milliseconds, as RFC 3339.
@@ -95,7 +112,9 @@ mod tests {
             (12, "12ms"),
             (1000, "1s"),
             (1500, "1.5s"),
+            (1050, "1.05s"),
             (59_001, "59.001s"),
+            (60_120, "1m0.12s"),
             (360_000, "6m0s"),
             (3_600_000, "1h0m0s"),
             (86_399_999, "23h59m59.999s"),
