@@ -140,6 +140,10 @@ fn access_section(path: &str) -> String {
         return "auth: [ { kind: jwt, issuer: i, audience: a, jwks: 'https://i/keys' } ]\n"
             .to_owned();
     }
+    if ["quotas.bucket", "quotas.lease"].contains(&path) {
+        let events = "events: { kind: nats, servers: ['nats://a:1'] }";
+        return format!("{events}\nquotas: {{ kind: nats }}\n");
+    }
     if path.starts_with("tenants[].") {
         return "tenants: [ { name: acme } ]\n".to_owned();
     }
