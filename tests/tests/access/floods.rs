@@ -49,7 +49,7 @@ fn wrong(number: usize) -> String {
         _ => 67,
     };
     // Each fifth has the form of a token.
-    let separator = if number % 5 == 0 { "." } else { "" };
+    let separator = if number.is_multiple_of(5) { "." } else { "" };
     let start = format!("sr-{number:x}{separator}x{separator}");
     let rest = bytes.saturating_sub(start.len());
     start + &"f".repeat(rest)
@@ -132,7 +132,6 @@ fn check_audit(file: &Path, refused: u64, seconds: u64) {
     assert!(lines.iter().all(|line| line["event"] == "refused_credential"));
     let written = lines.len() as u64;
     let left_out: u64 = lines.iter().filter_map(|line| line["left_out"].as_u64()).sum();
-    println!("{written} lines in the audit file, {left_out} left out");
     // The first and the last second may have begun before and end after the flood.
     assert!(written <= LINES_PER_SECOND * (seconds + 2), "{written} lines in {seconds} s");
     assert!(written + left_out <= refused);
