@@ -104,6 +104,11 @@ class Asked:
     # The router's record of the decision.
     record: dict
 
+    def assert_cold(self):
+        """No engine found a block of the prompt for this request, and the router expected none."""
+        seen = self.cached_tokens, self.hits, self.record["overlap_blocks"]
+        assert seen == (0, {"p0": 0, "d0": 0}, 0), seen
+
 
 class Cluster:
     """The router, one client for each tenant, and the engines by worker id."""
@@ -111,6 +116,15 @@ class Cluster:
     def __init__(self, router, flow, keys, engines):
         self.router, self.flow, self.engines = router, flow, engines
         self._clients = {tenant: router.with_key(key) for tenant, key in keys.items()}
+
+    def await_parity(self):
+        """Returns once the router has sent its own prompts, which engines would count too."""
+
+        def parity():
+            workers = self.router.workers()
+            return {known["id"]: known["parity"] for known in workers if known["model"] == "tiny"}
+
+        eventually(parity, lambda seen: seen == {"p0": "ok", "d0": "ok"}, "agreement on blocks")
 
     def ask(self, tenant, endpoint, conversation, salt=None):
         before = {worker: engine.prefix_cache() for worker, engine in self.engines.items()}
@@ -127,11 +141,14 @@ class Cluster:
         return Asked(prompt_tokens, cached_tokens, hits, record)
 
     def ask_cold(self, tenant, endpoint, conversation, salt=None):
-        """Asks what no engine has cached for this tenant, and waits for the router's index."""
+        """Asks, proves that nothing of the prompt was cached, and waits for the router's index."""
         blocks = conversation.tokens(endpoint, self.engines["p0"]) // BLOCK_SIZE
         computing = "p0" if self.flow == "prefill_first" else "d0"
         with self.router.indexing(computing, blocks):
-            return self.ask(tenant, endpoint, conversation, salt)
+            asked = self.ask(tenant, endpoint, conversation, salt)
+            # Before the index is waited for, which does not grow by what was cached.
+            asked.assert_cold()
+        return asked
 
     def _hits(self, worker, before, prompt_tokens):
         def grown():
@@ -141,5 +158,5 @@ class Cluster:
         looked_up, hits = eventually(
             grown, lambda grown: grown[0] >= prompt_tokens, f"the lookup of a prompt at {worker}"
         )
-        assert looked_up == prompt_tokens, f"{worker} looked up one prompt"
+        assert looked_up == prompt_tokens, f"{looked_up} tokens at {worker}, not {prompt_tokens}"
         return hits
