@@ -1,6 +1,6 @@
 //! API keys: the table of their hashes, which follows the file, and new keys.
 
-use std::collections::HashMap;
+use std::hint::black_box;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,12 +50,13 @@ pub struct KeySource {
 }
 
 /// The keys that a file contained when it was read.
+///
+/// Which entries a search looks at depends on the first eight bytes of the hash of the given key.
+/// This reveals nothing: who knows a part of the hash of a random key cannot find the key.
 struct Table {
-    /// The places of keys in `keys`, by the first eight bytes of their hashes.
-    ///
-    /// A map of hashes may take different times for different hashes. This reveals nothing: who
-    /// knows a part of the hash of a random key cannot find the key.
-    places: HashMap<u64, Vec<usize>>,
+    /// The first eight bytes of the hashes of `keys`, as numbers in ascending order.
+    beginnings: Vec<u64>,
+    /// The keys, in the same order.
     keys: Vec<Key>,
 }
 
@@ -85,21 +86,23 @@ impl KeySource {
         Ok(Self { file: file.to_owned(), table, version })
     }
 
-    /// The holder of a key. The time does not depend on how much of a hash is right.
+    /// The holder of a key. The time does not depend on how much of a hash is right, nor on whether
+    /// the key is accepted.
     ///
     /// # Errors
     /// The key is not in the file, or has expired.
     pub fn holder(&self, key: &str, now: SystemTime) -> Result<KeyHolder, Refusal> {
-        let given = sha256(key);
         let table = self.table.load();
-        let places = table.places.get(&beginning(&given)).map_or(&[][..], Vec::as_slice);
-        let mut keys = places.iter().map(|place| &table.keys[*place]);
-        let Some(found) = keys.find(|key| is_same(&key.digest, &given)) else {
+        let Some((nearest, is_same)) = table.nearest(&sha256(key)) else {
             return Err(Refusal::Unknown);
         };
-        match found.expires {
-            Some(expires) if expires <= now => Err(Refusal::Expired),
-            _ => Ok(found.holder.clone()),
+        // Copied for a wrong key as well, so that a wrong key takes as long as a valid one.
+        let holder = black_box(nearest.holder.clone());
+        let has_expired = nearest.expires.is_some_and(|expires| expires <= now);
+        match (is_same, has_expired) {
+            (false, _) => Err(Refusal::Unknown),
+            (true, true) => Err(Refusal::Expired),
+            (true, false) => Ok(holder),
         }
     }
 
@@ -136,12 +139,26 @@ impl KeySource {
 impl Table {
     fn read(file: &Path) -> Result<Self, Problems> {
         let entries = keys::load(file)?.keys;
-        let keys: Vec<Key> = entries.iter().filter_map(Key::new).collect();
-        let mut places: HashMap<u64, Vec<usize>> = HashMap::with_capacity(keys.len());
-        for (place, key) in keys.iter().enumerate() {
-            places.entry(beginning(&key.digest)).or_default().push(place);
+        let mut keys: Vec<Key> = entries.iter().filter_map(Key::new).collect();
+        keys.sort_by_key(|key| beginning(&key.digest));
+        let beginnings = keys.iter().map(|key| beginning(&key.digest)).collect();
+        Ok(Self { beginnings, keys })
+    }
+
+    /// The key with this hash and `true`, or any other key and `false`; `None` if there are no keys.
+    /// At least one hash is compared in either case; more than one only if hashes begin alike.
+    fn nearest(&self, digest: &[u8; 32]) -> Option<(&Key, bool)> {
+        let last = self.keys.len().checked_sub(1)?;
+        let wanted = beginning(digest);
+        let mut place = self.beginnings.partition_point(|other| *other < wanted).min(last);
+        loop {
+            let key = &self.keys[place];
+            let is_same = is_same(&key.digest, digest);
+            place += 1;
+            if is_same || self.beginnings.get(place) != Some(&wanted) {
+                return Some((key, is_same));
+            }
         }
-        Ok(Self { places, keys })
     }
 }
 
@@ -251,6 +268,50 @@ mod tests {
             assert_eq!(holder(other), Err(Refusal::Unknown), "{other}");
         }
         assert!(!serde_json::to_string(&acme_entry).unwrap().contains(&acme[3..]));
+    }
+
+    #[test]
+    fn keys_whose_hashes_begin_alike_are_told_apart() {
+        let file = File::new();
+        let (key, entry) = tenant_key("acme", None);
+        // Hashes that differ from that of the key in their last digit, or in all after the first 16.
+        let (start, last) = entry.sha256.split_at(63);
+        let near = [
+            format!("{start}{}", if last == "0" { "1" } else { "0" }),
+            format!("{}{}", &start[..16], "0".repeat(48)),
+            format!("{}{}", &start[..16], "f".repeat(48)),
+        ];
+        let near = near.map(|sha256| {
+            let id = format!("k-{}", &sha256[56..]);
+            KeyEntry { id, sha256, tenant: Some("other".to_owned()), ..entry.clone() }
+        });
+        let [a, b, c] = near.each_ref();
+        let holder = |entries: &[&KeyEntry]| {
+            file.write(entries);
+            let source = KeySource::open(&file.path()).unwrap();
+            source.holder(&key, SystemTime::now()).map(|holder| holder.grant)
+        };
+        let acme = Ok(Grant::Tenant("acme".into()));
+        for entries in [[&entry, a, b, c], [a, &entry, b, c], [a, b, &entry, c], [c, b, a, &entry]]
+        {
+            assert_eq!(holder(&entries), acme);
+        }
+        for entries in [&[a, b, c][..], &[b], &[]] {
+            assert_eq!(holder(entries), Err(Refusal::Unknown));
+        }
+    }
+
+    #[test]
+    fn every_key_of_a_long_file_is_accepted() {
+        let file = File::new();
+        let keys: Vec<_> = (0..300).map(|n| tenant_key(&format!("t{n}"), None)).collect();
+        file.write(&keys.iter().map(|(_, entry)| entry).collect::<Vec<_>>());
+        let source = KeySource::open(&file.path()).unwrap();
+        for (number, (key, entry)) in keys.iter().enumerate() {
+            let holder = source.holder(key, SystemTime::now()).unwrap();
+            let grant = Grant::Tenant(format!("t{number}").into());
+            assert_eq!(holder, KeyHolder { id: entry.id.as_str().into(), grant });
+        }
     }
 
     #[test]
