@@ -9,6 +9,7 @@ use splitrail_api::error::{Error, Kind, LimitReached};
 use splitrail_api::name::Name;
 use splitrail_api::steering::ClientShare;
 use splitrail_config::model::{CacheGroup, TenantConfig, TenantLimits};
+use splitrail_telemetry::TenantSeries;
 
 use crate::limits::{Counting, Exceeded, LimitKind, Limits, Reservation, Standing, SteadyClock};
 use crate::places::InFlight;
@@ -23,11 +24,13 @@ pub struct Tenant {
     pub name: Name,
     /// The value of the metrics' label `tenant`.
     pub label: Name,
+    /// The metric series of the tenant.
+    pub series: TenantSeries,
     /// The share of the tenant among the clients of the queue and of the places in flight.
     pub share: ClientShare,
     /// Maximum priority of the tenant's requests; `None` leaves it to the model.
     pub priority_max: Option<i32>,
-    /// Whether replies tell the tenant how a request was routed.
+    /// Whether replies tell the tenant how a request was routed, over HTTP and gRPC.
     pub debug: bool,
     /// The configured limits.
     pub limits: TenantLimits,
@@ -35,6 +38,8 @@ pub struct Tenant {
     models: Option<HashSet<String>>,
     cache: CacheGroup,
     salt_key: SaltKey,
+    /// The salt of requests without a salt of their client, derived once because most have none.
+    salt: String,
     pub(crate) in_flight: Arc<InFlight>,
     /// What the tenant has used of its limits on requests and tokens.
     counted: Arc<Limits>,
@@ -81,12 +86,14 @@ impl Tenant {
         Self {
             name: config.name.as_str().into(),
             label: if place < LABELS_MAX { config.name.as_str().into() } else { "other".into() },
+            series: TenantSeries::default(),
             share: ClientShare { number, weight: config.weight },
             priority_max: config.priority_max,
             debug: config.debug,
             limits: config.limits,
             models: config.models.as_ref().map(|models| models.iter().cloned().collect()),
             cache: config.cache.clone(),
+            salt: salt_key.derive(&config.cache, &config.name, None),
             salt_key,
             in_flight: before.map(|before| Arc::clone(&before.in_flight)).unwrap_or_default(),
             counted: match before {
@@ -144,6 +151,36 @@ impl Tenant {
     /// The salt of a request with this salt of its client. It separates the request's cached blocks
     /// from those of other cache groups.
     pub fn salt(&self, own: Option<&str>) -> String {
-        self.salt_key.derive(&self.cache, &self.name, own)
+        match own {
+            None => self.salt.clone(),
+            own => self.salt_key.derive(&self.cache, &self.name, own),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn tenant(config: serde_json::Value) -> Tenant {
+        let config = serde_json::from_value(config).unwrap();
+        let counting = (&Counting::Local(1.0), SteadyClock::start());
+        Tenant::new(&config, 0, SaltKey::new(Some("secret")), counting, None)
+    }
+
+    #[test]
+    fn salts_are_those_of_the_cache_group_with_and_without_a_salt_of_the_client() {
+        let key = SaltKey::new(Some("secret"));
+        let shared = CacheGroup::Shared("team".into());
+        for (group, config) in [
+            (CacheGroup::Own, serde_json::json!({"name": "acme"})),
+            (shared, serde_json::json!({"name": "acme", "cache": {"shared": "team"}})),
+        ] {
+            let tenant = tenant(config);
+            for own in [None, Some(""), Some("x")] {
+                assert_eq!(tenant.salt(own), key.derive(&group, "acme", own));
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use super::decisions::DecisionHandle;
 use super::entry::Entry;
 use super::leg::{Figures, LegKind};
 use super::lines::Lines;
-use super::record::{Ended, RequestRecord};
+use super::record::{Ended, LabelledTenant, RequestRecord};
 use splitrail_telemetry::{LabelledSeries, Metrics, ModelSeries};
 
 /// Closes the entries of a request. Legs count as served if the request ended with `ok`, and as
@@ -44,7 +44,7 @@ pub fn close(
         series.hit_or_miss(metrics, ended.model, result);
     }
     if let Some(tenant) = ended.tenant {
-        count_tenant(metrics, tenant.label, ended.outcome, used);
+        count_tenant(metrics, tenant, ended.outcome, used);
     }
     if recorded {
         ledger.write(&RequestRecord::new(ended, &entries));
@@ -77,15 +77,16 @@ impl Used {
     }
 }
 
-fn count_tenant(metrics: &Metrics, tenant: &str, outcome: &str, used: Used) {
-    metrics.tenant_requests.with_label_values(&[tenant, outcome]).inc();
+fn count_tenant(metrics: &Metrics, tenant: LabelledTenant<'_>, outcome: &'static str, used: Used) {
+    let LabelledTenant { label, series, .. } = tenant;
+    series.ended(metrics, label, outcome);
     let tokens = [
         ("prompt", used.prompt_tokens),
         ("cached", used.cached_tokens),
         ("completion", used.completion_tokens),
     ];
     for (kind, tokens) in tokens {
-        metrics.tenant_tokens.with_label_values(&[tenant, kind]).inc_by(tokens);
+        series.used(metrics, label, kind, tokens);
     }
 }
 

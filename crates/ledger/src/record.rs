@@ -11,6 +11,7 @@ use super::leg::{Figures, LegFacts, LegKind, Origin};
 use crate::entry::Cached;
 use splitrail_api::name::Name;
 use splitrail_config::model::CachedTokensFallback;
+use splitrail_telemetry::TenantSeries;
 
 /// A request as one line of the ledger file.
 #[derive(Clone, Debug, Serialize)]
@@ -216,13 +217,15 @@ impl Serialize for Entry {
     }
 }
 
-/// The name of a tenant.
+/// A tenant, with what its records and metrics need.
 #[derive(Clone, Copy, Debug)]
-pub struct TenantName<'a> {
+pub struct LabelledTenant<'a> {
     /// The configured name.
     pub name: &'a str,
     /// The value of the metrics' label `tenant`: the name, or `other` if there are too many tenants.
     pub label: &'a str,
+    /// The tenant's series.
+    pub series: &'a TenantSeries,
 }
 
 /// The facts about a finished request that do not belong to one of its prompts.
@@ -231,7 +234,7 @@ pub struct Ended<'a> {
     /// The request id that the client saw.
     pub request_id: &'a str,
     /// The tenant of the request; `None` if the router has no tenants.
-    pub tenant: Option<TenantName<'a>>,
+    pub tenant: Option<LabelledTenant<'a>>,
     /// The model's configured name.
     pub model: &'a str,
     /// The value of the metrics' label `endpoint`.

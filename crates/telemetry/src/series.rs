@@ -1,4 +1,4 @@
-//! Series of one model that every request updates, looked up by their labels once.
+//! Series of one model or tenant that every request updates, looked up by their labels once.
 
 use std::sync::OnceLock;
 

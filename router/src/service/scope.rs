@@ -29,7 +29,7 @@ use splitrail_flow::prepare::Unit;
 use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::close::close;
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
-use splitrail_ledger::record::{Ended, TenantName};
+use splitrail_ledger::record::{Ended, LabelledTenant};
 use splitrail_ledger::recorder::{Prompt, Times};
 use splitrail_telemetry::clock::unix_ms;
 
@@ -246,10 +246,14 @@ impl Scope {
         let metrics = &self.core.metrics;
         let seconds = now.duration_since(self.arrived).as_secs_f64();
         let tenant = self.sender.tenant.as_ref();
-        let tenant = tenant.map(|tenant| TenantName { name: &tenant.name, label: &tenant.label });
+        let tenant = tenant.map(|tenant| LabelledTenant {
+            name: &tenant.name,
+            label: &tenant.label,
+            series: &tenant.series,
+        });
         let Some(placed) = &self.placed else {
             if let Some(tenant) = tenant {
-                metrics.tenant_requests.with_label_values(&[tenant.label, outcome]).inc();
+                tenant.series.ended(metrics, tenant.label, outcome);
             }
             metrics.requests.with_label_values(&[model, self.endpoint, flow, outcome]).inc();
             metrics.request.with_label_values(&[model, flow]).observe(seconds);
