@@ -56,14 +56,20 @@ pub struct Call {
 pub struct Reply {
     /// How it was routed.
     pub route: Route,
-    /// Whether the client may see how the request was routed.
-    pub shows_route: bool,
-    /// Milliseconds per stage, as a `server-timing` header.
-    pub server_timing: String,
+    /// Milliseconds per stage, as a `server-timing` header; `None` if the client may not see how the
+    /// request was routed.
+    pub server_timing: Option<String>,
     /// The fields that were not sent to engines, for the `x-splitrail-removed-fields` header.
     pub removed_fields: Option<String>,
     /// The body of the reply.
     pub body: ReplyBody,
+}
+
+impl Reply {
+    /// Whether the client may see how the request was routed.
+    pub fn shows_route(&self) -> bool {
+        self.server_timing.is_some()
+    }
 }
 
 /// The body of a reply.
@@ -231,8 +237,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     };
     Ok(Reply {
         route: Route(decisions),
-        shows_route: debugs,
-        server_timing: context.stages.server_timing(),
+        server_timing: debugs.then(|| context.stages.server_timing()),
         removed_fields: removed.header(),
         body,
     })

@@ -315,8 +315,8 @@ fn respond(reply: Reply, dialect: Dialect, request_id: &Name) -> http::Response<
         }
     };
     let headers = response.headers_mut();
-    if reply.shows_route {
-        let shown = [(X_ROUTE, reply.route.header()), (SERVER_TIMING, reply.server_timing)];
+    if let Some(timing) = reply.server_timing {
+        let shown = [(X_ROUTE, reply.route.header()), (SERVER_TIMING, timing)];
         for (name, value) in shown {
             if let Ok(value) = HeaderValue::from_str(&value) {
                 headers.insert(name, value);

@@ -1,8 +1,10 @@
 //! Tenants do not see each other's cached blocks, nor how requests are routed.
 
 use serde_json::json;
+use splitrail_proto::v1::generate_response::Event;
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::grpc::{front_door, text_request};
 use splitrail_tests::trial::{completion, prompt};
 
 use super::support::{Keys, bearer, cached, complete, start};
@@ -107,6 +109,23 @@ async fn an_explanation_is_for_one_tenant() {
     let json = [("content-type", "application/json")];
     let unknown = cluster.admin.post_with("/admin/explain?tenant=no", &json, "{}").await;
     assert_eq!(unknown.status, 404);
+}
+
+#[tokio::test]
+async fn only_a_tenant_with_debug_sees_the_route_of_a_call_over_grpc() {
+    let mut keys = Keys::new();
+    let [acme, debugger] = ["acme", "debugger"].map(|name| keys.tenant(name));
+    let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
+    let mut door = front_door(cluster.running.addresses().grpc.unwrap());
+    for (key, sees) in [(&acme, false), (&debugger, true)] {
+        let mut call = tonic::Request::new(text_request("a b c", ""));
+        call.metadata_mut().insert("authorization", bearer(key).parse().unwrap());
+        let mut events = door.generate(call).await.unwrap().into_inner();
+        let first = events.message().await.unwrap().unwrap().event;
+        let Some(Event::Started(started)) = first else { panic!("no start: {first:?}") };
+        assert_eq!(started.route.is_some(), sees);
+        while events.message().await.unwrap().is_some() {}
+    }
 }
 
 #[tokio::test]

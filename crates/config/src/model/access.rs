@@ -140,7 +140,7 @@ pub struct TenantConfig {
     #[serde(default)]
     pub limits: TenantLimits,
     /// Whether replies tell the tenant how a request was routed: the headers `x-splitrail-route` and
-    /// `server-timing`, and `usage.splitrail`.
+    /// `server-timing`, `usage.splitrail`, and `started.route` over gRPC.
     #[serde(default)]
     pub debug: bool,
 }

@@ -161,12 +161,13 @@ where
     };
     drop(encoded);
     let reply = serve(core, call, scope).await.map_err(|error| status(&request_id, &error))?;
+    let shows_route = reply.shows_route();
     let decision = reply.route.0.into_iter().next().unwrap_or_default();
     let ReplyBody::Events(events) = reply.body else {
         let error = Error::new(Kind::Internal, "the reply is not a stream");
         return Err(status(&request_id, &error));
     };
-    let body = StreamedBody::new(events, request_id, decision, is_chat, deadline);
+    let body = StreamedBody::new(events, request_id, (decision, shows_route), is_chat, deadline);
     Ok((Body::new(body), reply.removed_fields))
 }
 

@@ -51,24 +51,23 @@ enum End {
 }
 
 impl StreamedBody {
-    /// A reply that has begun.
+    /// A reply that has begun. `shows_route` says whether the client may see the decision.
     pub(super) fn new(
         events: Events,
         request_id: Name,
-        decision: DecisionHandle,
+        (decision, shows_route): (DecisionHandle, bool),
         is_chat: bool,
         deadline: Option<Deadline>,
     ) -> Self {
         let mut out = BytesMut::with_capacity(ROOM_BYTES);
-        let started = decision.with(|decision| {
-            let route = v1::Route {
-                flow: decision.flow().to_owned(),
-                prefill_worker: decision.prefill_worker().map(str::to_owned),
-                decode_worker: decision.decode_worker().unwrap_or_default().to_owned(),
-                overlap_blocks: decision.overlap_blocks(),
-            };
-            v1::Started { request_id: request_id.to_string(), route: Some(route) }
-        });
+        let route = |decision: &Decision| v1::Route {
+            flow: decision.flow().to_owned(),
+            prefill_worker: decision.prefill_worker().map(str::to_owned),
+            decode_worker: decision.decode_worker().unwrap_or_default().to_owned(),
+            overlap_blocks: decision.overlap_blocks(),
+        };
+        let route = shows_route.then(|| decision.with(route));
+        let started = v1::Started { request_id: request_id.to_string(), route };
         put_event(&mut out, Event::Started(started));
         let deadline = deadline.map(|deadline| Box::pin(sleep_until(deadline.at())));
         Self { events, request_id, decision, is_chat, out, end: End::Open, deadline }
