@@ -127,11 +127,14 @@ fn row(
     Row { workload, ..row_of(cell, (first, second), (measure, unit, figure), goal) }
 }
 
+/// The name of a figure, its unit and how it is read.
+type Measure<'a> = (&'a str, &'static str, fn(&Figures) -> f64);
+
 /// One variant against another one, both by their names.
 pub(super) fn row_of(
     cell: &Cell,
     (ours, theirs): (&'static str, &'static str),
-    (measure, unit, figure): (&str, &'static str, fn(&Figures) -> f64),
+    (measure, unit, figure): Measure<'_>,
     goal: Option<Goal>,
 ) -> Row {
     let figures: Vec<_> = cell.figures.iter().map(|(name, all)| (*name, figure(all))).collect();
