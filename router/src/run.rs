@@ -371,12 +371,19 @@ async fn follow_access(core: Arc<Core>) {
         for task in access.take_tasks() {
             issuers.spawn(task);
         }
-        // Those of issuers that are gone have ended.
-        while issuers.try_join_next().is_some() {}
+        // The tasks of issuers that are gone have ended. The place of a panic is logged where all
+        // panics are; the message of a panic may contain what no log may.
+        while let Some(ended) = issuers.try_join_next() {
+            if ended.is_err() {
+                tracing::error!(
+                    "the keys of an issuer of tokens are not read again until a restart: a defect"
+                );
+            }
+        }
         // Off the reactor, because a disk may be slow.
         let reading = tokio::task::spawn_blocking(move || access.refresh());
-        if let Err(error) = reading.await {
-            tracing::error!(%error, "the files of credentials could not be read again");
+        if reading.await.is_err() {
+            tracing::error!("the files of credentials could not be read again: a defect");
         }
     }
 }
