@@ -50,7 +50,11 @@ impl Issuer {
             Err(JwtRefusal::Issuer) => None,
             Err(JwtRefusal::Expired) => Some(Err(Refusal::Expired)),
             Err(JwtRefusal::NoTenant) => Some(Err(Refusal::NoTenant)),
-            Err(_) => Some(Err(Refusal::Unknown)),
+            Err(refusal) => {
+                // Clients are not told, and the metric has one reason for all of these.
+                tracing::debug!(reason = refusal.name(), "a JSON Web Token is refused");
+                Some(Err(Refusal::Unknown))
+            }
         }
     }
 
