@@ -35,7 +35,7 @@ def cluster(request, start_router, prefill, decode):
     workers = [routers.worker("p0", "prefill", prefill), routers.worker("d0", "decode", decode)]
     with start_router(name, workers, flow=flow, top=top) as router:
         cluster = tenants.Cluster(router, flow, keys, {"p0": prefill, "d0": decode})
-        cluster.await_parity()
+        cluster.await_own_prompts()
         yield cluster
 
 

@@ -162,6 +162,9 @@ class Router:
         reply.raise_for_status()
         return reply.json()["workers"]
 
+    def is_ready(self):
+        return plain_http.get(f"{self.http}/ready", timeout=30).status_code == 200
+
     def requests_in_flight(self):
         return self.metrics().sum("splitrail_requests_in_flight")
 

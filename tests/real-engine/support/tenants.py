@@ -6,7 +6,7 @@ import secrets
 from . import dialects, prompts
 from .engine import BLOCK_SIZE
 from .front_door import FrontDoor
-from .waiting import eventually
+from .waiting import eventually, settled
 
 # `red` and `blue` share a cache; every other tenant has one of its own.
 TENANTS = """\
@@ -117,14 +117,21 @@ class Cluster:
         self.router, self.flow, self.engines = router, flow, engines
         self._clients = {tenant: router.with_key(key) for tenant, key in keys.items()}
 
-    def await_parity(self):
-        """Returns once the router has sent its own prompts, which engines would count too."""
+    def await_own_prompts(self):
+        """Returns once the router has sent its own prompts, and the engines have counted them.
 
-        def parity():
-            workers = self.router.workers()
-            return {known["id"]: known["parity"] for known in workers if known["model"] == "tiny"}
+        They are one to test the parity of each worker, and one to learn whether it honours
+        `cache_hit_threshold`, which may come later.
+        """
 
-        eventually(parity, lambda seen: seen == {"p0": "ok", "d0": "ok"}, "agreement on blocks")
+        def seen():
+            workers = [known for known in self.router.workers() if known["model"] == "tiny"]
+            return {known["id"]: known["parity"] for known in workers}, self.router.is_ready()
+
+        parity = {"p0": "ok", "d0": "ok"}
+        eventually(seen, lambda seen: seen == (parity, True), "agreement on blocks, and readiness")
+        for engine in self.engines.values():
+            settled(engine.prefix_cache)
 
     def ask(self, tenant, endpoint, conversation, salt=None):
         before = {worker: engine.prefix_cache() for worker, engine in self.engines.items()}
