@@ -22,7 +22,7 @@ pub use prepare::Refused;
 pub use report::{Report, problem_json};
 
 use crate::core::Core;
-use splitrail_fleet::Fleet;
+use splitrail_fleet::{Fleet, Serving};
 
 /// Maximum number of reloads that wait for the running one; a further one would find the same file.
 const WAITING_MAX: usize = 16;
@@ -100,20 +100,27 @@ async fn once(
     let (core, fleet) = (Arc::clone(core), Arc::clone(fleet));
     // Loading tokenizers, reading files and removing workers from an index may take long.
     let reloading = tokio::task::spawn_blocking(move || {
-        let Prepared { serving, access, report } = prepare::prepare(&file, &core, &before)?;
-        if core.is_draining() {
-            return Err(Refused::Draining);
-        }
-        let decisions_kept = serving.limits.decisions_kept;
-        fleet.serve(Arc::new(serving)).map_err(Refused::Fleet)?;
-        let access = Arc::new(access);
-        core.access.store(Arc::clone(&access));
-        access.apply_limits();
-        core.decisions.keep(decisions_kept);
-        core.metrics.set_config(report.config_digest);
-        Ok(report)
+        let outcome = apply(&core, &fleet, &file, &before);
+        // The limits of what is in use now. Tenants of a refused configuration hold shares of limits
+        // already, which other replicas need.
+        core.access.load().apply_limits();
+        outcome
     });
     reloading.await.unwrap_or_else(|error| Err(Refused::Defect(error.to_string())))
+}
+
+/// Reads the file and applies it. May wait for a disk and for the index.
+fn apply(core: &Core, fleet: &Fleet, file: &Path, before: &Serving) -> Result<Report, Refused> {
+    let Prepared { serving, access, report } = prepare::prepare(file, core, before)?;
+    if core.is_draining() {
+        return Err(Refused::Draining);
+    }
+    let decisions_kept = serving.limits.decisions_kept;
+    fleet.serve(Arc::new(serving)).map_err(Refused::Fleet)?;
+    core.access.store(Arc::new(access));
+    core.decisions.keep(decisions_kept);
+    core.metrics.set_config(report.config_digest);
+    Ok(report)
 }
 
 fn log_outcome(core: &Core, outcome: &Result<Report, Refused>) {

@@ -282,3 +282,38 @@ impl Access {
         self.tenants.get(name).cloned().ok_or(Refusal::NoTenant)
     }
 }
+
+#[cfg(all(test, feature = "nats"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn config(tenants: &[&str]) -> Config {
+        let tenants = tenants.join(" }, { limits: { requests_per_minute: 5 }, name: ");
+        let yaml = format!(
+            "
+tenants: [ {{ limits: {{ requests_per_minute: 5 }}, name: {tenants} }} ]
+quotas: {{ kind: nats }}
+events: {{ kind: nats, servers: [\"nats://127.0.0.1:1\"] }}
+models:
+  - name: m
+    tokenizer: {{ kind: none }}
+    flow: aggregated
+    workers: [ {{ id: w, role: both, url: \"http://127.0.0.1:1\" }} ]
+"
+        );
+        let loaded = splitrail_config::parse("splitrail.yaml", &yaml, std::path::Path::new("."));
+        loaded.map_err(|problems| problems.to_string()).unwrap().config
+    }
+
+    #[test]
+    fn a_refused_configuration_leaves_no_share_to_its_tenants() {
+        let metrics = Metrics::new().unwrap();
+        let running = Access::new(&config(&["acme"]), &metrics, None).unwrap();
+        let refused = Access::new(&config(&["acme", "new"]), &metrics, Some(&running)).unwrap();
+        drop(refused);
+        running.apply_limits();
+        let Counting::Shared(replicas) = &running.counting else { panic!("not shared") };
+        assert_eq!(replicas.names(), ["acme"]);
+    }
+}

@@ -197,6 +197,12 @@ impl Replicas {
         self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The names of the tenants that have shares.
+    #[cfg(test)]
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.tenants().values().map(|tenant| tenant.name.clone()).collect()
+    }
+
     fn all(&self) -> Vec<Arc<Tenant>> {
         self.tenants().values().cloned().collect()
     }
