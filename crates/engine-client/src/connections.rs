@@ -1,11 +1,11 @@
 //! Connections to engines, kept for later requests.
 //!
-//! A connection has no task of its own: the task that waits for an answer reads and writes it. That
-//! saves each leg four task switches, and dropping the answer closes the connection, which
+//! A connection has no task of its own: the task that waits for a reply reads and writes it. That
+//! saves each leg four task switches, and dropping the reply closes the connection, which
 //! tells the engine to stop.
 //!
 //! A kept connection serves requests of one class only, to the engine process that it was opened
-//! to: bytes that a faulty engine or proxy leaves in it can then be no answer to another class of
+//! to: bytes that a faulty engine or proxy leaves in it can then be no reply to another class of
 //! request.
 
 use std::collections::VecDeque;
@@ -37,7 +37,7 @@ use rustc_hash::FxBuildHasher;
 /// have received cannot be sent again.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time for which no connection to an engine is kept after it sent unsolicited bytes. Only when
-/// connections are kept again can such bytes be taken for the answer to another client's request,
+/// connections are kept again can such bytes be taken for the reply to another client's request,
 /// so a longer time means fewer such chances.
 const QUARANTINE: Duration = Duration::from_secs(60);
 /// Maximum number of idle connections to one engine; further ones are closed.
@@ -87,16 +87,16 @@ struct IdleConnection {
     wire: Box<Connection>,
 }
 
-/// Why a request got no answer.
+/// Why a request got no reply.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// No connection could be made.
     Connect(Box<dyn StdError + Send + Sync>),
     /// A kept connection had ended; the engine may have received the request nevertheless.
     Stale,
-    /// A new connection ended before the answer began.
+    /// A new connection ended before the reply began.
     Closed,
-    /// An answer arrived before the request was sent completely.
+    /// A reply arrived before the request was sent completely.
     Early,
     /// The engine's bytes are not valid HTTP.
     Malformed(Malformed),
@@ -140,7 +140,7 @@ impl Connections {
     /// and `again` agrees (`again` may change the request). Redirects are not followed.
     ///
     /// # Errors
-    /// No answer began.
+    /// No reply began.
     pub(super) async fn request(
         self: &Arc<Self>,
         to: Destination<'_>,
@@ -283,7 +283,7 @@ impl Idle {
     }
 }
 
-/// Returns a connection to the pool when its answer has ended.
+/// Returns a connection to the pool when its reply has ended.
 struct ReturnTo {
     connections: Arc<Connections>,
     authority: Authority,
@@ -298,19 +298,19 @@ pub struct EngineBody {
     wire: Option<Box<Connection>>,
     /// Returns the connection to the pool, if it may be used again.
     return_to: Option<ReturnTo>,
-    /// Whether the answer is known to belong to the request, if its engine allows to know this.
+    /// Whether the reply is known to belong to the request, if its engine allows to know this.
     is_proven: bool,
 }
 
 impl EngineBody {
-    /// Marks the answer as belonging to the request: its connection may serve another request when
+    /// Marks the reply as belonging to the request: its connection may serve another request when
     /// the body has ended.
     pub fn prove(&mut self) {
         self.is_proven = true;
         self.has_moved();
     }
 
-    /// Returns the connection to the pool if the answer is proven and nothing more will arrive for
+    /// Returns the connection to the pool if the reply is proven and nothing more will arrive for
     /// it.
     fn has_moved(&mut self) {
         if self.is_proven

@@ -37,7 +37,7 @@ pub trait Engine: Send + Sync {
     /// Counts a request that was sent again because a kept connection had ended.
     fn count_resent(&self);
 
-    /// Counts an answer to another request.
+    /// Counts a reply to another request.
     fn count_foreign_answer(&self);
 
     /// Counts bytes that the engine, or a proxy in front of it, sent on a kept connection without a

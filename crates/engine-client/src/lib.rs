@@ -251,7 +251,7 @@ impl EngineClient {
     }
 
     /// Like [`whole`](Self::whole), for a reply that goes to a client: waits until the client has
-    /// read enough of its other answers.
+    /// read enough of its other replies.
     ///
     /// # Errors
     /// As [`whole`](Self::whole), or the client does not read its answers.
@@ -287,7 +287,7 @@ impl EngineClient {
     /// Fetches a text of up to `max_bytes` in which an engine describes itself.
     ///
     /// # Errors
-    /// The engine cannot be reached, or its answer is not a valid text with status 200.
+    /// The engine cannot be reached, or its reply is not a valid text with status 200.
     pub async fn get(
         &self,
         worker: &dyn Engine,
@@ -382,7 +382,7 @@ pub struct Response {
     pub peer: Option<Peer>,
     /// The body, which is not read yet.
     pub body: EngineBody,
-    /// Checks that the answer belongs to the request.
+    /// Checks that the reply belongs to the request.
     pub proof: Proof,
 }
 

@@ -1,8 +1,8 @@
-//! Proves that an answer is for the request that was sent, where the engine repeats the request's
+//! Proves that a reply is for the request that was sent, where the engine repeats the request's
 //! id.
 //!
-//! The id has 128 random bits, made by the router for one attempt: an answer that contains them was
-//! made for this attempt. They are searched as bytes, so that no answer is parsed for this purpose.
+//! The id has 128 random bits, made by the router for one attempt: a reply that contains them was
+//! made for this attempt. They are searched as bytes, so that no reply is parsed for this purpose.
 
 use http::HeaderValue;
 use memchr::memmem;
@@ -50,21 +50,21 @@ impl Shape {
     }
 }
 
-/// The check that an answer belongs to its request.
+/// The check that a reply belongs to its request.
 #[derive(Debug)]
 pub struct Proof {
     pub(super) request_id: HeaderValue,
     pub(super) shape: Shape,
-    /// Whether this answer may teach the router that the engine repeats ids; not if a shim may have
+    /// Whether this reply may teach the router that the engine repeats ids; not if a shim may have
     /// answered in place of the engine.
     pub(super) teaches: bool,
 }
 
 impl Proof {
-    /// Checks an answer, or its first event.
+    /// Checks a reply, or its first event.
     ///
     /// # Errors
-    /// The answer is for another request.
+    /// The reply is for another request.
     pub fn check(&self, worker: &dyn Engine, answer: &[u8]) -> Result<(), Error> {
         let (id, kind) = (self.request_id.as_bytes(), self.shape.number());
         let front = &answer[..answer.len().min(FRONT_BYTES)];

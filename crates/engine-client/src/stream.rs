@@ -32,7 +32,7 @@ pub(super) struct Secured {
     alert: Option<AlertDescription>,
 }
 
-/// What has arrived on a connection since its last answer.
+/// What has arrived on a connection since its last reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrived {
     Nothing,
@@ -53,7 +53,7 @@ impl Stream {
         Self::Tls(Box::new(Secured { stream, alert: None }))
     }
 
-    /// What has arrived since the last answer. Asks the socket, because the runtime's readiness
+    /// What has arrived since the last reply. Asks the socket, because the runtime's readiness
     /// state may be outdated.
     pub(super) fn arrived(&mut self) -> Arrived {
         match self {
@@ -86,7 +86,7 @@ fn arrived(socket: &TcpStream) -> Arrived {
 
 impl Secured {
     /// Reads the records that have arrived. Messages of TLS itself, such as a session ticket after
-    /// the handshake or a new key (RFC 8446, section 4.6), are no bytes of an answer: the connection
+    /// the handshake or a new key (RFC 8446, section 4.6), are no bytes of a reply: the connection
     /// stays usable. It is not usable after the engine's `close_notify`, even if TCP is still
     /// connected, and not in the middle of a record, of which nobody knows whether it begins an
     /// answer.

@@ -1,11 +1,11 @@
 //! One connection to an engine: HTTP/1.1, one request after another.
 //!
-//! A connection has no task of its own: the task that waits for an answer writes the request and
-//! reads the answer. Nothing else is between a leg and its socket.
+//! A connection has no task of its own: the task that waits for a reply writes the request and
+//! reads the reply. Nothing else is between a leg and its socket.
 //!
-//! A connection that was kept since its last answer may have ended meanwhile, or may carry bytes
-//! that answer no request: a second answer of a faulty engine, or the `408` of a proxy that gives
-//! up waiting. Such bytes must not become the answer of the next request. So the socket is read
+//! A connection that was kept since its last reply may have ended meanwhile, or may carry bytes
+//! that answer no request: a second reply of a faulty engine, or the `408` of a proxy that gives
+//! up waiting. Such bytes must not become the reply of the next request. So the socket is read
 //! right before the request is written: bytes that have arrived by then belong to no request. Over
 //! TLS, these are bytes of application data (`stream`).
 
@@ -40,7 +40,7 @@ const ROOM_MIN_BYTES: usize = 2 << 10;
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub IpAddr);
 
-/// Why an answer that has begun could not be read to its end.
+/// Why a reply that has begun could not be read to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     /// The connection ended.
@@ -57,23 +57,23 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// Why a request got no answer on a connection.
+/// Why a request got no reply on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unanswered {
     /// Before the request was written, bytes had arrived on a kept connection that answer no
     /// request.
     Unsolicited,
-    /// A kept connection had ended, or ended without an answer to this request.
+    /// A kept connection had ended, or ended without a reply to this request.
     Stale {
         /// Whether the engine may have received the request nevertheless.
         sent: bool,
     },
-    /// A new connection ended before any byte of an answer, or in the middle of its head.
+    /// A new connection ended before any byte of a reply, or in the middle of its head.
     Closed,
-    /// A new connection was refused by an alert of TLS before any byte of an answer: since TLS 1.3,
+    /// A new connection was refused by an alert of TLS before any byte of a reply: since TLS 1.3,
     /// an engine sees the router's certificate only after the router's part of the handshake.
     Refused(AlertDescription),
-    /// An answer other than an error came before the whole request was sent.
+    /// A reply other than an error came before the whole request was sent.
     Early,
     /// The bytes are not valid HTTP.
     Malformed(Malformed),
@@ -150,13 +150,13 @@ impl fmt::Debug for EngineRequest {
 pub(super) struct Connection {
     socket: Stream,
     pub(super) peer: Option<Peer>,
-    /// Whether the connection has carried an answer before.
+    /// Whether the connection has carried a reply before.
     is_kept: bool,
     /// Bytes that were read and not yet used.
     read: BytesMut,
 }
 
-/// The bytes of answers are not shown.
+/// The bytes of replies are not shown.
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut wire = f.debug_struct("Connection");
@@ -195,15 +195,15 @@ impl Connection {
         Self { socket, peer, is_kept: false, read: BytesMut::new() }
     }
 
-    /// What has arrived since the last answer.
+    /// What has arrived since the last reply.
     fn arrived(&mut self) -> Arrived {
         if self.read.is_empty() { self.socket.arrived() } else { Arrived::Bytes }
     }
 
-    /// Sends a request, and reads until its answer begins.
+    /// Sends a request, and reads until its reply begins.
     ///
     /// # Errors
-    /// No answer began.
+    /// No reply began.
     pub(super) async fn exchange(&mut self, request: &EngineRequest) -> Result<Head, Unanswered> {
         let kept = std::mem::replace(&mut self.is_kept, true);
         if kept {
@@ -219,7 +219,7 @@ impl Connection {
         let mut interim = Interim::default();
         poll_fn(|context| {
             // An engine may answer and close the connection before it has read the whole request:
-            // its answer counts. If writing fails, reading reports the end of the connection, too.
+            // its reply counts. If writing fails, reading reports the end of the connection, too.
             let sent = matches!(self.poll_send(&mut sending, context), Poll::Ready(Ok(())));
             let head = ready!(self.poll_begun(&mut interim, context));
             Poll::Ready(self.judge(head, kept, sent, interim))
@@ -237,7 +237,7 @@ impl Connection {
     ) -> Result<Head, Unanswered> {
         const STALE: Unanswered = Unanswered::Stale { sent: true };
         match head {
-            // No byte of an answer has arrived.
+            // No byte of a reply has arrived.
             Err(Broken::Closed) if kept && self.read.is_empty() && interim.is_empty() => Err(STALE),
             Err(Broken::Closed) => match self.socket.alert().filter(|_| self.read.is_empty()) {
                 Some(alert) if !kept => Err(Unanswered::Refused(alert)),
@@ -250,7 +250,7 @@ impl Connection {
             Ok(head) if head.status.is_client_error() || head.status.is_server_error() => {
                 Ok(Head { keeps: false, ..head })
             }
-            // An answer before the whole request was sent cannot be for this request.
+            // A reply before the whole request was sent cannot be for this request.
             Ok(_) if kept => Err(STALE),
             Ok(_) => Err(Unanswered::Early),
         }

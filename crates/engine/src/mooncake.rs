@@ -70,13 +70,13 @@ pub struct EngineIds(BTreeMap<u32, String>);
 /// A bootstrap server's answer that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
-    /// The answer is not an object of ranks with engine ids.
+    /// The reply is not an object of ranks with engine ids.
     #[error("the bootstrap server's answer: {0}")]
     Shape(#[from] ShapeError),
     /// No engine has registered yet.
     #[error("no engine has registered with the bootstrap server")]
     NoEngine,
-    /// The answer has more or longer entries than a real server sends.
+    /// The reply has more or longer entries than a real server sends.
     #[error("the bootstrap server's answer is out of bounds")]
     OutOfBounds,
 }
@@ -87,10 +87,10 @@ struct Entry {
 }
 
 impl EngineIds {
-    /// Parses the answer to [`QUERY_PATH`].
+    /// Parses the reply to [`QUERY_PATH`].
     ///
     /// # Errors
-    /// The answer is not that of a bootstrap server.
+    /// The reply is not that of a bootstrap server.
     pub fn parse(text: &str) -> Result<Self, QueryError> {
         if text.len() > MAX_QUERY_BYTES {
             return Err(QueryError::OutOfBounds);

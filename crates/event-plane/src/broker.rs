@@ -9,9 +9,9 @@ use tokio::sync::watch;
 
 use crate::config::{BrokerConfig, Login};
 
-/// Maximum time to make a connection, and for an answer of the broker.
+/// Maximum time to make a connection, and for a reply of the broker.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval of pings; two without an answer end a connection.
+/// Interval of pings; two without a reply end a connection.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Pause before another attempt to connect; it doubles with each attempt ...
 const RETRY_MIN: Duration = Duration::from_millis(50);

@@ -60,7 +60,7 @@ const CONNECTIONS_BESIDE: usize = 64;
 const ANSWERS_MAX: usize = 8;
 /// Maximum size of a call's headers in bytes.
 const HEADERS_MAX_BYTES: u32 = 16 << 10;
-/// Interval of HTTP/2 keep-alive pings, and the maximum time for the answer to one.
+/// Interval of HTTP/2 keep-alive pings, and the maximum time for the reply to one.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Maximum time for streams to end when the router stops.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);

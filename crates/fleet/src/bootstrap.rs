@@ -69,7 +69,7 @@ impl Bootstrap {
     /// The engine's ids, queried from the server if they are not known yet.
     ///
     /// # Errors
-    /// If the server cannot be queried or its answer is invalid.
+    /// If the server cannot be queried or its reply is invalid.
     pub async fn engine(
         &self,
         client: &EngineClient,

@@ -24,7 +24,7 @@ use splitrail_engine_client::{Envelope, NO_SUCH_RANK, Shape};
 
 /// Interval at which the task checks whether a probe is due.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Maximum time for the answer: a busy engine may take a while.
+/// Maximum time for the reply: a busy engine may take a while.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Probes one worker for thresholds whenever it is up and its support is unknown, until the task is

@@ -57,9 +57,9 @@ pub struct Context {
     pub urgency: Urgency,
     /// The time that the request has spent in each stage.
     pub stages: Stages,
-    /// The share that this answer takes of the bound on unread answers of its connection.
+    /// The share that this reply takes of the bound on unread replies of its connection.
     pub unread: Arc<Unread>,
-    /// Whether an attempt used a kept connection that had ended, or that carried the answer to
+    /// Whether an attempt used a kept connection that had ended, or that carried the reply to
     /// another request. Further attempts then use new connections, because other kept connections
     /// may have the same fault.
     pub distrusts_kept_connections: AtomicBool,
@@ -86,7 +86,7 @@ impl Context {
         now
     }
 
-    /// The histogram of the time between the events of an answer.
+    /// The histogram of the time between the events of a reply.
     pub(super) fn inter_token(&self, decision: &DecisionHandle) -> Histogram {
         let flow = decision.with(Decision::flow);
         self.metrics.inter_token.with_label_values(&[self.served.name(), flow])

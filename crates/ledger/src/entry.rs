@@ -55,7 +55,7 @@ const SUPERSEDED: &str = "superseded";
 pub struct Entry {
     prefill: Option<LegFacts>,
     decode: Option<LegFacts>,
-    /// Earlier legs of the answer whose workers were lost during the stream; the answer continued
+    /// Earlier legs of the reply whose workers were lost during the stream; the reply continued
     /// from the tokens that were delivered by then.
     earlier: Vec<LegFacts>,
     /// The facts of a prompt for which the client got the reply that too little is cached; no leg
@@ -130,7 +130,7 @@ impl Entry {
         }
     }
 
-    /// Records that the answer has begun, so the prompt is computed.
+    /// Records that the reply has begun, so the prompt is computed.
     pub(crate) fn decode_worked(&mut self) {
         if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
             leg.worked = true;
@@ -151,7 +151,7 @@ impl Entry {
     }
 
     /// Records that the worker was lost during the stream and that this leg is about to be sent to
-    /// continue the answer. Its prompt includes the tokens delivered so far.
+    /// continue the reply. Its prompt includes the tokens delivered so far.
     pub(crate) fn decode_resumed(&mut self, leg: LegFacts) {
         if !self.closed {
             self.earlier.extend(self.decode.take());
@@ -159,7 +159,7 @@ impl Entry {
         }
     }
 
-    /// Records the usage of the whole answer if the usage of its last leg covers only a part.
+    /// Records the usage of the whole reply if the usage of its last leg covers only a part.
     pub(crate) fn whole_answer(&mut self, usage: EngineUsage) {
         if let Some(first) = self.earlier.first_mut().filter(|_| !self.closed) {
             first.prompt_tokens = Some(usage.prompt_tokens);
@@ -213,7 +213,7 @@ impl Entry {
         self.put_aside(prefill, elsewhere, reason);
         let answering = std::mem::take(&mut self.earlier);
         for leg in answering.into_iter().chain(self.decode.take()) {
-            // A leg that continues an answer has a longer prompt, so the other leg's count does not
+            // A leg that continues a reply has a longer prompt, so the other leg's count does not
             // apply.
             self.put_aside(Some(leg), elsewhere.take(), reason);
         }
@@ -241,12 +241,12 @@ impl Entry {
         self.discarded.push(Discarded { leg, figures, reason });
     }
 
-    /// The prefill leg of the present attempt or of the answer.
+    /// The prefill leg of the present attempt or of the reply.
     pub fn prefill(&self) -> Option<&LegFacts> {
         self.prefill.as_ref()
     }
 
-    /// The answering leg of the present attempt or of the answer.
+    /// The answering leg of the present attempt or of the reply.
     pub fn decode(&self) -> Option<&LegFacts> {
         self.decode.as_ref()
     }
@@ -257,11 +257,11 @@ impl Entry {
         leg.figures(self.elsewhere()).map(|figures| figures.tokens.external_kv_transfer)
     }
 
-    /// The legs of the answer, with their figures if they are known.
+    /// The legs of the reply, with their figures if they are known.
     pub fn legs(&self) -> impl Iterator<Item = (&LegFacts, Option<Figures>)> {
         let elsewhere = self.elsewhere();
         let answering = self.earlier.iter().chain(&self.decode).enumerate();
-        // A leg that continues an answer has a longer prompt, so the other leg's count applies only
+        // A leg that continues a reply has a longer prompt, so the other leg's count applies only
         // to the first leg.
         let answering = answering.map(move |(i, leg)| (leg, elsewhere.filter(|_| i == 0)));
         let legs = self.prefill.iter().map(move |leg| (leg, elsewhere)).chain(answering);
@@ -311,7 +311,7 @@ impl Entry {
         self.first_answering().and_then(said).or(self.prefill.as_ref().and_then(said))
     }
 
-    /// The first leg of the answer, whose prompt is the client's prompt.
+    /// The first leg of the reply, whose prompt is the client's prompt.
     fn first_answering(&self) -> Option<&LegFacts> {
         self.earlier.first().or(self.decode.as_ref())
     }

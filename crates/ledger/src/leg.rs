@@ -34,7 +34,7 @@ impl Origin {
 pub enum LegKind {
     /// The prompt was computed for another worker.
     Prefill,
-    /// The answer was generated; the prompt was computed too, unless it was handed over.
+    /// The reply was generated; the prompt was computed too, unless it was handed over.
     Decode,
 }
 

@@ -74,7 +74,7 @@ pub struct PromptRecord {
     /// prompt tokens only once.
     #[serde(skip_serializing_if = "is_false")]
     pub further_sample: bool,
-    /// The legs of the answer.
+    /// The legs of the reply.
     pub legs: Vec<LegRecord>,
     /// The discarded legs, whose results did not reach the client.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -45,7 +45,7 @@ impl Prompt {
 pub struct Times<'a> {
     /// When the request arrived, in milliseconds since 1970.
     pub arrived_unix_ms: u64,
-    /// Time from the arrival to the beginning of the answer; `None` if no answer began.
+    /// Time from the arrival to the beginning of the reply; `None` if no reply began.
     pub ttft_ms: Option<f64>,
     /// Time from the arrival to the end of the request.
     pub total_ms: f64,

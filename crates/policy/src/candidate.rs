@@ -103,9 +103,9 @@ impl Candidate {
 pub enum Leg {
     /// The prompt is computed for another worker.
     Prefill,
-    /// The answer is generated; the prompt's KV is handed over.
+    /// The reply is generated; the prompt's KV is handed over.
     Decode,
-    /// One worker computes the prompt and generates the answer.
+    /// One worker computes the prompt and generates the reply.
     Aggregated,
 }
 

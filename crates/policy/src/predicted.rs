@@ -40,7 +40,7 @@ pub struct Terms {
     pub wait_ms: f64,
     /// The time to compute the part of the prompt that the worker does not hold.
     pub prefill_ms: f64,
-    /// The time to transfer the KV to the worker that generates the answer.
+    /// The time to transfer the KV to the worker that generates the reply.
     pub hand_off_ms: f64,
     /// The first decode step, together with the other requests of the worker.
     pub step_ms: f64,

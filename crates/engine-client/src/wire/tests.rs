@@ -10,7 +10,7 @@ async fn pair() -> (Connection, TcpStream) {
     (Connection::new(near, None), listener.accept().await.unwrap().0)
 }
 
-/// A connection that has carried an answer before.
+/// A connection that has carried a reply before.
 async fn kept_pair() -> (Connection, TcpStream) {
     let (wire, engine) = pair().await;
     (Connection { is_kept: true, ..wire }, engine)

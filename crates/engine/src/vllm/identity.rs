@@ -83,7 +83,7 @@ pub struct EventSource {
 /// Why the addresses of an engine's KV events are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourcesError {
-    /// The text is not an answer of `/kv_event_sources`.
+    /// The text is not a reply of `/kv_event_sources`.
     #[error("the engine's list of KV event sources is invalid")]
     Shape,
     /// A publisher cannot be reached over TCP.

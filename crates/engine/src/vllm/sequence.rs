@@ -46,7 +46,7 @@ pub(super) enum Action {
 pub(super) enum ReplayEnd {
     /// The replay ended with its end marker.
     Complete,
-    /// The replay ended without it: no answer in time, no connection, or an invalid message.
+    /// The replay ended without it: no reply in time, no connection, or an invalid message.
     Failed,
 }
 

@@ -19,7 +19,7 @@ const TEXT: &str = "Splitrail counts blocks: 1, 2, 3 ... 1024; 3.5e-7 of them, d
 /// Number of full blocks of the prompt: a first one, one with a parent, and one more.
 const BLOCKS: usize = 3;
 
-/// Tokens of the engine's context that are reserved for the template and the answer.
+/// Tokens of the engine's context that are reserved for the template and the reply.
 const CONTEXT_SPARE_TOKENS: usize = 64;
 
 /// A known prompt.

@@ -111,10 +111,10 @@ async fn ask(
     }
 }
 
-/// Whether DNS answered that the name has no address, as opposed to no answer.
+/// Whether DNS answered that the name has no address, as opposed to no reply.
 fn says_no_such_name(error: &io::Error) -> bool {
     // The standard library keeps only `gai_strerror`'s text of EAI_NONAME and EAI_NODATA: those of
-    // glibc, musl and macOS. Any other text counts as no answer, which is the harmless mistake: the
+    // glibc, musl and macOS. Any other text counts as no reply, which is the harmless mistake: the
     // known addresses are kept.
     const TEXTS: [&str; 5] = [
         "Name or service not known",

@@ -26,7 +26,7 @@ use splitrail_telemetry::LogThrottle;
 /// Seconds after which the API server ends a watch, which is then resumed, so that a connection
 /// that was lost silently is noticed.
 const WATCH_S: u32 = 60;
-/// Maximum pause within an answer of the API server; bookmarks are sent in between.
+/// Maximum pause within a reply of the API server; bookmarks are sent in between.
 const SILENCE: Duration = Duration::from_secs(75);
 /// Pause between two attempts to start a watch.
 const PAUSE: Duration = Duration::from_secs(5);

@@ -9,12 +9,12 @@ use crate::leg::{LegFacts, Origin};
 use crate::record::told;
 use splitrail_config::model::CachedTokensFallback;
 
-/// The usage of an answer, as its engine reports it.
+/// The usage of a reply, as its engine reports it.
 #[derive(Clone, Copy, Debug)]
 pub struct UsageReport {
     /// The usage of the last leg.
     pub leg: EngineUsage,
-    /// The usage of the whole answer; differs from `leg` after a migration.
+    /// The usage of the whole reply; differs from `leg` after a migration.
     pub whole: EngineUsage,
     /// What clients get if the engine reports no cached tokens.
     pub fallback: CachedTokensFallback,
@@ -61,8 +61,8 @@ impl DecisionHandle {
         Some(usage)
     }
 
-    /// The answer begins. The cached tokens that the prefill leg has reported are certain before
-    /// the answer's own usage: they go out with the headers of a stream.
+    /// The reply begins. The cached tokens that the prefill leg has reported are certain before
+    /// the reply's own usage: they go out with the headers of a stream.
     pub fn cached_tokens_foretold(&self) {
         let mut decision = self.lock();
         let reported = decision.ledger.prefill().and_then(|leg| leg.cached_tokens);
@@ -89,7 +89,7 @@ impl DecisionHandle {
         cached_tokens
     }
 
-    /// The answer is complete. Returns the leg that gave it.
+    /// The reply is complete. Returns the leg that gave it.
     pub fn answer_completed(&self) -> Option<LegFacts> {
         let mut decision = self.lock();
         decision.outcome = Some("ok");
@@ -109,7 +109,7 @@ impl DecisionHandle {
         }
     }
 
-    /// The answer broke off: the answering leg and its prefill leg are discarded.
+    /// The reply broke off: the answering leg and its prefill leg are discarded.
     pub fn answer_lost(&self, outcome: &'static str) {
         let mut decision = self.lock();
         decision.outcome = Some(outcome);
@@ -117,7 +117,7 @@ impl DecisionHandle {
         decision.ledger.discard(outcome);
     }
 
-    /// The answer is given up, and the answering worker is not at fault.
+    /// The reply is given up, and the answering worker is not at fault.
     pub fn given_up(&self, outcome: &'static str) {
         let mut decision = self.lock();
         decision.outcome = Some(outcome);

@@ -69,7 +69,7 @@ impl DecisionHandle {
         self.lock().ledger.decode_resumed(leg);
     }
 
-    /// The leg that was sent to continue the answer failed.
+    /// The leg that was sent to continue the reply failed.
     pub fn resume_failed(&self, reason: &'static str) {
         self.lock().ledger.discard_decode(reason);
     }

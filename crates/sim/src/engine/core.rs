@@ -55,7 +55,7 @@ pub(crate) struct Step {
     pub(crate) runs: bool,
 }
 
-/// The last token of an answer.
+/// The last token of a reply.
 struct LastToken {
     id: u32,
     end: End,

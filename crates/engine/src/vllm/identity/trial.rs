@@ -46,7 +46,7 @@ impl Trial {
         (self == Self::Rank).then_some(ranks)
     }
 
-    /// Interprets an answer. `None` if the answer shows nothing, so that the trial must be
+    /// Interprets a reply. `None` if the reply shows nothing, so that the trial must be
     /// repeated: the engine may be overloaded, or about to stop.
     #[must_use]
     pub fn read(self, status: u16, body: &[u8]) -> Option<TrialOutcome> {

@@ -28,7 +28,7 @@ impl Known {
         self.reported.is_some()
     }
 
-    /// Takes an answer. Returns the addresses if they are to be reported: the first time, and when
+    /// Takes a reply. Returns the addresses if they are to be reported: the first time, and when
     /// they have changed. A name that has lost its addresses keeps them for `keep`, because a
     /// resolver that has just started and a Service that is being recreated briefly give the same
     /// answer.
