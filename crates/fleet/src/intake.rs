@@ -219,7 +219,13 @@ impl Intake {
         let worker = self.part.worker.id();
         match outcome {
             SyncOutcome::Replayed => tracing::info!(worker, blocks, "the index is synchronised"),
-            SyncOutcome::ReplayFailed | SyncOutcome::NoReplay => tracing::warn!(
+            SyncOutcome::ReplayFailed => tracing::warn!(
+                worker,
+                blocks,
+                "the replay of KV events failed and is repeated: until then, the index has only \
+                 blocks that are stored from now on"
+            ),
+            SyncOutcome::NoReplay => tracing::warn!(
                 worker,
                 blocks,
                 "no replay: the index has only blocks that are stored from now on"

@@ -62,6 +62,8 @@ enum Phase {
     Replaying {
         /// The batch that must come back first.
         anchor: Option<Anchor>,
+        /// Whether what was delivered so far is void as soon as the replay delivers something.
+        starts_over: bool,
         /// Whether something was delivered.
         progressed: bool,
     },
@@ -88,6 +90,9 @@ pub(super) struct Sequencer {
     checking: bool,
     /// Whether a replay on this connection contained a batch that could not be decoded.
     replay_undecodable: bool,
+    /// Whether batches are missing from before the oldest one that was delivered, because a replay
+    /// failed. The next replay then starts from the beginning.
+    incomplete: bool,
 }
 
 impl Sequencer {
@@ -104,6 +109,7 @@ impl Sequencer {
             synced: false,
             checking: false,
             replay_undecodable: false,
+            incomplete: false,
         }
     }
 
@@ -134,6 +140,18 @@ impl Sequencer {
     pub(super) fn check(&mut self, out: &mut Vec<Action>) {
         if self.has_replay && matches!(self.phase, Phase::Live) {
             self.checking = true;
+            self.begin_replay(out);
+        }
+    }
+
+    /// Whether a replay has failed, and none has repaired this since.
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.incomplete
+    }
+
+    /// Repeats a replay that has failed, if none is running.
+    pub(super) fn retry(&mut self, out: &mut Vec<Action>) {
+        if self.incomplete && matches!(self.phase, Phase::Live) {
             self.begin_replay(out);
         }
     }
@@ -195,10 +213,13 @@ impl Sequencer {
 
     /// A replayed batch arrived.
     pub(super) fn replayed(&mut self, batch: Numbered, out: &mut Vec<Action>) {
-        let Phase::Replaying { anchor, progressed } = &mut self.phase else {
+        let Phase::Replaying { anchor, starts_over, progressed } = &mut self.phase else {
             return;
         };
-        if let Some(expected) = *anchor {
+        if std::mem::take(starts_over) {
+            *progressed = true;
+            self.reset(ResetReason::ReplayFailed, out);
+        } else if let Some(expected) = *anchor {
             if batch.sequence < expected.sequence {
                 return;
             }
@@ -226,11 +247,16 @@ impl Sequencer {
 
     /// The replay has ended.
     pub(super) fn replay_ended(&mut self, end: ReplayEnd, out: &mut Vec<Action>) {
-        let Phase::Replaying { anchor, progressed } = self.phase else {
+        let Phase::Replaying { anchor, starts_over, progressed } = self.phase else {
             return;
         };
+        self.incomplete = match end {
+            ReplayEnd::Complete => false,
+            // A check that fails makes a new connection, with a replay.
+            ReplayEnd::Failed => self.incomplete || !self.checking,
+        };
         match end {
-            ReplayEnd::Complete if anchor.is_some() => self.restart(out),
+            ReplayEnd::Complete if anchor.is_some() || starts_over => self.restart(out),
             ReplayEnd::Complete => {
                 self.next.get_or_insert(0);
                 self.go_live(SyncOutcome::Replayed, progressed, out);
@@ -242,7 +268,8 @@ impl Sequencer {
                 out.push(Action::Reconnect);
             }
             ReplayEnd::Failed => {
-                if anchor.is_some() {
+                // On a new connection, the engine may be another process.
+                if anchor.is_some() || (starts_over && !self.synced) {
                     self.reset(ResetReason::ReplayFailed, out);
                 }
                 self.go_live(SyncOutcome::ReplayFailed, false, out);
@@ -251,8 +278,11 @@ impl Sequencer {
     }
 
     fn begin_replay(&mut self, out: &mut Vec<Action>) {
-        self.phase = Phase::Replaying { anchor: self.last, progressed: false };
-        out.push(Action::Replay { from: self.last.map_or(0, |anchor| anchor.sequence) });
+        // What is missing is older than the last batch that was delivered.
+        let starts_over = self.incomplete && self.last.is_some();
+        let anchor = self.last.filter(|_| !starts_over);
+        self.phase = Phase::Replaying { anchor, starts_over, progressed: false };
+        out.push(Action::Replay { from: anchor.map_or(0, |anchor| anchor.sequence) });
     }
 
     /// The engine is another process than before: starts over, and keeps the live batches, which
@@ -278,7 +308,10 @@ impl Sequencer {
                     self.buffer.push_front(batch);
                     return self.begin_replay(out);
                 }
-                Some(next) if batch.sequence > next => self.reset(ResetReason::Gap, out),
+                Some(next) if batch.sequence > next => {
+                    self.incomplete = self.has_replay;
+                    self.reset(ResetReason::Gap, out);
+                }
                 _ => {}
             }
             self.deliver(batch, out);

@@ -68,6 +68,8 @@ pub struct Timing {
     pub connect_timeout: Duration,
     /// Maximum silence before a replay is given up.
     pub replay_timeout: Duration,
+    /// Time after a failed replay until the next one.
+    pub replay_retry: Duration,
     /// Pause before connecting again; it doubles with each failure ...
     pub retry_min: Duration,
     /// ... up to this value.
@@ -89,6 +91,7 @@ impl Subscription {
             timing: Timing {
                 connect_timeout: Duration::from_secs(5),
                 replay_timeout: Duration::from_secs(5),
+                replay_retry: Duration::from_secs(10),
                 retry_min: Duration::from_millis(100),
                 retry_max: Duration::from_secs(5),
                 idle_check: Some(Duration::from_secs(30)),
@@ -169,7 +172,8 @@ pub enum ResetReason {
     Gap,
     /// The replay does not include the last delivered batch.
     ReplayTooShort,
-    /// The replay endpoint did not answer, so continuity is unknown.
+    /// The replay endpoint did not answer, so continuity is unknown; or it answers again, and all
+    /// batches are delivered once more.
     ReplayFailed,
     /// There was a new connection without a replay endpoint, so continuity is unknown.
     Unverified,
@@ -196,7 +200,8 @@ impl ResetReason {
 pub enum SyncOutcome {
     /// Everything that the engine keeps for replays.
     Replayed,
-    /// The replay failed or ended early; some history may be missing.
+    /// The replay failed or ended early; some history may be missing. The replay is repeated, and
+    /// followed by a reset when it delivers something.
     ReplayFailed,
     /// There is no replay endpoint: the history is unknown.
     NoReplay,

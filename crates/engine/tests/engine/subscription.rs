@@ -7,6 +7,7 @@ use splitrail_engine::vllm::subscription::{
     GarbageError, Pacing, ResetReason, Subscription, SyncOutcome, Update,
 };
 use splitrail_engine::zmtp::{Endpoint, Pace};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -272,7 +273,7 @@ async fn without_a_replay_endpoint_a_gap_resets() {
 #[tokio::test]
 async fn a_replay_endpoint_that_does_not_answer_delays_but_does_not_stop() {
     let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
-    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent = format!("tcp://{}", silent.local_addr().unwrap()).parse().unwrap();
     let mut settings = subscription(&engine.events, Some(&silent));
     settings.timing.replay_timeout = Duration::from_millis(200);
@@ -286,6 +287,54 @@ async fn a_replay_endpoint_that_does_not_answer_delays_but_does_not_stop() {
             break;
         }
     }
+}
+
+#[tokio::test]
+async fn a_replay_that_failed_is_repeated_while_the_stream_is_busy() {
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    engine.lose(payload(0.0));
+    let replays = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("tcp://{}", replays.local_addr().unwrap()).parse().unwrap();
+    let mut settings = subscription(&engine.events, Some(&endpoint));
+    settings.timing.replay_timeout = Duration::from_millis(200);
+    settings.timing.replay_retry = Duration::from_millis(300);
+    let mut follower = Follower::start(settings);
+    // The replay service does not answer at first.
+    follower.expect([Seen::Synced(SyncOutcome::ReplayFailed)]).await;
+    // Batches that are published before the subscription is in effect are lost.
+    let mut last = 0;
+    loop {
+        last = engine.publish(payload((last + 1) as f64)).await;
+        let soon = Duration::from_millis(100);
+        if let Ok(update) = tokio::time::timeout(soon, follower.updates.recv()).await {
+            assert!(matches!(update, Some(Update::Batch { .. })), "{update:?}");
+            break;
+        }
+    }
+    let _service = carry(replays, engine.replay.to_string());
+    loop {
+        if follower.next().await == Seen::Reset(ResetReason::ReplayFailed) {
+            break;
+        }
+    }
+    follower.expect((0..=last).map(batch)).await;
+}
+
+/// Passes the connections of a listener on to an endpoint.
+fn carry(listener: TcpListener, endpoint: String) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut near, _)) = listener.accept().await {
+            let address = endpoint.trim_start_matches("tcp://").to_owned();
+            connections.spawn(async move {
+                let mut far = TcpStream::connect(address).await.unwrap();
+                // An end that leaves ends the connection.
+                let _left = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+            });
+        }
+    });
+    tasks
 }
 
 #[tokio::test]

@@ -265,6 +265,74 @@ fn a_check_that_fails_reconnects_before_it_resets() {
     assert_eq!(out, expected);
 }
 
+#[test]
+fn a_replay_that_failed_is_repeated_from_the_beginning() {
+    let mut s = Sequencer::new(true, LIMITS);
+    let out = actions(|out| {
+        s.connected(out);
+        s.replay_ended(ReplayEnd::Failed, out);
+        s.live(batch(0, 3), out);
+    });
+    let synced = Action::Synced(SyncOutcome::ReplayFailed);
+    assert_eq!(out, [Action::Replay { from: 0 }, synced, deliver(3)]);
+    assert!(s.is_incomplete());
+    let out = actions(|out| {
+        s.retry(out);
+        s.live(batch(0, 4), out);
+        (0..5).for_each(|sequence| s.replayed(batch(0, sequence), out));
+        s.replay_ended(ReplayEnd::Complete, out);
+        s.retry(out);
+    });
+    let mut expected = vec![Action::Replay { from: 0 }, Action::Reset(ResetReason::ReplayFailed)];
+    expected.extend((0..5).map(deliver));
+    assert_eq!(out, expected);
+    assert!(!s.is_incomplete());
+}
+
+#[test]
+fn a_repeated_replay_that_fails_too_voids_nothing() {
+    let mut s = Sequencer::new(true, LIMITS);
+    let out = actions(|out| {
+        s.connected(out);
+        s.replay_ended(ReplayEnd::Failed, out);
+        s.live(batch(0, 3), out);
+        s.retry(out);
+        s.live(batch(0, 4), out);
+        s.replay_ended(ReplayEnd::Failed, out);
+        s.live(batch(0, 5), out);
+    });
+    let replay = || Action::Replay { from: 0 };
+    let synced = Action::Synced(SyncOutcome::ReplayFailed);
+    assert_eq!(out, [replay(), synced, deliver(3), replay(), deliver(4), deliver(5)]);
+    assert!(s.is_incomplete());
+}
+
+#[test]
+fn a_reconnect_after_a_failed_replay_fetches_what_is_missing() {
+    let mut s = Sequencer::new(true, LIMITS);
+    let out = actions(|out| {
+        s.connected(out);
+        s.replay_ended(ReplayEnd::Failed, out);
+        s.live(batch(0, 1), out);
+        s.disconnected();
+        s.connected(out);
+        (0..2).for_each(|sequence| s.replayed(batch(0, sequence), out));
+        s.replay_ended(ReplayEnd::Complete, out);
+    });
+    let replay = || Action::Replay { from: 0 };
+    let expected = [
+        replay(),
+        Action::Synced(SyncOutcome::ReplayFailed),
+        deliver(1),
+        replay(),
+        Action::Reset(ResetReason::ReplayFailed),
+        deliver(0),
+        deliver(1),
+        Action::Synced(SyncOutcome::Replayed),
+    ];
+    assert_eq!(out, expected);
+}
+
 /// What may happen to a stream.
 #[derive(Clone, Debug)]
 enum Step {
@@ -280,6 +348,8 @@ enum Step {
     Restart,
     /// The stream has been idle.
     Check,
+    /// It is time to repeat a failed replay.
+    Retry,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -290,6 +360,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Reconnect),
         1 => Just(Step::Restart),
         1 => Just(Step::Check),
+        1 => Just(Step::Retry),
     ]
 }
 
@@ -380,6 +451,7 @@ impl World {
                 self.reconnect();
             }
             Step::Check => self.act(Sequencer::check),
+            Step::Retry => self.act(Sequencer::retry),
         }
     }
 }
@@ -405,5 +477,15 @@ proptest! {
             world.replay_message();
         }
         prop_assert_eq!(world.known.last(), Some(&batch(world.process, world.published - 1)));
+        if has_replay {
+            // Everything that a failed replay missed is fetched, as far as the engine keeps it.
+            world.act(Sequencer::retry);
+            while world.replay.is_some() {
+                world.replay_message();
+            }
+            prop_assert!(!world.sequencer.is_incomplete());
+            let oldest = world.published.saturating_sub(kept);
+            prop_assert!(world.known[0].sequence <= oldest, "{:?} {oldest}", world.known[0]);
+        }
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct Session {
     max_message_bytes: usize,
     /// When the stream counts as idle.
     idle_at: Option<Instant>,
+    /// When a failed replay is repeated.
+    retry_at: Option<Instant>,
     /// Whether the engine has sent anything on this connection.
     received_any: bool,
     /// The number of the request to deliver everything immediately, if there is one.
@@ -55,6 +57,7 @@ impl Session {
             ),
             max_message_bytes,
             idle_at: None,
+            retry_at: None,
             received_any: false,
             ask: None,
             sink,
@@ -138,7 +141,8 @@ impl Session {
                 Ok(None) => {}
                 Err(error) => break error,
             }
-            let idle_at = self.idle_at;
+            self.plan_retry();
+            let (idle_at, retry_at) = (self.idle_at, self.retry_at);
             let asks = self.subscription.pacing.as_mut().map(|pacing| &mut pacing.asks);
             tokio::select! {
                 message = live.receive() => match message {
@@ -157,9 +161,13 @@ impl Session {
                         self.sequencer.replay_ended(ReplayEnd::Failed, &mut actions);
                     }
                 }},
-                () = idle(idle_at) => {
+                () = at(idle_at) => {
                     self.sequencer.check(&mut actions);
                     self.restart_idle_timer();
+                }
+                () = at(retry_at) => {
+                    self.retry_at = None;
+                    self.sequencer.retry(&mut actions);
                 }
                 () = self.sink.closed() => return Err(SinkClosed),
             }
@@ -251,6 +259,17 @@ impl Session {
         self.sink.send(update).await.map_err(|_| SinkClosed)
     }
 
+    /// Sets the time of the next attempt while a failed replay has to be repeated.
+    fn plan_retry(&mut self) {
+        match self.sequencer.is_incomplete() {
+            true => {
+                let after = self.subscription.timing.replay_retry;
+                self.retry_at.get_or_insert_with(|| Instant::now() + after);
+            }
+            false => self.retry_at = None,
+        }
+    }
+
     fn restart_idle_timer(&mut self) {
         self.idle_at = self.subscription.timing.idle_check.map(|after| Instant::now() + after);
     }
@@ -266,9 +285,10 @@ async fn asked(asks: Option<&mut watch::Receiver<u64>>) -> u64 {
     std::future::pending().await
 }
 
-async fn idle(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
+/// Waits for a time; forever if there is none.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
         None => std::future::pending().await,
     }
 }
