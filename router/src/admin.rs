@@ -8,8 +8,10 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn;
+use axum::response::Response;
 use axum::routing::{delete, get, post};
 
+use crate::core::Core;
 use crate::ingress::reply::{health, ready, reply_error};
 use splitrail_api::error::{Error, Kind};
 
@@ -28,6 +30,22 @@ pub use context::Admin;
 
 /// Maximum size in bytes of a body that describes a worker.
 const BODY_MAX_BYTES: usize = 64 << 10;
+
+/// The routes of the listener for metrics, which may be public.
+pub fn metrics_routes(core: Arc<Core>) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics::public))
+        .route("/health", get(health))
+        .fallback(async || reply_error(Error::new(Kind::UnknownPath, "there is no such path")))
+        .method_not_allowed_fallback(no_such_method)
+        .layer(DefaultBodyLimit::max(0))
+        .with_state(core)
+}
+
+async fn no_such_method() -> Response {
+    let message = "the path exists, but not with this method";
+    reply_error(Error::new(Kind::MethodNotAllowed, message))
+}
 
 /// The admin listener's routes; `bound` is its own address.
 pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
@@ -49,10 +67,7 @@ pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
         .route("/admin/workers/{id}/drain", post(change::drain).delete(change::undrain))
         .route("/admin/reload", post(change::reload))
         .fallback(async || reply_error(Error::new(Kind::UnknownPath, "there is no such path")))
-        .method_not_allowed_fallback(async || {
-            let message = "the path exists, but not with this method";
-            reply_error(Error::new(Kind::MethodNotAllowed, message))
-        })
+        .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
         .layer(from_fn(move |peer, request, next| {
             guard::guard(bound, Arc::clone(&core), peer, request, next)

@@ -86,6 +86,7 @@ impl Core {
     ) -> Self {
         metrics.set_config(config.digest());
         let limits = &config.limits;
+        access.declare(&metrics);
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let metrics = Arc::new(metrics);
         let in_flight = FreePlaces::new(limits.in_flight_max);

@@ -17,3 +17,4 @@ pub mod assemble;
 pub mod audit;
 pub mod core;
 pub mod run;
+mod runtime_lag;

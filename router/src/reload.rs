@@ -117,6 +117,7 @@ fn apply(core: &Core, fleet: &Fleet, file: &Path, before: &Serving) -> Result<Re
     }
     let decisions_kept = serving.limits.decisions_kept;
     fleet.serve(Arc::new(serving)).map_err(Refused::Fleet)?;
+    access.declare(&core.metrics);
     core.access.store(Arc::new(access));
     core.decisions.keep(decisions_kept);
     core.metrics.set_config(report.config_digest);

@@ -20,6 +20,7 @@ use crate::ingress::connection_service::Routes;
 use crate::ingress::tls_listener::TlsListener;
 use crate::ingress::{grpc, http, listener};
 use crate::reload::Reload;
+use crate::runtime_lag;
 use splitrail_config::tls::Protocols;
 use splitrail_config::{Events, Listen};
 use splitrail_fleet::Fleet;
@@ -35,16 +36,16 @@ pub struct Running {
     stop: CancellationToken,
     /// The client listeners; each ends when its last connection has ended.
     listeners: JoinSet<io::Result<()>>,
-    /// The admin listener, which ends with the router.
-    _admin_listener: JoinSet<io::Result<()>>,
+    /// The admin listener and the listener for metrics, which end with the router.
+    _operator_listeners: JoinSet<io::Result<()>>,
     reload: Reload,
     _reloading: JoinSet<()>,
     /// The fleet, whose tasks end with the router.
     fleet: Arc<Fleet>,
     /// Accepts shims; ends after the client listeners.
     fleet_listener: Option<FleetListener>,
-    /// Logs the totals.
-    _summary: JoinSet<()>,
+    /// Logs the totals, and measures the runtime.
+    _background: JoinSet<()>,
     /// Follows the files of credentials, and shares the limits of tenants with other routers.
     access: JoinSet<()>,
     /// Writes the ledger file until all ended requests are in it.
@@ -64,6 +65,8 @@ pub struct Addresses {
     pub fleet: Option<SocketAddr>,
     /// The address of the admin listener.
     pub admin: SocketAddr,
+    /// The address of the listener for metrics, if it is configured.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl Running {
@@ -91,6 +94,10 @@ impl Running {
             Some(grpc) => Some(listener::bind_clients(grpc.address).await?),
             None => None,
         };
+        let metrics_socket = match &listen.metrics {
+            Some(metrics) => Some(listener::bind(metrics.address).await?),
+            None => None,
+        };
         let fleet_socket = match listen.fleet {
             Some(address) => Some(listener::bind(address).await?),
             None => None,
@@ -100,6 +107,7 @@ impl Running {
             http: http_socket.local_addr()?,
             grpc: grpc_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
             admin: admin_socket.local_addr()?,
+            metrics: metrics_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
         };
         let fleet = Fleet::start(Arc::clone(&core.cluster)).map_err(io::Error::other)?;
         let is_open = fleet_socket.is_some() || matches!(core.cluster.events, Events::Nats(_));
@@ -114,23 +122,30 @@ impl Running {
         };
         let routes = http::routes(Arc::clone(&core));
         listeners.spawn(listener::serve(http_socket, client_listener("http", routes, tls.http)));
-        let mut admin_listener = JoinSet::new();
-        // Serves to the end of a drain, and ends with the router.
+        let mut operator_listeners = JoinSet::new();
         let (reload, reloading) = Reload::start(Arc::clone(&core), Arc::clone(&fleet), file);
         let admin =
             Admin { core: Arc::clone(&core), fleet: Arc::clone(&fleet), reload: reload.clone() };
         let routes = admin::routes(admin, addresses.admin).into();
-        let admin = listener::ClientListener {
+        // They serve to the end of a drain, and end with the router.
+        let operator_listener = |name, routes: Routes, tls| listener::ClientListener {
             stop: CancellationToken::new(),
-            ..client_listener("admin", routes, tls.admin)
+            ..client_listener(name, routes, tls)
         };
-        admin_listener.spawn(listener::serve(admin_socket, admin));
+        let admin = operator_listener("admin", routes, tls.admin);
+        operator_listeners.spawn(listener::serve(admin_socket, admin));
+        if let Some(socket) = metrics_socket {
+            let routes = admin::metrics_routes(Arc::clone(&core)).into();
+            let metrics = operator_listener("metrics", routes, tls.metrics);
+            operator_listeners.spawn(listener::serve(socket, metrics));
+        }
         if let Some(socket) = grpc_socket {
             let (routes, told) = grpc::routes(&core, stop.clone());
             listeners.spawn(told);
             listeners.spawn(listener::serve(socket, client_listener("grpc", routes, tls.grpc)));
         }
-        let (summary, access) = (log_summary(&core), keep_access(&core));
+        let (mut background, access) = (log_summary(&core), keep_access(&core));
+        background.spawn(runtime_lag::observe(Arc::clone(&core.metrics)));
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);
         Ok(Self {
@@ -138,12 +153,12 @@ impl Running {
             addresses,
             stop,
             listeners,
-            _admin_listener: admin_listener,
+            _operator_listeners: operator_listeners,
             reload,
             _reloading: reloading,
             fleet,
             fleet_listener,
-            _summary: summary,
+            _background: background,
             access,
             ledger,
             close_ledger,
@@ -176,13 +191,13 @@ impl Running {
     /// # Errors
     /// The file cannot be written.
     pub fn write_ready_file(&self, path: &Path) -> io::Result<()> {
-        let Addresses { http, grpc, fleet, admin } = self.addresses;
+        let Addresses { http, grpc, fleet, admin, metrics } = self.addresses;
         let serving = self.core.serving();
         let models: Vec<_> = serving.models.iter().map(|served| served.name()).collect();
         let mut ready = json!({
             "http": http.to_string(), "admin": admin.to_string(), "models": models,
         });
-        for (key, address) in [("grpc", grpc), ("fleet", fleet)] {
+        for (key, address) in [("grpc", grpc), ("fleet", fleet), ("metrics", metrics)] {
             if let Some(address) = address {
                 ready[key] = address.to_string().into();
             }
@@ -261,6 +276,7 @@ struct Tls {
     http: Option<Arc<TlsListener>>,
     grpc: Option<Arc<TlsListener>>,
     admin: Option<Arc<TlsListener>>,
+    metrics: Option<Arc<TlsListener>>,
 }
 
 impl Tls {
@@ -268,9 +284,13 @@ impl Tls {
         let open = |name, listener, protocols| TlsListener::open(name, listener, protocols, core);
         let grpc = listen.grpc.as_ref();
         let grpc = grpc.map(|grpc| open("grpc", grpc, Protocols::Http2)).transpose()?;
+        let metrics = listen.metrics.as_ref();
+        let metrics =
+            metrics.map(|metrics| open("metrics", metrics, Protocols::Http)).transpose()?;
         Ok(Self {
             http: open("http", &listen.http, Protocols::Http)?,
             grpc: grpc.flatten(),
+            metrics: metrics.flatten(),
             admin: open("admin", &listen.admin, Protocols::Http)?,
         })
     }

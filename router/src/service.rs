@@ -32,7 +32,7 @@ mod cost;
 pub mod explain;
 mod scope;
 
-pub use scope::Scope;
+pub use scope::{Scope, count_unplaced};
 
 /// A request as a listener received it.
 pub struct Call {
@@ -168,7 +168,7 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Rep
             Ok(Reply { body, ..reply })
         }
         Err(error) => {
-            scope.end(error.outcome());
+            scope.fail(&error);
             Err(error)
         }
     }
@@ -188,7 +188,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
     if let Some(tenant) = tenant.as_ref().filter(|tenant| tenant.is_limited()) {
         let cost = cost::expected(&served, &units, &options, endpoint.generates());
-        scope.reserve(tenant.reserve(cost)?);
+        scope.reserve(tenant.reserve(cost)?, cost);
     }
     // The body takes precedence over the header.
     let threshold = threshold.or(call.steering.threshold);
@@ -222,7 +222,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     scope.place(&context, now_unix_ms, &units, decisions.clone());
     let begun = begin_all(&context, &units, &decisions).await?;
     if context.endpoint.generates() {
-        scope.begun();
+        scope.begun(&context);
     }
     let debugs = context.tenant.as_ref().is_none_or(|tenant| tenant.debug);
     let detail = (call.usage_detail && debugs).then(|| Detail {

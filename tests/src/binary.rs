@@ -19,6 +19,8 @@ pub struct RouterProcess {
     pub admin: SocketAddr,
     /// The fleet listener, where there is one.
     pub fleet: Option<SocketAddr>,
+    /// The listener for metrics, where there is one.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl RouterProcess {
@@ -54,8 +56,9 @@ impl RouterProcess {
             text.parse().expect("an address")
         };
         let fleet = ready["fleet"].as_str().map(|_| address("fleet"));
+        let metrics = ready["metrics"].as_str().map(|_| address("metrics"));
         let (http, grpc, admin) = (address("http"), address("grpc"), address("admin"));
-        Self { child, http, grpc, admin, fleet }
+        Self { child, http, grpc, admin, fleet, metrics }
     }
 
     /// The process's id.

@@ -13,6 +13,7 @@ use splitrail_config::model::Events;
 use splitrail_config::model::{Auth, CertificateName, Config, Quotas};
 use splitrail_settings::SecretError;
 use splitrail_telemetry::Metrics;
+use splitrail_telemetry::metrics::Scope;
 
 use crate::credential;
 use crate::issuer::Issuer;
@@ -139,6 +140,18 @@ impl Access {
         let default = default.and_then(|name| tenants.get(name)).cloned();
         let asks = !config.auth.is_empty();
         Ok(Self { asks, keys, issuers, certificate, tenants, default, counting, clock })
+    }
+
+    /// Creates the series of all tenants.
+    pub fn declare(&self, metrics: &Metrics) {
+        self.tenants().for_each(|tenant| metrics.declare(&Scope::Tenant(&tenant.label)));
+    }
+
+    /// All tenants.
+    pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
+        // A tenant has a place for each of its identities as well.
+        let named = self.tenants.iter().filter(|(name, tenant)| ***name == *tenant.name);
+        named.map(|(_, tenant)| tenant)
     }
 
     /// Puts the limits of the configuration into effect, once it is served.

@@ -11,6 +11,13 @@ use crate::tenant::Tenant;
 #[derive(Debug, Default)]
 pub(crate) struct InFlight(AtomicUsize);
 
+impl InFlight {
+    /// The number of requests.
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+}
+
 /// Places of a request among those of its tenant. Dropping this value returns them.
 #[derive(Debug)]
 pub struct TenantPlaces {
@@ -33,7 +40,8 @@ impl TenantPlaces {
         }
         // A batch that is larger than the limit can never be admitted.
         let retry_after_ms = (whole <= max).then_some(1000);
-        let kind = Kind::LimitReached(LimitReached { unit: "requests", retry_after_ms });
+        let (limit, unit) = ("requests_in_flight", "requests");
+        let kind = Kind::LimitReached(LimitReached { limit, unit, retry_after_ms });
         let message = format!(
             "the tenant may have {max} requests in flight, and each prompt counts \
              (limits.requests_in_flight)"

@@ -9,9 +9,11 @@ use splitrail_api::error::{Error, Kind, LimitReached};
 use splitrail_api::name::Name;
 use splitrail_api::steering::ClientShare;
 use splitrail_config::model::{CacheGroup, TenantConfig, TenantLimits};
-use splitrail_telemetry::TenantSeries;
+use splitrail_telemetry::{Metrics, TenantSeries};
 
-use crate::limits::{Counting, Exceeded, LimitKind, Limits, Reservation, Standing, SteadyClock};
+use crate::limits::{
+    Counting, Exceeded, LimitKind, LimitStanding, Limits, Reservation, Standing, SteadyClock,
+};
 use crate::places::InFlight;
 use crate::salt::SaltKey;
 
@@ -68,7 +70,7 @@ fn refuse(exceeded: Exceeded, tokens: u64) -> Error {
             format!("the tenant has used up its limit on {unit} (limits.{key})")
         }
     };
-    Error::new(Kind::LimitReached(LimitReached { unit, retry_after_ms }), message)
+    Error::new(Kind::LimitReached(LimitReached { limit: key, unit, retry_after_ms }), message)
 }
 
 impl Tenant {
@@ -108,6 +110,29 @@ impl Tenant {
     /// used.
     pub(crate) fn apply_limits(&self, counting: &Counting) {
         counting.change(&self.name, &self.counted, &self.limits, self.clock.now_ms());
+    }
+
+    /// Sets the gauges of the tenant's limits.
+    pub fn observe_limits(&self, metrics: &Metrics) {
+        let set = |limit: &str, most: f64, used: f64| {
+            let labels = [&*self.label, limit];
+            metrics.tenant_limit.with_label_values(&labels).set(most);
+            metrics.tenant_limit_used.with_label_values(&labels).set(used / most.max(1.0));
+        };
+        if let Some(most) = self.limits.requests_in_flight {
+            set("requests_in_flight", most as f64, self.in_flight.count() as f64);
+        }
+        let Some(standing) = self.standing() else { return };
+        let Standing { requests, tokens_per_minute, tokens_per_day } = standing;
+        for (limit, standing) in [
+            ("requests_per_minute", requests),
+            ("tokens_per_minute", tokens_per_minute),
+            ("tokens_per_day", tokens_per_day),
+        ] {
+            if let Some(LimitStanding { limit: most, remaining, .. }) = standing {
+                set(limit, most as f64, most.saturating_sub(remaining) as f64);
+            }
+        }
     }
 
     /// Whether requests and tokens of the tenant are limited.

@@ -24,6 +24,8 @@ pub enum Fault {
 /// A limit of a tenant that a request has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitReached {
+    /// The limit, by its key in the configuration.
+    pub limit: &'static str,
     /// Whether the limit counts requests or tokens: `requests` or `tokens`.
     pub unit: &'static str,
     /// Milliseconds after which the same request would be admitted; `None` if the quota of a day is
@@ -316,6 +318,27 @@ impl Error {
             Kind::LeaseExpired => "lease_expired",
             Kind::DecodeLost => "decode_lost",
             Kind::Internal => "internal",
+        }
+    }
+
+    /// How the request ended, for service level objectives. Only `failed` and `shed` are the fault of
+    /// the router and its engines.
+    pub fn result(&self) -> &'static str {
+        match (self.fault(), self.kind) {
+            (_, Kind::ClientGone) => "cancelled",
+            (_, Kind::LimitReached(_)) => "limited",
+            (Fault::Client, _) => "invalid",
+            (_, Kind::Overloaded | Kind::OverShare | Kind::Busy(_)) => "shed",
+            (_, Kind::EngineRejected(429)) => "shed",
+            (Fault::Engine | Fault::Router, _) => "failed",
+        }
+    }
+
+    /// The tenant's limit that the request has reached, by its key in the configuration.
+    pub fn limit_reached(&self) -> Option<&'static str> {
+        match self.kind {
+            Kind::LimitReached(reached) => Some(reached.limit),
+            _ => None,
         }
     }
 

@@ -93,6 +93,7 @@ fn listen(root: &Node, report: &mut Report) {
         ("grpc", defaults.grpc),
         ("fleet", defaults.fleet.map(Listener::from)),
         ("admin", Some(defaults.admin)),
+        ("metrics", defaults.metrics),
     ] {
         let node = section.and_then(|section| section.get(key));
         let listener = match section {

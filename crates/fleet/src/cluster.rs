@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use splitrail_kv::HashSeed;
 use splitrail_telemetry::Metrics;
+use splitrail_telemetry::metrics::Scope;
 
 use super::served::{Served, Serving};
 use splitrail_config::model::{Config, Events, FleetConfig};
@@ -31,6 +32,7 @@ impl Cluster {
     /// A cluster that serves `models`.
     pub fn new(models: Vec<Arc<Served>>, config: Arc<Config>, metrics: Arc<Metrics>) -> Self {
         let fleet = config.fleet.clone();
+        models.iter().for_each(|served| metrics.declare(&Scope::Model(served.name())));
         Self {
             hash_seed: HashSeed(config.hash_seed),
             networks: Networks::new(&fleet.networks),
@@ -49,6 +51,9 @@ impl Cluster {
 
     /// Replaces what is served. Called by the fleet after the workers have been added.
     pub(super) fn serve(&self, serving: Arc<Serving>) {
+        for served in &serving.models {
+            self.metrics.declare(&Scope::Model(served.name()));
+        }
         self.serving.store(serving);
     }
 }

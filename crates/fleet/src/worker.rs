@@ -29,12 +29,13 @@ use super::ranks::Ranks;
 use super::resync::Resync;
 use super::shim_report::ShimReport;
 use super::state::{Event, State};
-use splitrail_api::error::{Error, Fault};
+use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::echoes::Echoes;
 use splitrail_policy::{Coefficients, Leg, WorkerIndex};
-use splitrail_telemetry::Metrics;
+use splitrail_telemetry::metrics::Scope;
+use splitrail_telemetry::{Metrics, WorkerSeries};
 
 /// Age from which a load report is ignored.
 const LOAD_STALE: Duration = Duration::from_secs(5);
@@ -91,6 +92,8 @@ pub struct Worker {
     pub echoes: Echoes,
     /// Number of earlier processes of the engine, as far as the router noticed them.
     processes: AtomicU32,
+    /// The metrics of the worker's legs.
+    pub series: WorkerSeries,
     /// Counts requests that were sent again because a reused connection had ended.
     resent: Option<IntCounter>,
     unsolicited: Option<IntCounter>,
@@ -164,6 +167,7 @@ impl Worker {
             hand_overs: HandOvers::default(),
             echoes: Echoes::default(),
             processes: AtomicU32::new(0),
+            series: WorkerSeries::default(),
             resent: None,
             unsolicited: None,
             foreign_replies: None,
@@ -235,13 +239,19 @@ impl Worker {
         Self { life, ..self }
     }
 
-    /// Sets the counters of connection faults.
+    /// Creates the worker's series, and sets the counters that the worker itself updates.
     pub fn with_counts(self, model: &str, metrics: &Metrics) -> Self {
-        let labels = [model, self.id()];
+        let legs = [Leg::Prefill, Leg::Decode].into_iter().filter(|leg| self.serves(*leg));
+        let legs: Vec<_> = legs.map(Leg::name).collect();
+        let (worker, role) = (self.id(), self.config.role.name());
+        metrics.declare(&Scope::Worker { model, worker, role, legs: &legs });
+        let series = WorkerSeries::new(metrics, model, worker);
+        let labels = [model, worker];
         let resent = metrics.resent_requests.with_label_values(&labels);
         let foreign_replies = metrics.foreign_replies.with_label_values(&labels);
         let unsolicited = metrics.unsolicited_data_connections.with_label_values(&labels);
         Self {
+            series,
             resent: Some(resent),
             foreign_replies: Some(foreign_replies),
             unsolicited: Some(unsolicited),
@@ -300,6 +310,11 @@ impl Worker {
             return;
         }
         let breaker = self.breaker(leg);
+        let of_engine = failed.filter(|error| error.fault() == Fault::Engine);
+        if let Some(error) = of_engine.filter(|error| error.kind() != Kind::BelowThreshold) {
+            let leg = if leg == Leg::Prefill { Leg::Prefill } else { Leg::Decode };
+            self.series.leg_failed(leg.name(), error.outcome());
+        }
         let failed = failed.is_some_and(Error::speaks_against_its_worker);
         self.outcomes.ended(failed);
         let (worker, leg) = (self.id(), leg.name());

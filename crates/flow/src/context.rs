@@ -89,7 +89,7 @@ impl Context {
     /// The histogram of the time between the events of a reply.
     pub(super) fn inter_token(&self, decision: &DecisionHandle) -> Histogram {
         let flow = decision.with(Decision::flow);
-        self.metrics.inter_token.with_label_values(&[self.served.name(), flow])
+        self.served.series.inter_token(&self.metrics, self.served.name(), flow)
     }
 }
 

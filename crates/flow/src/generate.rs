@@ -55,6 +55,7 @@ pub(super) async fn generate(
     let ahead = placed.worker.waiting(started);
     let mut prefilled = staged.take();
     let lease = prefilled.as_ref().and_then(Prefilled::lease);
+    let prefill_ended = prefilled.as_ref().map(|prefilled| prefilled.ended);
     placed.worker.breaker(Leg::Decode).begin(started);
     let handed_over = prefilled.is_some();
     let to_compute = to_compute(sending, handed_over);
@@ -81,8 +82,9 @@ pub(super) async fn generate(
         Ok(body) => ask(sending, &account, body, lease).await,
         Err(error) => Err(error),
     };
-    context.mark("first_token", started);
+    let now = context.mark("first_token", started);
     if matches!(begun, Ok(First::Events(..))) {
+        sending.observe_first_event(now.duration_since(started), prefill_ended);
         placed.worker.pace.observe(started.elapsed(), ahead);
         placed.worker.outcomes.began(started.elapsed());
         if handed_over && ahead == 0 {

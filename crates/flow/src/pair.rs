@@ -195,8 +195,13 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Fail
     let expected = expected(context, unit, prefill);
     let leg = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
     decision.prefill_sent(leg);
-    let mut account = Account::open(sending, Instant::now(), true);
+    let started = Instant::now();
+    let mut account = Account::open(sending, started, true);
     let met = meet(sending, &account, prefill, &appointment).await;
+    let now = context.mark("first_token", started);
+    if matches!(met, Ok(First::Events(..))) {
+        sending.observe_first_event(now.duration_since(started), None);
+    }
     let failed = match met {
         Ok(begun) => match conclude(sending, account, Ok(begun)) {
             Ok(generated) => return Ok(generated),

@@ -280,7 +280,8 @@ pub(super) async fn send(
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse_in(dialect, raw).ok());
     booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
-    context.mark("prefill", started);
+    let ended = context.mark("prefill", started);
+    worker.series.leg_took("prefill", ended.duration_since(started).as_secs_f64());
     Ok(Said { reply, dialect, peer, begun, usage })
 }
 
@@ -315,7 +316,8 @@ async fn prefill(
         let lease = lease(context, &hand_off, said.begun);
         Some(Staged::new(context, unit, worker.index, &envelope, hand_off, lease))
     };
-    Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
+    let ended = Instant::now();
+    Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope, ended }))
 }
 
 /// Remembers whether a worker returns hand-offs for an endpoint.

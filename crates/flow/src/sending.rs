@@ -1,5 +1,7 @@
 //! A leg that generates the client's reply, and the bodies that it is sent with.
 
+use std::time::{Duration, Instant};
+
 use super::context::PromptContext;
 use super::hand_off::Carried;
 use super::legs;
@@ -20,6 +22,17 @@ pub(super) struct Sending<'a> {
 }
 
 impl Sending<'_> {
+    /// Records that the first event of a stream has arrived now, this long after the leg was sent,
+    /// and the time of the hand-off if a prefill leg has ended before.
+    pub(super) fn observe_first_event(&self, took: Duration, prefill_ended: Option<Instant>) {
+        self.placed.worker.series.leg_took("decode", took.as_secs_f64());
+        if let Some(ended) = prefill_ended {
+            let context = self.prompt.context;
+            let (served, seconds) = (&context.served, ended.elapsed().as_secs_f64());
+            served.series.handed_off(&context.metrics, served.name(), seconds);
+        }
+    }
+
     /// Whether the worker may reject the leg. If so, events are held back until they show output.
     pub(super) fn is_gated(&self) -> bool {
         self.envelope.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)

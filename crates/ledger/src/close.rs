@@ -43,6 +43,11 @@ pub fn close(
         let result = if cached > 0 { "hit" } else { "miss" };
         series.hit_or_miss(metrics, ended.model, result);
     }
+    // Requests that generate nothing have no tokens of a reply.
+    if used.completion_tokens > 0 {
+        let (prompt, output) = (used.prompt_tokens, used.completion_tokens);
+        series.request_tokens(metrics, ended.model, prompt, output, cached);
+    }
     if let Some(tenant) = ended.tenant {
         count_tenant(metrics, tenant, ended.outcome, used);
     }

@@ -34,7 +34,7 @@ impl Default for Stages {
 }
 
 impl Stages {
-    /// Adds `seconds` to a stage of a request, and observes them in the model's histogram.
+    /// Adds `seconds` to a stage of a request, and observes them in the stage's histogram.
     pub fn add(
         &self,
         metrics: &Metrics,
@@ -43,8 +43,7 @@ impl Stages {
         seconds: f64,
     ) {
         let LabelledSeries { model, series } = labelled;
-        let find = || metrics.stage.with_label_values(&[model, stage]);
-        series.stage_seconds.with([stage], find, |series| series.observe(seconds));
+        series.stage(metrics, model, stage, seconds);
         let mut stages = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);
         match stages.iter_mut().find(|(name, _)| *name == stage) {
             Some((_, sum)) => *sum += seconds,
@@ -56,6 +55,15 @@ impl Stages {
     pub fn times(&self) -> StageTimes {
         let stages = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);
         StageTimes(stages.iter().map(|(stage, seconds)| (*stage, seconds * 1e3)).collect())
+    }
+
+    /// The milliseconds that the legs took until the first token. If both legs run at the same time,
+    /// the last one includes the first.
+    pub fn legs_ms(&self, at_the_same_time: bool) -> f64 {
+        let stages = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = |stage| stage == "first_token" || (stage == "prefill" && !at_the_same_time);
+        let of_legs = stages.iter().filter(|(stage, _)| counts(*stage));
+        of_legs.map(|(_, seconds)| seconds * 1e3).sum()
     }
 
     /// The value of the `server-timing` header: milliseconds per stage.

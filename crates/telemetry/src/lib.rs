@@ -2,15 +2,21 @@
 //! request updates, and the throttle of repeated log lines.
 
 pub mod clock;
+mod exemplars;
 pub mod logging;
 pub mod metrics;
 mod model_series;
+mod open_metrics;
+mod process;
 mod series;
 mod tenant_series;
 mod throttle;
+mod worker_series;
 
+pub use exemplars::TraceId;
 pub use metrics::Metrics;
-pub use model_series::{LabelledSeries, ModelSeries};
+pub use model_series::{EndedRequest, LabelledSeries, ModelSeries};
 pub use series::Series;
 pub use tenant_series::TenantSeries;
 pub use throttle::LogThrottle;
+pub use worker_series::WorkerSeries;

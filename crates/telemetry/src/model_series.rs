@@ -3,20 +3,28 @@
 
 use prometheus::{Histogram, IntCounter, IntGauge};
 
+use crate::exemplars::{TraceId, TracedHistogram};
 use crate::metrics::Metrics;
 use crate::series::Series;
 
 /// Series of one model, by the labels that differ.
 #[derive(Debug, Default)]
 pub struct ModelSeries {
-    /// `stage_seconds` by stage.
-    pub stage_seconds: Series<Histogram, 1>,
+    stage_seconds: Series<Histogram, 1>,
+    engine_stage_seconds: Series<Histogram, 1>,
+    queue_wait_seconds: Series<Histogram, 0>,
+    hand_off_seconds: Series<Histogram, 0>,
+    prediction_error: Series<Histogram, 1>,
     /// `prompt_tokens_total` by leg, source and tier.
     pub prompt_tokens: Series<IntCounter, 3>,
     in_flight: Series<IntGauge, 0>,
     requests: Series<IntCounter, 3>,
-    ttft: Series<Histogram, 1>,
-    request: Series<Histogram, 1>,
+    results: Series<IntCounter, 1>,
+    ttft: Series<TracedHistogram, 1>,
+    request: Series<TracedHistogram, 2>,
+    inter_token: Series<Histogram, 1>,
+    time_per_output_token: Series<Histogram, 0>,
+    request_tokens: Series<Histogram, 1>,
     generation_tokens: Series<IntCounter, 0>,
     usage_prompt_tokens: Series<IntCounter, 0>,
     cached_tokens: Series<IntCounter, 1>,
@@ -33,6 +41,25 @@ pub struct LabelledSeries<'a> {
     pub series: &'a ModelSeries,
 }
 
+/// A request that has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct EndedRequest {
+    /// The endpoint.
+    pub endpoint: &'static str,
+    /// The flow that was executed.
+    pub flow: &'static str,
+    /// Whether the reply was a stream: `true` or `false`.
+    pub stream: &'static str,
+    /// The outcome: `ok`, `cancelled` or the code of the error.
+    pub outcome: &'static str,
+    /// The outcome's kind, for service level objectives.
+    pub result: &'static str,
+    /// The duration, in seconds.
+    pub seconds: f64,
+    /// The trace of the request, if its client sent one.
+    pub trace: Option<TraceId>,
+}
+
 impl ModelSeries {
     /// Adds `more` to the requests in flight; negative when a request ends.
     pub fn in_flight(&self, all: &Metrics, model: &str, more: i64) {
@@ -40,19 +67,95 @@ impl ModelSeries {
         self.in_flight.with([], find, |series| series.add(more));
     }
 
-    /// Records the time to first token of a request, in seconds.
-    pub fn begun(&self, all: &Metrics, model: &str, flow: &'static str, seconds: f64) {
-        let find = || all.ttft.with_label_values(&[model, flow]);
-        self.ttft.with([flow], find, |series| series.observe(seconds));
+    /// Records the time to first token of a stream, in seconds.
+    pub fn begun(
+        &self,
+        all: &Metrics,
+        model: &str,
+        flow: &'static str,
+        seconds: f64,
+        trace: Option<TraceId>,
+    ) {
+        let find = || all.traced_ttft([model, flow]);
+        self.ttft.with([flow], find, |series| series.observe(seconds, trace));
     }
 
-    /// Counts a request with its endpoint, flow and outcome, and records its duration in seconds.
-    pub fn ended(&self, all: &Metrics, model: &str, labels: [&'static str; 3], seconds: f64) {
-        let [endpoint, flow, outcome] = labels;
+    /// Counts a request that has ended, and records its duration.
+    pub fn ended(&self, all: &Metrics, model: &str, ended: EndedRequest) {
+        let EndedRequest { endpoint, flow, stream, outcome, result, seconds, trace } = ended;
         let find = || all.requests.with_label_values(&[model, endpoint, flow, outcome]);
-        self.requests.with(labels, find, IntCounter::inc);
-        let find = || all.request.with_label_values(&[model, flow]);
-        self.request.with([flow], find, |series| series.observe(seconds));
+        self.requests.with([endpoint, flow, outcome], find, IntCounter::inc);
+        let find = || all.request_results.with_label_values(&[model, result]);
+        self.results.with([result], find, IntCounter::inc);
+        let find = || all.traced_request([model, flow, stream]);
+        self.request.with([flow, stream], find, |series| series.observe(seconds, trace));
+    }
+
+    /// The histogram of the time between the events of a stream.
+    pub fn inter_token(&self, all: &Metrics, model: &str, flow: &'static str) -> Histogram {
+        let find = || all.inter_token.with_label_values(&[model, flow]);
+        self.inter_token.with([flow], find, Histogram::clone)
+    }
+
+    /// Records the mean time per output token of a stream, in seconds.
+    pub fn generated_at(&self, all: &Metrics, model: &str, seconds_per_token: f64) {
+        let find = || all.time_per_output_token.with_label_values(&[model]);
+        self.time_per_output_token.with([], find, |series| series.observe(seconds_per_token));
+    }
+
+    /// Records the time of a request in a stage, in seconds. The stages `tokenize`, `match` and
+    /// `pick` are the router's work, `admit` is the wait in the queue, and the others are done by
+    /// engines.
+    pub fn stage(&self, all: &Metrics, model: &str, stage: &'static str, seconds: f64) {
+        match stage {
+            "tokenize" | "match" | "pick" => {
+                let find = || all.stage.with_label_values(&[model, stage]);
+                self.stage_seconds.with([stage], find, |series| series.observe(seconds));
+            }
+            "admit" => {
+                let find = || all.queue_wait.with_label_values(&[model]);
+                self.queue_wait_seconds.with([], find, |series| series.observe(seconds));
+            }
+            _ => {
+                let find = || all.engine_stage.with_label_values(&[model, stage]);
+                self.engine_stage_seconds.with([stage], find, |series| series.observe(seconds));
+            }
+        }
+    }
+
+    /// Records the time from the end of a prefill leg to the first token, in seconds.
+    pub fn handed_off(&self, all: &Metrics, model: &str, seconds: f64) {
+        let find = || all.hand_off.with_label_values(&[model]);
+        self.hand_off_seconds.with([], find, |series| series.observe(seconds));
+    }
+
+    /// Records how well the time to first token of a stream was predicted; both are in milliseconds.
+    pub fn predicted(&self, all: &Metrics, model: &str, predicted_ms: f64, observed_ms: f64) {
+        let direction = if predicted_ms > observed_ms { "over" } else { "under" };
+        let error = (predicted_ms - observed_ms).abs() / observed_ms.max(0.001);
+        let find = || all.prediction_error.with_label_values(&[model, direction]);
+        self.prediction_error.with([direction], find, |series| series.observe(error));
+    }
+
+    /// Records the tokens of a completed request; `cached` is `None` if it is not known.
+    pub fn request_tokens(
+        &self,
+        all: &Metrics,
+        model: &str,
+        prompt: u64,
+        output: u64,
+        cached: Option<u64>,
+    ) {
+        let tokens = [
+            ("prompt", &all.request_prompt_tokens, Some(prompt)),
+            ("output", &all.request_output_tokens, Some(output)),
+            ("cached", &all.request_cached_tokens, cached),
+        ];
+        for (of, metric, tokens) in tokens {
+            let Some(tokens) = tokens else { continue };
+            let find = || metric.with_label_values(&[model]);
+            self.request_tokens.with([of], find, |series| series.observe(tokens as f64));
+        }
     }
 
     /// Counts generated tokens.

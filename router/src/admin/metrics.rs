@@ -1,11 +1,13 @@
 //! The metrics in Prometheus's text format.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract;
 use axum::response::{IntoResponse, Response};
-use http::header::CONTENT_TYPE;
+use http::HeaderMap;
+use http::header::{ACCEPT, CONTENT_TYPE};
 use prometheus::IntGaugeVec;
 use splitrail_kv::Tier;
 
@@ -19,20 +21,60 @@ use splitrail_fleet::parity::Parity;
 use splitrail_fleet::state::State;
 use splitrail_policy::Leg;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
+use splitrail_telemetry::metrics::TextFormat;
 
-pub(super) async fn metrics(extract::State(admin): extract::State<Admin>) -> Response {
-    let text = "text/plain; version=0.0.4; charset=utf-8";
-    ([(CONTENT_TYPE, text)], scrape(&admin.core)).into_response()
+pub(super) async fn metrics(
+    extract::State(admin): extract::State<Admin>,
+    headers: HeaderMap,
+) -> Response {
+    reply(&admin.core, &headers)
+}
+
+/// The reply of the listener for metrics.
+pub(super) async fn public(
+    extract::State(core): extract::State<Arc<Core>>,
+    headers: HeaderMap,
+) -> Response {
+    reply(&core, &headers)
+}
+
+/// The reply to a scrape with these headers.
+fn reply(core: &Core, headers: &HeaderMap) -> Response {
+    let format = wanted_format(headers);
+    ([(CONTENT_TYPE, format.content_type())], scrape(core, format)).into_response()
+}
+
+/// The format that the scraper prefers; Prometheus' own if the header `accept` names neither.
+fn wanted_format(headers: &HeaderMap) -> TextFormat {
+    let (mut open_metrics, mut text) = (0.0_f64, 0.0_f64);
+    let sent = headers.get_all(ACCEPT).iter().filter_map(|sent| sent.to_str().ok());
+    for range in sent.flat_map(|sent| sent.split(',')) {
+        let mut parts = range.split(';').map(str::trim);
+        let (media, mut weight) = (parts.next().unwrap_or_default(), 1.0);
+        let mut is_known = true;
+        for parameter in parts {
+            match parameter.split_once('=') {
+                Some(("q", value)) => weight = value.parse().unwrap_or(0.0),
+                Some(("version", version)) => is_known = matches!(version, "1.0.0" | "0.0.4"),
+                _ => {}
+            }
+        }
+        match media {
+            "application/openmetrics-text" if is_known => open_metrics = open_metrics.max(weight),
+            "text/plain" => text = text.max(weight),
+            _ => {}
+        }
+    }
+    if open_metrics > text { TextFormat::OpenMetrics } else { TextFormat::Prometheus }
 }
 
 /// Sets the gauges of the fleet, which are computed at each scrape, and encodes all metrics.
 ///
 /// Workers may leave meanwhile, and requests may end after their workers have left: only series of
 /// the workers that existed when the gauges were set are shown, and those of others are removed.
-fn scrape(core: &Core) -> String {
+fn scrape(core: &Core, format: TextFormat) -> String {
     let present = observe_fleet(core);
-    let held = i64::try_from(core.memory.held_bytes()).unwrap_or(i64::MAX);
-    core.metrics.request_memory.with_label_values::<&str>(&[]).set(held);
+    observe_router(core);
     let here = |model: &str, worker: &str, role: Option<&str>| {
         let is = present.get(&(model.to_owned(), worker.to_owned()));
         is.is_some_and(|is| role.is_none_or(|role| role == *is))
@@ -41,7 +83,26 @@ fn scrape(core: &Core) -> String {
     let now = |model: &str, worker: &str| {
         serving.model(model).is_some_and(|served| served.pool.roster().named(worker).is_some())
     };
-    core.metrics.scrape(here, now)
+    core.metrics.scrape(format, here, now)
+}
+
+/// Sets the gauges of the router itself and of its tenants.
+fn observe_router(core: &Core) {
+    let (metrics, serving) = (&core.metrics, core.serving());
+    let (held, held_max) = (core.memory.held_bytes(), serving.limits.request_memory_max_bytes);
+    for (gauge, value) in [
+        (&metrics.request_memory, held),
+        (&metrics.request_memory_max, held_max),
+        (&metrics.requests_in_flight_max, core.in_flight.places()),
+        (&metrics.draining, core.is_draining().into()),
+    ] {
+        let value = i64::try_from(value).unwrap_or(i64::MAX);
+        gauge.with_label_values::<&str>(&[]).set(value);
+    }
+    // A reload may have removed limits.
+    metrics.tenant_limit.reset();
+    metrics.tenant_limit_used.reset();
+    core.access.load().tenants().for_each(|tenant| tenant.observe_limits(metrics));
 }
 
 /// The workers of each model, with the role that is a label of some of their series.
@@ -65,6 +126,10 @@ fn observe_fleet(core: &Core) -> WorkerRoles {
         observe_losses(core, served);
         let waiting = i64::try_from(served.pool.waiting.len()).unwrap_or(i64::MAX);
         core.metrics.queue_depth.with_label_values(&[model]).set(waiting);
+        if let Some(queue) = &served.config.queue {
+            let most = i64::try_from(queue.max_waiting).unwrap_or(i64::MAX);
+            core.metrics.queue_max_waiting.with_label_values(&[model]).set(most);
+        }
         for worker in served.pool.roster().iter() {
             observe_worker(core, served, worker);
             observe_index(core, served, worker);

@@ -29,7 +29,7 @@ use super::rate_limits;
 use super::reply::{error_dialect, error_in, health, json_reply, ready, reply_error};
 use super::request_body::BoundedBody;
 use crate::core::Core;
-use crate::service::{Call, Reply, ReplyBody, Scope, serve};
+use crate::service::{Call, Reply, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
@@ -139,8 +139,7 @@ where
     let early = EarlyReply::to(&request, endpoint.dialect());
     let sender = identify(&core, "http", peer.ip(), request.headers(), certificate.as_deref());
     let sender = sender.inspect_err(|error| {
-        let labels = ["none", endpoint.name(), "none", error.outcome()];
-        core.metrics.requests.with_label_values(&labels).inc();
+        count_unplaced(&core.metrics, endpoint.name(), error.outcome(), error.result());
     });
     let tenant = sender.as_ref().ok().and_then(|sender| sender.tenant.clone());
     let reply = match sender {
@@ -176,7 +175,7 @@ where
     let (steering, body, held) = match receive(core, &serving.limits, client, request).await {
         Ok(received) => received,
         Err(error) => {
-            scope.end(error.outcome());
+            scope.fail(&error);
             return Ok(early.refuse(error));
         }
     };

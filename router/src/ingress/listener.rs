@@ -17,6 +17,7 @@ use super::tls_listener::TlsListener;
 use crate::core::Core;
 use splitrail_config::model::Limits;
 use splitrail_telemetry::LogThrottle;
+use splitrail_telemetry::metrics::Scope;
 
 /// Pause of accepting when the system has no resources for another socket.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -123,6 +124,7 @@ struct Open {
 impl Open {
     fn new(client_listener: ClientListener) -> Self {
         let ClientListener { name, routes, tls, core, stop } = client_listener;
+        core.metrics.declare(&Scope::Listener(name));
         let cut = core.metrics.connections_cut.clone();
         let count = core.metrics.connections.with_label_values(&[name]);
         let common = Common { routes, tls, listener: name, cut, stop };

@@ -32,6 +32,7 @@ use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::record::{Ended, LabelledTenant};
 use splitrail_ledger::recorder::{Prompt, Times};
 use splitrail_telemetry::clock::unix_ms;
+use splitrail_telemetry::{EndedRequest, Metrics, TraceId};
 
 /// The request's places, its entry among the live requests, its metrics and its records: dropping
 /// the scope frees and closes them on every path.
@@ -69,6 +70,33 @@ struct Placed {
     recorded: Option<Recorded>,
     /// Its prompts, if losses of cache hits are monitored.
     followed: Vec<Followed>,
+    /// Whether the reply is a stream.
+    stream: bool,
+    /// Whether the request has one prompt with one sample.
+    one_sample: bool,
+    /// The trace of the request, if its client sent one.
+    trace: Option<TraceId>,
+}
+
+impl Placed {
+    /// The value of the label `stream`.
+    fn stream_label(&self) -> &'static str {
+        if self.stream { "true" } else { "false" }
+    }
+
+    /// Compares the predicted time to first token with the measured one.
+    fn compare_prediction(&self, metrics: &Metrics, context: &Context) {
+        let [decision] = &self.decisions[..] else { return };
+        let predicted_ms = decision.with(|decision| {
+            let one = decision.attempts() == 1;
+            decision.predicted_ttft_ms().filter(|_| one)
+        });
+        let Some(predicted_ms) = predicted_ms else { return };
+        let both = context.served.config.connector.is_concurrent()
+            && decision.with(|decision| decision.prefill_worker().is_some());
+        let observed_ms = context.stages.legs_ms(both);
+        self.served.series.predicted(metrics, self.served.name(), predicted_ms, observed_ms);
+    }
 }
 
 struct Recorded {
@@ -141,7 +169,10 @@ impl Scope {
     }
 
     /// Holds what the request counts towards the limits of its tenant, until it is settled.
-    pub(super) fn reserve(&mut self, reservation: Reservation) {
+    pub(super) fn reserve(&mut self, reservation: Reservation, tokens: u64) {
+        if let Some(tenant) = &self.sender.tenant {
+            tenant.series.reserved(&self.core.metrics, &tenant.label, tokens);
+        }
         self.reservation = Some(reservation);
     }
 
@@ -194,6 +225,12 @@ impl Scope {
             decisions,
             recorded,
             followed: units.iter().filter_map(came).collect(),
+            stream: context.options.stream,
+            one_sample: units.len() == 1 && context.options.samples == 1,
+            trace: context
+                .traceparent
+                .as_ref()
+                .and_then(|sent| TraceId::of_traceparent(sent.as_bytes())),
         });
     }
 
@@ -202,16 +239,21 @@ impl Scope {
         (self.arrived, self.sender.share.unwrap_or(ClientShare::EVERYONE))
     }
 
-    /// Notes that the reply has begun.
-    pub(super) fn begun(&mut self) {
+    /// Notes that the reply has begun. The first token of a whole reply is not seen.
+    pub(super) fn begun(&mut self, context: &Context) {
         let now = Instant::now();
         self.begun = Some(now);
         if let Some(placed) = &self.placed {
             let losses = &placed.served.pool.losses;
             placed.followed.iter().for_each(|followed| losses.computed(followed));
+            if !placed.stream {
+                return;
+            }
             let ttft = now.duration_since(self.arrived).as_secs_f64();
             let (model, flow) = self.labels();
-            placed.served.series.begun(&self.core.metrics, model, flow, ttft);
+            let metrics = &self.core.metrics;
+            placed.served.series.begun(metrics, model, flow, ttft, placed.trace);
+            placed.compare_prediction(metrics, context);
         }
     }
 
@@ -225,17 +267,29 @@ impl Scope {
     /// Notes that the request has ended at the beginning of its reply, which was complete.
     pub(super) fn end_whole(&mut self, outcome: &'static str) {
         let now = self.begun.unwrap_or_else(Instant::now);
-        self.end_at(now, outcome);
+        self.end_at(now, outcome, "ok");
     }
 
-    /// Notes that the request has ended; further calls have no effect.
-    pub fn end(&mut self, outcome: &'static str) {
+    /// Notes that the request has ended; further calls have no effect. `outcome` is `ok` or
+    /// `cancelled`.
+    fn end(&mut self, outcome: &'static str) {
         if !self.ended {
-            self.end_at(Instant::now(), outcome);
+            self.end_at(Instant::now(), outcome, outcome);
         }
     }
 
-    fn end_at(&mut self, now: Instant, outcome: &'static str) {
+    /// Notes that the request has ended with an error; further calls have no effect.
+    pub fn fail(&mut self, error: &Error) {
+        if self.ended {
+            return;
+        }
+        if let (Some(tenant), Some(limit)) = (&self.sender.tenant, error.limit_reached()) {
+            tenant.series.refused(&self.core.metrics, &tenant.label, limit);
+        }
+        self.end_at(Instant::now(), error.outcome(), error.result());
+    }
+
+    fn end_at(&mut self, now: Instant, outcome: &'static str, result: &'static str) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
@@ -255,14 +309,16 @@ impl Scope {
             if let Some(tenant) = tenant {
                 tenant.series.ended(metrics, tenant.label, outcome);
             }
-            metrics.requests.with_label_values(&[model, self.endpoint, flow, outcome]).inc();
-            metrics.request.with_label_values(&[model, flow]).observe(seconds);
+            count_unplaced(metrics, self.endpoint, outcome, result);
+            metrics.request.with_label_values(&[model, flow, "none"]).observe(seconds);
             return;
         };
-        placed.served.series.ended(metrics, model, [self.endpoint, flow, outcome], seconds);
+        let (endpoint, stream, trace) = (self.endpoint, placed.stream_label(), placed.trace);
+        let counted = EndedRequest { endpoint, flow, stream, outcome, result, seconds, trace };
+        placed.served.series.ended(metrics, model, counted);
         let ended_unix_ms = unix_ms();
         let arrived_unix_ms = ended_unix_ms.saturating_sub((seconds * 1e3) as u64);
-        let (endpoint, request_id) = (self.endpoint, &placed.request_id);
+        let request_id = &placed.request_id;
         let ended = Ended {
             request_id,
             tenant,
@@ -276,9 +332,13 @@ impl Scope {
         let (series, ledger) = (&placed.served.series, &self.core.books.ledger);
         let used = close(metrics, series, ledger, &ended, &placed.decisions);
         if let Some(reservation) = self.reservation.take() {
-            let weights = &placed.served.config.token_weights;
-            reservation.settle(cost::actual(weights, used));
+            let tokens = cost::actual(&placed.served.config.token_weights, used);
+            if let Some(tenant) = tenant {
+                tenant.series.settled(metrics, tenant.label, tokens);
+            }
+            reservation.settle(tokens);
         }
+        self.observe_pace(placed, now, used.completion_tokens);
         self.record_decisions(placed, arrived_unix_ms, seconds);
         let pool = &placed.served.pool;
         if outcome == "ok" {
@@ -291,12 +351,24 @@ impl Scope {
         }
     }
 
+    /// Records the time per output token of a stream with one sample, which is known only if the
+    /// request has completed.
+    fn observe_pace(&self, placed: &Placed, now: Instant, tokens: u64) {
+        let Some(begun) = self.begun.filter(|_| placed.stream && placed.one_sample) else { return };
+        if tokens >= 2 {
+            let seconds = now.duration_since(begun).as_secs_f64() / (tokens - 1) as f64;
+            let series = &placed.served.series;
+            series.generated_at(&self.core.metrics, placed.served.name(), seconds);
+        }
+    }
+
     /// Records the request's decisions, if the request is one of those that are recorded.
     fn record_decisions(&self, placed: &Placed, arrived_unix_ms: u64, seconds: f64) {
         let Some(Recorded { context, prompts }) = &placed.recorded else { return };
+        let begun = self.begun.filter(|_| placed.stream);
         let times = Times {
             arrived_unix_ms,
-            ttft_ms: self.begun.map(|at| at.duration_since(self.arrived).as_secs_f64() * 1e3),
+            ttft_ms: begun.map(|at| at.duration_since(self.arrived).as_secs_f64() * 1e3),
             total_ms: seconds * 1e3,
             stages: &context.stages.times(),
         };
@@ -313,6 +385,17 @@ impl Scope {
         let executed = placed.decisions.first().map(|first| first.with(Decision::flow));
         (placed.served.name(), executed.unwrap_or(placed.flow))
     }
+}
+
+/// Counts a request that ended before its model was known.
+pub fn count_unplaced(
+    metrics: &Metrics,
+    endpoint: &str,
+    outcome: &'static str,
+    result: &'static str,
+) {
+    metrics.requests.with_label_values(&["none", endpoint, "none", outcome]).inc();
+    metrics.request_results.with_label_values(&["none", result]).inc();
 }
 
 /// A stream that holds its request's scope until it ends.
@@ -341,7 +424,7 @@ impl Stream for ScopedEvents {
         };
         match &next {
             Some(Ok(_)) => return Poll::Ready(next),
-            Some(Err(error)) => scope.end(error.outcome()),
+            Some(Err(error)) => scope.fail(error),
             None => scope.end("ok"),
         }
         this.scope = None;

@@ -40,16 +40,22 @@ pub struct Listen {
     pub admin: Listener,
     /// Who may use the admin listener.
     pub admin_access: AdminAccess,
+    /// A listener that serves `/metrics` and `/health` and nothing else, without a credential. It may
+    /// be public: metrics contain the names of models, workers and tenants, and no content. The admin
+    /// listener serves metrics as well.
+    pub metrics: Option<Listener>,
 }
 
 impl Listen {
     /// Joins relative paths with the folder of the file.
     pub(crate) fn anchor(&mut self, base_dir: &Path) {
-        for tls in [Some(&mut self.http), self.grpc.as_mut(), Some(&mut self.admin)]
-            .into_iter()
-            .flatten()
-            .filter_map(|listener| listener.tls.as_mut())
-        {
+        let listeners = [
+            Some(&mut self.http),
+            self.grpc.as_mut(),
+            Some(&mut self.admin),
+            self.metrics.as_mut(),
+        ];
+        for tls in listeners.into_iter().flatten().filter_map(|listener| listener.tls.as_mut()) {
             let paths = [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca);
             paths.for_each(|path| *path = base_dir.join(&*path));
         }
@@ -66,6 +72,7 @@ impl Default for Listen {
             fleet: None,
             admin: SocketAddr::from(([127, 0, 0, 1], 9090)).into(),
             admin_access: AdminAccess::default(),
+            metrics: None,
         }
     }
 }

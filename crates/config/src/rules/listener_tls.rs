@@ -9,11 +9,11 @@ use crate::tls::{Protocols, ServerTerms, TlsFileError, TlsFiles, TlsPaths};
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::{Node, Value};
 
-/// Reports every violation of a rule about `listen.http.tls`, `listen.grpc.tls` and
-/// `listen.admin.tls`.
+/// Reports every violation of a rule about `listen.http.tls`, `listen.grpc.tls`, `listen.admin.tls`
+/// and `listen.metrics.tls`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     let Some(listen) = root.get("listen") else { return };
-    for key in ["http", "grpc", "admin"] {
+    for key in ["http", "grpc", "admin", "metrics"] {
         if let Some(listener) = listen.get(key) {
             Section { path: format!("listen.{key}.tls"), listener, base_dir }.check(report);
         }

@@ -221,6 +221,21 @@ impl Decision {
         self.best_overlap_blocks
     }
 
+    /// The predicted time from the sending of the first leg to the first token, in milliseconds;
+    /// `None` if the policy does not predict times.
+    pub fn predicted_ttft_ms(&self) -> Option<f64> {
+        let mut chosen = self.candidates.iter().filter(|one| one.chosen).peekable();
+        chosen.peek()?;
+        let mut sum_ms = 0.0;
+        for one in chosen {
+            let terms = one.terms?;
+            // The terms of the decode leg have what remains of the hand-off.
+            let twice_ms = if one.leg == "prefill" { terms.hand_off_ms } else { 0.0 };
+            sum_ms += terms.ttft_ms() - twice_ms;
+        }
+        Some(sum_ms)
+    }
+
     /// The candidates of all legs: the chosen ones, and the cheapest others.
     pub fn candidates(&self) -> &[CandidateRecord] {
         &self.candidates

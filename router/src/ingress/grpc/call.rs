@@ -28,7 +28,7 @@ use super::head::{self, Deadline};
 use super::message::{check_encoding, put, receive, succeeded};
 use super::weigh::decoded_bytes;
 use crate::core::Core;
-use crate::service::{Call, ReplyBody, Scope, serve};
+use crate::service::{Call, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
@@ -110,8 +110,7 @@ where
         identify(core, "grpc", caller.peer.ip(), request.headers(), caller.certificate.as_deref());
     let sender = sender.and_then(|sender| core.check_free_places(sender.share).map(|()| sender));
     let sender = sender.map_err(|error| {
-        let labels = ["none", "none", "none", error.outcome()];
-        core.metrics.requests.with_label_values(&labels).inc();
+        count_unplaced(&core.metrics, "none", error.outcome(), error.result());
         error.to_grpc()
     })?;
     check_encoding(request.headers())?;
@@ -144,7 +143,7 @@ where
     let steering = match steering {
         Ok(steering) => steering,
         Err(error) => {
-            scope.end(error.outcome());
+            scope.fail(&error);
             discard(core, encoded.len(), message).await;
             return Err(status(&request_id, &error));
         }

@@ -1,0 +1,161 @@
+//! Exemplars: for each bucket of a histogram, the trace of one request that fell into it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use prometheus::Histogram;
+
+use crate::clock::unix_ms;
+
+/// The id of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceId(u128);
+
+impl TraceId {
+    /// The trace id in the value of a `traceparent` header (W3C Trace Context, version 00):
+    /// `00-<trace id>-<span id>-<flags>`. `None` if the value is malformed or the id is 0.
+    pub fn of_traceparent(value: &[u8]) -> Option<Self> {
+        const LENGTH: usize = 55;
+        let is_id = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+        let dashes = [2, 35, 52].iter().all(|at| value.get(*at) == Some(&b'-'));
+        if value.len() != LENGTH || !dashes || !value.starts_with(b"00") {
+            return None;
+        }
+        let id = value.get(3..35).filter(|id| id.iter().all(is_id))?;
+        let id = u128::from_str_radix(std::str::from_utf8(id).ok()?, 16).ok()?;
+        (id != 0).then_some(Self(id))
+    }
+}
+
+impl std::fmt::Display for TraceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// One request in a bucket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exemplar {
+    pub(crate) trace: TraceId,
+    /// The value that was observed.
+    pub(crate) value: f64,
+    /// When, in milliseconds since 1970.
+    pub(crate) unix_ms: u64,
+}
+
+/// The exemplars of one series: the latest of each bucket. Without traces they take no memory.
+#[derive(Debug)]
+pub(crate) struct Exemplars {
+    bounds: &'static [f64],
+    buckets: OnceLock<Box<[Mutex<Option<Exemplar>>]>>,
+}
+
+impl Exemplars {
+    /// No exemplars yet, of a histogram with these upper bounds.
+    pub(crate) fn new(bounds: &'static [f64]) -> Self {
+        Self { bounds, buckets: OnceLock::new() }
+    }
+
+    fn note(&self, value: f64, trace: TraceId) {
+        let empty = || (0..=self.bounds.len()).map(|_| Mutex::new(None)).collect();
+        let at = self.bounds.partition_point(|bound| *bound < value);
+        let Some(bucket) = self.buckets.get_or_init(empty).get(at) else { return };
+        // A request never waits for this: if another one is writing, its exemplar is as good.
+        if let Ok(mut bucket) = bucket.try_lock() {
+            *bucket = Some(Exemplar { trace, value, unix_ms: unix_ms() });
+        }
+    }
+
+    /// The exemplar of the bucket with this number.
+    pub(crate) fn of_bucket(&self, at: usize) -> Option<Exemplar> {
+        let bucket = self.buckets.get()?.get(at)?;
+        *bucket.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A series of a histogram, with its exemplars.
+#[derive(Clone, Debug)]
+pub(crate) struct TracedHistogram {
+    pub(crate) histogram: Histogram,
+    pub(crate) exemplars: Arc<Exemplars>,
+}
+
+impl TracedHistogram {
+    /// Records a value, with the trace that it belongs to.
+    pub(crate) fn observe(&self, value: f64, trace: Option<TraceId>) {
+        self.histogram.observe(value);
+        if let Some(trace) = trace {
+            self.exemplars.note(value, trace);
+        }
+    }
+}
+
+/// The exemplars of all series, by the name of the metric and the values of its labels. Bounded by
+/// the number of series; requests use it only when they look up a series for the first time.
+#[derive(Debug, Default)]
+pub(crate) struct ExemplarStore(Mutex<HashMap<SeriesKey, Arc<Exemplars>>>);
+
+/// The full name of a metric, and the pairs of names and values of its labels, sorted.
+type SeriesKey = (String, Vec<(String, String)>);
+
+impl ExemplarStore {
+    /// The exemplars of a series.
+    pub(crate) fn of_series(
+        &self,
+        metric: &str,
+        labels: &[(&str, &str)],
+        bounds: &'static [f64],
+    ) -> Arc<Exemplars> {
+        let exemplars = || Arc::new(Exemplars::new(bounds));
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(key(metric, labels)).or_insert_with(exemplars))
+    }
+
+    /// The exemplars of a series, if it has a place for them.
+    pub(crate) fn find(&self, metric: &str, labels: &[(&str, &str)]) -> Option<Arc<Exemplars>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(&key(metric, labels)).map(Arc::clone)
+    }
+}
+
+fn key(metric: &str, labels: &[(&str, &str)]) -> SeriesKey {
+    let mut labels: Vec<_> =
+        labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    labels.sort();
+    (metric.to_owned(), labels)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trace_ids_are_those_of_valid_headers_only() {
+        let valid = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let id = TraceId::of_traceparent(valid.as_bytes()).unwrap();
+        assert_eq!(id.to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        for broken in [
+            "",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
+            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+            "00-+bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+        ] {
+            assert_eq!(TraceId::of_traceparent(broken.as_bytes()), None, "{broken}");
+        }
+    }
+
+    #[test]
+    fn each_bucket_keeps_its_latest_trace() {
+        let exemplars = Exemplars::new(&[0.1, 1.0]);
+        let trace = |id| Some(TraceId(id)).unwrap();
+        for (value, id) in [(0.1, 1), (0.05, 2), (0.5, 3), (7.0, 4)] {
+            exemplars.note(value, trace(id));
+        }
+        let ids = [0, 1, 2].map(|at| exemplars.of_bucket(at).map(|one| one.trace.0));
+        assert_eq!(ids, [Some(2), Some(3), Some(4)]);
+        assert!(exemplars.of_bucket(3).is_none());
+    }
+}

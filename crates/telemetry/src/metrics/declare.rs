@@ -1,0 +1,148 @@
+//! Creates the series whose labels are known, at 0, and removes those of workers that have left.
+
+use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
+use prometheus::proto::MetricFamily;
+
+use super::{Definition, Kind, Metrics};
+
+/// What has series of its own: when it joins, its series are created.
+#[derive(Clone, Copy, Debug)]
+pub enum Scope<'a> {
+    /// The router itself.
+    Router,
+    /// A model; `none` stands for requests that named no known model.
+    Model(&'a str),
+    /// A worker, with the legs that it serves.
+    Worker {
+        /// The model of the worker.
+        model: &'a str,
+        /// The id of the worker.
+        worker: &'a str,
+        /// The role of the worker.
+        role: &'a str,
+        /// The legs that the worker serves.
+        legs: &'a [&'static str],
+    },
+    /// A tenant, by its label.
+    Tenant(&'a str),
+    /// A listener.
+    Listener(&'a str),
+    /// A source of discovery.
+    Source {
+        /// The model of the source.
+        model: &'a str,
+        /// The name of the source.
+        source: &'a str,
+    },
+}
+
+impl<'a> Scope<'a> {
+    /// The labels that the scope fixes. The last one is the scope's own.
+    fn labels(&self) -> Vec<(&'static str, &'a str)> {
+        match *self {
+            Self::Router => Vec::new(),
+            Self::Model(model) => vec![("model", model)],
+            Self::Worker { model, worker, role, .. } => {
+                vec![("model", model), ("role", role), ("worker", worker)]
+            }
+            Self::Tenant(tenant) => vec![("tenant", tenant)],
+            Self::Listener(listener) => vec![("listener", listener)],
+            Self::Source { model, source } => vec![("model", model), ("source", source)],
+        }
+    }
+
+    /// The values of the labels of each series of a metric that belongs to this scope.
+    fn series(&self, metric: &Definition) -> Vec<Vec<&'a str>> {
+        let fixed = self.labels();
+        if fixed.last().is_some_and(|(own, _)| !metric.has_label(own)) {
+            return Vec::new();
+        }
+        // Requests without a model are counted by few metrics, which say so by their case.
+        let no_model = matches!(self, Self::Model("none")) && metric.case.is_none();
+        let mut all = if no_model { Vec::new() } else { vec![Vec::new()] };
+        for label in metric.labels {
+            let named = fixed.iter().find(|(name, _)| *name == label.name).map(|(_, value)| *value);
+            let values: Vec<&str> = match (named, label.values, self) {
+                (Some(value), _, _) => vec![value],
+                (None, Some(_), Self::Worker { legs, .. }) if label.name == "leg" => legs.to_vec(),
+                (None, Some(values), _) => values.to_vec(),
+                // The values of this label are not known.
+                (None, None, _) => return Vec::new(),
+            };
+            let with = |series: Vec<&'a str>| {
+                let extended = values.iter().map(move |value| [&series[..], &[*value]].concat());
+                extended.collect::<Vec<_>>()
+            };
+            all = all.into_iter().flat_map(with).collect();
+        }
+        all.retain(|values| metric.case.is_none_or(|exists| exists(values)));
+        all
+    }
+}
+
+/// A metric with all its series.
+pub(super) trait Family {
+    /// Creates a series.
+    fn create(&self, values: &[&str]);
+    /// Removes a series, if it exists.
+    fn remove(&self, values: &[&str]);
+    /// All series.
+    fn families(&self) -> Vec<MetricFamily>;
+}
+
+impl<T: MetricVecBuilder> Family for MetricVec<T> {
+    fn create(&self, values: &[&str]) {
+        self.with_label_values(values);
+    }
+
+    fn remove(&self, values: &[&str]) {
+        // The series may not exist, or another thread may have removed it.
+        let _gone = self.remove_label_values(values);
+    }
+
+    fn families(&self) -> Vec<MetricFamily> {
+        self.collect()
+    }
+}
+
+impl Metrics {
+    /// Creates the counters and histograms of what has joined, if the values of all their labels are
+    /// known. Series that exist stay as they are.
+    pub fn declare(&self, scope: &Scope<'_>) {
+        self.each(&mut |metric, family| {
+            if metric.kind != Kind::Gauge {
+                scope.series(metric).iter().for_each(|values| family.create(values));
+            }
+        });
+    }
+
+    /// Removes the series of a worker that has left.
+    pub fn forget_worker(&self, model: &str, worker: &str) {
+        self.each(&mut |metric, family| forget_series(metric, family, model, worker));
+    }
+}
+
+fn forget_series(metric: &Definition, family: &dyn Family, model: &str, worker: &str) {
+    if !metric.has_label("worker") {
+        return;
+    }
+    // If a worker has exactly one series, its labels are known and no other series is read.
+    if let [first, second] = metric.labels
+        && (first.name, second.name) == ("model", "worker")
+    {
+        family.remove(&[model, worker]);
+        return;
+    }
+    for family_now in family.families() {
+        for series in family_now.get_metric() {
+            let value = |name: &str| {
+                let pair = series.get_label().iter().find(|pair| pair.name() == name);
+                pair.map_or("", |pair| pair.value())
+            };
+            if value("model") == model && value("worker") == worker {
+                let values: Vec<_> = metric.labels.iter().map(|label| value(label.name)).collect();
+                family.remove(&values);
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! One line of the table of metrics.
+
+/// The type of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A count that only grows.
+    Counter,
+    /// A value that goes up and down.
+    Gauge,
+    /// A distribution.
+    Histogram,
+}
+
+impl Kind {
+    /// The name of the type in the text formats.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// A label of a metric.
+#[derive(Clone, Copy, Debug)]
+pub struct LabelDefinition {
+    /// The name of the label.
+    pub name: &'static str,
+    /// Its values, if they are known when the router starts.
+    pub values: Option<&'static [&'static str]>,
+}
+
+/// A metric, as the table has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Definition {
+    /// The name, without the prefix `splitrail_`.
+    pub name: &'static str,
+    /// The type.
+    pub kind: Kind,
+    /// The labels, in the order in which the code gives their values.
+    pub labels: &'static [LabelDefinition],
+    /// The meaning, for operators.
+    pub help: &'static str,
+    /// Which combinations of known values exist from the start; `None` for all.
+    pub(crate) case: Option<fn(&[&str]) -> bool>,
+}
+
+impl Definition {
+    /// Whether the metric has a label.
+    pub fn has_label(&self, name: &str) -> bool {
+        self.labels.iter().any(|label| label.name == name)
+    }
+}

@@ -1,0 +1,299 @@
+//! A healthy router in numbers, and for each alert what must change so that it fires.
+
+/// Series of a healthy router over 90 minutes, one value a minute, in the notation of `promtool`.
+pub(crate) const HEALTHY: &[(&str, &str)] = &[
+    ("up{job=\"splitrail\",instance=\"r1\"}", "1+0x90"),
+    ("splitrail_request_results_total{model=\"m\",result=\"ok\"}", "0+120x90"),
+    ("splitrail_request_results_total{model=\"m\",result=\"failed\"}", "0+0x90"),
+    ("splitrail_request_results_total{model=\"m\",result=\"shed\"}", "0+0x90"),
+    ("splitrail_request_results_total{model=\"m\",result=\"invalid\"}", "0+60x90"),
+    ("splitrail_ttft_seconds_bucket{model=\"m\",flow=\"prefill_first\",le=\"2.0\"}", "0+59x90"),
+    ("splitrail_ttft_seconds_count{model=\"m\",flow=\"prefill_first\"}", "0+60x90"),
+    ("splitrail_reloads_total{result=\"refused\"}", "3+0x90"),
+    ("splitrail_config_hash{job=\"splitrail\",instance=\"r1\"}", "7+0x90"),
+    ("splitrail_config_hash{job=\"splitrail\",instance=\"r2\"}", "7+0x90"),
+    ("splitrail_certificate_expires_timestamp_seconds{listener=\"http\"}", "7776000+0x90"),
+    ("splitrail_certificate_expires_timestamp_seconds{listener=\"grpc\"}", "0+0x90"),
+    ("splitrail_ledger_records_total{result=\"written\"}", "0+60x90"),
+    ("splitrail_ledger_records_total{result=\"write_failed\"}", "5+0x90"),
+    ("splitrail_record_lines_total{result=\"queue_full\"}", "5+0x90"),
+    ("splitrail_audit_records_total{result=\"queue_full\"}", "0+0x90"),
+    ("splitrail_jwks_refreshes_total{issuer=\"i\",result=\"failed\"}", "1+0x90"),
+    ("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.005\"}", "0+600x90"),
+    ("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.1\"}", "0+600x90"),
+    ("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"+Inf\"}", "0+600x90"),
+    ("process_open_fds{job=\"splitrail\",instance=\"r1\"}", "100+0x90"),
+    ("process_max_fds{job=\"splitrail\",instance=\"r1\"}", "1024+0x90"),
+    ("splitrail_shed_total{instance=\"r1\",model=\"m\",reason=\"queue_full\"}", "9+0x90"),
+    ("splitrail_queue_depth{model=\"m\"}", "2+0x90"),
+    ("splitrail_queue_max_waiting{model=\"m\"}", "100+0x90"),
+    ("splitrail_requests_in_flight{instance=\"r1\",model=\"m\"}", "40+0x90"),
+    ("splitrail_requests_in_flight{instance=\"r1\",model=\"n\"}", "2+0x90"),
+    ("splitrail_requests_in_flight_max{instance=\"r1\"}", "100+0x90"),
+    ("splitrail_request_memory_bytes", "1000+0x90"),
+    ("splitrail_request_memory_max_bytes", "1000000+0x90"),
+    (
+        "splitrail_worker_kv_blocks{model=\"m\",worker=\"d0\",role=\"decode\",state=\"used\"}",
+        "50+0x90",
+    ),
+    (
+        "splitrail_worker_kv_blocks{model=\"m\",worker=\"d0\",role=\"decode\",state=\"total\"}",
+        "100+0x90",
+    ),
+    ("splitrail_tenant_limit_refusals_total{tenant=\"t\",limit=\"tokens_per_minute\"}", "4+0x90"),
+    ("splitrail_tenant_limit_used_ratio{tenant=\"t\",limit=\"tokens_per_day\"}", "0.5+0x90"),
+    ("splitrail_worker_up{model=\"m\",worker=\"p0\",role=\"prefill\"}", "1+0x90"),
+    ("splitrail_worker_up{model=\"m\",worker=\"d0\",role=\"decode\"}", "1+0x90"),
+    ("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "1+0x90"),
+    ("splitrail_worker_up{model=\"n\",worker=\"w0\",role=\"both\"}", "1+0x90"),
+    ("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"ejected\"}", "0+0x90"),
+    (
+        "splitrail_worker_breaker_open{model=\"m\",worker=\"d0\",role=\"decode\",leg=\"decode\"}",
+        "0+0x90",
+    ),
+    ("splitrail_retries_refused_total{model=\"m\",leg=\"decode\"}", "4+0x90"),
+    ("splitrail_foreign_replies_total{model=\"m\",worker=\"d0\"}", "0+0x90"),
+    ("splitrail_local_prefills_total{model=\"m\",reason=\"no_prefill\"}", "8+0x90"),
+    ("splitrail_local_prefills_total{model=\"m\",reason=\"no_hand_off\"}", "8+0x90"),
+    ("splitrail_local_prefills_total{model=\"m\",reason=\"short_prompt\"}", "0+60x90"),
+    ("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"left\"}", "2+0x90"),
+    ("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"fetched\"}", "0+1x90"),
+    ("splitrail_discovery_errors_total{model=\"m\",source=\"s\"}", "3+0x90"),
+    ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "1+0x90"),
+    ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"mismatch\"}", "0+0x90"),
+    ("splitrail_prompt_length_mismatches_total{model=\"m\"}", "2+0x90"),
+    ("splitrail_index_events_current{model=\"m\",worker=\"p0\"}", "1+0x90"),
+    ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"1.0\"}", "0+60x90"),
+    ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"10.0\"}", "0+60x90"),
+    ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"+Inf\"}", "0+60x90"),
+    ("splitrail_index_truncated{model=\"m\",worker=\"p0\"}", "0+0x90"),
+    ("splitrail_index_rejected_total{model=\"m\",worker=\"p0\",reason=\"garbage\"}", "1+0x90"),
+    ("splitrail_index_rejected_total{model=\"m\",worker=\"p0\",reason=\"replaced\"}", "0+1x90"),
+    ("splitrail_worker_overlap_discount_ratio{model=\"m\",worker=\"p0\"}", "0.05+0x90"),
+    ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "1+0x90"),
+    (
+        "splitrail_engine_reports_total{model=\"m\",worker=\"p0\",figure=\"cached_tokens\",reported=\"yes\"}",
+        "0+60x90",
+    ),
+    (
+        "splitrail_engine_reports_total{model=\"m\",worker=\"p0\",figure=\"cached_tokens\",reported=\"no\"}",
+        "9+0x90",
+    ),
+    ("splitrail_broker_connected{instance=\"r1\"}", "1+0x90"),
+    ("splitrail_event_plane_pending_messages{model=\"m\"}", "12+0x90"),
+];
+
+/// An event in the 50th minute of a counter.
+const ONCE: &str = "0+0x49 1+0x40";
+
+/// What must change so that an alert fires. Alerts in `also` fire for the same fault.
+pub(crate) struct Case {
+    pub(crate) alert: &'static str,
+    pub(crate) also: &'static [&'static str],
+    pub(crate) changes: &'static [(&'static str, &'static str)],
+}
+
+const fn case(alert: &'static str, changes: &'static [(&'static str, &'static str)]) -> Case {
+    Case { alert, also: &[], changes }
+}
+
+/// At least one case for each alert.
+pub(crate) const CASES: &[Case] = &[
+    Case {
+        alert: "SplitrailErrorBudgetBurnsFast",
+        also: &["SplitrailErrorBudgetBurnsSlowly"],
+        changes: &[("splitrail_request_results_total{model=\"m\",result=\"failed\"}", "0+60x90")],
+    },
+    case(
+        "SplitrailErrorBudgetBurnsSlowly",
+        &[("splitrail_request_results_total{model=\"m\",result=\"shed\"}", "0+1x90")],
+    ),
+    Case {
+        alert: "SplitrailTtftBudgetBurnsFast",
+        also: &["SplitrailTtftBudgetBurnsSlowly"],
+        changes: &[(
+            "splitrail_ttft_seconds_bucket{model=\"m\",flow=\"prefill_first\",le=\"2.0\"}",
+            "0+6x90",
+        )],
+    },
+    case(
+        "SplitrailTtftBudgetBurnsSlowly",
+        &[(
+            "splitrail_ttft_seconds_bucket{model=\"m\",flow=\"prefill_first\",le=\"2.0\"}",
+            "0+30x90",
+        )],
+    ),
+    case("SplitrailDown", &[("up{job=\"splitrail\",instance=\"r1\"}", "1+0x49 0+0x40")]),
+    case("SplitrailReloadRefused", &[("splitrail_reloads_total{result=\"refused\"}", ONCE)]),
+    case(
+        "SplitrailReplicasDiffer",
+        &[("splitrail_config_hash{job=\"splitrail\",instance=\"r2\"}", "8+0x90")],
+    ),
+    case(
+        "SplitrailCertificateExpires",
+        &[("splitrail_certificate_expires_timestamp_seconds{listener=\"http\"}", "259200+0x90")],
+    ),
+    case(
+        "SplitrailLedgerNotWritten",
+        &[("splitrail_ledger_records_total{result=\"write_failed\"}", ONCE)],
+    ),
+    case(
+        "SplitrailRecordsNotWritten",
+        &[("splitrail_record_lines_total{result=\"queue_full\"}", ONCE)],
+    ),
+    case(
+        "SplitrailRecordsNotWritten",
+        &[("splitrail_audit_records_total{result=\"queue_full\"}", ONCE)],
+    ),
+    case(
+        "SplitrailIssuerKeysUnreadable",
+        &[("splitrail_jwks_refreshes_total{issuer=\"i\",result=\"failed\"}", "0+1x90")],
+    ),
+    case(
+        "SplitrailRuntimeLags",
+        &[("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.005\"}", "0+0x90")],
+    ),
+    case(
+        "SplitrailOpenFilesRunOut",
+        &[("process_open_fds{job=\"splitrail\",instance=\"r1\"}", "1000+0x90")],
+    ),
+    case(
+        "SplitrailRequestsShed",
+        &[("splitrail_shed_total{instance=\"r1\",model=\"m\",reason=\"queue_full\"}", "0+1x90")],
+    ),
+    case("SplitrailQueueSaturated", &[("splitrail_queue_depth{model=\"m\"}", "90+0x90")]),
+    case(
+        "SplitrailInFlightSaturated",
+        &[("splitrail_requests_in_flight{instance=\"r1\",model=\"m\"}", "94+0x90")],
+    ),
+    case("SplitrailRequestMemorySaturated", &[("splitrail_request_memory_bytes", "950000+0x90")]),
+    case(
+        "SplitrailKvCacheFull",
+        &[(
+            "splitrail_worker_kv_blocks{model=\"m\",worker=\"d0\",role=\"decode\",state=\"used\"}",
+            "99+0x90",
+        )],
+    ),
+    case(
+        "SplitrailTenantOverQuota",
+        &[(
+            "splitrail_tenant_limit_refusals_total{tenant=\"t\",limit=\"tokens_per_minute\"}",
+            "0+1x90",
+        )],
+    ),
+    case(
+        "SplitrailTenantNearDailyQuota",
+        &[(
+            "splitrail_tenant_limit_used_ratio{tenant=\"t\",limit=\"tokens_per_day\"}",
+            "0.95+0x90",
+        )],
+    ),
+    Case {
+        alert: "SplitrailNoPrefillWorker",
+        also: &["SplitrailWorkerDown"],
+        changes: &[("splitrail_worker_up{model=\"m\",worker=\"p0\",role=\"prefill\"}", "0+0x90")],
+    },
+    case(
+        "SplitrailNoPrefillWorker",
+        &[("splitrail_local_prefills_total{model=\"m\",reason=\"no_prefill\"}", "0+1x90")],
+    ),
+    Case {
+        alert: "SplitrailNoDecodeWorker",
+        also: &["SplitrailWorkerDown"],
+        changes: &[
+            ("splitrail_worker_up{model=\"m\",worker=\"d0\",role=\"decode\"}", "0+0x90"),
+            ("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "0+0x90"),
+        ],
+    },
+    case(
+        "SplitrailWorkerDown",
+        &[("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "0+0x90")],
+    ),
+    case(
+        "SplitrailWorkerEjected",
+        &[("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"ejected\"}", "1+0x90")],
+    ),
+    case(
+        "SplitrailBreakerOpen",
+        &[(
+            "splitrail_worker_breaker_open{model=\"m\",worker=\"d0\",role=\"decode\",leg=\"decode\"}",
+            "1+0x90",
+        )],
+    ),
+    case(
+        "SplitrailRetriesRefused",
+        &[("splitrail_retries_refused_total{model=\"m\",leg=\"decode\"}", "0+1x90")],
+    ),
+    case(
+        "SplitrailForeignReplies",
+        &[("splitrail_foreign_replies_total{model=\"m\",worker=\"d0\"}", ONCE)],
+    ),
+    case(
+        "SplitrailDecodeWithoutHandOff",
+        &[("splitrail_local_prefills_total{model=\"m\",reason=\"no_hand_off\"}", "0+6x90")],
+    ),
+    case(
+        "SplitrailHandOffsUnused",
+        &[("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"left\"}", "0+1x90")],
+    ),
+    case(
+        "SplitrailDiscoveryFails",
+        &[("splitrail_discovery_errors_total{model=\"m\",source=\"s\"}", "0+1x90")],
+    ),
+    case(
+        "SplitrailParityMismatch",
+        &[
+            ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
+            ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"mismatch\"}", "1+0x90"),
+        ],
+    ),
+    case(
+        "SplitrailPromptLengthMismatch",
+        &[("splitrail_prompt_length_mismatches_total{model=\"m\"}", ONCE)],
+    ),
+    case(
+        "SplitrailIndexEventsCutOff",
+        &[("splitrail_index_events_current{model=\"m\",worker=\"p0\"}", "0+0x90")],
+    ),
+    case(
+        "SplitrailIndexStale",
+        &[(
+            "splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"1.0\"}",
+            "0+0x90",
+        )],
+    ),
+    case(
+        "SplitrailIndexTruncated",
+        &[("splitrail_index_truncated{model=\"m\",worker=\"p0\"}", "1+0x90")],
+    ),
+    case(
+        "SplitrailIndexRejectsBlocks",
+        &[(
+            "splitrail_index_rejected_total{model=\"m\",worker=\"p0\",reason=\"garbage\"}",
+            "0+1x90",
+        )],
+    ),
+    case(
+        "SplitrailIndexDrifts",
+        &[("splitrail_worker_overlap_discount_ratio{model=\"m\",worker=\"p0\"}", "0.5+0x90")],
+    ),
+    case(
+        "SplitrailIndexDrifts",
+        &[("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "0+0x90")],
+    ),
+    case(
+        "SplitrailCachedTokensNotReported",
+        &[(
+            "splitrail_engine_reports_total{model=\"m\",worker=\"p0\",figure=\"cached_tokens\",reported=\"no\"}",
+            "0+600x90",
+        )],
+    ),
+    case(
+        "SplitrailBrokerDisconnected",
+        &[("splitrail_broker_connected{instance=\"r1\"}", "0+0x90")],
+    ),
+    case(
+        "SplitrailEventPlaneLags",
+        &[("splitrail_event_plane_pending_messages{model=\"m\"}", "20000+0x90")],
+    ),
+];

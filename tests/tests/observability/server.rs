@@ -1,0 +1,94 @@
+//! A Prometheus server as a process of its own.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use splitrail_tests::Client;
+use splitrail_tests::process::Process;
+
+/// Where a program of Debian's package `prometheus` is.
+///
+/// # Panics
+/// If it is nowhere.
+pub(crate) fn tool(name: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/bin".into(), "/usr/local/bin".into()]);
+    let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
+    found.unwrap_or_else(|| {
+        panic!("{name} is missing, which these tests need: `apt-get install prometheus`")
+    })
+}
+
+/// A server that scrapes one router every second.
+pub(crate) struct Prometheus {
+    client: Client,
+    _process: Process,
+}
+
+impl Prometheus {
+    /// Starts a server that scrapes `target` and evaluates the rules in these files.
+    pub(crate) async fn start(folder: &Path, target: &str, rule_files: &[PathBuf]) -> Self {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address: SocketAddr = free.local_addr().unwrap();
+        drop(free);
+        let rules: Vec<String> =
+            rule_files.iter().map(|file| format!("  - {}\n", file.display())).collect();
+        let config = format!(
+            "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\nrule_files:\n{}\
+             scrape_configs:\n  - job_name: splitrail\n    static_configs: [{{ targets: [\"{target}\"] }}]\n",
+            rules.concat()
+        );
+        let file = folder.join("prometheus.yaml");
+        std::fs::write(&file, config).unwrap();
+        let args = [
+            format!("--config.file={}", file.display()),
+            format!("--storage.tsdb.path={}", folder.join("prometheus.data").display()),
+            format!("--web.listen-address={address}"),
+            "--enable-feature=exemplar-storage".to_owned(),
+        ];
+        let listens = || TcpStream::connect(address).is_ok();
+        let server = tool("prometheus");
+        let process = Process::of(&server, "prometheus", folder, &args, &[], &listens).await;
+        Self { client: Client::new(address), _process: process }
+    }
+
+    /// The reply of an endpoint of its API.
+    pub(crate) async fn api(&self, path: &str) -> Value {
+        let reply = self.client.get(&format!("/api/v1/{path}")).await;
+        // Not ready yet, or a query that is wrong.
+        if reply.status != 200 && reply.status != 400 {
+            return Value::Null;
+        }
+        reply.json()
+    }
+
+    /// The values of a query: labels and value of each series.
+    pub(crate) async fn query(&self, expr: &str) -> Vec<(Value, String)> {
+        let reply = self.api(&format!("query?query={}", encoded(expr))).await;
+        assert_ne!(reply["status"], "error", "{expr}: {}", reply["error"]);
+        let result = reply["data"]["result"].as_array().cloned().unwrap_or_default();
+        let of = |series: &Value| {
+            let value = series["value"][1].as_str().unwrap_or_default().to_owned();
+            (series["metric"].clone(), value)
+        };
+        result.iter().map(of).collect()
+    }
+
+    /// The names of the alerts that fire.
+    pub(crate) async fn firing(&self) -> std::collections::BTreeSet<String> {
+        let reply = self.api("alerts").await;
+        let alerts = reply["data"]["alerts"].as_array().cloned().unwrap_or_default();
+        let firing = alerts.iter().filter(|alert| alert["state"] == "firing");
+        firing.filter_map(|alert| Some(alert["labels"]["alertname"].as_str()?.to_owned())).collect()
+    }
+}
+
+/// A query in the form in which a URL carries it.
+fn encoded(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
+        other => format!("%{other:02X}"),
+    };
+    text.bytes().map(byte).collect()
+}
