@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -88,31 +89,12 @@ impl Running {
         listen: &Listen,
     ) -> io::Result<Self> {
         let tls = Tls::open(&core, listen)?;
-        let http_socket = listener::bind_clients(listen.http.address).await?;
-        let admin_socket = listener::bind(listen.admin.address).await?;
-        let grpc_socket = match &listen.grpc {
-            Some(grpc) => Some(listener::bind_clients(grpc.address).await?),
-            None => None,
-        };
-        let metrics_socket = match &listen.metrics {
-            Some(metrics) => Some(listener::bind(metrics.address).await?),
-            None => None,
-        };
-        let fleet_socket = match listen.fleet {
-            Some(address) => Some(listener::bind(address).await?),
-            None => None,
-        };
-        let addresses = Addresses {
-            fleet: fleet_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
-            http: http_socket.local_addr()?,
-            grpc: grpc_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
-            admin: admin_socket.local_addr()?,
-            metrics: metrics_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
-        };
+        let sockets = Sockets::bind(listen).await?;
+        let addresses = sockets.addresses()?;
         let fleet = Fleet::start(Arc::clone(&core.cluster)).map_err(io::Error::other)?;
-        let is_open = fleet_socket.is_some() || matches!(core.cluster.events, Events::Nats(_));
+        let is_open = sockets.fleet.is_some() || matches!(core.cluster.events, Events::Nats(_));
         let open =
-            || FleetListener::open(Arc::clone(&core.cluster), Arc::clone(&fleet), fleet_socket);
+            || FleetListener::open(Arc::clone(&core.cluster), Arc::clone(&fleet), sockets.fleet);
         let fleet_listener = is_open.then(open).transpose()?;
         let stop = CancellationToken::new();
         let mut listeners = JoinSet::new();
@@ -121,7 +103,7 @@ impl Running {
             listener::ClientListener { name, routes, tls, core, stop }
         };
         let routes = http::routes(Arc::clone(&core));
-        listeners.spawn(listener::serve(http_socket, client_listener("http", routes, tls.http)));
+        listeners.spawn(listener::serve(sockets.http, client_listener("http", routes, tls.http)));
         let mut operator_listeners = JoinSet::new();
         let (reload, reloading) = Reload::start(Arc::clone(&core), Arc::clone(&fleet), file);
         let admin =
@@ -133,13 +115,13 @@ impl Running {
             ..client_listener(name, routes, tls)
         };
         let admin = operator_listener("admin", routes, tls.admin);
-        operator_listeners.spawn(listener::serve(admin_socket, admin));
-        if let Some(socket) = metrics_socket {
+        operator_listeners.spawn(listener::serve(sockets.admin, admin));
+        if let Some(socket) = sockets.metrics {
             let routes = admin::metrics_routes(Arc::clone(&core)).into();
             let metrics = operator_listener("metrics", routes, tls.metrics);
             operator_listeners.spawn(listener::serve(socket, metrics));
         }
-        if let Some(socket) = grpc_socket {
+        if let Some(socket) = sockets.grpc {
             let (routes, told) = grpc::routes(&core, stop.clone());
             listeners.spawn(told);
             listeners.spawn(listener::serve(socket, client_listener("grpc", routes, tls.grpc)));
@@ -271,6 +253,48 @@ fn keep_access(core: &Arc<Core>) -> JoinSet<()> {
 }
 
 /// Starts the writers of files of lines, which run until they are closed.
+/// The bound sockets of the listeners.
+struct Sockets {
+    http: TcpListener,
+    grpc: Option<TcpListener>,
+    fleet: Option<TcpListener>,
+    admin: TcpListener,
+    metrics: Option<TcpListener>,
+}
+
+impl Sockets {
+    async fn bind(listen: &Listen) -> io::Result<Self> {
+        Ok(Self {
+            http: listener::bind_clients(listen.http.address).await?,
+            admin: listener::bind(listen.admin.address).await?,
+            grpc: match &listen.grpc {
+                Some(grpc) => Some(listener::bind_clients(grpc.address).await?),
+                None => None,
+            },
+            metrics: match &listen.metrics {
+                Some(metrics) => Some(listener::bind(metrics.address).await?),
+                None => None,
+            },
+            fleet: match listen.fleet {
+                Some(address) => Some(listener::bind(address).await?),
+                None => None,
+            },
+        })
+    }
+
+    fn addresses(&self) -> io::Result<Addresses> {
+        let of =
+            |socket: &Option<TcpListener>| socket.as_ref().map(TcpListener::local_addr).transpose();
+        Ok(Addresses {
+            http: self.http.local_addr()?,
+            grpc: of(&self.grpc)?,
+            fleet: of(&self.fleet)?,
+            admin: self.admin.local_addr()?,
+            metrics: of(&self.metrics)?,
+        })
+    }
+}
+
 /// The TLS of the listeners for clients and operators.
 struct Tls {
     http: Option<Arc<TlsListener>>,

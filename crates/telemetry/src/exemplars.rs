@@ -47,8 +47,11 @@ pub(crate) struct Exemplar {
 #[derive(Debug)]
 pub(crate) struct Exemplars {
     bounds: &'static [f64],
-    buckets: OnceLock<Box<[Mutex<Option<Exemplar>>]>>,
+    buckets: OnceLock<Box<[Bucket]>>,
 }
+
+/// The exemplar of one bucket.
+type Bucket = Mutex<Option<Exemplar>>;
 
 impl Exemplars {
     /// No exemplars yet, of a histogram with these upper bounds.

@@ -31,6 +31,9 @@ pub struct LabelDefinition {
     pub values: Option<&'static [&'static str]>,
 }
 
+/// Says whether a combination of values of labels exists from the start.
+pub(crate) type Case = fn(&[&str]) -> bool;
+
 /// A metric, as the table has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Definition {
@@ -43,7 +46,7 @@ pub struct Definition {
     /// The meaning, for operators.
     pub help: &'static str,
     /// Which combinations of known values exist from the start; `None` for all.
-    pub(crate) case: Option<fn(&[&str]) -> bool>,
+    pub(crate) case: Option<Case>,
 }
 
 impl Definition {

@@ -2,6 +2,13 @@
 
 use super::Metrics;
 
+/// A label with its values, and the metrics that have it.
+struct Line {
+    label: &'static str,
+    values: &'static [&'static str],
+    metrics: Vec<&'static str>,
+}
+
 impl Metrics {
     /// The reference of all metrics, as a table in Markdown.
     pub fn reference_markdown() -> String {
@@ -19,13 +26,16 @@ impl Metrics {
 
     /// The known values of labels, as a table in Markdown. Metrics with the same values share a line.
     pub fn values_markdown() -> String {
-        let mut lines: Vec<(&str, &[&str], Vec<&str>)> = Vec::new();
+        let mut lines: Vec<Line> = Vec::new();
         for metric in Self::definitions() {
             for label in metric.labels {
                 let Some(values) = label.values else { continue };
-                match lines.iter_mut().find(|line| (line.0, line.1) == (label.name, values)) {
-                    Some((_, _, metrics)) => metrics.push(metric.name),
-                    None => lines.push((label.name, values, vec![metric.name])),
+                let is_same = |line: &&mut Line| (line.label, line.values) == (label.name, values);
+                match lines.iter_mut().find(is_same) {
+                    Some(line) => line.metrics.push(metric.name),
+                    None => {
+                        lines.push(Line { label: label.name, values, metrics: vec![metric.name] });
+                    }
                 }
             }
         }
@@ -33,7 +43,7 @@ impl Metrics {
             names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
         };
         let mut table = String::from("| label | of | values |\n|---|---|---|\n");
-        for (label, values, metrics) in lines {
+        for Line { label, values, metrics } in lines {
             let (metrics, values) = (quoted(&metrics), quoted(values));
             table.push_str(&format!("| `{label}` | {metrics} | {values} |\n"));
         }
