@@ -39,7 +39,7 @@ pub fn metrics_routes(core: Arc<Core>) -> Router {
         .fallback(async || reply_error(Error::new(Kind::UnknownPath, "there is no such path")))
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(0))
-        .with_state(core)
+        .with_state(metrics::PublicMetrics::new(core))
 }
 
 async fn no_such_method() -> Response {

@@ -5,6 +5,12 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use splitrail_api::error::{Error, Kind};
+use splitrail_fleet::parity::{Cause, Parity};
+use splitrail_fleet::state::State;
+use splitrail_flow::plan::LocalReason;
+use splitrail_kv::Tier;
+use splitrail_policy::Leg;
 use splitrail_sim::{Fault, FaultKind, SimConfig};
 use splitrail_telemetry::Metrics;
 use splitrail_telemetry::metrics::Definition;
@@ -278,4 +284,58 @@ async fn the_time_to_first_token_is_the_one_that_clients_measure() {
         sum <= to_first && to_first - sum < (to_end - to_first) / 4.0,
         "{sum} of {to_first}, {to_end}"
     );
+}
+
+/// The known values of labels are those of the code.
+#[test]
+fn the_table_has_the_values_that_the_code_gives() {
+    let known = |metric: &str, label: &str| {
+        let metric = Metrics::definitions().iter().find(|one| one.name == metric).unwrap();
+        metric.labels.iter().find(|one| one.name == label).unwrap().values.unwrap()
+    };
+    let check = |metric: &str, label: &str, values: &[&str]| {
+        let unknown: Vec<_> =
+            values.iter().filter(|value| !known(metric, label).contains(value)).collect();
+        assert!(unknown.is_empty(), "{metric}, {label}: {unknown:?}");
+    };
+    check("worker_state", "state", &State::ALL.map(State::name));
+    check("worker_parity", "result", &Parity::RESULTS);
+    check("canaries_total", "cause", &Cause::ALL.map(Cause::name));
+    check("index_blocks", "tier", &Tier::ALL.map(Tier::name));
+    check("overlap_blocks", "role", &[Leg::Prefill, Leg::Decode, Leg::Aggregated].map(Leg::name));
+    let reasons = [
+        LocalReason::ShortPrompt,
+        LocalReason::OneToken,
+        LocalReason::PrefillEnded,
+        LocalReason::NoHandOff,
+        LocalReason::PromptLogprobs,
+        LocalReason::PromptEmbeds,
+        LocalReason::EngineTools,
+        LocalReason::NoDecode,
+        LocalReason::Refusable,
+        LocalReason::NoPrefill,
+        LocalReason::Cheaper,
+    ];
+    check("local_prefills_total", "reason", &reasons.map(LocalReason::name));
+    let failures = [
+        Kind::EngineRejected(429),
+        Kind::EngineUnreachable,
+        Kind::EngineFailed,
+        Kind::StaleConnection,
+        Kind::ForeignAnswer,
+        Kind::ForeignHandOff,
+        Kind::EngineTimeout,
+        Kind::BelowThreshold,
+        Kind::LeaseExpired,
+        Kind::DecodeLost,
+    ];
+    let failures = failures.map(|kind| Error::new(kind, ""));
+    check("worker_leg_failures_total", "reason", &failures.each_ref().map(Error::outcome));
+    check("wasted_prompt_tokens_total", "reason", &failures.each_ref().map(Error::outcome));
+    check("request_results_total", "result", &failures.each_ref().map(Error::result));
+    let of_the_router = [Kind::Overloaded, Kind::Busy(1), Kind::NoWorker, Kind::Internal];
+    let of_the_router = of_the_router.map(|kind| Error::new(kind, ""));
+    let results = of_the_router.each_ref().map(Error::result);
+    assert_eq!(results, ["shed", "shed", "failed", "failed"]);
+    check("wasted_prompt_tokens_total", "reason", &of_the_router.each_ref().map(Error::outcome));
 }

@@ -147,7 +147,7 @@ fn access_section(path: &str) -> String {
     if path.starts_with("tenants[].") {
         return "tenants: [ { name: acme } ]\n".to_owned();
     }
-    let listeners = ["http", "grpc", "admin"].into_iter();
+    let listeners = ["http", "grpc", "admin", "metrics"].into_iter();
     let mut of_tls = listeners.filter(|name| path.starts_with(&format!("listen.{name}.tls.")));
     let listen = of_tls.next().map(|name| {
         let tls = "tls: { cert: tls/router.pem, key: tls/router.key }";

@@ -296,6 +296,11 @@ fn listeners_do_not_take_each_others_ports() {
     refused("grpc: 0.0.0.0:8001", "grpc: 127.0.0.1:8000", (3, 9), "takes the port of");
     refused("grpc: 0.0.0.0:8001", "grpc: '[::]:8000'", (3, 9), "takes the port of");
     refused("http: 0.0.0.0:8000", "http: 0.0.0.0:9090", (4, 10), "`listen.admin` takes the port");
+    let metrics = |port: u16| format!("grpc: 0.0.0.0:8001, metrics: 0.0.0.0:{port}");
+    let metrics = |port| metrics(port).replace(", ", "\n  ");
+    refused("grpc: 0.0.0.0:8001", &metrics(8001), (4, 12), "`listen.metrics` takes the port of");
+    // Metrics may be public.
+    assert!(parse(&valid_but("grpc: 0.0.0.0:8001", &metrics(9091))).unwrap().warnings.is_empty());
     accepted(&VALID.replace("0.0.0.0:8000\n", "127.0.0.1:0\n").replace(":8001", ":0"));
     accepted(
         &VALID

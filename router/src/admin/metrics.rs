@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract;
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use http::HeaderMap;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use prometheus::IntGaugeVec;
 use splitrail_kv::Tier;
+use tokio::sync::Mutex;
 
 use super::context::Admin;
 use crate::core::Core;
@@ -27,21 +29,47 @@ pub(super) async fn metrics(
     extract::State(admin): extract::State<Admin>,
     headers: HeaderMap,
 ) -> Response {
-    reply(&admin.core, &headers)
+    let format = wanted_format(&headers);
+    ([(CONTENT_TYPE, format.content_type())], scrape(&admin.core, format)).into_response()
+}
+
+/// The metrics for everyone who asks. They are collected once a second at most, so that many or fast
+/// scrapers cost no more than one.
+#[derive(Clone)]
+pub(super) struct PublicMetrics {
+    core: Arc<Core>,
+    /// The last text of each format, and when it was made.
+    recent: Arc<Mutex<[Option<(Instant, Bytes)>; 2]>>,
+}
+
+impl PublicMetrics {
+    /// The metrics of a router.
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        Self { core, recent: Arc::default() }
+    }
+
+    async fn text(&self, format: TextFormat) -> Bytes {
+        const FRESH: Duration = Duration::from_secs(1);
+        let mut recent = self.recent.lock().await;
+        let kept = &mut recent[format as usize];
+        match kept {
+            Some((made, text)) if made.elapsed() < FRESH => text.clone(),
+            _ => {
+                let text = Bytes::from(scrape(&self.core, format));
+                *kept = Some((Instant::now(), text.clone()));
+                text
+            }
+        }
+    }
 }
 
 /// The reply of the listener for metrics.
 pub(super) async fn public(
-    extract::State(core): extract::State<Arc<Core>>,
+    extract::State(metrics): extract::State<PublicMetrics>,
     headers: HeaderMap,
 ) -> Response {
-    reply(&core, &headers)
-}
-
-/// The reply to a scrape with these headers.
-fn reply(core: &Core, headers: &HeaderMap) -> Response {
-    let format = wanted_format(headers);
-    ([(CONTENT_TYPE, format.content_type())], scrape(core, format)).into_response()
+    let format = wanted_format(&headers);
+    ([(CONTENT_TYPE, format.content_type())], metrics.text(format).await).into_response()
 }
 
 /// The format that the scraper prefers; Prometheus' own if the header `accept` names neither.
