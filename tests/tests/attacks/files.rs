@@ -190,11 +190,14 @@ fn shims_of_the_kubernetes_example_find_a_listener_that_takes_their_tokens() {
         let grace = workload.pointer("/spec/template/spec/terminationGracePeriodSeconds").unwrap();
         assert!(grace.as_u64().unwrap() > 120, "longer than the shim's drain.grace");
     }
-    // Only engines' pods reach the fleet listener, and everyone reaches the front door.
+    let metrics = container_port(deployment, "metrics");
+    assert_eq!(router["listen"]["metrics"], format!("0.0.0.0:{metrics}"));
+    // Only engines' pods reach the fleet listener, and everyone reaches the front door and metrics.
     let policy = of_kind(&documents, "NetworkPolicy", "splitrail");
     for rule in list(policy, "/spec/ingress") {
         let open = rule["from"].is_null();
-        assert!(list(rule, "/ports").iter().all(|port| (port["port"] == "http") == open), "{rule}");
+        let is_public = |port: &Value| port["port"] == "http" || port["port"] == "metrics";
+        assert!(list(rule, "/ports").into_iter().all(|port| is_public(port) == open), "{rule}");
     }
 }
 
