@@ -28,6 +28,7 @@ use splitrail_tests::proc::{memory, open_files};
 use splitrail_tests::stand::digest;
 use splitrail_tests::traffic::Traffic;
 use tempfile::TempDir;
+use tokio::time::timeout;
 
 /// Clients that ask one request after the other.
 const CLIENTS: usize = 16;
@@ -46,6 +47,10 @@ const SERIES_GROWTH_MAX: usize = 200;
 /// Of the requests that a fault hits before their answer begins, one in so many may fail: the
 /// others must be served by another worker.
 const RESCUED_BUT_ONE_IN: u64 = 5;
+/// How long an index may take to agree with its engine, while nothing else happens.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Lines of the router's log that a failure shows.
+const LOG_LINES: usize = 40;
 /// Further failures that a short run may have by chance: two faults on one request.
 const CHANCE: u64 = 4;
 
@@ -169,11 +174,31 @@ models:
                     == (0, 0, 0, 0)
             })
             .await;
-            eventually(&format!("{when}: the index agrees with {id}"), async || {
-                self.agrees(worker).await
-            })
-            .await;
+            let agrees = timeout(PATIENCE, async {
+                while !self.agrees(worker).await {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            });
+            if agrees.await.is_err() {
+                panic!(
+                    "{when}: the index does not agree with {id}: {}",
+                    self.differs(worker).await
+                );
+            }
         }
+    }
+
+    /// What could explain that the index does not agree with an engine.
+    async fn differs(&self, worker: &Worker) -> String {
+        let page = self.admin.get("/metrics").await.text();
+        let of_index =
+            |line: &&str| line.starts_with("splitrail_index_") && line.contains(worker.id);
+        let metrics: Vec<_> = page.lines().filter(of_index).collect();
+        let log = std::fs::read_to_string(&self.log).unwrap();
+        let log: Vec<_> = log.lines().filter(|line| line.contains(worker.id)).collect();
+        let last = log.len().saturating_sub(LOG_LINES);
+        let held = worker.engine.resident().len();
+        format!("it holds {held} blocks\n{}\n{}", metrics.join("\n"), log[last..].join("\n"))
     }
 
     async fn agrees(&self, worker: &Worker) -> bool {

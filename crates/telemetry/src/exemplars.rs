@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn each_bucket_keeps_its_latest_trace() {
         let exemplars = Exemplars::new(&[0.1, 1.0]);
-        let trace = |id| Some(TraceId(id)).unwrap();
+        let trace = TraceId;
         for (value, id) in [(0.1, 1), (0.05, 2), (0.5, 3), (7.0, 4)] {
             exemplars.note(value, trace(id));
         }
