@@ -4,6 +4,7 @@
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::tls::{TlsClient, fixture};
 use splitrail_tests::{Client, Cluster, Spec};
+use tokio::task::JoinSet;
 
 async fn listening(more: &str) -> (Cluster, Client) {
     let listen = format!(", metrics: {{ address: \"127.0.0.1:0\"{more} }}");
@@ -64,12 +65,13 @@ async fn the_format_is_the_one_that_the_scraper_prefers() {
 async fn it_serves_until_a_drain_has_ended() {
     let (cluster, metrics) = listening("").await;
     let Cluster { running, files: _files, engines: _engines, .. } = cluster;
-    let draining = tokio::spawn(running.drain());
+    let mut draining = JoinSet::new();
+    draining.spawn(running.drain());
     eventually("the drain is seen", async || {
         metrics.get("/metrics").await.text().contains("\nsplitrail_draining 1\n")
     })
     .await;
-    assert_eq!(draining.await.unwrap(), 0);
+    assert_eq!(draining.join_next().await.unwrap().unwrap(), 0);
     assert!(metrics.try_get("/health").await.is_err(), "it ends with the router");
 }
 

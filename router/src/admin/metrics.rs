@@ -33,13 +33,16 @@ pub(super) async fn metrics(
     ([(CONTENT_TYPE, format.content_type())], scrape(&admin.core, format)).into_response()
 }
 
+/// A text that was made, and when.
+type Recent = Option<(Instant, Bytes)>;
+
 /// The metrics for everyone who asks. They are collected once a second at most, so that many or fast
 /// scrapers cost no more than one.
 #[derive(Clone)]
 pub(super) struct PublicMetrics {
     core: Arc<Core>,
-    /// The last text of each format, and when it was made.
-    recent: Arc<Mutex<[Option<(Instant, Bytes)>; 2]>>,
+    /// The last text of each format.
+    recent: Arc<Mutex<[Recent; 2]>>,
 }
 
 impl PublicMetrics {
