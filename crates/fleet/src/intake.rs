@@ -17,6 +17,7 @@ use super::follow::supervise;
 use super::indexing::{Indexing, OVER_LIMIT};
 use super::pool::Pool;
 use super::ranks::rank_key;
+use super::resync::Wish;
 use super::worker::Worker;
 use crate::Cluster;
 use splitrail_engine_client::networks::literal;
@@ -141,6 +142,7 @@ async fn follow(
             connected: Some(connected.clone()),
             ..Subscription::new(events, replay)
         };
+        let replays = subscription.clone();
         let following = subscription.run(sink, CancellationToken::new());
         // Requests to resynchronise that were made earlier are fulfilled by starting here.
         let mut wishes = intake.part.worker.resync.wishes();
@@ -153,10 +155,16 @@ async fn follow(
                         Some(update) => intake.take(update),
                         None => std::future::pending().await,
                     },
-                    reason = wishes.next() => return reason,
+                    wish = wishes.next() => if intake.should_begin_anew(&replays, wish).await {
+                        return wish.reason;
+                    },
                 }
                 if intake.part.has_room_again(Instant::now()) {
-                    return OVER_LIMIT;
+                    let wish = Wish { reason: OVER_LIMIT, is_last_resort: false };
+                    if intake.should_begin_anew(&replays, wish).await {
+                        return OVER_LIMIT;
+                    }
+                    intake.part.wait_longer();
                 }
             }
         };
@@ -274,6 +282,26 @@ impl Intake {
             sum += index.apply(key, event);
         }
         sum
+    }
+
+    /// Whether all events are read again. An engine keeps a bounded number of batches (vLLM: 10,000 by
+    /// default). Of blocks that it has stored earlier only the index knows, which is therefore kept.
+    async fn should_begin_anew(&mut self, replays: &Subscription, wish: Wish) -> bool {
+        let Wish { reason, is_last_resort } = wish;
+        let oldest_batch = replays.oldest_batch().await;
+        if is_last_resort || oldest_batch == Some(0) {
+            return true;
+        }
+        if self.part.may_log("kept") {
+            tracing::warn!(
+                worker = self.part.worker.id(),
+                reason,
+                oldest_batch,
+                "the engine does not have all of its KV events any more: they are not read again, \
+                 and the index is kept"
+            );
+        }
+        false
     }
 
     /// Prepares to read all events again: blocks that the size limit left out may fit now, or a

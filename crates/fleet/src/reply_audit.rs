@@ -6,7 +6,8 @@ use std::time::Instant;
 use crate::Served;
 use crate::Worker;
 use crate::audit::Reporting;
-use crate::drift::{Measured, Step};
+use crate::drift::{Direction, Measured, Step};
+use crate::resync::Wish;
 use splitrail_ledger::leg::LegFacts;
 use splitrail_telemetry::Metrics;
 
@@ -87,9 +88,14 @@ fn act_on_drift(served: &Served, worker: &Worker) {
                 under_blocks,
                 overlap_discount = verdict.discount,
                 "the worker's cached_tokens are not what the index promises: its KV events are \
-                 read anew"
+                 read again"
             );
-            worker.resync.request(RESYNC_REASON);
+            let past = worker.drift.view();
+            // The next step would be to give the worker up. An index of the batches that the engine
+            // still has is better than that.
+            let is_last_resort =
+                direction == Direction::Over && past.over_resyncs >= config.resyncs_max;
+            worker.resync.request(Wish { reason: RESYNC_REASON, is_last_resort });
         }
         Step::GiveUp => tracing::error!(
             model,

@@ -7,12 +7,13 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub struct Resync(watch::Sender<Wish>);
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Wish {
-    /// The number of requests so far.
-    number: u64,
+/// A request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
     /// The reason, as in `splitrail_index_resyncs_total`.
-    reason: &'static str,
+    pub reason: &'static str,
+    /// Whether the events are read again even if the engine does not have all of them any more.
+    pub is_last_resort: bool,
 }
 
 /// Receives the requests that are made after its creation.
@@ -26,9 +27,9 @@ impl Default for Resync {
 }
 
 impl Resync {
-    /// Requests a resynchronisation. Requests that have not been received yet are merged.
-    pub fn request(&self, reason: &'static str) {
-        self.0.send_modify(|wish| *wish = Wish { number: wish.number + 1, reason });
+    /// Requests a resynchronisation. Of requests that have not been received yet, the last one counts.
+    pub fn request(&self, wish: Wish) {
+        self.0.send_replace(wish);
     }
 
     /// A receiver for requests from now on.
@@ -38,10 +39,10 @@ impl Resync {
 }
 
 impl ResyncWishes {
-    /// Waits for the next request and returns its reason. Never returns once the worker is gone.
-    pub async fn next(&mut self) -> &'static str {
+    /// Waits for the next request. Never returns once the worker is gone.
+    pub async fn next(&mut self) -> Wish {
         match self.0.changed().await {
-            Ok(()) => self.0.borrow_and_update().reason,
+            Ok(()) => *self.0.borrow_and_update(),
             Err(_) => std::future::pending().await,
         }
     }
@@ -53,12 +54,13 @@ mod tests {
 
     #[tokio::test]
     async fn only_wishes_that_come_later_are_heard() {
+        let wish = |reason| Wish { reason, is_last_resort: false };
         let resync = Resync::default();
-        resync.request("before");
+        resync.request(wish("before"));
         let mut wishes = resync.wishes();
-        resync.request("drift");
-        assert_eq!(wishes.next().await, "drift");
-        resync.request("again");
-        assert_eq!(wishes.next().await, "again");
+        resync.request(wish("drift"));
+        assert_eq!(wishes.next().await, wish("drift"));
+        resync.request(wish("drift"));
+        assert_eq!(wishes.next().await, wish("drift"));
     }
 }

@@ -133,6 +133,9 @@ pub struct SimConfig {
     pub kv_events_port: Option<u16>,
     /// Replay of KV events (ZMQ ROUTER); `None` offers none.
     pub kv_replay_port: Option<u16>,
+    /// Number of batches of KV events that can be replayed; older ones are dropped (vLLM's
+    /// `buffer_steps`).
+    pub replay_batches: usize,
     /// Name of the served model; influences the generated tokens.
     pub model: String,
     /// LoRA adapter names that requests may give as `model`.
@@ -216,6 +219,7 @@ impl Default for SimConfig {
             side_port: 0,
             kv_events_port: Some(0),
             kv_replay_port: Some(0),
+            replay_batches: 10_000,
             model: "sim".to_owned(),
             adapters: Vec::new(),
             role: Role::Both,

@@ -19,8 +19,6 @@ use crate::faults::FaultBoard;
 pub(crate) use encode::Encoder;
 pub(crate) use sockets::{Endpoints, EventSockets};
 
-/// Number of batches that can be replayed; older ones are dropped, as by the real engine.
-pub(crate) const REPLAY_BATCHES: usize = 10_000;
 /// Sequence number of the message that ends a replay.
 const END_OF_REPLAY: [u8; 8] = [0xff; 8];
 
@@ -31,20 +29,28 @@ pub(crate) const PUBLISH_QUEUE_BATCHES: usize = 1024;
 pub(crate) type Batch = (u64, Bytes);
 
 /// Published batches, for replay.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct History(Arc<Mutex<VecDeque<Batch>>>);
+#[derive(Debug, Clone)]
+pub(crate) struct History {
+    batches: Arc<Mutex<VecDeque<Batch>>>,
+    /// Number of batches that are kept.
+    capacity: usize,
+}
 
 impl History {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { batches: Arc::default(), capacity }
+    }
+
     fn push(&self, batch: Batch) {
-        let mut batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
         batches.push_back(batch);
-        if batches.len() > REPLAY_BATCHES {
+        if batches.len() > self.capacity {
             batches.pop_front();
         }
     }
 
     fn since(&self, start: u64) -> Vec<Batch> {
-        let batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
         batches.iter().filter(|(sequence, _)| *sequence >= start).cloned().collect()
     }
 }

@@ -254,7 +254,7 @@ async fn event_sources(State(app): Shared) -> Response {
             "publisher": "zmq",
             "endpoint": source.events,
             "replay_endpoint": source.replay,
-            "buffer_steps": crate::events::REPLAY_BATCHES,
+            "buffer_steps": app.engine.config.replay_batches,
             "topic": app.topic(),
         })
     };

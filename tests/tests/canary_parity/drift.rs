@@ -108,6 +108,47 @@ async fn a_worker_is_discounted_for_as_long_as_it_may_not_be_read_anew() {
 }
 
 #[tokio::test]
+async fn an_index_is_kept_while_its_engine_does_not_have_all_events_any_more() {
+    let spec = Spec {
+        engine: |_, config| config.replay_batches = 8,
+        ..drifting(", resync_interval_min: 0s, resyncs_max: 2")
+    };
+    let cluster = Cluster::start(spec).await;
+    let prompts = prompts(40);
+    for prompt in &prompts {
+        ask(&cluster, prompt).await;
+    }
+    cluster.settle().await;
+    let blocks =
+        async || cluster.metric("splitrail_index_blocks", &[("worker", "w0")]).await as usize;
+    let all_blocks = blocks().await;
+    assert_eq!(all_blocks, cluster.engine("w0").resident().len());
+    forget_in_silence(&cluster, true).await;
+    let resyncs = async || cluster.metric("splitrail_index_resyncs_total", &DRIFT).await;
+    let attempts = async || worker(&cluster, "w0").await["drift"]["over_resyncs"].as_u64().unwrap();
+    // The replay would show the last prompts only: the others' blocks stay, and count for less.
+    for prompt in &prompts {
+        if attempts().await == 1 {
+            break;
+        }
+        ask(&cluster, prompt).await;
+    }
+    assert_eq!(attempts().await, 1, "drift is seen");
+    assert!(worker(&cluster, "w0").await["overlap_discount"].as_f64().unwrap() > 0.5);
+    assert!(blocks().await >= all_blocks);
+    assert_eq!(resyncs().await, 0.0);
+    // Before the worker is given up, what the engine still has is better than a wrong index.
+    for prompt in prompts.iter().rev() {
+        if attempts().await == 2 {
+            break;
+        }
+        ask(&cluster, prompt).await;
+    }
+    eventually("its events are read again", async || resyncs().await == 1.0).await;
+    eventually("the index has the last prompts", async || blocks().await < all_blocks / 2).await;
+}
+
+#[tokio::test]
 async fn a_worker_that_reading_anew_does_not_help_takes_no_part_any_more() {
     let cluster = Cluster::start(drifting(", resync_interval_min: 0s, resyncs_max: 2")).await;
     let prompts = prompts(40);

@@ -102,6 +102,21 @@ impl Subscription {
         }
     }
 
+    /// The number of the oldest batch that the engine keeps for replays; `None` if there is none, or
+    /// if the replay service does not answer in time. If it is not 0, a replay does not show
+    /// everything that the engine holds.
+    pub async fn oldest_batch(&self) -> Option<u64> {
+        let endpoint = self.replay_endpoint.as_ref()?;
+        let max_bytes = session::message_max_bytes(&self.limits);
+        let timeout = self.timing.replay_timeout;
+        let mut client = replay::ReplayClient::new(timeout, max_bytes, self.admits.clone());
+        client.start(endpoint, 0);
+        match client.next().await {
+            Ok(message::Replayed::Batch(batch)) => Some(batch.sequence),
+            Ok(message::Replayed::End) | Err(replay::ReplayFailed) => None,
+        }
+    }
+
     /// Follows the engine until `cancel` fires or the receiver of `sink` is dropped. A full sink
     /// delays the stream, and finally makes the engine drop batches, which are then replayed.
     pub async fn run(self, sink: mpsc::Sender<Update>, cancel: CancellationToken) {

@@ -195,7 +195,7 @@ impl Session {
         };
         let resync_requested = async {
             match &mut self.attached {
-                Some(attached) => attached.resync_requests.next().await,
+                Some(attached) => attached.resync_requests.next().await.reason,
                 None => std::future::pending().await,
             }
         };

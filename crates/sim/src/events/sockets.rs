@@ -89,7 +89,7 @@ impl EventSockets {
         faults: &Arc<FaultBoard>,
         tasks: &mut JoinSet<()>,
     ) -> EventSink {
-        let history = History::default();
+        let history = History::new(config.replay_batches);
         if let Some((socket, _)) = self.replay {
             tasks.spawn(replay(socket, topic.to_owned(), history.clone()));
         }

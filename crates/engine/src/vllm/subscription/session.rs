@@ -3,7 +3,7 @@
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::super::events::Decoder;
+use super::super::events::{DecodeLimits, Decoder};
 use super::super::sequence::{Action, Numbered, ReplayEnd, Sequencer};
 use super::message::{self, Replayed};
 use super::replay::{ReplayClient, ReplayFailed};
@@ -12,6 +12,11 @@ use crate::zmtp::{Connection, Role, WireError};
 
 /// Maximum number of bytes of a message besides its payload: a topic and a number.
 const ENVELOPE_BYTES: usize = 4 << 10;
+
+/// Maximum size in bytes of a message with a payload within these limits.
+pub(super) fn message_max_bytes(limits: &DecodeLimits) -> usize {
+    limits.max_payload_bytes.saturating_add(ENVELOPE_BYTES)
+}
 
 /// The receiver of updates was dropped.
 #[derive(Debug)]
@@ -44,8 +49,7 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn new(subscription: Subscription, sink: mpsc::Sender<Update>) -> Self {
-        let max_message_bytes =
-            subscription.limits.max_payload_bytes.saturating_add(ENVELOPE_BYTES);
+        let max_message_bytes = message_max_bytes(&subscription.limits);
         let has_replay = subscription.replay_endpoint.is_some();
         Self {
             sequencer: Sequencer::new(has_replay, subscription.buffer.clone()),
