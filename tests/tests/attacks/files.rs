@@ -84,15 +84,19 @@ async fn a_full_disk_and_folders_in_the_way_do_not_end_service() {
     blocked.prompts(20).await;
 }
 
-/// All documents of the files of a folder of the repository, with those of its subfolders.
+/// All documents of the example for Kubernetes, which the chart makes.
 fn manifests() -> Vec<Value> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes");
-    let mut documents = Vec::new();
-    for name in ["namespace.yaml", "router.yaml", "workers.yaml"] {
-        let text = std::fs::read_to_string(folder.join(name)).unwrap();
-        documents.extend(text.split("\n---\n").map(|text| parsed(name, text)));
-    }
-    documents
+    let text = std::fs::read_to_string(folder.join("splitrail.yaml")).unwrap();
+    let documents =
+        text.split("---\n").filter(|text| text.lines().any(|line| !line.starts_with('#')));
+    documents.map(|text| parsed("splitrail.yaml", text)).collect()
+}
+
+/// The configuration of the routers in these documents.
+fn router_config(documents: &[Value]) -> &str {
+    let config = of_kind(documents, "ConfigMap", "splitrail");
+    config["data"]["splitrail.yaml"].as_str().unwrap()
 }
 
 fn parsed(name: &str, text: &str) -> Value {
@@ -138,9 +142,7 @@ fn flag<'v>(container: &'v Value, name: &str) -> &'v str {
 #[test]
 fn shims_of_the_kubernetes_example_find_a_listener_that_takes_their_tokens() {
     let documents = manifests();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes");
-    let router = std::fs::read_to_string(folder.join("router/splitrail.yaml")).unwrap();
-    let router = parsed("splitrail.yaml", &router);
+    let router = parsed("splitrail.yaml", router_config(&documents));
     let deployment = of_kind(&documents, "Deployment", "splitrail");
     let fleet = of_kind(&documents, "Service", "splitrail-fleet");
     // The router listens where the Service sends to, beyond loopback.
@@ -152,7 +154,6 @@ fn shims_of_the_kubernetes_example_find_a_listener_that_takes_their_tokens() {
     let address = format!("splitrail-fleet:{}", served[0]["port"]);
     let sources = list(&router, "/models/0/discovery");
     assert!(sources.iter().any(|source| source["kind"] == "shim"), "{sources:?}");
-    let pods = sources.iter().find(|source| source["kind"] == "kubernetes").unwrap();
     // The Secret is mounted where the file reads tokens from.
     let volumes = list(deployment, "/spec/template/spec/volumes");
     let secret = volumes.iter().find(|volume| volume["secret"].is_object()).unwrap();
@@ -160,20 +161,17 @@ fn shims_of_the_kubernetes_example_find_a_listener_that_takes_their_tokens() {
     let mounted = mounts.iter().find(|mount| mount["name"] == secret["name"]).unwrap();
     let tokens = list(&router, "/fleet/tokens");
     for role in ["prefill", "decode"] {
-        let workload = of_kind(&documents, "StatefulSet", role);
+        let workload = of_kind(&documents, "StatefulSet", &format!("splitrail-{role}"));
         let containers = list(workload, "/spec/template/spec/containers");
         let named = |name: &str| *containers.iter().find(|one| one["name"] == name).unwrap();
         let (shim, engine) = (named("shim"), named("engine"));
         assert_eq!(flag(shim, "--router"), address);
         assert_eq!(flag(shim, "--role"), role);
         // Requests go to the port on which the shim listens and which it advertises.
-        let at = container_port(workload, pods["port"].as_str().unwrap());
+        let at = container_port(workload, "shim");
         assert!(flag(shim, "--listen").ends_with(&format!(":{at}")));
         assert!(flag(shim, "--advertise").ends_with(&format!(":{at}")));
         assert!(flag(shim, "--engine").ends_with(&container_port(workload, "engine").to_string()));
-        for port in ["kv_events_port", "kv_replay_port"] {
-            container_port(workload, pods[port].as_str().unwrap());
-        }
         // Its token is the one that the router takes for workers of its names.
         let env = list(shim, "/env");
         let token = env.iter().find(|one| one["name"] == "SPLITRAIL_FLEET_TOKEN").unwrap();
@@ -182,7 +180,7 @@ fn shims_of_the_kubernetes_example_find_a_listener_that_takes_their_tokens() {
         let path: PathBuf = mounted["mountPath"].as_str().unwrap().into();
         let path = path.join(reference["key"].as_str().unwrap()).display().to_string();
         let bound = tokens.iter().find(|one| one["token"]["path"] == *path).unwrap();
-        assert_eq!(bound["workers"], serde_json::json!([format!("{role}-*")]));
+        assert_eq!(bound["workers"], serde_json::json!([format!("splitrail-{role}-*")]));
         // The engine outlives the shim: it waits before it stops, and within the grace period.
         let stop = &engine["lifecycle"]["preStop"]["exec"]["command"][2];
         assert!(stop.as_str().unwrap().contains(&format!("127.0.0.1:{at}/splitrail/health")));
@@ -203,8 +201,8 @@ fn shims_of_the_kubernetes_example_find_a_listener_that_takes_their_tokens() {
 
 #[test]
 fn the_router_of_the_kubernetes_example_is_warned_of_open_doors_and_clear_text() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/router");
-    let text = std::fs::read_to_string(folder.join("splitrail.yaml")).unwrap();
+    let documents = manifests();
+    let text = router_config(&documents);
     let files = tempfile::tempdir().unwrap();
     splitrail_sim::write_tokenizer(files.path()).unwrap();
     for name in ["prefill", "decode"] {
