@@ -214,7 +214,7 @@ fn the_router_of_the_kubernetes_example_is_warned_of_open_doors_and_clear_text()
     let loaded = splitrail_config::parse("splitrail.yaml", &text, files.path());
     let warnings = loaded.unwrap_or_else(|problems| panic!("{problems}")).warnings;
     let told: Vec<&str> = warnings.iter().map(|warning| warning.message.as_str()).collect();
-    let [open, clear] = told[..] else { panic!("{told:?}") };
+    let [clear, open] = told[..] else { panic!("{told:?}") };
     assert!(open.starts_with("anyone who reaches 0.0.0.0:8000"), "{told:?}");
     assert!(clear.contains("travels in clear text"), "{told:?}");
 }

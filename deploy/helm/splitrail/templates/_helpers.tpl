@@ -54,6 +54,11 @@ capabilities: { drop: [ALL] }
 {{- end -}}
 {{- end -}}
 
+{{/* Not empty if shims attach: those of the pools, or others that the configuration lets in. */}}
+{{- define "splitrail.hasFleet" -}}
+{{- if or .Values.engines.pools (hasKey .Values.router.config "fleet") -}}yes{{- end -}}
+{{- end -}}
+
 {{/* The scheme of the listener of clients, for probes. */}}
 {{- define "splitrail.scheme" -}}
 {{- $http := dig "listen" "http" "" .Values.router.config -}}
@@ -64,7 +69,7 @@ capabilities: { drop: [ALL] }
 {{- define "splitrail.config" -}}
 {{- $config := deepCopy .Values.router.config -}}
 {{- $listen := dict "http" "0.0.0.0:8000" "admin" "127.0.0.1:9090" "metrics" "0.0.0.0:9091" -}}
-{{- if .Values.fleet.enabled -}}
+{{- if include "splitrail.hasFleet" . -}}
 {{- $_ := set $listen "fleet" "0.0.0.0:8002" -}}
 {{- $tokens := list -}}
 {{- range $pool, $_ := .Values.engines.pools -}}
