@@ -133,7 +133,7 @@ async fn follow(
     admits: Option<Admits>,
     connected: watch::Sender<bool>,
 ) {
-    let mut intake = Intake { part, source, speaks: None };
+    let mut intake = Intake { part, source, speaks: None, oldest_batch: None };
     loop {
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
         let EventSource { events, replay, .. } = intake.source.clone();
@@ -148,6 +148,7 @@ async fn follow(
         let mut wishes = intake.part.worker.resync.wishes();
         // What the index held before may be outdated.
         intake.part.forget();
+        intake.oldest_batch = None;
         let applying = async {
             loop {
                 tokio::select! {
@@ -187,12 +188,17 @@ struct Intake {
     /// The rank that the stream's batches name, if any. A stream belongs to one rank, but an engine
     /// that is one of many ranks with addresses of their own may use any number.
     speaks: Option<u16>,
+    /// The number of the first batch that the index was built from.
+    oldest_batch: Option<u64>,
 }
 
 impl Intake {
     fn take(&mut self, update: Update) {
         match update {
-            Update::Batch { batch, .. } => self.apply(&batch),
+            Update::Batch { sequence, batch } => {
+                self.oldest_batch.get_or_insert(sequence);
+                self.apply(&batch);
+            }
             Update::Reset { reason } => self.reset(reason),
             Update::Synced { outcome } => self.synced(outcome),
             Update::Gap { expected, sequence } => self.part.gap(sequence - expected),
@@ -226,7 +232,16 @@ impl Intake {
         let blocks = self.part.blocks();
         let worker = self.part.worker.id();
         match outcome {
-            SyncOutcome::Replayed => tracing::info!(worker, blocks, "the index is synchronised"),
+            SyncOutcome::Replayed => match self.oldest_batch {
+                Some(oldest_batch) if oldest_batch > 0 => tracing::info!(
+                    worker,
+                    blocks,
+                    oldest_batch,
+                    "the index is synchronised, but for blocks that were stored before the oldest \
+                     batch of the engine's replay"
+                ),
+                _ => tracing::info!(worker, blocks, "the index is synchronised"),
+            },
             SyncOutcome::ReplayFailed => tracing::warn!(
                 worker,
                 blocks,
@@ -322,6 +337,7 @@ impl Intake {
             self.part.worker.becomes_another();
         }
         self.speaks = None;
+        self.oldest_batch = None;
         self.part.forget();
         self.part.count_resync(reason.name());
         if self.part.may_log("reset") {

@@ -54,7 +54,7 @@ fn part(cluster: &Arc<Cluster>, served: &Served, worker: &Arc<Worker>) -> Indexi
 fn intake() -> Intake {
     let (cluster, served, worker) = cluster("tcp://127.0.0.1:1", "tcp://127.0.0.1:2");
     let source = first_source(&worker).unwrap();
-    Intake { part: part(&cluster, &served, &worker), source, speaks: None }
+    Intake { part: part(&cluster, &served, &worker), source, speaks: None, oldest_batch: None }
 }
 
 fn batch(event: KvEvent) -> Update {
