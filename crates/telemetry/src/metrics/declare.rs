@@ -27,13 +27,6 @@ pub enum Scope<'a> {
     Tenant(&'a str),
     /// A listener.
     Listener(&'a str),
-    /// A source of discovery.
-    Source {
-        /// The model of the source.
-        model: &'a str,
-        /// The name of the source.
-        source: &'a str,
-    },
 }
 
 impl<'a> Scope<'a> {
@@ -47,7 +40,6 @@ impl<'a> Scope<'a> {
             }
             Self::Tenant(tenant) => vec![("tenant", tenant)],
             Self::Listener(listener) => vec![("listener", listener)],
-            Self::Source { model, source } => vec![("model", model), ("source", source)],
         }
     }
 
