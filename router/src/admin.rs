@@ -20,6 +20,7 @@ mod context;
 mod explain;
 mod guard;
 mod index;
+mod live;
 mod lookup;
 mod metrics;
 mod refusal;
@@ -59,6 +60,8 @@ pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
         .route("/admin/config", get(show::config))
         .route("/admin/decisions", get(show::decisions))
         .route("/admin/explain", post(explain::show).layer(requests))
+        .route("/admin/live", get(live::stream))
+        .route("/admin/live/history", get(live::history))
         .route("/admin/models", get(show::models))
         .route("/admin/requests", get(show::requests))
         .route("/admin/workers", get(workers::list).post(change::add))

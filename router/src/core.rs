@@ -167,6 +167,11 @@ impl Core {
         memory_budget::shed(&self.metrics.shed)
     }
 
+    /// The time since the core was made.
+    pub fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+
     /// Starts to drain; from now on the router is not ready.
     pub fn drain(&self) {
         self.draining.store(true, Relaxed);

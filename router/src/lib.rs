@@ -16,5 +16,6 @@ pub mod admin;
 pub mod assemble;
 pub mod audit;
 pub mod core;
+pub mod live;
 pub mod run;
 mod runtime_lag;

@@ -20,6 +20,7 @@ use crate::core::Core;
 use crate::ingress::connection_service::Routes;
 use crate::ingress::tls_listener::TlsListener;
 use crate::ingress::{grpc, http, listener};
+use crate::live::Live;
 use crate::reload::Reload;
 use crate::runtime_lag;
 use splitrail_config::tls::Protocols;
@@ -41,6 +42,9 @@ pub struct Running {
     _operator_listeners: JoinSet<io::Result<()>>,
     reload: Reload,
     _reloading: JoinSet<()>,
+    /// What operators watch.
+    live: Arc<Live>,
+    _sampling: JoinSet<()>,
     /// The fleet, whose tasks end with the router.
     fleet: Arc<Fleet>,
     /// Accepts shims; ends after the client listeners.
@@ -106,8 +110,13 @@ impl Running {
         listeners.spawn(listener::serve(sockets.http, client_listener("http", routes, tls.http)));
         let mut operator_listeners = JoinSet::new();
         let (reload, reloading) = Reload::start(Arc::clone(&core), Arc::clone(&fleet), file);
-        let admin =
-            Admin { core: Arc::clone(&core), fleet: Arc::clone(&fleet), reload: reload.clone() };
+        let (live, sampling) = Live::start(Arc::clone(&core));
+        let admin = Admin {
+            core: Arc::clone(&core),
+            fleet: Arc::clone(&fleet),
+            reload: reload.clone(),
+            live: Arc::clone(&live),
+        };
         let routes = admin::routes(admin, addresses.admin).into();
         // They serve to the end of a drain, and end with the router.
         let operator_listener = |name, routes: Routes, tls| listener::ClientListener {
@@ -138,6 +147,8 @@ impl Running {
             _operator_listeners: operator_listeners,
             reload,
             _reloading: reloading,
+            live,
+            _sampling: sampling,
             fleet,
             fleet_listener,
             _background: background,
@@ -204,6 +215,7 @@ impl Running {
         if tokio::time::timeout(LEDGER_TIMEOUT, written).await.is_err() {
             tracing::error!("the ledger file takes too long: its last lines are lost");
         }
+        self.live.end(CLOSE_TIMEOUT).await;
         cut
     }
 

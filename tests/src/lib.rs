@@ -14,6 +14,7 @@ pub mod front;
 pub mod grpc;
 pub mod json_reader;
 pub mod leaks;
+pub mod live;
 pub mod post;
 pub mod proc;
 pub mod process;

@@ -31,6 +31,19 @@ pub struct Audit {
     found: Drift,
     over: Drift,
     under: Drift,
+    /// Prompt tokens of legs that computed their prompt and reported cached tokens.
+    prompt_tokens: AtomicU64,
+    /// The part of these tokens that the engine had cached.
+    hit_tokens: AtomicU64,
+}
+
+/// Prompt tokens of a worker since the router knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HitTotals {
+    /// Prompt tokens of legs that computed their prompt and reported cached tokens.
+    pub prompt_tokens: u64,
+    /// The part of these tokens that the engine had cached.
+    pub hit_tokens: u64,
 }
 
 /// How many replies could have contained a figure, and how many did.
@@ -135,6 +148,18 @@ impl Audit {
         self.over.add(in_blocks(promised_tokens.saturating_sub(found_tokens)));
         self.under.add(in_blocks(found_tokens.saturating_sub(promised_tokens)));
         true
+    }
+
+    /// Counts the prompt of a leg, of which the engine had a part cached.
+    pub(super) fn count_hits(&self, prompt_tokens: u32, hit_tokens: u32) {
+        self.prompt_tokens.fetch_add(prompt_tokens.into(), Relaxed);
+        self.hit_tokens.fetch_add(hit_tokens.into(), Relaxed);
+    }
+
+    /// What the engine had cached so far.
+    pub fn hit_totals(&self) -> HitTotals {
+        let hit_tokens = self.hit_tokens.load(Relaxed);
+        HitTotals { prompt_tokens: self.prompt_tokens.load(Relaxed), hit_tokens }
     }
 
     /// The measurements of the current epoch.

@@ -37,6 +37,7 @@ pub fn audit_reply(
     }
     count(metrics, &audit.cached_tokens, [model, id, "cached_tokens"], leg.cached_tokens.is_some());
     let Some((engine, prompt_tokens)) = leg.cached_tokens.zip(leg.prompt_tokens) else { return };
+    audit.count_hits(prompt_tokens, engine);
     let expected = &leg.expected;
     if !expected.comparable || expected.block_size == 0 {
         return;

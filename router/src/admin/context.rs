@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::FromRef;
 
 use crate::core::Core;
+use crate::live::Live;
 use crate::reload::Reload;
 use splitrail_fleet::Fleet;
 
@@ -17,6 +18,8 @@ pub struct Admin {
     pub fleet: Arc<Fleet>,
     /// Reloads the configuration file.
     pub reload: Reload,
+    /// The snapshots that operators watch.
+    pub live: Arc<Live>,
 }
 
 impl FromRef<Admin> for Arc<Core> {

@@ -14,7 +14,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::header::{HOST, HeaderName, ORIGIN};
 use http::uri::Authority;
-use http::{Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 
 use super::refusal::Refusal;
 use crate::audit::Change;
@@ -79,6 +79,9 @@ pub(super) async fn guard(
     response
 }
 
+/// The path of the live stream.
+const LIVE: &str = "/admin/live";
+
 /// Maximum number of characters of a request id in the audit file.
 const REQUEST_ID_MAX: usize = 128;
 
@@ -112,6 +115,14 @@ fn check_role<B>(
     }
 }
 
+/// Whether the sender of a request that is still being answered may read now: its credential may
+/// have expired or been revoked since.
+pub(super) fn may_still_read(core: &Core, headers: &HeaderMap) -> bool {
+    let operator = core.access.load().operator(headers, SystemTime::now());
+    let access = core.serving().config.listen.admin_access;
+    operator.is_ok_and(|operator| operator.is_some() || access == AdminAccess::Open)
+}
+
 fn check<B>(
     bound: IpAddr,
     peer: IpAddr,
@@ -123,8 +134,15 @@ fn check<B>(
         return Err("the admin listener is on loopback: call it by `127.0.0.1`, `[::1]` or \
                     `localhost`");
     }
+    let site = request.headers().get(SEC_FETCH_SITE);
     if matches!(*request.method(), Method::GET | Method::HEAD) {
-        return Ok(());
+        // A page of another site cannot read the stream, but could take the places of those who
+        // watch.
+        let is_of_this_site = site.is_none_or(|site| site == "same-origin" || site == "none");
+        return match is_of_this_site || request.uri().path() != LIVE {
+            true => Ok(()),
+            false => Err("other web pages may not watch this router"),
+        };
     }
     if role.is_none() && !peer.to_canonical().is_loopback() {
         return Err(
@@ -132,7 +150,6 @@ fn check<B>(
                     the role `admin`",
         );
     }
-    let site = request.headers().get(SEC_FETCH_SITE);
     if request.headers().contains_key(ORIGIN) || site.is_some_and(|site| site != "none") {
         return Err("changes are not accepted from web pages");
     }
@@ -172,6 +189,7 @@ mod tests {
             (Roles, None, Method::GET, "/metrics", 401),
             (Roles, None, Method::POST, "/admin/explain", 401),
             (Roles, None, Method::GET, "/health", 200),
+            (Roles, None, Method::GET, "/admin/live", 401),
             (Roles, None, Method::POST, "/admin/reload", 401),
             (Roles, Some(Role::Read), Method::GET, "/metrics", 200),
             (Roles, Some(Role::Read), Method::POST, "/admin/explain", 200),
@@ -234,5 +252,16 @@ mod tests {
         assert!(!change("127.0.0.1", &[("sec-fetch-site", "cross-site")]));
         assert!(!admitted("::", "10.0.0.1", Method::DELETE, &[]));
         assert!(admitted("::", "10.0.0.1", Method::GET, &[("origin", "http://a.example")]));
+    }
+
+    #[test]
+    fn pages_of_other_sites_cannot_take_a_place_at_the_stream() {
+        let watched = |site: &'static str| {
+            let request = http::Request::builder().uri(LIVE).header(SEC_FETCH_SITE, site);
+            let ip = "127.0.0.1".parse().unwrap();
+            check(ip, ip, None, &request.body(()).unwrap()).is_ok()
+        };
+        assert!(watched("same-origin") && watched("none"));
+        assert!(!watched("cross-site") && !watched("same-site"));
     }
 }

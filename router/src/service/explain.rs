@@ -67,10 +67,7 @@ fn choices(decision: &Decision) -> Vec<Value> {
     let chosen = decision.candidates().iter().filter(|candidate| candidate.chosen);
     chosen
         .map(|chosen| {
-            let others = decision.candidates().iter().filter(|other| {
-                other.leg == chosen.leg && !other.chosen && (other.up || !chosen.up)
-            });
-            let next = others.min_by(|a, b| a.cost.total_cmp(&b.cost));
+            let next = decision.runner_up(chosen);
             json!({
                 "leg": chosen.leg,
                 "chosen": chosen.worker,

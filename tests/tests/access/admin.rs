@@ -4,6 +4,7 @@ use serde_json::Value;
 use splitrail_config::keys::Role;
 use splitrail_tests::client::Reply;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::live::LiveStream;
 use splitrail_tests::{Client, Spec};
 
 use super::support::{Keys, bearer, complete, start};
@@ -70,4 +71,28 @@ async fn with_roles_even_reading_needs_a_credential() {
         assert_eq!(cluster.admin.get(path).await.status, 200, "{path}");
     }
     assert_eq!(get(&cluster.admin, "/metrics", &read).await.status, 200);
+}
+
+#[tokio::test]
+async fn the_live_stream_needs_a_key_and_ends_when_the_key_is_revoked() {
+    let mut keys = Keys::new();
+    let (read, tenant) = (keys.role(Role::Read), keys.tenant("acme"));
+    let spec = Spec { admin_access: ", admin_access: roles", ..Spec::aggregated(1) };
+    let cluster = start(&keys, "tenants: [ { name: acme } ]", spec).await;
+    for path in ["/admin/live", "/admin/live/history"] {
+        assert_eq!(cluster.admin.get(path).await.status, 401, "{path}");
+        assert_eq!(get(&cluster.admin, path, &tenant).await.status, 403, "{path}");
+    }
+    let mut live = LiveStream::open(&cluster.admin, &[("authorization", &bearer(&read))]).await;
+    let snapshot = live.snapshot().await;
+    assert!(!snapshot.to_string().contains(&read[3..20]), "a key in {snapshot}");
+    keys.revoke(0);
+    let last = loop {
+        let event = live.next().await.unwrap();
+        if event.name == "end" {
+            break event.data;
+        }
+    };
+    assert_eq!(last["reason"], "credential");
+    assert!(live.next().await.is_none());
 }

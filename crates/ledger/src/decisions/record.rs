@@ -156,6 +156,26 @@ impl From<DecisionStart> for Decision {
 
 /// What other crates read of a record. The comments of the fields say more.
 impl Decision {
+    /// The request's id, as the client sees it.
+    pub fn request_id(&self) -> &str {
+        &self.request_id
+    }
+
+    /// When the first decision was made, in milliseconds since 1970.
+    pub fn decided_unix_ms(&self) -> u64 {
+        self.decided_unix_ms
+    }
+
+    /// How the prompt ended; `None` while it runs.
+    pub fn outcome(&self) -> Option<&'static str> {
+        self.outcome
+    }
+
+    /// The number of full blocks of the prompt.
+    pub fn prompt_blocks(&self) -> u32 {
+        self.prompt_blocks
+    }
+
     /// The place of the prompt in its batch.
     pub fn prompt_index(&self) -> usize {
         self.prompt_index
@@ -239,6 +259,15 @@ impl Decision {
     /// The candidates of all legs: the chosen ones, and the cheapest others.
     pub fn candidates(&self) -> &[CandidateRecord] {
         &self.candidates
+    }
+
+    /// The candidate that would have been chosen in the place of `chosen` for the same leg.
+    pub fn runner_up(&self, chosen: &CandidateRecord) -> Option<&CandidateRecord> {
+        let others = self
+            .candidates
+            .iter()
+            .filter(|other| other.leg == chosen.leg && !other.chosen && (other.up || !chosen.up));
+        others.min_by(|a, b| a.cost.total_cmp(&b.cost))
     }
 
     /// Cached tokens of the prompt, as far as they are known.

@@ -47,6 +47,17 @@ impl Ring {
         kept.sort_unstable_by_key(|(number, _)| Reverse(*number));
         kept.into_iter().map(|(_, handle)| handle).collect()
     }
+
+    /// At most `limit` records, the newest first, without a look at the others.
+    fn recent(&self, limit: usize) -> impl Iterator<Item = DecisionHandle> {
+        let next = self.next.load(Relaxed);
+        let numbers = (0..next).rev().take(limit.min(self.places.len()));
+        numbers.filter_map(|number| {
+            let place = &self.places[(number % self.places.len() as u64) as usize];
+            // The place may not be filled yet, or may be taken by a newer record already.
+            lock(place).clone().filter(|(kept, _)| *kept == number).map(|(_, handle)| handle)
+        })
+    }
 }
 
 fn lock(place: &Mutex<Option<Kept>>) -> MutexGuard<'_, Option<Kept>> {
@@ -86,6 +97,11 @@ impl Decisions {
         let found = self.ring.load().newest().into_iter().filter(wanted).take(limit);
         found.map(|handle| handle.with(Decision::clone)).collect()
     }
+
+    /// Reads at most `limit` records where they are, the newest first.
+    pub fn read_recent(&self, limit: usize, mut read: impl FnMut(&Decision)) {
+        self.ring.load().recent(limit).for_each(|handle| handle.with(&mut read));
+    }
 }
 
 #[cfg(test)]
@@ -104,6 +120,20 @@ mod tests {
         assert_eq!(ids, ["c", "b"]);
         assert!(decisions.newest(Some("a"), 9).is_empty());
         assert_eq!(decisions.newest(Some("b"), 9).len(), 1);
+    }
+
+    #[test]
+    fn the_recent_records_are_read_newest_first() {
+        let decisions = Decisions::new(3);
+        let ids = |limit| {
+            let mut ids = Vec::new();
+            decisions.read_recent(limit, |decision| ids.push(decision.request_id().to_owned()));
+            ids
+        };
+        assert!(ids(9).is_empty());
+        ["a", "b", "c", "d"].into_iter().for_each(|id| start(&decisions, id));
+        assert_eq!(ids(9), ["d", "c", "b"]);
+        assert_eq!(ids(2), ["d", "c"]);
     }
 
     #[test]

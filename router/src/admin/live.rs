@@ -1,0 +1,86 @@
+//! The stream of snapshots for those who watch the router, as server-sent events.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+
+use super::context::Admin;
+use super::guard::may_still_read;
+use super::refusal::{Refusal, Result};
+use crate::core::Core;
+use crate::ingress::reply::{json_reply, reply_error};
+use crate::live::{NotSubscribed, Subscriber};
+use splitrail_api::error::{Error, Kind};
+
+/// The last event of a stream whose router has drained.
+const DRAINED: Bytes = Bytes::from_static(b"event: end\ndata: {\"reason\":\"drained\"}\n\n");
+
+/// The last event of a stream whose credential is not valid any more.
+const REVOKED: Bytes = Bytes::from_static(b"event: end\ndata: {\"reason\":\"credential\"}\n\n");
+
+/// Snapshots of the cluster, until the router has drained.
+pub(super) async fn stream(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+    match admin.live.subscribe() {
+        Ok(subscriber) => {
+            let body = Body::from_stream(events(admin.core, headers, subscriber));
+            let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
+            (headers, body).into_response()
+        }
+        Err(why @ (NotSubscribed::Full | NotSubscribed::Ended)) => {
+            reply_error(Error::new(Kind::Overloaded, why.to_string()))
+        }
+    }
+}
+
+/// The events for one subscriber.
+fn events(
+    core: Arc<Core>,
+    headers: HeaderMap,
+    subscriber: Subscriber,
+) -> impl Stream<Item = std::result::Result<Bytes, Infallible>> {
+    let watcher = Arc::new((core, headers));
+    stream::unfold((subscriber, false), move |(mut subscriber, is_over)| {
+        let watcher = Arc::clone(&watcher);
+        async move {
+            // The place is kept until the last event has been taken, too.
+            if is_over {
+                return None;
+            }
+            let (event, is_last) = match subscriber.next().await {
+                Some(snapshot) if may_still_read(&watcher.0, &watcher.1) => (snapshot, false),
+                Some(_) => (REVOKED, true),
+                None => (DRAINED, true),
+            };
+            Some((Ok(event), (subscriber, is_last)))
+        }
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HistoryQuery {
+    /// The model; required if there are several.
+    model: Option<String>,
+}
+
+/// The last minutes of one model.
+pub(super) async fn history(
+    State(admin): State<Admin>,
+    query: Query<HistoryQuery>,
+) -> Result<Response> {
+    let serving = admin.core.serving();
+    let served = super::lookup::the_model(&serving, query.model.as_deref())?;
+    let history = admin.live.history(served.name()).ok_or_else(|| {
+        let message = "nothing has been read of this model yet; retry in a few seconds";
+        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+    })?;
+    Ok(json_reply(history))
+}

@@ -1,0 +1,251 @@
+//! What operators watch while the router runs: a snapshot of the cluster about once a second.
+//!
+//! One task samples for all subscribers, who share the bytes of the latest snapshot. A subscriber
+//! that reads slowly misses snapshots; none are kept for it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::core::Core;
+
+mod buckets;
+mod decisions;
+mod history;
+mod model;
+mod readings;
+mod round;
+mod sampler;
+mod snapshot;
+mod worker;
+
+use sampler::Sampler;
+
+/// Maximum number of subscribers.
+pub const SUBSCRIBERS_MAX: usize = 64;
+
+/// Maximum rate at which one subscriber is sent snapshots, in bytes per second, on average from one
+/// snapshot to the next.
+pub const BYTES_PER_S: u64 = 10_000;
+
+/// Time between two snapshots that are small enough for it.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time between two readings of the metrics, from which rates and percentiles are computed. They
+/// are made without subscribers too, so that the first one sees the last minutes.
+const READING_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The time that so many bytes take at [`BYTES_PER_S`].
+fn send_time(bytes: usize) -> Duration {
+    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    Duration::from_millis(bytes.saturating_mul(1000).div_ceil(BYTES_PER_S))
+}
+
+/// The latest snapshot, and who may subscribe to it.
+pub struct Live {
+    /// The latest snapshot as a server-sent event; empty while there are no subscribers.
+    latest: watch::Sender<Bytes>,
+    places: Arc<Semaphore>,
+    /// Notified when a subscriber finds no snapshot.
+    wanted: Notify,
+    /// Cancelled at the end of a drain.
+    ended: CancellationToken,
+    /// The last minutes of each model.
+    history: Mutex<history::History>,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Self {
+            latest: watch::Sender::new(Bytes::new()),
+            places: Arc::new(Semaphore::new(SUBSCRIBERS_MAX)),
+            wanted: Notify::new(),
+            ended: CancellationToken::new(),
+            history: Mutex::default(),
+        }
+    }
+}
+
+/// Why nobody can subscribe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotSubscribed {
+    /// There are [`SUBSCRIBERS_MAX`] subscribers.
+    #[error("{SUBSCRIBERS_MAX} subscribers watch this router already; close one of them")]
+    Full,
+    /// The router has drained.
+    #[error("the router has drained")]
+    Ended,
+}
+
+impl Live {
+    /// Starts the task that samples; dropping the set ends it.
+    pub fn start(core: Arc<Core>) -> (Arc<Self>, JoinSet<()>) {
+        let live = Arc::new(Self::default());
+        let mut task = JoinSet::new();
+        task.spawn(sample(Arc::clone(&live), core));
+        (live, task)
+    }
+
+    /// Subscribes to the snapshots.
+    ///
+    /// # Errors
+    /// There are too many subscribers, or the router has drained.
+    pub fn subscribe(&self) -> Result<Subscriber, NotSubscribed> {
+        if self.ended.is_cancelled() {
+            return Err(NotSubscribed::Ended);
+        }
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        let place = place.map_err(|_| NotSubscribed::Full)?;
+        let mut snapshots = self.latest.subscribe();
+        let is_empty = snapshots.borrow().is_empty();
+        match is_empty {
+            true => self.wanted.notify_one(),
+            false => snapshots.mark_changed(),
+        }
+        let (ended, next_at) = (self.ended.clone(), Instant::now());
+        Ok(Subscriber { snapshots, ended, next_at, _place: place })
+    }
+
+    /// The last minutes of a model, as columns of equal length; `None` if the model is not known.
+    pub fn history(&self, model: &str) -> Option<Value> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).columns(model)
+    }
+
+    /// Ends all streams, and waits for at most `patience` until their subscribers have left.
+    pub async fn end(&self, patience: Duration) {
+        self.ended.cancel();
+        let places = u32::try_from(SUBSCRIBERS_MAX).unwrap_or(u32::MAX);
+        // Subscribers that do not read are cut off with their connection.
+        let _in_time = tokio::time::timeout(patience, self.places.acquire_many(places)).await;
+    }
+}
+
+/// One subscriber. Dropping it makes room for another.
+pub struct Subscriber {
+    snapshots: watch::Receiver<Bytes>,
+    ended: CancellationToken,
+    /// When this subscriber may be sent the next snapshot.
+    next_at: Instant,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Subscriber {
+    /// The next snapshot as a server-sent event; `None` once the router has drained.
+    pub async fn next(&mut self) -> Option<Bytes> {
+        let next = async {
+            sleep_until(self.next_at).await;
+            loop {
+                self.snapshots.changed().await.ok()?;
+                let snapshot = self.snapshots.borrow_and_update().clone();
+                if !snapshot.is_empty() {
+                    return Some(snapshot);
+                }
+            }
+        };
+        let snapshot = tokio::select! {
+            biased;
+            () = self.ended.cancelled() => return None,
+            snapshot = next => snapshot?,
+        };
+        // The sampler keeps the pace as well, but a new subscriber comes between two of its
+        // snapshots.
+        self.next_at = Instant::now() + send_time(snapshot.len());
+        Some(snapshot)
+    }
+}
+
+/// Samples until the task is ended.
+async fn sample(live: Arc<Live>, core: Arc<Core>) {
+    let mut sampler = Sampler::default();
+    let (mut next_reading, mut next_snapshot) = (Instant::now(), Instant::now());
+    loop {
+        let is_watched = live.latest.receiver_count() > 0;
+        if !is_watched {
+            live.latest.send_if_modified(|latest| !std::mem::take(latest).is_empty());
+        }
+        let now = Instant::now();
+        let wants_snapshot = is_watched && now >= next_snapshot;
+        if wants_snapshot || now >= next_reading {
+            let is_kept = now >= next_reading;
+            // Off the reactor, because a large fleet takes milliseconds.
+            let (shared, core) = (Arc::clone(&live), Arc::clone(&core));
+            let sampling = tokio::task::spawn_blocking(move || {
+                sampler.read(&core, is_kept, &shared.history);
+                let snapshot = wants_snapshot.then(|| sampler.snapshot(&core));
+                (sampler, snapshot)
+            });
+            let snapshot;
+            (sampler, snapshot) = sampling.await.unwrap_or_else(|_| {
+                tracing::error!("no snapshot could be made for the live page: a defect");
+                (Sampler::default(), None)
+            });
+            if is_kept {
+                next_reading = now + READING_INTERVAL;
+            }
+            if wants_snapshot {
+                let event = snapshot.unwrap_or_default();
+                next_snapshot = Instant::now() + send_time(event.len()).max(INTERVAL);
+                live.latest.send_replace(event);
+            }
+            continue;
+        }
+        tokio::select! {
+            () = sleep_until(next_reading) => {}
+            () = sleep_until(next_snapshot), if is_watched => {}
+            () = live.wanted.notified(), if !is_watched => {}
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_subscriber_that_was_away_gets_the_latest_snapshot_and_no_other() {
+        let live = Live::default();
+        let mut subscriber = live.subscribe().unwrap();
+        for number in 0..10_000u32 {
+            live.latest.send_replace(Bytes::from(number.to_string()));
+        }
+        assert_eq!(subscriber.next().await.unwrap(), "9999");
+        live.latest.send_replace(Bytes::from_static(b"later"));
+        assert_eq!(subscriber.next().await.unwrap(), "later");
+        let mut second = live.subscribe().unwrap();
+        assert_eq!(second.next().await.unwrap(), "later");
+    }
+
+    #[tokio::test]
+    async fn places_are_bounded_and_come_back() {
+        let live = Live::default();
+        let mut all: Vec<_> = (0..SUBSCRIBERS_MAX).map(|_| live.subscribe().unwrap()).collect();
+        assert_eq!(live.subscribe().err(), Some(NotSubscribed::Full));
+        all.pop();
+        drop(live.subscribe().unwrap());
+        drop(all);
+        live.end(Duration::from_secs(60)).await;
+        assert_eq!(live.subscribe().err(), Some(NotSubscribed::Ended));
+    }
+
+    #[tokio::test]
+    async fn a_subscriber_learns_of_the_end() {
+        let live = Live::default();
+        let mut subscriber = live.subscribe().unwrap();
+        live.ended.cancel();
+        assert_eq!(subscriber.next().await, None);
+    }
+
+    #[test]
+    fn a_large_snapshot_takes_its_time() {
+        assert_eq!(send_time(0), Duration::ZERO);
+        assert_eq!(send_time(40_000), Duration::from_secs(4));
+        assert_eq!(send_time(usize::MAX), Duration::from_millis(u64::MAX.div_ceil(BYTES_PER_S)));
+    }
+}

@@ -1,0 +1,208 @@
+//! A model in a snapshot.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::buckets::Percentiles;
+use super::decisions::Flow;
+use super::readings::LegTokens;
+use super::round::{ratio, rounded};
+use super::sampler::{Span, Spans};
+use super::worker::WorkerView;
+use crate::core::Core;
+use splitrail_config::model::RequestFlow;
+use splitrail_fleet::Served;
+
+/// A model in a snapshot. Members without a value are left out.
+#[derive(Debug, Serialize)]
+pub(super) struct ModelView {
+    pub(super) name: String,
+    flow: &'static str,
+    policy: &'static str,
+    requests_in_flight: i64,
+    /// Requests that wait in the router's queue, if the model has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue_requests: Option<usize>,
+    #[serde(flatten)]
+    rates: Option<Rates>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ttft_ms: Option<Percentiles>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inter_token_ms: Option<Percentiles>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hit_ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_loss: Option<LossView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shadow: Option<ShadowView>,
+    flows: Vec<Flow>,
+    workers: Vec<WorkerView>,
+}
+
+/// What happened per second lately.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Rates {
+    /// Requests that ended.
+    pub(super) requests_per_s: Option<f64>,
+    /// Requests that did not end with `ok`, by outcome; only those that there were.
+    failures_per_s: BTreeMap<String, f64>,
+    /// Where prompt tokens came from.
+    pub(super) prompt_tokens_per_s: PromptRates,
+    /// Generated tokens.
+    pub(super) generation_tokens_per_s: Option<f64>,
+}
+
+/// Where prompt tokens of each kind of leg came from. In P/D the same prompt is in both.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct PromptRates {
+    /// Legs that compute a prompt for another worker.
+    pub(super) prefill: LegRates,
+    /// Legs that generate.
+    pub(super) decode: LegRates,
+}
+
+/// Prompt tokens per second by source.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct LegRates {
+    pub(super) cached: Option<f64>,
+    pub(super) transferred: Option<f64>,
+    pub(super) computed: Option<f64>,
+}
+
+/// Where cache hits were lost, in blocks.
+#[derive(Debug, Serialize)]
+struct LossView {
+    window_ms: u64,
+    best_blocks: u64,
+    hit_blocks: u64,
+    cold_blocks: u64,
+    evicted_blocks: u64,
+    diverted_blocks: u64,
+    stale_blocks: u64,
+    parity_blocks: u64,
+}
+
+/// What the shadow policy would have done, since the start of the router.
+#[derive(Debug, Serialize)]
+struct ShadowView {
+    policy: &'static str,
+    same_choices: u64,
+    other_choices: u64,
+    /// Predicted seconds to the first token that it would have saved.
+    saved_s: Option<f64>,
+    /// Predicted seconds to the first token that it would have cost.
+    lost_s: Option<f64>,
+}
+
+impl ModelView {
+    /// A model with what was counted of it lately.
+    pub(super) fn new(
+        core: &Core,
+        served: &Served,
+        spans: Option<Spans<'_>>,
+        (flows, workers): (Vec<Flow>, Vec<WorkerView>),
+    ) -> Self {
+        let config = &served.config;
+        let minute = spans.map(|spans| spans.minute);
+        Self {
+            name: served.name().to_owned(),
+            flow: RequestFlow::from(config.flow).name(),
+            policy: config.policy.name(),
+            requests_in_flight: core
+                .metrics
+                .requests_in_flight
+                .with_label_values(&[served.name()])
+                .get(),
+            queue_requests: config.queue.as_ref().map(|_| served.pool.waiting.len()),
+            rates: spans.map(|spans| Rates::of(spans.seconds)),
+            ttft_ms: minute.and_then(|span| span.to.ttft.since(&span.from.ttft).percentiles()),
+            inter_token_ms: minute
+                .and_then(|span| span.to.inter_token.since(&span.from.inter_token).percentiles()),
+            hit_ratio: minute.and_then(|span| span.hit_ratio()),
+            cache_loss: loss(served),
+            shadow: shadow(core, served),
+            flows,
+            workers,
+        }
+    }
+}
+
+impl Span<'_> {
+    /// The share of prompt tokens that were cached.
+    pub(super) fn hit_ratio(&self) -> Option<f64> {
+        let cached = self.to.cached_tokens.saturating_sub(self.from.cached_tokens);
+        ratio(cached, self.to.prompt_tokens.saturating_sub(self.from.prompt_tokens))
+    }
+
+    fn per_s(&self, to: u64, from: u64) -> Option<f64> {
+        rounded(to.saturating_sub(from) as f64 / self.seconds)
+    }
+}
+
+impl Rates {
+    /// The rates over a span.
+    pub(super) fn of(span: Span<'_>) -> Self {
+        let Span { from, to, .. } = span;
+        let sum = |counts: &BTreeMap<String, u64>| counts.values().sum();
+        let failures = to.requests.iter().filter(|(outcome, _)| *outcome != "ok");
+        let failures = failures.filter_map(|(outcome, count)| {
+            let before = from.requests.get(outcome).copied().unwrap_or(0);
+            let rate = span.per_s(*count, before).filter(|rate| *rate > 0.0)?;
+            Some((outcome.clone(), rate))
+        });
+        let leg = |to: LegTokens, from: LegTokens| LegRates {
+            cached: span.per_s(to.cached, from.cached),
+            transferred: span.per_s(to.transferred, from.transferred),
+            computed: span.per_s(to.computed, from.computed),
+        };
+        Self {
+            requests_per_s: span.per_s(sum(&to.requests), sum(&from.requests)),
+            failures_per_s: failures.collect(),
+            prompt_tokens_per_s: PromptRates {
+                prefill: leg(to.prefill, from.prefill),
+                decode: leg(to.decode, from.decode),
+            },
+            generation_tokens_per_s: span.per_s(to.generation_tokens, from.generation_tokens),
+        }
+    }
+}
+
+fn loss(served: &Served) -> Option<LossView> {
+    let window = served.config.cache_loss_tracking.as_ref()?.window;
+    let sum = served.pool.losses.sum()?;
+    Some(LossView {
+        window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),
+        best_blocks: sum.best_blocks,
+        hit_blocks: sum.hit_blocks,
+        cold_blocks: sum.cold_blocks,
+        evicted_blocks: sum.evicted_blocks,
+        diverted_blocks: sum.diverted_blocks,
+        stale_blocks: sum.stale_blocks,
+        parity_blocks: sum.parity_blocks,
+    })
+}
+
+fn shadow(core: &Core, served: &Served) -> Option<ShadowView> {
+    let policy = served.config.shadow.as_ref()?.policy.name();
+    let (mut same, mut other, mut saved, mut lost) = (0, 0, 0.0, 0.0);
+    for leg in ["prefill", "decode", "aggregated"] {
+        let choices = |choice| {
+            core.metrics.shadow_decisions.with_label_values(&[served.name(), leg, choice]).get()
+        };
+        let seconds = |better| {
+            core.metrics.shadow_seconds.with_label_values(&[served.name(), leg, better]).get()
+        };
+        same += choices("same");
+        other += choices("other");
+        saved += seconds("shadow");
+        lost += seconds("live");
+    }
+    Some(ShadowView {
+        policy,
+        same_choices: same,
+        other_choices: other,
+        saved_s: rounded(saved),
+        lost_s: rounded(lost),
+    })
+}

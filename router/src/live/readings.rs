@@ -1,0 +1,182 @@
+//! Readings of the counters from which rates are computed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use prometheus::core::Collector;
+use prometheus::proto::{LabelPair, Metric};
+use splitrail_policy::WorkerIndex;
+
+use super::buckets::Buckets;
+use crate::core::Core;
+use splitrail_fleet::Served;
+use splitrail_fleet::audit::HitTotals;
+
+/// All counters at one time.
+#[derive(Debug)]
+pub(super) struct Reading {
+    /// When it was made.
+    pub(super) at: Instant,
+    /// The models by name.
+    pub(super) models: HashMap<String, ModelReading>,
+}
+
+/// The counters of one model.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ModelReading {
+    /// Ended requests by outcome.
+    pub(super) requests: BTreeMap<String, u64>,
+    /// Time to first token.
+    pub(super) ttft: Buckets,
+    /// Time between two events of a stream.
+    pub(super) inter_token: Buckets,
+    /// Prompt tokens of prefill legs.
+    pub(super) prefill: LegTokens,
+    /// Prompt tokens of the legs that answer.
+    pub(super) decode: LegTokens,
+    /// Prompt tokens, each prompt once.
+    pub(super) prompt_tokens: u64,
+    /// The part of them that was cached.
+    pub(super) cached_tokens: u64,
+    /// Generated tokens.
+    pub(super) generation_tokens: u64,
+    /// The workers.
+    pub(super) workers: HashMap<WorkerIndex, WorkerReading>,
+}
+
+/// Prompt tokens of the legs of one kind, by source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LegTokens {
+    /// Found in the worker's own cache.
+    pub(super) cached: u64,
+    /// Received by a hand-off.
+    pub(super) transferred: u64,
+    /// Computed.
+    pub(super) computed: u64,
+}
+
+/// The counters of one worker.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct WorkerReading {
+    /// Prompt tokens, and what was cached of them.
+    pub(super) hits: HitTotals,
+    /// KV events whose lag was measured.
+    pub(super) events: u64,
+    /// The sum of their lags, in seconds.
+    pub(super) lag_s: f64,
+}
+
+impl Reading {
+    /// Reads the counters of the served models.
+    pub(super) fn new(core: &Core, at: Instant) -> Self {
+        let serving = core.serving();
+        let names = serving.models.iter().map(|served| served.name().to_owned());
+        let mut models: HashMap<String, ModelReading> =
+            names.map(|name| (name, ModelReading::default())).collect();
+        read_requests(core, &mut models);
+        read_tokens(core, &mut models);
+        let lags = event_lags(core);
+        for served in &serving.models {
+            if let Some(model) = models.get_mut(served.name()) {
+                model.workers = read_workers(served, &lags);
+            }
+        }
+        Self { at, models }
+    }
+
+    /// A model's counters; all 0 if the model was not served.
+    pub(super) fn model(&self, name: &str) -> Option<&ModelReading> {
+        self.models.get(name)
+    }
+}
+
+type Models = HashMap<String, ModelReading>;
+
+fn read_requests(core: &Core, models: &mut Models) {
+    let metrics = &core.metrics;
+    each(&metrics.requests, models, |model, labels, series| {
+        let outcome = labels.get("outcome").to_owned();
+        *model.requests.entry(outcome).or_default() += count(series);
+    });
+    each(&metrics.ttft, models, |model, _, series| model.ttft.add(series.get_histogram()));
+    each(&metrics.inter_token, models, |model, _, series| {
+        model.inter_token.add(series.get_histogram());
+    });
+}
+
+fn read_tokens(core: &Core, models: &mut Models) {
+    let metrics = &core.metrics;
+    each(&metrics.prompt_tokens, models, |model, labels, series| {
+        let leg = match labels.get("leg") {
+            "prefill" => &mut model.prefill,
+            _ => &mut model.decode,
+        };
+        let tokens = match labels.get("source") {
+            "local_cache_hit" => &mut leg.cached,
+            "external_kv_transfer" => &mut leg.transferred,
+            _ => &mut leg.computed,
+        };
+        *tokens += count(series);
+    });
+    each(&metrics.usage_prompt_tokens, models, |model, _, series| {
+        model.prompt_tokens += count(series);
+    });
+    each(&metrics.cached_tokens, models, |model, _, series| model.cached_tokens += count(series));
+    each(&metrics.generation_tokens, models, |model, _, series| {
+        model.generation_tokens += count(series);
+    });
+}
+
+/// The lags of KV events, by model and worker.
+fn event_lags(core: &Core) -> HashMap<(String, String), (u64, f64)> {
+    let families = core.metrics.index_event_lag.collect();
+    let series = families.iter().flat_map(|family| family.get_metric());
+    let lag = |series: &Metric| {
+        let (labels, lag) = (Labels(series.get_label()), series.get_histogram());
+        let name = (labels.get("model").to_owned(), labels.get("worker").to_owned());
+        (name, (lag.get_sample_count(), lag.get_sample_sum()))
+    };
+    series.map(lag).collect()
+}
+
+fn read_workers(
+    served: &Served,
+    lags: &HashMap<(String, String), (u64, f64)>,
+) -> HashMap<WorkerIndex, WorkerReading> {
+    let read = |worker: &std::sync::Arc<splitrail_fleet::Worker>| {
+        let name = (served.name().to_owned(), worker.id().to_owned());
+        let (events, lag_s) = lags.get(&name).copied().unwrap_or_default();
+        (worker.index, WorkerReading { hits: worker.audit.hit_totals(), events, lag_s })
+    };
+    served.pool.roster().iter().map(read).collect()
+}
+
+/// Calls a function with each series that belongs to one of the models.
+fn each(
+    metric: &impl Collector,
+    models: &mut Models,
+    mut read: impl FnMut(&mut ModelReading, Labels<'_>, &Metric),
+) {
+    for family in metric.collect() {
+        for series in family.get_metric() {
+            let labels = Labels(series.get_label());
+            if let Some(model) = models.get_mut(labels.get("model")) {
+                read(model, labels, series);
+            }
+        }
+    }
+}
+
+/// The labels of a series.
+#[derive(Clone, Copy)]
+struct Labels<'a>(&'a [LabelPair]);
+
+impl<'a> Labels<'a> {
+    fn get(self, name: &str) -> &'a str {
+        self.0.iter().find(|pair| pair.name() == name).map_or("", LabelPair::value)
+    }
+}
+
+fn count(series: &Metric) -> u64 {
+    series.get_counter().get_value() as u64
+}

@@ -1,0 +1,65 @@
+//! A snapshot of the whole cluster. docs/http.md describes its members.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::decisions::{DecisionView, Recent};
+use super::model::ModelView;
+use super::sampler::{Sampler, WINDOW};
+use super::worker::WorkerView;
+use crate::core::Core;
+use splitrail_fleet::Worker;
+use splitrail_telemetry::clock::unix_ms;
+
+/// The number of the snapshot's form. It is raised if a member changes its meaning or is removed.
+const SCHEMA: u32 = 1;
+
+/// The cluster at one time, in counts, rates and names.
+#[derive(Debug, Serialize)]
+pub(super) struct Snapshot {
+    schema: u32,
+    time_unix_ms: u64,
+    router_version: &'static str,
+    uptime_ms: u64,
+    /// As in the `ETag` of `/admin/config`.
+    config_hash: String,
+    draining: bool,
+    ready: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_ready_why: Option<String>,
+    /// The time over which percentiles and hit ratios are computed.
+    window_ms: u64,
+    models: Vec<ModelView>,
+    decisions: Vec<DecisionView>,
+}
+
+/// A snapshot of the present.
+pub(super) fn snapshot(sampler: &Sampler, core: &Core) -> Snapshot {
+    let (serving, now_unix_ms) = (core.serving(), unix_ms());
+    let unready = core.unready();
+    let config_hash = core.metrics.config_hash.with_label_values::<&str>(&[]).get();
+    let recent = Recent::read(core, now_unix_ms);
+    let models = serving.models.iter().map(|served| {
+        let spans = sampler.spans(served.name());
+        let roster = served.pool.roster();
+        let mut workers: Vec<&Arc<Worker>> = roster.iter().collect();
+        workers.sort_by_key(|worker| (worker.config.role, worker.id().to_owned()));
+        let view = |worker: &Arc<Worker>| WorkerView::new(served, worker, spans, now_unix_ms);
+        let workers = workers.into_iter().map(view).collect();
+        ModelView::new(core, served, spans, (recent.flows(served.name()), workers))
+    });
+    Snapshot {
+        schema: SCHEMA,
+        time_unix_ms: now_unix_ms,
+        router_version: env!("CARGO_PKG_VERSION"),
+        uptime_ms: u64::try_from(core.uptime().as_millis()).unwrap_or(u64::MAX),
+        config_hash: format!("{config_hash:012x}"),
+        draining: core.is_draining(),
+        ready: unready.is_none(),
+        not_ready_why: unready,
+        window_ms: u64::try_from(WINDOW.as_millis()).unwrap_or(u64::MAX),
+        models: models.collect(),
+        decisions: recent.shown,
+    }
+}

@@ -1,0 +1,139 @@
+//! A worker in a snapshot.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::readings::WorkerReading;
+use super::round::{clipped, ratio, rounded};
+use super::sampler::Spans;
+use splitrail_fleet::endpoint_support::TOKENIZER;
+use splitrail_fleet::parity::{Cause, Parity};
+use splitrail_fleet::{Served, Worker};
+use splitrail_policy::Leg;
+
+/// Maximum number of characters of the cause of a state.
+const WHY_MAX: usize = 160;
+
+/// A worker in a snapshot. Members that are unknown, false or empty are left out.
+#[derive(Debug, Serialize)]
+pub(super) struct WorkerView {
+    id: String,
+    role: &'static str,
+    state: &'static str,
+    state_why: String,
+    state_since_unix_ms: u64,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    draining: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    breakers_open: Vec<&'static str>,
+    requests: u32,
+    prefill_tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine_running: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine_waiting: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_used_ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_blocks: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hit_ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event_lag_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index_age_ms: Option<u64>,
+    overlap_counts: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    overlap_issues: Vec<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parity_cause: Option<Cause>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overlap_discount_ratio: Option<f64>,
+}
+
+impl WorkerView {
+    /// A worker at this time.
+    pub(super) fn new(
+        served: &Served,
+        worker: &Worker,
+        spans: Option<Spans<'_>>,
+        now_unix_ms: u64,
+    ) -> Self {
+        let load = worker.load(Instant::now());
+        let since = worker.life.since();
+        let parity = worker.parity.parity();
+        let open = [Leg::Prefill, Leg::Decode]
+            .into_iter()
+            .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
+            .map(Leg::name)
+            .chain(worker.endpoint_support.breaker.is_open().then_some(TOKENIZER));
+        let lately = Lately::of(worker, spans);
+        let discount = Some(worker.drift.discount()).filter(|share| *share > 0.0);
+        let counts = worker.tells_blocks() && worker.overlap_is_believed(None);
+        Self {
+            id: worker.id().to_owned(),
+            role: worker.config.role.name(),
+            state: worker.state().name(),
+            state_why: clipped(&since.why, WHY_MAX),
+            state_since_unix_ms: since.unix_ms,
+            draining: worker.is_draining(),
+            breakers_open: open.collect(),
+            requests: worker.booked.requests(),
+            prefill_tokens: worker.booked.prefill_tokens(),
+            engine_running: load.as_ref().and_then(|load| load.running),
+            engine_waiting: load.as_ref().and_then(|load| load.waiting),
+            kv_used_ratio: load.as_ref().and_then(|load| rounded(load.kv_used_ratio?)),
+            kv_blocks: load.as_ref().and_then(|load| load.total_blocks),
+            hit_ratio: lately.hit_ratio,
+            event_lag_ms: lately.event_lag_ms,
+            index_age_ms: worker.event_stats.index_age_ms(now_unix_ms),
+            overlap_counts: counts,
+            overlap_issues: issues(served, worker, parity),
+            parity_cause: parity.cause(),
+            overlap_discount_ratio: discount.and_then(rounded),
+        }
+    }
+}
+
+/// Why the index of a worker is not used, or not as it is. A model without a tokenizer uses no
+/// index.
+fn issues(served: &Served, worker: &Worker, parity: Parity) -> Vec<&'static str> {
+    if served.prompt.is_none() {
+        return Vec::new();
+    }
+    let tells = worker.tells_blocks();
+    let issues = [
+        (!tells, "no_events"),
+        (tells && !worker.events_are_current(), "events_cut_off"),
+        (!worker.is_synced(), "index_building"),
+        (worker.index_is_truncated(), "index_truncated"),
+        (parity == Parity::Pending, "parity_pending"),
+        (parity.cause().is_some(), "parity_mismatch"),
+        (worker.drift.has_given_up(), "drift"),
+        (worker.drift.discount() > 0.0 && !worker.drift.has_given_up(), "overlap_discounted"),
+    ];
+    issues.into_iter().filter_map(|(is, issue)| is.then_some(issue)).collect()
+}
+
+/// What was counted of a worker in the last minute.
+#[derive(Default)]
+struct Lately {
+    hit_ratio: Option<f64>,
+    event_lag_ms: Option<f64>,
+}
+
+impl Lately {
+    fn of(worker: &Worker, spans: Option<Spans<'_>>) -> Self {
+        let Some(span) = spans.map(|spans| spans.minute) else { return Self::default() };
+        let Some(to) = span.to.workers.get(&worker.index) else { return Self::default() };
+        let from = span.from.workers.get(&worker.index).copied().unwrap_or_default();
+        let WorkerReading { hits, events, lag_s } = *to;
+        let prompts = hits.prompt_tokens.saturating_sub(from.hits.prompt_tokens);
+        let events = events.saturating_sub(from.events);
+        Self {
+            hit_ratio: ratio(hits.hit_tokens.saturating_sub(from.hits.hit_tokens), prompts),
+            event_lag_ms: rounded((lag_s - from.lag_s).max(0.0) * 1e3 / events as f64),
+        }
+    }
+}
