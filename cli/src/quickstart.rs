@@ -177,6 +177,7 @@ impl Quickstart {
         format!(
             "Splitrail is up, in front of simulated engines.
 
+  live page    http://{admin}/
   OpenAI HTTP  http://{http}
   gRPC         {grpc}
   metrics      http://{admin}/metrics

@@ -1,5 +1,5 @@
 //! The admin listener: metrics, health, the state of the router, and changes that an operator may
-//! make while it runs. It is on loopback by default; it shows addresses and decisions, but no
+//! make while it runs, and a page that shows it live. It is on loopback by default; it shows addresses and decisions, but no
 //! content and no keys.
 
 use std::net::SocketAddr;
@@ -23,6 +23,7 @@ mod index;
 mod live;
 mod lookup;
 mod metrics;
+mod page;
 mod refusal;
 mod show;
 mod workers;
@@ -53,7 +54,7 @@ pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
     // A request to be explained may be as long as one to be served.
     let core = Arc::clone(&admin.core);
     let requests = DefaultBodyLimit::max(admin.core.serving().limits.body_max_bytes);
-    Router::new()
+    page::add_routes(Router::new())
         .route("/metrics", get(metrics::metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))

@@ -111,12 +111,7 @@ impl Running {
         let mut operator_listeners = JoinSet::new();
         let (reload, reloading) = Reload::start(Arc::clone(&core), Arc::clone(&fleet), file);
         let (live, sampling) = Live::start(Arc::clone(&core));
-        let admin = Admin {
-            core: Arc::clone(&core),
-            fleet: Arc::clone(&fleet),
-            reload: reload.clone(),
-            live: Arc::clone(&live),
-        };
+        let admin = Admin::new(&core, &fleet, &reload, &live);
         let routes = admin::routes(admin, addresses.admin).into();
         // They serve to the end of a drain, and end with the router.
         let operator_listener = |name, routes: Routes, tls| listener::ClientListener {

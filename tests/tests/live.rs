@@ -266,3 +266,42 @@ async fn a_model_may_have_any_name_and_the_stream_stays_well_formed() {
     let absent = live.until(|seen| worker(seen, "absent-0")["state"] == "down").await;
     assert!(worker(&absent, "absent-0")["state_why"].as_str().unwrap().chars().count() <= 161);
 }
+
+#[tokio::test]
+async fn the_page_is_served_with_a_policy_that_lets_nothing_in() {
+    let cluster = Cluster::start(Spec::aggregated(1)).await;
+    let page = cluster.admin.get("/").await;
+    assert_eq!(page.status, 200);
+    for (header, value) in [
+        ("content-type", "text/html; charset=utf-8"),
+        ("cache-control", "no-cache"),
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "no-referrer"),
+        ("cross-origin-resource-policy", "same-origin"),
+    ] {
+        assert_eq!(page.header(header), value, "{header}");
+    }
+    let policy = page.header("content-security-policy");
+    for directive in [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data:",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+    ] {
+        assert!(policy.split("; ").any(|part| part == directive), "{directive} in {policy}");
+    }
+    assert!(!policy.contains("unsafe"), "{policy}");
+    // Everything that the page names is there.
+    let text = page.text();
+    let named = text.split('"').filter(|part| part.starts_with("/page/"));
+    for path in named {
+        assert_eq!(cluster.admin.get(path).await.status, 200, "{path}");
+    }
+    assert_eq!(cluster.admin.get("/page/../admin.rs").await.status, 404);
+    // A page of another site cannot take the places of those who watch.
+    let other = [("sec-fetch-site", "cross-site")];
+    assert_eq!(cluster.admin.get_with("/admin/live", &other).await.status, 403);
+}

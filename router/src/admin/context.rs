@@ -22,6 +22,18 @@ pub struct Admin {
     pub live: Arc<Live>,
 }
 
+impl Admin {
+    /// The state that the handlers of one router share.
+    pub fn new(core: &Arc<Core>, fleet: &Arc<Fleet>, reload: &Reload, live: &Arc<Live>) -> Self {
+        Self {
+            core: Arc::clone(core),
+            fleet: Arc::clone(fleet),
+            reload: reload.clone(),
+            live: Arc::clone(live),
+        }
+    }
+}
+
 impl FromRef<Admin> for Arc<Core> {
     fn from_ref(admin: &Admin) -> Self {
         Arc::clone(&admin.core)

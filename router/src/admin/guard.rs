@@ -16,6 +16,7 @@ use http::header::{HOST, HeaderName, ORIGIN};
 use http::uri::Authority;
 use http::{HeaderMap, Method, StatusCode};
 
+use super::page::is_page;
 use super::refusal::Refusal;
 use crate::audit::Change;
 use crate::core::Core;
@@ -85,8 +86,10 @@ const LIVE: &str = "/admin/live";
 /// Maximum number of characters of a request id in the audit file.
 const REQUEST_ID_MAX: usize = 128;
 
-/// Paths that need no credential.
-const HEALTH: [&str; 2] = ["/health", "/ready"];
+/// Whether a path needs no credential: it has no data.
+fn is_public(path: &str) -> bool {
+    matches!(path, "/health" | "/ready") || is_page(path)
+}
 
 /// Whether a request would change something.
 fn is_change<B>(request: &http::Request<B>) -> bool {
@@ -110,7 +113,7 @@ fn check_role<B>(
             Err(Error::new(Kind::NotPermitted, "changes need a credential of the role `admin`"))
         }
         (AdminAccess::Open, None) => Ok(()),
-        (AdminAccess::Roles, None) if HEALTH.contains(&request.uri().path()) => Ok(()),
+        (AdminAccess::Roles, None) if is_public(request.uri().path()) => Ok(()),
         (AdminAccess::Roles, None) => Err(Refused::Missing.into()),
     }
 }
@@ -175,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_role_is_needed_for_everything_but_health_if_it_is_needed_at_all() {
+    fn a_role_is_needed_for_all_data_but_health_if_it_is_needed_at_all() {
         let status = |access, role, method, path: &str| {
             let request = http::Request::builder().method(method).uri(path).body(()).unwrap();
             let checked = check_role(access, role, &request);
@@ -189,6 +192,9 @@ mod tests {
             (Roles, None, Method::GET, "/metrics", 401),
             (Roles, None, Method::POST, "/admin/explain", 401),
             (Roles, None, Method::GET, "/health", 200),
+            (Roles, None, Method::GET, "/", 200),
+            (Roles, None, Method::GET, "/page/main.js", 200),
+            (Roles, None, Method::GET, "/page/", 401),
             (Roles, None, Method::GET, "/admin/live", 401),
             (Roles, None, Method::POST, "/admin/reload", 401),
             (Roles, Some(Role::Read), Method::GET, "/metrics", 200),

@@ -15,6 +15,10 @@ const READ_MAX: usize = 4096;
 /// Number of decisions in a snapshot.
 const SHOWN: usize = 8;
 
+/// Number of them that are the newest, whether or not their requests have ended. The others are of
+/// requests that have ended.
+const NEWEST: usize = 4;
+
 /// The time over which flows are counted, in milliseconds.
 const FLOW_WINDOW_MS: u64 = 15_000;
 
@@ -79,7 +83,7 @@ pub(super) struct Recent {
     counts: HashMap<(String, Option<String>, String), u32>,
     /// The time over which they were counted.
     covered_ms: u64,
-    /// The newest decisions.
+    /// The newest decisions, and the newest of requests that have ended.
     pub(super) shown: Vec<DecisionView>,
 }
 
@@ -93,7 +97,8 @@ impl Recent {
             read += 1;
             let age_ms = now_unix_ms.saturating_sub(decision.decided_unix_ms());
             oldest_ms = age_ms.max(oldest_ms);
-            if recent.shown.len() < SHOWN {
+            let room = if decision.outcome().is_some() { SHOWN } else { NEWEST };
+            if recent.shown.len() < room {
                 recent.shown.push(DecisionView::new(core, decision));
             }
             if age_ms <= FLOW_WINDOW_MS {

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::READING_INTERVAL;
 use super::buckets::Percentiles;
 use super::model::{LegRates, Rates};
-use super::sampler::Sampler;
+use super::pace::READING_INTERVAL;
+use super::spans::LastReadings;
 use crate::core::Core;
 use splitrail_telemetry::clock::unix_ms;
 
@@ -32,11 +32,11 @@ struct Point {
 
 impl History {
     /// Adds a point to each model, and drops models that are no longer served.
-    pub(super) fn add(&mut self, sampler: &Sampler, core: &Core) {
+    pub(super) fn add(&mut self, readings: &LastReadings, core: &Core) {
         let (serving, unix_ms) = (core.serving(), unix_ms());
         self.models.retain(|name, _| serving.model(name).is_some());
         for served in &serving.models {
-            let spans = sampler.spans(served.name());
+            let spans = readings.spans(served.name());
             let points = self.models.entry(served.name().to_owned()).or_default();
             let minute = spans.map(|spans| spans.minute);
             points.push_back(Point {

@@ -8,7 +8,7 @@ use super::buckets::Percentiles;
 use super::decisions::Flow;
 use super::readings::LegTokens;
 use super::round::{ratio, rounded};
-use super::sampler::{Span, Spans};
+use super::spans::{Span, Spans};
 use super::worker::WorkerView;
 use crate::core::Core;
 use splitrail_config::model::RequestFlow;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::decisions::{DecisionView, Recent};
 use super::model::ModelView;
-use super::sampler::{Sampler, WINDOW};
+use super::spans::{LastReadings, WINDOW};
 use super::worker::WorkerView;
 use crate::core::Core;
 use splitrail_fleet::Worker;
@@ -35,13 +35,13 @@ pub(super) struct Snapshot {
 }
 
 /// A snapshot of the present.
-pub(super) fn snapshot(sampler: &Sampler, core: &Core) -> Snapshot {
+pub(super) fn snapshot(readings: &LastReadings, core: &Core) -> Snapshot {
     let (serving, now_unix_ms) = (core.serving(), unix_ms());
     let unready = core.unready();
     let config_hash = core.metrics.config_hash.with_label_values::<&str>(&[]).get();
     let recent = Recent::read(core, now_unix_ms);
     let models = serving.models.iter().map(|served| {
-        let spans = sampler.spans(served.name());
+        let spans = readings.spans(served.name());
         let roster = served.pool.roster();
         let mut workers: Vec<&Arc<Worker>> = roster.iter().collect();
         workers.sort_by_key(|worker| (worker.config.role, worker.id().to_owned()));

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::readings::WorkerReading;
 use super::round::{clipped, ratio, rounded};
-use super::sampler::Spans;
+use super::spans::Spans;
 use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::parity::{Cause, Parity};
 use splitrail_fleet::{Served, Worker};

@@ -79,6 +79,10 @@ async fn the_live_stream_needs_a_key_and_ends_when_the_key_is_revoked() {
     let (read, tenant) = (keys.role(Role::Read), keys.tenant("acme"));
     let spec = Spec { admin_access: ", admin_access: roles", ..Spec::aggregated(1) };
     let cluster = start(&keys, "tenants: [ { name: acme } ]", spec).await;
+    // The page has no data; it asks for a key.
+    for path in ["/", "/page/page.css", "/page/main.js"] {
+        assert_eq!(cluster.admin.get(path).await.status, 200, "{path}");
+    }
     for path in ["/admin/live", "/admin/live/history"] {
         assert_eq!(cluster.admin.get(path).await.status, 401, "{path}");
         assert_eq!(get(&cluster.admin, path, &tenant).await.status, 403, "{path}");

@@ -340,6 +340,7 @@ impl World {
             "/admin/workers",
             "/admin/models",
             "/admin/requests",
+            "/admin/live/history",
         ] {
             let reply = self.admin.get_with(page, &headers).await;
             assert_eq!(reply.status, 200, "{page}");
