@@ -42,7 +42,12 @@ export class Chart {
     });
     if (!this.stacked) this.legend.append(...[...this.legend.children].reverse());
     this.when = el("span", { class: "when" });
-    this.plot = el("div", { class: "plot" });
+    this.plot = el("div", {
+      class: "plot",
+      tabindex: 0,
+      role: "group",
+      "aria-label": `${this.title}: the arrow keys read past moments`,
+    });
     this.grid = svg("path", { class: "grid" });
     this.top = svg("text", { class: "tick", "text-anchor": "start" });
     this.middle = svg("text", { class: "tick", "text-anchor": "start" });
@@ -71,6 +76,18 @@ export class Chart {
       this.draw();
     });
     this.plot.addEventListener("pointerleave", () => {
+      this.pointed = null;
+      this.draw();
+    });
+    this.plot.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const width = this.plot.clientWidth;
+      this.pointed = Math.min(Math.max((this.pointed ?? width) + (step * width) / 60, 0), width);
+      this.draw();
+    });
+    this.plot.addEventListener("blur", () => {
       this.pointed = null;
       this.draw();
     });

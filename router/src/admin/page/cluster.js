@@ -106,6 +106,10 @@ function showNode(part, worker) {
   setAttribute(part.foot, "class", problem ? "node-foot problem" : "node-foot");
 }
 
+function inWords(edge) {
+  return `${edge.name.map(shown).join(" to ")}: ${rate(edge.perS)} requests/s`;
+}
+
 /** The cluster of one model. */
 export class Cluster {
   constructor(host) {
@@ -115,7 +119,10 @@ export class Cluster {
     this.entry = el("p", { class: "entry", text: "Router" });
     this.from = new Pool("from");
     this.to = new Pool("to");
-    this.host.append(this.svg, el("div", { class: "pool gate" }, this.entry), this.from.node, this.to.node);
+    // The drawing's lines in words.
+    this.said = el("ul", { class: "quiet", "aria-label": "Flows" });
+    this.host.append(this.svg, el("div", { class: "pool gate" }, this.entry), this.from.node, this.to.node, this.said);
+    this.sayings = new Keyed(this.said, () => ({ node: el("li") }));
     this.edges = new Keyed(this.lines, () => {
       const title = svg("title");
       const path = svg("path", { class: "flow" }, title);
@@ -179,7 +186,8 @@ export class Cluster {
       setAttribute(part.node, "d", d);
       setAttribute(part.node, "stroke-width", (1 + 5 * Math.sqrt(edge.perS / most)).toFixed(1));
       setAttribute(part.node, "data-local", edge.isLocal);
-      setText(part.title, `${edge.name.map(shown).join(" to ")}: ${rate(edge.perS)} requests/s`);
+      setText(part.title, inWords(edge));
     });
+    this.sayings.update(edges, (edge) => edge.key, (part, edge) => setText(part.node, inWords(edge)));
   }
 }

@@ -113,6 +113,8 @@ async function loadHistory(name) {
 }
 
 function onSnapshot(next) {
+  // A router of another version has another page. With a key, the page would ask for it again.
+  if (snapshot && snapshot.router_version !== next.router_version && !stream.key) location.reload();
   const isAnother = !next.models.some((model) => model.name === chosen);
   snapshot = next;
   arrivedAt = Date.now();

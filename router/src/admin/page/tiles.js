@@ -33,8 +33,8 @@ export class Tiles {
     put("requests", rate(model.requests_per_s), "that ended");
     const queued = model.queue_requests;
     put("flight", count(model.requests_in_flight), queued === undefined ? "no queue" : `${count(queued)} in the queue`);
-    put("ttft", ms(model.ttft_ms?.p50), model.ttft_ms ? `p99 ${ms(model.ttft_ms.p99)}` : `none in the ${minute}`);
-    put("itl", ms(model.inter_token_ms?.p50), model.inter_token_ms ? `p99 ${ms(model.inter_token_ms.p99)}` : `none in the ${minute}`);
+    put("ttft", ms(model.ttft_ms?.p50), model.ttft_ms ? `p99 ${ms(model.ttft_ms.p99)}` : `no streams in the ${minute}`);
+    put("itl", ms(model.inter_token_ms?.p50), model.inter_token_ms ? `p99 ${ms(model.inter_token_ms.p99)}` : `no streams in the ${minute}`);
     put("hits", percent(model.hit_ratio), "of prompt tokens");
     put("generated", rate(model.generation_tokens_per_s), "generated");
     const failures = Object.entries(model.failures_per_s || {}).sort((a, b) => b[1] - a[1]);
