@@ -145,6 +145,10 @@ fn log_outcome(core: &Core, outcome: &Result<Report, Refused>) {
             tracing::info!(changes = report.changes.len(), digest, "configuration reloaded");
         }
         Err(refused) => {
+            // The others say nothing about the file.
+            if !matches!(refused, Refused::NoFile | Refused::Draining | Refused::Busy) {
+                core.metrics.set_reload_refused();
+            }
             let problems = refused.problems();
             logging::report(&problems[..problems.len().min(LOGGED_MAX)]);
             tracing::error!(%refused, "reload refused: the running configuration stays");

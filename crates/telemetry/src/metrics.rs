@@ -279,6 +279,9 @@ metrics! {
     /// Time at which the running configuration was last loaded, or confirmed by an unchanged file,
     /// in seconds since 1970.
     config_loaded: GaugeVec("config_last_reload_success_timestamp_seconds";);
+    /// Whether the last reload of the configuration was successful: 0 or 1. 1 before the first
+    /// reload.
+    config_reload_successful: IntGaugeVec("config_last_reload_successful";);
     /// Delay of a task that asks to be woken every 100 ms: how long the runtime is occupied with
     /// other tasks, or the process has no processor.
     runtime_lag: HistogramVec[FINE_SECONDS]("runtime_lag_seconds";);
@@ -291,10 +294,16 @@ metrics! {
 const NO_LABELS: [&str; 0] = [];
 
 impl Metrics {
+    /// A reload was refused: the configuration stays.
+    pub fn set_reload_refused(&self) {
+        self.config_reload_successful.with_label_values(&NO_LABELS).set(0);
+    }
+
     /// From now on, this configuration runs.
     pub fn set_config(&self, hash: u64) {
         self.config_hash.with_label_values(&NO_LABELS).set(hash as i64);
         self.config_loaded.with_label_values(&NO_LABELS).set(unix_ms() as f64 / 1e3);
+        self.config_reload_successful.with_label_values(&NO_LABELS).set(1);
     }
 
     /// The time to first token of a model and flow, with its exemplars.
