@@ -18,6 +18,7 @@ pub mod live;
 pub mod post;
 pub mod proc;
 pub mod process;
+pub mod pty;
 pub mod raw;
 pub mod raw_engine;
 pub mod shape;

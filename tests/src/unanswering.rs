@@ -1,5 +1,6 @@
 //! An address at which connections are neither accepted nor refused.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -27,9 +28,14 @@ impl Unanswering {
         Self { listener, _queued: queued }
     }
 
+    /// The address.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local_addr().expect("an address")
+    }
+
     /// A worker at this address, as a YAML item.
     pub fn worker(&self, id: &str, role: &str) -> String {
-        let address = self.listener.local_addr().expect("an address");
+        let address = self.address();
         format!("{{ id: {id}, role: {role}, url: \"http://{address}\" }}")
     }
 }
