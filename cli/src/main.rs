@@ -12,19 +12,36 @@ use splitrail_settings::logging::warn_of;
 use splitrail_settings::process::raise_descriptor_limit;
 use splitrail_telemetry::logging::{self, LogFormat};
 
+mod admin;
+mod change;
+mod cluster;
+mod drain_command;
 mod explain_command;
 mod keys_command;
+mod output;
 mod quickstart;
+mod reload_command;
 mod replay_command;
+mod safe_text;
 mod sim_engine;
+mod status_command;
+mod table;
+mod top_command;
 mod usage_command;
+mod workers_command;
 
+use drain_command::{DrainArgs, UndrainArgs};
 use explain_command::ExplainArgs;
 use keys_command::KeysArgs;
+use output::Output;
 use quickstart::QuickstartError;
+use reload_command::ReloadArgs;
 use replay_command::ReplayArgs;
 use sim_engine::SimArgs;
+use status_command::StatusArgs;
+use top_command::TopArgs;
 use usage_command::UsageArgs;
+use workers_command::WorkersArgs;
 
 /// A request makes some hundred small allocations and a few of its body's size; with glibc's
 /// allocator they take a sixth of a router's processor time.
@@ -93,6 +110,18 @@ enum Command {
         #[arg(long)]
         config: PathBuf,
     },
+    /// Shows the cluster as it is now, over all routers that are named.
+    Top(TopArgs),
+    /// Shows whether all is well, over all routers that are named.
+    Status(StatusArgs),
+    /// Lists all workers, over all routers that are named.
+    Workers(WorkersArgs),
+    /// Takes a worker out of service on all routers that are named.
+    Drain(DrainArgs),
+    /// Takes a worker back into service on all routers that are named.
+    Undrain(UndrainArgs),
+    /// Has all routers that are named read their configuration files again.
+    Reload(ReloadArgs),
     /// Asks a running router where a request would be or was placed, and why.
     Explain(ExplainArgs),
     /// Manages the API keys of clients and operators.
@@ -180,6 +209,12 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
         Command::SimEngine(args) => Ok(sim_engine::run(*args).await?),
         Command::Replay(args) => replay_command::run(&args),
         Command::Check { config } => check(&config),
+        Command::Top(args) => top_command::run(args).await?.map_or(Ok(()), Output::print),
+        Command::Status(args) => status_command::run(args).await?.print(),
+        Command::Workers(args) => workers_command::run(args).await?.print(),
+        Command::Drain(args) => drain_command::drain(args).await?.print(),
+        Command::Undrain(args) => drain_command::undrain(args).await?.print(),
+        Command::Reload(args) => reload_command::run(args).await?.print(),
         Command::Explain(args) => print_line(explain_command::run(args).await?.trim_end()),
         Command::Keys(args) => print_line(&keys_command::run(args)?),
         Command::Usage(args) => {

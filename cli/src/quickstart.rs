@@ -188,7 +188,11 @@ Try a chat, streamed; then the same again, and look at cached_tokens in the last
   curl -iN http://{http}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{{turn},\"messages\":[{first}]}}'
 
-The header x-splitrail-route says who did what. Ctrl-C ends it."
+The header x-splitrail-route says who did what. To watch the cluster, in another terminal:
+
+  splitrail top --admin {admin}
+
+Ctrl-C ends it."
         )
     }
 }

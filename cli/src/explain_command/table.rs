@@ -2,6 +2,11 @@
 
 use serde_json::{Map, Value};
 
+use crate::safe_text::printable;
+
+/// Maximum width of a text, which may come from a client or a worker.
+const TEXT_MAX_COLUMNS: usize = 1000;
+
 /// Formats a reply of `POST /admin/explain`.
 pub(super) fn write(out: &mut String, reply: &Value) {
     if reply["dry_run"] == true {
@@ -49,8 +54,8 @@ fn dry_run(out: &mut String, told: &Value) {
                 }
             }
         }
-        if let Some(stops) = prompt["stops"].as_str() {
-            push(out, &format!("  ends: {stops}"));
+        if prompt["stops"].is_string() {
+            push(out, &format!("  ends: {}", text(&prompt["stops"])));
         }
     }
 }
@@ -117,7 +122,8 @@ fn choice(out: &mut String, name: &str, made: &Value, unit: &str) {
     let rank =
         |which: &str| made[which].as_u64().map(|rank| format!("/{rank}")).unwrap_or_default();
     let mut said = format!("  {name}: {}{}", text(&made["chosen"]), rank("chosen_rank"));
-    if let (Some(next), Some(margin)) = (made["runner_up"].as_str(), made["margin"].as_f64()) {
+    if let (true, Some(margin)) = (made["runner_up"].is_string(), made["margin"].as_f64()) {
+        let next = text(&made["runner_up"]);
         let rank = rank("runner_up_rank");
         said += &format!(" (next: {next}{rank}, by {margin:.1} {unit})");
     }
@@ -138,7 +144,8 @@ fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value]) {
     let mut rows = vec![header(&COLUMNS)];
     for seen in all {
         let mark = if seen["chosen"] == true { "* " } else { "  " };
-        let veto = seen["veto"].as_str().map(|veto| format!(" ({veto})")).unwrap_or_default();
+        let veto = &seen["veto"];
+        let veto = if veto.is_string() { format!(" ({})", text(veto)) } else { String::new() };
         let rank = seen["rank"].as_u64().map(|rank| format!("/{rank}")).unwrap_or_default();
         let mut row = vec![format!("{mark}{}{rank}{veto}", text(&seen["worker"]))];
         row.extend(COLUMNS.iter().map(|(_, key)| figure(&seen[*key])));
@@ -219,7 +226,8 @@ fn figure(value: &Value) -> String {
 }
 
 fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    printable(&text, TEXT_MAX_COLUMNS)
 }
 
 fn list(value: &Value) -> &[Value] {

@@ -7,8 +7,11 @@ use clap::Parser;
 
 use crate::{Problems, logging};
 
-/// Exit codes from `sysexits.h`.
+/// Exit codes: those of `sysexits.h`, [`ATTENTION`](exit::ATTENTION), and the one of shells for a
+/// process that a signal has ended.
 pub mod exit {
+    /// Something that was asked about is not as it should be.
+    pub const ATTENTION: u8 = 1;
     /// The arguments are wrong.
     pub const USAGE: u8 = 64;
     /// The data that the command reads is wrong.
@@ -23,8 +26,14 @@ pub mod exit {
     pub const OS_ERROR: u8 = 71;
     /// Output cannot be written.
     pub const IO_ERROR: u8 = 74;
+    /// A change was not made, or not proved, everywhere: the command may be run again.
+    pub const INCOMPLETE: u8 = 75;
+    /// A credential is missing, or does not suffice.
+    pub const NO_PERMISSION: u8 = 77;
     /// The configuration is wrong.
     pub const CONFIG: u8 = 78;
+    /// The person who ran the command has interrupted it.
+    pub const INTERRUPTED: u8 = 130;
 }
 
 /// Why a command failed.
@@ -32,7 +41,7 @@ pub mod exit {
 pub struct Failure {
     /// The exit code; see [`exit`].
     pub code: u8,
-    /// What is wrong, for the person who ran the command.
+    /// What is wrong, for the person who ran the command; empty if the output says it.
     pub message: String,
 }
 
@@ -40,6 +49,11 @@ impl Failure {
     /// A failure with one of the codes of [`exit`].
     pub fn new(code: u8, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
+    }
+
+    /// A failure that the command's output explains.
+    pub fn told(code: u8) -> Self {
+        Self::new(code, "")
     }
 
     /// The failure for a configuration that cannot be used; its message lists all problems. With
@@ -79,6 +93,7 @@ pub fn finish(outcome: Result<(), Failure>, logs: bool) -> ExitCode {
     let Err(Failure { code, message }) = outcome else { return ExitCode::SUCCESS };
     match logs {
         true => tracing::error!(exit_code = code, "{message}"),
+        false if message.is_empty() => {}
         false => print_error(&message),
     }
     code.into()

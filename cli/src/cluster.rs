@@ -1,0 +1,14 @@
+//! What replicas say of themselves and of their workers.
+
+mod ask_all;
+mod attention;
+mod merged;
+mod metrics_text;
+mod poll;
+mod snapshot;
+
+pub(crate) use ask_all::{ask_all, worst_code};
+pub(crate) use attention::{Attention, of_replica, of_worker};
+pub(crate) use merged::{MergedWorker, merge};
+pub(crate) use poll::{snapshot, workers};
+pub(crate) use snapshot::{Snapshot, WorkerState};

@@ -1,0 +1,155 @@
+//! What an operator should look at.
+
+use serde::Serialize;
+
+use super::snapshot::{Snapshot, WorkerState};
+
+/// Kinds of what needs attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum AttentionKind {
+    /// The replica is not ready, or drains.
+    NotReady,
+    /// The last reload was refused.
+    ReloadRefused,
+    /// A worker is down, ejected, or leaves.
+    State,
+    /// A worker is drained.
+    Draining,
+    /// A circuit breaker of a worker is open.
+    BreakerOpen,
+    /// A worker does not agree with the router on tokens or blocks.
+    ParityMismatch,
+    /// A worker takes no part in KV routing for another reason.
+    NoKvRouting,
+    /// The KV events of a worker do not arrive.
+    EventsCutOff,
+    /// The index lacks blocks of a worker.
+    IndexTruncated,
+    /// A worker handed nothing over on some endpoints.
+    NoHandOff,
+}
+
+/// Something that an operator should look at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Attention {
+    pub(crate) kind: AttentionKind,
+    /// The worker's model; `None` if it is about the replica.
+    pub(crate) model: Option<String>,
+    /// The worker's id.
+    pub(crate) worker: Option<String>,
+    /// What is wrong.
+    pub(crate) message: String,
+    /// What to do about it.
+    pub(crate) advice: Option<String>,
+}
+
+impl Attention {
+    fn new(kind: AttentionKind, message: impl Into<String>) -> Self {
+        Self { kind, model: None, worker: None, message: message.into(), advice: None }
+    }
+
+    fn advise(self, advice: &str) -> Self {
+        Self { advice: Some(advice.to_owned()), ..self }
+    }
+}
+
+/// What is wrong with a replica and with its workers, as it sees them.
+pub(crate) fn of_replica(snapshot: &Snapshot) -> Vec<Attention> {
+    let mut found = Vec::new();
+    if let Some(reason) = &snapshot.not_ready {
+        found.push(Attention::new(AttentionKind::NotReady, format!("not ready: {reason}")));
+    }
+    if snapshot.reload_refused {
+        let advice = "`splitrail check --config FILE` lists the mistakes; then `splitrail reload`";
+        let refused = "the last reload was refused; the configuration before it stays in use";
+        found.push(Attention::new(AttentionKind::ReloadRefused, refused).advise(advice));
+    }
+    found.extend(snapshot.workers.iter().flat_map(of_worker));
+    found
+}
+
+/// What is wrong with a worker, as one replica sees it.
+pub(crate) fn of_worker(worker: &WorkerState) -> Vec<Attention> {
+    use AttentionKind as Kind;
+    let mut found = Vec::new();
+    let why = &worker.state_why;
+    match worker.state.as_str() {
+        "down" | "ejected" | "left" => {
+            found.push(Attention::new(Kind::State, format!("{}: {why}", worker.state)));
+        }
+        "draining" => {
+            let advice = format!("`splitrail undrain {}` takes it back into service", worker.id);
+            let draining = format!("draining: {why}");
+            found.push(Attention::new(Kind::Draining, draining).advise(&advice));
+        }
+        _ => {}
+    }
+    if !worker.breakers_open.is_empty() {
+        let legs = worker.breakers_open.join(", ");
+        found.push(Attention::new(Kind::BreakerOpen, format!("circuit breaker open: {legs}")));
+    }
+    if worker.parity == "mismatch" {
+        let cause = worker.parity_cause.as_deref().unwrap_or("unknown");
+        let mismatch = Attention::new(Kind::ParityMismatch, format!("parity mismatch: {cause}"));
+        found.push(Attention { advice: worker.parity_advice.clone(), ..mismatch });
+    } else if !worker.kv_routing {
+        let message =
+            "no KV routing: the worker finds much less in its cache than the index states";
+        found.push(Attention::new(Kind::NoKvRouting, message));
+    }
+    if worker.events_cut_off {
+        let message = "its KV events do not arrive; its overlap is not used";
+        found.push(Attention::new(Kind::EventsCutOff, message));
+    }
+    if worker.index_truncated {
+        let advice = "raise `limits.index_blocks_per_worker_max`";
+        let message = "the index lacks some of its blocks";
+        found.push(Attention::new(Kind::IndexTruncated, message).advise(advice));
+    }
+    if !worker.no_hand_off.is_empty() {
+        let endpoints = worker.no_hand_off.join(", ");
+        let message = format!("handed nothing over on {endpoints}");
+        found.push(Attention::new(Kind::NoHandOff, message));
+    }
+    for attention in &mut found {
+        attention.model = Some(worker.model.clone());
+        attention.worker = Some(worker.id.clone());
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_in_service_needs_no_attention_and_each_fault_is_named_once() {
+        let good = WorkerState { state: "serving".into(), kv_routing: true, ..Default::default() };
+        assert!(of_worker(&good).is_empty());
+        let kinds = |worker: WorkerState| -> Vec<AttentionKind> {
+            of_worker(&worker).into_iter().map(|found| found.kind).collect()
+        };
+        use AttentionKind as Kind;
+        assert_eq!(kinds(WorkerState { state: "down".into(), ..good.clone() }), [Kind::State]);
+        assert_eq!(kinds(WorkerState { kv_routing: false, ..good.clone() }), [Kind::NoKvRouting]);
+        let mismatch = WorkerState { parity: "mismatch".into(), kv_routing: false, ..good.clone() };
+        assert_eq!(kinds(mismatch), [Kind::ParityMismatch]);
+        let worst = WorkerState {
+            state: "draining".into(),
+            breakers_open: vec!["decode".into()],
+            events_cut_off: true,
+            index_truncated: true,
+            no_hand_off: vec!["chat".into()],
+            ..good
+        };
+        let all = [
+            Kind::Draining,
+            Kind::BreakerOpen,
+            Kind::EventsCutOff,
+            Kind::IndexTruncated,
+            Kind::NoHandOff,
+        ];
+        assert_eq!(kinds(worst), all);
+    }
+}

@@ -1,0 +1,64 @@
+//! Reads a replica's state from the paths of its admin listener.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::metrics_text::MetricsText;
+use super::snapshot::{ModelState, Snapshot, WorkerState};
+use crate::admin::{AskError, Replica};
+
+/// Reads everything that `splitrail status` shows.
+///
+/// # Errors
+/// The first error of the paths that were asked.
+pub(crate) async fn snapshot(replica: Replica) -> Result<Snapshot, AskError> {
+    let (ready, text, workers, models) = tokio::join!(
+        replica.readiness(),
+        replica.get_text("/metrics"),
+        replica.get("/admin/workers"),
+        replica.get("/admin/models"),
+    );
+    let metrics = MetricsText::read(&text?);
+    let mut workers: Vec<WorkerState> = members(replica.member(&workers?, "workers")?);
+    for worker in &mut workers {
+        add_events(worker, &metrics);
+    }
+    let mut models: Vec<ModelState> = members(replica.member(&models?, "models")?);
+    for model in &mut models {
+        let labels = [("model", &*model.name)];
+        model.requests_in_flight = metrics.sum("splitrail_requests_in_flight", &labels) as u64;
+        model.queue_depth = metrics.sum("splitrail_queue_depth", &labels) as u64;
+    }
+    let version = metrics.all("splitrail_build_info", &[]).next();
+    let reloaded = metrics.all("splitrail_config_last_reload_successful", &[]).next();
+    Ok(Snapshot {
+        version: version.map(|series| series.label("version").to_owned()).unwrap_or_default(),
+        // As the `ETag` of `GET /admin/config` has it.
+        config_hash: format!("{:012x}", metrics.sum("splitrail_config_hash", &[]) as u64),
+        not_ready: ready?,
+        reload_refused: reloaded.is_some_and(|series| series.value == 0.0),
+        models,
+        workers,
+    })
+}
+
+/// Reads the workers.
+///
+/// # Errors
+/// The first error of the paths that were asked.
+pub(crate) async fn workers(replica: Replica) -> Result<Vec<WorkerState>, AskError> {
+    let reply = replica.get("/admin/workers").await?;
+    Ok(members(replica.member(&reply, "workers")?))
+}
+
+/// The members of a list that have the expected form.
+fn members<T: for<'de> Deserialize<'de>>(list: &Value) -> Vec<T> {
+    let members = list.as_array().into_iter().flatten();
+    members.filter_map(|member| T::deserialize(member).ok()).collect()
+}
+
+fn add_events(worker: &mut WorkerState, metrics: &MetricsText) {
+    let labels = [("model", &*worker.model), ("worker", &*worker.id)];
+    let mut current = metrics.all("splitrail_index_events_current", &labels);
+    worker.events_cut_off = current.any(|series| series.value == 0.0);
+}

@@ -1,0 +1,73 @@
+//! What one replica says at one moment.
+
+use serde::{Deserialize, Serialize};
+
+/// One replica at one moment.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Snapshot {
+    /// The replica's version.
+    pub(crate) version: String,
+    /// The hash of its running configuration.
+    pub(crate) config_hash: String,
+    /// Why it is not ready; `None` if it is.
+    pub(crate) not_ready: Option<String>,
+    /// Whether the last reload of the configuration was refused.
+    pub(crate) reload_refused: bool,
+    /// The models that it serves.
+    pub(crate) models: Vec<ModelState>,
+    /// The workers of all models.
+    pub(crate) workers: Vec<WorkerState>,
+}
+
+/// A model of one replica.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct ModelState {
+    /// The configured name.
+    pub(crate) name: String,
+    /// The flow of requests that ask for none.
+    pub(crate) flow: String,
+    /// Requests in flight.
+    pub(crate) requests_in_flight: u64,
+    /// Requests that wait in the router for a worker.
+    pub(crate) queue_depth: u64,
+}
+
+/// A worker as one replica sees it; the members have the names of `GET /admin/workers`.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct WorkerState {
+    pub(crate) model: String,
+    pub(crate) id: String,
+    pub(crate) role: String,
+    pub(crate) url: String,
+    pub(crate) state: String,
+    pub(crate) state_since_unix_ms: u64,
+    pub(crate) state_why: String,
+    /// Requests of this replica that are in flight on the worker.
+    pub(crate) requests: u64,
+    /// Prompt tokens of this replica's requests that the worker has not computed yet.
+    pub(crate) prefill_tokens: u64,
+    pub(crate) breakers_open: Vec<String>,
+    pub(crate) index_truncated: bool,
+    pub(crate) no_hand_off: Vec<String>,
+    pub(crate) parity: String,
+    pub(crate) parity_cause: Option<String>,
+    pub(crate) parity_advice: Option<String>,
+    pub(crate) kv_routing: bool,
+    /// Requests that the engine computes, of all replicas.
+    pub(crate) engine_running: Option<u64>,
+    /// Requests that wait in the engine, of all replicas.
+    pub(crate) engine_waiting: Option<u64>,
+    /// The share of the engine's KV blocks that is in use.
+    pub(crate) engine_kv_used_ratio: Option<f64>,
+    /// Whether the worker has KV events and they do not arrive. `GET /metrics` says so.
+    pub(crate) events_cut_off: bool,
+}
+
+impl WorkerState {
+    /// Whether this is the worker of a model.
+    pub(crate) fn is(&self, model: &str, id: &str) -> bool {
+        self.model == model && self.id == id
+    }
+}

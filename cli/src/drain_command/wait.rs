@@ -1,0 +1,320 @@
+//! Waits until no replica has requests on a drained worker.
+//!
+//! A prefill engine must live longer than its last request: a decode worker may still fetch the
+//! hand-off. So the wait goes on until the requests that were in flight when the worker had none have
+//! ended, or the model's `lease` has passed.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::pin;
+use std::time::Duration;
+
+use serde_json::Value;
+use splitrail_settings::command::print_error;
+use splitrail_settings::scalar::parse_duration;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+
+use super::requests;
+use crate::admin::{AskError, Replica};
+use crate::cluster::{WorkerState, ask_all, workers};
+
+/// Time between two rounds of questions.
+const ROUND: Duration = Duration::from_millis(500);
+
+/// Minimum time between two lines about the progress.
+const PROGRESS: Duration = Duration::from_secs(2);
+
+/// Number of rounds in a row that a replica may fail to answer.
+const SILENT_ROUNDS_MAX: u32 = 3;
+
+/// How a wait ended.
+pub(super) enum Ending {
+    /// The person who runs the command does not want to wait any longer.
+    Interrupted,
+    /// What is known of each replica.
+    Ended(Vec<Proof>),
+}
+
+/// What is known of one replica in the end.
+#[derive(Clone, Debug)]
+pub(super) enum Proof {
+    /// It has not answered the last question.
+    Unknown,
+    /// It has no requests on the worker, and no hand-off from it that may still be fetched.
+    NoRequests,
+    /// It had this number of requests when the time was over.
+    Requests(u64),
+    /// Requests that were prefilled on the worker may still fetch their hand-offs.
+    HandOffs,
+    /// It cannot be asked any more.
+    Gone(AskError),
+    /// It does not list the worker any more.
+    Left,
+    /// Somebody has taken the worker back into service.
+    Undrained,
+}
+
+impl Proof {
+    /// Whether the replica is known to need the worker no more.
+    pub(super) fn is_proved(&self) -> bool {
+        matches!(self, Self::NoRequests)
+    }
+
+    /// The same in words.
+    pub(super) fn text(&self, id: &str) -> String {
+        match self {
+            Self::Unknown => "not proved: the router has not replied".to_owned(),
+            Self::NoRequests => format!("no requests on {id}"),
+            Self::Requests(count) => format!("still {} on {id}", requests(*count)),
+            Self::HandOffs => format!("hand-offs from {id} may still be fetched"),
+            Self::Gone(error) => format!("not proved: {}", error.message()),
+            Self::Left => format!("not proved: the router does not list {id} any more"),
+            Self::Undrained => format!("not proved: {id} is back in service"),
+        }
+    }
+
+    /// Whether further questions cannot change it.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Gone(_) | Self::Left | Self::Undrained)
+    }
+}
+
+/// One replica during the wait.
+struct Watched {
+    replica: Replica,
+    silent_rounds: u32,
+    /// Whether it was said that the worker still gets requests.
+    is_warned: bool,
+    proof: Proof,
+}
+
+/// The ids of requests that are in flight, by the place of their replica.
+type InFlight = BTreeSet<(usize, String)>;
+
+/// Waits for one worker.
+pub(super) struct Wait<'w> {
+    watched: Vec<Watched>,
+    model: &'w str,
+    id: &'w str,
+    /// Whether the progress is shown.
+    shows_progress: bool,
+    /// The total that was shown last, and when.
+    shown: Option<(u64, Instant)>,
+    /// Requests that may still fetch hand-offs from the worker, and until when. `None` while the
+    /// worker has requests.
+    fetching: Option<(InFlight, Instant)>,
+}
+
+impl<'w> Wait<'w> {
+    pub(super) fn new(
+        replicas: &[Replica],
+        model: &'w str,
+        id: &'w str,
+        shows_progress: bool,
+    ) -> Self {
+        let watched = |replica: &Replica| Watched {
+            replica: replica.clone(),
+            silent_rounds: 0,
+            is_warned: false,
+            proof: Proof::Unknown,
+        };
+        let watched = replicas.iter().map(watched).collect();
+        Self { watched, model, id, shows_progress, shown: None, fetching: None }
+    }
+
+    /// Waits for at most `time_max`, or until `interrupted`.
+    pub(super) async fn run<T>(
+        mut self,
+        time_max: Option<Duration>,
+        interrupted: impl Future<Output = T>,
+    ) -> Ending {
+        let far = Duration::from_secs(365 * 24 * 3600);
+        let mut is_late = pin!(sleep_until(Instant::now() + time_max.unwrap_or(far)));
+        let mut interrupted = pin!(interrupted);
+        let mut rounds = interval(ROUND);
+        rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_over = tokio::select! {
+                biased;
+                _signal = &mut interrupted => return Ending::Interrupted,
+                () = &mut is_late => true,
+                is_over = async { rounds.tick().await; self.round().await } => is_over,
+            };
+            if is_over {
+                return Ending::Ended(self.watched.into_iter().map(|one| one.proof).collect());
+            }
+        }
+    }
+
+    /// Asks all replicas once. Returns whether nothing is left to wait for.
+    async fn round(&mut self) -> bool {
+        let asked: Vec<usize> =
+            (0..self.watched.len()).filter(|at| !self.watched[*at].proof.is_final()).collect();
+        let replicas: Vec<_> = asked.iter().map(|at| self.watched[*at].replica.clone()).collect();
+        let mut prefills = false;
+        for (at, reply) in asked.iter().zip(ask_all(&replicas, workers).await) {
+            prefills |= self.note(*at, reply);
+        }
+        let open = self.watched.iter().filter(|one| !one.proof.is_final());
+        let waits = open.clone().any(|one| !one.proof.is_proved());
+        self.show_progress();
+        if waits {
+            self.fetching = None;
+            return false;
+        }
+        !prefills || self.are_hand_offs_over().await
+    }
+
+    /// Notes what a replica says. Returns whether the worker may have handed something over there.
+    fn note(&mut self, at: usize, reply: Result<Vec<WorkerState>, AskError>) -> bool {
+        let one = &mut self.watched[at];
+        let list = match reply {
+            Ok(list) => list,
+            Err(error) => {
+                one.silent_rounds += 1;
+                if one.silent_rounds >= SILENT_ROUNDS_MAX {
+                    if self.shows_progress {
+                        print_error(&format!("{}: {}", one.replica.name(), error.message()));
+                    }
+                    one.proof = Proof::Gone(error);
+                } else {
+                    one.proof = Proof::Unknown;
+                }
+                return false;
+            }
+        };
+        one.silent_rounds = 0;
+        let worker = list.iter().find(|worker| worker.is(self.model, self.id));
+        if !one.is_warned
+            && self.shows_progress
+            && worker.is_some_and(|worker| is_last(worker, &list))
+        {
+            one.is_warned = true;
+            print_error(&format!(
+                "{}: no other worker can take its requests, so it still gets them",
+                one.replica.name()
+            ));
+        }
+        one.proof = match worker {
+            None => Proof::Left,
+            Some(worker) if worker.state != "draining" => Proof::Undrained,
+            Some(worker) if worker.requests > 0 => Proof::Requests(worker.requests),
+            Some(_) => Proof::NoRequests,
+        };
+        worker.is_some_and(|worker| worker.role != "decode")
+    }
+
+    /// Whether no hand-off of the worker can be fetched any more: the requests that were in flight
+    /// when the worker had none have ended, or the lease has passed.
+    async fn are_hand_offs_over(&mut self) -> bool {
+        let replicas: Vec<_> = self.watched.iter().map(|one| one.replica.clone()).collect();
+        let open: Vec<bool> = self.watched.iter().map(|one| !one.proof.is_final()).collect();
+        let now = Instant::now();
+        let live =
+            ask_all(&replicas, async |replica: Replica| replica.get("/admin/requests").await).await;
+        let mut in_flight = InFlight::new();
+        for (at, reply) in live.iter().enumerate().filter(|(at, _)| open[*at]) {
+            // A replica that does not answer is asked again in the next round.
+            let Ok(reply) = reply else { return false };
+            in_flight.extend(ids(reply, self.model).map(|id| (at, id)));
+        }
+        let (before, until) = match self.fetching.take() {
+            Some(before) => before,
+            None => (in_flight.clone(), now + self.lease(&replicas, &open).await),
+        };
+        let left: InFlight = before.intersection(&in_flight).cloned().collect();
+        if left.is_empty() || now >= until {
+            return true;
+        }
+        let waiting: BTreeSet<usize> = left.iter().map(|(at, _)| *at).collect();
+        for at in waiting {
+            self.watched[at].proof = Proof::HandOffs;
+        }
+        self.fetching = Some((left, until));
+        false
+    }
+
+    /// The longest lease of the model on the replicas.
+    async fn lease(&self, replicas: &[Replica], open: &[bool]) -> Duration {
+        /// What the configuration has by default.
+        const DEFAULT: Duration = Duration::from_secs(30);
+        let configs =
+            ask_all(replicas, async |replica: Replica| replica.get("/admin/config").await).await;
+        let of_config = |config: &Value| {
+            let mut models = config["models"].as_array()?.iter();
+            let model = models.find(|model| model["name"] == self.model)?;
+            match model["connector"] == "none" {
+                true => Some(Duration::ZERO),
+                false => parse_duration(model["lease"].as_str()?).ok(),
+            }
+        };
+        let asked = configs.iter().zip(open).filter(|(_, is_open)| **is_open);
+        let leases =
+            asked.map(|(config, _)| config.as_ref().ok().and_then(of_config).unwrap_or(DEFAULT));
+        leases.max().unwrap_or(DEFAULT)
+    }
+
+    fn show_progress(&mut self) {
+        if !self.shows_progress {
+            return;
+        }
+        let counts = self.watched.iter().filter_map(|one| match one.proof {
+            Proof::Requests(count) => Some((one.replica.name(), count)),
+            _ => None,
+        });
+        let counts: Vec<(String, u64)> = counts.collect();
+        let total = counts.iter().map(|(_, count)| count).sum();
+        let now = Instant::now();
+        let is_due = self.shown.is_none_or(|(shown, at)| shown != total && now - at >= PROGRESS);
+        if total > 0 && is_due {
+            let parts: Vec<_> =
+                counts.iter().map(|(name, count)| format!("{name}: {count}")).collect();
+            print_error(&format!("waiting for {} ({})", requests(total), parts.join(", ")));
+            self.shown = Some((total, now));
+        }
+    }
+}
+
+/// Whether no other worker of its model takes new work of its role: a router uses the last one
+/// although it drains.
+fn is_last(worker: &WorkerState, all: &[WorkerState]) -> bool {
+    let replaces = |other: &WorkerState| {
+        let has_role = other.role == worker.role || other.role == "both" || worker.role == "both";
+        let takes_work = matches!(&*other.state, "joining" | "warming" | "serving");
+        other.model == worker.model && other.id != worker.id && has_role && takes_work
+    };
+    !all.iter().any(replaces)
+}
+
+/// The ids of the requests of a model that are in flight.
+fn ids<'r>(reply: &'r Value, model: &'r str) -> impl Iterator<Item = String> {
+    let requests = reply["requests"].as_array().into_iter().flatten();
+    let of_model = requests.filter(move |request| request["model"] == model);
+    of_model.filter_map(|request| request["request_id"].as_str().map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_the_last_one_if_no_other_takes_new_work_of_its_role() {
+        let worker = |id: &str, role: &str, state: &str| WorkerState {
+            model: "m".into(),
+            id: id.into(),
+            role: role.into(),
+            state: state.into(),
+            ..Default::default()
+        };
+        let drained = worker("d0", "decode", "draining");
+        for (other, is_last_one) in [
+            (worker("d1", "decode", "serving"), false),
+            (worker("w", "both", "warming"), false),
+            (worker("d1", "decode", "down"), true),
+            (worker("p", "prefill", "serving"), true),
+            (WorkerState { model: "n".into(), ..worker("d1", "decode", "serving") }, true),
+        ] {
+            assert_eq!(is_last(&drained, &[drained.clone(), other]), is_last_one);
+        }
+    }
+}

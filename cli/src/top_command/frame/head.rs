@@ -1,0 +1,186 @@
+//! The upper part of a frame: routers, rates, latencies, and where prompt tokens came from.
+
+use ratatui::text::{Line, Span};
+
+use super::{Paint, ROUTERS_MAX, cell, figure, plain, styled};
+use crate::safe_text::{columns, printable};
+use crate::top_command::figures::{age, count, percent, time_ms};
+use crate::top_command::live::{Percentiles, Sources};
+use crate::top_command::options::Options;
+use crate::top_command::view::{Router, View};
+
+/// Number of hexadecimal digits of a configuration's hash that are shown.
+const HASH_DIGITS: usize = 6;
+
+/// Maximum width of the name of a router.
+const ROUTER_MAX_COLUMNS: usize = 24;
+
+pub(super) fn lines(
+    view: &View<'_>,
+    options: &Options,
+    width: usize,
+    paint: Paint,
+) -> Vec<Line<'static>> {
+    let mut lines = vec![first(view, options, width, paint)];
+    lines.extend(routers(view, width, paint));
+    lines.push(rates(view, paint));
+    lines.push(latencies(view));
+    lines.extend(sources(view, width));
+    lines
+}
+
+/// The keys, and the order of workers.
+pub(super) fn keys(options: &Options, width: usize) -> Line<'static> {
+    let keys = "q quit  p pause  s sort  m model  \u{2191}\u{2193} scroll";
+    let sorted = format!("sorted by {}", options.sort.name());
+    let space = width.saturating_sub(columns(keys) + columns(&sorted));
+    styled(format!("{keys}{}{sorted}", " ".repeat(space)), Paint::dim())
+}
+
+fn first(view: &View<'_>, options: &Options, width: usize, paint: Paint) -> Line<'static> {
+    let model = match (&options.model, view.models.len()) {
+        (Some(model), _) => model.clone(),
+        (None, 1) => view.models[0].to_owned(),
+        (None, 0) => "no models".to_owned(),
+        (None, count) => format!("all {count} models"),
+    };
+    let flow = view.flow.map(|flow| format!("  {}", printable(flow, 20))).unwrap_or_default();
+    let state = match (options.is_paused, view.routers.iter().any(|r| r.snapshot.is_some())) {
+        (true, _) => "PAUSED",
+        (false, false) => "connecting",
+        (false, true) => "",
+    };
+    let left = format!("splitrail top  {}{flow}", printable(&model, 40));
+    let space = width.saturating_sub(columns(&left) + columns(state));
+    Line::from(vec![
+        Span::styled(left, Paint::title()),
+        Span::raw(" ".repeat(space)),
+        Span::styled(state, paint.changing()),
+    ])
+}
+
+fn routers(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<'static>> {
+    let names = view.routers.iter().map(|router| columns(&router.name)).max().unwrap_or_default();
+    let name_width = names.min(ROUTER_MAX_COLUMNS);
+    let hashes: Vec<_> =
+        view.routers.iter().filter_map(|r| Some(&r.snapshot.as_ref()?.config_hash)).collect();
+    let differ = hashes.windows(2).any(|two| two[0] != two[1]);
+    // Those that need attention are shown in any case.
+    let mut order: Vec<&Router> = view.routers.iter().collect();
+    order.sort_by_key(|router| router.snapshot.as_ref().is_some_and(|snapshot| snapshot.ready));
+    let is_all = order.len() <= ROUTERS_MAX;
+    let shown = if is_all { view.routers.iter().collect() } else { order };
+    let mut lines: Vec<_> = shown
+        .iter()
+        .take(ROUTERS_MAX)
+        .map(|router| router_line(router, name_width, width, (differ, paint)))
+        .collect();
+    if !is_all {
+        lines.push(plain(format!("and {} more routers", shown.len() - ROUTERS_MAX)));
+    }
+    if differ {
+        lines.push(styled("the routers run different configurations", paint.bad()));
+    }
+    lines
+}
+
+fn router_line(
+    router: &Router,
+    name_width: usize,
+    width: usize,
+    (differ, paint): (bool, Paint),
+) -> Line<'static> {
+    let name = cell(&router.name, name_width);
+    let room = width.saturating_sub(name_width + 2);
+    let Some(snapshot) = &router.snapshot else {
+        let why = router.error.as_deref().unwrap_or("connecting");
+        return Line::from(vec![
+            Span::raw(name + "  "),
+            Span::styled(printable(why, room), paint.bad()),
+        ]);
+    };
+    let hash: String = snapshot.config_hash.chars().take(HASH_DIGITS).collect();
+    let version = printable(&snapshot.router_version, 16);
+    let about = format!("  v{version}  up {:>4}  config ", age(snapshot.uptime_ms));
+    let mut spans = vec![Span::raw(name + "  ")];
+    let hash_style = if differ { paint.bad() } else { Default::default() };
+    match &snapshot.not_ready_why {
+        _ if snapshot.ready => spans.push(Span::styled("ready", paint.good())),
+        why => {
+            let why = format!("not ready: {}", why.as_deref().unwrap_or("unknown"));
+            spans.push(Span::styled(printable(&why, room), paint.bad()));
+            return Line::from(spans);
+        }
+    }
+    spans.extend([Span::raw(about), Span::styled(printable(&hash, HASH_DIGITS), hash_style)]);
+    Line::from(spans)
+}
+
+fn rates(view: &View<'_>, paint: Paint) -> Line<'static> {
+    let totals = &view.totals;
+    let failures = format!("failed/s {}", figure(&count(Some(totals.failures_per_s)), 5));
+    let style = if totals.failures_per_s > 0.0 { paint.bad() } else { Default::default() };
+    Line::from(vec![
+        Span::raw(format!("requests/s {}  ", figure(&count(totals.requests_per_s), 5))),
+        Span::styled(failures, style),
+        Span::raw(format!(
+            "  in flight {}  queued {}  gen tok/s {}",
+            figure(&count(Some(totals.requests_in_flight as f64)), 5),
+            figure(&count(Some(totals.queue_requests as f64)), 4),
+            figure(&count(totals.generation_tokens_per_s), 5),
+        )),
+    ])
+}
+
+fn latencies(view: &View<'_>) -> Line<'static> {
+    let three = |percentiles: Option<Percentiles>| {
+        let of = |p: fn(Percentiles) -> f64| figure(&time_ms(percentiles.map(p)), 5);
+        format!("p50 {} p90 {} p99 {}", of(|p| p.p50), of(|p| p.p90), of(|p| p.p99))
+    };
+    let totals = &view.totals;
+    // Percentiles of several routers cannot be summed.
+    let several = view.routers.iter().filter(|router| router.snapshot.is_some()).count() > 1;
+    let worst = if several { " (worst)" } else { "" };
+    plain(format!("TTFT {}  ITL {}{worst}", three(totals.ttft_ms), three(totals.inter_token_ms)))
+}
+
+/// Where prompt tokens came from: one line for each kind of leg that had any.
+fn sources(view: &View<'_>, width: usize) -> Vec<Line<'static>> {
+    let has_prefill = view.rows.iter().any(|row| row.role == "prefill");
+    let mut lines = Vec::new();
+    if has_prefill {
+        lines.push(source_line("prefill", view.totals.prefill, width));
+    }
+    lines.push(source_line("decode", view.totals.decode, width));
+    lines
+}
+
+fn source_line(leg: &str, sources: Sources, width: usize) -> Line<'static> {
+    let parts = [sources.cached, sources.transferred, sources.computed];
+    let total: f64 = parts.iter().flatten().sum();
+    let ratio = |part: Option<f64>| part.filter(|_| total > 0.0).map(|part| part / total);
+    let total = parts.iter().any(Option::is_some).then_some(total);
+    let lead = format!("{} tokens/s {}  ", cell(leg, 7), figure(&count(total), 5));
+    let share = |part: Option<f64>| figure(&percent(ratio(part)), 4);
+    let figures = format!(
+        " #cached{} =transferred{} .computed{}",
+        share(parts[0]),
+        share(parts[1]),
+        share(parts[2])
+    );
+    let room = width.saturating_sub(columns(&lead) + columns(&figures));
+    plain(format!("{lead}{}{figures}", bar(parts.map(|part| ratio(part).unwrap_or(0.0)), room)))
+}
+
+/// A bar of three shares that sum to 1, or to 0.
+fn bar(shares: [f64; 3], width: usize) -> String {
+    let mut bar = String::new();
+    let (mut sum, mut filled) = (0.0, 0);
+    for (share, mark) in shares.into_iter().zip(["#", "=", "."]) {
+        sum += share;
+        let end = ((sum * width as f64).round() as usize).min(width);
+        bar += &mark.repeat(end.saturating_sub(filled));
+        filled = filled.max(end);
+    }
+    cell(&bar, width)
+}

@@ -1,0 +1,144 @@
+//! Frames as text. `SPLITRAIL_WRITE_FRAMES=1 cargo test -p splitrail frames` writes those that are
+//! expected.
+#![allow(clippy::unwrap_used)]
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+use super::frame::{self, Paint};
+use super::options::{Action, Options, Sort};
+use super::view::{Router, View};
+
+const HEALTHY: &str = include_str!("fixtures/healthy.json");
+const TROUBLED: &str = include_str!("fixtures/troubled.json");
+const HOSTILE: &str = include_str!("fixtures/hostile.json");
+
+fn router(name: &str, snapshot: &str) -> Router {
+    let snapshot = Some(serde_json::from_str(snapshot).unwrap());
+    Router { name: name.to_owned(), snapshot, error: None }
+}
+
+fn lost(name: &str, error: &str) -> Router {
+    Router { name: name.to_owned(), snapshot: None, error: Some(error.to_owned()) }
+}
+
+/// The terminal after a frame.
+fn drawn(routers: &[Router], options: &Options, size: (u16, u16)) -> Terminal<TestBackend> {
+    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
+    let view = View::new(routers, options);
+    terminal.draw(|frame| frame::draw(frame, &view, options, Paint { has_colour: true })).unwrap();
+    terminal
+}
+
+/// The text on the screen, one line for each row.
+fn screen(routers: &[Router], options: &Options, size: (u16, u16)) -> String {
+    let terminal = drawn(routers, options, size);
+    let buffer = terminal.backend().buffer();
+    let mut text = String::new();
+    for y in 0..size.1 {
+        let mut row = String::new();
+        let mut x = 0;
+        while x < size.0 {
+            let symbol = buffer[(x, y)].symbol();
+            row += symbol;
+            // A wide character takes the cell behind it, too.
+            x += u16::try_from(crate::safe_text::columns(symbol)).unwrap().max(1);
+        }
+        text += row.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// Compares a text with the file that has the expected one.
+fn compare(name: &str, text: &str) {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/top_command/fixtures");
+    let path = folder.join(format!("{name}.txt"));
+    if std::env::var_os("SPLITRAIL_WRITE_FRAMES").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(text == expected, "{name}: expected\n{expected}\nbut drawn was\n{text}");
+}
+
+#[test]
+fn frames_show_a_healthy_cluster_in_80_columns_and_24_rows() {
+    let routers = [router("127.0.0.1:9090", HEALTHY)];
+    compare("healthy", &screen(&routers, &Options::default(), (80, 24)));
+}
+
+#[test]
+fn frames_show_drained_and_broken_workers_and_routers_that_differ() {
+    let gone = lost("10.0.0.3:9090", "nothing listens at 10.0.0.3:9090");
+    let routers = [router("10.0.0.1:9090", HEALTHY), router("10.0.0.2:9090", TROUBLED), gone];
+    compare("troubled", &screen(&routers, &Options::default(), (100, 34)));
+}
+
+#[test]
+fn frames_show_one_model_in_the_chosen_order() {
+    let routers = [router("10.0.0.1:9090", HEALTHY), router("10.0.0.2:9090", TROUBLED)];
+    let mut options = Options { sort: Sort::KvUsed, ..Options::default() };
+    let models = View::new(&routers, &options).models;
+    options.apply(Action::Model, &models);
+    options.apply(Action::Pause, &models);
+    compare("one_model", &screen(&routers, &options, (80, 30)));
+}
+
+#[test]
+fn frames_keep_hostile_names_in_their_cells() {
+    let routers = [router("127.0.0.1:9090", HOSTILE), lost("\u{1b}[2Jx:1", "\u{1b}[2J\nb")];
+    let text = screen(&routers, &Options::default(), (80, 24));
+    compare("hostile", &text);
+    let whole = frame::text(&View::new(&routers, &Options::default()), &Options::default(), 80);
+    for text in [text, whole] {
+        let steers = |c: char| c != '\n' && (c.is_control() || "\u{202e}\u{200b}".contains(c));
+        assert!(!text.contains(steers), "{text:?}");
+        assert!(!text.lines().any(|line| line.trim() == "fake line"), "{text}");
+    }
+}
+
+#[test]
+fn every_size_of_a_terminal_has_a_frame() {
+    for snapshot in [HEALTHY, TROUBLED, HOSTILE] {
+        let routers = [router("a:1", snapshot), router("b:1", HEALTHY), lost("c:1", "no")];
+        for width in [1, 2, 9, 40, 80, 300] {
+            for height in [1, 2, 3, 5, 8, 12, 24, 100] {
+                let options = Options { scroll: usize::from(height), ..Options::default() };
+                drawn(&routers, &options, (width, height));
+                drawn(&[], &options, (width, height));
+            }
+        }
+    }
+}
+
+#[test]
+fn without_colour_no_cell_has_one() {
+    let routers = [router("10.0.0.2:9090", TROUBLED)];
+    let options = Options::default();
+    let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+    let view = View::new(&routers, &options);
+    terminal
+        .draw(|frame| frame::draw(frame, &view, &options, Paint { has_colour: false }))
+        .unwrap();
+    let coloured = |cell: &ratatui::buffer::Cell| cell.fg != ratatui::style::Color::Reset;
+    assert!(!terminal.backend().buffer().content().iter().any(coloured));
+    let cells = drawn(&routers, &options, (80, 24));
+    assert!(cells.backend().buffer().content().iter().any(coloured));
+}
+
+#[test]
+fn workers_that_do_not_fit_are_scrolled_to() {
+    let mut first: super::live::Snapshot = serde_json::from_str(HEALTHY).unwrap();
+    let worker = first.models[0].workers[0].clone();
+    first.models[0].workers = (0..40)
+        .map(|at| super::live::Worker { id: format!("p{at:02}"), ..worker.clone() })
+        .collect();
+    let routers = [Router { name: "a:1".into(), snapshot: Some(first), error: None }];
+    let mut options = Options::default();
+    let top = screen(&routers, &options, (80, 24));
+    assert!(top.contains("p00") && !top.contains("p39") && top.contains("0 lines above"), "{top}");
+    options.apply(Action::Scroll(100), &[]);
+    let bottom = screen(&routers, &options, (80, 24));
+    assert!(bottom.contains("p39") && !bottom.contains("p00 "), "{bottom}");
+    assert!(bottom.contains("0 below"), "{bottom}");
+}

@@ -1,0 +1,190 @@
+//! `splitrail workers`: all workers, over all replicas.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+use splitrail_settings::command::Failure;
+use splitrail_telemetry::clock::unix_ms;
+
+use crate::admin::{AdminArgs, AskError, Replica};
+use crate::cluster::{MergedWorker, WorkerState, ask_all, merge, of_worker, workers, worst_code};
+use crate::output::Output;
+use crate::table::{Column, lines};
+
+/// The arguments.
+#[derive(Args)]
+pub(crate) struct WorkersArgs {
+    /// Shows the workers of this model only.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Prints JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// Asks the replicas; returns what the command prints.
+///
+/// # Errors
+/// The replicas cannot be named, or none of them can be asked.
+pub(crate) async fn run(args: WorkersArgs) -> Result<Output, Failure> {
+    let replicas = args.admin.replicas().await?;
+    let mut replies = ask_all(&replicas, workers).await;
+    if let [Err(error)] = &replies[..] {
+        return Err(error.clone().into());
+    }
+    if let Some(model) = &args.model {
+        for workers in replies.iter_mut().flatten() {
+            workers.retain(|worker| worker.model == *model);
+        }
+    }
+    let code = worst_code(replies.iter().filter_map(|reply| reply.as_ref().err()), 0);
+    let known = replies.iter().enumerate();
+    let known = known.filter_map(|(at, reply)| Some((at, &reply.as_ref().ok()?[..])));
+    let merged = merge(known);
+    let text = match args.json {
+        true => format!("{:#}", to_json(&replicas, &replies, &merged)),
+        false => to_text(&replies, &merged, unix_ms()),
+    };
+    Ok(Output { text, code })
+}
+
+type Replies = [Result<Vec<WorkerState>, AskError>];
+
+fn to_json(replicas: &[Replica], replies: &Replies, merged: &[MergedWorker<'_>]) -> Value {
+    let replica = |(replica, reply): (&Replica, &Result<_, AskError>)| {
+        let error = reply.as_ref().err().map(AskError::message);
+        json!({ "admin": replica.name(), "reached": error.is_none(), "error": error })
+    };
+    let worker = |worker: &MergedWorker<'_>| {
+        let (_, first) = worker.seen[0];
+        let seen = worker.seen.iter().map(|(at, seen)| {
+            json!({
+                "admin": replicas[*at].name(),
+                "state": seen.state,
+                "state_since_unix_ms": seen.state_since_unix_ms,
+                "state_why": seen.state_why,
+                "requests": seen.requests,
+                "prefill_tokens": seen.prefill_tokens,
+                "kv_routing": seen.kv_routing,
+                "parity": seen.parity,
+                "needs_attention": of_worker(seen),
+            })
+        });
+        json!({
+            "model": worker.model,
+            "id": worker.id,
+            "role": first.role,
+            "url": first.url,
+            "requests": worker.sum(|seen| seen.requests),
+            "prefill_tokens": worker.sum(|seen| seen.prefill_tokens),
+            "engine_waiting": worker.largest(waiting),
+            "engine_kv_used_ratio": worker.largest(|seen| seen.engine_kv_used_ratio),
+            "replicas": seen.collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "replicas": replicas.iter().zip(replies).map(replica).collect::<Vec<_>>(),
+        "workers": merged.iter().map(worker).collect::<Vec<_>>(),
+    })
+}
+
+fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> String {
+    let titles = [
+        Column::text("model", 20),
+        Column::text("id", 24),
+        Column::text("role", 8),
+        Column::text("state", 40),
+        Column::text("since", 24),
+        Column::figure("requests"),
+        Column::figure("prefill tokens"),
+        Column::figure("waiting"),
+        Column::figure("KV used"),
+        Column::text("KV routing", 16),
+        Column::text("parity", 24),
+        Column::text("url", 48),
+        Column::text("why", 80),
+    ];
+    let reached = replies.iter().filter(|reply| reply.is_ok()).count();
+    let row = |worker: &MergedWorker<'_>| {
+        let (_, first) = worker.seen[0];
+        let mut state = worker.texts(|seen| seen.state.clone());
+        if worker.seen.len() < reached {
+            state += &format!(" (known to {} of {reached} routers)", worker.seen.len());
+        }
+        let ratio = worker.largest(|seen| seen.engine_kv_used_ratio);
+        let figure = |figure: Option<f64>| figure.map_or("-".to_owned(), |f| format!("{f:.0}"));
+        let newest = worker.seen.iter().map(|(_, seen)| seen.state_since_unix_ms).max();
+        vec![
+            worker.model.to_owned(),
+            worker.id.to_owned(),
+            first.role.clone(),
+            state,
+            age(now_unix_ms, newest.unwrap_or_default()),
+            worker.sum(|seen| seen.requests).to_string(),
+            worker.sum(|seen| seen.prefill_tokens).to_string(),
+            figure(worker.largest(waiting)),
+            ratio.map_or("-".to_owned(), |ratio| format!("{:.0} %", ratio * 100.0)),
+            worker.texts(|seen| if seen.kv_routing { "yes" } else { "no" }.to_owned()),
+            worker.texts(parity),
+            worker.texts(|seen| seen.url.clone()),
+            worker.texts(|seen| seen.state_why.clone()),
+        ]
+    };
+    let mut text = lines(&titles, &merged.iter().map(row).collect::<Vec<_>>());
+    if merged.is_empty() {
+        text = vec!["there are no workers".to_owned()];
+    }
+    text.extend(replies.iter().filter_map(|reply| reply.as_ref().err().map(ToString::to_string)));
+    text.join("\n")
+}
+
+fn waiting(worker: &WorkerState) -> Option<f64> {
+    worker.engine_waiting.map(|waiting| waiting as f64)
+}
+
+fn parity(worker: &WorkerState) -> String {
+    match &worker.parity_cause {
+        Some(cause) => format!("{} ({cause})", worker.parity),
+        None => worker.parity.clone(),
+    }
+}
+
+/// How long ago a time was, in the two largest units.
+pub(crate) fn age(now_unix_ms: u64, then_unix_ms: u64) -> String {
+    let age = Duration::from_millis(now_unix_ms.saturating_sub(then_unix_ms));
+    let text = humantime::format_duration(Duration::from_secs(age.as_secs())).to_string();
+    text.split_whitespace().take(2).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_name_neither_leaves_its_cell_nor_steers_the_terminal() {
+        let worker = WorkerState {
+            model: "m".into(),
+            id: "\u{1b}[2J\nd0 serving".into(),
+            role: "decode".into(),
+            state: "down".into(),
+            state_why: "模".repeat(100),
+            ..Default::default()
+        };
+        let replies = [Ok(vec![worker])];
+        let merged = merge([(0, &replies[0].as_ref().unwrap()[..])]);
+        let text = to_text(&replies, &merged, 0);
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(!text.contains('\u{1b}') && text.contains("\\u{1b}[2J\\nd0 serving "), "{text}");
+    }
+
+    #[test]
+    fn an_age_has_two_units() {
+        assert_eq!(age(90_061_000, 0), "1day 1h");
+        assert_eq!(age(61_000, 0), "1m 1s");
+        assert_eq!(age(0, 5), "0s");
+    }
+}

@@ -1,0 +1,182 @@
+//! `status`, `workers` and `explain` over several routers.
+
+use serde_json::json;
+use splitrail_tests::Client;
+use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
+
+use super::support::{ADMIN, Routers, command, run};
+
+#[tokio::test]
+async fn status_is_0_if_all_is_well_and_1_if_a_worker_is_drained_on_one_router() {
+    let routers = Routers::start(2).await;
+    routers.until_serving().await;
+    let admins = routers.admins();
+    let well = run(&["status", "--admin", &admins]).await;
+    assert_eq!(well.code, 0, "{well:?}");
+    assert!(well.stdout.contains("all is well"), "{well:?}");
+    let model = well.line("sim ");
+    assert!(model.contains("prefill_first") && model.matches("2 serving").count() == 2, "{model}");
+    let told = run(&["status", "--admin", &admins, "--json"]).await.json();
+    assert_eq!((&told["ok"], &told["config_differs"]), (&json!(true), &json!(false)));
+    let replicas = told["replicas"].as_array().unwrap();
+    assert_eq!(replicas.len(), 2);
+    assert_eq!(replicas[0]["workers"]["decode"]["serving"], 2);
+    assert_eq!(replicas[0]["config_hash"], replicas[1]["config_hash"]);
+
+    let drained = Client::new(routers.routers[1].admin);
+    drained.post_with("/admin/workers/d1/drain", &[], "").await;
+    let ill = run(&["status", "--admin", &admins]).await;
+    assert_eq!(ill.code, 1, "{ill:?}");
+    let about = ill.line(&format!("{}: worker d1 of sim: draining", routers.name(1)));
+    assert!(about.contains("an operator drains it"), "{ill:?}");
+    let told = run(&["status", "--admin", &admins, "--json"]).await.json();
+    assert_eq!(told["ok"], false);
+    assert_eq!(told["replicas"][0]["needs_attention"], json!([]));
+    assert_eq!(told["replicas"][1]["needs_attention"][0]["kind"], "draining");
+}
+
+#[tokio::test]
+async fn status_warns_of_routers_with_different_configurations() {
+    let top = |place: usize| format!("limits: {{ decisions_kept: {} }}", place + 100);
+    let routers = Routers::start_with(2, ADMIN, top).await;
+    let status = run(&["status", "--admin", &routers.admins()]).await;
+    assert_eq!(status.code, 1, "{status:?}");
+    assert!(status.stdout.contains("run different configurations"), "{status:?}");
+}
+
+#[tokio::test]
+async fn workers_lists_all_with_the_states_in_which_routers_see_them() {
+    let routers = Routers::start(2).await;
+    routers.until_serving().await;
+    let drained = Client::new(routers.routers[0].admin);
+    drained.post_with("/admin/workers/p0/drain", &[], "").await;
+    let (_events, busy) = routers.endless(1).await;
+    let listed = run(&["workers", "--admin", &routers.admins()]).await;
+    assert_eq!(listed.code, 0, "{listed:?}");
+    let ids: Vec<_> = listed.stdout.lines().skip(1).map(|line| &line[7..9]).collect();
+    assert_eq!(ids, ["p0", "p1", "d0", "d1"], "{listed:?}");
+    assert!(listed.stdout.contains("draining 1/2, serving 1/2"), "{listed:?}");
+    let told = run(&["workers", "--admin", &routers.admins(), "--json"]).await.json();
+    let of = |id: &str| {
+        let all = told["workers"].as_array().unwrap();
+        all.iter().find(|worker| worker["id"] == id).unwrap().clone()
+    };
+    assert_eq!(of(&busy)["requests"], 1);
+    let states: Vec<_> =
+        of("p0")["replicas"].as_array().unwrap().iter().map(|seen| seen["state"].clone()).collect();
+    assert_eq!(states, ["draining", "serving"]);
+    let none = run(&["workers", "--admin", &routers.admins(), "--model", "other"]).await;
+    assert_eq!((none.code, none.stdout.trim()), (0, "there are no workers"));
+}
+
+/// What pretends to be a router, with a hostile name wherever a reply has room for one.
+async fn hostile(id: &'static str) -> ListeningPost {
+    ListeningPost::start(move |heard| {
+        let worker = json!({
+            "model": "m", "id": id, "role": "decode", "url": id, "state": "draining",
+            "state_why": id, "breakers_open": [id], "parity": "mismatch", "parity_cause": id,
+            "parity_advice": id, "kv_routing": false,
+        });
+        let live = json!({
+            "schema": 1, "config_hash": id, "router_version": id, "ready": false,
+            "not_ready_why": id, "models": [{"name": id, "flow": id, "workers": [worker]}],
+            "decisions": [{"request_id": id, "model": id, "outcome": id, "decode_worker": id}],
+        });
+        let path = heard.target.split('?').next().unwrap_or_default();
+        let reply = match path {
+            "/ready" => return Answer::json(503, &json!({"reason": id}).to_string()),
+            "/metrics" => return Answer::events("splitrail_build_info{version=\"\u{1b}[2J\"} 1\n"),
+            "/admin/live" => {
+                return Answer::events(&format!("event: snapshot\ndata: {live}\n\n"));
+            }
+            "/admin/workers" => json!({"workers": [worker]}),
+            "/admin/models" => json!({"models": [{"name": "m", "flow": id}]}),
+            "/admin/reload" => json!({
+                "result": id, "config_digest": id,
+                "changes": [{"path": id, "old": id, "new": id}], "renewed": [id],
+                "warnings": [{"file": id, "line": 1, "column": 1, "message": id, "hint": id}],
+            }),
+            "/admin/explain" => json!({
+                "dry_run": true,
+                "explanation": {
+                    "model": id, "endpoint": id, "policy": {"kind": id},
+                    "prompts": [{"stops": id, "steps": [{
+                        "step": id, "chosen": id, "candidates": [{"worker": id, "chosen": true}],
+                        "vetoed": [{"worker": id, "reasons": [id]}],
+                    }]}],
+                },
+            }),
+            drain if drain.ends_with("/drain") => json!({"worker": worker}),
+            _ => return Answer::json(409, &json!({"error": {"message": id}}).to_string()),
+        };
+        Answer::json(200, &reply.to_string())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_a_router_or_a_worker_says_cannot_steer_the_terminal() {
+    let id = "\u{1b}[2J\u{202e}d9\nd9";
+    let post = hostile(id).await;
+    let url = post.url();
+    for arguments in [
+        &["workers"][..],
+        &["status"],
+        &["drain", id, "--model", id],
+        &["undrain", id],
+        &["reload"],
+        &["top", "--once"],
+        &["explain", "--request-id", id],
+    ] {
+        let ran = run(&[arguments, &["--admin", &url]].concat()).await;
+        let told = format!("{}{}", ran.stdout, ran.stderr);
+        let steers = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+        assert!(!told.contains(steers), "{arguments:?}: {ran:?}");
+        assert!(!told.lines().any(|line| line.starts_with("d9")), "{arguments:?}: {ran:?}");
+        assert!(told.contains("\\u{1b}[2J"), "{arguments:?}: {ran:?}");
+    }
+}
+
+#[tokio::test]
+async fn explain_finds_the_router_that_served_a_request() {
+    let routers = Routers::start(2).await;
+    let http = Client::new(routers.routers[1].http);
+    let headers = [("content-type", "application/json"), ("x-request-id", "served-by-the-second")];
+    let body = completion(&prompt(40, "explained")).to_string();
+    assert_eq!(http.post_with(COMPLETIONS, &headers, body).await.status, 200);
+    let asked = ["explain", "--request-id", "served-by-the-second", "--admin", &routers.admins()];
+    let explained = run(&asked).await;
+    assert_eq!(explained.code, 0, "{explained:?}");
+    assert!(explained.stdout.contains("served-by-the-second"), "{explained:?}");
+    let unknown = run(&["explain", "--request-id", "x", "--admin", &routers.admins()]).await;
+    assert_eq!(unknown.code, 65, "{unknown:?}");
+}
+
+#[tokio::test]
+async fn the_addresses_of_routers_come_from_the_environment_too() {
+    let routers = Routers::start(2).await;
+    let mut status = command(&["status", "--json"]);
+    status.env("SPLITRAIL_ADMIN", routers.admins());
+    let output = tokio::task::spawn_blocking(move || status.output().unwrap()).await.unwrap();
+    let told = super::support::Ran::new(&output).json();
+    assert_eq!(told["replicas"].as_array().unwrap().len(), 2);
+    assert_eq!(told["replicas"][1]["admin"], json!(routers.name(1)));
+}
+
+#[tokio::test]
+async fn each_address_of_a_host_name_can_be_a_router_of_its_own() {
+    let routers = Routers::start(1).await;
+    let port = routers.routers[0].admin.port();
+    let host = format!("localhost:{port}");
+    let one = run(&["status", "--admin", &host, "--json"]).await.json();
+    assert_eq!(one["replicas"][0]["admin"], json!(host));
+    let all = run(&["status", "--admin", &host, "--all-addresses", "--json"]).await.json();
+    let names: Vec<_> = all["replicas"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|replica| replica["admin"].clone())
+        .collect();
+    assert!(names.contains(&json!(format!("127.0.0.1:{port}"))), "{names:?}");
+}
