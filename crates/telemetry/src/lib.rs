@@ -1,5 +1,5 @@
-//! Logs and metrics of the router: the names and labels of metrics, the series that every
-//! request updates, and the throttle of repeated log lines.
+//! Logs, metrics and trace context of the router: the names and labels of metrics, the series that
+//! every request updates, and the throttle of repeated log lines.
 
 pub mod clock;
 mod exemplars;
@@ -11,6 +11,7 @@ mod process;
 mod series;
 mod tenant_series;
 mod throttle;
+pub mod trace_context;
 mod worker_series;
 
 pub use exemplars::TraceId;
