@@ -5,10 +5,21 @@ use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
 
+use std::sync::OnceLock;
+
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Format;
 
 use crate::Problem;
+
+mod queue;
+mod request;
+
+use queue::LineWriter;
+pub use queue::{CountLines, LineQueue, LineResult, queue_lines, write_line};
+pub use request::RequestIds;
+use request::WithIds;
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -34,6 +45,14 @@ pub fn report(problems: &[Problem]) {
     }
 }
 
+/// The format with which logging was started.
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
+
+/// The format of log lines.
+pub fn format() -> LogFormat {
+    FORMAT.get().copied().unwrap_or_default()
+}
+
 /// Starts logging, including panics. `RUST_LOG` sets the filter; the default is `info`.
 /// `directives` are added to the filter: they silence libraries whose lower levels would log
 /// content.
@@ -48,14 +67,23 @@ pub fn init(format: LogFormat, directives: &[&str]) {
         .fold(filter, EnvFilter::add_directive);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(LineWriter::default)
         // A full disk or a closed pipe loses log lines and must not affect the service.
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal());
+    FORMAT.get_or_init(|| format);
     // A second initialisation (tests in one process) keeps the first.
     let _already_set = match format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().try_init(),
+        LogFormat::Text => {
+            // The format knows of colours itself, because a line with ids is formatted apart.
+            let colours = std::io::stderr().is_terminal();
+            let with_ids =
+                |format: Format| WithIds { format: format.with_ansi(colours), is_json: false };
+            builder.map_event_format(with_ids).try_init()
+        }
+        LogFormat::Json => {
+            builder.json().map_event_format(|format| WithIds { format, is_json: true }).try_init()
+        }
     };
     std::panic::set_hook(Box::new(log_panic));
     if let Some(problem) = ignored {
