@@ -143,7 +143,12 @@ pub fn reference_markdown() -> String {
 /// Joins relative paths with the folder of the file, so that they do not depend on the process's
 /// working directory.
 fn anchor_paths(config: &mut Config, base_dir: &Path) {
-    let files = [&mut config.ledger.path, &mut config.record.path, &mut config.audit.path];
+    let files = [
+        &mut config.ledger.path,
+        &mut config.record.path,
+        &mut config.audit.path,
+        &mut config.access_log.path,
+    ];
     for path in files.into_iter().flatten() {
         *path = base_dir.join(&*path);
     }
@@ -154,6 +159,7 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
         }
     }
     config.listen.anchor(base_dir);
+    config.tracing.anchor(base_dir);
     config.auth.iter_mut().for_each(|auth| auth.anchor(base_dir));
     if let Some(tls) = &mut config.fleet.tls {
         let paths = [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca);

@@ -14,6 +14,7 @@ pub use super::scalar::HitThreshold;
 use super::scalar::{self, BlockSize};
 
 mod access;
+mod access_log;
 mod canary;
 mod connector;
 mod costs;
@@ -28,12 +29,14 @@ mod listen;
 mod quotas;
 mod speculative_index;
 mod tokenizer;
+mod tracing;
 
 pub use splitrail_settings::Secret;
 
 pub use access::{
     Auth, CacheGroup, CertificateName, Defaults, JwtAuth, TenantConfig, TenantLimits, TokenWeights,
 };
+pub use access_log::AccessLogConfig;
 pub use canary::{CanaryConfig, DriftConfig};
 pub use connector::{Connector, Network, NotANetwork};
 pub use costs::CostsConfig;
@@ -53,6 +56,7 @@ pub use splitrail_policy::Policy;
 pub use splitrail_policy::queue::QueueConfig;
 pub use splitrail_policy::threshold::ThresholdConfig;
 pub use tokenizer::{ContentFormatConfig, HuggingfaceTokenizer, TokenizerConfig};
+pub use tracing::{OtlpConfig, OtlpHeader, OtlpProtocol, OtlpTarget, TracingConfig};
 
 /// A whole configuration file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -87,6 +91,12 @@ pub struct Config {
     /// The audit file: who changed what, and which credentials were refused.
     #[serde(default)]
     pub audit: AuditConfig,
+    /// The access log: one line for each request of a client.
+    #[serde(default)]
+    pub access_log: AccessLogConfig,
+    /// Traces of requests.
+    #[serde(default)]
+    pub tracing: TracingConfig,
     /// How clients prove who they are; a request needs one of these credentials. Without entries,
     /// everyone who reaches a listener may use the engines.
     #[serde(default)]

@@ -2,20 +2,22 @@
 //! has.
 
 use splitrail_settings::problem::Report;
-use splitrail_settings::tree::Node;
+use splitrail_settings::tree::{Node, Value};
 
 /// The optional parts of a build. Each is a cargo feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
     /// Discovery of workers from pods (`discovery: [{ kind: kubernetes }]`).
     pub kubernetes: bool,
+    /// Export of traces (`tracing.otlp`).
+    pub otlp: bool,
     /// The event plane (`events: { kind: nats }`) and shared limits (`quotas: { kind: nats }`).
     pub nats: bool,
 }
 
 impl Parts {
     /// A build with all parts.
-    pub const ALL: Self = Self { kubernetes: true, nats: true };
+    pub const ALL: Self = Self { kubernetes: true, nats: true, otlp: true };
 
     /// Reports settings that need a part which the build does not have.
     pub(crate) fn check(self, root: &Node, report: &mut Report) {
@@ -31,6 +33,11 @@ impl Parts {
         lacking(self.nats, "nats", "events.kind", events, report);
         let quotas = root.get("quotas").and_then(|quotas| quotas.get("kind"));
         lacking(self.nats, "nats", "quotas.kind", quotas, report);
+        let otlp = root.get("tracing").and_then(|tracing| tracing.get("otlp"));
+        if let Some(node) = otlp.filter(|node| !self.otlp && node.value != Value::Null) {
+            let hint = "build with `--features otlp` or with release/build";
+            report.error(node.at, "`tracing.otlp` is not part of this build".to_owned(), hint);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 mod access;
+mod access_log;
 mod connector;
 mod discovery;
 mod engine_tls;
@@ -21,6 +22,7 @@ mod limits;
 mod listener_tls;
 mod quotas;
 mod tokenizer;
+mod tracing;
 mod value;
 mod workers;
 
@@ -42,10 +44,12 @@ const NAME_MAX: usize = 256;
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     listen(root, report);
     listener_tls::check(root, base_dir, report);
-    for section in ["ledger", "record"] {
+    for section in ["ledger", "record", "access_log"] {
         file_of_lines(root, section, base_dir, report);
     }
     access::check(root, base_dir, report);
+    access_log::check(root, report);
+    tracing::check(root, base_dir, report);
     fleet::check(root, base_dir, report);
     limits::check(root, report);
     events::check(root, base_dir, report);

@@ -144,6 +144,9 @@ fn access_section(path: &str) -> String {
         let events = "events: { kind: nats, servers: ['nats://a:1'] }";
         return format!("{events}\nquotas: {{ kind: nats }}\n");
     }
+    if path.starts_with("tracing.otlp.") {
+        return "tracing: { otlp: { endpoint: 'http://c:4317' } }\n".to_owned();
+    }
     if path.starts_with("tenants[].") {
         return "tenants: [ { name: acme } ]\n".to_owned();
     }

@@ -48,9 +48,10 @@ pub mod worker;
 
 use splitrail_config::Parts;
 
-/// The optional parts (cargo features) that this build includes.
+/// The optional parts (cargo features) of the fleet that this build includes; those of the whole
+/// router are `splitrail_router::PARTS`.
 pub const PARTS: Parts =
-    Parts { kubernetes: cfg!(feature = "kubernetes"), nats: cfg!(feature = "nats") };
+    Parts { kubernetes: cfg!(feature = "kubernetes"), nats: cfg!(feature = "nats"), otlp: false };
 
 pub use booking::{Booked, Booking};
 pub use bootstrap::Bootstrap;

@@ -99,6 +99,25 @@ impl Secret {
         ResolvedSecret::new(&self.text()?)
     }
 
+    /// Reads the secret as the whole value of a header, which may contain spaces. The value is marked
+    /// as sensitive.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn resolve_header(&self) -> Result<HeaderValue, SecretError> {
+        let text = self.text()?;
+        let text = text.trim();
+        if text.is_empty() {
+            return Err(SecretError::Empty);
+        }
+        if !text.chars().all(|c| c == ' ' || c.is_ascii_graphic()) {
+            return Err(SecretError::Characters);
+        }
+        let mut value = HeaderValue::from_str(text).map_err(|_| SecretError::Characters)?;
+        value.set_sensitive(true);
+        Ok(value)
+    }
+
     /// Reads the secrets of a file or variable with one secret per line, without empty lines and
     /// without the white space around each. The result has at least one secret.
     ///

@@ -1,0 +1,166 @@
+//! Settings of traces.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Secret;
+use crate::scalar;
+use splitrail_settings::endpoint;
+
+/// Traces of requests.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TracingConfig {
+    /// Export of spans by the OpenTelemetry protocol. Without this section, requests are not traced,
+    /// and the trace context of clients is passed on to engines unchanged.
+    pub otlp: Option<OtlpConfig>,
+}
+
+/// Export of spans to a collector.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OtlpConfig {
+    /// The collector, `http://HOST:PORT` or `https://HOST:PORT`. The usual ports are 4317 for gRPC
+    /// and 4318 for HTTP. With `protocol: http`, an address without a path gets the path
+    /// `/v1/traces`.
+    pub endpoint: String,
+    /// How spans are sent.
+    #[serde(default)]
+    pub protocol: OtlpProtocol,
+    /// Headers that are sent with the spans, for example a credential.
+    #[serde(default)]
+    #[schemars(length(max = 16))]
+    pub headers: Vec<OtlpHeader>,
+    /// The certificates of the authorities that the collector's certificate must be from, as a PEM
+    /// file. Without a path, these are the authorities that the system trusts.
+    #[serde(default)]
+    pub ca: Option<PathBuf>,
+    /// The share of requests without a trace context that are traced, chosen at random. A request
+    /// with a trace context is traced if its client traces it.
+    #[serde(default = "sample_ratio")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub sample_ratio: f64,
+    /// The name of this service in traces (`service.name`).
+    #[serde(default = "service_name")]
+    #[schemars(length(min = 1, max = 128))]
+    pub service_name: String,
+    /// Maximum time for the collector to take a batch of spans.
+    #[serde(
+        default = "timeout",
+        deserialize_with = "scalar::duration",
+        serialize_with = "scalar::duration_text"
+    )]
+    #[schemars(with = "scalar::DurationText")]
+    pub timeout: Duration,
+    /// Maximum number of spans that wait for the collector. Further spans are dropped and counted.
+    #[serde(default = "queue_spans_max")]
+    #[schemars(range(min = 512, max = 1_000_000))]
+    pub queue_spans_max: usize,
+}
+
+/// The protocol of an exporter.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum OtlpProtocol {
+    /// OTLP/gRPC.
+    #[default]
+    Grpc,
+    /// OTLP/HTTP with protobuf bodies.
+    Http,
+}
+
+/// A header for the collector.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OtlpHeader {
+    /// The name, in lower case.
+    #[schemars(length(min = 1, max = 64), regex(pattern = r"^[a-z0-9_.-]+$"))]
+    pub name: String,
+    /// The value.
+    pub value: Secret,
+}
+
+/// Where spans are sent to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtlpTarget {
+    /// `http://HOST:PORT` or `https://HOST:PORT`.
+    pub origin: String,
+    /// The path for OTLP/HTTP.
+    pub path: String,
+}
+
+impl OtlpTarget {
+    /// Whether the connection uses TLS.
+    pub fn uses_tls(&self) -> bool {
+        self.origin.starts_with("https:")
+    }
+
+    /// Host and port.
+    pub fn authority(&self) -> &str {
+        self.origin.split_once("://").map_or("", |(_, authority)| authority)
+    }
+}
+
+impl OtlpConfig {
+    /// The parts of `endpoint`.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what to write instead, without the text.
+    pub fn target(&self) -> Result<OtlpTarget, (String, String)> {
+        const PATH: &str = "/v1/traces";
+        let scheme_end = self.endpoint.find("://").map_or(0, |at| at + "://".len());
+        let path_at = self.endpoint[scheme_end..].find('/').map(|at| at + scheme_end);
+        let (origin, path) = self.endpoint.split_at(path_at.unwrap_or(self.endpoint.len()));
+        let path = match (self.protocol, path) {
+            (_, "" | "/") => PATH,
+            (OtlpProtocol::Http, path) if is_path(path) => path,
+            (OtlpProtocol::Http, _) => {
+                let hint = "write a path of letters, digits and `-._~/%`";
+                return Err(("has an invalid path".to_owned(), hint.to_owned()));
+            }
+            (OtlpProtocol::Grpc, _) => {
+                let hint = "OTLP/gRPC has no path: delete it, or write `protocol: http`";
+                return Err(("has a path".to_owned(), hint.to_owned()));
+            }
+        };
+        let origin = endpoint::parse_http(origin)?;
+        Ok(OtlpTarget { origin, path: path.to_owned() })
+    }
+}
+
+fn is_path(path: &str) -> bool {
+    path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~/%:@".contains(&byte))
+}
+
+impl TracingConfig {
+    /// Joins relative paths with the folder of the file.
+    pub fn anchor(&mut self, base_dir: &Path) {
+        let Some(otlp) = &mut self.otlp else { return };
+        let files = otlp.headers.iter_mut().filter_map(|header| match &mut header.value {
+            Secret::File { path } => Some(path),
+            Secret::Env { .. } => None,
+        });
+        for path in files.chain(&mut otlp.ca) {
+            *path = base_dir.join(&*path);
+        }
+    }
+}
+
+fn sample_ratio() -> f64 {
+    1.0
+}
+
+fn service_name() -> String {
+    "splitrail".to_owned()
+}
+
+fn timeout() -> Duration {
+    Duration::from_secs(10)
+}
+
+fn queue_spans_max() -> usize {
+    16_384
+}
