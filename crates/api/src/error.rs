@@ -103,13 +103,22 @@ pub struct Error {
     kind: Kind,
     message: Cow<'static, str>,
     param: Option<Cow<'static, str>>,
+    /// What few errors have; boxed so that results stay small.
+    rare: Option<Box<Rare>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Rare {
+    /// The machine-readable code, if it is not the outcome.
     code: Option<String>,
+    /// The name that the client sent as `model`, if no served model has it.
+    unknown_model: Option<String>,
 }
 
 impl Error {
     /// An error of a kind with a message.
     pub fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, message: message.into(), param: None, code: None }
+        Self { kind, message: message.into(), param: None, rare: None }
     }
 
     /// A 400 that names the field at fault.
@@ -132,8 +141,24 @@ impl Error {
 
     /// Sets the machine-readable code.
     pub fn with_code(mut self, code: impl Into<String>) -> Self {
-        self.code = Some(code.into());
+        self.rare.get_or_insert_default().code = Some(code.into());
         self
+    }
+
+    /// Names the unknown model that the client asked for.
+    pub fn with_unknown_model(mut self, name: impl Into<String>) -> Self {
+        self.rare.get_or_insert_default().unknown_model = Some(name.into());
+        self
+    }
+
+    /// The name that the client sent as `model`, if no served model has it.
+    pub fn unknown_model(&self) -> Option<&str> {
+        self.rare.as_ref()?.unknown_model.as_deref()
+    }
+
+    fn code(&self) -> &str {
+        let code = self.rare.as_ref().and_then(|rare| rare.code.as_deref());
+        code.unwrap_or_else(|| self.outcome())
     }
 
     /// Sets the field at fault.
@@ -363,7 +388,7 @@ impl Error {
             (Fault::Engine, _) => "engine_error",
             (Fault::Router, _) => "internal_error",
         };
-        let code = self.code.as_deref().unwrap_or_else(|| self.outcome());
+        let code = self.code();
         json!({"message": self.message, "type": kind, "param": self.param, "code": code})
     }
 
@@ -383,7 +408,7 @@ impl Error {
             Dialect::Messages => format!("event: error\ndata: {}", self.to_body(dialect)),
             Dialect::Responses => {
                 // OpenAI's events have the members at the top level; its clients read `error`.
-                let code = self.code.as_deref().unwrap_or_else(|| self.outcome());
+                let code = self.code();
                 let event = json!({
                     "type": "error", "message": self.message, "code": code, "param": self.param,
                     "error": self.openai(),

@@ -498,10 +498,8 @@ fn parse_field(raw: &str, work: &mut Meter<'_>) -> Result<Option<PromptField>, E
 pub fn unknown_model(name: &str, known: &[String]) -> Error {
     // The name comes from the client; it is cut to 128 characters to bound the reply.
     let shown: String = name.chars().take(128).collect();
-    Error::new(
-        Kind::UnknownModel,
-        format!("the model `{shown}` does not exist; known: {}", known.join(", ")),
-    )
+    let message = format!("the model `{shown}` does not exist; known: {}", known.join(", "));
+    Error::new(Kind::UnknownModel, message).with_unknown_model(shown)
 }
 
 #[cfg(test)]
