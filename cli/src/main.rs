@@ -2,13 +2,15 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use splitrail_router::assemble::AssembleError;
+use splitrail_router::core::Core;
 use splitrail_router::run::{Running, Signals, until_stopped, wait_ready};
 use splitrail_settings::command::{Failure, exit, finish, parse_arguments, print_line};
-use splitrail_settings::logging::warn_of;
+use splitrail_settings::logging::{LineQueue, LineResult, queue_lines, warn_of};
 use splitrail_settings::process::raise_descriptor_limit;
 use splitrail_telemetry::logging::{self, LogFormat};
 
@@ -229,7 +231,7 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
 
 /// With `logs`, each problem of the configuration becomes a log record.
 async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result<(), Failure> {
-    let loaded = splitrail_config::load(&path, splitrail_fleet::PARTS)
+    let loaded = splitrail_config::load(&path, splitrail_router::PARTS)
         .map_err(|problems| Failure::of_problems(&problems, logs))?;
     warn_of(&loaded.warnings);
     let listen = loaded.config.listen.clone();
@@ -244,8 +246,28 @@ async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result
     if let Some(path) = ready_file {
         running.write_ready_file(&path)?;
     }
+    let lines = queue_log_lines(running.core())?;
     until_stopped(running, signals).await;
+    lines.close();
     Ok(())
+}
+
+/// Lets log lines wait in a bounded queue from now on, so that a reader of stderr who does not keep
+/// up delays no request.
+fn queue_log_lines(core: &Core) -> std::io::Result<LineQueue> {
+    let metrics = Arc::clone(&core.metrics);
+    queue_lines(Box::new(move |count, is_access, result| {
+        let result = match result {
+            LineResult::Written => "written",
+            LineResult::QueueFull => "queue_full",
+            LineResult::WriteFailed => "write_failed",
+        };
+        if is_access {
+            metrics.access_log_lines.with_label_values(&[result]).inc_by(count);
+        } else if result != "written" {
+            metrics.log_lines_dropped.with_label_values::<&str>(&[]).inc_by(count);
+        }
+    }))
 }
 
 async fn run_quickstart(
@@ -272,7 +294,9 @@ async fn run_quickstart(
         started.running.write_ready_file(&path)?;
     }
     let (running, _engines) = started.split();
+    let lines = queue_log_lines(running.core())?;
     until_stopped(running, signals).await;
+    lines.close();
     Ok(())
 }
 
@@ -280,14 +304,16 @@ async fn run_quickstart(
 /// file cannot be written, it is not.
 fn not_assembled(error: AssembleError) -> Failure {
     let code = match error {
-        AssembleError::Model(_) | AssembleError::Access(_) => exit::CONFIG,
+        AssembleError::Model(_) | AssembleError::Access(_) | AssembleError::Traces(_) => {
+            exit::CONFIG
+        }
         AssembleError::File(_) | AssembleError::Defect(_) => exit::UNAVAILABLE,
     };
     Failure::new(code, error.to_string())
 }
 
 fn check(path: &std::path::Path) -> Result<(), Failure> {
-    let loaded = splitrail_config::load(path, splitrail_fleet::PARTS)
+    let loaded = splitrail_config::load(path, splitrail_router::PARTS)
         .map_err(|problems| Failure::of_problems(&problems, false))?;
     for warning in &loaded.warnings {
         print_line(&format!("warning: {warning}"))?;

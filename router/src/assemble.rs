@@ -9,8 +9,10 @@ use splitrail_fleet::models::{ModelError, models};
 use splitrail_ledger::books::Books;
 use splitrail_telemetry::Metrics;
 
+use crate::access_log::AccessLog;
 use crate::audit::Audit;
-use crate::core::Core;
+use crate::core::{Core, Telling};
+use crate::traces::Traces;
 
 /// Why a configuration that is valid by itself cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +23,10 @@ pub enum AssembleError {
     /// The keys of clients cannot be loaded.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// The ledger file, the record file or the audit file cannot be written.
+    /// The exporter of traces cannot be set up.
+    #[error("tracing.otlp: {0}")]
+    Traces(String),
+    /// The ledger file, the record file, the audit file or the access log cannot be written.
     #[error("{0}")]
     File(std::io::Error),
     /// A defect of the router.
@@ -41,7 +46,10 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let access = Access::new(&config, &metrics, None)?;
     let books = Books::open(&config, &metrics).map_err(AssembleError::File)?;
     let audit = Audit::open(&config.audit, &metrics).map_err(AssembleError::File)?;
-    Ok(Arc::new(Core::new(models, config, metrics, memory, books, (access, audit))))
+    let access_log = AccessLog::open(&config.access_log, &metrics).map_err(AssembleError::File)?;
+    let traces = Traces::open(&config, &metrics)?;
+    let telling = Telling { books, audit, access_log, traces };
+    Ok(Arc::new(Core::new(models, config, metrics, memory, access, telling)))
 }
 
 /// Builds what serves a configuration in place of another one. Everything that stays the same is

@@ -9,8 +9,10 @@ use dashmap::DashMap;
 use serde::Serialize;
 
 use crate::abort::AbortToken;
+use crate::access_log::AccessLog;
 use crate::admission::{Admission, FreePlaces, Share};
 use crate::audit::Audit;
+use crate::traces::Traces;
 use rustc_hash::FxBuildHasher;
 use splitrail_access::Access;
 use splitrail_api::error::{Error, Kind};
@@ -42,6 +44,18 @@ pub struct LiveRequest {
     pub arrived_unix_ms: u64,
 }
 
+/// What is told of requests, operators and credentials: files, the access log and traces.
+pub struct Telling {
+    /// Writers of the records of ended requests.
+    pub books: Books,
+    /// What is written down about operators and refused credentials.
+    pub audit: Audit,
+    /// What is written down about requests of clients.
+    pub access_log: AccessLog,
+    /// Traces of requests.
+    pub traces: Traces,
+}
+
 /// The router's shared state.
 pub struct Core {
     /// The state of the cluster: the served models and their workers.
@@ -60,6 +74,10 @@ pub struct Core {
     pub access: ArcSwap<Access>,
     /// What is written down about operators and refused credentials.
     pub audit: Audit,
+    /// What is written down about requests of clients.
+    pub access_log: AccessLog,
+    /// Traces of requests.
+    pub traces: Traces,
     /// The places that each client holds.
     pub admission: Arc<Admission>,
     /// Memory held by requests; at most `limits.request_memory_max_bytes`.
@@ -81,8 +99,8 @@ impl Core {
         config: Arc<Config>,
         metrics: Metrics,
         memory: Arc<MemoryBudget>,
-        books: Books,
-        (access, audit): (Access, Audit),
+        access: Access,
+        Telling { books, audit, access_log, traces }: Telling,
     ) -> Self {
         metrics.set_config(config.digest());
         let limits = &config.limits;
@@ -100,6 +118,8 @@ impl Core {
             in_flight,
             access: ArcSwap::from_pointee(access),
             audit,
+            access_log,
+            traces,
             admission: Arc::default(),
             preparer: Arc::new(Preparer::new(Arc::clone(&cluster), Arc::clone(&memory))),
             memory,

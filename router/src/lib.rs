@@ -11,7 +11,12 @@ pub mod admission;
 
 pub mod reload;
 
+/// The optional parts (cargo features) that this build includes.
+pub const PARTS: splitrail_config::Parts =
+    splitrail_config::Parts { otlp: cfg!(feature = "otlp"), ..splitrail_fleet::PARTS };
+
 pub mod abort;
+pub mod access_log;
 pub mod admin;
 pub mod assemble;
 pub mod audit;
@@ -19,3 +24,5 @@ pub mod core;
 pub mod live;
 pub mod run;
 mod runtime_lag;
+pub mod summary;
+pub mod traces;

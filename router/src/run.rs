@@ -57,6 +57,10 @@ pub struct Running {
     ledger: JoinSet<()>,
     /// Tells the ledger's writer that the last request has ended.
     close_ledger: CancellationToken,
+    /// Exports traces until all ended requests are exported.
+    traces: JoinSet<()>,
+    /// Tells the exporter that the last request has ended.
+    close_traces: CancellationToken,
 }
 
 /// The bound addresses.
@@ -134,6 +138,8 @@ impl Running {
         background.spawn(runtime_lag::observe(Arc::clone(&core.metrics)));
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);
+        let close_traces = CancellationToken::new();
+        let traces = trace_exporter(&core, &close_traces);
         Ok(Self {
             core,
             addresses,
@@ -150,6 +156,8 @@ impl Running {
             access,
             ledger,
             close_ledger,
+            traces,
+            close_traces,
         })
     }
 
@@ -206,9 +214,17 @@ impl Running {
         let now = Instant::now();
         report_totals(&mut Summary::new(now), &self.core, now);
         self.close_ledger.cancel();
+        self.close_traces.cancel();
         let written = async { while self.ledger.join_next().await.is_some() {} };
-        if tokio::time::timeout(LEDGER_TIMEOUT, written).await.is_err() {
+        let exported = async { while self.traces.join_next().await.is_some() {} };
+        let written = tokio::time::timeout(LEDGER_TIMEOUT, written);
+        let exported = tokio::time::timeout(TRACES_TIMEOUT, exported);
+        let (written, exported) = tokio::join!(written, exported);
+        if written.is_err() {
             tracing::error!("the ledger file takes too long: its last lines are lost");
+        }
+        if exported.is_err() {
+            tracing::warn!("the collector of traces takes too long: the last spans are lost");
         }
         self.live.end(CLOSE_TIMEOUT).await;
         cut
@@ -331,11 +347,24 @@ impl Tls {
 fn ledger_writers(core: &Core, close: &CancellationToken) -> JoinSet<()> {
     let mut writers = JoinSet::new();
     let lines = [&core.books.ledger, core.books.recorder.lines()].map(Lines::take_writer);
-    for writer in lines.into_iter().chain([core.audit.take_writer()]).flatten() {
+    let others = [core.audit.take_writer(), core.access_log.take_writer()];
+    for writer in lines.into_iter().chain(others).flatten() {
         writers.spawn(writer.run(close.clone()));
     }
     writers
 }
+
+/// Starts the exporter of traces, which runs until it is closed.
+fn trace_exporter(core: &Core, close: &CancellationToken) -> JoinSet<()> {
+    let mut task = JoinSet::new();
+    if let Some(exporter) = core.traces.take_exporter() {
+        task.spawn(exporter.run(close.clone()));
+    }
+    task
+}
+
+/// Maximum time for a collector to take the last spans.
+const TRACES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum time for a disk to write the last lines of the ledger file.
 const LEDGER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -7,11 +7,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
-use http::HeaderValue;
 
 use crate::core::Core;
 use splitrail_api::error::{Error, Kind};
-use splitrail_api::name::Name;
 use splitrail_api::steering::Steering;
 use splitrail_api::text::push_number;
 use splitrail_api::unread::{Unread, UnreadRoom};
@@ -25,7 +23,7 @@ use splitrail_flow::reply::merge::{self, Events, Places};
 use splitrail_flow::run::begin;
 use splitrail_ledger::decisions::{Decision, DecisionHandle, DecisionStart};
 use splitrail_ledger::entry::Entry;
-use splitrail_ledger::stages::Stages;
+use splitrail_ledger::timeline::Stage;
 use splitrail_telemetry::clock::unix_ms;
 
 mod cost;
@@ -42,10 +40,6 @@ pub struct Call {
     pub body: Payload,
     /// The client's wishes for its placement.
     pub steering: Steering,
-    /// The id that the client sees.
-    pub request_id: Name,
-    /// W3C trace context.
-    pub traceparent: Option<HeaderValue>,
     /// Whether the client requested `usage.splitrail`.
     pub usage_detail: bool,
     /// The limit on replies that wait for the client, if other replies of the connection may wait.
@@ -147,7 +141,9 @@ fn put_route(out: &mut String, decision: &Decision) {
 /// The error for the client in place of a reply.
 pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Reply, Error> {
     let answered = {
+        let ids = scope.ids().clone();
         let answering = pin!(answer(core, call, &mut scope));
+        let answering = pin!(ids.around(answering));
         tokio::select! {
             biased;
             answered = answering => answered,
@@ -160,7 +156,7 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Rep
         Ok(reply) => {
             let body = match reply.body {
                 ReplyBody::Whole(body) => {
-                    scope.end_whole("ok");
+                    scope.end_whole();
                     ReplyBody::Whole(body)
                 }
                 ReplyBody::Events(events) => ReplyBody::Events(scope.guard(events)),
@@ -176,7 +172,8 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Rep
 
 async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply, Error> {
     scope.admit()?;
-    let tokenizing = Instant::now();
+    let timeline = Arc::clone(scope.timeline());
+    timeline.lap(Stage::Receive, Instant::now());
     let tenant = scope.tenant().cloned();
     let prepared = prepare(&core.preparer, call.endpoint, call.body, tenant.as_ref()).await?;
     prepared.count(&core.metrics);
@@ -192,9 +189,10 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     }
     // The body takes precedence over the header.
     let threshold = threshold.or(call.steering.threshold);
-    let stages = Stages::default();
-    let seconds = tokenizing.elapsed().as_secs_f64();
-    stages.add(&core.metrics, served.labelled_series(), "tokenize", seconds);
+    let tokenized = timeline.lap(Stage::Tokenize, Instant::now());
+    let seconds = tokenized.as_secs_f64();
+    served.series.stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
+    let (traceparent, tracestate) = scope.trace_context();
     let (arrived, client) = scope.origin();
     let priority_max = tenant.as_ref().and_then(|tenant| tenant.priority_max);
     let urgency = call.steering.urgency(&served.config, arrived, client, priority_max);
@@ -208,11 +206,12 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         options,
         flow,
         threshold,
-        request_id: call.request_id,
-        traceparent: call.traceparent,
+        request_id: scope.identity().request_id.clone(),
+        traceparent,
+        tracestate,
         tenant,
         urgency,
-        stages,
+        timeline,
         unread,
         distrusts_kept_connections: AtomicBool::new(false),
     });
@@ -222,7 +221,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     scope.place(&context, now_unix_ms, &units, decisions.clone());
     let begun = begin_all(&context, &units, &decisions).await?;
     if context.endpoint.generates() {
-        scope.begun(&context);
+        scope.begun();
     }
     let debugs = context.tenant.as_ref().is_none_or(|tenant| tenant.debug);
     let detail = (call.usage_detail && debugs).then(|| Detail {
@@ -237,7 +236,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     };
     Ok(Reply {
         route: Route(decisions),
-        server_timing: debugs.then(|| context.stages.server_timing()),
+        server_timing: debugs.then(|| context.timeline.server_timing()),
         removed_fields: removed.header(),
         body,
     })
@@ -250,10 +249,11 @@ async fn begin_all(
     decisions: &[DecisionHandle],
 ) -> Result<Vec<Begun>, Error> {
     if let ([unit], [decision]) = (units, decisions) {
-        return Ok(vec![begin(context, unit, decision).await?]);
+        return Ok(vec![begin(context, unit, decision, 0).await?]);
     }
-    let pairs = units.iter().zip(decisions);
-    Box::pin(try_join_all(pairs.map(|(unit, decision)| begin(context, unit, decision)))).await
+    let pairs = units.iter().zip(decisions).enumerate();
+    let begin = |(place, (unit, decision))| begin(context, unit, decision, place);
+    Box::pin(try_join_all(pairs.map(begin))).await
 }
 
 /// Combines the replies of all prompts into one.

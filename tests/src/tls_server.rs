@@ -73,6 +73,15 @@ impl TlsServer {
     /// Passes everything on to `to`. The end of either side is passed on as well: to clients by
     /// `close_notify`.
     pub async fn start(to: SocketAddr, certificate: ServerCertificate) -> Self {
+        Self::of_protocol(to, certificate, "http/1.1").await
+    }
+
+    /// The same for clients that offer this application protocol alone.
+    pub async fn of_protocol(
+        to: SocketAddr,
+        certificate: ServerCertificate,
+        protocol: &'static str,
+    ) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let acceptor = TlsAcceptor::from(Arc::new(certificate.config()));
@@ -85,7 +94,7 @@ impl TlsServer {
                 let (acceptor, counter) = (acceptor.clone(), Arc::clone(&counter));
                 connections.spawn(async move {
                     // A connection that one of the ends breaks is over.
-                    let _broken = carry(near, to, &acceptor, &counter).await;
+                    let _broken = carry(near, (to, protocol), &acceptor, &counter).await;
                 });
                 while connections.try_join_next().is_some() {}
             }
@@ -111,14 +120,14 @@ impl TlsServer {
 
 async fn carry(
     near: TcpStream,
-    to: SocketAddr,
+    (to, expected): (SocketAddr, &str),
     acceptor: &TlsAcceptor,
     secured: &AtomicUsize,
 ) -> std::io::Result<()> {
     near.set_nodelay(true)?;
     let mut near = acceptor.accept(near).await?;
     let protocol = near.get_ref().1.alpn_protocol();
-    assert_eq!(protocol, Some(&b"http/1.1"[..]), "the only protocol that the router offers");
+    assert_eq!(protocol, Some(expected.as_bytes()), "the only protocol that the router offers");
     secured.fetch_add(1, Relaxed);
     let mut far = TcpStream::connect(to).await?;
     far.set_nodelay(true)?;

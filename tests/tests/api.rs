@@ -479,8 +479,17 @@ async fn server_timing_says_where_the_time_went() {
     let body = with(chat(&prompt(40, "v")), "stream", true);
     let whole = cluster.http.post(CHAT, &chat(&prompt(40, "v"))).await;
     let mut streamed = cluster.http.stream(CHAT, &body).await;
-    let stages =
-        ["admit", "tokenize", "match", "pick", "decode_try", "prefill", "handoff", "first_token"];
+    let stages = [
+        "receive",
+        "tokenize",
+        "admit",
+        "match",
+        "pick",
+        "decode_try",
+        "prefill",
+        "first_token",
+        "failed",
+    ];
     for header in
         [whole.header("server-timing"), streamed.headers["server-timing"].to_str().unwrap()]
     {
@@ -491,7 +500,7 @@ async fn server_timing_says_where_the_time_went() {
             assert!(duration.parse::<f64>().unwrap() >= 0.0, "{header}");
             assert!(seen.insert(stage), "{stage} is there twice: {header}");
         }
-        for stage in ["tokenize", "match", "pick", "prefill", "first_token"] {
+        for stage in ["receive", "tokenize", "match", "pick", "prefill", "first_token"] {
             assert!(seen.contains(stage), "{stage} is missing: {header}");
         }
     }

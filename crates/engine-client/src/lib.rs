@@ -53,6 +53,7 @@ use wire::EngineRequest;
 pub use wire::Peer;
 
 const TRACEPARENT: &str = "traceparent";
+const TRACESTATE: &str = "tracestate";
 const X_GATE: &str = "x-splitrail-gate";
 const X_RANK: &str = "x-data-parallel-rank";
 const X_PREFILL_TOKENS: &str = "x-splitrail-prefill-tokens";
@@ -136,6 +137,8 @@ pub struct Envelope {
     pub request_id: HeaderValue,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
+    /// What belongs to `traceparent`; not sent without it.
+    pub tracestate: Option<HeaderValue>,
     /// The blocks that a shim must look for.
     pub gate: Option<HeaderValue>,
     /// The data-parallel rank that must take the request.
@@ -201,6 +204,9 @@ impl EngineClient {
         request.id(X_REQUEST_ID, &envelope.request_id);
         if let Some(trace) = &envelope.traceparent {
             request.field(TRACEPARENT, trace);
+            if let Some(state) = &envelope.tracestate {
+                request.field(TRACESTATE, state);
+            }
         }
         if let Some(rank) = envelope.rank {
             request.number(X_RANK, rank.into());

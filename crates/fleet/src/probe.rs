@@ -103,6 +103,7 @@ async fn send(
     let envelope = Envelope {
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
+        tracestate: None,
         gate: None,
         rank,
         prefill_tokens: None,

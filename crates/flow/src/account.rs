@@ -16,6 +16,7 @@ use splitrail_fleet::reply_audit::audit_reply;
 use splitrail_fleet::{Booking, Worker};
 use splitrail_ledger::decisions::{Decision, DecisionHandle, UsageReport};
 use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_ledger::timeline::LegSpan;
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 
@@ -33,20 +34,27 @@ pub(super) struct Account {
     pub(super) prompt_tokens: Option<u32>,
     /// Whether the engine has reported its usage.
     pub(super) settled: bool,
+    /// The leg in the trace of the request.
+    pub(super) leg: LegSpan,
 }
 
 impl Account {
     /// Makes the data that the reply owns until it ends, and enters its leg in the ledger.
-    pub(super) fn open(sending: &Sending<'_>, now: Instant, handed_over: bool) -> Self {
+    pub(super) fn open(
+        sending: &Sending<'_>,
+        now: Instant,
+        handed_over: bool,
+        leg: LegSpan,
+    ) -> Self {
         let Sending { prompt, placed, .. } = *sending;
-        let PromptContext { context, unit, decision } = prompt;
+        let PromptContext { context, unit, decision, .. } = prompt;
         let worker = &placed.worker;
         let booking = match handed_over {
             true => worker.book(placed.rank, 0, unit.weight_tokens),
             false => book(context, unit, placed, now, context.options.stream),
         };
-        let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
-        decision.decode_sent(leg);
+        let facts = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
+        decision.decode_sent(facts);
         Self {
             metrics: Arc::clone(&context.metrics),
             served: Arc::clone(&context.served),
@@ -56,6 +64,7 @@ impl Account {
             dialect: context.endpoint.dialect(),
             prompt_tokens: unit.prompt_tokens,
             settled: false,
+            leg,
         }
     }
 
@@ -129,6 +138,7 @@ impl Account {
 
     /// Records that the reply is complete. Its figures are counted when the whole request ends.
     pub(super) fn finish(&mut self) {
+        self.leg.end(Instant::now(), "ok");
         self.worker.record(Leg::Decode, None);
         if let Some(leg) = self.decision.answer_completed() {
             audit_reply(&self.metrics, &self.served, &self.worker, &leg, self.settled);
@@ -139,6 +149,7 @@ impl Account {
     /// cached tokens that it reports are checked against the index like those of any other reply.
     pub(super) fn turned_away(&mut self, usage: Option<EngineUsage>) {
         let error = Error::new(Kind::BelowThreshold, "");
+        self.leg.end_with_stage(error.outcome());
         self.worker.record(Leg::Decode, Some(&error));
         let leg = self.decision.threshold_rejected(usage, error.outcome());
         if let (Some(leg), Some(_)) = (leg, usage) {
@@ -149,18 +160,21 @@ impl Account {
     /// Records that the leg that generates the reply failed. Its prefill leg may serve another
     /// attempt.
     pub(super) fn fail_leg(&mut self, error: &Error) {
+        self.leg.end_with_stage(error.outcome());
         self.worker.record(Leg::Decode, Some(error));
         self.decision.decode_failed(error.outcome());
     }
 
     /// Records that the reply broke off.
     pub(super) fn fail(&mut self, error: &Error) {
+        self.leg.end_with_stage(error.outcome());
         self.worker.record(Leg::Decode, Some(error));
         self.decision.answer_lost(error.outcome());
     }
 
     /// Records that there is no reply, without a fault of the worker.
     pub(super) fn give_up(&mut self, outcome: &'static str) {
+        self.leg.end_with_stage(outcome);
         self.decision.given_up(outcome);
     }
 }

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use splitrail_engine::usage::EngineUsage;
 
 use super::attempts::Attempts;
-use super::context::{Context, PromptContext, attempt, book, expected, within};
+use super::context::{Context, PromptContext, attempt, book, expected, traced, within};
 use super::generate::Begun;
 use super::place::{Placed, Wish, place, place_in_turn};
 use splitrail_api::Endpoint;
@@ -20,6 +20,7 @@ use splitrail_fleet::Served;
 use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::{Exclusion, Pool, Worker, excluded};
 use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
@@ -149,11 +150,12 @@ async fn ask(
     prompt: PromptContext<'_>,
     placed: &Placed,
 ) -> Result<(Bytes, Option<EngineUsage>), Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let Served { config, client, .. } = context.served.as_ref();
     let (worker, endpoint) = (&placed.worker, context.endpoint);
     let started = Instant::now();
-    let mut envelope = attempt(context, decision);
+    let mut leg = prompt.leg(LegKind::Decode, worker);
+    let mut envelope = traced(attempt(context, decision), &leg);
     let mut _booking = None;
     if endpoint.computes() {
         let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
@@ -167,10 +169,13 @@ async fn ask(
         client.whole_answer(worker, response, &context.unread).await
     };
     let reply = within(client, config.timeouts.reply, worker, "timeouts.reply", call).await;
-    let reply = reply.map_err(|error| offered(error, worker, endpoint))?;
-    if endpoint.computes() {
-        context.mark("first_token", started);
-    }
+    let reply = reply.map_err(|error| offered(error, worker, endpoint));
+    let (stage, outcome) = match &reply {
+        Ok(_) => (Stage::FirstToken, "ok"),
+        Err(error) => (Stage::Failed, error.outcome()),
+    };
+    leg.end(prompt.mark(stage), outcome);
+    let reply = reply?;
     let read = read(context, reply).await;
     read.ok_or_else(|| Error::engine(worker.id(), "sent a reply that is not JSON"))
 }

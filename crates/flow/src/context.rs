@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use http::HeaderValue;
 use prometheus::Histogram;
 use splitrail_kv::{HashSeed, Overlap};
-use splitrail_telemetry::Metrics;
+use splitrail_telemetry::{LabelledSeries, Metrics};
 
 use super::gate::Need;
 use super::place::Placed;
@@ -26,8 +26,8 @@ use splitrail_engine_client::{EngineClient, Envelope, Late};
 use splitrail_fleet::Served;
 use splitrail_fleet::{Booking, Worker};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
-use splitrail_ledger::leg::Expected;
-use splitrail_ledger::stages::Stages;
+use splitrail_ledger::leg::{Expected, LegKind};
+use splitrail_ledger::timeline::{LegSpan, PromptClock, Stage, Timeline, Took};
 
 /// The data that all prompts of one request share.
 pub struct Context {
@@ -47,16 +47,19 @@ pub struct Context {
     pub flow: RequestFlow,
     /// The cache hit threshold that the client asked for, from 0 to 1, if any.
     pub threshold: Option<f64>,
-    /// The request id that the client sees; logs name it.
+    /// The request id that the client sees.
     pub request_id: Name,
-    /// The W3C trace context that is sent to engines.
+    /// The W3C trace context that is sent to engines: that of the request's span if the request is
+    /// traced, and that of the client otherwise. A traced leg replaces it with its own.
     pub traceparent: Option<HeaderValue>,
+    /// What belongs to `traceparent`, if the request is traced.
+    pub tracestate: Option<HeaderValue>,
     /// The tenant of the request; `None` if the router has no tenants.
     pub tenant: Option<Arc<Tenant>>,
     /// The urgency of the request; it counts while the request waits in the queue.
     pub urgency: Urgency,
-    /// The time that the request has spent in each stage.
-    pub stages: Stages,
+    /// The times of the request.
+    pub timeline: Arc<Timeline>,
     /// The share that this reply takes of the bound on unread replies of its connection.
     pub unread: Arc<Unread>,
     /// Whether an attempt used a kept connection that had ended, or that carried the reply to
@@ -74,18 +77,41 @@ pub(super) struct PromptContext<'a> {
     pub(super) unit: &'a Unit,
     /// The prompt's decision record.
     pub(super) decision: &'a DecisionHandle,
+    /// The prompt's clock.
+    pub(super) clock: &'a PromptClock,
 }
 
-impl Context {
-    /// Records that a stage that began at `started` ends now. Returns the present time, which is
-    /// the start of the next stage.
-    pub(super) fn mark(&self, stage: &'static str, started: Instant) -> Instant {
+impl PromptContext<'_> {
+    /// Records that a stage of the prompt ends now. Returns the present time, which is the start of
+    /// the next stage.
+    pub(super) fn mark(&self, stage: Stage) -> Instant {
         let now = Instant::now();
-        let seconds = now.duration_since(started).as_secs_f64();
-        self.stages.add(&self.metrics, self.served.labelled_series(), stage, seconds);
+        let Took { stage: took, hand_off } = self.clock.lap(stage, now);
+        let Context { metrics, served, options, .. } = self.context.as_ref();
+        let LabelledSeries { model, series } = served.labelled_series();
+        series.stage(metrics, model, stage.name(), took.as_secs_f64());
+        let follows = options.stream && !served.config.connector.is_concurrent();
+        if let Some(hand_off) = hand_off.filter(|_| follows) {
+            series.handed_off(metrics, model, hand_off.as_secs_f64());
+        }
         now
     }
 
+    /// Begins a leg on a worker.
+    pub(super) fn leg(&self, kind: LegKind, worker: &Worker) -> LegSpan {
+        self.clock.leg(kind, worker.id(), rand::random)
+    }
+}
+
+/// The envelope of a traced leg, whose engine continues the trace from the leg.
+pub(super) fn traced(envelope: Envelope, leg: &LegSpan) -> Envelope {
+    match leg.traceparent().and_then(|header| HeaderValue::from_str(&header).ok()) {
+        Some(header) => Envelope { traceparent: Some(header), ..envelope },
+        None => envelope,
+    }
+}
+
+impl Context {
     /// The histogram of the time between the events of a reply.
     pub(super) fn inter_token(&self, decision: &DecisionHandle) -> Histogram {
         let flow = decision.with(Decision::flow);
@@ -163,6 +189,7 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
         // Hexadecimal digits are always a valid header value, so the fallback is never used.
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: context.traceparent.clone(),
+        tracestate: context.tracestate.clone(),
         gate: None,
         rank: None,
         prefill_tokens: None,
@@ -186,7 +213,7 @@ pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64)
 /// if the prompt might fail the threshold although it was handed over. With several samples or with
 /// shared storage an engine finds only full blocks, and never the last token.
 pub(super) fn preemption_guard(prompt: PromptContext<'_>) -> f64 {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let guard = context.served.config.gate.preemption_guard;
     let said =
         decision.with(|decision| decision.ledger().prefill().and_then(|leg| leg.prompt_tokens));
@@ -201,23 +228,17 @@ pub fn flow_name(context: &Context) -> &'static str {
 }
 
 /// Records and counts a P/D request whose prompt is computed by the worker that answers.
-pub(super) fn prefill_made_local(
-    context: &Context,
-    decision: &DecisionHandle,
-    reason: LocalReason,
-) {
-    let is_new = decision.prefill_made_local(reason.name());
-    count_local(context, reason, is_new);
+pub(super) fn prefill_made_local(prompt: PromptContext<'_>, reason: LocalReason) {
+    prompt.clock.hand_off_lost();
+    let is_new = prompt.decision.prefill_made_local(reason.name());
+    count_local(prompt.context, reason, is_new);
 }
 
 /// Records and counts a P/D request whose prefill leg was answered without a hand-off.
-pub(super) fn nothing_handed_over(
-    context: &Context,
-    decision: &DecisionHandle,
-    reason: LocalReason,
-) {
-    let is_new = decision.nothing_handed_over(reason.name());
-    count_local(context, reason, is_new);
+pub(super) fn nothing_handed_over(prompt: PromptContext<'_>, reason: LocalReason) {
+    prompt.clock.hand_off_lost();
+    let is_new = prompt.decision.nothing_handed_over(reason.name());
+    count_local(prompt.context, reason, is_new);
 }
 
 /// Counts a request once: `is_new` is false for a further attempt with the same reason.
@@ -246,7 +267,6 @@ pub(super) fn may_retry(
     }
     let labels = [context.served.name(), leg, error.outcome()];
     context.metrics.retries.with_label_values(&labels).inc();
-    let request_id = &context.request_id;
-    tracing::warn!(request_id = &**request_id, model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
+    tracing::warn!(model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
     true
 }

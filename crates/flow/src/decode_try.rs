@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
 use http::HeaderValue;
 use splitrail_engine::usage::EngineUsage;
@@ -43,12 +42,11 @@ pub(super) async fn decode_try(
     plan: &Plan,
     attempts: &mut Attempts,
 ) -> Result<Tried, Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let pool = &context.served.pool;
     let need = Need::new(plan.gate.unwrap_or(0.0), unit.prompt_tokens, pool.block_size());
     loop {
         decision.decode_try_begun(plan.name(), plan.gate);
-        let started = Instant::now();
         let wish = Wish { leg: Leg::Aggregated, excluded: attempts.failed(), blocks: need.blocks };
         let placed = place(prompt, wish)?;
         if plan.then == Then::Tell && !placed.worker.is_up() {
@@ -80,9 +78,7 @@ pub(super) async fn decode_try(
                 return Ok(Tried::Below(None));
             }
         };
-        let sent = send(prompt, &placed, &need, decided).await;
-        context.mark("decode_try", started);
-        match sent {
+        match send(prompt, &placed, &need, decided).await {
             Ok(Generated::Begun(begun)) => {
                 computed(context, unit, &placed);
                 note(context, decision, decided, "served");
@@ -159,11 +155,9 @@ fn engine_ratio(usage: EngineUsage) -> Option<f64> {
 /// Logs that a worker holds too little of a prompt to serve it alone: at `info` at most twice a
 /// minute per model, since a cold prompt is an ordinary event, and at `debug` otherwise.
 fn rejected(context: &Context, worker: &Worker, gate: Gate, below: Below) {
-    let (request_id, model) = (&*context.request_id, context.served.name());
-    let (worker, gate) = (worker.id(), gate.name());
+    let (model, worker, gate) = (context.served.name(), worker.id(), gate.name());
     if context.served.below_threshold.may_log() {
         tracing::info!(
-            request_id,
             model,
             worker,
             gate,
@@ -171,7 +165,7 @@ fn rejected(context: &Context, worker: &Worker, gate: Gate, below: Below) {
              decode_first_total counts)"
         );
     } else {
-        tracing::debug!(request_id, model, worker, gate, "{below}");
+        tracing::debug!(model, worker, gate, "{below}");
     }
 }
 
@@ -201,7 +195,7 @@ async fn send(
     need: &Need,
     gate: Option<Gate>,
 ) -> Result<Generated, Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let mut envelope = attempt(context, decision);
     let threshold = match gate {
         Some(Gate::Engine) => Some(need.threshold),

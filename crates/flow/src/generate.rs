@@ -6,7 +6,7 @@ use bytes::Bytes;
 use splitrail_engine::usage::EngineUsage;
 
 use super::account::Account;
-use super::context::{PromptContext, uncached_tokens};
+use super::context::{PromptContext, traced, uncached_tokens};
 use super::first::{First, ask, fetch};
 use super::hand_off::Carried;
 use super::relay::{UnitStream, whole};
@@ -17,6 +17,8 @@ use splitrail_api::JsonObject;
 use splitrail_api::error::Error;
 use splitrail_engine_client::{Envelope, Parcel};
 use splitrail_fleet::costs::RankScope;
+use splitrail_ledger::leg::LegKind;
+use splitrail_ledger::timeline::Stage;
 use splitrail_policy::Leg;
 
 /// A reply that has begun. Nothing of it has reached the client yet.
@@ -50,18 +52,19 @@ pub(super) async fn generate(
     staged: &mut Option<Prefilled>,
 ) -> Result<Generated, Error> {
     let Sending { prompt, placed, .. } = *sending;
-    let PromptContext { context, decision, .. } = prompt;
+    let decision = prompt.decision;
     let started = Instant::now();
     let ahead = placed.worker.waiting(started);
     let mut prefilled = staged.take();
     let lease = prefilled.as_ref().and_then(Prefilled::lease);
-    let prefill_ended = prefilled.as_ref().map(|prefilled| prefilled.ended);
     placed.worker.breaker(Leg::Decode).begin(started);
     let handed_over = prefilled.is_some();
     let to_compute = to_compute(sending, handed_over);
-    let envelope = &Envelope { prefill_tokens: Some(to_compute), ..sending.envelope.clone() };
+    let leg = prompt.leg(LegKind::Decode, &placed.worker);
+    let envelope = traced(sending.envelope.clone(), &leg);
+    let envelope = &Envelope { prefill_tokens: Some(to_compute), ..envelope };
     let sending = &Sending { envelope, ..*sending };
-    let account = Account::open(sending, started, handed_over);
+    let account = Account::open(sending, started, handed_over, leg);
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
     let carried = hand_off.as_deref().map_or(Carried::Nothing, Carried::Params);
@@ -82,9 +85,9 @@ pub(super) async fn generate(
         Ok(body) => ask(sending, &account, body, lease).await,
         Err(error) => Err(error),
     };
-    let now = context.mark("first_token", started);
+    let now = mark(prompt, &begun);
     if matches!(begun, Ok(First::Events(..))) {
-        sending.observe_first_event(now.duration_since(started), prefill_ended);
+        sending.observe_first_event(now.duration_since(started));
         placed.worker.pace.observe(started.elapsed(), ahead);
         placed.worker.outcomes.began(started.elapsed());
         if handed_over && ahead == 0 {
@@ -103,6 +106,15 @@ pub(super) async fn generate(
         decision.attempt_discarded(error.outcome());
     }
     Err(error)
+}
+
+/// Records the stage that ends when a leg's reply begins or the leg fails. Returns the present time.
+pub(super) fn mark(prompt: PromptContext<'_>, begun: &Result<First, Error>) -> Instant {
+    prompt.mark(match begun {
+        Ok(First::Whole(_) | First::Events(..)) => Stage::FirstToken,
+        Ok(First::Below(_)) => Stage::DecodeTry,
+        Err(_) => Stage::Failed,
+    })
 }
 
 /// Trains the cost model with a hand-off. Without requests ahead of it in the queue, the first

@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 use splitrail_kv::{BlockHash, next_hash};
 
 use super::context::{
-    Context, PromptContext, attempt, book, carried_threshold, expected, may_retry,
+    Context, PromptContext, attempt, book, carried_threshold, expected, may_retry, traced,
 };
 use super::first::{First, first_events};
 use super::hand_off::Carried;
@@ -33,6 +33,7 @@ use splitrail_engine_client::Parcel;
 use splitrail_fleet::{Booking, Exclusion, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_ledger::timeline::{LegSpan, PromptClock};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
@@ -46,6 +47,7 @@ use exact::limit;
 pub struct Migration {
     context: Arc<Context>,
     decision: DecisionHandle,
+    clock: PromptClock,
     namespace: BlockHash,
     body: JsonObject,
     /// Whether the client itself asked for token ids.
@@ -71,6 +73,7 @@ pub struct Migration {
 pub(crate) struct Resumed {
     pub(crate) worker: Arc<Worker>,
     pub(crate) booking: Booking,
+    pub(crate) leg: LegSpan,
     pub(crate) reader: EventReader,
     pub(crate) held: VecDeque<Bytes>,
 }
@@ -92,10 +95,11 @@ struct ChatChoice {
 impl Migration {
     /// The state for a reply that has begun; `None` if the reply could not be resumed exactly.
     pub(super) fn new(prompt: PromptContext<'_>) -> Option<Self> {
-        let PromptContext { context, unit, decision } = prompt;
+        let PromptContext { context, unit, decision, .. } = prompt;
         is_exact(context, &unit.body).then(|| Self {
             context: Arc::clone(context),
             decision: decision.clone(),
+            clock: prompt.clock.clone(),
             namespace: unit.namespace,
             body: unit.body.clone(),
             told_ids: unit.body.raw("return_token_ids") == Some("true"),
@@ -219,7 +223,9 @@ impl Migration {
             let unit = self.unit()?;
             let wish = Wish::any(Leg::Decode, &self.lost);
             let decision = &self.decision;
-            let prompt = PromptContext { context: &context, unit: &unit, decision };
+            let clock = &self.clock;
+            clock.restart(Instant::now());
+            let prompt = PromptContext { context: &context, unit: &unit, decision, clock };
             let placed = place(prompt, wish).ok()?;
             sent(&context, &unit, &placed);
             match ask(prompt, &placed).await {
@@ -311,9 +317,10 @@ impl Migration {
 
 /// Sends the rest of a reply to a worker, and waits until its first events arrive.
 async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     placed.worker.breaker(Leg::Decode).begin(Instant::now());
-    let envelope = attempt(context, decision);
+    let mut leg = prompt.leg(LegKind::Decode, &placed.worker);
+    let envelope = traced(attempt(context, decision), &leg);
     let threshold = carried_threshold(context, &placed.worker, 0.0);
     let mut body = unit.body.clone();
     if let Some(threshold) = threshold {
@@ -324,17 +331,21 @@ async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Erro
     let body: Parcel = body.into();
     let sending = Sending { prompt, envelope: &envelope, placed, threshold };
     let expected = expected(context, unit, placed);
-    let leg = LegFacts::new(LegKind::Decode, placed.worker.id(), expected);
-    decision.resume_sent(leg);
-    match first_events(&sending, Endpoint::Completions, body).await? {
-        First::Events(reader, held) => {
+    let facts = LegFacts::new(LegKind::Decode, placed.worker.id(), expected);
+    decision.resume_sent(facts);
+    let error = match first_events(&sending, Endpoint::Completions, body).await {
+        Ok(First::Events(reader, held)) => {
             decision.decode_worked();
-            Ok(Resumed { worker: Arc::clone(&placed.worker), booking, reader: *reader, held })
+            let worker = Arc::clone(&placed.worker);
+            return Ok(Resumed { worker, booking, leg, reader: *reader, held });
         }
-        First::Below(_) | First::Whole(_) => {
-            Err(Error::engine(placed.worker.id(), "does not go on with an answer"))
+        Ok(First::Below(_) | First::Whole(_)) => {
+            Error::engine(placed.worker.id(), "does not go on with an answer")
         }
-    }
+        Err(error) => error,
+    };
+    leg.end(Instant::now(), error.outcome());
+    Err(error)
 }
 
 /// Sets the named members of an object to null, if they exist.

@@ -14,10 +14,10 @@ use super::account::Account;
 use super::attempts::Attempts;
 use super::context::{
     Context, PromptContext, attempt, carried_threshold, expected, nothing_handed_over,
-    preemption_guard,
+    preemption_guard, traced,
 };
 use super::first::{First, ask, fetch};
-use super::generate::{Generated, conclude};
+use super::generate::{Generated, conclude, mark};
 use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
@@ -65,7 +65,7 @@ pub(super) async fn pair_or_local(
     prompt: PromptContext<'_>,
     attempts: &mut Attempts,
 ) -> Result<Paired, Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let mut tries = Tries::new(context, attempts.failed());
     let last = loop {
         let prefill = match tries.place(prompt).await {
@@ -102,7 +102,7 @@ pub(super) async fn pair_or_local(
                 return Ok(Paired::Again);
             }
             Err(Failed::Ended) => {
-                nothing_handed_over(context, decision, LocalReason::PrefillEnded);
+                nothing_handed_over(prompt, LocalReason::PrefillEnded);
                 return Ok(Paired::Local);
             }
             Err(Failed::Prefill(error)) => error,
@@ -115,7 +115,7 @@ pub(super) async fn pair_or_local(
             break error;
         }
     };
-    without_prefill(context, decision, &last)?;
+    without_prefill(prompt, &last)?;
     Ok(Paired::Local)
 }
 
@@ -189,18 +189,19 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
 }
 
 async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Failed> {
-    let PromptContext { context, unit, decision } = sending.prompt;
+    let PromptContext { context, unit, decision, .. } = sending.prompt;
     let appointment = Appointment::make(context, prefill).await.map_err(Failed::Prefill)?;
     sending.placed.worker.breaker(Leg::Decode).begin(Instant::now());
     let expected = expected(context, unit, prefill);
-    let leg = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
-    decision.prefill_sent(leg);
+    let facts = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
+    decision.prefill_sent(facts);
+    let leg = sending.prompt.leg(LegKind::Decode, &sending.placed.worker);
+    let sending = &Sending { envelope: &traced(sending.envelope.clone(), &leg), ..*sending };
     let started = Instant::now();
-    let mut account = Account::open(sending, started, true);
+    let mut account = Account::open(sending, started, true, leg);
     let met = meet(sending, &account, prefill, &appointment).await;
-    let now = context.mark("first_token", started);
     if matches!(met, Ok(First::Events(..))) {
-        sending.observe_first_event(now.duration_since(started), None);
+        sending.observe_first_event(started.elapsed());
     }
     let failed = match met {
         Ok(begun) => match conclude(sending, account, Ok(begun)) {
@@ -281,11 +282,16 @@ async fn decode(
     account: &Account,
     carried: Carried<'_>,
 ) -> Result<First, Error> {
-    if !sending.fetches_first() {
-        return ask(sending, account, Parcel::new(sending.body(carried)?).0.once(), None).await;
-    }
-    fetch(sending, Parcel::new(sending.fetching_body(carried)?).0.once(), None).await?;
-    ask(sending, account, sending.body(Carried::Nothing)?.into(), None).await
+    let begun = async {
+        if !sending.fetches_first() {
+            return ask(sending, account, Parcel::new(sending.body(carried)?).0.once(), None).await;
+        }
+        fetch(sending, Parcel::new(sending.fetching_body(carried)?).0.once(), None).await?;
+        ask(sending, account, sending.body(Carried::Nothing)?.into(), None).await
+    };
+    let begun = begun.await;
+    mark(sending.prompt, &begun);
+    begun
 }
 
 /// Forgets the engine id with which a pair failed. If the bootstrap server names another engine by

@@ -13,6 +13,7 @@ use splitrail_engine_client::Envelope;
 use splitrail_fleet::Served;
 use splitrail_fleet::waiting::{Asked, Granted, NoRoom, Why};
 use splitrail_fleet::{Booking, CandidateQuery, Exclusion, Pool, Roster, Worker};
+use splitrail_ledger::timeline::Stage;
 use splitrail_policy::{Candidate, Choice, Leg, Query, holders};
 use splitrail_telemetry::clock::unix_ms;
 
@@ -118,7 +119,7 @@ impl Moment {
 
 /// Chooses a worker for a leg and records the reasons for the choice.
 pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed, Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let leg = wish.leg;
     let Served { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
@@ -128,7 +129,7 @@ pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed,
         if let Some(blocks) = wish.blocks {
             holders(candidates, blocks);
         }
-        let started = context.mark("match", started);
+        let started = prompt.mark(Stage::Match);
         let query = query(pool, unit, leg, pool.next_turn(leg), pool.draw());
         if !choice.decide(&config.policy, candidates, &query, 0) {
             let now = Moment { instant: started, unix_ms: unix_ms() };
@@ -138,7 +139,7 @@ pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed,
         }
         let pick = Pick { roster: &roster, candidates, choice };
         let placed = settle(prompt, query, wish, pick, None);
-        context.mark("pick", started);
+        prompt.mark(Stage::Pick);
         placed
     })
 }
@@ -156,7 +157,6 @@ pub(super) async fn place_in_turn(
     if config.queue.is_none() || !pool.any_up(wish.leg, wish.excluded) {
         return place(prompt, wish);
     }
-    let started = Instant::now();
     let query = query(pool, unit, wish.leg, pool.next_turn(wish.leg), pool.draw());
     let asked = Asked {
         leg: wish.leg,
@@ -167,11 +167,13 @@ pub(super) async fn place_in_turn(
         urgency: context.urgency,
     };
     let granted = Box::pin(pool.waiting.wait(pool, &config.policy, asked)).await;
-    context.mark("admit", started);
+    prompt.mark(Stage::Admit);
     let Granted { roster, candidates, choice, booking } =
         granted.map_err(|no_room| refused(context, no_room))?;
     let pick = Pick { roster: &roster, candidates: &candidates, choice: &choice };
-    settle(prompt, query, wish, pick, Some(booking))
+    let placed = settle(prompt, query, wish, pick, Some(booking));
+    prompt.mark(Stage::Pick);
+    placed
 }
 
 fn refused(context: &Context, no_room: NoRoom) -> Error {
@@ -210,7 +212,7 @@ fn settle(
     pick: Pick<'_>,
     room: Option<Booking>,
 ) -> Result<Placed, Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let Pick { roster, candidates, choice } = pick;
     let leg = query.leg;
     let chosen = candidates[choice.index];

@@ -11,7 +11,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::context::{
     Context, PromptContext, attempt, book, carried_threshold, expected, may_retry,
-    nothing_handed_over, prefill_made_local, uncached_tokens, within,
+    nothing_handed_over, prefill_made_local, traced, uncached_tokens, within,
 };
 use super::hand_off::{Lead, kept_for_decode, missing};
 use super::lease::{Lease, left_by_engine};
@@ -30,6 +30,7 @@ use splitrail_fleet::reply_audit::audit_reply;
 use splitrail_fleet::{Exclusion, Hosts, Pool, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 use splitrail_telemetry::clock::unix_ms;
@@ -114,7 +115,7 @@ pub(super) async fn prefill_or_local(
     prompt: PromptContext<'_>,
     failed_decode: &[Exclusion],
 ) -> Result<Option<Prefilled>, Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let mut tries = Tries::new(context, failed_decode);
     let last = loop {
         let placed = match tries.place(prompt).await {
@@ -122,7 +123,7 @@ pub(super) async fn prefill_or_local(
             // If the queue refused the prefill, do not fall back to a costlier local prefill.
             Err(error) if error.is_busy() => return Err(error),
             Err(_) if tries.only_missing(&context.served.pool) => {
-                prefill_made_local(context, decision, LocalReason::NoHandOff);
+                prefill_made_local(prompt, LocalReason::NoHandOff);
                 return Ok(None);
             }
             Err(error) => break error,
@@ -144,7 +145,7 @@ pub(super) async fn prefill_or_local(
                 return Ok(Some(prefilled));
             }
             Ok(Err(reason)) => {
-                nothing_handed_over(context, decision, reason);
+                nothing_handed_over(prompt, reason);
                 return Ok(None);
             }
             Err(error) => error,
@@ -157,7 +158,7 @@ pub(super) async fn prefill_or_local(
             break error;
         }
     };
-    without_prefill(context, decision, &last)?;
+    without_prefill(prompt, &last)?;
     Ok(None)
 }
 
@@ -165,11 +166,8 @@ pub(super) async fn prefill_or_local(
 ///
 /// # Errors
 /// If the model's configuration says `on_no_prefill: fail`.
-pub(super) fn without_prefill(
-    context: &Context,
-    decision: &DecisionHandle,
-    last: &Error,
-) -> Result<(), Error> {
+pub(super) fn without_prefill(prompt: PromptContext<'_>, last: &Error) -> Result<(), Error> {
+    let context = prompt.context;
     if context.served.config.on_no_prefill == OnNoPrefill::Fail {
         let message = format!("no prefill worker did its part; the last error: {}", last.message());
         return Err(Error::new(Kind::NoWorker, message));
@@ -177,13 +175,12 @@ pub(super) fn without_prefill(
     if context.served.no_prefill.may_log() {
         tracing::warn!(
             model = context.served.name(),
-            request_id = &*context.request_id,
             error = %last,
             "no prefill worker did its part: decode workers compute prompts \
              (said at most twice a minute; local_prefills_total counts)"
         );
     }
-    prefill_made_local(context, decision, LocalReason::NoPrefill);
+    prefill_made_local(prompt, LocalReason::NoPrefill);
     Ok(())
 }
 
@@ -254,14 +251,16 @@ pub(super) async fn send(
     placed: &Placed,
     body: Parcel,
 ) -> Result<Said, Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
     let mut booking = book(context, unit, placed, started, true);
-    let envelope = &Envelope { prefill_tokens: Some(uncached), ..placed.pinned(envelope) };
+    let mut leg = prompt.leg(LegKind::Prefill, worker);
+    let envelope = traced(placed.pinned(envelope), &leg);
+    let envelope = &Envelope { prefill_tokens: Some(uncached), ..envelope };
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
         let response = client.post(worker, shape, body, envelope).await?;
@@ -272,15 +271,23 @@ pub(super) async fn send(
         Ok((client.whole(worker, response).await?, begun, peer))
     });
     let limit = config.timeouts.prefill;
-    let (reply, begun, peer) = within(client, limit, worker, "timeouts.prefill", call).await?;
+    let replied = within(client, limit, worker, "timeouts.prefill", call).await;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
-    let reply = JsonObject::parse(reply).map_err(nonsense)?;
+    let replied = replied.and_then(|(reply, begun, peer)| {
+        Ok((JsonObject::parse(reply).map_err(nonsense)?, begun, peer))
+    });
+    let (stage, outcome) = match &replied {
+        Ok(_) => (Stage::Prefill, "ok"),
+        Err(error) => (Stage::Failed, error.outcome()),
+    };
+    let ended = prompt.mark(stage);
+    leg.end(ended, outcome);
+    let (reply, begun, peer) = replied?;
     let dialect = context.endpoint.dialect();
     // Invalid usage is treated as if the engine had reported none.
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse_in(dialect, raw).ok());
     booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
-    let ended = context.mark("prefill", started);
     worker.series.leg_took("prefill", ended.duration_since(started).as_secs_f64());
     Ok(Said { reply, dialect, peer, begun, usage })
 }
@@ -292,7 +299,7 @@ async fn prefill(
     envelope: Envelope,
     placed: &Placed,
 ) -> Result<Result<Prefilled, LocalReason>, Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let worker = &placed.worker;
     let stored = context.served.config.connector == Connector::SharedStorage;
     let lead = if stored { Lead::Stored } else { Lead::Pulled };
@@ -316,8 +323,7 @@ async fn prefill(
         let lease = lease(context, &hand_off, said.begun);
         Some(Staged::new(context, unit, worker.index, &envelope, hand_off, lease))
     };
-    let ended = Instant::now();
-    Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope, ended }))
+    Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
 }
 
 /// Remembers whether a worker returns hand-offs for an endpoint.

@@ -174,6 +174,8 @@ impl UnitStream {
             return Err(self.lost(&error));
         };
         self.account.worker.record(Leg::Decode, Some(&error));
+        self.account.leg.end(Instant::now(), error.outcome());
+        self.account.leg = resumed.leg;
         (self.account.worker, self.account.booking) = (resumed.worker, resumed.booking);
         (self.reader, self.held) = (resumed.reader, resumed.held);
         self.migration = Some(migration);
@@ -184,6 +186,7 @@ impl UnitStream {
     fn lost(&mut self, error: &Error) -> Error {
         let message = format!("the answer broke off: {}", error.message());
         let lost = Error::new(Kind::DecodeLost, message);
+        self.account.leg.end(Instant::now(), error.outcome());
         self.account.worker.record(Leg::Decode, Some(error));
         self.account.decision.answer_lost(lost.outcome());
         lost

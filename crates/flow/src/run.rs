@@ -32,7 +32,8 @@ use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
-/// Runs a prompt until its reply begins.
+/// Runs a prompt until its reply begins. `position` is the prompt's position among the units of
+/// the request.
 ///
 /// # Errors
 /// The error of the last attempt, if no further attempt is allowed or useful.
@@ -40,8 +41,10 @@ pub async fn begin(
     context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
+    position: usize,
 ) -> Result<Begun, Error> {
-    let prompt = PromptContext { context, unit, decision };
+    let clock = &context.timeline.prompt(position);
+    let prompt = PromptContext { context, unit, decision, clock };
     if !context.endpoint.generates() {
         return auxiliary::run(prompt).await;
     }
@@ -122,22 +125,22 @@ async fn first_leg(
     plan: &Plan,
     attempts: &mut Attempts,
 ) -> Result<FirstLeg, Error> {
-    let PromptContext { context, decision, .. } = prompt;
+    let context = prompt.context;
     let Served { config, pool, .. } = context.served.as_ref();
     let alone = FirstLeg::None(Leg::Aggregated);
     match plan.then {
         Then::Aggregated(reason) => {
             if let Some(reason) = reason {
-                prefill_made_local(context, decision, reason);
+                prefill_made_local(prompt, reason);
             }
             Ok(alone)
         }
         Then::OnPrefill => {
             if pool.any_up(Leg::Prefill, attempts.failed()) {
-                prefill_made_local(context, decision, LocalReason::OneToken);
+                prefill_made_local(prompt, LocalReason::OneToken);
                 return Ok(FirstLeg::None(Leg::Prefill));
             }
-            without_prefill(context, decision, &no_prefill_worker(context))?;
+            without_prefill(prompt, &no_prefill_worker(context))?;
             Ok(alone)
         }
         Then::PrefillFirst if pool.any_up(Leg::Decode, attempts.failed()) => {
@@ -155,7 +158,7 @@ async fn first_leg(
         // A prefill now would stage blocks that no decode worker fetches. An attempt without a
         // prefill shows what is wrong, or that a decode worker is up again.
         Then::PrefillFirst | Then::Tell => {
-            prefill_made_local(context, decision, LocalReason::NoDecode);
+            prefill_made_local(prompt, LocalReason::NoDecode);
             Ok(alone)
         }
     }
@@ -180,7 +183,7 @@ async fn last_leg(
     staged: &mut Option<Prefilled>,
     attempts: &mut Attempts,
 ) -> Result<Option<Begun>, Error> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let pool = &context.served.pool;
     let mut excluded = attempts.failed().to_vec();
     // Both legs of an attempt carry the same id.

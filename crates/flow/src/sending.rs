@@ -1,6 +1,6 @@
 //! A leg that generates the client's reply, and the bodies that it is sent with.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::context::PromptContext;
 use super::hand_off::Carried;
@@ -22,15 +22,9 @@ pub(super) struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    /// Records that the first event of a stream has arrived now, this long after the leg was sent,
-    /// and the time of the hand-off if a prefill leg has ended before.
-    pub(super) fn observe_first_event(&self, took: Duration, prefill_ended: Option<Instant>) {
+    /// Records that the first event of a stream has arrived, this long after the leg was sent.
+    pub(super) fn observe_first_event(&self, took: Duration) {
         self.placed.worker.series.leg_took("decode", took.as_secs_f64());
-        if let Some(ended) = prefill_ended {
-            let context = self.prompt.context;
-            let (served, seconds) = (&context.served, ended.elapsed().as_secs_f64());
-            served.series.handed_off(&context.metrics, served.name(), seconds);
-        }
     }
 
     /// Whether the worker may reject the leg. If so, events are held back until they show output.

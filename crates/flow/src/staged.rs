@@ -112,8 +112,6 @@ pub(super) struct Prefilled {
     pub(super) envelope: Envelope,
     /// The hand-off for one decode leg; `None` if the connector uses shared storage.
     pub(super) staged: Option<Staged>,
-    /// When the prefill leg ended.
-    pub(super) ended: std::time::Instant,
 }
 
 impl Prefilled {

@@ -68,7 +68,7 @@ fn settle(
     usage: Option<EngineUsage>,
     shows_usage: bool,
 ) -> Option<Value> {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let blocks = decision.with(Decision::overlap_blocks);
     let expected = Expected {
         prompt_tokens: unit.prompt_tokens,

@@ -38,6 +38,7 @@ pub fn close(
         });
     }
     let cached = RequestRecord::cached_tokens(ended.outcome, cached.into_iter());
+    used.cached_known = cached.is_some();
     // Only requests that ended with `ok` have this figure.
     if let Some(cached) = cached {
         let result = if cached > 0 { "hit" } else { "miss" };
@@ -67,9 +68,16 @@ pub struct Used {
     pub cached_tokens: u64,
     /// Generated tokens of all prompts.
     pub completion_tokens: u64,
+    /// Whether the number of cached tokens is known of every prompt.
+    cached_known: bool,
 }
 
 impl Used {
+    /// The cached tokens; `None` if they are not known of every prompt.
+    pub fn cached(&self) -> Option<u64> {
+        self.cached_known.then_some(self.cached_tokens)
+    }
+
     fn add(&mut self, outcome: &str, entry: &Entry) {
         if outcome != "ok" {
             return;

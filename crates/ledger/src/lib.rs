@@ -13,6 +13,6 @@ pub mod leg;
 pub mod lines;
 pub mod record;
 pub mod recorder;
-pub mod stages;
 pub mod summary;
+pub mod timeline;
 pub mod veto;

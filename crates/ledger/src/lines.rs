@@ -88,10 +88,18 @@ impl Lines {
     /// Puts a record into the queue, or counts it as lost if the queue is full. No request waits
     /// for a disk.
     pub fn write(&self, record: &impl Serialize) {
+        if self.is_open()
+            // Names and numbers always have a JSON form.
+            && let Ok(mut line) = serde_json::to_vec(record)
+        {
+            line.push(b'\n');
+            self.write_line(line);
+        }
+    }
+
+    /// Like [`write`](Self::write), for a line that is made already and ends with a line feed.
+    pub fn write_line(&self, line: Vec<u8>) {
         let Some(queue) = &self.queue else { return };
-        // Names and numbers always have a JSON form.
-        let Ok(mut line) = serde_json::to_vec(record) else { return };
-        line.push(b'\n');
         let bytes = line.len();
         let fits = self.shared.queued_bytes.fetch_add(bytes, Relaxed) + bytes <= QUEUE_BYTES;
         if !fits || queue.try_send(line).is_err() {

@@ -9,7 +9,7 @@ use splitrail_kv::BlockHash;
 
 use super::decisions::Decision;
 use super::lines::Lines;
-use crate::stages::StageTimes;
+use crate::timeline::StageTimes;
 use splitrail_config::RecordConfig;
 
 /// Writes decision records to the record file.

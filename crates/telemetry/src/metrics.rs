@@ -75,9 +75,9 @@ metrics! {
     stage: HistogramVec[FINE_SECONDS]("stage_seconds"; "model", "stage" in STAGES);
     /// Time that requests waited in the router's `queue` for a worker.
     queue_wait: HistogramVec[SECONDS]("queue_wait_seconds"; "model");
-    /// Time in the parts of a request that engines do: asking a decode worker first (decode_try),
-    /// the prefill leg (prefill), and the last leg up to its first event, or up to its end if the
-    /// reply is whole (first_token).
+    /// Time in the parts of a request that engines do: asking a decode worker that held too little
+    /// (decode_try), the prefill leg (prefill), the last leg up to its first event, or up to its end
+    /// if the reply is whole (first_token), and legs that failed (failed).
     engine_stage: HistogramVec[SECONDS]("engine_stage_seconds"; "model", "stage" in ENGINE_STAGES);
     /// Time from the end of the prefill leg to the first event of the decode leg that used its
     /// hand-off. Streams only, of connectors whose legs follow each other.
@@ -163,6 +163,14 @@ metrics! {
     record_lines: IntCounterVec("record_lines_total"; "result" in LINES);
     /// Lines of the audit file: written, queue_full or write_failed.
     audit_records: IntCounterVec("audit_records_total"; "result" in LINES);
+    /// Lines of the access log: written, queue_full or write_failed.
+    access_log_lines: IntCounterVec("access_log_lines_total"; "result" in LINES);
+    /// Log lines besides those of the access log that were dropped, because stderr is not read fast
+    /// enough.
+    log_lines_dropped: IntCounterVec("log_lines_dropped_total";);
+    /// Spans of traced requests: exported, dropped (the queue for the collector was full) or failed
+    /// (the collector could not be reached, or did not take them).
+    spans: IntCounterVec("spans_total"; "result" in SPANS);
     /// Completed requests with cached tokens (hit) and without (miss).
     prefix_cache_requests: IntCounterVec("prefix_cache_requests_total"; "model", "result" in HIT_OR_MISS);
     /// Requests of P/D models whose prompt the decode worker computed, by reason.

@@ -20,6 +20,7 @@ use tower::Service;
 
 use super::certificate::ClientCertificate;
 use super::connection_activity::ConnectionActivity;
+use super::context::Identity;
 use super::head::Heads;
 use super::streams::BodyProgress;
 use super::{grpc, http as openai};
@@ -75,6 +76,19 @@ enum Target {
 }
 
 impl Routes {
+    /// Writes a request of a client that is refused because of its head to the access log.
+    fn note_refusal(
+        &self,
+        request: &Request<Incoming>,
+        peer: SocketAddr,
+        refusal: &Response<Body>,
+    ) {
+        let Some(Direct::Http(core)) = &self.direct else { return };
+        let identity = Identity::of_http(request.headers(), peer.ip());
+        let endpoint = Endpoint::at(request.uri().path()).map_or("none", Endpoint::name);
+        core.access_log.answered(&core.serving(), &identity, endpoint, refusal);
+    }
+
     fn call(&self, caller: Caller, mut request: Request<Incoming>) -> Routed {
         let peer = caller.peer;
         match self.direct.as_ref().and_then(|direct| direct.target(&request)) {
@@ -152,7 +166,10 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
                 let caller = Caller { peer: self.peer, certificate, room: self.room.clone() };
                 self.routes.call(caller, request)
             }
-            Some(refusal) => Routed::Refused(Some(Box::new(refusal))),
+            Some(refusal) => {
+                self.routes.note_refusal(&request, self.peer, &refusal);
+                Routed::Refused(Some(Box::new(refusal)))
+            }
         };
         ReplyFuture { routed, active: Some(active), last }
     }

@@ -1,37 +1,142 @@
 //! What a request is called, for clients, logs and engines: its id and its trace context.
 
+use std::net::IpAddr;
 use std::time::Instant;
 
 use http::HeaderValue;
 use http::header::{HeaderMap, HeaderName};
 
+use splitrail_api::error::Error;
 use splitrail_api::name::Name;
 use splitrail_api::text::random_id;
+use splitrail_ledger::timeline::RequestTrace;
+use splitrail_settings::logging::RequestIds;
+use splitrail_telemetry::trace_context::{TraceContext, push_hex};
 
 /// The header with a request's id, in requests and replies.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+
+/// Maximum length in bytes of a `tracestate`. Longer ones may be dropped by the specification.
+const TRACESTATE_MAX_BYTES: usize = 512;
+
 /// Maximum length in bytes of a client's id that is kept.
 const ID_MAX_BYTES: usize = 128;
 
-/// The identity of a request.
+/// A request as it arrived.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The id for the client, logs and records. Engines never see it.
     pub request_id: Name,
     /// When it arrived.
     pub arrived: Instant,
+    /// The address of the client.
+    pub client: IpAddr,
+    /// The protocol of the listener.
+    pub protocol: Protocol,
+    /// The trace that the client takes part in.
+    pub trace: ClientTrace,
+}
+
+/// The protocol of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// The APIs over HTTP.
+    Http,
+    /// The API over gRPC.
+    Grpc,
+}
+
+impl Protocol {
+    /// The name in the access log and in traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+        }
+    }
+
+    /// The status of a request that ended well.
+    pub fn ok(self) -> u16 {
+        match self {
+            Self::Http => 200,
+            Self::Grpc => 0,
+        }
+    }
+
+    /// The status of an error: that of HTTP, or the code of gRPC.
+    pub fn status(self, error: &Error) -> u16 {
+        match self {
+            Self::Http => error.status().as_u16(),
+            Self::Grpc => error.to_grpc().code() as u16,
+        }
+    }
+
+    /// The status of a request whose client left before its reply began: 499, as other proxies log
+    /// it, or the code of gRPC.
+    pub fn cancelled(self) -> u16 {
+        match self {
+            Self::Http => 499,
+            Self::Grpc => 1,
+        }
+    }
+}
+
+/// The trace context of a client.
+#[derive(Clone, Debug, Default)]
+pub struct ClientTrace {
+    /// The client's `traceparent`, if it has the right format.
+    pub traceparent: Option<HeaderValue>,
+    /// The client's `tracestate`, if it has a `traceparent`.
+    pub tracestate: Option<HeaderValue>,
+}
+
+impl ClientTrace {
+    /// Reads the trace context from the head of a request.
+    pub fn read(headers: &HeaderMap) -> Self {
+        let traceparent = trace_context(headers.get(TRACEPARENT));
+        let sent = headers.get(TRACESTATE).filter(|_| traceparent.is_some());
+        let fits = |value: &&HeaderValue| {
+            value.len() <= TRACESTATE_MAX_BYTES && value.to_str().is_ok_and(|text| !text.is_empty())
+        };
+        Self { traceparent, tracestate: sent.filter(fits).cloned() }
+    }
+
+    /// The client's place in its trace.
+    pub fn context(&self) -> Option<TraceContext> {
+        TraceContext::parse(self.traceparent.as_ref()?.to_str().ok()?)
+    }
 }
 
 impl Identity {
-    /// Uses the client's id if it is short and plain, otherwise a new one.
-    pub fn new(sent: Option<&[u8]>) -> Self {
-        let sane = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
-        let kept = sent
-            .filter(|id| (1..=ID_MAX_BYTES).contains(&id.len()) && id.iter().all(sane))
-            .and_then(|id| std::str::from_utf8(id).ok());
-        let request_id = kept.map_or_else(|| random_id().as_str().into(), Name::from);
-        Self { request_id, arrived: Instant::now() }
+    /// The identity of a request that arrives now. Uses the client's id if it is short and plain,
+    /// otherwise a new one.
+    pub fn new(
+        sent_id: Option<&[u8]>,
+        client: IpAddr,
+        protocol: Protocol,
+        trace: ClientTrace,
+    ) -> Self {
+        Self { request_id: request_id(sent_id), arrived: Instant::now(), client, protocol, trace }
+    }
+
+    /// The identity of a request over HTTP that arrives now.
+    pub fn of_http(headers: &HeaderMap, client: IpAddr) -> Self {
+        let sent_id = headers.get(X_REQUEST_ID).map(HeaderValue::as_bytes);
+        Self::new(sent_id, client, Protocol::Http, ClientTrace::read(headers))
+    }
+
+    /// The ids for log lines about the request, which is traced if it has a place in a trace.
+    pub fn log_ids(&self, trace: Option<&RequestTrace>) -> RequestIds {
+        let context = trace.map(|trace| trace.context).or_else(|| self.trace.context());
+        let trace_id = context.map(|context| {
+            let mut hex = String::with_capacity(32);
+            push_hex(&mut hex, context.trace_id, 32);
+            hex
+        });
+        RequestIds::new(&self.request_id, trace_id.as_deref())
     }
 
     /// Puts the id into the head of the reply.
@@ -42,9 +147,17 @@ impl Identity {
     }
 }
 
-/// A client's W3C trace context, if it has the right format: engines get no other header of a
-/// client, and no free text.
-pub fn trace_context(sent: Option<&HeaderValue>) -> Option<HeaderValue> {
+/// The client's id if it is short and plain, otherwise a new one.
+pub fn request_id(sent: Option<&[u8]>) -> Name {
+    let sane = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
+    let kept = sent
+        .filter(|id| (1..=ID_MAX_BYTES).contains(&id.len()) && id.iter().all(sane))
+        .and_then(|id| std::str::from_utf8(id).ok());
+    kept.map_or_else(|| random_id().as_str().into(), Name::from)
+}
+
+/// A client's W3C trace context, if it has the right format: engines get no free text of a client.
+fn trace_context(sent: Option<&HeaderValue>) -> Option<HeaderValue> {
     // https://www.w3.org/TR/trace-context/: version, trace id, parent id, flags.
     const LENGTHS: [usize; 4] = [2, 32, 16, 2];
     let text = sent?.to_str().ok()?;
@@ -79,10 +192,10 @@ mod tests {
 
     #[test]
     fn only_short_request_ids_of_plain_characters_are_kept() {
-        assert_eq!(Identity::new(Some(b"abc-1.2_3:4")).request_id, "abc-1.2_3:4");
+        assert_eq!(request_id(Some(b"abc-1.2_3:4")), "abc-1.2_3:4");
         for bad in [&b""[..], b"a b", b"a\nb", "\u{e9}".as_bytes(), &[b'a'; 129]] {
-            assert_eq!(Identity::new(Some(bad)).request_id.len(), 32);
+            assert_eq!(request_id(Some(bad)).len(), 32);
         }
-        assert_ne!(Identity::new(None).request_id, Identity::new(None).request_id);
+        assert_ne!(request_id(None), request_id(None));
     }
 }

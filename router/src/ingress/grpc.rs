@@ -94,6 +94,16 @@ pub(super) enum Method {
 }
 
 impl Method {
+    /// The name as an endpoint in the access log. `Generate` has the endpoint of its prompt, once
+    /// the message is read.
+    fn endpoint(self) -> &'static str {
+        match self {
+            Self::Generate => "none",
+            Self::Explain => "explain",
+            Self::ListModels => "models",
+        }
+    }
+
     /// The method that a request calls.
     pub(super) fn of<B>(request: &Request<B>) -> Option<Self> {
         let path = request.uri().path().strip_prefix('/')?.strip_prefix(SERVICE_NAME)?;

@@ -1,7 +1,7 @@
 //! The OpenAI API over HTTP. Only the paths listed here exist; the paths of engine requests are
 //! chosen by the router.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
@@ -23,17 +23,16 @@ use splitrail_engine::dialect::Dialect;
 
 use super::certificate::ClientCertificate;
 use super::connection_service::{Caller, Direct, Outgoing, Routes};
-use super::context::{Identity, X_REQUEST_ID, trace_context};
+use super::context::Identity;
 use super::identify::{Sender, identify};
 use super::rate_limits;
-use super::reply::{error_dialect, error_in, health, json_reply, ready, reply_error};
+use super::reply::{TenantName, error_dialect, error_in, health, json_reply, ready, reply_error};
 use super::request_body::BoundedBody;
 use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_api::memory_budget::Charge;
-use splitrail_api::name::Name;
 use splitrail_api::request::unknown_model;
 use splitrail_api::steering::{ClientShare, Steering};
 use splitrail_api::unread::UnreadRoom;
@@ -41,13 +40,13 @@ use splitrail_config::model::Limits;
 use splitrail_fleet::{Named, Serving};
 use splitrail_flow::prepare::Payload;
 use splitrail_flow::reply::sse::put_data;
+use splitrail_settings::logging::RequestIds;
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 pub(super) const X_REMOVED_FIELDS: HeaderName =
     HeaderName::from_static("x-splitrail-removed-fields");
 const X_USAGE: HeaderName = HeaderName::from_static("x-splitrail-usage");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The routes of the HTTP API. Inference requests, which are most, skip the axum router.
 pub fn routes(core: Arc<Core>) -> Routes {
@@ -79,7 +78,7 @@ fn all(core: Arc<Core>) -> Router {
             error_in(error_dialect(&uri), Error::new(Kind::UnknownPath, "there is no such path"))
         })
         .method_not_allowed_fallback(async |uri: Uri| error_in(error_dialect(&uri), wrong_method()))
-        .layer(middleware::from_fn(name_reply))
+        .layer(middleware::from_fn_with_state(Arc::clone(&core), name_reply))
         .with_state(core)
 }
 
@@ -89,10 +88,21 @@ fn wrong_method() -> Error {
 
 /// Gives each reply the header with the request's id, so that clients can name the request when
 /// they report a problem.
-async fn name_reply(request: Request, next: Next) -> Response {
-    let identity = Identity::new(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
+async fn name_reply(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+    let client = peer.map_or(Ipv4Addr::UNSPECIFIED.into(), |ConnectInfo(peer)| peer.ip());
+    let identity = Identity::of_http(request.headers(), client);
+    let endpoint = match request.uri().path() {
+        // Probes, which are asked all the time.
+        "/health" | "/ready" => None,
+        path if path.starts_with("/v1/models") => Some("models"),
+        _ => Some("none"),
+    };
     let mut reply = next.run(request).await;
     identity.put(reply.headers_mut());
+    if let Some(endpoint) = endpoint {
+        core.access_log.answered(&core.serving(), &identity, endpoint, &reply);
+    }
     reply
 }
 
@@ -111,6 +121,7 @@ async fn name_sender(
             let mut reply = next.run(request).await;
             if let Some(tenant) = tenant {
                 rate_limits::put(reply.headers_mut(), dialect, &tenant);
+                reply.extensions_mut().insert(TenantName(tenant.name.clone()));
             }
             reply
         }
@@ -134,8 +145,7 @@ pub(super) async fn answer<B>(
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    let sent = request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes);
-    let identity = Identity::new(sent);
+    let identity = Identity::of_http(request.headers(), peer.ip());
     let early = EarlyReply::to(&request, endpoint.dialect());
     let sender = identify(&core, "http", peer.ip(), request.headers(), certificate.as_deref());
     let sender = sender.inspect_err(|error| {
@@ -144,7 +154,11 @@ where
     let tenant = sender.as_ref().ok().and_then(|sender| sender.tenant.clone());
     let reply = match sender {
         Ok(sender) => generate(&core, endpoint, &identity, sender, room, request).await,
-        Err(error) => Ok(early.refuse(error)),
+        Err(error) => {
+            let reply = early.refuse(error);
+            core.access_log.answered(&core.serving(), &identity, endpoint.name(), &reply);
+            Ok(reply)
+        }
     };
     let mut reply =
         reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(Outgoing::Any));
@@ -168,8 +182,8 @@ where
 {
     let serving = core.serving();
     let client = sender.share;
-    let mut scope = Scope::open(core, endpoint, identity.arrived, sender);
-    let traceparent = trace_context(request.headers().get(TRACEPARENT));
+    let mut scope = Scope::open(core, endpoint, identity.clone(), sender);
+    let ids = scope.ids().clone();
     let usage_detail = request.headers().contains_key(X_USAGE);
     let early = EarlyReply::to(&request, endpoint.dialect());
     let (steering, body, held) = match receive(core, &serving.limits, client, request).await {
@@ -181,14 +195,13 @@ where
     };
     scope.hold(held);
     drop(serving);
-    let request_id = identity.request_id.clone();
     let body = Payload::Json(body);
-    let call = Call { endpoint, body, steering, request_id, traceparent, usage_detail, room };
+    let call = Call { endpoint, body, steering, usage_detail, room };
     let result = serve(core, call, scope).await;
     if let Err(error) = &result {
-        log_failure(&identity.request_id, error);
+        log_failure(&ids, error);
     }
-    result.map(|reply| respond(reply, endpoint.dialect(), &identity.request_id))
+    result.map(|reply| respond(reply, endpoint.dialect(), ids))
 }
 
 /// A reply that is sent before the body of its request has been read.
@@ -290,7 +303,7 @@ fn is_json(value: &[u8]) -> bool {
             })
 }
 
-fn respond(reply: Reply, dialect: Dialect, request_id: &Name) -> http::Response<Outgoing> {
+fn respond(reply: Reply, dialect: Dialect, ids: RequestIds) -> http::Response<Outgoing> {
     let mut response = match reply.body {
         ReplyBody::Whole(body) => {
             let mut response = http::Response::new(Outgoing::Whole(Full::new(body)));
@@ -299,10 +312,9 @@ fn respond(reply: Reply, dialect: Dialect, request_id: &Name) -> http::Response<
             response
         }
         ReplyBody::Events(events) => {
-            let request_id = request_id.clone();
             let framed = events.map(Some).chain(futures_util::stream::iter([None]));
             let framed = framed.scan(false, move |failed, event| {
-                let frame = frame(event, dialect, failed, &request_id);
+                let frame = frame(event, dialect, failed, &ids);
                 std::future::ready(frame.map(Ok::<_, std::convert::Infallible>))
             });
             let body = Outgoing::Any(Body::from_stream(framed));
@@ -335,7 +347,7 @@ fn frame(
     event: Option<Result<Bytes, Error>>,
     dialect: Dialect,
     failed: &mut bool,
-    request_id: &Name,
+    ids: &RequestIds,
 ) -> Option<Bytes> {
     const ENDS: &[u8] = b"\n\n";
     let named = dialect.names_events();
@@ -349,7 +361,7 @@ fn frame(
         }
         Some(Err(error)) => {
             *failed = true;
-            log_failure(request_id, &error);
+            log_failure(ids, &error);
             Bytes::from(error.to_event(dialect))
         }
         None if *failed || named => return None,
@@ -359,13 +371,11 @@ fn frame(
 }
 
 /// Logs a failure by its kind; details about the request are only sent to the client.
-pub(super) fn log_failure(request_id: &str, error: &Error) {
-    match error.fault() {
-        splitrail_api::error::Fault::Client => {
-            tracing::debug!(request_id, %error, "request refused")
-        }
-        _ => tracing::warn!(request_id, %error, "request failed"),
-    }
+pub(super) fn log_failure(ids: &RequestIds, error: &Error) {
+    ids.during(|| match error.fault() {
+        Fault::Client => tracing::debug!(%error, "request refused"),
+        _ => tracing::warn!(%error, "request failed"),
+    });
 }
 
 async fn list_models(

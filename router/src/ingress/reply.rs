@@ -15,11 +15,20 @@ use splitrail_engine::dialect::Dialect;
 use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
+use splitrail_api::name::Name;
 
 /// Milliseconds after which a client may retry; OpenAI's clients read it before `retry-after`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 /// Whether a client should retry; OpenAI's clients obey it.
 const X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// The outcome of a request that was refused: an extension of the reply, for the access log.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome(pub &'static str);
+
+/// The tenant of a request: an extension of the reply, for the access log.
+#[derive(Clone, Debug)]
+pub struct TenantName(pub Name);
 
 /// An error as an OpenAI error object.
 pub fn reply_error(error: Error) -> Response {
@@ -30,6 +39,7 @@ pub fn reply_error(error: Error) -> Response {
 pub fn error_in(dialect: Dialect, error: Error) -> Response {
     let mut response = Response::new(Body::from(error.to_body(dialect)));
     *response.status_mut() = error.status();
+    response.extensions_mut().insert(Outcome(error.outcome()));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(seconds) = error.retry_after_s() {

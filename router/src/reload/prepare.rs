@@ -62,7 +62,7 @@ impl From<Problems> for Refused {
 }
 
 /// Keys that are used only at the start, with everything below them.
-const FIXED: [&[&str]; 11] = [
+const FIXED: [&[&str]; 14] = [
     &["listen"],
     &["hash_seed"],
     &["fleet"],
@@ -71,6 +71,9 @@ const FIXED: [&[&str]; 11] = [
     &["ledger"],
     &["record"],
     &["audit"],
+    &["access_log", "path"],
+    &["access_log", "rotate"],
+    &["tracing"],
     &["quotas"],
     &["limits", "body_max_bytes"],
     &["limits", "in_flight_max"],
@@ -85,7 +88,7 @@ pub(super) struct Prepared {
 
 /// Builds what a file configures, in place of the current state, which is not changed.
 pub(super) fn prepare(file: &Path, core: &Core, before: &Serving) -> Result<Prepared, Refused> {
-    let loaded = splitrail_config::load(file, splitrail_fleet::PARTS)?;
+    let loaded = splitrail_config::load(file, crate::PARTS)?;
     let changes = changes(&before.config, &loaded.config);
     let fixed = changes.iter().filter_map(|change| {
         let keys: Vec<&str> = change.path.split('.').collect();

@@ -9,11 +9,13 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::Stream;
+use http::HeaderValue;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::cost;
 use crate::admission::Share;
 use crate::core::{Core, LiveRequest};
+use crate::ingress::context::{ClientTrace, Identity};
 use crate::ingress::identify::Sender;
 use splitrail_access::limits::Reservation;
 use splitrail_access::{Tenant, TenantPlaces};
@@ -21,25 +23,37 @@ use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
+use splitrail_api::request::Options;
 use splitrail_api::steering::ClientShare;
 use splitrail_fleet::Served;
 use splitrail_fleet::losses::Followed;
 use splitrail_flow::context::{Context, flow_name};
 use splitrail_flow::prepare::Unit;
 use splitrail_flow::reply::merge::Events;
-use splitrail_ledger::close::close;
+use splitrail_ledger::close::{Used, close};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::record::{Ended, LabelledTenant};
 use splitrail_ledger::recorder::{Prompt, Times};
+use splitrail_ledger::timeline::Timeline;
+use splitrail_settings::logging::RequestIds;
 use splitrail_telemetry::clock::unix_ms;
 use splitrail_telemetry::{EndedRequest, Metrics, TraceId};
+
+mod tell;
+
+use tell::Ending;
 
 /// The request's places, its entry among the live requests, its metrics and its records: dropping
 /// the scope frees and closes them on every path.
 pub struct Scope {
     core: Arc<Core>,
     endpoint: &'static str,
-    arrived: Instant,
+    identity: Identity,
+    /// The ids that log lines about the request carry.
+    ids: RequestIds,
+    timeline: Arc<Timeline>,
+    /// How the client wants the request answered, once the body is read.
+    options: Option<Options>,
     /// The places: one once the body is complete, and further ones once the number of units is
     /// known.
     permits: [Option<Share>; 2],
@@ -57,6 +71,8 @@ pub struct Scope {
     begun: Option<Instant>,
     /// Set once the model is known.
     placed: Option<Placed>,
+    /// Whether the head of the reply says that the request is served: an error is told in the body.
+    is_replied: bool,
     ended: bool,
 }
 
@@ -66,8 +82,8 @@ struct Placed {
     number: u64,
     request_id: Name,
     decisions: Vec<DecisionHandle>,
-    /// What is needed to record the request, if it is recorded.
-    recorded: Option<Recorded>,
+    /// What is needed to record the prompts, if the request is recorded.
+    recorded: Option<Vec<Prompt>>,
     /// Its prompts, if losses of cache hits are monitored.
     followed: Vec<Followed>,
     /// Whether the reply is a stream.
@@ -85,31 +101,31 @@ impl Placed {
     }
 
     /// Compares the predicted time to first token with the measured one.
-    fn compare_prediction(&self, metrics: &Metrics, context: &Context) {
+    fn compare_prediction(&self, metrics: &Metrics, timeline: &Timeline) {
         let [decision] = &self.decisions[..] else { return };
         let predicted_ms = decision.with(|decision| {
             let one = decision.attempts() == 1;
             decision.predicted_ttft_ms().filter(|_| one)
         });
         let Some(predicted_ms) = predicted_ms else { return };
-        let both = context.served.config.connector.is_concurrent()
-            && decision.with(|decision| decision.prefill_worker().is_some());
-        let observed_ms = context.stages.legs_ms(both);
+        let observed_ms = timeline.legs().as_secs_f64() * 1e3;
         self.served.series.predicted(metrics, self.served.name(), predicted_ms, observed_ms);
     }
-}
-
-struct Recorded {
-    context: Arc<Context>,
-    prompts: Vec<Prompt>,
 }
 
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 impl Scope {
     /// Opens the scope of a request that has begun to arrive.
-    pub fn open(core: &Arc<Core>, endpoint: Endpoint, arrived: Instant, sender: Sender) -> Self {
+    pub fn open(core: &Arc<Core>, endpoint: Endpoint, identity: Identity, sender: Sender) -> Self {
+        let trace = core.traces.begin(&identity.trace);
+        let ids = identity.log_ids(trace.as_ref());
         Self {
+            ids,
+            timeline: Arc::new(Timeline::new(identity.arrived, trace)),
+            identity,
+            options: None,
+            is_replied: false,
             sender,
             tenant_places: [None, None],
             reservation: None,
@@ -117,7 +133,6 @@ impl Scope {
             prepared: None,
             core: Arc::clone(core),
             endpoint: endpoint.name(),
-            arrived,
             permits: [None, None],
             begun: None,
             placed: None,
@@ -204,8 +219,7 @@ impl Scope {
         let recorded = takes.then(|| {
             let block_size = context.served.pool.block_size();
             let prompt = |unit: &Unit| Prompt::new(&unit.hashes, block_size, unit.weight_tokens);
-            let prompts = units.iter().map(prompt).collect();
-            Recorded { context: Arc::clone(context), prompts }
+            units.iter().map(prompt).collect()
         });
         let (model, request_id) = (context.served.name(), &context.request_id);
         context.served.series.in_flight(&self.core.metrics, model, 1);
@@ -217,6 +231,7 @@ impl Scope {
             arrived_unix_ms: now_unix_ms,
         };
         self.core.live.insert(number, live);
+        self.options = Some(context.options);
         self.placed = Some(Placed {
             served: Arc::clone(&context.served),
             flow: flow_name(context),
@@ -234,14 +249,42 @@ impl Scope {
         });
     }
 
+    /// The times of the request.
+    pub(super) fn timeline(&self) -> &Arc<Timeline> {
+        &self.timeline
+    }
+
+    /// The ids that log lines about the request carry.
+    pub fn ids(&self) -> &RequestIds {
+        &self.ids
+    }
+
+    /// The request as it arrived.
+    pub(super) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The trace context for engines, as `traceparent` and `tracestate`: that of the request's span
+    /// if the request is traced. Otherwise the client's `traceparent` is passed on alone.
+    pub(super) fn trace_context(&self) -> (Option<HeaderValue>, Option<HeaderValue>) {
+        let ClientTrace { traceparent, tracestate } = &self.identity.trace;
+        match self.timeline.trace() {
+            Some(trace) => {
+                let own = HeaderValue::from_str(&trace.context.to_header()).ok();
+                (own, tracestate.clone().filter(|_| trace.parent_id.is_some()))
+            }
+            None => (traceparent.clone(), None),
+        }
+    }
+
     /// When the request arrived, and the client whose share of the queue it counts towards.
     pub(super) fn origin(&self) -> (Instant, ClientShare) {
-        (self.arrived, self.sender.share.unwrap_or(ClientShare::EVERYONE))
+        (self.identity.arrived, self.sender.share.unwrap_or(ClientShare::EVERYONE))
     }
 
     /// Notes that the reply has begun. The first token of a whole reply is not seen.
-    pub(super) fn begun(&mut self, context: &Context) {
-        let now = Instant::now();
+    pub(super) fn begun(&mut self) {
+        let now = self.timeline.reply_begun(Instant::now());
         self.begun = Some(now);
         if let Some(placed) = &self.placed {
             let losses = &placed.served.pool.losses;
@@ -249,32 +292,33 @@ impl Scope {
             if !placed.stream {
                 return;
             }
-            let ttft = now.duration_since(self.arrived).as_secs_f64();
+            let ttft = now.duration_since(self.identity.arrived).as_secs_f64();
             let (model, flow) = self.labels();
             let metrics = &self.core.metrics;
             placed.served.series.begun(metrics, model, flow, ttft, placed.trace);
-            placed.compare_prediction(metrics, context);
+            placed.compare_prediction(metrics, &self.timeline);
         }
     }
 
     /// Ties the scope to a stream, so that it ends with the stream.
-    pub(super) fn guard(self, events: Events) -> Events {
+    pub(super) fn guard(mut self, events: Events) -> Events {
+        self.is_replied = true;
         // Requested once, because each request takes a shared lock.
         let cut = Box::pin(self.core.abort.token().clone().cancelled_owned());
-        Box::pin(ScopedEvents { scope: Some(self), events, cut })
+        let ids = Some(self.ids.clone());
+        Box::pin(ScopedEvents { scope: Some(self), events, ids, cut })
     }
 
     /// Notes that the request has ended at the beginning of its reply, which was complete.
-    pub(super) fn end_whole(&mut self, outcome: &'static str) {
+    pub(super) fn end_whole(&mut self) {
         let now = self.begun.unwrap_or_else(Instant::now);
-        self.end_at(now, outcome, "ok");
+        self.end_at(now, Ending::ok(self.identity.protocol));
     }
 
-    /// Notes that the request has ended; further calls have no effect. `outcome` is `ok` or
-    /// `cancelled`.
-    fn end(&mut self, outcome: &'static str) {
+    /// Notes that the request has ended well; further calls have no effect.
+    fn end(&mut self) {
         if !self.ended {
-            self.end_at(Instant::now(), outcome, outcome);
+            self.end_at(Instant::now(), Ending::ok(self.identity.protocol));
         }
     }
 
@@ -286,19 +330,34 @@ impl Scope {
         if let (Some(tenant), Some(limit)) = (&self.sender.tenant, error.limit_reached()) {
             tenant.series.refused(&self.core.metrics, &tenant.label, limit);
         }
-        self.end_at(Instant::now(), error.outcome(), error.result());
+        let ending = Ending::failed(self.identity.protocol, error, self.is_replied);
+        self.end_at(Instant::now(), ending);
     }
 
-    fn end_at(&mut self, now: Instant, outcome: &'static str, result: &'static str) {
+    /// Notes that the client has left; has no effect after the end.
+    fn cancel(&mut self) {
+        if !self.ended {
+            let ending = Ending::cancelled(self.identity.protocol, self.is_replied);
+            self.end_at(Instant::now(), ending);
+        }
+    }
+
+    fn end_at(&mut self, now: Instant, ending: Ending) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
+        let used = self.settle(now, ending.outcome, ending.result);
+        self.tell(now, ending, used);
+    }
+
+    /// Closes the records of the request, counts it, and settles what it has used.
+    fn settle(&mut self, now: Instant, outcome: &'static str, result: &'static str) -> Used {
         for decision in self.placed.iter().flat_map(|placed| &placed.decisions) {
             decision.request_ended(outcome);
         }
         let (model, flow) = self.labels();
         let metrics = &self.core.metrics;
-        let seconds = now.duration_since(self.arrived).as_secs_f64();
+        let seconds = now.duration_since(self.identity.arrived).as_secs_f64();
         let tenant = self.sender.tenant.as_ref();
         let tenant = tenant.map(|tenant| LabelledTenant {
             name: &tenant.name,
@@ -311,7 +370,7 @@ impl Scope {
             }
             count_unplaced(metrics, self.endpoint, outcome, result);
             metrics.request.with_label_values(&[model, flow, "none"]).observe(seconds);
-            return;
+            return Used::default();
         };
         let (endpoint, stream, trace) = (self.endpoint, placed.stream_label(), placed.trace);
         let counted = EndedRequest { endpoint, flow, stream, outcome, result, seconds, trace };
@@ -349,6 +408,7 @@ impl Scope {
                 });
             }
         }
+        used
     }
 
     /// Records the time per output token of a stream with one sample, which is known only if the
@@ -364,13 +424,14 @@ impl Scope {
 
     /// Records the request's decisions, if the request is one of those that are recorded.
     fn record_decisions(&self, placed: &Placed, arrived_unix_ms: u64, seconds: f64) {
-        let Some(Recorded { context, prompts }) = &placed.recorded else { return };
+        let Some(prompts) = &placed.recorded else { return };
         let begun = self.begun.filter(|_| placed.stream);
+        let ttft = begun.map(|begun| begun.duration_since(self.identity.arrived));
         let times = Times {
             arrived_unix_ms,
-            ttft_ms: begun.map(|at| at.duration_since(self.arrived).as_secs_f64() * 1e3),
+            ttft_ms: ttft.map(|ttft| ttft.as_secs_f64() * 1e3),
             total_ms: seconds * 1e3,
-            stages: &context.stages.times(),
+            stages: &self.timeline.times(),
         };
         for (prompt, decision) in prompts.iter().zip(&placed.decisions) {
             decision.with(|decision| {
@@ -402,6 +463,7 @@ pub fn count_unplaced(
 struct ScopedEvents {
     scope: Option<Scope>,
     events: Events,
+    ids: Option<RequestIds>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
@@ -414,7 +476,8 @@ impl Stream for ScopedEvents {
     ) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         let Some(scope) = &mut this.scope else { return Poll::Ready(None) };
-        let next = match this.events.as_mut().poll_next(context) {
+        let poll = |context: &mut task::Context<'_>| this.events.as_mut().poll_next(context);
+        let next = match RequestIds::poll(&mut this.ids, poll, context) {
             Poll::Pending => {
                 ready!(this.cut.as_mut().poll(context));
                 let message = "the answer broke off: the router is stopping";
@@ -425,7 +488,7 @@ impl Stream for ScopedEvents {
         match &next {
             Some(Ok(_)) => return Poll::Ready(next),
             Some(Err(error)) => scope.fail(error),
-            None => scope.end("ok"),
+            None => scope.end(),
         }
         this.scope = None;
         Poll::Ready(next)
@@ -434,7 +497,7 @@ impl Stream for ScopedEvents {
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        self.end("cancelled");
+        self.cancel();
         if let Some(placed) = &self.placed {
             placed.served.series.in_flight(&self.core.metrics, placed.served.name(), -1);
             self.core.live.remove(&placed.number);

@@ -116,6 +116,7 @@ async fn post(
     let envelope = Envelope {
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
+        tracestate: None,
         gate: None,
         // The rank whose blocks are looked up afterwards.
         rank: Some(0),

@@ -1,7 +1,7 @@
 //! Records a choice: the candidates, those that were excluded and why, and the other inputs.
 
 use std::iter;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Moment, Pick, Wish};
 use crate::context::{Context, PromptContext};
@@ -10,6 +10,7 @@ use splitrail_fleet::{Roster, Worker, excluded};
 use splitrail_ledger::decisions::{
     CandidateRecord, DecisionHandle, Figures, Placement, ShadowRecord, VetoRecord,
 };
+use splitrail_ledger::timeline::{self, Scored};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, CandidateIndex, Choice, Leg, Policy, Query, Veto, pick};
 
@@ -22,7 +23,7 @@ const VETOED_RECORDED: usize = 32;
 
 /// Records a choice before the engine is called.
 pub(super) fn record(prompt: PromptContext<'_>, query: Query, wish: Wish<'_>, pick: Pick<'_>) {
-    let PromptContext { context, unit, decision } = prompt;
+    let PromptContext { context, unit, decision, .. } = prompt;
     let Pick { roster, candidates, choice } = pick;
     let (leg, now) = (query.leg, Moment::now());
     let pool = &context.served.pool;
@@ -46,6 +47,7 @@ pub(super) fn record(prompt: PromptContext<'_>, query: Query, wish: Wish<'_>, pi
         turn: query.turn,
         draw: query.draw,
     };
+    prompt.clock.picked(|prompt, begin| pick.traced(leg, prompt, begin));
     let recorded = iter::once(choice.index).chain(others(choice));
     decision.placed(placement, recorded.map(|candidate| pick.record(leg, candidate, now)));
 }
@@ -87,6 +89,23 @@ impl Pick<'_> {
     pub(in super::super) fn worker_id(&self, candidate: CandidateIndex) -> &str {
         let worker = self.roster.get(self.candidates[candidate].worker);
         worker.map_or("", |worker| worker.id())
+    }
+
+    /// The choice as traces have it.
+    fn traced(&self, leg: Leg, prompt: u32, begin: Duration) -> timeline::Pick {
+        let scored = |candidate| Scored {
+            worker: self.worker_id(candidate).into(),
+            cost: self.choice.costs[candidate],
+            overlap_blocks: self.candidates[candidate].overlap_blocks,
+        };
+        timeline::Pick {
+            prompt,
+            begin,
+            leg: leg.name(),
+            chosen: scored(self.choice.index),
+            runner_up: others(self.choice).next().map(scored),
+            candidates: self.candidates.len(),
+        }
     }
 
     /// The record of a candidate for a leg.

@@ -60,7 +60,7 @@ pub(crate) const LIMITS: &[&str] =
 /// The work of the router for a request.
 pub(crate) const STAGES: &[&str] = &["tokenize", "match", "pick"];
 /// The parts of a request that engines do.
-pub(crate) const ENGINE_STAGES: &[&str] = &["decode_try", "prefill", "first_token"];
+pub(crate) const ENGINE_STAGES: &[&str] = &["decode_try", "prefill", "first_token", "failed"];
 /// Messages of the event plane.
 pub(crate) const PLANE_MESSAGES: &[&str] = &["events", "reports"];
 /// Why a message of the event plane is refused.
@@ -118,6 +118,8 @@ pub(crate) const FIGURES: &[&str] = &["usage", "cached_tokens"];
 pub(crate) const REPORTED: &[&str] = &["yes", "no"];
 /// What became of a line of a file.
 pub(crate) const LINES: &[&str] = &["written", "queue_full", "write_failed"];
+/// What became of a span.
+pub(crate) const SPANS: &[&str] = &["exported", "dropped", "failed"];
 /// Whether a request had cached tokens.
 pub(crate) const HIT_OR_MISS: &[&str] = &["hit", "miss"];
 /// Why a decode worker computes a prompt.

@@ -2,20 +2,19 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_TYPE, HeaderName};
+use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full};
 use prost::Message;
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::super::connection_service::{Caller, Outgoing};
-use super::super::context::{Identity, trace_context};
+use super::super::context::{ClientTrace, Identity, Protocol, request_id};
 use super::super::http::{X_REMOVED_FIELDS, log_failure};
 use super::super::identify::{Sender, identify};
 use super::super::request_body::BoundedBody;
@@ -33,8 +32,7 @@ use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::steering::Steering;
-
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+use splitrail_settings::logging::RequestIds;
 
 /// Size in bytes of a message's framing, and of the trailers of other clients' calls.
 const FRAMING_BYTES: usize = 64 << 10;
@@ -49,22 +47,27 @@ pub(in super::super) async fn answer<B>(
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    let deadline = match head::check(&request, Instant::now()) {
+    let trace = ClientTrace::read(request.headers());
+    let identity = Identity::new(None, caller.peer.ip(), Protocol::Grpc, trace);
+    let deadline = match head::check(&request, identity.arrived) {
         Ok(deadline) => deadline,
         Err(refusal) => {
-            return refusal.into_response::<()>().map(|()| Outgoing::Whole(Full::default()));
+            let response = refusal.into_response::<()>();
+            core.access_log.answered(&core.serving(), &identity, method.endpoint(), &response);
+            return response.map(|()| Outgoing::Whole(Full::default()));
         }
     };
+    let log = CallLog { core: &core, identity: &identity, endpoint: method.endpoint() };
     let mut answered = pin!(async {
         match method {
-            Method::Generate => generate(&core, caller, request, deadline).await,
-            Method::Explain => explain(&core, caller, request).await,
-            Method::ListModels => list_models(&core, caller, request).await,
+            Method::Generate => generate(&core, caller, request, deadline, log).await,
+            Method::Explain => log.note(explain(&core, caller, request).await),
+            Method::ListModels => log.note(list_models(&core, caller, request).await),
         }
     });
     let answered = match deadline {
         None => answered.await,
-        Some(deadline) if deadline.is_over() => Err(Deadline::status()),
+        Some(deadline) if deadline.is_over() => log.refuse(Deadline::status()),
         Some(deadline) => {
             let in_time = tokio::time::timeout_at(deadline.at(), answered.as_mut()).await;
             in_time.unwrap_or_else(|_| Err(Deadline::status()))
@@ -81,6 +84,26 @@ where
             response
         }
         Err(status) => status.into_http::<()>().map(|()| Outgoing::Whole(Full::default())),
+    }
+}
+
+/// Writes calls to the access log that hold nothing else.
+#[derive(Clone, Copy)]
+struct CallLog<'a> {
+    core: &'a Core,
+    identity: &'a Identity,
+    endpoint: &'static str,
+}
+
+impl CallLog<'_> {
+    fn note<T>(self, answered: Result<T, Status>) -> Result<T, Status> {
+        let status = answered.as_ref().err().map_or(Code::Ok, Status::code);
+        self.core.access_log.called(&self.core.serving(), self.identity, self.endpoint, status);
+        answered
+    }
+
+    fn refuse<T>(self, status: Status) -> Result<T, Status> {
+        self.note(Err(status))
     }
 }
 
@@ -124,49 +147,49 @@ async fn generate<B>(
     caller: Caller,
     request: Request<B>,
     deadline: Option<Deadline>,
+    log: CallLog<'_>,
 ) -> Result<Answered, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    let arrived = Instant::now();
-    let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let steering = Steering::read(request.headers());
-    let Received { message: encoded, held, sender } = received(core, caller, request).await?;
-    let (message, held): (v1::GenerateRequest, _) =
-        decode(core, encoded.clone(), held, decoded_bytes).await?;
+    let call = received(core, caller, request).await.or_else(|status| log.refuse(status))?;
+    let Received { message: encoded, held, sender } = call;
+    let decoded = decode(core, encoded.clone(), held, decoded_bytes).await;
+    let (message, held): (v1::GenerateRequest, _) = decoded.or_else(|status| log.refuse(status))?;
     let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
-    let request_id = Identity::new(sent_id).request_id;
+    let request_id = request_id(sent_id);
+    let identity = Identity { request_id, ..log.identity.clone() };
     let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
     let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
-    let mut scope = Scope::open(core, endpoint, arrived, sender);
+    let mut scope = Scope::open(core, endpoint, identity, sender);
     scope.hold(held);
+    let ids = scope.ids().clone();
     let steering = match steering {
         Ok(steering) => steering,
         Err(error) => {
             scope.fail(&error);
             discard(core, encoded.len(), message).await;
-            return Err(status(&request_id, &error));
+            return Err(status(&ids, &error));
         }
     };
     let call = Call {
         endpoint,
         body: payload(message, &encoded),
         steering,
-        request_id: request_id.clone(),
-        traceparent,
         usage_detail: false,
         // Replies of this method are streams.
         room: None,
     };
     drop(encoded);
-    let reply = serve(core, call, scope).await.map_err(|error| status(&request_id, &error))?;
+    let reply = serve(core, call, scope).await.map_err(|error| status(&ids, &error))?;
     let shows_route = reply.shows_route();
     let decision = reply.route.0.into_iter().next().unwrap_or_default();
     let ReplyBody::Events(events) = reply.body else {
         let error = Error::new(Kind::Internal, "the reply is not a stream");
-        return Err(status(&request_id, &error));
+        return Err(status(&ids, &error));
     };
-    let body = StreamedBody::new(events, request_id, (decision, shows_route), is_chat, deadline);
+    let body = StreamedBody::new(events, ids, (decision, shows_route), is_chat, deadline);
     Ok((Body::new(body), reply.removed_fields))
 }
 
@@ -207,10 +230,10 @@ pub(super) fn whole(message: &impl Message) -> Answered {
 }
 
 /// The only place where an error becomes a gRPC status.
-pub(super) fn status(request_id: &str, error: &Error) -> Status {
-    log_failure(request_id, error);
+pub(super) fn status(ids: &RequestIds, error: &Error) -> Status {
+    log_failure(ids, error);
     let mut status = error.to_grpc();
-    if let Ok(id) = request_id.parse() {
+    if let Ok(id) = ids.request_id().parse() {
         status.metadata_mut().insert("x-request-id", id);
     }
     status

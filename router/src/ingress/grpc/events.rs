@@ -17,10 +17,10 @@ use super::call::status;
 use super::head::Deadline;
 use super::message::{put, succeeded};
 use splitrail_api::error::{Error, Kind};
-use splitrail_api::name::Name;
 use splitrail_flow::reply::dialect::read;
 use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
+use splitrail_settings::logging::RequestIds;
 
 /// Pending messages of at least this many bytes are sent without waiting for further ones.
 const FRAME_BYTES: usize = 32 << 10;
@@ -30,7 +30,7 @@ const ROOM_BYTES: usize = 1 << 10;
 /// The body of a reply: pending messages go out in one frame, and the status in trailers.
 pub(super) struct StreamedBody {
     events: Events,
-    request_id: Name,
+    ids: RequestIds,
     decision: DecisionHandle,
     is_chat: bool,
     /// Bytes that have not been sent yet.
@@ -54,7 +54,7 @@ impl StreamedBody {
     /// A reply that has begun. `shows_route` says whether the client may see the decision.
     pub(super) fn new(
         events: Events,
-        request_id: Name,
+        ids: RequestIds,
         (decision, shows_route): (DecisionHandle, bool),
         is_chat: bool,
         deadline: Option<Deadline>,
@@ -67,10 +67,10 @@ impl StreamedBody {
             overlap_blocks: decision.overlap_blocks(),
         };
         let route = shows_route.then(|| decision.with(route));
-        let started = v1::Started { request_id: request_id.to_string(), route };
+        let started = v1::Started { request_id: ids.request_id().to_owned(), route };
         put_event(&mut out, Event::Started(started));
         let deadline = deadline.map(|deadline| Box::pin(sleep_until(deadline.at())));
-        Self { events, request_id, decision, is_chat, out, end: End::Open, deadline }
+        Self { events, ids, decision, is_chat, out, end: End::Open, deadline }
     }
 
     /// Handles the next event.
@@ -86,7 +86,7 @@ impl StreamedBody {
             },
             Some(Err(error)) => error,
         };
-        self.end = End::Known(trailers(&status(&self.request_id, &failed)));
+        self.end = End::Known(trailers(&status(&self.ids, &failed)));
     }
 }
 

@@ -1,0 +1,205 @@
+//! The times of one request on one clock, for `server-timing`, the stage histogram, the record
+//! file, the access log and traces, so that they agree.
+//!
+//! A stage of a prompt begins where the stage before it ended. So the stages up to the first token
+//! add up to the time to first token. A request that is not traced allocates nothing for its times,
+//! unless it has several prompts.
+
+mod clock;
+mod stage;
+mod trace;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Serialize, Serializer};
+use splitrail_api::text::{digit, push_number};
+
+pub use clock::{LegSpan, PromptClock, Took};
+pub use stage::Stage;
+pub use trace::{HandOff, Lap, Leg, Pick, RequestTrace, Scored, Spans};
+
+/// The times of one request.
+#[derive(Debug)]
+pub struct Timeline {
+    /// When the request arrived.
+    origin: Instant,
+    /// The place of the request in a trace, if it is traced.
+    trace: Option<RequestTrace>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The time in each stage, over all prompts; `None` if no prompt had the stage.
+    totals: [Option<Duration>; Stage::ALL.len()],
+    /// Time from the end of prefill legs to the first token, over all prompts.
+    hand_off: Option<Duration>,
+    /// The end of the last stage that all prompts share.
+    shared: Cursor,
+    /// The first prompt, once it has had a stage of its own.
+    first: Option<Cursor>,
+    /// Further prompts. Their number is bounded by the places of `limits.in_flight_max`.
+    others: Vec<Cursor>,
+    /// What traces need in addition; `None` if the request is not traced.
+    spans: Option<Box<Spans>>,
+}
+
+/// How far a prompt is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cursor {
+    /// The end of the last stage, since the arrival.
+    at: Duration,
+    /// The end of a prefill leg whose hand-off no decode leg has used yet.
+    prefilled: Option<Duration>,
+}
+
+/// The time of one request in each stage, in milliseconds. The JSON form is an object.
+#[derive(Clone, Debug, Default)]
+pub struct StageTimes(Vec<(&'static str, f64)>);
+
+impl Serialize for StageTimes {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().copied())
+    }
+}
+
+impl State {
+    fn cursor(&mut self, prompt: u32) -> &mut Cursor {
+        let shared = self.shared;
+        match (prompt as usize).checked_sub(1) {
+            None => self.first.get_or_insert(shared),
+            Some(place) => {
+                if self.others.len() <= place {
+                    self.others.resize(place + 1, shared);
+                }
+                &mut self.others[place]
+            }
+        }
+    }
+
+    fn add(&mut self, stage: Stage, took: Duration) {
+        *self.totals[stage as usize].get_or_insert_default() += took;
+    }
+
+    fn stages(&self) -> impl Iterator<Item = (Stage, Duration)> {
+        Stage::ALL.into_iter().filter_map(|stage| Some((stage, self.totals[stage as usize]?)))
+    }
+}
+
+impl Timeline {
+    /// The times of a request that arrived at `origin`. It is traced if it has a place in a trace.
+    pub fn new(origin: Instant, trace: Option<RequestTrace>) -> Self {
+        let spans = trace.is_some().then(Box::default);
+        let state = State {
+            totals: [None; Stage::ALL.len()],
+            hand_off: None,
+            shared: Cursor::default(),
+            first: None,
+            others: Vec::new(),
+            spans,
+        };
+        Self { origin, trace, state: Mutex::new(state) }
+    }
+
+    /// The place of the request in a trace, if it is traced.
+    pub fn trace(&self) -> Option<&RequestTrace> {
+        self.trace.as_ref()
+    }
+
+    /// When the request arrived.
+    pub fn origin(&self) -> Instant {
+        self.origin
+    }
+
+    /// Notes that a stage which all prompts share ends at `now`. Returns its duration.
+    pub fn lap(&self, stage: Stage, now: Instant) -> Duration {
+        let end = self.since_origin(now);
+        let mut state = self.lock();
+        let begin = state.shared.at;
+        let end = end.max(begin);
+        state.shared.at = end;
+        state.add(stage, end - begin);
+        if let Some(spans) = &mut state.spans {
+            spans.lap(Lap { prompt: None, stage, begin, end });
+        }
+        end - begin
+    }
+
+    /// The clock of a prompt, whose own stages begin where the shared ones end.
+    pub fn prompt(self: &Arc<Self>, prompt: usize) -> PromptClock {
+        PromptClock::new(Arc::clone(self), prompt as u32)
+    }
+
+    /// When the reply began: the end of the last stage of the prompts so far; `now` if they had
+    /// none.
+    pub fn reply_begun(&self, now: Instant) -> Instant {
+        let state = self.lock();
+        let prompts = state.first.iter().chain(&state.others);
+        let last = prompts.map(|cursor| cursor.at).max();
+        last.and_then(|last| self.origin.checked_add(last)).unwrap_or(now)
+    }
+
+    /// The time in a stage over all prompts; `None` if no prompt had it.
+    pub fn total(&self, stage: Stage) -> Option<Duration> {
+        self.lock().totals[stage as usize]
+    }
+
+    /// The time in the legs that led to the first token, over all prompts.
+    pub fn legs(&self) -> Duration {
+        let state = self.lock();
+        let of_legs = [Stage::Prefill, Stage::FirstToken].into_iter();
+        of_legs.filter_map(|stage| state.totals[stage as usize]).sum()
+    }
+
+    /// The time from the end of prefill legs to the first token, over all prompts; `None` if no
+    /// prompt was handed over.
+    pub fn hand_off(&self) -> Option<Duration> {
+        self.lock().hand_off
+    }
+
+    /// The stages so far.
+    pub fn times(&self) -> StageTimes {
+        let state = self.lock();
+        let ms = |(stage, took): (Stage, Duration)| (stage.name(), took.as_secs_f64() * 1e3);
+        StageTimes(state.stages().map(ms).collect())
+    }
+
+    /// The value of the `server-timing` header: milliseconds per stage. The times of a batch's
+    /// prompts are added up.
+    pub fn server_timing(&self) -> String {
+        const STAGE_BYTES: usize = 32;
+        let state = self.lock();
+        let mut out = String::with_capacity(STAGE_BYTES * Stage::ALL.len());
+        for (stage, took) in state.stages() {
+            let separator = if out.is_empty() { "" } else { ", " };
+            let us = (took.as_nanos() as u64 + 500) / 1000;
+            out.extend([separator, stage.name(), ";dur="]);
+            push_number(&mut out, us / 1000);
+            let [hundreds, tens, ones] = [us / 100 % 10, us / 10 % 10, us % 10];
+            out.push('.');
+            out.extend([hundreds, tens, ones].map(digit));
+        }
+        out
+    }
+
+    /// Takes what a trace needs when the request ends at `end`: nothing lasts longer than the
+    /// request. `None` if the request is not traced.
+    pub fn close(&self, end: Instant) -> Option<Box<Spans>> {
+        let end = self.since_origin(end);
+        let mut spans = self.lock().spans.take()?;
+        spans.close(end);
+        Some(spans)
+    }
+
+    fn since_origin(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.origin)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! The access log: one line for each request of a client.
+//!
+//! No request waits for it: lines go through the bounded queue of the log, or through that of a file
+//! of their own.
+
+mod line;
+
+use std::io;
+use std::time::Instant;
+
+use rand::RngExt;
+use splitrail_config::model::AccessLogConfig;
+use splitrail_fleet::Serving;
+use splitrail_ledger::lines::{Lines, Writer};
+use splitrail_settings::logging::{LogFormat, format, write_line};
+use splitrail_telemetry::Metrics;
+use tonic::Code;
+
+use crate::ingress::context::Identity;
+use crate::ingress::reply::{Outcome, TenantName};
+use crate::summary::Summary;
+
+/// The target of the lines in the log.
+const TARGET: &str = "access";
+
+/// Writes the access log, if it is enabled.
+pub struct AccessLog {
+    /// The file of its own, if one is configured.
+    file: Lines,
+}
+
+impl AccessLog {
+    /// Opens the configured file.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn open(config: &AccessLogConfig, metrics: &Metrics) -> io::Result<Self> {
+        let path = config.path.as_deref().filter(|_| config.enabled);
+        let lines = metrics.access_log_lines.clone();
+        Ok(Self { file: Lines::open("access_log", path, config.rotate, lines)? })
+    }
+
+    /// Takes the writer of the file for its task; `None` without a file.
+    pub fn take_writer(&self) -> Option<Writer> {
+        self.file.take_writer()
+    }
+
+    /// Whether a request that ended with `outcome` is logged. One that ended well is drawn at random.
+    pub fn takes(&self, serving: &Serving, outcome: &str) -> bool {
+        let AccessLogConfig { enabled, sample_ratio, .. } = serving.config.access_log;
+        let is_drawn = || sample_ratio >= 1.0 || rand::rng().random::<f64>() < sample_ratio;
+        let is_shown =
+            || self.file.is_open() || tracing::enabled!(target: TARGET, tracing::Level::INFO);
+        enabled && (outcome != "ok" || is_drawn()) && is_shown()
+    }
+
+    /// Writes the line of a request.
+    pub fn write(&self, summary: &Summary) {
+        if self.file.is_open() {
+            self.file.write_line(line::of_file(summary));
+            return;
+        }
+        write_line(match format() {
+            LogFormat::Text => line::text(TARGET, summary),
+            LogFormat::Json => line::json(TARGET, summary),
+        });
+    }
+
+    /// Writes the line of a request that was answered at once, from its reply.
+    pub(crate) fn answered<B>(
+        &self,
+        serving: &Serving,
+        identity: &Identity,
+        endpoint: &'static str,
+        reply: &http::Response<B>,
+    ) {
+        let status = reply.status();
+        let outcome = match reply.extensions().get::<Outcome>() {
+            Some(Outcome(outcome)) => outcome,
+            None if status.is_success() => "ok",
+            None => "refused",
+        };
+        if self.takes(serving, outcome) {
+            let mut summary = Summary::new(identity, endpoint, Instant::now());
+            (summary.status, summary.outcome) = (status.as_u16(), outcome);
+            let tenant = reply.extensions().get::<TenantName>();
+            summary.tenant = tenant.map(|TenantName(name)| name.clone());
+            self.write(&summary);
+        }
+    }
+
+    /// Writes the line of a call over gRPC that was answered at once.
+    pub(crate) fn called(
+        &self,
+        serving: &Serving,
+        identity: &Identity,
+        endpoint: &'static str,
+        code: Code,
+    ) {
+        let outcome = outcome_of(code);
+        if self.takes(serving, outcome) {
+            let mut summary = Summary::new(identity, endpoint, Instant::now());
+            (summary.status, summary.outcome) = (code as u16, outcome);
+            self.write(&summary);
+        }
+    }
+}
+
+/// The outcome of a call that no [`Outcome`] names.
+fn outcome_of(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "ok",
+        Code::Cancelled => "cancelled",
+        Code::Unauthenticated => "invalid_api_key",
+        Code::PermissionDenied => "permission_denied",
+        Code::InvalidArgument => "invalid_request",
+        Code::DeadlineExceeded => "deadline_exceeded",
+        _ => "refused",
+    }
+}

@@ -1,0 +1,224 @@
+//! The lines of the access log: the same fields in each format.
+//!
+//! The lines look like those of `tracing`, which would take several times as long to format them.
+
+use std::net::IpAddr;
+use std::time::{Duration, UNIX_EPOCH};
+
+use splitrail_api::text::{digit, push_number};
+use splitrail_telemetry::trace_context::push_hex;
+
+use crate::summary::Summary;
+
+/// The version of the lines of a file.
+const VERSION: u64 = 1;
+/// Usual maximum length of a line in bytes.
+const USUAL_BYTES: usize = 768;
+/// Maximum length of a text in characters. Longer ones are cut.
+const TEXT_MAX_CHARS: usize = 256;
+
+/// The value of a field.
+#[derive(Clone, Copy)]
+enum Value<'a> {
+    Text(&'a str),
+    Number(u64),
+    /// A duration, in milliseconds.
+    Ms(Duration),
+    TraceId(u128),
+    Address(IpAddr),
+}
+
+/// The fields of a request; those that are not known are `None`.
+fn fields(summary: &Summary) -> [(&'static str, Option<Value<'_>>); 22] {
+    let used = &summary.used;
+    let above_0 = |count: u64| Some(Value::Number(count)).filter(|_| count > 0);
+    let batch = if summary.prompts > 1 { summary.prompts as u64 } else { 0 };
+    [
+        ("request_id", Some(Value::Text(&summary.request_id))),
+        ("trace_id", summary.trace_id.map(Value::TraceId)),
+        ("client", Some(Value::Address(summary.client))),
+        ("tenant", summary.tenant.as_deref().map(Value::Text)),
+        ("model", summary.model.as_deref().map(Value::Text)),
+        ("endpoint", Some(Value::Text(summary.endpoint))),
+        ("protocol", Some(Value::Text(summary.protocol))),
+        ("status", Some(Value::Number(summary.status.into()))),
+        ("outcome", Some(Value::Text(summary.outcome))),
+        ("flow", summary.flow.map(Value::Text)),
+        ("prefill_worker", summary.prefill_worker.as_deref().map(Value::Text)),
+        ("decode_worker", summary.decode_worker.as_deref().map(Value::Text)),
+        ("prompts", above_0(batch)),
+        ("attempts", above_0(summary.attempts.into())),
+        ("prompt_tokens", above_0(used.prompt_tokens)),
+        ("cached_tokens", used.cached().map(Value::Number)),
+        ("output_tokens", above_0(used.completion_tokens)),
+        ("queue_ms", summary.queue.map(Value::Ms)),
+        ("prefill_ms", summary.prefill.map(Value::Ms)),
+        ("hand_off_ms", summary.hand_off.map(Value::Ms)),
+        ("ttft_ms", summary.ttft.map(Value::Ms)),
+        ("total_ms", Some(Value::Ms(summary.total))),
+    ]
+}
+
+/// A line of the log as JSON, in the form of all lines of the log.
+pub(super) fn json(target: &str, summary: &Summary) -> Vec<u8> {
+    let mut out = String::with_capacity(USUAL_BYTES);
+    let time = time(summary);
+    out.extend([
+        "{\"timestamp\":\"",
+        &time,
+        "\",\"level\":\"INFO\",\"fields\":{\"message\":\"request\"",
+    ]);
+    put_json_fields(&mut out, summary);
+    out.extend(["},\"target\":\"", target, "\"}\n"]);
+    out.into_bytes()
+}
+
+/// A line of the log as text, in the form of all lines of the log.
+pub(super) fn text(target: &str, summary: &Summary) -> Vec<u8> {
+    let mut out = String::with_capacity(USUAL_BYTES);
+    out.extend([&time(summary), "  INFO ", target, ": request"]);
+    for (name, value) in fields(summary) {
+        let Some(value) = value else { continue };
+        out.extend([" ", name, "="]);
+        match value {
+            Value::Text(text) if is_plain(text) => out.push_str(text),
+            value => put_json(&mut out, value),
+        }
+    }
+    out.push('\n');
+    out.into_bytes()
+}
+
+/// A line of a file of its own: JSON.
+pub(super) fn of_file(summary: &Summary) -> Vec<u8> {
+    let mut out = String::with_capacity(USUAL_BYTES);
+    out.push_str("{\"version\":");
+    push_number(&mut out, VERSION);
+    out.push_str(",\"unix_ms\":");
+    push_number(&mut out, summary.ended_unix.as_millis() as u64);
+    put_json_fields(&mut out, summary);
+    out.push_str("}\n");
+    out.into_bytes()
+}
+
+fn time(summary: &Summary) -> String {
+    humantime::format_rfc3339_micros(UNIX_EPOCH + summary.ended_unix).to_string()
+}
+
+fn put_json_fields(out: &mut String, summary: &Summary) {
+    for (name, value) in fields(summary) {
+        let Some(value) = value else { continue };
+        out.extend([",\"", name, "\":"]);
+        match value {
+            Value::TraceId(_) | Value::Address(_) => {
+                out.push('"');
+                put_json(out, value);
+                out.push('"');
+            }
+            value => put_json(out, value),
+        }
+    }
+}
+
+fn put_json(out: &mut String, value: Value<'_>) {
+    match value {
+        Value::Text(text) => put_quoted(out, text),
+        Value::Number(number) => push_number(out, number),
+        Value::Ms(duration) => {
+            let us = (duration.as_nanos() as u64 + 500) / 1000;
+            push_number(out, us / 1000);
+            out.push('.');
+            out.extend([us / 100 % 10, us / 10 % 10, us % 10].map(digit));
+        }
+        Value::TraceId(id) => push_hex(out, id, 32),
+        Value::Address(address) => out.push_str(&address.to_string()),
+    }
+}
+
+/// Whether a text needs no quotes: no byte of it means anything to a reader of lines.
+fn is_plain(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/+@".contains(&byte);
+    !text.is_empty() && text.len() <= TEXT_MAX_CHARS && text.bytes().all(plain)
+}
+
+/// Appends a JSON string of plain ASCII: no text can end its line, its field or, in a terminal,
+/// become a command.
+fn put_quoted(out: &mut String, text: &str) {
+    out.push('"');
+    for c in text.chars().take(TEXT_MAX_CHARS) {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            ' '..='~' => out.push(c),
+            c => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    out.push_str("\\u");
+                    push_hex(out, u128::from(*unit), 4);
+                }
+            }
+        }
+    }
+    out.push('"');
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Instant;
+
+    use proptest::prelude::*;
+    use serde_json::Value as Json;
+
+    use super::*;
+    use crate::ingress::context::{ClientTrace, Identity, Protocol};
+
+    fn summary(model: &str) -> Summary {
+        let client = Ipv4Addr::LOCALHOST.into();
+        let identity = Identity::new(Some(b"id-1"), client, Protocol::Http, ClientTrace::default());
+        let mut summary = Summary::new(&identity, "chat", Instant::now());
+        summary.model = Some(model.into());
+        (summary.status, summary.outcome) = (404, "model_not_found");
+        summary.trace_id = Some(0xab);
+        summary.total = Duration::from_micros(12_034);
+        summary
+    }
+
+    #[test]
+    fn the_lines_of_all_formats_have_the_same_fields() {
+        let summary = summary("m");
+        let line = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        let json: Json = serde_json::from_str(&line(json("access", &summary))).unwrap();
+        assert_eq!((&json["level"], &json["target"]), (&"INFO".into(), &"access".into()));
+        let mut fields = json["fields"].as_object().unwrap().clone();
+        assert_eq!(fields.remove("message").unwrap(), "request");
+        let mut of_file: Json = serde_json::from_str(&line(of_file(&summary))).unwrap();
+        let of_file = of_file.as_object_mut().unwrap();
+        assert_eq!(of_file.remove("version").unwrap(), 1);
+        assert!(of_file.remove("unix_ms").unwrap().as_u64().unwrap() > 1_700_000_000_000);
+        assert_eq!(*of_file, fields);
+        let text = line(text("access", &summary));
+        let (_, rest) = text.split_once("  INFO access: request ").unwrap();
+        assert_eq!(
+            rest,
+            "request_id=id-1 trace_id=000000000000000000000000000000ab client=127.0.0.1 model=m \
+             endpoint=chat protocol=http status=404 outcome=model_not_found total_ms=12.034\n"
+        );
+    }
+
+    proptest! {
+        /// Whatever a client sends as a name, the line stays one line with the same fields.
+        #[test]
+        fn no_name_of_a_client_breaks_a_line(name in "\\PC{0,40}|[\"\\\\\n\r\t\u{1b}\u{7f}<>=\u{2028}\u{1f600} ]{0,40}") {
+            let summary = summary(&name);
+            let json = String::from_utf8(json("access", &summary)).unwrap();
+            let read: Json = serde_json::from_str(&json).unwrap();
+            prop_assert_eq!(&read["fields"]["model"], &Json::from(name.as_str()));
+            let text = String::from_utf8(text("access", &summary)).unwrap();
+            for line in [&json, &text] {
+                prop_assert!(line.is_ascii() && line.ends_with('\n'));
+                prop_assert!(!line[..line.len() - 1].contains(|c: char| c.is_ascii_control()));
+            }
+            prop_assert_eq!(text.matches(" endpoint=chat ").count() >= 1, true);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Tells the access log and the traces of a request that has ended.
+
+use std::time::Instant;
+
+use splitrail_api::error::Error;
+use splitrail_api::name::Name;
+use splitrail_ledger::close::Used;
+use splitrail_ledger::timeline::Stage;
+
+use super::Scope;
+use crate::ingress::context::{Identity, Protocol};
+use crate::summary::Summary;
+
+/// How a request has ended.
+pub(super) struct Ending {
+    /// `ok`, an error's name, or `cancelled`.
+    pub(super) outcome: &'static str,
+    /// The outcome's kind, as in `splitrail_request_results_total`.
+    pub(super) result: &'static str,
+    /// The status of the reply.
+    pub(super) status: u16,
+    /// The name that the client sent as `model`, if no served model has it.
+    pub(super) unknown_model: Option<Name>,
+}
+
+impl Ending {
+    /// It ended well.
+    pub(super) fn ok(protocol: Protocol) -> Self {
+        Self { outcome: "ok", result: "ok", status: protocol.ok(), unknown_model: None }
+    }
+
+    /// It failed. `is_replied` says whether the head of the reply was sent before.
+    pub(super) fn failed(protocol: Protocol, error: &Error, is_replied: bool) -> Self {
+        // Over HTTP, the status of a stream is sent before its events.
+        let status = match (protocol, is_replied) {
+            (Protocol::Http, true) => protocol.ok(),
+            _ => protocol.status(error),
+        };
+        let unknown_model = error.unknown_model().map(Name::from);
+        Self { outcome: error.outcome(), result: error.result(), status, unknown_model }
+    }
+
+    /// The client left.
+    pub(super) fn cancelled(protocol: Protocol, is_replied: bool) -> Self {
+        let status = match (protocol, is_replied) {
+            (Protocol::Http, true) => protocol.ok(),
+            _ => protocol.cancelled(),
+        };
+        Self { outcome: "cancelled", result: "cancelled", status, unknown_model: None }
+    }
+}
+
+impl Scope {
+    /// Writes the request to the access log and to its trace.
+    pub(super) fn tell(&self, now: Instant, ending: Ending, used: Used) {
+        let spans = self.timeline.close(now);
+        let is_logged = self.core.access_log.takes(&self.core.serving(), ending.outcome);
+        if spans.is_none() && !is_logged {
+            return;
+        }
+        let summary = self.summary(now, ending, used);
+        if is_logged {
+            self.core.access_log.write(&summary);
+        }
+        if let (Some(spans), Some(trace)) = (spans, self.timeline.trace()) {
+            self.core.traces.submit(trace.clone(), spans, summary);
+        }
+    }
+
+    fn summary(&self, now: Instant, ending: Ending, used: Used) -> Summary {
+        let Identity { arrived, .. } = self.identity;
+        let mut summary = Summary::new(&self.identity, self.endpoint, now);
+        if let Some(trace) = self.timeline.trace() {
+            summary.trace_id = Some(trace.context.trace_id);
+        }
+        summary.status = ending.status;
+        summary.outcome = ending.outcome;
+        summary.tenant = self.sender.tenant.as_ref().map(|tenant| tenant.name.clone());
+        summary.model = ending.unknown_model;
+        summary.options = self.options;
+        summary.used = used;
+        summary.queue = self.timeline.total(Stage::Admit);
+        summary.prefill = self.timeline.total(Stage::Prefill);
+        // A whole reply has no first token.
+        if self.options.is_some_and(|options| options.stream) {
+            summary.hand_off = self.timeline.hand_off();
+            summary.ttft = self.begun.map(|begun| begun.duration_since(arrived));
+        }
+        let Some(placed) = &self.placed else { return summary };
+        summary.model = Some(placed.served.name().into());
+        summary.flow = Some(self.labels().1);
+        summary.prompts = placed.decisions.len();
+        for (place, decision) in placed.decisions.iter().enumerate() {
+            decision.with(|decision| {
+                summary.attempts += decision.attempts();
+                if place == 0 {
+                    summary.prefill_worker = decision.prefill_worker().map(Name::from);
+                    summary.decode_worker = decision.decode_worker().map(Name::from);
+                }
+            });
+        }
+        summary
+    }
+}

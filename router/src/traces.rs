@@ -1,0 +1,100 @@
+//! Traces of requests: which requests are traced, and where their spans go.
+//!
+//! The spans of a request are made from its timeline when it has ended, by the task that exports
+//! them. A request only puts its timeline into a bounded queue: a collector that is slow or gone is
+//! felt by no request.
+
+#[cfg(feature = "otlp")]
+mod collector;
+#[cfg(feature = "otlp")]
+mod export;
+#[cfg(feature = "otlp")]
+mod spans;
+
+use splitrail_config::Config;
+use splitrail_ledger::timeline::{RequestTrace, Spans};
+use splitrail_telemetry::Metrics;
+
+use crate::assemble::AssembleError;
+use crate::ingress::context::ClientTrace;
+use crate::summary::Summary;
+
+#[cfg(not(feature = "otlp"))]
+use tokio_util::sync::CancellationToken;
+
+#[cfg(feature = "otlp")]
+pub use export::Exporter;
+
+/// Decides which requests are traced, and takes them when they have ended.
+pub struct Traces {
+    #[cfg(feature = "otlp")]
+    export: Option<export::Export>,
+}
+
+#[cfg(feature = "otlp")]
+impl Traces {
+    /// Sets the export up that a configuration asks for. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// A secret or a certificate cannot be read.
+    pub fn open(config: &Config, metrics: &Metrics) -> Result<Self, AssembleError> {
+        let Some(otlp) = &config.tracing.otlp else { return Ok(Self { export: None }) };
+        let export = export::Export::open(otlp, metrics).map_err(AssembleError::Traces)?;
+        Ok(Self { export: Some(export) })
+    }
+
+    /// Begins the trace of a request that arrives now; `None` if it is not traced. A client decides
+    /// for its own trace; others are drawn at random.
+    pub fn begin(&self, client: &ClientTrace) -> Option<RequestTrace> {
+        self.export.as_ref()?.begin(client)
+    }
+
+    /// Takes a request that has ended. Its spans are dropped if too many wait already.
+    pub fn submit(&self, trace: RequestTrace, spans: Box<Spans>, summary: Summary) {
+        if let Some(export) = &self.export {
+            export.submit(spans::Ended { trace, spans, summary });
+        }
+    }
+
+    /// Takes the exporter for its task; `None` after the first call, and if nothing is exported.
+    pub fn take_exporter(&self) -> Option<Exporter> {
+        self.export.as_ref()?.take_exporter()
+    }
+}
+
+/// A build without the feature `otlp` traces nothing; a configuration that asks for it is refused.
+#[cfg(not(feature = "otlp"))]
+impl Traces {
+    /// Nothing is exported.
+    ///
+    /// # Errors
+    /// None.
+    pub fn open(_config: &Config, _metrics: &Metrics) -> Result<Self, AssembleError> {
+        Ok(Self {})
+    }
+
+    /// No request is traced.
+    pub fn begin(&self, _client: &ClientTrace) -> Option<RequestTrace> {
+        None
+    }
+
+    /// There is no traced request.
+    pub fn submit(&self, _trace: RequestTrace, _spans: Box<Spans>, _summary: Summary) {}
+
+    /// There is no exporter.
+    pub fn take_exporter(&self) -> Option<Exporter> {
+        None
+    }
+}
+
+/// The exporter, which this build does not have.
+#[cfg(not(feature = "otlp"))]
+pub enum Exporter {}
+
+#[cfg(not(feature = "otlp"))]
+impl Exporter {
+    /// Never runs.
+    pub async fn run(self, _stop: CancellationToken) {
+        match self {}
+    }
+}

@@ -1,0 +1,253 @@
+//! Sends spans to a collector, by OTLP/gRPC or OTLP/HTTP.
+//!
+//! Both are one HTTP request with one protobuf message. Each batch has a connection of its own: a
+//! batch goes out at most about once a second, and no state of a broken connection stays.
+//! <https://opentelemetry.io/docs/specs/otlp/>
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HOST, TE, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Collected, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
+use prost::Message;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use splitrail_config::engine_tls::{EngineTlsFiles, SystemAuthorities};
+use splitrail_config::model::{EngineTls, OtlpConfig, OtlpProtocol, OtlpTarget};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+/// The method of OTLP/gRPC.
+const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+/// Maximum size of a reply in bytes. It has no more than a sentence.
+const REPLY_MAX_BYTES: usize = 64 << 10;
+/// Length of the prefix of a message of gRPC: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+/// The codes of gRPC after which the same request may be sent again, by OTLP: cancelled,
+/// deadline exceeded, aborted, out of range, unavailable, data loss.
+const PASSING_CODES: [i32; 6] = [1, 4, 10, 11, 14, 15];
+
+/// A collector.
+pub(super) struct Collector {
+    protocol: OtlpProtocol,
+    target: OtlpTarget,
+    headers: HeaderMap,
+    tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    timeout: Duration,
+}
+
+/// Why a collector has not taken spans. Nothing of its reply's text is quoted.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) why: String,
+    /// Whether the same spans may be taken later.
+    pub(super) is_passing: bool,
+}
+
+impl Refused {
+    fn passing(why: impl ToString) -> Self {
+        Self { why: why.to_string(), is_passing: true }
+    }
+
+    fn lasting(why: impl ToString) -> Self {
+        Self { why: why.to_string(), is_passing: false }
+    }
+}
+
+impl Collector {
+    /// The collector of a configuration. Reads its secrets and certificates.
+    pub(super) fn new(config: &OtlpConfig) -> Result<Self, String> {
+        let target = config.target().map_err(|(why, _)| format!("endpoint {why}"))?;
+        let mut headers = HeaderMap::new();
+        for header in &config.headers {
+            let name = HeaderName::from_bytes(header.name.as_bytes());
+            let name = name.map_err(|error| format!("header {}: {error}", header.name))?;
+            let value = header.value.resolve_header();
+            headers
+                .insert(name, value.map_err(|error| format!("header {}: {error}", header.name))?);
+        }
+        let tls = target.uses_tls().then(|| tls(config, &target)).transpose()?;
+        Ok(Self { protocol: config.protocol, target, headers, tls, timeout: config.timeout })
+    }
+
+    /// Sends an `ExportTraceServiceRequest`. Returns the number of spans that the collector has
+    /// rejected.
+    pub(super) async fn send(&self, message: &Bytes) -> Result<usize, Refused> {
+        let late = |_| Refused::passing("it does not reply within tracing.otlp.timeout");
+        timeout(self.timeout, self.connect(message)).await.map_err(late)?
+    }
+
+    async fn connect(&self, message: &Bytes) -> Result<usize, Refused> {
+        let unreachable = |error: io::Error| Refused::passing(format!("no connection: {error}"));
+        let stream = TcpStream::connect(self.target.authority()).await.map_err(unreachable)?;
+        // The message goes out in one write after the head.
+        stream.set_nodelay(true).map_err(unreachable)?;
+        match &self.tls {
+            None => self.exchange(stream, message).await,
+            Some((config, name)) => {
+                let connector = TlsConnector::from(Arc::clone(config));
+                let stream = connector.connect(name.clone(), stream).await;
+                self.exchange(stream.map_err(unreachable)?, message).await
+            }
+        }
+    }
+
+    async fn exchange<S>(&self, stream: S, message: &Bytes) -> Result<usize, Refused>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        match self.protocol {
+            OtlpProtocol::Http => {
+                let (mut sender, connection) =
+                    http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+                let request = self.request(&self.target.path, message.clone());
+                let call = async { read(sender.send_request(request).await).await };
+                let (head, body) = beside(connection, call).await?;
+                http_result(&head, &body.to_bytes())
+            }
+            OtlpProtocol::Grpc => {
+                let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+                let (mut sender, connection) = handshake.await.map_err(broken)?;
+                let mut framed = BytesMut::with_capacity(PREFIX_BYTES + message.len());
+                framed.put_u8(0);
+                framed.put_u32(message.len() as u32);
+                framed.put_slice(message);
+                let mut request = self.request(EXPORT, framed.freeze());
+                request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
+                let call = async { read(sender.send_request(request).await).await };
+                let (head, body) = beside(connection, call).await?;
+                grpc_result(&head, body)
+            }
+        }
+    }
+
+    fn request(&self, path: &str, body: Bytes) -> Request<Full<Bytes>> {
+        const AGENT: &str = concat!("splitrail/", env!("CARGO_PKG_VERSION"));
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = http::Method::POST;
+        let authority = self.target.authority();
+        let (uri, content_type) = match self.protocol {
+            OtlpProtocol::Http => (path.to_owned(), "application/x-protobuf"),
+            OtlpProtocol::Grpc => (format!("{}{path}", self.target.origin), "application/grpc"),
+        };
+        // Both were checked with the configuration.
+        *request.uri_mut() = uri.parse().unwrap_or_default();
+        let headers = request.headers_mut();
+        headers.extend(self.headers.clone());
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        if self.protocol == OtlpProtocol::Http
+            && let Ok(host) = HeaderValue::from_str(authority)
+        {
+            headers.insert(HOST, host);
+        }
+        request
+    }
+}
+
+fn tls(
+    config: &OtlpConfig,
+    target: &OtlpTarget,
+) -> Result<(Arc<ClientConfig>, ServerName<'static>), String> {
+    let section = EngineTls { ca: config.ca.clone(), ..EngineTls::default() };
+    let files = EngineTlsFiles::read(&section).map_err(|error| error.to_string())?;
+    let system = (!files.has_own_authorities()).then(SystemAuthorities::read);
+    if system.as_ref().is_some_and(SystemAuthorities::is_empty) {
+        return Err("the system has no certificates of authorities; set `ca`".to_owned());
+    }
+    let tls = files.client_config(system.as_ref()).map_err(|error| error.to_string())?;
+    let mut tls = ClientConfig::clone(&tls);
+    if config.protocol == OtlpProtocol::Grpc {
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+    }
+    let host = target.authority().rsplit_once(':').map_or("", |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let name = ServerName::try_from(host).map_err(|error| error.to_string())?;
+    Ok((Arc::new(tls), name))
+}
+
+/// Runs a call beside the connection that it uses.
+async fn beside<T>(
+    connection: impl Future<Output = Result<(), hyper::Error>>,
+    call: impl Future<Output = Result<T, Refused>>,
+) -> Result<T, Refused> {
+    let mut call = std::pin::pin!(call);
+    let mut connection = std::pin::pin!(connection);
+    let mut is_open = true;
+    loop {
+        tokio::select! {
+            result = &mut call => return result,
+            // The reply may be complete in memory when the connection ends.
+            _ = &mut connection, if is_open => is_open = false,
+        }
+    }
+}
+
+async fn read(
+    reply: Result<Response<Incoming>, hyper::Error>,
+) -> Result<(http::response::Parts, Collected<Bytes>), Refused> {
+    let (head, body) = reply.map_err(broken)?.into_parts();
+    let body = Limited::new(body, REPLY_MAX_BYTES).collect().await;
+    let body = body.map_err(|_| Refused::passing("its reply broke off or is too long"))?;
+    Ok((head, body))
+}
+
+fn broken(error: hyper::Error) -> Refused {
+    Refused::passing(format!("no valid HTTP: {error}"))
+}
+
+fn http_result(head: &http::response::Parts, body: &[u8]) -> Result<usize, Refused> {
+    match head.status {
+        StatusCode::OK => rejected(body),
+        // These may be sent again, by OTLP.
+        StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::GATEWAY_TIMEOUT => {
+            Err(Refused::passing(format!("status {}", head.status.as_u16())))
+        }
+        status => Err(Refused::lasting(format!("status {}", status.as_u16()))),
+    }
+}
+
+fn grpc_result(head: &http::response::Parts, body: Collected<Bytes>) -> Result<usize, Refused> {
+    if head.status != StatusCode::OK {
+        return Err(Refused::passing(format!("HTTP status {}", head.status.as_u16())));
+    }
+    let code = |headers: &HeaderMap| {
+        let code = headers.get("grpc-status")?.to_str().ok()?;
+        code.parse::<i32>().ok()
+    };
+    // A reply without a message has its status in the head.
+    let status = body.trailers().and_then(code).or_else(|| code(&head.headers));
+    match status {
+        Some(0) => {}
+        Some(code) => {
+            let is_passing = PASSING_CODES.contains(&code);
+            return Err(Refused { why: format!("gRPC status {code}"), is_passing });
+        }
+        None => return Err(Refused::lasting("its reply has no gRPC status")),
+    }
+    let body = body.to_bytes();
+    match body.split_at_checked(PREFIX_BYTES) {
+        Some(([0, _length @ ..], message)) => rejected(message),
+        _ => Err(Refused::lasting("its reply is no message of gRPC")),
+    }
+}
+
+/// The number of rejected spans in an `ExportTraceServiceResponse`.
+fn rejected(message: &[u8]) -> Result<usize, Refused> {
+    let reply = ExportTraceServiceResponse::decode(message)
+        .map_err(|_| Refused::lasting("its reply cannot be understood"))?;
+    let rejected = reply.partial_success.map_or(0, |partial| partial.rejected_spans);
+    Ok(usize::try_from(rejected).unwrap_or(0))
+}
