@@ -79,6 +79,7 @@ impl Traces {
     }
 
     /// There is no traced request.
+    #[allow(clippy::boxed_local)]
     pub fn submit(&self, _trace: RequestTrace, _spans: Box<Spans>, _summary: Summary) {}
 
     /// There is no exporter.

@@ -18,6 +18,10 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_ledger_records_total{result=\"write_failed\"}", "5+0x90"),
     ("splitrail_record_lines_total{result=\"queue_full\"}", "5+0x90"),
     ("splitrail_audit_records_total{result=\"queue_full\"}", "0+0x90"),
+    ("splitrail_access_log_lines_total{result=\"queue_full\"}", "2+0x90"),
+    ("splitrail_log_lines_dropped_total", "2+0x90"),
+    ("splitrail_spans_total{result=\"exported\"}", "0+600x90"),
+    ("splitrail_spans_total{result=\"dropped\"}", "2+0x90"),
     ("splitrail_jwks_refreshes_total{issuer=\"i\",result=\"failed\"}", "1+0x90"),
     ("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.005\"}", "0+600x90"),
     ("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.1\"}", "0+600x90"),
@@ -145,6 +149,12 @@ pub(crate) const CASES: &[Case] = &[
         "SplitrailRecordsNotWritten",
         &[("splitrail_audit_records_total{result=\"queue_full\"}", ONCE)],
     ),
+    case(
+        "SplitrailRecordsNotWritten",
+        &[("splitrail_access_log_lines_total{result=\"queue_full\"}", ONCE)],
+    ),
+    case("SplitrailLogLinesDropped", &[("splitrail_log_lines_dropped_total", ONCE)]),
+    case("SplitrailSpansLost", &[("splitrail_spans_total{result=\"dropped\"}", "0+1x90")]),
     case(
         "SplitrailIssuerKeysUnreadable",
         &[("splitrail_jwks_refreshes_total{issuer=\"i\",result=\"failed\"}", "0+1x90")],
