@@ -10,9 +10,9 @@ use splitrail_ledger::books::Books;
 use splitrail_telemetry::Metrics;
 
 use crate::access_log::AccessLog;
-use crate::audit::Audit;
 use crate::core::{Core, Telling};
 use crate::traces::Traces;
+use splitrail_ledger::audit::Audit;
 
 /// Why a configuration that is valid by itself cannot be served.
 #[derive(Debug, thiserror::Error)]

@@ -19,7 +19,7 @@ pub mod abort;
 pub mod access_log;
 pub mod admin;
 pub mod assemble;
-pub mod audit;
+
 pub mod core;
 pub mod live;
 pub mod run;

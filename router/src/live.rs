@@ -15,13 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::core::Core;
 
-mod buckets;
 mod decisions;
 mod history;
 mod model;
 mod pace;
 mod readings;
-mod round;
 mod sampler;
 mod snapshot;
 mod spans;

@@ -6,6 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use splitrail_tests::binary::{RouterProcess, built};
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Client, Cluster, Spec};
 
 const ROUTER: &str = "splitrail";
@@ -158,8 +159,11 @@ async fn a_refused_reload_takes_one_line_of_the_log_for_each_mistake() {
     std::fs::write(files.path().join("splitrail.yaml"), bad).unwrap();
     let reply = Client::new(router.admin).post_with("/admin/reload", &[], "").await;
     assert!(!reply.status.is_success(), "{}", reply.text());
+    // Lines are written after the reply.
+    let read = || std::fs::read_to_string(&log).unwrap();
+    eventually("the refusal is logged", async || read().contains("reload refused")).await;
     router.end();
-    let log = std::fs::read_to_string(&log).unwrap();
+    let log = read();
     let told: Vec<&str> = log.lines().filter(|line| line.contains("hint")).collect();
     assert_eq!(told.len(), 1, "{log}");
     assert!(told[0].contains("ERROR") && told[0].contains("splitrail.yaml:6:11"), "{log}");

@@ -4,6 +4,7 @@
 //! these facts, so they always add up. `close` turns the entries of a finished request into metrics
 //! and a line of the ledger file; `recorder` writes decisions for replay.
 
+pub mod audit;
 pub mod books;
 pub mod close;
 pub mod decisions;

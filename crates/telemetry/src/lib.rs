@@ -1,8 +1,10 @@
 //! Logs, metrics and trace context of the router: the names and labels of metrics, the series that
 //! every request updates, and the throttle of repeated log lines.
 
+pub mod buckets;
 pub mod clock;
 mod exemplars;
+pub mod figure;
 pub mod logging;
 pub mod metrics;
 mod model_series;

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::round::rounded;
 use crate::core::Core;
 use splitrail_ledger::decisions::Decision;
+use splitrail_telemetry::figure::rounded;
 
 /// Maximum number of decisions that are read for a snapshot.
 const READ_MAX: usize = 4096;

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::buckets::Percentiles;
 use super::model::{LegRates, Rates};
 use super::pace::READING_INTERVAL;
 use super::spans::LastReadings;
 use crate::core::Core;
+use splitrail_telemetry::buckets::Percentiles;
 use splitrail_telemetry::clock::unix_ms;
 
 /// Number of points that are kept of each model: ten minutes.

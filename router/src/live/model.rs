@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::buckets::Percentiles;
 use super::decisions::Flow;
 use super::readings::LegTokens;
-use super::round::{ratio, rounded};
 use super::spans::{Span, Spans};
 use super::worker::WorkerView;
 use crate::core::Core;
 use splitrail_config::model::RequestFlow;
 use splitrail_fleet::Served;
+use splitrail_telemetry::buckets::Percentiles;
+use splitrail_telemetry::figure::{ratio, rounded};
 
 /// A model in a snapshot. Members without a value are left out.
 #[derive(Debug, Serialize)]

@@ -7,10 +7,10 @@ use prometheus::core::Collector;
 use prometheus::proto::{LabelPair, Metric};
 use splitrail_policy::WorkerIndex;
 
-use super::buckets::Buckets;
 use crate::core::Core;
 use splitrail_fleet::Served;
 use splitrail_fleet::audit::HitTotals;
+use splitrail_telemetry::buckets::Buckets;
 
 /// All counters at one time.
 #[derive(Debug)]

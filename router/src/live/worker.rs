@@ -5,12 +5,12 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::readings::WorkerReading;
-use super::round::{clipped, ratio, rounded};
 use super::spans::Spans;
 use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::parity::{Cause, Parity};
 use splitrail_fleet::{Served, Worker};
 use splitrail_policy::Leg;
+use splitrail_telemetry::figure::{ratio, rounded};
 
 /// Maximum number of characters of the cause of a state.
 const WHY_MAX: usize = 160;
@@ -135,5 +135,26 @@ impl Lately {
             hit_ratio: ratio(hits.hit_tokens.saturating_sub(from.hits.hit_tokens), prompts),
             event_lag_ms: rounded((lag_s - from.lag_s).max(0.0) * 1e3 / events as f64),
         }
+    }
+}
+
+/// At most `chars` characters of a text.
+fn clipped(text: &str, chars: usize) -> String {
+    match text.char_indices().nth(chars) {
+        Some((end, _)) => format!("{}\u{2026}", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::clipped;
+
+    #[test]
+    fn texts_are_clipped_at_characters() {
+        assert_eq!(
+            (clipped("abc", 3), clipped("\u{e9}bcd", 2)),
+            ("abc".into(), "\u{e9}b\u{2026}".into())
+        );
     }
 }

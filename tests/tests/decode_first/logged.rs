@@ -59,8 +59,11 @@ models:
     let ratio = half["cache_hit_ratio"].as_f64().unwrap();
     assert!(ratio > 0.0 && ratio < 0.8, "{half}");
     assert_eq!(decision(&admin, "cold").await["cache_hit_ratio"], 0.0);
+    // Lines are written after the replies.
+    let read = || std::fs::read_to_string(&log).unwrap();
+    eventually("both are logged", async || read().matches(", rejected").count() == 2).await;
     router.end();
-    let text = std::fs::read_to_string(&log).unwrap();
+    let text = read();
     let rejected: Vec<&str> = text.lines().filter(|line| line.contains(", rejected")).collect();
     let [first, second] = rejected[..] else { panic!("{rejected:?}") };
     let said = format!("cache hit rate {ratio:.3} < threshold 0.800, rejected");

@@ -126,6 +126,7 @@ async fn fifty_reloads_by_sighup_under_load_fail_no_request() {
         metric_in(&scrape, "splitrail_reloads_total", &[("result", "refused")]) == 1.0
     })
     .await;
+    eventually("the refusal is logged", async || router.log().contains("reload refused")).await;
     let log = router.log();
     assert!(log.contains("splitrail.yaml:2:1 "), "it says where: {log}");
     assert!(log.contains("models[sim].policy.kind"), "it says what changed: {log}");

@@ -6,9 +6,9 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
+use crate::lines::{Lines, Writer};
 use serde::Serialize;
 use splitrail_config::model::AuditConfig;
-use splitrail_ledger::lines::{Lines, Writer};
 use splitrail_telemetry::Metrics;
 use splitrail_telemetry::clock::unix_ms;
 

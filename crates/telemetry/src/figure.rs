@@ -1,22 +1,14 @@
-//! Rounds figures: their digits are most of a snapshot's length.
+//! Rounds figures for people to read.
 
 /// A figure with three digits after the point, or none from 1000 on; `None` if it is not finite.
-pub(super) fn rounded(figure: f64) -> Option<f64> {
+pub fn rounded(figure: f64) -> Option<f64> {
     let scale = if figure.abs() < 1000.0 { 1000.0 } else { 1.0 };
     figure.is_finite().then(|| (figure * scale).round() / scale)
 }
 
 /// A part of a whole, from 0 to 1; `None` if there is no whole.
-pub(super) fn ratio(part: u64, whole: u64) -> Option<f64> {
+pub fn ratio(part: u64, whole: u64) -> Option<f64> {
     rounded(part.min(whole) as f64 / whole as f64)
-}
-
-/// At most `chars` characters of a text.
-pub(super) fn clipped(text: &str, chars: usize) -> String {
-    match text.char_indices().nth(chars) {
-        Some((end, _)) => format!("{}\u{2026}", &text[..end]),
-        None => text.to_owned(),
-    }
 }
 
 #[cfg(test)]
@@ -29,9 +21,5 @@ mod tests {
         assert_eq!(rounded(12345.678), Some(12346.0));
         assert_eq!((ratio(1, 3), ratio(0, 0), ratio(3, 2)), (Some(0.333), None, Some(1.0)));
         assert_eq!(rounded(f64::NAN), None);
-        assert_eq!(
-            (clipped("abc", 3), clipped("\u{e9}bcd", 2)),
-            ("abc".into(), "\u{e9}b\u{2026}".into())
-        );
     }
 }

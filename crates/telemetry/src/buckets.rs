@@ -3,11 +3,11 @@
 use prometheus::proto::Histogram;
 use serde::Serialize;
 
-use super::round::rounded;
+use crate::figure::rounded;
 
 /// The buckets of a histogram at one time, as counts of each bucket alone.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Buckets {
+pub struct Buckets {
     /// Upper bound of each bucket and its count. The last bucket has no bound: it has the count of
     /// all that is larger.
     counts: Vec<(f64, u64)>,
@@ -15,18 +15,18 @@ pub(super) struct Buckets {
 
 /// Percentiles in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Percentiles {
+pub struct Percentiles {
     /// The median.
-    pub(super) p50: f64,
+    pub p50: f64,
     /// Nine of ten are smaller.
-    pub(super) p90: f64,
+    pub p90: f64,
     /// 99 of 100 are smaller.
-    pub(super) p99: f64,
+    pub p99: f64,
 }
 
 impl Buckets {
     /// Adds a histogram, which must have the same buckets as those before.
-    pub(super) fn add(&mut self, histogram: &Histogram) {
+    pub fn add(&mut self, histogram: &Histogram) {
         let mut before = 0;
         let bounded = histogram
             .get_bucket()
@@ -44,7 +44,7 @@ impl Buckets {
     }
 
     /// What was counted since an earlier reading.
-    pub(super) fn since(&self, earlier: &Self) -> Self {
+    pub fn since(&self, earlier: &Self) -> Self {
         let before = |at: usize| earlier.counts.get(at).map_or(0, |(_, count)| *count);
         let counts = self.counts.iter().enumerate();
         let counts = counts.map(|(at, (bound, count))| (*bound, count.saturating_sub(before(at))));
@@ -53,7 +53,7 @@ impl Buckets {
 
     /// The percentiles of durations in seconds; `None` if nothing was counted. Values are taken to
     /// be spread evenly in their bucket, and to equal the largest bound beyond it.
-    pub(super) fn percentiles(&self) -> Option<Percentiles> {
+    pub fn percentiles(&self) -> Option<Percentiles> {
         let all: u64 = self.counts.iter().map(|(_, count)| count).sum();
         let ms = |quantile: f64| rounded(self.quantile(quantile * all as f64)? * 1e3);
         (all > 0)
