@@ -10,7 +10,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 const CUT: char = '…';
 
 /// `text` without line breaks, control characters, invisible characters and characters that change
-/// the direction of writing, which are escaped, and cut to so many columns.
+/// the direction of writing, which are escaped, and cut to a number of columns.
 pub(crate) fn printable(text: &str, columns_max: usize) -> String {
     let escaped = text.chars().map(|c| match c {
         '\'' | '"' => c.into(),
@@ -19,12 +19,12 @@ pub(crate) fn printable(text: &str, columns_max: usize) -> String {
     joined(escaped, columns_max)
 }
 
-/// A text that is printable already, cut to so many columns.
+/// A text that is printable already, cut to a number of columns.
 pub(crate) fn cut(printable: &str, columns_max: usize) -> String {
     joined(printable.chars().map(String::from), columns_max)
 }
 
-/// The pieces up to so many columns; none of them is divided.
+/// The pieces that fit into a number of columns; none of them is divided.
 fn joined(pieces: impl Iterator<Item = String>, columns_max: usize) -> String {
     let mut shown = String::new();
     let mut columns = 0;

@@ -16,7 +16,7 @@ pub(crate) struct Column {
 }
 
 impl Column {
-    /// A column of text, whose cells are cut to so many columns of the terminal.
+    /// A column of text, whose cells are cut to a number of columns of the terminal.
     pub(crate) const fn text(title: &'static str, columns_max: usize) -> Self {
         Self { title, is_right: false, columns_max }
     }

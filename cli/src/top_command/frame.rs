@@ -59,14 +59,14 @@ impl Paint {
     }
 }
 
-/// A text in exactly so many columns, cut or filled with spaces.
+/// A text in an exact number of columns, cut or filled with spaces.
 fn cell(text: &str, width: usize) -> String {
     let text = printable(text, width);
     let space = width.saturating_sub(columns(&text));
     text + &" ".repeat(space)
 }
 
-/// A figure at the right of exactly so many columns.
+/// A figure at the right of an exact number of columns.
 fn figure(text: &str, width: usize) -> String {
     let text = printable(text, width);
     " ".repeat(width.saturating_sub(columns(&text))) + &text
