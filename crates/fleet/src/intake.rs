@@ -312,8 +312,8 @@ impl Intake {
                 worker = self.part.worker.id(),
                 reason,
                 oldest_batch,
-                "the engine does not have all of its KV events any more: they are not read again, \
-                 and the index is kept"
+                "a replay would not show all of the engine's KV events: they are not read again, and \
+                 the index is kept"
             );
         }
         false
