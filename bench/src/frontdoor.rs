@@ -12,6 +12,7 @@ mod mock;
 mod options;
 mod peers;
 mod plot;
+mod refusals;
 mod report;
 mod settings;
 mod slow;
@@ -128,6 +129,7 @@ pub fn main() -> Result<(), Failure> {
     rows.extend(settings::logging(&bench, &engines, &text, folder.path())?);
     rows.extend(settings::threads(&bench, &engines, &text, folder.path())?);
     rows.extend(access::access(&bench, &engines, &text, folder.path())?);
+    rows.extend(refusals::refusals(&bench, &engines, folder.path())?);
     rows.extend(tls::tls(&bench, &engines, &text, folder.path())?);
     rows.extend(slow::slow(&bench, &engines, &text, folder.path())?);
     if options.wants("memory") && (!options.quick || options.only.is_some()) {

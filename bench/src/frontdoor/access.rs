@@ -15,7 +15,12 @@ use super::{Bench, Failure};
 use crate::fleet::http;
 
 /// The name of the tenant.
-const TENANT: &str = "bench";
+pub(super) const TENANT: &str = "bench";
+
+/// The limits of the tenant, which are the highest that can be configured, so that no request is
+/// refused.
+pub(super) const OPEN_LIMITS: &str = "limits: { requests_per_minute: 1000000000, \
+                                      tokens_per_minute: 1000000000000, requests_in_flight: 1000000 }";
 
 /// The router without keys, and those with keys: the names of their rows.
 const OPEN: &str = "open";
@@ -63,8 +68,7 @@ fn new_key(program: &Path, file: &Path) -> Result<String, Failure> {
     Ok(made["key"].as_str().ok_or("no key")?.to_owned())
 }
 
-/// The members of the configuration by which the tenant needs a key of the file. Its limits are the
-/// highest that can be configured, so that no request is refused.
+/// The members of the configuration by which the tenant needs a key of the file.
 fn members(file: &Path, debug: bool) -> String {
     format!(
         "auth: [{{ kind: keys, file: {file:?} }}]
@@ -72,10 +76,7 @@ tenants:
   - name: {TENANT}
     weight: 2
     debug: {debug}
-    limits:
-      requests_per_minute: 1000000000
-      tokens_per_minute: 1000000000000
-      requests_in_flight: 1000000
+    {OPEN_LIMITS}
 "
     )
 }

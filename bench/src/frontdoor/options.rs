@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// What can be asked for alone.
-pub(super) const WORKLOADS: [&str; 11] = [
+pub(super) const WORKLOADS: [&str; 12] = [
     "aggregated",
     "pd",
     "kv_aware",
@@ -13,6 +13,7 @@ pub(super) const WORKLOADS: [&str; 11] = [
     "logging",
     "threads",
     "access",
+    "refusals",
     "tls",
     "memory",
 ];
