@@ -139,7 +139,7 @@ fn put_route(out: &mut String, decision: &Decision) {
 ///
 /// # Errors
 /// The error for the client in place of a reply.
-pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Reply, Error> {
+pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Box<Scope>) -> Result<Reply, Error> {
     let answered = {
         let ids = scope.ids().clone();
         let answering = pin!(answer(core, call, &mut scope));

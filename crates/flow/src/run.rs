@@ -46,7 +46,7 @@ pub async fn begin(
     let clock = &context.timeline.prompt(position);
     let prompt = PromptContext { context, unit, decision, clock };
     if !context.endpoint.generates() {
-        return auxiliary::run(prompt).await;
+        return pinned(|| auxiliary::run(prompt)).await;
     }
     let served = &context.served;
     let open = is_open(served, context.flow, context.threshold);

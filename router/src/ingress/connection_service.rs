@@ -351,3 +351,23 @@ impl HttpBody for ReplyPieces {
         hint
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The size of the futures that a function makes.
+    fn future_bytes<A, B, C, D, F: Future>(_function: impl Fn(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Each request has one of these futures. With 14 KB instead of 4 KB, a request took a tenth more
+    /// processor time: the first level of the processor's cache holds little more.
+    #[test]
+    fn the_future_of_a_request_is_small() {
+        const BYTES_MAX: usize = 6 << 10;
+        let bytes =
+            [future_bytes(openai::answer::<Incoming>), future_bytes(grpc::answer::<Incoming>)];
+        assert!(bytes.iter().all(|bytes| *bytes <= BYTES_MAX), "{bytes:?}");
+    }
+}

@@ -116,11 +116,17 @@ impl Placed {
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 impl Scope {
-    /// Opens the scope of a request that has begun to arrive.
-    pub fn open(core: &Arc<Core>, endpoint: Endpoint, identity: Identity, sender: Sender) -> Self {
+    /// Opens the scope of a request that has begun to arrive. It is in a box because it moves from
+    /// future to future.
+    pub fn open(
+        core: &Arc<Core>,
+        endpoint: Endpoint,
+        identity: Identity,
+        sender: Sender,
+    ) -> Box<Self> {
         let trace = core.traces.begin(&identity.trace);
         let ids = identity.log_ids(trace.as_ref());
-        Self {
+        Box::new(Self {
             ids,
             timeline: Arc::new(Timeline::new(identity.arrived, trace)),
             identity,
@@ -137,7 +143,7 @@ impl Scope {
             begun: None,
             placed: None,
             ended: false,
-        }
+        })
     }
 
     /// Takes a place, when the body is complete.
@@ -301,7 +307,7 @@ impl Scope {
     }
 
     /// Ties the scope to a stream, so that it ends with the stream.
-    pub(super) fn guard(mut self, events: Events) -> Events {
+    pub(super) fn guard(mut self: Box<Self>, events: Events) -> Events {
         self.is_replied = true;
         // Requested once, because each request takes a shared lock.
         let cut = Box::pin(self.core.abort.token().clone().cancelled_owned());
@@ -461,7 +467,7 @@ pub fn count_unplaced(
 
 /// A stream that holds its request's scope until it ends.
 struct ScopedEvents {
-    scope: Option<Scope>,
+    scope: Option<Box<Scope>>,
     events: Events,
     ids: Option<RequestIds>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
