@@ -1,0 +1,1 @@
+"""The artefacts that are published, each from the same two programs."""

@@ -1,0 +1,146 @@
+"""What all artefacts contain: the stripped programs, documents, licences, manual pages."""
+
+import functools
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import licences, sbom
+from .archive import Tree
+from .source import ROOT, epoch_s, workspace
+
+NAMES = ("splitrail", "splitrail-shim")
+# Of each program, in bytes.
+PROGRAM_MAX_BYTES = 40_000_000
+# What every glibc system has, and wheels may therefore rely on (PEP 600).
+SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The names of a processor: Linux, Debian and OCI, Rust."""
+
+    linux: str
+    debian: str
+    target: str
+
+
+# By `e_machine` of the ELF header.
+ARCHITECTURES = {
+    62: Architecture("x86_64", "amd64", "x86_64-unknown-linux-gnu"),
+    183: Architecture("aarch64", "arm64", "aarch64-unknown-linux-gnu"),
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A stripped program."""
+
+    name: str
+    path: Path
+    data: bytes
+    arch: Architecture
+    # Symbols of the newest version of glibc that it needs, and this version.
+    glibc: tuple[int, ...]
+    glibc_symbols: tuple[str, ...]
+
+
+class Release:
+    """The programs of a release, and what goes with them."""
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self.version = workspace()["version"]
+        self.epoch_s = epoch_s()
+        # For everything that is not an artefact.
+        self.folder = folder
+        self.programs = [strip(programs / name, folder) for name in NAMES]
+        self.arch = self.programs[0].arch
+        newest = max(self.programs, key=lambda program: program.glibc)
+        self.glibc = newest.glibc
+        self.glibc_because = f"`objdump -T {newest.name}` has {', '.join(newest.glibc_symbols[:3])}"
+
+    @property
+    def file_stem(self) -> str:
+        """The beginning of the names of artefacts."""
+        return f"splitrail-{self.version}"
+
+    def binaries(self) -> Tree:
+        """The programs alone."""
+        tree = Tree()
+        for program in self.programs:
+            tree.file(program.name, program.data, 0o755)
+        return tree
+
+    @functools.cached_property
+    def sboms(self) -> dict[str, bytes]:
+        """The file names and contents of the bills of materials."""
+        return {
+            f"{program.name}-{self.version}.cdx.json": sbom.of(program, self) for program in self.programs
+        }
+
+    @functools.cached_property
+    def third_party(self) -> str:
+        """The licences of everything that is linked into the programs."""
+        return licences.text(self.arch.target, NAMES)
+
+    @functools.cached_property
+    def manual(self) -> Tree:
+        """Manual pages, if the program writes them."""
+        folder = self.folder / "man"
+        folder.mkdir()
+        tree = Tree()
+        if self.tells("man", "--output", str(folder)) is not None:
+            for page in sorted(folder.iterdir()):
+                tree.file(page.name, page.read_bytes())
+        return tree
+
+    @functools.cached_property
+    def completions(self) -> dict[str, str]:
+        """Completions by shell, if the program prints them."""
+        printed = {shell: self.tells("completions", shell) for shell in ("bash", "fish", "zsh")}
+        return {shell: text for shell, text in printed.items() if text}
+
+    def tells(self, *args: str) -> str | None:
+        """What `splitrail ARGS` prints; nothing if it refuses the arguments."""
+        done = subprocess.run([self.programs[0].path, *args], text=True, capture_output=True, timeout=60)
+        return done.stdout if done.returncode == 0 else None
+
+
+def strip(path: Path, folder: Path) -> Program:
+    """Strips a program and measures what it needs."""
+    if not path.is_file():
+        raise SystemExit(f"{path} is missing: --programs names a folder with {' and '.join(NAMES)}")
+    stripped = folder / path.name
+    subprocess.run(["strip", "--strip-all", "-o", stripped, path], check=True)
+    stripped.chmod(0o755)
+    data = stripped.read_bytes()
+    if len(data) > PROGRAM_MAX_BYTES:
+        raise SystemExit(f"{path.name} has {len(data)} bytes when stripped, more than {PROGRAM_MAX_BYTES}")
+    arch = ARCHITECTURES.get(int.from_bytes(data[18:20], "little"))
+    if data[:4] != b"\x7fELF" or arch is None:
+        known = ", ".join(arch.linux for arch in ARCHITECTURES.values())
+        raise SystemExit(f"{path} is not a program for Linux on one of: {known}")
+    symbols = subprocess.run(["objdump", "-T", stripped], check=True, text=True, capture_output=True).stdout
+    versions: dict[tuple[int, ...], list[str]] = {}
+    for version, symbol in re.findall(r"\(?GLIBC_([0-9.]+)\)?\s+(\S+)$", symbols, re.MULTILINE):
+        versions.setdefault(tuple(map(int, version.split("."))), []).append(symbol)
+    newest = max(versions, default=(2, 17))
+    foreign = needed(stripped) - SYSTEM_LIBRARIES
+    if foreign:
+        raise SystemExit(
+            f"{path.name} needs libraries that not every system has: {', '.join(sorted(foreign))}"
+        )
+    return Program(path.name, stripped, data, arch, newest, tuple(versions.get(newest, [])))
+
+
+def needed(path: Path) -> set[str]:
+    """The shared libraries that a program names, without the loader."""
+    dynamic = subprocess.run(["objdump", "-p", path], check=True, text=True, capture_output=True).stdout
+    names = re.findall(r"^\s*NEEDED\s+(\S+)$", dynamic, re.MULTILINE)
+    return {name for name in names if not name.startswith("ld-linux")}
+
+
+def read(path: str) -> bytes:
+    """A file of the repository."""
+    return (ROOT / path).read_bytes()
