@@ -1,11 +1,14 @@
 //! `splitrail sim-engine`: one simulated engine as a process of its own.
 
+use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use splitrail_router::run::{Signals, write_whole};
 use splitrail_sim::{Role, SimConfig, SimEngine};
+use tokio::net::lookup_host;
 
 /// The properties of the engine.
 #[derive(Args)]
@@ -13,7 +16,10 @@ pub(crate) struct SimArgs {
     /// The legs that it serves.
     #[arg(long, value_enum, default_value_t = RoleArg::Both)]
     role: RoleArg,
-    /// HTTP port on loopback; 0 for any free port.
+    /// The address to listen on, or a name of this host; hand-offs name it to other engines.
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+    /// HTTP port; 0 for any free port.
     #[arg(long, default_value_t = 0)]
     http_port: u16,
     /// Port of the KV events.
@@ -67,14 +73,29 @@ enum RoleArg {
     Both,
 }
 
+/// The address of a host, at which other engines can fetch hand-offs.
+async fn address_of(host: &str) -> io::Result<IpAddr> {
+    let unusable = |why: &str| {
+        let message = format!("--host {host}: {why}; name the address at which others reach it");
+        io::Error::new(io::ErrorKind::InvalidInput, message)
+    };
+    let mut found = lookup_host((host, 0)).await.map_err(|error| unusable(&error.to_string()))?;
+    match found.next().map(|address| address.ip()) {
+        Some(address) if address.is_unspecified() => Err(unusable("is no address of an engine")),
+        Some(address) => Ok(address),
+        None => Err(unusable("has no address")),
+    }
+}
+
 /// Runs the engine until a stop signal.
-pub(crate) async fn run(args: SimArgs) -> std::io::Result<()> {
+pub(crate) async fn run(args: SimArgs) -> io::Result<()> {
     let role = match args.role {
         RoleArg::Prefill => Role::Prefill,
         RoleArg::Decode => Role::Decode,
         RoleArg::Both => Role::Both,
     };
     let engine = SimEngine::start(SimConfig {
+        host: address_of(&args.host).await?,
         http_port: args.http_port,
         kv_events_port: Some(args.kv_events_port),
         kv_replay_port: Some(args.kv_replay_port),

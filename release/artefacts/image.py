@@ -152,7 +152,7 @@ def configuration(release: Release, layers: list[bytes]) -> dict:
         config["Healthcheck"] = {
             "Test": ["CMD", router, "health"],
             "Interval": 10 * second,
-            "Timeout": 5 * second,
+            "Timeout": 10 * second,
             "Retries": 3,
         }
     return {

@@ -24,12 +24,12 @@ pub struct Process {
 impl Process {
     /// Starts `splitrail ARGS --ready-file FILE` and waits until the file is there.
     pub async fn start(name: &str, folder: &Path, args: &[String]) -> Self {
-        Self::run("splitrail", name, folder, args, &[]).await
+        Self::run(&built("splitrail"), name, folder, args, &[]).await
     }
 
     /// Starts a shim, `splitrail-shim ARGS --ready-file FILE`, and waits likewise.
     pub async fn shim(name: &str, folder: &Path, args: &[String]) -> Self {
-        Self::run("splitrail-shim", name, folder, args, &[]).await
+        Self::run(&built("splitrail-shim"), name, folder, args, &[]).await
     }
 
     /// The same, with these variables in its environment.
@@ -39,11 +39,12 @@ impl Process {
         args: &[String],
         env: &[(&str, &str)],
     ) -> Self {
-        Self::run("splitrail-shim", name, folder, args, env).await
+        Self::run(&built("splitrail-shim"), name, folder, args, env).await
     }
 
-    async fn run(
-        program: &str,
+    /// The same with a program at another place, for example of another release.
+    pub async fn run(
+        program: &Path,
         name: &str,
         folder: &Path,
         args: &[String],
@@ -55,7 +56,7 @@ impl Process {
         let mut args = args.to_vec();
         args.extend(["--ready-file".to_owned(), ready_file.display().to_string()]);
         let mut process =
-            Self::of(&built(program), name, folder, &args, env, &|| ready_file.is_file()).await;
+            Self::of(program, name, folder, &args, env, &|| ready_file.is_file()).await;
         let ready = std::fs::read(&ready_file).expect("a ready file");
         process.ready = serde_json::from_slice(&ready).expect("JSON");
         process

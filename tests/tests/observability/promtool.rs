@@ -44,6 +44,19 @@ fn promtool_accepts_the_rules() {
     assert!(checked.status.success(), "{}", said(&checked));
 }
 
+#[test]
+fn promtool_accepts_the_configuration_of_the_compose_file() {
+    // The container has the rules beside the configuration.
+    let folder = tempfile::tempdir().unwrap();
+    for file in rule_files() {
+        std::fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let config = folder.path().join("prometheus.yaml");
+    std::fs::copy(path("../compose/prometheus.yaml"), &config).unwrap();
+    let checked = promtool(&["check", "config", &config.display().to_string()], None);
+    assert!(checked.status.success(), "{}", said(&checked));
+}
+
 /// A test of `promtool`: these changes to a healthy router, and the alerts that fire for them.
 fn put_test(out: &mut String, changes: &[(&str, &str)], firing: &BTreeSet<&str>) {
     let changed = |series: &str| changes.iter().find(|(other, _)| *other == series);
