@@ -86,25 +86,34 @@ class Release:
 
     @functools.cached_property
     def manual(self) -> Tree:
-        """Manual pages, if the program writes them."""
-        folder = self.folder / "man"
-        folder.mkdir()
+        """Manual pages, if the programs write them."""
         tree = Tree()
-        if self.tells("man", "--output", str(folder)) is not None:
-            for page in sorted(folder.iterdir()):
-                tree.file(page.name, page.read_bytes())
+        for program in self.programs:
+            folder = self.folder / f"man-{program.name}"
+            folder.mkdir()
+            if tells(program, "man", "--output", str(folder)) is not None:
+                for page in sorted(folder.iterdir()):
+                    tree.file(page.name, page.read_bytes())
         return tree
 
-    @functools.cached_property
-    def completions(self) -> dict[str, str]:
-        """Completions by shell, if the program prints them."""
-        printed = {shell: self.tells("completions", shell) for shell in ("bash", "fish", "zsh")}
-        return {shell: text for shell, text in printed.items() if text}
+    def completions(self, places: dict[str, str]) -> Tree:
+        """Completions by shell at these places, with the program for `PROGRAM`, if they print them."""
+        tree = Tree()
+        for program in self.programs:
+            for shell, place in places.items():
+                text = tells(program, "completions", shell)
+                if text:
+                    tree.file(place.replace("PROGRAM", program.name), text)
+        return tree
 
-    def tells(self, *args: str) -> str | None:
-        """What `splitrail ARGS` prints; nothing if it refuses the arguments."""
-        done = subprocess.run([self.programs[0].path, *args], text=True, capture_output=True, timeout=60)
-        return done.stdout if done.returncode == 0 else None
+
+def tells(program: Program, *args: str) -> str | None:
+    """What a program prints; nothing if it refuses the arguments or cannot run here."""
+    try:
+        done = subprocess.run([program.path, *args], text=True, capture_output=True, timeout=60)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def strip(path: Path, folder: Path) -> Program:

@@ -20,9 +20,9 @@ CONFIGURATION = {
     "etc/splitrail/shim.yaml": "deploy/shim/splitrail-shim.yaml",
 }
 COMPLETIONS = {
-    "bash": "usr/share/bash-completion/completions/splitrail",
-    "fish": "usr/share/fish/vendor_completions.d/splitrail.fish",
-    "zsh": "usr/share/zsh/vendor-completions/_splitrail",
+    "bash": "usr/share/bash-completion/completions/PROGRAM",
+    "fish": "usr/share/fish/vendor_completions.d/PROGRAM.fish",
+    "zsh": "usr/share/zsh/vendor-completions/_PROGRAM",
 }
 
 
@@ -63,8 +63,7 @@ def contents(release: Release) -> Tree:
     tree.update(documents.below("usr/share/doc/splitrail"))
     for name, entry in release.manual.items():
         tree.file(f"usr/share/man/man{name[-1]}/{name}.gz", compress(entry.data))
-    for shell, text in release.completions.items():
-        tree.file(COMPLETIONS[shell], text)
+    tree.update(release.completions(COMPLETIONS))
     tree.file("usr/share/lintian/overrides/splitrail", read("release/debian/lintian-overrides"))
     return tree
 

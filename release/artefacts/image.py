@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .archive import Tree, compress, tar
-from .contents import Release, read
+from .contents import Release, read, tells
 from .report import Report, Unavailable
 from .source import commit, workspace
 from .tools import need, which
@@ -146,7 +146,7 @@ def configuration(release: Release, layers: list[bytes]) -> dict:
         "StopSignal": "SIGTERM",
         "Labels": labels,
     }
-    if release.tells("health", "--help") is not None:
+    if tells(release.programs[0], "health", "--help") is not None:
         # Not part of OCI: docker and podman read it, Kubernetes has probes of its own.
         second = 1_000_000_000
         config["Healthcheck"] = {

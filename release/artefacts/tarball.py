@@ -33,6 +33,6 @@ def contents(release: Release) -> Tree:
     for name, bill in release.sboms.items():
         tree.file(f"sbom/{name}", bill)
     tree.update(release.manual.below("man"))
-    for shell, text in release.completions.items():
-        tree.file(f"completions/splitrail.{shell}", text)
+    shells = ("bash", "fish", "zsh")
+    tree.update(release.completions({shell: f"completions/PROGRAM.{shell}" for shell in shells}))
     return tree
