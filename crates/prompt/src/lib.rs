@@ -4,6 +4,7 @@
 //! cannot be reproduced exactly is refused as [`PromptError::Unsupported`]; the engine is then sent
 //! the request without token ids.
 
+pub mod compare;
 mod media;
 mod memory;
 pub mod messages;

@@ -6,8 +6,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 mod trial;
+mod version;
 
 pub use trial::{Trial, TrialOutcome};
+pub use version::EngineVersion;
 
 use crate::threshold_reply::CACHE_THRESHOLD;
 use crate::usage::EngineUsage;
@@ -17,7 +19,7 @@ use crate::zmtp::Endpoint;
 pub const HEALTH_PATH: &str = "/health";
 /// Read by [`version`].
 pub const VERSION_PATH: &str = "/version";
-/// Read by [`served_model`].
+/// Read by [`served_model`] and [`served_models`].
 pub const MODELS_PATH: &str = "/v1/models";
 /// Read by [`event_sources`]; older versions do not have this path.
 pub const EVENT_SOURCES_PATH: &str = "/kv_event_sources";
@@ -30,6 +32,8 @@ pub const RANK_HEADER: &str = "x-data-parallel-rank";
 
 /// Maximum number of ranks that is accepted from an engine.
 const RANKS_MAX: usize = 1024;
+/// Maximum number of models and adapters that are taken from an engine's list.
+const MODELS_MAX: usize = 4096;
 
 /// The engine's version in the engine's notation.
 pub fn version(text: &str) -> Option<String> {
@@ -42,18 +46,26 @@ pub fn version(text: &str) -> Option<String> {
     (sane && !version.is_empty()).then_some(version)
 }
 
-/// A model that an engine serves.
+/// A model or an adapter that an engine serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedModel {
     /// The name that requests use.
     pub name: String,
     /// The maximum length of a sequence in tokens.
     pub context_tokens: Option<u32>,
+    /// Whether it is an adapter of another model.
+    pub is_adapter: bool,
 }
 
 /// The model that the engine serves: the first one that is not an adapter. `None` if the text is
 /// not a list of models, or the list is empty.
 pub fn served_model(text: &str) -> Option<ServedModel> {
+    served_models(text)?.into_iter().find(|model| !model.is_adapter)
+}
+
+/// All models and adapters that the engine lists, at most 4096. `None` if the text is not a list of
+/// models.
+pub fn served_models(text: &str) -> Option<Vec<ServedModel>> {
     #[derive(Deserialize)]
     struct Models {
         data: Vec<Card>,
@@ -65,8 +77,12 @@ pub fn served_model(text: &str) -> Option<ServedModel> {
         max_model_len: Option<u32>,
     }
     let Models { data } = serde_json::from_str(text).ok()?;
-    let base = data.into_iter().find(|card| card.parent.is_none())?;
-    Some(ServedModel { name: base.id, context_tokens: base.max_model_len })
+    let model = |card: Card| ServedModel {
+        name: card.id,
+        context_tokens: card.max_model_len,
+        is_adapter: card.parent.is_some(),
+    };
+    Some(data.into_iter().take(MODELS_MAX).map(model).collect())
 }
 
 /// Where one data-parallel rank publishes its KV events.

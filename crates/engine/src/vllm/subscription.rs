@@ -10,12 +10,14 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+mod check;
 mod message;
 mod replay;
 mod session;
 
 use super::events::{DecodeError, DecodeLimits, EventBatch};
 use crate::zmtp::{Admits, Endpoint, Pace, WireError};
+pub use check::{LiveStream, ReplayCheckError};
 use session::Session;
 
 /// The endpoints and settings of a subscription. [`Subscription::new`] sets defaults.

@@ -13,6 +13,7 @@ use crate::Worker;
 use splitrail_api::Endpoint;
 use splitrail_api::error::Kind;
 use splitrail_api::text::random_id;
+use splitrail_engine::vllm::tokenize::{self, ids};
 use splitrail_engine_client::{Envelope, Shape};
 
 /// The engine's reply to the prompt.
@@ -41,10 +42,7 @@ pub(super) async fn tokens(
     let (model, text) = (served.name(), prompt.text.as_str());
     let mut tokens = Tokens::default();
     if prompt.tokens.chat.is_some() {
-        let body = json!({
-            "model": model, "messages": messages(text),
-            "add_generation_prompt": true, "add_special_tokens": false,
-        });
+        let body = tokenize::chat_body(model, &messages(text));
         tokens.chat = match post(served, worker, Shape::whole(Endpoint::Tokenize), &body).await? {
             Some(reply) => ids(&reply["tokens"]),
             None => {
@@ -54,7 +52,7 @@ pub(super) async fn tokens(
             }
         };
     }
-    let body = json!({"model": model, "prompt": text, "add_special_tokens": true});
+    let body = tokenize::text_body(model, text);
     tokens.plain = match post(served, worker, Shape::whole(Endpoint::Tokenize), &body).await? {
         Some(reply) => ids(&reply["tokens"]),
         None => {
@@ -139,9 +137,4 @@ async fn post(
         },
         Err(_) => Err("no_answer_in_time"),
     }
-}
-
-fn ids(value: &Value) -> Option<Vec<u32>> {
-    let ids = value.as_array()?.iter();
-    ids.map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
 }

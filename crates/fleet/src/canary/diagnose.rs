@@ -1,5 +1,7 @@
 //! Derives a diagnosis from a canary's result. Pure functions.
 
+use splitrail_prompt::compare::{Difference, SPECIAL_MAX, difference};
+
 use super::Cause;
 use crate::event_stats::EventCounts;
 
@@ -52,31 +54,6 @@ impl Blocks {
     /// Whether waiting longer changes nothing.
     pub(super) fn is_settled(&self) -> bool {
         self.found == self.wanted || self.unsalted || self.other_adapter || self.other_special
-    }
-}
-
-/// How two token sequences differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Difference {
-    None,
-    /// By one or two tokens at the ends only.
-    Ends,
-    Other,
-}
-
-/// Maximum number of special tokens: a BOS and an EOS.
-const SPECIAL_MAX: usize = 2;
-
-fn difference(ours: &[u32], engines: &[u32]) -> Difference {
-    if ours == engines {
-        return Difference::None;
-    }
-    let (short, long) = if ours.len() < engines.len() { (ours, engines) } else { (engines, ours) };
-    let surplus = long.len() - short.len();
-    let within = (0..=surplus).any(|at| long[at..at + short.len()] == *short);
-    match within && (1..=SPECIAL_MAX).contains(&surplus) && !short.is_empty() {
-        true => Difference::Ends,
-        false => Difference::Other,
     }
 }
 

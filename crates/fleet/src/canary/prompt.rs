@@ -7,14 +7,9 @@ use serde_json::{Map, Value, json};
 use super::diagnose::Tokens;
 use crate::Served;
 use splitrail_api::text::random_id;
+use splitrail_prompt::compare::SAMPLE;
 use splitrail_prompt::{ChatRequestView, PromptError, PromptModel};
 use splitrail_telemetry::clock::unix_ms;
-
-/// Prose, code, numbers, white space and several scripts, so that any difference between tokenizers
-/// shows.
-const TEXT: &str = "Splitrail counts blocks: 1, 2, 3 ... 1024; 3.5e-7 of them, don't ask.\n\
-    \tif (a[i] != b[j]) { return \"no\"; }  // two  spaces\r\n\
-    Ein schöner Gruß, 日本語の文、한국어, и немного русского. 🚄🧮\n\n";
 
 /// Number of full blocks of the prompt: a first one, one with a parent, and one more.
 const BLOCKS: usize = 3;
@@ -63,12 +58,12 @@ fn compute(
         Err(PromptError::Unsupported(_)) => Err("tokenizer_not_exact"),
         Err(_) => Err("tokenizer_failed"),
     };
-    let once = plain(TEXT, false)?.len().max(1);
+    let once = plain(SAMPLE, false)?.len().max(1);
     // The first block is always the same, so that an engine that ignores salts is detected. The
     // rest is new each time, so that blocks that are found come from this canary.
     let (before, repeats) = (block_tokens.div_ceil(once), wanted_tokens.div_ceil(once));
     let after = repeats.saturating_sub(before).max(1);
-    let text = format!("{}{}\n{}", TEXT.repeat(before), random_id(), TEXT.repeat(after));
+    let text = format!("{}{}\n{}", SAMPLE.repeat(before), random_id(), SAMPLE.repeat(after));
     let (bare, whole) = (plain(&text, false)?, plain(&text, true)?);
     let leading = whole.strip_suffix(&bare[..]).unwrap_or_default().to_vec();
     let chat = {

@@ -1,0 +1,48 @@
+//! `/tokenize`: the tokens of a prompt as the engine makes them.
+
+use serde_json::{Value, json};
+
+/// The path of the endpoint. vLLM always has it.
+pub const TOKENIZE_PATH: &str = "/tokenize";
+
+/// The request for the tokens of a chat, with the defaults of a chat completion.
+#[must_use]
+pub fn chat_body(model: &str, messages: &Value) -> Value {
+    json!({
+        "model": model, "messages": messages,
+        "add_generation_prompt": true, "add_special_tokens": false,
+    })
+}
+
+/// The request for the tokens of a text, with the defaults of a completion.
+#[must_use]
+pub fn text_body(model: &str, text: &str) -> Value {
+    json!({"model": model, "prompt": text, "add_special_tokens": true})
+}
+
+/// The token ids in a reply; `None` if it is not one of this endpoint.
+#[must_use]
+pub fn reply_ids(reply: &[u8]) -> Option<Vec<u32>> {
+    let reply: Value = serde_json::from_slice(reply).ok()?;
+    ids(&reply["tokens"])
+}
+
+/// A list of token ids; `None` if the value is none.
+#[must_use]
+pub fn ids(value: &Value) -> Option<Vec<u32>> {
+    let ids = value.as_array()?.iter();
+    ids.map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_list_of_ids_is_taken_as_tokens() {
+        assert_eq!(reply_ids(br#"{"count":2,"tokens":[1,2]}"#), Some(vec![1, 2]));
+        for other in [&b""[..], b"{}", br#"{"tokens":[-1]}"#, br#"{"tokens":["a"]}"#, b"[1]"] {
+            assert_eq!(reply_ids(other), None);
+        }
+    }
+}
