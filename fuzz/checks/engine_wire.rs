@@ -87,7 +87,7 @@ fn step(
     answer: &mut Answer,
 ) -> Result<Step, Malformed> {
     let Some(framing) = framing else {
-        let Some(Head { status, framing: found, keeps }) = begun(held, interim)? else {
+        let Some(Head { status, framing: found, keeps, .. }) = begun(held, interim)? else {
             return Ok(Step::More);
         };
         answer.head = Some((status.as_u16(), keeps));

@@ -25,7 +25,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use tower::ServiceExt;
 
 use crate::engine::Engine;
-use crate::framing::{Framing, Head, Malformed};
+use crate::framing::{Framing, Head, HttpDate, Malformed};
 use crate::guarded::Resolver;
 use crate::stream::{Stream, peer};
 use crate::tls::{TlsSettings, refused};
@@ -121,6 +121,8 @@ impl From<Unanswered> for Failure {
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) peer: Option<Peer>,
+    /// The field `date`, if it has the usual form.
+    pub(super) date: Option<HttpDate>,
     pub(super) body: EngineBody,
 }
 
@@ -174,7 +176,7 @@ impl Connections {
     }
 
     fn begun(self: &Arc<Self>, to: Destination<'_>, wire: Box<Connection>, head: Head) -> Answer {
-        let Head { status, framing, keeps } = head;
+        let Head { status, framing, keeps, date } = head;
         let peer = wire.peer;
         let return_to = keeps.then(|| ReturnTo {
             connections: Arc::clone(self),
@@ -183,7 +185,7 @@ impl Connections {
             class: to.class,
         });
         let body = EngineBody { framing, wire: Some(wire), return_to, is_proven: false };
-        Answer { status, peer, body }
+        Answer { status, peer, date, body }
     }
 
     fn check_out(&self, to: Destination<'_>) -> Option<Box<Connection>> {

@@ -53,7 +53,7 @@ pub(super) fn failure(worker: &dyn Engine, failure: &Failure) -> Error {
     Error::new(Kind::EngineUnreachable, format!("worker {} cannot be reached", worker.id()))
 }
 
-fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
+pub(super) fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
     std::iter::successors(Some(error), |error| error.source()).find_map(|e| e.downcast_ref())
 }
 

@@ -6,6 +6,10 @@ use std::mem::MaybeUninit;
 use bytes::{Buf, Bytes, BytesMut};
 use http::StatusCode;
 
+mod date;
+
+pub use date::HttpDate;
+
 /// Maximum number of header fields of a reply.
 const FIELDS_MAX: usize = 100;
 /// Maximum size of a reply's head in bytes.
@@ -52,6 +56,8 @@ pub struct Head {
     pub framing: Framing,
     /// Whether the connection may serve another request after this reply.
     pub keeps: bool,
+    /// The field `date`, if it has the usual form.
+    pub date: Option<HttpDate>,
 }
 
 /// How the end of a reply's body is found.
@@ -138,7 +144,8 @@ fn head(bytes: &[u8]) -> Result<Option<(usize, Head)>, Malformed> {
     } else {
         head_fields.length.map_or(Framing::UntilClose, Framing::Length)
     };
-    Ok(Some((length, Head { status, framing, keeps: head_fields.keeps })))
+    let (keeps, date) = (head_fields.keeps, head_fields.date);
+    Ok(Some((length, Head { status, framing, keeps, date })))
 }
 
 /// The framing fields of a head.
@@ -147,6 +154,7 @@ struct FramingFields {
     length: Option<u64>,
     is_chunked: bool,
     keeps: bool,
+    date: Option<HttpDate>,
 }
 
 impl FramingFields {
@@ -167,6 +175,8 @@ impl FramingFields {
         } else if name.eq_ignore_ascii_case("connection") {
             let mut words = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
             self.keeps &= !words.any(|word| word.eq_ignore_ascii_case(b"close"));
+        } else if name.eq_ignore_ascii_case("date") {
+            self.date = HttpDate::of(value);
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ mod guarded;
 pub mod networks;
 mod parcel;
 mod proof;
+mod question;
 mod records;
 pub mod retry_budget;
 mod stream;
@@ -35,6 +36,7 @@ pub use gather::ReplyMemory;
 pub use gather::too_large;
 pub use parcel::{Parcel, Receipt};
 pub use proof::{Proof, Shape};
+pub use question::{NoReply, Question, WholeReply};
 pub use timers::{Late, Timer, Timers};
 pub use tls::TlsSettings;
 
