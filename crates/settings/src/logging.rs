@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Format;
 
 use crate::Problem;
@@ -53,6 +54,12 @@ pub fn format() -> LogFormat {
     FORMAT.get().copied().unwrap_or_default()
 }
 
+/// The level of a directive `TARGET=LEVEL`.
+fn level(directive: &str) -> LevelFilter {
+    let level = directive.rsplit_once('=').and_then(|(_, level)| level.parse().ok());
+    level.unwrap_or(LevelFilter::OFF)
+}
+
 /// Starts logging, including panics. `RUST_LOG` sets the filter; the default is `info`.
 /// `directives` are added to the filter: they silence libraries whose lower levels would log
 /// content.
@@ -61,10 +68,11 @@ pub fn init(format: LogFormat, directives: &[&str]) {
     let parsed = asked.as_ref().map(EnvFilter::try_new).transpose();
     let ignored = parsed.as_ref().err().map(ToString::to_string);
     let filter = parsed.ok().flatten().unwrap_or_else(|| EnvFilter::new("info"));
-    let filter = directives
-        .iter()
-        .filter_map(|directive| directive.parse().ok())
-        .fold(filter, EnvFilter::add_directive);
+    // A directive for a library replaces what the filter says of it, and so must not raise it.
+    let most = filter.max_level_hint().unwrap_or(LevelFilter::TRACE);
+    let caps = directives.iter().filter(|directive| level(directive) < most);
+    let filter =
+        caps.filter_map(|directive| directive.parse().ok()).fold(filter, EnvFilter::add_directive);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(LineWriter::default)
