@@ -16,6 +16,7 @@ use splitrail_telemetry::logging::{self, LogFormat};
 
 mod admin;
 mod change;
+mod check_command;
 mod cluster;
 mod drain_command;
 mod explain_command;
@@ -32,6 +33,7 @@ mod top_command;
 mod usage_command;
 mod workers_command;
 
+use check_command::CheckArgs;
 use drain_command::{DrainArgs, UndrainArgs};
 use explain_command::ExplainArgs;
 use keys_command::KeysArgs;
@@ -106,12 +108,8 @@ enum Command {
     SimEngine(Box<SimArgs>),
     /// Runs a trace through a policy on a simulated cluster, in virtual time.
     Replay(Box<ReplayArgs>),
-    /// Checks a configuration and prints every problem with its place.
-    Check {
-        /// The configuration file.
-        #[arg(long)]
-        config: PathBuf,
-    },
+    /// Checks a configuration, and with `--connect` the engines that it names.
+    Check(CheckArgs),
     /// Shows the cluster as it is now, over all routers that are named.
     Top(TopArgs),
     /// Shows whether all is well, over all routers that are named.
@@ -210,7 +208,7 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
         }
         Command::SimEngine(args) => Ok(sim_engine::run(*args).await?),
         Command::Replay(args) => replay_command::run(&args),
-        Command::Check { config } => check(&config),
+        Command::Check(args) => check_command::run(&args).await?.print(),
         Command::Top(args) => top_command::run(args).await?.map_or(Ok(()), Output::print),
         Command::Status(args) => status_command::run(args).await?.print(),
         Command::Workers(args) => workers_command::run(args).await?.print(),
@@ -310,20 +308,4 @@ fn not_assembled(error: AssembleError) -> Failure {
         AssembleError::File(_) | AssembleError::Defect(_) => exit::UNAVAILABLE,
     };
     Failure::new(code, error.to_string())
-}
-
-fn check(path: &std::path::Path) -> Result<(), Failure> {
-    let loaded = splitrail_config::load(path, splitrail_router::PARTS)
-        .map_err(|problems| Failure::of_problems(&problems, false))?;
-    for warning in &loaded.warnings {
-        print_line(&format!("warning: {warning}"))?;
-    }
-    for model in &loaded.config.models {
-        let prompt = splitrail_fleet::models::load_prompt(model);
-        let prompt = prompt.map_err(|error| not_assembled(error.into()))?;
-        for note in prompt.iter().flat_map(|prompt| prompt.notes()) {
-            print_line(&format!("warning: model {}: tokenizer: {note}", model.name))?;
-        }
-    }
-    print_line(&format!("{}: ok", path.display()))
 }

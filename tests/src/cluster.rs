@@ -281,6 +281,7 @@ fn yaml(
         KvConnector::SharedStorage => "shared_storage",
         KvConnector::Mooncake => "mooncake",
         KvConnector::Sglang => "sglang",
+        KvConnector::None => "none",
     };
     if connector == "sglang" && !extra.contains("on_no_prefill") {
         extra += "    on_no_prefill: fail\n";

@@ -85,6 +85,17 @@ pub fn load(path: &Path, parts: Parts) -> Result<Loaded, Problems> {
     parse_for(parts, &name, &text, file::folder(path))
 }
 
+/// Like [`load`], from standard input, which is called `stdin` in problems; relative paths start at
+/// the current folder.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_stdin(parts: Parts) -> Result<Loaded, Problems> {
+    const NAME: &str = "stdin";
+    let text = file::read_from(Ok(std::io::stdin().lock()), NAME, &DIALECT)?;
+    parse_for(parts, NAME, &text, Path::new("."))
+}
+
 /// Checks the text of a configuration file for a build with all parts. `name` is the file name used
 /// in problems; relative paths start at `base_dir`. Accesses the files and environment variables
 /// that the text refers to.

@@ -235,7 +235,8 @@ impl EngineClient {
         let (engine, fresh) = (Some(worker), envelope.fresh);
         let to = Destination { authority, process, class, engine, fresh };
         let begun = self.connections(worker).request(to, &mut request.ended(), again).await;
-        let Answer { status, peer, mut body } = begun.map_err(|error| failure(worker, &error))?;
+        let Answer { status, peer, mut body, .. } =
+            begun.map_err(|error| failure(worker, &error))?;
         if status != StatusCode::OK {
             // Error replies carry no id that could be checked.
             body.prove();

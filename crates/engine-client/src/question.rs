@@ -3,6 +3,7 @@
 
 use std::error::Error as StdError;
 use std::io;
+use std::net::IpAddr;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -14,8 +15,8 @@ use crate::connections::{Answer, Class, Destination, Failure};
 use crate::failure::io_cause;
 use crate::framing::Malformed;
 use crate::gather::{GatherError, gather};
-use crate::wire::{Broken, EngineRequest};
-use crate::{EngineClient, JSON, X_REQUEST_ID};
+use crate::wire::{Broken, EngineRequest, Peer};
+use crate::{EngineClient, JSON, X_RANK, X_REQUEST_ID};
 
 /// The class of connections for questions; none of them is kept.
 const QUESTIONS: Class = 253;
@@ -27,6 +28,8 @@ pub struct Question<'a> {
     pub path: &'a str,
     /// The JSON body of a `POST`; without it, a `GET` is sent.
     pub body: Option<Bytes>,
+    /// The data-parallel rank that must take the request.
+    pub rank: Option<u32>,
     /// The value of `x-request-id`, by which the engine's log shows the question.
     pub request_id: &'a HeaderValue,
     /// Maximum size of the reply in bytes.
@@ -42,6 +45,8 @@ pub struct WholeReply {
     pub status: u16,
     /// The time of the engine's host, from the field `date`.
     pub date: Option<SystemTime>,
+    /// The address that answered, if known.
+    pub peer: Option<IpAddr>,
     /// The body.
     pub body: Bytes,
 }
@@ -88,7 +93,7 @@ impl EngineClient {
         worker: &dyn Engine,
         question: Question<'_>,
     ) -> Result<WholeReply, NoReply> {
-        let Question { path, body, request_id, max_bytes, deadline } = question;
+        let Question { path, body, rank, request_id, max_bytes, deadline } = question;
         let method = if body.is_some() { "POST" } else { "GET" };
         let has_body = body.is_some();
         let body = body.unwrap_or_default().into();
@@ -100,11 +105,14 @@ impl EngineClient {
             request.field("content-type", &JSON);
         }
         request.id(X_REQUEST_ID, request_id);
+        if let Some(rank) = rank {
+            request.number(X_RANK, rank.into());
+        }
         let (authority, process) = (worker.authority(), worker.process());
         let to = Destination { authority, process, class: QUESTIONS, engine: None, fresh: true };
         let exchange = async {
             let begun = self.connections(worker).request(to, &mut request.ended(), |_| false).await;
-            let Answer { status, mut body, date, .. } = begun.map_err(no_reply)?;
+            let Answer { status, mut body, date, peer } = begun.map_err(no_reply)?;
             // The body is not proven: its connection ends with it.
             let body = gather(&mut body, max_bytes, self.memory(), None).await;
             let body = body.map_err(|error| match error {
@@ -115,7 +123,8 @@ impl EngineClient {
                 GatherError::Broken(Broken::Malformed(malformed)) => NoReply::NotHttp(malformed),
             })?;
             let date = date.and_then(|date| date.time());
-            Ok(WholeReply { status: status.as_u16(), date, body })
+            let peer = peer.map(|Peer(address)| address);
+            Ok(WholeReply { status: status.as_u16(), date, peer, body })
         };
         timeout_at(deadline, exchange).await.unwrap_or(Err(NoReply::Late))
     }

@@ -55,6 +55,11 @@ impl Bootstrap {
         format!("http://{}", self.authority)
     }
 
+    /// Host and port of the server.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
     /// The host of the server, without the brackets of an IPv6 address.
     pub fn host(&self) -> &str {
         let host = self.authority.host();

@@ -91,8 +91,7 @@ fn assemble_model(
 ) -> Result<Arc<Served>, ModelError> {
     let authorization = authorization(model)?;
     let prompt_files = prompt_files(model);
-    let tls = EngineTlsFiles::read(&model.engine_tls.clone().unwrap_or_default());
-    let tls = tls.map_err(|source| ModelError::Tls { model: model.name.clone(), source })?;
+    let tls = tls_files(model)?;
     let kept = before.map(|(served, serving)| {
         let mut kept = Kept::of(served, serving, model, config);
         kept.credential &= served.client.authorization() == authorization.as_ref();
@@ -123,19 +122,8 @@ fn assemble_model(
     let client = match keep(|kept| kept.client && kept.credential && kept.tls && kept.budget) {
         Some(served) => served.client.clone(),
         None => {
-            let reply_max_bytes = config.limits.engine_reply_max_bytes;
-            let reach = Reach {
-                connect: model.timeouts.connect,
-                networks: Networks::new(&config.fleet.networks),
-                tls: TlsSettings::new(tls),
-            };
-            let memory = ReplyMemory {
-                budget: Arc::clone(memory),
-                max_bytes: config.limits.request_memory_max_bytes,
-                shed: metrics.shed.clone(),
-            };
-            let budget = Arc::clone(&retry_budget);
-            EngineClient::new(reach, authorization, reply_max_bytes, memory, budget)
+            let tls = TlsSettings::new(tls);
+            new_client(model, config, (memory, metrics), (authorization, tls), &retry_budget)
         }
     };
     let pool = match keep(|kept| kept.pool) {
@@ -189,6 +177,45 @@ impl Kept {
         let Self { config, tokenizer, client, credential, tls, pool, budget } = self;
         config && tokenizer && client && credential && tls && pool && budget
     }
+}
+
+/// A client for the engines of a model that is not served, for example to inspect them. It has a
+/// memory budget of its own.
+///
+/// # Errors
+/// If a credential or a file for TLS cannot be read.
+pub fn lone_client(
+    model: &Model,
+    config: &Config,
+    metrics: &Metrics,
+) -> Result<EngineClient, ModelError> {
+    let credentials = (authorization(model)?, TlsSettings::new(tls_files(model)?));
+    let budget = Arc::new(RetryBudget::new(model.retries.budget_percent));
+    Ok(new_client(model, config, (&Arc::default(), metrics), credentials, &budget))
+}
+
+fn new_client(
+    model: &Model,
+    config: &Config,
+    (memory, metrics): Common<'_>,
+    (authorization, tls): (Option<HeaderValue>, Arc<TlsSettings>),
+    retry_budget: &Arc<RetryBudget>,
+) -> EngineClient {
+    let limits = &config.limits;
+    let networks = Networks::new(&config.fleet.networks);
+    let reach = Reach { connect: model.timeouts.connect, networks, tls };
+    let memory = ReplyMemory {
+        budget: Arc::clone(memory),
+        max_bytes: limits.request_memory_max_bytes,
+        shed: metrics.shed.clone(),
+    };
+    let (reply_max_bytes, budget) = (limits.engine_reply_max_bytes, Arc::clone(retry_budget));
+    EngineClient::new(reach, authorization, reply_max_bytes, memory, budget)
+}
+
+fn tls_files(model: &Model) -> Result<EngineTlsFiles, ModelError> {
+    let tls = EngineTlsFiles::read(&model.engine_tls.clone().unwrap_or_default());
+    tls.map_err(|source| ModelError::Tls { model: model.name.clone(), source })
 }
 
 fn authorization(model: &Model) -> Result<Option<HeaderValue>, ModelError> {

@@ -1,7 +1,7 @@
 //! Reads a file into a checked value.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -20,10 +20,22 @@ const FILE_MAX_BYTES: usize = 4 << 20;
 /// # Errors
 /// The file cannot be read, is too large or is not UTF-8.
 pub fn read(path: &Path, name: &str, dialect: &Dialect) -> Result<String, Problems> {
+    read_from(File::open(path), name, dialect)
+}
+
+/// Like [`read`], from a source that is open already, such as standard input.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_from(
+    source: io::Result<impl Read>,
+    name: &str,
+    dialect: &Dialect,
+) -> Result<String, Problems> {
     let mut report = Report::new(name);
     let mut bytes = Vec::new();
-    let read = File::open(path)
-        .and_then(|file| file.take(FILE_MAX_BYTES as u64 + 1).read_to_end(&mut bytes));
+    let read =
+        source.and_then(|source| source.take(FILE_MAX_BYTES as u64 + 1).read_to_end(&mut bytes));
     if let Err(error) = read {
         let hint = "name a readable YAML file";
         report.error(Place::START, format!("the file cannot be read: {error}"), hint);

@@ -59,6 +59,8 @@ pub enum KvConnector {
     Mooncake,
     /// SGLang: both legs carry a room, and wait for each other.
     Sglang,
+    /// No connector: hand-off fields are ignored, as vLLM ignores them.
+    None,
 }
 
 impl KvConnector {
@@ -209,6 +211,10 @@ pub struct SimConfig {
     pub faults: Vec<Fault>,
     /// The reply of `/version`.
     pub version: String,
+    /// The key that requests under `/v1` must present as a bearer token (vLLM's `--api-key`).
+    pub api_key: Option<String>,
+    /// How far the field `date` of replies is ahead of the true time, in seconds.
+    pub clock_ahead_s: i64,
 }
 
 impl Default for SimConfig {
@@ -254,6 +260,8 @@ impl Default for SimConfig {
             embeds: false,
             faults: Vec::new(),
             version: "0.32.0".to_owned(),
+            api_key: None,
+            clock_ahead_s: 0,
         }
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod connection;
 mod control;
 mod embed;
 pub(crate) mod endpoint;
+mod guard;
 mod metrics;
 mod named;
 mod rank;
@@ -66,7 +67,7 @@ type Shared = State<Arc<App>>;
 
 /// All routes of the public listener.
 pub(crate) fn router(app: Arc<App>) -> Router {
-    Router::new()
+    let routes = Router::new()
         .route(Endpoint::Chat.path(), inference(Endpoint::Chat))
         .route(Endpoint::Completions.path(), inference(Endpoint::Completions))
         .route(Endpoint::Generate.path(), inference(Endpoint::Generate))
@@ -93,7 +94,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         )
         .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response())
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
-        .with_state(app)
+        .with_state(Arc::clone(&app));
+    guard::around(routes, app)
 }
 
 pub(crate) fn unix_seconds() -> u64 {

@@ -1,6 +1,7 @@
 //! Behaviour of the engine dialects, on recorded bytes where possible.
 #![allow(clippy::unwrap_used)]
 
+mod check;
 mod fake_engine;
 mod identity;
 mod kv_events;

@@ -36,6 +36,17 @@ pub async fn run(config: DnsDiscovery, sink: Sender<Found>, tally: Tally) {
     follow(&config, &sink, &tally, lookup).await;
 }
 
+/// Looks the name up once, and returns the workers at its addresses.
+///
+/// # Errors
+/// DNS does not answer, or says that there is no such name.
+pub async fn find_once(config: &DnsDiscovery) -> io::Result<Vec<Worker>> {
+    let found = tokio::net::lookup_host((config.name.as_str(), config.port)).await?;
+    let addresses = chosen(config.family, found.map(|address| address.ip()).collect());
+    let source = Discovery::Dns(config.clone()).name();
+    Ok(bounded(&source, addresses).into_iter().map(|address| worker(config, address)).collect())
+}
+
 /// Like `run`, with any resolver.
 async fn follow<F>(
     config: &DnsDiscovery,

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::{App, text_response};
+use crate::config::KvConnector;
 use crate::engine::Counters;
 use crate::record::SimState;
 
@@ -98,7 +99,10 @@ fn render(app: &App) -> String {
         state.blocks_used as f64 / state.blocks_total as f64
     });
     page.one("vllm:num_preemptions_total", "counter", "Preemptions.", |_| 0.0);
-    for (name, help, value) in COUNTERS {
+    // An engine has the metrics of its connector only.
+    let has_connector = config.connector != KvConnector::None;
+    let counters = COUNTERS.iter().filter(|(name, ..)| has_connector || !name.contains("nixl"));
+    for (name, help, value) in counters {
         page.one(name, "counter", help, |state| value(&state.totals) as f64);
     }
     by_source(&mut page);

@@ -35,13 +35,14 @@ pub(crate) fn read_remote(
         KvConnector::Nixl | KvConnector::Mooncake => has_room,
         KvConnector::SharedStorage => has_room || stages || pulls,
         KvConnector::Sglang => stages || pulls,
+        KvConnector::None => false,
     };
     if strange {
         // A real engine would ignore unknown parameters, and serve something else.
         return Err(refused("handoff_mismatch", "speaks another connector's language"));
     }
     match config.connector {
-        KvConnector::SharedStorage => Ok(RemoteKv::None),
+        KvConnector::SharedStorage | KvConnector::None => Ok(RemoteKv::None),
         KvConnector::Sglang => room(body, config, index),
         KvConnector::Nixl | KvConnector::Mooncake if pulls => {
             allow(config, Role::Prefill, "do_remote_prefill")?;

@@ -32,8 +32,13 @@ impl Trial {
     /// The JSON body of the request.
     #[must_use]
     pub fn body(self, model: &str) -> String {
-        let mut body =
-            json!({"model": model, "prompt": "splitrail", "max_tokens": 1, "temperature": 0});
+        self.body_of(model, "splitrail")
+    }
+
+    /// The JSON body of the request with a given prompt.
+    #[must_use]
+    pub fn body_of(self, model: &str, prompt: &str) -> String {
+        let mut body = json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0});
         if self == Self::Threshold {
             body["cache_hit_threshold"] = 1.0.into();
         }

@@ -1,0 +1,107 @@
+//! What is right about a worker, in words.
+
+use splitrail_config::model::Model;
+
+use crate::facts::{
+    BootstrapFact, EventsFact, FetchOutcome, ReplayFact, ShimFact, StagedFact, TokensFact,
+    TrialFact, WorkerFacts,
+};
+
+/// What is right about a worker, one line for each topic. Contains texts of engines, whose control
+/// characters are not escaped.
+#[must_use]
+pub fn confirmations(model: &Model, worker: &WorkerFacts) -> Vec<String> {
+    if !worker.is_reached() {
+        return Vec::new();
+    }
+    let lines =
+        [engine(model, worker), events(worker), tokens(worker), usage(worker), gate(worker)];
+    let mut lines: Vec<String> = lines.into_iter().flatten().collect();
+    lines.extend(hand_offs(worker));
+    lines.extend(shim(worker));
+    lines
+}
+
+fn engine(model: &Model, worker: &WorkerFacts) -> Option<String> {
+    let identity = &worker.identity;
+    let served = identity.model(&model.name)?;
+    let mut line = format!("the engine serves {}", served.name);
+    if let Some(version) = &identity.version {
+        line.push_str(&format!(", version {version}"));
+    }
+    if let Some(block_size) = identity.block_size {
+        line.push_str(&format!(", block size {block_size}"));
+    }
+    if let Some(context_tokens) = served.context_tokens {
+        line.push_str(&format!(", up to {context_tokens} tokens"));
+    }
+    if let Some(ranks) = identity.ranks.filter(|ranks| *ranks > 1) {
+        line.push_str(&format!(", {ranks} data-parallel ranks"));
+    }
+    Some(line)
+}
+
+fn events(worker: &WorkerFacts) -> Option<String> {
+    let arrive = match worker.events {
+        EventsFact::Arrived => Some("KV events arrive"),
+        EventsFact::Connected => Some("the publisher of KV events accepts connections"),
+        _ => None,
+    };
+    let replays = worker.replay == ReplayFact::Answers;
+    match (arrive, replays) {
+        (Some(arrive), true) => Some(format!("{arrive}, and can be replayed")),
+        (Some(arrive), false) => Some(arrive.to_owned()),
+        (None, true) => Some("the replay of KV events answers".to_owned()),
+        (None, false) => None,
+    }
+}
+
+fn tokens(worker: &WorkerFacts) -> Option<String> {
+    let agree = |what, fact: &TokensFact| match fact {
+        TokensFact::Agree(count) => Some(format!("{count} of a {what}")),
+        _ => None,
+    };
+    let chat = agree("chat", &worker.chat_tokens);
+    let parts: Vec<String> = chat.into_iter().chain(agree("text", &worker.text_tokens)).collect();
+    (!parts.is_empty())
+        .then(|| format!("router and engine make the same tokens: {}", parts.join(", ")))
+}
+
+fn usage(worker: &WorkerFacts) -> Option<String> {
+    let reports = TrialFact::Served { reports_cached_tokens: true };
+    (worker.trial == reports).then(|| "a prompt is served, and usage has cached tokens".to_owned())
+}
+
+fn gate(worker: &WorkerFacts) -> Option<String> {
+    let honours = worker.honours_threshold?;
+    Some(match honours {
+        true => "the engine honours cache_hit_threshold".to_owned(),
+        false if worker.config.shim => "the shim gates (the engine does not)".to_owned(),
+        false => "the router gates (the engine does not)".to_owned(),
+    })
+}
+
+fn hand_offs(worker: &WorkerFacts) -> Vec<String> {
+    let staged = worker.staged == StagedFact::Usable;
+    let mut lines: Vec<String> =
+        staged.then(|| "a prefill returns a hand-off".to_owned()).into_iter().collect();
+    lines.extend(worker.fetched.iter().filter_map(|fetched| match fetched.outcome {
+        FetchOutcome::Transferred => Some(format!("KV arrives from {}", fetched.from)),
+        FetchOutcome::Served => Some(format!("a hand-off from {} is served", fetched.from)),
+        _ => None,
+    }));
+    if worker.bootstrap == BootstrapFact::Answers {
+        lines.push("the bootstrap server answers".to_owned());
+    }
+    lines
+}
+
+fn shim(worker: &WorkerFacts) -> Option<String> {
+    let ShimFact::Reports(status) = &worker.shim else { return None };
+    let (live, routers) = status.live_routers;
+    let (current, ranks) = status.current_ranks;
+    Some(format!(
+        "shim {}: mirror current for {current} of {ranks} ranks, {live} of {routers} routers",
+        status.id
+    ))
+}

@@ -1,0 +1,349 @@
+//! What an inspection has found out, without a judgement.
+
+use std::io;
+
+use splitrail_config::model::Worker;
+use splitrail_engine::vllm::identity::{EventSource, ServedModel};
+use splitrail_prompt::compare::Difference;
+
+use crate::subject::Origin;
+
+/// The facts about all workers of one model.
+#[derive(Clone, Debug)]
+pub struct ModelFacts {
+    /// The workers, in the order of the configuration; discovered ones last.
+    pub workers: Vec<WorkerFacts>,
+    /// Sources of workers that were not asked, or found nothing, each with the reason.
+    pub sources: Vec<SourceFact>,
+}
+
+/// What a source of workers returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceFact {
+    /// The source's name.
+    pub name: String,
+    /// Its state.
+    pub state: SourceState,
+}
+
+/// The state of a source of workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceState {
+    /// It found this number of workers.
+    Found(usize),
+    /// It cannot be reached; the cause.
+    Failed(String),
+    /// It cannot be asked once: its workers are known only while a router runs.
+    NotAsked,
+}
+
+/// The facts about one worker.
+#[derive(Clone, Debug)]
+pub struct WorkerFacts {
+    /// The worker's configuration, or what its source says.
+    pub config: Worker,
+    /// Where the worker is from.
+    pub origin: Origin,
+    /// Whether the engine answers at all.
+    pub reach: Reach,
+    /// What the engine reports about itself.
+    pub identity: Identity,
+    /// How far the clock of the engine's host is ahead of this one's, in whole seconds.
+    pub clock_ahead_s: Option<i64>,
+    /// The worker's KV events.
+    pub events: EventsFact,
+    /// The replay of the worker's KV events.
+    pub replay: ReplayFact,
+    /// The engine's tokens of a chat, compared with the router's.
+    pub chat_tokens: TokensFact,
+    /// The engine's tokens of a text, compared with the router's.
+    pub text_tokens: TokensFact,
+    /// The small prompt that the engine served.
+    pub trial: TrialFact,
+    /// Whether the engine honours `cache_hit_threshold`, if this matters.
+    pub honours_threshold: Option<bool>,
+    /// What the prefill leg of the trial returned.
+    pub staged: StagedFact,
+    /// The hand-offs in which the worker took part as the decode worker.
+    pub fetched: Vec<FetchedFact>,
+    /// What the worker's shim reports.
+    pub shim: ShimFact,
+    /// The worker's bootstrap server.
+    pub bootstrap: BootstrapFact,
+}
+
+impl WorkerFacts {
+    /// The facts before any question.
+    #[must_use]
+    pub fn new(config: Worker, origin: Origin) -> Self {
+        Self {
+            config,
+            origin,
+            reach: Reach::TimeOver,
+            identity: Identity::default(),
+            clock_ahead_s: None,
+            events: EventsFact::Untested,
+            replay: ReplayFact::Untested,
+            chat_tokens: TokensFact::Untested,
+            text_tokens: TokensFact::Untested,
+            trial: TrialFact::Untested,
+            honours_threshold: None,
+            staged: StagedFact::Untested,
+            fetched: Vec::new(),
+            shim: ShimFact::Untested,
+            bootstrap: BootstrapFact::Untested,
+        }
+    }
+
+    /// Whether the engine answered as an engine does.
+    #[must_use]
+    pub fn is_reached(&self) -> bool {
+        self.reach == Reach::Answers
+    }
+}
+
+/// Whether and how an address answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// An engine answers.
+    Answers,
+    /// There is no connection.
+    Connect {
+        /// The kind of the cause.
+        kind: io::ErrorKind,
+        /// The cause.
+        cause: String,
+    },
+    /// The host has no address.
+    Name(String),
+    /// The address is not in `fleet.networks`.
+    Outside,
+    /// The TLS handshake fails.
+    Tls(String),
+    /// The peer does not speak HTTP, or closes the connection.
+    NotHttp(String),
+    /// A connection is accepted, and there is no reply in time.
+    Late,
+    /// The credential is missing or wrong; the status.
+    KeyRefused(u16),
+    /// Something that is no engine answers; the status of `/v1/models`.
+    NotAnEngine(u16),
+    /// The time of the inspection was over before the worker's turn.
+    TimeOver,
+}
+
+/// What an engine reports about itself. A member that it does not report is `None`.
+#[derive(Clone, Debug, Default)]
+pub struct Identity {
+    /// Status of `/health`.
+    pub health: Option<u16>,
+    /// The version.
+    pub version: Option<String>,
+    /// All models and adapters.
+    pub models: Vec<ServedModel>,
+    /// Tokens per KV block.
+    pub block_size: Option<u32>,
+    /// Number of data-parallel ranks.
+    pub ranks: Option<u32>,
+    /// Whether metrics show the NIXL connector; `None` without metrics.
+    pub has_nixl: Option<bool>,
+    /// Where KV events are published.
+    pub sources: SourcesFact,
+}
+
+impl Identity {
+    /// The entry of a model by its name.
+    #[must_use]
+    pub fn model(&self, name: &str) -> Option<&ServedModel> {
+        self.models.iter().find(|model| model.name == name)
+    }
+}
+
+/// What an engine says about where it publishes KV events.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SourcesFact {
+    /// It does not say, as older versions.
+    #[default]
+    Unknown,
+    /// It publishes none.
+    None,
+    /// It publishes at addresses that are not TCP.
+    NotTcp,
+    /// It publishes here, by rank.
+    Listed(Vec<EventSource>),
+}
+
+/// The state of a worker's KV events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EventsFact {
+    /// Not tested: no address is configured, or the engine does not answer.
+    Untested,
+    /// The publisher cannot be connected to; the cause.
+    Unreachable(String),
+    /// Connected, but no prompt was served that would cause an event.
+    Connected,
+    /// Connected, and nothing arrived after a prompt was served.
+    Silent,
+    /// Events arrived that cannot be decoded; the cause.
+    Undecodable(String),
+    /// Events arrived, but not those of the prompt.
+    OfAnother,
+    /// The events of the prompt arrived.
+    Arrived,
+}
+
+/// The state of the replay of a worker's KV events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReplayFact {
+    /// Not tested: no address is configured, or the engine does not answer.
+    Untested,
+    /// The service cannot be reached, or does not answer; the cause.
+    Fails(String),
+    /// The service answers.
+    Answers,
+}
+
+/// The comparison of tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokensFact {
+    /// Not tested: there is no tokenizer, or the engine does not answer.
+    Untested,
+    /// The router cannot compute these tokens exactly; the reason.
+    Inexact(String),
+    /// The engine does not say its tokens; the status of `/tokenize`, if it answered.
+    Unavailable(Option<u16>),
+    /// Both have the same tokens; their number.
+    Agree(usize),
+    /// The tokens differ.
+    Differ(TokenDifference),
+}
+
+/// How the tokens of a known prompt differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenDifference {
+    /// The shape of the difference.
+    pub shape: Difference,
+    /// Number of tokens according to the router.
+    pub router_count: usize,
+    /// Number of tokens according to the engine.
+    pub engine_count: usize,
+    /// The index of the first token that differs, from 0.
+    pub at: usize,
+    /// The router's token there; `None` at its end.
+    pub router_token: Option<u32>,
+    /// The engine's token there; `None` at its end.
+    pub engine_token: Option<u32>,
+}
+
+/// How the engine served a small prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TrialFact {
+    /// No prompt was sent.
+    Untested,
+    /// It was served.
+    Served {
+        /// Whether usage has `prompt_tokens_details.cached_tokens`.
+        reports_cached_tokens: bool,
+    },
+    /// It was refused or failed; the status and the engine's message.
+    Refused {
+        /// The status code.
+        status: u16,
+        /// The beginning of the engine's message.
+        message: String,
+    },
+    /// There was no complete reply; the reason.
+    NoReply(String),
+}
+
+/// What the prefill leg of a hand-off returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StagedFact {
+    /// The worker does no prefill with a connector that names hand-offs in replies.
+    Untested,
+    /// The reply has no hand-off.
+    Absent,
+    /// The hand-off is not one of NIXL; the cause.
+    Foreign(String),
+    /// The hand-off names a host that the router does not allow.
+    ForbiddenHost(String),
+    /// The hand-off can be used.
+    Usable,
+}
+
+/// The decode leg of a hand-off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchedFact {
+    /// The id of the prefill worker.
+    pub from: String,
+    /// What came of it.
+    pub outcome: FetchOutcome,
+}
+
+/// What came of a hand-off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FetchOutcome {
+    /// The decode worker's metrics show that it received KV.
+    Transferred,
+    /// The reply was right; metrics do not say whether KV was transferred.
+    Served,
+    /// The reply was right, and the decode worker computed the prompt by itself.
+    Computed,
+    /// The decode worker refused, or failed; the status and the engine's message.
+    Refused {
+        /// The status code.
+        status: u16,
+        /// The beginning of the engine's message.
+        message: String,
+    },
+    /// There was no complete reply; the reason.
+    NoReply(String),
+    /// It was not tested; the reason.
+    Untested(&'static str),
+}
+
+/// What the worker's shim reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShimFact {
+    /// The worker is not configured as a shim.
+    Untested,
+    /// No shim answers at the address.
+    Absent,
+    /// The status of a shim.
+    Reports(ShimStatus),
+}
+
+/// The status of a shim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShimStatus {
+    /// The worker's id according to the shim.
+    pub id: String,
+    /// The role according to the shim.
+    pub role: String,
+    /// Why no work should be sent; `None` if it should.
+    pub unready: Option<String>,
+    /// Number of ranks whose events arrive without a gap, and number of all ranks.
+    pub current_ranks: (usize, usize),
+    /// Number of routers that receive changes, and number of all routers.
+    pub live_routers: (usize, usize),
+    /// The last error of a router that receives none.
+    pub router_error: Option<String>,
+    /// Whether the shim is connected to its broker; `None` without one.
+    pub broker_connected: Option<bool>,
+}
+
+/// The state of a prefill worker's bootstrap server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BootstrapFact {
+    /// The connector needs none.
+    Untested,
+    /// It cannot be used; its URL and the cause.
+    Fails {
+        /// The URL.
+        url: String,
+        /// The cause.
+        cause: String,
+    },
+    /// It answers.
+    Answers,
+}

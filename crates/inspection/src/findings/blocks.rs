@@ -1,0 +1,131 @@
+//! The worker's KV blocks: their size, and the events about them.
+
+use splitrail_config::BlockSize;
+
+use super::{Findings, needs_events};
+use crate::facts::{EventsFact, ReplayFact, SourcesFact, WorkerFacts};
+use crate::finding::Kind;
+
+pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
+    if let (BlockSize::Tokens(ours), Some(engines)) =
+        (found.model.block_size, worker.identity.block_size)
+        && ours != engines
+    {
+        let what = format!("the engine's block size is {engines}, the configuration says {ours}");
+        let remedy = format!("set `block_size: {engines}` or `auto`");
+        found.add_with(Kind::BlockSizeDiffers, what, remedy);
+    }
+    // A shim reports the events of its engine.
+    if worker.config.shim || !needs_events(found.model) {
+        return;
+    }
+    match &worker.config.kv_events {
+        None => unconfigured(found, worker),
+        Some(address) => configured(found, worker, address),
+    }
+}
+
+fn unconfigured(found: &mut Findings<'_>, worker: &WorkerFacts) {
+    match &worker.identity.sources {
+        SourcesFact::Listed(sources) => {
+            let addresses = sources.first().map(|first| {
+                let replay = first.replay.as_ref();
+                let replay = replay.map(|address| format!(", kv_replay: \"{address}\""));
+                let what = format!(
+                    "the engine publishes KV events at {}, and no `kv_events` is set",
+                    first.events
+                );
+                let remedy =
+                    format!("set `kv_events: \"{}\"{}`", first.events, replay.unwrap_or_default());
+                (what, remedy)
+            });
+            if let Some((what, remedy)) = addresses {
+                found.add_with(Kind::KvEventsUnused, what, remedy);
+            }
+        }
+        SourcesFact::NotTcp => found.add(Kind::KvEventsOff, NOT_TCP.to_owned()),
+        SourcesFact::None | SourcesFact::Unknown => {
+            let what = "no `kv_events` is set: the router does not know what this worker holds";
+            found.add(Kind::KvEventsUnused, what.to_owned());
+            let kind = Kind::KvEventsOff;
+            if let Some(finding) = found.list.last_mut() {
+                finding.remedy = format!("{}; then set `kv_events`", kind.remedy());
+            }
+        }
+    }
+}
+
+/// What is said of an engine whose publisher cannot be reached over a network.
+const NOT_TCP: &str = "the engine publishes KV events at an address that is not TCP";
+
+fn configured(found: &mut Findings<'_>, worker: &WorkerFacts, address: &str) {
+    let sources = &worker.identity.sources;
+    let own = match sources {
+        SourcesFact::Listed(sources) => sources.first(),
+        _ => None,
+    };
+    match &worker.events {
+        EventsFact::Arrived | EventsFact::Connected => {}
+        EventsFact::Untested => {}
+        _ if *sources == SourcesFact::None => {
+            let what = "the engine publishes no KV events, although `kv_events` is set".to_owned();
+            return found.add(Kind::KvEventsOff, what);
+        }
+        _ if *sources == SourcesFact::NotTcp => {
+            return found.add(Kind::KvEventsOff, NOT_TCP.to_owned());
+        }
+        EventsFact::Unreachable(cause) => {
+            let what = format!("no KV events from {address}: {cause}");
+            match own.map(|own| own.events.to_string()).filter(|own| own != address) {
+                Some(own) => {
+                    let remedy = format!("set `kv_events: \"{own}\"`, where the engine publishes");
+                    found.add_with(Kind::KvEventsUnreachable, what, remedy);
+                }
+                None => found.add(Kind::KvEventsUnreachable, what),
+            }
+        }
+        EventsFact::Silent => {
+            let what = format!(
+                "{address} accepts the connection, and no KV event came after the engine had \
+                 served a prompt"
+            );
+            found.add(Kind::KvEventsSilent, what);
+        }
+        EventsFact::OfAnother => {
+            let what =
+                format!("the KV events from {address} are not those of this engine's prompts");
+            found.add(Kind::KvEventsOfAnother, what);
+        }
+        EventsFact::Undecodable(cause) => {
+            found.add(Kind::KvEventsUnreadable, format!("the KV events from {address}: {cause}"));
+        }
+    }
+    match (&worker.config.kv_replay, &worker.replay) {
+        (Some(address), ReplayFact::Fails(cause)) => {
+            let what = format!("no replay of KV events from {address}: {cause}");
+            let own = own.map(|own| own.replay.as_ref());
+            match own {
+                Some(Some(own)) if own.to_string() != *address => {
+                    let remedy = format!("set `kv_replay: \"{own}\"`, where the engine replays");
+                    found.add_with(Kind::KvReplayFails, what, remedy);
+                }
+                Some(None) => {
+                    let remedy = Kind::KvReplayOff.remedy().to_owned();
+                    found.add_with(Kind::KvReplayFails, what, remedy);
+                }
+                _ => found.add(Kind::KvReplayFails, what),
+            }
+        }
+        (None, _) => {
+            let what = "no `kv_replay` is set: what this worker held before a gap is forgotten";
+            match own.and_then(|own| own.replay.as_ref()) {
+                Some(own) => {
+                    let remedy = format!("set `kv_replay: \"{own}\"`");
+                    found.add_with(Kind::KvReplayOff, what.to_owned(), remedy);
+                }
+                None => found.add(Kind::KvReplayOff, what.to_owned()),
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,81 @@
+//! Hand-offs, and the gate of decode-first.
+
+use splitrail_config::model::{Connector, GateKind, Role};
+
+use super::{Findings, hands_over, is_gated, needs_events, router_gates};
+use crate::facts::{FetchOutcome, StagedFact, TrialFact, WorkerFacts};
+use crate::finding::Kind;
+
+pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
+    staged(found, worker);
+    for fetched in &worker.fetched {
+        let from = &fetched.from;
+        match &fetched.outcome {
+            FetchOutcome::Transferred | FetchOutcome::Served => {}
+            FetchOutcome::Computed => {
+                let what = format!("the worker computed the prompt that {from} had handed to it");
+                found.add(Kind::HandOffIgnored, what);
+            }
+            FetchOutcome::Refused { status, message } => {
+                let what = format!("a hand-off from {from} fails: status {status}: {message}");
+                found.add(Kind::HandOffFails, what);
+            }
+            FetchOutcome::NoReply(why) => {
+                let what = format!("a hand-off from {from} fails: {why}");
+                found.add(Kind::HandOffFails, what);
+            }
+            FetchOutcome::Untested(why) => {
+                let what = format!("a hand-off from {from} was not tested: {why}");
+                found.add(Kind::HandOffUntested, what);
+            }
+        }
+    }
+    let model = found.model;
+    let no_connector = model.connector == Connector::None || !hands_over(model);
+    if no_connector && worker.identity.has_nixl == Some(true) {
+        let what = "the engine has the NIXL connector, and the configuration hands nothing over";
+        found.add(Kind::ConnectorUnused, what.to_owned());
+    }
+    gate(found, worker);
+}
+
+fn staged(found: &mut Findings<'_>, worker: &WorkerFacts) {
+    match &worker.staged {
+        StagedFact::Untested | StagedFact::Usable => {}
+        StagedFact::Absent => {
+            let what = "the reply to a prefill (`do_remote_decode`) has no `kv_transfer_params`: \
+                        the engine cannot hand over";
+            found.add(Kind::NoHandOff, what.to_owned());
+        }
+        StagedFact::Foreign(cause) => {
+            found
+                .add(Kind::OtherConnector, format!("the engine's hand-off is not NIXL's: {cause}"));
+        }
+        StagedFact::ForbiddenHost(host) => {
+            let what = format!(
+                "the engine's hand-off names the host `{host}`, which is no worker's and not in \
+                 `hand_off_networks`"
+            );
+            found.add(Kind::HandOffHost, what);
+        }
+    }
+}
+
+/// Whether somebody can decide that a decode worker holds enough of a prompt.
+fn gate(found: &mut Findings<'_>, worker: &WorkerFacts) {
+    let model = found.model;
+    if worker.config.role == Role::Prefill || !matches!(worker.trial, TrialFact::Served { .. }) {
+        return;
+    }
+    let claims = worker.config.supports_cache_hit_threshold == Some(true);
+    if (claims || model.gate.kind == GateKind::Engine) && worker.honours_threshold == Some(false) {
+        let what = "the engine ignores `cache_hit_threshold`, on which the configuration relies";
+        found.add(Kind::ThresholdIgnored, what.to_owned());
+    }
+    let has_events = worker.config.kv_events.is_some() && needs_events(model);
+    if is_gated(model) && router_gates(model, worker) && !has_events {
+        let what = "nothing can tell that this worker holds enough of a prompt: decode-first never \
+                    serves a request here";
+        found.add(Kind::NoGate, what.to_owned());
+    }
+}

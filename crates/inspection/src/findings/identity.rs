@@ -1,0 +1,71 @@
+//! What the engine is: its health, models, version, clock and ranks.
+
+use splitrail_config::model::Connector;
+use splitrail_engine::vllm::identity::EngineVersion;
+
+use super::Findings;
+use crate::facts::{BootstrapFact, WorkerFacts};
+use crate::finding::Kind;
+
+/// Difference of two clocks, in seconds, from which it is reported. The resolution of `date` is a
+/// second, and a reply may take some more.
+const CLOCK_MAX_S: i64 = 5;
+/// Maximum number of names that a finding lists.
+const NAMES_MAX: usize = 5;
+
+pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
+    let identity = &worker.identity;
+    let model = found.model;
+    if let Some(status) = identity.health.filter(|status| *status != 200) {
+        found.add(Kind::Unhealthy, format!("`/health` returns status {status}"));
+    }
+    if identity.model(&model.name).is_none() {
+        let names: Vec<_> =
+            identity.models.iter().map(|model| format!("`{}`", model.name)).collect();
+        let serves = match names.len() {
+            0 => "no model".to_owned(),
+            count if count > NAMES_MAX => {
+                format!("{} and {} more", names[..NAMES_MAX].join(", "), count - NAMES_MAX)
+            }
+            _ => names.join(", "),
+        };
+        let what = format!("the engine serves {serves}, not `{}`", model.name);
+        found.add(Kind::WrongModel, what);
+    }
+    for adapter in model.adapters.iter().filter(|name| identity.model(name).is_none()) {
+        found.add(
+            Kind::AdapterMissing,
+            format!("the engine does not serve the adapter `{adapter}`"),
+        );
+    }
+    let version = identity.version.as_deref();
+    let parsed = version.and_then(EngineVersion::parse);
+    if let Some(version) = parsed.filter(|version| *version < EngineVersion::OLDEST_KNOWN)
+        && model.connector != Connector::Sglang
+    {
+        let oldest = EngineVersion::OLDEST_KNOWN;
+        let what = format!(
+            "the engine's version {version} is older than {oldest}, the oldest one whose KV events \
+             and hand-offs are known"
+        );
+        found.add(Kind::TooOld, what);
+    }
+    if let Some(ahead_s) = worker.clock_ahead_s.filter(|ahead_s| ahead_s.abs() > CLOCK_MAX_S) {
+        let direction = if ahead_s > 0 { "ahead of" } else { "behind" };
+        let what = format!(
+            "the clock of the engine's host is {} s {direction} this host's",
+            ahead_s.unsigned_abs()
+        );
+        found.add(Kind::ClockOff, what);
+    }
+    if let (Some(ours), Some(engines)) = (worker.config.data_parallel_ranks, identity.ranks)
+        && u32::from(ours) != engines
+    {
+        let what =
+            format!("the engine has {engines} data-parallel ranks, the configuration {ours}");
+        found.add(Kind::RanksDiffer, what);
+    }
+    if let BootstrapFact::Fails { url, cause } = &worker.bootstrap {
+        found.add(Kind::BootstrapFails, format!("the bootstrap server {url}: {cause}"));
+    }
+}

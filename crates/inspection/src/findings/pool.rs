@@ -1,0 +1,61 @@
+//! What must be equal on all workers of a model.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use splitrail_config::model::Connector;
+
+use super::{Findings, hands_over};
+use crate::facts::WorkerFacts;
+use crate::finding::Kind;
+
+/// Maximum number of workers that a finding lists for one value.
+const IDS_MAX: usize = 4;
+
+pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
+    let reached: Vec<&WorkerFacts> = workers.iter().filter(|worker| worker.is_reached()).collect();
+    let block_sizes = by_value(&reached, |worker| worker.identity.block_size);
+    if block_sizes.len() > 1 {
+        let what = format!("block sizes differ: {}", listed(&block_sizes));
+        found.add(Kind::BlockSizesDiffer, what);
+    }
+    let name = &found.model.name;
+    let contexts = by_value(&reached, |worker| worker.identity.model(name)?.context_tokens);
+    if contexts.len() > 1 {
+        let what = format!("the longest sequences differ, in tokens: {}", listed(&contexts));
+        found.add(Kind::ContextsDiffer, what);
+    }
+    if hands_over(found.model) && found.model.connector != Connector::None {
+        let versions = by_value(&reached, |worker| worker.identity.version.clone());
+        if versions.len() > 1 {
+            let what = format!("versions of engines that hand over differ: {}", listed(&versions));
+            found.add(Kind::VersionsDiffer, what);
+        }
+    }
+}
+
+fn by_value<T: Ord>(
+    workers: &[&WorkerFacts],
+    value: impl Fn(&WorkerFacts) -> Option<T>,
+) -> BTreeMap<T, Vec<String>> {
+    let mut values: BTreeMap<T, Vec<String>> = BTreeMap::new();
+    for worker in workers {
+        if let Some(value) = value(worker) {
+            values.entry(value).or_default().push(worker.config.id.clone());
+        }
+    }
+    values
+}
+
+/// `32 (p0, p1), 16 (d0)`.
+fn listed<T: Display>(values: &BTreeMap<T, Vec<String>>) -> String {
+    let value = |(value, ids): (&T, &Vec<String>)| {
+        let more = ids.len().saturating_sub(IDS_MAX);
+        let ids = ids[..ids.len() - more].join(", ");
+        match more {
+            0 => format!("{value} ({ids})"),
+            more => format!("{value} ({ids} and {more} more)"),
+        }
+    };
+    values.iter().map(value).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,47 @@
+//! What the worker's shim reports.
+
+use super::Findings;
+use crate::facts::{ShimFact, ShimStatus, WorkerFacts};
+use crate::finding::Kind;
+
+pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
+    let status = match &worker.shim {
+        ShimFact::Untested => return,
+        ShimFact::Absent => {
+            // An address that does not answer has a finding already.
+            if worker.is_reached() {
+                let what = format!("no shim answers at {}", worker.config.url);
+                found.add(Kind::NotAShim, what);
+            }
+            return;
+        }
+        ShimFact::Reports(status) => status,
+    };
+    let ShimStatus {
+        unready, current_ranks: (current, ranks), live_routers: (live, routers), ..
+    } = status;
+    let role = worker.config.role.name();
+    if status.id != worker.config.id || status.role != role {
+        let what = format!(
+            "the shim is worker `{}` with the role {}, the configuration says `{}` with the role {role}",
+            status.id, status.role, worker.config.id
+        );
+        found.add(Kind::ShimMismatch, what);
+    }
+    if let Some(why) = unready {
+        found.add(Kind::ShimUnready, format!("the shim takes no work: {why}"));
+    }
+    if current < ranks || *ranks == 0 {
+        let what = format!("the shim's mirror is current for {current} of {ranks} ranks");
+        found.add(Kind::ShimMirrorStale, what);
+    }
+    if live < routers {
+        let error = status.router_error.as_ref().map(|error| format!(": {error}"));
+        let what =
+            format!("the shim reports to {live} of {routers} routers{}", error.unwrap_or_default());
+        found.add(Kind::ShimDetached, what);
+    }
+    if status.broker_connected == Some(false) {
+        found.add(Kind::ShimDetached, "the shim is not connected to its broker".to_owned());
+    }
+}

@@ -1,0 +1,454 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+
+use serde_json::{Value, json};
+use splitrail_engine::vllm::identity::{EventSource, ServedModel};
+use splitrail_prompt::compare::Difference;
+
+use super::*;
+use crate::facts::{
+    BootstrapFact, EventsFact, FetchOutcome, FetchedFact, Identity, Reach, ReplayFact, ShimFact,
+    ShimStatus, SourceFact, SourcesFact, StagedFact, TokenDifference, TokensFact, TrialFact,
+};
+use crate::finding::Severity;
+use crate::subject::Origin;
+
+/// A P/D model with a tokenizer; `more` replaces members.
+fn model(more: &Value) -> Model {
+    let mut model = json!({
+        "name": "m", "flow": "prefill_first", "connector": "nixl", "block_size": 32,
+        "tokenizer": {"kind": "huggingface", "path": "/models/m"},
+    });
+    for (key, value) in more.as_object().unwrap() {
+        model[key] = value.clone();
+    }
+    serde_json::from_value(model).unwrap()
+}
+
+/// The facts about a worker with which all is well.
+fn worker(id: &str, role: &str) -> WorkerFacts {
+    let config = serde_json::from_value(json!({
+        "id": id, "role": role, "url": "http://10.0.0.1:8000",
+        "kv_events": "tcp://10.0.0.1:5557", "kv_replay": "tcp://10.0.0.1:5558",
+    }));
+    let mut facts = WorkerFacts::new(config.unwrap(), Origin::Listed);
+    let source = EventSource {
+        rank: 0,
+        events: "tcp://10.0.0.1:5557".parse().unwrap(),
+        replay: Some("tcp://10.0.0.1:5558".parse().unwrap()),
+    };
+    facts.reach = Reach::Answers;
+    facts.identity = Identity {
+        health: Some(200),
+        version: Some("0.32.0".to_owned()),
+        models: vec![served("m")],
+        block_size: Some(32),
+        ranks: Some(1),
+        has_nixl: Some(true),
+        sources: SourcesFact::Listed(vec![source]),
+    };
+    facts.clock_ahead_s = Some(-1);
+    facts.events = EventsFact::Arrived;
+    facts.replay = ReplayFact::Answers;
+    facts.chat_tokens = TokensFact::Agree(20);
+    facts.text_tokens = TokensFact::Agree(90);
+    facts.trial = TrialFact::Served { reports_cached_tokens: true };
+    if role != "decode" {
+        facts.staged = StagedFact::Usable;
+    } else {
+        facts.fetched = vec![FetchedFact { from: "p0".into(), outcome: FetchOutcome::Transferred }];
+    }
+    facts
+}
+
+fn served(name: &str) -> ServedModel {
+    ServedModel { name: name.to_owned(), context_tokens: Some(2048), is_adapter: false }
+}
+
+fn differ(shape: Difference) -> TokensFact {
+    TokensFact::Differ(TokenDifference {
+        shape,
+        router_count: 20,
+        engine_count: 21,
+        at: 3,
+        router_token: Some(7),
+        engine_token: None,
+    })
+}
+
+fn found(model: &Model, workers: Vec<WorkerFacts>) -> Vec<Finding> {
+    findings(model, &ModelFacts { workers, sources: Vec::new() })
+}
+
+/// One fault in an otherwise sound pair.
+struct Case {
+    /// Members of the model that differ.
+    model: Value,
+    /// Changes the prefill worker.
+    prefill: fn(&mut WorkerFacts),
+    /// Changes the decode worker.
+    decode: fn(&mut WorkerFacts),
+    kind: Kind,
+    /// What the finding, or its remedy, names.
+    names: &'static str,
+}
+
+impl Case {
+    fn prefill(kind: Kind, names: &'static str, change: fn(&mut WorkerFacts)) -> Self {
+        Self { model: json!({}), prefill: change, decode: |_| {}, kind, names }
+    }
+
+    fn decode(kind: Kind, names: &'static str, change: fn(&mut WorkerFacts)) -> Self {
+        Self { prefill: |_| {}, decode: change, ..Self::prefill(kind, names, |_| {}) }
+    }
+
+    fn with(self, model: Value) -> Self {
+        Self { model, ..self }
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let mut workers = [worker("p0", "prefill"), worker("d0", "decode")];
+        (self.prefill)(&mut workers[0]);
+        (self.decode)(&mut workers[1]);
+        found(&model(&self.model), workers.to_vec())
+    }
+}
+
+fn reach_cases() -> Vec<Case> {
+    vec![
+        Case::prefill(Kind::Refused, "http://10.0.0.1:8000", |w| {
+            let cause = "Connection refused".into();
+            w.reach = Reach::Connect { kind: ErrorKind::ConnectionRefused, cause };
+        }),
+        Case::prefill(Kind::Late, "in time", |w| w.reach = Reach::Late),
+        Case::prefill(Kind::Late, "no connection", |w| {
+            w.reach = Reach::Connect { kind: ErrorKind::TimedOut, cause: "timed out".into() };
+        }),
+        Case::prefill(Kind::Late, "No route to host", |w| {
+            let cause = "No route to host".into();
+            w.reach = Reach::Connect { kind: ErrorKind::HostUnreachable, cause };
+        }),
+        Case::prefill(Kind::UnknownHost, "not known", |w| {
+            w.reach = Reach::Name("Name or service not known".into());
+        }),
+        Case::prefill(Kind::OutsideNetworks, "fleet.networks", |w| w.reach = Reach::Outside),
+        Case::prefill(Kind::TlsFailed, "engine_tls", |w| {
+            w.reach = Reach::Tls("its certificate has expired".into());
+        }),
+        Case::prefill(Kind::NotHttp, "https://", |w| {
+            w.reach = Reach::NotHttp("the peer sent a head that is not HTTP".into());
+        }),
+        Case::prefill(Kind::KeyRefused, "engine_api_key", |w| w.reach = Reach::KeyRefused(401)),
+        Case::prefill(Kind::NotAnEngine, "404", |w| w.reach = Reach::NotAnEngine(404)),
+        Case::prefill(Kind::NotAsked, "--timeout", |w| w.reach = Reach::TimeOver),
+    ]
+}
+
+fn identity_cases() -> Vec<Case> {
+    vec![
+        Case::prefill(Kind::Unhealthy, "503", |w| w.identity.health = Some(503)),
+        Case::prefill(Kind::WrongModel, "`a`, `b`, not `m`", |w| {
+            w.identity.models = vec![served("a"), served("b")];
+        }),
+        Case::prefill(Kind::WrongModel, "2 more", |w| {
+            w.identity.models = ["a", "b", "c", "d", "e", "f", "g"].map(served).to_vec();
+        }),
+        Case::prefill(Kind::WrongModel, "no model", |w| w.identity.models = Vec::new()),
+        Case::prefill(Kind::AdapterMissing, "lora-a", |_| {}).with(json!({"adapters": ["lora-a"]})),
+        Case::prefill(Kind::TooOld, "0.8.5", |w| w.identity.version = Some("0.8.5".into())),
+        Case::prefill(Kind::ClockOff, "90 s ahead", |w| w.clock_ahead_s = Some(90)),
+        Case::prefill(Kind::ClockOff, "6 s behind", |w| w.clock_ahead_s = Some(-6)),
+        Case::prefill(Kind::RanksDiffer, "2 data-parallel", |w| {
+            w.identity.ranks = Some(2);
+            w.config.data_parallel_ranks = Some(4);
+        }),
+        Case::prefill(Kind::BootstrapFails, "http://10.0.0.1:8998", |w| {
+            let (url, cause) = ("http://10.0.0.1:8998".into(), "it cannot be reached".into());
+            w.bootstrap = BootstrapFact::Fails { url, cause };
+        })
+        .with(json!({"connector": "mooncake"})),
+        Case::prefill(Kind::BlockSizeDiffers, "block_size: 16", |w| {
+            w.identity.block_size = Some(16);
+        }),
+        Case::prefill(Kind::BlockSizesDiffer, "16 (p0), 32 (d0)", |w| {
+            w.identity.block_size = Some(16);
+        })
+        .with(json!({"block_size": "auto"})),
+        Case::prefill(Kind::ContextsDiffer, "1024 (p0), 2048 (d0)", |w| {
+            w.identity.models[0].context_tokens = Some(1024);
+        }),
+        Case::prefill(Kind::VersionsDiffer, "0.30.1 (p0), 0.32.0 (d0)", |w| {
+            w.identity.version = Some("0.30.1".into());
+        }),
+    ]
+}
+
+fn events_cases() -> Vec<Case> {
+    vec![
+        Case::prefill(Kind::KvEventsUnused, "kv_events: \"tcp://10.0.0.1:5557\", kv_replay", |w| {
+            w.config.kv_events = None;
+            w.config.kv_replay = None;
+        }),
+        Case::prefill(Kind::KvEventsUnused, "--kv-events-config", |w| {
+            w.config.kv_events = None;
+            w.config.kv_replay = None;
+            w.identity.sources = SourcesFact::None;
+        }),
+        Case::prefill(Kind::KvEventsOff, "--kv-events-config", |w| {
+            w.identity.sources = SourcesFact::None;
+            w.events = EventsFact::Unreachable("network: connection refused".into());
+        }),
+        Case::prefill(Kind::KvEventsOff, "not TCP", |w| {
+            w.identity.sources = SourcesFact::NotTcp;
+            w.events = EventsFact::Silent;
+        }),
+        Case::prefill(Kind::KvEventsUnreachable, "set `kv_events: \"tcp://10.0.0.1:5557\"`", |w| {
+            w.config.kv_events = Some("tcp://10.0.0.1:5999".into());
+            w.events = EventsFact::Unreachable("network: connection refused".into());
+        }),
+        Case::prefill(Kind::KvEventsUnreachable, "bound to all interfaces", |w| {
+            w.events = EventsFact::Unreachable("no answer in time".into());
+        }),
+        Case::prefill(Kind::KvEventsSilent, "tcp://10.0.0.1:5557", |w| {
+            w.events = EventsFact::Silent;
+        }),
+        Case::prefill(Kind::KvEventsOfAnother, "same engine", |w| {
+            w.events = EventsFact::OfAnother;
+        }),
+        Case::prefill(Kind::KvEventsUnreadable, "not a KV event", |w| {
+            w.events = EventsFact::Undecodable("not a KV event message: 1 frames".into());
+        }),
+        Case::prefill(Kind::KvReplayOff, "kv_replay: \"tcp://10.0.0.1:5558\"", |w| {
+            w.config.kv_replay = None;
+            w.replay = ReplayFact::Untested;
+        }),
+        Case::prefill(Kind::KvReplayFails, "kv_replay: \"tcp://10.0.0.1:5558\"", |w| {
+            w.config.kv_replay = Some("tcp://10.0.0.1:5999".into());
+            w.replay = ReplayFact::Fails("network: connection refused".into());
+        }),
+        Case::prefill(Kind::KvReplayFails, "replay_endpoint", |w| {
+            let SourcesFact::Listed(sources) = &mut w.identity.sources else { unreachable!() };
+            sources[0].replay = None;
+            w.replay = ReplayFact::Fails("no answer to a replay request".into());
+        }),
+    ]
+}
+
+fn prompt_cases() -> Vec<Case> {
+    vec![
+        Case::prefill(Kind::ChatDiffers, "position 3: no token of the engine, token 7", |w| {
+            w.chat_tokens = differ(Difference::Other);
+        }),
+        Case::prefill(Kind::ChatDiffers, "BOS", |w| w.chat_tokens = differ(Difference::Ends)),
+        Case::prefill(Kind::TextDiffers, "tokenizer.path", |w| {
+            w.text_tokens = differ(Difference::Other);
+            w.chat_tokens = differ(Difference::Other);
+        }),
+        Case::prefill(Kind::TokensUnknown, "404", |w| {
+            w.text_tokens = TokensFact::Unavailable(Some(404));
+            w.chat_tokens = TokensFact::Unavailable(Some(404));
+        }),
+        Case::prefill(Kind::TokenizerInexact, "no chat template", |w| {
+            w.chat_tokens = TokensFact::Inexact("the model has no chat template".into());
+        }),
+        Case::prefill(Kind::DetailsOff, "--enable-prompt-tokens-details", |w| {
+            w.trial = TrialFact::Served { reports_cached_tokens: false };
+        }),
+        Case::prefill(Kind::TrialFailed, "500: EngineCore died", |w| {
+            w.trial = TrialFact::Refused { status: 500, message: "EngineCore died".into() };
+        }),
+        Case::prefill(Kind::TrialLate, "no reply in time", |w| {
+            w.trial = TrialFact::NoReply("no reply in time".into());
+        }),
+    ]
+}
+
+fn hand_off_cases() -> Vec<Case> {
+    vec![
+        Case::prefill(Kind::NoHandOff, "--kv-transfer-config", |w| w.staged = StagedFact::Absent),
+        Case::prefill(Kind::OtherConnector, "pull mode", |w| {
+            w.staged = StagedFact::Foreign("the hand-off is not in pull mode".into());
+        }),
+        Case::prefill(Kind::HandOffHost, "`10.9.9.9`", |w| {
+            w.staged = StagedFact::ForbiddenHost("10.9.9.9".into());
+        }),
+        Case::decode(Kind::HandOffFails, "from p0 fails: status 500", |w| {
+            let message = "KV load failed".into();
+            w.fetched[0].outcome = FetchOutcome::Refused { status: 500, message };
+        }),
+        Case::decode(Kind::HandOffFails, "no reply in time", |w| {
+            w.fetched[0].outcome = FetchOutcome::NoReply("no reply in time".into());
+        }),
+        Case::decode(Kind::HandOffIgnored, "computed", |w| {
+            w.fetched[0].outcome = FetchOutcome::Computed;
+        }),
+        Case::decode(Kind::HandOffUntested, "the time was over", |w| {
+            w.fetched[0].outcome = FetchOutcome::Untested("the time was over");
+        }),
+        Case::prefill(Kind::ConnectorUnused, "connector: nixl", |w| {
+            w.staged = StagedFact::Untested;
+        })
+        .with(json!({"flow": "aggregated", "connector": "none"})),
+        Case::decode(Kind::ThresholdIgnored, "no released vLLM", |w| {
+            w.honours_threshold = Some(false);
+        })
+        .with(json!({"flow": "decode_first", "gate": {"kind": "engine"}})),
+        Case::decode(Kind::ThresholdIgnored, "supports_cache_hit_threshold", |w| {
+            w.honours_threshold = Some(false);
+            w.config.supports_cache_hit_threshold = Some(true);
+        })
+        .with(json!({"flow": "decode_first"})),
+        Case::decode(Kind::NoGate, "decode-first never", |w| {
+            w.honours_threshold = Some(false);
+            w.config.kv_events = None;
+            w.config.kv_replay = None;
+        })
+        .with(json!({"flow": "decode_first"})),
+    ]
+}
+
+fn shim_cases() -> Vec<Case> {
+    fn shim(w: &mut WorkerFacts, change: impl FnOnce(&mut ShimStatus)) {
+        let mut status = ShimStatus {
+            id: "p0".into(),
+            role: "prefill".into(),
+            current_ranks: (1, 1),
+            live_routers: (2, 2),
+            ..ShimStatus::default()
+        };
+        change(&mut status);
+        w.config.shim = true;
+        w.shim = ShimFact::Reports(status);
+    }
+    vec![
+        Case::prefill(Kind::NotAShim, "shim: true", |w| {
+            w.config.shim = true;
+            w.shim = ShimFact::Absent;
+        }),
+        Case::prefill(Kind::ShimUnready, "draining", |w| {
+            shim(w, |status| status.unready = Some("draining".into()));
+        }),
+        Case::prefill(Kind::ShimMismatch, "`p1`", |w| shim(w, |status| status.id = "p1".into())),
+        Case::prefill(Kind::ShimMirrorStale, "0 of 1 ranks", |w| {
+            shim(w, |status| status.current_ranks = (0, 1));
+        }),
+        Case::prefill(Kind::ShimDetached, "1 of 2 routers: wrong token", |w| {
+            shim(w, |status| {
+                status.live_routers = (1, 2);
+                status.router_error = Some("wrong token".into());
+            });
+        }),
+        Case::prefill(Kind::ShimDetached, "broker", |w| {
+            shim(w, |status| status.broker_connected = Some(false));
+        }),
+    ]
+}
+
+fn cases() -> Vec<Case> {
+    let groups = [
+        reach_cases(),
+        identity_cases(),
+        events_cases(),
+        prompt_cases(),
+        hand_off_cases(),
+        shim_cases(),
+    ];
+    groups.into_iter().flatten().collect()
+}
+
+fn source_findings() -> Vec<Finding> {
+    let source = |state| SourceFact { name: "dns:engines:8000".into(), state };
+    let states = [
+        SourceState::Found(0),
+        SourceState::Failed("no reply".into()),
+        SourceState::NotAsked,
+        SourceState::Found(3),
+    ];
+    let facts = ModelFacts { workers: Vec::new(), sources: states.map(source).to_vec() };
+    findings(&model(&json!({})), &facts)
+}
+
+#[test]
+fn a_sound_cluster_has_no_findings() {
+    for more in [
+        json!({}),
+        json!({"flow": "decode_first"}),
+        json!({"block_size": "auto"}),
+        json!({"tokenizer": {"kind": "none"}}),
+    ] {
+        let workers = vec![worker("p0", "prefill"), worker("d0", "decode")];
+        assert_eq!(found(&model(&more), workers), [], "{more}");
+    }
+}
+
+#[test]
+fn each_fault_has_one_finding_that_names_what_matters() {
+    for case in cases() {
+        let findings = case.findings();
+        let of_kind = findings.iter().filter(|finding| finding.kind == case.kind);
+        let [finding] = of_kind.collect::<Vec<_>>()[..] else {
+            panic!("{:?}: {findings:#?}", case.kind);
+        };
+        let text = format!("{} {}", finding.what, finding.remedy);
+        assert!(text.contains(case.names), "{:?}: {text}", case.kind);
+        // One fault may be seen from two sides; what was found must never be more serious.
+        let worst = findings.iter().map(|finding| finding.severity).max();
+        assert_eq!(worst, Some(case.kind.severity()), "{:?}: {findings:#?}", case.kind);
+    }
+}
+
+#[test]
+fn every_kind_of_finding_occurs_has_a_remedy_and_is_explained_in_the_guide() {
+    let guide = include_str!("../../../../docs/guides/check-a-cluster.md");
+    let of_cases = cases().into_iter().flat_map(|case| case.findings());
+    let all: Vec<Finding> = of_cases.chain(source_findings()).collect();
+    let kinds: BTreeSet<Kind> = all.iter().map(|finding| finding.kind).collect();
+    for kind in Kind::ALL {
+        assert!(kinds.contains(kind), "{kind:?} does not occur");
+        let row = guide.lines().find(|line| line.starts_with(&format!("| `{}` |", kind.name())));
+        let row = row.unwrap_or_else(|| panic!("the guide does not explain {}", kind.name()));
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        assert_eq!(cells.len(), 4, "{row}");
+        assert_eq!(cells[1], kind.severity().name(), "{row}");
+        assert!(cells[2].len() > 20 && cells[3].len() > 10, "{row}");
+    }
+    for finding in &all {
+        assert!(finding.remedy.len() > 10 && finding.what.len() > 10, "{finding:?}");
+        assert!(!finding.what.contains('\n') && !finding.remedy.contains('\n'), "{finding:?}");
+    }
+    let rows = guide.lines().filter(|line| line.starts_with("| `")).count();
+    assert_eq!(rows, Kind::ALL.len(), "the guide explains findings that do not exist");
+}
+
+#[test]
+fn a_worker_that_does_not_answer_has_no_further_findings() {
+    for case in reach_cases() {
+        assert_eq!(case.findings().len(), 1, "{:?}", case.kind);
+    }
+}
+
+#[test]
+fn without_a_tokenizer_kv_events_are_not_missed() {
+    let mut facts = worker("p0", "prefill");
+    facts.config.kv_events = None;
+    facts.identity.sources = SourcesFact::None;
+    let none = model(&json!({"tokenizer": {"kind": "none"}}));
+    assert_eq!(found(&none, vec![facts]), []);
+}
+
+#[test]
+fn the_template_is_not_blamed_for_another_vocabulary() {
+    let mut facts = worker("p0", "prefill");
+    facts.text_tokens = differ(Difference::Other);
+    facts.chat_tokens = differ(Difference::Other);
+    let kinds: Vec<Kind> =
+        found(&model(&json!({})), vec![facts]).iter().map(|finding| finding.kind).collect();
+    assert_eq!(kinds, [Kind::TextDiffers]);
+}
+
+#[test]
+fn findings_are_ordered_by_how_much_they_matter() {
+    assert!(Severity::Fault > Severity::Warning && Severity::Warning > Severity::Note);
+}

@@ -1,0 +1,50 @@
+//! The decode leg of a hand-off: fetches what a prefill engine has staged.
+
+use std::time::Duration;
+
+use splitrail_engine::vllm::hand_off_trial::decode_body;
+use splitrail_engine::vllm::identity::METRICS_PATH;
+use splitrail_engine::vllm::load::EngineLoad;
+
+use super::trial::Staged;
+use super::{Asker, FIRST_RANK, no_reply};
+use crate::facts::FetchOutcome;
+
+/// Maximum size of `/metrics`, in bytes.
+const METRICS_MAX_BYTES: usize = 4 << 20;
+/// Number of times that the metrics are read until they show the transfer: engines update them in
+/// their next step.
+const READS: u32 = 5;
+/// Time between two reads.
+const READ_PAUSE: Duration = Duration::from_millis(200);
+
+/// Sends the decode leg, and compares the engine's count of transferred tokens before and after it.
+pub(crate) async fn fetch(asker: &Asker<'_>, model: &str, staged: Staged) -> FetchOutcome {
+    let Staged { hand_off, text, request_id } = staged;
+    let before = transferred(asker).await;
+    let body = decode_body(model, &text, hand_off);
+    match asker.complete(body, &request_id, FIRST_RANK).await {
+        Err(why) => return FetchOutcome::NoReply(no_reply(&why)),
+        Ok(reply) if reply.status != 200 => {
+            let message = asker.error_message(&reply.body);
+            return FetchOutcome::Refused { status: reply.status, message };
+        }
+        Ok(_) => {}
+    }
+    let Some(before) = before else { return FetchOutcome::Served };
+    for _ in 0..READS {
+        match transferred(asker).await {
+            Some(after) if after > before => return FetchOutcome::Transferred,
+            Some(_) => tokio::time::sleep(READ_PAUSE).await,
+            None => return FetchOutcome::Served,
+        }
+    }
+    FetchOutcome::Computed
+}
+
+/// The number of prompt tokens whose KV the engine has received since its start.
+async fn transferred(asker: &Asker<'_>) -> Option<u64> {
+    let reply = asker.get(METRICS_PATH, METRICS_MAX_BYTES).await.ok()?;
+    let load = EngineLoad::from_bytes(&reply.body);
+    load.prompt_tokens_by_source.external_kv_transfer
+}

@@ -1,0 +1,99 @@
+//! What an engine reports about itself without computation.
+
+use std::time::SystemTime;
+
+use splitrail_engine::vllm::identity::{
+    EVENT_SOURCES_PATH, HEALTH_PATH, METRICS_PATH, MODELS_PATH, SourcesError, VERSION_PATH,
+    event_sources, served_models, version,
+};
+use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine_client::{NoReply, WholeReply};
+
+use super::{Asker, ahead_s, no_reply, shortened};
+use crate::facts::{Identity, Reach, SourcesFact, WorkerFacts};
+
+/// Maximum size of `/metrics`, in bytes.
+const METRICS_MAX_BYTES: usize = 4 << 20;
+/// Maximum size of the other reports, in bytes.
+const REPORT_MAX_BYTES: usize = 1 << 20;
+
+type Answered = Result<WholeReply, NoReply>;
+
+/// Fills in what the engine reports, and whether it answers at all.
+pub(crate) async fn ask(asker: &Asker<'_>, facts: &mut WorkerFacts) {
+    let (models, health, version, metrics, sources) = tokio::join!(
+        asker.get(MODELS_PATH, REPORT_MAX_BYTES),
+        asker.get(HEALTH_PATH, REPORT_MAX_BYTES),
+        asker.get(VERSION_PATH, REPORT_MAX_BYTES),
+        asker.get(METRICS_PATH, METRICS_MAX_BYTES),
+        asker.get(EVENT_SOURCES_PATH, REPORT_MAX_BYTES),
+    );
+    // The clock is compared right after the replies; each of them took a part of a second.
+    let now = SystemTime::now();
+    let dates = [&models, &health, &version].into_iter();
+    let date = dates.filter_map(|reply| reply.as_ref().ok()?.date).next();
+    facts.clock_ahead_s = date.map(|date| ahead_s(date, now));
+    facts.reach = reach(&models, &version);
+    facts.identity = identity(asker, &models, &health, &version, &metrics, &sources);
+}
+
+/// Whether an engine answers, from the list of its models and its version.
+fn reach(models: &Answered, version: &Answered) -> Reach {
+    let reply = match models {
+        Ok(reply) => reply,
+        Err(why) => return unreached(why),
+    };
+    match reply.status {
+        401 | 403 => Reach::KeyRefused(reply.status),
+        200 if text(models).and_then(|text| served_models(&text)).is_some() => Reach::Answers,
+        // An engine that is about to stop, or a proxy without one.
+        _ if text(version).and_then(|text| self::version(&text)).is_some() => Reach::Answers,
+        status => Reach::NotAnEngine(status),
+    }
+}
+
+fn unreached(why: &NoReply) -> Reach {
+    match why {
+        NoReply::Connect { kind, cause } => Reach::Connect { kind: *kind, cause: shortened(cause) },
+        NoReply::Name { cause } => Reach::Name(shortened(cause)),
+        NoReply::Outside => Reach::Outside,
+        NoReply::Tls { cause } => Reach::Tls(shortened(cause)),
+        NoReply::Closed | NoReply::NotHttp(_) | NoReply::TooLong => Reach::NotHttp(no_reply(why)),
+        NoReply::Late => Reach::Late,
+    }
+}
+
+fn identity(
+    asker: &Asker<'_>,
+    models: &Answered,
+    health: &Answered,
+    version: &Answered,
+    metrics: &Answered,
+    sources: &Answered,
+) -> Identity {
+    let mut listed = text(models).and_then(|text| served_models(&text)).unwrap_or_default();
+    for model in &mut listed {
+        model.name = shortened(&model.name);
+    }
+    let load = text(metrics).map(|text| EngineLoad::parse(&text));
+    Identity {
+        health: health.as_ref().ok().map(|reply| reply.status),
+        version: text(version).and_then(|text| self::version(&text)),
+        models: listed,
+        block_size: load.as_ref().and_then(|load| load.block_size),
+        ranks: load.as_ref().and_then(|load| load.ranks),
+        has_nixl: load.as_ref().map(|load| load.has_nixl),
+        sources: match text(sources).map(|text| event_sources(&text, asker.subject.host())) {
+            None | Some(Err(SourcesError::Shape)) => SourcesFact::Unknown,
+            Some(Err(SourcesError::Endpoint { .. })) => SourcesFact::NotTcp,
+            Some(Ok(listed)) if listed.is_empty() => SourcesFact::None,
+            Some(Ok(listed)) => SourcesFact::Listed(listed),
+        },
+    }
+}
+
+/// The text of a reply with status 200.
+fn text(answered: &Answered) -> Option<String> {
+    let reply = answered.as_ref().ok().filter(|reply| reply.status == 200)?;
+    String::from_utf8(reply.body.to_vec()).ok()
+}

@@ -1,0 +1,347 @@
+//! Runs an inspection: all workers at the same time, up to a bound, and within a bounded time.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use splitrail_config::model::{Config, Connector, GateKind, Model, RequestFlow, Role};
+use splitrail_engine::vllm::subscription::LiveStream;
+use splitrail_engine_client::networks::Networks;
+use splitrail_engine_client::{Engine, EngineClient};
+use splitrail_fleet::Hosts;
+use splitrail_prompt::PromptModel;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout_at};
+
+use crate::facts::{
+    EventsFact, FetchOutcome, FetchedFact, ModelFacts, Reach, ReplayFact, SourceFact, TrialFact,
+    WorkerFacts,
+};
+use crate::questions::trial::Staged;
+use crate::questions::{Asker, events, hand_off, reports, shim, tokens, trial};
+use crate::subject::{Subject, SubjectWorker};
+
+/// The bounds of an inspection.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Maximum time of the whole inspection.
+    pub total: Duration,
+    /// Maximum time of a question that needs no computation.
+    pub question: Duration,
+    /// Maximum time in which an engine serves a small prompt.
+    pub trial: Duration,
+    /// Maximum time from the reply to a prompt until its KV events arrive.
+    pub events: Duration,
+    /// Maximum number of workers that are asked at the same time.
+    pub workers_at_once: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            total: Duration::from_secs(15),
+            question: Duration::from_secs(3),
+            trial: Duration::from_secs(5),
+            events: Duration::from_secs(2),
+            workers_at_once: 32,
+        }
+    }
+}
+
+/// One model with what its inspection needs.
+pub struct Subjects<'a> {
+    /// The model's configuration.
+    pub model: &'a Model,
+    /// The client for its engines.
+    pub client: EngineClient,
+    /// Tokenizer and chat template, if a tokenizer is configured.
+    pub prompt: Option<PromptModel>,
+    /// The workers, listed ones first.
+    pub workers: Vec<SubjectWorker>,
+    /// The sources of workers that are not listed.
+    pub sources: Vec<SourceFact>,
+}
+
+/// Inspects the engines of all models. It ends within `bounds.total`, whatever the engines do; what
+/// was not asked by then stays untested.
+pub async fn inspect(
+    config: &Config,
+    models: Vec<Subjects<'_>>,
+    bounds: &Bounds,
+) -> Vec<ModelFacts> {
+    let deadline = Instant::now() + bounds.total;
+    let turns = Semaphore::new(bounds.workers_at_once.max(1));
+    let networks = Networks::new(&config.fleet.networks);
+    let inspected = models.into_iter().map(|subjects| {
+        let (model, sources) = (subjects.model, subjects.sources);
+        let mut facts: Vec<WorkerFacts> = Vec::new();
+        let mut found = Vec::new();
+        for worker in subjects.workers {
+            facts.push(WorkerFacts::new(worker.config.clone(), worker.origin.clone()));
+            found.push(Subject::new(worker));
+        }
+        let hosts = Hosts::new(found.iter().flatten().map(Engine::authority));
+        let inspection = Inspection {
+            model,
+            client: subjects.client,
+            prompt: subjects.prompt,
+            networks: networks.clone(),
+            hosts,
+            bounds,
+            deadline,
+            turns: &turns,
+        };
+        async move {
+            inspection.run(&mut facts, &found).await;
+            ModelFacts { workers: facts, sources }
+        }
+    });
+    join_all(inspected).await
+}
+
+/// The inspection of one model.
+struct Inspection<'a> {
+    model: &'a Model,
+    client: EngineClient,
+    prompt: Option<PromptModel>,
+    networks: Networks,
+    hosts: Hosts,
+    bounds: &'a Bounds,
+    deadline: Instant,
+    turns: &'a Semaphore,
+}
+
+impl Inspection<'_> {
+    async fn run(&self, facts: &mut [WorkerFacts], subjects: &[Option<Subject>]) {
+        let each = facts.iter_mut().zip(subjects).map(|(facts, subject)| async move {
+            let subject = subject.as_ref()?;
+            let _turn = self.turn().await?;
+            self.one(subject, facts).await
+        });
+        let mut staged = join_all(each).await;
+        self.pairs(facts, subjects, &mut staged).await;
+    }
+
+    /// Waits until a worker may be asked; `None` if the time is over by then.
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let turn = timeout_at(self.deadline, self.turns.acquire()).await.ok()?.ok()?;
+        // Turns that end with the time would be given to others.
+        (Instant::now() < self.deadline).then_some(turn)
+    }
+
+    fn asker<'s>(&'s self, subject: &'s Subject) -> Asker<'s> {
+        Asker { client: &self.client, subject, bounds: self.bounds, deadline: self.deadline }
+    }
+
+    /// Asks one worker everything that needs no other worker. Returns the hand-off that it staged.
+    async fn one(&self, subject: &Subject, facts: &mut WorkerFacts) -> Option<Staged> {
+        if subject.is_guarded() && !self.networks.admit_host(subject.host()) {
+            facts.reach = Reach::Outside;
+            return None;
+        }
+        let asker = self.asker(subject);
+        reports::ask(&asker, facts).await;
+        if facts.config.shim && facts.reach != Reach::Outside {
+            facts.shim = shim::status(&asker).await;
+        }
+        if !facts.is_reached() {
+            return None;
+        }
+        if self.model.connector.is_concurrent() && facts.config.role != Role::Decode {
+            facts.bootstrap = shim::bootstrap(&asker, self.model.connector).await;
+        }
+        // An engine refuses every prompt for a model that it does not serve.
+        let name = &self.model.name;
+        let Some(served) = facts.identity.model(name) else { return None };
+        let text = trial::text(facts.identity.block_size, served.context_tokens);
+        let subscription = events::subscription(&asker, &self.networks);
+        let prompt = self.prompt.as_ref();
+        let (chat, (plain, engine_tokens), listened, replay) = tokio::join!(
+            tokens::of_chat(&asker, name, prompt),
+            tokens::of_text(&asker, name, prompt, &text),
+            async {
+                let subscription = subscription.as_ref()?;
+                Some(events::listen(subscription).await)
+            },
+            async {
+                let subscription = subscription.as_ref()?;
+                Some(events::replay(subscription).await)
+            },
+        );
+        (facts.chat_tokens, facts.text_tokens) = (chat, plain);
+        facts.replay = replay.unwrap_or(ReplayFact::Untested);
+        let staged = self.serve(&asker, facts, text).await;
+        facts.events = match (listened, &facts.trial) {
+            (None, _) => EventsFact::Untested,
+            (Some(Err(fact)), _) => fact,
+            (Some(Ok(mut stream)), TrialFact::Served { .. }) => {
+                self.arrival(&asker, facts, &mut stream, engine_tokens).await
+            }
+            (Some(Ok(_)), _) => EventsFact::Connected,
+        };
+        staged
+    }
+
+    /// Waits for the events of the prompt that was served; if they do not come, of a second one: a
+    /// publisher drops what it sends before it has seen a new subscription.
+    async fn arrival(
+        &self,
+        asker: &Asker<'_>,
+        facts: &WorkerFacts,
+        stream: &mut LiveStream,
+        tokens: Option<Vec<u32>>,
+    ) -> EventsFact {
+        let until = asker.until(self.bounds.events);
+        let first = events::arrival(stream, tokens.as_deref(), until).await;
+        if !matches!(first, EventsFact::Silent | EventsFact::OfAnother) {
+            return first;
+        }
+        let name = &self.model.name;
+        let context_tokens = facts.identity.model(name).and_then(|model| model.context_tokens);
+        let text = trial::text(facts.identity.block_size, context_tokens);
+        let (_, tokens) = tokens::of_text(asker, name, None, &text).await;
+        trial::serve(asker, name, &text).await;
+        let until = asker.until(self.bounds.events);
+        let second = events::arrival(stream, tokens.as_deref(), until).await;
+        match second {
+            EventsFact::Silent | EventsFact::OfAnother
+                if self.is_of_any_rank(asker, facts).await =>
+            {
+                EventsFact::Connected
+            }
+            second => second,
+        }
+    }
+
+    /// Whether the events of a prompt may be published by another rank than the first one, because
+    /// the engine has several and chooses by itself.
+    async fn is_of_any_rank(&self, asker: &Asker<'_>, facts: &WorkerFacts) -> bool {
+        let Some(ranks) = facts.identity.ranks.filter(|ranks| *ranks > 1) else { return false };
+        trial::takes_rank(asker, &self.model.name, ranks).await != Some(true)
+    }
+
+    /// Lets the engine serve the text, as the prefill leg of a hand-off if it prefills.
+    async fn serve(
+        &self,
+        asker: &Asker<'_>,
+        facts: &mut WorkerFacts,
+        text: String,
+    ) -> Option<Staged> {
+        let name = &self.model.name;
+        // An engine of such a pair never answers one leg alone.
+        if !self.model.connector.serves_alone() {
+            return None;
+        }
+        if matters_threshold(self.model, facts) {
+            facts.honours_threshold = trial::threshold(asker, name).await;
+        }
+        if self.model.connector != Connector::Nixl || facts.config.role == Role::Decode {
+            facts.trial = trial::serve(asker, name, &text).await;
+            return None;
+        }
+        let networks = &self.model.hand_off_networks;
+        let is_allowed = |host: &str, peer| self.hosts.admit(host, peer, networks);
+        let staged;
+        (facts.trial, facts.staged, staged) = trial::stage(asker, name, text, is_allowed).await;
+        staged
+    }
+
+    /// Hands over from each prefill worker and to each decode worker at least once.
+    async fn pairs(
+        &self,
+        facts: &mut [WorkerFacts],
+        subjects: &[Option<Subject>],
+        staged: &mut [Option<Staged>],
+    ) {
+        let prefill: Vec<usize> = (0..facts.len()).filter(|at| staged[*at].is_some()).collect();
+        let serves = |at: &usize| {
+            facts[*at].config.role != Role::Prefill
+                && matches!(facts[*at].trial, TrialFact::Served { .. })
+        };
+        let decode: Vec<usize> = (0..facts.len()).filter(serves).collect();
+        let pairs = pairs(&prefill, &decode);
+        let fetches = pairs.into_iter().filter_map(|(from, to)| {
+            let (source, target) = (subjects[from].as_ref()?, subjects[to].as_ref()?);
+            let ready = staged[from].take();
+            Some(async move {
+                let Some(_turn) = self.turn().await else {
+                    return (from, to, FetchOutcome::Untested("the time was over"));
+                };
+                (from, to, self.fetch(source, target, ready).await)
+            })
+        });
+        let fetches: Vec<_> = fetches.collect();
+        for (from, to, outcome) in join_all(fetches).await {
+            let from = facts[from].config.id.clone();
+            facts[to].fetched.push(FetchedFact { from, outcome });
+        }
+    }
+
+    /// Hands over once; stages a prompt first unless that was done.
+    async fn fetch(
+        &self,
+        source: &Subject,
+        target: &Subject,
+        ready: Option<Staged>,
+    ) -> FetchOutcome {
+        let name = &self.model.name;
+        let staged = match ready {
+            Some(staged) => staged,
+            None => {
+                let networks = &self.model.hand_off_networks;
+                let is_allowed = |host: &str, peer| self.hosts.admit(host, peer, networks);
+                let text = trial::text(None, None);
+                let again = trial::stage(&self.asker(source), name, text, is_allowed).await;
+                let (_, _, Some(staged)) = again else {
+                    return FetchOutcome::Untested("the prefill worker staged nothing more");
+                };
+                staged
+            }
+        };
+        hand_off::fetch(&self.asker(target), name, staged).await
+    }
+}
+
+/// Pairs of a prefill and a decode worker in which each of both occurs, if it has a partner other
+/// than itself.
+fn pairs(prefill: &[usize], decode: &[usize]) -> Vec<(usize, usize)> {
+    if prefill.is_empty() || decode.is_empty() {
+        return Vec::new();
+    }
+    let count = prefill.len().max(decode.len());
+    let pair = |at: usize| {
+        let from = prefill[at % prefill.len()];
+        let others = (0..decode.len()).map(|step| decode[(at + step) % decode.len()]);
+        others.into_iter().find(|to| *to != from).map(|to| (from, to))
+    };
+    (0..count).filter_map(pair).collect()
+}
+
+/// Whether it matters if the engine honours `cache_hit_threshold`.
+fn matters_threshold(model: &Model, facts: &WorkerFacts) -> bool {
+    let gated = |flow: RequestFlow| {
+        matches!(flow, RequestFlow::DecodeFirst | RequestFlow::DecodeOnly | RequestFlow::Auto)
+    };
+    let flows = std::iter::once(RequestFlow::from(model.flow)).chain(model.request_flows.clone());
+    let is_asked = matches!(model.gate.kind, GateKind::Auto | GateKind::Engine);
+    facts.config.role != Role::Prefill && is_asked && flows.into_iter().any(gated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_worker_hands_over_or_fetches_at_least_once() {
+        for (prefill, decode, expected) in [
+            (&[0][..], &[1][..], &[(0, 1)][..]),
+            (&[0, 1], &[2], &[(0, 2), (1, 2)]),
+            (&[0], &[1, 2, 3], &[(0, 1), (0, 2), (0, 3)]),
+            (&[0, 1], &[0, 1], &[(0, 1), (1, 0)]),
+            (&[0], &[0], &[]),
+            (&[], &[1], &[]),
+            (&[0], &[], &[]),
+        ] {
+            assert_eq!(pairs(prefill, decode), expected);
+        }
+    }
+}

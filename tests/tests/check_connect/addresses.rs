@@ -1,0 +1,132 @@
+//! Addresses at which there is no engine, or not one that lets the router in.
+
+use splitrail_sim::SimConfig;
+use splitrail_tests::tls_server::{ServerCertificate, TlsServer, fixture};
+use splitrail_tests::unanswering::Unanswering;
+
+use super::support::{Pair, checked, config, decode, prefill, printed, worker};
+
+/// The pair with another worker in place of the prefill worker.
+fn with_prefill(pair: &Pair, prefill: &str, keys: &str) -> String {
+    config(keys, &[prefill.to_owned(), worker("d0", "decode", &pair.decode)])
+}
+
+const KEYS: &str = "block_size: 16";
+
+#[tokio::test]
+async fn a_port_at_which_nothing_listens_is_named() {
+    let pair = Pair::sound().await;
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let prefill = format!("{{ id: p0, role: prefill, url: \"http://127.0.0.1:{port}\" }}");
+    let result = checked(&with_prefill(&pair, &prefill, KEYS)).await;
+    assert_eq!(result.code, Some(69));
+    assert!(result.only("p0", "refused").contains(&format!(":{port}")));
+    assert_eq!(result.facts("p0")["reached"], false);
+    assert_eq!(result.facts("d0")["reached"], true, "the others are asked nevertheless");
+}
+
+#[tokio::test]
+async fn an_address_that_answers_nothing_is_late() {
+    let pair = Pair::sound().await;
+    let silent = Unanswering::start().await;
+    let yaml = with_prefill(&pair, &silent.worker("p0", "prefill"), KEYS);
+    let result = checked(&yaml).await;
+    result.only("p0", "late");
+    assert_eq!(result.code, Some(69));
+}
+
+#[tokio::test]
+async fn the_port_of_kv_events_is_no_http_server() {
+    let pair = Pair::sound().await;
+    let events = pair.prefill.kv_events_endpoint().unwrap().replace("tcp:", "http:");
+    let prefill = format!("{{ id: p0, role: prefill, url: \"{events}\" }}");
+    let result = checked(&with_prefill(&pair, &prefill, KEYS)).await;
+    assert!(result.only("p0", "not_http").contains("KV events"));
+}
+
+#[tokio::test]
+async fn a_server_that_is_no_engine_is_told_apart() {
+    let pair = Pair::sound().await;
+    // The side channel serves other paths only.
+    let url = pair.decode.bootstrap_url();
+    let prefill = format!("{{ id: p0, role: prefill, url: \"{url}\" }}");
+    let result = checked(&with_prefill(&pair, &prefill, KEYS)).await;
+    assert!(result.only("p0", "not_an_engine").contains("404"));
+}
+
+#[tokio::test]
+async fn tls_must_be_on_both_sides() {
+    let pair = Pair::sound().await;
+    let prefill = worker("p0", "prefill", &pair.prefill).replace("http://", "https://");
+    let result = checked(&with_prefill(&pair, &prefill, KEYS)).await;
+    assert!(result.only("p0", "tls_failed").contains("http://"));
+    let printed = printed(&with_prefill(&pair, &prefill, KEYS), &["--connect"]).await;
+    assert!(!printed.text.contains("DEBUG"), "nothing is logged that nobody asked for");
+
+    let server = TlsServer::start(pair.prefill.http_addr(), ServerCertificate::VALID).await;
+    let plain = server.url().replace("https://", "http://");
+    let prefill = format!("{{ id: p0, role: prefill, url: \"{plain}\" }}");
+    let result = checked(&with_prefill(&pair, &prefill, KEYS)).await;
+    assert!(result.only("p0", "not_http").contains("https://"));
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_not_trusted_is_explained() {
+    let pair = Pair::sound().await;
+    let server = TlsServer::start(pair.prefill.http_addr(), ServerCertificate::VALID).await;
+    let behind_tls =
+        worker("p0", "prefill", &pair.prefill).replace(&pair.prefill.url(), &server.url());
+    let ca = |name: &str| format!("{KEYS}\nengine_tls: {{ ca: {:?} }}", fixture(name));
+    let result = checked(&with_prefill(&pair, &behind_tls, &ca("ca.pem"))).await;
+    assert!(result.only("p0", "tls_failed").contains("not from an authority in engine_tls.ca"));
+    let result = checked(&with_prefill(&pair, &behind_tls, &ca("engines/ca.pem"))).await;
+    assert_eq!((result.code, result.kinds()), (Some(0), vec![]), "{:#}", result.json);
+}
+
+#[tokio::test]
+async fn an_engine_that_asks_for_a_key_is_told_apart_and_the_key_is_never_shown() {
+    const KEY: &str = "sk-a-key-of-the-engines";
+    let key = Some(KEY.to_owned());
+    let keyed = |config: SimConfig| SimConfig { api_key: key.clone(), ..config };
+    let pair = Pair::of(keyed(prefill()), keyed(decode())).await;
+    let result = checked(&pair.yaml()).await;
+    assert_eq!(result.kinds(), [(Some("p0"), "key_refused"), (Some("d0"), "key_refused")]);
+    assert!(result.words("key_refused").contains("engine_api_key"));
+
+    let files = tempfile::tempdir().unwrap();
+    for (given, code) in [(KEY, 0), ("sk-another-key", 69)] {
+        let path = files.path().join("key");
+        std::fs::write(&path, given).unwrap();
+        let keys = format!("{KEYS}\nengine_api_key: {{ kind: file, path: {path:?} }}");
+        let printed = printed(&pair.yaml_with(&keys), &["--connect"]).await;
+        assert_eq!(printed.code, Some(code), "{}", printed.text);
+        assert!(!printed.text.contains(given), "{}", printed.text);
+    }
+}
+
+#[tokio::test]
+async fn workers_that_dns_finds_are_asked_within_the_allowed_networks() {
+    let pair = Pair::sound().await;
+    let port = pair.decode.http_addr().port();
+    let yaml = |networks: &str| {
+        format!(
+            "listen: {{ http: 127.0.0.1:0, admin: 127.0.0.1:0 }}
+fleet: {{ networks: [{networks}] }}
+models:
+  - name: sim
+    block_size: 16
+    tokenizer: {{ kind: none }}
+    flow: aggregated
+    discovery:
+      - {{ kind: dns, name: localhost, port: {port}, role: both, family: ipv4 }}
+"
+        )
+    };
+    let inside = checked(&yaml("127.0.0.0/8")).await;
+    let worker = &inside.json["models"][0]["workers"][0];
+    assert_eq!(worker["source"], format!("dns:localhost:{port}"), "{:#}", inside.json);
+    assert_eq!(worker["facts"]["reached"], true);
+    let outside = checked(&yaml("10.0.0.0/8")).await;
+    assert!(outside.words("outside_networks").contains("fleet.networks"));
+    assert_eq!(outside.code, Some(69));
+}
