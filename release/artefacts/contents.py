@@ -1,6 +1,7 @@
 """What all artefacts contain: the stripped programs, documents, licences, manual pages."""
 
 import functools
+import json
 import re
 import subprocess
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ class Release:
         # For everything that is not an artefact.
         self.folder = folder
         self.programs = [strip(programs / name, folder) for name in NAMES]
+        for program in self.programs:
+            if missing := lacking(program):
+                raise SystemExit(f"{program.name} was built without {', '.join(missing)}: use --all-features")
         self.arch = self.programs[0].arch
         newest = max(self.programs, key=lambda program: program.glibc)
         self.glibc = newest.glibc
@@ -114,6 +118,12 @@ def tells(program: Program, *args: str) -> str | None:
     except OSError:
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def lacking(program: Program) -> list[str]:
+    """The optional parts that a program does not have, if it tells."""
+    told = tells(program, "version", "--json")
+    return [name for name, has in json.loads(told)["features"].items() if not has] if told else []
 
 
 def strip(path: Path, folder: Path) -> Program:
