@@ -61,7 +61,7 @@ pub fn load(path: &Path) -> Result<Loaded, Problems> {
 /// # Errors
 /// All problems of the text with their positions.
 pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
-    let rules = |root: &Node, report: &mut Report| rules::check(root, base_dir, report);
+    let rules = |root: &mut Node, report: &mut Report| rules::check(root, base_dir, report);
     let checked = file::parse::<Config>(name, text, &schema(), &DIALECT, rules)?;
     let file::Checked { value: mut config, warnings, .. } = checked;
     config.anchor(base_dir);

@@ -46,7 +46,7 @@ impl Addition {
             report.error(place, "this is not JSON".to_owned(), hint);
             return Err(report.into_problems());
         }
-        let rules = |root: &tree::Node, report: &mut Report| {
+        let rules = |root: &mut tree::Node, report: &mut Report| {
             if let Some(worker) = root.get("worker") {
                 let model = root.get("model").and_then(tree::Node::text);
                 rules::check_worker(worker, "worker", joins(model), report);

@@ -104,7 +104,7 @@ mod tests {
             | "reply" => json!("7m"),
             "request_memory_max_bytes" => json!(2_u64 << 30),
             "unread_replies_max_bytes" => json!(7 << 20),
-            "stream_replicas" | "healthy_threshold" | "unhealthy_threshold" => json!(3),
+            "stream_replicas" | "healthy_threshold" => json!(3),
             _ => json!(77),
         }
     }

@@ -125,7 +125,7 @@ pub fn parse(name: &str, text: &str) -> Result<KeysFile, Problems> {
     Ok(file::parse(name, text, &schema, &KEYS_DIALECT, rules)?.value)
 }
 
-fn rules(root: &Node, report: &mut Report) {
+fn rules(root: &mut Node, report: &mut Report) {
     let mut seen = [HashMap::new(), HashMap::new()];
     let keys = root.get("keys").map(Node::items).unwrap_or_default();
     for (index, key) in keys.iter().enumerate() {

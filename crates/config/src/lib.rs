@@ -12,20 +12,25 @@ use splitrail_settings::problem::Place;
 use splitrail_settings::{endpoint, file, problem, reference, tree};
 
 use dialect::DIALECT;
+use short_forms::Hub;
 
 mod addition;
 mod dialect;
 mod digest;
 pub mod engine_tls;
+mod flags;
 pub mod jwks;
 pub mod keys;
 pub mod model;
 mod parts;
 mod rules;
 mod scalar;
+mod short_forms;
 pub mod tls;
+mod value;
 
 pub use addition::Addition;
+pub use flags::{Flags, from_flags};
 pub use model::*;
 pub use parts::Parts;
 pub use scalar::BlockSize;
@@ -38,6 +43,8 @@ pub struct Loaded {
     pub config: Config,
     /// Settings that are allowed but probably not intended; sorted by position.
     pub warnings: Vec<Problem>,
+    /// What was derived for models that leave keys out, a sentence for each model.
+    pub notes: Vec<String>,
     /// The positions of all keys and values in the file.
     source: Source,
 }
@@ -82,7 +89,7 @@ fn child<'n>(node: &'n tree::Node, key: &str) -> Option<&'n tree::Node> {
 pub fn load(path: &Path, parts: Parts) -> Result<Loaded, Problems> {
     let name = path.display().to_string();
     let text = file::read(path, &name, &DIALECT)?;
-    parse_for(parts, &name, &text, file::folder(path))
+    parse_for(parts, &Hub::of_process(), &name, &text, file::folder(path))
 }
 
 /// Like [`load`], from standard input, which is called `stdin` in problems; relative paths start at
@@ -103,19 +110,28 @@ pub fn load_stdin(parts: Parts) -> Result<Loaded, Problems> {
 /// # Errors
 /// All mistakes in the text, each with its position.
 pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
-    parse_for(Parts::ALL, name, text, base_dir)
+    parse_for(Parts::ALL, &Hub::of_process(), name, text, base_dir)
 }
 
-fn parse_for(parts: Parts, name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
-    let rules = |root: &tree::Node, report: &mut problem::Report| {
+fn parse_for(
+    parts: Parts,
+    hub: &Hub,
+    name: &str,
+    text: &str,
+    base_dir: &Path,
+) -> Result<Loaded, Problems> {
+    let mut notes = Vec::new();
+    let rules = |root: &mut tree::Node, report: &mut problem::Report| {
         parts.check(root, report);
-        rules::check(root, base_dir, report);
+        let expanded = short_forms::expand(root, base_dir, hub, report);
+        notes = expanded.notes;
+        rules::check(root, &expanded.places, base_dir, report);
     };
     let checked = file::parse(name, text, &schema(), &DIALECT, rules)?;
     let file::Checked { value: mut config, warnings, root } = checked;
     anchor_paths(&mut config, base_dir);
     let source = Source { file: name.to_owned(), root };
-    Ok(Loaded { config, warnings, source })
+    Ok(Loaded { config, warnings, notes, source })
 }
 
 /// Normalises an engine's address, `http://HOST:PORT` or `https://HOST:PORT`, so that equal

@@ -26,10 +26,12 @@ mod flow;
 mod health;
 mod limits;
 mod listen;
+mod or_none;
 mod quotas;
 mod speculative_index;
 mod tokenizer;
 mod tracing;
+mod worker;
 
 pub use splitrail_settings::Secret;
 
@@ -57,6 +59,7 @@ pub use splitrail_policy::queue::QueueConfig;
 pub use splitrail_policy::threshold::ThresholdConfig;
 pub use tokenizer::{ContentFormatConfig, HuggingfaceTokenizer, TokenizerConfig};
 pub use tracing::{OtlpConfig, OtlpHeader, OtlpProtocol, OtlpTarget, TracingConfig};
+pub use worker::{NO_EVENTS, Role, Worker};
 
 /// A whole configuration file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -211,9 +214,18 @@ pub struct Model {
     /// Tokens per KV block of the engines. `auto` asks an engine at the start.
     #[serde(default)]
     pub block_size: BlockSize,
-    /// How prompts become tokens. KV routing needs a tokenizer.
+    /// How prompts become tokens. KV routing needs a tokenizer. A text is the model's folder, or the
+    /// id of a model that is in the Hugging Face cache of this host (`Qwen/Qwen3-8B`; nothing is
+    /// downloaded), or `none`. Without a value, the name of the model is looked up in that cache; if
+    /// it is not there, KV routing is off, with a warning.
+    #[serde(default = "tokenizer::none")]
+    #[schemars(with = "tokenizer::TokenizerEntry", transform = scalar::derived)]
     pub tokenizer: TokenizerConfig,
-    /// The order of the legs of a request.
+    /// The order of the legs of a request. Without a value, it follows from the roles of the workers:
+    /// `decode_first` with prefill workers (`prefill_first` without a tokenizer, or with
+    /// `connector: sglang`), otherwise `aggregated`.
+    #[serde(default = "flow::none")]
+    #[schemars(transform = scalar::derived)]
     pub flow: Flow,
     /// Further flows that a request may select with the header `x-splitrail-flow`.
     #[serde(default)]
@@ -230,8 +242,10 @@ pub struct Model {
     /// Settings of the flow `auto` in addition to `costs`.
     #[serde(default)]
     pub auto: ThresholdConfig,
-    /// How KV is transferred from a prefill worker to a decode worker.
+    /// How KV is transferred from a prefill worker to a decode worker. Without a value, `nixl` if the
+    /// flow hands over from prefill workers to others, otherwise `none`.
     #[serde(default)]
+    #[schemars(transform = scalar::derived)]
     pub connector: Connector,
     /// Networks that may contain the host of a hand-off, in addition to the addresses of the workers
     /// (`10.0.0.0/8`, or a single address), for example a transfer network of the engines. Hand-offs
@@ -261,10 +275,11 @@ pub struct Model {
     /// The policy that chooses workers.
     #[serde(default)]
     pub policy: Policy,
-    /// Lets requests wait in the router, in an order that minimises the time to first token.
-    /// Without this section, each request is sent to its worker at once and waits in the engine's
-    /// queue.
-    #[serde(default)]
+    /// Lets requests wait in the router, in an order that minimises the time to first token. With
+    /// `none`, each request is sent to its worker at once and waits in the engine's queue. Without a
+    /// value, there is a queue if the policy is `predicted_ttft` and the model has a tokenizer.
+    #[serde(default, with = "or_none")]
+    #[schemars(with = "or_none::OrNone<QueueConfig>", transform = scalar::derived)]
     pub queue: Option<QueueConfig>,
     /// Saturation thresholds. A worker beyond one of them gets further requests only if all workers
     /// are. Without thresholds, workers are never saturated.
@@ -272,8 +287,10 @@ pub struct Model {
     pub saturation: SaturationConfig,
     /// Tracks where cache hits are lost, compared with the maximum that the prompts allow. Tracking
     /// takes about 20 bytes per remembered block and a few microseconds per hundred blocks of a
-    /// prompt. Without this section, losses are not tracked.
-    #[serde(default)]
+    /// prompt. With `none`, losses are not tracked. Without a value, they are if the model has a
+    /// tokenizer.
+    #[serde(default, with = "or_none")]
+    #[schemars(with = "or_none::OrNone<CacheLossTrackingConfig>", transform = scalar::derived)]
     pub cache_loss_tracking: Option<CacheLossTrackingConfig>,
     /// A shadow policy that is evaluated without effect. Metrics show how often it would have
     /// chosen differently, and the predicted difference.
@@ -320,8 +337,19 @@ pub struct Model {
     /// trusts, and the router presents none.
     #[serde(default)]
     pub engine_tls: Option<EngineTls>,
-    /// The listed workers. Can be left out with `discovery`.
+    /// The URLs of prefill workers. Each becomes an item of `workers` with the role `prefill` and an
+    /// id such as `prefill-10.0.0.1:8000`.
+    #[serde(default, skip_serializing)]
+    #[schemars(transform = scalar::without_default)]
+    pub prefill: Vec<String>,
+    /// The URLs of decode workers, which become items of `workers` likewise.
+    #[serde(default, skip_serializing)]
+    #[schemars(transform = scalar::without_default)]
+    pub decode: Vec<String>,
+    /// The listed workers. A text is the URL of an engine that does both parts, with an id such as
+    /// `worker-10.0.0.1:8000`. Can be left out with `prefill` and `decode`, or with `discovery`.
     #[serde(default)]
+    #[schemars(with = "Vec<worker::WorkerEntry>")]
     pub workers: Vec<Worker>,
     /// Further sources of workers.
     #[serde(default)]
@@ -463,75 +491,6 @@ impl Default for Timeouts {
             first_token: Duration::from_secs(60),
             reply: Duration::from_secs(600),
             stream_idle: Duration::from_secs(30),
-        }
-    }
-}
-
-/// One engine.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Worker {
-    /// The worker's id in logs, metrics and the route header, unique in its model.
-    #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._:-]+$"))]
-    pub id: String,
-    /// The worker's role.
-    pub role: Role,
-    /// The worker's HTTP address, `http://HOST:PORT` or `https://HOST:PORT`.
-    pub url: String,
-    /// The address at which the worker publishes KV events, `tcp://HOST:PORT`.
-    #[serde(default)]
-    pub kv_events: Option<String>,
-    /// The address at which the worker replays KV events, `tcp://HOST:PORT`.
-    #[serde(default)]
-    pub kv_replay: Option<String>,
-    /// The bootstrap server of a prefill worker, `http://HOST:PORT`, for `connector: mooncake` and
-    /// `sglang`. Defaults to port 8998 of the host in `url`.
-    #[serde(default)]
-    pub bootstrap: Option<String>,
-    /// Whether `url` is the address of a shim, which supports `x-splitrail-gate`.
-    #[serde(default)]
-    pub shim: bool,
-    /// Whether the engine supports the request field `cache_hit_threshold`. Without a value, the
-    /// engine is asked once.
-    #[serde(default)]
-    pub supports_cache_hit_threshold: Option<bool>,
-    /// The cost model of the worker before costs have been learned. Defaults to that of the model.
-    #[serde(default)]
-    pub costs: Option<CostsConfig>,
-    /// Number of data-parallel ranks behind the address. Without a value, the engine's `/metrics` or
-    /// its shim reports it. Rank r publishes and replays KV events at the ports of `kv_events` and
-    /// `kv_replay` plus r.
-    #[serde(default)]
-    #[schemars(range(min = 1, max = 256))]
-    pub data_parallel_ranks: Option<u16>,
-    /// Whether the engine runs a request on the rank that `X-data-parallel-rank` names. Without a
-    /// value, an engine with several ranks is asked once. If it does not, only blocks that all ranks
-    /// hold count.
-    #[serde(default)]
-    pub takes_rank_header: Option<bool>,
-}
-
-/// The role of a worker.
-#[derive(
-    Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq, Hash, PartialOrd, Ord,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Serves prefill legs.
-    Prefill,
-    /// Serves decode legs.
-    Decode,
-    /// Serves both.
-    Both,
-}
-
-impl Role {
-    /// The role as the configuration spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Both => "both",
         }
     }
 }

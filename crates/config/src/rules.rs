@@ -23,25 +23,31 @@ mod listener_tls;
 mod quotas;
 mod tokenizer;
 mod tracing;
-mod value;
 mod workers;
 
 use super::model::{
     Connector, Flow, Listen, Listener, Policy, Secret, SpeculativeIndexConfig, TokenizerConfig,
 };
 use super::scalar::parse_duration;
+use super::short_forms::WorkerPlace;
+use crate::value::{typed, typed_or};
 use splitrail_engine::fields::is_router_only;
 use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
-use value::{typed, typed_or};
 use workers::Workers;
 
 /// Maximum number of characters of a name that clients send as `model`.
 const NAME_MAX: usize = 256;
 
-/// Reports every violation of a rule in the tree under `root`.
-pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
+/// Reports every violation of a rule in the tree under `root`, in which short forms are written
+/// out: `places` says of each model where its workers are written.
+pub(super) fn check(
+    root: &Node,
+    places: &[Vec<WorkerPlace>],
+    base_dir: &Path,
+    report: &mut Report,
+) {
     listen(root, report);
     listener_tls::check(root, base_dir, report);
     for section in ["ledger", "record", "access_log"] {
@@ -59,9 +65,10 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     for (index, model) in models.iter().enumerate() {
         let path = format!("models[{index}]");
         names.check(model, &path, report);
-        let mut workers = Workers::check(model, &path, report);
+        let places = places.get(index).map_or(&[][..], Vec::as_slice);
+        let mut workers = Workers::check(model, &path, places, report);
         discovery::check(model, &path, base_dir, &mut workers, report);
-        connector::check(model, &path, report);
+        connector::check(model, &path, places, report);
         flow::check(model, &path, &workers, report);
         health::check(model, &path, report);
         policy(model, &path, &workers, report);
@@ -82,9 +89,10 @@ pub(super) fn check_worker(
     joins: Option<(Flow, Connector)>,
     report: &mut Report,
 ) {
-    Workers::check_one(worker, path, report);
+    let place = WorkerPlace::mapping(path);
+    Workers::check_one(worker, &place, report);
     if let Some((flow, connector)) = joins {
-        connector::worker(worker, path, Some(flow), connector, report);
+        connector::worker(worker, &place, Some(flow), connector, report);
     }
 }
 

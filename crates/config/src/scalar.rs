@@ -7,9 +7,22 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use splitrail_settings::reference::DERIVED;
 pub(super) use splitrail_settings::scalar::{
     Address, DurationText, duration, duration_text, parse_duration,
 };
+
+/// Leaves the default out of the schema of a key that is not part of the configuration as it is
+/// shown.
+pub(super) fn without_default(schema: &mut Schema) {
+    schema.remove("default");
+}
+
+/// Marks the schema of a key whose default follows from other keys or from the engines.
+pub(super) fn derived(schema: &mut Schema) {
+    without_default(schema);
+    schema.insert(DERIVED.to_owned(), true.into());
+}
 
 /// Maximum number of tokens per KV block.
 const BLOCK_SIZE_MAX: u64 = 65_536;

@@ -154,7 +154,7 @@ fn what_a_policy_or_gate_looks_at_may_come_from_a_source() {
             .replace("{ kind: none }", "{ kind: huggingface, path: tokenizer }")
     };
     let warnings = |text: &str| parse(text).unwrap().warnings.len();
-    assert_eq!(warnings(&keys(&format!("[{{ {DNS} }}]"))), 1);
+    assert_eq!(warnings(&keys(&format!("[{{ {DNS} }}]"))), 0);
     assert_eq!(warnings(&keys(&format!("[{{ {DNS}, kv_events_port: 5557 }}]"))), 0);
     assert_eq!(warnings(&keys(&format!("[{{ {PODS} }}]"))), 0);
     let gated = |discovery: &str| {

@@ -85,6 +85,8 @@ fn every_example_is_valid() {
         };
         let messages = |loaded: &splitrail_config::Loaded| {
             let messages = loaded.warnings.iter().map(|warning| warning.message.clone());
+            // What is written out says that no tokenizer is wanted.
+            let messages = messages.filter(|message| !message.starts_with("KV-aware routing"));
             messages.collect::<BTreeSet<_>>()
         };
         assert_eq!(messages(&again), messages(&loaded), "{name}");
@@ -175,10 +177,9 @@ fn every_documented_default_is_the_default() {
     for row in document.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = row.split(" | ").collect();
         let path = cells[0].trim_matches(['|', ' ', '`']);
-        let Some(default) = cells[2].strip_prefix('`').and_then(|cell| cell.strip_suffix('`'))
-        else {
-            continue;
-        };
+        // Other tables than the reference have fewer columns.
+        let default = cells.get(3).and_then(|_| cells[2].strip_prefix('`')?.strip_suffix('`'));
+        let Some(default) = default else { continue };
         stated += 1;
         let policy = if path.contains(".policy.") { "kv_overlap" } else { "predicted_ttft" };
         let mut text = base(policy);

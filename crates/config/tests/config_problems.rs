@@ -119,9 +119,8 @@ fn values_of_the_wrong_type_range_or_form_say_what_is_right() {
         ("kind: huggingface", "kind: hugging_face", (15, 24), "did you mean `huggingface`?"),
         ("kind: huggingface, ", "", (15, 16), "has no `kind`"),
         ("kind: huggingface", "kind: 1", (15, 24), "must be a text"),
-        ("{ kind: huggingface, path: tokenizer }", "none", (15, 16), "must be a mapping"),
+        ("{ kind: huggingface, path: tokenizer }", "7", (15, 16), "must be a text, or a mapping"),
         (", path: tokenizer }", " }", (15, 16), "has no `path`"),
-        ("    flow: prefill_first\n", "", (11, 5), "`models[0]` has no `flow`"),
     ];
     for (from, to, (line, column), part) in cases {
         let text = valid_but(from, to);

@@ -100,7 +100,8 @@ fn flows_have_the_workers_they_need() {
         (17, 16),
         "`models[0].flow: prefill_first` needs",
     );
-    refused("    connector: nixl\n", "", (16, 11), "add a `connector`");
+    // NIXL is the default between prefill and decode workers.
+    accepted(&valid_but("    connector: nixl\n", ""));
     accepted(&valid_but("role: both", "role: decode"));
     accepted(&valid_but("role: prefill", "role: both"));
     accepted(&valid_but("flow: aggregated", "flow: aggregated\n    connector: nixl"));
@@ -203,7 +204,9 @@ fn a_gate_has_what_it_looks_at() {
     };
     accepted(&with("{ kind: auto, preemption_guard: 0.001 }"));
     accepted(&with("{ kind: engine, index_first: false, index_margin_blocks: 0 }"));
-    let (line, column, told) = only_problem(&with("{ kind: router }"));
+    let blind =
+        with("{ kind: router }").replacen("role: decode,", "role: decode, kv_events: none,", 1);
+    let (line, column, told) = only_problem(&blind);
     assert_eq!((line, column), (17, 19), "{told}");
     assert!(told.contains("sees no decode worker's KV events"), "{told}");
     let (_, _, told) = only_problem(&with("{ kind: shim }"));
@@ -239,9 +242,11 @@ fn decode_first_without_anybody_to_look_is_a_warning() {
         told.filter(|message| message.contains("can only be gated by the engines")).count()
     };
     let text = valid_but("flow: prefill_first", "flow: decode_first");
-    assert_eq!(warned(&text), 1, "its decode worker publishes no events");
-    let events = "role: decode, kv_events: \"tcp://d:1\",";
-    assert_eq!(warned(&text.replacen("role: decode,", events, 1)), 0);
+    assert_eq!(warned(&text), 0, "the engine is asked where it publishes");
+    let events = |value: &str| format!("role: decode, kv_events: {value},");
+    let with = |value: &str| text.replacen("role: decode,", &events(value), 1);
+    assert_eq!(warned(&with("none")), 1);
+    assert_eq!(warned(&with("\"tcp://d:1\"")), 0);
     let engine = "flow: decode_first\n    gate: { kind: engine }";
     assert_eq!(warned(&valid_but("flow: prefill_first", engine)), 0);
     assert_eq!(warned(VALID), 0);
@@ -256,7 +261,7 @@ fn kv_overlap_needs_tokens_and_events() {
     assert!(told.contains("needs a tokenizer"), "{told}");
     let tokenizer = "{ kind: huggingface, path: tokenizer }";
     accepted(&with_events.replace("{ kind: none }", tokenizer));
-    let without = valid_but("flow: aggregated", policy).replace("{ kind: none }", tokenizer);
+    let without = with_events.replace("{ kind: none }", tokenizer).replace("\"tcp://w:1\"", "none");
     let loaded = parse(&without).unwrap();
     let [warning] = loaded.warnings.as_slice() else { panic!("{:?}", loaded.warnings) };
     assert_eq!((warning.line, warning.column), (35, 13));

@@ -171,6 +171,11 @@ impl<'c> Checker<'c> {
 
     /// Alternatives of different types, such as a number or a text.
     fn mixed(&mut self, node: &Node, options: &[&'c Json], path: &str) {
+        let tagged: Vec<&Json> =
+            options.iter().copied().filter(|option| kind(option).is_some()).collect();
+        if !tagged.is_empty() && matches!(node.value, Value::Map(_)) {
+            return self.tagged(node, &tagged, path);
+        }
         let fitting = options.iter().find(|option| {
             matches!(
                 (type_name(option), &node.value),

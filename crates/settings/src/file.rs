@@ -73,7 +73,7 @@ pub struct Checked<T> {
 }
 
 /// Checks the text of a file called `name` against `schema` and then `rules`, and converts it to a
-/// value.
+/// value. The rules may write short forms out in the tree.
 ///
 /// # Errors
 /// Every mistake of the text, with its place.
@@ -82,7 +82,7 @@ pub fn parse<T: DeserializeOwned>(
     text: &str,
     schema: &Json,
     dialect: &Dialect,
-    rules: impl FnOnce(&Node, &mut Report),
+    rules: impl FnOnce(&mut Node, &mut Report),
 ) -> Result<Checked<T>, Problems> {
     let mut report = Report::new(name);
     if text.len() > FILE_MAX_BYTES {
@@ -94,7 +94,7 @@ pub fn parse<T: DeserializeOwned>(
     };
     let old_names = renames::apply(&mut root, dialect, &mut report);
     check::check(&root, schema, dialect, &mut report);
-    rules(&root, &mut report);
+    rules(&mut root, &mut report);
     variables(&root, "", dialect, &mut report);
     old_names.warn(&mut report);
     if report.has_errors() {

@@ -33,7 +33,7 @@ impl Place {
 pub struct Problem {
     /// The file's name, as it was given.
     pub file: String,
-    /// The line, from 1.
+    /// The line, from 1; 0 for what is in no line, such as a flag of the command line.
     pub line: usize,
     /// The character within the line, from 1.
     pub column: usize,
@@ -46,7 +46,10 @@ pub struct Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, line, column, message, hint } = self;
-        write!(out, "{file}:{line}:{column}: {message}\n  hint: {hint}")
+        match line {
+            0 => write!(out, "{file}: {message}\n  hint: {hint}"),
+            _ => write!(out, "{file}:{line}:{column}: {message}\n  hint: {hint}"),
+        }
     }
 }
 
@@ -63,6 +66,11 @@ impl Problems {
     #[must_use]
     pub fn as_slice(&self) -> &[Problem] {
         &self.listed
+    }
+
+    /// Changes each listed mistake.
+    pub fn edit(&mut self, change: impl FnMut(&mut Problem)) {
+        self.listed.iter_mut().for_each(change);
     }
 
     /// Whether the file is missing or cannot be read, so that there is no text to check.

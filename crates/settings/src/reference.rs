@@ -7,6 +7,10 @@ use serde_json::Value as Json;
 use crate::scalar::{ADDRESS_FORMAT, DURATION_FORMAT};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
 
+/// The member of a key's schema that marks a key whose default follows from other keys or from the
+/// engines: its description says how.
+pub const DERIVED: &str = "x-derived";
+
 /// All keys of a configuration as a Markdown table: path, type, default, meaning. `[]` stands for
 /// each item of a list.
 #[must_use]
@@ -44,6 +48,7 @@ impl<'s> Table<'s> {
         let nested = matches!(options.as_slice(), [only] if only.get("properties").is_some());
         let default = match property.get("default") {
             _ if required => "required".to_owned(),
+            _ if property.get(DERIVED).is_some() => "see meaning".to_owned(),
             // The keys of a section have rows, and defaults, of their own.
             _ if nested => String::new(),
             Some(Json::Null) | None => "none".to_owned(),
@@ -70,16 +75,16 @@ impl<'s> Table<'s> {
             } else if nested {
                 self.object(option, &format!("{path}."), None);
             } else if let Some(items) = option.get("items") {
-                let items = follow(self.schema, items);
-                if items.get("properties").is_some() {
-                    self.object(items, &format!("{path}[]."), None);
+                let (items, _) = alternatives(self.schema, follow(self.schema, items));
+                for item in items.iter().filter(|item| kind(item).is_none()) {
+                    self.object(item, &format!("{path}[]."), None);
                 }
                 for item in self.tagged_items(option) {
                     self.object(item, &format!("{path}[]."), kind(item));
                 }
             } else if option.get("properties").is_some() {
                 // The mapping form of a value that also has a short form.
-                self.object(option, &format!("{path}."), None);
+                self.object(option, &format!("{path}."), kind(option));
             }
         }
     }
@@ -123,6 +128,9 @@ impl<'s> Table<'s> {
                         .all(|option| constant(option).or(kind(option)).is_some()) =>
                     {
                         format!("list of {}", self.type_cell(&options))
+                    }
+                    _ if options.iter().any(|option| type_name(option) == "object") => {
+                        "list of texts or mappings".to_owned()
                     }
                     _ => "list of texts".to_owned(),
                 }

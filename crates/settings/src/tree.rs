@@ -61,7 +61,8 @@ impl PartialEq for Node {
 }
 
 impl Node {
-    fn new(at: Place, value: Value) -> Self {
+    /// A value at a place.
+    pub fn new(at: Place, value: Value) -> Self {
         let (size, height) = match &value {
             Value::Seq(items) => measure(items.iter()),
             Value::Map(entries) => measure(entries.iter().map(|entry| &entry.value)),
@@ -80,6 +81,30 @@ impl Node {
         }
     }
 
+    /// Takes a key and its value out of a mapping, if this is a mapping that has the key.
+    pub fn take(&mut self, key: &str) -> Option<Entry> {
+        let Value::Map(entries) = &mut self.value else { return None };
+        let at = entries.iter().position(|entry| entry.key == key)?;
+        Some(entries.remove(at))
+    }
+
+    /// Adds a key to a mapping, in place of the value that the key has already. Other values stay as
+    /// they are.
+    pub fn insert(&mut self, key: &str, value: Node) {
+        self.take(key);
+        if let Value::Map(entries) = &mut self.value {
+            entries.push(Entry { key: key.to_owned(), key_at: value.at, value });
+        }
+    }
+
+    /// The items of a list, to be changed; none of other values.
+    pub fn items_mut(&mut self) -> &mut [Node] {
+        match &mut self.value {
+            Value::Seq(items) => items,
+            _ => &mut [],
+        }
+    }
+
     /// The items of a list; empty for other values.
     pub fn items(&self) -> &[Node] {
         match &self.value {
@@ -93,6 +118,16 @@ impl Node {
         match &self.value {
             Value::Map(entries) => entries,
             _ => &[],
+        }
+    }
+
+    /// The value under `key`, to be changed.
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Node> {
+        match &mut self.value {
+            Value::Map(entries) => {
+                entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.value)
+            }
+            _ => None,
         }
     }
 

@@ -61,7 +61,7 @@ pub struct DnsDiscovery {
     /// The addresses that are used. An engine with an IPv4 and an IPv6 address is one worker.
     #[serde(default)]
     pub family: AddressFamily,
-    /// The port on which the engines publish KV events.
+    /// The port on which the engines publish KV events. Without a value, each engine is asked.
     #[serde(default)]
     #[schemars(range(min = 1, max = 65_535))]
     pub kv_events_port: Option<u16>,
@@ -166,7 +166,7 @@ pub struct KubernetesDiscovery {
     #[serde(default)]
     pub scheme: UrlScheme,
     /// The port on which the engines publish KV events. A pod's annotation
-    /// `splitrail.io/kv-events-port` takes precedence.
+    /// `splitrail.io/kv-events-port` takes precedence. Without a value, each engine is asked.
     #[serde(default)]
     pub kv_events_port: Option<PodPort>,
     /// The port on which the engines replay KV events. A pod's annotation

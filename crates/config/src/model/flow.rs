@@ -167,6 +167,12 @@ impl Default for Retries {
     }
 }
 
+/// The flow of a model whose roles are not looked at. Without a value, the flow is derived before
+/// the file is read.
+pub(crate) fn none() -> Flow {
+    Flow::Aggregated
+}
+
 /// The default of `lease`: that of vLLM's NIXL connector.
 pub(crate) fn lease() -> Duration {
     Duration::from_secs(30)

@@ -42,7 +42,7 @@ impl Default for HealthConfig {
         Self {
             probe_interval: Duration::from_secs(1),
             probe_timeout: Duration::from_secs(2),
-            unhealthy_threshold: 1,
+            unhealthy_threshold: 3,
             healthy_threshold: 1,
             slow_start: Duration::ZERO,
             ejection: EjectionConfig::default(),

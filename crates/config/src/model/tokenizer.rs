@@ -16,6 +16,24 @@ pub enum TokenizerConfig {
     None {},
 }
 
+/// The tokenizer of a model that has none. Without a value, the tokenizer is looked up before the
+/// file is read.
+pub(super) fn none() -> TokenizerConfig {
+    TokenizerConfig::None {}
+}
+
+/// How a tokenizer may be written. Only the schema is of this type: a text becomes a mapping before
+/// the file is read.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "the schema has this type, and no value does")]
+pub(super) enum TokenizerEntry {
+    /// The model's folder, or its id.
+    Text(String),
+    /// The tokenizer with its keys.
+    Tokenizer(TokenizerConfig),
+}
+
 /// A tokenizer of the Hugging Face library. Options with which the engines are started must be
 /// repeated here, because the router renders chats as the engines do.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]

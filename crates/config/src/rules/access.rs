@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::jwt;
-use super::value::typed;
 use crate::keys;
 use crate::model::{Auth, ClientCertificates, Listen, Listener, ListenerTls, Secret};
+use crate::value::typed;
 use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;

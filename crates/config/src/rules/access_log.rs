@@ -1,7 +1,7 @@
 //! Rules about the access log.
 
-use super::value::typed;
 use crate::model::AccessLogConfig;
+use crate::value::typed;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 

@@ -1,21 +1,22 @@
 //! Rules about hand-offs: what a connector needs, and which settings have no effect with it.
 
-use super::value::{typed, typed_or};
 use crate::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};
 use crate::scalar::BlockSize;
+use crate::short_forms::WorkerPlace;
+use crate::value::{typed, typed_or};
 use splitrail_settings::endpoint;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 
 /// Reports every violation of a rule about the connector of `model`.
-pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
+pub(super) fn check(model: &Node, path: &str, places: &[WorkerPlace], report: &mut Report) {
     let Some(connector) = typed_or(model, "connector", Connector::default()) else { return };
     networks(model, path, connector, report);
     let flow = typed::<Flow>(model, "flow");
     let workers = model.get("workers").map(Node::items).unwrap_or_default();
-    for (index, node) in workers.iter().enumerate() {
-        worker(node, &format!("{path}.workers[{index}]"), flow, connector, report);
+    for (node, place) in workers.iter().zip(places) {
+        worker(node, place, flow, connector, report);
     }
     if !connector.serves_alone() && flow != Some(Flow::Aggregated) {
         only_pairs(model, path, report);
@@ -59,16 +60,19 @@ fn only_pairs(model: &Node, path: &str, report: &mut Report) {
 /// Reports settings of a worker that its model's flow and connector do not allow.
 pub(super) fn worker(
     worker: &Node,
-    path: &str,
+    place: &WorkerPlace,
     flow: Option<Flow>,
     connector: Connector,
     report: &mut Report,
 ) {
-    bootstrap(worker, path, connector, report);
+    bootstrap(worker, place.path(), connector, report);
     let pairs = !connector.serves_alone() && flow != Some(Flow::Aggregated);
     if pairs && typed::<Role>(worker, "role") == Some(Role::Both) {
         let at = worker.get("role").unwrap_or(worker).at;
-        let message = format!("`{path}.role: both` cannot be had of SGLang");
+        let message = match place.is_url() {
+            true => format!("`{}` does both, which cannot be had of SGLang", place.path()),
+            false => format!("`{}.role: both` cannot be had of SGLang", place.path()),
+        };
         report.error(at, message, "an SGLang engine does either: prefill or decode");
     }
 }

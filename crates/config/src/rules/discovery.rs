@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::value::{typed, typed_or};
 use super::workers::Workers;
 use crate::model::{Connector, Discovery, KubernetesDiscovery, Role};
 use crate::scalar::parse_duration;
+use crate::value::{typed, typed_or};
 use splitrail_settings::endpoint;
 use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::{Node, Value};
@@ -49,7 +49,8 @@ pub(super) fn check<'n>(
 fn count(source: Option<&Discovery>, workers: &mut Workers<'_>) {
     match source {
         Some(Discovery::Dns(dns)) => {
-            workers.add_found(Some(dns.role), dns.kv_events_port.is_some(), dns.shim);
+            // An engine whose port is not written down is asked for it.
+            workers.add_found(Some(dns.role), true, dns.shim);
         }
         // A pod's annotation may name its port for KV events.
         Some(Discovery::Kubernetes(pods)) => workers.add_found(pods.role, true, pods.shim),

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::value::typed;
 use crate::engine_tls::EngineTlsFiles;
 use crate::model::{EngineTls, UrlScheme};
+use crate::value::typed;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::{Node, Value};
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::value::typed;
 use crate::model::{Events, FleetConfig};
+use crate::value::typed;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use super::value::typed;
 use crate::model::{ClientCertificates, ClientWorkers, FleetConfig, FleetTls, Network, Secret};
 use crate::scalar::parse_duration;
 use crate::tls::{Protocols, ServerTerms, TlsFiles, TlsPaths};
+use crate::value::typed;
 use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;

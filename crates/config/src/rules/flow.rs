@@ -1,8 +1,8 @@
 //! Rules about flows: the workers that they need, and which gates are possible.
 
-use super::value::{typed, typed_or};
 use super::workers::Workers;
 use crate::model::{Connector, Flow, Gate, GateKind, RequestFlow, TokenizerConfig};
+use crate::value::{typed, typed_or};
 use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::Node;
 
@@ -67,7 +67,7 @@ fn feasible(model: &Node, named: NamedFlow<'_>, workers: &Workers<'_>, report: &
             let message = format!("`{path}.{key}: {name}` needs a connector");
             report.error(place, message, "add a `connector`, or use `flow: aggregated`");
         }
-        if workers.count == 1 {
+        if workers.count == 1 && workers.can_prefill && workers.can_decode {
             let message = format!("`{path}.workers` has one worker, {name} needs two");
             let hint = "an engine does not hand over to itself: add a worker, or use \
                         `flow: aggregated`";
@@ -80,7 +80,8 @@ fn feasible(model: &Node, named: NamedFlow<'_>, workers: &Workers<'_>, report: &
     };
     for (_, role) in needed.iter().filter(|(there, _)| !there) {
         let message = format!("`{path}.workers` has no worker with role {role} or both");
-        report.error(all, message, "add one, or choose another flow");
+        let hint = format!("add its URL under `{role}:`, or choose another flow");
+        report.error(all, message, hint);
     }
 }
 

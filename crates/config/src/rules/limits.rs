@@ -1,8 +1,8 @@
 //! Rules about limits.
 
-use super::value::typed;
 use crate::model::Limits;
 use crate::scalar::parse_duration;
+use crate::value::typed;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;

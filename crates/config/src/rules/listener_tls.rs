@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::value::typed;
 use crate::model::{ClientCertificates, ListenerTls};
 use crate::tls::{Protocols, ServerTerms, TlsFileError, TlsFiles, TlsPaths};
+use crate::value::typed;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::{Node, Value};
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::events::is_plane;
-use super::value::typed;
 use crate::model::Quotas;
+use crate::value::typed;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 

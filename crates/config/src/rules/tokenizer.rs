@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::value::typed;
 use crate::model::TokenizerConfig;
+use crate::value::typed;
 use splitrail_engine::template_kwargs::is_control_kwarg;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;

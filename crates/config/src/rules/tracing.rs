@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use super::value::typed;
 use crate::model::{OtlpConfig, OtlpProtocol, OtlpTarget, TracingConfig};
 use crate::tls::authorities;
+use crate::value::typed;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::{Node, Value};
 

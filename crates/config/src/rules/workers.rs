@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::value::typed;
-use crate::model::Role;
+use crate::model::{NO_EVENTS, Role};
+use crate::short_forms::WorkerPlace;
+use crate::value::typed;
 use splitrail_settings::endpoint::{self, BadEndpoint};
 use splitrail_settings::problem::{Place, Report};
 use splitrail_settings::tree::{Node, Value};
@@ -31,11 +32,21 @@ pub(super) struct Workers<'n> {
 
 impl<'n> Workers<'n> {
     /// Checks the workers of `model` one by one and against each other.
-    pub(super) fn check(model: &'n Node, path: &str, report: &mut Report) -> Self {
+    pub(super) fn check(
+        model: &'n Node,
+        path: &str,
+        places: &[WorkerPlace],
+        report: &mut Report,
+    ) -> Self {
         let mut workers = Self::default();
         let list = model.get("workers").map(Node::items).unwrap_or_default();
-        for (index, worker) in list.iter().enumerate() {
-            workers.add(worker, &format!("{path}.workers[{index}]"), report);
+        for (worker, place) in list.iter().zip(places) {
+            workers.add(worker, place, report);
+        }
+        // Only lists that the schema does not allow are still there.
+        if model.get("prefill").is_some() || model.get("decode").is_some() {
+            workers.add_unknown();
+            return workers;
         }
         workers.count = list.len();
         let is_empty = |key| match model.get(key).map(|node| &node.value) {
@@ -47,7 +58,8 @@ impl<'n> Workers<'n> {
             (Some(true), Some(true)) => {
                 let at = model.get("workers").unwrap_or(model).at;
                 let message = format!("`{path}` has no `workers`, and no `discovery` to find any");
-                report.error(at, message, "add `workers:`, each with `id`, `role` and `url`");
+                let hint = "add the engines' URLs: `prefill:` and `decode:`, or `workers:`";
+                report.error(at, message, hint);
                 workers.add_unknown();
             }
             (None, _) | (_, None) => workers.add_unknown(),
@@ -73,13 +85,16 @@ impl<'n> Workers<'n> {
     }
 
     /// Checks a worker by itself.
-    pub(super) fn check_one(worker: &'n Node, path: &str, report: &mut Report) {
-        Self::default().add(worker, path, report);
+    pub(super) fn check_one(worker: &'n Node, place: &WorkerPlace, report: &mut Report) {
+        Self::default().add(worker, place, report);
     }
 
-    fn add(&mut self, worker: &'n Node, path: &str, report: &mut Report) {
+    fn add(&mut self, worker: &'n Node, place: &WorkerPlace, report: &mut Report) {
         let role = typed::<Role>(worker, "role");
-        let publishes = worker.get("kv_events").is_some_and(|node| node.text().is_some());
+        // An engine whose events are not written down is asked for them.
+        let events = text(worker, "kv_events").filter(|(_, address)| *address != NO_EVENTS);
+        let is_asked = worker.get("kv_events").is_none_or(|node| node.value == Value::Null);
+        let publishes = events.is_some() || is_asked;
         self.can_prefill |= role != Some(Role::Decode);
         self.can_decode |= role != Some(Role::Prefill);
         self.any_publishes |= publishes;
@@ -87,31 +102,37 @@ impl<'n> Workers<'n> {
         let shim = typed::<bool>(worker, "shim") == Some(true);
         self.decode_has_shim |= shim && role != Some(Role::Prefill);
 
-        if let Some((node, id)) = text(worker, "id") {
+        let mut is_new = true;
+        if let Some((at, url)) = address(worker, "url", endpoint::parse_http, place, report) {
+            let hint = "one entry per engine; one that does both parts belongs into `workers`";
+            // One port serves either scheme.
+            let engine = url.split_once("://").map_or(url.as_str(), |(_, engine)| engine);
+            is_new = unique(&mut self.urls, (engine, &url), at, &place.key("url"), hint, report);
+        }
+        // The id of a URL that is there twice is there twice as well, which is the same mistake.
+        if let Some((node, id)) = text(worker, "id").filter(|_| is_new || !place.is_url()) {
             if let Some(first) = self.ids.get(id) {
-                let message = format!("`{path}.id` \"{}\" {}", shown(id), taken(*first));
+                let key = place.key("id");
+                let message = format!("`{key}` \"{}\" {}", shown(id), taken(*first));
                 report.error(node.at, message, "ids are unique within a model");
             } else {
                 self.ids.insert(id, node.at);
             }
         }
-        if let Some((at, url)) = address(worker, "url", endpoint::parse_http, path, report) {
-            let hint = "one entry per engine; a role `both` does both parts";
-            // One port serves either scheme.
-            let engine = url.split_once("://").map_or(url.as_str(), |(_, engine)| engine);
-            unique(&mut self.urls, (engine, &url), at, &format!("{path}.url"), hint, report);
-        }
         let tcp = |text: &str| endpoint::parse(text, "tcp");
-        if let Some((at, publisher)) = address(worker, "kv_events", tcp, path, report) {
-            let hint = "each engine publishes its own events: give each its own port";
-            let (seen, path) = (&mut self.publishers, format!("{path}.kv_events"));
-            unique(seen, (&publisher, &publisher), at, &path, hint, report);
-        }
-        address(worker, "kv_replay", tcp, path, report);
-        if let Some((node, _)) = text(worker, "kv_replay")
-            && worker.get("kv_events").is_none()
+        if events.is_some()
+            && let Some((at, publisher)) = address(worker, "kv_events", tcp, place, report)
         {
-            let message = format!("`{path}.kv_replay` is of no use without `kv_events`");
+            let hint = "each engine publishes its own events: give each its own port";
+            let key = place.key("kv_events");
+            unique(&mut self.publishers, (&publisher, &publisher), at, &key, hint, report);
+        }
+        address(worker, "kv_replay", tcp, place, report);
+        if let Some((node, _)) = text(worker, "kv_replay")
+            && events.is_none()
+        {
+            let key = place.key("kv_replay");
+            let message = format!("`{key}` is of no use without `kv_events`");
             report.error(node.at, message, "add `kv_events`, or delete it");
         }
     }
@@ -127,20 +148,20 @@ fn address(
     worker: &Node,
     key: &str,
     parse: impl Fn(&str) -> Result<String, BadEndpoint>,
-    path: &str,
+    place: &WorkerPlace,
     report: &mut Report,
 ) -> Option<(Place, String)> {
     let (node, address) = text(worker, key)?;
     match parse(address) {
         Ok(address) => Some((node.at, address)),
         Err((why, hint)) => {
-            report.error(node.at, format!("`{path}.{key}` {why}"), hint);
+            report.error(node.at, format!("`{}` {why}", place.key(key)), hint);
             None
         }
     }
 }
 
-/// Reports an address whose `key` was seen before.
+/// Reports an address whose `key` was seen before. Returns whether it is new.
 fn unique(
     seen: &mut HashMap<String, Place>,
     (key, address): (&str, &str),
@@ -148,12 +169,13 @@ fn unique(
     path: &str,
     hint: &str,
     report: &mut Report,
-) {
+) -> bool {
     if let Some(first) = seen.get(key) {
         report.error(at, format!("`{path}` {address} {}", taken(*first)), hint);
-    } else {
-        seen.insert(key.to_owned(), at);
+        return false;
     }
+    seen.insert(key.to_owned(), at);
+    true
 }
 
 fn taken(first: Place) -> String {

@@ -95,7 +95,9 @@ impl<'c> Checker<'c> {
     }
 
     pub(super) fn wrong_type(&mut self, node: &Node, options: &[&'c Json], path: &str) {
-        let expected: Vec<String> = options.iter().map(|option| self.expected(option)).collect();
+        let mut expected: Vec<String> =
+            options.iter().map(|option| self.expected(option)).collect();
+        expected.dedup();
         let expected = match options {
             [_, _, ..] if options.iter().all(|option| constant(option).is_some()) => {
                 format!("one of {}", expected.join(", "))

@@ -1,0 +1,104 @@
+//! Settings of one worker.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::CostsConfig;
+
+/// The value of `kv_events` for a worker whose KV events are not followed.
+pub const NO_EVENTS: &str = "none";
+
+/// How a worker may be written in a list. Only the schema is of this type: a URL becomes a
+/// [`Worker`] before the file is read.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "the schema has this type, and no value does")]
+pub(super) enum WorkerEntry {
+    /// The URL of an engine that does both parts.
+    Url(String),
+    /// A worker with its keys.
+    Worker(Worker),
+}
+
+/// One engine.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Worker {
+    /// The worker's id in logs, metrics and the route header, unique in its model.
+    #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._:-]+$"))]
+    pub id: String,
+    /// The worker's role.
+    pub role: Role,
+    /// The worker's HTTP address, `http://HOST:PORT` or `https://HOST:PORT`.
+    pub url: String,
+    /// The address at which the worker publishes KV events, `tcp://HOST:PORT`, or `none` if the
+    /// router is not to follow them. Without a value, the engine is asked (`/kv_event_sources`)
+    /// when the router reaches it first and after each restart, for `kv_replay` as well.
+    #[serde(default)]
+    pub kv_events: Option<String>,
+    /// The address at which the worker replays KV events, `tcp://HOST:PORT`.
+    #[serde(default)]
+    pub kv_replay: Option<String>,
+    /// The bootstrap server of a prefill worker, `http://HOST:PORT`, for `connector: mooncake` and
+    /// `sglang`. Defaults to port 8998 of the host in `url`.
+    #[serde(default)]
+    pub bootstrap: Option<String>,
+    /// Whether `url` is the address of a shim, which supports `x-splitrail-gate`.
+    #[serde(default)]
+    pub shim: bool,
+    /// Whether the engine supports the request field `cache_hit_threshold`. Without a value, the
+    /// engine is asked once.
+    #[serde(default)]
+    pub supports_cache_hit_threshold: Option<bool>,
+    /// The cost model of the worker before costs have been learned. Defaults to that of the model.
+    #[serde(default)]
+    pub costs: Option<CostsConfig>,
+    /// Number of data-parallel ranks behind the address. Without a value, the engine's `/metrics` or
+    /// its shim reports it. Rank r publishes and replays KV events at the ports of `kv_events` and
+    /// `kv_replay` plus r.
+    #[serde(default)]
+    #[schemars(range(min = 1, max = 256))]
+    pub data_parallel_ranks: Option<u16>,
+    /// Whether the engine runs a request on the rank that `X-data-parallel-rank` names. Without a
+    /// value, an engine with several ranks is asked once. If it does not, only blocks that all ranks
+    /// hold count.
+    #[serde(default)]
+    pub takes_rank_header: Option<bool>,
+}
+
+impl Worker {
+    /// The address at which the worker publishes KV events, if it is written down.
+    pub fn written_events(&self) -> Option<&str> {
+        self.kv_events.as_deref().filter(|address| *address != NO_EVENTS)
+    }
+
+    /// Whether the engine is asked where it publishes KV events. A shim reports them itself.
+    pub fn asks_for_events(&self) -> bool {
+        self.kv_events.is_none() && !self.shim
+    }
+}
+
+/// The role of a worker.
+#[derive(
+    Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq, Hash, PartialOrd, Ord,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Serves prefill legs.
+    Prefill,
+    /// Serves decode legs.
+    Decode,
+    /// Serves both.
+    Both,
+}
+
+impl Role {
+    /// The role as the configuration spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Both => "both",
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Tokenizers that are named by a text, and those of models that name none.
+
+use std::path::Path;
+
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::{Node, Value};
+use splitrail_settings::words::shown;
+
+use super::hub::{Cached, Hub, is_id};
+
+/// What a text can be.
+const FORMS: &str = "the model's folder, or its id if it is in the Hugging Face cache of this host";
+
+/// Writes the tokenizer of `model` out as a mapping. A model without one gets that of its name, if
+/// the cache has it, and otherwise none, with a warning. Returns what was derived.
+pub(super) fn expand(
+    model: &mut Node,
+    path: &str,
+    base_dir: &Path,
+    hub: &Hub,
+    report: &mut Report,
+) -> Option<String> {
+    let path = format!("{path}.tokenizer");
+    match model.get("tokenizer").map(|node| (node.at, node.text().map(str::to_owned))) {
+        Some((at, Some(text))) => {
+            let found = by_text(&text, &path, base_dir, hub);
+            match found {
+                Ok(tokenizer) => model.insert("tokenizer", tokenizer.node(at)),
+                Err((message, hint)) => report.error(at, message, hint),
+            }
+            None
+        }
+        Some((_, None)) => None,
+        None => by_name(model, hub, report),
+    }
+}
+
+/// A tokenizer as the configuration writes it.
+enum Tokenizer {
+    Folder(String),
+    None,
+}
+
+impl Tokenizer {
+    fn node(self, at: splitrail_settings::problem::Place) -> Node {
+        let text = |text: String| Node::new(at, Value::Str(text));
+        let mut node = Node::new(at, Value::Map(Vec::new()));
+        match self {
+            Self::Folder(path) => {
+                node.insert("kind", text("huggingface".to_owned()));
+                node.insert("path", text(path));
+            }
+            Self::None => node.insert("kind", text("none".to_owned())),
+        }
+        node
+    }
+}
+
+/// The tokenizer that a text names, or what is wrong with the text, and a hint.
+fn by_text(
+    text: &str,
+    path: &str,
+    base_dir: &Path,
+    hub: &Hub,
+) -> Result<Tokenizer, (String, String)> {
+    let name = shown(text);
+    match text {
+        "none" => return Ok(Tokenizer::None),
+        "engine" => {
+            let message = format!("`{path}: engine` is not supported by this version");
+            return Err((message, format!("write {FORMS}")));
+        }
+        _ => {}
+    }
+    let place = base_dir.join(text);
+    if !text.is_empty() && place.exists() {
+        return match place.is_dir() && !place.join("tokenizer.json").is_file() {
+            false => Ok(Tokenizer::Folder(text.to_owned())),
+            true => {
+                let message = format!("`{path}` \"{name}\" has no `tokenizer.json`");
+                Err((message, format!("write {FORMS}")))
+            }
+        };
+    }
+    if !is_id(text) {
+        let hint = format!("write {FORMS}; relative paths start at the configuration's folder");
+        return Err((format!("`{path}` \"{name}\" does not exist"), hint));
+    }
+    match hub.find(text) {
+        Cached::Tokenizer(folder) => Ok(Tokenizer::Folder(folder.display().to_string())),
+        Cached::NoTokenizer(folder) => {
+            let folder = folder.display();
+            let message = format!("`{path}` \"{name}\" is cached without its `tokenizer.json`");
+            Err((message, format!("run `hf download {name} tokenizer.json` ({folder} lacks it)")))
+        }
+        Cached::Nothing => {
+            let message =
+                format!("`{path}` \"{name}\" is neither a folder nor in the Hugging Face cache");
+            Err((message, download(&name, hub)))
+        }
+    }
+}
+
+/// The remedy for a model that is not cached.
+fn download(name: &str, hub: &Hub) -> String {
+    format!(
+        "run `hf download {name} --exclude '*.safetensors'` on this host (cache: {}), or name the \
+         model's folder",
+        hub.shown()
+    )
+}
+
+/// Gives a model without a tokenizer the one of its name, or none.
+fn by_name(model: &mut Node, hub: &Hub, report: &mut Report) -> Option<String> {
+    let (at, name) = model.get("name").and_then(|node| Some((node.at, node.text()?.to_owned())))?;
+    let folder = match hub.find(&name) {
+        Cached::Tokenizer(folder) => Some(folder),
+        // Engines that are started with a folder serve the model under the folder's path.
+        _ => Some(Path::new(&name).to_owned())
+            .filter(|path| path.is_absolute() && path.join("tokenizer.json").is_file()),
+    };
+    let Some(folder) = folder else {
+        let name = shown(&name);
+        let message = format!("KV-aware routing is off for {name}: no tokenizer");
+        let hint = match is_id(&name) {
+            true => format!("add `tokenizer:`, {FORMS}: {}", download(&name, hub)),
+            false => format!("add `tokenizer:`, {FORMS}"),
+        };
+        report.warn(at, message, format!("{hint}; `tokenizer: none` says that none is wanted"));
+        model.insert("tokenizer", Tokenizer::None.node(at));
+        return None;
+    };
+    let folder = folder.display().to_string();
+    let note = format!("its tokenizer is {folder}");
+    model.insert("tokenizer", Tokenizer::Folder(folder).node(at));
+    Some(note)
+}
