@@ -47,8 +47,8 @@ pub(super) async fn run(
     leading: Source,
 ) {
     let config = served.config.canary;
-    let expects_events = worker.config.kv_events.is_some() || leading == Source::Shim;
-    let canary = Canary { cluster, served, worker: Arc::clone(&worker), expects_events };
+    let has_shim = leading == Source::Shim;
+    let canary = Canary { cluster, served, worker: Arc::clone(&worker), has_shim };
     let mut standing = worker.parity.follow();
     let mut pause = AGAIN_MIN;
     loop {
@@ -85,8 +85,8 @@ struct Canary {
     cluster: Arc<Cluster>,
     served: Arc<Served>,
     worker: Arc<Worker>,
-    /// Whether the engine or a shim reports KV events.
-    expects_events: bool,
+    /// Whether a shim reports for the engine.
+    has_shim: bool,
 }
 
 impl Canary {
@@ -97,8 +97,10 @@ impl Canary {
         while !(worker.is_up() && worker.is_probed()) {
             tokio::time::sleep(GLANCE).await;
         }
-        let has_events = self.expects_events && self.events_come().await;
-        let prompt = match prompt::make(served, worker.context_tokens()).await {
+        // A worker that has been probed was asked where it publishes.
+        let expects_events = self.has_shim || worker.facts.publishes() == Some(true);
+        let has_events = expects_events && self.events_come().await;
+        let prompt = match prompt::make(served, worker.facts.context_tokens()).await {
             Ok(prompt) => prompt,
             Err(why) => return Verdict::Unclear(why),
         };
@@ -116,9 +118,7 @@ impl Canary {
             return if compared { Verdict::Agree } else { Verdict::Unclear("not_served_alone") };
         }
         match self.serve(&prompt, None, has_events).await {
-            Verdict::Agree if self.expects_events && !has_events => {
-                Verdict::Unclear("events_cut_off")
-            }
+            Verdict::Agree if expects_events && !has_events => Verdict::Unclear("events_cut_off"),
             Verdict::Agree => self.serve_adapter(&prompt, has_events).await,
             other => other,
         }

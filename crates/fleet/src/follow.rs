@@ -42,7 +42,7 @@ pub(super) fn follow(
     leading: Source,
 ) -> Tasks {
     let mut events = JoinSet::new();
-    if leading != Source::Shim && worker.config.kv_events.is_some() {
+    if leading != Source::Shim && worker.facts.publishes() != Some(false) {
         let (cluster, pool, followed) =
             (Arc::clone(cluster), Arc::clone(&served.pool), worker.clone());
         let model: Arc<str> = served.name().into();

@@ -7,12 +7,13 @@ use std::time::Instant;
 use splitrail_engine::vllm::events::EventBatch;
 use splitrail_engine::vllm::identity::{EventSource, of_all_ranks};
 use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
-use splitrail_engine::zmtp::{Admits, Endpoint};
+use splitrail_engine::zmtp::Admits;
 use splitrail_kv::{Applied, KvEvent};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::engine_facts::Publication;
 use super::follow::supervise;
 use super::indexing::{Indexing, OVER_LIMIT};
 use super::pool::Pool;
@@ -33,21 +34,50 @@ struct Following {
     connected: watch::Receiver<bool>,
 }
 
-/// Follows all ranks of a worker until the task is aborted. The number of ranks comes from the
-/// engine. A rank is only connected to after a publisher was found at the port of the rank before
-/// it, so that an engine cannot make the router scan the ports of a host.
+/// Follows a worker until the task is aborted: at the addresses that are written down, or that the
+/// engine says. An engine that says others is followed there.
 pub(super) async fn run(
     cluster: Arc<Cluster>,
     model: Arc<str>,
     pool: Arc<Pool>,
     worker: Arc<Worker>,
 ) {
-    let Some(first) = first_source(&worker) else {
-        // The configuration check has validated the address.
-        tracing::error!(worker = worker.id(), "kv_events is not an address");
-        return;
-    };
     pool.block_size_known().await;
+    let mut publications = worker.facts.follow_publication();
+    loop {
+        let known = publications.borrow_and_update().clone();
+        let following = async {
+            match known {
+                Publication::At(sources) => {
+                    follow_ranks(&cluster, &model, &pool, &worker, &sources).await
+                }
+                Publication::Unknown | Publication::Nowhere => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = following => return,
+            // The sender belongs to the worker, which this task keeps alive.
+            changed = publications.changed() => if changed.is_err() {
+                return;
+            },
+        }
+        // What was followed is of no use any more.
+        for rank in 0..worker.ranks.count() {
+            pool.index().clear_worker(rank_key(worker.index, rank));
+        }
+    }
+}
+
+/// Follows all ranks of a worker whose ranks publish at `listed`. The number of ranks comes from the
+/// engine. A rank is only connected to after a publisher was found at the port of the rank before
+/// it, so that an engine cannot make the router scan the ports of a host.
+async fn follow_ranks(
+    cluster: &Arc<Cluster>,
+    model: &Arc<str>,
+    pool: &Arc<Pool>,
+    worker: &Arc<Worker>,
+    listed: &[EventSource],
+) {
     let mut counts = worker.ranks.follow();
     let mut following: Vec<Following> = Vec::new();
     loop {
@@ -61,7 +91,7 @@ pub(super) async fn run(
             gone.tasks.shutdown().await;
             pool.index().clear_worker(rank_key(worker.index, rank));
         }
-        let sources = of_all_ranks(std::slice::from_ref(&first), count.into());
+        let sources = of_all_ranks(listed, count.into());
         let reachable = sources.len();
         if reachable < usize::from(count) && following.is_empty() {
             let (worker, ranks) = (worker.id(), count);
@@ -75,17 +105,16 @@ pub(super) async fn run(
         if following.last().is_none_or(is_confirmed)
             && let Some(source) = sources.into_iter().nth(following.len())
         {
-            let (cluster, model, pool) =
-                (Arc::clone(&cluster), Arc::clone(&model), Arc::clone(&pool));
-            let (followed, (sender, connected)) = (Arc::clone(&worker), watch::channel(false));
-            let admits = admits(&cluster, &worker);
+            let (cluster, model, pool) = (Arc::clone(cluster), Arc::clone(model), Arc::clone(pool));
+            let (followed, (sender, connected)) = (Arc::clone(worker), watch::channel(false));
+            let admits = admits(&cluster, worker, &source);
             let task = move || {
                 let (cluster, model, pool) = (cluster.clone(), model.clone(), pool.clone());
                 let part = Indexing::new(cluster, model, pool, followed.clone(), Some(source.rank));
                 follow(part, source.clone(), admits.clone(), sender.clone())
             };
             let mut tasks = JoinSet::new();
-            tasks.spawn(supervise("KV events", Arc::clone(&worker), task));
+            tasks.spawn(supervise("KV events", Arc::clone(worker), task));
             following.push(Following { tasks, connected });
         }
         let is_short = following.len() < reachable;
@@ -108,22 +137,24 @@ pub(super) async fn run(
     }
 }
 
-/// Restricts the addresses of a worker's publisher if it is not listed in the configuration. Host
-/// names are resolved at each connection.
-fn admits(cluster: &Cluster, worker: &Worker) -> Option<Admits> {
+/// Restricts the addresses of a worker's publisher if it is not listed in the configuration, and
+/// neither is the host, if the engine says where it publishes. Host names are resolved at each
+/// connection.
+fn admits(cluster: &Cluster, worker: &Worker, source: &EventSource) -> Option<Admits> {
     let networks = cluster.networks.clone();
     // The host of a listed worker is allowed too, if it is an IP address.
     let own = literal(worker.authority.host()).filter(|_| !worker.guarded);
-    worker.guards_events.then(|| Admits::new(move |ip| networks.admit(ip) || own == Some(ip)))
+    is_guarded(worker, source).then(|| Admits::new(move |ip| networks.admit(ip) || own == Some(ip)))
 }
 
-/// The addresses at which the first rank publishes.
-fn first_source(worker: &Worker) -> Option<EventSource> {
-    let endpoint = |address: &Option<String>| -> Option<Endpoint> {
-        address.as_deref().and_then(|address| address.parse().ok())
-    };
-    let events = endpoint(&worker.config.kv_events)?;
-    Some(EventSource { rank: 0, events, replay: endpoint(&worker.config.kv_replay) })
+fn is_guarded(worker: &Worker, source: &EventSource) -> bool {
+    let host = worker.authority.host();
+    let mut endpoints = [Some(&source.events), source.replay.as_ref()].into_iter().flatten();
+    match worker.facts.asks_for_events() {
+        // An engine must not make the router connect to other hosts.
+        true => worker.guarded || endpoints.any(|endpoint| endpoint.host() != host),
+        false => worker.guards_events,
+    }
 }
 
 /// Follows one rank until the task is aborted.

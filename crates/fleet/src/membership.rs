@@ -272,13 +272,14 @@ impl Fleet {
         is_written_down: bool,
     ) -> Result<(), ClaimError> {
         let networks = &self.cluster.networks;
-        let beside = [&config.bootstrap, &config.kv_events, &config.kv_replay];
-        for url in [Some(&config.url)].into_iter().chain(beside.map(Option::as_ref)).flatten() {
+        let beside =
+            [config.bootstrap.as_deref(), config.written_events(), config.kv_replay.as_deref()];
+        for url in [Some(config.url.as_str())].into_iter().chain(beside).flatten() {
             let uri = url.parse::<http::Uri>().ok();
             let host = uri.as_ref().and_then(|uri| uri.host()).unwrap_or_default();
             let is_own = is_written_down && host == address.host();
             if !is_own && !networks.admit_host(host) {
-                return Err(ClaimError::Outside { id: config.id.clone(), url: url.clone() });
+                return Err(ClaimError::Outside { id: config.id.clone(), url: url.to_owned() });
             }
         }
         Ok(())

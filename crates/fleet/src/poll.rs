@@ -3,28 +3,26 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
 use splitrail_engine::vllm::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
+use super::learn::learn;
 use super::worker::Worker;
 use crate::Served;
 use splitrail_api::error::{Error, Fault, Kind};
-use splitrail_engine_client::EngineClient;
+use splitrail_engine_client::{Engine as _, EngineClient};
 
-/// Maximum size in bytes of an engine's `/metrics` or `/v1/models`. vLLM's metrics take about 60
+/// Maximum size in bytes of an engine's `/metrics`. vLLM's metrics take about 60
 /// kB, and ten times as much with hundreds of adapters and ranks.
 const REPORT_MAX_BYTES: usize = 4 << 20;
-/// Maximum number of characters of a model name reported by an engine in a log line.
-const NAME_MAX_CHARS: usize = 128;
 
 /// Polls one worker until the task is aborted.
 pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     let config = served.config.health;
     let mut ticks = tokio::time::interval(config.probe_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut block_size_said = false;
-    let (mut passed, mut failed, mut started_at_s) = (0u32, 0u32, None);
+    let (mut differs, mut learned) = (false, None);
+    let (mut passed, mut failed, mut last) = (0u32, 0u32, None);
     let healthy_threshold = config.healthy_threshold;
     loop {
         ticks.tick().await;
@@ -35,26 +33,20 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
         }
         match ask(&worker, &served.client, config.probe_timeout).await {
             Ok(load) => {
-                if let Some(tokens) = load.block_size
-                    && !served.pool.learn_block_size(tokens)
-                    && !std::mem::replace(&mut block_size_said, true)
-                {
-                    let (worker, block_size) = (worker.id(), served.pool.block_size());
-                    tracing::error!(
-                        worker,
-                        block_size,
-                        engine = tokens,
-                        "the engine's block size differs from the model's: its blocks cannot be found"
-                    );
-                }
-                if begins_anew(&mut started_at_s, load.started_at_s) {
+                if begins_anew(&mut last, &load) {
                     worker.begins_anew();
                 }
-                worker.ranks.set_count(load.ranks.unwrap_or(1));
-                worker.set_load(asked, load);
-                if worker.context_tokens().is_none() {
-                    learn_context(&served, &worker, config.probe_timeout).await;
+                if let Some(tokens) = load.block_size {
+                    differs = tell_block_size(&served, &worker, tokens, differs);
                 }
+                worker.ranks.set_count(load.ranks.unwrap_or(1));
+                let process = worker.process();
+                if learned != Some(process)
+                    && learn(&served, &worker, &load, config.probe_timeout).await
+                {
+                    learned = Some(process);
+                }
+                worker.set_load(asked, load);
                 (passed, failed) = (passed.saturating_add(1), 0);
                 let back = worker.is_up() || passed >= healthy_threshold;
                 if back && worker.set_probed(true, "it answers") {
@@ -77,40 +69,27 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     }
 }
 
-/// Whether an engine's process differs from the last one that reported its start time.
-fn begins_anew(known: &mut Option<f64>, said: Option<f64>) -> bool {
-    let Some(said) = said else { return false };
-    known.replace(said).is_some_and(|before| before != said)
+/// Whether a report is of another process than the last one.
+fn begins_anew(last: &mut Option<EngineLoad>, load: &EngineLoad) -> bool {
+    last.replace(load.clone()).is_some_and(|last| {
+        let has_other_blocks = last.block_size.is_some() && last.block_size != load.block_size;
+        has_other_blocks || load.is_of_another_process(&last)
+    })
 }
 
-/// Learns the longest sequence, which vLLM reports as `max_model_len` of each model it serves.
-async fn learn_context(served: &Served, worker: &Worker, patience: Duration) {
-    #[derive(Deserialize)]
-    struct Models {
-        data: Vec<ModelCard>,
-    }
-    #[derive(Deserialize)]
-    struct ModelCard {
-        id: String,
-        max_model_len: Option<u32>,
-    }
-    let get = served.client.get(worker, "/v1/models", REPORT_MAX_BYTES);
-    let asked = tokio::time::timeout(patience, get).await;
-    let Ok(Ok(text)) = asked else { return };
-    let Ok(Models { data }) = serde_json::from_str(&text) else { return };
-    // An engine that does not report a limit is not asked again.
-    let said = data.iter().filter_map(|card| card.max_model_len).min();
-    worker.set_context_tokens(said.unwrap_or(u32::MAX));
-    if !data.iter().any(|card| card.id == served.name()) {
-        let shown = |id: &str| id.chars().take(NAME_MAX_CHARS).collect::<String>();
-        let serves: Vec<_> = data.iter().map(|card| shown(&card.id)).take(8).collect();
+/// Records the block size of an engine, and logs once that it differs from the model's. Returns
+/// whether it does.
+fn tell_block_size(served: &Served, worker: &Worker, tokens: u32, differed: bool) -> bool {
+    let differs = !served.pool.learn_block_size(worker, tokens);
+    if differs && !differed {
         tracing::error!(
             worker = worker.id(),
-            model = served.name(),
-            ?serves,
-            "the engine does not serve this model: requests to it will be refused"
+            block_size = served.pool.block_size(),
+            engine = tokens,
+            "the engine's block size differs from the model's: its blocks cannot be found"
         );
     }
+    differs
 }
 
 /// Requests and parses one load report.

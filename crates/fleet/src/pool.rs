@@ -14,6 +14,7 @@ use super::calibration::Calibration;
 use super::candidates::CandidateBuilder;
 use super::exclusion::{Exclusion, excluded};
 use super::ranks::rank_key;
+use super::resync::Wish;
 use super::roster::Roster;
 use super::waiting::Waiting;
 use super::worker::Worker;
@@ -50,6 +51,8 @@ pub struct Pool {
     changing: Mutex<()>,
     /// Tokens per block; 0 until an engine has reported the block size.
     block_size: watch::Sender<u32>,
+    /// Whether the block size is that of the engines, since the configuration has none.
+    learns_block_size: bool,
     /// Written by the tasks that follow workers' events. Prompts are looked up through `reader`.
     index: Mutex<Index>,
     reader: IndexReader,
@@ -80,6 +83,7 @@ impl Pool {
             next: AtomicU32::new(0),
             changing: Mutex::new(()),
             block_size: watch::Sender::new(index.config().block_size),
+            learns_block_size: index.config().block_size == 0,
             reader: index.reader(),
             index: Mutex::new(index),
             assumed: Assumed::new(SpeculativeIndexConfig::OFF),
@@ -137,19 +141,44 @@ impl Pool {
         let _known = sizes.wait_for(|tokens| *tokens > 0).await;
     }
 
-    /// Sets the block size to the one that an engine reports, if none is known yet. Returns whether
-    /// the pool's block size equals the engine's.
-    pub fn learn_block_size(&self, tokens: u32) -> bool {
-        if self.block_size() == 0 {
-            // The lock of the index is taken before the block size is set, as everywhere; it
-            // decides which engine is first.
-            let mut index = self.index();
-            // Nothing is indexed before the block size is known.
-            if self.block_size() == 0 && index.set_block_size(tokens) {
-                self.block_size.send_replace(tokens);
-            }
+    /// Records the block size that a worker's engine reports. If the configuration has none, the
+    /// pool takes over the first one, and later another one on which all engines agree that have
+    /// reported one. Returns whether the pool's block size equals the engine's.
+    pub fn learn_block_size(&self, worker: &Worker, tokens: u32) -> bool {
+        worker.facts.set_block_size(Some(tokens));
+        if self.block_size() == tokens || !self.learns_block_size {
+            return self.block_size() == tokens;
+        }
+        let roster = self.roster();
+        let mut others = roster.iter().filter_map(|worker| worker.facts.block_size());
+        if others.all(|other| other == tokens) {
+            self.take_over_block_size(&roster, tokens);
         }
         self.block_size() == tokens
+    }
+
+    /// Replaces the block size. All that is indexed was named by the former one, so that all
+    /// workers' events are read again.
+    fn take_over_block_size(&self, roster: &Roster, tokens: u32) {
+        // The lock of the index is taken before the block size is set, as everywhere; it decides
+        // which engine is first.
+        let mut index = self.index();
+        let before = self.block_size();
+        roster.iter().for_each(|worker| _ = index.remove_worker(worker.index.0));
+        if !index.set_block_size(tokens) {
+            return;
+        }
+        self.block_size.send_replace(tokens);
+        drop(index);
+        if before == 0 {
+            return;
+        }
+        tracing::warn!(before, block_size = tokens, "all engines have another block size now");
+        for worker in roster.iter() {
+            self.assumed.forget(worker.index);
+            worker.parity.forget();
+            worker.resync.request(Wish { reason: "block_size", is_last_resort: true });
+        }
     }
 
     /// Applies the settings of a pool that a reload may change.
@@ -189,7 +218,7 @@ impl Pool {
 
     /// The longest sequence, in tokens, that every worker that has reported its limit accepts.
     pub fn context_tokens(&self) -> Option<u32> {
-        self.roster.load().iter().filter_map(|worker| worker.context_tokens()).min()
+        self.roster.load().iter().filter_map(|worker| worker.facts.context_tokens()).min()
     }
 
     /// Number of leading blocks of a prompt that the index has of a worker, whether or not its
@@ -311,13 +340,35 @@ mod tests {
     #[test]
     fn the_first_engine_that_says_its_block_size_decides() {
         let pool = Pool::new(index(0), None);
+        let [first, second] = [enter(&pool, "a"), enter(&pool, "b")];
         assert_eq!(pool.block_size(), 0);
-        assert!(pool.learn_block_size(32));
-        assert!(!pool.learn_block_size(16));
+        assert!(pool.learn_block_size(&first, 32));
+        assert!(!pool.learn_block_size(&second, 16));
         assert_eq!((pool.block_size(), pool.index().config().block_size), (32, 32));
         let configured = Pool::new(index(16), None);
-        assert!(!configured.learn_block_size(32));
+        let worker = enter(&configured, "a");
+        assert!(!configured.learn_block_size(&worker, 32));
         assert_eq!(configured.block_size(), 16);
+    }
+
+    #[test]
+    fn a_block_size_on_which_all_engines_agree_is_taken_over() {
+        let pool = Pool::new(index(0), None);
+        let [first, second] = [enter(&pool, "a"), enter(&pool, "b")];
+        assert!(pool.learn_block_size(&first, 16) && pool.learn_block_size(&second, 16));
+        assert!(!pool.learn_block_size(&first, 32), "the other engine has 16 still");
+        assert_eq!(pool.block_size(), 16);
+        assert!(pool.learn_block_size(&second, 32));
+        assert_eq!((pool.block_size(), pool.index().config().block_size), (32, 32));
+        // An engine that is down has no say.
+        second.set_up(false, "test");
+        assert!(pool.learn_block_size(&first, 64));
+    }
+
+    fn enter(pool: &Pool, id: &str) -> Arc<Worker> {
+        let config = format!(r#"{{"id": "{id}", "role": "both", "url": "http://{id}:1"}}"#);
+        let config = serde_json::from_str(&config).unwrap();
+        pool.enter(|number| Worker::new(number, config, format!("{id}:1").parse().unwrap()))
     }
 
     #[test]

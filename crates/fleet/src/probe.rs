@@ -118,6 +118,13 @@ async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
     match send(served, worker, Trial::Threshold, None).await {
         Ok(reply) => {
             let outcome = Trial::Threshold.read(200, &reply).unwrap_or_default();
+            if outcome.reports_cached_tokens == Some(false) {
+                tracing::warn!(
+                    worker = worker.id(),
+                    "the engine reports no cached tokens, so that they are estimated: start it \
+                     with --enable-prompt-tokens-details"
+                );
+            }
             outcome
                 .honours_threshold
                 .ok_or_else(|| Error::engine(worker.id(), "sent no completion"))

@@ -19,6 +19,7 @@ use super::breaker::Breaker;
 use super::costs::Costs;
 use super::drift::Drift;
 use super::endpoint_support::EndpointSupport;
+use super::engine_facts::EngineFacts;
 use super::event_stats::EventStats;
 use super::hand_overs::HandOvers;
 use super::life::Life;
@@ -65,6 +66,8 @@ pub struct Worker {
     pub index: WorkerIndex,
     /// The worker's configuration, merged from all sources.
     pub config: WorkerConfig,
+    /// What the engine has told about itself.
+    pub facts: EngineFacts,
     /// Host and port of the worker's HTTP address.
     pub authority: Authority,
     /// Whether the worker's URL is `https`.
@@ -127,8 +130,6 @@ pub struct Worker {
     probed: AtomicBool,
     /// Whether the first synchronisation of the index is over, or the worker has no KV events.
     synced: AtomicBool,
-    /// The longest sequence that the worker accepts, in tokens; 0 until it has reported it.
-    context_tokens: AtomicU32,
     /// Whether the engine supports `cache_hit_threshold`: 0 is unknown, 1 is no, 2 is yes.
     honours_threshold: AtomicU8,
     /// The circuit breaker of prefill legs, and that of all other legs.
@@ -144,7 +145,8 @@ pub struct Worker {
 impl Worker {
     /// A worker that is presumed alive until a probe fails.
     pub fn new(index: WorkerIndex, config: WorkerConfig, authority: Authority) -> Self {
-        let synced = AtomicBool::new(config.kv_events.is_none());
+        let facts = EngineFacts::new(&config);
+        let synced = AtomicBool::new(facts.publishes() == Some(false));
         let life = Life::new(&config.id);
         let uses_tls = config.url.starts_with("https://");
         let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
@@ -154,6 +156,7 @@ impl Worker {
         Self {
             index,
             config,
+            facts,
             authority,
             uses_tls,
             bootstrap,
@@ -184,7 +187,6 @@ impl Worker {
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
             synced,
-            context_tokens: AtomicU32::new(0),
             honours_threshold,
             breakers: [BreakerConfig::default(); 2].map(Breaker::new),
             pace: Pace::default(),
@@ -341,6 +343,7 @@ impl Worker {
             // A worker that comes back may run another version of the engine.
             self.set_honours_threshold(None);
             self.ranks.set_pins(None);
+            self.facts.set_block_size(None);
             self.founder.store(false, Relaxed);
         }
         self.life.change(if up { Event::Alive } else { Event::Dead }, why);
@@ -374,7 +377,7 @@ impl Worker {
 
     /// Whether the worker or its shim reports KV blocks.
     pub fn tells_blocks(&self) -> bool {
-        self.config.kv_events.is_some() || self.shim_report.publishes()
+        self.facts.publishes() == Some(true) || self.shim_report.publishes()
     }
 
     /// Records that the first synchronisation of the index is over.
@@ -436,16 +439,6 @@ impl Worker {
     /// then a lower bound.
     pub fn index_is_truncated(&self) -> bool {
         self.ranks.is_any_truncated()
-    }
-
-    /// The longest sequence that the worker accepts, in tokens; `None` until it has reported it.
-    pub fn context_tokens(&self) -> Option<u32> {
-        Some(self.context_tokens.load(Relaxed)).filter(|tokens| *tokens > 0)
-    }
-
-    /// Records the longest sequence that the worker accepts, in tokens.
-    pub fn set_context_tokens(&self, tokens: u32) {
-        self.context_tokens.store(tokens, Relaxed);
     }
 
     /// Whether the engine supports `cache_hit_threshold`; `None` if unknown.

@@ -249,14 +249,21 @@ async fn models(State(app): Shared) -> Response {
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
+/// Like vLLM, which repeats its own configuration: it is started with `*` in place of a host.
 async fn event_sources(State(app): Shared) -> Response {
+    let bound = |endpoint: &Option<String>| {
+        let port = endpoint.as_ref()?.rsplit_once(':')?.1;
+        Some(format!("tcp://*:{port}"))
+    };
     let source = |source: &Endpoints| {
         json!({
             "enable_kv_cache_events": source.events.is_some(),
-            "publisher": "zmq",
-            "endpoint": source.events,
-            "replay_endpoint": source.replay,
+            "publisher": if source.events.is_some() { "zmq" } else { "null" },
+            "endpoint": bound(&source.events),
+            "replay_endpoint": bound(&source.replay),
             "buffer_steps": app.engine.config.replay_batches,
+            "hwm": 100_000,
+            "max_queue_size": 100_000,
             "topic": app.topic(),
         })
     };

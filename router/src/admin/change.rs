@@ -47,10 +47,10 @@ pub(super) async fn add(
     let served = the_model(&serving, model.as_deref())?;
     let before = served.pool.roster();
     // The blocks of two workers with the same event stream would be counted for both.
-    let publisher = worker.kv_events.as_deref();
+    let publisher = worker.written_events();
     let twin = before.iter().find(|other| {
         publisher.is_some()
-            && other.config.kv_events.as_deref() == publisher
+            && other.facts.publisher().as_deref() == publisher
             && other.id() != worker.id
             && other.config.url != worker.url
     });

@@ -19,6 +19,11 @@ impl Endpoint {
     pub(super) fn address(&self) -> &str {
         &self.address
     }
+
+    /// The host; IPv6 addresses in brackets.
+    pub fn host(&self) -> &str {
+        self.address.rsplit_once(':').map_or(&self.address, |(host, _)| host)
+    }
 }
 
 impl FromStr for Endpoint {

@@ -360,14 +360,14 @@ impl Session {
         let Some(attached) = &self.attached else { return Ok(()) };
         let Indexing { pool, worker, .. } = &attached.indexing;
         if let Some(tokens) = capabilities.block_size
-            && !pool.learn_block_size(tokens)
+            && !pool.learn_block_size(worker, tokens)
         {
             let ours = pool.block_size();
             let message = format!("the engine's block size is {tokens}, the model's is {ours}");
             return Err(Status::failed_precondition(message));
         }
         if let Some(tokens) = capabilities.context_tokens {
-            worker.set_context_tokens(tokens);
+            worker.facts.set_context_tokens(tokens);
         }
         worker.set_honours_threshold(capabilities.honours_threshold);
         worker.ranks.set_count(capabilities.ranks.unwrap_or(1));

@@ -51,9 +51,16 @@ fn part(cluster: &Arc<Cluster>, served: &Served, worker: &Arc<Worker>) -> Indexi
     Indexing::new(cluster, served.name().into(), pool, Arc::clone(worker), Some(0))
 }
 
+/// Where the worker's first rank publishes.
+fn source(worker: &Worker) -> EventSource {
+    let published = worker.facts.follow_publication().borrow().clone();
+    let Publication::At(mut sources) = published else { panic!("no publisher") };
+    sources.remove(0)
+}
+
 fn intake() -> Intake {
     let (cluster, served, worker) = cluster("tcp://127.0.0.1:1", "tcp://127.0.0.1:2");
-    let source = first_source(&worker).unwrap();
+    let source = source(&worker);
     Intake { part: part(&cluster, &served, &worker), source, speaks: None, oldest_batch: None }
 }
 
@@ -154,11 +161,41 @@ async fn the_index_is_read_anew_when_evictions_make_room() {
     let mut tasks = JoinSet::new();
     let mut part = part(&cluster, &served, &worker);
     part.truncated_min = Duration::from_millis(1);
-    tasks.spawn(follow(part, first_source(&worker).unwrap(), None, watch::Sender::new(false)));
+    tasks.spawn(follow(part, source(&worker), None, watch::Sender::new(false)));
     serve(&engine, &"long ".repeat(100), 1).await;
     eventually(|| worker.index_is_truncated()).await;
     // Many prompts shorter than a block evict the long one and store no blocks.
     serve(&engine, "short", 36).await;
     let resyncs = cluster.metrics.index_resyncs.with_label_values(&["sim", "w0", "over_limit"]);
     eventually(|| resyncs.get() > 0 && worker.events_are_current()).await;
+}
+
+#[test]
+fn an_engine_may_name_its_own_host_and_no_other() {
+    let worker = |keys: &str, is_listed: bool| {
+        let config =
+            format!(r#"{{"id": "w", "role": "both", "url": "http://198.51.100.7:1"{keys}}}"#);
+        let config = serde_json::from_str(&config).unwrap();
+        let worker = Worker::new(
+            splitrail_policy::WorkerIndex(0),
+            config,
+            "198.51.100.7:1".parse().unwrap(),
+        );
+        worker.with_guard(!is_listed, !is_listed)
+    };
+    let source = |events: &str, replay: &str| EventSource {
+        rank: 0,
+        events: events.parse().unwrap(),
+        replay: Some(replay.parse().unwrap()),
+    };
+    let own = source("tcp://198.51.100.7:5557", "tcp://198.51.100.7:5558");
+    let other = source("tcp://203.0.113.9:5557", "tcp://198.51.100.7:5558");
+    let half = source("tcp://198.51.100.7:5557", "tcp://203.0.113.9:5558");
+    let asked = worker("", true);
+    assert!(!is_guarded(&asked, &own));
+    assert!(is_guarded(&asked, &other) && is_guarded(&asked, &half));
+    assert!(is_guarded(&worker("", false), &own), "nobody has listed the worker");
+    // What is written down is what an operator wants.
+    let written = r#", "kv_events": "tcp://203.0.113.9:5557""#;
+    assert!(!is_guarded(&worker(written, true), &other));
 }

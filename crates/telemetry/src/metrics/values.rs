@@ -205,6 +205,7 @@ pub(crate) const RESYNCS: &[&str] = &[
     "garbage",
     "over_limit",
     "drift",
+    "block_size",
 ];
 /// Why blocks cannot be indexed.
 pub(crate) const REJECTED: &[&str] =

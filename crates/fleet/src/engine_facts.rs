@@ -1,0 +1,163 @@
+//! What an engine has told about itself, and what an operator has written in its place.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use splitrail_config::model::Worker as WorkerConfig;
+use splitrail_engine::vllm::identity::EventSource;
+use splitrail_engine::zmtp::Endpoint;
+use tokio::sync::watch;
+
+/// Where an engine publishes its KV events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Publication {
+    /// The engine has not been asked yet.
+    Unknown,
+    /// Nowhere that the router could follow.
+    Nowhere,
+    /// At these addresses, one for each rank that is known; at least one.
+    At(Vec<EventSource>),
+}
+
+/// What is known about one engine.
+#[derive(Debug)]
+pub struct EngineFacts {
+    /// The longest sequence that the engine accepts, in tokens; 0 until it has reported it.
+    context_tokens: AtomicU32,
+    /// Tokens per KV block as the engine reports it; 0 until it has.
+    block_size: AtomicU32,
+    publication: watch::Sender<Publication>,
+    /// Whether the engine is asked where it publishes, because nobody has written it down.
+    asks_for_events: bool,
+}
+
+impl EngineFacts {
+    /// What a worker's configuration says.
+    pub fn new(config: &WorkerConfig) -> Self {
+        let asks_for_events = config.asks_for_events();
+        let publication = match written(config) {
+            Some(source) => Publication::At(vec![source]),
+            None if asks_for_events => Publication::Unknown,
+            None => Publication::Nowhere,
+        };
+        Self {
+            context_tokens: AtomicU32::new(0),
+            block_size: AtomicU32::new(0),
+            publication: watch::Sender::new(publication),
+            asks_for_events,
+        }
+    }
+
+    /// The longest sequence that the engine accepts, in tokens; `None` until it has reported it.
+    pub fn context_tokens(&self) -> Option<u32> {
+        Some(self.context_tokens.load(Relaxed)).filter(|tokens| *tokens > 0)
+    }
+
+    /// Records the longest sequence that the engine accepts, in tokens.
+    pub fn set_context_tokens(&self, tokens: u32) {
+        self.context_tokens.store(tokens, Relaxed);
+    }
+
+    /// Tokens per KV block as the engine reports it.
+    pub fn block_size(&self) -> Option<u32> {
+        Some(self.block_size.load(Relaxed)).filter(|tokens| *tokens > 0)
+    }
+
+    /// Records what the engine reports as its tokens per KV block; `None` forgets it.
+    pub fn set_block_size(&self, tokens: Option<u32>) {
+        self.block_size.store(tokens.unwrap_or(0), Relaxed);
+    }
+
+    /// Whether the engine is asked where it publishes KV events.
+    pub fn asks_for_events(&self) -> bool {
+        self.asks_for_events
+    }
+
+    /// Whether the engine publishes KV events that the router can follow; `None` while unknown.
+    pub fn publishes(&self) -> Option<bool> {
+        match &*self.publication.borrow() {
+            Publication::Unknown => None,
+            Publication::Nowhere => Some(false),
+            Publication::At(_) => Some(true),
+        }
+    }
+
+    /// The address of the first publisher.
+    pub fn publisher(&self) -> Option<String> {
+        match &*self.publication.borrow() {
+            Publication::At(sources) => Some(sources.first()?.events.to_string()),
+            Publication::Unknown | Publication::Nowhere => None,
+        }
+    }
+
+    /// Records where the engine publishes. Returns whether that is news. What an operator has
+    /// written down has precedence.
+    pub fn set_publication(&self, found: Publication) -> bool {
+        self.asks_for_events
+            && self.publication.send_if_modified(|known| {
+                let is_news = *known != found;
+                *known = found;
+                is_news
+            })
+    }
+
+    /// A receiver for changes of where the engine publishes.
+    pub fn follow_publication(&self) -> watch::Receiver<Publication> {
+        self.publication.subscribe()
+    }
+}
+
+/// The addresses at which the first rank publishes, if they are written down.
+fn written(config: &WorkerConfig) -> Option<EventSource> {
+    let endpoint = |address: &str| address.parse::<Endpoint>().ok();
+    let events = endpoint(config.written_events()?)?;
+    let replay = config.kv_replay.as_deref().and_then(endpoint);
+    Some(EventSource { rank: 0, events, replay })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use splitrail_engine::vllm::identity::event_sources;
+
+    fn facts(keys: &str) -> EngineFacts {
+        let config = format!(r#"{{"id": "w", "role": "both", "url": "http://w:1"{keys}}}"#);
+        EngineFacts::new(&serde_json::from_str(&config).unwrap())
+    }
+
+    fn said(endpoint: &str) -> Publication {
+        let text =
+            format!(r#"{{"0": {{"enable_kv_cache_events": true, "endpoint": "{endpoint}"}}}}"#);
+        Publication::At(event_sources(&text, "w").unwrap())
+    }
+
+    #[test]
+    fn what_is_written_down_stands_whatever_an_engine_says() {
+        for (keys, publishes, publisher) in [
+            (r#", "kv_events": "tcp://w:2", "kv_replay": "tcp://w:3""#, true, Some("tcp://w:2")),
+            (r#", "kv_events": "none""#, false, None),
+            (r#", "shim": true"#, false, None),
+        ] {
+            let facts = facts(keys);
+            assert!(
+                !facts.asks_for_events() && !facts.set_publication(said("tcp://*:9")),
+                "{keys}"
+            );
+            assert_eq!(
+                (facts.publishes(), facts.publisher().as_deref()),
+                (Some(publishes), publisher)
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_is_what_the_engine_says_last() {
+        let facts = facts("");
+        assert_eq!((facts.asks_for_events(), facts.publishes()), (true, None));
+        assert!(facts.set_publication(said("tcp://*:9")));
+        assert_eq!(facts.publisher().as_deref(), Some("tcp://w:9"));
+        assert!(!facts.set_publication(said("tcp://*:9")));
+        assert!(facts.set_publication(Publication::Nowhere));
+        assert_eq!(facts.publishes(), Some(false));
+    }
+}

@@ -1,0 +1,181 @@
+//! Asks an engine what its configuration leaves out: when the router reaches it first, and again
+//! whenever its process may be another one.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use http::HeaderValue;
+use splitrail_api::text::random_id;
+use splitrail_config::model::Connector;
+use splitrail_engine::vllm::identity::{
+    EVENT_SOURCES_PATH, EventSource, MODELS_PATH, event_sources, served_models,
+};
+use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine_client::networks::literal;
+use splitrail_engine_client::{Question, WholeReply};
+use tokio::time::Instant;
+
+use super::engine_facts::Publication;
+use super::worker::Worker;
+use crate::Served;
+
+/// Maximum size of a reply in bytes. A list of models with thousands of adapters has about 2 MB.
+const REPLY_MAX_BYTES: usize = 4 << 20;
+/// Maximum number of characters of a model name reported by an engine in a log line.
+const NAME_MAX_CHARS: usize = 128;
+
+/// Asks one engine, whose metrics are `load`. Returns whether everything is known now; otherwise it
+/// is asked again. Each question may take `patience`.
+pub(super) async fn learn(
+    served: &Served,
+    worker: &Worker,
+    load: &EngineLoad,
+    patience: Duration,
+) -> bool {
+    let models = ask(served, worker, MODELS_PATH, patience).await;
+    let events = learn_events(served, worker, patience).await;
+    let (Some(models), Some(events)) = (models, events) else {
+        // An engine that does not say where it publishes is not waited for.
+        if worker.facts.publishes().is_none() {
+            worker.set_synced();
+        }
+        return false;
+    };
+    learn_models(served, worker, &models);
+    if worker.facts.set_publication(events) {
+        // What agreed with the router may have been another process.
+        worker.parity.forget();
+        tell_events(worker);
+    }
+    let expects_nixl = served.config.connector == Connector::Nixl;
+    // Other engines than vLLM have other metrics.
+    if expects_nixl && load.block_size.is_some() && !load.has_nixl {
+        tracing::warn!(
+            worker = worker.id(),
+            "connector is nixl, but the engine shows no metrics of NIXL: start it with \
+             --kv-transfer-config, or set connector to the engine's"
+        );
+    }
+    true
+}
+
+/// The reply to a `GET`, of any status.
+async fn ask(
+    served: &Served,
+    worker: &Worker,
+    path: &str,
+    patience: Duration,
+) -> Option<WholeReply> {
+    let request_id = HeaderValue::from_str(&random_id());
+    let request_id = request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail"));
+    let question = Question {
+        path,
+        body: None,
+        request_id: &request_id,
+        max_bytes: REPLY_MAX_BYTES,
+        deadline: Instant::now() + patience,
+    };
+    let reply = served.client.question(worker, question).await;
+    reply
+        .inspect_err(|why| tracing::debug!(worker = worker.id(), path, ?why, "no reply"))
+        .ok()
+        // A server that is starting, or a proxy without an engine behind it.
+        .filter(|reply| reply.status < 500)
+}
+
+/// Learns the longest sequence, which vLLM reports as `max_model_len` of each model that it serves.
+fn learn_models(served: &Served, worker: &Worker, reply: &WholeReply) {
+    let text = std::str::from_utf8(&reply.body).unwrap_or_default();
+    let Some(models) = served_models(text).filter(|_| reply.status == 200) else { return };
+    // An engine that does not report a limit is not asked again.
+    let said = models.iter().filter_map(|model| model.context_tokens).min();
+    worker.facts.set_context_tokens(said.unwrap_or(u32::MAX));
+    if !models.iter().any(|model| model.name == served.name()) {
+        let shown = |name: &str| name.chars().take(NAME_MAX_CHARS).collect::<String>();
+        let serves: Vec<_> = models.iter().map(|model| shown(&model.name)).take(8).collect();
+        tracing::error!(
+            worker = worker.id(),
+            model = served.name(),
+            ?serves,
+            "the engine does not serve this model: requests to it will be refused"
+        );
+    }
+}
+
+/// Where the engine publishes its KV events; `None` if it does not reply.
+async fn learn_events(served: &Served, worker: &Worker, patience: Duration) -> Option<Publication> {
+    if !worker.facts.asks_for_events() {
+        return Some(Publication::Nowhere);
+    }
+    let reply = ask(served, worker, EVENT_SOURCES_PATH, patience).await?;
+    let text = std::str::from_utf8(&reply.body).unwrap_or_default();
+    let host = worker.authority.host();
+    let sources = match reply.status {
+        200 => event_sources(text, host),
+        // Older versions, and other engines, do not have the path.
+        _ => Ok(Vec::new()),
+    };
+    let sources = sources.unwrap_or_else(|error| {
+        tracing::error!(worker = worker.id(), %error, "write its kv_events and kv_replay down");
+        Vec::new()
+    });
+    if let Some(source) = sources.iter().find(|source| is_beyond_reach(source, host)) {
+        tracing::error!(
+            worker = worker.id(),
+            endpoint = %source.events,
+            "the engine publishes its KV events on its own host alone: start it with an endpoint \
+             such as tcp://*:5557"
+        );
+        return Some(Publication::Nowhere);
+    }
+    Some(if sources.is_empty() { Publication::Nowhere } else { Publication::At(sources) })
+}
+
+fn tell_events(worker: &Worker) {
+    match worker.facts.publisher() {
+        Some(kv_events) => {
+            tracing::info!(worker = worker.id(), kv_events, "the engine says where it publishes");
+        }
+        None => {
+            // Nothing will be synchronised.
+            worker.set_synced();
+            tracing::warn!(
+                worker = worker.id(),
+                "KV-aware routing is off for this worker: its engine tells of no KV events; start \
+                 it with --kv-events-config, or write its kv_events down"
+            );
+        }
+    }
+}
+
+/// Whether a publisher can be reached from the engine's host only, and the router is on another
+/// one.
+fn is_beyond_reach(source: &EventSource, host: &str) -> bool {
+    is_loopback(source.events.host()) && !is_loopback(host)
+}
+
+fn is_loopback(host: &str) -> bool {
+    host.eq_ignore_ascii_case("localhost")
+        || literal(host).is_some_and(|ip: IpAddr| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_publisher_on_loopback_is_of_use_on_the_same_host_only() {
+        for (publisher, host, beyond) in [
+            ("tcp://127.0.0.1:5557", "10.0.0.1", true),
+            ("tcp://localhost:5557", "engine-0", true),
+            ("tcp://[::1]:5557", "10.0.0.1", true),
+            ("tcp://127.0.0.1:5557", "127.0.0.2", false),
+            ("tcp://127.0.0.1:5557", "localhost", false),
+            ("tcp://10.0.0.1:5557", "10.0.0.1", false),
+        ] {
+            let events = publisher.parse().expect("an endpoint");
+            let source = EventSource { rank: 0, events, replay: None };
+            assert_eq!(is_beyond_reach(&source, host), beyond, "{publisher} {host}");
+        }
+    }
+}
