@@ -26,6 +26,7 @@ mod quickstart;
 mod reload_command;
 mod replay_command;
 mod safe_text;
+mod serve_args;
 mod sim_engine;
 mod status_command;
 mod table;
@@ -41,6 +42,7 @@ use output::Output;
 use quickstart::QuickstartError;
 use reload_command::ReloadArgs;
 use replay_command::ReplayArgs;
+use serve_args::ServeArgs;
 use sim_engine::SimArgs;
 use status_command::StatusArgs;
 use top_command::TopArgs;
@@ -69,14 +71,7 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Runs the router.
-    Serve {
-        /// The configuration file.
-        #[arg(long)]
-        config: PathBuf,
-        /// A JSON file with addresses and models that is written once everything is bound.
-        #[arg(long)]
-        ready_file: Option<PathBuf>,
-    },
+    Serve(ServeArgs),
     /// Runs a simulated P/D cluster and the router in front of it, on loopback.
     Quickstart {
         /// Number of prefill engines.
@@ -168,7 +163,7 @@ fn main() -> ExitCode {
     // The output of commands that keep running is only read as logs.
     let runs_on = matches!(
         args.command,
-        Command::Serve { .. } | Command::Quickstart { .. } | Command::SimEngine(_)
+        Command::Serve(_) | Command::Quickstart { .. } | Command::SimEngine(_)
     );
     let logs = runs_on && args.log_format == LogFormat::Json;
     let ended = match tokio::runtime::Runtime::new() {
@@ -185,7 +180,7 @@ fn main() -> ExitCode {
 
 async fn run(command: Command, logs: bool) -> Result<(), Failure> {
     match command {
-        Command::Serve { config, ready_file } => serve(config, ready_file, logs).await,
+        Command::Serve(args) => serve(args, logs).await,
         Command::Quickstart {
             prefill,
             decode,
@@ -228,20 +223,22 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
 }
 
 /// With `logs`, each problem of the configuration becomes a log record.
-async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result<(), Failure> {
-    let loaded = splitrail_config::load(&path, splitrail_router::PARTS)
-        .map_err(|problems| Failure::of_problems(&problems, logs))?;
+async fn serve(args: ServeArgs, logs: bool) -> Result<(), Failure> {
+    let loaded = args.load().map_err(|problems| Failure::of_problems(&problems, logs))?;
     warn_of(&loaded.warnings);
+    for note in &loaded.notes {
+        tracing::info!("{note}");
+    }
     let listen = loaded.config.listen.clone();
     raise_descriptor_limit(loaded.config.limits.in_flight_max, "limits.in_flight_max");
     let core = splitrail_router::assemble::assemble(loaded.config);
     let core = core.map_err(not_assembled)?;
-    let running = Running::start_from(Some(path), core, &listen).await?;
+    let running = Running::start_from(args.config, core, &listen).await?;
     // Signals are handled from the moment at which the router reports that it is ready.
     let signals = Signals::watch()?;
     let addresses = running.addresses();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), profile = PROFILE, http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
-    if let Some(path) = ready_file {
+    if let Some(path) = args.ready_file {
         running.write_ready_file(&path)?;
     }
     let lines = queue_log_lines(running.core())?;

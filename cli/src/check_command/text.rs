@@ -18,6 +18,9 @@ pub(super) fn render(checked: &Checked) -> String {
     for warning in warnings.chain(checked.notes.iter().cloned()) {
         lines.push(format!("warning: {warning}"));
     }
+    for note in checked.loaded.iter().flat_map(|loaded| &loaded.notes) {
+        lines.push(format!("note: {}", printable(note, LINE_MAX_COLUMNS)));
+    }
     if let (Some(inspected), Ok(loaded)) = (&checked.models, &checked.loaded) {
         for (inspected, model) in inspected.iter().zip(&loaded.config.models) {
             of_model(inspected, model, &mut lines);

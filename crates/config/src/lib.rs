@@ -100,7 +100,7 @@ pub fn load(path: &Path, parts: Parts) -> Result<Loaded, Problems> {
 pub fn load_stdin(parts: Parts) -> Result<Loaded, Problems> {
     const NAME: &str = "stdin";
     let text = file::read_from(Ok(std::io::stdin().lock()), NAME, &DIALECT)?;
-    parse_for(parts, NAME, &text, Path::new("."))
+    parse_for(parts, &Hub::of_process(), NAME, &text, Path::new("."))
 }
 
 /// Checks the text of a configuration file for a build with all parts. `name` is the file name used

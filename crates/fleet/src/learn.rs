@@ -71,6 +71,7 @@ async fn ask(
     let question = Question {
         path,
         body: None,
+        rank: None,
         request_id: &request_id,
         max_bytes: REPLY_MAX_BYTES,
         deadline: Instant::now() + patience,

@@ -133,9 +133,9 @@ kinds! {
     /// The number of ranks differs from the configuration.
     RanksDiffer "ranks_differ" Fault
         "set `data_parallel_ranks` to the engine's number, or delete it",
-    /// No KV events are configured, and the engine publishes some.
+    /// No KV events are configured, and the engine tells of none.
     KvEventsUnused "kv_events_unused" Warning
-        "set `kv_events` to the engine's address",
+        "start the engine with `--kv-events-config` (`enable_kv_cache_events`, `publisher: zmq`) and `--enable-prefix-caching`; if it has no `/kv_event_sources`, set `kv_events`",
     /// The engine publishes no KV events.
     KvEventsOff "kv_events_off" Fault
         "start the engine with `--kv-events-config` (`enable_kv_cache_events`, `publisher: zmq`) and `--enable-prefix-caching`",

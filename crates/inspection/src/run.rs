@@ -98,6 +98,16 @@ pub async fn inspect(
     join_all(inspected).await
 }
 
+/// Fills in where the engine publishes KV events if that is left out, as the router does.
+fn ask_for_events(facts: &mut WorkerFacts) {
+    if let SourcesFact::Listed(sources) = &facts.identity.sources
+        && let Some(first) = sources.first().filter(|_| facts.config.asks_for_events())
+    {
+        facts.config.kv_events = Some(first.events.to_string());
+        facts.config.kv_replay = first.replay.as_ref().map(ToString::to_string);
+    }
+}
+
 /// The inspection of one model.
 struct Inspection<'a> {
     model: &'a Model,
@@ -146,6 +156,7 @@ impl Inspection<'_> {
         if !facts.is_reached() {
             return None;
         }
+        ask_for_events(facts);
         if self.model.connector.is_concurrent() && facts.config.role != Role::Decode {
             facts.bootstrap = shim::bootstrap(&asker, self.model.connector).await;
         }
@@ -153,7 +164,7 @@ impl Inspection<'_> {
         let name = &self.model.name;
         let Some(served) = facts.identity.model(name) else { return None };
         let text = trial::text(facts.identity.block_size, served.context_tokens);
-        let subscription = events::subscription(&asker, &self.networks);
+        let subscription = events::subscription(&asker, &facts.config, &self.networks);
         let prompt = self.prompt.as_ref();
         let (chat, (plain, engine_tokens), listened, replay) = tokio::join!(
             tokens::of_chat(&asker, name, prompt),

@@ -74,6 +74,22 @@ models:
 {workers}
 """
 
+# Only the engines' addresses; all else is asked of them, or follows.
+FIVE_LINES = """\
+listen: {{ http: 127.0.0.1:0, admin: 127.0.0.1:0 }}
+models:
+  - name: tiny
+    tokenizer: {model_path}
+    prefill: ["{prefill_url}"]
+    decode: ["{decode_url}"]
+"""
+
+
+def five_lines(model_path, prefill, decode):
+    return FIVE_LINES.format(
+        model_path=model_path, prefill_url=prefill.url, decode_url=decode.url
+    )
+
 
 def worker(id, role, engine):
     return (
@@ -83,7 +99,7 @@ def worker(id, role, engine):
 
 
 def worker_without_events(id, role, engine):
-    return f'      - {{ id: {id}, role: {role}, url: "{engine.url}" }}'
+    return f'      - {{ id: {id}, role: {role}, url: "{engine.url}", kv_events: none }}'
 
 
 def unreachable_worker(id, role):

@@ -19,40 +19,21 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     if worker.config.shim || !needs_events(found.model) {
         return;
     }
-    match &worker.config.kv_events {
-        None => unconfigured(found, worker),
+    match worker.config.written_events() {
         Some(address) => configured(found, worker, address),
+        None if worker.config.asks_for_events() => unknown(found, worker),
+        // The operator wants none.
+        None => {}
     }
 }
 
-fn unconfigured(found: &mut Findings<'_>, worker: &WorkerFacts) {
-    match &worker.identity.sources {
-        SourcesFact::Listed(sources) => {
-            let addresses = sources.first().map(|first| {
-                let replay = first.replay.as_ref();
-                let replay = replay.map(|address| format!(", kv_replay: \"{address}\""));
-                let what = format!(
-                    "the engine publishes KV events at {}, and no `kv_events` is set",
-                    first.events
-                );
-                let remedy =
-                    format!("set `kv_events: \"{}\"{}`", first.events, replay.unwrap_or_default());
-                (what, remedy)
-            });
-            if let Some((what, remedy)) = addresses {
-                found.add_with(Kind::KvEventsUnused, what, remedy);
-            }
-        }
-        SourcesFact::NotTcp => found.add(Kind::KvEventsOff, NOT_TCP.to_owned()),
-        SourcesFact::None | SourcesFact::Unknown => {
-            let what = "no `kv_events` is set: the router does not know what this worker holds";
-            found.add(Kind::KvEventsUnused, what.to_owned());
-            let kind = Kind::KvEventsOff;
-            if let Some(finding) = found.list.last_mut() {
-                finding.remedy = format!("{}; then set `kv_events`", kind.remedy());
-            }
-        }
+/// The engine was asked where it publishes, and names nothing that can be followed.
+fn unknown(found: &mut Findings<'_>, worker: &WorkerFacts) {
+    if worker.identity.sources == SourcesFact::NotTcp {
+        return found.add(Kind::KvEventsOff, NOT_TCP.to_owned());
     }
+    let what = "the engine tells of no KV events: the router does not know what this worker holds";
+    found.add(Kind::KvEventsUnused, what.to_owned());
 }
 
 /// What is said of an engine whose publisher cannot be reached over a network.

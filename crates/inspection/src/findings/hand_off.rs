@@ -72,7 +72,7 @@ fn gate(found: &mut Findings<'_>, worker: &WorkerFacts) {
         let what = "the engine ignores `cache_hit_threshold`, on which the configuration relies";
         found.add(Kind::ThresholdIgnored, what.to_owned());
     }
-    let has_events = worker.config.kv_events.is_some() && needs_events(model);
+    let has_events = worker.config.written_events().is_some() && needs_events(model);
     if is_gated(model) && router_gates(model, worker) && !has_events {
         let what = "nothing can tell that this worker holds enough of a prompt: decode-first never \
                     serves a request here";

@@ -189,10 +189,6 @@ fn identity_cases() -> Vec<Case> {
 
 fn events_cases() -> Vec<Case> {
     vec![
-        Case::prefill(Kind::KvEventsUnused, "kv_events: \"tcp://10.0.0.1:5557\", kv_replay", |w| {
-            w.config.kv_events = None;
-            w.config.kv_replay = None;
-        }),
         Case::prefill(Kind::KvEventsUnused, "--kv-events-config", |w| {
             w.config.kv_events = None;
             w.config.kv_replay = None;

@@ -18,13 +18,16 @@ const PAYLOAD_MAX_BYTES: usize = 4 << 20;
 /// Maximum number of batches of other requests that are read while the prompt's is awaited.
 const BATCHES_MAX: usize = 4096;
 
-/// The subscription to the first rank of a worker; `None` without a configured address.
-pub(crate) fn subscription(asker: &Asker<'_>, networks: &Networks) -> Option<Subscription> {
-    let Worker { kv_events, kv_replay, .. } = &asker.subject.worker.config;
-    let endpoint = |address: &Option<String>| -> Option<Endpoint> {
-        address.as_deref().and_then(|address| address.parse().ok())
-    };
-    let mut subscription = Subscription::new(endpoint(kv_events)?, endpoint(kv_replay));
+/// The subscription to the first rank of a worker; `None` without an address.
+pub(crate) fn subscription(
+    asker: &Asker<'_>,
+    worker: &Worker,
+    networks: &Networks,
+) -> Option<Subscription> {
+    let endpoint =
+        |address: Option<&str>| -> Option<Endpoint> { address.and_then(|text| text.parse().ok()) };
+    let (events, replay) = (worker.written_events(), worker.kv_replay.as_deref());
+    let mut subscription = Subscription::new(endpoint(events)?, endpoint(replay));
     subscription.limits.max_payload_bytes = PAYLOAD_MAX_BYTES;
     let left = |patience: Duration| asker.until(patience).saturating_duration_since(Instant::now());
     subscription.timing.connect_timeout = left(asker.bounds.question);

@@ -1,0 +1,60 @@
+"""Two addresses are enough: the router asks vLLM for the rest."""
+
+import os
+import pathlib
+
+import pytest
+
+from support import plain_http, prompts
+from support import router as routers
+from support.engine import BLOCK_SIZE, full_hit
+from support.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def router(prefill, decode):
+    yaml = routers.five_lines(os.environ["SPLITRAIL_MODEL_PATH"], prefill, decode)
+    folder = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"]) / "five-lines"
+    with routers.running(os.environ["SPLITRAIL_BIN"], yaml, folder) as router:
+        eventually(router.is_ready, bool, "the router is ready")
+        yield router
+
+
+def by_role(router):
+    return {worker["role"]: worker for worker in router.workers()}
+
+
+def test_what_is_left_out_is_asked_of_the_engines(router, prefill, decode):
+    workers = by_role(router)
+    assert set(workers) == {"prefill", "decode"}
+    for role, engine in (("prefill", prefill), ("decode", decode)):
+        worker = workers[role]
+        assert worker["id"] == f"{role}-127.0.0.1:{engine.port}"
+        assert worker["kv_events"] == engine.kv_events
+        assert worker["events_current"] and worker["index_synced"]
+        assert worker["context_tokens"] > 0
+        assert worker["honours_threshold"] is False
+    config = plain_http.get(f"{router.admin}/admin/config", timeout=30).json()
+    (model,) = config["models"]
+    assert (model["flow"], model["connector"]) == ("decode_first", "nixl")
+    assert model["queue"] != "none"
+
+
+def test_a_repeated_prompt_is_found_by_index_and_engine_alike(router, decode):
+    prompt = prompts.token_ids(320)
+    cold = router.complete(prompt)
+    assert cold.cached_tokens == 0
+    blocks = 320 // BLOCK_SIZE
+
+    def again():
+        answer = router.complete(prompt)
+        return answer, router.decision(answer.request_id)
+
+    # The decode worker has the prompt from the hand-off, and serves it alone once its events tell.
+    warm, record = eventually(
+        again, lambda found: found[1]["decode_try"] == "served", "the decode worker serves alone"
+    )
+    assert record["gate"] == "router"
+    assert warm.cached_tokens == full_hit(320)
+    assert warm.text == cold.text
+    assert router.index_blocks(f"decode-127.0.0.1:{decode.port}") >= blocks
