@@ -27,16 +27,6 @@ impl Process {
         Self::run(&built("splitrail"), name, folder, args, &[]).await
     }
 
-    /// The same, with these variables in its environment.
-    pub async fn start_with(
-        name: &str,
-        folder: &Path,
-        args: &[String],
-        env: &[(&str, &str)],
-    ) -> Self {
-        Self::run("splitrail", name, folder, args, env).await
-    }
-
     /// Starts a shim, `splitrail-shim ARGS --ready-file FILE`, and waits likewise.
     pub async fn shim(name: &str, folder: &Path, args: &[String]) -> Self {
         Self::run(&built("splitrail-shim"), name, folder, args, &[]).await

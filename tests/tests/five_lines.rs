@@ -47,7 +47,8 @@ fn url(engine: &Process) -> String {
 async fn router(files: &TempDir, arguments: &[&str]) -> Process {
     let hub = files.path().join("hub").display().to_string();
     let arguments = owned(&[&["serve"], arguments].concat());
-    Process::start_with("router", files.path(), &arguments, &[("HF_HUB_CACHE", &hub)]).await
+    let environment = [("HF_HUB_CACHE", hub.as_str())];
+    Process::run(&built("splitrail"), "router", files.path(), &arguments, &environment).await
 }
 
 async fn router_of_file(files: &TempDir, models: &str) -> Process {

@@ -13,8 +13,8 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
 use crate::facts::{
-    EventsFact, FetchOutcome, FetchedFact, ModelFacts, Reach, ReplayFact, SourceFact, TrialFact,
-    WorkerFacts,
+    EventsFact, FetchOutcome, FetchedFact, ModelFacts, Reach, ReplayFact, SourceFact, SourcesFact,
+    TrialFact, WorkerFacts,
 };
 use crate::questions::trial::Staged;
 use crate::questions::{Asker, events, hand_off, reports, shim, tokens, trial};

@@ -34,15 +34,15 @@ pub enum LogFormat {
 
 /// Logs the warnings about a configuration, one record each.
 pub fn warn_of(problems: &[Problem]) {
-    for Problem { file, line, column, message, hint } in problems {
-        tracing::warn!(place = %format_args!("{file}:{line}:{column}"), hint, "configuration: {message}");
+    for problem @ Problem { message, hint, .. } in problems {
+        tracing::warn!(place = problem.place(), hint, "configuration: {message}");
     }
 }
 
 /// Logs the mistakes of a configuration, one record each.
 pub fn report(problems: &[Problem]) {
-    for Problem { file, line, column, message, hint } in problems {
-        tracing::error!(place = %format_args!("{file}:{line}:{column}"), hint, "configuration: {message}");
+    for problem @ Problem { message, hint, .. } in problems {
+        tracing::error!(place = problem.place(), hint, "configuration: {message}");
     }
 }
 

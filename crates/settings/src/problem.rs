@@ -45,10 +45,18 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, line, column, message, hint } = self;
+        let Self { message, hint, .. } = self;
+        write!(out, "{}: {message}\n  hint: {hint}", self.place())
+    }
+}
+
+impl Problem {
+    /// The file with line and column, or alone for what is in no line.
+    pub fn place(&self) -> String {
+        let Self { file, line, column, .. } = self;
         match line {
-            0 => write!(out, "{file}: {message}\n  hint: {hint}"),
-            _ => write!(out, "{file}:{line}:{column}: {message}\n  hint: {hint}"),
+            0 => file.clone(),
+            _ => format!("{file}:{line}:{column}"),
         }
     }
 }

@@ -110,7 +110,7 @@ fn parsed(name: &str, text: &str) -> Value {
     };
     // No schema describes it: only what the text holds matters.
     let (any, mut read) = (serde_json::json!({}), None);
-    let rules = |root: &Node, _: &mut Report| read = Some(root.to_json());
+    let rules = |root: &mut Node, _: &mut Report| read = Some(root.to_json());
     let checked = splitrail_settings::file::parse::<Value>(name, text, &any, &PLAIN, rules);
     read.unwrap_or_else(|| panic!("{:?}", checked.err()))
 }
