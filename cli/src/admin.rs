@@ -8,7 +8,8 @@ mod connection;
 mod events;
 mod replica;
 
-pub(crate) use args::{AdminArgs, positive};
+pub(crate) use address::AdminAddress;
+pub(crate) use args::{AdminArgs, client_tls, positive};
 pub(crate) use ask_error::{AskError, AskErrorKind};
 pub(crate) use events::Event;
 pub(crate) use replica::{Replica, percent_encoded};

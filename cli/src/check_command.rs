@@ -8,7 +8,7 @@ use clap::Args;
 use splitrail_config::{Loaded, Problem, Problems};
 use splitrail_inspection::{Finding, ModelFacts, Severity, findings};
 use splitrail_prompt::PromptModel;
-use splitrail_settings::command::{Failure, exit, print_error};
+use splitrail_settings::command::{Failure, Paint, exit, print_error};
 
 use crate::not_assembled;
 use crate::output::Output;
@@ -97,7 +97,7 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Output, Failure> {
     if let Some(why) = &checked.unusable {
         print_error(why);
     }
-    Ok(Output { text: text::render(&checked), code })
+    Ok(Output { text: text::render(&checked, Paint::of_stdout()), code })
 }
 
 impl Checked {

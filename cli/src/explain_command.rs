@@ -1,22 +1,28 @@
 //! `splitrail explain`: asks a running router for the reasons of a request's placement.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use clap::Args;
+use clap::{ArgGroup, Args};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::Value;
-use splitrail_settings::command::{Failure, exit};
+use splitrail_settings::command::{Failure, Paint, exit};
 
 use crate::admin::{AdminArgs, AskErrorKind, Replica, percent_encoded};
 
 mod table;
 
+/// Maximum size of a request in bytes: no router takes a larger one (`limits.body_size_max`).
+const BODY_MAX_BYTES: u64 = 1 << 30;
+
 /// The arguments.
 #[derive(Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["request", "request_id"]))]
 pub(crate) struct ExplainArgs {
-    /// A file with a request's JSON body; the request is not served.
-    #[arg(long, value_name = "FILE", required_unless_present = "request_id")]
+    /// A file with a request's JSON body, or `-` for standard input; the request is not served.
+    #[arg(long, value_name = "FILE")]
     request: Option<PathBuf>,
     /// The id (`x-request-id`) of a recently served request.
     #[arg(long, value_name = "ID", conflicts_with_all = ["request", "endpoint", "header"])]
@@ -41,7 +47,7 @@ pub(crate) struct ExplainArgs {
 /// Asks the router, and returns the text to print.
 pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
     let body = match &args.request {
-        Some(path) => tokio::fs::read(path).await.map_err(|error| {
+        Some(path) => read_body(path).map_err(|error| {
             Failure::new(exit::NO_INPUT, format!("{}: {error}", path.display()))
         })?,
         None => Vec::new(),
@@ -54,8 +60,22 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
         return Ok(format!("{reply:#}"));
     }
     let mut text = String::new();
-    table::write(&mut text, &reply);
+    table::write(&mut text, &reply, Paint::of_stdout());
     Ok(text)
+}
+
+/// The content of a file; `-` is standard input.
+fn read_body(path: &Path) -> io::Result<Vec<u8>> {
+    let file: Box<dyn Read> = match path.to_str() {
+        Some("-") => Box::new(io::stdin()),
+        _ => Box::new(File::open(path)?),
+    };
+    let mut body = Vec::new();
+    file.take(BODY_MAX_BYTES + 1).read_to_end(&mut body)?;
+    if body.len() as u64 > BODY_MAX_BYTES {
+        return Err(io::Error::other(format!("more than {BODY_MAX_BYTES} bytes")));
+    }
+    Ok(body)
 }
 
 /// The path with its query.

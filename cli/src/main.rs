@@ -9,9 +9,12 @@ use clap::{Parser, Subcommand, ValueEnum};
 use splitrail_router::assemble::AssembleError;
 use splitrail_router::core::Core;
 use splitrail_router::run::{Running, Signals, until_stopped, wait_ready};
-use splitrail_settings::command::{Failure, exit, finish, parse_arguments, print_line};
+use splitrail_settings::command::{
+    AboutCommand, Build, Failure, describe, exit, finish, parse, print_line, variable_name,
+};
 use splitrail_settings::logging::{LineQueue, LineResult, queue_lines, warn_of};
 use splitrail_settings::process::raise_descriptor_limit;
+use splitrail_settings::variables::schema_with_variables;
 use splitrail_telemetry::logging::{self, LogFormat};
 
 mod admin;
@@ -20,6 +23,8 @@ mod check_command;
 mod cluster;
 mod drain_command;
 mod explain_command;
+mod health_command;
+mod init_command;
 mod keys_command;
 mod output;
 mod quickstart;
@@ -37,6 +42,8 @@ mod workers_command;
 use check_command::CheckArgs;
 use drain_command::{DrainArgs, UndrainArgs};
 use explain_command::ExplainArgs;
+use health_command::HealthArgs;
+use init_command::InitArgs;
 use keys_command::KeysArgs;
 use output::Output;
 use quickstart::QuickstartError;
@@ -54,15 +61,26 @@ use workers_command::WorkersArgs;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Whether the binary was optimised with an execution profile; see `release/README.md`.
-const PROFILE: &str = if cfg!(profile_guided) { "guided" } else { "none" };
+/// The program. `release/README.md` says how it is optimised with an execution profile.
+const BUILD: Build = Build {
+    program: "splitrail",
+    version: env!("CARGO_PKG_VERSION"),
+    commit: option_env!("SPLITRAIL_COMMIT"),
+    features: &[
+        ("kubernetes", splitrail_router::PARTS.kubernetes),
+        ("nats", splitrail_router::PARTS.nats),
+        ("otlp", splitrail_router::PARTS.otlp),
+    ],
+    is_profile_guided: cfg!(profile_guided),
+};
 
 /// A front door for LLM clusters with disaggregated prefill and decode.
 #[derive(Parser)]
-#[command(version, about)]
+#[command(version)]
 struct Args {
-    /// The format of log lines; `RUST_LOG` sets the filter.
-    #[arg(long, global = true, value_enum, default_value_t)]
+    /// The format of log lines: `text` or `json`. `RUST_LOG` sets the filter.
+    #[arg(long, value_name = "FORMAT", global = true, value_enum, default_value_t)]
+    #[arg(hide_possible_values = true)]
     log_format: LogFormat,
     #[command(subcommand)]
     command: Command,
@@ -103,6 +121,8 @@ enum Command {
     SimEngine(Box<SimArgs>),
     /// Runs a trace through a policy on a simulated cluster, in virtual time.
     Replay(Box<ReplayArgs>),
+    /// Writes a configuration file to start from.
+    Init(InitArgs),
     /// Checks a configuration, and with `--connect` the engines that it names.
     Check(CheckArgs),
     /// Shows the cluster as it is now, over all routers that are named.
@@ -119,6 +139,8 @@ enum Command {
     Reload(ReloadArgs),
     /// Asks a running router where a request would be or was placed, and why.
     Explain(ExplainArgs),
+    /// Asks one listener whether the router answers, for health checks of containers.
+    Health(HealthArgs),
     /// Manages the API keys of clients and operators.
     Keys(KeysArgs),
     /// Sums the ledger file by tenant and model.
@@ -129,6 +151,20 @@ enum Command {
         #[arg(long)]
         markdown: bool,
     },
+    #[command(flatten)]
+    About(AboutCommand),
+}
+
+/// The variable of the environment for a flag. The flags of `serve`, and those that have the same
+/// meaning for several commands, have short names.
+fn variable(path: &[&str], flag: &str) -> String {
+    let is_common = matches!(path, [] | ["serve"])
+        || (path == ["check"] && flag == "config")
+        || flag == "admin"
+        || flag.starts_with("admin-")
+        || flag == "all-addresses";
+    let path = if is_common { &[] } else { path };
+    variable_name(&[&["SPLITRAIL"], path, &[flag]].concat())
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -155,7 +191,7 @@ impl From<FlowArg> for splitrail_config::Flow {
 }
 
 fn main() -> ExitCode {
-    let args: Args = match parse_arguments() {
+    let args: Args = match parse(&BUILD, variable) {
         Ok(args) => args,
         Err(code) => return code,
     };
@@ -203,6 +239,7 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
         }
         Command::SimEngine(args) => Ok(sim_engine::run(*args).await?),
         Command::Replay(args) => replay_command::run(&args),
+        Command::Init(args) => init_command::run(args),
         Command::Check(args) => check_command::run(&args).await?.print(),
         Command::Top(args) => top_command::run(args).await?.map_or(Ok(()), Output::print),
         Command::Status(args) => status_command::run(args).await?.print(),
@@ -211,14 +248,19 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
         Command::Undrain(args) => drain_command::undrain(args).await?.print(),
         Command::Reload(args) => reload_command::run(args).await?.print(),
         Command::Explain(args) => print_line(explain_command::run(args).await?.trim_end()),
+        Command::Health(args) => print_line(&health_command::run(args).await?),
         Command::Keys(args) => print_line(&keys_command::run(args)?),
         Command::Usage(args) => {
             print_line(&usage_command::run(&args).map_err(|why| Failure::new(exit::NO_INPUT, why))?)
         }
         Command::Schema { markdown } => match markdown {
             true => print_line(&splitrail_config::reference_markdown()),
-            false => print_line(&format!("{:#}", splitrail_config::schema())),
+            false => {
+                let schema = schema_with_variables(splitrail_config::schema());
+                print_line(&format!("{schema:#}"))
+            }
         },
+        Command::About(command) => command.run(&BUILD, describe::<Args>(&BUILD, variable)),
     }
 }
 
@@ -237,7 +279,7 @@ async fn serve(args: ServeArgs, logs: bool) -> Result<(), Failure> {
     // Signals are handled from the moment at which the router reports that it is ready.
     let signals = Signals::watch()?;
     let addresses = running.addresses();
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), profile = PROFILE, http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
+    tracing::info!(version = BUILD.version, profile = BUILD.profile(), http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
     if let Some(path) = args.ready_file {
         running.write_ready_file(&path)?;
     }

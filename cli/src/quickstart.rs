@@ -10,6 +10,7 @@ use std::path::Path;
 use splitrail_config::{Flow, Problems, RequestFlow};
 use splitrail_router::assemble::{AssembleError, assemble};
 use splitrail_router::run::Running;
+use splitrail_settings::variables::escaped;
 use splitrail_sim::{Role, SimConfig, SimEngine, write_tokenizer};
 use tempfile::TempDir;
 
@@ -153,7 +154,7 @@ models:
         loopback(options.http_port),
         loopback(options.grpc_port),
         loopback(options.admin_port),
-        tokenizer.display().to_string(),
+        escaped(&tokenizer.display().to_string()),
     )
 }
 

@@ -156,7 +156,7 @@ fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named)
         prefill: count(|role| role == Role::Prefill),
         decode: count(|role| role != Role::Prefill),
         local,
-        queue: found.queue,
+        queue: found.queue.map(Into::into),
     };
     Ok((configured, Named::of(found.policy, found.queue.is_some())))
 }

@@ -94,7 +94,7 @@ fn core() -> &'static Arc<Core> {
     CORE.get_or_init(|| {
         let yaml = format!(
             "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
-limits: {{ body_max_bytes: {BODY_MAX_BYTES} }}
+limits: {{ body_size_max: {BODY_MAX_BYTES} }}
 models:
   - name: m
     block_size: 16

@@ -80,7 +80,7 @@ pub struct Core {
     pub traces: Traces,
     /// The places that each client holds.
     pub admission: Arc<Admission>,
-    /// Memory held by requests; at most `limits.request_memory_max_bytes`.
+    /// Memory held by requests; at most `limits.request_memory_max`.
     pub memory: Arc<MemoryBudget>,
     /// Prepares requests.
     pub preparer: Arc<Preparer>,
@@ -182,7 +182,7 @@ impl Core {
     }
 
     /// Counts a request that is refused because all requests together would hold more than
-    /// `limits.request_memory_max_bytes`; returns the error.
+    /// `limits.request_memory_max`; returns the error.
     pub fn shed_memory(&self) -> Error {
         memory_budget::shed(&self.metrics.shed)
     }

@@ -111,7 +111,7 @@ async fn a_served_request_has_a_line_with_its_route_tokens_and_times() {
 #[tokio::test]
 async fn a_refused_request_has_a_line_with_its_status() {
     let spec = Spec {
-        limits: "{ drain_delay: 10ms, drain_grace: 5s, body_max_bytes: 65536 }",
+        limits: "{ drain_delay: 10ms, drain_grace: 5s, body_size_max: 65536 }",
         ..Spec::aggregated(1)
     };
     let logged = Logged::start(spec, ON, "json").await;

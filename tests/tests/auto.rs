@@ -12,7 +12,7 @@ const SLOW: &str = ", costs: { prefill_us_per_token: 300, prefill_ns_per_token_p
                     hand_off_base_ms: 80, step_base_ms: 1, step_us_per_request: 0 }";
 
 fn spec(model: &str) -> Spec {
-    let model = format!("{COSTS}\nauto: {{ tbt_goal_ms: 10000 }}\n{model}");
+    let model = format!("{COSTS}\nauto: {{ tbt_goal: 10s }}\n{model}");
     let worker = |name: &str| if name == "d0" { SLOW } else { "" };
     Spec { prefill: 1, decode: 1, flow: "auto", model, worker, ..Spec::default() }
 }
@@ -80,7 +80,7 @@ async fn without_prefill_workers_it_is_said_and_not_taken_for_cheaper() {
 
 #[tokio::test]
 async fn a_threshold_that_is_found_gates_decode_first_and_is_told() {
-    let model = format!("{COSTS}\nauto: {{ tbt_goal_ms: 10000 }}\ncache_hit_threshold: auto\n");
+    let model = format!("{COSTS}\nauto: {{ tbt_goal: 10s }}\ncache_hit_threshold: auto\n");
     let worker = |name: &str| if name == "d0" { SLOW } else { "" };
     let spec =
         Spec { prefill: 1, decode: 1, flow: "decode_first", model, worker, ..Spec::default() };

@@ -66,7 +66,7 @@ fn chunked(body: &str) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_body_of_the_cap_is_served_and_one_byte_more_is_a_413() {
-    let cluster = one_engine("{ body_max_bytes: 65536 }").await;
+    let cluster = one_engine("{ body_size_max: 65536 }").await;
     let door = cluster.running.addresses().http;
     for (bytes, status) in [(CAP, 200), (CAP + 1, 413)] {
         let body = body_of_bytes(bytes);
@@ -84,7 +84,7 @@ async fn a_body_of_the_cap_is_served_and_one_byte_more_is_a_413() {
 
 #[tokio::test]
 async fn an_endless_body_is_a_413_and_reading_stops() {
-    let cluster = one_engine("{ body_max_bytes: 65536 }").await;
+    let cluster = one_engine("{ body_size_max: 65536 }").await;
     let door = cluster.running.addresses().http;
     let piece = [&b"4000\r\n"[..], &[b' '; 0x4000], b"\r\n"].concat();
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n");
@@ -105,7 +105,7 @@ async fn an_endless_body_is_a_413_and_reading_stops() {
 
 #[tokio::test]
 async fn a_grpc_message_over_the_cap_is_refused() {
-    let cluster = one_engine("{ body_max_bytes: 65536 }").await;
+    let cluster = one_engine("{ body_size_max: 65536 }").await;
     let door = cluster.running.addresses().grpc.unwrap();
     let small = generate(door, text_request(&"x".repeat(10_000), "")).await;
     assert!(small.is_ok(), "{small:?}");
@@ -148,7 +148,7 @@ async fn grpc_flood(cluster: &Cluster, first: Vec<u8>, piece: Vec<u8>) -> (usize
 
 #[tokio::test]
 async fn an_endless_grpc_body_is_refused_and_reading_stops() {
-    let cluster = one_engine("{ body_max_bytes: 65536 }").await;
+    let cluster = one_engine("{ body_size_max: 65536 }").await;
     let spaces = vec![b' '; 0x4000];
     // A message that says it has 2 GiB.
     let huge = [0, 0x7f, 0xff, 0xff, 0xff].to_vec();
@@ -161,7 +161,7 @@ async fn an_endless_grpc_body_is_refused_and_reading_stops() {
 
 #[tokio::test]
 async fn an_endless_grpc_call_is_refused_and_reading_stops() {
-    let cluster = one_engine("{ body_max_bytes: 65536 }").await;
+    let cluster = one_engine("{ body_size_max: 65536 }").await;
     // Field 15 is nobody's: each message is valid and means nothing.
     let unknown = [&[0, 0, 0, 0x40, 0x05, 0x7a, 0x81, 0x80, 0x01][..], &[b' '; 0x4001]].concat();
     let (sent, status) = grpc_flood(&cluster, unknown.clone(), unknown).await;
@@ -250,7 +250,7 @@ async fn malformed_extra_fields_over_grpc_are_refused() {
 
 #[tokio::test]
 async fn counts_and_sizes_out_of_bounds_are_a_400_that_no_engine_sees() {
-    let cluster = one_engine("{ stop_max: 16, schema_max_bytes: 4096 }").await;
+    let cluster = one_engine("{ stop_max: 16, schema_size_max: 4096 }").await;
     let big = json!("g".repeat(5000));
     let mut cases: Vec<(&str, Value)> = vec![
         ("n", json!(1_u64 << 31)),
@@ -304,7 +304,7 @@ async fn counts_and_sizes_out_of_bounds_are_a_400_that_no_engine_sees() {
 #[tokio::test]
 #[allow(clippy::too_many_lines)] // One table of cases.
 async fn counts_and_sizes_are_bounded_on_every_endpoint_and_in_every_object() {
-    let limits = "{ stop_max: 16, schema_max_bytes: 4096, messages_max: 8 }";
+    let limits = "{ stop_max: 16, schema_size_max: 4096, messages_max: 8 }";
     let cluster = one_engine(limits).await;
     let user = json!({"role": "user", "content": "x"});
     let many = json!(vec![user.clone(); 9]);
@@ -379,7 +379,7 @@ async fn counts_and_sizes_are_bounded_on_every_endpoint_and_in_every_object() {
 
 #[tokio::test]
 async fn the_bounds_hold_over_grpc() {
-    let cluster = one_engine("{ stop_max: 16, schema_max_bytes: 4096 }").await;
+    let cluster = one_engine("{ stop_max: 16, schema_size_max: 4096 }").await;
     let door = cluster.running.addresses().grpc.unwrap();
     let set = |change: fn(&mut splitrail_proto::v1::SamplingParams)| {
         let mut request = text_request("x", "");

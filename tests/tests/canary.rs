@@ -176,7 +176,7 @@ impl World {
         let (raw, decode) = (post.url(), engines[2].url());
         let yaml = format!(
             "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
-limits: {{ body_max_bytes: 65536 }}
+limits: {{ body_size_max: 65536 }}
 models:
   - name: sim
     block_size: 16

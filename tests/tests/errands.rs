@@ -143,7 +143,7 @@ async fn the_tokens_of_embeddings_are_in_the_books_and_none_of_them_is_cached() 
 
 #[tokio::test]
 async fn what_is_wrong_with_them_is_said_by_name_before_an_engine_is_asked() {
-    let limits = "{ drain_delay: 1ms, embedding_inputs_max: 2, body_max_bytes: 4096 }";
+    let limits = "{ drain_delay: 1ms, embedding_inputs_max: 2, body_size_max: 4096 }";
     let trial = &mut Trial::start(Spec { limits, ..embedding(1) }).await;
     for (path, body, param) in [
         (EMBEDDINGS, json!({"input": "x"}), "model"),

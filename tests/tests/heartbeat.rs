@@ -60,7 +60,7 @@ impl OneThread {
         let file = folder.join("splitrail.yaml");
         let yaml = format!(
             "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
-limits: {{ tokenize_max_bytes: 33554432 }}
+limits: {{ tokenize_size_max: 33554432 }}
 models:
   - name: sim
     block_size: 16

@@ -257,7 +257,7 @@ async fn a_greedy_client_does_not_starve_another() {
 #[tokio::test]
 async fn all_bodies_share_a_budget() {
     // Beside two bodies and their hashes, there is no room to tokenise a third.
-    let limits = "{ body_max_bytes: 1000000, request_memory_max_bytes: 2050000 }";
+    let limits = "{ body_size_max: 1000000, request_memory_max: 2050000 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
         false => whole_answer(),
@@ -274,7 +274,7 @@ async fn all_bodies_share_a_budget() {
     }
     let refused = solo.http.post(COMPLETIONS, &body).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, "1"));
-    assert!(refused.text().contains("limits.request_memory_max_bytes"), "{}", refused.text());
+    assert!(refused.text().contains("limits.request_memory_max"), "{}", refused.text());
     assert_eq!(solo.http.post(COMPLETIONS, &completion("small")).await.status, 200);
     drop(holding);
     eventually("there is room again", async || {
@@ -288,7 +288,7 @@ async fn all_bodies_share_a_budget() {
 #[tokio::test]
 async fn messages_of_grpc_calls_share_the_budget_of_bodies() {
     // A message is there twice: as it was sent, and decoded.
-    let limits = "{ body_max_bytes: 1000000, request_memory_max_bytes: 2600000 }";
+    let limits = "{ body_size_max: 1000000, request_memory_max: 2600000 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
         false => whole_answer(),
@@ -304,7 +304,7 @@ async fn messages_of_grpc_calls_share_the_budget_of_bodies() {
     }
     let refused = generate(solo.router.grpc, request()).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-    assert!(refused.message().contains("limits.request_memory_max_bytes"), "{refused:?}");
+    assert!(refused.message().contains("limits.request_memory_max"), "{refused:?}");
     let shed = [("reason", "request_memory")];
     assert_eq!(solo.metric("splitrail_shed_total", &shed).await, 1.0);
     drop(holding);

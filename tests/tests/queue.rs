@@ -128,7 +128,7 @@ async fn who_leaves_while_it_waits_costs_nothing() {
 
 #[tokio::test]
 async fn a_goal_that_cannot_be_met_is_refused_at_once_and_only_then() {
-    let mut line = Line::begin("ttft_goal_ms: 3000").await;
+    let mut line = Line::begin("ttft_goal: 3s").await;
     // Alone it takes longer than the goal, and no later time would be better.
     line.send("first", 1200, &[], 0.0).await;
     let body = completion(&prompt(100, "late")).to_string();
@@ -157,13 +157,13 @@ async fn a_full_queue_refuses() {
 
 #[tokio::test]
 async fn who_has_waited_too_long_is_refused_and_may_come_again() {
-    let mut line = Line::begin("max_wait_ms: 300").await;
+    let mut line = Line::begin("max_wait: 300ms").await;
     // Over a second of prefill.
     line.send("first", 200, &[], 0.0).await;
     let body = completion(&prompt(20, "second")).to_string();
     let refused = line.cluster.http.post_with(COMPLETIONS, &[JSON], body).await;
     assert_eq!(refused.status, 429, "{}", refused.text());
-    assert!(refused.text().contains("queue.max_wait_ms"), "{}", refused.text());
+    assert!(refused.text().contains("queue.max_wait"), "{}", refused.text());
     assert!(refused.header("retry-after").parse::<u32>().unwrap() >= 1);
     let labels = [("reason", "max_wait")];
     assert_eq!(line.cluster.metric("splitrail_shed_total", &labels).await, 1.0);

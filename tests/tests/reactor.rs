@@ -30,7 +30,7 @@ fn completion(text: &str) -> Value {
 /// One thread serves router, engines and clients: whatever blocks it blocks all.
 #[tokio::test]
 async fn short_requests_are_answered_while_long_prompts_are_tokenised() {
-    let limits = "{ tokenize_max_bytes: 33554432, drain_delay: 10ms }";
+    let limits = "{ tokenize_size_max: 33554432, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     // Where long prompts are in work.
     let preparer = &cluster.running.core().preparer;

@@ -159,7 +159,7 @@ fn answered() -> Vec<u8> {
 
 #[tokio::test]
 async fn slow_bodies_are_a_408_and_take_no_place() {
-    let limits = "{ body_grace: 1s, body_min_bytes_per_s: 1000, in_flight_max: 1 }";
+    let limits = "{ body_grace: 1s, body_rate_min: 1000, in_flight_max: 1 }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     let core = cluster.running.core();
     let door = cluster.running.addresses().http;
@@ -187,7 +187,7 @@ async fn slow_bodies_are_a_408_and_take_no_place() {
     for reply in told {
         assert!(reply.starts_with("HTTP/1.1 408 "), "{reply}");
         assert!(reply.contains("connection: close\r\n"), "{reply}");
-        assert!(reply.contains("limits.body_min_bytes_per_s"), "{reply}");
+        assert!(reply.contains("limits.body_rate_min"), "{reply}");
     }
     for request in cluster.engine("w0").requests() {
         assert!(request.body["prompt"].as_str().unwrap().starts_with("healthy"));
@@ -211,7 +211,7 @@ fn in_pieces(
 
 #[tokio::test]
 async fn a_body_at_the_least_pace_is_served() {
-    let limits = "{ body_grace: 100ms, body_min_bytes_per_s: 10 }";
+    let limits = "{ body_grace: 100ms, body_rate_min: 10 }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     let body = completion(&"long enough ".repeat(40)).to_string();
     let pieces = body.as_bytes().chunks(30).map(Bytes::copy_from_slice).collect();

@@ -105,16 +105,16 @@ async fn the_configuration_that_runs_is_one_that_check_has_nothing_to_say_of() {
 }
 
 #[test]
-fn variables_of_the_environment_that_stay_as_they_are_are_told() {
+fn variables_that_a_shell_would_fill_and_that_stay_as_they_are_are_told() {
     let files = tempfile::tempdir().unwrap();
-    let config = CONFIG.replace("name: sim", "name: ${MODEL}");
+    let config = CONFIG.replace("name: sim", "name: $MODEL");
     std::fs::write(files.path().join("splitrail.yaml"), config).unwrap();
     let output = run(ROUTER, files.path(), &["check", "--config", "splitrail.yaml"]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{said}");
     let warned: Vec<&str> = said.lines().filter(|line| line.starts_with("warning")).collect();
     let told =
-        "warning: splitrail.yaml:3:11: `models[0].name` has `${MODEL}`, which is taken as it is";
+        "warning: splitrail.yaml:3:11: `models[0].name` has `$MODEL`, which is taken as it is";
     assert_eq!(warned, [told]);
 }
 

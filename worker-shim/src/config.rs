@@ -8,6 +8,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
+use splitrail_settings::variables::escaped_json;
 use splitrail_settings::{Dialect, Problem, Problems, file, reference};
 
 pub mod model;
@@ -26,6 +27,7 @@ const DIALECT: Dialect = Dialect {
     later_keys: &[],
     later_values: &[],
     renamed_keys: RENAMED_KEYS,
+    variables: true,
     secret_keys: &["token", "engine_api_key", "events.login"],
     empty: "start from deploy/shim/splitrail-shim.yaml",
     too_large: "a shim's file is a few lines",
@@ -33,8 +35,10 @@ const DIALECT: Dialect = Dialect {
 
 /// Keys that had another name before version 1.0, which accepts both names. Each row is a line of
 /// the changelog.
-const RENAMED_KEYS: &[(&str, &str)] =
-    &[("limits.changes_max_bytes", "limits.change_log_max_bytes")];
+const RENAMED_KEYS: &[(&str, &str)] = &[
+    ("limits.change_log_max_bytes", "limits.change_log_size_max"),
+    ("limits.changes_max_bytes", "limits.change_log_size_max"),
+];
 
 /// A valid configuration and its warnings.
 #[derive(Clone, Debug)]
@@ -74,8 +78,8 @@ pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems
 /// # Errors
 /// All problems.
 pub fn from_arguments(keys: Map<String, Value>) -> Result<Loaded, Problems> {
-    // JSON is YAML.
-    parse("command line", &Value::Object(keys).to_string(), Path::new(""))
+    // JSON is YAML. The shell has filled in variables already.
+    parse("command line", &escaped_json(Value::Object(keys)).to_string(), Path::new(""))
 }
 
 /// The JSON Schema (2020-12) of a configuration file, with the meaning and the default of every

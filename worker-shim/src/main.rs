@@ -5,21 +5,40 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use serde_json::{Map, Value, json};
-use splitrail_settings::command::{Failure, exit, finish, parse_arguments, print_line};
+use splitrail_settings::command::{
+    AboutCommand, Build, Failure, Paint, describe, exit, finish, parse, print_line, variable_name,
+};
 use splitrail_settings::logging::{self, LogFormat};
 use splitrail_settings::process::{raise_descriptor_limit, write_whole};
+use splitrail_settings::variables::schema_with_variables;
 use splitrail_shim::config::{self, Loaded};
 use splitrail_shim::run::{RunningShim, StartError, UnexpectedExit};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+/// The program. `release/README.md` says how it is optimised with an execution profile.
+const BUILD: Build = Build {
+    program: "splitrail-shim",
+    version: env!("CARGO_PKG_VERSION"),
+    commit: option_env!("SPLITRAIL_COMMIT"),
+    features: &[("nats", cfg!(feature = "nats"))],
+    is_profile_guided: cfg!(profile_guided),
+};
+
+/// The variable of the environment for a flag.
+fn variable(path: &[&str], flag: &str) -> String {
+    let path = if flag == "config" { &[] } else { path };
+    variable_name(&[&["SPLITRAIL", "SHIM"], path, &[flag]].concat())
+}
+
 /// The shim of one engine: reports the engine's KV blocks and load to routers, and checks the
 /// cache hit threshold in front of the engine.
 #[derive(Parser)]
-#[command(version, about, args_conflicts_with_subcommands = true)]
+#[command(version, args_conflicts_with_subcommands = true)]
 struct Args {
-    /// The format of log lines. `RUST_LOG` sets the filter.
-    #[arg(long, global = true, value_enum, default_value_t)]
+    /// The format of log lines: `text` or `json`. `RUST_LOG` sets the filter.
+    #[arg(long, value_name = "FORMAT", global = true, value_enum, default_value_t)]
+    #[arg(hide_possible_values = true)]
     log_format: LogFormat,
     #[command(flatten)]
     run: RunArgs,
@@ -78,6 +97,8 @@ enum Command {
         #[arg(long)]
         markdown: bool,
     },
+    #[command(flatten)]
+    About(AboutCommand),
 }
 
 fn main() -> ExitCode {
@@ -91,7 +112,7 @@ fn main() -> ExitCode {
 }
 
 async fn command() -> ExitCode {
-    let args: Args = match parse_arguments() {
+    let args: Args = match parse(&BUILD, variable) {
         Ok(args) => args,
         Err(code) => return code,
     };
@@ -101,7 +122,10 @@ async fn command() -> ExitCode {
     let outcome = match args.command {
         Some(Command::Check { config }) => check(&config),
         Some(Command::Schema { markdown: true }) => print_line(&config::reference_markdown()),
-        Some(Command::Schema { markdown: false }) => print_line(&format!("{:#}", config::schema())),
+        Some(Command::Schema { markdown: false }) => {
+            print_line(&format!("{:#}", schema_with_variables(config::schema())))
+        }
+        Some(Command::About(command)) => command.run(&BUILD, describe::<Args>(&BUILD, variable)),
         None => run(args.run, logs).await,
     };
     finish(outcome, logs)
@@ -206,10 +230,11 @@ impl Signals {
 
 fn check(path: &Path) -> Result<(), Failure> {
     let loaded = config::load(path).map_err(|problems| Failure::of_problems(&problems, false))?;
+    let paint = Paint::of_stdout();
     for warning in &loaded.warnings {
-        print_line(&format!("warning: {warning}"))?;
+        print_line(&format!("{} {}", paint.warning("warning:"), warning.painted(paint)))?;
     }
-    print_line(&format!("{}: ok", path.display()))
+    print_line(&format!("{}: {}", path.display(), paint.good("ok")))
 }
 
 fn unexpected_exit_failure(ended: UnexpectedExit) -> Failure {

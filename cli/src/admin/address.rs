@@ -30,7 +30,7 @@ impl AdminAddress {
     }
 
     /// Whether the listener speaks TLS.
-    pub(super) fn is_tls(&self) -> bool {
+    pub(crate) fn is_tls(&self) -> bool {
         self.url.starts_with("https://")
     }
 
@@ -46,7 +46,7 @@ impl AdminAddress {
     }
 
     /// The port.
-    pub(super) fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         let port = self.authority().rsplit_once(':').map(|(_, port)| port);
         port.and_then(|port| port.parse().ok()).unwrap_or_default()
     }

@@ -118,23 +118,31 @@ impl AdminArgs {
     }
 
     fn tls(&self) -> Result<Arc<ClientConfig>, Failure> {
-        let flag = |key| match key {
+        let (ca, cert, key) = (&self.admin_ca, &self.admin_cert, &self.admin_cert_key);
+        let (ca, cert, key) = (ca.clone(), cert.clone(), key.clone());
+        client_tls(&EngineTls { ca, cert, key, server_name: None }, |key| match key {
             "cert" => "--admin-cert",
             "key" => "--admin-cert-key",
             _ => "--admin-ca",
-        };
-        let (ca, cert, key) = (&self.admin_ca, &self.admin_cert, &self.admin_cert_key);
-        let (ca, cert, key) = (ca.clone(), cert.clone(), key.clone());
-        let files = EngineTlsFiles::read(&EngineTls { ca, cert, key, server_name: None });
-        let system = SystemAuthorities::read;
-        let config = files.and_then(|files| match files.has_own_authorities() {
-            true => files.client_config(None),
-            false => files.client_config(Some(&system())),
-        });
-        config.map_err(|error| {
-            Failure::new(exit::NO_INPUT, format!("{} {}", flag(error.key), error.why))
         })
     }
+}
+
+/// The TLS configuration of a command's connections to routers. `flag` is the flag for a key of
+/// `files`.
+///
+/// # Errors
+/// A file cannot be used; the message names its flag.
+pub(crate) fn client_tls(
+    files: &EngineTls,
+    flag: impl Fn(&str) -> &'static str,
+) -> Result<Arc<ClientConfig>, Failure> {
+    let config = EngineTlsFiles::read(files).and_then(|files| match files.has_own_authorities() {
+        true => files.client_config(None),
+        false => files.client_config(Some(&SystemAuthorities::read())),
+    });
+    config
+        .map_err(|error| Failure::new(exit::NO_INPUT, format!("{} {}", flag(error.key), error.why)))
 }
 
 /// The addresses of a host name.

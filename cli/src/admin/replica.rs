@@ -24,13 +24,13 @@ const REPLY_MAX_BYTES: usize = 256 << 20;
 /// One replica.
 #[derive(Clone, Debug)]
 pub(crate) struct Replica {
-    pub(super) address: AdminAddress,
-    /// The address to connect to, if a host name has several.
-    pub(super) resolved: Option<SocketAddr>,
-    pub(super) tls: Option<Arc<ClientConfig>>,
-    pub(super) key: Option<HeaderValue>,
+    pub(crate) address: AdminAddress,
+    /// The address to connect to, if it is not to be looked up: of a host name that has several.
+    pub(crate) resolved: Option<SocketAddr>,
+    pub(crate) tls: Option<Arc<ClientConfig>>,
+    pub(crate) key: Option<HeaderValue>,
     /// The time for a complete reply.
-    pub(super) time_max: Duration,
+    pub(crate) time_max: Duration,
 }
 
 /// A complete reply.

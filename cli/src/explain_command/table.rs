@@ -2,23 +2,28 @@
 
 use serde_json::{Map, Value};
 
+use splitrail_settings::command::Paint;
+
 use crate::safe_text::printable;
+
+/// What the line of the chosen worker begins with.
+const CHOSEN: &str = "* ";
 
 /// Maximum width of a text, which may come from a client or a worker.
 const TEXT_MAX_COLUMNS: usize = 1000;
 
 /// Formats a reply of `POST /admin/explain`.
-pub(super) fn write(out: &mut String, reply: &Value) {
+pub(super) fn write(out: &mut String, reply: &Value, paint: Paint) {
     if reply["dry_run"] == true {
-        dry_run(out, &reply["explanation"]);
+        dry_run(out, &reply["explanation"], paint);
     } else {
         for one in list(&reply["decisions"]) {
-            past(out, one);
+            past(out, one, paint);
         }
     }
 }
 
-fn dry_run(out: &mut String, told: &Value) {
+fn dry_run(out: &mut String, told: &Value, paint: Paint) {
     let unit = text(&told["cost_unit"]);
     line(
         out,
@@ -41,8 +46,13 @@ fn dry_run(out: &mut String, told: &Value) {
         }
         for step in list(&prompt["steps"]) {
             let name = text(&step["step"]);
-            choice(out, &name, step, &unit);
-            candidates(out, list(&step["candidates"]).iter().collect(), list(&step["conditions"]));
+            choice(out, &name, step, &unit, paint);
+            candidates(
+                out,
+                list(&step["candidates"]).iter().collect(),
+                list(&step["conditions"]),
+                paint,
+            );
             if name == "decode_try" && prompt["gate"]["verdict"] == "asked" {
                 push(out, "  and where that one turns the prompt away:");
             }
@@ -50,7 +60,7 @@ fn dry_run(out: &mut String, told: &Value) {
                 let reasons: Vec<_> = list(&veto["reasons"]).iter().map(text).collect();
                 // Workers with another role are not listed.
                 if !reasons.iter().any(|reason| reason == "role") {
-                    vetoed(out, veto, &reasons.join(", "));
+                    vetoed(out, veto, &reasons.join(", "), paint);
                 }
             }
         }
@@ -60,7 +70,7 @@ fn dry_run(out: &mut String, told: &Value) {
     }
 }
 
-fn past(out: &mut String, told: &Value) {
+fn past(out: &mut String, told: &Value, paint: Paint) {
     let decision = &told["decision"];
     let unit = text(&told["cost_unit"]);
     line(
@@ -88,17 +98,18 @@ fn past(out: &mut String, told: &Value) {
     );
     let all = list(&decision["candidates"]);
     for made in list(&told["choices"]) {
-        choice(out, &text(&made["leg"]), made, &unit);
-        candidates(out, all.iter().filter(|one| one["leg"] == made["leg"]).collect(), &[]);
+        choice(out, &text(&made["leg"]), made, &unit, paint);
+        candidates(out, all.iter().filter(|one| one["leg"] == made["leg"]).collect(), &[], paint);
         for veto in list(&decision["vetoed"]).iter().filter(|veto| veto["leg"] == made["leg"]) {
-            vetoed(out, veto, &text(&veto["reason"]));
+            vetoed(out, veto, &text(&veto["reason"]), paint);
         }
     }
 }
 
 /// A worker that could not take a leg, and why.
-fn vetoed(out: &mut String, veto: &Value, reasons: &str) {
-    push(out, &format!("    not {}: {reasons}", text(&veto["worker"])));
+fn vetoed(out: &mut String, veto: &Value, reasons: &str, paint: Paint) {
+    let said = format!("not {}: {reasons}", text(&veto["worker"]));
+    push(out, &format!("    {}", paint.faint(&said)));
 }
 
 fn prompt_line(out: &mut String, prompt: &Value) {
@@ -118,10 +129,11 @@ fn prompt_line(out: &mut String, prompt: &Value) {
     );
 }
 
-fn choice(out: &mut String, name: &str, made: &Value, unit: &str) {
+fn choice(out: &mut String, name: &str, made: &Value, unit: &str, paint: Paint) {
     let rank =
         |which: &str| made[which].as_u64().map(|rank| format!("/{rank}")).unwrap_or_default();
-    let mut said = format!("  {name}: {}{}", text(&made["chosen"]), rank("chosen_rank"));
+    let chosen = text(&made["chosen"]) + &rank("chosen_rank");
+    let mut said = format!("  {}: {}", paint.strong(name), paint.good(&chosen));
     if let (true, Some(margin)) = (made["runner_up"].is_string(), made["margin"].as_f64()) {
         let next = text(&made["runner_up"]);
         let rank = rank("runner_up_rank");
@@ -131,7 +143,7 @@ fn choice(out: &mut String, name: &str, made: &Value, unit: &str) {
 }
 
 /// One line per worker.
-fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value]) {
+fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value], paint: Paint) {
     const COLUMNS: [(&str, &str); 7] = [
         ("cost", "cost"),
         ("overlap", "overlap_blocks"),
@@ -143,7 +155,7 @@ fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value]) {
     ];
     let mut rows = vec![header(&COLUMNS)];
     for seen in all {
-        let mark = if seen["chosen"] == true { "* " } else { "  " };
+        let mark = if seen["chosen"] == true { CHOSEN } else { "  " };
         let veto = &seen["veto"];
         let veto = if veto.is_string() { format!(" ({})", text(veto)) } else { String::new() };
         let rank = seen["rank"].as_u64().map(|rank| format!("/{rank}")).unwrap_or_default();
@@ -167,7 +179,9 @@ fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value]) {
             }
         });
         let said = cells.collect::<Vec<_>>().join("  ");
-        push(out, &format!("    {}", said.trim_end()));
+        let said = said.trim_end();
+        let said = if said.starts_with(CHOSEN) { paint.good(said) } else { said.to_owned() };
+        push(out, &format!("    {said}"));
     }
 }
 

@@ -62,7 +62,7 @@ fn check_object(body: &JsonObject, limits: &Limits) -> Result<(), Error> {
             return Err(Error::invalid(
                 key,
                 format!(
-                    "`{key}` has {bytes} bytes; at most {max} are allowed (limits.schema_max_bytes)"
+                    "`{key}` has {bytes} bytes; at most {max} are allowed (limits.schema_size_max)"
                 ),
             ));
         }

@@ -38,7 +38,7 @@ pub struct LimitReached {
 pub enum Kind {
     /// The request is malformed or asks for something that is not allowed.
     InvalidRequest,
-    /// The body is larger than `limits.body_max_bytes`.
+    /// The body is larger than `limits.body_size_max`.
     BodyTooLarge,
     /// The body took longer than `limits.body_timeout`.
     BodyTimeout,
@@ -81,7 +81,7 @@ pub enum Kind {
     StaleConnection,
     /// An engine sent the reply to another request; it was dropped.
     ForeignAnswer,
-    /// The reply is larger than `limits.engine_reply_max_bytes`.
+    /// The reply is larger than `limits.engine_reply_size_max`.
     ReplyTooLarge,
     /// A hand-off names a host that does not belong to the fleet.
     ForeignHandOff,

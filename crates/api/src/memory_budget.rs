@@ -2,7 +2,7 @@
 //!
 //! Everything that a client, or an engine on its behalf, can make the router keep is charged here
 //! before it is allocated: the bytes of a body, what is built from them, and the bytes of a reply
-//! that wait for the client. `limits.request_memory_max_bytes` is the bound. A [`Charge`] is stored
+//! that wait for the client. `limits.request_memory_max` is the bound. A [`Charge`] is stored
 //! with the bytes that it accounts for, and ends when it is dropped.
 
 use std::sync::Arc;
@@ -15,11 +15,10 @@ use crate::error::{Error, Kind};
 use splitrail_config::model::Limits;
 
 /// Counts a request that is refused because all requests together would hold more than
-/// `limits.request_memory_max_bytes`, and returns the error.
+/// `limits.request_memory_max`, and returns the error.
 pub fn shed(counted: &IntCounterVec) -> Error {
     counted.with_label_values(&["none", "request_memory"]).inc();
-    let message =
-        "the memory of all requests has reached limits.request_memory_max_bytes; retry later";
+    let message = "the memory of all requests has reached limits.request_memory_max; retry later";
     Error::new(Kind::Overloaded, message)
 }
 

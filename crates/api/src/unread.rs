@@ -117,7 +117,7 @@ impl Unread {
     fn refuse(&self) -> Error {
         self.shed.with_label_values(&["none", "unread_replies"]).inc();
         let message = "unread replies of this connection have reached \
-                       limits.unread_replies_max_bytes; read them first";
+                       limits.unread_replies_size_max; read them first";
         Error::new(Kind::OverShare, message)
     }
 

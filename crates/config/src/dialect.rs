@@ -8,14 +8,17 @@ pub(super) const DIALECT: Dialect = Dialect {
     later_keys: &["cache_isolation"],
     later_values: &[("tokenizer", "engine")],
     renamed_keys: RENAMED_KEYS,
+    variables: true,
     secret_keys: &["engine_api_key", "fleet.token", "events.login", "cache_salt_key"],
-    empty: "start from deploy/splitrail.example.yaml",
+    empty: "`splitrail init` writes a file to start from",
     too_large: "split the fleet over several routers",
 };
 
 /// Like `DIALECT`, for a worker that an operator adds while the router runs.
 pub(super) const ADDITION_DIALECT: Dialect = Dialect {
     renamed_keys: &[("worker.honours_threshold", "worker.supports_cache_hit_threshold")],
+    // The worker is in a request: its sender must not see the router's environment.
+    variables: false,
     ..DIALECT
 };
 
@@ -24,6 +27,7 @@ pub(super) const KEYS_DIALECT: Dialect = Dialect {
     later_keys: &[],
     later_values: &[],
     renamed_keys: &[],
+    variables: false,
     // The empty text is part of each path: a key may stand anywhere in place of its hash.
     secret_keys: &[""],
     empty: "write `keys: []`, or add keys with `splitrail keys new`",
@@ -33,21 +37,35 @@ pub(super) const KEYS_DIALECT: Dialect = Dialect {
 /// Keys that had another name before version 1.0, which accepts both names. Each row is a line of
 /// the changelog.
 pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[
+    ("access_log.rotate.max_bytes", "access_log.rotate.size_max"),
+    ("audit.rotate.max_bytes", "audit.rotate.size_max"),
     ("draw_seed", "rng_seed"),
     ("events.cut_off_max", "events.disconnect_grace"),
     ("events.durable", "events.durable_name"),
     ("events.replicas", "events.stream_replicas"),
+    ("events.stream_max_bytes", "events.stream_size_max"),
     ("fleet.load_stale", "fleet.load_stale_after"),
     ("ledger.log_every", "ledger.log_interval"),
     ("ledger.rotate.keep", "ledger.rotate.files_max"),
+    ("ledger.rotate.max_bytes", "ledger.rotate.size_max"),
     ("limits.answer_grace", "limits.reply_grace"),
-    ("limits.answer_min_bytes_per_s", "limits.reply_min_bytes_per_s"),
-    ("limits.bodies_max_bytes", "limits.request_memory_max_bytes"),
-    ("limits.unread_answers_max_bytes", "limits.unread_replies_max_bytes"),
+    ("limits.answer_min_bytes_per_s", "limits.reply_rate_min"),
+    ("limits.bodies_max_bytes", "limits.request_memory_max"),
+    ("limits.body_max_bytes", "limits.body_size_max"),
+    ("limits.body_min_bytes_per_s", "limits.body_rate_min"),
+    ("limits.engine_reply_max_bytes", "limits.engine_reply_size_max"),
+    ("limits.header_max_bytes", "limits.header_size_max"),
+    ("limits.reply_min_bytes_per_s", "limits.reply_rate_min"),
+    ("limits.request_memory_max_bytes", "limits.request_memory_max"),
+    ("limits.schema_max_bytes", "limits.schema_size_max"),
+    ("limits.tokenize_max_bytes", "limits.tokenize_size_max"),
+    ("limits.unread_answers_max_bytes", "limits.unread_replies_size_max"),
+    ("limits.unread_replies_max_bytes", "limits.unread_replies_size_max"),
     ("models[].assumed", "models[].speculative_index"),
     ("models[].assumed.approximate", "models[].speculative_index.approximate_ttl"),
     ("models[].assumed.max_blocks", "models[].speculative_index.blocks_max"),
     ("models[].assumed.speculative", "models[].speculative_index.speculative_ttl"),
+    ("models[].auto.tbt_goal_ms", "models[].auto.tbt_goal"),
     ("models[].breaker.open", "models[].breaker.cooldown"),
     ("models[].busy", "models[].saturation"),
     ("models[].canary.again_after", "models[].canary.interval"),
@@ -65,9 +83,14 @@ pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[
     ("models[].health.fail_after", "models[].health.unhealthy_threshold"),
     ("models[].health.pass_after", "models[].health.healthy_threshold"),
     ("models[].loss", "models[].cache_loss_tracking"),
+    ("models[].queue.fairness_ms", "models[].queue.fairness"),
+    ("models[].queue.lead_ms", "models[].queue.lead"),
+    ("models[].queue.max_wait_ms", "models[].queue.max_wait"),
+    ("models[].queue.ttft_goal_ms", "models[].queue.ttft_goal"),
     ("models[].timeouts.answer", "models[].timeouts.reply"),
     ("models[].workers[].honours_threshold", "models[].workers[].supports_cache_hit_threshold"),
     ("record.rotate.keep", "record.rotate.files_max"),
+    ("record.rotate.max_bytes", "record.rotate.size_max"),
 ];
 
 #[cfg(test)]
@@ -102,8 +125,11 @@ mod tests {
             | "resync_interval_min"
             | "base_time"
             | "reply" => json!("7m"),
-            "request_memory_max_bytes" => json!(2_u64 << 30),
-            "unread_replies_max_bytes" => json!(7 << 20),
+            "request_memory_max" => json!(2_u64 << 30),
+            "unread_replies_size_max" | "stream_size_max" | "body_size_max" => json!(7 << 20),
+            "engine_reply_size_max" | "header_size_max" | "tokenize_size_max" => json!(70 << 10),
+            "schema_size_max" | "size_max" => json!(7 << 10),
+            "fairness" | "lead" | "max_wait" | "ttft_goal" | "tbt_goal" => json!("7ms"),
             "stream_replicas" | "healthy_threshold" => json!(3),
             _ => json!(77),
         }
@@ -159,7 +185,8 @@ mod tests {
         let default = json!(read(&with(&[])).unwrap().config);
         for (old, new) in RENAMED_KEYS {
             let value = sample(new);
-            let (old_text, new_text) = (with(&[(old, &value)]), with(&[(new, &value)]));
+            let old_value = if old.ends_with("_ms") { json!(7) } else { value.clone() };
+            let (old_text, new_text) = (with(&[(old, &old_value)]), with(&[(new, &value)]));
             let [by_old, by_new] = [&old_text, &new_text].map(|text| {
                 read(text).unwrap_or_else(|problems| panic!("{old}, {new}: {problems}"))
             });

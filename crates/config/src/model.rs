@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::scalar::HitThreshold;
 use super::scalar::{self, BlockSize};
+use splitrail_settings::size;
 
 mod access;
 mod access_log;
@@ -27,6 +28,7 @@ mod health;
 mod limits;
 mod listen;
 mod or_none;
+mod queue;
 mod quotas;
 mod speculative_index;
 mod tokenizer;
@@ -52,11 +54,10 @@ pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};
 pub use listen::{AdminAccess, ClientCertificates, Listen, Listener, ListenerTls};
+pub use queue::{QueueConfig, ThresholdConfig};
 pub use quotas::{LocalQuotas, NatsQuotas, Quotas};
 pub use speculative_index::SpeculativeIndexConfig;
 pub use splitrail_policy::Policy;
-pub use splitrail_policy::queue::QueueConfig;
-pub use splitrail_policy::threshold::ThresholdConfig;
 pub use tokenizer::{ContentFormatConfig, HuggingfaceTokenizer, TokenizerConfig};
 pub use tracing::{OtlpConfig, OtlpHeader, OtlpProtocol, OtlpTarget, TracingConfig};
 pub use worker::{NO_EVENTS, Role, Worker};
@@ -183,9 +184,11 @@ pub struct AuditConfig {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rotate {
-    /// Size in bytes from which the file is rotated: it is renamed to `PATH.1`, the former `PATH.1`
+    /// Size from which the file is rotated: it is renamed to `PATH.1`, the former `PATH.1`
     /// to `PATH.2`, and so on.
-    #[schemars(range(min = 4096))]
+    #[serde(rename = "size_max")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(min = 4096))]
     pub max_bytes: u64,
     /// Maximum number of rotated files. The oldest one is deleted with a warning in the log.
     #[schemars(range(min = 1, max = 10_000))]

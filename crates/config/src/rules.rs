@@ -20,6 +20,7 @@ mod health;
 mod jwt;
 mod limits;
 mod listener_tls;
+mod queue;
 mod quotas;
 mod tokenizer;
 mod tracing;
@@ -75,6 +76,7 @@ pub(super) fn check(
         timeouts(model, &path, report);
         canary(model, &path, report);
         lease(model, &path, report);
+        queue::check(model, &path, report);
         tokenizer::check(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
         engine_tls::check(model, &path, base_dir, report);

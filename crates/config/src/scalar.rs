@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use splitrail_settings::reference::DERIVED;
 pub(super) use splitrail_settings::scalar::{
-    Address, DurationText, duration, duration_text, parse_duration,
+    Address, DurationText, duration, duration_text, format_duration, optional_duration,
+    optional_duration_text, parse_duration,
 };
 
 /// Leaves the default out of the schema of a key that is not part of the configuration as it is

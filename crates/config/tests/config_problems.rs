@@ -30,10 +30,10 @@ x.yaml:3:16: `limits.drain_grace` must be a duration such as `30s`, not the numb
   hint: add a unit: `30s` or `30ms`
 x.yaml:4:3: `limits` has an unknown key `in_flight`
   hint: did you mean `in_flight_max`? known here: connections_max, connections_per_address_max, header_timeout, idle_timeout, write_stall, \
-reply_grace, reply_min_bytes_per_s, unread_replies_max_bytes, \
-header_max_bytes, headers_max, http2_streams_max, grpc_watches_max, body_max_bytes, body_timeout, body_grace, body_min_bytes_per_s, \
-request_memory_max_bytes, object_members_max, messages_max, tokenize_max_bytes, template_timeout, in_flight_max, fair_by, batch_prompts_max, embedding_inputs_max, n_max, output_tokens_max, stop_max, schema_max_bytes, \
-engine_reply_max_bytes, index_blocks_per_worker_max, decisions_kept, drain_delay, drain_grace
+reply_grace, reply_rate_min, unread_replies_size_max, \
+header_size_max, headers_max, http2_streams_max, grpc_watches_max, body_size_max, body_timeout, body_grace, body_rate_min, \
+request_memory_max, object_members_max, messages_max, tokenize_size_max, template_timeout, in_flight_max, fair_by, batch_prompts_max, embedding_inputs_max, n_max, output_tokens_max, stop_max, schema_size_max, \
+engine_reply_size_max, index_blocks_per_worker_max, decisions_kept, drain_delay, drain_grace
 x.yaml:8:11: `models[0].flow` cannot be \"agregated\"
   hint: did you mean `aggregated`? one of: aggregated, prefill_first, decode_first, auto
 x.yaml:9:17: `models[0].block_size` must be a whole number, or `auto`, not the text \"16\"

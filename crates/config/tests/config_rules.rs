@@ -408,6 +408,6 @@ fn limits_leave_time_and_room() {
         let told = format!("`limits.{key}` is less than 10 ms");
         refused("drain_delay: 250ms", &format!("{key}: 9ms"), (8, 5 + key.len()), &told);
     }
-    let told = "`limits.request_memory_max_bytes` (1048576) is less than `limits.body_max_bytes` (33554432)";
-    refused("body_max_bytes: 1048576", "request_memory_max_bytes: 1048576", (7, 29), told);
+    let told = "`limits.request_memory_max` (1MiB) is less than `limits.body_size_max` (32MiB)";
+    refused("body_size_max: 1MiB", "request_memory_max: 1MiB", (7, 23), told);
 }

@@ -22,7 +22,7 @@ const RESERVED_MIN_BYTES: usize = 128 << 10;
 pub struct ReplyMemory {
     /// The memory that all requests hold.
     pub budget: Arc<MemoryBudget>,
-    /// `limits.request_memory_max_bytes`.
+    /// `limits.request_memory_max`.
     pub max_bytes: usize,
     /// Counts requests that are refused for load.
     pub shed: IntCounterVec,

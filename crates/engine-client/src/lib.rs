@@ -251,7 +251,7 @@ impl EngineClient {
         pools.of(worker.is_guarded())
     }
 
-    /// Reads a complete reply of up to `limits.engine_reply_max_bytes`.
+    /// Reads a complete reply of up to `limits.engine_reply_size_max`.
     ///
     /// # Errors
     /// The reply is too long, truncated, or for another request.
@@ -280,7 +280,7 @@ impl EngineClient {
         unread: Option<&Unread>,
     ) -> Result<Bytes, Error> {
         let Response { mut body, proof, .. } = response;
-        const KEY: &str = "limits.engine_reply_max_bytes";
+        const KEY: &str = "limits.engine_reply_size_max";
         let reply = gather(&mut body, self.reply_max_bytes, &self.memory, unread).await;
         let reply = reply.map_err(|error| error.of(worker, KEY, &self.memory))?;
         proof.check(worker, &reply)?;

@@ -4,9 +4,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use splitrail_config::model::ThresholdConfig;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
-use splitrail_policy::threshold::{Learned, Offer, Threshold, Verdict, Way};
+use splitrail_policy::threshold::{Learned, Offer, Threshold, ThresholdConfig, Verdict, Way};
 
 /// The self-calibrating threshold of one model.
 #[derive(Debug)]

@@ -183,8 +183,8 @@ impl Pool {
 
     /// Applies the settings of a pool that a reload may change.
     pub fn configure(&self, model: &Model) {
-        self.waiting.configure(model.queue.unwrap_or_default());
-        self.calibration.configure(model.auto);
+        self.waiting.configure(model.queue.unwrap_or_default().into());
+        self.calibration.configure(model.auto.into());
         self.losses.configure(model.cache_loss_tracking);
         self.busy.store(Arc::new(model.saturation));
         self.uses_costs.store(model.uses_costs(), Relaxed);

@@ -183,7 +183,7 @@ fn refused(context: &Context, no_room: NoRoom) -> Error {
         Why::Late(ms) => {
             let message = format!(
                 "model {name} is too busy for its goal: the first token would come after \
-                 {:.1} s (queue.ttft_goal_ms)",
+                 {:.1} s (queue.ttft_goal)",
                 ms / 1e3
             );
             ("ttft_goal", message)
@@ -195,7 +195,7 @@ fn refused(context: &Context, no_room: NoRoom) -> Error {
         }
         Why::Waited(limit) => {
             let message = format!(
-                "model {name} is too busy: the request has waited for {limit:?} (queue.max_wait_ms)"
+                "model {name} is too busy: the request has waited for {limit:?} (queue.max_wait)"
             );
             ("max_wait", message)
         }

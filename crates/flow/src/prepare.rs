@@ -163,7 +163,7 @@ impl Payload {
 pub struct Preparer {
     /// The models that are served.
     cluster: Arc<Cluster>,
-    /// The budget for the memory of all requests, `limits.request_memory_max_bytes`.
+    /// The budget for the memory of all requests, `limits.request_memory_max`.
     memory: Arc<MemoryBudget>,
     /// One permit per core for parsing and tokenising off the reactor.
     permits: Arc<Semaphore>,

@@ -38,41 +38,33 @@ use fair::Fair;
 pub use goal::Refused;
 
 /// The settings of the queue.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueueConfig {
     /// The order of requests with equal priority, fairness and deadline.
     pub order: Order,
-    /// The maximum number of requests that may wait; further requests are refused.
-    #[schemars(range(min = 1, max = 1_000_000))]
+    /// The maximum number of requests that may wait, at least 1; further requests are refused.
     pub max_waiting: usize,
     /// The maximum time in milliseconds for which a request may wait; then it is refused. The
     /// default is the time after which official clients give up.
-    #[schemars(range(min = 1.0, max = 1e9))]
     pub max_wait_ms: f64,
     /// A worker gets its next request when it is predicted to be free within this time in
     /// milliseconds, which should be enough for the request to reach the worker.
-    #[schemars(range(min = 0.0, max = 60_000.0))]
     pub lead_ms: f64,
-    /// The share of the released work that goes to the request that has waited longest.
-    #[schemars(range(min = 0.01, max = 1.0))]
+    /// The share of the released work that goes to the request that has waited longest, from 0.01 to
+    /// 1.
     pub oldest_share: f64,
     /// The number of milliseconds of prefill by which a client may be ahead of another client that
     /// waits. `limits.fair_by` tells clients apart; without it, all clients count as one.
-    #[schemars(range(min = 1.0, max = 1e9))]
     pub fairness_ms: f64,
     /// Requests whose first token is predicted later than this number of milliseconds are refused
     /// when they arrive, unless their prefill alone takes longer or they need not wait. Without it,
     /// no request is refused for this reason.
-    #[schemars(range(min = 1.0, max = 1e9))]
     pub ttft_goal_ms: Option<f64>,
     /// The highest class that a client may ask for with the header `x-splitrail-priority`. Higher
     /// classes are served first; classes below 0 are served after the default class 0.
-    #[schemars(range(min = 0, max = 100))]
     pub priority_max: i32,
     /// The number of requests that one scheduling round examines, the first ones in the order. It
     /// limits the time of a round.
-    #[schemars(range(min = 1, max = 4096))]
     pub window: usize,
 }
 

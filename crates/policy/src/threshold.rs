@@ -33,8 +33,7 @@ mod guard;
 
 use std::collections::HashMap;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::candidate::{Candidate, Query};
 use crate::index::{CandidateIndex, WorkerIndex};
@@ -68,21 +67,17 @@ const EXPLORED_COST: f64 = 1.5;
 const EXPLORED_AFTER_NS: u64 = 10_000_000_000;
 
 /// The settings of `cache_hit_threshold: auto`.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ThresholdConfig {
     /// The maximum time between tokens, in milliseconds, that a local prefill may cause in a
     /// stream, as the mean of the stream's slowest tenth.
-    #[schemars(range(min = 1.0, max = 60_000.0))]
     pub tbt_goal_ms: f64,
     /// The number of prompt tokens that a decode worker computes in one step; 0 means the whole
     /// prompt.
-    #[schemars(range(min = 0, max = 1_000_000))]
     pub chunk_tokens: u32,
     /// The initial value of the interference, which is then learned: the part of the shorter of a
     /// step's two parts that is added to the longer one. 0 means that both overlap completely, 1
     /// that one waits for the other.
-    #[schemars(range(min = 0.01, max = 10.0))]
     pub interference: f64,
 }
 

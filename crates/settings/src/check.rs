@@ -4,6 +4,8 @@ use serde_json::{Map, Value as Json};
 
 mod scalars;
 
+use scalars::sized;
+
 use crate::problem::{Place, Report};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
 use crate::tree::{Node, Value};
@@ -47,6 +49,9 @@ impl<'c> Checker<'c> {
             ("array", Value::Seq(items)) => self.list(node, items, schema, path),
             ("string", Value::Str(text)) => self.text(node, text, schema, path),
             ("integer", Value::Int(number)) => self.integer(node, *number, schema, path),
+            ("integer", Value::Str(text)) if sized(schema).is_some() => {
+                self.size(node, text, schema, path);
+            }
             ("number", Value::Int(number)) => self.number(node, *number as f64, schema, path),
             ("number", Value::Float(number)) => self.number(node, *number, schema, path),
             ("boolean", Value::Bool(_)) => {}

@@ -3,9 +3,14 @@
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use clap::Parser;
+mod about;
+mod arguments;
+mod colour;
 
 use crate::{Problems, logging};
+pub use about::{AboutCommand, Build};
+pub use arguments::{VariableName, describe, parse, variable_name};
+pub use colour::{Paint, has_colours};
 
 /// Exit codes: those of `sysexits.h`, [`ATTENTION`](exit::ATTENTION), and the one of shells for a
 /// process that a signal has ended.
@@ -61,7 +66,7 @@ impl Failure {
     pub fn of_problems(problems: &Problems, logs: bool) -> Self {
         let code = if problems.is_unreadable() { exit::NO_INPUT } else { exit::CONFIG };
         if !logs {
-            return Self::new(code, problems.to_string());
+            return Self::new(code, problems.painted(Paint::of_stderr()));
         }
         logging::report(problems.as_slice());
         Self::new(code, format!("the configuration has {} problem(s)", problems.count()))
@@ -72,19 +77,6 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         Self::new(exit::OS_ERROR, error.to_string())
     }
-}
-
-/// Parses the arguments of the process.
-///
-/// # Errors
-/// The exit code with which the process must end, because the arguments are wrong or ask only for
-/// help or the version; the reason or the text that was asked for has been printed.
-pub fn parse_arguments<A: Parser>() -> Result<A, ExitCode> {
-    A::try_parse().map_err(|error| {
-        // If the text cannot be written, only the exit code reports the error.
-        let _unwritten = error.print();
-        if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS }
-    })
 }
 
 /// Reports the failure of a command, with `logs` as a log record and otherwise on stderr, and
@@ -104,8 +96,16 @@ pub fn finish(outcome: Result<(), Failure>, logs: bool) -> ExitCode {
 /// # Errors
 /// If the line cannot be written.
 pub fn print_line(text: &str) -> Result<(), Failure> {
+    print_text(format!("{text}\n").as_bytes())
+}
+
+/// Writes output that has its own line ends to stdout. A closed pipe is not an error.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn print_text(text: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+    match out.write_all(text).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             let message = format!("cannot write to standard output: {error}");
             Err(Failure::new(exit::IO_ERROR, message))

@@ -10,10 +10,10 @@ use serde_json::Value as Json;
 use crate::problem::{Place, Problem, Problems, Report};
 use crate::tree::{self, Node};
 use crate::words::{Dialect, join, place_name, shown};
-use crate::{check, renames};
+use crate::{check, renames, variables};
 
 /// Maximum size of a configuration file in bytes; a fleet of 10,000 workers needs about 2 MB.
-const FILE_MAX_BYTES: usize = 4 << 20;
+pub(crate) const FILE_MAX_BYTES: usize = 4 << 20;
 
 /// Reads the text of a configuration file, which is called `name` in problems.
 ///
@@ -73,11 +73,25 @@ pub struct Checked<T> {
 }
 
 /// Checks the text of a file called `name` against `schema` and then `rules`, and converts it to a
-/// value. The rules may write short forms out in the tree.
+/// value. Variables that the text names are read from the environment of the process, if the
+/// dialect allows them. The rules may write short forms out in the tree.
 ///
 /// # Errors
 /// Every mistake of the text, with its place.
 pub fn parse<T: DeserializeOwned>(
+    name: &str,
+    text: &str,
+    schema: &Json,
+    dialect: &Dialect,
+    rules: impl FnOnce(&mut Node, &mut Report),
+) -> Result<Checked<T>, Problems> {
+    let environment = |name: &str| std::env::var(name);
+    parse_with(&environment, name, text, schema, dialect, rules)
+}
+
+/// Like [`parse`], in another environment.
+pub(crate) fn parse_with<T: DeserializeOwned>(
+    environment: variables::Lookup<'_>,
     name: &str,
     text: &str,
     schema: &Json,
@@ -93,9 +107,13 @@ pub fn parse<T: DeserializeOwned>(
         return Err(report.into_problems());
     };
     let old_names = renames::apply(&mut root, dialect, &mut report);
+    if dialect.variables {
+        variables::fill(&mut root, schema, environment, dialect, &mut report);
+    } else {
+        literal_variables(&root, "", dialect, &mut report);
+    }
     check::check(&root, schema, dialect, &mut report);
     rules(&mut root, &mut report);
-    variables(&root, "", dialect, &mut report);
     old_names.warn(&mut report);
     if report.has_errors() {
         return Err(report.into_problems());
@@ -110,11 +128,12 @@ pub fn parse<T: DeserializeOwned>(
     }
 }
 
-/// Warns of texts that look as if environment variables were to be inserted.
-fn variables(node: &Node, path: &str, dialect: &Dialect, report: &mut Report) {
+/// Warns of texts that look as if they were to be filled from the environment, in a file in which
+/// nothing is.
+fn literal_variables(node: &Node, path: &str, dialect: &Dialect, report: &mut Report) {
     match &node.value {
         tree::Value::Str(text) if !dialect.is_secret(path) => {
-            let Some(variable) = variable(text) else { return };
+            let Some(variable) = variables::first(text) else { return };
             let variable = shown(variable);
             let message = format!("{} has `{variable}`, which is taken as it is", place_name(path));
             let hint = "variables of the environment are not put in here: write the value";
@@ -122,25 +141,16 @@ fn variables(node: &Node, path: &str, dialect: &Dialect, report: &mut Report) {
         }
         tree::Value::Seq(items) => {
             for (index, item) in items.iter().enumerate() {
-                variables(item, &format!("{path}[{index}]"), dialect, report);
+                literal_variables(item, &format!("{path}[{index}]"), dialect, report);
             }
         }
         tree::Value::Map(entries) => {
             for entry in entries {
-                variables(&entry.value, &join(path, &entry.key), dialect, report);
+                literal_variables(&entry.value, &join(path, &entry.key), dialect, report);
             }
         }
         _ => {}
     }
-}
-
-/// The first `${NAME}` of a text.
-fn variable(text: &str) -> Option<&str> {
-    text.match_indices("${").find_map(|(at, _)| {
-        let end = text[at..].find('}')?;
-        let name = text[at + 2..at + end].bytes().next()?;
-        (name.is_ascii_alphabetic() || name == b'_').then(|| &text[at..=at + end])
-    })
 }
 
 fn too_large(report: &mut Report, dialect: &Dialect) {

@@ -1,8 +1,8 @@
 //! What the router and the shim both do before they serve: read and check a configuration file,
 //! resolve secrets, and start logging; and how their commands end ([`command`]).
 //!
-//! A file is parsed into a tree that knows the line and column of every value ([`tree`]). The tree
-//! is checked against the JSON Schema of a program's typed configuration and against the program's
+//! A file is parsed into a tree that knows the line and column of every value ([`tree`]). Its values
+//! are filled from the environment where they name variables ([`variables`]). The tree is checked against the JSON Schema of a program's typed configuration and against the program's
 //! own rules; all mistakes are reported. Only a tree without mistakes is converted to the typed
 //! configuration ([`file::parse`]). What differs between the files of the two programs is described
 //! by [`Dialect`].
@@ -19,7 +19,9 @@ mod renames;
 pub mod scalar;
 mod schema;
 pub mod secret;
+pub mod size;
 pub mod tree;
+pub mod variables;
 pub mod words;
 
 pub use problem::{Problem, Problems};

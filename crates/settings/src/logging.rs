@@ -2,7 +2,6 @@
 //! ever a field of an event, at any level.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
 
 use std::sync::OnceLock;
@@ -13,6 +12,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Format;
 
 use crate::Problem;
+use crate::command::has_colours;
 
 mod queue;
 mod request;
@@ -78,13 +78,13 @@ pub fn init(format: LogFormat, directives: &[&str]) {
         .with_writer(LineWriter::default)
         // A full disk or a closed pipe loses log lines and must not affect the service.
         .log_internal_errors(false)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_ansi(has_colours(&std::io::stderr()));
     FORMAT.get_or_init(|| format);
     // A second initialisation (tests in one process) keeps the first.
     let _already_set = match format {
         LogFormat::Text => {
             // The format knows of colours itself, because a line with ids is formatted apart.
-            let colours = std::io::stderr().is_terminal();
+            let colours = has_colours(&std::io::stderr());
             let with_ids =
                 |format: Format| WithIds { format: format.with_ansi(colours), is_json: false };
             builder.map_event_format(with_ids).try_init()

@@ -1,12 +1,16 @@
 //! Mistakes in a configuration, with their places.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+
+use crate::command::Paint;
+use crate::words::shown;
 
 /// Maximum number of mistakes that are listed; further ones are only counted.
 const LISTED_MAX: usize = 100;
 
 /// A place in a file; both numbers start at 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     /// The line number.
     pub line: usize,
@@ -45,8 +49,7 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { message, hint, .. } = self;
-        write!(out, "{}: {message}\n  hint: {hint}", self.place())
+        out.write_str(&self.painted(Paint::NONE))
     }
 }
 
@@ -58,6 +61,14 @@ impl Problem {
             0 => file.clone(),
             _ => format!("{file}:{line}:{column}"),
         }
+    }
+
+    /// Place, message and hint, with colours.
+    #[must_use]
+    pub fn painted(&self, paint: Paint) -> String {
+        let Self { message, hint, .. } = self;
+        let place = paint.strong(&format!("{}:", self.place()));
+        format!("{place} {message}\n  {} {hint}", paint.hint("hint:"))
     }
 }
 
@@ -91,6 +102,17 @@ impl Problems {
         Self { unreadable: true, ..self }
     }
 
+    /// All listed mistakes, with colours, and the number of the others.
+    #[must_use]
+    pub fn painted(&self, paint: Paint) -> String {
+        let mut lines: Vec<String> =
+            self.listed.iter().map(|problem| problem.painted(paint)).collect();
+        if self.omitted > 0 {
+            lines.push(format!("... and {} more", self.omitted));
+        }
+        lines.join("\n")
+    }
+
     /// Number of all mistakes, listed or not.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -100,14 +122,7 @@ impl Problems {
 
 impl fmt::Display for Problems {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.listed.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "\n" };
-            write!(out, "{separator}{problem}")?;
-        }
-        match self.omitted {
-            0 => Ok(()),
-            omitted => write!(out, "\n... and {omitted} more"),
-        }
+        out.write_str(&self.painted(Paint::NONE))
     }
 }
 
@@ -120,16 +135,42 @@ pub struct Report {
     errors: Vec<Problem>,
     errors_omitted: usize,
     warnings: Vec<Problem>,
+    /// Texts that no message repeats, by their place, each with what is shown in its stead.
+    hidden: HashMap<Place, (String, String)>,
+    /// Places of values that are not known, about which nothing else can be wrong.
+    unknown: HashSet<Place>,
 }
 
 impl Report {
     /// An empty report for the file of that name.
     pub fn new(file: &str) -> Self {
-        Self { file: file.to_owned(), errors: Vec::new(), errors_omitted: 0, warnings: Vec::new() }
+        Self {
+            file: file.to_owned(),
+            errors: Vec::new(),
+            errors_omitted: 0,
+            warnings: Vec::new(),
+            hidden: HashMap::new(),
+            unknown: HashSet::new(),
+        }
+    }
+
+    /// Shows `written` instead of `text`, which is in quotes, in messages about the value at `at`.
+    pub(crate) fn hide(&mut self, at: Place, text: &str, written: &str) {
+        let quoted = |text: &str| format!("\"{}\"", shown(text));
+        self.hidden.insert(at, (quoted(text), quoted(written)));
+    }
+
+    /// Adds the mistake that a value is not known. Nothing else is reported about it.
+    pub(crate) fn unknown(&mut self, at: Place, message: String, hint: impl Into<String>) {
+        self.error(at, message, hint);
+        self.unknown.insert(at);
     }
 
     /// Adds a mistake.
     pub fn error(&mut self, at: Place, message: String, hint: impl Into<String>) {
+        if self.unknown.contains(&at) {
+            return;
+        }
         if self.errors.len() < LISTED_MAX {
             self.errors.push(self.problem(at, message, hint.into()));
         } else {
@@ -158,6 +199,10 @@ impl Report {
     }
 
     fn problem(&self, at: Place, message: String, hint: String) -> Problem {
+        let (message, hint) = match self.hidden.get(&at) {
+            Some((text, written)) => (message.replace(text, written), hint.replace(text, written)),
+            None => (message, hint),
+        };
         Problem { file: self.file.clone(), line: at.line, column: at.column, message, hint }
     }
 }

@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 
 use crate::scalar::{ADDRESS_FORMAT, DURATION_FORMAT};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
+use crate::size::{RATE_FORMAT, SIZE_FORMAT, format_rate, format_size};
 
 /// The member of a key's schema that marks a key whose default follows from other keys or from the
 /// engines: its description says how.
@@ -109,6 +110,12 @@ impl<'s> Table<'s> {
     }
 
     fn type_word(&self, schema: &'s Json) -> String {
+        let format = schema.get("format").and_then(Json::as_str);
+        match format {
+            Some(SIZE_FORMAT) => return format!("size{}", size_range(schema, format_size)),
+            Some(RATE_FORMAT) => return format!("rate{}", size_range(schema, format_rate)),
+            _ => {}
+        }
         let limit = |key| schema.get(key).and_then(Json::as_f64);
         let range = match (limit("minimum"), limit("maximum")) {
             (Some(least), Some(most)) => format!(", {least} to {most}"),
@@ -138,12 +145,22 @@ impl<'s> Table<'s> {
             "integer" => format!("integer{range}"),
             "number" => format!("number{range}"),
             "boolean" => "`true` or `false`".to_owned(),
-            _ => match schema.get("format").and_then(Json::as_str) {
+            _ => match format {
                 Some(DURATION_FORMAT) => "duration".to_owned(),
                 Some(ADDRESS_FORMAT) => "`IP:PORT`".to_owned(),
                 _ => "text".to_owned(),
             },
         }
+    }
+}
+
+/// The limits of a size, as `type_word` shows those of numbers.
+fn size_range(schema: &Json, shown: fn(u64) -> String) -> String {
+    let limit = |key| schema.get(key).and_then(Json::as_u64).map(shown);
+    match (limit("minimum"), limit("maximum")) {
+        (Some(least), Some(most)) => format!(", {least} to {most}"),
+        (Some(least), None) => format!(", at least {least}"),
+        _ => String::new(),
     }
 }
 

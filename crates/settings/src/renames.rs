@@ -1,6 +1,9 @@
 //! Keys that had another name in an earlier version: they are read under their new name, with a warning.
 
+use std::time::Duration;
+
 use crate::problem::{Place, Report};
+use crate::scalar::format_duration;
 use crate::tree::{Entry, Node, Value};
 use crate::words::{Dialect, join};
 
@@ -91,6 +94,7 @@ impl Renamer<'_> {
                     twice.push(index);
                     continue;
                 }
+                with_unit(&entries[index].key.clone(), new, &mut entries[index].value);
                 new.clone_into(&mut entries[index].key);
             }
             let entry = &mut entries[index];
@@ -113,11 +117,40 @@ impl Renamer<'_> {
                 false
             }
             None => {
-                let hint = format!("write `{new}`; a later version will refuse `{old}`");
+                let unit = match old.ends_with(MS) && !new.ends_with(MS) {
+                    true => " with a unit, such as `10ms`",
+                    false => "",
+                };
+                let hint = format!("write `{new}`{unit}; a later version will refuse `{old}`");
                 self.found.push((entry.key_at, message, hint));
                 true
             }
         }
+    }
+}
+
+/// The end of the names of keys whose values were numbers of milliseconds.
+const MS: &str = "_ms";
+
+/// Gives the value of a renamed key its unit, if the old name had the unit.
+fn with_unit(old: &str, new: &str, value: &mut Node) {
+    if !old.ends_with(MS) || new.ends_with(MS) {
+        return;
+    }
+    let ms = match &value.value {
+        Value::Int(ms) => *ms as f64,
+        Value::Float(ms) => *ms,
+        // The number is in the environment.
+        Value::Str(text) if text.contains("${") => {
+            value.value = Value::Str(format!("{text}ms"));
+            return;
+        }
+        _ => return,
+    };
+    // Other numbers are refused as any number is.
+    if let Ok(duration) = Duration::try_from_secs_f64(ms / 1e3) {
+        let us = (duration.as_secs_f64() * 1e6).round();
+        value.value = Value::Str(format_duration(Duration::from_micros(us as u64)));
     }
 }
 
@@ -135,7 +168,9 @@ mod tests {
             ("items[].old", "items[].section"),
             ("items[].old.leaf", "items[].section.value"),
             ("items[].parts[].name", "items[].parts[].id"),
+            ("wait_ms", "wait"),
         ],
+        variables: false,
         secret_keys: &[],
         empty: "",
         too_large: "",
@@ -175,6 +210,25 @@ mod tests {
         ];
         assert_eq!(warnings, expected);
         assert!(errors.is_empty(), "{errors:?}");
+    }
+
+    #[test]
+    fn a_number_under_a_name_with_its_unit_gets_the_unit() {
+        for (old, new) in [
+            ("600000.0", "10m"),
+            ("300", "300ms"),
+            ("2.5", "2ms500us"),
+            ("0", "0s"),
+            ("\"${WAIT}\"", "${WAIT}ms"),
+        ] {
+            let (json, warnings, _) = renamed(&format!("wait_ms: {old}\n"));
+            assert_eq!(json, serde_json::json!({"wait": new}));
+            assert_eq!(warnings, ["1:1 `wait_ms` is now called `wait`"]);
+        }
+        for unlike in [serde_json::json!(-1), serde_json::json!("300ms"), serde_json::json!([])] {
+            let (json, _, _) = renamed(&format!("wait_ms: {unlike}\n"));
+            assert_eq!(json, serde_json::json!({"wait": unlike}));
+        }
     }
 
     #[test]

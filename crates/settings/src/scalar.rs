@@ -1,11 +1,11 @@
-//! Scalars with special formats: durations and addresses.
+//! Scalars with special formats: durations, sizes and addresses.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de;
-use serde::{Deserialize, Deserializer, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The schema `format` of [`DurationText`]. It is not JSON Schema's `duration`, which is ISO 8601.
 pub const DURATION_FORMAT: &str = "duration-with-units";
@@ -15,8 +15,9 @@ pub const ADDRESS_FORMAT: &str = "ip-port";
 /// Maximum duration; deadlines within it never overflow a clock.
 const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The units in milliseconds, largest first: a duration has each at most once, in this order.
-const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+/// The units in microseconds, largest first: a duration has each at most once, in this order.
+const UNITS: [(&str, u64); 5] =
+    [("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1)];
 
 /// The schema type of an `IP:PORT`.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ impl JsonSchema for DurationText {
         json_schema!({
             "type": "string",
             "format": DURATION_FORMAT,
-            "pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$",
+            "pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?([0-9]+us)?$",
             "minLength": 2
         })
     }
@@ -80,7 +81,7 @@ pub enum BadDuration {
 pub fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
     let mut rest = text;
     let mut units = UNITS.iter();
-    let mut total_ms = 0_u64;
+    let mut total_us = 0_u64;
     if rest.is_empty() {
         return Err(BadDuration::Form);
     }
@@ -98,27 +99,27 @@ pub fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
         if !UNITS.iter().any(|(name, _)| *name == unit) {
             return Err(BadDuration::Form);
         }
-        let unit_ms = units.find(|(name, _)| *name == unit).ok_or(BadDuration::Order)?.1;
-        total_ms = number
+        let unit_us = units.find(|(name, _)| *name == unit).ok_or(BadDuration::Order)?.1;
+        total_us = number
             .parse::<u64>()
             .ok()
-            .and_then(|number| number.checked_mul(unit_ms))
-            .and_then(|ms| ms.checked_add(total_ms))
+            .and_then(|number| number.checked_mul(unit_us))
+            .and_then(|us| us.checked_add(total_us))
             .ok_or(BadDuration::TooLong)?;
         rest = next;
     }
-    let total = Duration::from_millis(total_ms);
+    let total = Duration::from_micros(total_us);
     if total > DURATION_MAX { Err(BadDuration::TooLong) } else { Ok(total) }
 }
 
-/// The inverse of [`parse_duration`]: `1m30s`; fractions of a millisecond are dropped.
+/// The inverse of [`parse_duration`]: `1m30s`; fractions of a microsecond are dropped.
 pub fn format_duration(duration: Duration) -> String {
-    let mut rest_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let mut rest_us = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
     let mut text = String::new();
-    for (unit, unit_ms) in UNITS {
-        if rest_ms >= unit_ms {
-            text.push_str(&format!("{}{unit}", rest_ms / unit_ms));
-            rest_ms %= unit_ms;
+    for (unit, unit_us) in UNITS {
+        if rest_us >= unit_us {
+            text.push_str(&format!("{}{unit}", rest_us / unit_us));
+            rest_us %= unit_us;
         }
     }
     if text.is_empty() { "0s".to_owned() } else { text }
@@ -135,6 +136,25 @@ pub fn duration_text<S: Serializer>(duration: &Duration, serializer: S) -> Resul
     serializer.serialize_str(&format_duration(*duration))
 }
 
+/// Deserializes a duration by [`parse_duration`], or null.
+pub fn optional_duration<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    let read = |text: String| {
+        parse_duration(&text).map_err(|why| de::Error::custom(format!("`{text}` {why}")))
+    };
+    text.map(read).transpose()
+}
+
+/// Serializes a duration by [`format_duration`], or null.
+pub fn optional_duration_text<S: Serializer>(
+    duration: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    duration.map(format_duration).serialize(serializer)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -149,6 +169,7 @@ mod tests {
         assert_eq!(ms("250ms"), Ok(250));
         assert_eq!(ms("1m30s"), Ok(90_000));
         assert_eq!(ms("1h1m1s1ms"), Ok(3_661_001));
+        assert_eq!(parse_duration("2ms500us"), Ok(Duration::from_micros(2500)));
         assert_eq!(ms("0s"), Ok(0));
         assert_eq!(ms("168h"), Ok(604_800_000));
         assert_eq!(ms("30"), Err(BadDuration::Unit));
@@ -164,8 +185,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_formatted_duration_parses_to_the_same_duration(ms in 0_u64..=604_800_000) {
-            let duration = Duration::from_millis(ms);
+        fn a_formatted_duration_parses_to_the_same_duration(us in 0_u64..=604_800_000_000) {
+            let duration = Duration::from_micros(us);
             prop_assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));
         }
     }

@@ -6,7 +6,7 @@ mod core_scalar;
 mod read;
 
 pub(crate) use core_scalar::resolve as resolve_plain;
-pub(crate) use read::read;
+pub(crate) use read::{allowed, read};
 
 use crate::problem::Place;
 

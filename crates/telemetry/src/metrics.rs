@@ -56,9 +56,9 @@ metrics! {
     requests_in_flight: IntGaugeVec("requests_in_flight"; "model");
     /// `limits.in_flight_max`: the number of requests that may be in flight.
     requests_in_flight_max: IntGaugeVec("requests_in_flight_max";);
-    /// Memory in bytes that requests hold, as charged to `limits.request_memory_max_bytes`.
+    /// Memory in bytes that requests hold, as charged to `limits.request_memory_max`.
     request_memory: IntGaugeVec("request_memory_bytes";);
-    /// `limits.request_memory_max_bytes`.
+    /// `limits.request_memory_max`.
     request_memory_max: IntGaugeVec("request_memory_max_bytes";);
     /// Time to first token: from the arrival of a request to the first event of its reply. Streams
     /// only, because the first token of a whole reply is not seen.

@@ -8,6 +8,7 @@ use http::HeaderValue;
 use http::header::{CONTENT_TYPE, ETAG};
 use serde::Deserialize;
 use serde_json::json;
+use splitrail_settings::variables::escaped_json;
 
 use super::context::Admin;
 use crate::ingress::reply::json_reply;
@@ -16,7 +17,8 @@ use crate::ingress::reply::json_reply;
 /// Secrets are shown as references, as in the file.
 pub(super) async fn config(State(admin): State<Admin>) -> Response {
     let serving = admin.core.serving();
-    let text = serde_json::to_string_pretty(&*serving.config).unwrap_or_default();
+    let json = serde_json::to_value(&*serving.config).unwrap_or_default();
+    let text = serde_json::to_string_pretty(&escaped_json(json)).unwrap_or_default();
     let tag = format!("\"{:012x}\"", serving.config.digest());
     let json = HeaderValue::from_static("application/json");
     let mut reply = ([(CONTENT_TYPE, json)], text + "\n").into_response();

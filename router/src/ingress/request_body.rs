@@ -68,7 +68,7 @@ impl<B> BoundedBody<B>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    /// A body with up to `framing_bytes` of framing in addition to `limits.body_max_bytes`.
+    /// A body with up to `framing_bytes` of framing in addition to `limits.body_size_max`.
     pub(super) fn new(body: B, core: &Arc<Core>, limits: &Limits, framing_bytes: usize) -> Self {
         let pace = Pace {
             timeout: limits.body_timeout,
@@ -120,7 +120,7 @@ where
 
     fn too_large(&self) -> Error {
         let max_bytes = self.bounds.told_max_bytes;
-        let message = format!("the body has more than {max_bytes} bytes (limits.body_max_bytes)");
+        let message = format!("the body has more than {max_bytes} bytes (limits.body_size_max)");
         Error::new(Kind::BodyTooLarge, message)
     }
 
@@ -130,7 +130,7 @@ where
             true => format!("the body took longer than {timeout:?} (limits.body_timeout)"),
             false => format!(
                 "the body arrives with less than {min_bytes_per_s} bytes per second \
-                 (limits.body_min_bytes_per_s)"
+                 (limits.body_rate_min)"
             ),
         };
         Error::new(Kind::BodyTimeout, message)

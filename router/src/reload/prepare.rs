@@ -75,7 +75,7 @@ const FIXED: [&[&str]; 14] = [
     &["access_log", "rotate"],
     &["tracing"],
     &["quotas"],
-    &["limits", "body_max_bytes"],
+    &["limits", "body_size_max"],
     &["limits", "in_flight_max"],
 ];
 

@@ -159,7 +159,7 @@ audit: {{ path: {:?} }}",
     );
     let listen = "{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }";
     // Heads have room for the longest credential.
-    let yaml = yaml(listen, "{ header_max_bytes: 32768 }", &top, &post.url());
+    let yaml = yaml(listen, "{ header_size_max: 32768 }", &top, &post.url());
     let log = keys.folder().join("router.log");
     let router = RouterProcess::serve(keys.folder(), &yaml, &[], &log).await;
     let (http, admin) = (Client::new(router.http), Client::new(router.admin));

@@ -129,7 +129,7 @@ async fn without_auth_everyone_may_use_the_engines_and_credentials_are_ignored()
 async fn a_reply_before_a_long_body_is_read_says_that_the_connection_ends() {
     let mut keys = Keys::new();
     let key = keys.tenant("acme");
-    let spec = Spec { limits: "{ body_max_bytes: 100000 }", ..Spec::aggregated(1) };
+    let spec = Spec { limits: "{ body_size_max: 100000 }", ..Spec::aggregated(1) };
     let cluster = start(&keys, TENANTS, spec).await;
     let long = |bytes: usize| completion(&"x".repeat(bytes));
     for (key, bytes, status) in

@@ -107,7 +107,7 @@ record: {{ path: {:?} }}",
     let http = format!("{{ address: 127.0.0.1:0, tls: {{ {tls} }} }}");
     let others = "grpc: 127.0.0.1:0, admin: 127.0.0.1:0, admin_access: roles";
     let listen = format!("{{ http: {http}, {others} }}");
-    yaml(&listen, "{ header_max_bytes: 32768 }", &top, engine_url)
+    yaml(&listen, "{ header_size_max: 32768 }", &top, engine_url)
 }
 
 impl World {

@@ -172,7 +172,7 @@ async fn clocks_may_differ_by_half_a_minute() {
 async fn the_longest_token_is_accepted_and_a_longer_one_is_not() {
     let signer = Signer::ed("e");
     // With the default, the head of a request has no room for such a token.
-    let spec = Spec { limits: "{ header_max_bytes: 32768 }", ..Spec::aggregated(1) };
+    let spec = Spec { limits: "{ header_size_max: 32768 }", ..Spec::aggregated(1) };
     let door = Door::start(&[&signer], spec).await;
     let padded = |bytes: usize| {
         let claims = claims_with("acme", &json!({"groups": "g".repeat(bytes)}));

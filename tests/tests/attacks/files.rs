@@ -28,7 +28,7 @@ async fn what_the_router_writes_is_for_its_user_alone() {
     std::fs::write(path("record.jsonl"), "").unwrap();
     std::fs::set_permissions(path("record.jsonl"), PermissionsExt::from_mode(0o640)).unwrap();
     let engine = engine().await;
-    let written = "ledger: { path: ledger.jsonl, rotate: { max_bytes: 4096 } }
+    let written = "ledger: { path: ledger.jsonl, rotate: { size_max: 4096 } }
 record: { path: record.jsonl, rotate: { max_bytes: 4096 } }";
     let args = arguments(files.path(), &yaml(&engine.url(), written, ""));
     let ready_file = path("ready.json");
@@ -74,7 +74,7 @@ async fn a_full_disk_and_folders_in_the_way_do_not_end_service() {
         std::fs::create_dir(&folder).unwrap();
         std::fs::write(folder.join("x"), "").unwrap();
     }
-    let rotated = "ledger: { path: ledger.jsonl, rotate: { max_bytes: 4096, files_max: 3 } }";
+    let rotated = "ledger: { path: ledger.jsonl, rotate: { size_max: 4096, files_max: 3 } }";
     let blocked = Site::start(rotated, "", files).await;
     eventually("the file is full", async || {
         blocked.prompts(4).await;
@@ -107,6 +107,7 @@ fn parsed(name: &str, text: &str) -> Value {
         secret_keys: &[],
         empty: "",
         too_large: "",
+        variables: false,
     };
     // No schema describes it: only what the text holds matters.
     let (any, mut read) = (serde_json::json!({}), None);

@@ -13,7 +13,7 @@ use splitrail_tests::trial::{
 fn before_one_good(worker: &Canned) -> Spec {
     Spec {
         policy: "{ kind: round_robin }",
-        limits: "{ engine_reply_max_bytes: 65536 }",
+        limits: "{ engine_reply_size_max: 65536 }",
         extra_workers: vec![worker.worker("x0", "both")],
         ..Spec::aggregated(1)
     }

@@ -51,7 +51,7 @@ impl Auditor {
         let keys = spec.model;
         let model = format!("cached_tokens_fallback: {fallback}\ntimeouts: {timeouts}\n{keys}");
         let top =
-            "ledger: { path: ledger.jsonl, rotate: { max_bytes: 65536, files_max: 500 } }".into();
+            "ledger: { path: ledger.jsonl, rotate: { size_max: 65536, files_max: 500 } }".into();
         let policy = "{ kind: kv_overlap, temperature: 4 }";
         let cluster = Cluster::start(Spec { model, top, policy, ..spec }).await;
         let ledger = cluster.files.path().join("ledger.jsonl");

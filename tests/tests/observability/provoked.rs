@@ -117,7 +117,7 @@ async fn a_refused_reload_fires_reload_refused() {
 
 #[tokio::test]
 async fn a_ledger_that_cannot_be_written_fires_ledger_not_written() {
-    let top = "ledger: { path: ledger.jsonl, rotate: { max_bytes: 4096, files_max: 1 } }";
+    let top = "ledger: { path: ledger.jsonl, rotate: { size_max: 4096, files_max: 1 } }";
     let watched = Watched::start(Spec { top: top.into(), ..Spec::default() }).await;
     watched.is_healthy().await;
     // The full file cannot be renamed to a folder that is not empty.

@@ -86,7 +86,7 @@ async fn a_steady_reader_gets_all_and_a_slow_one_is_disconnected() {
     assert!(bytes > ANSWER_BYTES, "{bytes}");
 
     let limits = "{ write_stall: 600s, idle_timeout: 600s, reply_grace: 500ms, \
-                  reply_min_bytes_per_s: 1048576 }";
+                  reply_rate_min: 1MiB/s }";
     let slow = with_answers_of(ANSWER_BYTES, limits).await;
     let bytes =
         read_slowly(narrow(&slow, &completion(false)).await, 4 << 10, Duration::from_millis(40))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use splitrail_event_plane::config::BrokerConfig;
-use splitrail_settings::{Secret, scalar};
+use splitrail_settings::{Secret, scalar, size};
 
 /// A whole configuration file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -89,8 +89,8 @@ pub struct Config {
     /// (`kv_lease_duration`). Without it, the routers' own setting applies.
     #[serde(
         default,
-        deserialize_with = "optional_duration",
-        serialize_with = "optional_duration_text"
+        deserialize_with = "scalar::optional_duration",
+        serialize_with = "scalar::optional_duration_text"
     )]
     #[schemars(with = "Option<scalar::DurationText>")]
     pub lease: Option<Duration>,
@@ -201,9 +201,11 @@ pub struct Limits {
     /// Maximum number of mirrored KV blocks per rank. Raise it above the cache size of the engine.
     #[schemars(range(min = 1024, max = 100_000_000))]
     pub mirror_blocks_max: usize,
-    /// Maximum memory in bytes for recent changes. A router that reconnects while the changes that it
+    /// Maximum memory for recent changes. A router that reconnects while the changes that it
     /// missed are still kept needs no snapshot. Raise it if routers are often disconnected for long.
-    #[schemars(range(min = 65_536, max = 1_073_741_824_u64))]
+    #[serde(rename = "change_log_size_max")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(min = 65_536, max = 1_073_741_824_u64))]
     pub change_log_max_bytes: usize,
 }
 
@@ -239,19 +241,4 @@ impl Config {
 
 fn load_interval() -> Duration {
     Duration::from_millis(250)
-}
-
-fn optional_duration<'de, D: serde::Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Duration>, D::Error> {
-    let text = Option::<String>::deserialize(deserializer)?;
-    let read = |text: String| scalar::parse_duration(&text).map_err(serde::de::Error::custom);
-    text.map(read).transpose()
-}
-
-fn optional_duration_text<S: serde::Serializer>(
-    duration: &Option<Duration>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    duration.map(scalar::format_duration).serialize(serializer)
 }

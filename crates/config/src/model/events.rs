@@ -5,6 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use splitrail_event_plane::config::BrokerConfig;
+use splitrail_settings::size;
 
 use crate::scalar;
 
@@ -47,10 +48,11 @@ pub struct NatsEvents {
     )]
     #[schemars(with = "scalar::DurationText")]
     pub disconnect_grace: Duration,
-    /// Maximum size in bytes of the changes of one model that the broker keeps. The oldest ones are
+    /// Maximum size of the changes of one model that the broker keeps. The oldest ones are
     /// dropped first.
-    #[serde(default = "stream_max_bytes")]
-    #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
+    #[serde(rename = "stream_size_max", default = "stream_max_bytes")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(min = 1_048_576, max = 1_099_511_627_776_u64))]
     pub stream_max_bytes: u64,
     /// Maximum age of the changes that the broker keeps.
     #[serde(

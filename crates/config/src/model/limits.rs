@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use splitrail_settings::size;
 
 use crate::scalar;
 
@@ -35,7 +36,7 @@ pub struct Limits {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub write_stall: Duration,
-    /// Time for which a client may read a reply more slowly than `reply_min_bytes_per_s`.
+    /// Time for which a client may read a reply more slowly than `reply_rate_min`.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub reply_grace: Duration,
@@ -43,16 +44,22 @@ pub struct Limits {
     /// Otherwise its connection, or its HTTP/2 stream, is closed and its requests are cancelled.
     /// Only time in which bytes are pending counts, so an engine may be slow. The waiting streams of
     /// one HTTP/2 connection share the rate. With 0, only `write_stall` applies.
-    #[schemars(range(min = 0, max = 1_073_741_824_u64))]
+    #[serde(rename = "reply_rate_min")]
+    #[serde(deserialize_with = "size::rate", serialize_with = "size::rate_text")]
+    #[schemars(with = "size::RateText", range(min = 0, max = 1_073_741_824_u64))]
     pub reply_min_bytes_per_s: u64,
-    /// Maximum size in bytes of long replies (over 256 KiB) that are held for one HTTP/2 connection.
+    /// Maximum size of long replies (over 256 KiB) that are held for one HTTP/2 connection.
     /// Further replies of engines are not read before there is room. If the client does not read in
     /// the meantime, these requests are shed with 429 and `Retry-After`. A reply that is longer than
     /// this value is held alone.
-    #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
+    #[serde(rename = "unread_replies_size_max")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(min = 1_048_576, max = 1_099_511_627_776_u64))]
     pub unread_replies_max_bytes: usize,
-    /// Maximum size of a request head in bytes. A larger one gets status 431.
-    #[schemars(range(min = 4096, max = 1_048_576))]
+    /// Maximum size of a request head. A larger one gets status 431.
+    #[serde(rename = "header_size_max")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(min = 4096, max = 1_048_576))]
     pub header_max_bytes: usize,
     /// Maximum number of header fields of a request. More get status 431.
     #[schemars(range(min = 16, max = 1024))]
@@ -66,25 +73,31 @@ pub struct Limits {
     /// free.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub grpc_watches_max: usize,
-    /// Maximum size of a request body in bytes. A larger one gets status 413.
-    #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
+    /// Maximum size of a request body. A larger one gets status 413.
+    #[serde(rename = "body_size_max")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(min = 1024, max = 1_073_741_824_u64))]
     pub body_max_bytes: usize,
     /// Maximum time for the arrival of a request body. Afterwards the request gets status 408.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub body_timeout: Duration,
-    /// Time for which a body may arrive more slowly than `body_min_bytes_per_s`.
+    /// Time for which a body may arrive more slowly than `body_rate_min`.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub body_grace: Duration,
     /// The minimum rate at which a body must arrive, on average after `body_grace`. Otherwise the
     /// request gets status 408. With 0, only `body_timeout` applies.
-    #[schemars(range(min = 0, max = 1_073_741_824_u64))]
+    #[serde(rename = "body_rate_min")]
+    #[serde(deserialize_with = "size::rate", serialize_with = "size::rate_text")]
+    #[schemars(with = "size::RateText", range(min = 0, max = 1_073_741_824_u64))]
     pub body_min_bytes_per_s: u64,
-    /// Maximum memory in bytes for all requests: bodies that are arriving or belong to requests in
+    /// Maximum memory for all requests: bodies that are arriving or belong to requests in
     /// flight, and what is built from them. Beyond it, requests are shed with 503 and
     /// `Retry-After`.
-    #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
+    #[serde(rename = "request_memory_max")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(min = 1_048_576, max = 1_099_511_627_776_u64))]
     pub request_memory_max_bytes: usize,
     /// Maximum number of members of each object in a request body, at every depth. More get status
     /// 400.
@@ -93,11 +106,13 @@ pub struct Limits {
     /// Maximum number of messages of a chat, or items of a response's `input`. More get status 400.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub messages_max: usize,
-    /// Maximum size of a prompt that is tokenised, in bytes of JSON, with all members that its chat
+    /// Maximum size of a prompt that is tokenised, as JSON, with all members that its chat
     /// template reads. Longer prompts are placed by load alone. Tokenising takes up to 200 bytes of
     /// memory per byte, on at most one prompt per core, and on at most half of the cores for long
     /// prompts (from 256 KiB).
-    #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
+    #[serde(rename = "tokenize_size_max")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(min = 1024, max = 1_073_741_824_u64))]
     pub tokenize_max_bytes: usize,
     /// Maximum processor time of a chat template for one prompt. Beyond it, the request is placed by
     /// load alone.
@@ -126,11 +141,15 @@ pub struct Limits {
     /// Maximum number of entries in a `stop` list.
     #[schemars(range(min = 0, max = 1024))]
     pub stop_max: usize,
-    /// Maximum size in bytes of one schema or grammar (`tools`, `response_format`, guided decoding).
-    #[schemars(range(min = 1024))]
+    /// Maximum size of one schema or grammar (`tools`, `response_format`, guided decoding).
+    #[serde(rename = "schema_size_max")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(min = 1024))]
     pub schema_max_bytes: usize,
-    /// Maximum size in bytes of an engine's reply that is not streamed, or of one event of a stream.
-    #[schemars(range(min = 65_536, max = 1_073_741_824_u64))]
+    /// Maximum size of an engine's reply that is not streamed, or of one event of a stream.
+    #[serde(rename = "engine_reply_size_max")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(min = 65_536, max = 1_073_741_824_u64))]
     pub engine_reply_max_bytes: usize,
     /// Maximum number of KV blocks of one worker in the index.
     #[schemars(range(min = 1))]

@@ -4,8 +4,8 @@ use crate::model::Limits;
 use crate::scalar::parse_duration;
 use crate::value::typed;
 use splitrail_settings::problem::Report;
+use splitrail_settings::size::format_size;
 use splitrail_settings::tree::Node;
-use splitrail_settings::words::shown;
 
 /// Reports times that are too short for any client, and limits that contradict each other.
 pub(super) fn check(root: &Node, report: &mut Report) {
@@ -22,12 +22,13 @@ pub(super) fn check(root: &Node, report: &mut Report) {
     else {
         return;
     };
+    let size = |bytes: usize| format_size(bytes as u64);
     if request_memory_max_bytes < body_max_bytes {
-        let node = limits.get("request_memory_max_bytes").or(limits.get("body_max_bytes"));
+        let node = limits.get("request_memory_max").or(limits.get("body_size_max"));
         let message = format!(
-            "`limits.request_memory_max_bytes` ({}) is less than `limits.body_max_bytes` ({})",
-            shown(&request_memory_max_bytes.to_string()),
-            shown(&body_max_bytes.to_string())
+            "`limits.request_memory_max` ({}) is less than `limits.body_size_max` ({})",
+            size(request_memory_max_bytes),
+            size(body_max_bytes)
         );
         let hint = "requests together need room for the largest body";
         report.error(node.unwrap_or(limits).at, message, hint);

@@ -37,7 +37,7 @@ pub(super) fn tokenize(
     allowance: Allowance<'_, '_>,
     chain: &mut Chain,
 ) -> Result<Result<Extent, &'static str>, Error> {
-    const TOO_LONG: &str = "longer than limits.tokenize_max_bytes";
+    const TOO_LONG: &str = "longer than limits.tokenize_size_max";
     let Allowance { limits, work } = allowance;
     if bytes > limits.tokenize_max_bytes {
         return Ok(Err(TOO_LONG));

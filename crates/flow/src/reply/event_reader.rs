@@ -115,7 +115,7 @@ impl EventReader {
                 // Only after a read can bytes have arrived that are no event.
                 Ok(None) if has_read => self.wait_on()?,
                 Ok(None) => {}
-                Err(Uncut::TooLong) => return Err(too_large("limits.engine_reply_max_bytes")),
+                Err(Uncut::TooLong) => return Err(too_large("limits.engine_reply_size_max")),
                 Err(Uncut::Comments) => return Err(self.only_comments()),
             }
             let Some(body) = &mut self.body else { return Ok(None) };

@@ -7,6 +7,9 @@ use serde_json::Value as Json;
 use super::Checker;
 use crate::scalar::{ADDRESS_FORMAT, BadDuration, DURATION_FORMAT, parse_duration};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
+use crate::size::{
+    BadSize, RATE_FORMAT, SIZE_FORMAT, format_rate, format_size, parse_rate, parse_size,
+};
 use crate::tree::{Node, Value, resolve_plain};
 use crate::words::{Dialect, place_name, shown};
 
@@ -47,9 +50,36 @@ impl<'c> Checker<'c> {
         let least = written("minimum").unwrap_or(0);
         let most = written("maximum").unwrap_or(widest);
         if !(least..=most).contains(&number) {
-            let message = format!("{} cannot be {number}", place_name(path));
-            self.report.error(node.at, message, format!("from {least} to {most}"));
+            let shown = |number: i128| match (sized(schema), u64::try_from(number)) {
+                (Some(form), Ok(bytes)) => (form.format)(bytes),
+                _ => number.to_string(),
+            };
+            let message = format!("{} cannot be {}", place_name(path), shown(number));
+            self.report.error(
+                node.at,
+                message,
+                format!("from {} to {}", shown(least), shown(most)),
+            );
         }
+    }
+
+    /// A size or rate that is written as a text.
+    pub(super) fn size(&mut self, node: &Node, text: &str, schema: &Json, path: &str) {
+        let Some(form) = sized(schema) else { return };
+        let why = match (form.parse)(text) {
+            Ok(bytes) => return self.integer(node, bytes.into(), schema, path),
+            Err(why) => why,
+        };
+        let example = form.example;
+        let hint = match why {
+            BadSize::Unit => format!(
+                "the units are B, KiB, MiB, GiB, TiB (powers of 1024) and kB, MB, GB, TB (powers of \
+                 1000): `{example}`"
+            ),
+            BadSize::Form => format!("a whole number with a unit, such as `{example}`"),
+            BadSize::TooLarge => format!("write a smaller size, such as `{example}`"),
+        };
+        self.report.error(node.at, format!("{} \"{}\" {why}", place_name(path), shown(text)), hint);
     }
 
     pub(super) fn number(&mut self, node: &Node, number: f64, schema: &Json, path: &str) {
@@ -71,7 +101,7 @@ impl<'c> Checker<'c> {
             BadDuration::Order => "largest first: `1h30m`, `1m30s`".to_owned(),
             BadDuration::TooLong => "at most 168h".to_owned(),
             BadDuration::Form => {
-                "whole numbers with ms, s, m or h: `250ms`, `30s`, `1m30s`".to_owned()
+                "whole numbers with us, ms, s, m or h: `250ms`, `30s`, `1m30s`".to_owned()
             }
         };
         self.report.error(node.at, format!("{} \"{}\" {why}", place_name(path), shown(text)), hint);
@@ -124,7 +154,10 @@ impl<'c> Checker<'c> {
                 (Some(word), _) => format!("`{word}`"),
                 (_, "object") => "a mapping".to_owned(),
                 (_, "array") => "a list".to_owned(),
-                (_, "integer") => "a whole number".to_owned(),
+                (_, "integer") => match sized(only) {
+                    Some(form) => format!("a size such as `{}`", form.example),
+                    None => "a whole number".to_owned(),
+                },
                 (_, "number") => "a number".to_owned(),
                 (_, "boolean") => "true or false".to_owned(),
                 _ => match only.get("format").and_then(Json::as_str) {
@@ -142,6 +175,26 @@ impl<'c> Checker<'c> {
     }
 }
 
+/// How sizes of one format are written.
+pub(super) struct SizeForm {
+    parse: fn(&str) -> Result<u64, BadSize>,
+    format: fn(u64) -> String,
+    example: &'static str,
+}
+
+/// How a value of this schema is written, if it is a size or a rate.
+pub(super) fn sized(schema: &Json) -> Option<SizeForm> {
+    match schema.get("format").and_then(Json::as_str) {
+        Some(SIZE_FORMAT) => {
+            Some(SizeForm { parse: parse_size, format: format_size, example: "64MiB" })
+        }
+        Some(RATE_FORMAT) => {
+            Some(SizeForm { parse: parse_rate, format: format_rate, example: "4KiB/s" })
+        }
+        _ => None,
+    }
+}
+
 /// A hint for a value of the wrong type.
 fn fix(dialect: &Dialect, node: &Node, options: &[&Json], path: &str) -> String {
     let wants = |name| options.iter().any(|option| type_name(option) == name);
@@ -156,6 +209,9 @@ fn fix(dialect: &Dialect, node: &Node, options: &[&Json], path: &str) -> String 
             }
             _ => "write a plain number, without a unit".to_owned(),
         },
+        Value::Float(_) if options.iter().any(|option| sized(option).is_some()) => {
+            "write a whole number with a unit, such as `64MiB`".to_owned()
+        }
         Value::Float(_) if wants("integer") => "write it without a fraction or exponent".to_owned(),
         Value::Int(number) if format == Some(DURATION_FORMAT) => {
             format!("add a unit: `{number}s` or `{number}ms`")

@@ -72,7 +72,11 @@ impl Reader<'_> {
         let mut root = None;
         while let Some(event) = parser.next_event() {
             let (event, span) = event.map_err(|error| {
-                let hint = "check the indentation, the quotes and the brackets around here";
+                let line = text.lines().nth(error.marker().line().saturating_sub(1));
+                let hint = match line.is_some_and(|line| line.contains("${")) {
+                    true => "within `[...]` and `{...}`, put `\"${NAME}\"` in quotes",
+                    false => "check the indentation, the quotes and the brackets around here",
+                };
                 (place(error.marker()), format!("this is not YAML: {}", error.info()), hint.into())
             })?;
             if let Some(node) = self.event(event, span, root.is_some())? {
@@ -226,7 +230,7 @@ fn accept_key(node: Node, seen: &mut HashMap<String, Place>, report: &mut Report
 
 /// YAML 1.2.2, production 1 (`c-printable`); a byte order mark is allowed only at the start of a
 /// file.
-fn allowed(c: char) -> bool {
+pub(crate) fn allowed(c: char) -> bool {
     matches!(c, '\t' | '\n' | '\r' | '\u{85}' | '\u{20}'..='\u{7e}' | '\u{a0}'..='\u{fffd}' | '\u{10000}'..)
         && c != '\u{feff}'
 }

@@ -82,7 +82,7 @@ fn length(text: &[u8], max_bytes: usize) -> Result<Option<usize>, Status> {
     let bytes = prefix.get_u32() as usize;
     if bytes > max_bytes {
         let message = format!(
-            "the message has {bytes} bytes; at most {max_bytes} are allowed (limits.body_max_bytes)"
+            "the message has {bytes} bytes; at most {max_bytes} are allowed (limits.body_size_max)"
         );
         return Err(Status::out_of_range(message));
     }
@@ -132,7 +132,7 @@ pub(super) fn put(out: &mut BytesMut, message: &impl Message) {
     let bytes = message.encoded_len();
     out.reserve(PREFIX_BYTES + bytes);
     out.put_u8(0);
-    // Replies are bounded far below this (limits.engine_reply_max_bytes).
+    // Replies are bounded far below this (limits.engine_reply_size_max).
     out.put_u32(u32::try_from(bytes).unwrap_or(u32::MAX));
     message.encode_raw(out);
 }

@@ -12,7 +12,7 @@ use splitrail_tests::solo::Solo;
 
 use super::{COMPLETIONS, ask, generated, no_breaker_is_open};
 
-const LIMITS: &str = "{ engine_reply_max_bytes: 65536 }";
+const LIMITS: &str = "{ engine_reply_size_max: 65536 }";
 
 async fn with_replies(bytes: String) -> (RawEngine, Front) {
     let engine = RawEngine::start(move |_| Turn::answer(bytes.clone())).await;
@@ -32,7 +32,7 @@ async fn a_reply_that_is_too_large_is_the_client_s_own_doing() {
         assert_eq!(reply.status, 400, "{}", reply.text());
         let error = &reply.json()["error"];
         assert_eq!(error["code"], "reply_too_large");
-        assert!(error["message"].as_str().unwrap().contains("limits.engine_reply_max_bytes"));
+        assert!(error["message"].as_str().unwrap().contains("limits.engine_reply_size_max"));
         assert_eq!(engine.heard().len(), asked, "it is not generated again");
     }
     no_breaker_is_open(&front).await;
@@ -103,11 +103,10 @@ async fn replies_that_are_gathered_have_a_bound_in_common() {
     let whole = reply(200, "application/json", &generated("cmpl-1", &"x".repeat(2 << 20)));
     let (first, last) = whole.as_bytes().split_at(whole.len() - 1);
     let (first, last) = (first.to_vec(), last.to_vec());
-    let solo =
-        Solo::start("{ body_max_bytes: 65536, request_memory_max_bytes: 8388608 }", move |_| {
-            Answer::Held { first: first.clone(), last: last.clone() }
-        })
-        .await;
+    let solo = Solo::start("{ body_size_max: 65536, request_memory_max: 8388608 }", move |_| {
+        Answer::Held { first: first.clone(), last: last.clone() }
+    })
+    .await;
     let body = json!({"model": "sim", "prompt": "x", "max_tokens": 2});
     let all = join_all((0..CLIENTS).map(|_| solo.http.post(COMPLETIONS, &body)));
     let shed = [("reason", "request_memory")];

@@ -37,7 +37,7 @@ async fn a_steady_reader_gets_all_of_a_long_answer_however_short_the_idle_timeou
 #[tokio::test]
 async fn a_reader_that_never_stops_and_is_never_quick_is_cut() {
     let limits = "{ write_stall: 600s, idle_timeout: 600s, reply_grace: 500ms, \
-                  reply_min_bytes_per_s: 1048576 }";
+                  reply_rate_min: 1MiB/s }";
     let solo = with_long_answers(limits).await;
     let mut slow = JoinSet::new();
     for _ in 0..10 {
@@ -69,7 +69,7 @@ async fn a_slow_engine_is_not_held_against_its_reader() {
     };
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
     let (first, last) = (format!("{head}{}", event("first")), event("last") + "data: [DONE]\n\n");
-    let limits = "{ reply_grace: 50ms, reply_min_bytes_per_s: 1048576, write_stall: 50ms }";
+    let limits = "{ reply_grace: 50ms, reply_rate_min: 1048576, write_stall: 50ms }";
     let solo = Solo::start(limits, move |_| {
         let (first, last) = (first.clone().into_bytes(), last.clone().into_bytes());
         Answer::Held { first, last }

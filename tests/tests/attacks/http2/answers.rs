@@ -107,7 +107,7 @@ async fn finished_answers_that_are_not_read_are_reset_and_their_memory_comes_bac
 #[tokio::test]
 async fn answers_that_nobody_reads_are_not_gathered_beyond_the_room_of_their_connection() {
     const STREAMS: u32 = 100;
-    let limits = "{ write_stall: 1s, idle_timeout: 600s, unread_replies_max_bytes: 2097152 }";
+    let limits = "{ write_stall: 1s, idle_timeout: 600s, unread_replies_size_max: 2097152 }";
     let solo = answering(limits, 1 << 20).await;
     let short = json!({"model": "sim", "prompt": "short"});
     assert_eq!(solo.http.post(COMPLETIONS, &short).await.status, 200);
@@ -140,7 +140,7 @@ async fn answers_that_nobody_reads_are_not_gathered_beyond_the_room_of_their_con
 #[tokio::test]
 async fn many_long_answers_at_a_time_reach_a_client_that_reads_them() {
     const STREAMS: u32 = 30;
-    let solo = answering("{ unread_replies_max_bytes: 1048576, write_stall: 5s }", 1 << 20).await;
+    let solo = answering("{ unread_replies_size_max: 1048576, write_stall: 5s }", 1 << 20).await;
     let mut client = Raw2::connect(solo.router.http, &frames::initial_window(1 << 24)).await;
     client.write(&frames::window(0, 1 << 30)).await;
     for i in 0..STREAMS {
@@ -180,7 +180,7 @@ async fn the_last_bytes_of_an_answer_are_waited_for_no_longer_than_the_first() {
 #[tokio::test]
 async fn a_stream_that_is_read_without_end_and_slowly_is_reset_and_others_go_on() {
     let limits = "{ write_stall: 600s, idle_timeout: 600s, reply_grace: 1s, \
-                  reply_min_bytes_per_s: 1048576 }";
+                  reply_rate_min: 1MiB/s }";
     let solo = answering(limits, 4 << 20).await;
     let mut client = Raw2::connect(solo.router.http, &frames::initial_window(4096)).await;
     client.write(&frames::request(1, COMPLETIONS, &completion("long"))).await;

@@ -38,7 +38,7 @@ async fn members_that_no_template_reads_become_no_values() {
 /// What a template does read finds its memory, or the request is shed: others are served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_template_reads_is_charged_before_it_is_built() {
-    let limits = "{ request_memory_max_bytes: 50000000 }";
+    let limits = "{ request_memory_max: 50000000 }";
     let solo = Solo::start(limits, |_| whole_answer()).await;
     let dense = format!(
         r#"{{"model":"sim","messages":[{{"role":"user","content":{}}}]}}"#,
@@ -47,7 +47,7 @@ async fn what_a_template_reads_is_charged_before_it_is_built() {
     let peak = peak_mib(&solo, async {
         let shed = solo.http.post_with(CHAT, &[], dense).await;
         assert_eq!((shed.status.as_u16(), shed.header("retry-after")), (503, "1"));
-        assert!(shed.text().contains("limits.request_memory_max_bytes"), "{}", shed.text());
+        assert!(shed.text().contains("limits.request_memory_max"), "{}", shed.text());
     })
     .await;
     assert!(peak < 60, "{peak} MiB more");
@@ -90,7 +90,7 @@ async fn a_list_with_too_many_entries_is_not_built_to_be_counted() {
 /// Two bytes of an empty message become a hundred.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_over_grpc_is_charged_for_what_it_becomes() {
-    let limits = "{ request_memory_max_bytes: 40000000 }";
+    let limits = "{ request_memory_max: 40000000 }";
     let solo = Solo::start(limits, |_| whole_answer()).await;
     let messages = vec![v1::ChatMessage::default(); 1_000_000];
     let prompt = v1::generate_request::Prompt::Chat(v1::Chat { messages });
@@ -98,7 +98,7 @@ async fn a_message_over_grpc_is_charged_for_what_it_becomes() {
         v1::GenerateRequest { model: "sim".into(), prompt: Some(prompt), ..Default::default() };
     let peak = peak_mib(&solo, async {
         let shed = generate(solo.router.grpc, request).await.unwrap_err();
-        assert!(shed.message().contains("limits.request_memory_max_bytes"), "{shed:?}");
+        assert!(shed.message().contains("limits.request_memory_max"), "{shed:?}");
     })
     .await;
     assert!(peak < 40, "{peak} MiB more");

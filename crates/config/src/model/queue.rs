@@ -1,0 +1,151 @@
+//! The queue of a model, and its cache hit threshold that is learned.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use splitrail_policy::queue::Order;
+use splitrail_policy::{queue, threshold};
+
+use crate::scalar;
+
+/// The settings of the queue.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct QueueConfig {
+    /// The order of requests with equal priority, fairness and deadline.
+    pub order: Order,
+    /// The maximum number of requests that may wait; further requests are refused.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub max_waiting: usize,
+    /// The maximum time for which a request may wait; then it is refused. The default is the time
+    /// after which official clients give up.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub max_wait: Duration,
+    /// A worker gets its next request when it is predicted to be free within this time, which should
+    /// be enough for the request to reach the worker. At most 60 s.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub lead: Duration,
+    /// The share of the released work that goes to the request that has waited longest.
+    #[schemars(range(min = 0.01, max = 1.0))]
+    pub oldest_share: f64,
+    /// The prefill time by which a client may be ahead of another client that waits.
+    /// `limits.fair_by` tells clients apart; without it, all clients count as one.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub fairness: Duration,
+    /// Requests whose first token is predicted later than this are refused when they arrive, unless
+    /// their prefill alone takes longer or they need not wait. Without it, no request is refused for
+    /// this reason.
+    #[serde(
+        deserialize_with = "scalar::optional_duration",
+        serialize_with = "scalar::optional_duration_text"
+    )]
+    #[schemars(with = "Option<scalar::DurationText>")]
+    pub ttft_goal: Option<Duration>,
+    /// The highest class that a client may ask for with the header `x-splitrail-priority`. Higher
+    /// classes are served first; classes below 0 are served after the default class 0.
+    #[schemars(range(min = 0, max = 100))]
+    pub priority_max: i32,
+    /// The number of requests that one scheduling round examines, the first ones in the order. It
+    /// limits the time of a round.
+    #[schemars(range(min = 1, max = 4096))]
+    pub window: usize,
+}
+
+impl Default for QueueConfig {
+    fn default() -> Self {
+        let queue = queue::QueueConfig::default();
+        Self {
+            order: queue.order,
+            max_waiting: queue.max_waiting,
+            max_wait: duration(queue.max_wait_ms),
+            lead: duration(queue.lead_ms),
+            oldest_share: queue.oldest_share,
+            fairness: duration(queue.fairness_ms),
+            ttft_goal: queue.ttft_goal_ms.map(duration),
+            priority_max: queue.priority_max,
+            window: queue.window,
+        }
+    }
+}
+
+impl From<QueueConfig> for queue::QueueConfig {
+    fn from(config: QueueConfig) -> Self {
+        Self {
+            order: config.order,
+            max_waiting: config.max_waiting,
+            max_wait_ms: ms(config.max_wait),
+            lead_ms: ms(config.lead),
+            oldest_share: config.oldest_share,
+            fairness_ms: ms(config.fairness),
+            ttft_goal_ms: config.ttft_goal.map(ms),
+            priority_max: config.priority_max,
+            window: config.window,
+        }
+    }
+}
+
+/// The settings of `cache_hit_threshold: auto`.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct ThresholdConfig {
+    /// The maximum time between tokens that a local prefill may cause in a stream, as the mean of the
+    /// stream's slowest tenth. From 1 ms to 60 s.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub tbt_goal: Duration,
+    /// The number of prompt tokens that a decode worker computes in one step; 0 means the whole
+    /// prompt.
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub chunk_tokens: u32,
+    /// The initial value of the interference, which is then learned: the part of the shorter of a
+    /// step's two parts that is added to the longer one. 0 means that both overlap completely, 1
+    /// that one waits for the other.
+    #[schemars(range(min = 0.01, max = 10.0))]
+    pub interference: f64,
+}
+
+impl Default for ThresholdConfig {
+    fn default() -> Self {
+        let threshold = threshold::ThresholdConfig::default();
+        Self {
+            tbt_goal: duration(threshold.tbt_goal_ms),
+            chunk_tokens: threshold.chunk_tokens,
+            interference: threshold.interference,
+        }
+    }
+}
+
+impl From<ThresholdConfig> for threshold::ThresholdConfig {
+    fn from(config: ThresholdConfig) -> Self {
+        Self {
+            tbt_goal_ms: ms(config.tbt_goal),
+            chunk_tokens: config.chunk_tokens,
+            interference: config.interference,
+        }
+    }
+}
+
+fn duration(ms: f64) -> Duration {
+    Duration::from_secs_f64(ms / 1e3)
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_policies() {
+        let queue = queue::QueueConfig::from(QueueConfig::default());
+        assert_eq!(queue, queue::QueueConfig::default());
+        let threshold = threshold::ThresholdConfig::from(ThresholdConfig::default());
+        assert_eq!(threshold, threshold::ThresholdConfig::default());
+    }
+}
