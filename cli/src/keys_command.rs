@@ -160,7 +160,10 @@ fn revoke(path: &Path, id: &str) -> Result<String, Failure> {
 }
 
 fn load(path: &Path) -> Result<KeysFile, Failure> {
-    keys::load(path).map_err(|problems| Failure::new(exit::DATA_ERROR, problems.to_string()))
+    keys::load(path).map_err(|problems| {
+        let code = if problems.is_unreadable() { exit::NO_INPUT } else { exit::DATA_ERROR };
+        Failure::new(code, problems.to_string())
+    })
 }
 
 /// Replaces the file as a whole, so that a router never reads a part of it.
@@ -170,7 +173,7 @@ fn write(path: &Path, file: &KeysFile) -> Result<(), Failure> {
         if entries.is_empty() { "keys: []\n".to_owned() } else { format!("keys:\n{entries}") };
     // A file that a router of another user can read stays readable for it.
     let permissions = path.metadata().map(|file| file.permissions());
-    write_whole(path, &text)?;
+    write_whole(path, &text).map_err(|error| Failure::unwritten(&error))?;
     match permissions {
         Ok(permissions) => Ok(std::fs::set_permissions(path, permissions)?),
         // The file is new.

@@ -237,7 +237,7 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
             };
             run_quickstart(&options, ready_file, print_config).await
         }
-        Command::SimEngine(args) => Ok(sim_engine::run(*args).await?),
+        Command::SimEngine(args) => sim_engine::run(*args).await,
         Command::Replay(args) => replay_command::run(&args),
         Command::Init(args) => init_command::run(args),
         Command::Check(args) => check_command::run(&args).await?.print(),
@@ -281,7 +281,7 @@ async fn serve(args: ServeArgs, logs: bool) -> Result<(), Failure> {
     let addresses = running.addresses();
     tracing::info!(version = BUILD.version, profile = BUILD.profile(), http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
     if let Some(path) = args.ready_file {
-        running.write_ready_file(&path)?;
+        running.write_ready_file(&path).map_err(|error| Failure::unwritten(&error))?;
     }
     let lines = queue_log_lines(running.core())?;
     until_stopped(running, signals).await;
@@ -328,7 +328,7 @@ async fn run_quickstart(
     let signals = Signals::watch()?;
     print_line(&started.hints())?;
     if let Some(path) = ready_file {
-        started.running.write_ready_file(&path)?;
+        started.running.write_ready_file(&path).map_err(|error| Failure::unwritten(&error))?;
     }
     let (running, _engines) = started.split();
     let lines = queue_log_lines(running.core())?;

@@ -27,7 +27,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     if !args.loads.is_empty() {
         entries = sweep(&entries, &args.loads);
     }
-    let file = File::open(&args.trace).map_err(|error| io_failure(&args.trace, &error))?;
+    let file = File::open(&args.trace).map_err(|error| {
+        Failure::new(exit::NO_INPUT, format!("{}: {error}", args.trace.display()))
+    })?;
     let select = trace::Select { block_tokens: args.block_tokens, model: args.serve.as_deref() };
     let workload = trace::read(BufReader::new(file), select).map_err(|error| {
         Failure::new(exit::DATA_ERROR, format!("{}: {error}", args.trace.display()))
@@ -179,15 +181,7 @@ fn write_file(
         write(&mut out)?;
         out.flush()
     });
-    written.map_err(|error| io_failure(path, &error))
-}
-
-fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
-    let code = match error.kind() {
-        std::io::ErrorKind::NotFound => exit::NO_INPUT,
-        _ => exit::IO_ERROR,
-    };
-    Failure::new(code, format!("{}: {error}", path.display()))
+    written.map_err(|error| Failure::new(exit::IO_ERROR, format!("{}: {error}", path.display())))
 }
 
 /// A progress bar on standard error, if that is a terminal and the replay takes long.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use splitrail_router::run::{Signals, write_whole};
+use splitrail_settings::command::Failure;
 use splitrail_sim::{Role, SimConfig, SimEngine};
 use tokio::net::lookup_host;
 
@@ -88,7 +89,10 @@ async fn address_of(host: &str) -> io::Result<IpAddr> {
 }
 
 /// Runs the engine until a stop signal.
-pub(crate) async fn run(args: SimArgs) -> io::Result<()> {
+///
+/// # Errors
+/// The host has no address, a port is in use, or the ready file cannot be written.
+pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
     let role = match args.role {
         RoleArg::Prefill => Role::Prefill,
         RoleArg::Decode => Role::Decode,
@@ -123,7 +127,7 @@ pub(crate) async fn run(args: SimArgs) -> io::Result<()> {
     });
     tracing::info!(%ready, "simulated engine");
     if let Some(path) = args.ready_file {
-        write_whole(&path, &ready.to_string())?;
+        write_whole(&path, &ready.to_string()).map_err(|error| Failure::unwritten(&error))?;
     }
     signals.stopped(|| tracing::warn!("SIGHUP: an engine has nothing to reload")).await;
     engine.shutdown().await;

@@ -181,7 +181,7 @@ async fn run(args: RunArgs, logs: bool) -> Result<(), Failure> {
         running.wait_for_engine().await;
         if let Some(path) = &args.ready_file {
             let ready = json!({ "http": http.to_string(), "id": id });
-            write_whole(path, &ready.to_string())?;
+            write_whole(path, &ready.to_string()).map_err(|error| Failure::unwritten(&error))?;
         }
         Err::<(), Failure>(unexpected_exit_failure(running.unexpected_exit().await))
     };

@@ -59,6 +59,7 @@ fn of_model(inspected: &InspectedModel, model: &Model, paint: Paint, lines: &mut
 fn of_finding(finding: &Finding, paint: Paint, lines: &mut Vec<String>) {
     let what = format!("{}: {}", finding.kind.name(), finding.what);
     let colour = match finding.severity {
+        Severity::Note => Paint::faint,
         Severity::Warning => Paint::warning,
         Severity::Fault => Paint::strong,
     };

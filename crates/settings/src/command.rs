@@ -61,6 +61,11 @@ impl Failure {
         Self::new(code, "")
     }
 
+    /// The failure for a file that cannot be written; the error names it.
+    pub fn unwritten(error: &io::Error) -> Self {
+        Self::new(exit::IO_ERROR, error.to_string())
+    }
+
     /// The failure for a configuration that cannot be used; its message lists all problems. With
     /// `logs`, each problem becomes a log record, and the message only counts the problems.
     pub fn of_problems(problems: &Problems, logs: bool) -> Self {

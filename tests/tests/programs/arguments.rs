@@ -29,6 +29,14 @@ fn flags_may_come_from_the_environment() {
     let shim = [("SPLITRAIL_SHIM_CONFIG", "none.yaml")];
     let ran = Run { program: SHIM, folder, env: &shim, ..Run::default() }.with(&["check"]);
     assert_eq!(ran.code, 66, "{ran:?}");
+    let flags = ["--engine", "http://127.0.0.1:1", "--listen", "nonsense"];
+    let ran = Run { program: SHIM, folder, env: &shim, ..Run::default() }.with(&flags);
+    assert_eq!(ran.code, 64, "flags count more than a file of the environment: {ran:?}");
+    assert!(ran.stderr.contains("\"nonsense\" is not an address"), "{ran:?}");
+    let both = [shim[0], ("SPLITRAIL_SHIM_ENGINE", "http://127.0.0.1:1")];
+    let ran = Run { program: SHIM, folder, env: &both, ..Run::default() }.with(&[]);
+    assert_eq!(ran.code, 64, "two variables conflict: {ran:?}");
+    assert!(ran.stderr.contains("cannot be used with"), "{ran:?}");
     let shim = [
         ("SPLITRAIL_SHIM_ENGINE", "http://127.0.0.1:1"),
         ("SPLITRAIL_SHIM_ROUTER", "127.0.0.1:2,127.0.0.1:3"),
@@ -102,6 +110,43 @@ fn usage_errors_are_records_where_logs_are_json() {
     let ran = Run { env: &env, ..Run::default() }.with(&["serve"]);
     let record: Value = serde_json::from_str(&ran.stderr).unwrap();
     assert!(record["fields"]["message"].as_str().unwrap().contains("--config"), "{record}");
+}
+
+/// The codes of docs/cli.md, for files.
+#[test]
+fn files_that_cannot_be_read_or_written_have_the_same_codes_everywhere() {
+    let files = tempfile::tempdir().unwrap();
+    let folder = files.path();
+    std::fs::write(folder.join("splitrail.yaml"), CONFIG).unwrap();
+    for (code, arguments) in [
+        (66, &["check", "--config", "none"][..]),
+        (66, &["serve", "--config", "none"]),
+        (66, &["replay", "--trace", "none"]),
+        (66, &["keys", "list", "--file", "none"]),
+        (66, &["usage", "--ledger", "none"]),
+        (66, &["explain", "--request", "none"]),
+        (74, &["keys", "new", "--role", "read", "--file", "none/keys.yaml"]),
+        (74, &["serve", "--config", "splitrail.yaml", "--ready-file", "none/ready.json"]),
+        (
+            74,
+            &[
+                "sim-engine",
+                "--http-port",
+                "0",
+                "--kv-events-port",
+                "0",
+                "--kv-replay-port",
+                "0",
+                "--ready-file",
+                "none/ready.json",
+            ],
+        ),
+        (74, &["init", "--output", "none/splitrail.yaml"]),
+        (74, &["man", "--output", "splitrail.yaml/man1"]),
+    ] {
+        let ran = Run { folder, ..Run::default() }.with(arguments);
+        assert_eq!(ran.code, code, "{arguments:?}: {ran:?}");
+    }
 }
 
 #[test]

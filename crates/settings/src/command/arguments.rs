@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use std::process::ExitCode;
 
 use clap::builder::BoolishValueParser;
-use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, ArgAction, Command, CommandFactory, Parser};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Parser};
 
 use super::{Build, exit};
 use crate::logging::{self, LogFormat};
@@ -20,9 +20,18 @@ pub type VariableName = fn(path: &[&str], flag: &str) -> String;
 
 /// The description of a program's arguments.
 pub fn describe<A: CommandFactory>(build: &Build, variable: VariableName) -> Command {
+    describe_without::<A>(build, variable, None)
+}
+
+/// The same, with one variable that no flag reads.
+fn describe_without<A: CommandFactory>(
+    build: &Build,
+    variable: VariableName,
+    unread: Option<&str>,
+) -> Command {
     let command = A::command().version(build.line()).max_term_width(100);
     let globals = command.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
-    Describer { variable, globals }.complete(command, &[])
+    Describer { variable, globals, unread }.complete(command, &[])
 }
 
 /// The variable for a flag: `SPLITRAIL`, `keys`, `file` is `SPLITRAIL_KEYS_FILE`.
@@ -30,13 +39,14 @@ pub fn variable_name(parts: &[&str]) -> String {
     parts.join("_").replace('-', "_").to_ascii_uppercase()
 }
 
-struct Describer {
+struct Describer<'d> {
     variable: VariableName,
     /// The flags of all commands.
     globals: Vec<Arg>,
+    unread: Option<&'d str>,
 }
 
-impl Describer {
+impl Describer<'_> {
     fn complete(&self, command: Command, path: &[&str]) -> Command {
         let command = command.mut_args(|arg| self.with_variable(arg, path));
         command.mut_subcommands(|below| {
@@ -62,7 +72,10 @@ impl Describer {
         };
         let arg = match arg.get_env() {
             Some(_) => arg,
-            None => arg.env((self.variable)(path, &flag)),
+            None => match (self.variable)(path, &flag) {
+                name if self.unread == Some(&*name) => arg,
+                name => arg.env(name),
+            },
         };
         // Addresses may have been given with passwords.
         arg.hide_env_values(true)
@@ -77,6 +90,11 @@ impl Describer {
 pub fn parse<A: Parser>(build: &Build, variable: VariableName) -> Result<A, ExitCode> {
     let mut command = describe::<A>(build, variable);
     let matches = command.try_get_matches_from_mut(std::env::args_os());
+    let matches = matches.or_else(|error| {
+        let is_conflict = error.kind() == ErrorKind::ArgumentConflict;
+        let overruled = is_conflict.then(|| overrule::<A>(build, variable, &command)).flatten();
+        overruled.ok_or(error)
+    });
     let parsed = matches.and_then(|matches| {
         A::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
     });
@@ -97,6 +115,33 @@ pub fn parse<A: Parser>(build: &Build, variable: VariableName) -> Result<A, Exit
         }
         exit::USAGE.into()
     })
+}
+
+/// Parses arguments that conflict with a variable of the environment as if it were not set: the
+/// command line counts more. `None` if that is not the reason of the conflict, or if two variables
+/// conflict.
+fn overrule<A: Parser>(
+    build: &Build,
+    variable: VariableName,
+    command: &Command,
+) -> Option<ArgMatches> {
+    let mut names = Vec::new();
+    variables(command, &mut names);
+    names.sort_unstable();
+    names.dedup();
+    let without = |name: String| {
+        let command = describe_without::<A>(build, variable, Some(&name));
+        command.try_get_matches_from(std::env::args_os()).ok()
+    };
+    let mut parsed = names.into_iter().filter_map(without);
+    parsed.next().filter(|_| parsed.next().is_none())
+}
+
+/// The names of the variables that are set and belong to flags of a command or of those below it.
+fn variables(command: &Command, names: &mut Vec<String>) {
+    let of_flags = command.get_arguments().filter_map(|arg| arg.get_env()?.to_str());
+    names.extend(of_flags.filter(|name| std::env::var_os(name).is_some()).map(str::to_owned));
+    command.get_subcommands().for_each(|below| variables(below, names));
 }
 
 /// Hides what stands before the host of an address that was refused.
