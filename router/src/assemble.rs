@@ -9,10 +9,10 @@ use splitrail_fleet::models::{ModelError, models};
 use splitrail_ledger::books::Books;
 use splitrail_telemetry::Metrics;
 
-use crate::access_log::AccessLog;
 use crate::core::{Core, Telling};
-use crate::traces::Traces;
 use splitrail_ledger::audit::Audit;
+use splitrail_request_log::access_log::AccessLog;
+use splitrail_request_log::traces::Traces;
 
 /// Why a configuration that is valid by itself cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let books = Books::open(&config, &metrics).map_err(AssembleError::File)?;
     let audit = Audit::open(&config.audit, &metrics).map_err(AssembleError::File)?;
     let access_log = AccessLog::open(&config.access_log, &metrics).map_err(AssembleError::File)?;
-    let traces = Traces::open(&config, &metrics)?;
+    let traces = Traces::open(&config, &metrics).map_err(AssembleError::Traces)?;
     let telling = Telling { books, audit, access_log, traces };
     Ok(Arc::new(Core::new(models, config, metrics, memory, access, telling)))
 }

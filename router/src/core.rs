@@ -9,9 +9,7 @@ use dashmap::DashMap;
 use serde::Serialize;
 
 use crate::abort::AbortToken;
-use crate::access_log::AccessLog;
 use crate::admission::{Admission, FreePlaces, Share};
-use crate::traces::Traces;
 use rustc_hash::FxBuildHasher;
 use splitrail_access::Access;
 use splitrail_api::error::{Error, Kind};
@@ -26,6 +24,8 @@ use splitrail_ledger::audit::Audit;
 use splitrail_ledger::books::Books;
 use splitrail_ledger::decisions::Decisions;
 use splitrail_policy::Leg;
+use splitrail_request_log::access_log::AccessLog;
+use splitrail_request_log::traces::Traces;
 use splitrail_telemetry::Metrics;
 
 /// Maximum time for which readiness waits for the first index synchronisation.

@@ -7,7 +7,6 @@ mod client_stream;
 mod connection;
 mod connection_activity;
 pub mod connection_service;
-pub mod context;
 pub mod framing;
 pub mod grpc;
 mod head;

@@ -16,7 +16,6 @@ pub const PARTS: splitrail_config::Parts =
     splitrail_config::Parts { otlp: cfg!(feature = "otlp"), ..splitrail_fleet::PARTS };
 
 pub mod abort;
-pub mod access_log;
 pub mod admin;
 pub mod assemble;
 
@@ -24,5 +23,3 @@ pub mod core;
 pub mod live;
 pub mod run;
 mod runtime_lag;
-pub mod summary;
-pub mod traces;

@@ -19,7 +19,6 @@ use http::{HeaderMap, Method, StatusCode};
 use super::page::is_page;
 use super::refusal::Refusal;
 use crate::core::Core;
-use crate::ingress::context::X_REQUEST_ID;
 use crate::ingress::http::whole;
 use crate::ingress::identify::refused;
 use crate::ingress::reply::reply_error;
@@ -27,6 +26,7 @@ use splitrail_access::{Refusal as Refused, Role};
 use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::AdminAccess;
 use splitrail_ledger::audit::Change;
+use splitrail_request_log::identity::X_REQUEST_ID;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 

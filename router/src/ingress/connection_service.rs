@@ -20,7 +20,6 @@ use tower::Service;
 
 use super::certificate::ClientCertificate;
 use super::connection_activity::ConnectionActivity;
-use super::context::Identity;
 use super::head::Heads;
 use super::streams::BodyProgress;
 use super::{grpc, http as openai};
@@ -28,6 +27,7 @@ use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::unread::UnreadRoom;
 use splitrail_flow::boxed::pinned;
+use splitrail_request_log::identity::Identity;
 
 /// The routes of a listener.
 #[derive(Clone)]
@@ -86,7 +86,7 @@ impl Routes {
         let Some(Direct::Http(core)) = &self.direct else { return };
         let identity = Identity::of_http(request.headers(), peer.ip());
         let endpoint = Endpoint::at(request.uri().path()).map_or("none", Endpoint::name);
-        core.access_log.answered(&core.serving(), &identity, endpoint, refusal);
+        core.access_log.answered(&core.serving().config.access_log, &identity, endpoint, refusal);
     }
 
     fn call(&self, caller: Caller, mut request: Request<Incoming>) -> Routed {

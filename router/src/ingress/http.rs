@@ -23,10 +23,9 @@ use splitrail_engine::dialect::Dialect;
 
 use super::certificate::ClientCertificate;
 use super::connection_service::{Caller, Direct, Outgoing, Routes};
-use super::context::Identity;
 use super::identify::{Sender, identify};
 use super::rate_limits;
-use super::reply::{TenantName, error_dialect, error_in, health, json_reply, ready, reply_error};
+use super::reply::{error_dialect, error_in, health, json_reply, ready, reply_error};
 use super::request_body::BoundedBody;
 use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, count_unplaced, serve};
@@ -40,6 +39,8 @@ use splitrail_config::model::Limits;
 use splitrail_fleet::{Named, Serving};
 use splitrail_flow::prepare::Payload;
 use splitrail_flow::reply::sse::put_data;
+use splitrail_request_log::access_log::TenantName;
+use splitrail_request_log::identity::Identity;
 use splitrail_settings::logging::RequestIds;
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
@@ -101,7 +102,7 @@ async fn name_reply(State(core): State<Arc<Core>>, request: Request, next: Next)
     let mut reply = next.run(request).await;
     identity.put(reply.headers_mut());
     if let Some(endpoint) = endpoint {
-        core.access_log.answered(&core.serving(), &identity, endpoint, &reply);
+        core.access_log.answered(&core.serving().config.access_log, &identity, endpoint, &reply);
     }
     reply
 }
@@ -156,7 +157,12 @@ where
         Ok(sender) => generate(&core, endpoint, &identity, sender, room, request).await,
         Err(error) => {
             let reply = early.refuse(error);
-            core.access_log.answered(&core.serving(), &identity, endpoint.name(), &reply);
+            core.access_log.answered(
+                &core.serving().config.access_log,
+                &identity,
+                endpoint.name(),
+                &reply,
+            );
             Ok(reply)
         }
     };

@@ -15,20 +15,12 @@ use splitrail_engine::dialect::Dialect;
 use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
-use splitrail_api::name::Name;
+use splitrail_request_log::access_log::Outcome;
 
 /// Milliseconds after which a client may retry; OpenAI's clients read it before `retry-after`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 /// Whether a client should retry; OpenAI's clients obey it.
 const X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
-
-/// The outcome of a request that was refused: an extension of the reply, for the access log.
-#[derive(Clone, Copy, Debug)]
-pub struct Outcome(pub &'static str);
-
-/// The tenant of a request: an extension of the reply, for the access log.
-#[derive(Clone, Debug)]
-pub struct TenantName(pub Name);
 
 /// An error as an OpenAI error object.
 pub fn reply_error(error: Error) -> Response {

@@ -14,7 +14,6 @@ use splitrail_proto::v1::generate_request::Prompt;
 use tonic::{Code, Status};
 
 use super::super::connection_service::{Caller, Outgoing};
-use super::super::context::{ClientTrace, Identity, Protocol, request_id};
 use super::super::http::{X_REMOVED_FIELDS, log_failure};
 use super::super::identify::{Sender, identify};
 use super::super::request_body::BoundedBody;
@@ -32,6 +31,7 @@ use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::steering::Steering;
+use splitrail_request_log::identity::{ClientTrace, Identity, Protocol, request_id};
 use splitrail_settings::logging::RequestIds;
 
 /// Size in bytes of a message's framing, and of the trailers of other clients' calls.
@@ -53,7 +53,12 @@ where
         Ok(deadline) => deadline,
         Err(refusal) => {
             let response = refusal.into_response::<()>();
-            core.access_log.answered(&core.serving(), &identity, method.endpoint(), &response);
+            core.access_log.answered(
+                &core.serving().config.access_log,
+                &identity,
+                method.endpoint(),
+                &response,
+            );
             return response.map(|()| Outgoing::Whole(Full::default()));
         }
     };
@@ -98,7 +103,9 @@ struct CallLog<'a> {
 impl CallLog<'_> {
     fn note<T>(self, answered: Result<T, Status>) -> Result<T, Status> {
         let status = answered.as_ref().err().map_or(Code::Ok, Status::code);
-        self.core.access_log.called(&self.core.serving(), self.identity, self.endpoint, status);
+        let serving = self.core.serving();
+        let config = &serving.config.access_log;
+        self.core.access_log.called(config, self.identity, self.endpoint, status);
         answered
     }
 

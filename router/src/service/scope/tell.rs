@@ -6,10 +6,10 @@ use splitrail_api::error::Error;
 use splitrail_api::name::Name;
 use splitrail_ledger::close::Used;
 use splitrail_ledger::timeline::Stage;
+use splitrail_request_log::identity::{Identity, Protocol};
+use splitrail_request_log::summary::Summary;
 
 use super::Scope;
-use crate::ingress::context::{Identity, Protocol};
-use crate::summary::Summary;
 
 /// How a request has ended.
 pub(super) struct Ending {
@@ -54,7 +54,8 @@ impl Scope {
     /// Writes the request to the access log and to its trace.
     pub(super) fn tell(&self, now: Instant, ending: Ending, used: Used) {
         let spans = self.timeline.close(now);
-        let is_logged = self.core.access_log.takes(&self.core.serving(), ending.outcome);
+        let is_logged =
+            self.core.access_log.takes(&self.core.serving().config.access_log, ending.outcome);
         if spans.is_none() && !is_logged {
             return;
         }

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::collector::Collector;
 use super::spans::{Ended, Resource};
-use crate::ingress::context::ClientTrace;
+use crate::identity::ClientTrace;
 
 /// Number of spans that are sent at once, if as many wait.
 const BATCH_SPANS: usize = 512;

@@ -10,18 +10,25 @@ use std::time::Instant;
 
 use rand::RngExt;
 use splitrail_config::model::AccessLogConfig;
-use splitrail_fleet::Serving;
 use splitrail_ledger::lines::{Lines, Writer};
 use splitrail_settings::logging::{LogFormat, format, write_line};
 use splitrail_telemetry::Metrics;
 use tonic::Code;
 
-use crate::ingress::context::Identity;
-use crate::ingress::reply::{Outcome, TenantName};
+use crate::identity::Identity;
 use crate::summary::Summary;
+use splitrail_api::name::Name;
 
 /// The target of the lines in the log.
 const TARGET: &str = "access";
+
+/// The outcome of a request that was refused: an extension of the reply, for the access log.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome(pub &'static str);
+
+/// The tenant of a request: an extension of the reply, for the access log.
+#[derive(Clone, Debug)]
+pub struct TenantName(pub Name);
 
 /// Writes the access log, if it is enabled.
 pub struct AccessLog {
@@ -46,8 +53,8 @@ impl AccessLog {
     }
 
     /// Whether a request that ended with `outcome` is logged. One that ended well is drawn at random.
-    pub fn takes(&self, serving: &Serving, outcome: &str) -> bool {
-        let AccessLogConfig { enabled, sample_ratio, .. } = serving.config.access_log;
+    pub fn takes(&self, config: &AccessLogConfig, outcome: &str) -> bool {
+        let AccessLogConfig { enabled, sample_ratio, .. } = *config;
         let is_drawn = || sample_ratio >= 1.0 || rand::rng().random::<f64>() < sample_ratio;
         let is_shown =
             || self.file.is_open() || tracing::enabled!(target: TARGET, tracing::Level::INFO);
@@ -67,9 +74,9 @@ impl AccessLog {
     }
 
     /// Writes the line of a request that was answered at once, from its reply.
-    pub(crate) fn answered<B>(
+    pub fn answered<B>(
         &self,
-        serving: &Serving,
+        config: &AccessLogConfig,
         identity: &Identity,
         endpoint: &'static str,
         reply: &http::Response<B>,
@@ -80,7 +87,7 @@ impl AccessLog {
             None if status.is_success() => "ok",
             None => "refused",
         };
-        if self.takes(serving, outcome) {
+        if self.takes(config, outcome) {
             let mut summary = Summary::new(identity, endpoint, Instant::now());
             (summary.status, summary.outcome) = (status.as_u16(), outcome);
             let tenant = reply.extensions().get::<TenantName>();
@@ -90,15 +97,15 @@ impl AccessLog {
     }
 
     /// Writes the line of a call over gRPC that was answered at once.
-    pub(crate) fn called(
+    pub fn called(
         &self,
-        serving: &Serving,
+        config: &AccessLogConfig,
         identity: &Identity,
         endpoint: &'static str,
         code: Code,
     ) {
         let outcome = outcome_of(code);
-        if self.takes(serving, outcome) {
+        if self.takes(config, outcome) {
             let mut summary = Summary::new(identity, endpoint, Instant::now());
             (summary.status, summary.outcome) = (code as u16, outcome);
             self.write(&summary);

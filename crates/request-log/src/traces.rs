@@ -15,8 +15,7 @@ use splitrail_config::Config;
 use splitrail_ledger::timeline::{RequestTrace, Spans};
 use splitrail_telemetry::Metrics;
 
-use crate::assemble::AssembleError;
-use crate::ingress::context::ClientTrace;
+use crate::identity::ClientTrace;
 use crate::summary::Summary;
 
 #[cfg(not(feature = "otlp"))]
@@ -37,9 +36,9 @@ impl Traces {
     ///
     /// # Errors
     /// A secret or a certificate cannot be read.
-    pub fn open(config: &Config, metrics: &Metrics) -> Result<Self, AssembleError> {
+    pub fn open(config: &Config, metrics: &Metrics) -> Result<Self, String> {
         let Some(otlp) = &config.tracing.otlp else { return Ok(Self { export: None }) };
-        let export = export::Export::open(otlp, metrics).map_err(AssembleError::Traces)?;
+        let export = export::Export::open(otlp, metrics)?;
         Ok(Self { export: Some(export) })
     }
 
@@ -69,7 +68,7 @@ impl Traces {
     ///
     /// # Errors
     /// None.
-    pub fn open(_config: &Config, _metrics: &Metrics) -> Result<Self, AssembleError> {
+    pub fn open(_config: &Config, _metrics: &Metrics) -> Result<Self, String> {
         Ok(Self {})
     }
 

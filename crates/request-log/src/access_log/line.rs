@@ -170,7 +170,7 @@ mod tests {
     use serde_json::Value as Json;
 
     use super::*;
-    use crate::ingress::context::{ClientTrace, Identity, Protocol};
+    use crate::identity::{ClientTrace, Identity, Protocol};
 
     fn summary(model: &str) -> Summary {
         let client = Ipv4Addr::LOCALHOST.into();

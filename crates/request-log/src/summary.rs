@@ -8,7 +8,7 @@ use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_ledger::close::Used;
 
-use crate::ingress::context::Identity;
+use crate::identity::Identity;
 
 /// A request that has ended.
 #[derive(Clone, Debug)]

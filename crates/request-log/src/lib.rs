@@ -1,0 +1,9 @@
+//! What operators are told of each request of a client: who asked (`identity`), what is known when
+//! the request has ended (`summary`), its line in the access log, and its spans.
+//!
+//! No request waits for a log or a collector.
+
+pub mod access_log;
+pub mod identity;
+pub mod summary;
+pub mod traces;
