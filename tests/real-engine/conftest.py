@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from support import router as routers
+from support.collector import Collector
 from support.engine import Engine
 
 
@@ -19,12 +20,24 @@ def decode():
     return Engine(int(os.environ["SPLITRAIL_DECODE_PORT"]))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def collector():
+    """Takes the traces of engines, which export all of them, and of routers that are told to."""
+    with Collector(int(os.environ["SPLITRAIL_OTLP_PORT"])) as collector:
+        yield collector
+
+
 @pytest.fixture(scope="session")
-def start_router(prefill, decode):
+def logs():
+    """The folder of configurations and logs, with one for each router."""
+    return pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"])
+
+
+@pytest.fixture(scope="session")
+def start_router(prefill, decode, logs):
     """Starts a router from worker lines: `with start_router(folder, workers) as router`."""
     binary = os.environ["SPLITRAIL_BIN"]
     model_path = os.environ["SPLITRAIL_MODEL_PATH"]
-    logs = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"])
 
     def start(name, workers, **options):
         yaml = routers.config(model_path, decode, workers, **options)

