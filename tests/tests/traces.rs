@@ -395,6 +395,33 @@ async fn a_silent_collector_holds_a_bounded_number_of_spans() {
 }
 
 #[tokio::test]
+async fn batches_share_a_connection_and_none_is_lost_if_the_collector_closes_it() {
+    for protocol in [Protocol::Grpc, Protocol::Http] {
+        let collector = Collector::start(protocol, Reply::Take).await;
+        let traced = Traced::start(Spec::aggregated(1), &collector.tracing("")).await;
+        let mut batches = 0;
+        let mut send = async |turn: u32| {
+            let body = completion(&prompt(20, &format!("k{turn}")));
+            assert_eq!(traced.http.post(COMPLETIONS, &body).await.status, 200);
+            batches += 1;
+            eventually("the batch has arrived", async || collector.batches().len() == batches)
+                .await;
+        };
+        for turn in 0..2 {
+            send(turn).await;
+        }
+        assert_eq!(collector.accepted(), 1, "{protocol:?}");
+        collector.cut();
+        send(2).await;
+        assert_eq!(collector.accepted(), 2, "{protocol:?}");
+        eventually("all spans are counted", async || traced.spans_total("exported").await == 15.0)
+            .await;
+        assert_eq!(traced.spans_total("failed").await, 0.0);
+        assert!(!traced.router.log().contains("does not take spans"));
+    }
+}
+
+#[tokio::test]
 async fn spans_are_exported_before_the_router_ends() {
     let collector = Collector::start(Protocol::Grpc, Reply::Take).await;
     let mut traced = Traced::start(Spec::aggregated(1), &collector.tracing("")).await;

@@ -5,11 +5,13 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use prometheus::IntCounterVec;
 use serde::Serialize;
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::file::LedgerFile;
@@ -23,6 +25,10 @@ const QUEUE_LINES: usize = 65_536;
 const QUEUE_BYTES: usize = 64 << 20;
 /// Maximum number of lines that are written at once.
 const BATCH_LINES: usize = 1024;
+
+/// Time for which a line waits for further ones: a write for each line would cost a request more
+/// than its line.
+const BATCH_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The version of lines that report lost records.
 const VERSION: u32 = 1;
@@ -139,7 +145,7 @@ impl Writer {
             let stopped = tokio::select! {
                 biased;
                 () = stop.cancelled() => true,
-                count = self.lines.recv_many(&mut batch, BATCH_LINES) => count == 0,
+                stopped = self.next_batch(&mut batch) => stopped,
             };
             if stopped {
                 self.lines.close();
@@ -153,6 +159,22 @@ impl Writer {
                 return;
             }
         }
+    }
+
+    /// Waits for lines, and for further ones unless many wait already. Returns whether there are no
+    /// more. If this is dropped, the lines so far are in `batch`.
+    async fn next_batch(&mut self, batch: &mut Vec<Vec<u8>>) -> bool {
+        let Some(line) = self.lines.recv().await else { return true };
+        batch.push(line);
+        if self.lines.len() < BATCH_LINES {
+            sleep(BATCH_INTERVAL).await;
+        }
+        while batch.len() < BATCH_LINES
+            && let Ok(line) = self.lines.try_recv()
+        {
+            batch.push(line);
+        }
+        false
     }
 
     /// Writes lines off the reactor, because a disk may be slow.

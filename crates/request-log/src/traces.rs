@@ -9,6 +9,8 @@ mod collector;
 #[cfg(feature = "otlp")]
 mod export;
 #[cfg(feature = "otlp")]
+mod otlp;
+#[cfg(feature = "otlp")]
 mod spans;
 
 use splitrail_config::Config;

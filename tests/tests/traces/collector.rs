@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -17,6 +18,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use splitrail_tests::cluster::eventually;
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 /// The protocol of a collector.
@@ -53,6 +55,8 @@ pub(crate) struct Collector {
     pub(crate) address: SocketAddr,
     protocol: Protocol,
     batches: Arc<Mutex<Vec<Batch>>>,
+    accepted: Arc<AtomicUsize>,
+    cut: Arc<Notify>,
     _tasks: JoinSet<()>,
 }
 
@@ -62,11 +66,20 @@ impl Collector {
         let address = listener.local_addr().unwrap();
         let batches: Arc<Mutex<Vec<Batch>>> = Arc::default();
         let heard = Arc::clone(&batches);
+        let (accepted, cut) = (Arc::<AtomicUsize>::default(), Arc::<Notify>::default());
+        let (count, cuts) = (Arc::clone(&accepted), Arc::clone(&cut));
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
-                let (stream, _) = listener.accept().await.unwrap();
+                let stream = tokio::select! {
+                    connection = listener.accept() => connection.unwrap().0,
+                    () = cuts.notified() => {
+                        connections.shutdown().await;
+                        continue;
+                    }
+                };
+                count.fetch_add(1, Relaxed);
                 let heard = Arc::clone(&heard);
                 connections.spawn(async move {
                     let service = service_fn(move |request| {
@@ -87,7 +100,17 @@ impl Collector {
                 });
             }
         });
-        Self { address, protocol, batches, _tasks: tasks }
+        Self { address, protocol, batches, accepted, cut, _tasks: tasks }
+    }
+
+    /// The number of connections so far.
+    pub(crate) fn accepted(&self) -> usize {
+        self.accepted.load(Relaxed)
+    }
+
+    /// Closes all connections.
+    pub(crate) fn cut(&self) {
+        self.cut.notify_one();
     }
 
     /// The configuration of a router that exports to this collector, with further keys of

@@ -24,7 +24,7 @@ pub struct RequestTrace {
 }
 
 /// The stages and legs of a traced request.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Spans {
     /// The stages. Those of one prompt follow each other without a gap.
     pub laps: Vec<Lap>,
@@ -107,6 +107,19 @@ pub struct HandOff {
     pub begin: Duration,
     /// The first token.
     pub end: Duration,
+}
+
+/// With room for the stages, choices and legs of most requests.
+impl Default for Spans {
+    fn default() -> Self {
+        Self {
+            laps: Vec::with_capacity(8),
+            picks: Vec::with_capacity(2),
+            legs: Vec::with_capacity(2),
+            hand_offs: Vec::new(),
+            left_out: 0,
+        }
+    }
 }
 
 impl Spans {

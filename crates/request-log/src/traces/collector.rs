@@ -1,12 +1,14 @@
 //! Sends spans to a collector, by OTLP/gRPC or OTLP/HTTP.
 //!
-//! Both are one HTTP request with one protobuf message. Each batch has a connection of its own: a
-//! batch goes out at most about once a second, and no state of a broken connection stays.
+//! Both are one HTTP request with one protobuf message. A connection is kept for half a minute: a
+//! busy router sends many batches a second, and balancers in front of collectors choose one for each
+//! connection.
 //! <https://opentelemetry.io/docs/specs/otlp/>
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HOST, TE, USER_AGENT};
@@ -35,6 +37,9 @@ const PREFIX_BYTES: usize = 5;
 /// The codes of gRPC after which the same request may be sent again, by OTLP: cancelled,
 /// deadline exceeded, aborted, out of range, unavailable, data loss.
 const PASSING_CODES: [i32; 6] = [1, 4, 10, 11, 14, 15];
+
+/// Maximum time for which a connection gets further batches.
+const CONNECTION_MAX: Duration = Duration::from_secs(30);
 
 /// A collector.
 pub(super) struct Collector {
@@ -79,78 +84,149 @@ impl Collector {
         Ok(Self { protocol: config.protocol, target, headers, tls, timeout: config.timeout })
     }
 
-    /// Sends an `ExportTraceServiceRequest`. Returns the number of spans that the collector has
-    /// rejected.
-    pub(super) async fn send(&self, message: &Bytes) -> Result<usize, Refused> {
+    /// Sends an `ExportTraceServiceRequest`, on the connection in `kept` if there is one. Returns the
+    /// number of spans that the collector has rejected.
+    pub(super) async fn send(
+        &self,
+        kept: &mut Option<Connection>,
+        message: &Bytes,
+    ) -> Result<usize, Refused> {
         let late = |_| Refused::passing("it does not reply within tracing.otlp.timeout");
-        timeout(self.timeout, self.connect(message)).await.map_err(late)?
+        let exchanged = timeout(self.timeout, self.exchange(kept.take(), message)).await;
+        let ((head, body), connection) = exchanged.map_err(late)??;
+        let rejected = match self.protocol {
+            OtlpProtocol::Http => http_result(&head, &body.to_bytes())?,
+            OtlpProtocol::Grpc => grpc_result(&head, body)?,
+        };
+        *kept = connection;
+        Ok(rejected)
     }
 
-    async fn connect(&self, message: &Bytes) -> Result<usize, Refused> {
+    async fn exchange(
+        &self,
+        kept: Option<Connection>,
+        message: &Bytes,
+    ) -> Result<Exchanged, Refused> {
+        let kept = kept.filter(|kept| kept.opened.elapsed() < CONNECTION_MAX);
+        // The collector may have closed the connection meanwhile.
+        if let Some(kept) = kept
+            && let Ok(exchanged) = kept.call(self.request(message)).await
+        {
+            return Ok(exchanged);
+        }
+        self.connect().await?.call(self.request(message)).await
+    }
+
+    async fn connect(&self) -> Result<Connection, Refused> {
         let unreachable = |error: io::Error| Refused::passing(format!("no connection: {error}"));
         let stream = TcpStream::connect(self.target.authority()).await.map_err(unreachable)?;
         // The message goes out in one write after the head.
         stream.set_nodelay(true).map_err(unreachable)?;
         match &self.tls {
-            None => self.exchange(stream, message).await,
+            None => Connection::open(self.protocol, stream).await,
             Some((config, name)) => {
                 let connector = TlsConnector::from(Arc::clone(config));
                 let stream = connector.connect(name.clone(), stream).await;
-                self.exchange(stream.map_err(unreachable)?, message).await
+                Connection::open(self.protocol, stream.map_err(unreachable)?).await
             }
         }
     }
 
-    async fn exchange<S>(&self, stream: S, message: &Bytes) -> Result<usize, Refused>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        match self.protocol {
+    fn request(&self, message: &Bytes) -> Request<Full<Bytes>> {
+        const AGENT: &str = concat!("splitrail/", env!("CARGO_PKG_VERSION"));
+        let authority = self.target.authority();
+        let (uri, content_type, body) = match self.protocol {
             OtlpProtocol::Http => {
-                let (mut sender, connection) =
-                    http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-                let request = self.request(&self.target.path, message.clone());
-                let call = async { read(sender.send_request(request).await).await };
-                let (head, body) = beside(connection, call).await?;
-                http_result(&head, &body.to_bytes())
+                (self.target.path.clone(), "application/x-protobuf", message.clone())
             }
             OtlpProtocol::Grpc => {
-                let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
-                let (mut sender, connection) = handshake.await.map_err(broken)?;
                 let mut framed = BytesMut::with_capacity(PREFIX_BYTES + message.len());
                 framed.put_u8(0);
                 framed.put_u32(message.len() as u32);
                 framed.put_slice(message);
-                let mut request = self.request(EXPORT, framed.freeze());
-                request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
-                let call = async { read(sender.send_request(request).await).await };
-                let (head, body) = beside(connection, call).await?;
-                grpc_result(&head, body)
+                (format!("{}{EXPORT}", self.target.origin), "application/grpc", framed.freeze())
             }
-        }
-    }
-
-    fn request(&self, path: &str, body: Bytes) -> Request<Full<Bytes>> {
-        const AGENT: &str = concat!("splitrail/", env!("CARGO_PKG_VERSION"));
+        };
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = http::Method::POST;
-        let authority = self.target.authority();
-        let (uri, content_type) = match self.protocol {
-            OtlpProtocol::Http => (path.to_owned(), "application/x-protobuf"),
-            OtlpProtocol::Grpc => (format!("{}{path}", self.target.origin), "application/grpc"),
-        };
         // Both were checked with the configuration.
         *request.uri_mut() = uri.parse().unwrap_or_default();
         let headers = request.headers_mut();
         headers.extend(self.headers.clone());
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
-        if self.protocol == OtlpProtocol::Http
-            && let Ok(host) = HeaderValue::from_str(authority)
-        {
-            headers.insert(HOST, host);
+        match self.protocol {
+            OtlpProtocol::Grpc => {
+                headers.insert(TE, HeaderValue::from_static("trailers"));
+            }
+            OtlpProtocol::Http => {
+                if let Ok(host) = HeaderValue::from_str(authority) {
+                    headers.insert(HOST, host);
+                }
+            }
         }
         request
+    }
+}
+
+/// A reply of the collector.
+type Reply = (http::response::Parts, Collected<Bytes>);
+
+/// A reply, and the connection if it can be used again.
+type Exchanged = (Reply, Option<Connection>);
+
+/// A connection to the collector.
+pub(super) struct Connection {
+    sender: Sender,
+    /// The work of the connection, which is done while a call waits.
+    driver: Pin<Box<dyn Future<Output = ()> + Send>>,
+    opened: Instant,
+}
+
+enum Sender {
+    Http(http1::SendRequest<Full<Bytes>>),
+    Grpc(http2::SendRequest<Full<Bytes>>),
+}
+
+impl Connection {
+    async fn open<S>(protocol: OtlpProtocol, stream: S) -> Result<Self, Refused>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let opened = Instant::now();
+        // How a connection ends shows in its calls.
+        Ok(match protocol {
+            OtlpProtocol::Http => {
+                let (sender, driver) =
+                    http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+                let driver = Box::pin(async { drop(driver.await) });
+                Self { sender: Sender::Http(sender), driver, opened }
+            }
+            OtlpProtocol::Grpc => {
+                let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+                let (sender, driver) = handshake.await.map_err(broken)?;
+                let driver = Box::pin(async { drop(driver.await) });
+                Self { sender: Sender::Grpc(sender), driver, opened }
+            }
+        })
+    }
+
+    async fn call(self, request: Request<Full<Bytes>>) -> Result<Exchanged, Refused> {
+        let Self { mut sender, mut driver, opened } = self;
+        let call = async {
+            match &mut sender {
+                Sender::Http(sender) => {
+                    sender.ready().await.map_err(broken)?;
+                    read(sender.send_request(request).await).await
+                }
+                Sender::Grpc(sender) => {
+                    sender.ready().await.map_err(broken)?;
+                    read(sender.send_request(request).await).await
+                }
+            }
+        };
+        let (reply, is_open) = beside(&mut driver, call).await;
+        Ok((reply?, is_open.then_some(Self { sender, driver, opened })))
     }
 }
 
@@ -175,26 +251,23 @@ fn tls(
     Ok((Arc::new(tls), name))
 }
 
-/// Runs a call beside the connection that it uses.
+/// Runs a call beside the connection that it uses. Returns whether the connection is still open.
 async fn beside<T>(
-    connection: impl Future<Output = Result<(), hyper::Error>>,
-    call: impl Future<Output = Result<T, Refused>>,
-) -> Result<T, Refused> {
+    mut connection: impl Future<Output = ()> + Unpin,
+    call: impl Future<Output = T>,
+) -> (T, bool) {
     let mut call = std::pin::pin!(call);
-    let mut connection = std::pin::pin!(connection);
     let mut is_open = true;
     loop {
         tokio::select! {
-            result = &mut call => return result,
+            result = &mut call => return (result, is_open),
             // The reply may be complete in memory when the connection ends.
-            _ = &mut connection, if is_open => is_open = false,
+            () = &mut connection, if is_open => is_open = false,
         }
     }
 }
 
-async fn read(
-    reply: Result<Response<Incoming>, hyper::Error>,
-) -> Result<(http::response::Parts, Collected<Bytes>), Refused> {
+async fn read(reply: Result<Response<Incoming>, hyper::Error>) -> Result<Reply, Refused> {
     let (head, body) = reply.map_err(broken)?.into_parts();
     let body = Limited::new(body, REPLY_MAX_BYTES).collect().await;
     let body = body.map_err(|_| Refused::passing("its reply broke off or is too long"))?;

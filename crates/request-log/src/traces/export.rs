@@ -5,25 +5,26 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::trace::v1::Span;
+use bytes::Bytes;
 use prometheus::IntCounterVec;
-use prost::Message;
 use rand::RngExt;
 use splitrail_config::model::OtlpConfig;
 use splitrail_ledger::timeline::RequestTrace;
 use splitrail_telemetry::trace_context::TraceContext;
 use splitrail_telemetry::{LogThrottle, Metrics};
-use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::collector::Collector;
+use super::collector::{Collector, Connection};
 use super::spans::{Ended, Resource};
 use crate::identity::ClientTrace;
 
-/// Number of spans that are sent at once, if as many wait.
-const BATCH_SPANS: usize = 512;
+/// Number of waiting spans for which a batch is sent before its time.
+const BATCH_SPANS: usize = 2048;
+/// Size in bytes at which a batch is complete. Collectors take 4 MiB over gRPC by default.
+const BATCH_BYTES: usize = 1 << 20;
 /// Maximum time for which spans wait for further ones.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Pauses before a batch is sent again that the collector could not take at the time.
@@ -39,7 +40,7 @@ pub(super) struct Export {
     exporter: Mutex<Option<Exporter>>,
 }
 
-/// A request in the queue, with the number of its spans.
+/// A request in the queue, with the number of spans that it counts as: at least those that it has.
 struct Queued {
     ended: Ended,
     spans: usize,
@@ -49,6 +50,10 @@ struct Queued {
 struct Shared {
     queued_spans: AtomicUsize,
     queue_spans_max: usize,
+    /// Number of waiting spans for which a batch is sent before its time.
+    batch_spans: usize,
+    /// Notified when so many spans wait. Requests do not wake the exporter otherwise.
+    is_due: Notify,
     /// Spans by result: `exported`, `dropped` or `failed`.
     spans: IntCounterVec,
 }
@@ -65,9 +70,20 @@ pub struct Exporter {
     shared: Arc<Shared>,
     resource: Resource,
     collector: Collector,
+    /// The connection of the last batch.
+    connection: Option<Connection>,
     said: LogThrottle,
     /// Whether the last batch was refused.
     is_failing: bool,
+}
+
+/// Spans that are sent at once.
+#[derive(Default)]
+struct Batch {
+    /// The spans, as they are written.
+    bytes: Vec<u8>,
+    /// Their number.
+    spans: usize,
 }
 
 impl Export {
@@ -78,6 +94,9 @@ impl Export {
         let shared = Arc::new(Shared {
             queued_spans: AtomicUsize::new(0),
             queue_spans_max: config.queue_spans_max,
+            // Spans arrive while a batch is sent.
+            batch_spans: BATCH_SPANS.min(config.queue_spans_max / 2),
+            is_due: Notify::new(),
             spans: metrics.spans.clone(),
         });
         let exporter = Exporter {
@@ -85,6 +104,7 @@ impl Export {
             shared: Arc::clone(&shared),
             resource: Resource::new(&config.service_name),
             collector,
+            connection: None,
             said: LogThrottle::default(),
             is_failing: false,
         };
@@ -114,12 +134,22 @@ impl Export {
     }
 
     pub(super) fn submit(&self, ended: Ended) {
-        let spans = ended.count();
-        let queued = self.shared.queued_spans.fetch_add(spans, Relaxed);
-        let fits = queued + spans <= self.shared.queue_spans_max;
-        if !fits || self.queue.try_send(Queued { ended, spans }).is_err() {
-            self.shared.queued_spans.fetch_sub(spans, Relaxed);
-            self.shared.count("dropped", spans);
+        let Shared { queued_spans, queue_spans_max, batch_spans, is_due, .. } = &*self.shared;
+        let spans = ended.count_max();
+        let before = queued_spans.fetch_add(spans, Relaxed);
+        let after = before + spans;
+        let queued = Queued { ended, spans };
+        let refused = match after <= *queue_spans_max {
+            true => self.queue.try_send(queued).err(),
+            false => Some(TrySendError::Full(queued)),
+        };
+        match refused {
+            None if before < *batch_spans && after >= *batch_spans => is_due.notify_one(),
+            None => {}
+            Some(TrySendError::Full(refused) | TrySendError::Closed(refused)) => {
+                queued_spans.fetch_sub(spans, Relaxed);
+                self.shared.count("dropped", refused.ended.count());
+            }
         }
     }
 
@@ -131,12 +161,13 @@ impl Export {
 impl Exporter {
     /// Exports spans until `stop`, and then those that are left in the queue.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut batch: Vec<Span> = Vec::new();
+        let mut batch = Batch::default();
         loop {
             let is_last = self.fill(&mut batch, &stop).await;
-            let spans = mem::take(&mut batch);
-            if !spans.is_empty() {
-                self.send(spans, &stop).await;
+            if batch.spans > 0 {
+                let message = self.resource.request(&batch.bytes).into();
+                self.send(message, mem::take(&mut batch.spans), &stop).await;
+                batch.bytes.clear();
             }
             if is_last {
                 return;
@@ -144,49 +175,51 @@ impl Exporter {
         }
     }
 
-    /// Waits for spans. Returns whether there are no further ones.
-    async fn fill(&mut self, batch: &mut Vec<Span>, stop: &CancellationToken) -> bool {
-        let mut until = None;
-        while batch.len() < BATCH_SPANS {
-            let is_open = !self.queued.is_closed();
-            let next = async {
-                match until {
-                    None => Ok(self.queued.recv().await),
-                    Some(until) => timeout_at(until, self.queued.recv()).await,
+    /// Waits until a batch is due, and takes it. Returns whether there are no further ones.
+    async fn fill(&mut self, batch: &mut Batch, stop: &CancellationToken) -> bool {
+        let is_open = !self.queued.is_closed();
+        let first = tokio::select! {
+            biased;
+            () = stop.cancelled(), if is_open => None,
+            first = self.queued.recv() => Some(first),
+        };
+        match first {
+            // What is in the queue is still received.
+            None => self.queued.close(),
+            Some(None) => return true,
+            Some(Some(first)) => {
+                self.take(batch, first);
+                let waiting = batch.spans + self.shared.queued_spans.load(Relaxed);
+                if is_open && waiting < self.shared.batch_spans {
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = self.shared.is_due.notified() => {}
+                        () = sleep(BATCH_INTERVAL) => {}
+                    }
                 }
-            };
-            let next = tokio::select! {
-                biased;
-                () = stop.cancelled(), if is_open => None,
-                next = next => Some(next),
-            };
-            match next {
-                // What is in the queue is still received.
-                None => self.queued.close(),
-                Some(Ok(Some(queued))) => self.take(batch, queued),
-                Some(Ok(None)) => return true,
-                // It is time to send what there is.
-                Some(Err(_)) => return false,
             }
-            until.get_or_insert_with(|| Instant::now() + BATCH_INTERVAL);
+        }
+        while batch.bytes.len() < BATCH_BYTES {
+            match self.queued.try_recv() {
+                Ok(queued) => self.take(batch, queued),
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => return true,
+            }
         }
         false
     }
 
-    fn take(&self, batch: &mut Vec<Span>, Queued { ended, spans }: Queued) {
+    fn take(&self, batch: &mut Batch, Queued { ended, spans }: Queued) {
         self.shared.queued_spans.fetch_sub(spans, Relaxed);
-        batch.extend(ended.into_spans());
+        batch.spans += ended.put_spans(&mut batch.bytes);
     }
 
     /// Sends spans, several times if the collector cannot take them at the time. Requests wait in
     /// the queue meanwhile.
-    async fn send(&mut self, spans: Vec<Span>, stop: &CancellationToken) {
-        let count = spans.len();
-        let resource_spans = vec![self.resource.spans(spans)];
-        let body = ExportTraceServiceRequest { resource_spans }.encode_to_vec().into();
+    async fn send(&mut self, message: Bytes, count: usize, stop: &CancellationToken) {
         let mut pauses = PAUSES.iter();
         loop {
-            let refused = match self.collector.send(&body).await {
+            let refused = match self.collector.send(&mut self.connection, &message).await {
                 Ok(rejected) => return self.sent(count, rejected.min(count)),
                 Err(refused) => refused,
             };

@@ -18,16 +18,12 @@ mod request;
 
 use std::time::Duration;
 
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
-use opentelemetry_proto::tonic::resource::v1;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
-use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
 use splitrail_api::text::random_id;
 use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::{HandOff, Lap, Leg, Pick, RequestTrace, Scored, Spans, Stage};
 
+use super::otlp::{self, Head, Value, attribute, resource_attribute};
 use crate::summary::Summary;
 
 /// The flags of a span that is sampled and whose parent is not of another process.
@@ -44,38 +40,30 @@ pub(super) struct Ended {
 
 /// What all spans of this process have in common.
 pub(super) struct Resource {
-    attributes: Vec<KeyValue>,
+    attributes: Vec<u8>,
 }
 
 impl Resource {
     pub(super) fn new(service_name: &str) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let mut attributes = vec![
-            text("service.name", service_name),
-            text("service.version", env!("CARGO_PKG_VERSION")),
-            text("service.instance.id", &random_id()),
-        ];
+        let mut attributes = Vec::new();
+        resource_attribute(&mut attributes, "service.name", service_name);
+        resource_attribute(&mut attributes, "service.version", VERSION);
+        resource_attribute(&mut attributes, "service.instance.id", &random_id());
         if !host.trim().is_empty() {
-            attributes.push(text("host.name", host.trim()));
+            resource_attribute(&mut attributes, "host.name", host.trim());
         }
         Self { attributes }
     }
 
-    pub(super) fn spans(&self, spans: Vec<Span>) -> ResourceSpans {
-        let resource = v1::Resource { attributes: self.attributes.clone(), ..Default::default() };
-        let scope = InstrumentationScope {
-            name: "splitrail".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            ..Default::default()
-        };
-        let scope_spans = ScopeSpans { scope: Some(scope), spans, ..Default::default() };
-        ResourceSpans {
-            resource: Some(resource),
-            scope_spans: vec![scope_spans],
-            ..Default::default()
-        }
+    /// The request that exports spans.
+    pub(super) fn request(&self, spans: &[u8]) -> Vec<u8> {
+        otlp::request(&self.attributes, ["splitrail", VERSION], spans)
     }
 }
+
+/// The version of the router.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The kind of a span below the request's.
 #[derive(Clone, Copy)]
@@ -116,12 +104,20 @@ impl Ended {
         count
     }
 
-    /// The spans; that of the request is the first.
-    pub(super) fn into_spans(self) -> Vec<Span> {
-        let mut spans = vec![self.request()];
+    /// At least the number of spans, without looking at each.
+    pub(super) fn count_max(&self) -> usize {
+        let Spans { laps, legs, hand_offs, .. } = &*self.spans;
+        1 + laps.len() + legs.len() + hand_offs.len()
+    }
+
+    /// Appends the spans, of which that of the request is the first. Returns their number.
+    pub(super) fn put_spans(&self, out: &mut Vec<u8>) -> usize {
+        self.put_request_span(out);
+        let mut count = 1;
         // A hand-off comes before the spans in it.
         let mut hand_offs: Vec<(HandOff, u64)> = Vec::new();
         self.each(|below| {
+            count += 1;
             let own_id = match below.part {
                 Part::Leg(leg) => leg.span_id,
                 _ => rand::random::<u64>().max(1),
@@ -138,9 +134,9 @@ impl Ended {
                 let Below { begin, end, .. } = below;
                 hand_offs.push((HandOff { prompt, begin, end }, own_id));
             }
-            spans.push(self.below(below, own_id, parent_id));
+            self.put_below(out, below, own_id, parent_id);
         });
-        spans
+        count
     }
 
     /// Calls `put` with each span below the request's.
@@ -244,66 +240,65 @@ impl Ended {
         self.summary.ttft.is_some_and(|ttft| lap.end <= ttft)
     }
 
-    fn below(&self, below: Below<'_>, own_id: u64, parent_id: u64) -> Span {
-        let mut attributes = Vec::new();
-        let (mut kind, mut status) = (SpanKind::Internal, None);
-        let name = match below.part {
-            Part::Stage(name) => name,
-            Part::HandOff => "hand-off",
-            Part::Pick(pick) => {
-                match pick {
-                    Some(pick) => put_pick(&mut attributes, pick),
-                    None => status = failed("no_worker", &mut attributes),
-                }
-                "pick"
-            }
-            Part::Leg(leg) => {
-                kind = SpanKind::Client;
-                attributes.push(text("splitrail.worker", &leg.worker));
-                attributes.push(text("splitrail.outcome", leg.outcome));
-                if !matches!(leg.outcome, "ok" | "cancelled") {
-                    status = failed(leg.outcome, &mut attributes);
-                }
-                match leg.kind {
-                    LegKind::Prefill => "prefill leg",
-                    LegKind::Decode => "decode leg",
-                }
-            }
+    fn put_below(&self, out: &mut Vec<u8>, below: Below<'_>, own_id: u64, parent_id: u64) {
+        let (name, kind) = match below.part {
+            Part::Stage(name) => (name, SpanKind::Internal),
+            Part::HandOff => ("hand-off", SpanKind::Internal),
+            Part::Pick(_) => ("pick", SpanKind::Internal),
+            Part::Leg(leg) => match leg.kind {
+                LegKind::Prefill => ("prefill leg", SpanKind::Client),
+                LegKind::Decode => ("decode leg", SpanKind::Client),
+            },
         };
-        if below.is_ttft_part {
-            attributes.push(flag("splitrail.ttft.part", true));
-        }
-        if let Some(prompt) = below.prompt.filter(|_| self.summary.prompts > 1) {
-            attributes.push(number("splitrail.prompt.index", u64::from(prompt)));
-        }
-        Span {
-            parent_span_id: parent_id.to_be_bytes().to_vec(),
+        let times = (below.begin, below.end);
+        let head = Head {
+            parent_id: Some(parent_id),
             flags: LOCAL_PARENT,
-            status,
-            ..self.span(own_id, name, kind, (below.begin, below.end), attributes)
-        }
+            ..self.head(own_id, name, kind, times)
+        };
+        otlp::span(out, &head, |out| {
+            let is_failed = match below.part {
+                Part::Stage(_) | Part::HandOff => false,
+                Part::Pick(Some(pick)) => {
+                    put_pick(out, pick);
+                    false
+                }
+                Part::Pick(None) => put_error(out, "no_worker"),
+                Part::Leg(leg) => {
+                    text(out, "splitrail.worker", &leg.worker);
+                    text(out, "splitrail.outcome", leg.outcome);
+                    !matches!(leg.outcome, "ok" | "cancelled") && put_error(out, leg.outcome)
+                }
+            };
+            if below.is_ttft_part {
+                flag(out, "splitrail.ttft.part", true);
+            }
+            if let Some(prompt) = below.prompt.filter(|_| self.summary.prompts > 1) {
+                number(out, "splitrail.prompt.index", prompt.into());
+            }
+            is_failed
+        });
     }
 
-    fn span(
+    fn head(
         &self,
         span_id: u64,
-        name: &str,
+        name: &'static str,
         kind: SpanKind,
         (begin, end): (Duration, Duration),
-        attributes: Vec<KeyValue>,
-    ) -> Span {
+    ) -> Head<'_> {
         let arrived = self.summary.arrived_unix();
         let unix_ns = |at: Duration| u64::try_from((arrived + at).as_nanos()).unwrap_or(u64::MAX);
-        Span {
-            trace_id: self.trace.context.trace_id.to_be_bytes().to_vec(),
-            span_id: span_id.to_be_bytes().to_vec(),
-            trace_state: self.trace.state.as_deref().unwrap_or_default().to_owned(),
-            name: name.to_owned(),
-            kind: kind.into(),
-            start_time_unix_nano: unix_ns(begin),
-            end_time_unix_nano: unix_ns(end),
-            attributes,
-            ..Default::default()
+        Head {
+            trace_id: self.trace.context.trace_id,
+            span_id,
+            state: self.trace.state.as_deref().unwrap_or_default(),
+            parent_id: None,
+            name,
+            kind,
+            begin_ns: unix_ns(begin),
+            end_ns: unix_ns(end),
+            flags: LOCAL_PARENT,
         }
     }
 }
@@ -325,44 +320,42 @@ fn matched<'a>(laps: &'a [Lap], pick: &Lap) -> Option<&'a Lap> {
     laps.iter().rfind(precedes).filter(|lap| lap.stage == Stage::Match)
 }
 
-fn put_pick(attributes: &mut Vec<KeyValue>, pick: &Pick) {
-    attributes.push(text("splitrail.pick.leg", pick.leg));
-    attributes.push(number("splitrail.pick.candidates", pick.candidates as u64));
+fn put_pick(out: &mut Vec<u8>, pick: &Pick) {
+    text(out, "splitrail.pick.leg", pick.leg);
+    number(out, "splitrail.pick.candidates", pick.candidates as u64);
     let Scored { worker, cost, overlap_blocks } = &pick.chosen;
-    attributes.push(text("splitrail.pick.worker", worker));
-    attributes.push(real("splitrail.pick.cost", *cost));
-    attributes.push(number("splitrail.pick.overlap_blocks", u64::from(*overlap_blocks)));
+    text(out, "splitrail.pick.worker", worker);
+    real(out, "splitrail.pick.cost", *cost);
+    number(out, "splitrail.pick.overlap_blocks", (*overlap_blocks).into());
     if let Some(Scored { worker, cost, overlap_blocks }) = &pick.runner_up {
-        attributes.push(text("splitrail.pick.runner_up.worker", worker));
-        attributes.push(real("splitrail.pick.runner_up.cost", *cost));
-        let blocks = number("splitrail.pick.runner_up.overlap_blocks", u64::from(*overlap_blocks));
-        attributes.push(blocks);
+        text(out, "splitrail.pick.runner_up.worker", worker);
+        real(out, "splitrail.pick.runner_up.cost", *cost);
+        number(out, "splitrail.pick.runner_up.overlap_blocks", (*overlap_blocks).into());
     }
 }
 
-/// The status of a span that failed. Adds the type of the error.
-fn failed(error: &str, attributes: &mut Vec<KeyValue>) -> Option<Status> {
-    attributes.push(text("error.type", error));
-    Some(Status { code: StatusCode::Error.into(), message: String::new() })
+/// Adds the type of the error of a span that failed. Returns that it failed.
+fn put_error(out: &mut Vec<u8>, error: &str) -> bool {
+    text(out, "error.type", error);
+    true
 }
 
-fn text(key: &str, value: &str) -> KeyValue {
-    attribute(key, Value::StringValue(value.to_owned()))
+fn text(out: &mut Vec<u8>, key: &str, value: &str) {
+    attribute(out, key, Value::Text(value));
 }
 
-fn number(key: &str, value: u64) -> KeyValue {
-    attribute(key, Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
+fn number(out: &mut Vec<u8>, key: &str, value: u64) {
+    attribute(out, key, Value::Number(value));
 }
 
-fn real(key: &str, value: f64) -> KeyValue {
-    attribute(key, Value::DoubleValue(value))
+fn real(out: &mut Vec<u8>, key: &str, value: f64) {
+    attribute(out, key, Value::Real(value));
 }
 
-fn flag(key: &str, value: bool) -> KeyValue {
-    attribute(key, Value::BoolValue(value))
+fn flag(out: &mut Vec<u8>, key: &str, value: bool) {
+    attribute(out, key, Value::Flag(value));
 }
 
-fn attribute(key: &str, value: Value) -> KeyValue {
-    let value = Some(AnyValue { value: Some(value) });
-    KeyValue { key: key.to_owned(), value, ..Default::default() }
-}
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

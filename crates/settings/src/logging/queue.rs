@@ -14,6 +14,9 @@ const QUEUE_LINES: usize = 16_384;
 const QUEUE_BYTES: usize = 8 << 20;
 /// Number of bytes that are written at once, if as many wait.
 const BATCH_BYTES: usize = 64 << 10;
+/// Time for which a line of the access log waits for further ones: a write for each line, and a
+/// thread that wakes for it, would cost a request more than its line.
+const ACCESS_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum time for the last lines to be written.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -73,7 +76,7 @@ pub fn queue_lines(count: CountLines) -> io::Result<LineQueue> {
     let shared = Arc::new(Shared { lines, queued_bytes: AtomicUsize::new(0), count });
     let weak = Arc::downgrade(&shared);
     let write = move || {
-        while let Some((batch, counts, bytes)) = next_batch(&queued) {
+        while let Some((batch, counts, bytes)) = next_batch(&queued, ACCESS_INTERVAL) {
             let result = match io::stderr().write_all(&batch) {
                 Ok(()) => LineResult::Written,
                 Err(_) => LineResult::WriteFailed,
@@ -93,9 +96,13 @@ pub fn queue_lines(count: CountLines) -> io::Result<LineQueue> {
 }
 
 /// Waits for lines; returns them together, with their numbers (others, and those of the access log)
-/// and their bytes. `None` if the queue is closed and empty.
-fn next_batch(queued: &Receiver<Line>) -> Option<(Vec<u8>, [u64; 2], usize)> {
+/// and their bytes. `None` if the queue is closed and empty. After a line of the access log it waits
+/// for `interval`.
+fn next_batch(queued: &Receiver<Line>, interval: Duration) -> Option<(Vec<u8>, [u64; 2], usize)> {
     let Line { bytes: mut batch, is_access } = queued.recv().ok()?;
+    if is_access {
+        wait(interval);
+    }
     let mut counts = [0, 0];
     counts[usize::from(is_access)] += 1;
     while batch.len() < BATCH_BYTES
@@ -106,6 +113,12 @@ fn next_batch(queued: &Receiver<Line>) -> Option<(Vec<u8>, [u64; 2], usize)> {
     }
     let bytes = batch.len();
     Some((batch, counts, bytes))
+}
+
+/// Waits. The thread does nothing but write, and no line is lost if it writes late.
+#[allow(clippy::disallowed_methods)]
+fn wait(interval: Duration) {
+    std::thread::sleep(interval);
 }
 
 impl LineQueue {
@@ -177,10 +190,10 @@ mod tests {
         for (text, is_access) in [("a\n", true), ("b\n", false), ("c\n", true)] {
             lines.send(Line { bytes: text.into(), is_access }).unwrap();
         }
-        let (batch, counts, bytes) = next_batch(&queued).unwrap();
+        let (batch, counts, bytes) = next_batch(&queued, Duration::ZERO).unwrap();
         assert_eq!((batch.as_slice(), counts, bytes), (&b"a\nb\nc\n"[..], [1, 2], 6));
         drop(lines);
-        assert!(next_batch(&queued).is_none());
+        assert!(next_batch(&queued, Duration::ZERO).is_none());
     }
 
     #[test]

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use opentelemetry_proto::tonic::common::v1::KeyValue;
-use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 
-use super::{Ended, LOCAL_PARENT, REMOTE_PARENT, failed, flag, number, real, text};
+use super::super::otlp::{self, Head};
+use super::{Ended, LOCAL_PARENT, REMOTE_PARENT, flag, number, put_error, real, text};
 use crate::summary::Summary;
 
 /// Codes of gRPC that are a fault of the server, by the semantic conventions: unknown, deadline
@@ -14,35 +13,34 @@ use crate::summary::Summary;
 const SERVER_FAULTS: [u16; 6] = [2, 4, 12, 13, 14, 15];
 
 impl Ended {
-    /// The span of the request.
-    pub(super) fn request(&self) -> Span {
+    /// Appends the span of the request.
+    pub(super) fn put_request_span(&self, out: &mut Vec<u8>) {
         let (summary, trace) = (&self.summary, &self.trace);
-        let mut attributes = Vec::with_capacity(32);
-        put_request(&mut attributes, summary);
-        put_reply(&mut attributes, summary);
-        put_route(&mut attributes, summary);
-        let is_fault = match summary.protocol {
-            "grpc" => SERVER_FAULTS.contains(&summary.status),
-            // A stream that broke off has the status 200.
-            _ => summary.status >= 500 || summary.status == 200,
-        };
-        let status = match is_failed(summary) {
-            true => failed(summary.outcome, &mut attributes).filter(|_| is_fault),
-            false => None,
-        };
-        if self.spans.left_out > 0 {
-            attributes.push(number("splitrail.spans_left_out", self.spans.left_out as u64));
-        }
         let times = (Duration::ZERO, summary.total);
-        let id = trace.context.span_id;
-        let span = self.span(id, "request", SpanKind::Server, times, attributes);
-        let parent = trace.parent_id.map(|id| id.to_be_bytes().to_vec());
-        Span {
-            flags: if parent.is_some() { REMOTE_PARENT } else { LOCAL_PARENT },
-            parent_span_id: parent.unwrap_or_default(),
-            status,
-            ..span
-        }
+        let head = Head {
+            parent_id: trace.parent_id,
+            flags: if trace.parent_id.is_some() { REMOTE_PARENT } else { LOCAL_PARENT },
+            ..self.head(trace.context.span_id, "request", SpanKind::Server, times)
+        };
+        otlp::span(out, &head, |out| {
+            put_request(out, summary);
+            put_reply(out, summary);
+            put_route(out, summary);
+            let is_failed = is_failed(summary) && put_error(out, summary.outcome);
+            if self.spans.left_out > 0 {
+                number(out, "splitrail.spans_left_out", self.spans.left_out as u64);
+            }
+            is_failed && is_fault(summary)
+        });
+    }
+}
+
+/// Whether a failed request is a fault of the server.
+fn is_fault(summary: &Summary) -> bool {
+    match summary.protocol {
+        "grpc" => SERVER_FAULTS.contains(&summary.status),
+        // A stream that broke off has the status 200.
+        _ => summary.status >= 500 || summary.status == 200,
     }
 }
 
@@ -60,58 +58,57 @@ fn operation(endpoint: &str) -> Option<&'static str> {
     }
 }
 
-fn put_request(attributes: &mut Vec<KeyValue>, summary: &Summary) {
+fn put_request(out: &mut Vec<u8>, summary: &Summary) {
     if let Some(operation) = operation(summary.endpoint) {
-        attributes.push(text("gen_ai.operation.name", operation));
+        text(out, "gen_ai.operation.name", operation);
     }
     if let Some(model) = &summary.model {
-        attributes.push(text("gen_ai.request.model", model));
+        text(out, "gen_ai.request.model", model);
     }
     if let Some(options) = &summary.options {
-        attributes.push(flag("gen_ai.request.stream", options.stream));
+        flag(out, "gen_ai.request.stream", options.stream);
         if options.n > 1 {
-            attributes.push(number("gen_ai.request.choice.count", options.n.into()));
+            number(out, "gen_ai.request.choice.count", options.n.into());
         }
         if let Some(tokens) = options.max_tokens {
-            attributes.push(number("gen_ai.request.max_tokens", tokens.into()));
+            number(out, "gen_ai.request.max_tokens", tokens.into());
         }
     }
-    attributes.push(text("client.address", &summary.client.to_string()));
-    attributes.push(text("splitrail.request_id", &summary.request_id));
-    attributes.push(text("splitrail.endpoint", summary.endpoint));
+    text(out, "client.address", &summary.client.to_string());
+    text(out, "splitrail.request_id", &summary.request_id);
+    text(out, "splitrail.endpoint", summary.endpoint);
     if let Some(tenant) = &summary.tenant {
-        attributes.push(text("splitrail.tenant", tenant));
+        text(out, "splitrail.tenant", tenant);
     }
 }
 
-fn put_reply(attributes: &mut Vec<KeyValue>, summary: &Summary) {
+fn put_reply(out: &mut Vec<u8>, summary: &Summary) {
     let status = u64::from(summary.status);
     if summary.protocol == "grpc" {
-        attributes.push(text("rpc.system", "grpc"));
-        attributes.push(number("rpc.grpc.status_code", status));
+        text(out, "rpc.system", "grpc");
+        number(out, "rpc.grpc.status_code", status);
     } else {
-        attributes.push(number("http.response.status_code", status));
+        number(out, "http.response.status_code", status);
     }
-    attributes.push(text("splitrail.outcome", summary.outcome));
+    text(out, "splitrail.outcome", summary.outcome);
     let used = &summary.used;
     if used.prompt_tokens > 0 {
-        attributes.push(number("gen_ai.usage.input_tokens", used.prompt_tokens));
+        number(out, "gen_ai.usage.input_tokens", used.prompt_tokens);
     }
     if used.completion_tokens > 0 {
-        attributes.push(number("gen_ai.usage.output_tokens", used.completion_tokens));
+        number(out, "gen_ai.usage.output_tokens", used.completion_tokens);
     }
     if let Some(tokens) = used.cached() {
-        attributes.push(number("gen_ai.usage.cache_read.input_tokens", tokens));
+        number(out, "gen_ai.usage.cache_read.input_tokens", tokens);
     }
     if let Some(ttft) = summary.ttft {
-        let seconds = real("gen_ai.response.time_to_first_chunk", ttft.as_secs_f64());
-        attributes.push(seconds);
+        real(out, "gen_ai.response.time_to_first_chunk", ttft.as_secs_f64());
     }
 }
 
-fn put_route(attributes: &mut Vec<KeyValue>, summary: &Summary) {
+fn put_route(out: &mut Vec<u8>, summary: &Summary) {
     if let Some(flow) = summary.flow {
-        attributes.push(text("splitrail.flow", flow));
+        text(out, "splitrail.flow", flow);
     }
     let workers = [
         ("splitrail.prefill_worker", &summary.prefill_worker),
@@ -119,13 +116,13 @@ fn put_route(attributes: &mut Vec<KeyValue>, summary: &Summary) {
     ];
     for (key, worker) in workers {
         if let Some(worker) = worker {
-            attributes.push(text(key, worker));
+            text(out, key, worker);
         }
     }
     if summary.attempts > 0 {
-        attributes.push(number("splitrail.attempts", summary.attempts.into()));
+        number(out, "splitrail.attempts", summary.attempts.into());
     }
     if summary.prompts > 1 {
-        attributes.push(number("splitrail.prompts", summary.prompts as u64));
+        number(out, "splitrail.prompts", summary.prompts as u64);
     }
 }
