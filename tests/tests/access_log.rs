@@ -2,6 +2,16 @@
 //! it, without content, and without ever delaying a request.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "access_log/failures.rs"]
+mod failures;
+#[path = "access_log/grpc.rs"]
+mod grpc;
+#[path = "access/support.rs"]
+#[allow(dead_code)]
+mod keys;
+#[path = "access_log/ttft.rs"]
+mod ttft;
+
 use std::process::{Command, Stdio};
 
 use http::Method;
@@ -16,7 +26,7 @@ use tempfile::TempDir;
 
 /// Simulated engines, and the shipped router in front of them.
 struct Logged {
-    _cluster: Cluster,
+    cluster: Cluster,
     router: Process,
     http: Client,
     admin: Client,
@@ -35,7 +45,7 @@ impl Logged {
         let router = Process::start("router", files.path(), &args).await;
         let (http, admin) = (router.client("http"), router.client("admin"));
         eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
-        Self { _cluster: cluster, router, http, admin, files }
+        Self { cluster, router, http, admin, files }
     }
 
     /// The fields of the lines in a JSON log.
@@ -53,6 +63,13 @@ impl Logged {
         find().unwrap()
     }
 }
+
+/// Tenants with keys, who may use everything (`acme`), little (`small`) or another model (`other`).
+const TENANTS: &str = "tenants:
+  - { name: acme }
+  - { name: small, limits: { requests_per_minute: 1 } }
+  - { name: other, models: [default] }
+";
 
 const ON: &str = "access_log: { enabled: true }\n";
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";

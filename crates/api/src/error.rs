@@ -5,6 +5,7 @@
 //! quote the prompt; it goes to that client only and is never logged.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -435,7 +436,7 @@ impl Error {
         error
     }
 
-    /// The error as a status for gRPC clients.
+    /// The error as a status for gRPC clients, whose source is the error.
     pub fn to_grpc(&self) -> tonic::Status {
         use tonic::Code;
         let code = match (self.fault(), self.kind) {
@@ -452,7 +453,9 @@ impl Error {
             (_, Kind::Internal) => Code::Internal,
             _ => Code::Unavailable,
         };
-        tonic::Status::new(code, self.message.to_string())
+        let mut status = tonic::Status::new(code, self.message.to_string());
+        status.set_source(Arc::new(self.clone()));
+        status
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod line;
 
+use std::error::Error as _;
 use std::io;
 use std::time::Instant;
 
@@ -13,10 +14,11 @@ use splitrail_config::model::AccessLogConfig;
 use splitrail_ledger::lines::{Lines, Writer};
 use splitrail_settings::logging::{LogFormat, format, write_line};
 use splitrail_telemetry::Metrics;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::identity::Identity;
 use crate::summary::Summary;
+use splitrail_api::error::Error;
 use splitrail_api::name::Name;
 
 /// The target of the lines in the log.
@@ -96,32 +98,33 @@ impl AccessLog {
         }
     }
 
-    /// Writes the line of a call over gRPC that was answered at once.
+    /// Writes the line of a call over gRPC that was answered at once, with what refused it.
     pub fn called(
         &self,
         config: &AccessLogConfig,
         identity: &Identity,
         endpoint: &'static str,
-        code: Code,
+        (refusal, tenant): (Option<&Status>, Option<&Name>),
     ) {
-        let outcome = outcome_of(code);
+        let outcome = refusal.map_or("ok", outcome_of);
         if self.takes(config, outcome) {
             let mut summary = Summary::new(identity, endpoint, Instant::now());
+            let code = refusal.map_or(Code::Ok, Status::code);
             (summary.status, summary.outcome) = (code as u16, outcome);
+            summary.tenant = tenant.cloned();
             self.write(&summary);
         }
     }
 }
 
-/// The outcome of a call that no [`Outcome`] names.
-fn outcome_of(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "ok",
-        Code::Cancelled => "cancelled",
-        Code::Unauthenticated => "invalid_api_key",
+/// The outcome of a call that was refused: that of its error, if it has one.
+fn outcome_of(refusal: &Status) -> &'static str {
+    let error = refusal.source().and_then(|source| source.downcast_ref::<Error>());
+    error.map(Error::outcome).unwrap_or_else(|| match refusal.code() {
+        Code::Cancelled | Code::DeadlineExceeded => "cancelled",
         Code::PermissionDenied => "permission_denied",
         Code::InvalidArgument => "invalid_request",
-        Code::DeadlineExceeded => "deadline_exceeded",
+        Code::OutOfRange => "body_too_large",
         _ => "refused",
-    }
+    })
 }

@@ -69,6 +69,8 @@ pub struct Scope {
     prepared: Option<Charge>,
     /// When the reply began.
     begun: Option<Instant>,
+    /// The time from which on the client does not wait for the reply, if it has named one.
+    deadline: Option<tokio::time::Instant>,
     /// Set once the model is known.
     placed: Option<Placed>,
     /// Whether the head of the reply says that the request is served: an error is told in the body.
@@ -131,6 +133,7 @@ impl Scope {
             timeline: Arc::new(Timeline::new(identity.arrived, trace)),
             identity,
             options: None,
+            deadline: None,
             is_replied: false,
             sender,
             tenant_places: [None, None],
@@ -195,6 +198,11 @@ impl Scope {
             tenant.series.reserved(&self.core.metrics, &tenant.label, tokens);
         }
         self.reservation = Some(reservation);
+    }
+
+    /// Sets the time from which on the client does not wait for the reply.
+    pub fn set_deadline(&mut self, deadline: Option<tokio::time::Instant>) {
+        self.deadline = deadline;
     }
 
     /// Holds the charge for the request's body.
@@ -343,7 +351,9 @@ impl Scope {
     /// Notes that the client has left; has no effect after the end.
     fn cancel(&mut self) {
         if !self.ended {
-            let ending = Ending::cancelled(self.identity.protocol, self.is_replied);
+            let is_late =
+                self.deadline.is_some_and(|deadline| deadline <= tokio::time::Instant::now());
+            let ending = Ending::cancelled(self.identity.protocol, self.is_replied, is_late);
             self.end_at(Instant::now(), ending);
         }
     }

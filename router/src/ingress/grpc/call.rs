@@ -1,7 +1,8 @@
 //! One call of `FrontDoorService`, from its message to its reply.
 
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -11,7 +12,7 @@ use http_body_util::{BodyExt, Full};
 use prost::Message;
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::super::connection_service::{Caller, Outgoing};
 use super::super::http::{X_REMOVED_FIELDS, log_failure};
@@ -30,6 +31,7 @@ use crate::service::{Call, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
+use splitrail_api::name::Name;
 use splitrail_api::steering::Steering;
 use splitrail_request_log::identity::{ClientTrace, Identity, Protocol, request_id};
 use splitrail_settings::logging::RequestIds;
@@ -62,12 +64,14 @@ where
             return response.map(|()| Outgoing::Whole(Full::default()));
         }
     };
-    let log = CallLog { core: &core, identity: &identity, endpoint: method.endpoint() };
+    let known = Known::default();
+    let endpoint = method.endpoint();
+    let log = CallLog { core: &core, identity: &identity, endpoint, known: &known };
     let mut answered = pin!(async {
         match method {
             Method::Generate => generate(&core, caller, request, deadline, log).await,
-            Method::Explain => log.note(explain(&core, caller, request).await),
-            Method::ListModels => log.note(list_models(&core, caller, request).await),
+            Method::Explain => log.note(explain(&core, caller, request, log).await),
+            Method::ListModels => log.note(list_models(&core, caller, request, log).await),
         }
     });
     let answered = match deadline {
@@ -75,7 +79,7 @@ where
         Some(deadline) if deadline.is_over() => log.refuse(Deadline::status()),
         Some(deadline) => {
             let in_time = tokio::time::timeout_at(deadline.at(), answered.as_mut()).await;
-            in_time.unwrap_or_else(|_| Err(Deadline::status()))
+            in_time.unwrap_or_else(|_| log.refuse(Deadline::status()))
         }
     };
     match answered {
@@ -94,18 +98,30 @@ where
 
 /// Writes calls to the access log that hold nothing else.
 #[derive(Clone, Copy)]
-struct CallLog<'a> {
+pub(super) struct CallLog<'a> {
     core: &'a Core,
     identity: &'a Identity,
     endpoint: &'static str,
+    known: &'a Known,
+}
+
+/// What is known of a call besides its identity.
+#[derive(Default)]
+struct Known {
+    tenant: OnceLock<Name>,
+    /// Whether the call is in the access log, or will be when its scope ends.
+    is_told: AtomicBool,
 }
 
 impl CallLog<'_> {
     fn note<T>(self, answered: Result<T, Status>) -> Result<T, Status> {
-        let status = answered.as_ref().err().map_or(Code::Ok, Status::code);
+        if self.known.is_told.swap(true, Relaxed) {
+            return answered;
+        }
+        let told = (answered.as_ref().err(), self.known.tenant.get());
         let serving = self.core.serving();
         let config = &serving.config.access_log;
-        self.core.access_log.called(config, self.identity, self.endpoint, status);
+        self.core.access_log.called(config, self.identity, self.endpoint, told);
         answered
     }
 
@@ -130,6 +146,7 @@ pub(super) async fn received<B>(
     core: &Arc<Core>,
     caller: Caller,
     request: Request<B>,
+    log: CallLog<'_>,
 ) -> Result<Received, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -138,6 +155,9 @@ where
     let limits = &serving.limits;
     let sender =
         identify(core, "grpc", caller.peer.ip(), request.headers(), caller.certificate.as_deref());
+    if let Ok(Sender { tenant: Some(tenant), .. }) = &sender {
+        log.known.tenant.get_or_init(|| tenant.name.clone());
+    }
     let sender = sender.and_then(|sender| core.check_free_places(sender.share).map(|()| sender));
     let sender = sender.map_err(|error| {
         count_unplaced(&core.metrics, "none", error.outcome(), error.result());
@@ -160,7 +180,7 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
     let steering = Steering::read(request.headers());
-    let call = received(core, caller, request).await.or_else(|status| log.refuse(status))?;
+    let call = received(core, caller, request, log).await.or_else(|status| log.refuse(status))?;
     let Received { message: encoded, held, sender } = call;
     let decoded = decode(core, encoded.clone(), held, decoded_bytes).await;
     let (message, held): (v1::GenerateRequest, _) = decoded.or_else(|status| log.refuse(status))?;
@@ -171,6 +191,8 @@ where
     let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
     let mut scope = Scope::open(core, endpoint, identity, sender);
     scope.hold(held);
+    scope.set_deadline(deadline.map(Deadline::at));
+    log.known.is_told.store(true, Relaxed);
     let ids = scope.ids().clone();
     let steering = match steering {
         Ok(steering) => steering,
@@ -204,11 +226,12 @@ async fn list_models<B>(
     core: &Arc<Core>,
     caller: Caller,
     request: Request<B>,
+    log: CallLog<'_>,
 ) -> Result<Answered, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    let Received { message, held, sender } = received(core, caller, request).await?;
+    let Received { message, held, sender } = received(core, caller, request, log).await?;
     let (v1::ListModelsRequest {}, _held) = decode(core, message, held, |_| 0).await?;
     let serving = core.serving();
     let usable = |names: &[String]| -> Vec<String> {

@@ -15,7 +15,7 @@ use tonic::Status;
 
 use super::super::connection_service::Caller;
 use super::body::payload;
-use super::call::{Answered, Received, received, whole};
+use super::call::{Answered, CallLog, Received, received, whole};
 use super::decode::decode;
 use super::weigh::explained_bytes;
 use crate::core::Core;
@@ -32,6 +32,7 @@ pub(super) async fn explain<B>(
     core: &Arc<Core>,
     caller: Caller,
     request: Request<B>,
+    log: CallLog<'_>,
 ) -> Result<Answered, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -41,7 +42,7 @@ where
     }
     let steering = Steering::read(request.headers());
     // The message's memory is held until the reply is made.
-    let Received { message, held, sender } = received(core, caller, request).await?;
+    let Received { message, held, sender } = received(core, caller, request, log).await?;
     let tenant = sender.tenant.as_ref();
     if tenant.is_some_and(|tenant| !tenant.debug) {
         let message = "Explain is for tenants with `debug: true`";

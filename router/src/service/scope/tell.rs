@@ -40,10 +40,11 @@ impl Ending {
         Self { outcome: error.outcome(), result: error.result(), status, unknown_model }
     }
 
-    /// The client left.
-    pub(super) fn cancelled(protocol: Protocol, is_replied: bool) -> Self {
+    /// The client left, or the deadline that it had named has passed (`is_late`).
+    pub(super) fn cancelled(protocol: Protocol, is_replied: bool, is_late: bool) -> Self {
         let status = match (protocol, is_replied) {
             (Protocol::Http, true) => protocol.ok(),
+            (Protocol::Grpc, _) if is_late => tonic::Code::DeadlineExceeded as u16,
             _ => protocol.cancelled(),
         };
         Self { outcome: "cancelled", result: "cancelled", status, unknown_model: None }
