@@ -7,6 +7,7 @@ use serde_json::Value;
 use splitrail_sim::{Role, SimConfig, SimEngine, write_tokenizer};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::live::LiveStream;
+use splitrail_tests::proc::{memory, reset_peak};
 use splitrail_tests::process::Process;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Client, Cluster, Spec};
@@ -122,6 +123,11 @@ impl Crowd {
     }
 
     async fn before(config: SimConfig, absent: usize, limits: &str) -> Self {
+        Self::with(config, absent, limits, "").await
+    }
+
+    /// The same, with a further key of the model.
+    async fn with(config: SimConfig, absent: usize, limits: &str, key: &str) -> Self {
         let files = tempfile::tempdir().unwrap();
         write_tokenizer(files.path()).unwrap();
         let model = config.model.clone();
@@ -144,6 +150,7 @@ models:
     tokenizer: {{ kind: huggingface, path: . }}
     policy: {{ kind: kv_overlap }}
     canary: {{ enabled: false }}
+    {key}
     workers:
 {workers}",
             Value::from(model)
@@ -197,6 +204,44 @@ async fn one_subscriber_gets_at_most_10_kb_per_second_whatever_the_fleet() {
     let gap_ms =
         next.data["uptime_ms"].as_u64().unwrap() - first.data["uptime_ms"].as_u64().unwrap();
     assert!(gap_ms >= first.bytes as u64 / 10, "{gap_ms} ms for {} bytes", first.bytes);
+}
+
+/// A snapshot reads at most 4,096 decisions, however many there are in a second.
+#[tokio::test]
+async fn a_thousand_workers_and_as_many_decisions_as_are_read_keep_the_pace_and_the_memory() {
+    const PROMPTS: usize = 64;
+    let limits =
+        "{ drain_delay: 1ms, drain_grace: 20s, decisions_kept: 8192, in_flight_max: 4096 }";
+    let engine = SimConfig { role: Role::Both, ..SimConfig::default() };
+    let crowd = Crowd::with(engine, 1000, limits, "health: { probe_interval: 60s }").await;
+    for turn in 0..4096 / PROMPTS {
+        let prompts = (0..PROMPTS).map(|at| format!("prompt {at} of batch {turn}"));
+        let prompts: Vec<Value> = prompts.map(Value::from).collect();
+        let body = serde_json::json!({"model": "sim", "max_tokens": 1, "prompt": prompts});
+        assert_eq!(crowd.http.post(COMPLETIONS, &body).await.status, 200);
+    }
+    let mut all = vec![LiveStream::open(&crowd.admin, &[]).await];
+    let event = all[0].next().await.unwrap();
+    let seen = &event.data;
+    assert_eq!(model(seen)["workers"].as_array().unwrap().len(), 1001);
+    assert!(seen["decisions"].as_array().unwrap().len() <= 8);
+    assert!(model(seen)["flows"].as_array().unwrap().len() <= 24);
+    let next_in_ms = seen["next_in_ms"].as_u64().unwrap();
+    assert!(
+        event.bytes as u64 * 1000 <= (next_in_ms + 50) * 10_000,
+        "{} bytes, the next ones in {next_in_ms} ms",
+        event.bytes
+    );
+    // All subscribers share the bytes.
+    let before = memory(crowd.router.pid());
+    reset_peak(crowd.router.pid());
+    for _ in 1..64 {
+        let mut live = LiveStream::open(&crowd.admin, &[]).await;
+        assert!(live.next().await.unwrap().bytes > 100_000);
+        all.push(live);
+    }
+    let after = memory(crowd.router.pid());
+    assert!(after.peak_kib <= before.now_kib + (16 << 10), "{before:?}, {after:?}");
 }
 
 #[tokio::test]
