@@ -8,7 +8,7 @@
 //! ```text
 //! came before in the stream            the best possible
 //!   - computed by any worker           cold: still under way, or it failed
-//!   - held by any worker now           evicted
+//!   - held by any worker now           evicted; or parity, where what the worker holds is not known
 //!   - held by the worker chosen        diverted: its load, or the policy, spoke against it
 //!   - found by the engine              stale: the index promised more; or parity, where
 //!                                      router and engine do not name blocks alike
@@ -94,12 +94,13 @@ impl Loss {
         self.best_blocks += u64::from(seen);
         self.hit_blocks += u64::from(hits);
         self.cold_blocks += u64::from(seen - computed);
-        self.evicted_blocks += u64::from(computed - held);
         self.diverted_blocks += u64::from(held - chosen);
-        let missed = u64::from(chosen - hits);
+        let [gone, missed] = [computed - held, chosen - hits].map(u64::from);
         if reach.parity_broken {
-            self.parity_blocks += missed;
+            // The worker may have held them, under names that the router does not know.
+            self.parity_blocks += gone + missed;
         } else {
+            self.evicted_blocks += gone;
             self.stale_blocks += missed;
         }
     }
@@ -258,13 +259,28 @@ mod tests {
             best_blocks: 184,
             hit_blocks: 84,
             cold_blocks: 40,
-            evicted_blocks: 20,
+            evicted_blocks: 10,
             diverted_blocks: 30,
             stale_blocks: 5,
-            parity_blocks: 5,
+            parity_blocks: 15,
         };
         assert_eq!(loss, expected);
         assert!((loss.shares().diverted - 0.3).abs() < 1e-12);
+    }
+
+    #[test]
+    fn what_a_worker_of_other_names_may_hold_is_not_lost_by_eviction() {
+        // No overlap of such a worker is believed.
+        let reach = Reach {
+            prompt_blocks: 10,
+            seen_blocks: 10,
+            computed_blocks: 10,
+            parity_broken: true,
+            ..Reach::default()
+        };
+        let mut loss = Loss::default();
+        loss.add(&reach);
+        assert_eq!((loss.parity_blocks, loss.evicted_blocks), (10, 0));
     }
 
     #[test]
