@@ -94,27 +94,21 @@ impl Spec {
     }
 }
 
-/// A running cluster. Dropping it ends everything.
-pub struct Cluster {
-    /// The router.
-    pub running: Running,
+/// Running engines, and the configuration of a router in front of them.
+pub struct Engines {
     /// The engines by name.
     pub engines: Vec<(String, SimEngine)>,
     /// The TLS servers in front of the engines, in the same order.
     pub tls: Vec<TlsServer>,
-    /// A client of the front door.
-    pub http: Client,
-    /// A client of the admin listener.
-    pub admin: Client,
     /// The model's files, and the configuration's.
     pub files: TempDir,
-    /// The configuration that it was started with.
+    /// The configuration.
     pub yaml: String,
 }
 
-impl Cluster {
-    /// Starts engines and router, and waits until it is ready.
-    pub async fn start(spec: Spec) -> Self {
+impl Engines {
+    /// Starts them.
+    pub async fn start(spec: &Spec) -> Self {
         let files = tempfile::tempdir().expect("a temporary folder");
         write_tokenizer(files.path()).expect("tokenizer files");
         let named = |prefix: &str, count: usize, role: Role| {
@@ -140,7 +134,43 @@ impl Cluster {
             }
         }
         let tokenizer = spec.tokenizer.clone().unwrap_or_else(|| files.path().to_owned());
-        let yaml = yaml(&spec, &engines, &tls, &tokenizer);
+        let yaml = yaml(spec, &engines, &tls, &tokenizer);
+        Self { engines, tls, files, yaml }
+    }
+
+    /// An engine by name.
+    pub fn engine(&self, name: &str) -> &SimEngine {
+        engine_named(&self.engines, name)
+    }
+}
+
+fn engine_named<'a>(engines: &'a [(String, SimEngine)], name: &str) -> &'a SimEngine {
+    let found = engines.iter().find(|(other, _)| other == name);
+    &found.unwrap_or_else(|| panic!("no engine {name}")).1
+}
+
+/// A running cluster. Dropping it ends everything.
+pub struct Cluster {
+    /// The router.
+    pub running: Running,
+    /// The engines by name.
+    pub engines: Vec<(String, SimEngine)>,
+    /// The TLS servers in front of the engines, in the same order.
+    pub tls: Vec<TlsServer>,
+    /// A client of the front door.
+    pub http: Client,
+    /// A client of the admin listener.
+    pub admin: Client,
+    /// The model's files, and the configuration's.
+    pub files: TempDir,
+    /// The configuration that it was started with.
+    pub yaml: String,
+}
+
+impl Cluster {
+    /// Starts engines and router, and waits until it is ready.
+    pub async fn start(spec: Spec) -> Self {
+        let Engines { engines, tls, files, yaml } = Engines::start(&spec).await;
         let file = files.path().join(CONFIG);
         std::fs::write(&file, &yaml).expect("a configuration file");
         let loaded = splitrail_config::load(&file, splitrail_config::Parts::ALL);
@@ -172,8 +202,7 @@ impl Cluster {
 
     /// An engine by name.
     pub fn engine(&self, name: &str) -> &SimEngine {
-        let found = self.engines.iter().find(|(other, _)| other == name);
-        &found.unwrap_or_else(|| panic!("no engine {name}")).1
+        engine_named(&self.engines, name)
     }
 
     /// The sum of a metric's series whose labels contain all of `labels`.

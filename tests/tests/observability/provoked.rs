@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::{Value, json};
 use splitrail_sim::{PromptDialect, SimConfig};
@@ -16,6 +17,21 @@ use crate::files::text;
 use crate::server::Prometheus;
 
 const CHAT: &str = "/v1/chat/completions";
+
+/// Programs in the guide that need what is not here: a log file, a network, another program.
+const ELSEWHERE: [&str; 11] = [
+    "cat",
+    "chronyc",
+    "df",
+    "grep",
+    "journalctl",
+    "kubectl",
+    "nats",
+    "nc",
+    "openssl",
+    "splitrail",
+    "ulimit",
+];
 
 /// A cluster with a Prometheus beside it.
 struct Watched {
@@ -47,6 +63,50 @@ impl Watched {
         .await;
         assert_eq!(firing, expected);
         assert!(self.folder.path().is_dir());
+        for alert in alerts {
+            self.follow(alert).await;
+        }
+    }
+
+    /// Checks what the guide says is to be checked: commands succeed and say something, and one
+    /// query at least has data.
+    async fn follow(&self, alert: &str) {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guides/alerts.md");
+        let guide = std::fs::read_to_string(path).unwrap();
+        let section = guide.split(&format!("### {alert}\n")).nth(1).unwrap();
+        let block = section.split("**Check**:").nth(1).unwrap().split("```").nth(1).unwrap();
+        let labels = self.prometheus.labels(alert).await;
+        let mut queries = Vec::new();
+        for line in block.lines().filter(|line| !line.is_empty()) {
+            let mut line = line.to_owned();
+            for label in ["model", "worker", "tenant", "leg"] {
+                let value = labels[label].as_str().unwrap_or_default();
+                line = line.replace(&label.to_uppercase(), value);
+            }
+            let program = line.split_whitespace().next().unwrap();
+            match program {
+                program if ELSEWHERE.contains(&program) => {}
+                _ if line.contains("ENGINE_URL") => {}
+                "curl" => {
+                    let admin = self.cluster.running.addresses().admin.to_string();
+                    let command = line.replace("127.0.0.1:9090", &admin);
+                    let shell = ["-c".to_owned(), command.clone()];
+                    // The router runs in this thread.
+                    let run = move || Command::new("sh").args(shell).output().unwrap();
+                    let run = tokio::task::spawn_blocking(run).await.unwrap();
+                    assert!(run.status.success() && !run.stdout.is_empty(), "{alert}: {command}");
+                }
+                _ => queries.push(line),
+            }
+        }
+        eventually(&format!("a query of the section of {alert} has data"), async || {
+            let mut is_any = queries.is_empty();
+            for query in &queries {
+                is_any |= !self.prometheus.query(query).await.is_empty();
+            }
+            is_any
+        })
+        .await;
     }
 
     async fn is_healthy(&self) {

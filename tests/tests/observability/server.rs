@@ -75,6 +75,15 @@ impl Prometheus {
         result.iter().map(of).collect()
     }
 
+    /// The labels of an alert that fires.
+    #[allow(dead_code)]
+    pub(crate) async fn labels(&self, alert: &str) -> Value {
+        let reply = self.api("alerts").await;
+        let alerts = reply["data"]["alerts"].as_array().cloned().unwrap_or_default();
+        let mut labels = alerts.into_iter().map(|alert| alert["labels"].clone());
+        labels.find(|labels| labels["alertname"] == alert).unwrap_or_default()
+    }
+
     /// The names of the alerts that fire, without the one that the machine of the tests may cause by
     /// being busy.
     pub(crate) async fn firing(&self) -> std::collections::BTreeSet<String> {
