@@ -19,6 +19,7 @@ mod slow;
 mod targets;
 mod text;
 mod tls;
+mod watched;
 
 use std::fs;
 use std::path::Path;
@@ -130,6 +131,7 @@ pub fn main() -> Result<(), Failure> {
     rows.extend(settings::threads(&bench, &engines, &text, folder.path())?);
     rows.extend(access::access(&bench, &engines, &text, folder.path())?);
     rows.extend(refusals::refusals(&bench, &engines, folder.path())?);
+    rows.extend(watched::watched(&bench, &engines, &text, folder.path())?);
     rows.extend(tls::tls(&bench, &engines, &text, folder.path())?);
     rows.extend(slow::slow(&bench, &engines, &text, folder.path())?);
     if options.wants("memory") && (!options.quick || options.only.is_some()) {

@@ -84,7 +84,7 @@ impl Load {
 }
 
 /// A request over HTTP/1.1. `fields` are further header fields, each with its end of line.
-fn http1_request(fields: &str, body: &[u8]) -> Bytes {
+pub(super) fn http1_request(fields: &str, body: &[u8]) -> Bytes {
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n\
          content-type: application/json\r\n{fields}content-length: {}\r\n\r\n",
@@ -201,6 +201,32 @@ async fn read_answer<S: AsyncRead + Unpin>(
         }
     }
     Ok(head)
+}
+
+/// Sends a request on a connection of its own, and reads its streamed answer. Returns the time from
+/// its first byte to the first event.
+///
+/// # Errors
+/// Whatever is not answered with a stream.
+pub(super) async fn read_first_event(
+    address: SocketAddr,
+    request: &[u8],
+) -> Result<Duration, Failure> {
+    let mut stream = connect(address).await?;
+    let mut buffer = Vec::with_capacity(4 << 10);
+    let began = Instant::now();
+    let exchange = async {
+        stream.write_all(request).await?;
+        while find(&buffer, b"\r\ndata: ").is_none() {
+            more(&mut stream, &mut buffer).await?;
+        }
+        let took = began.elapsed();
+        while !buffer.ends_with(LAST_CHUNK) {
+            more(&mut stream, &mut buffer).await?;
+        }
+        Ok::<_, Failure>(took)
+    };
+    timeout(PATIENCE, exchange).await.map_err(|_| "no stream in time")?
 }
 
 async fn more<S: AsyncRead + Unpin>(stream: &mut S, buffer: &mut Vec<u8>) -> Result<(), Failure> {

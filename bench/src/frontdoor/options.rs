@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// What can be asked for alone.
-pub(super) const WORKLOADS: [&str; 12] = [
+pub(super) const WORKLOADS: [&str; 13] = [
     "aggregated",
     "pd",
     "kv_aware",
@@ -14,6 +14,7 @@ pub(super) const WORKLOADS: [&str; 12] = [
     "threads",
     "access",
     "refusals",
+    "watched",
     "tls",
     "memory",
 ];

@@ -32,7 +32,8 @@ impl Target {
         let args = ["-c", &path, "-e", &error_log.to_string_lossy()];
         let process = Process::start(Path::new("nginx"), name, folder, &args, "warn")?;
         let process = Some(up(process, folder, streams, "/health").await?);
-        Ok(Self { name, whole, streams, grpc: None, process, checks: false, tls })
+        let (admin, grpc) = (None, None);
+        Ok(Self { name, whole, streams, admin, grpc, process, checks: false, tls })
     }
 
     /// vllm-router, which forwards in turn: to engines that do it all, or from those that
@@ -66,7 +67,8 @@ impl Target {
         }
         let process = Process::start(program, name, folder, &args, "warn")?;
         let process = Some(up(process, folder, whole, "/health").await?);
-        Ok(Self { name, whole, streams: whole, grpc: None, process, checks: false, tls: None })
+        let (streams, admin, grpc, tls) = (whole, None, None, None);
+        Ok(Self { name, whole, streams, admin, grpc, process, checks: false, tls })
     }
 }
 

@@ -88,8 +88,20 @@ pub(super) fn compare(
     bench: &Bench<'_>,
     engines: &Engines,
     folder: &Path,
+    requests: Requests,
+    variants: &[Variant<'_>],
+) -> Result<Cell, Failure> {
+    compare_and(bench, engines, folder, requests, variants, |_| Ok(()))
+}
+
+/// The same; `check` looks at each router before it ends.
+pub(super) fn compare_and(
+    bench: &Bench<'_>,
+    engines: &Engines,
+    folder: &Path,
     Requests { workload, clients, load }: Requests,
     variants: &[Variant<'_>],
+    mut check: impl FnMut(&Target) -> Result<(), Failure>,
 ) -> Result<Cell, Failure> {
     let load = Arc::new(load);
     let mut all: Rounds = variants.iter().map(|variant| (variant.name, Vec::new())).collect();
@@ -105,6 +117,7 @@ pub(super) fn compare(
             targets.push(bench.behind.block_on(starting)?);
         }
         let seen = rounds(bench.before, bench.effort, &targets, &load, (clients, false))?;
+        targets.iter().try_for_each(&mut check)?;
         for (name, seen) in seen {
             all.iter_mut()
                 .filter(|(known, _)| *known == name)

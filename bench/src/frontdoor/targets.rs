@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use splitrail_sim::SimEngine;
 use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 
@@ -28,6 +29,8 @@ pub(super) struct Target {
     pub(super) whole: SocketAddr,
     /// Where requests for streams go.
     pub(super) streams: SocketAddr,
+    /// Where its metrics are, if it is this router.
+    pub(super) admin: Option<SocketAddr>,
     /// Where gRPC calls go, if it has a door for them.
     pub(super) grpc: Option<SocketAddr>,
     /// Its process, unless it is the engine itself.
@@ -43,7 +46,8 @@ impl Target {
     pub(super) fn direct(engines: &Engines) -> Self {
         let address = engines.aggregated[0].address;
         let (whole, streams) = (address, address);
-        Self { name: "direct", whole, streams, grpc: None, process: None, checks: false, tls: None }
+        let (admin, grpc, process, tls) = (None, None, None, None);
+        Self { name: "direct", whole, streams, admin, grpc, process, checks: false, tls }
     }
 
     /// Whether it is this router.
@@ -98,7 +102,8 @@ impl Target {
         let args = ["serve", "--config", &path.to_string_lossy()];
         let process = Process::start_in(program, name, folder, &args, variables)?;
         let process = Some(up(process, folder, admin, "/ready").await?);
-        Ok(Self { name, whole, streams: whole, grpc: Some(grpc), process, checks, tls })
+        let (admin, grpc) = (Some(admin), Some(grpc));
+        Ok(Self { name, whole, streams: whole, admin, grpc, process, checks, tls })
     }
 }
 
@@ -146,6 +151,8 @@ pub(super) enum Kind<'a> {
     Pd(&'a Engines),
     /// The same, where most of the prompt is.
     KvAware(&'a Fleet),
+    /// Prefill on the first simulated engine, decode on the second one.
+    Simulated(&'a [SimEngine; 2]),
 }
 
 /// How a router is configured.
@@ -177,7 +184,7 @@ fn yaml(settings: Settings<'_>, [http, grpc, admin]: [SocketAddr; 3]) -> String 
     };
     let (flow, policy, tokenizer) = match &kind {
         Kind::Aggregated(_) => ("flow: aggregated", "round_robin", "none".to_owned()),
-        Kind::Pd(_) => (PREFILL_FIRST, "round_robin", "none".to_owned()),
+        Kind::Pd(_) | Kind::Simulated(_) => (PREFILL_FIRST, "round_robin", "none".to_owned()),
         Kind::KvAware(fleet) => {
             let tokenizer = format!("huggingface, path: \"{}\"", fleet.tokenizer.display());
             // So little weight on load that the right worker is always the one that holds most.
@@ -219,6 +226,10 @@ limits: {{ connections_max: 20000, in_flight_max: 20000 }}
                     worker(&format!("{short}{at}"), role, mock.address, "");
                 }
             }
+        }
+        Kind::Simulated([prefill, decode]) => {
+            worker("p0", "prefill", prefill.http_addr(), "");
+            worker("d0", "decode", decode.http_addr(), "");
         }
         Kind::KvAware(fleet) => {
             for (id, role, mock, feed) in &fleet.members {
