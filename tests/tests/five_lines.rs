@@ -140,6 +140,9 @@ async fn a_file_of_five_lines_serves_with_cache_hits() {
     assert!(model["queue"].is_object() && model["cache_loss_tracking"].is_object(), "{model}");
     let log = router.log();
     assert!(log.contains("model sim: its tokenizer is"), "{log}");
+    let told = check(files.path(), &models, &["--connect"]);
+    assert_eq!(told.matches("KV events arrive, and can be replayed").count(), 2, "{told}");
+    assert!(told.contains("2 workers, 0 faults"), "{told}");
     assert!(!log.contains("KV-aware routing is off"), "{log}");
 }
 
@@ -204,12 +207,12 @@ async fn an_engine_that_restarts_is_asked_again() {
     assert!(!router.log().contains("differs from the model's"), "{}", router.log());
 }
 
-/// Standard output and error of `check`.
-fn check(files: &Path, models: &str) -> String {
+/// Standard output and error of `check`, with further arguments.
+fn check(files: &Path, models: &str, more: &[&str]) -> String {
     let config = files.join("checked.yaml");
     std::fs::write(&config, format!("{LISTEN}{models}")).unwrap();
     let mut command = Command::new(built("splitrail"));
-    command.arg("check").arg("--config").arg(&config).env("HF_HUB_CACHE", files.join("hub"));
+    command.arg("check").arg(&config).args(more).env("HF_HUB_CACHE", files.join("hub"));
     let output = command.stdin(Stdio::null()).output().unwrap();
     String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
 }
@@ -218,10 +221,10 @@ fn check(files: &Path, models: &str) -> String {
 fn check_tells_what_follows_and_what_is_off() {
     let files = files();
     let pair = "    prefill: [\"http://10.0.0.1:8000\"]\n    decode: [\"http://10.0.1.1:8000\"]\n";
-    let told = check(files.path(), &format!("models:\n  - name: sim\n{pair}"));
+    let told = check(files.path(), &format!("models:\n  - name: sim\n{pair}"), &[]);
     assert!(told.contains("note: model sim: its tokenizer is "), "{told}");
     assert!(told.contains("flow decode_first and connector nixl"), "{told}");
-    let told = check(files.path(), &format!("models:\n  - name: org/other\n{pair}"));
+    let told = check(files.path(), &format!("models:\n  - name: org/other\n{pair}"), &[]);
     let warning = "checked.yaml:3:11: KV-aware routing is off for org/other: no tokenizer";
     assert!(told.contains(warning) && told.contains("hf download org/other"), "{told}");
     assert!(told.contains("flow prefill_first"), "{told}");

@@ -19,6 +19,7 @@ mod failure;
 pub mod framing;
 mod gather;
 mod guarded;
+pub mod hosts;
 pub mod networks;
 mod parcel;
 mod proof;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::hosts::Hosts;
 use super::worker::Worker;
+use splitrail_engine_client::hosts::Hosts;
 use splitrail_policy::WorkerIndex;
 
 /// The workers of a model at one instant. A roster never changes: adding or removing a worker makes
