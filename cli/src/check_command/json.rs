@@ -19,6 +19,8 @@ pub(super) fn render(checked: &Checked) -> Value {
     };
     let unplaced = |severity: &str, message: &String| json!({"severity": severity, "line": null, "column": null, "message": message, "hint": null});
     problems.extend(checked.notes.iter().map(|note| unplaced("warning", note)));
+    let derived = checked.loaded.iter().flat_map(|loaded| &loaded.notes);
+    problems.extend(derived.map(|note| unplaced("note", note)));
     problems.extend(checked.unusable.iter().map(|why| unplaced("fault", why)));
     let models =
         checked.models.as_ref().zip(checked.loaded.as_ref().ok()).map(|(models, loaded)| {

@@ -162,7 +162,7 @@ impl Inspection<'_> {
         }
         // An engine refuses every prompt for a model that it does not serve.
         let name = &self.model.name;
-        let Some(served) = facts.identity.model(name) else { return None };
+        let served = facts.identity.model(name)?;
         let text = trial::text(facts.identity.block_size, served.context_tokens);
         let subscription = events::subscription(&asker, &facts.config, &self.networks);
         let prompt = self.prompt.as_ref();

@@ -46,6 +46,33 @@ async fn a_sound_pair_has_no_findings_and_all_facts() {
 }
 
 #[tokio::test]
+async fn what_a_file_leaves_out_is_asked_of_the_engines() {
+    let pair = Pair::sound().await;
+    let (prefill, decode) = (pair.prefill.url(), pair.decode.url());
+    let yaml = format!(
+        "listen: {{ http: 127.0.0.1:0, admin: 127.0.0.1:0 }}
+models:
+  - name: sim
+    tokenizer: .
+    prefill: [\"{prefill}\"]
+    decode: [\"{decode}\"]
+"
+    );
+    let result = checked(&yaml).await;
+    assert_eq!((result.code, result.kinds()), (Some(0), vec![]), "{:#}", result.json);
+    let id = |role: &str, engine: &SimEngine| format!("{role}-{}", engine.http_addr());
+    for id in [id("prefill", &pair.prefill), id("decode", &pair.decode)] {
+        assert_eq!(result.facts(&id)["kv_events_arrive"], true);
+        assert_eq!(result.facts(&id)["kv_events_replayed"], true);
+    }
+    let off = SimConfig { kv_events_port: None, kv_replay_port: None, ..super::support::prefill() };
+    let off = SimEngine::start(off).await.unwrap();
+    let result = checked(&yaml.replace(&prefill, &off.url())).await;
+    let id = id("prefill", &off);
+    assert!(result.only(&id, "kv_events_unused").contains("--kv-events-config"));
+}
+
+#[tokio::test]
 async fn another_model_is_named() {
     let (result, _pair) = with(|config| SimConfig { model: "qwen".into(), ..config }).await;
     assert!(result.only("p0", "wrong_model").contains("serves `qwen`, not `sim`"));
