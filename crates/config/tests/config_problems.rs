@@ -103,7 +103,7 @@ fn values_of_the_wrong_type_range_or_form_say_what_is_right() {
         ("overlap_weight: 2", "overlap_weight: '2'", (21, 49), "write 2 without quotes"),
         ("drain_delay: 250ms", "drain_delay: '3'", (8, 16), "add a unit: `3s`?"),
         ("drain_delay: 250ms", "drain_delay: 1s1m", (8, 16), "largest first"),
-        ("drain_delay: 250ms", "drain_delay: 1 s", (8, 16), "whole numbers with ms, s, m or h"),
+        ("drain_delay: 250ms", "drain_delay: 1 s", (8, 16), "whole numbers with us, ms, s, m or h"),
         ("drain_delay: 250ms", "drain_delay: 169h", (8, 16), "at most 168h"),
         ("drain_delay: 250ms", "drain_delay:", (8, 3), "is left empty"),
         ("http: 0.0.0.0:8000", "http: localhost:80", (2, 9), "`127.0.0.1:80`"),

@@ -29,7 +29,7 @@ async fn what_the_router_writes_is_for_its_user_alone() {
     std::fs::set_permissions(path("record.jsonl"), PermissionsExt::from_mode(0o640)).unwrap();
     let engine = engine().await;
     let written = "ledger: { path: ledger.jsonl, rotate: { size_max: 4096 } }
-record: { path: record.jsonl, rotate: { max_bytes: 4096 } }";
+record: { path: record.jsonl, rotate: { size_max: 4096 } }";
     let args = arguments(files.path(), &yaml(&engine.url(), written, ""));
     let ready_file = path("ready.json");
     // Another file in the place where a name could be guessed is neither followed nor changed.
@@ -106,6 +106,7 @@ fn parsed(name: &str, text: &str) -> Value {
         renamed_keys: &[],
         secret_keys: &[],
         empty: "",
+        variables: false,
         too_large: "",
         variables: false,
     };
