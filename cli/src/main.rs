@@ -158,11 +158,13 @@ enum Command {
 /// The variable of the environment for a flag. The flags of `serve`, and those that have the same
 /// meaning for several commands, have short names.
 fn variable(path: &[&str], flag: &str) -> String {
-    let is_common = matches!(path, [] | ["serve"])
-        || (path == ["check"] && flag == "config")
-        || flag == "admin"
-        || flag.starts_with("admin-")
-        || flag == "all-addresses";
+    let is_common = match path {
+        [] => true,
+        // `--admin` of all other commands is the address of a router that runs.
+        ["serve"] => flag != "admin",
+        ["check"] => flag == "config",
+        _ => flag == "admin" || flag.starts_with("admin-") || flag == "all-addresses",
+    };
     let path = if is_common { &[] } else { path };
     variable_name(&[&["SPLITRAIL"], path, &[flag]].concat())
 }

@@ -16,14 +16,14 @@ pub(crate) struct ServeArgs {
     /// Serves one model without a file: the name under which the engines serve it.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// The URL of a prefill engine; repeatable.
-    #[arg(long, value_name = "URL", requires = "model")]
+    /// The URL of a prefill engine; repeatable, and separable by commas.
+    #[arg(long, value_name = "URL", value_delimiter = ',', requires = "model")]
     prefill: Vec<String>,
-    /// The URL of a decode engine; repeatable.
-    #[arg(long, value_name = "URL", requires = "model")]
+    /// The URL of a decode engine; repeatable, and separable by commas.
+    #[arg(long, value_name = "URL", value_delimiter = ',', requires = "model")]
     decode: Vec<String>,
-    /// The URL of an engine that does both parts; repeatable.
-    #[arg(long, value_name = "URL", requires = "model")]
+    /// The URL of an engine that does both parts; repeatable, and separable by commas.
+    #[arg(long, value_name = "URL", value_delimiter = ',', requires = "model")]
     worker: Vec<String>,
     /// The model's folder, or its id in the Hugging Face cache of this host, or `none`. Without it,
     /// the name of the model is looked up there.

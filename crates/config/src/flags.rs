@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
+use splitrail_settings::variables::escaped_json;
 
 use crate::short_forms::Hub;
 use crate::{Loaded, Parts, Problem, Problems, parse_for};
@@ -40,8 +41,8 @@ const LISTS: [(&str, &str); 3] =
 /// # Errors
 /// All mistakes, by the flags in which they are.
 pub fn from_flags(flags: &Flags, parts: Parts) -> Result<Loaded, Problems> {
-    // JSON is YAML.
-    let text = document(flags).to_string();
+    // JSON is YAML. The shell has filled in variables already.
+    let text = escaped_json(document(flags)).to_string();
     let loaded = parse_for(parts, &Hub::of_process(), NAME, &text, Path::new("."));
     match loaded {
         Ok(mut loaded) => {
