@@ -108,7 +108,6 @@ fn parsed(name: &str, text: &str) -> Value {
         empty: "",
         variables: false,
         too_large: "",
-        variables: false,
     };
     // No schema describes it: only what the text holds matters.
     let (any, mut read) = (serde_json::json!({}), None);
