@@ -6,6 +6,7 @@
 //! configuration to findings, each with a remedy ([`finding`]). Nothing here changes an engine, except
 //! that each engine serves a few small prompts.
 
+mod bounds;
 mod confirmations;
 pub mod facts;
 pub mod finding;
@@ -14,9 +15,10 @@ mod questions;
 mod run;
 mod subject;
 
+pub use bounds::Bounds;
 pub use confirmations::confirmations;
 pub use facts::{ModelFacts, SourceFact, SourceState, WorkerFacts};
 pub use finding::{Finding, Kind, Severity};
 pub use findings::findings;
-pub use run::{Bounds, Subjects, inspect};
+pub use run::{Subjects, inspect};
 pub use subject::{Origin, SubjectWorker};

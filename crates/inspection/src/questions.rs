@@ -9,7 +9,7 @@ use splitrail_engine::vllm::identity::TRIAL_PATH;
 use splitrail_engine_client::{EngineClient, NoReply, Question, WholeReply};
 use tokio::time::Instant;
 
-use crate::run::Bounds;
+use crate::bounds::Bounds;
 use crate::subject::Subject;
 
 pub(crate) mod events;

@@ -1,6 +1,5 @@
 //! Runs an inspection: all workers at the same time, up to a bound, and within a bounded time.
 
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use splitrail_config::model::{Config, Connector, GateKind, Model, RequestFlow, Role};
@@ -12,6 +11,7 @@ use splitrail_prompt::PromptModel;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
+use crate::bounds::Bounds;
 use crate::facts::{
     EventsFact, FetchOutcome, FetchedFact, ModelFacts, Reach, ReplayFact, SourceFact, SourcesFact,
     TrialFact, WorkerFacts,
@@ -19,33 +19,6 @@ use crate::facts::{
 use crate::questions::trial::Staged;
 use crate::questions::{Asker, events, hand_off, reports, shim, tokens, trial};
 use crate::subject::{Subject, SubjectWorker};
-
-/// The bounds of an inspection.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// Maximum time of the whole inspection.
-    pub total: Duration,
-    /// Maximum time of a question that needs no computation.
-    pub question: Duration,
-    /// Maximum time in which an engine serves a small prompt.
-    pub trial: Duration,
-    /// Maximum time from the reply to a prompt until its KV events arrive.
-    pub events: Duration,
-    /// Maximum number of workers that are asked at the same time.
-    pub workers_at_once: usize,
-}
-
-impl Default for Bounds {
-    fn default() -> Self {
-        Self {
-            total: Duration::from_secs(15),
-            question: Duration::from_secs(3),
-            trial: Duration::from_secs(5),
-            events: Duration::from_secs(2),
-            workers_at_once: 32,
-        }
-    }
-}
 
 /// One model with what its inspection needs.
 pub struct Subjects<'a> {

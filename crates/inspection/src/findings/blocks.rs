@@ -2,7 +2,7 @@
 
 use splitrail_config::BlockSize;
 
-use super::{Findings, needs_events};
+use super::list::{Findings, needs_events};
 use crate::facts::{EventsFact, ReplayFact, SourcesFact, WorkerFacts};
 use crate::finding::Kind;
 

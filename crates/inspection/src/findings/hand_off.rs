@@ -2,7 +2,7 @@
 
 use splitrail_config::model::{Connector, GateKind, Role};
 
-use super::{Findings, hands_over, is_gated, needs_events, router_gates};
+use super::list::{Findings, hands_over, is_gated, needs_events, router_gates};
 use crate::facts::{FetchOutcome, StagedFact, TrialFact, WorkerFacts};
 use crate::finding::Kind;
 

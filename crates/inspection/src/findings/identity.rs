@@ -3,7 +3,7 @@
 use splitrail_config::model::Connector;
 use splitrail_engine::vllm::identity::EngineVersion;
 
-use super::Findings;
+use super::list::Findings;
 use crate::facts::{BootstrapFact, WorkerFacts};
 use crate::finding::Kind;
 

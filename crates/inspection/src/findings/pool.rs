@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use splitrail_config::model::Connector;
 
-use super::{Findings, hands_over};
+use super::list::{Findings, hands_over};
 use crate::facts::WorkerFacts;
 use crate::finding::Kind;
 

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use super::Findings;
+use super::list::Findings;
 use crate::facts::{Reach, WorkerFacts};
 use crate::finding::Kind;
 

@@ -1,6 +1,6 @@
 //! What the worker's shim reports.
 
-use super::Findings;
+use super::list::Findings;
 use crate::facts::{ShimFact, ShimStatus, WorkerFacts};
 use crate::finding::Kind;
 

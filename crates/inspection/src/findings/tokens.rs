@@ -2,7 +2,7 @@
 
 use splitrail_prompt::compare::Difference;
 
-use super::Findings;
+use super::list::Findings;
 use crate::facts::{TokenDifference, TokensFact, TrialFact, WorkerFacts};
 use crate::finding::Kind;
 
