@@ -1,6 +1,5 @@
 //! Runs an inspection: all workers at the same time, up to a bound, and within a bounded time.
 
-
 use futures_util::future::join_all;
 use splitrail_config::model::{Config, Connector, GateKind, Model, RequestFlow, Role};
 use splitrail_engine::vllm::subscription::LiveStream;
