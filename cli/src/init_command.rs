@@ -43,7 +43,8 @@ pub(crate) struct InitArgs {
     /// The address of an engine that serves whole requests; repeatable, and separable by commas.
     #[arg(long, value_name = "URL", value_delimiter = ',', value_parser = engine, requires = "model")]
     worker: Vec<String>,
-    /// The folder with the model's `tokenizer.json`. KV routing needs it.
+    /// The folder with the model's `tokenizer.json`, which KV routing needs. Without it, the router
+    /// looks the name of the model up in the Hugging Face cache of its host.
     #[arg(long, value_name = "FOLDER")]
     tokenizer: Option<PathBuf>,
     /// The file to write; `-` for standard output.
@@ -54,12 +55,8 @@ pub(crate) struct InitArgs {
     force: bool,
 }
 
-/// One engine of the file.
-struct Engine {
-    id: String,
-    role: &'static str,
-    url: String,
-}
+/// The engines of the file: the key of each list, and its URLs.
+type Engines = [(&'static str, Vec<String>); 3];
 
 /// Writes the file.
 ///
@@ -110,13 +107,14 @@ fn text(args: InitArgs, name: &str) -> Result<String, Failure> {
     let name = if name == STDOUT { "FILE" } else { name };
     let is_example = args.prefill.is_empty() && args.worker.is_empty();
     let tokenizer = args.tokenizer.map(std::path::absolute).transpose()?;
-    let engines = match is_example {
-        true => [("prefill", "http://10.0.0.1:8000"), ("decode", "http://10.0.1.1:8000")]
-            .map(|(role, url)| Engine { id: format!("{role}-0"), role, url: url.to_owned() })
-            .into(),
-        false => {
-            engines([("prefill", args.prefill), ("decode", args.decode), ("both", args.worker)])
-        }
+    let example = |url: &str| vec![url.to_owned()];
+    let engines: Engines = match is_example {
+        true => [
+            ("prefill", example("http://10.0.0.1:8000")),
+            ("decode", example("http://10.0.1.1:8000")),
+            ("workers", Vec::new()),
+        ],
+        false => [("prefill", args.prefill), ("decode", args.decode), ("workers", args.worker)],
     };
     let mut text = format!(
         "# Written by `splitrail init`. Check it with: splitrail check --config {name}\n\
@@ -140,52 +138,29 @@ fn settings() -> &'static str {
     &EXAMPLE[start..end]
 }
 
-fn engines(given: [(&'static str, Vec<String>); 3]) -> Vec<Engine> {
-    let engines = given.into_iter().flat_map(|(role, urls)| {
-        let prefix = if role == "both" { "worker" } else { role };
-        let engine = move |(number, url)| Engine { id: format!("{prefix}-{number}"), role, url };
-        urls.into_iter().enumerate().map(engine)
-    });
-    engines.collect()
-}
-
-/// Writes one entry of `models`.
-fn model(text: &mut String, name: &str, tokenizer: Option<&Path>, engines: &[Engine]) {
-    let hands_over = engines.iter().any(|engine| engine.role == "prefill");
-    let flow = match hands_over {
-        true => {
-            "    flow: prefill_first       # prompts on prefill workers, tokens from decode workers\n    \
-                 connector: nixl           # how KV gets from one to the other\n"
-        }
-        false => "    flow: aggregated          # one worker serves a whole request\n",
-    };
-    let tokenizer = match tokenizer {
-        Some(path) => format!(
-            "    tokenizer:\n      kind: huggingface\n      path: {}\n",
-            scalar(&path.display().to_string())
-        ),
-        None => "    tokenizer: { kind: none } # KV routing needs one:\n    \
-                 # tokenizer: { kind: huggingface, path: /models/MODEL }   # the folder with tokenizer.json\n"
-            .to_owned(),
-    };
+/// Writes one entry of `models`. What it leaves out is asked of the engines or follows from their
+/// roles.
+fn model(text: &mut String, name: &str, tokenizer: Option<&Path>, engines: &Engines) {
     // Writing to a string does not fail.
     let _infallible = write!(
         text,
         "  - name: {}    # as the engines call it (--served-model-name)\n    \
-         # aliases: [default]      # what clients may call it as well\n{tokenizer}{flow}    workers:\n",
+         # aliases: [default]      # what clients may call it as well\n",
         scalar(name)
     );
-    for Engine { id, role, url } in engines {
-        let host = url.split_once("://").map_or(&**url, |(_, host)| host);
-        let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
-        let _infallible = write!(
-            text,
-            "      - id: {id}\n        role: {role}\n        url: {}\n        \
-             # kv_events: tcp://{host}:5557   # the engine's KV event publisher\n        \
-             # kv_replay: tcp://{host}:5558   # where missed events can be had again\n",
-            scalar(url)
-        );
+    for (key, urls) in engines.iter().filter(|(_, urls)| !urls.is_empty()) {
+        let _infallible = writeln!(text, "    {key}:");
+        for url in urls {
+            let _infallible = writeln!(text, "      - {}", scalar(url));
+        }
     }
+    *text += &match tokenizer {
+        Some(path) => format!("    tokenizer: {}\n", scalar(&path.display().to_string())),
+        None => "    # The folder with tokenizer.json. Without this line, the name of the model is looked up\n    \
+                 # in the Hugging Face cache of this host; KV routing needs one of them.\n    \
+                 # tokenizer: /models/MODEL\n"
+            .to_owned(),
+    };
 }
 
 /// A text as a YAML scalar.

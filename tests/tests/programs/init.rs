@@ -6,10 +6,7 @@ use crate::support::{Run, run};
 
 /// Flags, and what the file has because of them.
 const FILES: [(&[&str], &[&str]); 5] = [
-    (
-        &[],
-        &["flow: prefill_first", "url: http://10.0.0.1:8000", "# kv_events: tcp://10.0.0.1:5557"],
-    ),
+    (&[], &["prefill:\n      - http://10.0.0.1:8000\n", "decode:\n      - http://10.0.1.1:8000\n"]),
     (
         &[
             "--model",
@@ -21,19 +18,17 @@ const FILES: [(&[&str], &[&str]); 5] = [
         ],
         &[
             "name: Qwen/Qwen3-8B ",
-            "id: prefill-1",
-            "url: http://10.0.0.2:8000",
-            "id: decode-0",
-            "connector: nixl",
+            "prefill:\n      - http://10.0.0.1:8000\n      - http://10.0.0.2:8000\n",
+            "decode:\n      - http://d:8000\n",
         ],
     ),
     (
         &["--model", "8b", "--worker", "http://a:1", "--worker", "https://[::1]:2"],
-        &["name: \"8b\"", "role: both", "url: \"https://[::1]:2\"", "flow: aggregated"],
+        &["name: \"8b\"", "workers:\n      - http://a:1\n      - \"https://[::1]:2\"\n"],
     ),
     (
         &["--model", "m", "--prefill", "p:1", "--decode", "d:1", "--worker", "w:1"],
-        &["id: worker-0", "flow: prefill_first"],
+        &["workers:\n      - http://w:1\n", "decode:\n      - http://d:1\n"],
     ),
     (&["--model", "say ${HI}: x # y"], &["name: \"say $${HI}: x # y\""]),
 ];
@@ -59,7 +54,7 @@ fn every_file_passes_check() {
 
 /// What users switch on by deleting `# ` is valid, too.
 #[test]
-fn the_addresses_in_comments_are_valid() {
+fn the_keys_in_comments_are_valid() {
     let files = tempfile::tempdir().unwrap();
     let run = Run { folder: files.path(), ..Run::default() };
     let tokenizer = files.path().join("tokenizer");
@@ -69,13 +64,11 @@ fn the_addresses_in_comments_are_valid() {
     assert_eq!(ran.code, 0, "{ran:?}");
     let path = files.path().join("splitrail.yaml");
     let text = std::fs::read_to_string(&path).unwrap();
-    assert!(text.contains(&format!("path: {}", tokenizer.display())), "{text}");
+    assert!(text.contains(&format!("tokenizer: {}", tokenizer.display())), "{text}");
     let uncommented: String = text
         .lines()
         .map(|line| match line.trim_start().strip_prefix("# ") {
-            Some(rest) if rest.starts_with("kv_") || rest.starts_with("aliases:") => {
-                line.replacen("# ", "", 1) + "\n"
-            }
+            Some(rest) if rest.starts_with("aliases:") => line.replacen("# ", "", 1) + "\n",
             _ => line.to_owned() + "\n",
         })
         .collect();
