@@ -290,7 +290,7 @@ pub struct Model {
     pub saturation: SaturationConfig,
     /// Tracks where cache hits are lost, compared with the maximum that the prompts allow. Tracking
     /// takes about 20 bytes per remembered block and a few microseconds per hundred blocks of a
-    /// prompt. With `none`, losses are not tracked. Without a value, they are if the model has a
+    /// prompt; the first 4096 blocks of a request count. With `none`, losses are not tracked. Without a value, they are if the model has a
     /// tokenizer.
     #[serde(default, with = "or_none")]
     #[schemars(with = "or_none::OrNone<CacheLossTrackingConfig>", transform = scalar::derived)]

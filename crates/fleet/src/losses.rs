@@ -12,6 +12,10 @@ use splitrail_config::model::CacheLossTrackingConfig;
 use splitrail_ledger::decisions::Decision;
 use splitrail_policy::loss::{Loss, LossWindow, Reach, Stream};
 
+/// Maximum number of blocks of one request that are tracked. They are looked up on the thread that
+/// serves the connection, which a prompt of a million tokens would hold for milliseconds.
+const REQUEST_BLOCKS_MAX: usize = 4096;
+
 /// The tracker of one model's lost cache hits.
 #[derive(Debug)]
 pub struct Losses {
@@ -57,17 +61,24 @@ impl Losses {
         }
     }
 
-    /// Records the arrival of a prompt; returns `None` if tracking is disabled.
-    pub fn came(&self, hashes: &[BlockHash]) -> Option<Followed> {
+    /// Records the arrival of the prompts of a request, and returns what is tracked of each; nothing if
+    /// tracking is disabled. Only the first [`REQUEST_BLOCKS_MAX`] blocks count.
+    pub fn came<'p>(&self, prompts: impl Iterator<Item = &'p [BlockHash]>) -> Vec<Followed> {
         if !self.is_watched.load(Relaxed) {
-            return None;
+            return Vec::new();
         }
         let mut state = self.lock();
-        let state = state.as_mut()?;
-        let (seen_blocks, computed_blocks) = state.stream.came(names(hashes));
-        let prompt_blocks = u32::try_from(hashes.len()).unwrap_or(u32::MAX);
-        let reach = Reach { prompt_blocks, seen_blocks, computed_blocks, ..Reach::default() };
-        Some(Followed { hashes: hashes.to_vec(), reach })
+        let Some(state) = state.as_mut() else { return Vec::new() };
+        let mut room = REQUEST_BLOCKS_MAX;
+        let mut follow = |hashes: &'p [BlockHash]| {
+            let hashes = &hashes[..hashes.len().min(room)];
+            room -= hashes.len();
+            let (seen_blocks, computed_blocks) = state.stream.came(names(hashes));
+            let prompt_blocks = u32::try_from(hashes.len()).unwrap_or(u32::MAX);
+            let reach = Reach { prompt_blocks, seen_blocks, computed_blocks, ..Reach::default() };
+            Followed { hashes: hashes.to_vec(), reach }
+        };
+        prompts.map(&mut follow).collect()
     }
 
     /// Records that a prompt has been computed.
@@ -119,4 +130,24 @@ impl Losses {
 
 fn names(hashes: &[BlockHash]) -> impl Iterator<Item = u64> + Clone + '_ {
     hashes.iter().map(|hash| hash.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_tracked_up_to_a_number_of_blocks() {
+        let losses = Losses::default();
+        let blocks: Vec<BlockHash> = (0..3000).map(BlockHash).collect();
+        assert!(losses.came([&blocks[..]].into_iter()).is_empty(), "not enabled");
+        losses.configure(Some(CacheLossTrackingConfig::default()));
+        let tracked = |followed: Vec<Followed>| -> Vec<_> {
+            let reach = followed.into_iter().map(|one| one.reach);
+            reach.map(|reach| (reach.prompt_blocks, reach.seen_blocks)).collect()
+        };
+        let prompts = || [&blocks[..], &blocks[..2000], &blocks[..10]].into_iter();
+        assert_eq!(tracked(losses.came(prompts())), [(3000, 0), (1096, 1096), (0, 0)]);
+        assert_eq!(tracked(losses.came([&blocks[..10]].into_iter())), [(10, 10)]);
+    }
 }

@@ -35,14 +35,14 @@ pub enum LogFormat {
 /// Logs the warnings about a configuration, one record each.
 pub fn warn_of(problems: &[Problem]) {
     for problem @ Problem { message, hint, .. } in problems {
-        tracing::warn!(place = problem.place(), hint, "configuration: {message}");
+        tracing::warn!(place = %problem.place(), hint, "configuration: {message}");
     }
 }
 
 /// Logs the mistakes of a configuration, one record each.
 pub fn report(problems: &[Problem]) {
     for problem @ Problem { message, hint, .. } in problems {
-        tracing::error!(place = problem.place(), hint, "configuration: {message}");
+        tracing::error!(place = %problem.place(), hint, "configuration: {message}");
     }
 }
 

@@ -227,7 +227,8 @@ impl Scope {
         // A prompt of unknown tokens has no blocks, and further samples share the prompt.
         let counts = |unit: &Unit| unit.unknown.is_none() && !unit.further_sample;
         let watched = units.iter().all(counts);
-        let came = |unit: &Unit| losses.came(&unit.hashes).filter(|_| watched);
+        let mut followed = losses.came(units.iter().map(|unit| &unit.hashes[..]));
+        followed.retain(|_| watched);
         // A request that generates nothing cannot be replayed.
         let takes = context.endpoint.generates() && self.core.books.recorder.takes_one();
         let recorded = takes.then(|| {
@@ -253,7 +254,7 @@ impl Scope {
             request_id: request_id.clone(),
             decisions,
             recorded,
-            followed: units.iter().filter_map(came).collect(),
+            followed,
             stream: context.options.stream,
             one_sample: units.len() == 1 && context.options.samples == 1,
             trace: context

@@ -253,7 +253,7 @@ async fn a_missing_hand_off_is_a_local_prefill_or_a_failure_by_endpoint() {
 async fn rejections_of_decode_workers_lead_to_the_gate() {
     for (keys, outcome, advice) in [
         ("gate: { kind: engine, index_first: false }", "rejected", "one round trip"),
-        ("gate: { kind: router }", "unsupported", "`kv_events` or a shim"),
+        ("gate: { kind: router }", "unsupported", "`--kv-events-config`"),
     ] {
         let spec = Spec {
             prefill: 1,
