@@ -79,9 +79,23 @@ impl Life {
         };
         let (model, worker) = (&self.model, &self.worker);
         if matches!(to, State::Down | State::Ejected) {
-            tracing::warn!(model, worker, from, to = to.name(), %why, "worker changes state");
+            tracing::warn!(
+                model,
+                worker,
+                from,
+                to = to.name(),
+                why = why.to_string(),
+                "worker changes state"
+            );
         } else {
-            tracing::info!(model, worker, from, to = to.name(), %why, "worker changes state");
+            tracing::info!(
+                model,
+                worker,
+                from,
+                to = to.name(),
+                why = why.to_string(),
+                "worker changes state"
+            );
         }
         if let Some(transitions) = &self.transitions {
             transitions.with_label_values(&[model, worker, from, to.name()]).inc();
