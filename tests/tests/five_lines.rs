@@ -137,7 +137,7 @@ async fn a_file_of_five_lines_serves_with_cache_hits() {
     let config = router.client("admin").get("/admin/config").await.json();
     let model = &config["models"][0];
     assert_eq!((&model["flow"], &model["connector"]), (&json!("decode_first"), &json!("nixl")));
-    assert!(model["queue"].is_object() && model["cache_loss_tracking"].is_object(), "{model}");
+    assert!(model["queue"].is_object(), "{model}");
     let log = router.log();
     assert!(log.contains("model sim: its tokenizer is"), "{log}");
     let told = check(files.path(), &models, &["--connect"]);

@@ -289,9 +289,9 @@ pub struct Model {
     #[serde(default)]
     pub saturation: SaturationConfig,
     /// Tracks where cache hits are lost, compared with the maximum that the prompts allow. Tracking
-    /// takes about 20 bytes per remembered block and a few microseconds per hundred blocks of a
-    /// prompt; the first 4096 blocks of a request count. With `none`, losses are not tracked. Without a value, they are if the model has a
-    /// tokenizer.
+    /// takes about 20 bytes per remembered block, and up to a few tenths of a microsecond of processor
+    /// time per block of a prompt; the first 4096 blocks of a request count. With `none`, or without a
+    /// value, losses are not tracked.
     #[serde(default, with = "or_none")]
     #[schemars(with = "or_none::OrNone<CacheLossTrackingConfig>", transform = scalar::derived)]
     pub cache_loss_tracking: Option<CacheLossTrackingConfig>,

@@ -1,5 +1,4 @@
-//! Keys that follow from others where they are left out: flow, connector, queue and the tracking of
-//! losses.
+//! Keys that follow from others where they are left out: flow, connector and queue.
 
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::{Node, Value};
@@ -45,9 +44,6 @@ pub(super) fn expand(model: &mut Node, path: &str, report: &mut Report) -> Optio
         };
         if predicts && model.get("queue").is_none() {
             model.insert("queue", Node::new(model.at, Value::Map(Vec::new())));
-        }
-        if model.get("cache_loss_tracking").is_none() {
-            model.insert("cache_loss_tracking", Node::new(model.at, Value::Map(Vec::new())));
         }
     }
     (!told.is_empty()).then(|| told.join(" and "))

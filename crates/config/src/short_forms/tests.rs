@@ -91,7 +91,7 @@ fn five_lines_make_a_cluster() {
     assert!(model.workers.iter().all(crate::Worker::asks_for_events));
     assert_eq!((model.flow, model.connector), (Flow::DecodeFirst, Connector::Nixl));
     assert_eq!(model.policy, splitrail_policy::Policy::predicted_ttft());
-    assert!(model.queue.is_some() && model.cache_loss_tracking.is_some());
+    assert!(model.queue.is_some() && model.cache_loss_tracking.is_none());
     assert_eq!(model.health.unhealthy_threshold, 3);
     let snapshot = folder.path().join("models--Qwen--Qwen3-8B/snapshots").join(COMMIT);
     assert_eq!(path_of(model), Some(snapshot.display().to_string()));
