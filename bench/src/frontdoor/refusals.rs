@@ -129,7 +129,7 @@ fn other_digits(digits: &str) -> String {
 }
 
 /// A request which is answered by the router alone: the model does not exist, which a client with an
-/// accepted key is told.
+/// accepted key learns from the reply.
 fn request(key: &str) -> String {
     format!("GET /v1/models/none HTTP/1.1\r\nhost: router\r\nauthorization: Bearer {key}\r\n\r\n")
 }

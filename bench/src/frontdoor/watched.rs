@@ -25,7 +25,7 @@ const WATCHED: &str = "watched";
 /// A line for each request, to stderr, which is a file here.
 const LOGGED: &str = "access_log: { enabled: true }\n";
 
-/// What a watched router has not told of its requests, in percent.
+/// The shares of lines and spans that a watched router has lost, in percent.
 #[derive(Default)]
 struct Lost {
     lines: f64,
