@@ -76,14 +76,15 @@ pub fn queue_lines(count: CountLines) -> io::Result<LineQueue> {
     let shared = Arc::new(Shared { lines, queued_bytes: AtomicUsize::new(0), count });
     let weak = Arc::downgrade(&shared);
     let write = move || {
-        while let Some((batch, counts, bytes)) = next_batch(&queued, ACCESS_INTERVAL) {
-            let result = match io::stderr().write_all(&batch) {
+        let mut batches = Batches::new(queued);
+        while let Some(batch) = batches.next(|| wait(ACCESS_INTERVAL)) {
+            let result = match io::stderr().write_all(&batch.bytes) {
                 Ok(()) => LineResult::Written,
                 Err(_) => LineResult::WriteFailed,
             };
             let Some(shared) = weak.upgrade() else { continue };
-            shared.queued_bytes.fetch_sub(bytes, Relaxed);
-            for (lines, is_access) in [(counts[0], false), (counts[1], true)] {
+            shared.queued_bytes.fetch_sub(batch.bytes.len(), Relaxed);
+            for (lines, is_access) in [(batch.other_lines, false), (batch.access_lines, true)] {
                 if lines > 0 {
                     (shared.count)(lines, is_access, result);
                 }
@@ -95,24 +96,58 @@ pub fn queue_lines(count: CountLines) -> io::Result<LineQueue> {
     Ok(LineQueue(Some(thread)))
 }
 
-/// Waits for lines; returns them together, with their numbers (others, and those of the access log)
-/// and their bytes. `None` if the queue is closed and empty. After a line of the access log it waits
-/// for `interval`.
-fn next_batch(queued: &Receiver<Line>, interval: Duration) -> Option<(Vec<u8>, [u64; 2], usize)> {
-    let Line { bytes: mut batch, is_access } = queued.recv().ok()?;
-    if is_access {
-        wait(interval);
+/// The lines that wait, in the order in which they are written together.
+struct Batches {
+    queued: Receiver<Line>,
+    /// Whether lines were left when the last batch was full.
+    is_behind: bool,
+}
+
+/// Lines that are written together.
+#[derive(Debug, PartialEq, Eq)]
+struct Batch {
+    bytes: Vec<u8>,
+    /// The number of lines of the access log, and of all others.
+    access_lines: u64,
+    other_lines: u64,
+}
+
+impl Batches {
+    fn new(queued: Receiver<Line>) -> Self {
+        Self { queued, is_behind: false }
     }
-    let mut counts = [0, 0];
-    counts[usize::from(is_access)] += 1;
-    while batch.len() < BATCH_BYTES
-        && let Ok(Line { bytes, is_access }) = queued.try_recv()
-    {
-        batch.extend_from_slice(&bytes);
-        counts[usize::from(is_access)] += 1;
+
+    /// Waits for a line; `None` if the queue is closed and empty. After a line of the access log,
+    /// `wait` lets further ones come, unless lines are left of the last batch: otherwise a batch for
+    /// each wait would be all that is ever written.
+    fn next(&mut self, wait: impl FnOnce()) -> Option<Batch> {
+        let first = self.queued.recv().ok()?;
+        if first.is_access && !self.is_behind {
+            wait();
+        }
+        let mut batch = Batch { bytes: Vec::new(), access_lines: 0, other_lines: 0 };
+        batch.add(first);
+        while batch.bytes.len() < BATCH_BYTES {
+            let Ok(line) = self.queued.try_recv() else {
+                self.is_behind = false;
+                return Some(batch);
+            };
+            batch.add(line);
+        }
+        self.is_behind = true;
+        Some(batch)
     }
-    let bytes = batch.len();
-    Some((batch, counts, bytes))
+}
+
+impl Batch {
+    fn add(&mut self, Line { bytes, is_access }: Line) {
+        match self.bytes.is_empty() {
+            true => self.bytes = bytes,
+            false => self.bytes.extend_from_slice(&bytes),
+        }
+        let lines = if is_access { &mut self.access_lines } else { &mut self.other_lines };
+        *lines += 1;
+    }
 }
 
 /// Waits. The thread does nothing but write, and no line is lost if it writes late.
@@ -190,10 +225,30 @@ mod tests {
         for (text, is_access) in [("a\n", true), ("b\n", false), ("c\n", true)] {
             lines.send(Line { bytes: text.into(), is_access }).unwrap();
         }
-        let (batch, counts, bytes) = next_batch(&queued, Duration::ZERO).unwrap();
-        assert_eq!((batch.as_slice(), counts, bytes), (&b"a\nb\nc\n"[..], [1, 2], 6));
+        let mut batches = Batches::new(queued);
+        let batch = batches.next(|| ()).unwrap();
+        let expected = Batch { bytes: b"a\nb\nc\n".to_vec(), access_lines: 2, other_lines: 1 };
+        assert_eq!(batch, expected);
         drop(lines);
-        assert!(next_batch(&queued, Duration::ZERO).is_none());
+        assert_eq!(batches.next(|| ()), None);
+    }
+
+    #[test]
+    fn nothing_is_waited_for_while_lines_are_left_of_the_last_batch() {
+        let line = || Line { bytes: vec![b'x'; BATCH_BYTES / 2], is_access: true };
+        let (lines, queued) = sync_channel(8);
+        let mut batches = Batches::new(queued);
+        let mut waits = Vec::new();
+        let mut next = || {
+            let mut waited = false;
+            let batch = batches.next(|| waited = true).unwrap();
+            waits.push((batch.access_lines, waited));
+        };
+        (0..5).for_each(|_| lines.send(line()).unwrap());
+        (0..3).for_each(|_| next());
+        lines.send(line()).unwrap();
+        next();
+        assert_eq!(waits, [(2, true), (2, false), (1, false), (1, true)]);
     }
 
     #[test]
