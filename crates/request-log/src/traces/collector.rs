@@ -10,7 +10,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::buf::Chain;
+use bytes::{Buf, BufMut, Bytes};
 use http::header::{CONTENT_TYPE, HOST, TE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Collected, Full, Limited};
@@ -40,6 +41,16 @@ const PASSING_CODES: [i32; 6] = [1, 4, 10, 11, 14, 15];
 
 /// Maximum time for which a connection gets further batches.
 const CONNECTION_MAX: Duration = Duration::from_secs(30);
+
+/// A message in two parts: the spans are long, and are not copied to stand behind their head.
+#[derive(Clone, Debug)]
+pub(super) struct ExportMessage {
+    pub(super) head: Bytes,
+    pub(super) spans: Bytes,
+}
+
+/// The bytes of a message.
+type MessageBytes = Chain<Bytes, Bytes>;
 
 /// A collector.
 pub(super) struct Collector {
@@ -89,7 +100,7 @@ impl Collector {
     pub(super) async fn send(
         &self,
         kept: &mut Option<Connection>,
-        message: &Bytes,
+        message: &ExportMessage,
     ) -> Result<usize, Refused> {
         let late = |_| Refused::passing("it does not reply within tracing.otlp.timeout");
         let exchanged = timeout(self.timeout, self.exchange(kept.take(), message)).await;
@@ -105,7 +116,7 @@ impl Collector {
     async fn exchange(
         &self,
         kept: Option<Connection>,
-        message: &Bytes,
+        message: &ExportMessage,
     ) -> Result<Exchanged, Refused> {
         let kept = kept.filter(|kept| kept.opened.elapsed() < CONNECTION_MAX);
         // The collector may have closed the connection meanwhile.
@@ -132,22 +143,21 @@ impl Collector {
         }
     }
 
-    fn request(&self, message: &Bytes) -> Request<Full<Bytes>> {
+    fn request(&self, message: &ExportMessage) -> Request<Full<MessageBytes>> {
         const AGENT: &str = concat!("splitrail/", env!("CARGO_PKG_VERSION"));
         let authority = self.target.authority();
-        let (uri, content_type, body) = match self.protocol {
-            OtlpProtocol::Http => {
-                (self.target.path.clone(), "application/x-protobuf", message.clone())
-            }
+        let ExportMessage { head, spans } = message.clone();
+        let (uri, content_type, head) = match self.protocol {
+            OtlpProtocol::Http => (self.target.path.clone(), "application/x-protobuf", head),
             OtlpProtocol::Grpc => {
-                let mut framed = BytesMut::with_capacity(PREFIX_BYTES + message.len());
+                let mut framed = Vec::with_capacity(PREFIX_BYTES + head.len());
                 framed.put_u8(0);
-                framed.put_u32(message.len() as u32);
-                framed.put_slice(message);
-                (format!("{}{EXPORT}", self.target.origin), "application/grpc", framed.freeze())
+                framed.put_u32((head.len() + spans.len()) as u32);
+                framed.put_slice(&head);
+                (format!("{}{EXPORT}", self.target.origin), "application/grpc", framed.into())
             }
         };
-        let mut request = Request::new(Full::new(body));
+        let mut request = Request::new(Full::new(head.chain(spans)));
         *request.method_mut() = http::Method::POST;
         // Both were checked with the configuration.
         *request.uri_mut() = uri.parse().unwrap_or_default();
@@ -184,8 +194,8 @@ pub(super) struct Connection {
 }
 
 enum Sender {
-    Http(http1::SendRequest<Full<Bytes>>),
-    Grpc(http2::SendRequest<Full<Bytes>>),
+    Http(http1::SendRequest<Full<MessageBytes>>),
+    Grpc(http2::SendRequest<Full<MessageBytes>>),
 }
 
 impl Connection {
@@ -211,7 +221,7 @@ impl Connection {
         })
     }
 
-    async fn call(self, request: Request<Full<Bytes>>) -> Result<Exchanged, Refused> {
+    async fn call(self, request: Request<Full<MessageBytes>>) -> Result<Exchanged, Refused> {
         let Self { mut sender, mut driver, opened } = self;
         let call = async {
             match &mut sender {

@@ -17,7 +17,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::collector::{Collector, Connection};
+use super::collector::{Collector, Connection, ExportMessage};
 use super::spans::{Ended, Resource};
 use crate::identity::ClientTrace;
 
@@ -165,9 +165,10 @@ impl Exporter {
         loop {
             let is_last = self.fill(&mut batch, &stop).await;
             if batch.spans > 0 {
-                let message = self.resource.request(&batch.bytes).into();
-                self.send(message, mem::take(&mut batch.spans), &stop).await;
-                batch.bytes.clear();
+                let head = self.resource.head(batch.bytes.len()).into();
+                let message = ExportMessage { head, spans: mem::take(&mut batch.bytes).into() };
+                self.send(&message, mem::take(&mut batch.spans), &stop).await;
+                batch.bytes = emptied(message.spans);
             }
             if is_last {
                 return;
@@ -216,10 +217,10 @@ impl Exporter {
 
     /// Sends spans, several times if the collector cannot take them at the time. Requests wait in
     /// the queue meanwhile.
-    async fn send(&mut self, message: Bytes, count: usize, stop: &CancellationToken) {
+    async fn send(&mut self, message: &ExportMessage, count: usize, stop: &CancellationToken) {
         let mut pauses = PAUSES.iter();
         loop {
-            let refused = match self.collector.send(&mut self.connection, &message).await {
+            let refused = match self.collector.send(&mut self.connection, message).await {
                 Ok(rejected) => return self.sent(count, rejected.min(count)),
                 Err(refused) => refused,
             };
@@ -254,4 +255,14 @@ impl Exporter {
             );
         }
     }
+}
+
+/// The memory of bytes that were sent, for further ones; new memory if a connection still has them.
+fn emptied(sent: Bytes) -> Vec<u8> {
+    if !sent.is_unique() {
+        return Vec::new();
+    }
+    let mut bytes = Vec::from(sent);
+    bytes.clear();
+    bytes
 }

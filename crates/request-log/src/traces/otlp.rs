@@ -63,9 +63,10 @@ pub(super) fn span(
     });
 }
 
-/// Appends an `ExportTraceServiceRequest` with spans that [`span`] has written. `resource` are its
-/// attributes, and `scope` is the name and the version of the instrumentation.
-pub(super) fn request(resource: &[u8], scope: [&str; 2], spans: &[u8]) -> Vec<u8> {
+/// What stands before the spans in an `ExportTraceServiceRequest`, whose spans [`span`] has written
+/// with a length of `spans_bytes`. `resource` are its attributes, and `scope` is the name and the
+/// version of the instrumentation. The spans are not copied behind it: they are most of the message.
+pub(super) fn head(resource: &[u8], scope: [&str; 2], spans_bytes: usize) -> Vec<u8> {
     /// `ExportTraceServiceRequest.resource_spans`, `ResourceSpans.resource` and
     /// `ResourceSpans.scope_spans`.
     const RESOURCE_SPANS: u8 = 1;
@@ -77,17 +78,15 @@ pub(super) fn request(resource: &[u8], scope: [&str; 2], spans: &[u8]) -> Vec<u8
         bytes(out, 1, scope[0].as_bytes());
         bytes(out, 2, scope[1].as_bytes());
     });
-    let scope_length = scope_head.len() + spans.len();
-    let mut head = Vec::new();
-    bytes(&mut head, RESOURCE, resource);
-    key(&mut head, SCOPE_SPANS, LENGTH);
-    length(&mut head, scope_length);
-    head.extend(scope_head);
-    let mut out = Vec::with_capacity(head.len() + spans.len() + 16);
+    let mut inner = Vec::new();
+    bytes(&mut inner, RESOURCE, resource);
+    key(&mut inner, SCOPE_SPANS, LENGTH);
+    length(&mut inner, scope_head.len() + spans_bytes);
+    inner.extend(scope_head);
+    let mut out = Vec::with_capacity(inner.len() + 16);
     key(&mut out, RESOURCE_SPANS, LENGTH);
-    length(&mut out, head.len() + spans.len());
-    out.extend(head);
-    out.extend_from_slice(spans);
+    length(&mut out, inner.len() + spans_bytes);
+    out.extend(inner);
     out
 }
 

@@ -56,9 +56,9 @@ impl Resource {
         Self { attributes }
     }
 
-    /// The request that exports spans.
-    pub(super) fn request(&self, spans: &[u8]) -> Vec<u8> {
-        otlp::request(&self.attributes, ["splitrail", VERSION], spans)
+    /// What stands before spans of `spans_bytes` in the request that exports them.
+    pub(super) fn head(&self, spans_bytes: usize) -> Vec<u8> {
+        otlp::head(&self.attributes, ["splitrail", VERSION], spans_bytes)
     }
 }
 

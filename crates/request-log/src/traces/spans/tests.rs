@@ -96,7 +96,7 @@ fn the_generated_types_write_the_same_bytes() {
             assert!(ended.count_max() >= ended.count());
             count += ended.put_spans(&mut spans);
         }
-        let message = resource.request(&spans);
+        let message = [resource.head(spans.len()), spans].concat();
         let (request, spans) = read(&message);
         assert_eq!(spans.len(), count);
         assert_eq!(request.encode_to_vec(), message);
@@ -108,7 +108,8 @@ fn the_spans_have_their_names_parents_times_and_attributes() {
     let mut bytes = Vec::new();
     let ended = ended("a=b", "m");
     assert_eq!(ended.put_spans(&mut bytes), ended.count());
-    let (request, spans) = read(&Resource::new("edge").request(&bytes));
+    let head = Resource::new("edge").head(bytes.len());
+    let (request, spans) = read(&[head, bytes].concat());
     let resource = request.resource_spans[0].resource.clone().unwrap().attributes;
     assert_eq!(value(&resource, "service.name"), Some(Value::StringValue("edge".into())));
     let scope = request.resource_spans[0].scope_spans[0].scope.clone().unwrap();
