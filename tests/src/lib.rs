@@ -25,6 +25,7 @@ pub mod shape;
 pub mod shim;
 pub mod solo;
 pub mod stand;
+pub mod tenants;
 pub mod tls;
 pub mod tls_server;
 pub mod traffic;

@@ -5,9 +5,8 @@ use splitrail_config::keys::Role;
 use splitrail_tests::client::Reply;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::live::LiveStream;
+use splitrail_tests::tenants::{Keys, bearer, complete, start};
 use splitrail_tests::{Client, Spec};
-
-use super::support::{Keys, bearer, complete, start};
 
 async fn get(client: &Client, path: &str, key: &str) -> Reply {
     client.get_with(path, &[("authorization", &bearer(key))]).await
@@ -19,7 +18,7 @@ async fn change(client: &Client, path: &str, key: &str) -> Reply {
 
 #[tokio::test]
 async fn operators_need_a_role_and_what_they_do_is_written_down() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let [admin, read] = [Role::Admin, Role::Read].map(|role| keys.role(role));
     let tenant = keys.tenant("acme");
     let audit = keys.folder().join("audit.jsonl");
@@ -61,7 +60,7 @@ async fn operators_need_a_role_and_what_they_do_is_written_down() {
 
 #[tokio::test]
 async fn with_roles_even_reading_needs_a_credential() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let read = keys.role(Role::Read);
     let spec = Spec { admin_access: ", admin_access: roles", ..Spec::aggregated(1) };
     let cluster = start(&keys, "tenants: [ { name: acme } ]", spec).await;
@@ -75,7 +74,7 @@ async fn with_roles_even_reading_needs_a_credential() {
 
 #[tokio::test]
 async fn the_live_stream_needs_a_key_and_ends_when_the_key_is_revoked() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let (read, tenant) = (keys.role(Role::Read), keys.tenant("acme"));
     let spec = Spec { admin_access: ", admin_access: roles", ..Spec::aggregated(1) };
     let cluster = start(&keys, "tenants: [ { name: acme } ]", spec).await;

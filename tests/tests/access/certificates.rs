@@ -6,14 +6,14 @@ use rustls::HandshakeKind;
 use splitrail_proto::v1::ListModelsRequest;
 use splitrail_proto::v1::front_door_service_client::FrontDoorServiceClient;
 use splitrail_tests::raw;
+use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::tls::{EACH_VERSION, Exchanged, TlsClient, exchange, fixture, over};
 use splitrail_tests::trial::COMPLETIONS;
 use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-use super::secured::{ROUTER, Secured, whole_or_events};
-use super::support::{Keys, bearer};
+use super::tls::support::{ROUTER, Secured, whole_or_events};
 
 /// The certificate of a client, which has each of these names: the URIs
 /// `spiffe://clusters.example/tenant/acme` and `urn:acme:batch`, the DNS names `acme.example` and
@@ -83,7 +83,7 @@ async fn grpc(router: &Secured, identity: Option<&str>, key: Option<&str>) -> Re
 
 #[tokio::test]
 async fn a_certificate_names_its_tenant_by_the_configured_kind_of_name() {
-    let keys = Keys::new();
+    let keys = Keys::empty();
     for (kind, identity, expected) in [
         ("san_uri", "\"spiffe://clusters.example/tenant/acme\"", 200),
         ("san_uri", "\"urn:acme:batch\"", 200),
@@ -114,7 +114,7 @@ async fn a_certificate_names_its_tenant_by_the_configured_kind_of_name() {
 
 #[tokio::test]
 async fn a_certificate_without_a_name_of_the_configured_kind_names_no_tenant() {
-    let keys = Keys::new();
+    let keys = Keys::empty();
     // That of a shim has one DNS name.
     let router = start(&keys, "client_ca: ca.pem", "san_uri", "\"shim\"", "").await;
     assert_eq!(http(&router, client(Some("shim")), None).await, (Some(403), false));
@@ -125,7 +125,7 @@ async fn a_certificate_without_a_name_of_the_configured_kind_names_no_tenant() {
 
 #[tokio::test]
 async fn a_key_has_precedence_over_a_certificate() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let (key, expired) = (keys.tenant("keyed"), keys.expired("acme"));
     let router = start(&keys, CA, "san_uri", "\"urn:acme:batch\"", "").await;
     let none = (Some(401), false);
@@ -147,7 +147,7 @@ async fn a_key_has_precedence_over_a_certificate() {
 
 #[tokio::test]
 async fn a_certificate_of_another_authority_fails_the_handshake() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let router = start(&keys, CA, "san_dns", "\"shim\", \"urn:acme:batch\"", "").await;
     // One of another authority, one of the router's own, and one that has expired. A valid key
@@ -171,7 +171,7 @@ async fn a_certificate_of_another_authority_fails_the_handshake() {
 
 #[tokio::test]
 async fn the_default_tenant_is_for_clients_without_a_certificate() {
-    let keys = Keys::new();
+    let keys = Keys::empty();
     let defaults = "defaults: { tenant: keyed }";
     let router = start(&keys, CA, "san_uri", "\"spiffe://other.example\"", defaults).await;
     assert_eq!(http(&router, client(None), None).await, (Some(403), true));
@@ -182,7 +182,7 @@ async fn the_default_tenant_is_for_clients_without_a_certificate() {
 
 #[tokio::test]
 async fn plain_connections_have_no_certificate() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let tls = format!("{CA}, plain_text: true");
     let router = start(&keys, &tls, "san_uri", "\"urn:acme:batch\"", "").await;
@@ -203,7 +203,7 @@ async fn plain_connections_have_no_certificate() {
 
 #[tokio::test]
 async fn a_resumed_session_has_the_certificate_with_which_it_began() {
-    let keys = Keys::new();
+    let keys = Keys::empty();
     let router = start(&keys, CA, "san_uri", "\"urn:acme:batch\"", "").await;
     let address = router.running.addresses().http;
     for versions in EACH_VERSION {

@@ -13,14 +13,14 @@ use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::proc::{memory, reset_peak};
 use splitrail_tests::solo::whole_answer;
+use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::trial::COMPLETIONS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use super::issuer::{Signer, jwks, jwt};
-use super::secured::yaml;
-use super::support::{Keys, bearer};
+use super::tls::support::yaml;
 
 const REQUESTS: usize = 200_000;
 const CONNECTIONS: usize = 16;
@@ -145,7 +145,7 @@ async fn wrong_credentials_take_no_memory_fill_no_log_and_disturb_nobody() {
         false => Answer::json(200, "{}"),
     })
     .await;
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let (key_file, set) = (keys.path().display().to_string(), keys.folder().join("jwks.json"));
     std::fs::write(&set, jwks(&[&Signer::ed("e")])).unwrap();

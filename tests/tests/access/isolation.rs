@@ -5,9 +5,8 @@ use splitrail_proto::v1::generate_response::Event;
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::tenants::{Keys, bearer, cached, complete, start};
 use splitrail_tests::trial::{completion, prompt};
-
-use super::support::{Keys, bearer, cached, complete, start};
 
 const TENANTS: &str = "tenants:
 - { name: acme }
@@ -20,7 +19,7 @@ const TENANTS: &str = "tenants:
 
 #[tokio::test]
 async fn one_prompt_of_two_tenants_shares_nothing_and_within_a_group_everything() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let [acme, beta, red, blue, inner] =
         ["acme", "beta", "red", "blue", "inner"].map(|name| keys.tenant(name));
     let cluster = start(&keys, TENANTS, Spec::default()).await;
@@ -52,7 +51,7 @@ async fn one_prompt_of_two_tenants_shares_nothing_and_within_a_group_everything(
 
 #[tokio::test]
 async fn the_salt_of_another_tenant_is_of_no_use() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let [acme, beta] = ["acme", "beta"].map(|name| keys.tenant(name));
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
     let body = completion(&prompt(100, "same "));
@@ -72,7 +71,7 @@ async fn the_salt_of_another_tenant_is_of_no_use() {
 
 #[tokio::test]
 async fn only_a_tenant_with_debug_sees_how_its_requests_are_routed() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let [acme, debugger] = ["acme", "debugger"].map(|name| keys.tenant(name));
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
     let body = completion(&prompt(20, "a"));
@@ -90,7 +89,7 @@ async fn only_a_tenant_with_debug_sees_how_its_requests_are_routed() {
 
 #[tokio::test]
 async fn an_explanation_is_for_one_tenant() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let acme = keys.tenant("acme");
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
     let body = completion(&prompt(100, "same "));
@@ -113,7 +112,7 @@ async fn an_explanation_is_for_one_tenant() {
 
 #[tokio::test]
 async fn only_a_tenant_with_debug_sees_the_route_of_a_call_over_grpc() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let [acme, debugger] = ["acme", "debugger"].map(|name| keys.tenant(name));
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
     let mut door = front_door(cluster.running.addresses().grpc.unwrap());
@@ -130,7 +129,7 @@ async fn only_a_tenant_with_debug_sees_the_route_of_a_call_over_grpc() {
 
 #[tokio::test]
 async fn records_carry_the_tenant() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let acme = keys.tenant("acme");
     let ledger = keys.folder().join("ledger.jsonl");
     let top = format!("ledger: {{ path: {:?} }}", ledger.display().to_string());

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::tenants::{Keys, bearer, complete};
 use splitrail_tests::trial::{completion, prompt};
 use splitrail_tests::{Client, Cluster, Spec};
 use tokio::task::JoinSet;
 
 use super::issuer::{Signer, claims, jwks, jwt, replace};
-use super::support::{Keys, bearer, complete};
 
 const TENANTS: &str = "tenants: [ { name: acme } ]";
 
@@ -76,7 +76,7 @@ impl Running {
 
 #[tokio::test]
 async fn keys_are_rotated_while_requests_run() {
-    let keys = Keys::new();
+    let keys = Keys::empty();
     let file: PathBuf = keys.folder().join("jwks.json");
     let [old, kept, new] = ["old", "kept", "new"].map(Signer::ed);
     replace(&file, &jwks(&[&old, &kept]));
@@ -113,7 +113,7 @@ async fn keys_are_rotated_while_requests_run() {
 async fn a_storm_of_unknown_keys_causes_few_fetches_and_disturbs_nobody() {
     const REQUESTS: usize = 10_000;
     const CLIENTS: usize = 16;
-    let keys = Keys::new();
+    let keys = Keys::empty();
     let signer = Signer::ed("known");
     let server = key_server(jwks(&[&signer])).await;
     let before = Instant::now();
@@ -155,7 +155,7 @@ async fn a_storm_of_unknown_keys_causes_few_fetches_and_disturbs_nobody() {
 
 #[tokio::test]
 async fn an_issuer_that_a_reload_removes_is_not_trusted_or_asked_any_more() {
-    let keys = Keys::new();
+    let keys = Keys::empty();
     let signer = Signer::ed("e");
     let file = keys.folder().join("jwks.json");
     replace(&file, &jwks(&[&signer]));
@@ -175,7 +175,7 @@ async fn an_issuer_that_a_reload_removes_is_not_trusted_or_asked_any_more() {
 /// The task of the first configuration's issuer, and that of a later one's.
 #[tokio::test]
 async fn a_fetch_ends_with_the_reload_that_removes_its_issuer() {
-    let keys = Keys::new();
+    let keys = Keys::empty();
     let held = || ListeningPost::start(|_| Answer::Held { first: Vec::new(), last: Vec::new() });
     let [first, second] = [held().await, held().await];
     let cluster = start(&keys, &first.url()).await;
@@ -195,7 +195,7 @@ async fn a_fetch_ends_with_the_reload_that_removes_its_issuer() {
 
 #[tokio::test]
 async fn an_issuer_that_a_reload_keeps_has_its_keys() {
-    let keys = Keys::new();
+    let keys = Keys::empty();
     let signer = Signer::ed("e");
     let set = jwks(&[&signer]);
     let is_away = Arc::new(AtomicBool::new(false));
@@ -230,7 +230,7 @@ async fn an_issuer_that_a_reload_keeps_has_its_keys() {
 
 #[tokio::test]
 async fn tokens_are_refused_while_their_issuer_has_never_been_reached() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let signer = Signer::ed("e");
     let server = ListeningPost::start(|_| Answer::json(503, "{}")).await;

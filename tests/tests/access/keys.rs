@@ -5,16 +5,15 @@ use splitrail_config::keys::Role;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::dialect::MESSAGES;
 use splitrail_tests::grpc::front_door;
+use splitrail_tests::tenants::{Keys, bearer, complete, start};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Cluster, Spec};
-
-use super::support::{Keys, bearer, complete, start};
 
 const TENANTS: &str = "tenants: [ { name: acme } ]";
 
 #[tokio::test]
 async fn a_request_needs_a_valid_key() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let (key, expired) = (keys.tenant("acme"), keys.expired("acme"));
     let admin = keys.role(Role::Admin);
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
@@ -52,7 +51,7 @@ async fn a_request_needs_a_valid_key() {
 
 #[tokio::test]
 async fn health_checks_need_no_key() {
-    let keys = Keys::new();
+    let keys = Keys::empty();
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
     for path in ["/health", "/ready"] {
         assert_eq!(cluster.http.get(path).await.status, 200, "{path}");
@@ -61,7 +60,7 @@ async fn health_checks_need_no_key() {
 
 #[tokio::test]
 async fn each_api_refuses_in_its_own_form() {
-    let keys = Keys::new();
+    let keys = Keys::empty();
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
     let message = json!({
         "model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}],
@@ -77,7 +76,7 @@ async fn each_api_refuses_in_its_own_form() {
 
 #[tokio::test]
 async fn a_key_is_revoked_while_its_stream_runs() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let (old, new) = (keys.tenant("acme"), keys.tenant("acme"));
     let spec =
         Spec { engine: |_, config| config.decode_us_per_step = 20_000, ..Spec::aggregated(1) };
@@ -100,7 +99,7 @@ async fn a_key_is_revoked_while_its_stream_runs() {
 
 #[tokio::test]
 async fn a_key_file_that_cannot_be_used_changes_nothing() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
     let good = std::fs::read_to_string(keys.path()).unwrap();
@@ -127,7 +126,7 @@ async fn without_auth_everyone_may_use_the_engines_and_credentials_are_ignored()
 
 #[tokio::test]
 async fn a_reply_before_a_long_body_is_read_says_that_the_connection_ends() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let spec = Spec { limits: "{ body_size_max: 100000 }", ..Spec::aggregated(1) };
     let cluster = start(&keys, TENANTS, spec).await;

@@ -4,10 +4,9 @@ use serde_json::{Value, json};
 use splitrail_tests::client::Reply;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::dialect::MESSAGES;
+use splitrail_tests::tenants::{Keys, bearer, complete, post, start};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Cluster, Spec};
-
-use super::support::{Keys, bearer, complete, post, start};
 
 async fn limited(keys: &Keys, limits: &str) -> Cluster {
     let tenants = format!("tenants: [ {{ name: acme, limits: {limits} }}, {{ name: free }} ]");
@@ -21,7 +20,7 @@ fn number(reply: &Reply, name: &str) -> u64 {
 
 #[tokio::test]
 async fn requests_of_a_minute_are_counted_and_the_client_is_told() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let [acme, free] = ["acme", "free"].map(|name| keys.tenant(name));
     let cluster = limited(&keys, "{ requests_per_minute: 2 }").await;
     let body = completion(&prompt(8, "a"));
@@ -51,7 +50,7 @@ async fn requests_of_a_minute_are_counted_and_the_client_is_told() {
 
 #[tokio::test]
 async fn tokens_are_reserved_exactly_and_settled_to_the_ledger() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let acme = keys.tenant("acme");
     let cluster = limited(&keys, "{ tokens_per_minute: 5000 }").await;
     let left = async || {
@@ -95,7 +94,7 @@ async fn tokens_are_reserved_exactly_and_settled_to_the_ledger() {
 
 #[tokio::test]
 async fn a_failed_or_cancelled_request_gets_its_tokens_back() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let acme = keys.tenant("acme");
     let tenants = "tenants: [ { name: acme, limits: { tokens_per_minute: 1000 } } ]";
     let spec =
@@ -117,7 +116,7 @@ async fn a_failed_or_cancelled_request_gets_its_tokens_back() {
 
 #[tokio::test]
 async fn a_quota_of_a_day_is_not_waited_for() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let acme = keys.tenant("acme");
     let cluster = limited(&keys, "{ tokens_per_day: 100 }").await;
     let body = completion(&prompt(50, "a "));
@@ -139,7 +138,7 @@ async fn a_quota_of_a_day_is_not_waited_for() {
 
 #[tokio::test]
 async fn messages_have_the_headers_of_their_api() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let acme = keys.tenant("acme");
     let cluster = limited(&keys, "{ requests_per_minute: 1, tokens_per_minute: 100000 }").await;
     let message = |text: &str| -> Value {
@@ -159,7 +158,7 @@ async fn messages_have_the_headers_of_their_api() {
 
 #[tokio::test]
 async fn a_limit_that_a_reload_changes_keeps_what_was_used() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let acme = keys.tenant("acme");
     let cluster = limited(&keys, "{ requests_per_minute: 2 }").await;
     let body = completion(&prompt(8, "a"));

@@ -18,12 +18,12 @@ use splitrail_tests::leaks::{leaks, spelled};
 use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::raw;
 use splitrail_tests::solo::whole_answer;
+use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::tls::{EACH_VERSION, TlsClient, fixture};
 use splitrail_tests::trial::COMPLETIONS;
 
 use super::issuer::{Signer, claims_with, first_parts, jwks, jwt, now, replace};
-use super::secured::yaml;
-use super::support::{Keys, bearer};
+use super::tls::support::yaml;
 
 /// In credentials that are no key and no token.
 const WRONG: &str = "Zq1WrongKeyMarkerXk";
@@ -112,7 +112,7 @@ record: {{ path: {:?} }}",
 
 impl World {
     async fn start() -> Self {
-        let mut keys = Keys::new();
+        let mut keys = Keys::empty();
         let operator = keys.role(Role::Admin);
         let signer = Signer::ed("e");
         let key_set = keys.folder().join("jwks.json");

@@ -3,13 +3,12 @@
 use serde_json::{Value, json};
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::tenants::{Keys, bearer, complete, start};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
-
-use super::support::{Keys, bearer, complete, start};
 
 #[tokio::test]
 async fn a_tenant_uses_and_sees_its_models_only() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let [all, some] = ["all", "some"].map(|name| keys.tenant(name));
     let tenants = "tenants: [ { name: all }, { name: some, models: [default] } ]";
     let cluster = start(&keys, tenants, Spec::aggregated(1)).await;
@@ -34,7 +33,7 @@ async fn a_tenant_uses_and_sees_its_models_only() {
 
 #[tokio::test]
 async fn a_tenant_has_at_most_its_requests_in_flight() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let [small, other] = ["small", "other"].map(|name| keys.tenant(name));
     let tenants =
         "tenants: [ { name: small, limits: { requests_in_flight: 1 } }, { name: other } ]";
@@ -70,7 +69,7 @@ async fn a_tenant_has_at_most_its_requests_in_flight() {
 
 #[tokio::test]
 async fn requests_without_a_key_are_those_of_the_default_tenant() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let tenants = "tenants: [ { name: acme }, { name: anonymous, models: [default] } ]
 defaults: { tenant: anonymous }";
@@ -89,7 +88,7 @@ defaults: { tenant: anonymous }";
 
 #[tokio::test]
 async fn a_reload_changes_tenants_and_keeps_what_is_in_flight() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let tenants = "tenants: [ { name: acme, limits: { requests_in_flight: 5 } } ]";
     let spec =

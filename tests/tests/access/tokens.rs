@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 use splitrail_proto::v1::ListModelsRequest;
 use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::tenants::{Keys, bearer, complete, post};
 use splitrail_tests::trial::{completion, prompt};
 use splitrail_tests::{Cluster, Spec};
 use tempfile::TempDir;
 use tonic::Code;
 
 use super::issuer::{Signer, claims, claims_with, jwks, jwt, now};
-use super::support::{Keys, bearer, complete, post};
 
 const TENANTS: &str = "tenants:
 - { name: acme, identities: [\"https://id.example/orgs/7\"], models: [sim] }
@@ -224,7 +224,7 @@ async fn the_role_of_a_token_counts_on_the_admin_listener() {
 
 #[tokio::test]
 async fn keys_and_tokens_of_several_audiences_are_accepted_side_by_side() {
-    let mut keys = Keys::new();
+    let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let signer = Signer::ed("e");
     let file = keys.folder().join("jwks.json");

@@ -1,9 +1,0 @@
-//! Shims by script against a real router: who may attach, what becomes of what they tell.
-
-mod attach {
-    mod admission;
-    mod blocks;
-    mod fleet;
-    mod secured;
-    mod support;
-}

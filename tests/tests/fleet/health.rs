@@ -1,0 +1,155 @@
+//! How workers are watched: who fails more than the others is left alone, who is new starts
+//! slowly, who drains gets no new work. Workers come and go while requests run.
+
+use serde_json::{Value, json};
+use splitrail_config::model::Worker as WorkerConfig;
+use splitrail_fleet::Source;
+use splitrail_sim::{FaultKind, Role, SimConfig, SimEngine};
+use splitrail_tests::Spec;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
+
+/// Aggregated workers in turn; breakers never open, so that only what is tested acts.
+fn in_turn(workers: usize, health: &str) -> Spec {
+    Spec {
+        policy: "{ kind: round_robin }",
+        model: format!("breaker: {{ failures: 0 }}\nhealth: {health}"),
+        ..Spec::aggregated(workers)
+    }
+}
+
+async fn send(trial: &mut Trial, count: usize, salt: &str) {
+    for i in 0..count {
+        let body = completion(&prompt(20, &format!("{salt}{i}-")));
+        assert_eq!(trial.post("ok", COMPLETIONS, &body).await.status, 200);
+    }
+}
+
+async fn worker(trial: &Trial, id: &str) -> Value {
+    let workers = trial.cluster.admin.get("/admin/workers").await.json();
+    let mut workers = workers["workers"].as_array().unwrap().clone();
+    workers.retain(|worker| worker["id"] == id);
+    workers.pop().unwrap_or_default()
+}
+
+async fn state(trial: &Trial, id: &str) -> String {
+    worker(trial, id).await["state"].as_str().unwrap_or("absent").to_owned()
+}
+
+/// A further engine that joins the running fleet.
+async fn join(trial: &Trial, id: &str) -> SimEngine {
+    let config = SimConfig { role: Role::Both, ..SimConfig::default() };
+    let engine = SimEngine::start(config).await.unwrap();
+    let worker = json!({"id": id, "role": "both", "url": engine.url()});
+    let worker: WorkerConfig = serde_json::from_value(worker).unwrap();
+    trial.cluster.running.fleet().claim("sim", Source::Admin, worker).unwrap();
+    engine
+}
+
+/// Inference requests that an engine got.
+fn asked(engine: &SimEngine) -> usize {
+    engine.requests().iter().filter(|request| request.path == COMPLETIONS).count()
+}
+
+#[tokio::test]
+async fn whoever_fails_more_than_the_others_is_left_alone_and_let_in_again() {
+    let health = "{ ejection: { interval: 50ms, requests_min: 3, base_time: 100ms, ejected_percent_max: 50 } }";
+    let mut trial = Trial::start(in_turn(3, health)).await;
+    trial.fault("w1", FaultKind::Status { status: 500 }, None);
+    eventually("the failing one is ejected", async || {
+        send(&mut trial, 6, "eject").await;
+        let labels = [("worker", "w1"), ("to", "ejected")];
+        trial.cluster.metric("splitrail_worker_transitions_total", &labels).await > 0.0
+    })
+    .await;
+    for other in ["w0", "w2"] {
+        assert_eq!(state(&trial, other).await, "serving");
+    }
+    trial.cluster.engine("w1").clear_faults();
+    eventually("its time is over", async || state(&trial, "w1").await == "serving").await;
+    let before = trial.counts(["w1"])[0];
+    send(&mut trial, 6, "again").await;
+    assert!(trial.counts(["w1"])[0] > before, "it takes its turns again");
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn no_more_are_ejected_than_the_cap_allows() {
+    let health = "{ ejection: { interval: 50ms, requests_min: 2, base_time: 10m, ejected_percent_max: 34 } }";
+    let trial = Trial::start(in_turn(3, health)).await;
+    for sick in ["w0", "w1"] {
+        trial.fault(sick, FaultKind::Status { status: 500 }, None);
+    }
+    // Where two of three fail, failing is what is usual: nobody stands out, nobody is ejected.
+    for i in 0..12 {
+        // Some are answered and some are not.
+        let body = completion(&prompt(20, &format!("cap{i}-")));
+        trial.cluster.http.post(COMPLETIONS, &body).await;
+    }
+    let mut out = 0;
+    for id in ["w0", "w1", "w2"] {
+        out += usize::from(state(&trial, id).await == "ejected");
+    }
+    assert!(out <= 1, "{out} of 3");
+}
+
+#[tokio::test]
+async fn who_joins_later_starts_slowly_and_who_was_there_does_not() {
+    let mut trial = Trial::start(in_turn(1, "{ slow_start: 10m }")).await;
+    let newcomer = join(&trial, "late").await;
+    eventually("it was heard of", async || state(&trial, "late").await == "warming").await;
+    send(&mut trial, 60, "slow").await;
+    let taken = asked(&newcomer);
+    assert!(taken < 60 / 2, "{taken} of 60 went to the one that is to start slowly");
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_draining_worker_ends_what_it_has_and_gets_nothing_new() {
+    let mut trial = Trial::start(in_turn(2, "{}")).await;
+    let slow =
+        json!({"model": "sim", "max_tokens": 200, "temperature": 0, "prompt": prompt(20, "s")});
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        streams.push(trial.stream("ok", COMPLETIONS, &slow).await);
+    }
+    let before = trial.counts(["w0", "w1"]);
+    assert_eq!(trial.cluster.running.fleet().drain("sim", "w0", true), Some(true));
+    assert_eq!(trial.cluster.running.fleet().drain("sim", "w0", true), Some(false), "no news");
+    assert_eq!(state(&trial, "w0").await, "draining");
+    send(&mut trial, 4, "drained").await;
+    let after = trial.counts(["w0", "w1"]);
+    assert_eq!((after[0], after[1]), (before[0], before[1] + 4));
+    for mut stream in streams {
+        assert_eq!(stream.rest().await.last().map(String::as_str), Some("[DONE]"));
+    }
+    trial.cluster.running.fleet().drain("sim", "w0", false);
+    send(&mut trial, 4, "back").await;
+    assert!(trial.counts(["w0"])[0] > after[0]);
+    assert_eq!(trial.cluster.running.fleet().drain("sim", "nobody", true), None);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_leaves_takes_its_series_with_it_and_ends_what_it_has() {
+    let mut trial = Trial::start(in_turn(1, "{}")).await;
+    let engine = join(&trial, "guest").await;
+    eventually("it serves", async || state(&trial, "guest").await == "serving").await;
+    let slow =
+        json!({"model": "sim", "max_tokens": 200, "temperature": 0, "prompt": prompt(20, "l")});
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        streams.push(trial.stream("ok", COMPLETIONS, &slow).await);
+    }
+    assert_eq!(asked(&engine), 1);
+    trial.cluster.running.fleet().revoke("sim", Source::Admin, "guest");
+    assert_eq!(state(&trial, "guest").await, "absent");
+    send(&mut trial, 2, "after").await;
+    for mut stream in streams {
+        assert_eq!(stream.rest().await.last().map(String::as_str), Some("[DONE]"));
+    }
+    assert_eq!(asked(&engine), 1);
+    let text = trial.cluster.admin.get("/metrics").await.text();
+    assert!(!text.contains("worker=\"guest\""), "{text}");
+    trial.finish().await;
+}

@@ -1,0 +1,11 @@
+//! Every way of a request from prefill to decode, and that the answers are the same.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod answers;
+mod auto;
+mod connectors;
+mod decode_first;
+mod hand_off_hosts;
+mod lease;
+mod matrix;
+mod migrate;

@@ -1,0 +1,25 @@
+//! What operators are told: metrics, dashboards, alerts and guides, access log and traces. The suites
+//! that start a real Prometheus need the feature `prometheus`.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod access_log;
+mod files;
+mod metrics;
+mod metrics_listener;
+mod promql;
+#[cfg(feature = "otlp")]
+mod traces;
+mod vocabulary;
+
+#[cfg(feature = "prometheus")]
+mod alert_cases;
+#[cfg(feature = "prometheus")]
+mod guides;
+#[cfg(feature = "prometheus")]
+mod live;
+#[cfg(feature = "prometheus")]
+mod promtool;
+#[cfg(feature = "prometheus")]
+mod provoked;
+#[cfg(feature = "prometheus")]
+mod server;

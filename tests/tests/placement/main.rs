@@ -1,0 +1,10 @@
+//! Which worker takes a request and why, and what is recorded of it.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod assumed;
+mod chat_template;
+mod explain;
+mod policies_live;
+mod predicted;
+mod ranks;
+mod record;

@@ -1,0 +1,8 @@
+//! The rules of ARCHITECTURE.md about the structure of the code: this repository keeps them, and a
+//! violation of each is found and explained.
+#![allow(clippy::unwrap_used)]
+
+mod imports;
+mod repository;
+mod rules;
+mod sources;
