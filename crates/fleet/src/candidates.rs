@@ -132,6 +132,8 @@ impl<'a> CandidateBuilder<'a> {
             waiting: costs.waiting,
             wait_ns: costs.wait_ns,
             busy_share: costs.busy_share,
+            can_fetch: false,
+            link_wait_ns: 0,
             coefficients: costs.coefficients,
         };
         let believed = candidate.believed_blocks();

@@ -86,6 +86,8 @@ pub struct CostsView {
     pub prefill: Evidence,
     /// The observations behind the cost of hand-offs.
     pub hand_off: Evidence,
+    /// The observations behind the cost of fetches.
+    pub fetch: Evidence,
     /// The observations behind the cost of decode steps.
     pub step: Evidence,
     /// The share of the last minute in which the worker computed prompts, from 0 to 1.
@@ -177,6 +179,12 @@ impl Costs {
         self.lock().learner.hand_off(tokens, seconds);
     }
 
+    /// Learns from a fetch: the KV of `tokens` arrived within `seconds`, without waits for earlier
+    /// transfers.
+    pub fn fetched(&self, tokens: u64, seconds: f64) {
+        self.lock().learner.fetch(tokens, seconds);
+    }
+
     /// Learns from a decode step of `requests` with a total of `context_tokens`.
     pub fn stepped(&self, requests: u64, context_tokens: u64, seconds: f64) {
         self.lock().learner.step(requests, context_tokens, seconds);
@@ -190,6 +198,7 @@ impl Costs {
             costs: state.learner.coefficients(now_ns).into(),
             prefill: state.learner.prefill_evidence(),
             hand_off: state.learner.hand_off_evidence(),
+            fetch: state.learner.fetch_evidence(),
             step: state.learner.step_evidence(),
             busy_share: state.busy.at(now_ns),
         }

@@ -227,7 +227,7 @@ impl Waiting {
             let chosen = &release.candidates[release.choice.index];
             let Some(worker) = sight.roster.get(chosen.worker) else { continue };
             let query = release.item.query;
-            let held = query.cached_tokens(chosen.held_blocks());
+            let held = query.cached_tokens(release.choice.spared_blocks(&release.candidates));
             let to_compute = query.prompt_tokens.saturating_sub(held);
             let Waiter { asked, reply } = release.item.key.as_ref();
             let rank = chosen.rank;

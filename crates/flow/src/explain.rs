@@ -308,7 +308,7 @@ impl<'a> Way<'a> {
         // An explanation draws its own random bits for ties and does not advance the turn of
         // `round_robin`.
         let query = query(pool, self.unit, wish.leg, pool.turn(wish.leg), rand::random());
-        let choice = pick(&self.served.config.policy, &seen, query);
+        let choice = pick(&self.served.config.policy, &seen, &[], query);
         let mut step = Step {
             step: name,
             leg: wish.leg.name(),

@@ -131,7 +131,7 @@ pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed,
         }
         let started = prompt.mark(Stage::Match);
         let query = query(pool, unit, leg, pool.next_turn(leg), pool.draw());
-        if !choice.decide(&config.policy, candidates, &query, 0) {
+        if !choice.decide(&config.policy, candidates, &[], &query, 0) {
             let now = Moment { instant: started, unix_ms: unix_ms() };
             note_vetoed(decision, &roster, wish, candidates, now);
             let message = format!("model {} has no worker left for {}", config.name, leg.name());

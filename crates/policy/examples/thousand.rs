@@ -46,7 +46,7 @@ fn main() {
                 draw: mix(turn),
             };
             let began = Instant::now();
-            choice.decide(&policy, &candidates, &query, 3);
+            choice.decide(&policy, &candidates, &[], &query, 3);
             taken_ns.push(began.elapsed().as_nanos());
             std::hint::black_box(&choice);
         }

@@ -54,6 +54,12 @@ pub struct Candidate {
     /// The share of the last minute, from 0 to 1, in which the worker computed prompts; see
     /// [`BusyShare`](crate::learn::BusyShare).
     pub busy_share: f64,
+    /// Whether the worker can fetch a prefix from another worker now: its engine and the connector
+    /// can, and it does not fetch as much as it may already.
+    pub can_fetch: bool,
+    /// The predicted time until a transfer to the worker could begin: earlier transfers on its
+    /// incoming link.
+    pub link_wait_ns: u64,
     /// The coefficients of the worker's cost model.
     pub coefficients: Coefficients,
 }
@@ -79,6 +85,8 @@ impl Default for Candidate {
             waiting: 0,
             wait_ns: 0,
             busy_share: 0.0,
+            can_fetch: false,
+            link_wait_ns: 0,
             coefficients: Coefficients::default(),
         }
     }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::candidate::{Candidate, Leg, Query};
 use crate::coefficients::Coefficients;
+use crate::fetch::{BestSources, FetchPlan, Source};
 use crate::index::{CandidateIndex, WorkerIndex};
 use crate::mix::mix;
 use crate::policy::Policy;
@@ -20,6 +21,9 @@ pub struct Choice {
     pub costs: Vec<f64>,
     /// The terms of the costs in the same order, if the policy computes milliseconds.
     pub terms: Vec<Terms>,
+    /// The fetch that makes a candidate cheapest, in the same order; `None` where computing is
+    /// cheaper. Empty if the decision had no sources.
+    pub fetches: Vec<Option<FetchPlan>>,
     /// Why a candidate could not be chosen, in the same order; `None` if it could be chosen.
     pub vetoes: Vec<Option<Veto>>,
     /// The cheapest of the other candidates that could be chosen.
@@ -33,6 +37,7 @@ pub struct Choice {
     pub best_overlap_blocks: u32,
     eligible: Vec<CandidateIndex>,
     load: Load,
+    sources: BestSources,
 }
 
 /// Why a worker could not be chosen.
@@ -50,13 +55,30 @@ pub enum Veto {
 /// Chooses one of the candidates; `None` if there are none.
 ///
 /// Workers that are down are considered only if all workers are down: a real attempt then gives the
-/// client the real error.
-pub fn pick(policy: &Policy, candidates: &[Candidate], query: Query) -> Option<Choice> {
+/// client the real error. `sources` are the workers that a candidate could fetch a prefix from.
+pub fn pick(
+    policy: &Policy,
+    candidates: &[Candidate],
+    sources: &[Source],
+    query: Query,
+) -> Option<Choice> {
     let mut choice = Choice::default();
-    choice.decide(policy, candidates, &query, 0).then_some(choice)
+    choice.decide(policy, candidates, sources, &query, 0).then_some(choice)
 }
 
 impl Choice {
+    /// The fetch of the chosen candidate.
+    pub fn fetch(&self) -> Option<FetchPlan> {
+        self.fetches.get(self.index.0).copied().flatten()
+    }
+
+    /// The leading blocks that the chosen candidate will not compute: those that it holds or will
+    /// hold, and those that it fetches.
+    pub fn spared_blocks(&self, candidates: &[Candidate]) -> u32 {
+        let fetched = self.fetch().map_or(0, |fetch| fetch.blocks);
+        candidates[self.index].held_blocks().max(fetched)
+    }
+
     /// Chooses one of the candidates, like [`pick`]. `waiting_here` is the number of requests that
     /// wait for any worker, besides those that wait on the workers. False if there are no
     /// candidates.
@@ -64,6 +86,7 @@ impl Choice {
         &mut self,
         policy: &Policy,
         candidates: &[Candidate],
+        sources: &[Source],
         query: &Query,
         waiting_here: usize,
     ) -> bool {
@@ -71,7 +94,7 @@ impl Choice {
         if self.eligible.is_empty() {
             return false;
         }
-        self.reckon(policy, candidates, query, waiting_here);
+        self.reckon(policy, candidates, sources, query, waiting_here);
         let (eligible, costs) = (&self.eligible, &self.costs);
         self.index = match policy {
             Policy::RoundRobin {} => eligible[(query.turn % eligible.len() as u64) as usize],
@@ -135,11 +158,13 @@ impl Choice {
         &mut self,
         policy: &Policy,
         candidates: &[Candidate],
+        sources: &[Source],
         query: &Query,
         waiting_here: usize,
     ) {
         self.costs.clear();
         self.terms.clear();
+        self.fetches.clear();
         self.extra_work_price = 0.0;
         // Published policies define only the placement of prefills.
         if let Some(published) = policy.published().filter(|_| query.leg != Leg::Decode) {
@@ -155,6 +180,9 @@ impl Choice {
         self.extra_work_price = price;
         let usual = Coefficients::usual(self.eligible.iter().map(|i| &candidates[*i].coefficients));
         self.terms.extend(candidates.iter().map(|candidate| terms(candidate, query, &usual)));
+        if !sources.is_empty() && query.leg != Leg::Decode {
+            self.plan_fetches(candidates, sources, query, &usual);
+        }
         let works = self.eligible.iter().map(|i| self.terms[*i].extra_work_ms);
         let least = works.fold(f64::INFINITY, f64::min);
         for term in &mut self.terms {
@@ -162,6 +190,28 @@ impl Choice {
             // minimum.
             term.extra_work_ms = price * (term.extra_work_ms - least).max(0.0);
             self.costs.push(term.total_ms());
+        }
+    }
+}
+
+impl Choice {
+    /// Finds out which candidates would better fetch a prefix than compute it, and replaces their
+    /// terms.
+    fn plan_fetches(
+        &mut self,
+        candidates: &[Candidate],
+        sources: &[Source],
+        query: &Query,
+        usual: &Coefficients,
+    ) {
+        self.sources.select(sources);
+        let price = self.extra_work_price;
+        for (terms, candidate) in self.terms.iter_mut().zip(candidates) {
+            let best = self.sources.plan(candidate, query, terms, usual, price);
+            self.fetches.push(best.map(|(plan, with_fetch)| {
+                *terms = with_fetch;
+                plan
+            }));
         }
     }
 }

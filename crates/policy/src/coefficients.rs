@@ -5,6 +5,7 @@
 /// ```text
 /// prefill(n new tokens after c)  = base + per_token x n + per_token_pair x n x (c + n / 2)
 /// hand-off(tokens)               = base + tokens x bytes_per_token / bandwidth
+/// fetch(tokens)                  = base + tokens x bytes_per_token / bandwidth
 /// step(requests, context tokens) = base + per_request x requests + per_context_token x tokens
 /// ```
 ///
@@ -23,6 +24,11 @@ pub struct Coefficients {
     pub kv_bytes_per_token: f64,
     /// The bandwidth of the network between the two workers.
     pub bandwidth_bytes_per_second: f64,
+    /// The fixed time of fetching a prefix from another worker: the requests that ask for it, and
+    /// the latency of the transfer.
+    pub fetch_base_seconds: f64,
+    /// The bandwidth of the network for fetches.
+    pub fetch_bytes_per_second: f64,
     /// The fixed time of a decode step.
     pub step_base_seconds: f64,
     /// The time per request in a decode step.
@@ -42,6 +48,8 @@ impl Default for Coefficients {
             hand_off_base_seconds: 5e-3,
             kv_bytes_per_token: 327_680.0,
             bandwidth_bytes_per_second: 100e9,
+            fetch_base_seconds: 30e-3,
+            fetch_bytes_per_second: 100e9,
             step_base_seconds: 15e-3,
             step_seconds_per_request: 0.1e-3,
             step_seconds_per_context_token: 30e-9,
@@ -116,6 +124,16 @@ impl Coefficients {
     /// The same in nanoseconds.
     pub fn hand_off_ns(&self, tokens: u64) -> u64 {
         nanoseconds(self.hand_off_seconds(tokens))
+    }
+
+    /// Seconds to fetch the KV of `tokens` tokens from another worker, without waits.
+    pub fn fetch_seconds(&self, tokens: u64) -> f64 {
+        self.fetch_base_seconds + self.fetch_link_seconds(tokens)
+    }
+
+    /// Seconds for which such a fetch occupies the links of both workers.
+    pub fn fetch_link_seconds(&self, tokens: u64) -> f64 {
+        tokens as f64 * self.kv_bytes_per_token / self.fetch_bytes_per_second
     }
 
     /// Seconds of a decode step of `requests` requests that have `context_tokens` tokens of context

@@ -31,6 +31,7 @@ pub struct Learner {
     prior: Coefficients,
     prefill: Fit<3>,
     hand_off: Fit<2>,
+    fetch: Fit<2>,
     step: Fit<3>,
     observed_ns: u64,
 }
@@ -51,6 +52,7 @@ impl Learner {
             prior,
             prefill: Fit::default(),
             hand_off: Fit::default(),
+            fetch: Fit::default(),
             step: Fit::default(),
             observed_ns: 0,
         }
@@ -78,6 +80,13 @@ impl Learner {
         self.hand_off.observe(parts, seconds);
     }
 
+    /// Learns from a fetch of the KV of `tokens` tokens that took `seconds`, without waits for
+    /// earlier transfers.
+    pub fn fetch(&mut self, tokens: u64, seconds: f64) {
+        let parts = [self.prior.fetch_base_seconds, self.prior.fetch_link_seconds(tokens)];
+        self.fetch.observe(parts, seconds);
+    }
+
     /// Learns from a decode step of `requests` requests that have `context_tokens` tokens of
     /// context in total and that took `seconds`.
     pub fn step(&mut self, requests: u64, context_tokens: u64, seconds: f64) {
@@ -96,6 +105,7 @@ impl Learner {
         let trust = 0.5f64.powf(half_lives);
         let [prefill_base, per_token, per_pair] = self.prefill.scales(trust);
         let [hand_off_base, transfer] = self.hand_off.scales(trust);
+        let [fetch_base, fetch_transfer] = self.fetch.scales(trust);
         let [step_base, per_request, per_context] = self.step.scales(trust);
         let prior = &self.prior;
         Coefficients {
@@ -105,6 +115,8 @@ impl Learner {
             hand_off_base_seconds: prior.hand_off_base_seconds * hand_off_base,
             kv_bytes_per_token: prior.kv_bytes_per_token,
             bandwidth_bytes_per_second: prior.bandwidth_bytes_per_second / transfer,
+            fetch_base_seconds: prior.fetch_base_seconds * fetch_base,
+            fetch_bytes_per_second: prior.fetch_bytes_per_second / fetch_transfer,
             step_base_seconds: prior.step_base_seconds * step_base,
             step_seconds_per_request: prior.step_seconds_per_request * per_request,
             step_seconds_per_context_token: prior.step_seconds_per_context_token * per_context,
@@ -119,6 +131,11 @@ impl Learner {
     /// The quality of the estimate for hand-offs.
     pub fn hand_off_evidence(&self) -> Evidence {
         self.hand_off.evidence()
+    }
+
+    /// The quality of the estimate for fetches.
+    pub fn fetch_evidence(&self) -> Evidence {
+        self.fetch.evidence()
     }
 
     /// The quality of the estimate for decode steps.

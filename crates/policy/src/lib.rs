@@ -7,6 +7,7 @@
 mod candidate;
 mod choose;
 mod coefficients;
+mod fetch;
 mod index;
 mod mix;
 mod policy;
@@ -21,6 +22,7 @@ pub mod threshold;
 pub use candidate::{Candidate, Leg, Query};
 pub use choose::{Choice, Veto, holders, pick};
 pub use coefficients::{Coefficients, nanoseconds};
+pub use fetch::{FetchPlan, Source};
 pub use index::{CandidateIndex, WorkerIndex};
 pub use mix::mix;
 pub use policy::Policy;

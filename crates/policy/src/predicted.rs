@@ -1,15 +1,17 @@
 //! Predicts the cost of a choice in milliseconds, term by term.
 //!
 //! ```text
-//! prefill leg     wait + prefill + hand-off(prompt) + price x (work - least work)
-//! aggregated      wait + prefill + step             + price x (work - least work)
+//! prefill leg     wait + fetch + prefill + hand-off(prompt) + price x (work - least work)
+//! aggregated      wait + fetch + prefill + step             + price x (work - least work)
 //! decode leg      wait + hand-off(what it lacks) + step
 //! ```
 //!
 //! `prefill` is the time for the tokens that the worker will not hold when it begins this prompt:
 //! blocks of queued requests count as present. `step` is the first decode step. `work` is the same
 //! prefill on the fleet's usual worker: a slow worker costs more time for its own request, but
-//! takes nothing from other requests, which would lose if it were idle.
+//! takes nothing from other requests, which would lose if it were idle. `fetch` is 0 unless the
+//! worker takes leading blocks from another worker (`fetch.rs`); `prefill` and `work` are then
+//! those of the rest.
 //!
 //! **The price of extra work.** Computing on one worker what another worker holds delays all later
 //! requests. Their number follows from the load: a server that is busy for the share `rho` of its
@@ -38,7 +40,10 @@ const PRICE_MAX: f64 = 10.0;
 pub struct Terms {
     /// The wait until the worker can begin.
     pub wait_ms: f64,
-    /// The time to compute the part of the prompt that the worker does not hold.
+    /// The time by which the blocks that the worker fetches from another worker arrive later than
+    /// it could begin; 0 without a fetch.
+    pub fetch_ms: f64,
+    /// The time to compute the part of the prompt that the worker neither holds nor fetches.
     pub prefill_ms: f64,
     /// The time to transfer the KV to the worker that generates the reply.
     pub hand_off_ms: f64,
@@ -51,7 +56,8 @@ pub struct Terms {
 impl Terms {
     /// The sum of all terms.
     pub fn total_ms(&self) -> f64 {
-        self.wait_ms + self.prefill_ms + self.hand_off_ms + self.step_ms + self.extra_work_ms
+        let waits_ms = self.wait_ms + self.fetch_ms;
+        waits_ms + self.prefill_ms + self.hand_off_ms + self.step_ms + self.extra_work_ms
     }
 
     /// The predicted time to the first token, as far as this leg takes part in it.
@@ -121,7 +127,7 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
     } else {
         (0.0, step_ms())
     };
-    Terms { wait_ms, prefill_ms, hand_off_ms, step_ms, extra_work_ms }
+    Terms { wait_ms, fetch_ms: 0.0, prefill_ms, hand_off_ms, step_ms, extra_work_ms }
 }
 
 /// The wait until the candidate can begin. Without a predicted wait it is estimated from the queued
@@ -134,7 +140,7 @@ fn wait_ms(candidate: &Candidate, leg: Leg) -> f64 {
     ms(queued * candidate.coefficients.prefill_seconds_per_token)
 }
 
-fn ms(seconds: f64) -> f64 {
+pub(crate) fn ms(seconds: f64) -> f64 {
     seconds * 1e3
 }
 

@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::candidate::{Candidate, Query};
 use crate::choose::Choice;
+use crate::fetch::Source;
 use crate::index::WorkerIndex;
 use fair::Fair;
 
@@ -155,6 +156,13 @@ pub trait View<T> {
     /// Lists the workers that may serve a request, in their present state, including everything
     /// that was released to them in earlier rounds.
     fn candidates(&mut self, key: &T, out: &mut Vec<Candidate>);
+
+    /// Lists the workers that a request could fetch a prefix from. Without any, each worker computes
+    /// what it does not hold.
+    fn sources(&mut self, key: &T, out: &mut Vec<Source>) {
+        let _ = key;
+        out.clear();
+    }
 
     /// Leading blocks that two waiting requests have in common.
     fn shared_blocks(&self, one: &T, other: &T) -> u32;

@@ -104,7 +104,7 @@ impl PolicyRouter {
             }
             Chooser::Configured(policy) => {
                 self.draws.advance();
-                pick(policy, &self.candidates, query).map_or(none, |choice| (choice.index, 0))
+                pick(policy, &self.candidates, &[], query).map_or(none, |choice| (choice.index, 0))
             }
         }
     }

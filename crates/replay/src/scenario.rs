@@ -70,6 +70,8 @@ pub fn coefficients(cost: &CostModel) -> Coefficients {
         hand_off_base_seconds: cost.transfer_base_s,
         kv_bytes_per_token: cost.kv_bytes_per_token,
         bandwidth_bytes_per_second: cost.transfer_bytes_per_s,
+        fetch_base_seconds: cost.transfer_base_s,
+        fetch_bytes_per_second: cost.transfer_bytes_per_s,
         step_base_seconds: cost.step_base_s,
         step_seconds_per_request: cost.step_request_s,
         step_seconds_per_context_token: cost.step_context_s,

@@ -12,6 +12,7 @@ use splitrail_policy::Coefficients;
 /// ```text
 /// prefill(n new tokens after c)  = base + per_token x n + per_token_pair x n x (c + n / 2)
 /// hand-off(tokens)               = base + tokens x kv_bytes_per_token / bandwidth
+/// fetch(tokens)                  = base + tokens x kv_bytes_per_token / bandwidth
 /// step(requests, context tokens) = base + per_request x requests + per_context_token x tokens
 /// ```
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
@@ -33,9 +34,13 @@ pub struct CostsConfig {
     /// Size of the KV of one token in bytes.
     #[schemars(range(min = 1.0, max = 1e9))]
     pub kv_bytes_per_token: f64,
-    /// Bandwidth between prefill and decode workers in gigabytes (10^9 bytes) per second.
+    /// Bandwidth between two workers in gigabytes (10^9 bytes) per second.
     #[schemars(range(min = 1e-3, max = 1e6))]
     pub bandwidth_gb_per_second: f64,
+    /// Fixed cost in milliseconds of fetching a prefix from another worker: two requests for one
+    /// token each, and the transfer between them.
+    #[schemars(range(min = 0.0, max = 1e6))]
+    pub fetch_base_ms: f64,
     /// Fixed cost of a decode step in milliseconds, independent of its requests.
     #[schemars(range(min = 1e-3, max = 1e6))]
     pub step_base_ms: f64,
@@ -65,6 +70,7 @@ impl From<Coefficients> for CostsConfig {
             hand_off_base_ms: tidy(costs.hand_off_base_seconds * 1e3),
             kv_bytes_per_token: costs.kv_bytes_per_token,
             bandwidth_gb_per_second: tidy(costs.bandwidth_bytes_per_second / 1e9),
+            fetch_base_ms: tidy(costs.fetch_base_seconds * 1e3),
             step_base_ms: tidy(costs.step_base_seconds * 1e3),
             step_us_per_request: tidy(costs.step_seconds_per_request * 1e6),
             step_ns_per_context_token: tidy(costs.step_seconds_per_context_token * 1e9),
@@ -81,6 +87,8 @@ impl From<CostsConfig> for Coefficients {
             hand_off_base_seconds: costs.hand_off_base_ms / 1e3,
             kv_bytes_per_token: costs.kv_bytes_per_token,
             bandwidth_bytes_per_second: costs.bandwidth_gb_per_second * 1e9,
+            fetch_base_seconds: costs.fetch_base_ms / 1e3,
+            fetch_bytes_per_second: costs.bandwidth_gb_per_second * 1e9,
             step_base_seconds: costs.step_base_ms / 1e3,
             step_seconds_per_request: costs.step_us_per_request / 1e6,
             step_seconds_per_context_token: costs.step_ns_per_context_token / 1e9,

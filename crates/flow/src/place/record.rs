@@ -171,13 +171,13 @@ pub(super) fn shadow(context: &Context, decision: &DecisionHandle, query: Query,
     let Pick { candidates, choice, .. } = live;
     let config = &context.served.config;
     let Some(policy) = config.shadow.as_ref().map(|shadow| &shadow.policy) else { return };
-    let Some(other) = pick(policy, candidates, query) else { return };
+    let Some(other) = pick(policy, candidates, &[], query) else { return };
     let agrees = other.index == choice.index;
     // Costs of different policies have different units, so the gain is computed as TTFT in
     // milliseconds.
     let gain_ms = match agrees {
         true => 0.0,
-        false => pick(&Policy::predicted_ttft(), candidates, query)
+        false => pick(&Policy::predicted_ttft(), candidates, &[], query)
             .map_or(0.0, |told| told.costs[choice.index] - told.costs[other.index]),
     };
     let metrics = &context.metrics;

@@ -31,10 +31,10 @@ fn an_overlap_that_was_seen_to_be_less_counts_for_less() {
     assert_eq!(blocks, [8, 4, 0]);
     let other = Candidate { overlap_blocks: 5, ..up(1) };
     assert_eq!(
-        pick(&OVERLAP, &[full, other], query(Leg::Prefill)).unwrap().index,
+        pick(&OVERLAP, &[full, other], &[], query(Leg::Prefill)).unwrap().index,
         CandidateIndex(0)
     );
-    let choice = pick(&OVERLAP, &[part, other], query(Leg::Prefill)).unwrap();
+    let choice = pick(&OVERLAP, &[part, other], &[], query(Leg::Prefill)).unwrap();
     assert_eq!((choice.index, choice.costs), (CandidateIndex(1), vec![6.0, 5.0]));
     let mut candidates = vec![part, other];
     holders(&mut candidates, 5);
@@ -46,11 +46,11 @@ fn overlap_wins_until_its_holder_is_busier_than_the_overlap_is_worth() {
     let warm = Candidate { overlap_blocks: 8, prefill_tokens: 7 * 16, ..up(0) };
     let cold = up(1);
     assert_eq!(
-        pick(&OVERLAP, &[warm, cold], query(Leg::Prefill)).unwrap().index,
+        pick(&OVERLAP, &[warm, cold], &[], query(Leg::Prefill)).unwrap().index,
         CandidateIndex(0)
     );
     let busy = Candidate { prefill_tokens: 9 * 16, ..warm };
-    let choice = pick(&OVERLAP, &[busy, cold], query(Leg::Prefill)).unwrap();
+    let choice = pick(&OVERLAP, &[busy, cold], &[], query(Leg::Prefill)).unwrap();
     assert_eq!((choice.index, choice.best_overlap_blocks), (CandidateIndex(1), 8));
     assert_eq!(choice.costs, vec![11.0, 10.0]);
 }
@@ -59,7 +59,7 @@ fn overlap_wins_until_its_holder_is_busier_than_the_overlap_is_worth() {
 fn what_is_assumed_steers_as_if_it_were_held_and_is_not_told_as_overlap() {
     let guess = Candidate { overlap_blocks: 2, assumed_blocks: 8, ..up(0) };
     let known = Candidate { overlap_blocks: 5, assumed_blocks: 5, ..up(1) };
-    let choice = pick(&OVERLAP, &[guess, known], query(Leg::Prefill)).unwrap();
+    let choice = pick(&OVERLAP, &[guess, known], &[], query(Leg::Prefill)).unwrap();
     assert_eq!((choice.index, choice.best_overlap_blocks), (CandidateIndex(0), 5));
     assert_eq!(choice.costs, vec![2.0, 5.0]);
     let mut candidates = vec![guess, known];
@@ -75,7 +75,7 @@ fn siblings_wait_for_the_first_until_others_queue_before_it() {
         first.assumed_blocks = 10;
         first.underway_blocks = underway_blocks;
         first.prefill_tokens = prefill_tokens;
-        pick(&OVERLAP, &[first, up(1)], query(Leg::Prefill)).unwrap().index
+        pick(&OVERLAP, &[first, up(1)], &[], query(Leg::Prefill)).unwrap().index
     };
     assert_eq!(chosen(10 * 16 + 9, 10), CandidateIndex(0));
     assert_eq!(chosen(20 * 16 - 1, 10), CandidateIndex(0));
@@ -90,21 +90,24 @@ fn each_leg_reads_its_own_load() {
     let a = Candidate { prefill_tokens: 100, active_tokens: 0, ..up(0) };
     let b = Candidate { prefill_tokens: 0, active_tokens: 90, ..up(1) };
     let least = Policy::LeastLoaded {};
-    assert_eq!(pick(&least, &[a, b], query(Leg::Prefill)).unwrap().index, CandidateIndex(1));
-    assert_eq!(pick(&least, &[a, b], query(Leg::Decode)).unwrap().index, CandidateIndex(0));
-    assert_eq!(pick(&least, &[a, b], query(Leg::Aggregated)).unwrap().index, CandidateIndex(1));
+    assert_eq!(pick(&least, &[a, b], &[], query(Leg::Prefill)).unwrap().index, CandidateIndex(1));
+    assert_eq!(pick(&least, &[a, b], &[], query(Leg::Decode)).unwrap().index, CandidateIndex(0));
+    assert_eq!(
+        pick(&least, &[a, b], &[], query(Leg::Aggregated)).unwrap().index,
+        CandidateIndex(1)
+    );
 }
 
 #[test]
 fn who_has_enough_is_spared_unless_all_have() {
     let busy = Candidate { busy: true, overlap_blocks: 9, ..up(0) };
     let idle = up(1);
-    let choice = pick(&OVERLAP, &[busy, idle], query(Leg::Prefill)).unwrap();
+    let choice = pick(&OVERLAP, &[busy, idle], &[], query(Leg::Prefill)).unwrap();
     assert_eq!((choice.index, choice.best_overlap_blocks), (CandidateIndex(1), 0));
     assert_eq!(choice.vetoes, [Some(Veto::Busy), None]);
     let down = Candidate { up: false, ..up(2) };
     let other = Candidate { busy: true, ..up(1) };
-    let choice = pick(&OVERLAP, &[busy, other, down], query(Leg::Prefill)).unwrap();
+    let choice = pick(&OVERLAP, &[busy, other, down], &[], query(Leg::Prefill)).unwrap();
     assert_eq!(
         (choice.index, choice.vetoes),
         (CandidateIndex(0), vec![None, None, Some(Veto::Down)])
@@ -117,7 +120,8 @@ fn a_slow_starter_gets_its_share_unless_it_holds_the_prompt() {
         let draws = (0..4000u64).map(|i| i.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let picked = draws.filter(|draw| {
             let query = Query { draw: *draw, ..query(Leg::Aggregated) };
-            pick(&Policy::LeastLoaded {}, &candidates, query).unwrap().index == CandidateIndex(1)
+            pick(&Policy::LeastLoaded {}, &candidates, &[], query).unwrap().index
+                == CandidateIndex(1)
         });
         picked.count()
     };
@@ -137,7 +141,7 @@ fn round_robin_takes_each_live_one_in_turn() {
     let chosen: Vec<_> = (0..4)
         .map(|turn| {
             let query = Query { turn, ..query(Leg::Decode) };
-            pick(&Policy::RoundRobin {}, &candidates, query).unwrap().index
+            pick(&Policy::RoundRobin {}, &candidates, &[], query).unwrap().index
         })
         .collect();
     assert_eq!(chosen, [0, 2, 0, 2].map(CandidateIndex));
@@ -146,11 +150,11 @@ fn round_robin_takes_each_live_one_in_turn() {
 #[test]
 fn the_dead_are_tried_only_where_nobody_lives() {
     let dead = Candidate { up: false, ..up(0) };
-    assert_eq!(pick(&OVERLAP, &[], query(Leg::Prefill)), None);
-    assert!(pick(&OVERLAP, &[dead], query(Leg::Prefill)).is_some());
+    assert_eq!(pick(&OVERLAP, &[], &[], query(Leg::Prefill)), None);
+    assert!(pick(&OVERLAP, &[dead], &[], query(Leg::Prefill)).is_some());
     let good_but_dead = Candidate { overlap_blocks: 10, ..dead };
     assert_eq!(
-        pick(&OVERLAP, &[good_but_dead, up(1)], query(Leg::Prefill)).unwrap().index,
+        pick(&OVERLAP, &[good_but_dead, up(1)], &[], query(Leg::Prefill)).unwrap().index,
         CandidateIndex(1)
     );
 }
@@ -164,7 +168,7 @@ fn temperature_spreads_choices_in_proportion() {
         .filter(|i| {
             let draw = i * (u64::MAX / draws);
             let query = Query { draw, ..query(Leg::Prefill) };
-            pick(&policy, &candidates, query).unwrap().index == CandidateIndex(0)
+            pick(&policy, &candidates, &[], query).unwrap().index == CandidateIndex(0)
         })
         .count();
     // e / (1 + e) = 0.731
@@ -208,7 +212,7 @@ proptest! {
     ) {
         let query = Query { draw, turn, ..query(Leg::Aggregated) };
         for policy in [OVERLAP, Policy::LeastLoaded {}, Policy::RoundRobin {}, Policy::Random {}] {
-            let choice = pick(&policy, &candidates, query).unwrap();
+            let choice = pick(&policy, &candidates, &[], query).unwrap();
             let chosen = candidates[choice.index];
             let any_up = candidates.iter().any(|c| c.up);
             prop_assert!(chosen.up || !any_up);
@@ -257,7 +261,7 @@ fn a_choice_says_what_it_is_made_of() {
     let near = Candidate { overlap_blocks: 30, wait_ns: 100_000_000, ..up(0) };
     let far = Candidate { wait_ns: 0, ..up(1) };
     let down = Candidate { up: false, overlap_blocks: 32, ..up(2) };
-    let choice = pick(&Policy::predicted_ttft(), &[near, far, down], long(0)).unwrap();
+    let choice = pick(&Policy::predicted_ttft(), &[near, far, down], &[], long(0)).unwrap();
     assert_eq!((choice.index, choice.runner_up), (CandidateIndex(0), Some(CandidateIndex(1))));
     assert_eq!(choice.vetoes, [None, None, Some(Veto::Down)]);
     assert_eq!(choice.extra_work_price, 1.0);
@@ -276,14 +280,14 @@ fn of_two_that_are_drawn_the_less_loaded_is_taken() {
     let mut taken = [0i32; 4];
     for i in 0..6_000u64 {
         let query = Query { draw: mix(i), ..query(Leg::Prefill) };
-        taken[pick(&Policy::PowerOfTwo {}, &candidates, query).unwrap().index.0] += 1;
+        taken[pick(&Policy::PowerOfTwo {}, &candidates, &[], query).unwrap().index.0] += 1;
     }
     // Of six pairs, three have the first, two the second, one the third.
     for (count, sixths) in taken.into_iter().zip([3, 2, 1, 0]) {
         assert!((count - sixths * 1_000).abs() < 150, "{taken:?}");
     }
     assert_eq!(
-        pick(&Policy::PowerOfTwo {}, &candidates[3..], long(0)).unwrap().index,
+        pick(&Policy::PowerOfTwo {}, &candidates[3..], &[], long(0)).unwrap().index,
         CandidateIndex(0)
     );
 }
@@ -292,7 +296,7 @@ proptest! {
     /// A worker that is better in every term is always chosen.
     #[test]
     fn dominance(fleet in fleet(), leg in 0usize..3) {
-        let choice = pick(&Policy::predicted_ttft(), &fleet, long(leg)).unwrap();
+        let choice = pick(&Policy::predicted_ttft(), &fleet, &[], long(leg)).unwrap();
         let chosen = choice.terms[choice.index];
         for other in &choice.terms {
             let better = other.wait_ms < chosen.wait_ms
@@ -311,8 +315,8 @@ proptest! {
         other.rotate_left(turn % fleet.len());
         other.swap(0, fleet.len() - 1);
         for policy in [Policy::predicted_ttft(), OVERLAP] {
-            let one = pick(&policy, &fleet, long(leg)).unwrap();
-            let two = pick(&policy, &other, long(leg)).unwrap();
+            let one = pick(&policy, &fleet, &[], long(leg)).unwrap();
+            let two = pick(&policy, &other, &[], long(leg)).unwrap();
             for (candidate, cost) in other.iter().zip(&two.costs) {
                 let before = one.costs[candidate.worker.place()];
                 prop_assert!((cost - before).abs() <= 1e-9 * before.abs().max(1.0));
@@ -333,8 +337,8 @@ proptest! {
         other[which].overlap_blocks += more;
         other[which].assumed_blocks += more;
         for policy in [Policy::predicted_ttft(), OVERLAP] {
-            let before = pick(&policy, &fleet, long(leg)).unwrap();
-            let after = pick(&policy, &other, long(leg)).unwrap();
+            let before = pick(&policy, &fleet, &[], long(leg)).unwrap();
+            let after = pick(&policy, &other, &[], long(leg)).unwrap();
             prop_assert!(before.index != which || after.index == which);
             let weight = |costs: &[f64]| {
                 let of = |i: CandidateIndex| (-(costs[i] - costs[which]) / temperature).exp();

@@ -141,11 +141,11 @@ fn a_configuration_can_name_some_of_them_which_then_keep_off_the_dead() {
     let idle = Candidate { active_tokens: 5, ..worker(2) };
     for policy in [Policy::Dynamo {}, Policy::Mooncake {}, Policy::Llmd {}] {
         let all = [holder, busy, idle];
-        let choice = pick(&policy, &all, query(1024, 0)).expect("there are workers");
+        let choice = pick(&policy, &all, &[], query(1024, 0)).expect("there are workers");
         assert_eq!((choice.index, choice.costs.len()), (CandidateIndex(2), 3), "{policy:?}");
         // The decode worker is chosen by load alone.
         let decode = Query { leg: crate::Leg::Decode, ..query(1024, 0) };
-        let choice = pick(&policy, &all, decode).expect("there are workers");
+        let choice = pick(&policy, &all, &[], decode).expect("there are workers");
         assert_eq!(choice.index, CandidateIndex(1), "{policy:?}");
     }
 }

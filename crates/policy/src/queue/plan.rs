@@ -3,6 +3,7 @@
 use super::{Queue, Release, Round, Ticket, View, shortest_prefill_ms};
 use crate::candidate::Candidate;
 use crate::choose::Choice;
+use crate::fetch::Source;
 use crate::index::WorkerIndex;
 use crate::policy::Policy;
 
@@ -28,6 +29,8 @@ struct State {
     rooms: Option<usize>,
     due_ns: Option<u64>,
     released: Vec<(usize, Choice, Vec<Candidate>)>,
+    /// The sources of the request that is examined.
+    sources: Vec<Source>,
 }
 
 impl<T> Queue<T> {
@@ -92,12 +95,15 @@ impl<T> Queue<T> {
             let assumed = placed.places.iter().map(shared).max().unwrap_or(0);
             candidate.assumed_blocks = candidate.assumed_blocks.max(assumed);
         }
+        view.sources(&self.waiting[place].item.key, &mut state.sources);
+        let sources = &state.sources;
+        let waiting_here = self.waiting.len() - state.released.len();
         let mut choice = Choice::default();
-        if !choice.decide(policy, &candidates, &query, self.waiting.len() - state.released.len()) {
+        if !choice.decide(policy, &candidates, sources, &query, waiting_here) {
             return;
         }
         let chosen = candidates[choice.index];
-        let cached = query.cached_tokens(chosen.held_blocks());
+        let cached = query.cached_tokens(choice.spared_blocks(&candidates));
         let prefill_ns = chosen.coefficients.prefill_ns(query.prompt_tokens, cached);
         let known = state
             .placed
@@ -142,7 +148,7 @@ impl<T> Queue<T> {
             let Some(entry) = entry else { continue };
             let chosen = &candidates[choice.index];
             let query = &entry.item.query;
-            let cached = query.cached_tokens(chosen.held_blocks());
+            let cached = query.cached_tokens(choice.spared_blocks(&candidates));
             let spent_ms = chosen.coefficients.prefill_seconds(query.prompt_tokens, cached) * 1e3;
             if place != oldest {
                 self.credit_ms += self.config.oldest_share * spent_ms;

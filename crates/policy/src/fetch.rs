@@ -1,0 +1,165 @@
+//! Fetching a prefix: from which worker a candidate would take leading blocks that it lacks, and
+//! whether that is cheaper than computing them.
+//!
+//! ```text
+//! ready       max(source's wait, candidate's link) + base + tokens x bytes_per_token / bandwidth
+//! fetch       what of `ready` the candidate's wait does not hide
+//! cost        wait + fetch + prefill(the rest) + price x work(the rest) + transfer
+//! ```
+//!
+//! A candidate computes the rest of the prompt behind the blocks that it has fetched, so with each
+//! further block the cost falls faster: of one source either all blocks are worth fetching or none.
+//! The exception is the wait. What arrives while the candidate waits costs no time, so the blocks
+//! that do are examined as well; that is the better part where links are slow.
+//!
+//! A transfer takes time of two links from others. It counts once, without the price of extra work:
+//! links are idle most of the time, and a link that is not is known by its wait.
+
+use crate::candidate::{Candidate, Query};
+use crate::coefficients::Coefficients;
+use crate::index::WorkerIndex;
+use crate::predicted::{Terms, ms};
+
+/// The most sources that a decision examines for each candidate.
+const SOURCES_MAX: usize = 8;
+/// A fetch must save at least this share of the computing that it replaces, because a prediction is
+/// not more exact.
+const MARGIN_RATIO: f64 = 0.1;
+
+/// A worker, or one of its ranks, that can hand leading blocks of the prompt to another worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Source {
+    /// The worker's number in the roster of its model.
+    pub worker: WorkerIndex,
+    /// The data-parallel rank that holds the blocks; `None` if the worker has one rank.
+    pub rank: Option<u16>,
+    /// Leading blocks of the prompt that the worker holds, confirmed by its events and without the
+    /// share that does not count because of drift.
+    pub blocks: u32,
+    /// The predicted time until the worker can begin to send: earlier transfers on its outgoing
+    /// link, and what delays the request that asks it to send.
+    pub wait_ns: u64,
+}
+
+/// A fetch that makes a candidate cheaper.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FetchPlan {
+    /// The worker that sends the blocks.
+    pub source: WorkerIndex,
+    /// The rank of that worker.
+    pub rank: Option<u16>,
+    /// The number of leading blocks that the candidate holds after the fetch. They are more than
+    /// it holds now, and at most as many as the source holds.
+    pub blocks: u32,
+    /// The number of tokens that are sent: what the candidate does not hold now.
+    pub tokens: u64,
+    /// The predicted time in milliseconds from the decision until the blocks are there.
+    pub ready_ms: f64,
+}
+
+/// The sources of a decision that no other source surpasses in blocks and in wait. Bounded by
+/// [`SOURCES_MAX`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct BestSources(Vec<Source>);
+
+impl BestSources {
+    /// Replaces the sources.
+    pub(crate) fn select(&mut self, sources: &[Source]) {
+        self.0.clear();
+        let surpasses = |one: &Source, other: &Source| {
+            one.blocks >= other.blocks && one.wait_ns <= other.wait_ns
+        };
+        for source in sources.iter().filter(|source| source.blocks > 0) {
+            if self.0.iter().any(|known| surpasses(known, source)) {
+                continue;
+            }
+            self.0.retain(|known| !surpasses(source, known));
+            self.0.push(*source);
+            if self.0.len() > SOURCES_MAX {
+                let fewest = (0..self.0.len()).min_by_key(|i| self.0[*i].blocks);
+                fewest.map(|i| self.0.swap_remove(i));
+            }
+        }
+    }
+
+    /// The fetch that saves a candidate most, and its terms with that fetch. `None` if computing is
+    /// cheaper. `without` are the terms without a fetch, and `price` is that of extra work.
+    pub(crate) fn plan(
+        &self,
+        candidate: &Candidate,
+        query: &Query,
+        without: &Terms,
+        usual: &Coefficients,
+        price: f64,
+    ) -> Option<(FetchPlan, Terms)> {
+        if !candidate.can_fetch {
+            return None;
+        }
+        let held_blocks = candidate.held_blocks();
+        let mut best: Option<(f64, FetchPlan, Terms)> = None;
+        for source in &self.0 {
+            let blocks = source.blocks.min(query.prompt_blocks);
+            if source.worker == candidate.worker || blocks <= held_blocks {
+                continue;
+            }
+            let hidden = hidden_blocks(candidate, source, query, without.wait_ms);
+            for blocks in [Some(blocks), hidden.filter(|hidden| *hidden < blocks)] {
+                let Some(blocks) = blocks.filter(|blocks| *blocks > held_blocks) else { continue };
+                let (plan, terms) = fetched(candidate, source, blocks, query, without, usual);
+                let transfer_ms = ms(candidate.coefficients.fetch_link_seconds(plan.tokens));
+                let computed_ms = without.prefill_ms - terms.prefill_ms
+                    + price * (without.extra_work_ms - terms.extra_work_ms);
+                let gain_ms = computed_ms * (1.0 - MARGIN_RATIO) - terms.fetch_ms - transfer_ms;
+                if gain_ms > best.as_ref().map_or(0.0, |(most_ms, ..)| *most_ms) {
+                    best = Some((gain_ms, plan, terms));
+                }
+            }
+        }
+        best.map(|(_, plan, terms)| (plan, terms))
+    }
+}
+
+/// The number of leading blocks that a candidate would hold if it fetched what arrives while it
+/// waits; `None` if nothing does.
+fn hidden_blocks(
+    candidate: &Candidate,
+    source: &Source,
+    query: &Query,
+    wait_ms: f64,
+) -> Option<u32> {
+    let costs = &candidate.coefficients;
+    let begins_ns = source.wait_ns.max(candidate.link_wait_ns);
+    let left_seconds = wait_ms / 1e3 - begins_ns as f64 / 1e9 - costs.fetch_base_seconds;
+    let block_seconds = costs.fetch_link_seconds(u64::from(query.block_size));
+    let blocks = left_seconds / block_seconds;
+    (blocks >= 1.0).then(|| candidate.believed_blocks().saturating_add(blocks as u32))
+}
+
+/// The fetch of `blocks` leading blocks, and the terms of the candidate with it.
+fn fetched(
+    candidate: &Candidate,
+    source: &Source,
+    blocks: u32,
+    query: &Query,
+    without: &Terms,
+    usual: &Coefficients,
+) -> (FetchPlan, Terms) {
+    let costs = &candidate.coefficients;
+    let cached = query.cached_tokens(blocks);
+    let tokens = cached - query.cached_tokens(candidate.believed_blocks()).min(cached);
+    let begins_ms = source.wait_ns.max(candidate.link_wait_ns) as f64 / 1e6;
+    let ready_ms = begins_ms + ms(costs.fetch_seconds(tokens));
+    let prefill_ms = ms(costs.prefill_seconds(query.prompt_tokens, cached));
+    let extra_work_ms = if costs.prefill() == usual.prefill() {
+        prefill_ms
+    } else {
+        ms(usual.prefill_seconds(query.prompt_tokens, cached))
+    };
+    let fetch_ms = (ready_ms - without.wait_ms).max(0.0);
+    let plan = FetchPlan { source: source.worker, rank: source.rank, blocks, tokens, ready_ms };
+    (plan, Terms { fetch_ms, prefill_ms, extra_work_ms, ..*without })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
