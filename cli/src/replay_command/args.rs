@@ -84,6 +84,10 @@ pub(crate) struct ReplayArgs {
     /// How much of the shorter part of a mixed step adds to the longer part.
     #[arg(long, value_parser = not_negative)]
     kappa: Option<f64>,
+    /// Lets workers fetch prefixes from each other where that is cheaper than computing, under
+    /// `predicted_ttft`.
+    #[arg(long)]
+    fetch: bool,
     /// Also reports where cache hits were lost.
     #[arg(long)]
     pub(crate) losses: bool,
@@ -204,6 +208,7 @@ impl ReplayArgs {
             },
             queue: configured.queue.unwrap_or(Scenario::default().queue),
             auto_tbt_goal_ms: (local == Some(Local::Auto)).then_some(self.tbt_goal),
+            fetches: self.fetch,
             seed: self.seed,
             ..Scenario::default()
         }

@@ -13,6 +13,7 @@ use serde::Serialize;
 use tokio::sync::Notify;
 
 use splitrail_config::model::CostsConfig;
+use splitrail_kv::Tier;
 use splitrail_policy::Coefficients;
 use splitrail_policy::learn::{BusyShare, Evidence, Learner};
 
@@ -88,6 +89,8 @@ pub struct CostsView {
     pub hand_off: Evidence,
     /// The observations behind the cost of fetches.
     pub fetch: Evidence,
+    /// The observations behind the cost of loads from slower tiers.
+    pub load: Evidence,
     /// The observations behind the cost of decode steps.
     pub step: Evidence,
     /// The share of the last minute in which the worker computed prompts, from 0 to 1.
@@ -171,7 +174,8 @@ impl Costs {
         state.next += 1;
         state.queue.push_back(Queued { number, rank, begun_ns: now_ns, predicted_ns, unheard });
         state.busy.set(now_ns, true);
-        Work { costs: Arc::clone(self), number, new_tokens, context_tokens }
+        let (costs, loaded) = (Arc::clone(self), [0; Tier::COUNT]);
+        Work { costs, number, new_tokens, context_tokens, loaded }
     }
 
     /// Learns from a hand-off: the KV of `tokens` arrived within `seconds`.
@@ -199,6 +203,7 @@ impl Costs {
             prefill: state.learner.prefill_evidence(),
             hand_off: state.learner.hand_off_evidence(),
             fetch: state.learner.fetch_evidence(),
+            load: state.learner.load_evidence(),
             step: state.learner.step_evidence(),
             busy_share: state.busy.at(now_ns),
         }
@@ -273,10 +278,20 @@ pub struct Work {
     number: u64,
     new_tokens: u64,
     context_tokens: u64,
+    /// The part of the context that the worker holds in each tier, in tokens.
+    loaded: [u64; Tier::COUNT],
 }
 
 impl Work {
-    /// Records that the prompt has been computed, and learns from it. `cached_tokens` is the
+    /// Says how many blocks of the context the worker holds in each tier: those that are not in
+    /// accelerator memory are loaded.
+    pub fn loading(mut self, blocks_by_tier: [u32; Tier::COUNT], block_size: u32) -> Self {
+        self.loaded = blocks_by_tier.map(|blocks| u64::from(blocks) * u64::from(block_size));
+        self
+    }
+
+    /// Records that the prompt has been computed, and learns from it: not if the worker was to load
+    /// blocks and found fewer, because it is not known which were loaded. `cached_tokens` is the
     /// engine's figure, if it reported one.
     pub fn done(self, now: Instant, cached_tokens: Option<u64>) {
         let prompt_tokens = self.new_tokens.saturating_add(self.context_tokens);
@@ -284,7 +299,12 @@ impl Work {
         let Some(seconds) = self.costs.leave(now, self.number) else { return };
         let now_ns = self.costs.ns(now);
         let mut state = self.costs.lock();
-        state.learner.prefill(now_ns, prompt_tokens - cached, cached, seconds);
+        let new_tokens = prompt_tokens - cached;
+        if self.loaded[1..] == [0; Tier::COUNT - 1] {
+            state.learner.prefill(now_ns, new_tokens, cached, seconds);
+        } else if cached >= self.context_tokens {
+            state.learner.load(now_ns, new_tokens, cached, self.loaded, seconds);
+        }
     }
 }
 

@@ -232,6 +232,7 @@ impl Waiting {
             let Waiter { asked, reply } = release.item.key.as_ref();
             let rank = chosen.rank;
             let work = worker.costs.begin(now, rank, to_compute, held, !asked.observes_prefill_end);
+            let work = work.loading(chosen.overlap_by_tier, query.block_size);
             let booking = worker.book(rank, to_compute, query.prompt_tokens);
             let granted = Granted {
                 roster: Arc::clone(&sight.roster),

@@ -265,13 +265,14 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
         Leg::Aggregated => prefill_tokens.saturating_add(candidate.active_tokens),
     } as f64;
     match policy {
-        Policy::KvOverlap { overlap_weight, load_weight, .. } => {
+        Policy::KvOverlap { overlap_weight, load_weight, load_weights, .. } => {
             let missing = query.prompt_blocks.saturating_sub(candidate.held_blocks());
             // Blocks that another request with the same prefix is about to compute are computed
             // only once. Waiting for them costs no more than computing them elsewhere.
             let shared = u64::from(candidate.underway_blocks) * u64::from(query.block_size);
             let queued_tokens = queued_tokens(candidate.prefill_tokens.saturating_sub(shared));
-            overlap_weight * f64::from(missing)
+            let loaded = load_weights.weigh(candidate);
+            overlap_weight * (f64::from(missing) + loaded)
                 + load_weight * queued_tokens / f64::from(query.block_size.max(1))
         }
         Policy::LeastLoaded {}

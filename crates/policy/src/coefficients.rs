@@ -6,6 +6,7 @@
 /// prefill(n new tokens after c)  = base + per_token x n + per_token_pair x n x (c + n / 2)
 /// hand-off(tokens)               = base + tokens x bytes_per_token / bandwidth
 /// fetch(tokens)                  = base + tokens x bytes_per_token / bandwidth
+/// load(tokens of a tier)         = tokens x bytes_per_token / bandwidth of the tier
 /// step(requests, context tokens) = base + per_request x requests + per_context_token x tokens
 /// ```
 ///
@@ -29,6 +30,9 @@ pub struct Coefficients {
     pub fetch_base_seconds: f64,
     /// The bandwidth of the network for fetches.
     pub fetch_bytes_per_second: f64,
+    /// The speed at which blocks are loaded from host memory, from disk and from a store that is
+    /// reached over the network, each in bytes per second.
+    pub load_bytes_per_second: [f64; 3],
     /// The fixed time of a decode step.
     pub step_base_seconds: f64,
     /// The time per request in a decode step.
@@ -50,6 +54,7 @@ impl Default for Coefficients {
             bandwidth_bytes_per_second: 100e9,
             fetch_base_seconds: 30e-3,
             fetch_bytes_per_second: 100e9,
+            load_bytes_per_second: [50e9, 5e9, 5e9],
             step_base_seconds: 15e-3,
             step_seconds_per_request: 0.1e-3,
             step_seconds_per_context_token: 30e-9,
@@ -117,8 +122,12 @@ impl Coefficients {
 
     /// Seconds to hand over the KV of `tokens` tokens.
     pub fn hand_off_seconds(&self, tokens: u64) -> f64 {
-        let transfer = tokens as f64 * self.kv_bytes_per_token / self.bandwidth_bytes_per_second;
-        self.hand_off_base_seconds + transfer
+        self.hand_off_base_seconds + self.hand_off_link_seconds(tokens)
+    }
+
+    /// Seconds for which such a hand-off occupies the links of both workers.
+    pub fn hand_off_link_seconds(&self, tokens: u64) -> f64 {
+        tokens as f64 * self.kv_bytes_per_token / self.bandwidth_bytes_per_second
     }
 
     /// The same in nanoseconds.

@@ -9,6 +9,7 @@ mod busy;
 mod fit;
 
 use serde::Serialize;
+use splitrail_kv::Tier;
 
 use crate::coefficients::Coefficients;
 
@@ -32,6 +33,7 @@ pub struct Learner {
     prefill: Fit<3>,
     hand_off: Fit<2>,
     fetch: Fit<2>,
+    load: Fit<3>,
     step: Fit<3>,
     observed_ns: u64,
 }
@@ -45,6 +47,9 @@ pub struct Evidence {
     pub error: f64,
 }
 
+/// The tiers from which blocks are loaded.
+const SLOWER: [Tier; Tier::COUNT - 1] = [Tier::Host, Tier::Disk, Tier::Remote];
+
 impl Learner {
     /// A learner with the configured coefficients as prior.
     pub fn new(prior: Coefficients) -> Self {
@@ -53,6 +58,7 @@ impl Learner {
             prefill: Fit::default(),
             hand_off: Fit::default(),
             fetch: Fit::default(),
+            load: Fit::default(),
             step: Fit::default(),
             observed_ns: 0,
         }
@@ -87,6 +93,26 @@ impl Learner {
         self.fetch.observe(parts, seconds);
     }
 
+    /// Learns from a prefill of `new_tokens` after `context_tokens` that took `seconds`, of which
+    /// `loaded` tokens were loaded from each tier. The tiers have what the prefill is not predicted
+    /// to take.
+    pub fn load(
+        &mut self,
+        now_ns: u64,
+        new_tokens: u64,
+        context_tokens: u64,
+        loaded: [u64; Tier::COUNT],
+        seconds: f64,
+    ) {
+        let prompt_tokens = new_tokens.saturating_add(context_tokens);
+        let prefill = self.coefficients(now_ns).prefill_seconds(prompt_tokens, context_tokens);
+        let per_token = self.prior.load_seconds_per_token();
+        let parts = SLOWER.map(|tier| loaded[tier as usize] as f64 * per_token[tier as usize]);
+        // A prefill that took less than predicted says that loading took no time.
+        let least = parts.iter().sum::<f64>() / 100.0;
+        self.load.observe(parts, (seconds - prefill).max(least));
+    }
+
     /// Learns from a decode step of `requests` requests that have `context_tokens` tokens of
     /// context in total and that took `seconds`.
     pub fn step(&mut self, requests: u64, context_tokens: u64, seconds: f64) {
@@ -106,6 +132,7 @@ impl Learner {
         let [prefill_base, per_token, per_pair] = self.prefill.scales(trust);
         let [hand_off_base, transfer] = self.hand_off.scales(trust);
         let [fetch_base, fetch_transfer] = self.fetch.scales(trust);
+        let load = self.load.scales(trust);
         let [step_base, per_request, per_context] = self.step.scales(trust);
         let prior = &self.prior;
         Coefficients {
@@ -117,6 +144,9 @@ impl Learner {
             bandwidth_bytes_per_second: prior.bandwidth_bytes_per_second / transfer,
             fetch_base_seconds: prior.fetch_base_seconds * fetch_base,
             fetch_bytes_per_second: prior.fetch_bytes_per_second / fetch_transfer,
+            load_bytes_per_second: std::array::from_fn(|i| {
+                prior.load_bytes_per_second[i] / load[i]
+            }),
             step_base_seconds: prior.step_base_seconds * step_base,
             step_seconds_per_request: prior.step_seconds_per_request * per_request,
             step_seconds_per_context_token: prior.step_seconds_per_context_token * per_context,
@@ -136,6 +166,11 @@ impl Learner {
     /// The quality of the estimate for fetches.
     pub fn fetch_evidence(&self) -> Evidence {
         self.fetch.evidence()
+    }
+
+    /// The quality of the estimate for loads from slower tiers.
+    pub fn load_evidence(&self) -> Evidence {
+        self.load.evidence()
     }
 
     /// The quality of the estimate for decode steps.

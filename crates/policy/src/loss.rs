@@ -37,6 +37,8 @@ pub struct Reach {
     pub chosen_blocks: u32,
     /// Leading blocks that the engine found in its cache.
     pub hit_blocks: u32,
+    /// The part of these hits that the worker had fetched from another worker for this request.
+    pub fetched_blocks: u32,
     /// Whether the worker was known to compute other block hashes than the router.
     pub parity_broken: bool,
 }
@@ -52,6 +54,9 @@ pub struct Loss {
     pub best_blocks: u64,
     /// The actual hits.
     pub hit_blocks: u64,
+    /// The part of the hits that was fetched from another worker for the request. Without the
+    /// fetch it would be missing, mostly as `diverted_blocks`.
+    pub fetched_blocks: u64,
     /// Blocks that were missed because no worker had computed them yet.
     pub cold_blocks: u64,
     /// Blocks that were missed because no worker held them any more.
@@ -93,6 +98,7 @@ impl Loss {
         self.prompt_blocks += u64::from(reach.prompt_blocks);
         self.best_blocks += u64::from(seen);
         self.hit_blocks += u64::from(hits);
+        self.fetched_blocks += u64::from(reach.fetched_blocks.min(hits));
         self.cold_blocks += u64::from(seen - computed);
         self.diverted_blocks += u64::from(held - chosen);
         let [gone, missed] = [computed - held, chosen - hits].map(u64::from);
@@ -111,6 +117,7 @@ impl Loss {
         self.prompt_blocks += other.prompt_blocks;
         self.best_blocks += other.best_blocks;
         self.hit_blocks += other.hit_blocks;
+        self.fetched_blocks += other.fetched_blocks;
         self.cold_blocks += other.cold_blocks;
         self.evicted_blocks += other.evicted_blocks;
         self.diverted_blocks += other.diverted_blocks;
@@ -245,6 +252,7 @@ mod tests {
             held_blocks: 60,
             chosen_blocks: 45,
             hit_blocks: 40,
+            fetched_blocks: 15,
             parity_broken: false,
         };
         let mut loss = Loss::default();
@@ -258,6 +266,7 @@ mod tests {
             prompt_blocks: 220,
             best_blocks: 184,
             hit_blocks: 84,
+            fetched_blocks: 30,
             cold_blocks: 40,
             evicted_blocks: 10,
             diverted_blocks: 30,
@@ -324,6 +333,7 @@ mod tests {
                     held_blocks: held,
                     chosen_blocks: chosen,
                     hit_blocks: hit,
+                    fetched_blocks: seen / 2,
                     parity_broken,
                 });
             }
@@ -331,6 +341,7 @@ mod tests {
                 + loss.stale_blocks + loss.parity_blocks;
             prop_assert_eq!(parts, loss.lost_blocks());
             prop_assert!(loss.best_blocks <= loss.prompt_blocks);
+            prop_assert!(loss.fetched_blocks <= loss.hit_blocks);
             let LossShares { cold, evicted, diverted, stale, parity } = loss.shares();
             let sum = cold + evicted + diverted + stale + parity;
             prop_assert!(loss.lost_blocks() == 0 || (sum - 1.0).abs() < 1e-9);

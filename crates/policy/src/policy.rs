@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::load::LoadWeights;
 use crate::published::Published;
 
 /// The rule that chooses a worker among the candidates.
@@ -25,6 +26,10 @@ pub enum Policy {
         #[serde(default)]
         #[schemars(range(min = 0.0, max = 1e6))]
         temperature: f64,
+        /// Weights of blocks that the candidate holds in slower tiers, from 0 (as in accelerator
+        /// memory) to 1 (as if they were computed).
+        #[serde(default)]
+        load_weights: LoadWeights,
     },
     /// The earliest predicted first token, in milliseconds: the wait for the worker, the prefill of
     /// what it does not hold, the hand-off, and the delay of later requests by work that another

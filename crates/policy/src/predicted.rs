@@ -1,9 +1,9 @@
 //! Predicts the cost of a choice in milliseconds, term by term.
 //!
 //! ```text
-//! prefill leg     wait + fetch + prefill + hand-off(prompt) + price x (work - least work)
-//! aggregated      wait + fetch + prefill + step             + price x (work - least work)
-//! decode leg      wait + hand-off(what it lacks) + step
+//! prefill leg     wait + fetch + load + prefill + hand-off(prompt) + price x (work - least work)
+//! aggregated      wait + fetch + load + prefill + step             + price x (work - least work)
+//! decode leg      wait + load + hand-off(what it lacks) + step
 //! ```
 //!
 //! `prefill` is the time for the tokens that the worker will not hold when it begins this prompt:
@@ -11,7 +11,7 @@
 //! prefill on the fleet's usual worker: a slow worker costs more time for its own request, but
 //! takes nothing from other requests, which would lose if it were idle. `fetch` is 0 unless the
 //! worker takes leading blocks from another worker (`fetch.rs`); `prefill` and `work` are then
-//! those of the rest.
+//! those of the rest. `load` is for blocks that the worker holds in slower tiers (`load.rs`).
 //!
 //! **The price of extra work.** Computing on one worker what another worker holds delays all later
 //! requests. Their number follows from the load: a server that is busy for the share `rho` of its
@@ -31,6 +31,7 @@ use serde::Serialize;
 
 use crate::candidate::{Candidate, Leg, Query};
 use crate::coefficients::Coefficients;
+use crate::load::load_seconds;
 
 /// Maximum of the price of extra work.
 const PRICE_MAX: f64 = 10.0;
@@ -43,6 +44,8 @@ pub struct Terms {
     /// The time by which the blocks that the worker fetches from another worker arrive later than
     /// it could begin; 0 without a fetch.
     pub fetch_ms: f64,
+    /// The time to load the blocks that the worker holds in slower tiers.
+    pub load_ms: f64,
     /// The time to compute the part of the prompt that the worker neither holds nor fetches.
     pub prefill_ms: f64,
     /// The time to transfer the KV to the worker that generates the reply.
@@ -51,18 +54,21 @@ pub struct Terms {
     pub step_ms: f64,
     /// The delay of later requests because another worker would have less to compute.
     pub extra_work_ms: f64,
+    /// The delay of later requests because fetched blocks take the place of others and use links; 0
+    /// without a fetch.
+    pub copy_ms: f64,
 }
 
 impl Terms {
     /// The sum of all terms.
     pub fn total_ms(&self) -> f64 {
-        let waits_ms = self.wait_ms + self.fetch_ms;
-        waits_ms + self.prefill_ms + self.hand_off_ms + self.step_ms + self.extra_work_ms
+        self.ttft_ms() + self.extra_work_ms + self.copy_ms
     }
 
     /// The predicted time to the first token, as far as this leg takes part in it.
     pub fn ttft_ms(&self) -> f64 {
-        self.total_ms() - self.extra_work_ms
+        let before_ms = self.wait_ms + self.fetch_ms + self.load_ms;
+        before_ms + self.prefill_ms + self.hand_off_ms + self.step_ms
     }
 }
 
@@ -105,6 +111,7 @@ impl Load {
 pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) -> Terms {
     let costs = &candidate.coefficients;
     let wait_ms = wait_ms(candidate, query.leg);
+    let load_ms = ms(load_seconds(candidate, query));
     let step_ms = || {
         let context = candidate.active_tokens.saturating_add(query.prompt_tokens);
         ms(costs.step_seconds(u64::from(candidate.requests) + 1, context))
@@ -113,7 +120,10 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
         let held = u64::from(candidate.believed_blocks()) * u64::from(query.block_size);
         let lacking = query.prompt_tokens.saturating_sub(held);
         let hand_off_ms = ms(costs.hand_off_seconds(lacking));
-        return Terms { wait_ms, hand_off_ms, step_ms: step_ms(), ..Terms::default() };
+        // What is loaded need not be handed over, and never takes longer.
+        let handed_over_ms = ms(costs.hand_off_link_seconds(query.prompt_tokens - lacking));
+        let load_ms = load_ms.min(handed_over_ms);
+        return Terms { wait_ms, load_ms, hand_off_ms, step_ms: step_ms(), ..Terms::default() };
     }
     let cached = query.cached_tokens(candidate.held_blocks());
     let prefill_ms = ms(costs.prefill_seconds(query.prompt_tokens, cached));
@@ -127,7 +137,16 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
     } else {
         (0.0, step_ms())
     };
-    Terms { wait_ms, fetch_ms: 0.0, prefill_ms, hand_off_ms, step_ms, extra_work_ms }
+    Terms {
+        wait_ms,
+        fetch_ms: 0.0,
+        load_ms,
+        prefill_ms,
+        hand_off_ms,
+        step_ms,
+        extra_work_ms,
+        copy_ms: 0.0,
+    }
 }
 
 /// The wait until the candidate can begin. Without a predicted wait it is estimated from the queued

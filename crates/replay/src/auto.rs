@@ -109,6 +109,10 @@ impl<R: Sees> Router for AutoRouter<R> {
         self.policy.release(cluster)
     }
 
+    fn due_ns(&self) -> Option<u64> {
+        self.policy.due_ns()
+    }
+
     fn placed(&mut self, cluster: &Cluster<'_>, request: usize) {
         self.policy.placed(cluster, request);
     }

@@ -1,7 +1,9 @@
 //! Adapts a policy to the cluster's router interface.
 
 use splitrail_policy::published::{Published, Sight};
-use splitrail_policy::{Candidate, CandidateIndex, Coefficients, Policy, mix, pick};
+use splitrail_policy::{
+    Candidate, CandidateIndex, Coefficients, FetchPlan, Policy, Source, mix, pick,
+};
 use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 
 use crate::auto::Sees;
@@ -51,6 +53,17 @@ impl RandomNumbers {
     }
 }
 
+/// A decision of a policy.
+#[derive(Clone, Copy, Debug, Default)]
+struct Last {
+    index: CandidateIndex,
+    /// Number of leading blocks that the worker fetches without any link, as a published policy
+    /// wishes.
+    fetch_blocks: u32,
+    /// The fetch over the links.
+    plan: Option<FetchPlan>,
+}
+
 /// Places requests by a policy.
 #[derive(Debug)]
 pub struct PolicyRouter {
@@ -62,9 +75,12 @@ pub struct PolicyRouter {
     draws: RandomNumbers,
     turn: u64,
     feed: Option<Feed>,
+    /// Whether workers fetch prefixes from each other where the policy is a configured one.
+    fetches: bool,
     candidates: Vec<Candidate>,
-    /// The candidate of the last decision, and the number of blocks that its worker fetches.
-    last: (CandidateIndex, u32),
+    sources: Vec<Source>,
+    /// The last decision.
+    last: Last,
 }
 
 impl PolicyRouter {
@@ -78,8 +94,10 @@ impl PolicyRouter {
             draws: RandomNumbers(seed),
             turn: 0,
             feed: None,
+            fetches: false,
             candidates: Vec::new(),
-            last: (CandidateIndex::default(), 0),
+            sources: Vec::new(),
+            last: Last::default(),
         }
     }
 
@@ -90,29 +108,41 @@ impl PolicyRouter {
         self
     }
 
-    /// The chosen candidate, and the number of leading blocks to fetch.
-    fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> (CandidateIndex, u32) {
-        let none = (CandidateIndex::default(), 0);
+    /// Lets workers fetch prefixes from each other, if the policy is a configured one.
+    pub fn fetching(mut self, fetches: bool) -> Self {
+        self.fetches = fetches;
+        self
+    }
+
+    fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> Last {
         let query = Feed::query(cluster, request, self.turn, self.draws.peek());
         match &self.chooser {
             Chooser::Published(policy) => {
-                let Some(chosen) = policy.choose(&self.candidates, query) else { return none };
+                let Some(chosen) = policy.choose(&self.candidates, query) else {
+                    return Last::default();
+                };
                 if chosen.tied > 1 {
                     self.draws.advance();
                 }
-                (chosen.index, chosen.fetch_blocks)
+                Last { index: chosen.index, fetch_blocks: chosen.fetch_blocks, plan: None }
             }
             Chooser::Configured(policy) => {
                 self.draws.advance();
-                pick(policy, &self.candidates, &[], query).map_or(none, |choice| (choice.index, 0))
+                let choice = pick(policy, &self.candidates, &self.sources, query);
+                choice.map_or(Last::default(), |choice| Last {
+                    index: choice.index,
+                    fetch_blocks: 0,
+                    plan: choice.fetch(),
+                })
             }
         }
     }
 
     fn feed(&mut self, cluster: &Cluster<'_>) -> &mut Feed {
         let (sight, sees) = (self.chooser.sight(), self.chooser.sees());
+        let fetches = self.fetches && matches!(self.chooser, Chooser::Configured(_));
         let told = &self.told;
-        self.feed.get_or_insert_with(|| Feed::new(cluster, sight, &sees, told))
+        self.feed.get_or_insert_with(|| Feed::new(cluster, sight, &sees, told).fetching(fetches))
     }
 }
 
@@ -143,19 +173,23 @@ impl Router for PolicyRouter {
             return Decision::Local(worker);
         }
         let mut candidates = std::mem::take(&mut self.candidates);
-        self.feed(cluster).candidates(cluster, request, &mut candidates);
-        self.candidates = candidates;
+        let mut sources = std::mem::take(&mut self.sources);
+        let feed = self.feed(cluster);
+        feed.candidates(cluster, request, &mut candidates);
+        feed.sources(cluster, request, &mut sources);
+        (self.candidates, self.sources) = (candidates, sources);
         self.last = self.choose(cluster, request);
-        let (index, fetch_blocks) = self.last;
-        let Candidate { worker, overlap_blocks, coefficients, .. } = self.candidates[index];
-        let worker = worker.place();
+        let Last { index, fetch_blocks, plan } = self.last;
+        let candidate = &self.candidates[index];
         if fetch_blocks == 0 {
-            return Decision::Prefill(Placement::on(worker));
+            return Decision::Prefill(Feed::placement(cluster, candidate, plan));
         }
+        let Candidate { worker, overlap_blocks, coefficients, .. } = *candidate;
+        let worker = worker.place();
         let cached = |blocks| u64::from(cluster.workload().cached_tokens(request, blocks));
         let fetch_ns = coefficients.hand_off_ns(cached(fetch_blocks) - cached(overlap_blocks));
         let fetch_ready_ns = cluster.now_ns() + fetch_ns;
-        Decision::Prefill(Placement { worker, fetch_blocks, fetch_ready_ns })
+        Decision::Prefill(Placement { worker, fetch_blocks, fetch_ready_ns, fetch_from: None })
     }
 
     fn placed(&mut self, cluster: &Cluster<'_>, request: usize) {
@@ -163,8 +197,9 @@ impl Router for PolicyRouter {
             return;
         }
         self.turn += 1;
-        let (index, fetch_blocks) = self.last;
+        let Last { index, fetch_blocks, plan } = self.last;
         let candidate = self.candidates[index];
+        let fetch_blocks = plan.map_or(fetch_blocks, |plan| plan.blocks);
         self.feed(cluster).placed(cluster, request, &candidate, fetch_blocks);
     }
 

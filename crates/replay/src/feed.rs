@@ -2,8 +2,8 @@
 
 use splitrail_policy::learn::BusyShare;
 use splitrail_policy::published::Sight;
-use splitrail_policy::{Candidate, Coefficients, Leg, Query, WorkerIndex};
-use splitrail_sim::cluster::Cluster;
+use splitrail_policy::{Candidate, Coefficients, FetchPlan, Leg, Query, Source, WorkerIndex};
+use splitrail_sim::cluster::{Cluster, Peer, Placement};
 
 /// How long a placement is remembered.
 const RECENT_NS: u64 = 120_000_000_000;
@@ -13,6 +13,8 @@ const RECENT_NS: u64 = 120_000_000_000;
 pub struct Feed {
     /// What bookings are made from.
     sight: Sight,
+    /// Whether workers fetch prefixes from each other.
+    fetches: bool,
     coefficients: Vec<Coefficients>,
     /// By worker and block: number of outstanding requests with the block. Empty if no policy uses
     /// it.
@@ -39,6 +41,7 @@ impl Feed {
         let known = |worker| told.get(worker).or(told.last()).copied().unwrap_or_default();
         Self {
             sight,
+            fetches: false,
             coefficients: (0..workers).map(known).collect(),
             pending: vec![vec![0; blocks]; of(Sight::Pending)],
             recent: vec![vec![0; blocks]; of(Sight::Recent)],
@@ -48,6 +51,45 @@ impl Feed {
             request_tokens: vec![0; requests],
             request_ns: vec![0; requests],
         }
+    }
+
+    /// Lets workers fetch prefixes from each other.
+    pub fn fetching(mut self, fetches: bool) -> Self {
+        self.fetches = fetches;
+        self
+    }
+
+    /// The workers of both pools that hold leading blocks of a request; none if workers do not fetch.
+    /// Decode workers have the numbers after those of the prefill workers.
+    pub fn sources(&self, cluster: &Cluster<'_>, request: usize, into: &mut Vec<Source>) {
+        into.clear();
+        if !self.fetches {
+            return;
+        }
+        let prefill = (0..cluster.prefill_workers()).map(Peer::Prefill);
+        let peers = prefill.chain((0..cluster.decode_workers()).map(Peer::Decode));
+        into.extend(peers.enumerate().map(|(number, peer)| Source {
+            worker: WorkerIndex::at(number),
+            rank: None,
+            blocks: cluster.peer_overlap_blocks(peer, request),
+            wait_ns: cluster.outgoing_wait_ns(peer),
+        }));
+        into.retain(|source| source.blocks > 0);
+    }
+
+    /// A placement on a worker, with the fetch that was planned for it.
+    pub fn placement(
+        cluster: &Cluster<'_>,
+        candidate: &Candidate,
+        fetch: Option<FetchPlan>,
+    ) -> Placement {
+        let worker = candidate.worker.place();
+        let Some(FetchPlan { source, blocks, .. }) = fetch else { return Placement::on(worker) };
+        let from = match source.place().checked_sub(cluster.prefill_workers()) {
+            None => Peer::Prefill(source.place()),
+            Some(decode) => Peer::Decode(decode),
+        };
+        Placement::fetching(worker, blocks, from)
     }
 
     /// The candidates among the prefill workers for a request.
@@ -69,6 +111,8 @@ impl Feed {
                 waiting: cluster.waiting_requests(worker) as u32,
                 busy_share: self.busy[worker].at(cluster.now_ns()),
                 wait_ns: cluster.running_left_ns(worker) + self.waiting_ns[worker],
+                can_fetch: self.fetches,
+                link_wait_ns: cluster.incoming_wait_ns(Peer::Prefill(worker)),
                 coefficients: self.coefficients[worker],
                 ..Candidate::default()
             }

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use splitrail_policy::learn::Learner;
 use splitrail_policy::published::Sight;
 use splitrail_policy::queue::{Item, Queue, QueueConfig, View};
-use splitrail_policy::{Candidate, Coefficients, Policy, mix};
-use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
+use splitrail_policy::{Candidate, Coefficients, FetchPlan, Policy, Source, mix};
+use splitrail_sim::cluster::{Cluster, Decision, Router};
 
 use crate::auto::Sees;
 use crate::driver::local_worker;
@@ -21,11 +21,14 @@ pub struct HeldRouter {
     state: Option<State>,
     told: Vec<Coefficients>,
     learns: bool,
+    fetches: bool,
     local_threshold: Option<f64>,
     /// Requests that were released in the last round and are not placed yet.
-    released: VecDeque<(usize, Candidate)>,
+    released: VecDeque<(usize, Candidate, Option<FetchPlan>)>,
     /// Whether something has happened since the last round.
     due: bool,
+    /// When the next round is due, if workers fetch: a fetch begins before its worker is free.
+    due_ns: Option<u64>,
     seed: u64,
 }
 
@@ -56,9 +59,11 @@ impl HeldRouter {
             state: None,
             told,
             learns: false,
+            fetches: false,
             local_threshold: None,
             released: VecDeque::new(),
             due: false,
+            due_ns: None,
             seed,
         }
     }
@@ -66,6 +71,12 @@ impl HeldRouter {
     /// Fits the coefficients to observations.
     pub fn learning(mut self, learns: bool) -> Self {
         self.learns = learns;
+        self
+    }
+
+    /// Lets workers fetch prefixes from each other.
+    pub fn fetching(mut self, fetches: bool) -> Self {
+        self.fetches = fetches;
         self
     }
 
@@ -77,8 +88,8 @@ impl HeldRouter {
     }
 
     fn state(&mut self, cluster: &Cluster<'_>) -> &mut State {
-        let (told, learns) = (&self.told, self.learns);
-        self.state.get_or_insert_with(|| State::new(cluster, told, learns))
+        let (told, learns, fetches) = (&self.told, self.learns, self.fetches);
+        self.state.get_or_insert_with(|| State::new(cluster, told, learns, fetches))
     }
 
     fn round(&mut self, cluster: &Cluster<'_>) {
@@ -86,20 +97,23 @@ impl HeldRouter {
         let Some(state) = &self.state else { return };
         let round =
             self.queue.round(cluster.now_ns(), &self.policy, &mut QueueView { cluster, state });
+        self.due_ns = round.due_ns.filter(|_| self.fetches);
         let placed = round.releases.into_iter();
-        self.released.extend(placed.map(|one| (one.item.key, one.candidates[one.choice.index])));
+        self.released.extend(
+            placed.map(|one| (one.item.key, one.candidates[one.choice.index], one.choice.fetch())),
+        );
     }
 }
 
 impl State {
-    fn new(cluster: &Cluster<'_>, told: &[Coefficients], learns: bool) -> Self {
+    fn new(cluster: &Cluster<'_>, told: &[Coefficients], learns: bool, fetches: bool) -> Self {
         let known = |worker: usize| {
             let prior = told.get(worker).or(told.last()).copied().unwrap_or_default();
             let learner = learns.then(|| Learner::new(prior));
             Known { learner, running: Vec::new() }
         };
         Self {
-            feed: Feed::new(cluster, Sight::Pending, &[Sight::Pending], told),
+            feed: Feed::new(cluster, Sight::Pending, &[Sight::Pending], told).fetching(fetches),
             workers: (0..cluster.prefill_workers()).map(known).collect(),
             began_ns: vec![0; cluster.workload().requests().len()],
         }
@@ -130,6 +144,10 @@ struct QueueView<'a, 'b> {
 impl View<usize> for QueueView<'_, '_> {
     fn candidates(&mut self, key: &usize, out: &mut Vec<Candidate>) {
         self.state.candidates(self.cluster, *key, out);
+    }
+
+    fn sources(&mut self, key: &usize, out: &mut Vec<Source>) {
+        self.state.feed.sources(self.cluster, *key, out);
     }
 
     fn shared_blocks(&self, one: &usize, other: &usize) -> u32 {
@@ -184,19 +202,25 @@ impl Router for HeldRouter {
     }
 
     fn release(&mut self, cluster: &Cluster<'_>) -> Option<(usize, Decision)> {
-        if self.released.is_empty() && self.due {
+        let is_time = self.due_ns.is_some_and(|due_ns| due_ns <= cluster.now_ns());
+        if self.released.is_empty() && (self.due || is_time) {
             self.round(cluster);
         }
-        let (request, candidate) = self.released.front()?;
-        Some((*request, Decision::Prefill(Placement::on(candidate.worker.place()))))
+        let (request, candidate, fetch) = self.released.front()?;
+        Some((*request, Decision::Prefill(Feed::placement(cluster, candidate, *fetch))))
+    }
+
+    fn due_ns(&self) -> Option<u64> {
+        self.due_ns
     }
 
     fn placed(&mut self, cluster: &Cluster<'_>, request: usize) {
         if cluster.row(request).prefill_worker.is_none() {
             return;
         }
-        let Some((_, candidate)) = self.released.pop_front() else { return };
-        self.state(cluster).feed.placed(cluster, request, &candidate, 0);
+        let Some((_, candidate, fetch)) = self.released.pop_front() else { return };
+        let fetch_blocks = fetch.map_or(0, |fetch| fetch.blocks);
+        self.state(cluster).feed.placed(cluster, request, &candidate, fetch_blocks);
     }
 
     fn prefill_started(&mut self, cluster: &Cluster<'_>, request: usize) {

@@ -32,6 +32,7 @@ pub fn loss(workload: &Workload, outcome: &Outcome) -> Loss {
                 held_blocks: row.held_blocks,
                 chosen_blocks: row.chosen_blocks,
                 hit_blocks: row.hit_blocks,
+                fetched_blocks: row.fetched_blocks,
                 parity_broken: false,
             });
         }

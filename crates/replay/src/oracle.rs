@@ -106,8 +106,13 @@ impl OracleRouter {
                 let with_fetch = start_ns + weight * prefill_ns(source) as f64;
                 if with_fetch < option.0 {
                     let fetch_ready_ns = now_ns + fetch_ns;
-                    option =
-                        (with_fetch, Placement { worker, fetch_blocks: source, fetch_ready_ns });
+                    let placement = Placement {
+                        worker,
+                        fetch_blocks: source,
+                        fetch_ready_ns,
+                        fetch_from: None,
+                    };
+                    option = (with_fetch, placement);
                 }
             }
             if self.look_ahead {
@@ -187,7 +192,8 @@ impl Router for OracleRouter {
         if let Some(worker) = row.prefill_worker {
             let (fetch_blocks, fetch_ready_ns) = (row.fetch_blocks, row.fetch_ready_ns);
             let worker = worker as usize;
-            self.project(cluster, request, Placement { worker, fetch_blocks, fetch_ready_ns });
+            let placement = Placement { worker, fetch_blocks, fetch_ready_ns, fetch_from: None };
+            self.project(cluster, request, placement);
         }
     }
 

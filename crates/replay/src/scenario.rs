@@ -35,6 +35,8 @@ pub struct Scenario {
     pub queue: QueueConfig,
     /// Whether such a policy fits its coefficients to observations.
     pub learns: bool,
+    /// Whether workers fetch prefixes from each other, under the policies of a configuration.
+    pub fetches: bool,
     /// The seed of random choices and tie-breaks.
     pub seed: u64,
     /// The coefficients that a router assumes for each worker; if empty, the true ones without
@@ -55,6 +57,7 @@ impl Default for Scenario {
             // replay in which requests are refused says nothing about the rest.
             queue: QueueConfig { lead_ms: 0.0, max_waiting: usize::MAX, ..QueueConfig::default() },
             learns: false,
+            fetches: false,
             seed: 1,
             told: Vec::new(),
         }
@@ -75,6 +78,8 @@ pub fn coefficients(cost: &CostModel) -> Coefficients {
         step_base_seconds: cost.step_base_s,
         step_seconds_per_request: cost.step_request_s,
         step_seconds_per_context_token: cost.step_context_s,
+        // A replay has no slower tiers.
+        ..Coefficients::default()
     }
 }
 
@@ -111,6 +116,7 @@ impl Scenario {
         let arrivals_ns = self.arrivals_ns(workload);
         let mut serve = |config: &ClusterConfig, chooser| {
             let router = PolicyRouter::new(chooser, self.told(), self.seed)
+                .fetching(self.fetches)
                 .with_local_threshold(self.local_threshold);
             self.run_router(workload, &arrivals_ns, config, router, watch)
         };
@@ -121,6 +127,7 @@ impl Scenario {
                 let (told, queue) = (self.told(), self.queue);
                 let router = HeldRouter::new(policy.clone(), queue, told, self.seed)
                     .learning(self.learns)
+                    .fetching(self.fetches)
                     .with_local_threshold(self.local_threshold);
                 self.run_router(workload, &arrivals_ns, &self.cluster, router, watch)
             }

@@ -35,10 +35,11 @@ fn seconds(s: f64) -> String {
 }
 
 /// Where hits were lost, in percent of the best possible hits.
-const LOSSES: [Column; 8] = [
+const LOSSES: [Column; 9] = [
     ("policy", |r| r.policy.clone()),
     ("load", |r| r.load.map_or_else(|| "-".to_owned(), |load| format!("{load:.2}"))),
-    ("hit", |r| of_best(r, r.loss.hit_blocks)),
+    ("hit", |r| of_best(r, r.loss.hit_blocks - r.loss.fetched_blocks)),
+    ("fetched", |r| of_best(r, r.loss.fetched_blocks)),
     ("cold", |r| of_best(r, r.loss.cold_blocks)),
     ("evicted", |r| of_best(r, r.loss.evicted_blocks)),
     ("diverted", |r| of_best(r, r.loss.diverted_blocks)),

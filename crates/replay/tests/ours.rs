@@ -103,6 +103,25 @@ fn wrong_coefficients_are_corrected_within_a_thousand_requests() {
 }
 
 #[test]
+fn fetching_prefixes_shortens_waits_and_costs_nothing_over_slow_links() {
+    let workload = conversations(1_500);
+    let mean = |cache_blocks, bytes_per_s, fetches| {
+        let mut scenario = Scenario { fetches, ..busy() };
+        scenario.cluster.prefill_cache_blocks = cache_blocks;
+        scenario.cluster.cost.transfer_bytes_per_s = bytes_per_s;
+        let (outcome, report) = serve(&workload, "predicted_ttft", &scenario);
+        assert_eq!(report.loss.fetched_blocks > 0, fetches);
+        mean_s(&outcome, 0)
+    };
+    for cache_blocks in [1_000, 4_000] {
+        let [computed, fetched] = [false, true].map(|f| mean(cache_blocks, 100e9, f));
+        assert!(fetched < 0.95 * computed, "{cache_blocks}: {fetched} s, without {computed} s");
+        let [computed, fetched] = [false, true].map(|f| mean(cache_blocks, 3e9, f));
+        assert!(fetched < 1.02 * computed, "{cache_blocks}: {fetched} s, without {computed} s");
+    }
+}
+
+#[test]
 fn the_learned_threshold_is_as_good_as_the_best_fixed_one() {
     let workload = conversations(1_200);
     for (bytes_per_s, interference) in [(100e9, 0.1), (100e9, 1.0), (3e9, 0.1), (3e9, 1.0)] {

@@ -38,11 +38,11 @@ proptest! {
     #[test]
     fn every_policy_serves_every_request_and_repeats_its_result(
         turns in turns(), blocks in 5usize..60, insert_early: bool, local in proptest::option::of(0.0..1.0f64),
-        engine: bool,
+        engine: bool, fetches: bool,
     ) {
         let workload = workload(&turns);
         let model = if engine { Model::Engine } else { Model::Reference };
-        let mut scenario = Scenario { cluster: model.cluster(), local_threshold: local, ..Scenario::default() };
+        let mut scenario = Scenario { cluster: model.cluster(), local_threshold: local, fetches, ..Scenario::default() };
         scenario.cluster.prefill_workers = 3;
         scenario.cluster.decode_workers = 2;
         scenario.cluster.prefill_cache_blocks = blocks;

@@ -29,7 +29,7 @@ pub use config::{ClusterConfig, InsertAt, Pool};
 pub use cost::CostModel;
 pub use lru::Lru;
 pub use outcome::{Outcome, Row};
-pub use router::{Decision, Placement, Router};
+pub use router::{Decision, Peer, Placement, Router};
 pub use run::run;
 pub use state::Cluster;
 pub use workload::{Request, Workload};

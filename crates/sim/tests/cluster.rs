@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use splitrail_sim::cluster::workload::WorkloadBuilder;
 use splitrail_sim::cluster::{
-    Cluster, ClusterConfig, CostModel, Decision, InsertAt, Outcome, Placement, Pool, Router,
+    Cluster, ClusterConfig, CostModel, Decision, InsertAt, Outcome, Peer, Placement, Pool, Router,
     Workload, run,
 };
 
@@ -192,7 +192,7 @@ fn a_decode_worker_receives_only_what_its_cache_lacks() {
 
 #[test]
 fn a_request_waits_for_its_fetched_prefix_which_counts_as_a_hit() {
-    let fetch = Placement { worker: 0, fetch_blocks: 2, fetch_ready_ns: 5 * S };
+    let fetch = Placement { worker: 0, fetch_blocks: 2, fetch_ready_ns: 5 * S, fetch_from: None };
     let requests = [(0, &[1, 2, 3][..], 1), (1, &[9], 1)];
     let outcome = serve(&small(), &requests, vec![Decision::Prefill(fetch)]);
     assert_eq!(told(&outcome, 0), (2, 5, 7, 3, 11, 12, 12));
@@ -398,4 +398,66 @@ proptest! {
         let all: u64 = case.workload.requests().iter().map(|r| u64::from(r.input_tokens)).sum();
         prop_assert_eq!(computed_tokens + cached_tokens, all, "tokens are computed or cached");
     }
+}
+
+fn fetching(worker: usize, blocks: u32, from: Peer) -> Decision {
+    Decision::Prefill(Placement::fetching(worker, blocks, from))
+}
+
+fn three(prefill_cache_blocks: usize) -> ClusterConfig {
+    ClusterConfig { prefill_workers: 3, prefill_cache_blocks, ..small() }
+}
+
+#[test]
+fn fetches_take_turns_on_the_links_of_their_source_and_after_its_hand_offs() {
+    let later = &[1, 2, 3, 4][..];
+    let requests = [(0, &[1, 2, 3][..], 1), (5, later, 1), (5, later, 1)];
+    let decisions = [1, 2].map(|worker| fetching(worker, 3, Peer::Prefill(0)));
+    let outcome = serve(&three(100), &requests, [&[on(0)], &decisions[..]].concat());
+    // The hand-off has the link from second 4 to 7, the fetches until 10 and 13; and all arrive a
+    // second later.
+    assert_eq!(told(&outcome, 0), (0, 0, 4, 3, 8, 9, 9));
+    let starts = [1, 2].map(|i| (told(&outcome, i).0, told(&outcome, i).1, told(&outcome, i).2));
+    assert_eq!(starts, [(3, 11, 13), (3, 14, 16)]);
+    assert_eq!([1, 2].map(|i| outcome.rows[i].fetched_blocks), [3, 3]);
+}
+
+#[test]
+fn blocks_that_the_source_loses_before_it_sends_them_are_computed() {
+    let later = &[1, 2, 3, 4][..];
+    let requests = [(0, &[1, 2, 3][..], 1), (4, &[7, 8, 9], 1), (5, later, 1), (5, later, 1)];
+    let decisions = [1, 2].map(|worker| fetching(worker, 3, Peer::Prefill(0)));
+    let outcome = serve(&three(3), &requests, [&[on(0), on(0)], &decisions[..]].concat());
+    // The second prompt evicts the first one in second 8, between the two transfers.
+    let hits = [2, 3].map(|i| (outcome.rows[i].hit_blocks, outcome.rows[i].fetched_blocks));
+    assert_eq!(hits, [(3, 3), (0, 0)]);
+    assert_eq!(outcome.rows[3].prefill_end_ns - outcome.rows[3].prefill_start_ns, 5 * S);
+}
+
+#[test]
+fn blocks_that_the_fetching_worker_loses_before_it_begins_are_computed() {
+    let long = &[10, 11, 12, 13, 14, 15, 16, 17, 18, 19][..];
+    let requests = [(0, &[1, 2, 3][..], 1), (5, long, 1), (5, &[1, 2, 3, 4], 1)];
+    let decisions = vec![on(0), on(1), fetching(1, 3, Peer::Prefill(0))];
+    let outcome = serve(&three(10), &requests, decisions);
+    // The fetch is complete while the worker computes the long prompt, whose blocks fill the cache.
+    assert_eq!((outcome.rows[2].fetch_ready_ns, outcome.rows[2].prefill_start_ns), (11 * S, 16 * S));
+    assert_eq!((outcome.rows[2].hit_blocks, outcome.rows[2].fetched_blocks), (0, 0));
+}
+
+#[test]
+fn a_request_overtakes_another_one_that_still_fetches() {
+    let requests = [(0, &[1, 2, 3][..], 1), (5, &[1, 2, 3, 4], 1), (6, &[9], 1)];
+    let decisions = vec![on(0), fetching(1, 3, Peer::Prefill(0)), on(1)];
+    let outcome = serve(&three(100), &requests, decisions);
+    assert_eq!((told(&outcome, 2).1, told(&outcome, 2).2), (6, 8));
+    assert_eq!(told(&outcome, 1).1, 11);
+}
+
+#[test]
+fn a_decode_worker_sends_what_it_keeps() {
+    let config = ClusterConfig { decode_cache_blocks: 10, ..three(100) };
+    let requests = [(0, &[1, 2, 3][..], 1), (20, &[1, 2, 3, 4], 1)];
+    let outcome = serve(&config, &requests, vec![on(0), fetching(1, 3, Peer::Decode(0))]);
+    assert_eq!((told(&outcome, 1).0, told(&outcome, 1).1), (3, 24));
 }

@@ -13,6 +13,7 @@ use splitrail_policy::Coefficients;
 /// prefill(n new tokens after c)  = base + per_token x n + per_token_pair x n x (c + n / 2)
 /// hand-off(tokens)               = base + tokens x kv_bytes_per_token / bandwidth
 /// fetch(tokens)                  = base + tokens x kv_bytes_per_token / bandwidth
+/// load(tokens of a tier)         = tokens x kv_bytes_per_token / bandwidth of the tier
 /// step(requests, context tokens) = base + per_request x requests + per_context_token x tokens
 /// ```
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
@@ -41,6 +42,17 @@ pub struct CostsConfig {
     /// token each, and the transfer between them.
     #[schemars(range(min = 0.0, max = 1e6))]
     pub fetch_base_ms: f64,
+    /// Speed in gigabytes (10^9 bytes) per second at which a worker loads blocks that it holds in
+    /// host memory.
+    #[schemars(range(min = 1e-3, max = 1e6))]
+    pub host_gb_per_second: f64,
+    /// Speed in gigabytes per second at which a worker loads blocks from its disk.
+    #[schemars(range(min = 1e-3, max = 1e6))]
+    pub disk_gb_per_second: f64,
+    /// Speed in gigabytes per second at which a worker loads blocks from a store that it reaches over
+    /// the network.
+    #[schemars(range(min = 1e-3, max = 1e6))]
+    pub remote_gb_per_second: f64,
     /// Fixed cost of a decode step in milliseconds, independent of its requests.
     #[schemars(range(min = 1e-3, max = 1e6))]
     pub step_base_ms: f64,
@@ -62,6 +74,7 @@ impl Default for CostsConfig {
 impl From<Coefficients> for CostsConfig {
     fn from(costs: Coefficients) -> Self {
         // What is shown to people needs no more digits than they can tell apart.
+        let [host, disk, remote] = costs.load_bytes_per_second;
         let tidy = |value: f64| (value * 1e6).round() / 1e6;
         Self {
             prefill_base_ms: tidy(costs.prefill_base_seconds * 1e3),
@@ -71,6 +84,9 @@ impl From<Coefficients> for CostsConfig {
             kv_bytes_per_token: costs.kv_bytes_per_token,
             bandwidth_gb_per_second: tidy(costs.bandwidth_bytes_per_second / 1e9),
             fetch_base_ms: tidy(costs.fetch_base_seconds * 1e3),
+            host_gb_per_second: tidy(host / 1e9),
+            disk_gb_per_second: tidy(disk / 1e9),
+            remote_gb_per_second: tidy(remote / 1e9),
             step_base_ms: tidy(costs.step_base_seconds * 1e3),
             step_us_per_request: tidy(costs.step_seconds_per_request * 1e6),
             step_ns_per_context_token: tidy(costs.step_seconds_per_context_token * 1e9),
@@ -80,6 +96,7 @@ impl From<Coefficients> for CostsConfig {
 
 impl From<CostsConfig> for Coefficients {
     fn from(costs: CostsConfig) -> Self {
+        let load = [costs.host_gb_per_second, costs.disk_gb_per_second, costs.remote_gb_per_second];
         Self {
             prefill_base_seconds: costs.prefill_base_ms / 1e3,
             prefill_seconds_per_token: costs.prefill_us_per_token / 1e6,
@@ -89,6 +106,7 @@ impl From<CostsConfig> for Coefficients {
             bandwidth_bytes_per_second: costs.bandwidth_gb_per_second * 1e9,
             fetch_base_seconds: costs.fetch_base_ms / 1e3,
             fetch_bytes_per_second: costs.bandwidth_gb_per_second * 1e9,
+            load_bytes_per_second: load.map(|gb_per_second| gb_per_second * 1e9),
             step_base_seconds: costs.step_base_ms / 1e3,
             step_seconds_per_request: costs.step_us_per_request / 1e6,
             step_seconds_per_context_token: costs.step_ns_per_context_token / 1e9,

@@ -1,10 +1,15 @@
 //! Tests of the choice of each policy.
 
 use super::*;
+use crate::load::LoadWeights;
 use proptest::prelude::*;
 
-const OVERLAP: Policy =
-    Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 0.0 };
+const OVERLAP: Policy = Policy::KvOverlap {
+    overlap_weight: 1.0,
+    load_weight: 1.0,
+    temperature: 0.0,
+    load_weights: LoadWeights::DEFAULT,
+};
 
 fn query(leg: Leg) -> Query {
     Query {
@@ -161,7 +166,12 @@ fn the_dead_are_tried_only_where_nobody_lives() {
 
 #[test]
 fn temperature_spreads_choices_in_proportion() {
-    let policy = Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 1.0 };
+    let policy = Policy::KvOverlap {
+        overlap_weight: 1.0,
+        load_weight: 1.0,
+        temperature: 1.0,
+        load_weights: LoadWeights::DEFAULT,
+    };
     let candidates = [Candidate { overlap_blocks: 1, ..up(0) }, up(1)];
     let draws = 10_000_u64;
     let first = (0..draws)

@@ -3,12 +3,17 @@
 use super::{Queue, Release, Round, Ticket, View, shortest_prefill_ms};
 use crate::candidate::Candidate;
 use crate::choose::Choice;
+use crate::coefficients::nanoseconds;
 use crate::fetch::Source;
 use crate::index::WorkerIndex;
 use crate::policy::Policy;
 
 /// The number of estimates outside the window that each round updates, in turn.
 const RENEWED: usize = 8;
+
+/// A request that fetches a prefix is released earlier than others, by the time of its fetch and at
+/// most by this time: then the blocks arrive while the worker ends what it computes.
+const FETCH_LEAD_NS: u64 = 500_000_000;
 
 /// A worker with the requests that this round has placed on it.
 struct Placed {
@@ -17,6 +22,8 @@ struct Placed {
     wait_ns: u64,
     /// The queue positions of the requests that were placed on the worker.
     places: Vec<usize>,
+    /// How long the fetches of these requests occupy the worker's incoming link.
+    incoming_ns: u64,
     /// Whether one of these requests waits for the worker.
     held: bool,
 }
@@ -31,6 +38,8 @@ struct State {
     released: Vec<(usize, Choice, Vec<Candidate>)>,
     /// The sources of the request that is examined.
     sources: Vec<Source>,
+    /// How long the fetches of this round's requests occupy the outgoing link of each source.
+    sending: Vec<(WorkerIndex, u64)>,
 }
 
 impl<T> Queue<T> {
@@ -75,12 +84,20 @@ impl<T> Queue<T> {
         let any_up = candidates.iter().any(|candidate| candidate.up);
         // If no worker is up, a real attempt gives the client the real error.
         let has_room = |candidate: &Candidate| !any_up || candidate.wait_ns <= lead_ns;
+        // Rooms are counted from when a request that fetches may be released.
+        let fetch_lead_ns = |candidate: &Candidate| {
+            lead_ns.saturating_add(if candidate.can_fetch { FETCH_LEAD_NS } else { 0 })
+        };
+        let opens =
+            |candidate: &Candidate| !any_up || candidate.wait_ns <= fetch_lead_ns(candidate);
         if state.rooms.is_none() {
             let able = || candidates.iter().filter(|candidate| candidate.up || !any_up);
-            state.rooms = Some(able().filter(|candidate| has_room(candidate)).count());
-            let busy = able().filter(|candidate| !has_room(candidate));
-            let soonest_ns = busy.map(|candidate| candidate.wait_ns - lead_ns).min();
-            state.due_ns = soonest_ns.map(|wait_ns| now_ns.saturating_add(wait_ns));
+            state.rooms = Some(able().filter(|candidate| opens(candidate)).count());
+            let soonest_ns = able().filter(|candidate| !has_room(candidate)).map(|candidate| {
+                let early_ns = candidate.wait_ns.checked_sub(fetch_lead_ns(candidate));
+                early_ns.filter(|ns| *ns > 0).unwrap_or(candidate.wait_ns - lead_ns)
+            });
+            state.due_ns = soonest_ns.min().map(|wait_ns| now_ns.saturating_add(wait_ns));
             if state.rooms == Some(0) {
                 return;
             }
@@ -94,8 +111,13 @@ impl<T> Queue<T> {
             let shared = |other: &usize| view.shared_blocks(key, &self.waiting[*other].item.key);
             let assumed = placed.places.iter().map(shared).max().unwrap_or(0);
             candidate.assumed_blocks = candidate.assumed_blocks.max(assumed);
+            candidate.link_wait_ns = candidate.link_wait_ns.saturating_add(placed.incoming_ns);
         }
         view.sources(&self.waiting[place].item.key, &mut state.sources);
+        for source in &mut state.sources {
+            let sending = state.sending.iter().filter(|(sender, _)| *sender == source.worker);
+            source.wait_ns = sending.fold(source.wait_ns, |sum, (_, ns)| sum.saturating_add(*ns));
+        }
         let sources = &state.sources;
         let waiting_here = self.waiting.len() - state.released.len();
         let mut choice = Choice::default();
@@ -111,16 +133,31 @@ impl<T> Queue<T> {
             .position(|placed| (placed.worker, placed.rank) == (chosen.worker, chosen.rank));
         let at = known.unwrap_or_else(|| {
             let (worker, rank) = (chosen.worker, chosen.rank);
-            state.placed.push(Placed { worker, rank, wait_ns: 0, places: Vec::new(), held: false });
+            let (wait_ns, incoming_ns, held) = (0, 0, false);
+            let places = Vec::new();
+            state.placed.push(Placed { worker, rank, wait_ns, places, incoming_ns, held });
             state.placed.len() - 1
         });
         let placed = &mut state.placed[at];
-        let free = !placed.held && has_room(&chosen);
+        let fetch = choice.fetch();
+        if let Some(fetch) = fetch {
+            let link_ns = nanoseconds(chosen.coefficients.fetch_link_seconds(fetch.tokens));
+            placed.incoming_ns = placed.incoming_ns.saturating_add(link_ns);
+            state.sending.push((fetch.source, link_ns));
+        }
+        let early_ns = fetch.map_or(0, |fetch| nanoseconds(fetch.ready_ms / 1e3));
+        let begins_ns = lead_ns.saturating_add(early_ns.min(FETCH_LEAD_NS));
+        let free = !placed.held && (!any_up || chosen.wait_ns <= begins_ns);
+        if !placed.held && !free && fetch.is_some() {
+            let due_ns = now_ns.saturating_add(chosen.wait_ns - begins_ns);
+            state.due_ns = Some(state.due_ns.map_or(due_ns, |known_ns| known_ns.min(due_ns)));
+        }
         placed.held |= !free;
-        let room_before = has_room(&chosen);
+        let room_before = opens(&chosen);
         placed.wait_ns = placed.wait_ns.saturating_add(prefill_ns);
         placed.places.push(place);
-        let room_after = !any_up || chosen.wait_ns.saturating_add(prefill_ns) <= lead_ns;
+        let after_ns = chosen.wait_ns.saturating_add(prefill_ns);
+        let room_after = !any_up || after_ns <= fetch_lead_ns(&chosen);
         if room_before && !room_after {
             state.rooms = state.rooms.map(|rooms| rooms.saturating_sub(1));
         }

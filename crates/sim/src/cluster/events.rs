@@ -6,10 +6,15 @@ use std::collections::BinaryHeap;
 /// The kinds of events, in the order in which simultaneous events are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
+    /// The blocks of a request's fetch have arrived. First, because a worker that ends an iteration at
+    /// that instant can begin the request.
+    FetchArrive,
     /// A prefill worker's iteration ends.
     PrefillEnd,
     /// What a waiting prefill worker waited for has arrived.
     Wake,
+    /// The transfer of a request's fetch begins.
+    FetchStart,
     /// A request's KV has arrived at its decode worker.
     KvArrive,
     /// A decode worker's step ends.

@@ -1,34 +1,63 @@
 //! Transfers with a common sender or receiver.
 
 use super::cost::{CostModel, ns};
+use super::router::Peer;
 
-/// The times at which each worker's link is free again. Transfers take turns: one that has to wait
-/// starts when both ends are free, and then has them exclusively.
+/// The times at which each worker's link is free again, in each direction. Transfers take turns:
+/// one that has to wait starts when both ends are free, and then has them exclusively.
 #[derive(Debug)]
 pub(super) struct Links {
-    sender_free_ns: Vec<u64>,
-    receiver_free_ns: Vec<u64>,
+    prefill_workers: usize,
+    outgoing_free_ns: Vec<u64>,
+    incoming_free_ns: Vec<u64>,
 }
 
 impl Links {
-    pub(super) fn new(senders: usize, receivers: usize) -> Self {
-        Self { sender_free_ns: vec![0; senders], receiver_free_ns: vec![0; receivers] }
+    pub(super) fn new(prefill_workers: usize, decode_workers: usize) -> Self {
+        let free_ns = vec![0; prefill_workers + decode_workers];
+        Self { prefill_workers, outgoing_free_ns: free_ns.clone(), incoming_free_ns: free_ns }
     }
 
-    /// When a transfer that is requested now will be complete.
+    fn at(&self, peer: Peer) -> usize {
+        match peer {
+            Peer::Prefill(worker) => worker,
+            Peer::Decode(worker) => self.prefill_workers + worker,
+        }
+    }
+
+    /// When a worker's link is free to send.
+    pub(super) fn outgoing_free_ns(&self, peer: Peer) -> u64 {
+        self.outgoing_free_ns[self.at(peer)]
+    }
+
+    /// When a worker's link is free to receive.
+    pub(super) fn incoming_free_ns(&self, peer: Peer) -> u64 {
+        self.incoming_free_ns[self.at(peer)]
+    }
+
+    /// Occupies the outgoing link of a worker for a transfer that waits for no other.
+    pub(super) fn occupy(&mut self, sender: Peer, tokens: u32, now_ns: u64, cost: &CostModel) {
+        let sender = self.at(sender);
+        let free_ns = now_ns + ns(cost.link_s(tokens));
+        self.outgoing_free_ns[sender] = self.outgoing_free_ns[sender].max(free_ns);
+    }
+
+    /// When a transfer that is requested now will begin, and when it will be complete.
     pub(super) fn transfer(
         &mut self,
-        sender: usize,
-        receiver: usize,
+        sender: Peer,
+        receiver: Peer,
         tokens: u32,
         now_ns: u64,
         cost: &CostModel,
-    ) -> u64 {
-        let start = now_ns.max(self.sender_free_ns[sender]).max(self.receiver_free_ns[receiver]);
+    ) -> (u64, u64) {
+        let (sender, receiver) = (self.at(sender), self.at(receiver));
+        let free_ns = self.outgoing_free_ns[sender].max(self.incoming_free_ns[receiver]);
+        let start = now_ns.max(free_ns);
         let free = start + ns(cost.link_s(tokens));
-        self.sender_free_ns[sender] = free;
-        self.receiver_free_ns[receiver] = free;
-        start + cost.transfer_ns(tokens)
+        self.outgoing_free_ns[sender] = free;
+        self.incoming_free_ns[receiver] = free;
+        (start, start + cost.transfer_ns(tokens))
     }
 }
 
@@ -46,9 +75,16 @@ mod tests {
         };
         let mut links = Links::new(2, 2);
         let s = 1_000_000_000;
-        assert_eq!(links.transfer(0, 0, 4, 0, &cost), 5 * s);
-        assert_eq!(links.transfer(1, 1, 2, 0, &cost), 3 * s);
-        assert_eq!(links.transfer(0, 1, 1, s, &cost), 4 * s + 2 * s);
-        assert_eq!(links.transfer(1, 0, 1, 9 * s, &cost), 11 * s);
+        let mut ready_ns = |sender, receiver, tokens, now_ns| {
+            links.transfer(sender, receiver, tokens, now_ns, &cost).1
+        };
+        let (prefill, decode) = (Peer::Prefill, Peer::Decode);
+        assert_eq!(ready_ns(prefill(0), decode(0), 4, 0), 5 * s);
+        assert_eq!(ready_ns(prefill(1), decode(1), 2, 0), 3 * s);
+        assert_eq!(ready_ns(prefill(0), decode(1), 1, s), 4 * s + 2 * s);
+        assert_eq!(ready_ns(prefill(1), decode(0), 1, 9 * s), 11 * s);
+        // A fetch by the first worker, whose outgoing link does not matter.
+        assert_eq!(ready_ns(prefill(1), prefill(0), 1, 9 * s), 10 * s + 2 * s);
+        assert_eq!(ready_ns(decode(1), prefill(0), 1, 9 * s), 11 * s + 2 * s);
     }
 }

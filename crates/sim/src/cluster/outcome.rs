@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use super::router::Peer;
+
 /// The result of one request. Times are nanoseconds from the first arrival.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
@@ -16,6 +18,10 @@ pub struct Row {
     pub fetch_blocks: u32,
     /// When that fetch was complete.
     pub fetch_ready_ns: u64,
+    /// The worker that sent the blocks, if they took their turn on the links.
+    pub fetch_from: Option<Peer>,
+    /// The part of `hit_blocks` that was there because of the fetch.
+    pub fetched_blocks: u32,
     /// When it was placed on a worker.
     pub placed_ns: u64,
     /// Maximum number of leading blocks that any worker held at that time.

@@ -31,13 +31,18 @@ pub(super) struct PrefillWorker {
 }
 
 impl PrefillWorker {
-    /// Takes the next waiting request that may start now.
+    /// Takes the next waiting request that may start now. It overtakes requests that are not sent to
+    /// the worker before their fetch over the links is complete.
     pub(super) fn next(&mut self, rows: &[Row], now_ns: u64) -> Option<usize> {
-        let head = *self.waiting.front()?;
-        if rows[head].fetch_ready_ns > now_ns {
+        let waits = |request: &usize| rows[*request].fetch_ready_ns > now_ns;
+        let place = self
+            .waiting
+            .iter()
+            .position(|request| rows[*request].fetch_from.is_none() || !waits(request))?;
+        if waits(&self.waiting[place]) {
             return None;
         }
-        self.waiting.pop_front()
+        self.waiting.remove(place)
     }
 
     /// Ends the running iteration; `done` receives the requests that it completed.

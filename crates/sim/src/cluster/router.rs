@@ -2,6 +2,15 @@
 
 use super::state::Cluster;
 
+/// A worker of either pool: an end of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// This prefill worker.
+    Prefill(usize),
+    /// This decode worker.
+    Decode(usize),
+}
+
 /// The placement of a request's prefill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
@@ -11,14 +20,23 @@ pub struct Placement {
     /// The request may not start before the fetch is complete, and then finds at least these
     /// blocks.
     pub fetch_blocks: u32,
-    /// When the fetch is complete.
+    /// When the fetch is complete, if the router has timed it; it then takes nothing from any link,
+    /// and finds what was requested.
     pub fetch_ready_ns: u64,
+    /// The worker that sends the blocks. The transfer then waits for its turn on the links of both
+    /// workers, and the cluster determines when it is complete and what arrives.
+    pub fetch_from: Option<Peer>,
 }
 
 impl Placement {
     /// A placement on this worker without a fetch.
     pub fn on(worker: usize) -> Self {
         Self { worker, ..Self::default() }
+    }
+
+    /// A placement on this worker, which fetches leading blocks from another one.
+    pub fn fetching(worker: usize, fetch_blocks: u32, from: Peer) -> Self {
+        Self { worker, fetch_blocks, fetch_ready_ns: 0, fetch_from: Some(from) }
     }
 }
 

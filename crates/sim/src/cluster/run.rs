@@ -6,9 +6,9 @@ use super::config::{ClusterConfig, InsertAt, Pool};
 use super::cost::ns;
 use super::decode::LocalPrefill;
 use super::events::{Event, Kind};
-use super::outcome::Outcome;
+use super::outcome::{Outcome, Row};
 use super::prefill::Part;
-use super::router::{Decision, Placement, Router};
+use super::router::{Decision, Peer, Placement, Router};
 use super::state::Cluster;
 use super::workload::Workload;
 
@@ -65,6 +65,8 @@ impl Cluster<'_> {
                 self.release(router);
             }
             Kind::Wake => self.start_prefill(index, router),
+            Kind::FetchStart => self.fetch_start(index),
+            Kind::FetchArrive => self.fetch_arrive(index, router),
             Kind::KvArrive => self.kv_arrive(index),
             Kind::StepEnd => self.step_end(index, router),
             Kind::Router => {
@@ -116,17 +118,20 @@ impl Cluster<'_> {
     }
 
     fn enqueue<R: Router>(&mut self, request: usize, placement: Placement, router: &mut R) {
-        let Placement { worker, fetch_blocks, fetch_ready_ns } = placement;
+        let Placement { worker, fetch_blocks, fetch_ready_ns, fetch_from } = placement;
         self.note_place(request, self.overlap_blocks(worker, request));
         let row = &mut self.rows[request];
         row.prefill_worker = Some(worker as u32);
         row.fetch_blocks = fetch_blocks;
         row.fetch_ready_ns = fetch_ready_ns;
+        row.fetch_from = fetch_from;
         let input = self.workload.requests()[request].input_tokens;
         self.prefill[worker].outstanding_requests += 1;
         self.prefill[worker].outstanding_tokens += u64::from(input);
         self.prefill[worker].waiting.push_back(request);
-        if fetch_ready_ns > self.now_ns {
+        if let Some(from) = fetch_from {
+            self.fetch(request, worker, from);
+        } else if fetch_ready_ns > self.now_ns {
             self.events.push(fetch_ready_ns, Kind::Wake, worker);
         }
         router.placed(self, request);
@@ -186,7 +191,9 @@ impl Cluster<'_> {
             cache.insert(blocks);
         }
         let row = &mut self.rows[request];
-        row.hit_blocks = held.max(row.fetch_blocks);
+        // What was fetched over the links is in the cache, unless it was evicted meanwhile.
+        row.hit_blocks = if row.fetch_from.is_some() { held } else { held.max(row.fetch_blocks) };
+        row.fetched_blocks = row.hit_blocks.min(row.fetch_blocks).saturating_sub(row.chosen_blocks);
         row.prefill_start_ns = self.now_ns;
         row.hit_blocks
     }
@@ -222,9 +229,12 @@ impl Cluster<'_> {
         let held_tokens = u64::from(held) * u64::from(self.workload.block_tokens());
         let lacking = input - held_tokens.min(u64::from(input)) as u32;
         let cost = &self.config.cost;
+        let (sender, receiver) = (Peer::Prefill(from), Peer::Decode(to));
         let ready_ns = if self.config.contention {
-            self.links.transfer(from, to, lacking, self.now_ns, cost)
+            self.links.transfer(sender, receiver, lacking, self.now_ns, cost).1
         } else {
+            // Fetches wait for hand-offs, which wait for nothing.
+            self.links.occupy(sender, lacking, self.now_ns, cost);
             self.now_ns + cost.transfer_ns(lacking)
         };
         let row = &mut self.rows[request];
@@ -232,6 +242,39 @@ impl Cluster<'_> {
         row.moved_tokens = lacking;
         row.kv_ready_ns = ready_ns;
         self.events.push(ready_ns, Kind::KvArrive, request);
+    }
+
+    /// Requests a fetch, which takes its turn on the links of both workers.
+    fn fetch(&mut self, request: usize, worker: usize, from: Peer) {
+        let Row { fetch_blocks, chosen_blocks, .. } = self.rows[request];
+        let cached = |blocks| self.workload.cached_tokens(request, blocks);
+        let tokens = cached(fetch_blocks).saturating_sub(cached(chosen_blocks));
+        let (to, now_ns) = (Peer::Prefill(worker), self.now_ns);
+        let (start_ns, ready_ns) = self.links.transfer(from, to, tokens, now_ns, &self.config.cost);
+        self.rows[request].fetch_ready_ns = ready_ns;
+        self.events.push(start_ns, Kind::FetchStart, request);
+        self.events.push(ready_ns, Kind::FetchArrive, request);
+    }
+
+    /// Determines what the sender still holds. The transfer takes its time on the links even if that
+    /// is less than what was requested.
+    fn fetch_start(&mut self, request: usize) {
+        let Some(from) = self.rows[request].fetch_from else { return };
+        let blocks = self.workload.blocks(request);
+        let held = self.peer_overlap_blocks(from, request);
+        let sent = self.rows[request].fetch_blocks.min(held);
+        self.rows[request].fetch_blocks = sent;
+        match from {
+            Peer::Prefill(worker) => self.caches[worker].start(request, blocks, sent),
+            Peer::Decode(worker) => self.decode[worker].cache.touch(&blocks[..sent as usize]),
+        }
+    }
+
+    fn fetch_arrive<R: Router>(&mut self, request: usize, router: &mut R) {
+        let Row { prefill_worker, fetch_blocks, .. } = self.rows[request];
+        let Some(worker) = prefill_worker.map(|worker| worker as usize) else { return };
+        self.caches[worker].insert(&self.workload.blocks(request)[..fetch_blocks as usize]);
+        self.start_prefill(worker, router);
     }
 
     /// The idle workers of a pool, lowest first, take requests from its queue.

@@ -11,6 +11,7 @@ use super::links::Links;
 use super::lru::Lru;
 use super::outcome::Row;
 use super::prefill::PrefillWorker;
+use super::router::Peer;
 use super::workload::Workload;
 
 /// The whole cluster. A [`Router`](super::Router) reads it through these methods.
@@ -119,6 +120,24 @@ impl<'a> Cluster<'a> {
     /// Remaining time of its running iteration; 0 if there is none.
     pub fn running_left_ns(&self, worker: usize) -> u64 {
         self.prefill[worker].busy_until_ns.map_or(0, |end| end - self.now_ns)
+    }
+
+    /// Time until a worker's link is free to send.
+    pub fn outgoing_wait_ns(&self, peer: Peer) -> u64 {
+        self.links.outgoing_free_ns(peer).saturating_sub(self.now_ns)
+    }
+
+    /// Time until a worker's link is free to receive.
+    pub fn incoming_wait_ns(&self, peer: Peer) -> u64 {
+        self.links.incoming_free_ns(peer).saturating_sub(self.now_ns)
+    }
+
+    /// Number of leading blocks of a request that a worker's cache holds now.
+    pub fn peer_overlap_blocks(&self, peer: Peer, request: usize) -> u32 {
+        match peer {
+            Peer::Prefill(worker) => self.overlap_blocks(worker, request),
+            Peer::Decode(worker) => self.decode_overlap_blocks(worker, request),
+        }
     }
 
     /// Number of leading blocks of a request that a decode worker's cache holds now.
