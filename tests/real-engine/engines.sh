@@ -3,18 +3,25 @@
 #
 #   engines.sh install                        packages, Python environment, tiny model; quick when already there
 #   engines.sh pd PREFILL_PORT DECODE_PORT    a prefill/decode pair joined by NIXL
+#   engines.sh shared_storage PREFILL_PORT DECODE_PORT
+#                                             a pair that shares a folder (ExampleConnector)
+#   engines.sh mooncake PREFILL_PORT DECODE_PORT
+#                                             a pair joined by Mooncake over TCP; status 77 and the
+#                                             reason if its libraries cannot be had
 #   engines.sh plain PORT...                  servers on their own
 #   engines.sh ranks PORT                     a server with two data-parallel ranks
 #   engines.sh embed PORT                     a server that embeds, and generates nothing
 #   engines.sh adapter PORT                   a server that also serves the LoRA adapter `tiny-lora`
-#   engines.sh crash_decode DECODE_PORT       kills the pair's decode server and starts another one in its place
+#   engines.sh crash PORT...                  kills servers of a pair
+#   engines.sh again PORT...                  starts servers of a pair that were killed, as what they were
 #   engines.sh status                         what runs, with its memory
 #   engines.sh stop [PORT...]                 ends the servers that this script started, no others
 #
 # A server on HTTP port P publishes KV events on P+1000, answers replays on
-# P+2000 and, in a pair, offers its NIXL side channel on P+3000; its second rank does
-# the first two one port further. All but the events listen on loopback only; those
-# listen everywhere, as vLLM has no other way.
+# P+2000 and, in a pair, offers its NIXL side channel or Mooncake's bootstrap server on
+# P+3000; its second rank does the first two one port further. All but the events and
+# the bootstrap server listen on loopback only; those listen everywhere, as vLLM has no
+# other way.
 # The model answers to the names `tiny` and `tiny-aggregated`; where it embeds, to `tiny-embed`.
 #
 # SPLITRAIL_ENGINE_DIR        everything lives here (default ~/.cache/splitrail/vllm-cpu, about 6.5 GB)
@@ -33,9 +40,15 @@ servers=$dir/servers
 vllm_version=0.32.0
 torch_version=2.13.0
 torchvision_version=0.28.0
+mooncake_version=0.3.13.post1
 # The CPU attention kernel accepts multiples of 32 only.
 block_size=32
 kv_blocks=800
+
+# Where Mooncake is, for those who need it.
+mooncake_dir=$dir/mooncake-$mooncake_version
+# Said by a command whose servers this machine cannot have.
+cannot_be_had=77
 
 say() { printf 'engines: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -132,6 +145,35 @@ PY
     uv_install $want
 }
 
+# Mooncake and the libraries that it is linked with, in a folder of their own: nothing of the system
+# or of the environment changes. Says why if they cannot be had.
+install_mooncake() {
+    [ ! -f "$mooncake_dir/.installed" ] || return 0
+    local log=$mooncake_dir/install.log packages="libibverbs1 libnl-3-200 libnl-route-3-200"
+    mkdir -p "$mooncake_dir/packages"
+    say "installing Mooncake $mooncake_version"
+    (uv_install --target "$mooncake_dir/python" --no-deps "mooncake-transfer-engine-non-cuda==$mooncake_version") \
+        || { say "PyPI does not give mooncake-transfer-engine-non-cuda $mooncake_version"; return 1; }
+    # Without installing them, which needs root. A machine that never asked for the lists has none.
+    # shellcheck disable=SC2086
+    (cd "$mooncake_dir/packages" && { apt-get download $packages || { apt-get update -qq && apt-get download $packages; }; }) \
+        >"$log" 2>&1 || { tail -5 "$log" >&2; say "apt does not give $packages"; return 1; }
+    local package
+    for package in "$mooncake_dir"/packages/*.deb; do
+        dpkg -x "$package" "$mooncake_dir/system" || { say "cannot unpack $package"; return 1; }
+    done
+    in_mooncake "$venv/bin/python" -c 'from mooncake.engine import TransferEngine' >>"$log" 2>&1 \
+        || { tail -5 "$log" >&2; say "Mooncake $mooncake_version does not import"; return 1; }
+    touch "$mooncake_dir/.installed"
+}
+
+in_mooncake() ( # in_mooncake COMMAND...: with Mooncake's modules and libraries
+    PYTHONPATH=$here/mooncake_site:$mooncake_dir/python
+    LD_LIBRARY_PATH=$(printf '%s:' "$mooncake_dir"/system/usr/lib/*-linux-gnu "$mooncake_dir"/system/lib/*-linux-gnu)
+    export PYTHONPATH LD_LIBRARY_PATH
+    "$@"
+)
+
 install() {
     local since=$SECONDS
     mkdir -p "$dir" "$servers"
@@ -140,7 +182,11 @@ install() {
     install_test_tools
     [ -f "$model/model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_model.py" "$model"
     [ -f "$adapter/adapter_model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_adapter.py" "$adapter"
-    [ "$dir/calm.so" -nt "$here/calm.c" ] || gcc -O2 -shared -fPIC -o "$dir/calm.so" "$here/calm.c" -ldl
+    if [ ! "$dir/calm.so" -nt "$here/calm.c" ]; then
+        # In one step, since other servers may start meanwhile.
+        gcc -O2 -shared -fPIC -o "$dir/calm.so.$$" "$here/calm.c" -ldl
+        mv "$dir/calm.so.$$" "$dir/calm.so"
+    fi
     say "installed in $dir ($((SECONDS - since)) s)"
 }
 
@@ -161,6 +207,9 @@ recorded_ports() {
     local file
     for file in "$servers"/*.pid; do [ ! -e "$file" ] || basename "$file" .pid; done
 }
+
+# With the library that lets several servers share two cores.
+calmly() { LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD} "$@"; }
 
 launch() { # launch PORT [vllm flags...]
     local port=$1 pid
@@ -209,7 +258,8 @@ stop() {
             ! group_runs "$pid" || kill -KILL -- "-$pid" 2>/dev/null || true
             say "stopped the server on $port"
         fi
-        rm -f "$servers/$port.pid"
+        rm -f "$servers/$port.pid" "$servers/$port.member"
+        rm -rf "$dir/storage-$port"
     done
 }
 
@@ -228,38 +278,91 @@ status() {
 
 # ---------------------------------------------------------------- kinds of clusters
 
-nixl() { # nixl ROLE ENGINE_ID
-    printf '{"kv_connector": "NixlConnector", "kv_role": "%s", "engine_id": "%s", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail"}' "$1" "$2"
-}
-
 # The flags by which a server traces requests, if somebody wants traces.
 traced=()
 [ -z "${SPLITRAIL_OTLP_ENDPOINT:-}" ] || traced=(--otlp-traces-endpoint "$SPLITRAIL_OTLP_ENDPOINT")
 
+# No server gets an id for its transfers: vLLM makes one for each start. With an id that a former process
+# had, an engine that has read from that process keeps its old address and fails for good.
+nixl() { # nixl ROLE
+    printf '{"kv_connector": "NixlConnector", "kv_role": "%s", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail"}' "$1"
+}
+
+shared_folder() { # shared_folder FOLDER
+    printf '{"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": "%s"}}' "$1"
+}
+
+over_tcp() { # over_tcp ROLE
+    printf '{"kv_connector": "MooncakeConnector", "kv_role": "%s", "kv_connector_extra_config": {"mooncake_protocol": "tcp"}}' "$1"
+}
+
+member() { # member PORT KIND ROLE-OR-FOLDER: starts one server of a pair
+    local port=$1 kind=$2
+    printf '%s %s\n' "$kind" "$3" >"$servers/$port.member"
+    # Few enough blocks that a test can fill them.
+    local flags=("${traced[@]}" --num-gpu-blocks-override $kv_blocks --kv-transfer-config)
+    case $kind in
+        nixl) calmly launch "$port" "${flags[@]}" "$(nixl "$3")" ;;
+        # Of a prompt that is computed in chunks, the connector writes the first chunk only, and an engine
+        # that reads it ends.
+        shared_storage) calmly launch "$port" "${flags[@]}" "$(shared_folder "$3")" --no-enable-chunked-prefill ;;
+        mooncake)
+            export VLLM_HOST_IP=127.0.0.1 VLLM_MOONCAKE_BOOTSTRAP_PORT=$((port + 3000)) MC_FORCE_TCP=1
+            in_mooncake calmly launch "$port" "${flags[@]}" "$(over_tcp "$3")"
+            ;;
+    esac
+}
+
 pd() {
     [ $# -eq 2 ] || die "usage: engines.sh pd PREFILL_PORT DECODE_PORT"
     install
-    export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
-    # Few enough blocks that a test can fill them.
-    launch "$1" "${traced[@]}" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_producer "prefill-$1")"
-    launch "$2" "${traced[@]}" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_consumer "decode-$2")"
-    unset LD_PRELOAD
+    member "$1" nixl kv_producer
+    member "$2" nixl kv_consumer
     await "$1"
     await "$2"
 }
 
-# Another process in the decode server's place, as after a crash: nothing of its cache is left.
-crash_decode() {
-    [ $# -eq 1 ] || die "usage: engines.sh crash_decode DECODE_PORT"
-    local pid
-    pid=$(recorded_pid "$1") || die "no server on $1"
-    kill -KILL -- "-$pid"
-    while group_runs "$pid"; do sleep 0.1; done
-    rm -f "$servers/$1.pid"
-    export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
-    launch "$1" "${traced[@]}" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_consumer "decode-$1")"
-    unset LD_PRELOAD
+shared_storage() {
+    [ $# -eq 2 ] || die "usage: engines.sh shared_storage PREFILL_PORT DECODE_PORT"
+    install
+    local folder=$dir/storage-$1 port
+    # The engines never remove a file.
+    rm -rf "$folder"
+    mkdir "$folder"
+    for port in "$@"; do member "$port" shared_storage "$folder"; done
+    for port in "$@"; do await "$port"; done
+}
+
+mooncake() {
+    [ $# -eq 2 ] || die "usage: engines.sh mooncake PREFILL_PORT DECODE_PORT"
+    install
+    install_mooncake || { say "SKIPPED: no Mooncake on this machine"; exit $cannot_be_had; }
+    member "$1" mooncake kv_producer
+    member "$2" mooncake kv_consumer
     await "$1"
+    await "$2"
+}
+
+crash() {
+    local port pid
+    [ $# -ge 1 ] || die "usage: engines.sh crash PORT..."
+    for port in "$@"; do
+        pid=$(recorded_pid "$port") || die "no server on $port"
+        kill -KILL -- "-$pid"
+        while group_runs "$pid"; do sleep 0.1; done
+        rm -f "$servers/$port.pid"
+    done
+}
+
+# Other processes in the places of those that crashed: nothing of their caches is left.
+again() {
+    local port kind what
+    [ $# -ge 1 ] || die "usage: engines.sh again PORT..."
+    for port in "$@"; do
+        read -r kind what <"$servers/$port.member" || die "no pair had a server on $port"
+        member "$port" "$kind" "$what"
+    done
+    for port in "$@"; do await "$port"; done
 }
 
 plain() {
@@ -274,33 +377,27 @@ plain() {
 ranks() {
     [ $# -eq 1 ] || die "usage: engines.sh ranks PORT"
     install
-    export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
-    launch "$1" --num-gpu-blocks-override $kv_blocks --data-parallel-size 2
-    unset LD_PRELOAD
+    calmly launch "$1" --num-gpu-blocks-override $kv_blocks --data-parallel-size 2
     await "$1"
 }
 
 embed() {
     [ $# -eq 1 ] || die "usage: engines.sh embed PORT"
     install
-    export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
-    launch "$1" --served-model-name tiny-embed --runner pooling --convert embed
-    unset LD_PRELOAD
+    calmly launch "$1" --served-model-name tiny-embed --runner pooling --convert embed
     await "$1"
 }
 
 adapter() {
     [ $# -eq 1 ] || die "usage: engines.sh adapter PORT"
     install
-    export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
-    launch "$1" --enable-lora --max-lora-rank 8 --lora-modules "tiny-lora=$adapter"
-    unset LD_PRELOAD
+    calmly launch "$1" --enable-lora --max-lora-rank 8 --lora-modules "tiny-lora=$adapter"
     await "$1"
 }
 
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | plain | ranks | embed | adapter | crash_decode | status | stop) "$command" "$@" ;;
+    install | pd | shared_storage | mooncake | plain | ranks | embed | adapter | crash | again | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

@@ -13,6 +13,10 @@
 # SPLITRAIL_RANKS_PORT                            18104; the same, with two data-parallel ranks
 # SPLITRAIL_ADAPTER_PORT                          18105; the same, with a LoRA adapter
 # SPLITRAIL_OTLP_PORT                             18106; where the tests receive traces of routers and engines
+# SPLITRAIL_STORAGE_PREFILL_PORT, SPLITRAIL_STORAGE_DECODE_PORT
+#                                                 18107 and 18108; a pair with shared storage, for its tests
+# SPLITRAIL_MOONCAKE_PREFILL_PORT, SPLITRAIL_MOONCAKE_DECODE_PORT
+#                                                 18109 and 18110; a pair joined by Mooncake, the same
 # SPLITRAIL_TEST_LOGS                             configurations and logs of the routers (default: a new folder)
 set -euo pipefail
 
@@ -31,6 +35,10 @@ export SPLITRAIL_PREFILL_PORT=${SPLITRAIL_PREFILL_PORT:-18101} SPLITRAIL_DECODE_
 export SPLITRAIL_EMBED_PORT=${SPLITRAIL_EMBED_PORT:-18103} SPLITRAIL_RANKS_PORT=${SPLITRAIL_RANKS_PORT:-18104}
 export SPLITRAIL_ADAPTER_PORT=${SPLITRAIL_ADAPTER_PORT:-18105}
 export SPLITRAIL_OTLP_PORT=${SPLITRAIL_OTLP_PORT:-18106}
+export SPLITRAIL_STORAGE_PREFILL_PORT=${SPLITRAIL_STORAGE_PREFILL_PORT:-18107}
+export SPLITRAIL_STORAGE_DECODE_PORT=${SPLITRAIL_STORAGE_DECODE_PORT:-18108}
+export SPLITRAIL_MOONCAKE_PREFILL_PORT=${SPLITRAIL_MOONCAKE_PREFILL_PORT:-18109}
+export SPLITRAIL_MOONCAKE_DECODE_PORT=${SPLITRAIL_MOONCAKE_DECODE_PORT:-18110}
 export SPLITRAIL_OTLP_ENDPOINT=http://127.0.0.1:$SPLITRAIL_OTLP_PORT
 export SPLITRAIL_TEST_LOGS=${SPLITRAIL_TEST_LOGS:-$(mktemp -d -t splitrail-real-engine.XXXXXX)}
 export PYTHONDONTWRITEBYTECODE=1
@@ -39,7 +47,9 @@ echo "run: testing $binary, logs in $SPLITRAIL_TEST_LOGS" >&2
 
 stop_engines() {
     "$here/engines.sh" stop "$SPLITRAIL_PREFILL_PORT" "$SPLITRAIL_DECODE_PORT" \
-        "$SPLITRAIL_EMBED_PORT" "$SPLITRAIL_RANKS_PORT" "$SPLITRAIL_ADAPTER_PORT"
+        "$SPLITRAIL_EMBED_PORT" "$SPLITRAIL_RANKS_PORT" "$SPLITRAIL_ADAPTER_PORT" \
+        "$SPLITRAIL_STORAGE_PREFILL_PORT" "$SPLITRAIL_STORAGE_DECODE_PORT" \
+        "$SPLITRAIL_MOONCAKE_PREFILL_PORT" "$SPLITRAIL_MOONCAKE_DECODE_PORT"
 }
 trap stop_engines EXIT
 trap 'exit 130' INT
@@ -48,7 +58,7 @@ trap 'exit 143' TERM
 
 status=0
 summary=$SPLITRAIL_TEST_LOGS/pytest.txt
-"$engine_dir/venv/bin/python" -m pytest -q -p no:cacheprovider --rootdir "$here" "$here" "$@" | tee "$summary" || status=$?
+"$engine_dir/venv/bin/python" -m pytest -q -rs -p no:cacheprovider --rootdir "$here" "$here" "$@" | tee "$summary" || status=$?
 trap - EXIT
 stop_engines
 # Once more, so that it is the last line whatever the engines had to say.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support import prompts
+from support import prompts, witness
 from support.engine import full_hit
 from support.waiting import eventually
 
@@ -10,8 +10,12 @@ ENDPOINTS = pytest.mark.parametrize("endpoint", ["completions", "chat"])
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
+def asker(router, endpoint):
+    return {"completions": router.complete, "chat": router.chat}[endpoint]
+
+
 def ask(router, endpoint, prompt, **kwargs):
-    return {"completions": router.complete, "chat": router.chat}[endpoint](prompt, **kwargs)
+    return asker(router, endpoint)(prompt, **kwargs)
 
 
 def new_prompt(endpoint):
@@ -43,7 +47,9 @@ def test_cold_is_zero_and_warm_is_every_block_but_the_last_token(
     assert tokens > 64, "a prompt of several blocks"
     assert warm.usage.prompt_tokens == tokens
     assert (cold.cached_tokens, warm.cached_tokens) == (0, full_hit(tokens))
-    assert warm.text == cold.text
+    reference = witness.cold(asker(router, endpoint), prompt)
+    witness.assert_exact(cold, reference)
+    witness.assert_exact(warm, reference)
 
 
 @ENDPOINTS

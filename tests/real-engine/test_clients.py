@@ -1,13 +1,16 @@
 """Clients that err, leave, or mean harm."""
 
 import concurrent.futures
+import contextlib
 import json
+import os
 
 import httpx
 import openai
 import pytest
 
-from support import prompts
+from support import prompts, proxy, witness
+from support import router as routers
 from support.router import unreachable_worker, worker
 from support.waiting import eventually
 
@@ -50,7 +53,7 @@ def test_a_malformed_body_is_a_bad_request(router, path, body):
 )
 def test_hand_off_fields_of_a_client_reach_no_engine(router, prefill, decode, model, fields):
     harmless, harmful = prompts.token_ids(100), prompts.token_ids(100)
-    expected = router.complete(harmful, model="tiny-aggregated", extra_body={"cache_salt": "own"})
+    expected = witness.cold(router.complete, harmful)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         bystander = pool.submit(router.complete, harmless, max_tokens=40, stream=True)
         reply = router.post(
@@ -61,15 +64,64 @@ def test_hand_off_fields_of_a_client_reach_no_engine(router, prefill, decode, mo
                 "max_tokens": 8,
                 "temperature": 0,
                 "ignore_eos": True,
+                **witness.COMPLETION,
                 **fields,
             },
         )
         assert reply.status_code == 200, reply.text
-        assert reply.json()["choices"][0]["text"] == expected.text
+        steps = witness.steps(reply.json()["choices"][0]["logprobs"])
+        witness.assert_exact({0: steps}, expected)
         assert not reply.json().get("kv_transfer_params"), "a hand-off is nobody's business"
         assert bystander.result().usage.completion_tokens == 40
     assert prefill.is_healthy() and decode.is_healthy()
     assert router.complete(prompts.token_ids(100)).usage.completion_tokens == 8
+
+
+# Bodies of every endpoint that generates, by path.
+BODIES = {
+    "/v1/completions": {"prompt": "a b c " * 20},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a b c " * 20}]},
+    "/v1/responses": {"input": "a b c " * 20},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a b c " * 20}], "max_tokens": 4},
+    "/inference/v1/generate": {"token_ids": [5, 6, 7] * 20, "sampling_params": {"max_tokens": 4}},
+}
+MARK = "sent-by-a-client"
+MARKED = {"kv_transfer_params": {"do_remote_prefill": True, "remote_engine_id": MARK}}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_engines_see_no_hand_off_fields_of_clients_at_any_endpoint(marked_router, path):
+    router, book = marked_router
+    for model in ("tiny", "tiny-aggregated"):
+        for fields in (
+            MARKED,
+            {"vllm_xargs": MARKED},
+            {"extra_args": MARKED},
+            {"vllm_xargs": {"kv_transfer_params": json.dumps(MARKED["kv_transfer_params"])}},
+            {"sampling_params": {**BODIES[path].get("sampling_params", {}), **MARKED}},
+            {"sampling_params": {**BODIES[path].get("sampling_params", {}), "extra_args": MARKED}},
+        ):
+            reply = router.post(path, json={"model": model, **BODIES[path], **fields})
+            assert reply.status_code == 200, (model, fields, reply.text)
+    assert book.passed > 0
+    assert book.marked == [], "a client's fields reached an engine"
+
+
+@pytest.fixture(scope="module")
+def marked_router(prefill, decode, logs):
+    """A router with a proxy before each engine that looks for the mark, and the proxies' book."""
+    book = proxy.Book(mark=MARK)
+    with contextlib.ExitStack() as stack:
+        proxies = {"p0": proxy.Proxy(prefill, "prefill", book)}
+        proxies["d0"] = proxy.Proxy(decode, "decode", book)
+        proxies["a0"] = proxy.Proxy(decode, "decode", book)
+        for its in proxies.values():
+            stack.callback(its.close)
+        roles = {"p0": "prefill", "d0": "decode"}
+        workers = [worker(id, role, proxies[id]) for id, role in roles.items()]
+        yaml = routers.config(os.environ["SPLITRAIL_MODEL_PATH"], proxies["a0"], workers)
+        folder = logs / "marked"
+        yield stack.enter_context(routers.running(os.environ["SPLITRAIL_BIN"], yaml, folder)), book
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-aggregated"])
@@ -109,5 +161,4 @@ def test_a_prefill_worker_that_is_gone_costs_no_request(start_router, prefill, d
     with start_router("one-prefill-gone", workers, policy="round_robin") as router:
         for _ in range(4):
             prompt = prompts.token_ids(100)
-            answer = router.complete(prompt)
-            assert answer.text == router.complete(prompt, model="tiny-aggregated").text
+            witness.assert_exact(router.complete(prompt), witness.cold(router.complete, prompt))

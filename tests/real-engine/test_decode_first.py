@@ -1,7 +1,5 @@
 """Decode first on engines that do not know the field: the router's index is the gate."""
 
-import secrets
-
 import httpx
 import pytest
 
@@ -9,6 +7,7 @@ from support import prompts
 from support import router as routers
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually
+from support.witness import assert_exact, cold
 
 MAX_TOKENS = 12
 
@@ -21,9 +20,7 @@ def router(start_router, prefill, decode):
 
 
 def alone(router, prompt):
-    salt = {"cache_salt": secrets.token_hex(8)}
-    model = "tiny-aggregated"
-    return router.complete(prompt, model=model, max_tokens=MAX_TOKENS, extra_body=salt).text
+    return cold(router.complete, prompt, max_tokens=MAX_TOKENS)
 
 
 def test_the_engines_are_asked_and_do_not_honour_the_field(router):
@@ -53,7 +50,7 @@ def test_the_four_requests_of_the_threshold_proposal(router, stream):
                 prompt, max_tokens=MAX_TOKENS, stream=stream, extra_body=body
             )
         assert answer.finish_reasons == {0: "length"}
-        assert answer.text == alone(router, prompt)
+        assert_exact(answer, alone(router, prompt))
         record = router.decision(answer.request_id)
         assert record["decode_try"] == outcome
         assert record["gate"] == ("none" if threshold == 0 else "router")
@@ -61,17 +58,18 @@ def test_the_four_requests_of_the_threshold_proposal(router, stream):
         assert (record["prefill_worker"] is None) == (outcome == "served")
         assert answer.usage.prompt_tokens == total
         if outcome == "served":
-            cold = shared == total
-            assert answer.cached_tokens == (0 if cold else full_hit(shared + 1))
+            assert answer.cached_tokens == (0 if shared == total else full_hit(shared + 1))
 
 
 def test_a_prompt_handed_over_is_served_by_decode_alone_the_next_time(router, prefill):
     prompt = prompts.token_ids(500)
     with router.indexing("d0", 500 // BLOCK_SIZE):
-        cold = router.complete(prompt, max_tokens=MAX_TOKENS)
+        first = router.complete(prompt, max_tokens=MAX_TOKENS)
     before = prefill.prompt_tokens_by_source()
-    warm = router.complete(prompt, max_tokens=MAX_TOKENS)
-    assert warm.text == cold.text == alone(router, prompt)
-    assert router.decision(warm.request_id)["decode_try"] == "served"
-    assert warm.cached_tokens == full_hit(500)
+    again = router.complete(prompt, max_tokens=MAX_TOKENS)
+    expected = alone(router, prompt)
+    assert_exact(first, expected)
+    assert_exact(again, expected)
+    assert router.decision(again.request_id)["decode_try"] == "served"
+    assert again.cached_tokens == full_hit(500)
     assert prefill.prompt_tokens_by_source() == before

@@ -14,6 +14,7 @@ import pytest
 from support import dialects, prompts
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually
+from support.witness import assert_exact, cold
 
 DIALECTS = pytest.mark.parametrize("dialect", [dialects.Responses, dialects.Messages])
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -21,6 +22,18 @@ STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streame
 
 def conversation(kind="code"):
     return f"You are terse. Case {secrets.token_hex(8)}.", prompts.TEXTS[kind] * 3
+
+
+def assert_same(router, dialect, system, text, answers):
+    """The answers are that of one engine which computes the prompt alone: by the log-probabilities
+    of responses. Messages have none, so their text must do."""
+    asked = dict(model="tiny-aggregated", cache_salt=secrets.token_hex(8))
+    expected = dialect(router).ask(system, text, **asked)
+    assert expected.text and expected.cached_tokens == 0
+    for answer in answers:
+        assert answer.text == expected.text
+        if dialect is dialects.Responses:
+            assert_exact(answer, expected)
 
 
 @DIALECTS
@@ -31,14 +44,14 @@ def test_cold_is_zero_and_warm_is_every_block_but_the_last_token(router, prefill
     tokens = len(prefill.tokenize(messages=messages))
     blocks = tokens // BLOCK_SIZE
     with router.indexing("p0", blocks):
-        cold = dialect(router).ask(system, text, stream=stream)
+        first = dialect(router).ask(system, text, stream=stream)
     warm = dialect(router).ask(system, text, stream=stream)
-    assert (cold.prompt_tokens, warm.prompt_tokens) == (tokens, tokens)
-    assert (cold.cached_tokens, warm.cached_tokens) == (0, full_hit(tokens))
-    assert cold.completion_tokens == warm.completion_tokens
-    assert warm.text == cold.text
+    assert (first.prompt_tokens, warm.prompt_tokens) == (tokens, tokens)
+    assert (first.cached_tokens, warm.cached_tokens) == (0, full_hit(tokens))
+    assert first.completion_tokens == warm.completion_tokens
+    assert_same(router, dialect, system, text, [first, warm])
     # The router knew the very tokens: the count could agree by chance, the overlap cannot.
-    records = [router.decision(answer.request_id) for answer in (cold, warm)]
+    records = [router.decision(answer.request_id) for answer in (first, warm)]
     for record in records:
         assert record["prompt_tokens"] == tokens
         assert (record["flow"], record["local_reason"]) == ("prefill_first", None)
@@ -48,18 +61,16 @@ def test_cold_is_zero_and_warm_is_every_block_but_the_last_token(router, prefill
 
 @DIALECTS
 @STREAM
-def test_a_pair_s_text_is_that_of_one_engine(router, dialect, stream):
+def test_a_pair_s_answer_is_that_of_one_engine(router, dialect, stream):
     system, text = conversation()
-    alone = dialect(router).ask(
-        system, text, stream=stream, model="tiny-aggregated", cache_salt="own"
-    )
-    pair = dialect(router).ask(system, text, stream=stream)
-    assert alone.text and pair.text == alone.text
-    chat = router.chat(
-        [{"role": "system", "content": system}, {"role": "user", "content": text}],
-        extra_body={"ignore_eos": False},
-    )
-    assert chat.text == alone.text
+    answer = dialect(router).ask(system, text, stream=stream)
+    assert_same(router, dialect, system, text, [answer])
+    # The same tokens as a chat, for which there are log-probabilities.
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+    to_the_end = {"extra_body": {"ignore_eos": False}}
+    chat = router.chat(messages, **to_the_end)
+    assert_exact(chat, cold(router.chat, messages, **to_the_end))
+    assert chat.text == answer.text
 
 
 @DIALECTS
@@ -78,10 +89,10 @@ def test_figures_of_a_single_engine_are_its_own(router, dialect):
     system, text = conversation()
     for salt in ("a", "b"):
         asked = dict(model="tiny-aggregated", cache_salt=salt + secrets.token_hex(4))
-        cold = dialect(router).ask(system, text, **asked)
+        first = dialect(router).ask(system, text, **asked)
         warm = dialect(router).ask(system, text, stream=True, **asked)
-        assert warm.prompt_tokens == cold.prompt_tokens
-        assert (cold.cached_tokens, warm.cached_tokens) == (0, full_hit(cold.prompt_tokens))
+        assert warm.prompt_tokens == first.prompt_tokens
+        assert (first.cached_tokens, warm.cached_tokens) == (0, full_hit(first.prompt_tokens))
 
 
 CONVERSATIONS = {

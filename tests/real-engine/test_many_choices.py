@@ -8,6 +8,7 @@ import pytest
 from support import prompts
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually
+from support.witness import assert_exact, cold
 
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
@@ -17,10 +18,11 @@ STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streame
 def test_a_batch_is_its_single_requests_in_order(router, lengths, stream):
     batch = [prompts.token_ids(length) for length in lengths]
     together = router.complete(batch, stream=stream)
-    singles = [router.complete(prompt, model="tiny-aggregated") for prompt in batch]
+    singles = [cold(router.complete, prompt) for prompt in batch]
 
     assert sorted(together.texts) == list(range(len(batch)))
     assert [together.texts[i] for i in range(len(batch))] == [single.text for single in singles]
+    assert_exact(together, {i: single.steps[0] for i, single in enumerate(singles)})
     assert together.finish_reasons == {i: "length" for i in range(len(batch))}
     assert together.usage.prompt_tokens == sum(lengths)
     assert together.usage.completion_tokens == 8 * len(batch)
@@ -28,16 +30,17 @@ def test_a_batch_is_its_single_requests_in_order(router, lengths, stream):
 
 
 def test_cached_tokens_of_a_batch_are_the_sum(router):
-    warm, cold = prompts.token_ids(200), prompts.token_ids(100)
+    warm, other = prompts.token_ids(200), prompts.token_ids(100)
     router.complete(warm)
-    assert router.complete([warm, cold]).cached_tokens == full_hit(200)
+    assert router.complete([warm, other]).cached_tokens == full_hit(200)
 
 
 def test_a_batch_of_texts(router):
     batch = [prompts.text("code"), prompts.text("cjk")]
-    together = router.complete(batch)
-    for index, prompt in enumerate(batch):
-        assert together.texts[index] == router.complete(prompt).text
+    singles = [cold(router.complete, prompt) for prompt in batch]
+    assert_exact(
+        router.complete(batch), {i: single.steps[0] for i, single in enumerate(singles)}
+    )
 
 
 MAX_TOKENS = 24
@@ -97,9 +100,10 @@ def test_several_choices_take_one_hand_off(router, decode):
 def test_samples_with_a_seed_are_those_of_one_engine(router, stream):
     prompt = prompts.token_ids(100)
     sampled = {"n": 2, "temperature": 0.9, "seed": 11, "max_tokens": MAX_TOKENS}
-    salt = {"cache_salt": secrets.token_hex(8)}
-    one = router.complete(prompt, model="tiny-aggregated", extra_body=salt, **sampled)
-    assert router.complete(prompt, stream=stream, **sampled).texts == one.texts
+    one = cold(router.complete, prompt, **sampled)
+    samples = router.complete(prompt, stream=stream, **sampled)
+    assert samples.texts == one.texts
+    assert_exact(samples, one)
 
 
 def test_what_the_engine_refuses_reaches_the_client(router, prefill):

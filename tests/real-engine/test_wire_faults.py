@@ -1,4 +1,4 @@
-"""Whatever breaks between router and engines, no hand-off is sent twice and no text is wrong.
+"""Whatever breaks between router and engines, no hand-off is sent twice and no answer is wrong.
 
 Two proxies stand in front of each engine, so that each leg has a second worker to be
 retried on. A request that meets a fault may fail, but it must say so.
@@ -12,12 +12,11 @@ import contextlib
 import http.client
 import itertools
 import json
-import secrets
 
 import httpx
 import pytest
 
-from support import prompts, proxy
+from support import prompts, proxy, witness
 from support.router import worker, worker_without_events
 from support.waiting import eventually
 
@@ -33,10 +32,11 @@ IMPATIENT = "timeouts: { prefill: 3s, first_token: 3s, reply: 3s, stream_idle: 3
 
 
 class Outcome:
-    """What a client got: its text so far, whether it was whole, and the error if one was told."""
+    """What a client got: its answer so far, whether it was whole, and the error if one was told."""
 
     def __init__(self, reply, lines):
         self.status, self.text, self.error, self.done = reply.status_code, "", None, False
+        self.steps = {0: []}
         if "text/event-stream" not in reply.headers["content-type"]:
             self._add(json.loads("".join(lines)))
             self.done = self.error is None
@@ -54,6 +54,7 @@ class Outcome:
         self.error = piece.get("error")
         for choice in piece.get("choices", []):
             self.text += choice["text"]
+            self.steps[0] += witness.steps(choice["logprobs"])
 
     def __repr__(self):
         return f"{self.status} {self.text!r} done={self.done} {self.error}"
@@ -61,12 +62,14 @@ class Outcome:
     def check(self, expected):
         """Right and whole, or a beginning of what is right and an explicit error."""
         if self.error is None:
-            assert (self.status, self.done, self.text) == (200, True, expected)
+            assert (self.status, self.done, self.text) == (200, True, expected.text)
+            witness.assert_exact(self, expected)
         else:
             assert not self.done and self.error["code"], self
             # A status is said once; what breaks off afterwards is an event.
             assert self.status >= 500 or self.error["code"] == "decode_lost", self
-            assert expected.startswith(self.text), (self, expected)
+            assert expected.text.startswith(self.text), (self, expected.text)
+            witness.assert_exact(self, expected, whole=False)
 
 
 class Rig:
@@ -77,10 +80,7 @@ class Rig:
         self._well = []
 
     def expected(self, prompt):
-        salt = {"cache_salt": secrets.token_hex(8)}
-        return self.router.complete(
-            prompt, model="tiny-aggregated", max_tokens=MAX_TOKENS, extra_body=salt
-        ).text
+        return witness.cold(self.router.complete, prompt, max_tokens=MAX_TOKENS)
 
     def ask(self, prompt, stream):
         url, body = f"{self.router.http}{PATH}", self._body(prompt, stream)
@@ -103,6 +103,7 @@ class Rig:
             "temperature": 0,
             "ignore_eos": True,
             "stream": stream,
+            **witness.COMPLETION,
         }
 
     def ask_with_fault(self, role, kind, stream, times):
@@ -123,7 +124,8 @@ class Rig:
     def is_well(self, prompt, expected, stream):
         """Without a fault the answer is right."""
         outcome = self.ask(prompt, stream)
-        assert (outcome.text, outcome.done) == (expected, True), outcome
+        assert outcome.error is None, outcome
+        outcome.check(expected)
         self._well.append(prompt)
 
     def settle(self):

@@ -10,6 +10,7 @@ from support import prompts
 from support import router as routers
 from support.engine import BLOCK_SIZE, Engine, full_hit
 from support.waiting import eventually
+from support.witness import TOLERANCE, assert_exact, cold, difference
 
 PROMPT_TOKENS = 200
 BLOCKS = PROMPT_TOKENS // BLOCK_SIZE
@@ -42,21 +43,24 @@ def test_the_canary_finds_the_blocks_of_model_and_adapter(adapter_router):
 
 
 def ask(router, model, prompt):
-    """A completion, the blocks that the router expected to find, and the cached tokens."""
+    """A completion, with the blocks that the router expected to find and the cached tokens."""
     answer = router.complete(prompt, model=model)
     overlap = router.decision(answer.request_id)["overlap_blocks"]
-    return answer.text, overlap, answer.cached_tokens
+    return answer, (overlap, answer.cached_tokens)
 
 
 def test_model_and_adapter_share_no_blocks_and_each_finds_its_own(adapter_router):
     prompt = prompts.token_ids(PROMPT_TOKENS)
     with adapter_router.indexing("l0", BLOCKS):
-        text, overlap, cached = ask(adapter_router, "tiny", prompt)
-    assert (overlap, cached) == (0, 0)
+        plain, found = ask(adapter_router, "tiny", prompt)
+    assert found == (0, 0)
     with adapter_router.indexing("l0", BLOCKS):
-        adapted, overlap, cached = ask(adapter_router, "tiny-lora", prompt)
-    assert (overlap, cached) == (0, 0), "the adapter finds none of the model's blocks"
-    assert adapted != text, "the engine ran the adapter"
-    for model, expected in (("tiny-lora", adapted), ("tiny", text)):
-        found = ask(adapter_router, model, prompt)
-        assert found == (expected, BLOCKS, full_hit(PROMPT_TOKENS))
+        adapted, found = ask(adapter_router, "tiny-lora", prompt)
+    assert found == (0, 0), "the adapter finds none of the model's blocks"
+    assert difference(adapted.steps[0], plain.steps[0]) > TOLERANCE, "the engine ran the adapter"
+    for model, first in (("tiny-lora", adapted), ("tiny", plain)):
+        expected = cold(adapter_router.complete, prompt, model=model)
+        assert_exact(first, expected)
+        again, found = ask(adapter_router, model, prompt)
+        assert found == (BLOCKS, full_hit(PROMPT_TOKENS))
+        assert_exact(again, expected)

@@ -6,7 +6,6 @@ Last by its name: in the end the decode engine is replaced by another process.
 import contextlib
 import os
 import pathlib
-import secrets
 import subprocess
 
 import httpx
@@ -16,6 +15,7 @@ from support import prompts, shim
 from support import router as routers
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually, settled
+from support.witness import assert_exact, cold
 
 MAX_TOKENS = 12
 
@@ -67,9 +67,7 @@ def grown(before, after):
 
 
 def alone(router, prompt):
-    salt = {"cache_salt": secrets.token_hex(8)}
-    model = "tiny-aggregated"
-    return router.complete(prompt, model=model, max_tokens=MAX_TOKENS, extra_body=salt).text
+    return cold(router.complete, prompt, max_tokens=MAX_TOKENS)
 
 
 def test_what_the_engines_are_is_known(fleet):
@@ -93,7 +91,7 @@ def test_a_miss_costs_decode_no_prefill_and_a_hit_costs_prefill_nothing(
     expected = alone(first, prompt)
     before = prefill.prompt_tokens_by_source(), decode.prompt_tokens_by_source()
     held = digests(fleet)
-    cold = first.complete(prompt, max_tokens=MAX_TOKENS, stream=stream)
+    missed = first.complete(prompt, max_tokens=MAX_TOKENS, stream=stream)
     # The cache may be full: what comes in is seen by what is there, not by how much.
     eventually(
         lambda: settled(lambda: digests(fleet)),
@@ -101,9 +99,10 @@ def test_a_miss_costs_decode_no_prefill_and_a_hit_costs_prefill_nothing(
         "the prompt in both indexes",
     )
     after = prefill.prompt_tokens_by_source(), decode.prompt_tokens_by_source()
-    record = first.decision(cold.request_id)
+    record = first.decision(missed.request_id)
     assert (record["gate"], record["decode_try"]) == ("shim", "rejected")
-    assert cold.text == expected and cold.cached_tokens == 0
+    assert_exact(missed, expected)
+    assert missed.cached_tokens == 0
     # All of it was computed on prefill, none of it on decode: it came over as a whole.
     assert grown(before[0], after[0])["local_compute"] == 300
     on_decode = grown(before[1], after[1])
@@ -115,7 +114,8 @@ def test_a_miss_costs_decode_no_prefill_and_a_hit_costs_prefill_nothing(
     after = prefill.prompt_tokens_by_source(), decode.prompt_tokens_by_source()
     record = second.decision(warm.request_id)
     assert (record["gate"], record["decode_try"]) == ("shim", "served")
-    assert warm.text == expected and warm.cached_tokens == full_hit(300)
+    assert_exact(warm, expected)
+    assert warm.cached_tokens == full_hit(300)
     assert grown(before[0], after[0]) == dict.fromkeys(before[0], 0), "prefill was not asked"
     assert grown(before[1], after[1])["local_cache_hit"] == full_hit(300)
 
@@ -132,7 +132,8 @@ def test_both_routers_hold_the_same(fleet):
 def test_another_engine_in_the_place_of_one_is_noticed(fleet, decode):
     old = [index(router, "d0")[0]["digest"] for router in fleet]
     script = pathlib.Path(__file__).with_name("engines.sh")
-    subprocess.run([script, "crash_decode", str(decode.port)], check=True, timeout=300)
+    for command in ("crash", "again"):
+        subprocess.run([script, command, str(decode.port)], check=True, timeout=300)
     prompt = prompts.token_ids(200)
     for router in fleet:
         eventually(
@@ -150,4 +151,4 @@ def test_another_engine_in_the_place_of_one_is_noticed(fleet, decode):
     expected = alone(fleet[0], prompt)
     for router in fleet:
         answer = router.complete(prompt, max_tokens=MAX_TOKENS)
-        assert answer.text == expected
+        assert_exact(answer, expected)

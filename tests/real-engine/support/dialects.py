@@ -3,6 +3,8 @@
 import dataclasses
 import secrets
 
+from . import witness
+
 
 @dataclasses.dataclass
 class Answer:
@@ -11,10 +13,15 @@ class Answer:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    # See `witness`; empty in a dialect without log-probabilities.
+    steps: dict
 
 
 class Dialect:
     """Asks a router in the words of one API, through its official client."""
+
+    # What asks for log-probabilities, where a reply can have them.
+    witnessed = {}
 
     def __init__(self, router):
         self._router = router
@@ -37,10 +44,10 @@ class Dialect:
             **request,
             stream=stream,
             extra_headers={"x-request-id": request_id},
-            extra_body=more,
+            extra_body={**self.witnessed, **more},
         )
-        text, usage = self._streamed(reply) if stream else self._whole(reply)
-        return Answer(request_id, text, *self._figures(usage))
+        text, usage, steps = self._streamed(reply) if stream else self._whole(reply)
+        return Answer(request_id, text, *self._figures(usage), steps={0: steps} if steps else {})
 
 
 def _typed(content, kind):
@@ -49,8 +56,14 @@ def _typed(content, kind):
     return [part if "type" in part else {"type": kind, **part} for part in content]
 
 
+def _steps(response):
+    parts = [part for item in response.output if item.type == "message" for part in item.content]
+    return [step for part in parts for step in witness.steps(part.model_dump().get("logprobs"))]
+
+
 class Responses(Dialect):
     path = "/v1/responses"
+    witnessed = witness.RESPONSE
 
     def _words(self, system, turns, max_tokens):
         kinds = {"user": "input_text", "assistant": "output_text"}
@@ -70,7 +83,7 @@ class Responses(Dialect):
     def _whole(self, response):
         assert response.object == "response"
         assert response.status in ("completed", "incomplete")
-        return response.output_text, response.usage
+        return response.output_text, response.usage, _steps(response)
 
     def _streamed(self, events):
         events = list(events)
@@ -80,7 +93,7 @@ class Responses(Dialect):
         assert last.type == "response.completed"
         text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
         assert text == last.response.output_text
-        return text, last.response.usage
+        return text, last.response.usage, _steps(last.response)
 
     def _figures(self, usage):
         assert usage.total_tokens == usage.input_tokens + usage.output_tokens
@@ -101,7 +114,7 @@ class Messages(Dialect):
 
     def _whole(self, message):
         assert (message.type, message.role) == ("message", "assistant")
-        return "".join(block.text for block in message.content), message.usage
+        return "".join(block.text for block in message.content), message.usage, []
 
     def _streamed(self, events):
         events = list(events)
@@ -109,7 +122,7 @@ class Messages(Dialect):
         assert names[0] == "message_start"
         assert names[-2:] == ["message_delta", "message_stop"]
         deltas = (e.delta for e in events if e.type == "content_block_delta")
-        return "".join(delta.text for delta in deltas), events[-2].usage
+        return "".join(delta.text for delta in deltas), events[-2].usage, []
 
     def _figures(self, usage):
         read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens or 0

@@ -25,6 +25,8 @@ class Engine:
         self.url = f"http://127.0.0.1:{port}"
         self.kv_events = f"tcp://127.0.0.1:{port + 1000}"
         self.kv_replay = f"tcp://127.0.0.1:{port + 2000}"
+        # Of a prefill engine with Mooncake.
+        self.bootstrap = f"http://127.0.0.1:{port + 3000}"
 
     def metrics(self):
         return Metrics.scrape(f"{self.url}/metrics")

@@ -9,6 +9,7 @@ import dataclasses
 import http.client
 import http.server
 import json
+import select
 import socket
 import struct
 import sys
@@ -25,6 +26,8 @@ STATUS_500, STATUS_503 = "500 instead", "503 instead"
 CUT = "reply reset half-way"
 END = "reply ended half-way"
 STALL = "no reply"
+# Passed on once the test lets it go, unless the router has hung up by then.
+HOLD = "held before it is passed on"
 FREEZE = "reply frozen half-way"
 BREAKS = (RESET_BEFORE, HANG_UP, RESET_AFTER, STATUS_500, STATUS_503, CUT, END)
 SILENCES = (STALL, FREEZE)
@@ -38,18 +41,25 @@ class Fault:
     prompt: list
     times: int
     fired: int = 0
+    # Ends a hold.
+    go: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
 def identity(params):
-    """What makes a hand-off this very one."""
-    keys = ("remote_engine_id", "remote_request_id", "remote_block_ids")
-    return json.dumps([params[key] for key in keys])
+    """What makes a hand-off this very one, by the connector's own names."""
+    keys = ("remote_engine_id", "remote_request_id", "remote_block_ids", "transfer_id")
+    return json.dumps([params.get(key) for key in keys])
 
 
 class Book:
-    """What passed the proxies that share it, and what is to go wrong there."""
+    """What passed the proxies that share it, and what is to go wrong there.
 
-    def __init__(self):
+    With a `mark`, it also notes the paths of requests in whose bodies the mark is.
+    """
+
+    def __init__(self, mark=None):
+        self._mark = mark and mark.encode()
+        self.passed, self.marked = 0, []
         self._lock = threading.Lock()
         self._faults = {}
         # Identities as they arrived at decode, swallowed ones too, and as prefill
@@ -70,7 +80,7 @@ class Book:
                 del self._faults[role, tuple(prompt)]
 
     def arrived(self, role, body):
-        """Notes a request; says what is to happen to it."""
+        """Notes a request; returns the fault that is to happen to it, if any."""
         params = body.get("kv_transfer_params") or {}
         prompt = body.get("prompt")
         key = role, tuple(prompt) if isinstance(prompt, list) else prompt
@@ -83,7 +93,13 @@ class Book:
             if fault is None or fault.fired == fault.times:
                 return None
             fault.fired += 1
-            return fault.kind
+            return fault
+
+    def look_at(self, path, body):
+        with self._lock:
+            self.passed += 1
+            if self._mark and self._mark in body:
+                self.marked.append(path)
 
     def replied(self, reply):
         params = json.loads(reply).get("kv_transfer_params")
@@ -166,9 +182,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["content-length"]))
+        self.proxy.book.look_at(self.path, body)
         self._serve(body, self.proxy.book.arrived(self.proxy.role, json.loads(body)))
 
-    def _serve(self, body, kind):
+    def _serve(self, body, fault):
+        kind = fault and fault.kind
+        if kind == HOLD and not self._held(fault):
+            return self._reset()
         if kind == RESET_BEFORE:
             return self._reset()
         if kind == HANG_UP:
@@ -236,6 +256,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def _held(self, fault):
+        """Waits for the test; `False` if the router has hung up by then."""
+        while not fault.go.wait(0.02):
+            if select.select([self.connection], [], [], 0)[0]:
+                return False
+        return not select.select([self.connection], [], [], 0)[0]
 
     def _wait_until_left(self):
         with contextlib.suppress(OSError):

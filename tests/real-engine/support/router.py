@@ -7,7 +7,7 @@ import anthropic
 import httpx
 import openai
 
-from . import plain_http, process
+from . import plain_http, process, witness
 from .engine import BLOCK_SIZE, SOURCES, Engine
 from .metrics import Metrics
 from .waiting import eventually, settled
@@ -22,14 +22,14 @@ listen:
     block_size: {block_size}
     tokenizer: {{ kind: huggingface, path: "{model_path}" }}
     flow: {flow}
-    connector: nixl
+    connector: {connector}
     policy: {{ kind: {policy} }}
     local_prefill_max_tokens: 32
     # Once, before it is ready: later it would be among what tests count.
     canary: {{ interval: 24h }}
 {more}    workers:
 {workers}
-  # The same decode engine, used alone: what a P/D answer is compared with.
+  # An engine of the same model, used alone: what a P/D answer is compared with.
   - name: tiny-aggregated
     block_size: {block_size}
     tokenizer: {{ kind: huggingface, path: "{model_path}" }}
@@ -91,10 +91,11 @@ def five_lines(model_path, prefill, decode):
     )
 
 
-def worker(id, role, engine):
+def worker(id, role, engine, bootstrap=None):
+    more = f', bootstrap: "{bootstrap}"' if bootstrap else ""
     return (
         f'      - {{ id: {id}, role: {role}, url: "{engine.url}", '
-        f'kv_events: "{engine.kv_events}", kv_replay: "{engine.kv_replay}" }}'
+        f'kv_events: "{engine.kv_events}", kv_replay: "{engine.kv_replay}"{more} }}'
     )
 
 
@@ -108,7 +109,14 @@ def unreachable_worker(id, role):
 
 
 def config(
-    model_path, aggregated, workers, policy="kv_overlap", flow="prefill_first", more=(), top=""
+    model_path,
+    aggregated,
+    workers,
+    policy="kv_overlap",
+    flow="prefill_first",
+    connector="nixl",
+    more=(),
+    top="",
 ):
     """`more` are further lines of the model `tiny`, `top` further sections of the file."""
     return CONFIG.format(
@@ -118,6 +126,7 @@ def config(
         aggregated_url=aggregated.url,
         policy=policy,
         flow=flow,
+        connector=connector,
         top=top,
         more="".join(f"    {line}\n" for line in more),
     )
@@ -229,20 +238,18 @@ class Router:
             settled(lambda: self.index_state(worker))
 
     def complete(self, prompt, model="tiny", max_tokens=8, **kwargs):
-        """A greedy completion; see `Answer`."""
-        return self._ask(
-            self.openai.completions.create, model, max_tokens, kwargs, prompt=prompt
-        )
+        """A greedy completion with log-probabilities; see `Answer`."""
+        create = self.openai.completions.create
+        return self._ask(create, model, max_tokens, witness.COMPLETION, kwargs, prompt=prompt)
 
     def chat(self, messages, model="tiny", max_tokens=8, **kwargs):
-        """A greedy chat completion; see `Answer`."""
-        return self._ask(
-            self.openai.chat.completions.create, model, max_tokens, kwargs, messages=messages
-        )
+        """A greedy chat completion with log-probabilities; see `Answer`."""
+        create = self.openai.chat.completions.create
+        return self._ask(create, model, max_tokens, witness.CHAT, kwargs, messages=messages)
 
-    def _ask(self, create, model, max_tokens, kwargs, **prompt):
+    def _ask(self, create, model, max_tokens, asked, kwargs, **prompt):
         request_id = f"test-{secrets.token_hex(8)}"
-        body = {"ignore_eos": True, **kwargs.pop("extra_body", {})}
+        body = {"ignore_eos": True, **asked, **kwargs.pop("extra_body", {})}
         stream = kwargs.pop("stream", False)
         if stream:
             kwargs = {"stream": True, "stream_options": {"include_usage": True}, **kwargs}
@@ -261,12 +268,13 @@ class Router:
 class Answer:
     """A reply, streamed or not, in one form.
 
-    `texts` and `finish_reasons` are by choice index; `usages` holds every usage seen.
+    `texts`, `finish_reasons` and `steps` (see `witness`) are by choice index; `usages` holds every
+    usage seen.
     """
 
     def __init__(self, request_id):
         self.request_id = request_id
-        self.texts, self.finish_reasons, self.usages = {}, {}, []
+        self.texts, self.finish_reasons, self.steps, self.usages = {}, {}, {}, []
 
     @classmethod
     def whole(cls, request_id, reply):
@@ -290,6 +298,8 @@ class Answer:
 
     def _add(self, choice, text):
         self.texts[choice.index] = self.texts.get(choice.index, "") + (text or "")
+        logprobs = choice.logprobs.model_dump() if choice.logprobs else None
+        self.steps.setdefault(choice.index, []).extend(witness.steps(logprobs))
         if choice.finish_reason:
             self.finish_reasons[choice.index] = choice.finish_reason
 
