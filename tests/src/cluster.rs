@@ -247,7 +247,7 @@ impl Cluster {
         eventually("engines have nothing left to do", async || {
             self.engines.iter().all(|(_, engine)| {
                 let state = engine.state();
-                state.running == 0 && state.waiting == 0
+                (state.running, state.waiting, state.orphans) == (0, 0, 0)
             })
         })
         .await;

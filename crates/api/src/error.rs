@@ -114,6 +114,8 @@ struct Rare {
     code: Option<String>,
     /// The name that the client sent as `model`, if no served model has it.
     unknown_model: Option<String>,
+    /// Whether the error is an engine's reply.
+    is_reply: bool,
 }
 
 impl Error {
@@ -155,6 +157,19 @@ impl Error {
     /// The name that the client sent as `model`, if no served model has it.
     pub fn unknown_model(&self) -> Option<&str> {
         self.rare.as_ref()?.unknown_model.as_deref()
+    }
+
+    /// Marks the error as one that an engine has replied with, so the request has ended there.
+    #[must_use]
+    pub fn of_reply(mut self) -> Self {
+        self.rare.get_or_insert_default().is_reply = true;
+        self
+    }
+
+    /// Whether an engine has replied with the error. Otherwise its request may still run there.
+    pub fn is_reply(&self) -> bool {
+        matches!(self.kind, Kind::EngineRejected(_) | Kind::BelowThreshold)
+            || self.rare.as_ref().is_some_and(|rare| rare.is_reply)
     }
 
     fn code(&self) -> &str {

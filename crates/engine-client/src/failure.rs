@@ -65,9 +65,9 @@ pub(super) async fn refusal(worker: &dyn Engine, status: StatusCode, body: Engin
     let engine_error = body.ok().and_then(|body| engine_message(&body.to_bytes()));
     // Status 501 (not implemented) is a refusal and not a failure of the engine.
     if !(400..500).contains(&status) && status != 501 {
-        return Error::engine(worker.id(), &format!("answered with status {status}"));
+        return Error::engine(worker.id(), &format!("answered with status {status}")).of_reply();
     }
-    rejection(worker, status, engine_error)
+    rejection(worker, status, engine_error).of_reply()
 }
 
 fn rejection(
@@ -110,8 +110,8 @@ pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
         .and_then(|code| u16::try_from(code).ok())
         .filter(|code| (400..500).contains(code));
     match status {
-        Some(status) => rejection(worker, status, engine_message(event)),
-        None => Error::engine(worker.id(), "answered with an error event"),
+        Some(status) => rejection(worker, status, engine_message(event)).of_reply(),
+        None => Error::engine(worker.id(), "answered with an error event").of_reply(),
     }
 }
 

@@ -21,7 +21,7 @@ use splitrail_api::request::Options;
 use splitrail_api::steering::Urgency;
 use splitrail_api::text::random_id;
 use splitrail_api::unread::Unread;
-use splitrail_config::model::{GateKind, RequestFlow};
+use splitrail_config::model::{Connector, GateKind, RequestFlow};
 use splitrail_engine_client::{EngineClient, Envelope, Late};
 use splitrail_fleet::Served;
 use splitrail_fleet::{Booking, Worker};
@@ -212,14 +212,19 @@ pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64)
 
 /// The threshold of a decode leg that follows a prefill leg: the model's `preemption_guard`, or 0
 /// if the prompt might fail the threshold although it was handed over. With several samples or with
-/// shared storage an engine finds only full blocks, and never the last token.
+/// shared storage an engine finds only full blocks, and never the last token. vLLM's
+/// `ExampleConnector` finds nothing of a prompt with one token more than full blocks.
 pub(super) fn preemption_guard(prompt: PromptContext<'_>) -> f64 {
     let PromptContext { context, unit, decision, .. } = prompt;
-    let guard = context.served.config.gate.preemption_guard;
+    let Served { config, pool, .. } = context.served.as_ref();
+    let (guard, block_size) = (config.gate.preemption_guard, pool.block_size());
     let said =
         decision.with(|decision| decision.ledger().prefill().and_then(|leg| leg.prompt_tokens));
-    let need = Need::new(guard, unit.prompt_tokens.or(said), context.served.pool.block_size());
-    if need.blocks.is_some() && need.possible { guard } else { 0.0 }
+    let tokens = unit.prompt_tokens.or(said);
+    let one_more = tokens.is_some_and(|tokens| block_size > 0 && tokens % block_size == 1);
+    let is_found = config.connector != Connector::SharedStorage || !one_more;
+    let need = Need::new(guard, tokens, block_size);
+    if need.blocks.is_some() && need.possible && is_found { guard } else { 0.0 }
 }
 
 /// The name of the planned flow of a request, as in metrics and records. The decision record has

@@ -21,6 +21,7 @@ pub mod plan;
 mod prefill;
 pub mod prepare;
 pub mod relay;
+mod repair;
 pub mod reply;
 pub mod run;
 mod sending;

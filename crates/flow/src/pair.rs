@@ -2,6 +2,7 @@
 //!
 //! The two legs find each other by a random transfer id that the router makes for this pair. When one
 //! leg fails, the other is cancelled at once: otherwise the other leg would keep its blocks for minutes.
+//! Where cancelling is not enough, `repair` does what is.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, Said, Tries, without_prefill};
+use super::repair::{Registration, Repair};
 use super::sending::Sending;
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_config::model::Connector;
@@ -163,6 +165,11 @@ impl Appointment {
         matches!(self, Self::Transfer { .. })
     }
 
+    /// Whether a decode engine keeps blocks for a leg that was cancelled, until its prefill leg ends.
+    fn decode_waits_for_prefill(&self) -> bool {
+        matches!(self, Self::Transfer { .. })
+    }
+
     /// The envelope of the prefill leg, pinned to the rank of the engine whose id the decode leg
     /// carries.
     fn envelope(&self, envelope: &Envelope) -> Envelope {
@@ -231,12 +238,25 @@ async fn meet(
 ) -> Result<First, Failed> {
     let PromptContext { context, unit, .. } = sending.prompt;
     let body = prefill::body(context, unit, &prefill.worker, appointment.lead());
-    // The transfer id or room may be used only once, so the body must not be sent twice.
-    let once = |body| Parcel::new(body).0.once();
-    let body = once(body.map_err(Failed::Prefill)?);
+    let body = body.map_err(Failed::Prefill)?;
     let envelope = appointment.envelope(sending.envelope);
-    let mut prefilling = pin!(prefill::send(sending.prompt, &envelope, prefill, body));
-    let mut decoding = pin!(decode(sending, account, appointment.carried()));
+    let carried = appointment.carried();
+    let decode_body = match sending.fetches_first() {
+        true => sending.fetching_body(carried),
+        false => sending.body(carried),
+    };
+    let (decode_body, receipt) = Parcel::new(decode_body.map_err(Failed::Decode)?);
+    let registration = Registration::new(receipt);
+    let mut repair = appointment.decode_waits_for_prefill().then(|| {
+        let (body, registration) = (body.clone(), registration.clone());
+        Repair::new(context, prefill, sending.placed, registration, body, &envelope)
+    });
+    // The transfer id or room may be used only once, so no body must be sent twice.
+    let body = Parcel::new(body).0.once();
+    let prefilling = prefill::send(sending.prompt, &envelope, prefill, body, repair.as_mut());
+    let mut prefilling = pin!(prefilling);
+    // Dropped before the prefill leg, which then sees how far this one has come.
+    let mut decoding = pin!(decode(sending, account, decode_body.once(), &registration));
     let begun = tokio::select! {
         begun = &mut decoding => begun.map_err(|error| late(&prefill.worker, error))?,
         prefilled = &mut prefilling => {
@@ -276,17 +296,23 @@ fn late(prefill: &Worker, error: Error) -> Failed {
     Failed::Prefill(Error::new(Kind::EngineTimeout, message))
 }
 
-/// Sends the decode leg. For several samples, a leg that only fetches the hand-off goes first.
+/// Sends the decode leg with the body that carries the hand-off. For several samples, that is a leg
+/// that only fetches the hand-off, and the leg that generates the reply follows it.
 async fn decode(
     sending: &Sending<'_>,
     account: &Account,
-    carried: Carried<'_>,
+    body: Parcel,
+    registration: &Registration,
 ) -> Result<First, Error> {
     let begun = async {
         if !sending.fetches_first() {
-            return ask(sending, account, Parcel::new(sending.body(carried)?).0.once(), None).await;
+            let begun = ask(sending, account, body, None).await;
+            registration.ended(&begun);
+            return begun;
         }
-        fetch(sending, Parcel::new(sending.fetching_body(carried)?).0.once(), None).await?;
+        let fetched = fetch(sending, body, None).await;
+        registration.ended(&fetched);
+        fetched?;
         ask(sending, account, sending.body(Carried::Nothing)?.into(), None).await
     };
     let begun = begun.await;

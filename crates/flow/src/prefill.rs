@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
@@ -18,6 +19,7 @@ use super::lease::{Lease, left_by_engine};
 use super::legs;
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
+use super::repair::Repair;
 use super::staged::{Prefilled, Staged};
 use crate::prepare::Unit;
 use crate::reply::dialect;
@@ -244,14 +246,24 @@ pub(super) fn body(
     legs::prefill(&body, context.endpoint, lead)
 }
 
-/// Sends a prefill leg and reads its reply.
+/// The reply of a prefill engine as it was received.
+pub(super) struct Replied {
+    pub(super) body: Bytes,
+    /// When the reply began: the engine had staged the blocks by then.
+    pub(super) begun: tokio::time::Instant,
+    /// The address that the reply came from.
+    pub(super) peer: Option<IpAddr>,
+}
+
+/// Sends a prefill leg and reads its reply. With `repair`, the leg may outlive the request.
 pub(super) async fn send(
     prompt: PromptContext<'_>,
     envelope: &Envelope,
     placed: &Placed,
     body: Parcel,
+    repair: Option<&mut Repair>,
 ) -> Result<Said, Error> {
-    let PromptContext { context, unit, decision, .. } = prompt;
+    let PromptContext { context, unit, .. } = prompt;
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
@@ -260,21 +272,19 @@ pub(super) async fn send(
     let mut booking = book(context, unit, placed, started, true);
     let mut leg = prompt.leg(LegKind::Prefill, worker);
     let envelope = traced(placed.pinned(envelope), &leg);
-    let envelope = &Envelope { prefill_tokens: Some(uncached), ..envelope };
-    let call = pin!(async {
-        let shape = Shape::whole(context.endpoint);
-        let response = client.post(worker, shape, body, envelope).await?;
-        // The engine has computed the prompt and staged its blocks by now.
-        decision.prefill_worked();
-        let begun = tokio::time::Instant::now();
-        let peer = response.peer.map(|Peer(address)| address);
-        Ok((client.whole(worker, response).await?, begun, peer))
-    });
-    let limit = config.timeouts.prefill;
-    let replied = within(client, limit, worker, "timeouts.prefill", call).await;
+    let envelope = Envelope { prefill_tokens: Some(uncached), ..envelope };
+    let call = post(prompt, worker, body, envelope.clone());
+    let (limit, key) = (config.timeouts.prefill, "timeouts.prefill");
+    let replied = match repair {
+        None => within(client, limit, worker, key, pin!(call)).await,
+        Some(repair) => {
+            let call = pin!(repair.run(envelope, call));
+            within(client, limit, worker, key, call).await
+        }
+    };
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
-    let replied = replied.and_then(|(reply, begun, peer)| {
-        Ok((JsonObject::parse(reply).map_err(nonsense)?, begun, peer))
+    let replied = replied.and_then(|Replied { body, begun, peer }| {
+        Ok((JsonObject::parse(body).map_err(nonsense)?, begun, peer))
     });
     let (stage, outcome) = match &replied {
         Ok(_) => (Stage::Prefill, "ok"),
@@ -292,6 +302,25 @@ pub(super) async fn send(
     Ok(Said { reply, dialect, peer, begun, usage })
 }
 
+/// The call of a prefill leg, which owns all that it needs.
+fn post(
+    prompt: PromptContext<'_>,
+    worker: &Arc<Worker>,
+    body: Parcel,
+    envelope: Envelope,
+) -> impl Future<Output = Result<Replied, Error>> + Send + use<> {
+    let (served, worker) = (Arc::clone(&prompt.context.served), Arc::clone(worker));
+    let (shape, decision) = (Shape::whole(prompt.context.endpoint), prompt.decision.clone());
+    async move {
+        let response = served.client.post(&*worker, shape, body, &envelope).await?;
+        // The engine has computed the prompt and staged its blocks by now.
+        decision.prefill_worked();
+        let begun = tokio::time::Instant::now();
+        let peer = response.peer.map(|Peer(address)| address);
+        Ok(Replied { body: served.client.whole(&*worker, response).await?, begun, peer })
+    }
+}
+
 /// Runs the prefill leg of a connector whose decode leg follows it. Returns the reason if there is
 /// no hand-off.
 async fn prefill(
@@ -305,7 +334,7 @@ async fn prefill(
     let lead = if stored { Lead::Stored } else { Lead::Pulled };
     let body = body(context, unit, worker, lead)?;
     worker.hand_overs.begin(context.endpoint.dialect(), Instant::now());
-    let said = send(prompt, &envelope, placed, body.into()).await?;
+    let said = send(prompt, &envelope, placed, body.into(), None).await?;
     let staged = if stored {
         said.report(context, decision, worker, None);
         None

@@ -130,10 +130,11 @@ impl Engine {
     ) -> Result<Pulled, ApiError> {
         let patience = Duration::from_millis(self.config.rendezvous_timeout_ms);
         let deadline = Instant::now() + patience;
+        let forgotten = self.core().handoffs.times_forgotten(&pull.request_id);
         loop {
             let mut staged = std::pin::pin!(self.staged.notified());
             staged.as_mut().enable();
-            if let Some(pulled) = self.try_take(pull)? {
+            if let Some(pulled) = self.try_take(pull, forgotten)? {
                 return Ok(pulled);
             }
             if tokio::time::timeout_at(deadline, staged).await.is_err() {
@@ -143,14 +144,21 @@ impl Engine {
         }
     }
 
-    /// Takes the hand-off if it is available now; `None` while it may still be staged.
-    fn try_take(self: &Arc<Self>, pull: &PullRequest) -> Result<Option<Pulled>, ApiError> {
+    /// Takes the hand-off if it is available now; `None` while it may still be staged. `forgotten` is
+    /// how often its name had been forgotten when it was asked for.
+    fn try_take(
+        self: &Arc<Self>,
+        pull: &PullRequest,
+        forgotten: u32,
+    ) -> Result<Option<Pulled>, ApiError> {
         let mut core = self.core();
         let foreign = pull.engine_id.as_ref().is_some_and(|id| *id != self.origin.engine_id);
         let taken = if core.dead {
             Err(ApiError::engine_dead())
         } else if foreign {
             Err(refused("handoff_unknown", "comes from another engine"))
+        } else if core.handoffs.times_forgotten(&pull.request_id) != forgotten {
+            Ok(None)
         } else {
             core.handoffs.take(pull)
         };

@@ -65,6 +65,9 @@ pub struct SimState {
     pub running: usize,
     /// Number of waiting requests, including those whose KV is being transferred.
     pub waiting: usize,
+    /// Number of requests without a client whose blocks are kept until a prefill engine pushes
+    /// their KV.
+    pub orphans: usize,
     /// Number of blocks that requests can hold.
     pub blocks_total: usize,
     /// Number of blocks that requests and hand-offs hold.
@@ -88,6 +91,7 @@ impl SimState {
             engine_id: self.engine_id,
             running: self.running + other.running,
             waiting: self.waiting + other.waiting,
+            orphans: self.orphans + other.orphans,
             blocks_total: self.blocks_total + other.blocks_total,
             blocks_used: self.blocks_used + other.blocks_used,
             blocks_pinned: self.blocks_pinned + other.blocks_pinned,
@@ -106,6 +110,7 @@ impl Engine {
             engine_id: self.origin.engine_id.clone(),
             running: core.running(),
             waiting: core.waiting(),
+            orphans: core.orphans(),
             blocks_total: core.cache.usable_blocks(),
             blocks_used: core.cache.usable_blocks() - core.cache.free_blocks(),
             blocks_pinned: core.handoffs.pinned_blocks() + core.pulling_blocks,

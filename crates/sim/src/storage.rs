@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const BLOCKS_MAX: usize = 1 << 18;
 
 /// A storage of KV blocks; clones share their content. Engines that share it must have equal block
-/// sizes and hash seeds.
+/// sizes and hash seeds. By default, each prefix of a stored prompt is found, as in LMCache.
 #[derive(Debug, Clone, Default)]
 pub struct SharedStorage(Arc<Mutex<Blocks>>);
 
@@ -15,9 +15,19 @@ pub struct SharedStorage(Arc<Mutex<Blocks>>);
 struct Blocks {
     known: HashSet<u64>,
     order: VecDeque<u64>,
+    whole_prompts: bool,
 }
 
 impl SharedStorage {
+    /// From now on prompts are found as a whole only, as in vLLM's `ExampleConnector`.
+    ///
+    /// An engine that has computed a prompt of n tokens writes the blocks before its last token. One
+    /// that looks for a prompt leaves out one token more, so that it finds nothing if n is a whole
+    /// number of blocks and one token.
+    pub fn find_whole_prompts_only(&self) {
+        self.blocks().whole_prompts = true;
+    }
+
     /// Number of blocks in the storage.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -32,13 +42,21 @@ impl SharedStorage {
 
     /// Drops all blocks.
     pub fn clear(&self) {
-        *self.blocks() = Blocks::default();
+        let mut blocks = self.blocks();
+        blocks.known.clear();
+        blocks.order.clear();
     }
 
-    /// Stores these blocks.
-    pub(crate) fn store(&self, hashes: &[u64]) {
+    /// Stores a prompt of so many tokens, of whose full blocks these are the hashes.
+    pub(crate) fn store(&self, hashes: &[u64], prompt_tokens: usize, block_size: usize) {
         let mut blocks = self.blocks();
-        for hash in hashes {
+        let from = match blocks.whole_prompts {
+            // The hash of a block stands for all tokens up to its end.
+            true => (prompt_tokens.saturating_sub(1) / block_size).saturating_sub(1),
+            false => 0,
+        };
+        let to = if blocks.whole_prompts { prompt_tokens.saturating_sub(1) } else { prompt_tokens };
+        for hash in &hashes[from..to / block_size] {
             if blocks.known.insert(*hash) {
                 blocks.order.push_back(*hash);
             }
@@ -50,10 +68,24 @@ impl SharedStorage {
         }
     }
 
-    /// Number of leading blocks in the storage.
-    pub(crate) fn leading(&self, hashes: &[u64]) -> usize {
+    /// Number of a prompt's blocks in the storage after the first `from`, which the engine has itself.
+    pub(crate) fn found(
+        &self,
+        hashes: &[u64],
+        from: usize,
+        prompt_tokens: usize,
+        block_size: usize,
+    ) -> usize {
         let blocks = self.blocks();
-        hashes.iter().take_while(|hash| blocks.known.contains(hash)).count()
+        if blocks.whole_prompts {
+            let looked_for = prompt_tokens.saturating_sub(2) / block_size;
+            let last = looked_for.checked_sub(1).and_then(|last| hashes.get(last));
+            let is_found = last.is_some_and(|hash| blocks.known.contains(hash));
+            return if is_found { looked_for.saturating_sub(from) } else { 0 };
+        }
+        // The last token is computed in any case.
+        let most = prompt_tokens.saturating_sub(1) / block_size;
+        hashes[from..most].iter().take_while(|hash| blocks.known.contains(hash)).count()
     }
 
     fn blocks(&self) -> MutexGuard<'_, Blocks> {

@@ -29,6 +29,8 @@ pub(crate) struct Core {
     waiting: VecDeque<Request>,
     /// Requests whose KV is being transferred from a prefill engine.
     loading: HashMap<u64, Request>,
+    /// Requests without a client whose KV a prefill engine may still push.
+    orphans: HashMap<u64, Request>,
     /// Requests whose KV has arrived; they run before new requests.
     loaded: VecDeque<Request>,
     running: Vec<Request>,
@@ -81,6 +83,7 @@ impl Core {
             dead: false,
             waiting: VecDeque::new(),
             loading: HashMap::new(),
+            orphans: HashMap::new(),
             loaded: VecDeque::new(),
             running: Vec::new(),
             next_id: 0,
@@ -94,6 +97,11 @@ impl Core {
     /// Number of requests that do not run yet, including those whose KV is being transferred.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len() + self.loading.len() + self.loaded.len()
+    }
+
+    /// Number of requests without a client whose blocks are kept until their KV is pushed.
+    pub(crate) fn orphans(&self) -> usize {
+        self.orphans.len()
     }
 
     /// Puts a request into the queue.
@@ -111,7 +119,7 @@ impl Core {
             let message = "The engine's queue is full.";
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message));
         }
-        if let (true, RemoteKv::Stage { remote_request_id }) =
+        if let (true, RemoteKv::Stage { remote_request_id, .. }) =
             (config.connector.is_concurrent(), &ask.remote)
         {
             self.handoffs.open(remote_request_id)?;
@@ -131,6 +139,13 @@ impl Core {
             self.waiting.remove(at)
         } else if let Some(at) = place(&self.loaded) {
             self.loaded.remove(at)
+        } else if let Some(request) = self.loading.get(&id)
+            && request.is_pushed()
+        {
+            // The prefill engine may write into the blocks at any time.
+            self.counters.aborted += 1;
+            self.orphans.extend(self.loading.remove(&id).map(|request| (id, request)));
+            None
         } else if let Some(request) = self.loading.remove(&id) {
             Some(request)
         } else {
@@ -138,7 +153,16 @@ impl Core {
         };
         if let Some(mut request) = request {
             self.counters.aborted += 1;
+            self.forget_transfer(&request);
             self.cache.release(&mut request.sequence);
+        }
+    }
+
+    /// Forgets the transfer of a prefill request that hands nothing over, with the decode engine that
+    /// waits for it.
+    fn forget_transfer(&mut self, request: &Request) {
+        if let RemoteKv::Stage { remote_request_id, is_pushed: true } = &request.ask.remote {
+            self.handoffs.forget(remote_request_id);
         }
     }
 
@@ -162,6 +186,7 @@ impl Core {
         lost.extend(self.waiting.drain(..));
         lost.extend(self.loaded.drain(..));
         lost.extend(self.loading.drain().map(|(_, request)| request));
+        lost.extend(self.orphans.drain().map(|(_, request)| request));
         for mut request in lost {
             self.fail(&mut request, ApiError::engine_dead());
         }
@@ -211,8 +236,8 @@ impl Core {
             let sampled = self.running[at].sample(config.eos_one_in);
             if config.connector == KvConnector::SharedStorage && self.running[at].generated == 1 {
                 let request = &self.running[at];
-                let full = request.prompt_tokens() / config.block_size;
-                config.storage.store(&request.sequence.hashes()[..full]);
+                let (tokens, block_size) = (request.prompt_tokens(), config.block_size);
+                config.storage.store(request.sequence.hashes(), tokens, block_size);
             }
             match sampled.end {
                 None => {
@@ -232,6 +257,9 @@ impl Core {
     pub(crate) fn pull_ended(&mut self, id: u64, result: Result<(), ApiError>, config: &SimConfig) {
         // The client may have disconnected meanwhile.
         let Some(mut request) = self.loading.remove(&id) else {
+            if let Some(mut orphan) = self.orphans.remove(&id) {
+                self.cache.release(&mut orphan.sequence);
+            }
             return;
         };
         match result {
@@ -335,10 +363,11 @@ impl Core {
         }
         // Only a reply that ended because of its length is continued by another engine.
         let name = match &request.ask.remote {
-            RemoteKv::Stage { remote_request_id } if end.reason == FinishReason::Length => {
+            RemoteKv::Stage { remote_request_id, .. } if end.reason == FinishReason::Length => {
                 remote_request_id.clone()
             }
             _ => {
+                self.forget_transfer(&request);
                 request.send(Output::Token { id, end: Some(end) });
                 self.cache.release(&mut request.sequence);
                 return;
@@ -390,15 +419,14 @@ fn handoff_of(request: &Request, name: String, config: &SimConfig, origin: &Orig
     }
 }
 
-/// Number of tokens in the shared storage beyond those hit here. The last token is computed in any
-/// case.
+/// Number of tokens in the shared storage beyond those hit here.
 fn stored_tokens(request: &Request, hit_tokens: usize, config: &SimConfig) -> usize {
     if config.connector != KvConnector::SharedStorage {
         return 0;
     }
-    let most = request.prompt_tokens().saturating_sub(1) / config.block_size;
-    let from = hit_tokens / config.block_size;
-    config.storage.leading(&request.sequence.hashes()[from..most]) * config.block_size
+    let (hashes, block_size) = (request.sequence.hashes(), config.block_size);
+    let from = hit_tokens / block_size;
+    config.storage.found(hashes, from, request.prompt_tokens(), block_size) * block_size
 }
 
 fn pull_job(request: &Request, source: Source, config: &SimConfig) -> PullJob {

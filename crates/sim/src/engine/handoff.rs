@@ -64,6 +64,9 @@ pub(crate) struct Source {
     pub(crate) prefill_cached_tokens: Option<usize>,
     /// Whether the legs were sent at once, so that the prefill leg may be late.
     pub(crate) waits: bool,
+    /// Whether the prefill engine pushes: the decode engine keeps its blocks until they arrive,
+    /// whatever happens.
+    pub(crate) is_pushed: bool,
 }
 
 impl Source {
@@ -84,6 +87,7 @@ impl Source {
                 .as_u64()
                 .map(|n| n as usize),
             waits: false,
+            is_pushed: false,
         })
     }
 
@@ -93,6 +97,7 @@ impl Source {
         let (host, port) = bootstrap.rsplit_once(':')?;
         Some(Self {
             engine_id: Some(params["remote_engine_id"].as_str()?.to_owned()),
+            is_pushed: true,
             ..Self::meeting(params["transfer_id"].as_str()?, host, port.parse().ok()?)
         })
     }
@@ -107,6 +112,7 @@ impl Source {
             port,
             prefill_cached_tokens: None,
             waits: true,
+            is_pushed: false,
         }
     }
 }

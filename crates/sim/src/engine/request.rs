@@ -33,6 +33,8 @@ pub(crate) enum RemoteKv {
     /// Keeps the blocks for a decode engine.
     Stage {
         remote_request_id: String,
+        /// Whether the engine pushes the blocks, and forgets who waits for them if it cannot.
+        is_pushed: bool,
     },
     /// Fetches the blocks from a prefill engine.
     Pull(Source),
@@ -158,6 +160,11 @@ impl Request {
     /// Cancelled when the request has ended or was removed from the engine.
     pub(crate) fn gone(&self) -> CancellationToken {
         self.gone.clone()
+    }
+
+    /// Whether a prefill engine pushes the KV of the prompt.
+    pub(crate) fn is_pushed(&self) -> bool {
+        matches!(&self.ask.remote, RemoteKv::Pull(source) if source.is_pushed)
     }
 
     pub(crate) fn prompt_tokens(&self) -> usize {

@@ -7,13 +7,17 @@ use crate::engine::handoff::{Source, refused};
 use crate::engine::request::RemoteKv;
 use crate::error::ApiError;
 
-/// Whether a request has NIXL's `do_remote_prefill` without block ids.
+/// Whether a request has NIXL's `do_remote_prefill` without block ids, or Mooncake's at a prefill
+/// engine.
 pub(crate) fn is_deadly(body: &Value, config: &SimConfig) -> bool {
     let params = &body["kv_transfer_params"];
     let blocks = &params["remote_block_ids"];
-    config.connector == KvConnector::Nixl
-        && params["do_remote_prefill"] == true
-        && (blocks.is_null() || blocks.as_array().is_some_and(Vec::is_empty))
+    let kills = match config.connector {
+        KvConnector::Nixl => blocks.is_null() || blocks.as_array().is_some_and(Vec::is_empty),
+        KvConnector::Mooncake => config.role == Role::Prefill,
+        _ => false,
+    };
+    kills && params["do_remote_prefill"] == true
 }
 
 /// Parses the hand-off of one choice. `name` is the engine's own name for it, `index` its index
@@ -62,7 +66,8 @@ pub(crate) fn read_remote(
             let remote_request_id = remote_request_id
                 .filter(|id| !id.is_empty())
                 .ok_or_else(|| refused("handoff_unknown", "has no transfer id"))?;
-            Ok(RemoteKv::Stage { remote_request_id })
+            let is_pushed = config.connector == KvConnector::Mooncake;
+            Ok(RemoteKv::Stage { remote_request_id, is_pushed })
         }
         KvConnector::Nixl | KvConnector::Mooncake => Ok(RemoteKv::None),
     }
@@ -93,7 +98,7 @@ fn room(body: &Value, config: &SimConfig, index: usize) -> Result<RemoteKv, ApiE
     let port = port.ok_or_else(wrong)?;
     let name = format!("room-{number}");
     match config.role {
-        Role::Prefill => Ok(RemoteKv::Stage { remote_request_id: name }),
+        Role::Prefill => Ok(RemoteKv::Stage { remote_request_id: name, is_pushed: false }),
         Role::Decode => Ok(RemoteKv::Pull(Source::meeting(&name, host, port))),
         Role::Both => Err(wrong_role("a room")),
     }

@@ -219,23 +219,74 @@ async fn sglang_legs_must_have_equal_sampling_parameters() {
     pair.nothing_held().await;
 }
 
-#[tokio::test]
-async fn a_decode_leg_waits_for_its_prefill_until_it_is_cancelled() {
-    for connector in [KvConnector::Mooncake, KvConnector::Sglang] {
-        let pair = Pair::of(connector).await;
-        let body = match connector {
-            KvConnector::Mooncake => pair.mooncake_decode(&prompt(1, 100), "never"),
-            _ => pair.room(&prompt(1, 100), json!(3)),
-        };
-        let mut decode = Box::pin(post(&pair.decode, COMPLETIONS, body));
-        tokio::select! {
-            _ = &mut decode => panic!("answered without its prefill"),
-            () = until("decode holds blocks", || pair.decode.state().blocks_used > 0) => {}
-        }
-        drop(decode);
-        pair.nothing_held().await;
-        assert_eq!(pair.decode.state().totals.aborted, 1);
+/// Sends a decode leg and cancels it while the engine waits for its prefill leg.
+async fn cancel_waiting(pair: &Pair, body: Value) {
+    let aborted = pair.decode.state().totals.aborted;
+    let mut decode = Box::pin(post(&pair.decode, COMPLETIONS, body));
+    tokio::select! {
+        _ = &mut decode => panic!("answered without its prefill"),
+        () = until("decode holds blocks", || pair.decode.state().blocks_used > 0) => {}
     }
+    drop(decode);
+    until("decode is cancelled", || pair.decode.state().totals.aborted == aborted + 1).await;
+}
+
+#[tokio::test]
+async fn a_decode_leg_that_waits_in_a_room_is_freed_when_it_is_cancelled() {
+    let pair = Pair::of(KvConnector::Sglang).await;
+    cancel_waiting(&pair, pair.room(&prompt(1, 100), json!(3))).await;
+    pair.nothing_held().await;
+}
+
+#[tokio::test]
+async fn a_mooncake_decode_leg_keeps_its_blocks_until_a_prefill_leg_of_its_name_has_ended() {
+    let pair = Pair::of(KvConnector::Mooncake).await;
+    let tokens = prompt(1, 100);
+    cancel_waiting(&pair, pair.mooncake_decode(&tokens, "t")).await;
+    let state = pair.decode.state();
+    assert_eq!((state.orphans, state.waiting), (1, 0));
+    assert!(state.blocks_used > 0);
+    let prefill = post(&pair.prefill, COMPLETIONS, pair.mooncake_prefill(&tokens, "t")).await;
+    assert_eq!(prefill.status, 200);
+    pair.nothing_held().await;
+}
+
+#[tokio::test]
+async fn a_mooncake_prefill_leg_that_is_cancelled_leaves_its_decode_leg_waiting_for_good() {
+    let config = SimConfig {
+        connector: KvConnector::Mooncake,
+        rendezvous_timeout_ms: 1_500,
+        // Slow enough to be cancelled.
+        prefill_us_per_token: 20_000,
+        ..SimConfig::default()
+    };
+    let pair = Pair::start(config).await;
+    let tokens = prompt(1, 100);
+    let prefill = || post(&pair.prefill, COMPLETIONS, pair.mooncake_prefill(&tokens, "t"));
+    let mut decode = Box::pin(post(&pair.decode, COMPLETIONS, pair.mooncake_decode(&tokens, "t")));
+    let mut cancelled = Box::pin(prefill());
+    tokio::select! {
+        _ = &mut decode => panic!("answered without its prefill"),
+        _ = &mut cancelled => panic!("answered at once"),
+        () = until("both legs are under way", || {
+            pair.prefill.state().running == 1 && pair.decode.state().blocks_used > 0
+        }) => {}
+    }
+    drop(cancelled);
+    // A further prefill leg of the same name does not find the decode leg any more.
+    let (again, decoded) = tokio::join!(prefill(), decode);
+    assert_eq!(again.status, 200);
+    assert_eq!(code(&decoded), refused(500, "handoff_unmet"));
+    assert_eq!(pair.prefill.state().staged_handoffs, 1);
+}
+
+#[tokio::test]
+async fn do_remote_prefill_ends_a_mooncake_prefill_engine() {
+    let pair = Pair::of(KvConnector::Mooncake).await;
+    let reply = post(&pair.prefill, COMPLETIONS, pair.mooncake_decode(&prompt(1, 40), "t")).await;
+    assert_eq!(reply.status, 500);
+    let plain = json!({"prompt": prompt(1, 40), "max_tokens": 1});
+    assert_eq!(post(&pair.prefill, COMPLETIONS, plain).await.status, 500);
 }
 
 #[tokio::test]

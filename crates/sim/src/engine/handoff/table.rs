@@ -40,6 +40,8 @@ enum NameState {
 pub(crate) struct HandoffTable {
     staged: HashMap<String, Staged>,
     name_states: HashMap<String, NameState>,
+    /// How often the transfer of a name was forgotten.
+    forgotten: HashMap<String, u32>,
     fate_order: VecDeque<String>,
 }
 
@@ -63,6 +65,21 @@ impl HandoffTable {
         }
         self.remember(name.to_owned(), NameState::Open);
         Ok(())
+    }
+
+    /// Forgets a name whose request hands nothing over. Another request may have it, but whoever has
+    /// waited for it waits in vain.
+    pub(crate) fn forget(&mut self, name: &str) {
+        if self.forgotten.len() >= REMEMBERED {
+            self.forgotten.clear();
+        }
+        *self.forgotten.entry(name.to_owned()).or_default() += 1;
+        self.name_states.remove(name);
+    }
+
+    /// How often a name was forgotten.
+    pub(crate) fn times_forgotten(&self, name: &str) -> u32 {
+        self.forgotten.get(name).copied().unwrap_or_default()
     }
 
     /// Keeps a finished request's blocks until they are pulled, or until `ends`.
