@@ -13,7 +13,7 @@ const RENEWED: usize = 8;
 
 /// A request that fetches a prefix is released earlier than others, by the time of its fetch and at
 /// most by this time: then the blocks arrive while the worker ends what it computes.
-const FETCH_LEAD_NS: u64 = 500_000_000;
+const FETCH_LEAD_NS: u64 = 1_000_000_000;
 
 /// A worker with the requests that this round has placed on it.
 struct Placed {
