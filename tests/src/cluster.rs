@@ -16,6 +16,9 @@ use crate::tls_server::{ServerCertificate, TlsServer};
 /// How long a condition may take to become true.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The lease of engines that push, much shorter than [`PATIENCE`].
+const PUSH_LEASE_MS: u64 = 5_000;
+
 /// The configuration's name.
 const CONFIG: &str = "splitrail.yaml";
 
@@ -124,6 +127,10 @@ impl Engines {
         for (name, role) in roles.concat() {
             let (connector, storage) = (spec.connector, storage.clone());
             let mut config = SimConfig { role, connector, storage, ..SimConfig::default() };
+            if connector == KvConnector::NixlPush {
+                // The question who an engine is leaves a block until the end of the lease.
+                config.lease_ms = PUSH_LEASE_MS;
+            }
             (spec.engine)(&name, &mut config);
             engines.push((name, SimEngine::start(config).await.expect("an engine")));
         }
@@ -293,7 +300,8 @@ fn yaml(
         if let Some(endpoint) = engine.kv_replay_endpoint() {
             item += &format!(", kv_replay: \"{endpoint}\"");
         }
-        if spec.connector.is_concurrent() && role == "prefill" {
+        let meets = matches!(spec.connector, KvConnector::Mooncake | KvConnector::Sglang);
+        if meets && role == "prefill" {
             item += &format!(", bootstrap: \"{}\"", engine.bootstrap_url());
         }
         workers.push(item + (spec.worker)(name) + " }");
@@ -307,6 +315,7 @@ fn yaml(
     let connector = match spec.connector {
         _ if spec.flow == "aggregated" => "none",
         KvConnector::Nixl => "nixl",
+        KvConnector::NixlPush => "nixl_push",
         KvConnector::SharedStorage => "shared_storage",
         KvConnector::Mooncake => "mooncake",
         KvConnector::Sglang => "sglang",

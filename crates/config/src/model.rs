@@ -252,7 +252,7 @@ pub struct Model {
     pub connector: Connector,
     /// Networks that may contain the host of a hand-off, in addition to the addresses of the workers
     /// (`10.0.0.0/8`, or a single address), for example a transfer network of the engines. Hand-offs
-    /// with other hosts are refused. Only hand-offs of `nixl` name a host.
+    /// with other hosts are refused. Only engines of `nixl` and `nixl_push` name a host.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub hand_off_networks: Vec<Network>,

@@ -117,8 +117,9 @@ fn hand_off_networks_are_networks_and_nixl_s() {
         (18, 37),
         "`models[0].hand_off_networks[1]` \"10.0.0.0/99\" is not an IP network",
     );
+    accepted(&valid_but("connector: nixl", &nixl("[10.0.0.0/8]").replace("nixl", "nixl_push")));
     let other = nixl("[10.0.0.0/8]").replace("nixl", "mooncake");
-    refused("connector: nixl", &other, (18, 24), "of no use without `connector: nixl`");
+    refused("connector: nixl", &other, (18, 24), "without `connector: nixl` or `nixl_push`");
 }
 
 #[test]
@@ -136,6 +137,7 @@ fn bootstrap_servers_are_those_of_prefill_workers_that_have_one() {
     accepted(&with("mooncake", "prefill", "http://10.0.0.1:9000"));
     for (text, part) in [
         (with("mooncake", "decode", "http://10.0.0.1:9000"), "`bootstrap` is of no use"),
+        (with("nixl_push", "prefill", "http://10.0.0.1:9000"), "`bootstrap` is of no use"),
         (with("nixl", "prefill", "http://10.0.0.1:9000"), "`bootstrap` is of no use"),
         (with("mooncake", "prefill", "10.0.0.1:9000"), "`bootstrap` has no scheme"),
     ] {

@@ -10,6 +10,7 @@ pub mod fields;
 pub mod json;
 pub mod mooncake;
 pub mod nixl;
+pub mod nixl_push;
 pub mod sglang;
 pub mod template_kwargs;
 pub mod threshold_reply;

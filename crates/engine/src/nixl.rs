@@ -50,7 +50,10 @@ pub enum HandOffError {
     /// The hand-off names no block. Such a hand-off has been seen to crash a decode engine.
     #[error("the hand-off names no blocks")]
     NoBlocks,
-    /// The transfer mode is not pull.
+    /// The prefill engine pushes the KV by itself.
+    #[error("the engine hands over by push, which is `connector: nixl_push`")]
+    Push,
+    /// The transfer mode is neither pull nor push.
     #[error("the hand-off is not in pull mode")]
     NotPull,
 }
@@ -108,8 +111,10 @@ impl HandOff {
         if params.block_count == 0 {
             return Err(HandOffError::NoBlocks);
         }
-        if params.transfer_mode.as_deref().is_some_and(|mode| mode != "pull") {
-            return Err(HandOffError::NotPull);
+        match params.transfer_mode.as_deref() {
+            None | Some("pull") => {}
+            Some("push") => return Err(HandOffError::Push),
+            Some(_) => return Err(HandOffError::NotPull),
         }
         Ok(Self { raw: raw.into(), params })
     }

@@ -36,6 +36,7 @@ pub mod parity;
 pub mod poll;
 pub mod pool;
 pub mod probe;
+pub mod push;
 pub mod ranks;
 pub mod releases;
 pub mod reply_audit;

@@ -141,6 +141,7 @@ fn assemble_model(
         mismatch: LogThrottle::default(),
         series: ModelSeries::default(),
         no_prefill: LogThrottle::default(),
+        stranded: LogThrottle::default(),
         below_threshold: LogThrottle::default(),
     }))
 }

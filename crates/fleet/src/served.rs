@@ -1,14 +1,18 @@
 //! The models that a configuration serves, each with its workers, tokenizer and policy.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use splitrail_telemetry::{LabelledSeries, LogThrottle, ModelSeries};
 
 use super::pool::Pool;
 use super::releases::Releases;
+use super::worker::Worker;
+use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::{Config, GateKind, Limits, Model, RequestFlow};
 use splitrail_engine_client::EngineClient;
+use splitrail_engine_client::hosts::Hosts;
 use splitrail_engine_client::retry_budget::RetryBudget;
 use splitrail_prompt::PromptModel;
 use splitrail_prompt::stamp::FileStamp;
@@ -33,6 +37,8 @@ pub struct Served {
     pub mismatch: LogThrottle,
     /// Limits log lines about requests for which no remote prefill was possible.
     pub no_prefill: LogThrottle,
+    /// Limits log lines about decode legs whose KV never comes.
+    pub stranded: LogThrottle,
     /// Limits log lines at `info` about prompts below the cache hit threshold.
     pub below_threshold: LogThrottle,
     /// The metric series of the model that every request updates.
@@ -55,6 +61,30 @@ impl Served {
             && std::iter::once(&own)
                 .chain(&config.request_flows)
                 .any(|flow| gated(flow) || guarded(flow))
+    }
+
+    /// Accepts a hand-off of `worker` only if the host that it names belongs to the fleet, to
+    /// `hand_off_networks`, or is `peer`, the address that sent it.
+    ///
+    /// # Errors
+    /// The hand-off names another host.
+    pub fn admit_host(
+        &self,
+        worker: &Worker,
+        host: &str,
+        peer: Option<IpAddr>,
+    ) -> Result<(), Error> {
+        let networks = &self.config.hand_off_networks;
+        // The worker itself may have left the fleet since the prefill leg was sent.
+        let own = || Hosts::new([&worker.authority].into_iter()).admit(host, peer, networks);
+        if self.pool.roster().hosts.admit(host, peer, networks) || own() {
+            return Ok(());
+        }
+        let message = format!(
+            "worker {} handed over from a host outside the fleet (see hand_off_networks)",
+            worker.id()
+        );
+        Err(Error::new(Kind::ForeignHandOff, message))
     }
 
     /// The configured name, which is also the label in metrics.

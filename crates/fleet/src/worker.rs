@@ -26,6 +26,7 @@ use super::life::Life;
 use super::outcomes::OutcomeCounters;
 use super::pace::Pace;
 use super::parity::ParityState;
+use super::push::PushState;
 use super::ranks::Ranks;
 use super::resync::Resync;
 use super::shim_report::ShimReport;
@@ -91,6 +92,8 @@ pub struct Worker {
     pub endpoint_support: EndpointSupport,
     /// What was learned of the worker's hand-offs.
     pub hand_overs: HandOvers,
+    /// What is known of the engine if KV is pushed from or to it.
+    pub push: PushState,
     /// Which of the worker's replies carry the id of their request.
     pub echoes: Echoes,
     /// Number of earlier processes of the engine, as far as the router noticed them.
@@ -168,6 +171,7 @@ impl Worker {
             outcomes: OutcomeCounters::default(),
             endpoint_support: EndpointSupport::default(),
             hand_overs: HandOvers::default(),
+            push: PushState::default(),
             echoes: Echoes::default(),
             processes: AtomicU32::new(0),
             series: WorkerSeries::default(),
@@ -417,6 +421,7 @@ impl Worker {
         self.costs.forget();
         self.endpoint_support.forget();
         self.hand_overs.forget();
+        self.push.forget_all();
         self.begins_anew();
         self.parity.forget();
         self.drift.forget();

@@ -95,9 +95,21 @@ async fn in_lease<T>(
     in_time.unwrap_or_else(|_| Err(lease_expired(worker)))
 }
 
-fn lease_expired(worker: &Worker) -> Error {
+/// The error for a decode leg that has not taken its hand-off in time.
+pub(super) fn lease_expired(worker: &Worker) -> Error {
     let message = format!("worker {} has not taken a hand-off within its lease", worker.id());
     Error::new(Kind::LeaseExpired, message)
+}
+
+/// Completes at the end of a lease if the leg, sent at `sent`, may still be in the worker's queue.
+///
+/// A reply that is not streamed comes only after all tokens are generated, so its time says nothing
+/// about the lease. Only the worker's load reports show whether the request left the queue in time.
+pub(super) async fn queued_past(lease: Lease, worker: &Worker, sent: Instant) {
+    tokio::time::sleep_until(lease.ends()).await;
+    if !worker.has_queued_since(sent) {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Sends a leg that is not streamed, and reads its reply.
@@ -111,7 +123,7 @@ async fn whole_reply(
     let context = prompt.context;
     let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
     let Served { config, client, .. } = context.served.as_ref();
-    let sent = lease.map(|_| Instant::now());
+    let sent = Instant::now();
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
         let response = client.post(worker, shape, body, envelope).await?;
@@ -122,15 +134,10 @@ async fn whole_reply(
         }
         client.whole_answer(worker, response, &context.unread).await
     });
-    // The reply comes only after all tokens are generated, so its time says nothing about the
-    // lease. Only the worker's load reports show whether the request left the queue in time.
     let queued = async {
         match lease {
-            Some(lease) => tokio::time::sleep_until(lease.ends()).await,
+            Some(lease) => queued_past(lease, worker, sent).await,
             None => std::future::pending().await,
-        }
-        if sent.is_none_or(|sent| !worker.has_queued_since(sent)) {
-            std::future::pending::<()>().await;
         }
     };
     let call = within(client, config.timeouts.reply, worker, "timeouts.reply", call);

@@ -15,6 +15,9 @@ use splitrail_policy::Leg;
 /// The member of bodies and replies that vLLM's connectors use.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
+/// The member of bodies that names a request, on endpoints that ignore `X-Request-Id` (responses).
+const REQUEST_ID: &str = "request_id";
+
 /// The members that name the bootstrap room of both legs (SGLang).
 pub type RoomMembers = [(&'static str, String); 3];
 
@@ -27,6 +30,8 @@ pub enum Lead<'a> {
     Stored,
     /// Mooncake: the transfer parameters with the transfer id, as raw JSON.
     Pushed(&'a str),
+    /// NIXL in push mode: the engines match the legs by their request id.
+    Matched(Matched<'a>),
     /// SGLang: the bootstrap room in which both legs meet.
     Met(&'a RoomMembers),
 }
@@ -44,7 +49,26 @@ impl Lead<'_> {
             Self::Pulled => body.set(KV_TRANSFER_PARAMS, PREFILL_PARAMS_JSON),
             Self::Stored => {}
             Self::Pushed(params) => body.set(KV_TRANSFER_PARAMS, params),
+            Self::Matched(matched) => matched.put(body),
             Self::Met(members) => put_members(members, body),
+        }
+    }
+}
+
+/// The members of a leg that its engine matches with the other leg by the request id.
+#[derive(Clone, Copy, Debug)]
+pub struct Matched<'a> {
+    /// The transfer parameters, as raw JSON.
+    pub params: &'a str,
+    /// The request id as raw JSON, if the endpoint takes it from the body and not from the header.
+    pub request_id: Option<&'a str>,
+}
+
+impl Matched<'_> {
+    fn put(self, body: &mut JsonObject) {
+        body.set(KV_TRANSFER_PARAMS, self.params);
+        if let Some(request_id) = self.request_id {
+            body.set(REQUEST_ID, request_id);
         }
     }
 }
@@ -57,6 +81,8 @@ pub enum Carried<'a> {
     Nothing,
     /// The parameters of one of vLLM's connectors, as raw JSON.
     Params(&'a str),
+    /// NIXL in push mode: where decode registers, and the request id.
+    Matched(Matched<'a>),
     /// The bootstrap room of SGLang.
     Room(&'a RoomMembers),
 }
@@ -67,6 +93,7 @@ impl Carried<'_> {
         match self {
             Self::Nothing => {}
             Self::Params(params) => body.set(KV_TRANSFER_PARAMS, params),
+            Self::Matched(matched) => matched.put(body),
             Self::Room(members) => put_members(members, body),
         }
     }

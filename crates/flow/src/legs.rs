@@ -119,6 +119,7 @@ fn with_usage(mut body: JsonObject, asked: Options) -> Result<JsonObject, Error>
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::hand_off::Matched;
     use super::*;
 
     #[test]
@@ -213,6 +214,14 @@ mod tests {
         let given =
             |carried| text(generate(body.clone(), completions, asked(false), carried).unwrap());
         assert_eq!(given(Carried::Nothing), format!("{whole}}}"));
+        let request_id = Some("\"resp_1\"");
+        let matched = Matched { params: r#"{"a":2}"#, request_id };
+        let named = r#","kv_transfer_params":{"a":2},"request_id":"resp_1"}"#;
+        assert_eq!(led(Lead::Matched(matched)), format!("{cut}{named}"));
+        assert_eq!(given(Carried::Matched(matched)), format!("{whole}{named}"));
+        let plain = Matched { request_id: None, ..matched };
+        let plain = given(Carried::Matched(plain));
+        assert_eq!(plain, format!(r#"{whole},"kv_transfer_params":{{"a":2}}}}"#));
         let pushed = Carried::Params(r#"{"a":1}"#);
         assert_eq!(given(pushed), format!(r#"{whole},"kv_transfer_params":{{"a":1}}}}"#));
         assert_eq!(given(Carried::Room(&members)), format!("{whole}{meeting}"));

@@ -20,6 +20,7 @@ mod place;
 pub mod plan;
 mod prefill;
 pub mod prepare;
+mod push;
 pub mod relay;
 mod repair;
 pub mod reply;

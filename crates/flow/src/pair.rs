@@ -1,7 +1,7 @@
 //! Runs both legs at once, for connectors whose legs wait for each other.
 //!
-//! The two legs find each other by a random transfer id that the router makes for this pair. When one
-//! leg fails, the other is cancelled at once: otherwise the other leg would keep its blocks for minutes.
+//! The two legs find each other by a random name that the router makes for this pair. When one leg
+//! fails, the other is cancelled at once: otherwise the other leg would keep its blocks for minutes.
 //! Where cancelling is not enough, `repair` does what is.
 
 use std::pin::pin;
@@ -23,6 +23,7 @@ use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, Said, Tries, without_prefill};
+use super::push::{PushPair, within_lease};
 use super::repair::{Registration, Repair};
 use super::sending::Sending;
 use splitrail_api::error::{Error, Fault, Kind};
@@ -37,6 +38,10 @@ use splitrail_policy::Leg;
 /// How long to wait for the prefill engine's count of cached tokens after the reply has begun. The
 /// reply needs nothing else from the prefill engine then.
 const COUNT_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long the decode leg is waited for after the prefill leg has failed: an engine that refuses the
+/// same request says so at once.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The result of a pair of legs.
 pub(super) enum Paired {
@@ -57,6 +62,17 @@ enum Failed {
     Strangers(Error),
     /// The reply ended with the one token of the prefill leg, so there was no hand-off.
     Ended,
+}
+
+impl Failed {
+    /// Whether the cause may also make the decode engine refuse its leg.
+    fn may_refuse_decode(&self) -> bool {
+        match self {
+            Self::Prefill(error) => error.fault() == Fault::Client,
+            Self::Strangers(_) => true,
+            Self::Decode(_) | Self::Ended => false,
+        }
+    }
 }
 
 /// Sends pairs of legs until a decode leg answers or fails.
@@ -125,11 +141,15 @@ pub(super) async fn pair_or_local(
 enum Appointment {
     Transfer { params: [String; 2], engine: Arc<EngineIdentity>, rank: Option<u32> },
     Room(RoomMembers),
+    Push(PushPair),
 }
 
 impl Appointment {
-    async fn make(context: &Context, placed: &Placed) -> Result<Self, Error> {
+    async fn make(context: &Context, placed: &Placed, envelope: &Envelope) -> Result<Self, Error> {
         let worker = &placed.worker;
+        if context.served.config.connector == Connector::NixlPush {
+            return Ok(Self::Push(PushPair::make(context, placed, envelope).await?));
+        }
         let bootstrap = bootstrap(worker)?;
         if context.served.config.connector == Connector::Sglang {
             return Ok(Self::Room(room().into_members(bootstrap.host(), bootstrap.port())));
@@ -150,6 +170,7 @@ impl Appointment {
         match self {
             Self::Transfer { params: [prefill, _], .. } => Lead::Pushed(prefill),
             Self::Room(members) => Lead::Met(members),
+            Self::Push(pair) => Lead::Matched(pair.lead()),
         }
     }
 
@@ -157,6 +178,7 @@ impl Appointment {
         match self {
             Self::Transfer { params: [_, decode], .. } => Carried::Params(decode),
             Self::Room(members) => Carried::Room(members),
+            Self::Push(pair) => Carried::Matched(pair.carried()),
         }
     }
 
@@ -167,7 +189,7 @@ impl Appointment {
 
     /// Whether a decode engine keeps blocks for a leg that was cancelled, until its prefill leg ends.
     fn decode_waits_for_prefill(&self) -> bool {
-        matches!(self, Self::Transfer { .. })
+        matches!(self, Self::Transfer { .. } | Self::Push(_))
     }
 
     /// The envelope of the prefill leg, pinned to the rank of the engine whose id the decode leg
@@ -176,6 +198,7 @@ impl Appointment {
         let rank = match self {
             Self::Transfer { rank, .. } => *rank,
             Self::Room(_) => None,
+            Self::Push(pair) => pair.rank,
         };
         Envelope { rank, ..envelope.clone() }
     }
@@ -197,7 +220,8 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
 
 async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Failed> {
     let PromptContext { context, unit, decision, .. } = sending.prompt;
-    let appointment = Appointment::make(context, prefill).await.map_err(Failed::Prefill)?;
+    let appointment = Appointment::make(context, prefill, sending.envelope).await;
+    let appointment = appointment.map_err(Failed::Prefill)?;
     sending.placed.worker.breaker(Leg::Decode).begin(Instant::now());
     let expected = expected(context, unit, prefill);
     let facts = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
@@ -249,10 +273,15 @@ async fn meet(
     let registration = Registration::new(receipt);
     let mut repair = appointment.decode_waits_for_prefill().then(|| {
         let (body, registration) = (body.clone(), registration.clone());
-        Repair::new(context, prefill, sending.placed, registration, body, &envelope)
+        let repair = Repair::new(context, prefill, sending.placed, registration, body, &envelope);
+        match appointment {
+            Appointment::Push(pair) => repair.of_push(pair.engine(), unit.weight_tokens),
+            Appointment::Transfer { .. } | Appointment::Room(_) => repair,
+        }
     });
-    // The transfer id or room may be used only once, so no body must be sent twice.
+    // The name of the pair may be used only once, so no body must be sent twice.
     let body = Parcel::new(body).0.once();
+    let sent = Instant::now();
     let prefilling = prefill::send(sending.prompt, &envelope, prefill, body, repair.as_mut());
     let mut prefilling = pin!(prefilling);
     // Dropped before the prefill leg, which then sees how far this one has come.
@@ -260,16 +289,38 @@ async fn meet(
     let begun = tokio::select! {
         begun = &mut decoding => begun.map_err(|error| late(&prefill.worker, error))?,
         prefilled = &mut prefilling => {
-            let prefilled = prefilled.map_err(Failed::Prefill)?;
-            handed_over(sending, &prefill.worker, &prefilled);
+            let handed_over = prefilled.map_err(Failed::Prefill).and_then(|prefilled| {
+                handed_over(sending, &prefill.worker, appointment, &prefilled)?;
+                Ok(prefilled)
+            });
+            let prefilled = match handed_over {
+                Ok(prefilled) => prefilled,
+                Err(failed) => {
+                    if appointment.decode_waits_for_prefill() && failed.may_refuse_decode() {
+                        // A decode engine that refuses the request holds nothing.
+                        let _ = tokio::time::timeout(REFUSAL_PATIENCE, decoding).await;
+                    }
+                    return Err(failed);
+                }
+            };
             if appointment.hands_over_what_was_cut_off() && prefilled.ended() {
                 return Err(Failed::Ended);
             }
-            return decoding.await.map_err(Failed::Decode);
+            let begun = match appointment {
+                Appointment::Push(_) => {
+                    let lease = prefilled.lease(context);
+                    within_lease(sending, lease, sent, decoding).await
+                }
+                Appointment::Transfer { .. } | Appointment::Room(_) => decoding.await,
+            };
+            return begun.map_err(Failed::Decode);
         }
     };
     match tokio::time::timeout(COUNT_PATIENCE, prefilling).await {
-        Ok(Ok(prefilled)) => handed_over(sending, &prefill.worker, &prefilled),
+        Ok(Ok(prefilled)) => {
+            // The decode worker has the KV, so it does not matter what else the reply says.
+            let _ = handed_over(sending, &prefill.worker, appointment, &prefilled);
+        }
         // The decode worker has the KV and answers; a failure of the prefill reply does not matter.
         Ok(Err(error)) => {
             let worker = prefill.worker.id();
@@ -281,9 +332,29 @@ async fn meet(
 }
 
 /// Records the success of the prefill leg and enters its usage in the ledger.
-fn handed_over(sending: &Sending<'_>, worker: &Worker, said: &Said) {
+///
+/// # Errors
+/// The reply is not that of the engine from which decode expects the KV.
+fn handed_over(
+    sending: &Sending<'_>,
+    worker: &Worker,
+    appointment: &Appointment,
+    said: &Said,
+) -> Result<(), Failed> {
+    let PromptContext { context, decision, .. } = sending.prompt;
+    let mut carried = None;
+    if let Appointment::Push(pair) = appointment {
+        let reply = said.pushed(worker).map_err(Failed::Prefill)?;
+        let same = pair.learn(&context.served, worker, &reply, said.peer);
+        carried = reply.cached_tokens;
+        if !same.map_err(Failed::Prefill)? {
+            let what = "is another engine than the one with which decode has registered";
+            return Err(Failed::Strangers(Error::engine(worker.id(), what)));
+        }
+    }
     worker.record(Leg::Prefill, None);
-    said.report(sending.prompt.context, sending.prompt.decision, worker, None);
+    said.report(context, decision, worker, carried);
+    Ok(())
 }
 
 /// Classifies a decode leg that failed before the prefill leg was answered: a time-out counts
@@ -328,6 +399,22 @@ async fn estranged(
     appointment: &Appointment,
     failed: Failed,
 ) -> Failed {
+    if let Appointment::Push(pair) = appointment {
+        return match failed {
+            Failed::Decode(error) if error.fault() == Fault::Engine => {
+                match pair.is_of_another_engine(context, worker).await {
+                    Ok(true) => Failed::Strangers(error),
+                    Ok(false) => Failed::Decode(error),
+                    Err(prefill) => Failed::Prefill(prefill),
+                }
+            }
+            Failed::Prefill(error) if error.fault() == Fault::Engine => {
+                pair.forget(worker);
+                Failed::Prefill(error)
+            }
+            other => other,
+        };
+    }
     let Appointment::Transfer { engine, .. } = appointment else { return failed };
     let Ok(bootstrap) = bootstrap(worker) else { return failed };
     match failed {

@@ -8,6 +8,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::{HandOff, HandOffError};
+use splitrail_engine::nixl_push::PushReply;
 use splitrail_engine::usage::EngineUsage;
 
 use super::context::{
@@ -29,7 +30,7 @@ use splitrail_config::model::{Connector, OnNoPrefill};
 use splitrail_engine_client::{Envelope, Parcel, Peer, Shape};
 use splitrail_fleet::Served;
 use splitrail_fleet::reply_audit::audit_reply;
-use splitrail_fleet::{Exclusion, Hosts, Pool, Worker};
+use splitrail_fleet::{Exclusion, Pool, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::Stage;
@@ -191,7 +192,7 @@ pub(super) struct Said {
     reply: JsonObject,
     dialect: Dialect,
     /// The address that the reply came from.
-    peer: Option<IpAddr>,
+    pub(super) peer: Option<IpAddr>,
     /// When the reply began: the engine had staged the blocks by then.
     begun: tokio::time::Instant,
     usage: Option<EngineUsage>,
@@ -202,6 +203,13 @@ impl Said {
     /// for a reply that was cut off by its length limit.
     pub(super) fn ended(&self) -> bool {
         dialect::ended(self.dialect, &self.reply)
+    }
+
+    /// What the reply says of an engine that pushes KV.
+    pub(super) fn pushed(&self, worker: &Worker) -> Result<PushReply, Error> {
+        let said = self.reply.raw("kv_transfer_params").unwrap_or("null");
+        PushReply::parse(said)
+            .map_err(|error| Error::engine(worker.id(), &format!("gave no hand-off: {error}")))
     }
 
     /// The hand-off in the reply, or the reason why the reply has none.
@@ -217,6 +225,12 @@ impl Said {
             }
             Err(error) => Err(Error::engine(worker.id(), &format!("gave no hand-off: {error}"))),
         }
+    }
+
+    /// The lease of the blocks that the reply leaves to a decode engine that has its address.
+    pub(super) fn lease(&self, context: &Context) -> Lease {
+        let lease = context.served.config.lease;
+        Lease::new(self.begun, lease, None, tokio::time::Instant::now())
     }
 
     /// Enters the usage in the ledger. `carried` is the count of cached tokens in the hand-off,
@@ -348,7 +362,7 @@ async fn prefill(
             Ok(hand_off) => hand_off,
             Err(reason) => return Ok(Err(reason)),
         };
-        admit(context, worker, &hand_off, said.peer)?;
+        context.served.admit_host(worker, hand_off.remote_host(), said.peer)?;
         let lease = lease(context, &hand_off, said.begun);
         Some(Staged::new(context, unit, worker.index, &envelope, hand_off, lease))
     };
@@ -377,28 +391,6 @@ fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> 
     let said = hand_off.remote_blocks_expiry_s().and_then(|at| left_by_engine(at, now_unix_s));
     let lease = context.served.config.lease;
     Lease::new(begun, lease, said, tokio::time::Instant::now())
-}
-
-/// Accepts a hand-off only if its host belongs to the fleet or to `hand_off_networks`.
-fn admit(
-    context: &Context,
-    worker: &Worker,
-    hand_off: &HandOff,
-    peer: Option<IpAddr>,
-) -> Result<(), Error> {
-    let hosts = &context.served.pool.roster().hosts;
-    let networks = &context.served.config.hand_off_networks;
-    let host = hand_off.remote_host();
-    // The worker itself may have left the fleet since the prefill leg was sent.
-    let own = || Hosts::new([&worker.authority].into_iter()).admit(host, peer, networks);
-    if hosts.admit(host, peer, networks) || own() {
-        return Ok(());
-    }
-    let message = format!(
-        "worker {} handed over from a host outside the fleet (see hand_off_networks)",
-        worker.id()
-    );
-    Err(Error::new(Kind::ForeignHandOff, message))
 }
 
 /// Enters the usage of a prefill leg in the ledger. `carried` is the count of cached tokens in the

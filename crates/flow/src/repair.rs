@@ -3,12 +3,16 @@
 //! With a connector whose legs wait for each other, a decode engine that has received its leg keeps the
 //! blocks of the prompt until the prefill engine has sent their KV, although the leg itself was
 //! cancelled. vLLM's `MooncakeConnector` keeps them for `VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`, by
-//! default eight minutes. Only a prefill leg with the same name that runs to its end frees them.
+//! default eight minutes, and `NixlPushConnector` for good. Only a prefill leg with the same name that
+//! runs to its end frees them.
 //!
 //! A prefill leg that is cancelled is no help: its engine drops the name, and with it the decode engine
 //! that waits. Therefore the prefill leg of a pair that is given up is not cancelled but runs on, and a
 //! prefill leg that has failed is sent again. If the decode engine is gone, nothing waits there, and the
 //! prefill engine would keep the blocks instead: then the leg is cancelled.
+//!
+//! With `NixlPushConnector`, only the engine with which decode has registered can free the blocks. If it
+//! is gone, the decode leg is stranded: its engine keeps the blocks until it is restarted.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,12 +23,14 @@ use std::time::Duration;
 
 use splitrail_api::error::{Error, Fault};
 use splitrail_api::{Endpoint, Parts};
+use splitrail_engine::nixl_push::{PushEngine, PushReply};
 use splitrail_engine_client::{Engine, Envelope, Parcel, Receipt, Shape};
 use splitrail_fleet::{Served, Worker};
 use splitrail_telemetry::Metrics;
 use tokio::time::Instant;
 
 use super::context::Context;
+use super::lease::Lease;
 use super::place::Placed;
 use super::prefill::Replied;
 
@@ -36,6 +42,9 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2
 
 /// How often it is checked whether the decode engine is still there.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// The outcome of a leg whose decode engine keeps the blocks until it is restarted.
+const STRANDED: &str = "stranded";
 
 /// The call of a prefill leg, which can outlive its request.
 type Call = Pin<Box<dyn Future<Output = Result<Replied, Error>> + Send>>;
@@ -71,6 +80,10 @@ enum Progress {
     UnderWay(Call),
     /// The engine has replied: it has sent the KV, or never will.
     Replied,
+    /// The engine has replied, and sends the KV if decode registers before this time.
+    Pushes(Instant),
+    /// Another engine than the one with which decode registers has replied.
+    AnotherReplied,
     /// The leg was not sent, or has failed.
     Failed,
 }
@@ -92,6 +105,8 @@ struct PrefillLeg {
     worker: Arc<Worker>,
     body: Parts,
     decode: Arc<Worker>,
+    /// The engine with which decode registers, if it pushes, and the prompt's length for the log.
+    pushes: Option<(Arc<PushEngine>, u64)>,
     /// The processes of the prefill and the decode engine. Another process knows nothing of the pair.
     processes: [u64; 2],
 }
@@ -113,10 +128,20 @@ impl Repair {
             worker: Arc::clone(&prefill.worker),
             body,
             decode: Arc::clone(&decode.worker),
+            pushes: None,
             processes: [prefill.worker.process(), decode.worker.process()],
         };
         let envelope = prefill.pinned(envelope);
         Self { leg: Arc::new(leg), registration, envelope, progress: Progress::Failed }
+    }
+
+    /// For a pair whose decode engine registers with `engine`, which pushes the KV of so many tokens.
+    pub(super) fn of_push(mut self, engine: Arc<PushEngine>, prompt_tokens: u64) -> Self {
+        // No one else has the leg yet.
+        if let Some(leg) = Arc::get_mut(&mut self.leg) {
+            leg.pushes = Some((engine, prompt_tokens));
+        }
+        self
     }
 
     /// Makes the call of the leg. If this future is dropped before the call has ended, the call is
@@ -130,10 +155,13 @@ impl Repair {
         self.progress = Progress::UnderWay(Box::pin(call));
         let replied = poll_fn(|cx| match &mut self.progress {
             Progress::UnderWay(call) => call.as_mut().poll(cx),
-            Progress::Replied | Progress::Failed => Poll::Pending,
+            _ => Poll::Pending,
         })
         .await;
-        self.progress = if replied.is_ok() { Progress::Replied } else { Progress::Failed };
+        self.progress = match &replied {
+            Ok(replied) => self.leg.replied(replied),
+            Err(_) => Progress::Failed,
+        };
         replied
     }
 }
@@ -147,7 +175,9 @@ impl Drop for Repair {
         let call = match std::mem::replace(&mut self.progress, Progress::Replied) {
             Progress::UnderWay(call) => call,
             Progress::Failed => leg.call(envelope.clone()),
-            Progress::Replied => return,
+            Progress::Pushes(until) if Instant::now() >= until => leg.call(envelope.clone()),
+            Progress::Replied | Progress::Pushes(_) => return,
+            Progress::AnotherReplied => return leg.count(leg.left()),
         };
         let task = Arc::clone(&leg);
         let repair = async move {
@@ -157,7 +187,7 @@ impl Drop for Repair {
             }
         };
         if !leg.served.releases.run(repair) {
-            leg.count("left");
+            leg.count(leg.left());
         }
     }
 }
@@ -171,13 +201,16 @@ impl PrefillLeg {
         loop {
             let limit = self.served.config.timeouts.prefill;
             match tokio::time::timeout(limit, call).await {
-                Ok(Ok(_)) => return "finished",
-                Ok(Err(error)) if error.fault() == Fault::Client => return "left",
+                Ok(Ok(replied)) => {
+                    let is_other = matches!(self.replied(&replied), Progress::AnotherReplied);
+                    return if is_other { self.left() } else { "finished" };
+                }
+                Ok(Err(error)) if error.fault() == Fault::Client => return self.left(),
                 Ok(Err(_)) | Err(_) => {}
             }
             tokio::time::sleep(pause).await;
             if Instant::now() >= deadline || !is_there(&self.worker, self.processes[0]) {
-                return "left";
+                return self.left();
             }
             pause = (2 * pause).min(longest);
             call = self.call(envelope.clone());
@@ -202,9 +235,42 @@ impl PrefillLeg {
         }
     }
 
+    /// How far the leg has come with a reply.
+    fn replied(&self, replied: &Replied) -> Progress {
+        let Some((engine, _)) = &self.pushes else { return Progress::Replied };
+        match PushReply::from_body(&replied.body) {
+            Ok(said) if said.engine == **engine => {
+                let lease = self.served.config.lease;
+                let lease = Lease::new(replied.begun, lease, None, Instant::now());
+                Progress::Pushes(lease.ends())
+            }
+            _ => Progress::AnotherReplied,
+        }
+    }
+
+    /// The outcome for the metric if no prefill leg can finish.
+    fn left(&self) -> &'static str {
+        if self.pushes.is_some() { STRANDED } else { "left" }
+    }
+
     fn count(&self, outcome: &str) {
         let labels = [self.served.name(), outcome];
         self.metrics.unused_hand_offs.with_label_values(&labels).inc();
+        if outcome != STRANDED {
+            return;
+        }
+        self.decode.push.strand();
+        if self.served.stranded.may_log() {
+            tracing::warn!(
+                model = self.served.name(),
+                worker = self.decode.id(),
+                prefill = self.worker.id(),
+                prompt_tokens = self.pushes.as_ref().map(|(_, tokens)| *tokens),
+                "a decode leg waits for KV that never comes: its engine keeps the blocks of the \
+                 prompt until it is restarted (said at most twice a minute; \
+                 unused_hand_offs_total counts)"
+            );
+        }
     }
 }
 

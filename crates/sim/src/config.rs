@@ -53,6 +53,9 @@ pub enum KvConnector {
     /// vLLM's NIXL: the decode engine pulls the blocks that the prefill reply names.
     #[default]
     Nixl,
+    /// vLLM's NIXL in push mode: the decode engine registers with the prefill engine, which matches
+    /// both legs by their request ids and pushes the blocks.
+    NixlPush,
     /// A storage that engines share; requests have no hand-off fields.
     SharedStorage,
     /// vLLM's Mooncake: both legs carry a transfer id, and wait for each other.
@@ -67,7 +70,7 @@ impl KvConnector {
     /// Whether the legs are sent at once and wait for each other.
     #[must_use]
     pub fn is_concurrent(self) -> bool {
-        matches!(self, Self::Mooncake | Self::Sglang)
+        matches!(self, Self::NixlPush | Self::Mooncake | Self::Sglang)
     }
 }
 
@@ -149,7 +152,7 @@ pub struct SimConfig {
     /// The storage of [`KvConnector::SharedStorage`], common to all engines that share it.
     pub storage: SharedStorage,
     /// Maximum time for which one leg waits for the other, in milliseconds, if both are sent at
-    /// once.
+    /// once. With [`KvConnector::NixlPush`], a decode leg waits for ever.
     pub rendezvous_timeout_ms: u64,
     /// Tokens per KV block.
     pub block_size: usize,

@@ -6,6 +6,7 @@ pub(crate) mod handoff;
 pub(crate) mod request;
 mod transfer;
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +25,9 @@ use request::{Ask, Output};
 pub(crate) use transfer::PULL_PATH;
 use transfer::Puller;
 
+/// How long a decode engine waits for KV that is pushed.
+pub(crate) const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// One engine's shared state.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -33,6 +37,24 @@ pub(crate) struct Engine {
     work: Notify,
     /// Notified when hand-offs were staged.
     staged: Notify,
+    /// Number of decode engines' legs that wait here for a prefill leg.
+    registered: AtomicUsize,
+}
+
+/// A decode engine's leg that waits for a prefill leg.
+struct Registered<'a>(&'a AtomicUsize);
+
+impl<'a> Registered<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 /// The choices of one HTTP request. Dropping it removes them from the engine.
@@ -86,7 +108,8 @@ impl Drop for Pulled {
 impl Engine {
     pub(crate) fn new(config: SimConfig, origin: Origin) -> Self {
         let core = Mutex::new(Core::new(&config));
-        Self { config, origin, core, work: Notify::new(), staged: Notify::new() }
+        let (work, staged) = (Notify::new(), Notify::new());
+        Self { config, origin, core, work, staged, registered: AtomicUsize::new(0) }
     }
 
     /// The state, after expired leases were removed.
@@ -94,6 +117,11 @@ impl Engine {
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         core.expire_leases(Instant::now());
         core
+    }
+
+    /// Number of decode engines' legs that wait here for a prefill leg.
+    pub(crate) fn registered(&self) -> usize {
+        self.registered.load(Relaxed)
     }
 
     /// Queues the choices of one HTTP request.
@@ -128,9 +156,13 @@ impl Engine {
         self: &Arc<Self>,
         pull: &PullRequest,
     ) -> Result<Pulled, ApiError> {
-        let patience = Duration::from_millis(self.config.rendezvous_timeout_ms);
+        let patience = match pull.is_found_by_id {
+            true => FOR_EVER,
+            false => Duration::from_millis(self.config.rendezvous_timeout_ms),
+        };
         let deadline = Instant::now() + patience;
         let forgotten = self.core().handoffs.times_forgotten(&pull.request_id);
+        let _registered = Registered::new(&self.registered);
         loop {
             let mut staged = std::pin::pin!(self.staged.notified());
             staged.as_mut().enable();
@@ -153,7 +185,9 @@ impl Engine {
     ) -> Result<Option<Pulled>, ApiError> {
         let mut core = self.core();
         let foreign = pull.engine_id.as_ref().is_some_and(|id| *id != self.origin.engine_id);
-        let taken = if core.dead {
+        let taken = if core.dead && pull.is_found_by_id {
+            Ok(None)
+        } else if core.dead {
             Err(ApiError::engine_dead())
         } else if foreign {
             Err(refused("handoff_unknown", "comes from another engine"))

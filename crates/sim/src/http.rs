@@ -164,9 +164,14 @@ async fn answer(
     }
     let prefix = endpoint.id_prefix();
     let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
-    let id = match given_id {
-        Some(id) => format!("{prefix}-{id}"),
-        None => format!("{prefix}-{}", random_hex(8)),
+    let id = match (endpoint, body["request_id"].as_str(), given_id) {
+        // The real engine takes the id of a response from its body, and otherwise makes one.
+        (Endpoint::Responses, Some(id), _) => id.to_owned(),
+        (Endpoint::Responses, None, _) if config.connector == KvConnector::NixlPush => {
+            format!("{prefix}_{}", random_hex(16))
+        }
+        (_, _, Some(id)) => format!("{prefix}-{id}"),
+        (_, _, None) => format!("{prefix}-{}", random_hex(8)),
     };
     let mut request = ask::read(endpoint, body, config, &id)?;
     if request.deadly {

@@ -76,6 +76,8 @@ pub struct SimState {
     pub blocks_pinned: usize,
     /// Number of blocks in the prefix cache.
     pub resident_blocks: usize,
+    /// Number of decode engines' legs that wait for a prefill leg on this engine.
+    pub registered: usize,
     /// Number of hand-offs that wait to be pulled.
     pub staged_handoffs: usize,
     /// Whether the engine has died (see `do_remote_prefill` without block ids).
@@ -96,6 +98,7 @@ impl SimState {
             blocks_used: self.blocks_used + other.blocks_used,
             blocks_pinned: self.blocks_pinned + other.blocks_pinned,
             resident_blocks: self.resident_blocks + other.resident_blocks,
+            registered: self.registered + other.registered,
             staged_handoffs: self.staged_handoffs + other.staged_handoffs,
             dead: self.dead || other.dead,
             totals: self.totals.with(&other.totals),
@@ -115,6 +118,7 @@ impl Engine {
             blocks_used: core.cache.usable_blocks() - core.cache.free_blocks(),
             blocks_pinned: core.handoffs.pinned_blocks() + core.pulling_blocks,
             resident_blocks: core.cache.resident_blocks(),
+            registered: self.registered(),
             staged_handoffs: core.handoffs.len(),
             dead: core.dead,
             totals: core.counters.clone(),

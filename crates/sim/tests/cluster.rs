@@ -441,7 +441,10 @@ fn blocks_that_the_fetching_worker_loses_before_it_begins_are_computed() {
     let decisions = vec![on(0), on(1), fetching(1, 3, Peer::Prefill(0))];
     let outcome = serve(&three(10), &requests, decisions);
     // The fetch is complete while the worker computes the long prompt, whose blocks fill the cache.
-    assert_eq!((outcome.rows[2].fetch_ready_ns, outcome.rows[2].prefill_start_ns), (11 * S, 16 * S));
+    assert_eq!(
+        (outcome.rows[2].fetch_ready_ns, outcome.rows[2].prefill_start_ns),
+        (11 * S, 16 * S)
+    );
     assert_eq!((outcome.rows[2].hit_blocks, outcome.rows[2].fetched_blocks), (0, 0));
 }
 

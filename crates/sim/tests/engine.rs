@@ -17,6 +17,8 @@ mod handoff;
 mod http_api;
 #[path = "engine/msgpack.rs"]
 mod msgpack;
+#[path = "engine/push.rs"]
+mod push;
 #[path = "engine/support.rs"]
 mod support;
 #[path = "engine/threshold.rs"]

@@ -200,7 +200,8 @@ metrics! {
     migrations: IntCounterVec("migrations_total"; "model", "outcome" in MIGRATIONS);
     /// Hand-offs that no decode worker used, by outcome: fetched by a request for one token so that
     /// their blocks are freed, failed to be fetched, finished by a prefill leg that ran on so that the
-    /// decode engine frees its blocks (`connector: mooncake`), or left until their lease ends.
+    /// decode engine frees its blocks (`connector: mooncake` and `nixl_push`), left until their lease
+    /// ends, or stranded: the decode engine keeps the blocks until it is restarted (`nixl_push`).
     unused_hand_offs: IntCounterVec("unused_hand_offs_total"; "model", "outcome" in HAND_OFFS);
     /// Open connections of clients.
     connections: IntGaugeVec("connections"; "listener");

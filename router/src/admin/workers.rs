@@ -64,6 +64,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "index_truncated": worker.index_is_truncated(),
         "breakers_open": open,
         "no_hand_off": worker.hand_overs.missing(),
+        "stranded_legs": worker.push.stranded(),
         "shim": worker.config.shim,
         "capabilities": worker.shim_report.capabilities().map(|known| known.to_json()),
         "honours_threshold": worker.honours_threshold(),

@@ -4,21 +4,67 @@
 mod answers;
 mod failures;
 mod legs;
+mod push;
 
 use serde_json::{Value, json};
-use splitrail_sim::KvConnector;
-use splitrail_tests::Spec;
+use splitrail_sim::{KvConnector, SimConfig, SimEngine};
 use splitrail_tests::client::{streamed_text, whole_text};
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{
     CHAT, COMPLETIONS, GENERATE, chat, completion, generate, generated_ids, prompt, token_ids,
 };
+use splitrail_tests::{Cluster, Spec};
 
-const CONNECTORS: [KvConnector; 4] =
-    [KvConnector::Nixl, KvConnector::SharedStorage, KvConnector::Mooncake, KvConnector::Sglang];
+const CONNECTORS: [KvConnector; 5] = [
+    KvConnector::Nixl,
+    KvConnector::NixlPush,
+    KvConnector::SharedStorage,
+    KvConnector::Mooncake,
+    KvConnector::Sglang,
+];
 
 /// A model with so many workers of each kind.
 fn pd(connector: KvConnector, prefill: usize, decode: usize) -> Spec {
     Spec { connector, prefill, decode, ..Spec::default() }
+}
+
+/// Shuts an engine down. Returns its name, and the settings of a process that takes its ports.
+async fn stop(cluster: &mut Cluster, engine: &str) -> (String, SimConfig) {
+    let place = cluster.engines.iter().position(|(name, _)| name == engine).unwrap();
+    let (name, old) = cluster.engines.remove(place);
+    let port = |url: &str| url.rsplit_once(':').unwrap().1.parse().unwrap();
+    let endpoint = |endpoint: Option<&str>| endpoint.map(port);
+    let config = SimConfig {
+        http_port: port(&old.url()),
+        side_port: port(&old.bootstrap_url()),
+        kv_events_port: endpoint(old.kv_events_endpoint()),
+        kv_replay_port: endpoint(old.kv_replay_endpoint()),
+        ..old.config().clone()
+    };
+    old.shutdown().await;
+    (name, config)
+}
+
+/// Replaces an engine by another process, so fast that the router need not notice.
+async fn replace(cluster: &mut Cluster, engine: &str) {
+    let (name, config) = stop(cluster, engine).await;
+    cluster.engines.push((name, SimEngine::start(config).await.unwrap()));
+}
+
+/// Waits until the router knows whether an engine is up.
+async fn known(cluster: &Cluster, engine: &str, up: f64) {
+    eventually("the router knows whether it is up", async || {
+        cluster.metric("splitrail_worker_up", &[("worker", engine)]).await == up
+    })
+    .await;
+}
+
+/// Replaces an engine by another process after the router has seen that it is down.
+async fn restart(cluster: &mut Cluster, engine: &str) {
+    let (name, config) = stop(cluster, engine).await;
+    known(cluster, engine, 0.0).await;
+    cluster.engines.push((name, SimEngine::start(config).await.unwrap()));
+    known(cluster, engine, 1.0).await;
 }
 
 /// A request of each endpoint, with prompts of their own per `salt`.

@@ -241,6 +241,13 @@ async fn legs_that_wait_for_each_other() {
 }
 
 #[tokio::test]
+async fn engines_that_push() {
+    for flow in FLOWS {
+        every_case(flow, KvConnector::NixlPush, honouring).await;
+    }
+}
+
+#[tokio::test]
 async fn engines_that_are_halves_of_pairs() {
     every_case("prefill_first", KvConnector::Sglang, ignoring).await;
 }
@@ -254,7 +261,7 @@ async fn engines_that_ignore_thresholds() {
 
 #[tokio::test]
 async fn other_connectors_engines_that_ignore_thresholds() {
-    for connector in [KvConnector::SharedStorage, KvConnector::Mooncake] {
+    for connector in [KvConnector::SharedStorage, KvConnector::NixlPush, KvConnector::Mooncake] {
         for flow in ["decode_first", "auto"] {
             every_case(flow, connector, ignoring).await;
         }
@@ -316,6 +323,7 @@ async fn a_fault_before_the_first_byte_changes_no_answer() {
 #[tokio::test]
 async fn a_fault_in_one_of_two_legs_changes_no_answer() {
     every_fault("prefill_first", KvConnector::Mooncake).await;
+    every_fault("prefill_first", KvConnector::NixlPush).await;
     every_fault("prefill_first", KvConnector::Sglang).await;
     every_fault("prefill_first", KvConnector::SharedStorage).await;
 }

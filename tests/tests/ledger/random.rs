@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use futures_util::StreamExt;
 use futures_util::stream;
 use serde_json::Value;
-use splitrail_sim::{DecodeUsage, KvConnector, SimConfig, UsageReport};
+use splitrail_sim::{DecodeUsage, KvConnector, Role, SimConfig, UsageReport};
 use splitrail_tests::books::{Scrape, ledger_lines};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Cluster, Spec};
@@ -212,7 +212,12 @@ impl Auditor {
         let engines = self.cluster.engines.iter();
         let generated: u64 =
             engines.map(|(_, engine)| engine.state().totals.generation_tokens).sum();
-        assert_eq!(generated, billed + prefills);
+        // Each prefill engine that pushes was asked who it is.
+        let asked = self.cluster.engines.iter().filter(|(_, engine)| {
+            let config = engine.config();
+            config.connector == KvConnector::NixlPush && config.role == Role::Prefill
+        });
+        assert_eq!(generated, billed + prefills + asked.count() as u64);
     }
 }
 
@@ -434,6 +439,12 @@ async fn all_witnesses_agree_on_a_storage_that_engines_share() {
 #[tokio::test]
 async fn all_witnesses_agree_on_legs_that_are_sent_at_once() {
     let connector = KvConnector::Mooncake;
+    audit(move || Spec { engine: small_caches, connector, ..Spec::default() }, "estimate").await;
+}
+
+#[tokio::test]
+async fn all_witnesses_agree_on_engines_that_push() {
+    let connector = KvConnector::NixlPush;
     audit(move || Spec { engine: small_caches, connector, ..Spec::default() }, "estimate").await;
 }
 

@@ -62,6 +62,7 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_local_prefills_total{model=\"m\",reason=\"short_prompt\"}", "0+60x90"),
     ("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"left\"}", "2+0x90"),
     ("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"fetched\"}", "0+1x90"),
+    ("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"stranded\"}", "2+0x90"),
     ("splitrail_discovery_errors_total{model=\"m\",source=\"s\"}", "3+0x90"),
     ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "1+0x90"),
     ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"mismatch\"}", "0+0x90"),
@@ -245,6 +246,10 @@ pub(crate) const CASES: &[Case] = &[
     case(
         "SplitrailHandOffsUnused",
         &[("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"left\"}", "0+1x90")],
+    ),
+    case(
+        "SplitrailDecodeLegsStranded",
+        &[("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"stranded\"}", ONCE)],
     ),
     case(
         "SplitrailDiscoveryFails",

@@ -133,6 +133,8 @@ impl Default for Events {
 pub enum Connector {
     /// NIXL of vLLM.
     Nixl,
+    /// NIXL of vLLM in push mode.
+    NixlPush,
     /// Mooncake of vLLM.
     Mooncake,
     /// Storage that engines share.
@@ -147,6 +149,7 @@ impl Connector {
     pub fn name(self) -> &'static str {
         match self {
             Self::Nixl => "nixl",
+            Self::NixlPush => "nixl_push",
             Self::Mooncake => "mooncake",
             Self::SharedStorage => "shared_storage",
             Self::Sglang => "sglang",

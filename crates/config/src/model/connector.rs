@@ -12,6 +12,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 pub enum Connector {
     /// NIXL of vLLM. The decode worker pulls the blocks from the prefill worker.
     Nixl,
+    /// NIXL of vLLM in push mode. Both legs are sent at once, and the prefill worker writes the
+    /// blocks into the decode worker's memory.
+    NixlPush,
     /// Storage that all workers share (LMCache, or vLLM's example connector). Requests carry no
     /// hand-off, because the decode worker finds the blocks in the storage.
     SharedStorage,
@@ -28,7 +31,17 @@ pub enum Connector {
 impl Connector {
     /// Whether both legs are sent at once and wait for each other.
     pub fn is_concurrent(self) -> bool {
+        matches!(self, Self::NixlPush | Self::Mooncake | Self::Sglang)
+    }
+
+    /// Whether both legs meet at a bootstrap server of the prefill worker.
+    pub fn has_bootstrap(self) -> bool {
         matches!(self, Self::Mooncake | Self::Sglang)
+    }
+
+    /// Whether engines name the host of their blocks, which the router must check.
+    pub fn names_hosts(self) -> bool {
+        matches!(self, Self::Nixl | Self::NixlPush)
     }
 
     /// Whether a decode worker can serve a request by itself.
@@ -40,6 +53,7 @@ impl Connector {
     pub fn name(self) -> &'static str {
         match self {
             Self::Nixl => "nixl",
+            Self::NixlPush => "nixl_push",
             Self::SharedStorage => "shared_storage",
             Self::Mooncake => "mooncake",
             Self::Sglang => "sglang",

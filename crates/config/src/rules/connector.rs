@@ -89,8 +89,10 @@ fn networks(model: &Node, path: &str, connector: Connector, report: &mut Report)
             report.error(node.at, message, "an address, or `10.0.0.0/8`");
         }
     }
-    if connector != Connector::Nixl && !list.items().is_empty() {
-        let message = format!("`{path}.hand_off_networks` is of no use without `connector: nixl`");
+    if !connector.names_hosts() && !list.items().is_empty() {
+        let message = format!(
+            "`{path}.hand_off_networks` is of no use without `connector: nixl` or `nixl_push`"
+        );
         report.error(list.at, message, "only NIXL's hand-offs name a host: delete it");
     }
 }
@@ -101,7 +103,7 @@ fn bootstrap(worker: &Node, path: &str, connector: Connector, report: &mut Repor
     if let Err((why, hint)) = endpoint::parse(text, "http") {
         report.error(node.at, format!("`{path}.bootstrap` {why}"), hint);
     }
-    if !connector.is_concurrent() || typed::<Role>(worker, "role") == Some(Role::Decode) {
+    if !connector.has_bootstrap() || typed::<Role>(worker, "role") == Some(Role::Decode) {
         let message = format!("`{path}.bootstrap` is of no use");
         let hint = "only prefill workers have one, with `connector: mooncake` or `sglang`";
         report.error(node.at, message, hint);

@@ -159,7 +159,7 @@ fn ports(node: &Node, path: &str, connector: Option<Connector>, report: &mut Rep
     }
     let Some(connector) = connector else { return };
     if let Some(bootstrap) = given(node, "bootstrap_port")
-        && (!connector.is_concurrent() || role == Some(Role::Decode))
+        && (!connector.has_bootstrap() || role == Some(Role::Decode))
     {
         let message = format!("`{path}.bootstrap_port` is of no use");
         let hint = "only prefill workers have one, with `connector: mooncake` or `sglang`";

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use crate::json;
 use crate::nixl::{HandOff, HandOffError, PREFILL_PARAMS_JSON};
+use crate::nixl_push::PushEngine;
 
 /// The member of bodies and replies that holds a hand-off.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
@@ -27,6 +28,17 @@ pub fn prefill_body(model: &str, prompt: &str) -> String {
 #[must_use]
 pub fn decode_body(model: &str, prompt: &str, hand_off: HandOff) -> String {
     body(model, prompt, &hand_off.into_json())
+}
+
+/// The body of the decode leg of a prompt that an engine pushes; both legs have `request_id`.
+#[must_use]
+pub fn push_decode_body(
+    model: &str,
+    prompt: &str,
+    prefill: &PushEngine,
+    request_id: &str,
+) -> String {
+    body(model, prompt, &prefill.decode_params_json(request_id))
 }
 
 /// The hand-off in the reply to the prefill leg.

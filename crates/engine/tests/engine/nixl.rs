@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use splitrail_engine::nixl::{HandOff, HandOffError, MAX_HAND_OFF_BYTES, PREFILL_PARAMS_JSON};
+use splitrail_engine::nixl_push::{PushError, PushReply};
 
 #[derive(Deserialize)]
 struct Reply {
@@ -59,7 +60,7 @@ fn values_that_are_not_a_hand_off_are_refused() {
     );
     assert_eq!(
         HandOff::from_reply(recorded("push1_prefill").get()).unwrap_err(),
-        HandOffError::NotPull
+        HandOffError::Push
     );
     let where_from = r#""remote_engine_id":"e","remote_host":"h","remote_port":1"#;
     for (text, error) in [
@@ -112,4 +113,56 @@ fn the_prefill_leg_asks_for_a_remote_decode() {
     let params: Value = serde_json::from_str(PREFILL_PARAMS_JSON).unwrap();
     assert_eq!(params["do_remote_decode"], true);
     assert_eq!(params["do_remote_prefill"], false);
+}
+
+#[test]
+fn a_recorded_reply_of_an_engine_that_pushes_says_where_decode_registers() {
+    let raw = recorded("push1_prefill");
+    let said: Value = serde_json::from_str(raw.get()).unwrap();
+    let reply = PushReply::parse(raw.get()).unwrap();
+    assert_eq!(reply.engine.host(), said["remote_host"].as_str().unwrap());
+    let cached = said["remote_prefill_cached_tokens"].as_u64().map(|count| count as u32);
+    assert_eq!(reply.cached_tokens, cached);
+    let params: Value = serde_json::from_str(&reply.engine.decode_params_json("id")).unwrap();
+    let expected = serde_json::json!({
+        "do_remote_decode": false,
+        "do_remote_prefill": true,
+        "remote_engine_id": said["remote_engine_id"],
+        "remote_host": said["remote_host"],
+        "remote_port": said["remote_port"],
+        "remote_request_id": "id",
+        "tp_size": said["tp_size"],
+        "pp_size": said["pp_size"],
+    });
+    assert_eq!(params, expected);
+}
+
+#[test]
+fn replies_that_name_no_engine_that_pushes_are_refused() {
+    let pulled = recorded("nixl_warm_both_prefill");
+    assert_eq!(PushReply::parse(pulled.get()), Err(PushError::Pull));
+    assert_eq!(PushReply::parse("null"), Err(PushError::Absent));
+    assert_eq!(PushReply::from_body(br#"{"id":"x"}"#), Err(PushError::Absent));
+    let named = |id: &str, host: &str, more: &str| {
+        format!(
+            r#"{{"do_remote_prefill":true,"remote_engine_id":"{id}","remote_host":"{host}","remote_port":1,"transfer_mode":"push"{more}}}"#
+        )
+    };
+    assert!(PushReply::parse(&named("e", "h", "")).is_ok());
+    let long = "x".repeat(257);
+    for text in [
+        named("", "h", ""),
+        named("e", "", ""),
+        named(&long, "h", ""),
+        named("e", &long, ""),
+        named("e", "h", r#","tp_size":0"#),
+        named("e", "h", &" ".repeat(MAX_HAND_OFF_BYTES)),
+    ] {
+        assert_eq!(PushReply::parse(&text), Err(PushError::OutOfBounds));
+    }
+    let of_decode = named("e", "h", "").replace("prefill\":true", "prefill\":false");
+    assert_eq!(PushReply::parse(&of_decode), Err(PushError::NotForDecode));
+    for text in ["", "[]", "{}", r#"{"transfer_mode":"push"}"#, "1"] {
+        assert!(matches!(PushReply::parse(text), Err(PushError::Shape(_))), "{text}");
+    }
 }

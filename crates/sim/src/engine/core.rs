@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
 use super::handoff::{
-    Handoff, HandoffTable, PullRequest, Source, Taken, prompt_fingerprint, refused,
+    Handoff, HandoffTable, PullRequest, Source, Taken, base_name, prompt_fingerprint, refused,
     sampling_fingerprint,
 };
 use super::request::{Ask, End, FinishReason, Output, OutputSender, RemoteKv, Request};
@@ -119,10 +119,15 @@ impl Core {
             let message = "The engine's queue is full.";
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message));
         }
-        if let (true, RemoteKv::Stage { remote_request_id, .. }) =
-            (config.connector.is_concurrent(), &ask.remote)
-        {
-            self.handoffs.open(remote_request_id)?;
+        match (config.connector, &ask.remote) {
+            (KvConnector::NixlPush, RemoteKv::Stage { remote_request_id, .. }) => {
+                let fingerprint = prompt_fingerprint(&ask.prompt, &ask.identity);
+                self.handoffs.open_push(base_name(remote_request_id), fingerprint)?;
+            }
+            (connector, RemoteKv::Stage { remote_request_id, .. }) if connector.is_concurrent() => {
+                self.handoffs.open(remote_request_id)?;
+            }
+            _ => {}
         }
         let id = self.next_id;
         self.next_id += 1;
@@ -361,11 +366,12 @@ impl Core {
             FinishReason::Length => self.counters.finished_length += 1,
             FinishReason::Stop => self.counters.finished_stop += 1,
         }
-        // Only a reply that ended because of its length is continued by another engine.
+        // Only a reply that ended because of its length is continued by another engine; an engine
+        // that pushes does so in any case.
+        let continues =
+            end.reason == FinishReason::Length || config.connector == KvConnector::NixlPush;
         let name = match &request.ask.remote {
-            RemoteKv::Stage { remote_request_id, .. } if end.reason == FinishReason::Length => {
-                remote_request_id.clone()
-            }
+            RemoteKv::Stage { remote_request_id, .. } if continues => remote_request_id.clone(),
             _ => {
                 self.forget_transfer(&request);
                 request.send(Output::Token { id, end: Some(end) });
@@ -383,7 +389,7 @@ impl Core {
             self.handoffs.stage(name, request, Some((id, end)), now + lease);
             return;
         }
-        if config.connector == KvConnector::Nixl {
+        if matches!(config.connector, KvConnector::Nixl | KvConnector::NixlPush) {
             end.handoff = Some(handoff_of(&request, name.clone(), config, origin));
         }
         request.send(Output::Token { id, end: Some(end) });
@@ -416,6 +422,7 @@ fn handoff_of(request: &Request, name: String, config: &SimConfig, origin: &Orig
             DecodeUsage::RemotePrefill => Some(request.cached_tokens),
             DecodeUsage::WholePrompt => None,
         },
+        is_pushed: config.connector == KvConnector::NixlPush,
     }
 }
 
@@ -439,6 +446,7 @@ fn pull_job(request: &Request, source: Source, config: &SimConfig) -> PullJob {
         block_ids: source.block_ids.clone(),
         sampling_fingerprint: samples_alike.then(|| sampling_fingerprint(ask)),
         waits: source.waits,
+        is_found_by_id: source.is_found_by_id,
         prompt_fingerprint: prompt_fingerprint(&ask.prompt, &ask.identity),
         wanted_blocks: (prompt_blocks - request.cached_tokens / config.block_size) as u64,
     };

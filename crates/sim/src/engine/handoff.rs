@@ -23,6 +23,8 @@ pub(crate) struct Handoff {
     pub(crate) num_tokens: usize,
     /// Missing in hand-offs of older engines.
     pub(crate) prefill_cached_tokens: Option<usize>,
+    /// Whether the engine pushes the blocks by itself.
+    pub(crate) is_pushed: bool,
 }
 
 impl Handoff {
@@ -39,9 +41,13 @@ impl Handoff {
             "dcp_size": 1,
             "pp_size": 1,
             "remote_num_tokens": self.num_tokens,
-            "remote_blocks_expiry_time": null,
-            "transfer_mode": "pull",
         });
+        if self.is_pushed {
+            params["transfer_mode"] = json!("push");
+        } else {
+            params["remote_blocks_expiry_time"] = Value::Null;
+            params["transfer_mode"] = json!("pull");
+        }
         if let Some(cached) = self.prefill_cached_tokens {
             params["remote_prefill_cached_tokens"] = json!(cached);
         }
@@ -67,6 +73,8 @@ pub(crate) struct Source {
     /// Whether the prefill engine pushes: the decode engine keeps its blocks until they arrive,
     /// whatever happens.
     pub(crate) is_pushed: bool,
+    /// Whether the prefill engine finds the other leg by the id of the request.
+    pub(crate) is_found_by_id: bool,
 }
 
 impl Source {
@@ -88,6 +96,22 @@ impl Source {
                 .map(|n| n as usize),
             waits: false,
             is_pushed: false,
+            is_found_by_id: false,
+        })
+    }
+
+    /// Parses the parameters of a decode leg that is pushed; `name` is its own, by which the prefill
+    /// engine finds the other leg.
+    pub(crate) fn from_push(params: &Value, name: &str) -> Option<Self> {
+        // The real engine needs it, and does not use its value.
+        params["remote_request_id"].as_str()?;
+        params["tp_size"].as_u64()?;
+        let (host, port) = (params["remote_host"].as_str()?, params["remote_port"].as_u64()?);
+        Some(Self {
+            engine_id: Some(params["remote_engine_id"].as_str()?.to_owned()),
+            is_pushed: true,
+            is_found_by_id: true,
+            ..Self::meeting(base_name(name), host, port.try_into().ok()?)
         })
     }
 
@@ -113,6 +137,7 @@ impl Source {
             prefill_cached_tokens: None,
             waits: true,
             is_pushed: false,
+            is_found_by_id: false,
         }
     }
 }
@@ -127,10 +152,18 @@ pub(crate) struct PullRequest {
     pub(crate) sampling_fingerprint: Option<u64>,
     /// Whether the prefill engine may still be computing.
     pub(crate) waits: bool,
+    /// Whether the prefill engine finds the other leg by the id of the request, for which the decode
+    /// engine waits for ever.
+    pub(crate) is_found_by_id: bool,
     /// [`prompt_fingerprint`] of the prompt that the decode engine continues.
     pub(crate) prompt_fingerprint: u64,
     /// Number of blocks that the decode engine lacks.
     pub(crate) wanted_blocks: u64,
+}
+
+/// An engine's name for a request without the random suffix: the same for both legs of a push.
+pub(crate) fn base_name(name: &str) -> &str {
+    name.rsplit_once('-').map_or(name, |(base, _)| base)
 }
 
 /// Equal only for equal prompts with equal images and adapters, whose KV is interchangeable.

@@ -9,6 +9,7 @@ use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 
+use super::FOR_EVER;
 use super::core::PullJob;
 use super::handoff::refused;
 use crate::error::ApiError;
@@ -38,7 +39,11 @@ impl Puller {
     pub(crate) async fn pull(&self, job: &PullJob, meeting: Duration) -> Result<(), ApiError> {
         let unreachable = || refused("handoff_unreachable", "comes from an engine that is gone");
         let source = &job.source;
-        let patience = if source.waits { PULL_TIMEOUT + meeting } else { PULL_TIMEOUT };
+        let patience = match (source.is_found_by_id, source.waits) {
+            (true, _) => FOR_EVER,
+            (false, true) => PULL_TIMEOUT + meeting,
+            (false, false) => PULL_TIMEOUT,
+        };
         let body = serde_json::to_vec(&job.body).map_err(|_| unreachable())?;
         let request = Request::builder()
             .method(Method::POST)
@@ -47,7 +52,15 @@ impl Puller {
             .body(Full::new(Bytes::from(body)))
             .map_err(|_| refused("handoff_unknown", "names no usable address"))?;
         let exchange = async {
-            let response = self.client.request(request).await.map_err(|_| unreachable())?;
+            let response = match self.client.request(request).await {
+                Ok(response) => response,
+                // A decode engine does not notice that the engine with which it has registered has
+                // died.
+                Err(error) if source.is_found_by_id && !error.is_connect() => {
+                    return std::future::pending().await;
+                }
+                Err(_) => return Err(unreachable()),
+            };
             if response.status().is_success() {
                 return Ok(());
             }

@@ -7,13 +7,14 @@ use crate::engine::handoff::{Source, refused};
 use crate::engine::request::RemoteKv;
 use crate::error::ApiError;
 
-/// Whether a request has NIXL's `do_remote_prefill` without block ids, or Mooncake's at a prefill
-/// engine.
+/// Whether a request has NIXL's `do_remote_prefill` without block ids, that of NIXL in push mode without
+/// a remote request id, or Mooncake's at a prefill engine.
 pub(crate) fn is_deadly(body: &Value, config: &SimConfig) -> bool {
     let params = &body["kv_transfer_params"];
     let blocks = &params["remote_block_ids"];
     let kills = match config.connector {
         KvConnector::Nixl => blocks.is_null() || blocks.as_array().is_some_and(Vec::is_empty),
+        KvConnector::NixlPush => params["remote_request_id"].is_null(),
         KvConnector::Mooncake => config.role == Role::Prefill,
         _ => false,
     };
@@ -36,7 +37,7 @@ pub(crate) fn read_remote(
     }
     let has_room = !body["bootstrap_room"].is_null();
     let strange = match config.connector {
-        KvConnector::Nixl | KvConnector::Mooncake => has_room,
+        KvConnector::Nixl | KvConnector::NixlPush | KvConnector::Mooncake => has_room,
         KvConnector::SharedStorage => has_room || stages || pulls,
         KvConnector::Sglang => stages || pulls,
         KvConnector::None => false,
@@ -48,16 +49,17 @@ pub(crate) fn read_remote(
     match config.connector {
         KvConnector::SharedStorage | KvConnector::None => Ok(RemoteKv::None),
         KvConnector::Sglang => room(body, config, index),
-        KvConnector::Nixl | KvConnector::Mooncake if pulls => {
+        KvConnector::Nixl | KvConnector::NixlPush | KvConnector::Mooncake if pulls => {
             allow(config, Role::Prefill, "do_remote_prefill")?;
             let source = match config.connector {
                 KvConnector::Mooncake => Source::from_mooncake(params),
+                KvConnector::NixlPush => Source::from_push(params, &name),
                 _ => Source::from_nixl(params),
             };
             let lacking = || refused("handoff_unknown", "lacks fields or has wrong ones");
             source.map(RemoteKv::Pull).ok_or_else(lacking)
         }
-        KvConnector::Nixl | KvConnector::Mooncake if stages => {
+        KvConnector::Nixl | KvConnector::NixlPush | KvConnector::Mooncake if stages => {
             allow(config, Role::Decode, "do_remote_decode")?;
             let remote_request_id = match config.connector {
                 KvConnector::Mooncake => params["transfer_id"].as_str().map(str::to_owned),
@@ -69,7 +71,7 @@ pub(crate) fn read_remote(
             let is_pushed = config.connector == KvConnector::Mooncake;
             Ok(RemoteKv::Stage { remote_request_id, is_pushed })
         }
-        KvConnector::Nixl | KvConnector::Mooncake => Ok(RemoteKv::None),
+        KvConnector::Nixl | KvConnector::NixlPush | KvConnector::Mooncake => Ok(RemoteKv::None),
     }
 }
 

@@ -143,7 +143,7 @@ pub(crate) const TRIES: &[&str] = &["served", "rejected", "skipped", "unsupporte
 /// What became of replies that lost their worker.
 pub(crate) const MIGRATIONS: &[&str] = &["resumed", "lost"];
 /// What became of hand-offs that no decode worker used.
-pub(crate) const HAND_OFFS: &[&str] = &["fetched", "finished", "failed", "left"];
+pub(crate) const HAND_OFFS: &[&str] = &["fetched", "finished", "failed", "left", "stranded"];
 /// Why connections of clients are closed, and HTTP/2 streams are reset.
 pub(crate) const CUTS: &[&str] = &[
     "header_timeout",

@@ -15,6 +15,7 @@ async fn a_prompt_s_text_usage_and_cached_tokens_are_those_of_the_chat_it_stands
     let specs = [
         Spec::aggregated(2),
         pair(KvConnector::Nixl),
+        pair(KvConnector::NixlPush),
         pair(KvConnector::Mooncake),
         pair(KvConnector::SharedStorage),
     ];

@@ -123,7 +123,12 @@ async fn several_samples_take_one_prefill_and_are_those_of_one_engine() {
 #[tokio::test]
 async fn decode_first_hands_over_what_decode_does_not_hold_and_nothing_else() {
     let one = Cluster::start(Spec::aggregated(1)).await;
-    for connector in [KvConnector::Nixl, KvConnector::SharedStorage, KvConnector::Mooncake] {
+    for connector in [
+        KvConnector::Nixl,
+        KvConnector::NixlPush,
+        KvConnector::SharedStorage,
+        KvConnector::Mooncake,
+    ] {
         let spec = Spec { flow: "decode_first", ..pd(connector, 1, 1) };
         let mut trial = Trial::start(spec).await;
         for (path, mut body) in requests(9) {

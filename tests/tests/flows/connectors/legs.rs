@@ -3,14 +3,13 @@
 use std::collections::HashSet;
 
 use serde_json::{Value, json};
-use splitrail_sim::{KvConnector, SimConfig, SimEngine};
+use splitrail_sim::{KvConnector, SimEngine};
 use splitrail_tests::Spec;
-use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{
     COMPLETIONS, GENERATE, Trial, completion, generate, prompt, token_ids,
 };
 
-use super::{CONNECTORS, pd, requests};
+use super::{CONNECTORS, known, pd, replace, requests};
 
 #[tokio::test]
 async fn fields_that_a_model_opens_travel_in_both_legs_of_every_connector() {
@@ -115,23 +114,8 @@ async fn a_bootstrap_server_is_asked_once_until_its_engine_is_another() {
         assert_eq!(trial.post("ok", COMPLETIONS, &body).await.status, 200);
     }
     assert_eq!(queries(trial.cluster.engine("p0")), 1);
-    let place = trial.cluster.engines.iter().position(|(name, _)| name == "p0").unwrap();
-    let (name, old) = trial.cluster.engines.remove(place);
-    let port = |url: &str| url.rsplit_once(':').unwrap().1.parse().unwrap();
-    let endpoint = |endpoint: Option<&str>| endpoint.map(port);
-    let config = SimConfig {
-        http_port: port(&old.url()),
-        side_port: port(&old.bootstrap_url()),
-        kv_events_port: endpoint(old.kv_events_endpoint()),
-        kv_replay_port: endpoint(old.kv_replay_endpoint()),
-        ..old.config().clone()
-    };
-    old.shutdown().await;
-    trial.cluster.engines.push((name, SimEngine::start(config).await.unwrap()));
-    eventually("the router knows that it is back", async || {
-        trial.cluster.metric("splitrail_worker_up", &[("worker", "p0")]).await == 1.0
-    })
-    .await;
+    replace(&mut trial.cluster, "p0").await;
+    known(&trial.cluster, "p0", 1.0).await;
     let body = completion(&prompt(30, "after"));
     let reply = trial.post("ok", COMPLETIONS, &body).await;
     assert_eq!(reply.status, 200, "{}", reply.text());

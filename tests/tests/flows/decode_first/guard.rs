@@ -14,7 +14,12 @@ use super::support::*;
 async fn a_guard_turns_no_prompt_away_that_fills_no_block() {
     let reference = Reference::start().await;
     let model = "gate: { kind: engine, index_first: false, preemption_guard: 0.001 }";
-    for connector in [KvConnector::Nixl, KvConnector::SharedStorage, KvConnector::Mooncake] {
+    for connector in [
+        KvConnector::Nixl,
+        KvConnector::NixlPush,
+        KvConnector::SharedStorage,
+        KvConnector::Mooncake,
+    ] {
         let mut trial = Trial::start(Spec { connector, ..with_model(model) }).await;
         for text in ["x", "fifteen tokens", "an exact block.", "a block and a few more tokens"] {
             for n in [1, 3] {

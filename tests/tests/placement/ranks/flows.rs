@@ -118,6 +118,11 @@ async fn both_legs_at_once_over_mooncake() {
 }
 
 #[tokio::test]
+async fn both_legs_at_once_by_push() {
+    check(by(KvConnector::NixlPush), Again::Alike).await;
+}
+
+#[tokio::test]
 async fn both_legs_at_once_over_sglang() {
     check(by(KvConnector::Sglang), Again::Alike).await;
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use tokio::time::Instant;
 
-use super::{PullRequest, prompt_fingerprint, refused, sampling_fingerprint};
+use super::{PullRequest, base_name, prompt_fingerprint, refused, sampling_fingerprint};
 use crate::engine::request::{End, Request};
 use crate::error::ApiError;
 
@@ -42,6 +42,8 @@ pub(crate) struct HandoffTable {
     name_states: HashMap<String, NameState>,
     /// How often the transfer of a name was forgotten.
     forgotten: HashMap<String, u32>,
+    /// The prompts of pushes by their names, as fingerprints.
+    pushed_prompts: HashMap<String, u64>,
     fate_order: VecDeque<String>,
 }
 
@@ -80,6 +82,26 @@ impl HandoffTable {
     /// How often a name was forgotten.
     pub(crate) fn times_forgotten(&self, name: &str) -> u32 {
         self.forgotten.get(name).copied().unwrap_or_default()
+    }
+
+    /// Reserves the name of a push. A real engine would hand the KV of any prompt over under it; the
+    /// same prompt may come again, so that a decode engine that still waits gets its KV.
+    pub(crate) fn open_push(&mut self, name: &str, fingerprint: u64) -> Result<(), ApiError> {
+        if self.pushed_prompts.len() >= REMEMBERED {
+            self.pushed_prompts.clear();
+        }
+        match *self.pushed_prompts.entry(name.to_owned()).or_insert(fingerprint) {
+            same if same == fingerprint => Ok(()),
+            _ => Err(refused("handoff_reused", "has the request id of another prompt")),
+        }
+    }
+
+    /// The name under which a hand-off is staged, for a pull.
+    fn staged_name(&self, pull: &PullRequest) -> Option<String> {
+        if !pull.is_found_by_id {
+            return self.staged.contains_key(&pull.request_id).then(|| pull.request_id.clone());
+        }
+        self.staged.keys().find(|name| base_name(name) == pull.request_id).cloned()
     }
 
     /// Keeps a finished request's blocks until they are pulled, or until `ends`.
@@ -123,7 +145,8 @@ impl HandoffTable {
     /// Takes a hand-off for a decode engine, once, if everything matches; `None` while it may still
     /// be staged.
     pub(crate) fn take(&mut self, pull: &PullRequest) -> Result<Option<Taken>, ApiError> {
-        let Some(staged) = self.staged.get(&pull.request_id) else {
+        let name = self.staged_name(pull);
+        let Some(staged) = name.as_ref().and_then(|name| self.staged.get(name)) else {
             return match self.name_states.get(&pull.request_id) {
                 Some(NameState::Pulled) => Err(refused("handoff_reused", "was pulled before")),
                 Some(NameState::Expired) => Err(refused("handoff_expired", "came after its lease")),
@@ -143,7 +166,7 @@ impl HandoffTable {
             return Err(refused("handoff_mismatch", "was sampled otherwise than decode would"));
         }
         self.remember(pull.request_id.clone(), NameState::Pulled);
-        Ok(self.remove(&pull.request_id))
+        Ok(name.and_then(|name| self.remove(&name)))
     }
 
     fn remove(&mut self, name: &str) -> Option<Taken> {

@@ -1,0 +1,135 @@
+//! Pairs of legs of engines that push KV (`connector: nixl_push`).
+//!
+//! A decode engine registers its blocks with the prefill engine that its leg names, and then waits for
+//! their KV, without an end: it reports no error, and it keeps the blocks even if its leg is cancelled.
+//! Only a prefill leg with the same id and prompt frees them, on the engine with which it has
+//! registered (vLLM 0.32). `repair` makes such a leg finish if the pair is given up.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
+use splitrail_engine::nixl_push::{PushEngine, PushReply};
+use tokio::time::timeout_at;
+
+use super::context::Context;
+use super::first::{lease_expired, queued_past};
+use super::hand_off::Matched;
+use super::lease::Lease;
+use super::place::Placed;
+use super::sending::Sending;
+use splitrail_api::Endpoint;
+use splitrail_api::error::Error;
+use splitrail_api::text::random_id;
+use splitrail_engine_client::Envelope;
+use splitrail_fleet::push::{engine, pinned_rank};
+use splitrail_fleet::{Served, Worker};
+
+/// How long a failed pair waits for the answer whether its prefill engine is another one by now.
+const RELEARN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The data of one pair: with which engine decode registers, and under which id.
+pub(super) struct PushPair {
+    engine: Arc<PushEngine>,
+    /// The rank to which the prefill leg is pinned.
+    pub(super) rank: Option<u32>,
+    decode_params: String,
+    /// The value of `request_id` in both bodies, as JSON, if the endpoint has such a member.
+    request_id: Option<String>,
+}
+
+impl PushPair {
+    /// Makes the data of a pair. The engines match its legs by the id in `envelope`, which is the
+    /// router's, new for each attempt, and cannot be guessed.
+    pub(super) async fn make(
+        context: &Context,
+        prefill: &Placed,
+        envelope: &Envelope,
+    ) -> Result<Self, Error> {
+        let Served { config, .. } = context.served.as_ref();
+        let worker = &prefill.worker;
+        let rank = pinned_rank(worker, prefill.rank)?;
+        let engine = engine(&context.served, worker, rank, config.timeouts.prefill).await?;
+        let id = envelope.request_id.to_str().unwrap_or_default();
+        let decode_params = engine.decode_params_json(id);
+        Ok(Self { engine, rank, decode_params, request_id: own_member(context.endpoint) })
+    }
+
+    /// The engine with which decode registers.
+    pub(super) fn engine(&self) -> Arc<PushEngine> {
+        Arc::clone(&self.engine)
+    }
+
+    /// What the body of the prefill leg says.
+    pub(super) fn lead(&self) -> Matched<'_> {
+        Matched { params: PREFILL_PARAMS_JSON, request_id: self.request_id.as_deref() }
+    }
+
+    /// What the body of the decode leg says.
+    pub(super) fn carried(&self) -> Matched<'_> {
+        Matched { params: &self.decode_params, request_id: self.request_id.as_deref() }
+    }
+
+    /// Learns from the reply of the prefill leg which engine has replied. Returns whether that is
+    /// the one with which decode was told to register.
+    ///
+    /// # Errors
+    /// The host of the engine is not allowed.
+    pub(super) fn learn(
+        &self,
+        served: &Served,
+        worker: &Worker,
+        reply: &PushReply,
+        peer: Option<IpAddr>,
+    ) -> Result<bool, Error> {
+        served.admit_host(worker, reply.engine.host(), peer)?;
+        worker.push.learn(self.rank, reply.engine.clone());
+        Ok(reply.engine == *self.engine)
+    }
+
+    /// Forgets the engine with which a pair failed.
+    pub(super) fn forget(&self, worker: &Worker) {
+        worker.push.forget(&self.engine);
+    }
+
+    /// Asks a prefill worker again who its engine is, after decode has failed. Returns whether that
+    /// is another one by now than the one of this pair, which was the cause then.
+    ///
+    /// # Errors
+    /// The worker does not say it, so it was the cause.
+    pub(super) async fn is_of_another_engine(
+        &self,
+        context: &Context,
+        worker: &Worker,
+    ) -> Result<bool, Error> {
+        self.forget(worker);
+        let now = engine(&context.served, worker, self.rank, RELEARN_PATIENCE).await?;
+        Ok(now != self.engine)
+    }
+}
+
+/// The member of a body by which an engine that ignores `X-Request-Id` on an endpoint names the
+/// request: responses.
+fn own_member(endpoint: Endpoint) -> Option<String> {
+    (endpoint == Endpoint::Responses).then(|| format!("\"resp_{}\"", random_id()))
+}
+
+/// Waits for a decode leg whose prefill leg has finished. Blocks that decode has not registered for
+/// by the end of the lease are never pushed.
+pub(super) async fn within_lease<T>(
+    sending: &Sending<'_>,
+    lease: Lease,
+    sent: std::time::Instant,
+    decoding: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let worker = &sending.placed.worker;
+    if sending.prompt.context.options.stream {
+        let in_time = timeout_at(lease.ends(), decoding).await;
+        return in_time.unwrap_or_else(|_| Err(lease_expired(worker)));
+    }
+    tokio::select! {
+        reply = decoding => reply,
+        () = queued_past(lease, worker, sent) => Err(lease_expired(worker)),
+    }
+}
