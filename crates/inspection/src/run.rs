@@ -129,7 +129,7 @@ impl Inspection<'_> {
             return None;
         }
         ask_for_events(facts);
-        if self.model.connector.is_concurrent() && facts.config.role != Role::Decode {
+        if self.model.connector.has_bootstrap() && facts.config.role != Role::Decode {
             facts.bootstrap = shim::bootstrap(&asker, self.model.connector).await;
         }
         // An engine refuses every prompt for a model that it does not serve.
@@ -217,14 +217,16 @@ impl Inspection<'_> {
         if matters_threshold(self.model, facts) {
             facts.honours_threshold = trial::threshold(asker, name).await;
         }
-        if self.model.connector != Connector::Nixl || facts.config.role == Role::Decode {
+        if !self.model.connector.names_hosts() || facts.config.role == Role::Decode {
             facts.trial = trial::serve(asker, name, &text).await;
             return None;
         }
         let networks = &self.model.hand_off_networks;
         let is_allowed = |host: &str, peer| self.hosts.admit(host, peer, networks);
         let staged;
-        (facts.trial, facts.staged, staged) = trial::stage(asker, name, text, is_allowed).await;
+        let connector = self.model.connector;
+        (facts.trial, facts.staged, staged) =
+            trial::stage(asker, name, text, connector, is_allowed).await;
         staged
     }
 
@@ -267,20 +269,23 @@ impl Inspection<'_> {
         ready: Option<Staged>,
     ) -> FetchOutcome {
         let name = &self.model.name;
-        let staged = match ready {
+        let connector = self.model.connector;
+        // A decode engine would wait for ever for KV that is pushed by a lease that has ended.
+        let staged = match ready.filter(|_| connector != Connector::NixlPush) {
             Some(staged) => staged,
             None => {
                 let networks = &self.model.hand_off_networks;
                 let is_allowed = |host: &str, peer| self.hosts.admit(host, peer, networks);
                 let text = trial::text(None, None);
-                let again = trial::stage(&self.asker(source), name, text, is_allowed).await;
+                let asker = self.asker(source);
+                let again = trial::stage(&asker, name, text, connector, is_allowed).await;
                 let (_, _, Some(staged)) = again else {
                     return FetchOutcome::Untested("the prefill worker staged nothing more");
                 };
                 staged
             }
         };
-        hand_off::fetch(&self.asker(target), name, staged).await
+        hand_off::fetch(&self.asker(target), &self.asker(source), name, staged).await
     }
 }
 

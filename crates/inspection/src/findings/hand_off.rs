@@ -48,8 +48,11 @@ fn staged(found: &mut Findings<'_>, worker: &WorkerFacts) {
             found.add(Kind::NoHandOff, what.to_owned());
         }
         StagedFact::Foreign(cause) => {
-            found
-                .add(Kind::OtherConnector, format!("the engine's hand-off is not NIXL's: {cause}"));
+            let name = found.model.connector.name();
+            found.add(
+                Kind::OtherConnector,
+                format!("not a hand-off of `connector: {name}`: {cause}"),
+            );
         }
         StagedFact::ForbiddenHost(host) => {
             let what = format!(

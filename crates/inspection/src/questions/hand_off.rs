@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use splitrail_engine::vllm::hand_off_trial::decode_body;
+use splitrail_engine::vllm::hand_off_trial::{decode_body, prefill_body, push_decode_body};
 use splitrail_engine::vllm::identity::METRICS_PATH;
 use splitrail_engine::vllm::load::EngineLoad;
 
-use super::trial::Staged;
+use super::trial::{Staged, StagedKv};
 use super::{Asker, FIRST_RANK, no_reply};
 use crate::facts::FetchOutcome;
 
@@ -19,12 +19,31 @@ const READS: u32 = 5;
 const READ_PAUSE: Duration = Duration::from_millis(200);
 
 /// Sends the decode leg, and compares the engine's count of transferred tokens before and after it.
-pub(crate) async fn fetch(asker: &Asker<'_>, model: &str, staged: Staged) -> FetchOutcome {
-    let Staged { hand_off, text, request_id } = staged;
+/// `prefill` asks the engine that has staged the prompt.
+pub(crate) async fn fetch(
+    asker: &Asker<'_>,
+    prefill: &Asker<'_>,
+    model: &str,
+    staged: Staged,
+) -> FetchOutcome {
+    let Staged { kv, text, request_id } = staged;
     let before = transferred(asker).await;
-    let body = decode_body(model, &text, hand_off);
+    let is_pushed = matches!(kv, StagedKv::Push(_));
+    let body = match kv {
+        StagedKv::Pull(hand_off) => decode_body(model, &text, hand_off),
+        StagedKv::Push(engine) => {
+            push_decode_body(model, &text, &engine, request_id.to_str().unwrap_or_default())
+        }
+    };
     match asker.complete(body, &request_id, FIRST_RANK).await {
-        Err(why) => return FetchOutcome::NoReply(no_reply(&why)),
+        Err(why) => {
+            if is_pushed {
+                // Without a further prefill, the decode engine would keep the blocks for ever.
+                let again = prefill_body(model, &text);
+                let _ = prefill.complete(again, &request_id, FIRST_RANK).await;
+            }
+            return FetchOutcome::NoReply(no_reply(&why));
+        }
         Ok(reply) if reply.status != 200 => {
             let message = asker.error_message(&reply.body);
             return FetchOutcome::Refused { status: reply.status, message };

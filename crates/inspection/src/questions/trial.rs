@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use http::HeaderValue;
 use splitrail_api::text::random_id;
+use splitrail_config::model::Connector;
 use splitrail_engine::nixl::{HandOff, HandOffError};
+use splitrail_engine::nixl_push::{PushEngine, PushError, PushReply};
 use splitrail_engine::vllm::hand_off_trial::{hand_off, prefill_body};
 use splitrail_engine::vllm::identity::Trial;
 use splitrail_engine_client::WholeReply;
@@ -24,10 +26,46 @@ const CONTEXT_SPARE_TOKENS: usize = 64;
 
 /// A prompt whose blocks a prefill engine keeps for a decode engine.
 pub(crate) struct Staged {
-    pub(crate) hand_off: HandOff,
+    pub(crate) kv: StagedKv,
     pub(crate) text: String,
     /// Both legs of a hand-off have the same id.
     pub(crate) request_id: HeaderValue,
+}
+
+/// How a decode engine gets the KV of a staged prompt.
+pub(crate) enum StagedKv {
+    /// It pulls.
+    Pull(HandOff),
+    /// It registers with this engine, which pushes.
+    Push(PushEngine),
+}
+
+impl StagedKv {
+    fn host(&self) -> &str {
+        match self {
+            Self::Pull(hand_off) => hand_off.remote_host(),
+            Self::Push(engine) => engine.host(),
+        }
+    }
+
+    /// Reads a prefill reply; `None` if it has no hand-off.
+    ///
+    /// # Errors
+    /// Why its hand-off is not one of the connector.
+    fn read(reply: &[u8], connector: Connector) -> Result<Option<Self>, String> {
+        match connector {
+            Connector::NixlPush => match PushReply::from_body(reply) {
+                Ok(said) => Ok(Some(Self::Push(said.engine))),
+                Err(PushError::Absent) => Ok(None),
+                Err(error) => Err(error.to_string()),
+            },
+            _ => match hand_off(reply) {
+                Ok(hand_off) => Ok(Some(Self::Pull(hand_off))),
+                Err(HandOffError::Absent) => Ok(None),
+                Err(error) => Err(error.to_string()),
+            },
+        }
+    }
 }
 
 /// A text that fills two blocks and fits into the context. It begins with random characters, so that
@@ -64,6 +102,7 @@ pub(crate) async fn stage(
     asker: &Asker<'_>,
     model: &str,
     text: String,
+    connector: Connector,
     is_allowed: impl Fn(&str, Option<IpAddr>) -> bool,
 ) -> (TrialFact, StagedFact, Option<Staged>) {
     let request_id = question_id();
@@ -75,13 +114,13 @@ pub(crate) async fn stage(
     if reply.status != 200 {
         return (trial, StagedFact::Untested, None);
     }
-    let (fact, staged) = match hand_off(&reply.body) {
-        Err(HandOffError::Absent) => (StagedFact::Absent, None),
-        Err(error) => (StagedFact::Foreign(error.to_string()), None),
-        Ok(found) if !is_allowed(found.remote_host(), reply.peer) => {
-            (StagedFact::ForbiddenHost(super::shortened(found.remote_host())), None)
+    let (fact, staged) = match StagedKv::read(&reply.body, connector) {
+        Ok(None) => (StagedFact::Absent, None),
+        Err(cause) => (StagedFact::Foreign(cause), None),
+        Ok(Some(kv)) if !is_allowed(kv.host(), reply.peer) => {
+            (StagedFact::ForbiddenHost(super::shortened(kv.host())), None)
         }
-        Ok(hand_off) => (StagedFact::Usable, Some(Staged { hand_off, text, request_id })),
+        Ok(Some(kv)) => (StagedFact::Usable, Some(Staged { kv, text, request_id })),
     };
     (trial, fact, staged)
 }

@@ -81,6 +81,37 @@ async fn a_connector_that_the_configuration_does_not_use_is_a_warning() {
     assert_eq!(result.code, Some(0));
 }
 
+fn pushing(config: SimConfig) -> SimConfig {
+    SimConfig { connector: KvConnector::NixlPush, ..config }
+}
+
+#[tokio::test]
+async fn engines_that_push_hand_over_and_are_told_from_engines_that_are_pulled_from() {
+    let pair = Pair::of(pushing(prefill()), pushing(decode())).await;
+    let yaml = |connector: &str| {
+        let keys = format!("block_size: 16\nconnector: {connector}");
+        let prefill = worker("p0", "prefill", &pair.prefill);
+        config(&keys, &[prefill, worker("d0", "decode", &pair.decode)])
+    };
+    let result = checked(&yaml("nixl_push")).await;
+    assert_eq!((result.code, result.kinds()), (Some(0), vec![]), "{:#}", result.json);
+    assert_eq!(result.facts("d0")["hand_offs"][0]["works"], true);
+    assert_eq!(pair.decode.state().blocks_used, 0);
+    let result = checked(&yaml("nixl")).await;
+    assert!(result.only("p0", "other_connector").contains("`connector: nixl_push`"));
+    assert_eq!(result.code, Some(69));
+}
+
+#[tokio::test]
+async fn an_engine_that_is_pulled_from_does_not_push() {
+    let pair = Pair::of(prefill(), pushing(decode())).await;
+    let keys = "block_size: 16\nconnector: nixl_push";
+    let workers = [worker("p0", "prefill", &pair.prefill), worker("d0", "decode", &pair.decode)];
+    let result = checked(&config(keys, &workers)).await;
+    assert!(result.only("p0", "other_connector").contains("`connector: nixl`"));
+    assert_eq!(result.code, Some(69));
+}
+
 #[tokio::test]
 async fn the_bootstrap_server_of_mooncake_is_asked() {
     let mooncake = |config: SimConfig| SimConfig { connector: KvConnector::Mooncake, ..config };
