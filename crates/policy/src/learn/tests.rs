@@ -147,3 +147,29 @@ fn the_busy_share_follows_the_last_minute() {
     }
     assert!((share.at(1_400 * SECOND) - 0.5).abs() < 0.01);
 }
+
+#[test]
+fn slow_fetches_and_loads_are_found_out() {
+    let prior = Coefficients::default();
+    let mut learner = Learner::new(prior);
+    for i in 0..200 {
+        let tokens = 1_000 + 997 * (i % 40);
+        learner.fetch(tokens, 2.0 * prior.fetch_seconds(tokens));
+        // Host memory is twice as slow as told, the disk as fast as told.
+        let loaded = [0, tokens, tokens / 2, 0];
+        let load = [0.0, 2.0, 1.0, 0.0].into_iter().zip(prior.load_seconds_per_token());
+        let load: f64 = load.zip(loaded).map(|((times, per), n)| times * per * n as f64).sum();
+        let seconds = prior.prefill_seconds(50_000, 49_000) + load;
+        learner.load(0, 1_000, 49_000, loaded, seconds);
+    }
+    let learned = learner.coefficients(0);
+    let times = learned.fetch_seconds(20_000) / prior.fetch_seconds(20_000);
+    assert!((times - 2.0).abs() < 0.05, "{times}");
+    let load = |costs: &Coefficients| costs.load_seconds_per_token();
+    let of = |tier: usize| load(&learned)[tier] / load(&prior)[tier];
+    // Both tiers always come together here, so only their sum is certain.
+    let sum = |costs: &Coefficients| load(costs)[1] + load(costs)[2] / 2.0;
+    let truth = 2.0 * load(&prior)[1] + load(&prior)[2] / 2.0;
+    assert!((sum(&learned) / truth - 1.0).abs() < 0.05, "{} {}", of(1), of(2));
+    assert_eq!((of(3), learner.load_evidence().observations), (1.0, 200));
+}

@@ -19,6 +19,8 @@ struct Fleet {
     free_at_ns: Vec<u64>,
     held: Vec<HashSet<u64>>,
     up: Vec<bool>,
+    /// Whether workers fetch prefixes from each other.
+    fetches: bool,
     now_ns: u64,
 }
 
@@ -29,6 +31,7 @@ impl Fleet {
             free_at_ns: vec![0; workers],
             held: vec![HashSet::new(); workers],
             up: vec![true; workers],
+            fetches: false,
             now_ns: 0,
         }
     }
@@ -113,8 +116,21 @@ impl View<usize> for Fleet {
                 wait_ns: self.free_at_ns[worker].saturating_sub(self.now_ns),
                 overlap_blocks,
                 assumed_blocks: overlap_blocks,
+                can_fetch: self.fetches,
                 ..Candidate::default()
             }
+        }));
+    }
+
+    fn sources(&mut self, key: &usize, out: &mut Vec<Source>) {
+        out.clear();
+        let prompt = &self.prompts[*key];
+        let held = self.held.iter().filter(|_| self.fetches).enumerate();
+        out.extend(held.map(|(worker, held)| Source {
+            worker: WorkerIndex::at(worker),
+            rank: None,
+            blocks: prompt.iter().take_while(|block| held.contains(block)).count() as u32,
+            wait_ns: 0,
         }));
     }
 
@@ -156,6 +172,41 @@ fn what_is_cached_makes_a_long_prompt_short() {
     let short = fleet.cold(5);
     fleet.push(&mut queue, short);
     assert_eq!(keys(&fleet.run(&mut queue)), [0, 1]);
+}
+
+#[test]
+fn a_request_that_fetches_is_released_while_its_worker_still_computes() {
+    let mut fleet = Fleet { fetches: true, ..Fleet::new(2) };
+    let mut queue = Queue::new(config());
+    fleet.held[0].extend(0..40);
+    fleet.free_at_ns = vec![10_000 * MS, 600 * MS];
+    let item = fleet.item((0..41).collect());
+    fleet.push(&mut queue, item);
+    let policy = Policy::predicted_ttft();
+    let first = queue.round(0, &policy, &mut fleet);
+    // The fetch of 20,480 tokens takes 30 ms and 67.1 ms.
+    let due_ms = first.due_ns.unwrap() / MS;
+    assert_eq!((first.releases.len(), due_ms), (0, 502));
+    fleet.now_ns = first.due_ns.unwrap();
+    let second = queue.round(fleet.now_ns, &policy, &mut fleet);
+    assert_eq!(second.releases[0].worker(), WorkerIndex(1));
+    assert_eq!(second.releases[0].choice.fetch().map(|fetch| fetch.blocks), Some(40));
+}
+
+#[test]
+fn fetches_of_one_round_wait_for_each_other_at_their_source() {
+    let mut fleet = Fleet { fetches: true, ..Fleet::new(3) };
+    let mut queue = Queue::new(config());
+    fleet.held[0].extend(0..80);
+    fleet.free_at_ns[0] = 10_000 * MS;
+    for (first, last) in [(0, 100), (40, 101)] {
+        let item = fleet.item((first..first + 40).chain([last]).collect());
+        fleet.push(&mut queue, item);
+    }
+    let round = queue.round(0, &Policy::predicted_ttft(), &mut fleet);
+    let ready = round.releases.iter().map(|release| release.choice.fetch().unwrap().ready_ms);
+    let ready: Vec<u64> = ready.map(|ms| ms.round() as u64).collect();
+    assert_eq!(ready, [97, 164]);
 }
 
 #[test]
