@@ -22,6 +22,7 @@ mod limits;
 mod listener_tls;
 mod queue;
 mod quotas;
+mod tiers;
 mod tokenizer;
 mod tracing;
 mod workers;
@@ -77,6 +78,7 @@ pub(super) fn check(
         canary(model, &path, report);
         lease(model, &path, report);
         queue::check(model, &path, report);
+        tiers::check(model, &path, report);
         tokenizer::check(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
         engine_tls::check(model, &path, base_dir, report);

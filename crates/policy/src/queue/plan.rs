@@ -4,7 +4,7 @@ use super::{Queue, Release, Round, Ticket, View, shortest_prefill_ms};
 use crate::candidate::Candidate;
 use crate::choose::Choice;
 use crate::coefficients::nanoseconds;
-use crate::fetch::Source;
+use crate::fetch::{FetchPlan, Source};
 use crate::index::WorkerIndex;
 use crate::policy::Policy;
 
@@ -40,6 +40,86 @@ struct State {
     sources: Vec<Source>,
     /// How long the fetches of this round's requests occupy the outgoing link of each source.
     sending: Vec<(WorkerIndex, u64)>,
+}
+
+/// When a worker may get its next request.
+#[derive(Clone, Copy)]
+struct Lead {
+    /// How long before the worker is free.
+    ns: u64,
+    /// Whether any worker is up. If none is, every worker may get requests.
+    any_up: bool,
+    /// The time of the round.
+    now_ns: u64,
+}
+
+impl Lead {
+    /// The lead of a request that fetches for as long as it may.
+    fn with_fetch_ns(self, candidate: &Candidate) -> u64 {
+        self.ns.saturating_add(if candidate.can_fetch { FETCH_LEAD_NS } else { 0 })
+    }
+
+    /// Whether the worker may get a request, at least one that fetches.
+    fn opens(self, candidate: &Candidate, wait_ns: u64) -> bool {
+        !self.any_up || wait_ns <= self.with_fetch_ns(candidate)
+    }
+}
+
+impl State {
+    /// Counts the workers that may get a request now, and finds out when the next one may.
+    fn count_rooms(&mut self, candidates: &[Candidate], lead: Lead) {
+        let able = || candidates.iter().filter(|candidate| candidate.up || !lead.any_up);
+        let open = able().filter(|candidate| lead.opens(candidate, candidate.wait_ns));
+        self.rooms = Some(open.count());
+        let busy = able().filter(|candidate| lead.any_up && candidate.wait_ns > lead.ns);
+        let soonest_ns = busy.map(|candidate| {
+            let early_ns = candidate.wait_ns.checked_sub(lead.with_fetch_ns(candidate));
+            early_ns.filter(|ns| *ns > 0).unwrap_or(candidate.wait_ns - lead.ns)
+        });
+        self.due_ns = soonest_ns.min().map(|wait_ns| lead.now_ns.saturating_add(wait_ns));
+    }
+
+    /// Adds a request to those of the chosen worker. Whether the request can be released.
+    fn place(
+        &mut self,
+        place: usize,
+        chosen: &Candidate,
+        fetch: Option<FetchPlan>,
+        prefill_ns: u64,
+        lead: Lead,
+    ) -> bool {
+        let (worker, rank) = (chosen.worker, chosen.rank);
+        let is = |placed: &Placed| (placed.worker, placed.rank) == (worker, rank);
+        let at = self.placed.iter().position(is).unwrap_or_else(|| {
+            let (wait_ns, incoming_ns, held) = (0, 0, false);
+            let places = Vec::new();
+            self.placed.push(Placed { worker, rank, wait_ns, places, incoming_ns, held });
+            self.placed.len() - 1
+        });
+        let placed = &mut self.placed[at];
+        let mut lead_ns = lead.ns;
+        if let Some(fetch) = fetch {
+            let link_ns = nanoseconds(chosen.coefficients.fetch_link_seconds(fetch.tokens));
+            placed.incoming_ns = placed.incoming_ns.saturating_add(link_ns);
+            self.sending.push((fetch.source, link_ns));
+            let early_ns = nanoseconds(fetch.ready_ms / 1e3).min(FETCH_LEAD_NS);
+            lead_ns = lead_ns.saturating_add(early_ns);
+        }
+        let in_time = !lead.any_up || chosen.wait_ns <= lead_ns;
+        let free = !placed.held && in_time;
+        if !placed.held && !in_time && fetch.is_some() {
+            let due_ns = lead.now_ns.saturating_add(chosen.wait_ns - lead_ns);
+            self.due_ns = Some(self.due_ns.map_or(due_ns, |known_ns| known_ns.min(due_ns)));
+        }
+        placed.held |= !free;
+        placed.wait_ns = placed.wait_ns.saturating_add(prefill_ns);
+        placed.places.push(place);
+        let after_ns = chosen.wait_ns.saturating_add(prefill_ns);
+        if lead.opens(chosen, chosen.wait_ns) && !lead.opens(chosen, after_ns) {
+            self.rooms = self.rooms.map(|rooms| rooms.saturating_sub(1));
+        }
+        free
+    }
 }
 
 impl<T> Queue<T> {
@@ -80,24 +160,11 @@ impl<T> Queue<T> {
         view.candidates(&self.waiting[place].item.key, &mut candidates);
         let query = self.waiting[place].item.query;
         self.waiting[place].prefill_ms = shortest_prefill_ms(&candidates, &query);
-        let lead_ns = (self.config.lead_ms * 1e6) as u64;
-        let any_up = candidates.iter().any(|candidate| candidate.up);
         // If no worker is up, a real attempt gives the client the real error.
-        let has_room = |candidate: &Candidate| !any_up || candidate.wait_ns <= lead_ns;
-        // Rooms are counted from when a request that fetches may be released.
-        let fetch_lead_ns = |candidate: &Candidate| {
-            lead_ns.saturating_add(if candidate.can_fetch { FETCH_LEAD_NS } else { 0 })
-        };
-        let opens =
-            |candidate: &Candidate| !any_up || candidate.wait_ns <= fetch_lead_ns(candidate);
+        let any_up = candidates.iter().any(|candidate| candidate.up);
+        let lead = Lead { ns: (self.config.lead_ms * 1e6) as u64, any_up, now_ns };
         if state.rooms.is_none() {
-            let able = || candidates.iter().filter(|candidate| candidate.up || !any_up);
-            state.rooms = Some(able().filter(|candidate| opens(candidate)).count());
-            let soonest_ns = able().filter(|candidate| !has_room(candidate)).map(|candidate| {
-                let early_ns = candidate.wait_ns.checked_sub(fetch_lead_ns(candidate));
-                early_ns.filter(|ns| *ns > 0).unwrap_or(candidate.wait_ns - lead_ns)
-            });
-            state.due_ns = soonest_ns.min().map(|wait_ns| now_ns.saturating_add(wait_ns));
+            state.count_rooms(&candidates, lead);
             if state.rooms == Some(0) {
                 return;
             }
@@ -124,44 +191,10 @@ impl<T> Queue<T> {
         if !choice.decide(policy, &candidates, sources, &query, waiting_here) {
             return;
         }
-        let chosen = candidates[choice.index];
         let cached = query.cached_tokens(choice.spared_blocks(&candidates));
+        let chosen = &candidates[choice.index];
         let prefill_ns = chosen.coefficients.prefill_ns(query.prompt_tokens, cached);
-        let known = state
-            .placed
-            .iter()
-            .position(|placed| (placed.worker, placed.rank) == (chosen.worker, chosen.rank));
-        let at = known.unwrap_or_else(|| {
-            let (worker, rank) = (chosen.worker, chosen.rank);
-            let (wait_ns, incoming_ns, held) = (0, 0, false);
-            let places = Vec::new();
-            state.placed.push(Placed { worker, rank, wait_ns, places, incoming_ns, held });
-            state.placed.len() - 1
-        });
-        let placed = &mut state.placed[at];
-        let fetch = choice.fetch();
-        if let Some(fetch) = fetch {
-            let link_ns = nanoseconds(chosen.coefficients.fetch_link_seconds(fetch.tokens));
-            placed.incoming_ns = placed.incoming_ns.saturating_add(link_ns);
-            state.sending.push((fetch.source, link_ns));
-        }
-        let early_ns = fetch.map_or(0, |fetch| nanoseconds(fetch.ready_ms / 1e3));
-        let begins_ns = lead_ns.saturating_add(early_ns.min(FETCH_LEAD_NS));
-        let free = !placed.held && (!any_up || chosen.wait_ns <= begins_ns);
-        if !placed.held && !free && fetch.is_some() {
-            let due_ns = now_ns.saturating_add(chosen.wait_ns - begins_ns);
-            state.due_ns = Some(state.due_ns.map_or(due_ns, |known_ns| known_ns.min(due_ns)));
-        }
-        placed.held |= !free;
-        let room_before = opens(&chosen);
-        placed.wait_ns = placed.wait_ns.saturating_add(prefill_ns);
-        placed.places.push(place);
-        let after_ns = chosen.wait_ns.saturating_add(prefill_ns);
-        let room_after = !any_up || after_ns <= fetch_lead_ns(&chosen);
-        if room_before && !room_after {
-            state.rooms = state.rooms.map(|rooms| rooms.saturating_sub(1));
-        }
-        if free {
+        if state.place(place, chosen, choice.fetch(), prefill_ns, lead) {
             state.released.push((place, choice, candidates));
         }
     }
