@@ -34,6 +34,7 @@ use crate::candidate::{Candidate, Query};
 use crate::choose::Choice;
 use crate::fetch::Source;
 use crate::index::WorkerIndex;
+use crate::load::load_seconds;
 use fair::Fair;
 
 pub use goal::Refused;
@@ -272,13 +273,15 @@ impl<T> Queue<T> {
     }
 }
 
-/// The shortest predicted prefill of a request, in milliseconds, on any worker that is up.
+/// The shortest predicted prefill of a request, in milliseconds, on any worker that is up, with the
+/// time to load blocks from slower tiers.
 fn shortest_prefill_ms(candidates: &[Candidate], query: &Query) -> f64 {
     let any_up = candidates.iter().any(|candidate| candidate.up);
     let able = candidates.iter().filter(|candidate| candidate.up || !any_up);
     let prefill = |candidate: &Candidate| {
         let cached = query.cached_tokens(candidate.held_blocks());
-        candidate.coefficients.prefill_seconds(query.prompt_tokens, cached) * 1e3
+        let prefill = candidate.coefficients.prefill_seconds(query.prompt_tokens, cached);
+        (load_seconds(candidate, query) + prefill) * 1e3
     };
     let shortest = able.map(prefill).fold(f64::INFINITY, f64::min);
     if shortest.is_finite() { shortest } else { 0.0 }

@@ -3,7 +3,8 @@
 use super::{Offer, Threshold, Way, trust};
 use crate::candidate::{Candidate, Leg, Query};
 use crate::index::CandidateIndex;
-use crate::predicted::{extra_work_price, terms};
+use crate::load::load_seconds;
+use crate::predicted::{extra_work_price, ms, terms};
 
 /// Steps up to this share of the goal cost no budget; the rest is a margin for prediction errors.
 const FREE_SHARE: f64 = 0.9;
@@ -36,7 +37,7 @@ impl Threshold {
         let way = |(index, candidate): (CandidateIndex, &Candidate)| {
             let query = Query { leg: Leg::Prefill, ..offer.query };
             let terms = terms(candidate, &query, &candidate.coefficients);
-            let raw_ms = offer.ahead_ms + terms.wait_ms + terms.prefill_ms + after;
+            let raw_ms = offer.ahead_ms + terms.wait_ms + terms.load_ms + terms.prefill_ms + after;
             let ttft_ms = raw_ms * scale;
             let cost_ms = ttft_ms + price * terms.prefill_ms * scale;
             Way {
@@ -93,7 +94,8 @@ impl Threshold {
         let first_ms = at.coefficients.step_seconds(u64::from(at.requests) + 1, context) * 1e3;
 
         // On average, half of the running step is left when the request arrives.
-        let wait_ms = at.wait_ns as f64 / 1e6 + step_ms / 2.0;
+        let load_ms = ms(load_seconds(at, query));
+        let wait_ms = at.wait_ns as f64 / 1e6 + step_ms / 2.0 + load_ms;
 
         // The last chunk attends to all tokens before it and takes the longest.
         let last = self.chunk_tokens(new);
