@@ -41,10 +41,20 @@ impl LoadWeights {
 
     /// The blocks that a candidate holds in slower tiers, each with the weight of its tier.
     pub(crate) fn weigh(&self, candidate: &Candidate) -> f64 {
+        if holds_all_on_device(candidate) {
+            return 0.0;
+        }
         let weights = in_order([0.0, self.host, self.disk, self.remote]);
         let blocks = slower_blocks(candidate).into_iter().zip(weights);
         blocks.map(|(blocks, weight)| f64::from(blocks) * weight.min(1.0)).sum()
     }
+}
+
+/// Whether nothing must be loaded, which is the usual case.
+#[inline]
+fn holds_all_on_device(candidate: &Candidate) -> bool {
+    let [_, host, disk, remote] = candidate.overlap_by_tier;
+    (host | disk | remote) == 0
 }
 
 /// The believed blocks of a candidate by tier, without those in accelerator memory. What does not
@@ -72,10 +82,16 @@ fn in_order(mut costs: [f64; Tier::COUNT]) -> [f64; Tier::COUNT] {
 
 /// Seconds to load what a candidate holds of a prompt in slower tiers. What is faster computed
 /// counts as computed: with attention, those are the first tokens of a tier.
+#[inline]
 pub(crate) fn load_seconds(candidate: &Candidate, query: &Query) -> f64 {
-    if candidate.overlap_by_tier[1..] == [0; Tier::COUNT - 1] {
+    if holds_all_on_device(candidate) {
         return 0.0;
     }
+    slower_seconds(candidate, query)
+}
+
+#[inline(never)]
+fn slower_seconds(candidate: &Candidate, query: &Query) -> f64 {
     let costs = &candidate.coefficients;
     let blocks = slower_blocks(candidate);
     let believed = candidate.believed_blocks();
