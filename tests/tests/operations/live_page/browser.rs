@@ -25,6 +25,10 @@ const SWITCHES: [&str; 8] = [
     "--disable-sync",
 ];
 
+/// How often the driver is started. It takes a port that is free for one version of IP, and ends if
+/// somebody has it for the other.
+const STARTS_MAX: usize = 5;
+
 /// A browser with one window. Dropping it ends it.
 pub(crate) struct Browser {
     driver: Child,
@@ -60,22 +64,34 @@ fn program(variable: &str, usual: &str) -> PathBuf {
     path
 }
 
+/// Starts the driver, which says its port; `None` if it ends without one.
+fn start_driver() -> Option<(Child, u16)> {
+    let mut driver = Command::new(program("CHROMEDRIVER", "/usr/bin/chromedriver"))
+        .arg("--port=0")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("chromedriver");
+    let said = BufReader::new(driver.stdout.take().expect("its output"));
+    let port = said.lines().map_while(Result::ok).find_map(|line| {
+        let (_, port) = line.split_once("started successfully on port ")?;
+        port.trim_end_matches('.').parse().ok()
+    });
+    match port {
+        Some(port) => Some((driver, port)),
+        None => {
+            let _ended = driver.wait();
+            None
+        }
+    }
+}
+
 impl Browser {
     /// Starts a browser with an empty profile.
     pub(crate) async fn start() -> Self {
-        let mut driver = Command::new(program("CHROMEDRIVER", "/usr/bin/chromedriver"))
-            .arg("--port=0")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("chromedriver");
-        let said = BufReader::new(driver.stdout.take().expect("its output"));
-        let port = said.lines().map_while(Result::ok).find_map(|line| {
-            let (_, port) = line.split_once("started successfully on port ")?;
-            port.trim_end_matches('.').parse::<u16>().ok()
-        });
-        let client = Client::new((Ipv4Addr::LOCALHOST, port.expect("a port")).into());
+        let (driver, port) = (0..STARTS_MAX).find_map(|_| start_driver()).expect("a port");
+        let client = Client::new((Ipv4Addr::LOCALHOST, port).into());
         let profile = tempfile::tempdir().expect("a profile");
         let mut browser = Self { driver, client, session: String::new(), profile };
         let folder = format!("--user-data-dir={}", browser.profile.path().display());
