@@ -43,8 +43,9 @@ pub(crate) struct InitArgs {
     /// The address of an engine that serves whole requests; repeatable, and separable by commas.
     #[arg(long, value_name = "URL", value_delimiter = ',', value_parser = engine, requires = "model")]
     worker: Vec<String>,
-    /// The folder with the model's `tokenizer.json`, which KV routing needs. Without it, the router
-    /// looks the name of the model up in the Hugging Face cache of its host.
+    /// The folder with the model's `tokenizer.json`, which KV routing needs, or `engine` (engines are
+    /// asked for tokens), or `none`. Without it, the router looks the name of the model up in the
+    /// Hugging Face cache of its host.
     #[arg(long, value_name = "FOLDER")]
     tokenizer: Option<PathBuf>,
     /// The file to write; `-` for standard output.
@@ -106,7 +107,11 @@ fn write(path: &Path, text: &str, force: bool) -> io::Result<()> {
 fn text(args: InitArgs, name: &str) -> Result<String, Failure> {
     let name = if name == STDOUT { "FILE" } else { name };
     let is_example = args.prefill.is_empty() && args.worker.is_empty();
-    let tokenizer = args.tokenizer.map(std::path::absolute).transpose()?;
+    let absolute = |path: PathBuf| match path.to_str() {
+        Some("engine" | "none") => Ok(path),
+        _ => std::path::absolute(path),
+    };
+    let tokenizer = args.tokenizer.map(absolute).transpose()?;
     let example = |url: &str| vec![url.to_owned()];
     let engines: Engines = match is_example {
         true => [
@@ -158,6 +163,7 @@ fn model(text: &mut String, name: &str, tokenizer: Option<&Path>, engines: &Engi
         Some(path) => format!("    tokenizer: {}\n", scalar(&path.display().to_string())),
         None => "    # The folder with tokenizer.json. Without this line, the name of the model is looked up\n    \
                  # in the Hugging Face cache of this host; KV routing needs one of them.\n    \
+                 # `engine` asks the engines instead, which takes a round trip for each prompt.\n    \
                  # tokenizer: /models/MODEL\n"
             .to_owned(),
     };

@@ -25,8 +25,8 @@ pub(crate) struct ServeArgs {
     /// The URL of an engine that does both parts; repeatable, and separable by commas.
     #[arg(long, value_name = "URL", value_delimiter = ',', requires = "model")]
     worker: Vec<String>,
-    /// The model's folder, or its id in the Hugging Face cache of this host, or `none`. Without it,
-    /// the name of the model is looked up there.
+    /// The model's folder, or its id in the Hugging Face cache of this host, or `engine` (engines
+    /// are asked for tokens), or `none`. Without it, the name of the model is looked up there.
     #[arg(long, value_name = "FOLDER|ID", requires = "model")]
     tokenizer: Option<String>,
     /// The address of the OpenAI API; 0.0.0.0:8000 by default.

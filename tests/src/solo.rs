@@ -95,14 +95,17 @@ impl Solo {
             config["chat_template"] = template.into();
             std::fs::write(&path, config.to_string()).expect("a template");
         }
+        let tokenizer = match model.contains("tokenizer:") {
+            true => "",
+            false => "    tokenizer: { kind: huggingface, path: . }\n",
+        };
         let yaml = format!(
             "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0, {listen} }}
 limits: {limits}
 models:
   - name: sim
     block_size: 16
-    tokenizer: {{ kind: huggingface, path: . }}
-    flow: aggregated
+{tokenizer}    flow: aggregated
     policy: {{ kind: round_robin }}
     canary: {{ enabled: false }}
     timeouts: {{ stream_idle: 600s, first_token: 600s, reply: 600s }}

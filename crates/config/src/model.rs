@@ -58,7 +58,7 @@ pub use queue::{QueueConfig, ThresholdConfig};
 pub use quotas::{LocalQuotas, NatsQuotas, Quotas};
 pub use speculative_index::SpeculativeIndexConfig;
 pub use splitrail_policy::Policy;
-pub use tokenizer::{ContentFormatConfig, HuggingfaceTokenizer, TokenizerConfig};
+pub use tokenizer::{ContentFormatConfig, EngineTokenizer, HuggingfaceTokenizer, TokenizerConfig};
 pub use tracing::{OtlpConfig, OtlpHeader, OtlpProtocol, OtlpTarget, TracingConfig};
 pub use worker::{NO_EVENTS, Role, Worker};
 
@@ -219,7 +219,7 @@ pub struct Model {
     pub block_size: BlockSize,
     /// How prompts become tokens. KV routing needs a tokenizer. A text is the model's folder, or the
     /// id of a model that is in the Hugging Face cache of this host (`Qwen/Qwen3-8B`; nothing is
-    /// downloaded), or `none`. Without a value, the name of the model is looked up in that cache; if
+    /// downloaded), or `engine`, or `none`. Without a value, the name of the model is looked up in that cache; if
     /// it is not there, KV routing is off, with a warning.
     #[serde(default = "tokenizer::none")]
     #[schemars(with = "tokenizer::TokenizerEntry", transform = scalar::derived)]

@@ -241,7 +241,11 @@ fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) 
     let at = model.get("policy").unwrap_or(model).at;
     if let Some(TokenizerConfig::None {}) = typed::<TokenizerConfig>(model, "tokenizer") {
         let message = format!("`{path}.policy` kv_overlap needs a tokenizer, and there is none");
-        report.error(at, message, "add `tokenizer: { kind: huggingface, path: ... }`");
+        report.error(
+            at,
+            message,
+            "add `tokenizer: { kind: huggingface, path: ... }`, or `tokenizer: engine`",
+        );
     }
     let seen = match typed::<Flow>(model, "flow") {
         Some(Flow::Aggregated) => workers.decode_publishes,

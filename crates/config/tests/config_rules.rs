@@ -191,6 +191,7 @@ fn sglang_serves_pairs_only() {
         ("role: prefill", "role: both", "role: both`"),
         ("    block_size: 16\n", "", "add `block_size: N`"),
         ("flow: prefill_first", "flow: decode_first", "flow: decode_first` cannot"),
+        ("kind: huggingface, path: tokenizer", "kind: engine", "tokenizer: engine` is not possible"),
     ] {
         assert!(valid.contains(from), "{from}");
         let (_, _, told) = only_problem(&valid.replacen(from, to, 1));
@@ -354,6 +355,12 @@ fn timeouts_are_not_zero() {
 
 #[test]
 fn tokenizers_and_secrets_must_be_there() {
+    let engine = |keys: &str| {
+        valid_but("kind: huggingface, path: tokenizer", &format!("kind: engine{keys}"))
+    };
+    accepted(&engine(", timeout: 1s, in_flight_max: 1, cache_size: 0"));
+    let (_, _, told) = only_problem(&engine(", timeout: 0s"));
+    assert!(told.contains("tokenizer.timeout` leaves engines no time"), "{told}");
     refused("path: tokenizer", "path: nowhere", (15, 43), "\"nowhere\" does not exist");
     refused("path: tokenizer", "path: .", (15, 43), "has no `tokenizer.json`");
     accepted(&valid_but("path: tokenizer", "path: tokenizer/tokenizer.json"));

@@ -1,6 +1,5 @@
 //! Requests that generate no text (embeddings, scores, token ids): one worker serves each in full, without a hand-off.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -11,18 +10,15 @@ use splitrail_engine::usage::EngineUsage;
 use super::attempts::Attempts;
 use super::context::{Context, PromptContext, attempt, book, expected, traced, within};
 use super::generate::Begun;
+use super::offer::{able, begin, end, next_leg, offered};
 use super::place::{Placed, Wish, place, place_in_turn};
-use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::RequestFlow;
 use splitrail_engine_client::{Envelope, Shape};
-use splitrail_fleet::Served;
-use splitrail_fleet::endpoint_support::TOKENIZER;
-use splitrail_fleet::{Exclusion, Pool, Worker, excluded};
+use splitrail_fleet::{Exclusion, Served};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
-use splitrail_policy::Leg;
 
 /// Replies of at least this length are parsed off the reactor.
 const LONG_BYTES: usize = 256 << 10;
@@ -72,79 +68,6 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
     }
 }
 
-/// The leg for which a worker is chosen, and the workers to exclude besides those in `failed`:
-/// workers that lack the endpoint, and workers whose circuit breaker for it is open.
-///
-/// # Errors
-/// If all workers that are up lack the endpoint.
-pub(super) fn able(
-    served: &Served,
-    endpoint: Endpoint,
-    failed: &[Exclusion],
-    now: Instant,
-) -> Result<(Leg, Vec<Exclusion>), Error> {
-    let roster = served.pool.roster();
-    let lacks = |worker: &Worker| worker.endpoint_support.is_lacking(endpoint, now);
-    let left = |worker: &&Arc<Worker>| excluded(failed, worker.index).is_none();
-    let lacking = roster.iter().filter(left).filter(|worker| lacks(worker));
-    let veto = |reason| move |worker: &Arc<Worker>| Exclusion::new(worker.index, reason);
-    let mut lacking: Vec<Exclusion> = lacking.map(veto(VetoReason::LacksEndpoint)).collect();
-    let may_have = |worker: &Arc<Worker>| worker.is_up() && !lacks(worker);
-    if roster.iter().any(|worker| lacks(worker)) && !roster.iter().any(may_have) {
-        let message = format!("no worker of model {} offers {}", served.name(), endpoint.path());
-        return Err(Error::new(Kind::NotOffered, message));
-    }
-    // As with legs: if the breakers of all workers are open, all workers are tried nevertheless.
-    let shut =
-        |worker: &Worker| !endpoint.computes() && !worker.endpoint_support.breaker.allows(now);
-    let open = |worker: &Arc<Worker>| may_have(worker) && left(&worker) && !shut(worker);
-    if roster.iter().any(open) {
-        let shut = roster.iter().filter(|worker| shut(worker));
-        lacking.extend(shut.map(veto(VetoReason::BreakerOpen)));
-    }
-    Ok((next_leg(&served.pool, &[failed, &lacking].concat()), lacking))
-}
-
-/// The role of the workers that serve auxiliary endpoints: workers for both legs or for decode, or
-/// prefill workers if no other worker is up.
-fn next_leg(pool: &Pool, exclusions: &[Exclusion]) -> Leg {
-    let can = |leg| {
-        let roster = pool.roster();
-        roster
-            .iter()
-            .any(|worker| worker.serves(leg) && excluded(exclusions, worker.index).is_none())
-    };
-    let others = pool.any_up(Leg::Aggregated, exclusions);
-    if others || (can(Leg::Aggregated) && !pool.any_up(Leg::Prefill, exclusions)) {
-        Leg::Aggregated
-    } else {
-        Leg::Prefill
-    }
-}
-
-/// An endpoint that the model computes uses the circuit breaker of the leg. Other endpoints have a
-/// breaker of their own, because their failures say nothing about the model.
-fn begin(worker: &Worker, leg: Leg, endpoint: Endpoint) {
-    match endpoint.computes() {
-        true => worker.breaker(leg).begin(Instant::now()),
-        false => worker.endpoint_support.breaker.begin(Instant::now()),
-    }
-}
-
-fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<&Error>) {
-    if endpoint.computes() {
-        worker.record(leg, failed);
-        return;
-    }
-    let (breaker, id) = (&worker.endpoint_support.breaker, worker.id());
-    let failed = failed.is_some_and(Error::speaks_against_its_worker);
-    if failed && breaker.fail(Instant::now()) {
-        tracing::warn!(worker = id, leg = TOKENIZER, "breaker opened: too many failures in a row");
-    } else if !failed && breaker.succeed() {
-        tracing::info!(worker = id, leg = TOKENIZER, "breaker closed");
-    }
-}
-
 /// Sends the request to one worker. Returns the reply and the usage that the worker reported.
 async fn ask(
     prompt: PromptContext<'_>,
@@ -178,19 +101,6 @@ async fn ask(
     let reply = reply?;
     let read = read(context, reply).await;
     read.ok_or_else(|| Error::engine(worker.id(), "sent a reply that is not JSON"))
-}
-
-/// Changes the error of an engine that lacks the endpoint or does not implement it: the request
-/// failed, but the worker is healthy. The error of an engine that does not know the model is kept.
-fn offered(error: Error, worker: &Worker, endpoint: Endpoint) -> Error {
-    match (error.kind(), error.param()) {
-        (Kind::EngineRejected(404), Some("model")) => error,
-        (Kind::EngineRejected(404 | 405 | 501), _) => {
-            let message = format!("worker {} does not offer {}", worker.id(), endpoint.path());
-            Error::new(Kind::NotOffered, message)
-        }
-        _ => error,
-    }
 }
 
 /// The members of a reply that the router reads.

@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::auxiliary;
 use super::decode_try::{Holder, hit_ratio, verdict};
 use super::gate::{Need, Verdict};
 use super::hand_off::{kept_for_decode, missing, none_comes};
 use super::lease::usable;
+use super::offer;
 use super::place::{Moment, Pick, Wish, candidates, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::weigh::{Weighed, is_open, learned_ratio, weigh};
@@ -205,7 +205,7 @@ impl<'a> Way<'a> {
     /// Explains a request of an auxiliary endpoint, which one worker serves.
     fn auxiliary(mut self) -> PromptExplained {
         self.told.flow = RequestFlow::Aggregated.name();
-        match auxiliary::able(self.served, self.endpoint, &[], Instant::now()) {
+        match offer::able(self.served, self.endpoint, &[], Instant::now()) {
             Ok((leg, excluded)) => {
                 self.step("answer", Wish::any(leg, &excluded));
             }

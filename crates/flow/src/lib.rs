@@ -15,6 +15,7 @@ pub mod hand_off;
 pub mod lease;
 pub mod legs;
 pub mod migrate;
+mod offer;
 mod pair;
 mod place;
 pub mod plan;

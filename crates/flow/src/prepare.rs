@@ -24,10 +24,13 @@ use splitrail_prompt::Extent;
 use splitrail_prompt::watch::{self, Watch};
 use splitrail_telemetry::Metrics;
 
+mod engine_tokens;
 mod short;
 mod tokens;
 
+use engine_tokens::{EngineTokens, Question};
 pub use short::is_harmless;
+use tokens::Tokens;
 
 /// Bodies longer than this are long: they take some tens of milliseconds or more.
 const LONG_BYTES: usize = 256 << 10;
@@ -97,6 +100,44 @@ pub struct Unit {
     pub hashes: Arc<[BlockHash]>,
     /// The prompt's load in tokens: its length, or an estimate if its tokens are not known.
     pub weight_tokens: u64,
+}
+
+impl Unit {
+    /// Takes over what is known of the prompt's tokens, which `chain` has. Returns the request with
+    /// which an engine is to be asked for them, if it is.
+    fn learn(
+        &mut self,
+        tokens: Tokens,
+        chain: &Chain,
+        block_size: u32,
+        kept: &mut Meter<'_>,
+    ) -> Result<Option<Bytes>, Error> {
+        let length = chain.tokens() as u64;
+        match tokens {
+            Tokens::Known(Extent::Whole) => {
+                self.prompt_tokens = Some(length as u32);
+                self.weight_tokens = length;
+            }
+            Tokens::Known(Extent::BeforeMedia) => {
+                self.unknown = Some(MEDIA_FOLLOWS);
+                // At least the medium follows.
+                self.weight_tokens = self.weight_tokens.max(length + 1);
+            }
+            Tokens::Unknown(reason) => {
+                self.unknown = Some(reason);
+                return Ok(None);
+            }
+            Tokens::OfEngine(request) => {
+                // The engine is sent at least one byte for each token, but for those of the template.
+                let blocks = request.len() / block_size.max(1) as usize;
+                kept.take(request.len() + blocks * size_of::<BlockHash>())?;
+                return Ok(Some(request));
+            }
+        }
+        self.hashes = chain.hashes().into();
+        kept.take(size_of_val(&*self.hashes))?;
+        Ok(None)
+    }
 }
 
 /// A function that makes a body within the limits.
@@ -169,6 +210,8 @@ pub struct Preparer {
     permits: Arc<Semaphore>,
     /// The permits that long bodies may hold: half of all, so that short bodies can overtake them.
     long_permits: Arc<Semaphore>,
+    /// What is kept of models whose engines are asked for tokens.
+    engine_tokens: EngineTokens,
 }
 
 impl Preparer {
@@ -180,6 +223,7 @@ impl Preparer {
             memory,
             permits: Arc::new(Semaphore::new(cores)),
             long_permits: Arc::new(Semaphore::new((cores / 2).max(1))),
+            engine_tokens: EngineTokens::default(),
         }
     }
 
@@ -228,9 +272,11 @@ pub async fn prepare(
     let serving = preparer.cluster.serving();
     let template_max = serving.limits.template_timeout;
     if short::is_short(&payload, serving.tokenizing) {
+        drop(serving);
         let watch = Watch { abandoned: None, template_max };
         let tenant = tenant.map(|tenant| &**tenant);
-        return watch::with(watch, || compute(preparer, endpoint, payload, tenant));
+        let computed = watch::with(watch, || compute(preparer, endpoint, payload, tenant))?;
+        return Ok(answered(preparer, computed).await);
     }
     drop(serving);
     let computing = Arc::clone(preparer);
@@ -240,7 +286,21 @@ pub async fn prepare(
     let bytes = payload.bytes();
     let work =
         move || watch::with(watch, || compute(&computing, endpoint, payload, tenant.as_deref()));
-    preparer.run_off_reactor(bytes, work).await?
+    let computed = preparer.run_off_reactor(bytes, work).await??;
+    Ok(answered(preparer, computed).await)
+}
+
+/// A request whose prompts are known as far as the router can tell, and the questions to engines that
+/// are open.
+type Computed = (Prepared, Vec<Question>);
+
+/// The request once engines have been asked for the tokens of its prompts, if they are to be.
+async fn answered(preparer: &Preparer, (mut prepared, questions): Computed) -> Prepared {
+    if !questions.is_empty() {
+        // Boxed so that requests of other models do not grow.
+        Box::pin(engine_tokens::ask(preparer, &mut prepared, questions)).await;
+    }
+    prepared
 }
 
 /// Marks that a client waits for its request to be prepared. Dropping it stops the work.
@@ -265,7 +325,7 @@ fn compute(
     endpoint: Endpoint,
     payload: Payload,
     tenant: Option<&Tenant>,
-) -> Result<Prepared, Error> {
+) -> Result<Computed, Error> {
     let cluster = &preparer.cluster;
     let serving = cluster.serving();
     let limits = &serving.limits;
@@ -282,6 +342,7 @@ fn compute(
         block_size: served.pool.block_size(),
     };
     let mut units = Vec::with_capacity(inbound.prompts.len());
+    let mut questions = Vec::new();
     for (prompt_index, (prompt, raw)) in
         std::mem::take(&mut inbound.prompts).into_iter().enumerate()
     {
@@ -305,23 +366,9 @@ fn compute(
             body,
         };
         let allowance = Allowance { limits, work: &mut memory.work };
-        match tokens::tokenize(&served, &unit.body, prompt, weight, allowance, &mut chain)? {
-            Ok(Extent::Whole) => {
-                unit.prompt_tokens = Some(chain.tokens() as u32);
-                unit.weight_tokens = chain.tokens() as u64;
-                unit.hashes = chain.into_hashes().into();
-                memory.kept.take(size_of_val(&*unit.hashes))?;
-            }
-            Ok(Extent::BeforeMedia) => {
-                unit.unknown = Some(MEDIA_FOLLOWS);
-                // At least the medium follows.
-                unit.weight_tokens = unit.weight_tokens.max(chain.tokens() as u64 + 1);
-                unit.hashes = chain.into_hashes().into();
-                memory.kept.take(size_of_val(&*unit.hashes))?;
-            }
-            Err(reason) => {
-                unit.unknown = Some(reason);
-            }
+        let tokens = tokens::tokenize(&served, &unit.body, prompt, weight, allowance, &mut chain)?;
+        if let Some(body) = unit.learn(tokens, &chain, namespace.block_size, &mut memory.kept)? {
+            questions.push(Question { unit: units.len(), body, chain });
         }
         memory.kept.take(samples_apart as usize * size_of::<Unit>())?;
         let further = |unit: &Unit| Unit { further_sample: true, ..unit.clone() };
@@ -331,7 +378,9 @@ fn compute(
     }
     let Inbound { options, threshold, removed, .. } = inbound;
     let memory = memory.kept.into_charge();
-    Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory })
+    let prepared =
+        Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory };
+    Ok((prepared, questions))
 }
 
 /// Finds the model and the adapter of a request, checks that the tenant and the model's engines allow

@@ -212,6 +212,9 @@ pub enum TokensFact {
     Inexact(String),
     /// The engine does not say its tokens; the status of `/tokenize`, if it answered.
     Unavailable(Option<u16>),
+    /// The router relies on the engine's tokens (`tokenizer: engine`), and gets none; the status of
+    /// `/tokenize`, if it answered.
+    Missing(Option<u16>),
     /// Both have the same tokens; their number.
     Agree(usize),
     /// The tokens differ.

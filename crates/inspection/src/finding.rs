@@ -169,6 +169,9 @@ kinds! {
     /// The tokens cannot be compared.
     TokensUnknown "tokens_unknown" Note
         "nothing to do; the canary compares tokens by the engine's replies while a router runs",
+    /// The router relies on the engine's tokens and gets none.
+    NoTokens "no_tokens" Fault
+        "its `/tokenize` must be reachable (vLLM always has it); otherwise give the router the model's files in `tokenizer`",
     /// The router cannot tokenise.
     TokenizerInexact "tokenizer_inexact" Warning
         "nothing to change in the engine: prompts of this kind are placed by load; see docs/parity.md",

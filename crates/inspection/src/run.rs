@@ -139,8 +139,8 @@ impl Inspection<'_> {
         let subscription = events::subscription(&asker, &facts.config, &self.networks);
         let prompt = self.prompt.as_ref();
         let (chat, (plain, engine_tokens), listened, replay) = tokio::join!(
-            tokens::of_chat(&asker, name, prompt),
-            tokens::of_text(&asker, name, prompt, &text),
+            tokens::of_chat(&asker, self.model, prompt),
+            tokens::of_text(&asker, self.model, prompt, &text),
             async {
                 let subscription = subscription.as_ref()?;
                 Some(events::listen(subscription).await)
@@ -181,7 +181,7 @@ impl Inspection<'_> {
         let name = &self.model.name;
         let context_tokens = facts.identity.model(name).and_then(|model| model.context_tokens);
         let text = trial::text(facts.identity.block_size, context_tokens);
-        let (_, tokens) = tokens::of_text(asker, name, None, &text).await;
+        let (_, tokens) = tokens::of_text(asker, self.model, None, &text).await;
         trial::serve(asker, name, &text).await;
         let until = asker.until(self.bounds.events);
         let second = events::arrival(stream, tokens.as_deref(), until).await;

@@ -5,6 +5,7 @@
 //! the request without token ids.
 
 pub mod compare;
+mod engine_chat;
 mod media;
 mod memory;
 pub mod messages;
@@ -22,6 +23,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use splitrail_kv::Chain;
 
+pub use engine_chat::engine_chat;
 pub use request::ChatRequestView;
 pub use template::ContentFormat;
 pub use tokenizer::{LoadError, TokenizeError, Tokenizer};

@@ -219,6 +219,9 @@ metrics! {
     removed_fields: IntCounterVec("removed_fields_total"; "model", "reason" in REMOVED);
     /// Prompts whose tokens the router cannot compute, by reason.
     untokenized_prompts: IntCounterVec("untokenized_prompts_total"; "model", "reason");
+    /// Prompts whose tokens an engine made (`tokenizer: engine`), by source: engine (it was asked) or
+    /// kept (it had been asked for the same prompt before).
+    engine_tokenized_prompts: IntCounterVec("engine_tokenized_prompts_total"; "model", "source" in TOKENIZED_BY);
     /// Workers that the last lookup of a discovery source found. The value stays while the source
     /// cannot be reached.
     discovery_workers: IntGaugeVec("discovery_workers"; "model", "source");

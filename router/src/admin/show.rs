@@ -64,7 +64,7 @@ pub(super) async fn models(State(admin): State<Admin>) -> Response {
                 "learned_threshold": served.pool.calibration.learned(Instant::now()),
                 "gate": config.gate,
                 "policy": config.policy,
-                "tokenizer": served.prompt.is_some(),
+                "tokenizer": served.config.tokenizer.makes_tokens(),
             })
         })
         .collect();

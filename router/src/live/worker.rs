@@ -99,7 +99,7 @@ impl WorkerView {
 /// Why the index of a worker is not used, or not as it is. A model without a tokenizer uses no
 /// index.
 fn issues(served: &Served, worker: &Worker, parity: Parity) -> Vec<&'static str> {
-    if served.prompt.is_none() {
+    if !served.config.tokenizer.makes_tokens() {
         return Vec::new();
     }
     let tells = worker.tells_blocks();

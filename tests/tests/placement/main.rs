@@ -3,6 +3,7 @@
 
 mod assumed;
 mod chat_template;
+mod engine_tokenizer;
 mod explain;
 mod policies_live;
 mod predicted;

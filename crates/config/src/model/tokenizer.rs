@@ -1,10 +1,14 @@
 //! Settings of tokenizer and chat template.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use splitrail_settings::size;
+
+use crate::scalar;
 
 /// How prompts become tokens.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
@@ -12,8 +16,18 @@ use serde_json::{Map, Value};
 pub enum TokenizerConfig {
     /// A Hugging Face `tokenizer.json` with its chat template.
     Huggingface(HuggingfaceTokenizer),
+    /// The engines' own `/tokenize`. The router needs no files, and each prompt costs a round trip to
+    /// an engine before it is placed.
+    Engine(EngineTokenizer),
     /// The router computes no tokens. Policies that need tokens cannot be used.
     None {},
+}
+
+impl TokenizerConfig {
+    /// Whether tokens of prompts are to be had, from files or from engines.
+    pub fn makes_tokens(&self) -> bool {
+        !matches!(self, Self::None {})
+    }
 }
 
 /// The tokenizer of a model that has none. Without a value, the tokenizer is looked up before the
@@ -55,6 +69,33 @@ pub struct HuggingfaceTokenizer {
     /// Whether the engines are started with `--exclude-tools-when-tool-choice-none`.
     #[serde(default)]
     pub exclude_tools_when_tool_choice_none: bool,
+}
+
+/// How engines are asked for the tokens of prompts. A prompt whose tokens do not come in time is
+/// placed by load alone.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct EngineTokenizer {
+    /// Maximum time that a request waits for the tokens of its prompt.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub timeout: Duration,
+    /// Maximum number of prompts that engines are asked about at the same time. Further prompts are
+    /// placed by load alone.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub in_flight_max: u32,
+    /// Memory for the block hashes of recent prompts, which are used again if the same prompt comes
+    /// within five minutes.
+    #[serde(rename = "cache_size")]
+    #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
+    #[schemars(with = "size::SizeText", range(max = 1_099_511_627_776_u64))]
+    pub cache_bytes: usize,
+}
+
+impl Default for EngineTokenizer {
+    fn default() -> Self {
+        Self { timeout: Duration::from_millis(500), in_flight_max: 64, cache_bytes: 16 << 20 }
+    }
 }
 
 /// The shape in which a chat template gets the content of messages.

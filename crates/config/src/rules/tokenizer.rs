@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::model::TokenizerConfig;
+use crate::model::{Connector, TokenizerConfig};
 use crate::value::typed;
 use splitrail_engine::template_kwargs::is_control_kwarg;
 use splitrail_settings::problem::Report;
@@ -10,11 +10,25 @@ use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 
 pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
-    let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");
-    let Some(TokenizerConfig::Huggingface(tokenizer)) = tokenizer else {
-        return;
-    };
     let node = model.get("tokenizer").unwrap_or(model);
+    let tokenizer = match typed::<TokenizerConfig>(model, "tokenizer") {
+        Some(TokenizerConfig::Huggingface(tokenizer)) => tokenizer,
+        Some(TokenizerConfig::Engine(tokenizer)) => {
+            if typed::<Connector>(model, "connector") == Some(Connector::Sglang) {
+                let message = format!("`{path}.tokenizer: engine` is not possible with SGLang");
+                let hint = "its engines tokenise no chats for others: write the model's folder, or \
+                            its id if it is in the Hugging Face cache of this host";
+                report.error(node.at, message, hint);
+            }
+            if tokenizer.timeout.is_zero() {
+                let at = node.get("timeout").unwrap_or(node).at;
+                let message = format!("`{path}.tokenizer.timeout` leaves engines no time");
+                report.error(at, message, "some hundred milliseconds, or `tokenizer: none`");
+            }
+            return;
+        }
+        Some(TokenizerConfig::None {}) | None => return,
+    };
     let at = |key: &str| node.get(key).unwrap_or(node).at;
     let place = base_dir.join(&tokenizer.path);
     let named = shown(&tokenizer.path.display().to_string());

@@ -64,7 +64,7 @@ fn told(hub: &Hub, text: &str) -> Vec<String> {
 fn path_of(model: &Model) -> Option<String> {
     match &model.tokenizer {
         TokenizerConfig::Huggingface(tokenizer) => Some(tokenizer.path.display().to_string()),
-        TokenizerConfig::None {} => None,
+        TokenizerConfig::Engine(_) | TokenizerConfig::None {} => None,
     }
 }
 
@@ -234,11 +234,12 @@ fn a_tokenizer_is_a_folder_or_the_id_of_a_cached_model() {
             "org/other",
             "\"org/other\" is neither a folder nor in the Hugging Face cache -> run `hf download org/other",
         ),
-        ("engine", "engine` is not supported by this version"),
     ] {
         let told = told(&hub, &with(text));
         assert!(told.len() == 1 && told[0].contains(expected), "{text}: {told:#?}");
     }
+    let TokenizerConfig::Engine(engine) = model(&hub, &with("engine")).tokenizer else { panic!() };
+    assert_eq!(engine, crate::model::EngineTokenizer::default());
     let lacking = told(&hub, &with(&folder.path().display().to_string()));
     assert!(lacking[0].contains("has no `tokenizer.json`"), "{lacking:?}");
     let (_folder, weights) = cache("org/model", &["model.safetensors"]);

@@ -38,6 +38,7 @@ pub(super) fn expand(
 /// A tokenizer as the configuration writes it.
 enum Tokenizer {
     Folder(String),
+    Engine,
     None,
 }
 
@@ -50,6 +51,7 @@ impl Tokenizer {
                 node.insert("kind", text("huggingface".to_owned()));
                 node.insert("path", text(path));
             }
+            Self::Engine => node.insert("kind", text("engine".to_owned())),
             Self::None => node.insert("kind", text("none".to_owned())),
         }
         node
@@ -66,10 +68,7 @@ fn by_text(
     let name = shown(text);
     match text {
         "none" => return Ok(Tokenizer::None),
-        "engine" => {
-            let message = format!("`{path}: engine` is not supported by this version");
-            return Err((message, format!("write {FORMS}")));
-        }
+        "engine" => return Ok(Tokenizer::Engine),
         _ => {}
     }
     let place = base_dir.join(text);
@@ -126,7 +125,11 @@ fn by_name(model: &mut Node, hub: &Hub, report: &mut Report) -> Option<String> {
             true => format!("add `tokenizer:`, {FORMS}: {}", download(&name, hub)),
             false => format!("add `tokenizer:`, {FORMS}"),
         };
-        report.warn(at, message, format!("{hint}; `tokenizer: none` says that none is wanted"));
+        let hint = format!(
+            "{hint}; `tokenizer: engine` asks the engines for the tokens of each prompt, and \
+             `tokenizer: none` says that none is wanted"
+        );
+        report.warn(at, message, hint);
         model.insert("tokenizer", Tokenizer::None.node(at));
         return None;
     };

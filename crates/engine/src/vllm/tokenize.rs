@@ -1,5 +1,6 @@
 //! `/tokenize` and `/detokenize`: the tokens of a prompt as the engine makes them, and back.
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// The path of the endpoint. vLLM always has it.
@@ -14,10 +15,10 @@ pub fn chat_body(model: &str, messages: &Value) -> Value {
     })
 }
 
-/// The request for the tokens of a text, with the defaults of a completion.
+/// The request for the tokens of a text, as of a completion with this `add_special_tokens`.
 #[must_use]
-pub fn text_body(model: &str, text: &str) -> Value {
-    json!({"model": model, "prompt": text, "add_special_tokens": true})
+pub fn text_body(model: &str, text: &str, add_special_tokens: bool) -> Value {
+    json!({"model": model, "prompt": text, "add_special_tokens": add_special_tokens})
 }
 
 /// The path of the reverse endpoint.
@@ -39,8 +40,12 @@ pub fn reply_text(reply: &[u8]) -> Option<String> {
 /// The token ids in a reply; `None` if it is not one of this endpoint.
 #[must_use]
 pub fn reply_ids(reply: &[u8]) -> Option<Vec<u32>> {
-    let reply: Value = serde_json::from_slice(reply).ok()?;
-    ids(&reply["tokens"])
+    #[derive(Deserialize)]
+    struct Reply {
+        tokens: Vec<u32>,
+    }
+    let reply: Reply = serde_json::from_slice(reply).ok()?;
+    Some(reply.tokens)
 }
 
 /// A list of token ids; `None` if the value is none.

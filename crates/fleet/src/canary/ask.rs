@@ -52,7 +52,7 @@ pub(super) async fn tokens(
             }
         };
     }
-    let body = tokenize::text_body(model, text);
+    let body = tokenize::text_body(model, text, true);
     tokens.plain = match post(served, worker, Shape::whole(Endpoint::Tokenize), &body).await? {
         Some(reply) => ids(&reply["tokens"]),
         None => {

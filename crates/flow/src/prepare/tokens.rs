@@ -1,7 +1,9 @@
 //! Computes the block hashes of a prompt's exact tokens, or the reason why the tokens are unknown.
 
+use bytes::Bytes;
 use serde_json::{Map, Value};
 use splitrail_engine::json;
+use splitrail_engine::vllm::tokenize::text_body;
 use splitrail_kv::{BlockHash, Chain};
 
 use splitrail_api::JsonObject;
@@ -10,7 +12,7 @@ use splitrail_api::memory_budget::Allowance;
 use splitrail_api::request::Prompt;
 use splitrail_fleet::Served;
 use splitrail_prompt::{
-    ChatRequestView, Extent, PromptError, PromptModel, messages, request, responses,
+    ChatRequestView, Extent, PromptError, engine_chat, messages, request, responses,
 };
 use splitrail_telemetry::clock::unix_ms;
 
@@ -26,8 +28,18 @@ const TEXT_COPIES: usize = 3;
 /// Members of a chat up to this total length in bytes are not charged in addition to the request.
 const SMALL_BYTES: usize = 4 << 10;
 
-/// Appends the blocks of the exact tokens to `chain`, or returns the reason why the tokens cannot
-/// be known; the router never guesses. Tenants whose chains have other roots share no cached text,
+/// What is known of a prompt's tokens.
+pub(super) enum Tokens {
+    /// The tokens, appended to the chain.
+    Known(Extent),
+    /// They cannot be known: the reason.
+    Unknown(&'static str),
+    /// An engine can be asked for them with this request.
+    OfEngine(Bytes),
+}
+
+/// Appends the blocks of the exact tokens to `chain`, or returns how they can be known, or the reason
+/// why they cannot; the router never guesses. Tenants whose chains have other roots share no cached text,
 /// as engines share no blocks between them.
 pub(super) fn tokenize(
     served: &Served,
@@ -36,65 +48,94 @@ pub(super) fn tokenize(
     bytes: usize,
     allowance: Allowance<'_, '_>,
     chain: &mut Chain,
-) -> Result<Result<Extent, &'static str>, Error> {
+) -> Result<Tokens, Error> {
     const TOO_LONG: &str = "longer than limits.tokenize_size_max";
     let Allowance { limits, work } = allowance;
     if bytes > limits.tokenize_max_bytes {
-        return Ok(Err(TOO_LONG));
+        return Ok(Tokens::Unknown(TOO_LONG));
     }
     if !matches!(body.raw("truncate_prompt_tokens"), None | Some("null")) {
-        return Ok(Err("truncate_prompt_tokens"));
+        return Ok(Tokens::Unknown("truncate_prompt_tokens"));
     }
     let hashes_bytes = bytes / served.pool.block_size().max(1) as usize * size_of::<BlockHash>();
     let member = if matches!(prompt, Prompt::Responses) { "input" } else { "messages" };
     let done = match (prompt, &served.prompt) {
-        (Prompt::Opaque(reason), _) => return Ok(Err(reason)),
+        (Prompt::Opaque(reason), _) => return Ok(Tokens::Unknown(reason)),
         (Prompt::Tokens(ids), _) => {
             work.take(hashes_bytes)?;
             chain.append(&ids);
-            Ok(Extent::Whole)
+            Ok(Tokens::Known(Extent::Whole))
         }
-        (_, None) => return Ok(Err("no_tokenizer")),
-        (Prompt::Text(text), Some(model)) => {
+        (_, None) if !served.config.tokenizer.makes_tokens() => {
+            return Ok(Tokens::Unknown("no_tokenizer"));
+        }
+        (Prompt::Text(text), model) => {
             work.take(hashes_bytes)?;
             let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
-            model.chain_text(&text, special, chain).map(|()| Extent::Whole)
+            match model {
+                Some(model) => {
+                    let chained = model.chain_text(&text, special, chain);
+                    chained.map(|()| Tokens::Known(Extent::Whole))
+                }
+                None => Ok(question(&text_body(&engine_name(body)?, &text, special))),
+            }
         }
-        (prompt, Some(model)) => {
+        (prompt, model) => {
             let read = Read::of(&prompt);
             let (members_bytes, values_bytes) = read.weigh(body);
             if members_bytes > limits.tokenize_max_bytes {
-                return Ok(Err(TOO_LONG));
+                return Ok(Tokens::Unknown(TOO_LONG));
             }
             work.take(hashes_bytes + values_bytes)?;
-            tokenize_chat(model, &prompt, read.fields(body)?, chain)
+            let fields = read.fields(body)?;
+            match model {
+                Some(model) => {
+                    let now_unix_s = (unix_ms() / 1000) as i64;
+                    let extent = with_chat(&prompt, fields, |view| {
+                        model.chain_chat(view, now_unix_s, chain)
+                    });
+                    extent.map(Tokens::Known)
+                }
+                None => {
+                    let name = engine_name(body)?;
+                    let request = with_chat(&prompt, fields, |view| engine_chat(view, &name));
+                    request.map(|request| question(&request))
+                }
+            }
         }
     };
     match done {
-        Ok(extent) => Ok(Ok(extent)),
-        Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
+        Ok(tokens) => Ok(tokens),
+        Err(PromptError::Unsupported(reason)) => Ok(Tokens::Unknown(reason)),
         Err(PromptError::Client(message)) => Err(Error::invalid(member, message)),
         Err(PromptError::Internal(message)) => {
             tracing::error!(model = served.name(), error = message, "a prompt cannot be tokenised");
-            Ok(Err("tokenizer_failed"))
+            Ok(Tokens::Unknown("tokenizer_failed"))
         }
     }
 }
 
-/// The same for a chat, or for a request that is converted to a chat.
-fn tokenize_chat(
-    model: &PromptModel,
+/// The name by which engines know the model or the adapter of a request.
+fn engine_name(body: &JsonObject) -> Result<String, Error> {
+    Ok(body.get("model", "text")?.unwrap_or_default())
+}
+
+fn question(request: &Value) -> Tokens {
+    Tokens::OfEngine(request.to_string().into())
+}
+
+/// Calls `run` with a chat, or with the chat that a request is converted to.
+fn with_chat<T>(
     prompt: &Prompt,
     fields: Map<String, Value>,
-    chain: &mut Chain,
-) -> Result<Extent, PromptError> {
+    run: impl FnOnce(ChatRequestView<'_>) -> Result<T, PromptError>,
+) -> Result<T, PromptError> {
     let mut fields = match prompt {
         Prompt::Messages => messages::chat_of(&fields)?,
         Prompt::Responses => responses::chat_of(&fields)?,
         _ => fields,
     };
-    let view = ChatRequestView::taken_from(&mut fields)?;
-    model.chain_chat(view, (unix_ms() / 1000) as i64, chain)
+    run(ChatRequestView::taken_from(&mut fields)?)
 }
 
 /// The members of a body that determine the prompt of a chat. No values are made of other members.

@@ -1,6 +1,6 @@
 //! The findings about one model so far, and which of them matter for its configuration.
 
-use splitrail_config::model::{Flow, GateKind, Model, RequestFlow, Role, TokenizerConfig};
+use splitrail_config::model::{Flow, GateKind, Model, RequestFlow, Role};
 
 use crate::facts::WorkerFacts;
 use crate::finding::{Finding, Kind};
@@ -40,7 +40,7 @@ impl<'a> Findings<'a> {
 
 /// Whether KV events are of use: the router must be able to compute the blocks of prompts.
 pub(super) fn needs_events(model: &Model) -> bool {
-    !matches!(model.tokenizer, TokenizerConfig::None {})
+    model.tokenizer.makes_tokens()
 }
 
 /// Whether requests may hand a prompt's KV over.

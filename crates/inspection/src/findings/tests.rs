@@ -258,6 +258,10 @@ fn prompt_cases() -> Vec<Case> {
             w.text_tokens = TokensFact::Unavailable(Some(404));
             w.chat_tokens = TokensFact::Unavailable(Some(404));
         }),
+        Case::prefill(Kind::NoTokens, "404", |w| {
+            w.text_tokens = TokensFact::Missing(Some(404));
+            w.chat_tokens = TokensFact::Missing(Some(404));
+        }),
         Case::prefill(Kind::TokenizerInexact, "no chat template", |w| {
             w.chat_tokens = TokensFact::Inexact("the model has no chat template".into());
         }),

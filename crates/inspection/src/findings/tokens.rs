@@ -45,12 +45,19 @@ fn compared(found: &mut Findings<'_>, kind: Kind, what: &str, fact: &TokensFact)
         TokensFact::Unavailable(status) => {
             // Once is enough.
             if found.list.last().is_none_or(|last| last.kind != Kind::TokensUnknown) {
-                let why = match status {
-                    Some(status) => format!("status {status}"),
-                    None => "no reply".to_owned(),
-                };
+                let why = status_text(*status);
                 let what = format!("tokens are not compared: `/tokenize` of the engine: {why}");
                 found.add(Kind::TokensUnknown, what);
+            }
+        }
+        TokensFact::Missing(status) => {
+            // Once is enough.
+            if found.list.last().is_none_or(|last| last.kind != Kind::NoTokens) {
+                let why = status_text(*status);
+                let what = format!(
+                    "the engine makes no tokens for the router (`tokenizer: engine`): `/tokenize`: {why}"
+                );
+                found.add(Kind::NoTokens, what);
             }
         }
         TokensFact::Differ(difference) => {
@@ -61,6 +68,10 @@ fn compared(found: &mut Findings<'_>, kind: Kind, what: &str, fact: &TokensFact)
             }
         }
     }
+}
+
+fn status_text(status: Option<u16>) -> String {
+    status.map_or_else(|| "no reply".to_owned(), |status| format!("status {status}"))
 }
 
 /// The first difference in words. The prompt is the check's own, so that its tokens are no secret.

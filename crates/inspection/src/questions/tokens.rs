@@ -1,6 +1,7 @@
 //! The tokens of a chat and of a text, as the router and the engine make them.
 
 use serde_json::{Map, Value, json};
+use splitrail_config::model::{Model, TokenizerConfig};
 use splitrail_engine::vllm::tokenize::{
     DETOKENIZE_PATH, TOKENIZE_PATH, chat_body, detokenize_body, reply_ids, reply_text, text_body,
 };
@@ -19,14 +20,21 @@ const CONTEXT_MAX_CHARS: usize = 60;
 /// The engine's tokens of a prompt, or the status with which it refuses to say them.
 type EngineTokens = Result<Vec<u32>, Option<u16>>;
 
-/// Compares the tokens of a chat; nothing is asked without a tokenizer.
+/// Compares the tokens of a chat. Without a tokenizer, nothing is asked, unless the router relies
+/// on the engine's tokens.
 pub(crate) async fn of_chat(
     asker: &Asker<'_>,
-    model: &str,
+    model: &Model,
     prompt: Option<&PromptModel>,
 ) -> TokensFact {
-    let Some(prompt) = prompt else { return TokensFact::Untested };
     let messages = json!([{"role": "user", "content": SAMPLE}]);
+    let (tokenizer, model) = (&model.tokenizer, model.name.as_str());
+    let Some(prompt) = prompt else {
+        return match tokenizer {
+            TokenizerConfig::Engine(_) => given(&tokens(asker, &chat_body(model, &messages)).await),
+            _ => TokensFact::Untested,
+        };
+    };
     let body = Map::from_iter([("messages".to_owned(), messages.clone())]);
     let view = ChatRequestView::from_body(&body);
     let ours = view.and_then(|view| prompt.tokenize_chat(view, (unix_ms() / 1000) as i64));
@@ -43,12 +51,14 @@ pub(crate) async fn of_chat(
 /// they are asked for without a tokenizer, too.
 pub(crate) async fn of_text(
     asker: &Asker<'_>,
-    model: &str,
+    model: &Model,
     prompt: Option<&PromptModel>,
     text: &str,
 ) -> (TokensFact, Option<Vec<u32>>) {
-    let engines = tokens(asker, &text_body(model, text)).await;
+    let (tokenizer, model) = (&model.tokenizer, model.name.as_str());
+    let engines = tokens(asker, &text_body(model, text, true)).await;
     let fact = match prompt.map(|prompt| prompt.tokenize_text(text, true)) {
+        None if matches!(tokenizer, TokenizerConfig::Engine(_)) => given(&engines),
         None => TokensFact::Untested,
         Some(Err(error)) => inexact(error),
         Some(Ok(ours)) => compared(asker, model, &ours.ids, &engines).await,
@@ -61,6 +71,14 @@ async fn tokens(asker: &Asker<'_>, body: &Value) -> EngineTokens {
         Ok(reply) if reply.status == 200 => reply_ids(&reply.body).ok_or(Some(200)),
         Ok(reply) => Err(Some(reply.status)),
         Err(_) => Err(None),
+    }
+}
+
+/// Whether the engine makes tokens for the router; there is nothing to compare them with.
+fn given(engines: &EngineTokens) -> TokensFact {
+    match engines {
+        Ok(_) => TokensFact::Untested,
+        Err(status) => TokensFact::Missing(*status),
     }
 }
 

@@ -112,6 +112,8 @@ pub(crate) const CANARY_CAUSES: &[&str] = &[
     "tokenizer_not_exact",
     "tokenizer_failed",
 ];
+/// Where tokens of engines come from.
+pub(crate) const TOKENIZED_BY: &[&str] = &["engine", "kept"];
 /// The figures that engines report.
 pub(crate) const FIGURES: &[&str] = &["usage", "cached_tokens"];
 /// Whether an engine reported a figure.

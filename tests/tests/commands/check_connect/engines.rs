@@ -147,6 +147,14 @@ async fn an_engine_that_does_not_report_cached_tokens_is_a_warning() {
 }
 
 #[tokio::test]
+async fn an_engine_whose_tokens_the_router_relies_on_must_have_the_endpoint() {
+    let pair = Pair::of(SimConfig { offers_tokenize: false, ..prefill() }, decode()).await;
+    let result = checked(&pair.yaml_with("tokenizer: engine")).await;
+    assert!(result.only("p0", "no_tokens").contains("vLLM always has it"));
+    assert_eq!(result.code, Some(69));
+}
+
+#[tokio::test]
 async fn block_sizes_must_be_the_configured_one_and_equal() {
     let pair = Pair::of(SimConfig { block_size: 32, ..prefill() }, decode()).await;
     let result = checked(&pair.yaml()).await;

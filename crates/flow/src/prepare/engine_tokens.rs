@@ -1,0 +1,247 @@
+//! Tokens of prompts from the engines' `/tokenize`, for models with `tokenizer: engine`.
+//!
+//! Each prompt costs a round trip before its request is placed. The wait, the number of prompts that
+//! wait, and the memory for the block hashes of recent prompts are bounded. A prompt whose tokens do
+//! not come is placed by load alone, with the reason in its decision record. The questions are no
+//! requests of clients: they are in no ledger, and book nothing.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::HeaderValue;
+use splitrail_kv::{BlockHash, Chain};
+
+use super::{Prepared, Preparer};
+use crate::offer::{able, begin, end, offered};
+use splitrail_api::Endpoint;
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::text::random_id;
+use splitrail_config::model::{EngineTokenizer, TokenizerConfig};
+use splitrail_engine::vllm::tokenize::reply_ids;
+use splitrail_engine_client::{Envelope, Late, Shape};
+use splitrail_fleet::{Cluster, Served, Worker, excluded};
+use splitrail_policy::Leg;
+
+mod kept;
+
+use kept::{KeptPrompts, Keys};
+
+/// Why tokens are unknown: nobody can be asked.
+const NO_ENGINE: &str = "no engine to ask for tokens";
+/// `tokenizer.in_flight_max` prompts are waited for.
+const BUSY: &str = "too many prompts wait for tokens of engines";
+/// `tokenizer.timeout` has passed.
+const LATE: &str = "the tokens of the engine came too late";
+/// The engine failed, or its reply has no tokens.
+const FAILED: &str = "the engine gave no tokens";
+/// The engine refused the prompt, as it will refuse the request.
+const REFUSED: &str = "the engine refused to tokenise the prompt";
+
+/// The tokens that a prompt may have for each byte of its request, and the number of tokens that a
+/// template may add to any prompt. A reply with more is none to this question.
+const TOKENS_PER_BYTE: usize = 2;
+const TEMPLATE_TOKENS: usize = 65_536;
+
+/// Replies of more than this length are read off the reactor.
+const INLINE_MAX_BYTES: usize = 64 << 10;
+
+/// A prompt about which an engine is to be asked.
+pub(super) struct Question {
+    /// The first unit of the prompt.
+    pub(super) unit: usize,
+    /// The request to `/tokenize`.
+    pub(super) body: Bytes,
+    /// The chain of the prompt's blocks, still without tokens.
+    pub(super) chain: Chain,
+}
+
+/// The tokens of a prompt, as far as placement needs them.
+#[derive(Clone)]
+pub(super) struct KnownTokens {
+    /// The length of the prompt in tokens.
+    pub(super) tokens: u32,
+    /// The hashes of its full blocks.
+    pub(super) hashes: Arc<[BlockHash]>,
+}
+
+/// What is kept of each model with `tokenizer: engine`.
+#[derive(Default)]
+pub(super) struct EngineTokens {
+    models: Mutex<HashMap<String, Arc<ModelTokens>>>,
+}
+
+/// What is kept of one model.
+#[derive(Default)]
+struct ModelTokens {
+    /// The number of prompts that are waited for.
+    in_flight: AtomicUsize,
+    /// The number of questions so far: engines are asked in turn.
+    turn: AtomicUsize,
+    keys: Keys,
+    kept: Mutex<KeptPrompts>,
+}
+
+/// A prompt that is waited for.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl EngineTokens {
+    /// What is kept of a model. Models that are not served any more are forgotten when another one
+    /// comes.
+    fn of(&self, cluster: &Cluster, served: &Served) -> Arc<ModelTokens> {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = models.get(served.name()) {
+            return Arc::clone(model);
+        }
+        let serving = cluster.serving();
+        models.retain(|name, _| serving.model(name).is_some());
+        Arc::clone(models.entry(served.name().to_owned()).or_default())
+    }
+}
+
+impl ModelTokens {
+    fn kept(&self) -> MutexGuard<'_, KeptPrompts> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Asks engines for the tokens of a request's prompts, and writes them into its units.
+pub(super) async fn ask(preparer: &Preparer, prepared: &mut Prepared, questions: Vec<Question>) {
+    let TokenizerConfig::Engine(config) = &prepared.served.config.tokenizer else { return };
+    let model = preparer.engine_tokens.of(&preparer.cluster, &prepared.served);
+    let metrics = &preparer.cluster.metrics;
+    let answered = questions.into_iter().map(|question| {
+        let (served, model) = (&prepared.served, &model);
+        async move {
+            let unit = question.unit;
+            (unit, one(preparer, served, model, config, question).await)
+        }
+    });
+    let answered = join_all(answered).await;
+    let samples = prepared.samples_apart as usize;
+    for (first, answer) in answered {
+        if let Ok((_, source)) = &answer {
+            let labels = [prepared.served.name(), source];
+            metrics.engine_tokenized_prompts.with_label_values(&labels).inc();
+        }
+        for unit in prepared.units.iter_mut().skip(first).take(samples) {
+            match &answer {
+                Ok((known, _)) => {
+                    unit.prompt_tokens = Some(known.tokens);
+                    unit.weight_tokens = known.tokens.into();
+                    unit.hashes = Arc::clone(&known.hashes);
+                    unit.unknown = None;
+                }
+                Err(reason) => unit.unknown = Some(reason),
+            }
+        }
+    }
+}
+
+/// The tokens of one prompt and their source, or the reason why they are unknown.
+async fn one(
+    preparer: &Preparer,
+    served: &Served,
+    model: &ModelTokens,
+    config: &EngineTokenizer,
+    question: Question,
+) -> Result<(KnownTokens, &'static str), &'static str> {
+    let key = model.keys.of(question.chain.root(), &question.body);
+    let found = model.kept().find(key, Instant::now());
+    if let Some(known) = found {
+        return Ok((known, "kept"));
+    }
+    let place = Place(&model.in_flight);
+    if place.0.fetch_add(1, Relaxed) >= config.in_flight_max as usize {
+        return Err(BUSY);
+    }
+    let worker = next_worker(served, model).ok_or(NO_ENGINE)?;
+    let known = send(preparer, served, &worker, config.timeout, question).await?;
+    model.kept().add(key, known.clone(), config.cache_bytes, Instant::now());
+    Ok((known, "engine"))
+}
+
+/// The engine whose turn it is, among those that are in service and have the endpoint.
+fn next_worker(served: &Served, model: &ModelTokens) -> Option<Arc<Worker>> {
+    let now = Instant::now();
+    let (leg, lacking) = able(served, Endpoint::Tokenize, &[], now).ok()?;
+    let roster = served.pool.roster();
+    let able = |worker: &&Arc<Worker>| {
+        worker.serves(leg)
+            && worker.is_available(leg, now)
+            && excluded(&lacking, worker.index).is_none()
+    };
+    let count = roster.iter().filter(able).count();
+    let turn = model.turn.fetch_add(1, Relaxed).checked_rem(count)?;
+    roster.iter().filter(able).nth(turn).cloned()
+}
+
+/// Asks one engine.
+async fn send(
+    preparer: &Preparer,
+    served: &Served,
+    worker: &Arc<Worker>,
+    timeout: Duration,
+    question: Question,
+) -> Result<KnownTokens, &'static str> {
+    const ENDPOINT: Endpoint = Endpoint::Tokenize;
+    let Question { body, mut chain, .. } = question;
+    let tokens_max = body.len() * TOKENS_PER_BYTE + TEMPLATE_TOKENS;
+    let request_id = HeaderValue::from_str(&random_id()).map_err(|_| FAILED)?;
+    let envelope = Envelope {
+        request_id,
+        traceparent: None,
+        tracestate: None,
+        gate: None,
+        rank: None,
+        prefill_tokens: None,
+        fresh: false,
+    };
+    let (leg, client) = (Leg::Aggregated, &served.client);
+    begin(worker, leg, ENDPOINT);
+    let call = async {
+        let response = client.post(worker, Shape::whole(ENDPOINT), body, &envelope).await?;
+        client.whole(worker, response).await
+    };
+    let late = |Late| Err(Error::new(Kind::EngineTimeout, "tokenizer.timeout has passed"));
+    let reply = client.timers().bound(timeout, call).await.unwrap_or_else(late);
+    let reply = reply.map_err(|error| offered(error, worker, ENDPOINT));
+    end(worker, leg, ENDPOINT, reply.as_ref().err());
+    let reply = reply.map_err(|error| reason(worker, &error))?;
+    let bytes = reply.len();
+    let read = move || {
+        let ids = reply_ids(&reply).filter(|ids| !ids.is_empty() && ids.len() <= tokens_max)?;
+        chain.append(&ids);
+        Some(KnownTokens { tokens: chain.tokens() as u32, hashes: chain.into_hashes().into() })
+    };
+    let known = match bytes > INLINE_MAX_BYTES {
+        true => preparer.run_off_reactor(bytes, read).await.unwrap_or_default(),
+        false => read(),
+    };
+    known.ok_or(FAILED)
+}
+
+/// Why an engine's error leaves the tokens unknown.
+fn reason(worker: &Worker, error: &Error) -> &'static str {
+    match error.kind() {
+        Kind::NotOffered => {
+            worker.endpoint_support.lacks(Endpoint::Tokenize, Instant::now());
+            NO_ENGINE
+        }
+        Kind::EngineRejected(400..=499) => REFUSED,
+        Kind::EngineTimeout => LATE,
+        _ => {
+            tracing::debug!(worker = worker.id(), %error, "an engine gave no tokens of a prompt");
+            FAILED
+        }
+    }
+}
