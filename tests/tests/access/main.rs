@@ -11,10 +11,6 @@ mod issuer;
 mod issuers;
 mod keys;
 mod limits;
-#[cfg(feature = "nats")]
-mod quotas;
-#[cfg(feature = "nats")]
-mod quotas_routers;
 mod secrets;
 mod tenants;
 mod tls;
