@@ -27,6 +27,7 @@ use splitrail_config::tls::Protocols;
 use splitrail_config::{Events, Listen};
 use splitrail_fleet::Fleet;
 use splitrail_fleet::attach::FleetListener;
+use splitrail_fleet::read_back::release_of;
 use splitrail_ledger::lines::Lines;
 use splitrail_ledger::summary::Summary;
 
@@ -206,6 +207,7 @@ impl Running {
     /// number of requests that did not end in time.
     pub async fn drain(mut self) -> usize {
         let cut = self.end_requests().await;
+        release_of(&self.core.serving(), &self.core.metrics).await;
         self.access.shutdown().await;
         self.core.access.load_full().give_shares_back().await;
         if let Some(listener) = self.fleet_listener.take() {

@@ -3,6 +3,8 @@
 #
 #   engines.sh install                        packages, Python environment, tiny model; quick when already there
 #   engines.sh pd PREFILL_PORT DECODE_PORT    a prefill/decode pair joined by NIXL
+#   engines.sh bidirectional PREFILL_PORT DECODE_PORT
+#                                             the same, and prefill can read back what decode keeps pinned
 #   engines.sh shared_storage PREFILL_PORT DECODE_PORT
 #                                             a pair that shares a folder (ExampleConnector)
 #   engines.sh mooncake PREFILL_PORT DECODE_PORT
@@ -288,6 +290,11 @@ nixl() { # nixl ROLE
     printf '{"kv_connector": "NixlConnector", "kv_role": "%s", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail"}' "$1"
 }
 
+# Pins last longer than the patience of tests, so that what is freed earlier was released.
+both_ways() {
+    printf '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail", "kv_connector_extra_config": {"bidirectional_kv_xfer": true, "decoder_kv_blocks_ttl": 240}}'
+}
+
 shared_folder() { # shared_folder FOLDER
     printf '{"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": "%s"}}' "$1"
 }
@@ -303,6 +310,7 @@ member() { # member PORT KIND ROLE-OR-FOLDER: starts one server of a pair
     local flags=("${traced[@]}" --num-gpu-blocks-override $kv_blocks --kv-transfer-config)
     case $kind in
         nixl) calmly launch "$port" "${flags[@]}" "$(nixl "$3")" ;;
+        bidirectional) calmly launch "$port" "${flags[@]}" "$(both_ways)" ;;
         # Of a prompt that is computed in chunks, the connector writes the first chunk only, and an engine
         # that reads it ends.
         shared_storage) calmly launch "$port" "${flags[@]}" "$(shared_folder "$3")" --no-enable-chunked-prefill ;;
@@ -320,6 +328,14 @@ pd() {
     member "$2" nixl kv_consumer
     await "$1"
     await "$2"
+}
+
+bidirectional() {
+    [ $# -eq 2 ] || die "usage: engines.sh bidirectional PREFILL_PORT DECODE_PORT"
+    install
+    local port
+    for port in "$@"; do member "$port" bidirectional kv_both; done
+    for port in "$@"; do await "$port"; done
 }
 
 shared_storage() {
@@ -398,6 +414,6 @@ adapter() {
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | shared_storage | mooncake | plain | ranks | embed | adapter | crash | again | status | stop) "$command" "$@" ;;
+    install | pd | bidirectional | shared_storage | mooncake | plain | ranks | embed | adapter | crash | again | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

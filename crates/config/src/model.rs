@@ -268,6 +268,22 @@ pub struct Model {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub lease: Duration,
+    /// Whether prefill workers read back what decode workers have generated, instead of computing it
+    /// in the next turn. The engines on both sides need NIXL with `bidirectional_kv_xfer` and
+    /// `kv_load_failure_policy: fail`. Needs a secret `hash_seed`; see [hand-offs](hand-offs.md).
+    #[serde(default)]
+    pub read_back: bool,
+    /// How long a decode engine keeps KV pinned for `read_back` (vLLM's `decoder_kv_blocks_ttl`). A
+    /// tenth of the time, and at least six seconds, is kept as a margin.
+    #[serde(default = "flow::read_back_pin")]
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub read_back_pin: Duration,
+    /// Maximum share of a decode worker's KV blocks that may stay pinned for `read_back`, in percent.
+    /// Beyond it, the oldest pins are released.
+    #[serde(default = "flow::read_back_pinned_percent_max")]
+    #[schemars(range(min = 1, max = 90))]
+    pub read_back_pinned_percent_max: u32,
     /// Whether a streamed completion or chat that loses its decode worker continues on another one,
     /// if the result is exactly the same.
     #[serde(default)]

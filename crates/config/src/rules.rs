@@ -23,6 +23,7 @@ mod listener_tls;
 mod queue;
 mod quotas;
 mod tiers;
+mod read_back;
 mod tokenizer;
 mod tracing;
 mod workers;
@@ -77,6 +78,7 @@ pub(super) fn check(
         timeouts(model, &path, report);
         canary(model, &path, report);
         lease(model, &path, report);
+        read_back::check(root, model, &path, report);
         queue::check(model, &path, report);
         tiers::check(model, &path, report);
         tokenizer::check(model, &path, base_dir, report);

@@ -439,3 +439,28 @@ fn a_slower_tier_is_not_cheaper_than_a_faster_one() {
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains("`models[0].policy.load_weights.disk`"), "{told:?}");
 }
+
+#[test]
+fn read_back_has_what_it_needs() {
+    let with = |keys: &str| {
+        let keys = format!("flow: prefill_first\n    {keys}");
+        valid_but("flow: prefill_first", &keys)
+    };
+    accepted(&with("read_back: true"));
+    accepted(&with("read_back: true\n    read_back_pin: 40s"));
+    for (text, part) in [
+        (
+            with("read_back: true").replacen("hash_seed: 7", "hash_seed: 0", 1),
+            "a secret `hash_seed`",
+        ),
+        (with("read_back: true\n    read_back_pin: 9s"), "is shorter than 10s"),
+        (with("read_back: true\n    read_back_pinned_percent_max: 0"), "1 to 90"),
+        (
+            with("read_back: true").replacen("connector: nixl", "connector: mooncake", 1),
+            "`connector: nixl`",
+        ),
+    ] {
+        let (_, _, told) = only_problem(&text);
+        assert!(told.contains(part), "{told}");
+    }
+}

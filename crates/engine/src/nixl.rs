@@ -6,6 +6,9 @@ use std::fmt;
 use serde::Deserialize;
 
 mod blocks;
+mod pinned;
+
+pub use pinned::{NotExact, PinnedKv};
 
 use crate::json::{self, ShapeError};
 

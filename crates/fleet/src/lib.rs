@@ -38,6 +38,7 @@ pub mod pool;
 pub mod probe;
 pub mod push;
 pub mod ranks;
+pub mod read_back;
 pub mod releases;
 pub mod reply_audit;
 pub mod resync;

@@ -12,7 +12,7 @@ use super::claims::{Claims, Source};
 use super::follow::{Tasks, follow};
 use super::state::Event;
 use super::worker::Worker;
-use super::{discovery, health};
+use super::{discovery, health, read_back};
 use crate::Cluster;
 use crate::{Served, Serving};
 use splitrail_config::model::{Model, Worker as WorkerConfig};
@@ -130,6 +130,7 @@ impl Fleet {
         self.cluster.serve(Arc::clone(&serving));
         left.into_iter().for_each(Member::retire);
         for (model, members) in models.extract_if(.., |name, _| serving.model(name).is_none()) {
+            read_back::stop(&members.served, &self.cluster.metrics);
             for (id, member) in members.by_id {
                 tracing::info!(model, worker = id, "a worker leaves with its model");
                 member.retire();
@@ -144,7 +145,7 @@ impl Fleet {
         let mut members = Members {
             served: Arc::clone(served),
             by_id: BTreeMap::new(),
-            health: watch(served),
+            health: self.watch(served),
             discovery: JoinSet::new(),
         };
         self.discover(&mut members, served);
@@ -179,11 +180,14 @@ impl Fleet {
             return;
         }
         let before = std::mem::replace(&mut members.served, Arc::clone(served));
-        members.health = watch(served);
+        members.health = self.watch(served);
         if before.config.discovery != served.config.discovery {
             self.discover(members, &before);
         }
         let same_pool = Arc::ptr_eq(&before.pool, &served.pool);
+        if !same_pool {
+            read_back::stop(&before, &self.cluster.metrics);
+        }
         served.pool.configure(&served.config);
         for member in members.by_id.values_mut() {
             if same_pool {
@@ -454,6 +458,14 @@ impl Fleet {
         served.pool.leave(worker);
     }
 
+    /// Starts the tasks that watch over a model's workers.
+    fn watch(&self, served: &Arc<Served>) -> JoinSet<()> {
+        let mut watching = JoinSet::new();
+        watching.spawn(health::run(Arc::clone(served)));
+        watching.spawn(read_back::run(Arc::clone(served), Arc::clone(&self.cluster.metrics)));
+        watching
+    }
+
     fn models(&self) -> MutexGuard<'_, BTreeMap<String, Members>> {
         self.models.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -500,12 +512,6 @@ impl Members {
         self.by_id.insert(worker.id.clone(), member);
         Some(before)
     }
-}
-
-fn watch(served: &Arc<Served>) -> JoinSet<()> {
-    let mut watching = JoinSet::new();
-    watching.spawn(health::run(Arc::clone(served)));
-    watching
 }
 
 /// Checks that all listed workers of a model can be added to its current members.

@@ -14,6 +14,7 @@ use super::calibration::Calibration;
 use super::candidates::CandidateBuilder;
 use super::exclusion::{Exclusion, excluded};
 use super::ranks::rank_key;
+use super::read_back::ReadBack;
 use super::resync::Wish;
 use super::roster::Roster;
 use super::waiting::Waiting;
@@ -60,6 +61,8 @@ pub struct Pool {
     pub assumed: Assumed,
     /// Requests that wait in the router for a worker, if the configuration enables the queue.
     pub waiting: Waiting,
+    /// KV that decode workers keep pinned for prefill workers.
+    pub read_back: ReadBack,
     /// What the router has learned about when a remote prefill pays off.
     pub calibration: Calibration,
     /// The load from which a worker is saturated.
@@ -88,6 +91,7 @@ impl Pool {
             index: Mutex::new(index),
             assumed: Assumed::new(SpeculativeIndexConfig::OFF),
             waiting: Waiting::default(),
+            read_back: ReadBack::default(),
             calibration: Calibration::default(),
             busy: ArcSwap::default(),
             uses_costs: AtomicBool::new(true),

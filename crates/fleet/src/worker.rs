@@ -28,6 +28,7 @@ use super::pace::Pace;
 use super::parity::ParityState;
 use super::push::PushState;
 use super::ranks::Ranks;
+use super::read_back::Support as ReadBackSupport;
 use super::resync::Resync;
 use super::shim_report::ShimReport;
 use super::state::{Event, State};
@@ -94,6 +95,8 @@ pub struct Worker {
     pub hand_overs: HandOvers,
     /// What is known of the engine if KV is pushed from or to it.
     pub push: PushState,
+    /// What was learned of read-back with the worker.
+    pub read_back: ReadBackSupport,
     /// Which of the worker's replies carry the id of their request.
     pub echoes: Echoes,
     /// Number of earlier processes of the engine, as far as the router noticed them.
@@ -172,6 +175,7 @@ impl Worker {
             endpoint_support: EndpointSupport::default(),
             hand_overs: HandOvers::default(),
             push: PushState::default(),
+            read_back: ReadBackSupport::default(),
             echoes: Echoes::default(),
             processes: AtomicU32::new(0),
             series: WorkerSeries::default(),
@@ -422,6 +426,7 @@ impl Worker {
         self.endpoint_support.forget();
         self.hand_overs.forget();
         self.push.forget_all();
+        self.read_back.forget();
         self.begins_anew();
         self.parity.forget();
         self.drift.forget();

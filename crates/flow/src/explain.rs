@@ -14,6 +14,7 @@ use super::lease::usable;
 use super::offer;
 use super::place::{Moment, Pick, Wish, candidates, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
+use super::read_back::readable;
 use super::weigh::{Weighed, is_open, learned_ratio, weigh};
 use crate::prepare::{Prepared, Unit};
 use splitrail_api::Endpoint;
@@ -24,6 +25,7 @@ use splitrail_fleet::Served;
 use splitrail_fleet::{Exclusion, Roster};
 use splitrail_ledger::decisions::CandidateRecord;
 use splitrail_ledger::decisions::WeighedRecord;
+use splitrail_ledger::leg::ReadBackOffer;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, CandidateIndex, Choice, Leg, pick};
 
@@ -72,6 +74,9 @@ pub struct PromptExplained {
     pub auto: Option<WeighedRecord>,
     /// The gate of the decode-first step, if there is one.
     pub gate: Option<GateExplained>,
+    /// What the prefill worker would read back from a decode worker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_back: Option<ReadBackOffer>,
     /// The choices of workers, in the order in which they would be made.
     pub steps: Vec<Step>,
     /// Why the request cannot be served, or where its explanation ends.
@@ -185,6 +190,7 @@ impl<'a> Way<'a> {
             local_reason: None,
             auto: None,
             gate: None,
+            read_back: None,
             steps: Vec::new(),
             stops: None,
         };
@@ -264,6 +270,7 @@ impl<'a> Way<'a> {
             return self.without(LocalReason::NoPrefill);
         }
         let Some(prefill) = self.step("prefill", Wish::any(Leg::Prefill, &spared)) else { return };
+        self.told.read_back = self.read_back(&prefill);
         let mut excluded = vec![Exclusion::new(prefill.worker, VetoReason::SameWorker)];
         let others = pool.any_up(Leg::Decode, &excluded);
         excluded.extend(self.too_late());
@@ -273,6 +280,16 @@ impl<'a> Way<'a> {
                            than its lease";
             self.told.stops = Some(message.to_owned());
         }
+    }
+
+    /// What the prefill leg would read back.
+    fn read_back(&self, prefill: &Candidate) -> Option<ReadBackOffer> {
+        let reader = self.roster.get(prefill.worker)?;
+        let held = prefill.assumed_blocks;
+        let found = readable(self.served, self.endpoint, self.unit, reader, held)?;
+        let worker = self.roster.get(found.holder)?.id().into();
+        let tokens = found.blocks as u32 * self.served.pool.block_size();
+        Some(ReadBackOffer { worker, tokens })
     }
 
     /// Decode workers whose queue takes longer than the lease of a hand-off made now.

@@ -13,6 +13,7 @@ use splitrail_engine::usage::EngineUsage;
 use super::account::Account;
 use super::context::within;
 use super::lease::Lease;
+use super::read_back;
 use super::sending::Sending;
 use crate::reply::choices::{begun, turned_away};
 use crate::reply::dialect::{Chunk, data_of, usage_of};
@@ -76,7 +77,9 @@ pub(super) async fn fetch(
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
         let response = client.post(worker, shape, body, envelope).await?;
-        client.whole(worker, response).await.map(drop)
+        let reply = client.whole(worker, response).await?;
+        read_back::discard_whole(&context.served, &context.metrics, worker, reply);
+        Ok(())
     });
     let limit = config.timeouts.first_token;
     let call = pin!(within(client, limit, worker, "timeouts.first_token", call));

@@ -144,7 +144,7 @@ pub(super) fn conclude(
     let Sending { prompt, placed, .. } = *sending;
     let decision = prompt.decision;
     let error = match begun {
-        Ok(First::Whole(reply)) => match whole(&mut account, reply) {
+        Ok(First::Whole(reply)) => match whole(sending, &mut account, reply) {
             Ok(reply) => return Ok(Generated::Begun(Begun::Whole(reply))),
             Err(error) => error,
         },

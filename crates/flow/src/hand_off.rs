@@ -26,6 +26,13 @@ pub type RoomMembers = [(&'static str, String); 3];
 pub enum Lead<'a> {
     /// NIXL: a decode leg will follow; the reply says how to reach the blocks.
     Pulled,
+    /// NIXL: the same, and first the KV of these parameters is read from a decode worker.
+    ReadBack {
+        /// The parameters of what is read, as raw JSON.
+        params: &'a str,
+        /// Whether the engine is asked for the token ids of the prompt.
+        asks_for_ids: bool,
+    },
     /// Shared storage: the body says nothing.
     Stored,
     /// Mooncake: the transfer parameters with the transfer id, as raw JSON.
@@ -48,6 +55,12 @@ impl Lead<'_> {
         match self {
             Self::Pulled => body.set(KV_TRANSFER_PARAMS, PREFILL_PARAMS_JSON),
             Self::Stored => {}
+            Self::ReadBack { params, asks_for_ids } => {
+                body.set(KV_TRANSFER_PARAMS, params);
+                if asks_for_ids {
+                    body.set("return_token_ids", "true");
+                }
+            }
             Self::Pushed(params) => body.set(KV_TRANSFER_PARAMS, params),
             Self::Matched(matched) => matched.put(body),
             Self::Met(members) => put_members(members, body),

@@ -22,6 +22,7 @@ pub mod plan;
 mod prefill;
 pub mod prepare;
 mod push;
+mod read_back;
 pub mod relay;
 mod repair;
 pub mod reply;

@@ -15,7 +15,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use splitrail_kv::{BlockHash, next_hash};
+use splitrail_kv::{BlockHash, hashes_after};
 
 use super::context::{
     Context, PromptContext, attempt, book, carried_threshold, expected, may_retry, traced,
@@ -277,20 +277,10 @@ impl Migration {
             prompt_tokens: Some(tokens.len() as u32),
             unknown: None,
             namespace: self.namespace,
-            hashes: self.hashes(&tokens, block_size),
+            hashes: hashes_after(self.namespace, self.context.hash_seed, block_size, &tokens)
+                .into(),
             weight_tokens: tokens.len() as u64,
         })
-    }
-
-    fn hashes(&self, tokens: &[u32], block_size: u32) -> Arc<[BlockHash]> {
-        let mut parent = self.namespace;
-        let blocks = tokens.chunks_exact(block_size as usize);
-        blocks
-            .map(|block| {
-                parent = next_hash(self.context.hash_seed, parent, block);
-                parent
-            })
-            .collect()
     }
 
     /// The usage of the whole reply, computed from the usage of its last part: tokens that were
@@ -349,7 +339,7 @@ async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Erro
 }
 
 /// Sets the named members of an object to null, if they exist.
-fn without(mut object: JsonObject, keys: &[&str]) -> JsonObject {
+pub(super) fn without(mut object: JsonObject, keys: &[&str]) -> JsonObject {
     for key in keys {
         if object.raw(key).is_some() {
             object.set(key, "null");

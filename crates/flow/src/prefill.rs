@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::nixl::{HandOff, HandOffError};
+use splitrail_engine::nixl::{HandOff, HandOffError, PREFILL_PARAMS_JSON};
 use splitrail_engine::nixl_push::PushReply;
 use splitrail_engine::usage::EngineUsage;
 
@@ -20,6 +20,7 @@ use super::lease::{Lease, left_by_engine};
 use super::legs;
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
+use super::read_back;
 use super::repair::Repair;
 use super::staged::{Prefilled, Staged};
 use crate::prepare::Unit;
@@ -29,6 +30,7 @@ use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{Connector, OnNoPrefill};
 use splitrail_engine_client::{Envelope, Parcel, Peer, Shape};
 use splitrail_fleet::Served;
+use splitrail_fleet::read_back::Reading;
 use splitrail_fleet::reply_audit::audit_reply;
 use splitrail_fleet::{Exclusion, Pool, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
@@ -44,6 +46,8 @@ pub(super) struct Tries {
     /// Workers that return no hand-offs for this endpoint.
     missing: Vec<Exclusion>,
     left: u32,
+    /// Whether the next attempt may read KV back. After a failed read, none does.
+    reads: bool,
 }
 
 impl Tries {
@@ -52,7 +56,7 @@ impl Tries {
         let Served { config, pool, .. } = context.served.as_ref();
         let excluded = kept_for_decode(pool, failed_decode);
         let missing = missing(&context.served, context.endpoint, Instant::now());
-        Self { excluded, missing, left: config.retries.prefill }
+        Self { excluded, missing, left: config.retries.prefill, reads: true }
     }
 
     /// Chooses the next worker.
@@ -121,7 +125,7 @@ pub(super) async fn prefill_or_local(
     let PromptContext { context, unit, decision, .. } = prompt;
     let mut tries = Tries::new(context, failed_decode);
     let last = loop {
-        let placed = match tries.place(prompt).await {
+        let mut placed = match tries.place(prompt).await {
             Ok(placed) => placed,
             // If the queue refused the prefill, do not fall back to a costlier local prefill.
             Err(error) if error.is_busy() => return Err(error),
@@ -133,12 +137,24 @@ pub(super) async fn prefill_or_local(
         };
         sent(context, unit, &placed);
         let envelope = attempt(context, decision);
-        let expected = expected(context, unit, &placed);
+        let mut expected = expected(context, unit, &placed);
+        let reading = tries.reads.then(|| read_back::take(prompt, &placed)).flatten();
+        let read_back = reading.as_ref().and_then(|reading| read_back::offer(context, reading));
+        if let Some(reading) = &reading {
+            placed.assumed_blocks = placed.assumed_blocks.max(reading.blocks() as u32);
+            // The engine reports what it has read as cached tokens.
+            expected.comparable = false;
+        }
         let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
-        decision.prefill_sent(leg);
+        decision.prefill_sent(LegFacts { read_back, ..leg });
         let started = Instant::now();
-        let prefilled = prefill(prompt, envelope, &placed).await;
-        placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
+        let reads = reading.is_some();
+        let prefilled = prefill(prompt, envelope, &placed, reading).await;
+        let distrusted = context.served.pool.read_back.is_distrusted();
+        let failed_to_read = reads && prefilled.is_err() && !distrusted;
+        if !failed_to_read {
+            placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
+        }
         if prefilled.is_ok() {
             placed.worker.outcomes.began(started.elapsed());
         }
@@ -154,6 +170,14 @@ pub(super) async fn prefill_or_local(
             Err(error) => error,
         };
         decision.attempt_discarded(error.outcome());
+        tries.reads = !reads && tries.reads;
+        if failed_to_read {
+            // The fault may be the decode worker's, or that of what was read: the same again without.
+            if may_retry(context, "prefill", &placed.worker, &error) {
+                continue;
+            }
+            break error;
+        }
         if error.fault() == Fault::Client {
             return Err(error);
         }
@@ -341,14 +365,21 @@ async fn prefill(
     prompt: PromptContext<'_>,
     envelope: Envelope,
     placed: &Placed,
+    reading: Option<Reading>,
 ) -> Result<Result<Prefilled, LocalReason>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let worker = &placed.worker;
     let stored = context.served.config.connector == Connector::SharedStorage;
-    let lead = if stored { Lead::Stored } else { Lead::Pulled };
-    let body = body(context, unit, worker, lead)?;
     worker.hand_overs.begin(context.endpoint.dialect(), Instant::now());
-    let said = send(prompt, &envelope, placed, body.into(), None).await?;
+    let reads = reading.is_some();
+    let said = match reading {
+        Some(reading) => send_reading(prompt, &envelope, placed, reading).await?,
+        None => {
+            let lead = if stored { Lead::Stored } else { Lead::Pulled };
+            let body = body(context, unit, worker, lead)?;
+            send(prompt, &envelope, placed, body.into(), None).await?
+        }
+    };
     let staged = if stored {
         said.report(context, decision, worker, None);
         None
@@ -358,6 +389,10 @@ async fn prefill(
         let named = hand_off.as_ref().ok().and_then(|said| said.as_ref().ok());
         let carried = named.and_then(HandOff::remote_prefill_cached_tokens);
         said.report(context, decision, worker, carried);
+        if reads {
+            let leg = decision.with(|decision| decision.ledger().prefill().cloned());
+            read_back::ended(context, worker, leg.as_ref());
+        }
         let hand_off = match hand_off? {
             Ok(hand_off) => hand_off,
             Err(reason) => return Ok(Err(reason)),
@@ -367,6 +402,37 @@ async fn prefill(
         Some(Staged::new(context, unit, worker.index, &envelope, hand_off, lease))
     };
     Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
+}
+
+/// Sends a prefill leg that reads KV back, and checks that its engine computed the prompt that the
+/// router knows.
+async fn send_reading(
+    prompt: PromptContext<'_>,
+    envelope: &Envelope,
+    placed: &Placed,
+    mut reading: Reading,
+) -> Result<Said, Error> {
+    let PromptContext { context, unit, .. } = prompt;
+    let worker = &placed.worker;
+    let params = reading.json().unwrap_or_else(|| PREFILL_PARAMS_JSON.to_owned());
+    let asks_for_ids = context.endpoint != Endpoint::Generate;
+    let body = body(context, unit, worker, Lead::ReadBack { params: &params, asks_for_ids })?;
+    let (body, receipt) = Parcel::new(body);
+    reading.is_in(receipt);
+    worker.read_back.begin(Instant::now());
+    match send(prompt, envelope, placed, body.once(), None).await {
+        Ok(said) => {
+            reading.done();
+            read_back::verify(prompt, worker, &said.reply)?;
+            Ok(said)
+        }
+        Err(error) => {
+            if reading.was_sent() {
+                read_back::ended(context, worker, None);
+            }
+            Err(error)
+        }
+    }
 }
 
 /// Remembers whether a worker returns hand-offs for an endpoint.

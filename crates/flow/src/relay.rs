@@ -11,6 +11,8 @@ use splitrail_engine::dialect::Dialect;
 use super::account::Account;
 use super::context::PromptContext;
 use super::migrate::Migration;
+use super::read_back;
+use super::sending::Sending;
 use crate::reply::alike::Alike;
 use crate::reply::choices::turned_away;
 use crate::reply::dialect::{self, Chunk, data_of};
@@ -24,7 +26,11 @@ use splitrail_policy::Leg;
 ///
 /// # Errors
 /// If the reply is no JSON object.
-pub(super) fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
+pub(super) fn whole(
+    sending: &Sending<'_>,
+    account: &mut Account,
+    reply: Bytes,
+) -> Result<JsonObject, Error> {
     let nonsense = |_| Error::engine(account.worker.id(), "sent a reply that is not JSON");
     let mut reply = JsonObject::parse(reply).map_err(nonsense)?;
     account.began();
@@ -32,6 +38,7 @@ pub(super) fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, E
     if let Some(told) = usage.and_then(|raw| account.settle(raw, None, true)) {
         reply.set("usage", told);
     }
+    read_back::keep(sending, &mut reply);
     hide_hand_off(&mut reply);
     account.finish();
     Ok(reply)
@@ -42,6 +49,15 @@ fn hide_hand_off(reply: &mut JsonObject) {
     if !matches!(reply.raw("kv_transfer_params"), None | Some("null")) {
         reply.set("kv_transfer_params", "null");
     }
+}
+
+/// Removes from the end of a stream what the engine keeps pinned, and releases it: the tokens of a
+/// streamed reply are not known.
+fn withdraw_hand_off(account: &Account, holder: &mut JsonObject) {
+    if !matches!(holder.raw("kv_transfer_params"), None | Some("null")) {
+        read_back::discard(&account.served, &account.metrics, &account.worker, holder);
+    }
+    hide_hand_off(holder);
 }
 
 /// A streamed reply, event by event.
@@ -223,7 +239,8 @@ impl UnitStream {
         }
         let Some(usage) = &chunk.usage else {
             if dialect == Dialect::Responses && chunk.is_last {
-                return dialect::edit(dialect, &event, hide_hand_off).map(Some).ok_or(NO_CHUNK);
+                let withdraw = |holder: &mut JsonObject| withdraw_hand_off(&self.account, holder);
+                return dialect::edit(dialect, &event, withdraw).map(Some).ok_or(NO_CHUNK);
             }
             let Some(migration) = &mut self.migration else { return Ok(Some(event)) };
             return match migration.note(&event) {
@@ -254,7 +271,7 @@ impl UnitStream {
             if let Some(told) = told {
                 holder.set("usage", told);
             }
-            hide_hand_off(holder);
+            withdraw_hand_off(&self.account, holder);
             if let Some(migration) = migration {
                 migration.unify(holder);
             }

@@ -7,6 +7,7 @@ use super::hand_off::Carried;
 use super::legs;
 use super::migrate::is_exact;
 use super::place::Placed;
+use super::read_back;
 use splitrail_api::error::Error;
 use splitrail_api::{JsonObject, Parts};
 use splitrail_engine_client::Envelope;
@@ -41,7 +42,10 @@ impl Sending<'_> {
     /// The body of the leg that generates the reply.
     pub(super) fn body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
         let context = self.prompt.context;
-        let body = self.gated_body(self.threshold);
+        let mut body = self.gated_body(self.threshold);
+        if matches!(carried, Carried::Params(_)) && read_back::asks_for_ids(self) {
+            body.set("return_token_ids", "true");
+        }
         legs::generate(body, context.endpoint, context.options, carried)
     }
 

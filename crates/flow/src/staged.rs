@@ -14,6 +14,7 @@ use super::context::Context;
 use super::hand_off::Carried;
 use super::lease::Lease;
 use super::legs;
+use super::read_back;
 use crate::prepare::Unit;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{Envelope, Parcel, Receipt, Shape};
@@ -89,6 +90,9 @@ impl Staged {
             };
             let fetched = tokio::time::timeout(left, fetched).await;
             let outcome = if matches!(fetched, Ok(Ok(_))) { "fetched" } else { "failed" };
+            if let Ok(Ok(reply)) = fetched {
+                read_back::discard_whole(&served, &metrics, &worker, reply);
+            }
             count(&metrics, &served, outcome);
         };
         self.served.releases.run(release)

@@ -153,6 +153,27 @@ pub fn next_hash(seed: HashSeed, parent: BlockHash, tokens: &[u32]) -> BlockHash
     BlockHasher::new(seed).next(parent, tokens)
 }
 
+/// The hashes of all full blocks of tokens whose first block follows `root`, first block first. A block
+/// size of zero has no blocks.
+pub fn hashes_after(
+    root: BlockHash,
+    seed: HashSeed,
+    block_size: u32,
+    tokens: &[u32],
+) -> Vec<BlockHash> {
+    if block_size == 0 {
+        return Vec::new();
+    }
+    let (hasher, mut parent) = (BlockHasher::new(seed), root);
+    let blocks = tokens.chunks_exact(block_size as usize);
+    blocks
+        .map(|block| {
+            parent = hasher.next(parent, block);
+            parent
+        })
+        .collect()
+}
+
 /// The hashes of all full blocks of a prompt, first block first.
 ///
 /// Clears `out` and reuses its memory. Tokens after the last full block have no

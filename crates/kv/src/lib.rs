@@ -17,7 +17,9 @@ pub mod usage;
 
 pub use chain::Chain;
 pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
-pub use hash::{BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, next_hash};
+pub use hash::{
+    BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, hashes_after, next_hash,
+};
 pub use index::{
     Applied, Change, Frozen, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlap,
     Overlaps, Restore, RunNames, SnapshotRun, WorkerKey,

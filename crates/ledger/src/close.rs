@@ -142,6 +142,10 @@ fn count_leg(metrics: &Metrics, labelled: LabelledSeries<'_>, leg: LegKind, figu
             count("local_cache_hit", tier.name(), hit);
         }
     }
+    // Read-back is for prefill legs; elsewhere there is no such series.
+    if leg == LegKind::Prefill {
+        count("read_back", "none", tokens.read_back);
+    }
     count("external_kv_transfer", "none", tokens.external_kv_transfer);
     count("local_compute", "none", tokens.local_compute);
 }

@@ -282,7 +282,8 @@ impl Entry {
     }
 
     /// The number of tokens that were cached on the worker that computed the prompt: the prefill
-    /// worker if there was one. Transferred tokens are never included.
+    /// worker if there was one. Tokens that its leg has read back are included, as in the engine's own
+    /// figure: they were not computed. Tokens of a hand-off are never included.
     pub fn cached(&self) -> Option<Cached> {
         if self.untold {
             return None;
@@ -291,7 +292,8 @@ impl Entry {
             self.prefill.as_ref().or(self.first_answering()).or(self.turned_away.as_ref())?;
         let figures = work.figures(self.elsewhere())?;
         let prompt_tokens = self.prompt_tokens()?;
-        Some(Cached { tokens: figures.tokens.hit().min(prompt_tokens), source: figures.source })
+        let tokens = figures.tokens.hit() + figures.tokens.read_back;
+        Some(Cached { tokens: tokens.min(prompt_tokens), source: figures.source })
     }
 
     /// Generated tokens, if the engine reported them.

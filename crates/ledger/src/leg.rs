@@ -105,6 +105,8 @@ impl Expected {
 pub struct LegTokens {
     /// Tokens found in the worker's own cache, by tier (`Tier as usize`).
     pub local_cache_hit: [u32; Tier::COUNT],
+    /// Tokens whose KV a prefill leg read back from a decode worker.
+    pub read_back: u32,
     /// Tokens whose KV another worker handed over. They never count as cache hits.
     pub external_kv_transfer: u32,
     /// Tokens that the worker computed.
@@ -119,8 +121,17 @@ impl LegTokens {
 
     /// The length of the prompt in tokens.
     pub fn total(&self) -> u32 {
-        self.hit() + self.external_kv_transfer + self.local_compute
+        self.hit() + self.read_back + self.external_kv_transfer + self.local_compute
     }
+}
+
+/// The KV that a prefill leg was to read back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ReadBackOffer {
+    /// The id of the decode worker that kept it.
+    pub worker: Name,
+    /// Leading tokens of the prompt whose KV it is: whole blocks.
+    pub tokens: u32,
 }
 
 /// One leg of an attempt: the reported facts, from which its figures are derived.
@@ -141,6 +152,8 @@ pub struct LegFacts {
     /// tokens is then not about its own cache: vLLM 0.32 repeats the prefill's count, and 0.22
     /// reports the whole prompt.
     pub receives: bool,
+    /// The KV that the leg was to read back; prefill legs only.
+    pub read_back: Option<ReadBackOffer>,
     /// Whether the engine is known to have the KV of the whole prompt, because its reply or first
     /// output has arrived.
     pub worked: bool,
@@ -169,7 +182,20 @@ impl LegFacts {
             prompt_tokens: None,
             cached_tokens: None,
             receives: false,
+            read_back: None,
             worked: false,
+        }
+    }
+
+    /// The part of the reported cached tokens that was read back. vLLM reports local hits and read
+    /// tokens as one figure. It is exactly the offer if the engine has read: with a shorter hit of its
+    /// own it has read the rest, and otherwise it has computed the rest and reports its own hit.
+    pub fn read_back_tokens(&self, cached_tokens: u32) -> u32 {
+        match &self.read_back {
+            Some(offer) if cached_tokens == offer.tokens => {
+                cached_tokens - self.expected.cached_tokens(cached_tokens + 1).min(cached_tokens)
+            }
+            _ => 0,
         }
     }
 
@@ -187,8 +213,9 @@ impl LegFacts {
         let rest = prompt_tokens - cached;
         let (external_kv_transfer, local_compute) =
             if self.receives { (rest, 0) } else { (0, rest) };
-        let local_cache_hit = self.expected.by_tier(cached);
-        let tokens = LegTokens { local_cache_hit, external_kv_transfer, local_compute };
+        let read_back = reported.map_or(0, |_| self.read_back_tokens(cached));
+        let local_cache_hit = self.expected.by_tier(cached - read_back);
+        let tokens = LegTokens { local_cache_hit, read_back, external_kv_transfer, local_compute };
         Some(Figures { prompt_tokens, prompt_source, tokens, source })
     }
 }
@@ -233,6 +260,32 @@ mod tests {
         );
     }
 
+    #[test]
+    fn the_engine_s_figure_tells_whether_the_offer_was_read() {
+        let expected = Expected {
+            overlap: overlap([3, 0, 0, 0]),
+            block_size: 16,
+            prompt_tokens: Some(300),
+            ..Expected::default()
+        };
+        let offer = ReadBackOffer { worker: "d0".into(), tokens: 240 };
+        let leg = |cached_tokens| LegFacts {
+            prompt_tokens: Some(300),
+            cached_tokens: Some(cached_tokens),
+            read_back: Some(offer.clone()),
+            ..LegFacts::new(LegKind::Prefill, "p0", expected)
+        };
+        let parts = |cached| {
+            let tokens = leg(cached).figures(None).unwrap().tokens;
+            (tokens.hit(), tokens.read_back, tokens.local_compute)
+        };
+        assert_eq!(parts(240), (48, 192, 60));
+        assert_eq!(parts(48), (48, 0, 252), "the engine has computed the rest");
+        assert_eq!(parts(256), (256, 0, 44), "the engine held more than the offer");
+        let silent = LegFacts { cached_tokens: None, ..leg(0) };
+        assert_eq!(silent.figures(None).unwrap().tokens.read_back, 0, "nothing is known of it");
+    }
+
     proptest! {
         #[test]
         fn the_parts_of_each_leg_sum_to_the_prompt(
@@ -243,6 +296,7 @@ mod tests {
             by_tier in proptest::array::uniform4(0u32..100),
             block_size in 0u32..40,
             receives: bool, bypasses_cache: bool,
+            offered in proptest::option::of(0u32..100),
         ) {
             let expected = Expected {
                 prompt_tokens: known, overlap: overlap(by_tier), block_size, bypasses_cache,
@@ -251,6 +305,10 @@ mod tests {
             };
             let leg = LegFacts {
                 prompt_tokens, cached_tokens, receives,
+                read_back: offered.filter(|_| !receives).map(|blocks| ReadBackOffer {
+                    worker: "d".into(),
+                    tokens: blocks * block_size,
+                }),
                 ..LegFacts::new(LegKind::Decode, "w", expected)
             };
             let figures = leg.figures(elsewhere.map(|tokens| (tokens, Origin::EnginePrefill)));
@@ -258,7 +316,8 @@ mod tests {
             let Some(figures) = figures else { return Ok(()) };
             prop_assert_eq!(figures.tokens.total(), figures.prompt_tokens);
             if let (Some(reported), false) = (cached_tokens, receives) {
-                prop_assert_eq!(figures.tokens.hit(), reported.min(figures.prompt_tokens));
+                let told = figures.tokens.hit() + figures.tokens.read_back;
+                prop_assert_eq!(told, reported.min(figures.prompt_tokens));
                 prop_assert_eq!(figures.source, Origin::EngineDecode);
             }
             let other = if receives { figures.tokens.local_compute } else { figures.tokens.external_kv_transfer };

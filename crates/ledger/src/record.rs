@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use splitrail_kv::Tier;
 
 use super::entry::{Entry, ReportedUsage};
-use super::leg::{Figures, LegFacts, LegKind, Origin};
+use super::leg::{Figures, LegFacts, LegKind, Origin, ReadBackOffer};
 use crate::entry::Cached;
 use splitrail_api::name::Name;
 use splitrail_config::model::CachedTokensFallback;
@@ -89,6 +89,9 @@ pub struct LegRecord {
     /// The id of the worker; left out of replies to clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<Name>,
+    /// The KV that the leg was to read back, if any; left out of replies to clients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_back_offer: Option<ReadBackOffer>,
     /// The figures of the leg; absent if the length of the prompt is not known.
     #[serde(flatten)]
     pub figures: Option<FiguresRecord>,
@@ -103,6 +106,9 @@ pub struct FiguresRecord {
     pub local_cache_hit: u32,
     /// The same tokens by tier; tiers without tokens are left out.
     pub local_cache_hit_by_tier: BTreeMap<&'static str, u32>,
+    /// Tokens whose KV the leg read back from a decode worker; left out if there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub read_back: u32,
     /// Tokens whose KV another worker handed over.
     pub external_kv_transfer: u32,
     /// Tokens that the worker computed.
@@ -145,6 +151,7 @@ impl FiguresRecord {
             prompt_tokens,
             local_cache_hit: tokens.hit(),
             local_cache_hit_by_tier: tiers.filter(|(_, tokens)| *tokens > 0).collect(),
+            read_back: tokens.read_back,
             external_kv_transfer: tokens.external_kv_transfer,
             local_compute: tokens.local_compute,
             sources: Sources {
@@ -163,6 +170,7 @@ impl PromptRecord {
         let leg = |leg: &LegFacts, figures: Option<Figures>| LegRecord {
             leg: leg.kind,
             worker: with_workers.then(|| leg.worker.clone()),
+            read_back_offer: leg.read_back.clone().filter(|_| with_workers),
             figures: figures.as_ref().map(FiguresRecord::new),
         };
         let cached = entry.cached();
@@ -316,6 +324,11 @@ fn total(counts: impl Iterator<Item = Option<u32>>) -> Option<u64> {
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_false(value: &bool) -> bool {
     !value
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 /// The count of cached tokens in the client's usage; `None` leaves the key out.

@@ -21,6 +21,8 @@ pub struct Totals {
     /// Prompt tokens that workers found in their own caches. If a prompt has a prefill and a decode
     /// leg, tokens that both workers hold are counted twice.
     pub local_hit_tokens: u64,
+    /// Prompt tokens whose KV prefill workers read back from decode workers.
+    pub read_back_tokens: u64,
     /// Prompt tokens whose KV decode workers received by a hand-off.
     pub transferred_tokens: u64,
     /// Prompt tokens that workers computed.
@@ -40,6 +42,7 @@ impl Totals {
             prompt_tokens: metrics.usage_prompt_tokens.with_label_values(&[model]).get(),
             cached_tokens: cached("engine").get() + cached("estimate").get(),
             local_hit_tokens: by_source(metrics, model, "local_cache_hit"),
+            read_back_tokens: by_source(metrics, model, "read_back"),
             transferred_tokens: by_source(metrics, model, "external_kv_transfer"),
             computed_tokens: by_source(metrics, model, "local_compute"),
             generation_tokens: metrics.generation_tokens.with_label_values(&[model]).get(),
@@ -69,6 +72,7 @@ impl Totals {
             prompt_tokens: self.prompt_tokens - earlier.prompt_tokens,
             cached_tokens: self.cached_tokens - earlier.cached_tokens,
             local_hit_tokens: self.local_hit_tokens - earlier.local_hit_tokens,
+            read_back_tokens: self.read_back_tokens - earlier.read_back_tokens,
             transferred_tokens: self.transferred_tokens - earlier.transferred_tokens,
             computed_tokens: self.computed_tokens - earlier.computed_tokens,
             generation_tokens: self.generation_tokens - earlier.generation_tokens,
@@ -136,6 +140,7 @@ impl Summary {
                 cached_tokens = totals.cached_tokens,
                 token_hit_rate = totals.token_hit_rate(),
                 local_hit_tokens = totals.local_hit_tokens,
+                read_back_tokens = totals.read_back_tokens,
                 transferred_tokens = totals.transferred_tokens,
                 computed_tokens = totals.computed_tokens,
                 recent_requests = recent.requests(),

@@ -178,6 +178,12 @@ pub struct SimConfig {
     pub transfer_us_per_block: u64,
     /// How long a hand-off's blocks stay pinned for the decode engine, in milliseconds.
     pub lease_ms: u64,
+    /// How long the blocks of a finished decode leg stay pinned for a prefill leg to read, in
+    /// milliseconds (NIXL with `bidirectional_kv_xfer`, `decoder_kv_blocks_ttl`); `None` without the
+    /// flag.
+    pub bidirectional_ttl_ms: Option<u64>,
+    /// Remainders of fewer tokens than this are computed and not read (`kv_recompute_threshold`).
+    pub recompute_threshold_tokens: usize,
     /// Whether `cache_hit_threshold` gates requests or is ignored as an unknown field.
     pub honour_threshold: bool,
     /// How requests below it are refused.
@@ -247,6 +253,8 @@ impl Default for SimConfig {
             decode_us_per_step: 0,
             transfer_us_per_block: 0,
             lease_ms: 30_000,
+            bidirectional_ttl_ms: None,
+            recompute_threshold_tokens: 64,
             honour_threshold: true,
             threshold_reply: ThresholdReply::Finish,
             honour_gate_header: false,

@@ -3,6 +3,7 @@
 pub(crate) mod core;
 mod counters;
 pub(crate) mod handoff;
+pub(crate) mod read_back;
 pub(crate) mod request;
 mod transfer;
 
@@ -92,7 +93,7 @@ pub(crate) struct Pulled {
 
 impl Drop for Pulled {
     fn drop(&mut self) {
-        if let Some(Taken { mut request, held }) = self.taken.take() {
+        if let Some(Taken { mut request, held, .. }) = self.taken.take() {
             let mut core = self.engine.core();
             core.pulling_blocks -= request.sequence.blocks().len();
             core.cache.release(&mut request.sequence);
@@ -199,7 +200,11 @@ impl Engine {
         match taken {
             Ok(None) => Ok(None),
             Ok(Some(taken)) => {
-                core.counters.handoffs_pulled += 1;
+                match (pull.read_tokens, pull.wanted_blocks) {
+                    (None, _) => core.counters.handoffs_pulled += 1,
+                    (Some(_), 0) => core.counters.pins_released += 1,
+                    (Some(_), _) => core.counters.pins_read += 1,
+                }
                 core.pulling_blocks += taken.request.sequence.blocks().len();
                 Ok(Some(Pulled { engine: Arc::clone(self), taken: Some(taken) }))
             }

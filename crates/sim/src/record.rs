@@ -80,6 +80,8 @@ pub struct SimState {
     pub registered: usize,
     /// Number of hand-offs that wait to be pulled.
     pub staged_handoffs: usize,
+    /// Number of decode legs whose blocks are kept for a prefill leg to read.
+    pub read_back_pins: usize,
     /// Whether the engine has died (see `do_remote_prefill` without block ids).
     pub dead: bool,
     /// Totals since the start.
@@ -99,6 +101,7 @@ impl SimState {
             blocks_pinned: self.blocks_pinned + other.blocks_pinned,
             resident_blocks: self.resident_blocks + other.resident_blocks,
             registered: self.registered + other.registered,
+            read_back_pins: self.read_back_pins + other.read_back_pins,
             staged_handoffs: self.staged_handoffs + other.staged_handoffs,
             dead: self.dead || other.dead,
             totals: self.totals.with(&other.totals),
@@ -120,6 +123,7 @@ impl Engine {
             resident_blocks: core.cache.resident_blocks(),
             registered: self.registered(),
             staged_handoffs: core.handoffs.len(),
+            read_back_pins: core.handoffs.pins(),
             dead: core.dead,
             totals: core.counters.clone(),
         }

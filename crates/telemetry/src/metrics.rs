@@ -203,6 +203,23 @@ metrics! {
     /// decode engine frees its blocks (`connector: mooncake` and `nixl_push`), left until their lease
     /// ends, or stranded: the decode engine keeps the blocks until it is restarted (`nixl_push`).
     unused_hand_offs: IntCounterVec("unused_hand_offs_total"; "model", "outcome" in HAND_OFFS);
+    /// Prefill legs that were to read KV back from a decode worker, by outcome: read, not_needed (the
+    /// engine had or computed the tokens itself), failed, or mismatch (the engine's tokens are not
+    /// those of the router; read-back is off for the model then).
+    read_backs: IntCounterVec("read_backs_total"; "model", "outcome" in READ_BACKS);
+    /// Prompt tokens that prefill workers have read back from decode workers.
+    read_back_tokens: IntCounterVec("read_back_tokens_total"; "model");
+    /// KV that decode workers kept pinned and that is no longer known to the router, by reason: read;
+    /// left to its end after a leg that failed; expired; unusable (its tokens are not known exactly);
+    /// superseded by the next turn; bound (of the
+    /// worker's blocks or of the router's memory); holder (its worker left or was restarted); or
+    /// stopped (the router stops, or read-back was switched off).
+    read_back_pins: IntCounterVec("read_back_pins_total"; "model", "end" in PIN_ENDS);
+    /// Requests for one token that make a decode worker free pinned blocks that will not be read, by
+    /// outcome: released, failed, or left until the engine frees the blocks by itself.
+    read_back_releases: IntCounterVec("read_back_releases_total"; "model", "outcome" in PIN_RELEASES);
+    /// KV blocks that the worker keeps pinned for read-back, as far as the router knows them.
+    read_back_pinned_blocks: IntGaugeVec("read_back_pinned_blocks"; "model", "worker");
     /// Open connections of clients.
     connections: IntGaugeVec("connections"; "listener");
     /// Connections that the router closed, and HTTP/2 streams that it reset (`stream_*`), because

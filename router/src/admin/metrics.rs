@@ -255,6 +255,10 @@ fn observe_index(core: &Core, served: &Served, worker: &Worker) {
         let labels = [model, worker_id, kind];
         metrics.speculative_index_blocks.with_label_values(&labels).set(blocks as i64);
     }
+    if served.config.read_back && worker.serves(Leg::Decode) {
+        let pinned = served.pool.read_back.pinned_blocks(worker.index);
+        metrics.read_back_pinned_blocks.with_label_values(&labels).set(pinned as i64);
+    }
     let held = served.pool.block_counts(worker);
     for tier in Tier::ALL {
         let labels = [model, worker_id, tier.name()];

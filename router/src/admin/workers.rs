@@ -65,6 +65,8 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "breakers_open": open,
         "no_hand_off": worker.hand_overs.missing(),
         "stranded_legs": worker.push.stranded(),
+        "keeps_for_read_back": worker.read_back.pins(),
+        "read_back_pinned_blocks": served.pool.read_back.pinned_blocks(worker.index),
         "shim": worker.config.shim,
         "capabilities": worker.shim_report.capabilities().map(|known| known.to_json()),
         "honours_threshold": worker.honours_threshold(),

@@ -173,6 +173,16 @@ pub(crate) fn none() -> Flow {
     Flow::Aggregated
 }
 
+/// The default of `read_back_pin`: that of vLLM's NIXL connector.
+pub(crate) fn read_back_pin() -> Duration {
+    Duration::from_secs(480)
+}
+
+/// The default of `read_back_pinned_percent_max`.
+pub(crate) fn read_back_pinned_percent_max() -> u32 {
+    25
+}
+
 /// The default of `lease`: that of vLLM's NIXL connector.
 pub(crate) fn lease() -> Duration {
     Duration::from_secs(30)

@@ -7,6 +7,7 @@ mod identity;
 mod kv_events;
 mod load;
 mod nixl;
+mod pinned;
 mod rendezvous;
 mod replay;
 mod subscription;

@@ -12,6 +12,7 @@ use super::handoff::{
     Handoff, HandoffTable, PullRequest, Source, Taken, base_name, prompt_fingerprint, refused,
     sampling_fingerprint,
 };
+use super::read_back::Read;
 use super::request::{Ask, End, FinishReason, Output, OutputSender, RemoteKv, Request};
 use crate::cache::{CacheEvent, KvCache};
 use crate::config::{DecodeUsage, KvConnector, SimConfig, ThresholdReply};
@@ -173,8 +174,11 @@ impl Core {
 
     /// Frees the blocks of hand-offs whose lease has ended.
     pub(crate) fn expire_leases(&mut self, now: Instant) {
-        for Taken { mut request, held } in self.handoffs.expire(now) {
-            self.counters.handoffs_expired += 1;
+        for Taken { mut request, held, is_pin } in self.handoffs.expire(now) {
+            match is_pin {
+                true => self.counters.pins_expired += 1,
+                false => self.counters.handoffs_expired += 1,
+            }
             if held.is_some() {
                 let late = refused("handoff_unmet", "was not fetched in time");
                 self.fail(&mut request, late);
@@ -195,7 +199,7 @@ impl Core {
         for mut request in lost {
             self.fail(&mut request, ApiError::engine_dead());
         }
-        for Taken { mut request, held } in self.handoffs.drain() {
+        for Taken { mut request, held, .. } in self.handoffs.drain() {
             match held {
                 Some(_) => self.fail(&mut request, ApiError::engine_dead()),
                 None => self.cache.release(&mut request.sequence),
@@ -219,6 +223,9 @@ impl Core {
             };
             let tokens = request.prompt_tokens();
             self.cache.register(&mut request.sequence, tokens);
+            if request.ask.reads.is_some() {
+                step.computed_prompt_tokens += (tokens - request.cached_tokens) as u64;
+            }
             self.running.push(request);
         }
         while self.running.len() < config.max_num_seqs && self.admit_next(config, &mut step) {}
@@ -267,6 +274,13 @@ impl Core {
             }
             return;
         };
+        if let Some(read) = request.ask.reads.clone() {
+            match result {
+                Err(error) if !read.is_release() => self.fail(&mut request, error),
+                _ => self.read_ended(request, &read, config),
+            }
+            return;
+        }
         match result {
             Ok(()) => {
                 let hit = request.cached_tokens as u64;
@@ -285,6 +299,20 @@ impl Core {
             }
             Err(error) => self.fail(&mut request, error),
         }
+    }
+
+    /// Lets a prefill leg run whose KV has been read, or whose owner knows that it is not needed.
+    fn read_ended(&mut self, mut request: Request, read: &Read, config: &SimConfig) {
+        let hit = request.cached_tokens;
+        let moved = read.wanted_tokens(hit, config);
+        request.cached_tokens += moved;
+        let computed = request.prompt_tokens() - request.cached_tokens;
+        self.counters.external_kv_transfer_tokens += moved as u64;
+        self.counters.prompt_tokens += request.prompt_tokens() as u64;
+        self.counters.local_cache_hit_tokens += hit as u64;
+        self.counters.local_compute_tokens += computed as u64;
+        request.send(Output::Started { cached_tokens: request.cached_tokens });
+        self.loaded.push_back(request);
     }
 
     /// Takes the next waiting request. False if there is none or it does not fit.
@@ -307,6 +335,13 @@ impl Core {
         if let RemoteKv::Pull(source) = &request.ask.remote {
             step.pulls.push(pull_job(&request, source.clone(), config));
             self.loading.insert(request.id, request);
+            return true;
+        }
+        if let Some(read) = request.ask.reads.clone() {
+            let body = read.question(&request, config);
+            let (id, source, gone) = (request.id, read.source, request.gone());
+            step.pulls.push(PullJob { id, source, body, gone });
+            self.loading.insert(id, request);
             return true;
         }
         request.cached_tokens += stored_tokens;
@@ -372,6 +407,17 @@ impl Core {
             end.reason == FinishReason::Length || config.connector == KvConnector::NixlPush;
         let name = match &request.ask.remote {
             RemoteKv::Stage { remote_request_id, .. } if continues => remote_request_id.clone(),
+            RemoteKv::Pull(_) if config.bidirectional_ttl_ms.is_some() => {
+                let ttl = Duration::from_millis(config.bidirectional_ttl_ms.unwrap_or(0));
+                let name = request.ask.name.clone();
+                let handoff = handoff_of(&request, name.clone(), config, origin);
+                let pinned_until_s = Some(now.elapsed().as_secs_f64() + ttl.as_secs_f64());
+                end.handoff = Some(Handoff { pinned_until_s, ..handoff });
+                self.counters.pins_made += 1;
+                request.send(Output::Token { id, end: Some(end) });
+                self.handoffs.pin(name, request, now + ttl);
+                return;
+            }
             _ => {
                 self.forget_transfer(&request);
                 request.send(Output::Token { id, end: Some(end) });
@@ -423,6 +469,7 @@ fn handoff_of(request: &Request, name: String, config: &SimConfig, origin: &Orig
             DecodeUsage::WholePrompt => None,
         },
         is_pushed: config.connector == KvConnector::NixlPush,
+        pinned_until_s: None,
     }
 }
 
@@ -449,6 +496,7 @@ fn pull_job(request: &Request, source: Source, config: &SimConfig) -> PullJob {
         is_found_by_id: source.is_found_by_id,
         prompt_fingerprint: prompt_fingerprint(&ask.prompt, &ask.identity),
         wanted_blocks: (prompt_blocks - request.cached_tokens / config.block_size) as u64,
+        read_tokens: None,
     };
     PullJob { id: request.id, source, body, gone: request.gone() }
 }

@@ -31,6 +31,14 @@ pub struct Counters {
     pub handoffs_pulled: u64,
     /// Hand-offs whose lease ended before they were pulled.
     pub handoffs_expired: u64,
+    /// Decode legs whose blocks were kept for a prefill leg to read.
+    pub pins_made: u64,
+    /// Of these, read by a prefill leg.
+    pub pins_read: u64,
+    /// Of these, freed at their end.
+    pub pins_expired: u64,
+    /// Of these, freed by a prefill leg that read nothing.
+    pub pins_released: u64,
     /// Pulls that this engine refused.
     pub pulls_refused: u64,
     /// Engine steps.
@@ -56,6 +64,10 @@ impl Counters {
             handoffs_staged: self.handoffs_staged + other.handoffs_staged,
             handoffs_pulled: self.handoffs_pulled + other.handoffs_pulled,
             handoffs_expired: self.handoffs_expired + other.handoffs_expired,
+            pins_made: self.pins_made + other.pins_made,
+            pins_read: self.pins_read + other.pins_read,
+            pins_expired: self.pins_expired + other.pins_expired,
+            pins_released: self.pins_released + other.pins_released,
             pulls_refused: self.pulls_refused + other.pulls_refused,
             steps: self.steps + other.steps,
         }

@@ -25,13 +25,16 @@ pub(crate) struct Handoff {
     pub(crate) prefill_cached_tokens: Option<usize>,
     /// Whether the engine pushes the blocks by itself.
     pub(crate) is_pushed: bool,
+    /// For blocks of a decode leg that a prefill leg may read: when the pin ends, in seconds of the
+    /// engine's own clock.
+    pub(crate) pinned_until_s: Option<f64>,
 }
 
 impl Handoff {
     pub(crate) fn to_json(&self) -> Value {
         let mut params = json!({
-            "do_remote_prefill": true,
-            "do_remote_decode": false,
+            "do_remote_prefill": self.pinned_until_s.is_none(),
+            "do_remote_decode": self.pinned_until_s.is_some(),
             "remote_block_ids": [self.block_ids],
             "remote_engine_id": self.engine_id,
             "remote_request_id": self.request_id,
@@ -45,7 +48,7 @@ impl Handoff {
         if self.is_pushed {
             params["transfer_mode"] = json!("push");
         } else {
-            params["remote_blocks_expiry_time"] = Value::Null;
+            params["remote_blocks_expiry_time"] = json!(self.pinned_until_s);
             params["transfer_mode"] = json!("pull");
         }
         if let Some(cached) = self.prefill_cached_tokens {
@@ -159,6 +162,9 @@ pub(crate) struct PullRequest {
     pub(crate) prompt_fingerprint: u64,
     /// Number of blocks that the decode engine lacks.
     pub(crate) wanted_blocks: u64,
+    /// Number of leading tokens that a prefill engine reads back; `None` for a decode engine that
+    /// pulls a hand-off. The fingerprint is that of these tokens then.
+    pub(crate) read_tokens: Option<usize>,
 }
 
 /// An engine's name for a request without the random suffix: the same for both legs of a push.

@@ -5,6 +5,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::handoff::{Handoff, Source};
+use super::read_back::Read;
 use crate::cache::{Identity, Sequence};
 use crate::config::SimConfig;
 use crate::error::ApiError;
@@ -58,6 +59,10 @@ pub(crate) struct Ask {
     /// Whether the request loses the KV that it pulls, because of a fault.
     pub(crate) preempted: bool,
     pub(crate) remote: RemoteKv,
+    /// The pinned KV of a decode engine that a prefill leg reads first.
+    pub(crate) reads: Option<Read>,
+    /// The engine's own name for the request.
+    pub(crate) name: String,
     /// Whether only the first token is computed here, whatever it is and however many are
     /// requested: another engine continues.
     pub(crate) first_token_only: bool,

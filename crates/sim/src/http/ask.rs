@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::endpoint::Endpoint;
 use super::named::chat_of;
-use super::remote::{is_deadly, read_remote};
+use super::remote::{is_deadly, read_of, read_remote};
 use crate::cache::{Identity, Media};
 use crate::config::{KvConnector, PromptDialect, SimConfig};
 use crate::engine::request::{Ask, RemoteKv};
@@ -71,8 +71,9 @@ pub(crate) fn read(
             };
             let remote = match deadly {
                 true => RemoteKv::None,
-                false => read_remote(body, config, name, asks.len())?,
+                false => read_remote(body, config, name.clone(), asks.len())?,
             };
+            let reads = read_of(body, config)?;
             let stages = matches!(remote, RemoteKv::Stage { .. });
             asks.push(Ask {
                 prompt: prompt.clone(),
@@ -86,6 +87,8 @@ pub(crate) fn read(
                 needed_blocks: 0,
                 preempted: false,
                 remote,
+                reads,
+                name,
                 first_token_only: stages && config.connector == KvConnector::Sglang,
             });
         }

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::config::{KvConnector, Role, SimConfig};
 use crate::engine::handoff::{Source, refused};
+use crate::engine::read_back::Read;
 use crate::engine::request::RemoteKv;
 use crate::error::ApiError;
 
@@ -73,6 +74,26 @@ pub(crate) fn read_remote(
         }
         KvConnector::Nixl | KvConnector::NixlPush | KvConnector::Mooncake => Ok(RemoteKv::None),
     }
+}
+
+/// Parses what a prefill leg reads back from a decode engine, if it names blocks.
+pub(crate) fn read_of(body: &Value, config: &SimConfig) -> Result<Option<Read>, ApiError> {
+    let params = &body["kv_transfer_params"];
+    if params["do_remote_decode"] != true || params["remote_block_ids"].is_null() {
+        return Ok(None);
+    }
+    if config.bidirectional_ttl_ms.is_none() {
+        // The real engine would wait for ever.
+        return Err(refused(
+            "handoff_refused",
+            "is to be read back, without bidirectional_kv_xfer",
+        ));
+    }
+    let lacking = || refused("handoff_unknown", "lacks fields or has wrong ones");
+    let source = Source::from_nixl(params).ok_or_else(lacking)?;
+    let tokens = params["remote_num_tokens"].as_u64().filter(|tokens| *tokens > 0);
+    let tokens = tokens.ok_or_else(lacking)? as usize;
+    Ok(Some(Read { source, tokens }))
 }
 
 /// SGLang: one half of a pair refuses requests without a room; the choices of a request have

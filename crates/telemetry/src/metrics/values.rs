@@ -49,6 +49,13 @@ pub(crate) const WASTE: &[&str] = &[
     "invalid_request",
     "internal",
 ];
+/// How prefill legs that were to read KV back ended.
+pub(crate) const READ_BACKS: &[&str] = &["read", "not_needed", "failed", "mismatch"];
+/// Why pinned KV is no longer known.
+pub(crate) const PIN_ENDS: &[&str] =
+    &["read", "left", "expired", "unusable", "superseded", "bound", "holder", "stopped"];
+/// What became of requests that release pinned KV.
+pub(crate) const PIN_RELEASES: &[&str] = &["released", "failed", "left"];
 /// Why a credential is refused.
 pub(crate) const REFUSED_CREDENTIALS: &[&str] =
     &["missing", "unknown", "expired", "no_tenant", "wrong_use"];
@@ -69,7 +76,7 @@ pub(crate) const PLANE_REFUSALS: &[&str] = &["spoofed", "occupied", "nonsense", 
 pub(crate) const PLANE_SNAPSHOTS: &[&str] = &["applied", "asked", "failed"];
 /// Where prompt tokens come from.
 pub(crate) const TOKEN_SOURCES: &[&str] =
-    &["local_cache_hit", "external_kv_transfer", "local_compute"];
+    &["local_cache_hit", "read_back", "external_kv_transfer", "local_compute"];
 /// The tiers of a worker's cache; `none` for tokens that were in none.
 pub(crate) const TOKEN_TIERS: &[&str] = &["none", "device", "host", "disk", "remote"];
 /// The tiers of a worker's cache.
@@ -276,6 +283,8 @@ pub(crate) fn on_first_event(_: &[&str]) -> bool {
 /// Whether tokens from a source are in a tier. Tiers of hits except the first exist from their first
 /// hit.
 pub(crate) fn tier_case(values: &[&str]) -> bool {
-    let [_, _, source, tier] = values else { return false };
-    *tier == if *source == "local_cache_hit" { "device" } else { "none" }
+    let [_, leg, source, tier] = values else { return false };
+    // Only prefill legs read KV back.
+    let is_possible = *source != "read_back" || *leg == "prefill";
+    is_possible && *tier == if *source == "local_cache_hit" { "device" } else { "none" }
 }

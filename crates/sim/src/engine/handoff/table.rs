@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use tokio::time::Instant;
 
 use super::{PullRequest, base_name, prompt_fingerprint, refused, sampling_fingerprint};
+use crate::engine::read_back::check_read;
 use crate::engine::request::{End, Request};
 use crate::error::ApiError;
 
@@ -18,6 +19,8 @@ const REMEMBERED: usize = 4096;
 pub(crate) struct Taken {
     pub(crate) request: Request,
     pub(crate) held: Option<(u32, End)>,
+    /// Whether the blocks are those of a decode leg, for a prefill leg to read.
+    pub(crate) is_pin: bool,
 }
 
 #[derive(Debug)]
@@ -25,6 +28,14 @@ struct Staged {
     request: Request,
     held: Option<(u32, End)>,
     ends: Instant,
+    /// Whether the blocks are those of a decode leg, for a prefill leg to read.
+    is_pin: bool,
+}
+
+impl From<Staged> for Taken {
+    fn from(Staged { request, held, is_pin, .. }: Staged) -> Self {
+        Self { request, held, is_pin }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,8 +59,14 @@ pub(crate) struct HandoffTable {
 }
 
 impl HandoffTable {
+    /// Number of hand-offs that wait to be pulled.
     pub(crate) fn len(&self) -> usize {
-        self.staged.len()
+        self.staged.len() - self.pins()
+    }
+
+    /// Number of decode legs whose blocks are kept for a prefill leg to read.
+    pub(crate) fn pins(&self) -> usize {
+        self.staged.values().filter(|staged| staged.is_pin).count()
     }
 
     pub(crate) fn pinned_blocks(&self) -> usize {
@@ -112,7 +129,12 @@ impl HandoffTable {
         held: Option<(u32, End)>,
         ends: Instant,
     ) {
-        self.staged.insert(name, Staged { request, held, ends });
+        self.staged.insert(name, Staged { request, held, ends, is_pin: false });
+    }
+
+    /// Keeps a finished decode leg's blocks until they are read, or until `ends`.
+    pub(crate) fn pin(&mut self, name: String, request: Request, ends: Instant) {
+        self.staged.insert(name, Staged { request, held: None, ends, is_pin: true });
     }
 
     /// Removes hand-offs whose lease has ended; the caller must free their blocks.
@@ -139,7 +161,7 @@ impl HandoffTable {
     /// Removes all staged hand-offs, for an engine that dies.
     pub(crate) fn drain(&mut self) -> Vec<Taken> {
         let staged = self.staged.drain().map(|(_, staged)| staged);
-        staged.map(|Staged { request, held, .. }| Taken { request, held }).collect()
+        staged.map(Taken::from).collect()
     }
 
     /// Takes a hand-off for a decode engine, once, if everything matches; `None` while it may still
@@ -156,6 +178,14 @@ impl HandoffTable {
         };
         let ask = &staged.request.ask;
         let blocks = staged.request.sequence.blocks();
+        if staged.is_pin != pull.read_tokens.is_some() {
+            return Err(refused("handoff_mismatch", "is for the other direction"));
+        }
+        if let Some(tokens) = pull.read_tokens {
+            check_read(&staged.request, pull, tokens)?;
+            self.remember(pull.request_id.clone(), NameState::Pulled);
+            return Ok(self.remove(&pull.request_id));
+        }
         if pull.block_ids.as_ref().is_some_and(|ids| ids != blocks) {
             return Err(refused("handoff_mismatch", "names other blocks than those staged"));
         }
@@ -170,8 +200,7 @@ impl HandoffTable {
     }
 
     fn remove(&mut self, name: &str) -> Option<Taken> {
-        let Staged { request, held, .. } = self.staged.remove(name)?;
-        Some(Taken { request, held })
+        self.staged.remove(name).map(Taken::from)
     }
 
     fn remember(&mut self, name: String, state: NameState) {

@@ -1,0 +1,49 @@
+//! Rules about read-back: what it needs, and settings that have no effect without it.
+
+use std::time::Duration;
+
+use crate::model::{Connector, TokenizerConfig};
+use crate::scalar::parse_duration;
+use crate::value::{typed, typed_or};
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::Node;
+
+/// The shortest pin of which any time can be used: engines refuse a read in the last five seconds.
+const PIN_MIN: Duration = Duration::from_secs(10);
+
+/// Reports every violation of a rule about read-back in `model`.
+pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut Report) {
+    if let Some(node) = model.get("read_back_pin") {
+        let pin = node.text().and_then(|text| parse_duration(text).ok());
+        if pin.is_some_and(|pin| pin < PIN_MIN) {
+            let message = format!("`{path}.read_back_pin` is shorter than {PIN_MIN:?}");
+            let hint = "engines refuse a read in the last five seconds of a pin: as long as their \
+                        `decoder_kv_blocks_ttl`, and at least 10s";
+            report.error(node.at, message, hint);
+        }
+    }
+    let is_on = typed_or(model, "read_back", false) == Some(true);
+    let Some(node) = model.get("read_back").filter(|_| is_on) else {
+        for key in ["read_back_pin", "read_back_pinned_percent_max"] {
+            if let Some(node) = model.get(key) {
+                let message = format!("`{path}.{key}` is of no use without `read_back: true`");
+                report.warn(node.at, message, "switch read-back on, or delete the key");
+            }
+        }
+        return;
+    };
+    if typed_or(model, "connector", Connector::default()) != Some(Connector::Nixl) {
+        let message = format!("`{path}.read_back` needs `connector: nixl`");
+        report.error(node.at, message, "no other connector reads KV back: delete it");
+    }
+    if let Some(TokenizerConfig::None {}) = typed::<TokenizerConfig>(model, "tokenizer") {
+        let message = format!("`{path}.read_back` needs a tokenizer, and there is none");
+        report.error(node.at, message, "the router must know the exact tokens of prompts: add one");
+    }
+    if typed_or(root, "hash_seed", 0u64) == Some(0) {
+        let message = format!("`{path}.read_back` needs a secret `hash_seed`");
+        let hint = "whoever knows the seed can make prompts that read other prompts' KV: set \
+                    `hash_seed` to a random number, the same on all routers and shims";
+        report.error(node.at, message, hint);
+    }
+}

@@ -1,0 +1,137 @@
+//! Releases pins that will not be read.
+//!
+//! A prefill leg whose prompt is the first token alone carries the parameters of the pin: its engine
+//! reads nothing, and tells the decode engine that the blocks are no longer needed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderValue;
+use splitrail_engine_client::{Envelope, Parcel, Shape};
+use splitrail_policy::{Leg, WorkerIndex};
+use splitrail_telemetry::Metrics;
+
+use super::Kept;
+use super::store::{Pin, Why};
+use crate::{Served, Serving, Worker};
+use splitrail_api::Endpoint;
+use splitrail_api::text::random_id;
+use tokio::task::JoinSet;
+
+/// Maximum time for one release. Afterwards the blocks are freed at the end of their pin.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time for the releases of a router that stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum number of concurrent releases of a router that stops.
+const AT_ONCE: usize = 32;
+
+impl Why {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Unusable => "unusable",
+            Self::Superseded => "superseded",
+            Self::Bound => "bound",
+            Self::Holder => "holder",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// Releases pins in the background, within the bound on such tasks.
+pub(super) fn several(served: &Arc<Served>, metrics: &Arc<Metrics>, pins: Vec<(Pin<Kept>, Why)>) {
+    for (pin, why) in pins {
+        count_end(served, metrics, why);
+        // Another process has none of these blocks.
+        if pin.payload.holder.gone.is_cancelled() || !pin.payload.is_lost() {
+            let release = one(Arc::clone(served), Arc::clone(metrics), pin.payload);
+            if !served.releases.run(release) {
+                count(metrics, served, "left");
+            }
+        }
+    }
+}
+
+/// Releases all pins of a model, for a router that stops or a pool that is replaced. Ends when all
+/// are released, and after some seconds in any case.
+pub(super) async fn release_all(served: &Arc<Served>, metrics: &Arc<Metrics>) {
+    let pins = served.pool.read_back.store().retain(|_| Some(Why::Stopped));
+    let mut tasks = JoinSet::new();
+    let all = async {
+        for (pin, why) in pins {
+            count_end(served, metrics, why);
+            if tasks.len() >= AT_ONCE {
+                let _ended = tasks.join_next().await;
+            }
+            tasks.spawn(one(Arc::clone(served), Arc::clone(metrics), pin.payload));
+        }
+        while tasks.join_next().await.is_some() {}
+    };
+    let _in_time = tokio::time::timeout(STOP_TIMEOUT, all).await;
+}
+
+/// Releases the pins of all models, for a router that stops.
+pub async fn release_of(serving: &Serving, metrics: &Arc<Metrics>) {
+    for served in &serving.models {
+        release_all(served, metrics).await;
+    }
+}
+
+async fn one(served: Arc<Served>, metrics: Arc<Metrics>, kept: Kept) {
+    let outcome = match ask(&served, &kept).await {
+        Some(true) => "released",
+        Some(false) => "failed",
+        None => "left",
+    };
+    count(&metrics, &served, outcome);
+}
+
+/// Whether a prefill engine was made to release the pin; `None` if there is none to ask.
+async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
+    let worker = asked(served, kept.holder.index)?;
+    let params = kept.kv.release_json()?;
+    let model = serde_json::to_string(served.name()).ok()?;
+    let threshold = match worker.honours_threshold() {
+        Some(true) => r#""cache_hit_threshold":0.0,"#,
+        _ => "",
+    };
+    let body = format!(
+        r#"{{"model":{model},"prompt":[{}],"max_tokens":1,"temperature":0,"stream":false,{threshold}"kv_transfer_params":{params}}}"#,
+        kept.first_token
+    );
+    let request_id = HeaderValue::from_str(&random_id());
+    let envelope = Envelope {
+        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
+        traceparent: None,
+        tracestate: None,
+        gate: None,
+        rank: None,
+        prefill_tokens: Some(1),
+        fresh: false,
+    };
+    let _booking = worker.book(None, 1, 1);
+    let body = Parcel::new(bytes::Bytes::from(body)).0.once();
+    let exchange = async {
+        let shape = Shape::whole(Endpoint::Completions);
+        let response = served.client.post(&worker, shape, body, &envelope).await?;
+        served.client.whole(&worker, response).await
+    };
+    let replied = tokio::time::timeout(TIMEOUT, exchange).await;
+    Some(matches!(replied, Ok(Ok(_))))
+}
+
+/// The prefill worker that is up and has the fewest tokens to compute.
+fn asked(served: &Served, holder: WorkerIndex) -> Option<Arc<Worker>> {
+    let roster = served.pool.roster();
+    let able = roster
+        .iter()
+        .filter(|worker| worker.serves(Leg::Prefill) && worker.is_up() && worker.index != holder);
+    able.min_by_key(|worker| worker.booked.prefill_tokens()).cloned()
+}
+
+fn count(metrics: &Metrics, served: &Served, outcome: &str) {
+    metrics.read_back_releases.with_label_values(&[served.name(), outcome]).inc();
+}
+
+fn count_end(served: &Served, metrics: &Metrics, why: Why) {
+    metrics.read_back_pins.with_label_values(&[served.name(), why.name()]).inc();
+}

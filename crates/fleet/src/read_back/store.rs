@@ -1,0 +1,232 @@
+//! Which pinned KV can be read back, by the block hashes of its tokens. It has no clock: callers
+//! pass the time.
+//!
+//! A chained block hash stands for all tokens before it. So two prompts share exactly as many leading
+//! blocks as they share leading hashes, and the deepest shared block is found by bisection.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use splitrail_kv::BlockHash;
+use splitrail_policy::WorkerIndex;
+
+/// Bytes of memory for each block of a pin: its hash, and its entry in the index.
+const BLOCK_BYTES: usize = 48;
+/// Bytes of memory for each pin besides its blocks and its payload.
+const PIN_BYTES: usize = 256;
+/// Maximum number of pins with the same blocks that are tried for one prompt.
+const TRIED_MAX: usize = 8;
+
+/// KV that a worker keeps pinned.
+#[derive(Debug)]
+pub(super) struct Pin<T> {
+    /// The hashes of the full blocks of its tokens.
+    pub(super) hashes: Box<[BlockHash]>,
+    /// The worker that keeps the blocks.
+    pub(super) holder: WorkerIndex,
+    /// The number of blocks that the worker keeps.
+    pub(super) blocks: u32,
+    /// From when on the blocks must not be read.
+    pub(super) ends: Instant,
+    /// Bytes of memory that `payload` takes besides its own size.
+    pub(super) payload_bytes: usize,
+    /// What a reader needs.
+    pub(super) payload: T,
+}
+
+impl<T> Pin<T> {
+    fn bytes(&self) -> usize {
+        self.hashes.len() * BLOCK_BYTES + self.payload_bytes + size_of::<T>() + PIN_BYTES
+    }
+}
+
+/// The bounds of a store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Maximum number of pins.
+    pub(super) pins: usize,
+    /// Maximum number of bytes of memory, as charged for each pin.
+    pub(super) bytes: usize,
+}
+
+/// Why a pin left the store without having been read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// It has no full block of known tokens.
+    Unusable,
+    /// A later pin has all of its tokens, and more.
+    Superseded,
+    /// The bound on pinned blocks of its worker, or a bound of the store.
+    Bound,
+    /// Its worker left, or is another process now.
+    Holder,
+    /// The router stops, or read-back was switched off.
+    Stopped,
+}
+
+/// What a prompt can read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    id: u64,
+    /// The worker that keeps the blocks.
+    pub holder: WorkerIndex,
+    /// The number of leading blocks that prompt and pin share.
+    pub blocks: usize,
+}
+
+/// Pinned KV that can be read back.
+#[derive(Debug)]
+pub(super) struct Store<T> {
+    bounds: Bounds,
+    /// By number: the oldest is first.
+    pins: BTreeMap<u64, Pin<T>>,
+    /// Each block of each pin.
+    index: BTreeSet<(BlockHash, u64)>,
+    /// The last full block of each pin.
+    tails: BTreeSet<(BlockHash, u64)>,
+    /// The pins of each worker, with the number of their blocks.
+    holders: BTreeMap<WorkerIndex, (BTreeSet<u64>, u64)>,
+    bytes: usize,
+    count: u64,
+}
+
+impl<T> Store<T> {
+    /// An empty store.
+    pub(super) fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            pins: BTreeMap::new(),
+            index: BTreeSet::new(),
+            tails: BTreeSet::new(),
+            holders: BTreeMap::new(),
+            bytes: 0,
+            count: 0,
+        }
+    }
+
+    /// Adds a pin. Its worker may keep at most `blocks_max` blocks. Returns the pins that will not be
+    /// read: those that this one supersedes, and the oldest ones beyond a bound.
+    pub(super) fn keep(&mut self, pin: Pin<T>, blocks_max: u64) -> Vec<(Pin<T>, Why)> {
+        if pin.hashes.is_empty() {
+            return vec![(pin, Why::Unusable)];
+        }
+        if u64::from(pin.blocks) > blocks_max {
+            return vec![(pin, Why::Bound)];
+        }
+        let mut out = Vec::new();
+        let mut within: Vec<u64> = Vec::new();
+        for hash in &pin.hashes {
+            within.extend(self.tails.range((*hash, 0)..=(*hash, u64::MAX)).map(|(_, id)| *id));
+        }
+        out.extend(within.into_iter().filter_map(|id| Some((self.remove(id)?, Why::Superseded))));
+        let holder = pin.holder;
+        self.put(pin);
+        while self.blocks(holder) > blocks_max {
+            let oldest = self.holders.get(&holder).and_then(|(ids, _)| ids.first().copied());
+            let Some(pin) = oldest.and_then(|id| self.remove(id)) else { break };
+            out.push((pin, Why::Bound));
+        }
+        while self.pins.len() > self.bounds.pins || self.bytes > self.bounds.bytes {
+            let oldest = self.pins.first_key_value().map(|(id, _)| *id);
+            let Some(pin) = oldest.and_then(|id| self.remove(id)) else { break };
+            out.push((pin, Why::Bound));
+        }
+        out
+    }
+
+    /// Adds a pin that was taken and not read.
+    pub(super) fn put(&mut self, pin: Pin<T>) {
+        let id = self.count;
+        self.count += 1;
+        self.bytes += pin.bytes();
+        let (ids, blocks) = self.holders.entry(pin.holder).or_default();
+        ids.insert(id);
+        *blocks += u64::from(pin.blocks);
+        self.index.extend(pin.hashes.iter().map(|hash| (*hash, id)));
+        self.tails.extend(pin.hashes.last().map(|hash| (*hash, id)));
+        self.pins.insert(id, pin);
+    }
+
+    /// The pin that shares the most leading blocks with a prompt, of those that have not ended and
+    /// that `may_read` allows. The newest one, if several share as many.
+    pub(super) fn find(
+        &self,
+        now: Instant,
+        prompt: &[BlockHash],
+        may_read: impl Fn(WorkerIndex, &T) -> bool,
+    ) -> Option<Found> {
+        let blocks = prompt.partition_point(|hash| self.with(*hash).next().is_some());
+        let deepest = prompt.get(blocks.checked_sub(1)?)?;
+        let tried = self.with(*deepest).rev().take(TRIED_MAX);
+        let mut found = tried.filter_map(|id| Some((id, self.pins.get(&id)?)));
+        let (id, pin) =
+            found.find(|(_, pin)| pin.ends > now && may_read(pin.holder, &pin.payload))?;
+        Some(Found { id, holder: pin.holder, blocks })
+    }
+
+    /// Takes a pin out, to be read: it is found no more.
+    pub(super) fn take(&mut self, found: Found) -> Option<Pin<T>> {
+        self.remove(found.id)
+    }
+
+    /// Removes the pins that have ended by now, which their workers have freed by themselves or are
+    /// about to free.
+    pub(super) fn expire(&mut self, now: Instant) -> usize {
+        let over: Vec<u64> =
+            self.pins.iter().filter(|(_, pin)| pin.ends <= now).map(|(id, _)| *id).collect();
+        over.into_iter().filter_map(|id| self.remove(id)).count()
+    }
+
+    /// Removes the pins for which `is_lost` holds.
+    pub(super) fn retain(
+        &mut self,
+        is_lost: impl Fn(&Pin<T>) -> Option<Why>,
+    ) -> Vec<(Pin<T>, Why)> {
+        let lost: Vec<(u64, Why)> =
+            self.pins.iter().filter_map(|(id, pin)| Some((*id, is_lost(pin)?))).collect();
+        lost.into_iter().filter_map(|(id, why)| Some((self.remove(id)?, why))).collect()
+    }
+
+    /// The number of blocks that a worker keeps.
+    pub(super) fn blocks(&self, holder: WorkerIndex) -> u64 {
+        self.holders.get(&holder).map_or(0, |(_, blocks)| *blocks)
+    }
+
+    /// The number of pins.
+    pub(super) fn len(&self) -> usize {
+        self.pins.len()
+    }
+
+    /// Whether there is no pin.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pins.is_empty()
+    }
+
+    /// The pins that have a block, oldest first.
+    fn with(&self, hash: BlockHash) -> impl DoubleEndedIterator<Item = u64> {
+        self.index.range((hash, 0)..=(hash, u64::MAX)).map(|(_, id)| *id)
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Pin<T>> {
+        let pin = self.pins.remove(&id)?;
+        self.bytes -= pin.bytes();
+        for hash in &pin.hashes {
+            self.index.remove(&(*hash, id));
+        }
+        if let Some(hash) = pin.hashes.last() {
+            self.tails.remove(&(*hash, id));
+        }
+        if let Some((ids, blocks)) = self.holders.get_mut(&pin.holder) {
+            ids.remove(&id);
+            *blocks -= u64::from(pin.blocks);
+            if ids.is_empty() {
+                self.holders.remove(&pin.holder);
+            }
+        }
+        Some(pin)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

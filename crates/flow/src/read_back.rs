@@ -1,0 +1,328 @@
+//! Read-back at the legs of a request: remembers what decode legs leave pinned, and lets prefill legs
+//! read it.
+//!
+//! The router must know the exact tokens on both sides. The decode engine is asked for the token ids of
+//! its prompt and of its reply, and what it says of the prompt must agree with the router's tokenizer.
+//! The engine of the reading leg is asked for the ids of its prompt as well.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use splitrail_engine::nixl::PinnedKv;
+use splitrail_kv::{BlockHash, hashes_after};
+
+use super::context::{Context, PromptContext};
+use super::migrate::without;
+use super::place::Placed;
+use super::sending::Sending;
+use crate::prepare::Unit;
+use splitrail_api::error::Error;
+use splitrail_api::{Endpoint, JsonObject};
+use splitrail_config::model::{Connector, Model};
+use splitrail_fleet::read_back::{Found, Left, READ_MIN_TOKENS, ReadBack, Reading};
+use splitrail_fleet::{Hosts, Served, Worker};
+use splitrail_ledger::decisions::Decision;
+use splitrail_ledger::leg::{LegFacts, ReadBackOffer};
+use splitrail_telemetry::Metrics;
+
+/// A token with which pins are released whose prompt is not known. The engine reads nothing for it.
+const ANY_TOKEN: u32 = 1;
+
+/// Whether the model reads KV back.
+fn is_configured(config: &Model) -> bool {
+    config.read_back && config.connector == Connector::Nixl
+}
+
+/// Whether the model reads KV back, and the engine reports token ids on this endpoint.
+fn is_on(config: &Model, endpoint: Endpoint) -> bool {
+    is_configured(config)
+        && matches!(endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Generate)
+}
+
+/// Whether a decode leg with a hand-off is asked for token ids. Streams are not: their engines say
+/// nothing of what they keep pinned.
+pub(super) fn asks_for_ids(sending: &Sending<'_>) -> bool {
+    let PromptContext { context, unit, .. } = sending.prompt;
+    let Context { served, endpoint, options, .. } = context.as_ref();
+    is_on(&served.config, *endpoint)
+        && *endpoint != Endpoint::Generate
+        && !options.stream
+        && options.samples == 1
+        && unit.unknown.is_none()
+        && sending.placed.worker.read_back.pins() != Some(false)
+}
+
+/// Remembers what the engine of a whole reply keeps pinned, and removes from the reply the token ids
+/// that only the router has asked for.
+pub(super) fn keep(sending: &Sending<'_>, reply: &mut JsonObject) {
+    let PromptContext { context, unit, decision, .. } = sending.prompt;
+    let served = &context.served;
+    if !is_configured(&served.config) {
+        return;
+    }
+    let received = |decision: &Decision| decision.ledger().decode().is_some_and(|leg| leg.receives);
+    // With several samples, another leg has fetched the hand-off.
+    if context.options.samples != 1 || !decision.with(received) {
+        return;
+    }
+    keep_pinned(sending, reply);
+    let asked = unit.body.raw("return_token_ids") == Some("true");
+    if is_on(&served.config, context.endpoint) && context.endpoint != Endpoint::Generate && !asked {
+        hide_ids(reply);
+    }
+}
+
+fn keep_pinned(sending: &Sending<'_>, reply: &JsonObject) {
+    let PromptContext { context, unit, .. } = sending.prompt;
+    let (served, holder) = (&context.served, &sending.placed.worker);
+    let Some(kv) = pinned(served, holder, reply) else { return };
+    let known = Sequence::read(context.endpoint, unit, reply);
+    let known = known.filter(|known| known.agrees(context, unit));
+    let first_token = known.as_ref().and_then(|known| known.tokens.first().copied());
+    let hashes = known.filter(|_| is_on(&served.config, context.endpoint)).map(|known| {
+        // The KV of the last token was not computed.
+        let tokens = &known.tokens[..known.tokens.len().saturating_sub(1)];
+        hashes(context, unit, tokens)
+    });
+    let left = Left {
+        kv,
+        holder: Arc::clone(holder),
+        first_token: first_token.unwrap_or(ANY_TOKEN),
+        hashes: hashes.unwrap_or_default(),
+        since: Instant::now(),
+    };
+    ReadBack::keep(served, &context.metrics, left);
+}
+
+/// Releases what the engine of a reply keeps pinned and nothing will read: that of a leg that only
+/// fetched a hand-off, or of an endpoint whose token ids are not to be had.
+pub(super) fn discard(
+    served: &Arc<Served>,
+    metrics: &Arc<Metrics>,
+    holder: &Arc<Worker>,
+    reply: &JsonObject,
+) {
+    if is_configured(&served.config)
+        && let Some(kv) = pinned(served, holder, reply)
+    {
+        let (first_token, since) = (ANY_TOKEN, Instant::now());
+        let holder = Arc::clone(holder);
+        let left = Left { kv, holder, first_token, hashes: Vec::new(), since };
+        ReadBack::keep(served, metrics, left);
+    }
+}
+
+/// The same, for a reply that is not read otherwise.
+pub(super) fn discard_whole(
+    served: &Arc<Served>,
+    metrics: &Arc<Metrics>,
+    holder: &Arc<Worker>,
+    reply: Bytes,
+) {
+    if is_configured(&served.config)
+        && let Ok(reply) = JsonObject::parse(reply)
+    {
+        discard(served, metrics, holder, &reply);
+    }
+}
+
+/// What the engine of a decode leg with a hand-off keeps pinned, as its reply says. The reply shows
+/// as well whether the engine keeps anything.
+fn pinned(served: &Served, holder: &Worker, reply: &JsonObject) -> Option<PinnedKv> {
+    let (model, worker) = (served.name(), holder.id());
+    let kv = match PinnedKv::from_reply(reply.raw("kv_transfer_params").unwrap_or("null")) {
+        Ok(Some(kv)) => kv,
+        Ok(None) => {
+            if holder.read_back.set_pins(false) {
+                let what = "the engine keeps nothing for read-back after a decode leg; it needs \
+                            bidirectional_kv_xfer";
+                tracing::warn!(model, worker, "{what}");
+            }
+            return None;
+        }
+        Err(error) => {
+            tracing::warn!(model, worker, %error, "what the engine keeps pinned cannot be used");
+            return None;
+        }
+    };
+    if holder.read_back.set_pins(true) {
+        tracing::info!(model, worker, "the engine keeps KV for read-back after decode legs");
+    }
+    // A prefill engine would connect to that host.
+    if !admits(served, holder, kv.host()) {
+        let what = "the engine keeps KV for read-back at a host outside the fleet (see \
+                    hand_off_networks)";
+        tracing::warn!(model, worker, "{what}");
+        return None;
+    }
+    Some(kv)
+}
+
+fn admits(served: &Served, worker: &Worker, host: &str) -> bool {
+    let networks = &served.config.hand_off_networks;
+    let own = || Hosts::new([&worker.authority].into_iter()).admit(host, None, networks);
+    served.pool.roster().hosts.admit(host, None, networks) || own()
+}
+
+fn hashes(context: &Context, unit: &Unit, tokens: &[u32]) -> Vec<BlockHash> {
+    hashes_after(unit.namespace, context.hash_seed, context.served.pool.block_size(), tokens)
+}
+
+/// The tokens of a prompt and of its reply.
+struct Sequence {
+    tokens: Vec<u32>,
+    /// The number of tokens of the prompt.
+    prompt: usize,
+}
+
+/// The token ids in the choice of a whole reply.
+#[derive(Deserialize)]
+struct Choice {
+    token_ids: Option<Vec<u32>>,
+    prompt_token_ids: Option<Vec<u32>>,
+}
+
+impl Sequence {
+    /// The tokens by the engine's own account. The ids of a prompt that consists of ids are in the
+    /// request.
+    fn read(endpoint: Endpoint, unit: &Unit, reply: &JsonObject) -> Option<Self> {
+        let choices: Vec<Choice> = serde_json::from_str(reply.raw("choices")?).ok()?;
+        let [Choice { token_ids, prompt_token_ids }] = <[Choice; 1]>::try_from(choices).ok()?;
+        let list = |raw: Option<&str>| serde_json::from_str::<Vec<u32>>(raw?).ok();
+        let prompt = match endpoint {
+            Endpoint::Completions => prompt_token_ids,
+            Endpoint::Generate => list(unit.body.raw("token_ids")),
+            _ => list(reply.raw("prompt_token_ids")),
+        };
+        let mut tokens = prompt?;
+        let prompt = tokens.len();
+        tokens.extend(token_ids?);
+        Some(Self { tokens, prompt })
+    }
+
+    /// Whether the engine's prompt is the prompt that the router has tokenised.
+    fn agrees(&self, context: &Context, unit: &Unit) -> bool {
+        agrees(context, unit, &self.tokens[..self.prompt])
+    }
+}
+
+/// Whether the engine's tokens of a prompt are those of the router. Tokens after the last full block
+/// are only counted: they are in no block that is read.
+fn agrees(context: &Context, unit: &Unit, prompt: &[u32]) -> bool {
+    unit.prompt_tokens == Some(prompt.len() as u32)
+        && hashes(context, unit, prompt)[..] == unit.hashes[..]
+}
+
+/// Sets the members with token ids to null, which they are if nobody asks for them.
+fn hide_ids(reply: &mut JsonObject) {
+    const IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
+    let choices = reply.raw("choices").map(serde_json::from_str::<Vec<Box<RawValue>>>);
+    if let Some(Ok(choices)) = choices {
+        let choices = choices.iter().map(|raw| match JsonObject::parse_str(raw.get()) {
+            Ok(choice) => without(choice, &IDS).to_string(),
+            Err(_) => raw.get().to_owned(),
+        });
+        let choices = choices.collect::<Vec<_>>().join(",");
+        reply.set("choices", format!("[{choices}]"));
+    }
+    if reply.raw("prompt_token_ids").is_some() {
+        reply.set("prompt_token_ids", "null");
+    }
+}
+
+/// What a prefill leg of a prompt on a worker could read, if this pays. `held_blocks` are the leading
+/// blocks that the worker holds or is about to hold.
+pub(super) fn readable(
+    served: &Served,
+    endpoint: Endpoint,
+    unit: &Unit,
+    worker: &Worker,
+    held_blocks: u32,
+) -> Option<Found> {
+    let tokens = unit.prompt_tokens.filter(|_| is_on(&served.config, endpoint))?;
+    let block_size = served.pool.block_size();
+    if unit.unknown.is_some() || !worker.takes_part_in_kv_routing() {
+        return None;
+    }
+    // An engine always computes the last token.
+    let most = tokens.saturating_sub(1).checked_div(block_size)? as usize;
+    let prompt = &unit.hashes[..most.min(unit.hashes.len())];
+    let found = served.pool.read_back.find(Instant::now(), prompt, worker)?;
+    let more = (found.blocks as u64).saturating_sub(held_blocks.into()) * u64::from(block_size);
+    (more >= READ_MIN_TOKENS.into()).then_some(found)
+}
+
+/// Takes what a prefill leg reads, if there is something.
+pub(super) fn take(prompt: PromptContext<'_>, placed: &Placed) -> Option<Reading> {
+    let PromptContext { context, unit, .. } = prompt;
+    if context.options.bypasses_cache.is_some() {
+        return None;
+    }
+    let served = &context.served;
+    let found = readable(served, context.endpoint, unit, &placed.worker, placed.assumed_blocks)?;
+    ReadBack::take(served, &context.metrics, found)
+}
+
+/// What the ledger records of it.
+pub(super) fn offer(context: &Context, reading: &Reading) -> Option<ReadBackOffer> {
+    let tokens = reading.blocks() as u32 * context.served.pool.block_size();
+    let worker = reading.holder()?.id().into();
+    Some(ReadBackOffer { worker, tokens })
+}
+
+/// Checks that the engine of a leg that has read computed the prompt that the router knows.
+///
+/// # Errors
+/// If it did not: what was read belongs to other tokens. Nothing is read for the model any more.
+pub(super) fn verify(
+    prompt: PromptContext<'_>,
+    worker: &Worker,
+    reply: &JsonObject,
+) -> Result<(), Error> {
+    let PromptContext { context, unit, .. } = prompt;
+    if context.endpoint == Endpoint::Generate {
+        return Ok(());
+    }
+    let known = Sequence::read(context.endpoint, unit, reply);
+    if known.is_some_and(|known| known.agrees(context, unit)) {
+        return Ok(());
+    }
+    let served = &context.served;
+    served.pool.read_back.distrust();
+    count(context, "mismatch");
+    tracing::error!(
+        model = served.name(),
+        worker = worker.id(),
+        "a prefill worker has read KV for a prompt of which it counts other tokens than the router: \
+         read-back is off for the model. Reset the prefix cache of this engine, and check tokenizer, \
+         chat template and engine flags"
+    );
+    Err(Error::engine(worker.id(), "has read KV of other tokens than those of its prompt"))
+}
+
+/// Records how a leg that was to read ended: with the leg's figures, or with an error.
+pub(super) fn ended(context: &Context, worker: &Worker, leg: Option<&LegFacts>) {
+    let (is_ok, now) = (leg.is_some(), Instant::now());
+    if worker.read_back.ended(is_ok, now) {
+        let what = "a prefill leg that was to read KV back failed: none reads on this worker for a \
+                    while. Does its engine have bidirectional_kv_xfer?";
+        tracing::warn!(model = context.served.name(), worker = worker.id(), "{what}");
+    }
+    let tokens = leg.map(|leg| leg.cached_tokens.map_or(0, |tokens| leg.read_back_tokens(tokens)));
+    match tokens {
+        None => count(context, "failed"),
+        Some(0) => count(context, "not_needed"),
+        Some(tokens) => {
+            count(context, "read");
+            let read = context.metrics.read_back_tokens.with_label_values(&[context.served.name()]);
+            read.inc_by(tokens.into());
+        }
+    }
+}
+
+fn count(context: &Context, outcome: &str) {
+    context.metrics.read_backs.with_label_values(&[context.served.name(), outcome]).inc();
+}

@@ -1,0 +1,162 @@
+"""What a real decode engine has generated is read by the next turn's prefill, exactly.
+
+The witness are the log-probabilities of the five likeliest tokens of each step: those of a cold run of
+the same prompt under a salt of its own. The tiny model's text alone is the same for many wrong blocks.
+"""
+
+import os
+import pathlib
+import random
+import secrets
+import subprocess
+
+import pytest
+
+from support import prompts
+from support import router as routers
+from support.engine import BLOCK_SIZE, Engine
+from support.waiting import eventually
+
+SCRIPT = pathlib.Path(__file__).with_name("engines.sh")
+ANSWER = 100
+# A right transfer differs by the last bits at most, a wrong one by more than 2.
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def pair():
+    port = int(os.environ["SPLITRAIL_BIDIRECTIONAL_PORT"])
+    ports = [str(port), str(port + 1)]
+    subprocess.run([SCRIPT, "bidirectional", *ports], check=True, timeout=900)
+    yield Engine(port), Engine(port + 1)
+    subprocess.run([SCRIPT, "stop", *ports], check=True, timeout=60)
+
+
+def crash(engine):
+    subprocess.run([SCRIPT, "crash_bidirectional", str(engine.port)], check=True, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def start(pair):
+    """Starts a router that reads back: `with start(name) as router`."""
+    prefill, decode = pair
+    workers = [routers.worker("p0", "prefill", prefill), routers.worker("d0", "decode", decode)]
+
+    def start(name, *more):
+        yaml = routers.config(
+            os.environ["SPLITRAIL_MODEL_PATH"],
+            decode,
+            workers,
+            top="hash_seed: 5318008\n",
+            more=["read_back: true", "read_back_pin: 240s", *more],
+        )
+        folder = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"]) / name
+        return routers.running(os.environ["SPLITRAIL_BIN"], yaml, folder)
+
+    return start
+
+
+class Reply:
+    def __init__(self, reply):
+        assert reply.status_code == 200, reply.text
+        body = reply.json()
+        (choice,) = body["choices"]
+        self.request_id = reply.headers["x-request-id"]
+        self.ids = choice["token_ids"]
+        self.steps = choice["logprobs"]["top_logprobs"]
+        self.cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert body["kv_transfer_params"] is None, "clients do not see where KV is"
+
+
+def ask(router, ids, max_tokens=ANSWER, **more):
+    body = {"model": "tiny", "prompt": ids, "max_tokens": max_tokens, "temperature": 0}
+    body |= {"ignore_eos": True, "logprobs": 5, "return_token_ids": True, **more}
+    return Reply(router.post("/v1/completions", json=body))
+
+
+def ask_cold(router, ids, max_tokens=ANSWER):
+    return ask(router, ids, max_tokens, cache_salt=secrets.token_hex(8))
+
+
+def assert_exact(warm, cold):
+    assert warm.ids == cold.ids
+    for one, other in zip(warm.steps, cold.steps, strict=True):
+        common = one.keys() & other.keys()
+        assert len(common) >= 4, (one, other)
+        assert max(abs(one[token] - other[token]) for token in common) < TOLERANCE
+
+
+def reads(router, outcome):
+    return router.metrics().sum("splitrail_read_backs_total", model="tiny", outcome=outcome)
+
+
+def grown(engine, before):
+    return {source: now - before[source] for source, now in engine.prompt_tokens_by_source().items()}
+
+
+def test_in_ten_turns_prefill_computes_the_questions_and_reads_the_answers(pair, start):
+    prefill, decode = pair
+    with start("ten-turns") as router:
+        history, before = [], 0
+        for turn in range(10):
+            history += prompts.token_ids(40)
+            known = (before - 1) // BLOCK_SIZE * BLOCK_SIZE if turn else 0
+            counts = prefill.prompt_tokens_by_source()
+            with router.indexing("p0", (len(history) - known) // BLOCK_SIZE):
+                reply = ask(router, history)
+            counted = grown(prefill, counts)
+            assert counted["local_compute"] == len(history) - known, (turn, counted)
+            assert counted["local_cache_hit"] + counted["external_kv_transfer"] == known
+            assert reply.cached == known
+            record = router.decision(reply.request_id)["ledger"]["legs"][0]
+            assert record.get("read_back", 0) == counted["external_kv_transfer"], record
+            assert record["local_compute"] == counted["local_compute"], record
+            assert_exact(reply, ask_cold(router, history))
+            history += reply.ids
+            before = len(history)
+        assert (reads(router, "read"), reads(router, "failed")) == (9, 0)
+        (worker,) = (w for w in router.workers() if w["id"] == "d0")
+        assert worker["keeps_for_read_back"] is True
+    eventually(decode.kv_usage, lambda usage: usage == 0, "a router that stops frees all pins")
+
+
+def test_a_history_that_was_edited_anywhere_is_answered_as_by_a_cold_engine(start):
+    choose = random.Random(secrets.randbits(64))
+    with start("edited") as router:
+        for _ in range(8):
+            first = prompts.token_ids(choose.randrange(40, 200))
+            history = first + ask(router, first).ids
+            kept = choose.randrange(len(first) - 30, len(history))
+            edited = history[:kept] + prompts.token_ids(choose.randrange(20, 150))
+            reply = ask(router, edited, 12)
+            assert_exact(reply, ask_cold(router, edited, 12))
+            # Nothing wrong may be left in the prefill engine's cache either.
+            assert_exact(ask(router, edited, 12), ask_cold(router, edited, 12))
+        assert (reads(router, "failed"), reads(router, "mismatch")) == (0, 0)
+
+
+def test_pins_that_will_not_be_read_are_released(pair, start):
+    _, decode = pair
+    eventually(decode.kv_usage, lambda usage: usage == 0, "blocks of other tests")
+    # One percent of the engine's blocks: less than a conversation of ten blocks has.
+    with start("bound", "read_back_pinned_percent_max: 1") as router:
+        for _ in range(5):
+            ask(router, prompts.token_ids(200))
+        eventually(decode.kv_usage, lambda usage: usage == 0, "pinned blocks are freed")
+        released = router.metrics().sum("splitrail_read_back_releases_total", outcome="released")
+        assert released == 5
+
+
+@pytest.mark.parametrize("killed", [1, 0], ids=["decode", "prefill"])
+def test_a_conversation_goes_on_after_either_engine_was_killed(pair, start, killed):
+    with start(f"killed-{killed}") as router:
+        history = prompts.token_ids(100)
+        history += ask(router, history).ids + prompts.token_ids(40)
+        crash(pair[killed])
+        eventually(router.is_ready, bool, "the router is ready again")
+        reply = ask(router, history, 12)
+        assert_exact(reply, ask_cold(router, history, 12))
+        # And what is read afterwards is right as well.
+        history += reply.ids + ask(router, history + reply.ids).ids
+        assert_exact(ask(router, history, 12), ask_cold(router, history, 12))
+    eventually(pair[1].kv_usage, lambda usage: usage == 0, "no block stays held")

@@ -1,0 +1,98 @@
+//! Pins that will not be read are released, and are bounded.
+
+use splitrail_tests::Spec;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
+
+use super::{bidirectional, complete, ends, ids_of, prompt_ids, reading};
+
+#[tokio::test]
+async fn a_decode_worker_keeps_at_most_its_share_of_blocks_and_frees_the_oldest() {
+    // One percent of 4,096 blocks; each conversation keeps ten.
+    let mut trial = Trial::start(reading(1, 1, "read_back_pinned_percent_max: 1")).await;
+    let mut last = (Vec::new(), Vec::new());
+    for salt in 0..12 {
+        let first = prompt_ids(100, salt);
+        let reply = complete(&mut trial, &first, 50).await;
+        last = (first, ids_of(&reply));
+        eventually("the bound holds", async || {
+            let state = trial.cluster.engine("d0").state();
+            state.read_back_pins <= 4 && state.blocks_pinned <= 40
+        })
+        .await;
+    }
+    assert_eq!(ends(&trial, "bound").await, 8.0);
+    let totals = trial.cluster.engine("d0").state().totals;
+    assert_eq!((totals.pins_made, totals.pins_released), (12, 8));
+    let next = [last.0, last.1, prompt_ids(9, 99)].concat();
+    complete(&mut trial, &next, 4).await;
+    // 149 tokens were kept, of which the prefill worker holds 96: too few are new.
+    assert_eq!(trial.cluster.engine("d0").state().totals.pins_read, 0);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn the_next_turn_s_pin_supersedes_the_one_before() {
+    let mut trial = Trial::start(reading(1, 1, "")).await;
+    let mut history = prompt_ids(100, 1);
+    // Short answers: nothing is worth reading.
+    for _ in 0..5 {
+        let reply = complete(&mut trial, &history, 20).await;
+        history.extend(ids_of(&reply));
+        history.extend(prompt_ids(10, history.len() as u64));
+        trial.cluster.settle().await;
+    }
+    eventually("one pin is left", async || trial.cluster.engine("d0").state().read_back_pins == 1)
+        .await;
+    assert_eq!(ends(&trial, "superseded").await, 4.0);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn switching_read_back_off_frees_all_pins() {
+    let mut trial = Trial::start(reading(1, 1, "")).await;
+    for salt in 0..3 {
+        complete(&mut trial, &prompt_ids(100, salt), 50).await;
+    }
+    assert_eq!(trial.cluster.engine("d0").state().read_back_pins, 3);
+    let yaml = trial.cluster.yaml.replace("read_back: true", "read_back: false");
+    assert_eq!(trial.cluster.reload(&yaml).await.status, 200);
+    eventually("decode has all of its blocks again", async || {
+        let state = trial.cluster.engine("d0").state();
+        (state.read_back_pins, state.blocks_used) == (0, 0)
+    })
+    .await;
+    assert_eq!(ends(&trial, "stopped").await, 3.0);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_router_that_stops_frees_all_pins() {
+    let mut trial = Trial::start(reading(1, 2, "")).await;
+    for salt in 0..3 {
+        complete(&mut trial, &prompt_ids(100, salt), 50).await;
+    }
+    let cluster = trial.cluster;
+    cluster.running.drain().await;
+    for name in ["d0", "d1"] {
+        let state = cluster.engines.iter().find(|(other, _)| other == name).unwrap().1.state();
+        assert_eq!((state.read_back_pins, state.blocks_used), (0, 0), "{name}");
+    }
+}
+
+/// A leg that only fetches the hand-off for several samples leaves a pin that nobody can use.
+#[tokio::test]
+async fn a_leg_that_only_fetches_leaves_nothing_pinned() {
+    let spec = Spec { engine: bidirectional, ..reading(1, 1, "") };
+    let mut trial = Trial::start(spec).await;
+    let mut body = completion(&prompt(20, "samples"));
+    body["n"] = 3.into();
+    body["temperature"] = 1.into();
+    trial.post("ok", COMPLETIONS, &body).await;
+    eventually("the pin of the fetch is freed", async || {
+        trial.cluster.engine("d0").state().read_back_pins == 0
+    })
+    .await;
+    assert_eq!(ends(&trial, "unusable").await, 1.0);
+    trial.finish().await;
+}
