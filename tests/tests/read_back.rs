@@ -10,6 +10,8 @@ mod failures;
 mod pins;
 #[path = "read_back/replies.rs"]
 mod replies;
+#[path = "read_back/tokens.rs"]
+mod tokens;
 
 use serde_json::{Value, json};
 use splitrail_sim::SimConfig;

@@ -19,6 +19,8 @@ mod http_api;
 mod msgpack;
 #[path = "engine/push.rs"]
 mod push;
+#[path = "engine/read_back.rs"]
+mod read_back;
 #[path = "engine/support.rs"]
 mod support;
 #[path = "engine/threshold.rs"]

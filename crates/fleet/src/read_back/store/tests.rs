@@ -147,7 +147,7 @@ proptest! {
         let mut store = Store::new(Bounds { pins, ..PLENTY });
         // The tokens, holder and end of each pin that is in the store.
         let mut model: Vec<(Vec<u32>, u32, Instant)> = Vec::new();
-        let mut out = |model: &mut Vec<(Vec<u32>, u32, Instant)>, gone: &Pin<Vec<u32>>| {
+        let out = |model: &mut Vec<(Vec<u32>, u32, Instant)>, gone: &Pin<Vec<u32>>| {
             let at = model.iter().position(|(tokens, holder, ends)| {
                 (tokens, *holder, *ends) == (&gone.payload, gone.holder.0, gone.ends)
             });

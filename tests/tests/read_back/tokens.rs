@@ -1,0 +1,111 @@
+//! Engines whose tokens are not those of the router.
+
+use serde_json::{Value, json};
+use splitrail_tests::Spec;
+use splitrail_tests::raw_engine::{Asked, RawEngine, Turn, reply};
+use splitrail_tests::trial::Trial;
+
+use super::{BLOCK, complete, ends, ids_of, prompt_ids, reading, reads};
+
+const ANSWER: usize = 90;
+
+/// A completion's reply with these tokens; `pins` says that its blocks stay pinned.
+fn completion(prompt: &Value, ids: &[u64], cached: u64, params: &Value) -> Turn {
+    let tokens = prompt.as_array().map_or(0, Vec::len);
+    let choice = json!({
+        "index": 0, "text": "", "finish_reason": "length", "token_ids": ids,
+        "prompt_token_ids": prompt,
+    });
+    let usage = json!({
+        "prompt_tokens": tokens, "completion_tokens": ids.len(),
+        "total_tokens": tokens + ids.len(), "prompt_tokens_details": {"cached_tokens": cached},
+    });
+    let body = json!({"choices": [choice], "usage": usage, "kv_transfer_params": params});
+    Turn::answer(reply(200, "application/json", &body.to_string()))
+}
+
+fn params(prefills: bool, tokens: usize) -> Value {
+    let ids: Vec<usize> = (1..=tokens.div_ceil(BLOCK)).collect();
+    json!({
+        "do_remote_prefill": prefills, "do_remote_decode": !prefills, "remote_block_ids": [ids],
+        "remote_engine_id": "e", "remote_request_id": "r", "remote_host": "127.0.0.1",
+        "remote_port": 1, "remote_num_tokens": tokens, "transfer_mode": "pull",
+    })
+}
+
+/// A prefill engine that reads. `counts` is the prompt as it reports it where it has read.
+fn prefill(asked: &Asked, counts: fn(Value) -> Value) -> Turn {
+    let body: Value = serde_json::from_slice(&asked.heard.body).unwrap();
+    let read = body["kv_transfer_params"]["remote_num_tokens"].as_u64();
+    let prompt = body["prompt"].clone();
+    let told = if read.is_some() { counts(prompt.clone()) } else { prompt.clone() };
+    let tokens = prompt.as_array().map_or(0, Vec::len);
+    completion(&told, &[9], read.unwrap_or(0), &params(true, tokens))
+}
+
+/// A decode engine that keeps its blocks pinned. `counts` is the prompt as it reports it.
+fn decode(asked: &Asked, counts: fn(Value) -> Value) -> Turn {
+    let body: Value = serde_json::from_slice(&asked.heard.body).unwrap();
+    let prompt = counts(body["prompt"].clone());
+    let tokens = body["prompt"].as_array().map_or(0, Vec::len);
+    let pins = body["kv_transfer_params"].is_object();
+    let params = if pins { params(false, tokens + ANSWER - 1) } else { Value::Null };
+    completion(&prompt, &prompt_ids(ANSWER, 77), 0, &params)
+}
+
+fn same(prompt: Value) -> Value {
+    prompt
+}
+
+fn other(mut prompt: Value) -> Value {
+    prompt[3] = 1.into();
+    prompt
+}
+
+async fn cluster(p: &RawEngine, d: &RawEngine) -> Trial {
+    let worker = |id, role, engine: &RawEngine| {
+        format!("{{ id: {id}, role: {role}, url: \"{}\", kv_events: none }}", engine.url())
+    };
+    let extra_workers = vec![worker("p0", "prefill", p), worker("d0", "decode", d)];
+    Trial::start(Spec { extra_workers, ..reading(0, 0, "") }).await
+}
+
+async fn next_turn(trial: &mut Trial, salt: u64) {
+    let first = prompt_ids(100, salt);
+    let reply = complete(trial, &first, ANSWER as u32).await;
+    let next = [first, ids_of(&reply), prompt_ids(20, salt + 500)].concat();
+    complete(trial, &next, ANSWER as u32).await;
+}
+
+#[tokio::test]
+async fn a_prefill_engine_that_counts_other_tokens_ends_read_back_for_the_model() {
+    let p = RawEngine::start(|asked| prefill(asked, other)).await;
+    let d = RawEngine::start(|asked| decode(asked, same)).await;
+    let mut trial = cluster(&p, &d).await;
+    for salt in 0..3 {
+        next_turn(&mut trial, salt).await;
+    }
+    assert_eq!((reads(&trial, "mismatch").await, reads(&trial, "read").await), (1.0, 0.0));
+    let read = p.heard().into_iter().filter(|heard| {
+        let body: Value = serde_json::from_slice(&heard.body).unwrap();
+        body["kv_transfer_params"]["remote_num_tokens"].as_u64().is_some_and(|tokens| tokens > 1)
+    });
+    assert_eq!(read.count(), 1);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_decode_engine_that_counts_other_tokens_has_nothing_to_read() {
+    let p = RawEngine::start(|asked| prefill(asked, same)).await;
+    let d = RawEngine::start(|asked| decode(asked, other)).await;
+    let mut trial = cluster(&p, &d).await;
+    next_turn(&mut trial, 1).await;
+    assert_eq!((reads(&trial, "read").await, ends(&trial, "unusable").await), (0.0, 2.0));
+    trial.finish().await;
+    // The same engines with the router's tokens.
+    let d = RawEngine::start(|asked| decode(asked, same)).await;
+    let mut trial = cluster(&p, &d).await;
+    next_turn(&mut trial, 1).await;
+    assert_eq!(reads(&trial, "read").await, 1.0);
+    trial.finish().await;
+}
