@@ -9,3 +9,4 @@ mod hand_off_hosts;
 mod lease;
 mod matrix;
 mod migrate;
+mod read_back;

@@ -1,16 +1,10 @@
 //! What a decode worker has generated is read by the next turn's prefill, exactly or not at all.
 //! Simulated engines check the content of what is read.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "read_back/conversation.rs"]
 mod conversation;
-#[path = "read_back/failures.rs"]
 mod failures;
-#[path = "read_back/pins.rs"]
 mod pins;
-#[path = "read_back/replies.rs"]
 mod replies;
-#[path = "read_back/tokens.rs"]
 mod tokens;
 
 use serde_json::{Value, json};
