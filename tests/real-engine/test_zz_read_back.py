@@ -27,13 +27,13 @@ TOLERANCE = 1e-3
 def pair():
     port = int(os.environ["SPLITRAIL_BIDIRECTIONAL_PORT"])
     ports = [str(port), str(port + 1)]
-    subprocess.run([SCRIPT, "bidirectional", *ports], check=True, timeout=900)
+    subprocess.run([SCRIPT, "bidirectional", *ports], check=True, timeout=1800)
     yield Engine(port), Engine(port + 1)
     subprocess.run([SCRIPT, "stop", *ports], check=True, timeout=60)
 
 
 def crash(engine):
-    subprocess.run([SCRIPT, "crash_bidirectional", str(engine.port)], check=True, timeout=900)
+    subprocess.run([SCRIPT, "crash_bidirectional", str(engine.port)], check=True, timeout=1800)
 
 
 @pytest.fixture(scope="module")

@@ -55,12 +55,15 @@ async fn a_decode_engine_that_is_gone_costs_one_attempt() {
 async fn a_prefill_engine_that_fails_while_it_reads_is_replaced() {
     let mut trial = Trial::start(reading(2, 1, "")).await;
     let next = history(&mut trial, 1).await;
+    // Another pin with the same beginning, which a second read would find.
+    let fork = [&next[..96], &prompt_ids(90, 7)].concat();
+    complete(&mut trial, &fork, 90).await;
     for prefill in ["p0", "p1"] {
         trial.fault(prefill, FaultKind::Status { status: 500 }, Some(1));
     }
     let reply = complete(&mut trial, &next, 12).await;
     assert_eq!(ids_of(&reply), expected(&next).await);
-    assert_eq!(reads(&trial, "failed").await, 1.0);
+    assert_eq!(reads(&trial, "failed").await, 1.0, "the next attempt reads nothing");
     assert_eq!(ends(&trial, "left").await, 1.0, "the engine may be reading");
     trial.finish().await;
 }

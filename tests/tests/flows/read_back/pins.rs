@@ -94,5 +94,10 @@ async fn a_leg_that_only_fetches_leaves_nothing_pinned() {
     })
     .await;
     assert_eq!(ends(&trial, "unusable").await, 1.0);
+    // The samples' own reply, which has no hand-off, says nothing of the engine.
+    let core = trial.cluster.running.core().serving();
+    let roster = core.models[0].pool.roster();
+    let keeper = roster.iter().find(|worker| worker.id() == "d0").unwrap();
+    assert_eq!(keeper.read_back.pins(), Some(true));
     trial.finish().await;
 }
