@@ -94,6 +94,12 @@ impl Reference {
     }
 }
 
+/// Whether a request asks an engine who it is.
+fn is_question(request: &RecordedRequest) -> bool {
+    let stages = request.body["kv_transfer_params"]["do_remote_decode"] == true;
+    stages && request.body["prompt"] == "splitrail"
+}
+
 /// A cluster whose requests are counted.
 pub struct Trial {
     /// The cluster.
@@ -129,12 +135,18 @@ impl Trial {
         self.cluster.engine(engine).set_fault(Fault { kind, times });
     }
 
-    /// The inference requests that an engine got, oldest first.
+    /// The inference requests that an engine got, oldest first, without the questions who it is.
     pub fn asked(&self, engine: &str) -> Vec<RecordedRequest> {
         let requests = self.cluster.engine(engine).requests();
         let paths = [CHAT, COMPLETIONS, GENERATE, RESPONSES, MESSAGES];
-        let inference = |request: &RecordedRequest| paths.contains(&&*request.path);
+        let inference =
+            |request: &RecordedRequest| paths.contains(&&*request.path) && !is_question(request);
         requests.into_iter().filter(inference).collect()
+    }
+
+    /// How often an engine was asked who it is, so that KV can be pushed from it or to it.
+    pub fn questions(&self, engine: &str) -> usize {
+        self.cluster.engine(engine).requests().iter().filter(|seen| is_question(seen)).count()
     }
 
     /// How many inference requests each of these engines got.

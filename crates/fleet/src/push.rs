@@ -98,7 +98,8 @@ pub fn pinned_rank(worker: &Worker, chosen: Option<u16>) -> Result<Option<u32>, 
     Ok(chosen.map(u32::from))
 }
 
-/// The identity of a prefill worker's engine, asked by a prompt of a few tokens if it is not known.
+/// The identity of a worker's engine, asked by a prompt of a few tokens if it is not known. A decode
+/// engine has one as well, which shows that it does not pull.
 ///
 /// # Errors
 /// The engine gives no identity, or one with a host that the router does not allow.

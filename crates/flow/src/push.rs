@@ -56,6 +56,17 @@ impl PushPair {
         Ok(Self { engine, rank, decode_params, request_id: own_member(context.endpoint) })
     }
 
+    /// Checks that a decode worker's engine takes KV that is pushed. One that pulls would be ended by the
+    /// decode leg of a push.
+    ///
+    /// # Errors
+    /// It does not, or does not say so.
+    pub(super) async fn check_decode(context: &Context, decode: &Placed) -> Result<(), Error> {
+        let Served { config, .. } = context.served.as_ref();
+        let rank = decode.rank.map(u32::from);
+        engine(&context.served, &decode.worker, rank, config.timeouts.prefill).await.map(drop)
+    }
+
     /// The engine with which decode registers.
     pub(super) fn engine(&self) -> Arc<PushEngine> {
         Arc::clone(&self.engine)

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::bounds::Bounds;
 use crate::facts::{
     EventsFact, FetchOutcome, FetchedFact, ModelFacts, Reach, ReplayFact, SourceFact, SourcesFact,
-    TrialFact, WorkerFacts,
+    StagedFact, TrialFact, WorkerFacts,
 };
 use crate::questions::trial::Staged;
 use crate::questions::{Asker, events, hand_off, reports, shim, tokens, trial};
@@ -217,7 +217,14 @@ impl Inspection<'_> {
         if matters_threshold(self.model, facts) {
             facts.honours_threshold = trial::threshold(asker, name).await;
         }
-        if !self.model.connector.names_hosts() || facts.config.role == Role::Decode {
+        // An engine that pulls would be ended by the decode leg of a push, so that decode engines are
+        // asked as well which one they are.
+        let stages = match self.model.connector {
+            Connector::Nixl => facts.config.role != Role::Decode,
+            Connector::NixlPush => true,
+            _ => false,
+        };
+        if !stages {
             facts.trial = trial::serve(asker, name, &text).await;
             return None;
         }
@@ -227,7 +234,7 @@ impl Inspection<'_> {
         let connector = self.model.connector;
         (facts.trial, facts.staged, staged) =
             trial::stage(asker, name, text, connector, is_allowed).await;
-        staged
+        staged.filter(|_| facts.config.role != Role::Decode)
     }
 
     /// Hands over from each prefill worker and to each decode worker at least once.
@@ -238,9 +245,11 @@ impl Inspection<'_> {
         staged: &mut [Option<Staged>],
     ) {
         let prefill: Vec<usize> = (0..facts.len()).filter(|at| staged[*at].is_some()).collect();
+        let pushes = self.model.connector == Connector::NixlPush;
         let serves = |at: &usize| {
             facts[*at].config.role != Role::Prefill
                 && matches!(facts[*at].trial, TrialFact::Served { .. })
+                && (!pushes || facts[*at].staged == StagedFact::Usable)
         };
         let decode: Vec<usize> = (0..facts.len()).filter(serves).collect();
         let pairs = pairs(&prefill, &decode);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use futures_util::StreamExt;
 use futures_util::stream;
 use serde_json::Value;
-use splitrail_sim::{DecodeUsage, KvConnector, Role, SimConfig, UsageReport};
+use splitrail_sim::{DecodeUsage, KvConnector, SimConfig, UsageReport};
 use splitrail_tests::books::{Scrape, ledger_lines};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Cluster, Spec};
@@ -212,11 +212,9 @@ impl Auditor {
         let engines = self.cluster.engines.iter();
         let generated: u64 =
             engines.map(|(_, engine)| engine.state().totals.generation_tokens).sum();
-        // Each prefill engine that pushes was asked who it is.
-        let asked = self.cluster.engines.iter().filter(|(_, engine)| {
-            let config = engine.config();
-            config.connector == KvConnector::NixlPush && config.role == Role::Prefill
-        });
+        // Each engine that pushes, or is pushed to, was asked who it is.
+        let asked = self.cluster.engines.iter();
+        let asked = asked.filter(|(_, engine)| engine.config().connector == KvConnector::NixlPush);
         assert_eq!(generated, billed + prefills + asked.count() as u64);
     }
 }

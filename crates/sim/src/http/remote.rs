@@ -61,7 +61,10 @@ pub(crate) fn read_remote(
             source.map(RemoteKv::Pull).ok_or_else(lacking)
         }
         KvConnector::Nixl | KvConnector::NixlPush | KvConnector::Mooncake if stages => {
-            allow(config, Role::Decode, "do_remote_decode")?;
+            if config.connector != KvConnector::NixlPush {
+                // By such a request, a decode engine that is pushed to says that it does not pull.
+                allow(config, Role::Decode, "do_remote_decode")?;
+            }
             let remote_request_id = match config.connector {
                 KvConnector::Mooncake => params["transfer_id"].as_str().map(str::to_owned),
                 _ => Some(name),

@@ -1,7 +1,7 @@
 //! Hand-offs between engines: whether each prefill and each decode worker takes part, and what is said
 //! if one cannot.
 
-use splitrail_sim::{Fault, FaultKind, KvConnector, SimConfig, SimEngine};
+use splitrail_sim::{Fault, FaultKind, KvConnector, Role, SimConfig, SimEngine};
 
 use super::support::{Pair, checked, config, decode, prefill, worker};
 
@@ -110,6 +110,13 @@ async fn an_engine_that_is_pulled_from_does_not_push() {
     let result = checked(&config(keys, &workers)).await;
     assert!(result.only("p0", "other_connector").contains("`connector: nixl`"));
     assert_eq!(result.code, Some(69));
+    // The decode leg of a push would end an engine that pulls.
+    let pulls = SimConfig { role: Role::Both, ..decode() };
+    let pair = Pair::of(pushing(prefill()), pulls).await;
+    let workers = [worker("p0", "prefill", &pair.prefill), worker("d0", "decode", &pair.decode)];
+    let result = checked(&config(keys, &workers)).await;
+    assert!(result.only("d0", "other_connector").contains("`connector: nixl`"));
+    assert!(!pair.decode.state().dead);
 }
 
 #[tokio::test]
