@@ -5,6 +5,7 @@
 #   engines.sh pd PREFILL_PORT DECODE_PORT    a prefill/decode pair joined by NIXL
 #   engines.sh bidirectional PREFILL_PORT DECODE_PORT
 #                                             the same, and prefill can read back what decode keeps pinned
+#   engines.sh push PREFILL_PORT DECODE_PORT  the same, but the prefill server pushes
 #   engines.sh shared_storage PREFILL_PORT DECODE_PORT
 #                                             a pair that shares a folder (ExampleConnector)
 #   engines.sh mooncake PREFILL_PORT DECODE_PORT
@@ -290,8 +291,8 @@ traced=()
 
 # No server gets an id for its transfers: vLLM makes one for each start. With an id that a former process
 # had, an engine that has read from that process keeps its old address and fails for good.
-nixl() { # nixl ROLE
-    printf '{"kv_connector": "NixlConnector", "kv_role": "%s", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail"}' "$1"
+nixl() { # nixl CONNECTOR ROLE
+    printf '{"kv_connector": "%s", "kv_role": "%s", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail"}' "$1" "$2"
 }
 
 # Pins last longer than the patience of tests, so that what is freed earlier was released.
@@ -313,8 +314,9 @@ member() { # member PORT KIND ROLE-OR-FOLDER: starts one server of a pair
     # Few enough blocks that a test can fill them.
     local flags=("${traced[@]}" --num-gpu-blocks-override $kv_blocks --kv-transfer-config)
     case $kind in
-        nixl) calmly launch "$port" "${flags[@]}" "$(nixl "$3")" ;;
+        nixl) calmly launch "$port" "${flags[@]}" "$(nixl NixlConnector "$3")" ;;
         bidirectional) calmly launch "$port" "${flags[@]}" "$(both_ways)" ;;
+        push) calmly launch "$port" "${flags[@]}" "$(nixl NixlPushConnector "$3")" ;;
         # Of a prompt that is computed in chunks, the connector writes the first chunk only, and an engine
         # that reads it ends.
         shared_storage) calmly launch "$port" "${flags[@]}" "$(shared_folder "$3")" --no-enable-chunked-prefill ;;
@@ -340,6 +342,15 @@ bidirectional() {
     local port
     for port in "$@"; do member "$port" bidirectional kv_both; done
     for port in "$@"; do await "$port"; done
+}
+
+push() {
+    [ $# -eq 2 ] || die "usage: engines.sh push PREFILL_PORT DECODE_PORT"
+    install
+    member "$1" push kv_producer
+    member "$2" push kv_consumer
+    await "$1"
+    await "$2"
 }
 
 shared_storage() {
@@ -418,6 +429,6 @@ adapter() {
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | bidirectional | shared_storage | mooncake | plain | ranks | embed | adapter | crash | again | status | stop) "$command" "$@" ;;
+    install | pd | bidirectional | push | shared_storage | mooncake | plain | ranks | embed | adapter | crash | again | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac
