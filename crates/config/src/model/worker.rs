@@ -17,7 +17,7 @@ pub(super) enum WorkerEntry {
     /// The URL of an engine that does both parts.
     Url(String),
     /// A worker with its keys.
-    Worker(Worker),
+    Worker(Box<Worker>),
 }
 
 /// One engine.
