@@ -23,7 +23,7 @@ use splitrail_api::error::Error;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::{Connector, Model};
 use splitrail_fleet::read_back::{Found, Left, READ_MIN_TOKENS, ReadBack, Reading};
-use splitrail_fleet::{Hosts, Served, Worker};
+use splitrail_fleet::{Served, Worker};
 use splitrail_ledger::decisions::Decision;
 use splitrail_ledger::leg::{LegFacts, ReadBackOffer};
 use splitrail_telemetry::Metrics;
@@ -152,19 +152,13 @@ fn pinned(served: &Served, holder: &Worker, reply: &JsonObject) -> Option<Pinned
         tracing::info!(model, worker, "the engine keeps KV for read-back after decode legs");
     }
     // A prefill engine would connect to that host.
-    if !admits(served, holder, kv.host()) {
+    if served.admit_host(holder, kv.host(), None).is_err() {
         let what = "the engine keeps KV for read-back at a host outside the fleet (see \
                     hand_off_networks)";
         tracing::warn!(model, worker, "{what}");
         return None;
     }
     Some(kv)
-}
-
-fn admits(served: &Served, worker: &Worker, host: &str) -> bool {
-    let networks = &served.config.hand_off_networks;
-    let own = || Hosts::new([&worker.authority].into_iter()).admit(host, None, networks);
-    served.pool.roster().hosts.admit(host, None, networks) || own()
 }
 
 fn hashes(context: &Context, unit: &Unit, tokens: &[u32]) -> Vec<BlockHash> {
