@@ -201,6 +201,10 @@ fn every_documented_default_is_the_default() {
         if path.contains("[].queue.") {
             text = text.replace("flow: aggregated", "flow: aggregated\n    queue: {}");
         }
+        if path.contains("[].tokenizer.") && cells[3].contains("(`kind: engine`)") {
+            let files = "{ kind: huggingface, path: tokenizer }";
+            text = text.replace(files, "{ kind: engine }");
+        }
         if path.contains("[].workers[].costs.") {
             text = text.replace("kv_events: 'tcp://w:2'", "kv_events: 'tcp://w:2', costs: {}");
         }
