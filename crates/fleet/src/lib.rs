@@ -4,15 +4,12 @@
 pub mod assumed;
 pub mod attach;
 pub mod audit;
-pub mod booking;
 pub mod bootstrap;
-pub mod breaker;
 pub mod calibration;
 mod canary;
 mod candidates;
 pub mod claims;
 pub mod cluster;
-pub mod costs;
 pub mod discovery;
 pub mod drift;
 pub mod ejection;
@@ -31,7 +28,6 @@ pub mod losses;
 pub mod membership;
 pub mod models;
 mod outcomes;
-pub mod pace;
 pub mod parity;
 pub mod poll;
 pub mod pool;
@@ -56,7 +52,6 @@ use splitrail_config::Parts;
 pub const PARTS: Parts =
     Parts { kubernetes: cfg!(feature = "kubernetes"), nats: cfg!(feature = "nats"), otlp: false };
 
-pub use booking::{Booked, Booking};
 pub use bootstrap::Bootstrap;
 pub use claims::Source;
 pub use cluster::Cluster;
@@ -67,4 +62,5 @@ pub use ranks::Ranks;
 pub use roster::Roster;
 pub use served::{Named, Served, Serving, Tokenizing};
 pub use splitrail_engine_client::hosts::Hosts;
+pub use splitrail_workload::{Booked, Booking, booking, breaker, costs, pace};
 pub use worker::Worker;

@@ -52,7 +52,7 @@ impl Booking {
     }
 
     /// Books a leg on a worker, and on one of its ranks if the leg is pinned to it.
-    pub(super) fn both(
+    pub fn both(
         booked: Arc<Booked>,
         of_rank: Option<Arc<Booked>>,
         prefill_tokens: u64,
