@@ -176,6 +176,9 @@ pub struct SimConfig {
     pub decode_us_per_step: u64,
     /// Time to transfer one KV block, in microseconds.
     pub transfer_us_per_block: u64,
+    /// Whether the engine takes part in peer fetches, as any vLLM engine with NIXL does: it takes a
+    /// hand-off, or hands over, for a request of one token whatever its role is.
+    pub peer_fetch: bool,
     /// How long a hand-off's blocks stay pinned for the decode engine, in milliseconds.
     pub lease_ms: u64,
     /// How long the blocks of a finished decode leg stay pinned for a prefill leg to read, in
@@ -252,6 +255,7 @@ impl Default for SimConfig {
             prefill_us_per_token: 0,
             decode_us_per_step: 0,
             transfer_us_per_block: 0,
+            peer_fetch: false,
             lease_ms: 30_000,
             bidirectional_ttl_ms: None,
             recompute_threshold_tokens: 64,

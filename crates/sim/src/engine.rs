@@ -91,6 +91,13 @@ pub(crate) struct Pulled {
     taken: Option<Taken>,
 }
 
+impl Pulled {
+    /// Whether the engine has died since the blocks were taken.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.engine.core().dead
+    }
+}
+
 impl Drop for Pulled {
     fn drop(&mut self) {
         if let Some(Taken { mut request, held, .. }) = self.taken.take() {

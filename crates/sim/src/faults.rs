@@ -45,6 +45,10 @@ pub enum FaultKind {
     },
     /// A prefill reply lacks its `kv_transfer_params`; its blocks stay pinned.
     NoHandoff,
+    /// A prefill reply's hand-off lacks the last block and a token; the blocks stay pinned.
+    ShortHandoff,
+    /// A prefill reply's hand-off names a host that belongs to nobody; the blocks stay pinned.
+    ForeignHandoff,
     /// A request whose KV has been pulled loses it before its first output. If it has a
     /// `cache_hit_threshold` above 0, it is then refused.
     Preempt,
@@ -80,6 +84,8 @@ impl FaultKind {
             Self::TruncatedBody => "truncated_body",
             Self::SlowFirstByte { .. } => "slow_first_byte",
             Self::NoHandoff => "no_handoff",
+            Self::ShortHandoff => "short_handoff",
+            Self::ForeignHandoff => "foreign_handoff",
             Self::Preempt => "preempt",
             Self::RefusePulls => "refuse_pulls",
             Self::DropEventBatches => "drop_event_batches",
@@ -103,6 +109,8 @@ pub(crate) struct RequestFaults {
     pub(crate) truncate: bool,
     pub(crate) delay: Option<Duration>,
     pub(crate) no_handoff: bool,
+    pub(crate) short_handoff: bool,
+    pub(crate) foreign_handoff: bool,
     pub(crate) preempt: bool,
 }
 
@@ -152,6 +160,8 @@ impl FaultBoard {
         } else if self.occurs_now("truncated_body") {
             faults.truncate = true;
         }
+        faults.foreign_handoff = prefill && self.occurs_now("foreign_handoff");
+        faults.short_handoff = prefill && self.occurs_now("short_handoff");
         faults.no_handoff = prefill && self.occurs_now("no_handoff");
         faults.preempt = pull && self.occurs_now("preempt");
         faults

@@ -491,6 +491,7 @@ fn pull_job(request: &Request, source: Source, config: &SimConfig) -> PullJob {
         engine_id: source.engine_id.clone(),
         request_id: source.name.clone(),
         block_ids: source.block_ids.clone(),
+        num_tokens: source.num_tokens,
         sampling_fingerprint: samples_alike.then(|| sampling_fingerprint(ask)),
         waits: source.waits,
         is_found_by_id: source.is_found_by_id,

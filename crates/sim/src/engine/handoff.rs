@@ -31,6 +31,18 @@ pub(crate) struct Handoff {
 }
 
 impl Handoff {
+    /// The hand-off with a host that is reserved for documentation.
+    pub(crate) fn of_a_stranger(self) -> Self {
+        Self { host: "192.0.2.1".to_owned(), ..self }
+    }
+
+    /// The hand-off without its last block and a token.
+    pub(crate) fn shortened(mut self) -> Self {
+        self.block_ids.pop();
+        self.num_tokens -= 1;
+        self
+    }
+
     pub(crate) fn to_json(&self) -> Value {
         let mut params = json!({
             "do_remote_prefill": self.pinned_until_s.is_none(),
@@ -67,6 +79,8 @@ pub(crate) struct Source {
     pub(crate) engine_id: Option<String>,
     /// The blocks, if the decode leg contains them.
     pub(crate) block_ids: Option<Vec<u32>>,
+    /// The number of tokens in these blocks, if the decode leg contains it.
+    pub(crate) num_tokens: Option<u64>,
     pub(crate) host: String,
     pub(crate) port: u16,
     /// The prefill engine's cached tokens, if the decode leg contains them.
@@ -87,11 +101,11 @@ impl Source {
         let ids = groups.first()?.as_array()?;
         let block_ids =
             ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()?;
-        params["remote_num_tokens"].as_u64()?;
         Some(Self {
             name: params["remote_request_id"].as_str()?.to_owned(),
             engine_id: Some(params["remote_engine_id"].as_str()?.to_owned()),
             block_ids: Some(block_ids),
+            num_tokens: Some(params["remote_num_tokens"].as_u64()?),
             host: params["remote_host"].as_str()?.to_owned(),
             port: params["remote_port"].as_u64()?.try_into().ok()?,
             prefill_cached_tokens: params["remote_prefill_cached_tokens"]
@@ -135,6 +149,7 @@ impl Source {
             name: name.to_owned(),
             engine_id: None,
             block_ids: None,
+            num_tokens: None,
             host: host.to_owned(),
             port,
             prefill_cached_tokens: None,
@@ -151,6 +166,8 @@ pub(crate) struct PullRequest {
     pub(crate) engine_id: Option<String>,
     pub(crate) request_id: String,
     pub(crate) block_ids: Option<Vec<u32>>,
+    /// Number of tokens that the decode engine expects in these blocks.
+    pub(crate) num_tokens: Option<u64>,
     /// [`sampling_fingerprint`] of the decode leg, if the prefill engine samples its first token.
     pub(crate) sampling_fingerprint: Option<u64>,
     /// Whether the prefill engine may still be computing.

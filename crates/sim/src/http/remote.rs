@@ -51,7 +51,7 @@ pub(crate) fn read_remote(
         KvConnector::SharedStorage | KvConnector::None => Ok(RemoteKv::None),
         KvConnector::Sglang => room(body, config, index),
         KvConnector::Nixl | KvConnector::NixlPush | KvConnector::Mooncake if pulls => {
-            allow(config, Role::Prefill, "do_remote_prefill")?;
+            allow(body, config, Role::Prefill, "do_remote_prefill")?;
             let source = match config.connector {
                 KvConnector::Mooncake => Source::from_mooncake(params),
                 KvConnector::NixlPush => Source::from_push(params, &name),
@@ -63,7 +63,7 @@ pub(crate) fn read_remote(
         KvConnector::Nixl | KvConnector::NixlPush | KvConnector::Mooncake if stages => {
             if config.connector != KvConnector::NixlPush {
                 // By such a request, a decode engine that is pushed to says that it does not pull.
-                allow(config, Role::Decode, "do_remote_decode")?;
+                allow(body, config, Role::Decode, "do_remote_decode")?;
             }
             let remote_request_id = match config.connector {
                 KvConnector::Mooncake => params["transfer_id"].as_str().map(str::to_owned),
@@ -130,9 +130,10 @@ fn room(body: &Value, config: &SimConfig, index: usize) -> Result<RemoteKv, ApiE
     }
 }
 
-/// Refuses a leg that an engine of role `not` does not serve.
-fn allow(config: &SimConfig, not: Role, what: &str) -> Result<(), ApiError> {
-    if config.role == not { Err(wrong_role(what)) } else { Ok(()) }
+/// Refuses a leg that an engine of role `not` does not serve, unless it is a step of a peer fetch.
+fn allow(body: &Value, config: &SimConfig, not: Role, what: &str) -> Result<(), ApiError> {
+    let fetches = config.peer_fetch && body["max_tokens"] == 1;
+    if config.role == not && !fetches { Err(wrong_role(what)) } else { Ok(()) }
 }
 
 fn wrong_role(what: &str) -> ApiError {

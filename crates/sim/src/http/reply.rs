@@ -100,9 +100,14 @@ impl Answer {
     }
 
     /// Of a batch only the first hand-off is returned, as by the real engine.
-    fn whole(&mut self, no_handoff: bool) -> Value {
+    fn whole(&mut self, faults: &RequestFaults) -> Value {
         let handoff = self.choices.first_mut().and_then(|choice| choice.handoff.take());
-        let params = handoff.filter(|_| !no_handoff).map(|handoff| handoff.to_json());
+        let handoff = handoff.filter(|_| !faults.no_handoff);
+        let params = handoff.map(|handoff| match (faults.short_handoff, faults.foreign_handoff) {
+            (true, _) => handoff.shortened().to_json(),
+            (false, true) => handoff.of_a_stranger().to_json(),
+            (false, false) => handoff.to_json(),
+        });
         let ids = self.request.return_token_ids;
         let per_prompt = self.choices.len() / self.request.prompts.len();
         let choices: Vec<Choice> = self
@@ -258,7 +263,7 @@ pub(crate) async fn whole(
         };
         answer.take(choice, output)?;
     }
-    let body = answer.whole(faults.no_handoff);
+    let body = answer.whole(faults);
     if faults.die_after_chunks.is_none() && !faults.truncate {
         return Ok(json_response(StatusCode::OK, &body));
     }

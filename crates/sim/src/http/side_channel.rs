@@ -60,6 +60,9 @@ async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
     if us > 0 {
         tokio::time::sleep(Duration::from_micros(us)).await;
     }
+    if pulled.is_lost() {
+        return ApiError::engine_dead().into_response();
+    }
     drop(pulled);
     json_response(StatusCode::OK, &json!({"transferred_blocks": pull.wanted_blocks}))
 }

@@ -189,6 +189,11 @@ impl HandoffTable {
         if pull.block_ids.as_ref().is_some_and(|ids| ids != blocks) {
             return Err(refused("handoff_mismatch", "names other blocks than those staged"));
         }
+        // The last token of a sequence has no KV.
+        let staged_tokens = staged.request.sequence.tokens().len() as u64 - 1;
+        if pull.num_tokens.is_some_and(|tokens| tokens != staged_tokens) {
+            return Err(refused("handoff_mismatch", "has another number of tokens"));
+        }
         if prompt_fingerprint(&ask.prompt, &ask.identity) != pull.prompt_fingerprint {
             return Err(refused("handoff_mismatch", "belongs to another prompt"));
         }
