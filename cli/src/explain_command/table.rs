@@ -96,6 +96,9 @@ fn past(out: &mut String, told: &Value, paint: Paint) {
             ("cached tokens", &decision["cached_tokens"]),
         ],
     );
+    if let Some(fetch) = decision["fetch"].as_object() {
+        fields(out, "  fetch: ", fetch);
+    }
     let all = list(&decision["candidates"]);
     for made in list(&told["choices"]) {
         choice(out, &text(&made["leg"]), made, &unit, paint);
@@ -162,7 +165,7 @@ fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value], paint: P
         let mut row = vec![format!("{mark}{}{rank}{veto}", text(&seen["worker"]))];
         row.extend(COLUMNS.iter().map(|(_, key)| figure(&seen[*key])));
         row.push(tiers(&seen["overlap_by_tier"]));
-        row.push(terms(&seen["terms"]));
+        row.push(terms(&seen["terms"]) + &fetch(&seen["fetch"]));
         let condition = conditions.iter().find(|one| one["worker"] == seen["worker"]);
         row.push(age(condition.unwrap_or(seen)));
         rows.push(row);
@@ -200,6 +203,14 @@ fn tiers(by_tier: &Value) -> String {
 fn terms(terms: &Value) -> String {
     let terms = terms.as_object().into_iter().flatten();
     terms.map(|(name, cost)| format!("{name} {}", figure(cost))).collect::<Vec<_>>().join(" + ")
+}
+
+/// The prefix that a candidate would fetch from another worker, if it would.
+fn fetch(fetch: &Value) -> String {
+    match &fetch["source"] {
+        Value::Null => String::new(),
+        source => format!(" (fetches {} blocks from {})", fetch["blocks"], text(source)),
+    }
 }
 
 /// The age of the index, from a condition or from a candidate of a past decision.

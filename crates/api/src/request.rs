@@ -428,6 +428,33 @@ pub(super) fn check_messages(body: &JsonObject) -> Result<(), Error> {
     }
 }
 
+/// Reads the prompt of a body that was checked before and has one prompt; `None` if the prompt is
+/// of a form whose tokens only the engine knows.
+///
+/// # Errors
+/// The error of `work` if there is no room.
+pub fn prompt_again(
+    endpoint: Endpoint,
+    body: &JsonObject,
+    work: &mut Meter<'_>,
+) -> Result<Option<Prompt>, Error> {
+    Ok(match endpoint {
+        Endpoint::Chat => Some(Prompt::Chat),
+        Endpoint::Messages => Some(Prompt::Messages),
+        Endpoint::Responses => Some(Prompt::Responses),
+        Endpoint::Completions => match parse_field(body.raw("prompt").unwrap_or("null"), work)? {
+            Some(PromptField::Text(text)) => Some(Prompt::Text(text)),
+            Some(PromptField::Tokens(ids)) => Some(Prompt::Tokens(ids)),
+            Some(PromptField::Several) | None => None,
+        },
+        Endpoint::Generate => {
+            let ids = list::token_ids(body.raw("token_ids").unwrap_or("null"), work)?;
+            ids.map(Prompt::Tokens)
+        }
+        _ => None,
+    })
+}
+
 enum PromptField {
     Text(String),
     Tokens(Vec<u32>),

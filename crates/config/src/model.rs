@@ -28,6 +28,7 @@ mod health;
 mod limits;
 mod listen;
 mod or_none;
+mod peer_fetch;
 mod queue;
 mod quotas;
 mod speculative_index;
@@ -54,6 +55,7 @@ pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};
 pub use listen::{AdminAccess, ClientCertificates, Listen, Listener, ListenerTls};
+pub use peer_fetch::PeerFetch;
 pub use queue::{QueueConfig, ThresholdConfig};
 pub use quotas::{LocalQuotas, NatsQuotas, Quotas};
 pub use speculative_index::SpeculativeIndexConfig;
@@ -256,6 +258,18 @@ pub struct Model {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub hand_off_networks: Vec<Network>,
+    /// Whether a prefill worker takes a prefix that another worker holds from there, where that is
+    /// predicted to be faster than computing it; see [Peer fetch](hand-offs.md#peer-fetch).
+    #[serde(default)]
+    pub peer_fetch: PeerFetch,
+    /// Minimum number of prompt tokens that a peer fetch must bring.
+    #[serde(default = "peer_fetch::min_tokens")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub peer_fetch_min_tokens: u32,
+    /// Maximum number of concurrent peer fetches from a worker, and to a worker.
+    #[serde(default = "peer_fetch::max_per_worker")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub peer_fetch_max_per_worker: u32,
     /// Prompts of up to this number of tokens are never prefilled remotely.
     #[serde(default)]
     pub local_prefill_max_tokens: u32,
@@ -487,6 +501,10 @@ pub struct Timeouts {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub prefill: Duration,
+    /// Timeout of a whole peer fetch. When it is over, the prefill worker computes the prompt.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub peer_fetch: Duration,
     /// Timeout from sending the decode leg (or the only leg) of a stream to its first event.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
@@ -507,6 +525,7 @@ impl Default for Timeouts {
         Self {
             connect: Duration::from_secs(2),
             prefill: Duration::from_secs(60),
+            peer_fetch: Duration::from_secs(5),
             first_token: Duration::from_secs(60),
             reply: Duration::from_secs(600),
             stream_idle: Duration::from_secs(30),

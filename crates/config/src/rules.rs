@@ -20,6 +20,7 @@ mod health;
 mod jwt;
 mod limits;
 mod listener_tls;
+mod peer_fetch;
 mod queue;
 mod quotas;
 mod read_back;
@@ -72,6 +73,7 @@ pub(super) fn check(
         let mut workers = Workers::check(model, &path, places, report);
         discovery::check(model, &path, base_dir, &mut workers, report);
         connector::check(model, &path, places, report);
+        peer_fetch::check(model, &path, report);
         flow::check(model, &path, &workers, report);
         health::check(model, &path, report);
         policy(model, &path, &workers, report);

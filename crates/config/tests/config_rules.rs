@@ -191,7 +191,11 @@ fn sglang_serves_pairs_only() {
         ("role: prefill", "role: both", "role: both`"),
         ("    block_size: 16\n", "", "add `block_size: N`"),
         ("flow: prefill_first", "flow: decode_first", "flow: decode_first` cannot"),
-        ("kind: huggingface, path: tokenizer", "kind: engine", "tokenizer: engine` is not possible"),
+        (
+            "kind: huggingface, path: tokenizer",
+            "kind: engine",
+            "tokenizer: engine` is not possible",
+        ),
     ] {
         assert!(valid.contains(from), "{from}");
         let (_, _, told) = only_problem(&valid.replacen(from, to, 1));

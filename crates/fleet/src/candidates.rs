@@ -9,6 +9,7 @@ use splitrail_kv::{Overlap, Overlaps};
 use super::assumed::Found;
 use super::booking::Booked;
 use super::costs::{RankScope, Seen};
+use super::peer_fetch::{FetchBounds, can_take};
 use super::ranks::Rank;
 use super::ranks::rank_key;
 use super::roster::Roster;
@@ -26,6 +27,10 @@ pub(super) struct CandidateBuilder<'a> {
     busy: SaturationConfig,
     /// Whether the policy uses costs.
     uses_costs: bool,
+    /// The bounds of peer fetches, if the leg can have one.
+    fetches: Option<FetchBounds>,
+    /// Tokens per block.
+    block_size: u32,
     now: Instant,
 }
 
@@ -67,7 +72,13 @@ impl<'a> CandidateBuilder<'a> {
         now: Instant,
     ) -> Self {
         let busiest = Others::busiest(roster.iter().map(|worker| &worker.shim_report), now);
-        Self { overlaps, found, busiest, busy, uses_costs, now }
+        let (fetches, block_size) = (None, 0);
+        Self { overlaps, found, busiest, busy, uses_costs, fetches, block_size, now }
+    }
+
+    /// Lets workers take prefixes from others within these bounds, in blocks of this size.
+    pub(super) fn fetching(self, fetches: Option<FetchBounds>, block_size: u32) -> Self {
+        Self { fetches, block_size, ..self }
     }
 
     /// Adds a worker, or each of its ranks if requests can be pinned to them.
@@ -132,8 +143,10 @@ impl<'a> CandidateBuilder<'a> {
             waiting: costs.waiting,
             wait_ns: costs.wait_ns,
             busy_share: costs.busy_share,
-            can_fetch: false,
-            link_wait_ns: 0,
+            can_fetch: self
+                .fetches
+                .is_some_and(|bounds| can_take(worker, bounds, self.block_size, self.now)),
+            link_wait_ns: worker.fetches.incoming_ns(),
             coefficients: costs.coefficients,
         };
         let believed = candidate.believed_blocks();

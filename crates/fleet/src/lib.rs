@@ -29,6 +29,7 @@ pub mod membership;
 pub mod models;
 mod outcomes;
 pub mod parity;
+pub mod peer_fetch;
 pub mod poll;
 pub mod pool;
 pub mod probe;

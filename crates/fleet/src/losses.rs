@@ -104,6 +104,7 @@ impl Losses {
             held_blocks: decision.best_overlap_blocks(),
             chosen_blocks: decision.overlap_blocks(),
             hit_blocks: cached / block_size.max(1),
+            fetched_blocks: decision.peer_fetched_tokens() / block_size.max(1),
             parity_broken: worker.is_some_and(|worker| !worker.takes_part_in_kv_routing()),
             ..followed.reach
         };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, Tier};
 use tokio::sync::watch;
 
@@ -13,6 +13,7 @@ use super::assumed::{Assumed, Found};
 use super::calibration::Calibration;
 use super::candidates::CandidateBuilder;
 use super::exclusion::{Exclusion, excluded};
+use super::peer_fetch::{FetchBounds, list_sources};
 use super::ranks::rank_key;
 use super::read_back::ReadBack;
 use super::resync::Wish;
@@ -22,7 +23,7 @@ use super::worker::Worker;
 use crate::losses::Losses;
 use splitrail_config::model::{Model, SaturationConfig, SpeculativeIndexConfig};
 use splitrail_ledger::veto::VetoReason;
-use splitrail_policy::{Candidate, Leg, WorkerIndex};
+use splitrail_policy::{Candidate, Leg, Source, WorkerIndex};
 
 thread_local! {
     /// Buffers for a lookup in the index, reused so that lookups do not allocate.
@@ -67,6 +68,8 @@ pub struct Pool {
     pub calibration: Calibration,
     /// The load from which a worker is saturated.
     pub busy: ArcSwap<SaturationConfig>,
+    /// The bounds of peer fetches; `None` without peer fetches.
+    pub(super) fetch_bounds: ArcSwapOption<FetchBounds>,
     /// Whether the policy uses predicted costs. Reading them takes a lock per worker.
     uses_costs: AtomicBool,
     /// Counts of cache hits that were lost, by cause.
@@ -94,6 +97,7 @@ impl Pool {
             read_back: ReadBack::default(),
             calibration: Calibration::default(),
             busy: ArcSwap::default(),
+            fetch_bounds: ArcSwapOption::empty(),
             uses_costs: AtomicBool::new(true),
             losses: Losses::default(),
             turns: Default::default(),
@@ -191,6 +195,7 @@ impl Pool {
         self.calibration.configure(model.auto.into());
         self.losses.configure(model.cache_loss_tracking);
         self.busy.store(Arc::new(model.saturation));
+        self.fetch_bounds.store(FetchBounds::of(model).map(Arc::new));
         self.uses_costs.store(model.uses_costs(), Relaxed);
     }
 
@@ -232,6 +237,14 @@ impl Pool {
         self.reader.find(hashes, &mut overlaps);
         let keys = (0..worker.ranks.count()).map(|rank| rank_key(worker.index, rank));
         keys.map(|key| overlaps.get(key).blocks).max().unwrap_or(0)
+    }
+
+    /// Whether a worker, or one of its ranks, holds all of these blocks as confirmed by its events.
+    pub fn holds(&self, worker: &Worker, rank: Option<u16>, hashes: &[BlockHash]) -> bool {
+        let mut overlaps = Overlaps::new();
+        self.reader.find(hashes, &mut overlaps);
+        let held = overlaps.get(rank_key(worker.index, rank.unwrap_or(0)));
+        worker.overlap_is_believed(rank) && held.blocks as usize >= hashes.len()
     }
 
     /// The largest number of leading blocks of a prompt that the index has of any worker whose events
@@ -295,6 +308,28 @@ impl Pool {
         )
     }
 
+    /// The bounds of peer fetches; `None` without peer fetches.
+    pub fn fetch_bounds(&self) -> Option<FetchBounds> {
+        self.fetch_bounds.load().as_deref().copied()
+    }
+
+    /// Replaces the contents of a list by the workers that can send leading blocks of a prompt to
+    /// another worker. There are none without peer fetches.
+    pub fn list_sources(
+        &self,
+        roster: &Roster,
+        hashes: &[BlockHash],
+        now: Instant,
+        sources: &mut Vec<Source>,
+    ) {
+        sources.clear();
+        let Some(bounds) = self.fetch_bounds().filter(|_| !hashes.is_empty()) else { return };
+        FOUND.with_borrow_mut(|(overlaps, _)| {
+            self.reader.find(hashes, overlaps);
+            list_sources(roster, overlaps, bounds, self.block_size(), now, sources);
+        });
+    }
+
     /// Every worker of a roster that serves the leg and is not excluded, in its current state: one
     /// candidate for each rank to which the leg could be pinned.
     pub fn candidates(&self, roster: &Roster, query: CandidateQuery<'_>) -> Vec<Candidate> {
@@ -317,7 +352,9 @@ impl Pool {
             self.assumed.find(now, hashes, found);
             let uses_costs = self.uses_costs.load(Relaxed);
             let busy = **self.busy.load();
-            let builder = CandidateBuilder::new(roster, overlaps, found, busy, uses_costs, now);
+            let fetches = self.fetch_bounds().filter(|_| leg == Leg::Prefill);
+            let builder = CandidateBuilder::new(roster, overlaps, found, busy, uses_costs, now)
+                .fetching(fetches, self.block_size());
             for worker in roster.iter() {
                 if worker.serves(leg) && excluded(exclusions, worker.index).is_none() {
                     builder.add(worker, leg, able);

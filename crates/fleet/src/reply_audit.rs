@@ -43,10 +43,43 @@ pub fn audit_reply(
         return;
     }
     let estimate = expected.cached_tokens(prompt_tokens);
-    let blocks = f64::from(estimate.abs_diff(engine)) / f64::from(expected.block_size);
+    let compared = Compared { epoch: expected.epoch, block_size: expected.block_size };
+    compare(metrics, served, worker, compared, [estimate, engine]);
+}
+
+/// Compares the tokens that the source of a peer fetch had cached with those that the index promised
+/// in this epoch: `[promised, found]`.
+pub fn audit_source(
+    metrics: &Metrics,
+    served: &Served,
+    worker: &Worker,
+    epoch: u64,
+    tokens: [u32; 2],
+) {
+    let block_size = served.pool.block_size();
+    if !worker.gone.is_cancelled() && block_size > 0 {
+        compare(metrics, served, worker, Compared { epoch, block_size }, tokens);
+    }
+}
+
+/// What an estimate was made from.
+#[derive(Clone, Copy)]
+struct Compared {
+    epoch: u64,
+    block_size: u32,
+}
+
+fn compare(
+    metrics: &Metrics,
+    served: &Served,
+    worker: &Worker,
+    Compared { epoch, block_size }: Compared,
+    [estimate, engine]: [u32; 2],
+) {
+    let blocks = f64::from(estimate.abs_diff(engine)) / f64::from(block_size);
     let direction = if estimate > engine { "over" } else { "under" };
-    metrics.cached_tokens_error.with_label_values(&[model, direction]).observe(blocks);
-    if audit.compare(expected.epoch, expected.block_size, estimate, engine) {
+    metrics.cached_tokens_error.with_label_values(&[served.name(), direction]).observe(blocks);
+    if worker.audit.compare(epoch, block_size, estimate, engine) {
         act_on_drift(served, worker);
     }
 }

@@ -19,7 +19,7 @@ use super::pool::{CandidateQuery, Pool};
 use super::roster::Roster;
 use splitrail_api::steering::Urgency;
 use splitrail_policy::queue::{Item, Queue, QueueConfig, Refused, Ticket, View};
-use splitrail_policy::{Candidate, Choice, Leg, Policy, Query};
+use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, Source};
 
 /// Longest time between two scheduling rounds: a prediction can be wrong, and a worker that
 /// recovers sends no signal.
@@ -51,6 +51,8 @@ pub struct Asked {
     pub hashes: Arc<[BlockHash]>,
     /// Workers that must not take the leg.
     pub excluded: Vec<Exclusion>,
+    /// Whether the worker may fetch a part of the prompt from another worker.
+    pub may_fetch: bool,
     /// What the policy needs to know of the request.
     pub query: Query,
     /// Whether the router will learn when the prompt has been computed.
@@ -300,6 +302,13 @@ impl View<Arc<Waiter>> for Sight<'_> {
         *out = self.pool.candidates(&self.roster, query);
     }
 
+    fn sources(&mut self, key: &Arc<Waiter>, out: &mut Vec<Source>) {
+        match key.asked.may_fetch {
+            true => self.pool.list_sources(&self.roster, &key.asked.hashes, self.now, out),
+            false => out.clear(),
+        }
+    }
+
     fn shared_blocks(&self, one: &Arc<Waiter>, other: &Arc<Waiter>) -> u32 {
         let (one, other) = (&one.asked.hashes, &other.asked.hashes);
         // Hashes are chained: if two are equal at one position, all before it are equal.
@@ -353,6 +362,7 @@ mod tests {
             leg,
             hashes: Arc::default(),
             excluded: Vec::new(),
+            may_fetch: false,
             query,
             observes_prefill_end: true,
             urgency,

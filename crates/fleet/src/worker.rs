@@ -39,6 +39,7 @@ use splitrail_engine_client::echoes::Echoes;
 use splitrail_policy::{Coefficients, Leg, WorkerIndex};
 use splitrail_telemetry::metrics::Scope;
 use splitrail_telemetry::{Metrics, WorkerSeries};
+use splitrail_workload::fetches::PeerFetches;
 
 /// Age from which a load report is ignored.
 const LOAD_STALE: Duration = Duration::from_secs(5);
@@ -93,6 +94,8 @@ pub struct Worker {
     pub endpoint_support: EndpointSupport,
     /// What was learned of the worker's hand-offs.
     pub hand_overs: HandOvers,
+    /// Prefixes that the worker takes from other workers, or others from it.
+    pub fetches: Arc<PeerFetches>,
     /// What is known of the engine if KV is pushed from or to it.
     pub push: PushState,
     /// What was learned of read-back with the worker.
@@ -174,6 +177,7 @@ impl Worker {
             outcomes: OutcomeCounters::default(),
             endpoint_support: EndpointSupport::default(),
             hand_overs: HandOvers::default(),
+            fetches: Arc::default(),
             push: PushState::default(),
             read_back: ReadBackSupport::default(),
             echoes: Echoes::default(),

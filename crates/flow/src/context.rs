@@ -158,6 +158,7 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
     Expected {
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks: placed.overlap_blocks, by_tier: placed.overlap_by_tier },
+        fetched_blocks: placed.fetched_blocks,
         block_size: context.served.pool.block_size(),
         bypasses_cache,
         comparable: tokens_known && indexed && one_sample && !bypasses_cache,
@@ -185,6 +186,11 @@ pub(super) async fn within<T>(
 /// unique, and with the client's id a client could refer to the request of another client.
 pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope {
     decision.attempt_begun();
+    envelope(context)
+}
+
+/// The envelope of requests with an id that no other requests have.
+pub(super) fn envelope(context: &Context) -> Envelope {
     let request_id = HeaderValue::from_str(&random_id());
     Envelope {
         // Hexadecimal digits are always a valid header value, so the fallback is never used.

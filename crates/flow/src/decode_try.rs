@@ -47,7 +47,8 @@ pub(super) async fn decode_try(
     let need = Need::new(plan.gate.unwrap_or(0.0), unit.prompt_tokens, pool.block_size());
     loop {
         decision.decode_try_begun(plan.name(), plan.gate);
-        let wish = Wish { leg: Leg::Aggregated, excluded: attempts.failed(), blocks: need.blocks };
+        let alone = Wish::any(Leg::Aggregated, attempts.failed());
+        let wish = Wish { blocks: need.blocks, ..alone };
         let placed = place(prompt, wish)?;
         if plan.then == Then::Tell && !placed.worker.is_up() {
             let message =

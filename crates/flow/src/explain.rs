@@ -12,13 +12,15 @@ use super::gate::{Need, Verdict};
 use super::hand_off::{kept_for_decode, missing, none_comes};
 use super::lease::usable;
 use super::offer;
-use super::place::{Moment, Pick, Wish, candidates, query};
+use super::peer_fetch::is_fetchable;
+use super::place::{Moment, Pick, Wish, candidates, list_sources, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::read_back::readable;
 use super::weigh::{Weighed, is_open, learned_ratio, weigh};
 use crate::prepare::{Prepared, Unit};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
+use splitrail_api::request::Options;
 use splitrail_api::steering::Steering;
 use splitrail_config::model::{Connector, Model, OnNoPrefill, Policy, RequestFlow};
 use splitrail_fleet::Served;
@@ -140,7 +142,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
     let prompts = prepared.units.iter().filter(|unit| !unit.further_sample).map(|unit| {
         if !endpoint.generates() {
-            return Way::new(served, endpoint, unit).auxiliary();
+            return Way::new(prepared, unit).auxiliary();
         }
         let open = is_open(served, flow, threshold);
         let auto = open.then(|| weigh(served, unit, false));
@@ -154,7 +156,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
             context_tokens: served.pool.context_tokens(),
             no_hand_off: none_comes(served, endpoint, Instant::now()),
         };
-        Way::new(served, prepared.endpoint, unit).go(plan(&served.config, facts), auto)
+        Way::new(prepared, unit).go(plan(&served.config, facts), auto)
     });
     Ok(Explanation {
         model: served.name().to_owned(),
@@ -170,6 +172,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
 struct Way<'a> {
     served: &'a Served,
     endpoint: Endpoint,
+    options: Options,
     unit: &'a Unit,
     roster: std::sync::Arc<Roster>,
     /// The workers that return no hand-offs for the endpoint.
@@ -178,7 +181,8 @@ struct Way<'a> {
 }
 
 impl<'a> Way<'a> {
-    fn new(served: &'a Served, endpoint: Endpoint, unit: &'a Unit) -> Self {
+    fn new(prepared: &'a Prepared, unit: &'a Unit) -> Self {
+        let Prepared { served, endpoint, options, .. } = prepared;
         let told = PromptExplained {
             prompt_index: unit.prompt_index,
             prompt_tokens: unit.prompt_tokens,
@@ -194,8 +198,9 @@ impl<'a> Way<'a> {
             steps: Vec::new(),
             stops: None,
         };
-        let missing = missing(served, endpoint, Instant::now());
-        Self { served, endpoint, unit, roster: served.pool.roster(), missing, told }
+        let missing = missing(served, *endpoint, Instant::now());
+        let (endpoint, options) = (*endpoint, *options);
+        Self { served, endpoint, options, unit, roster: served.pool.roster(), missing, told }
     }
 
     fn go(mut self, plan: Plan, auto: Option<Weighed>) -> PromptExplained {
@@ -224,7 +229,7 @@ impl<'a> Way<'a> {
     /// or if the explanation ends here.
     fn decode_try(&mut self, threshold: f64) -> bool {
         let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
-        let wish = Wish { leg: Leg::Aggregated, excluded: &[], blocks: need.blocks };
+        let wish = Wish { blocks: need.blocks, ..Wish::any(Leg::Aggregated, &[]) };
         let Some(chosen) = self.step("decode_try", wish) else { return true };
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
@@ -269,7 +274,9 @@ impl<'a> Way<'a> {
         if !pool.any_up(Leg::Prefill, &spared) {
             return self.without(LocalReason::NoPrefill);
         }
-        let Some(prefill) = self.step("prefill", Wish::any(Leg::Prefill, &spared)) else { return };
+        let may_fetch = is_fetchable(self.served, self.endpoint, self.unit, self.options);
+        let wish = Wish { may_fetch, ..Wish::any(Leg::Prefill, &spared) };
+        let Some(prefill) = self.step("prefill", wish) else { return };
         self.told.read_back = self.read_back(&prefill);
         let mut excluded = vec![Exclusion::new(prefill.worker, VetoReason::SameWorker)];
         let others = pool.any_up(Leg::Decode, &excluded);
@@ -325,7 +332,9 @@ impl<'a> Way<'a> {
         // An explanation draws its own random bits for ties and does not advance the turn of
         // `round_robin`.
         let query = query(pool, self.unit, wish.leg, pool.turn(wish.leg), rand::random());
-        let choice = pick(&self.served.config.policy, &seen, &[], query);
+        let mut sources = Vec::new();
+        list_sources(pool, &self.roster, self.unit, wish, now.instant, &mut sources);
+        let choice = pick(&self.served.config.policy, &seen, &sources, query);
         let mut step = Step {
             step: name,
             leg: wish.leg.name(),

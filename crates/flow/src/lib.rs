@@ -17,6 +17,7 @@ pub mod legs;
 pub mod migrate;
 mod offer;
 mod pair;
+mod peer_fetch;
 mod place;
 pub mod plan;
 mod prefill;

@@ -14,7 +14,7 @@ use splitrail_fleet::Served;
 use splitrail_fleet::waiting::{Asked, Granted, NoRoom, Why};
 use splitrail_fleet::{Booking, CandidateQuery, Exclusion, Pool, Roster, Worker};
 use splitrail_ledger::timeline::Stage;
-use splitrail_policy::{Candidate, Choice, Leg, Query, holders};
+use splitrail_policy::{Candidate, Choice, FetchPlan, Leg, Query, Source, holders};
 use splitrail_telemetry::clock::unix_ms;
 
 mod record;
@@ -24,7 +24,7 @@ use record::{record, shadow};
 
 thread_local! {
     /// Buffers of the choice, kept per thread so that a choice allocates nothing.
-    static PICKING: RefCell<(Vec<Candidate>, Choice)> = RefCell::default();
+    static PICKING: RefCell<(Vec<Candidate>, Vec<Source>, Choice)> = RefCell::default();
 }
 
 /// A chosen worker, with what the router knew of it at the time of the choice.
@@ -42,6 +42,12 @@ pub(super) struct Placed {
     pub(super) assumed_blocks: u32,
     /// `overlap_blocks` split by tier.
     pub(super) overlap_by_tier: [u32; Tier::COUNT],
+    /// The prefix that the worker is to fetch from another worker before the leg is sent.
+    pub(super) fetch: Option<FetchPlan>,
+    /// The last blocks of `overlap_blocks`, which a peer fetch has brought for this leg.
+    pub(super) fetched_blocks: u32,
+    /// Whether a peer fetch has brought blocks that the index may not have yet.
+    has_fetched: bool,
     /// The booking that the queue made, until the leg is sent.
     room: Mutex<Option<Booking>>,
 }
@@ -63,7 +69,19 @@ impl Placed {
     /// if the engine may run the leg on any of several ranks.
     pub(super) fn is_comparable(&self) -> bool {
         let anywhere = self.rank.is_none() && self.worker.ranks.are_chosen_by_the_engine();
-        self.is_believed && !anywhere
+        self.is_believed && !anywhere && !self.has_fetched
+    }
+
+    /// Records that the worker holds this many leading blocks after a peer fetch, as it has
+    /// confirmed itself. `is_own` says whether the fetch was made for this leg.
+    pub(super) fn received(&mut self, blocks: u32, is_own: bool) {
+        let more = blocks.saturating_sub(self.overlap_blocks);
+        self.has_fetched = true;
+        self.fetched_blocks = if is_own { more } else { 0 };
+        self.overlap_blocks += more;
+        self.overlap_by_tier[Tier::Device as usize] += more;
+        self.believed_blocks = self.believed_blocks.max(blocks);
+        self.assumed_blocks = self.assumed_blocks.max(blocks);
     }
 }
 
@@ -76,12 +94,14 @@ pub(super) struct Wish<'a> {
     /// The number of leading blocks that the worker should hold; if no worker holds as many, only
     /// the workers that hold most are candidates.
     pub(super) blocks: Option<u32>,
+    /// Whether the worker may fetch a prefix from another worker first.
+    pub(super) may_fetch: bool,
 }
 
 impl<'a> Wish<'a> {
     /// Any worker for a leg except the excluded workers.
     pub(super) fn any(leg: Leg, excluded: &'a [Exclusion]) -> Self {
-        Self { leg, excluded, blocks: None }
+        Self { leg, excluded, blocks: None, may_fetch: false }
     }
 
     /// The query for a pool's candidates, regardless of how many blocks the candidates hold.
@@ -124,14 +144,15 @@ pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed,
     let Served { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
     let roster = pool.roster();
-    PICKING.with_borrow_mut(|(candidates, choice)| {
+    PICKING.with_borrow_mut(|(candidates, sources, choice)| {
         pool.list_candidates(&roster, wish.query(unit, started), candidates);
+        list_sources(pool, &roster, unit, wish, started, sources);
         if let Some(blocks) = wish.blocks {
             holders(candidates, blocks);
         }
         let started = prompt.mark(Stage::Match);
         let query = query(pool, unit, leg, pool.next_turn(leg), pool.draw());
-        if !choice.decide(&config.policy, candidates, &[], &query, 0) {
+        if !choice.decide(&config.policy, candidates, sources, &query, 0) {
             let now = Moment { instant: started, unix_ms: unix_ms() };
             note_vetoed(decision, &roster, wish, candidates, now);
             let message = format!("model {} has no worker left for {}", config.name, leg.name());
@@ -162,6 +183,7 @@ pub(super) async fn place_in_turn(
         leg: wish.leg,
         hashes: Arc::clone(&unit.hashes),
         excluded: wish.excluded.to_vec(),
+        may_fetch: wish.may_fetch,
         query,
         observes_prefill_end,
         urgency: context.urgency,
@@ -212,7 +234,7 @@ fn settle(
     pick: Pick<'_>,
     room: Option<Booking>,
 ) -> Result<Placed, Error> {
-    let PromptContext { context, unit, decision, .. } = prompt;
+    let PromptContext { context, unit, .. } = prompt;
     let Pick { roster, candidates, choice } = pick;
     let leg = query.leg;
     let chosen = candidates[choice.index];
@@ -221,12 +243,14 @@ fn settle(
         return Err(Error::new(Kind::Internal, "a candidate is not in its roster"));
     };
     record(prompt, query, wish, pick);
-    shadow(context, decision, query, pick);
+    shadow(prompt, query, wish, pick);
     let metrics = &context.metrics;
     if unit.unknown.is_none() || !unit.hashes.is_empty() {
         let labels = [context.served.name(), leg.name()];
         metrics.overlap_blocks.with_label_values(&labels).observe(chosen.overlap_blocks.into());
-        let lost = choice.best_overlap_blocks - chosen.overlap_blocks;
+        let fetched_blocks = choice.fetch().map_or(0, |fetch| fetch.blocks);
+        let held_blocks = chosen.overlap_blocks.max(fetched_blocks);
+        let lost = choice.best_overlap_blocks.saturating_sub(held_blocks);
         metrics.overlap_blocks_lost.with_label_values(&labels[..1]).inc_by(lost.into());
     }
     let Candidate { rank, overlap_blocks, overlap_by_tier, assumed_blocks, .. } = chosen;
@@ -238,8 +262,26 @@ fn settle(
         believed_blocks: chosen.believed_blocks(),
         assumed_blocks,
         overlap_by_tier,
+        fetch: choice.fetch(),
+        fetched_blocks: 0,
+        has_fetched: false,
         room: Mutex::new(room),
     })
+}
+
+/// Replaces the contents of a list by the workers from which a leg's worker may fetch a prefix.
+pub(super) fn list_sources(
+    pool: &Pool,
+    roster: &Roster,
+    unit: &Unit,
+    wish: Wish<'_>,
+    now: Instant,
+    sources: &mut Vec<Source>,
+) {
+    match wish.may_fetch {
+        true => pool.list_sources(roster, &unit.hashes, now, sources),
+        false => sources.clear(),
+    }
 }
 
 /// The candidates for a leg at the time `now`.

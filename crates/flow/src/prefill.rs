@@ -18,11 +18,12 @@ use super::context::{
 use super::hand_off::{Lead, kept_for_decode, missing};
 use super::lease::{Lease, left_by_engine};
 use super::legs;
+use super::peer_fetch::{fetch_first, may_fetch};
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::read_back;
 use super::repair::Repair;
-use super::staged::{Prefilled, Staged};
+use super::staged::{FetchRequest, Prefilled, Staged};
 use crate::prepare::Unit;
 use crate::reply::dialect;
 use splitrail_api::error::{Error, Fault, Kind};
@@ -45,6 +46,8 @@ pub(super) struct Tries {
     excluded: Vec<Exclusion>,
     /// Workers that return no hand-offs for this endpoint.
     missing: Vec<Exclusion>,
+    /// Whether the next worker may fetch a prefix from another worker.
+    may_fetch: bool,
     left: u32,
     /// Whether the next attempt may read KV back. After a failed read, none does.
     reads: bool,
@@ -56,7 +59,8 @@ impl Tries {
         let Served { config, pool, .. } = context.served.as_ref();
         let excluded = kept_for_decode(pool, failed_decode);
         let missing = missing(&context.served, context.endpoint, Instant::now());
-        Self { excluded, missing, left: config.retries.prefill, reads: true }
+        let left = config.retries.prefill;
+        Self { excluded, missing, may_fetch: false, left, reads: true }
     }
 
     /// Chooses the next worker.
@@ -69,7 +73,7 @@ impl Tries {
         if !context.served.pool.any_up(Leg::Prefill, &excluded) {
             return Err(no_prefill_worker(context));
         }
-        let wish = Wish::any(Leg::Prefill, &excluded);
+        let wish = Wish { may_fetch: self.may_fetch, ..Wish::any(Leg::Prefill, &excluded) };
         place_in_turn(prompt, wish, true).await
     }
 
@@ -124,6 +128,7 @@ pub(super) async fn prefill_or_local(
 ) -> Result<Option<Prefilled>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let mut tries = Tries::new(context, failed_decode);
+    tries.may_fetch = may_fetch(prompt);
     let last = loop {
         let mut placed = match tries.place(prompt).await {
             Ok(placed) => placed,
@@ -135,6 +140,9 @@ pub(super) async fn prefill_or_local(
             }
             Err(error) => break error,
         };
+        if placed.fetch.is_some() {
+            tries.may_fetch = Box::pin(fetch_first(prompt, &mut placed)).await;
+        }
         sent(context, unit, &placed);
         let envelope = attempt(context, decision);
         let mut expected = expected(context, unit, &placed);
@@ -399,7 +407,8 @@ async fn prefill(
         };
         context.served.admit_host(worker, hand_off.remote_host(), said.peer)?;
         let lease = lease(context, &hand_off, said.begun);
-        Some(Staged::new(context, unit, worker.index, &envelope, hand_off, lease))
+        let fetch = FetchRequest::of(context, unit);
+        Some(Staged::new(context, fetch, worker.index, &envelope, hand_off, lease))
     };
     Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
 }
@@ -452,7 +461,7 @@ fn note(worker: &Worker, endpoint: Endpoint, said: &Result<Result<HandOff, Local
     }
 }
 
-fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> Lease {
+pub(super) fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> Lease {
     let now_unix_s = unix_ms() as f64 / 1e3;
     let said = hand_off.remote_blocks_expiry_s().and_then(|at| left_by_engine(at, now_unix_s));
     let lease = context.served.config.lease;

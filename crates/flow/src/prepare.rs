@@ -25,10 +25,12 @@ use splitrail_prompt::watch::{self, Watch};
 use splitrail_telemetry::Metrics;
 
 mod engine_tokens;
+mod ids;
 mod short;
 mod tokens;
 
 use engine_tokens::{EngineTokens, Question};
+pub(crate) use ids::PromptIds;
 pub use short::is_harmless;
 use tokens::Tokens;
 

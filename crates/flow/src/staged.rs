@@ -29,19 +29,36 @@ pub(super) struct Staged {
     lease: Lease,
     metrics: Arc<Metrics>,
     served: Arc<Served>,
-    endpoint: Endpoint,
-    body: JsonObject,
-    weight_tokens: u64,
+    fetch: FetchRequest,
     envelope: Envelope,
     /// The prefill worker, which cannot fetch from itself.
     worker: WorkerIndex,
+}
+
+/// The request that takes a hand-off, with which an unused one is released.
+pub(super) struct FetchRequest {
+    pub(super) endpoint: Endpoint,
+    /// The body, without the fields that a leg adds.
+    pub(super) body: JsonObject,
+    /// The prompt's load in tokens.
+    pub(super) weight_tokens: u64,
+    /// The worker that releases the hand-off if it is up; otherwise a decode worker does.
+    pub(super) by: Option<Arc<Worker>>,
+}
+
+impl FetchRequest {
+    /// The client's own prompt, for any decode worker.
+    pub(super) fn of(context: &Context, unit: &Unit) -> Self {
+        let (body, weight_tokens) = (unit.body.clone(), unit.weight_tokens);
+        Self { endpoint: context.endpoint, body, weight_tokens, by: None }
+    }
 }
 
 impl Staged {
     /// The hand-off of a prefill leg that has succeeded.
     pub(super) fn new(
         context: &Context,
-        unit: &Unit,
+        fetch: FetchRequest,
         worker: WorkerIndex,
         envelope: &Envelope,
         hand_off: HandOff,
@@ -52,9 +69,7 @@ impl Staged {
             lease,
             metrics: Arc::clone(&context.metrics),
             served: Arc::clone(&context.served),
-            endpoint: context.endpoint,
-            body: unit.body.clone(),
-            weight_tokens: unit.weight_tokens,
+            fetch,
             envelope: envelope.clone(),
             worker,
         }
@@ -76,11 +91,12 @@ impl Staged {
         let left = self.lease.left(Instant::now());
         let Some(worker) = self.fetcher().filter(|_| !left.is_zero()) else { return false };
         let params = hand_off.into_json();
-        let body = legs::fetch(&self.body, self.endpoint, Carried::Params(&params));
+        let FetchRequest { endpoint, body, weight_tokens, .. } = &self.fetch;
+        let body = legs::fetch(body, *endpoint, Carried::Params(&params));
         let Ok(body) = body else { return false };
-        let booking = worker.book(None, 0, self.weight_tokens);
+        let booking = worker.book(None, 0, *weight_tokens);
         let (metrics, served) = (Arc::clone(&self.metrics), Arc::clone(&self.served));
-        let (envelope, shape) = (self.envelope.clone(), Shape::whole(self.endpoint));
+        let (envelope, shape) = (self.envelope.clone(), Shape::whole(*endpoint));
         let body = Parcel::new(body).0.once();
         let release = async move {
             let _booking = booking;
@@ -98,8 +114,12 @@ impl Staged {
         self.served.releases.run(release)
     }
 
-    /// The decode worker that is up and has the fewest booked tokens.
+    /// The worker that is meant to, or the decode worker that is up and has the fewest booked
+    /// tokens.
     fn fetcher(&self) -> Option<Arc<Worker>> {
+        if let Some(worker) = self.fetch.by.as_ref().filter(|worker| worker.is_up()) {
+            return Some(Arc::clone(worker));
+        }
         let roster = self.served.pool.roster();
         let able = roster.iter().filter(|worker| {
             worker.serves(Leg::Decode) && worker.is_up() && worker.index != self.worker

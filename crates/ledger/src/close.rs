@@ -142,6 +142,10 @@ fn count_leg(metrics: &Metrics, labelled: LabelledSeries<'_>, leg: LegKind, figu
             count("local_cache_hit", tier.name(), hit);
         }
     }
+    if tokens.peer_fetched > 0 {
+        let fetched = metrics.peer_fetched_tokens.with_label_values(&[model]);
+        fetched.inc_by(tokens.peer_fetched.into());
+    }
     // Read-back is for prefill legs; elsewhere there is no such series.
     if leg == LegKind::Prefill {
         count("read_back", "none", tokens.read_back);

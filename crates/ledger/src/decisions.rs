@@ -15,7 +15,10 @@ mod tests;
 
 pub use answer::UsageReport;
 pub use handle::DecisionHandle;
-pub use parts::{CandidateRecord, DrawRecord, Figures, ShadowRecord, VetoRecord, WeighedRecord};
+pub use parts::{
+    CandidateRecord, DrawRecord, FetchChoice, FetchRecord, Figures, ShadowRecord, VetoRecord,
+    WeighedRecord,
+};
 pub use placement::Placement;
 pub use record::{Decision, DecisionStart};
 pub use ring::Decisions;

@@ -63,6 +63,8 @@ pub struct Expected {
     pub prompt_tokens: Option<u32>,
     /// Leading blocks that the worker held, as confirmed by its events.
     pub overlap: Overlap,
+    /// The last blocks of `overlap`, which a peer fetch has brought for this leg.
+    pub fetched_blocks: u32,
     /// Tokens per block.
     pub block_size: u32,
     /// Whether the engine does not read its prefix cache for this request.
@@ -85,6 +87,14 @@ impl Expected {
         }
     }
 
+    /// The part of `cached_tokens` that a peer fetch has brought: what lies behind the blocks that
+    /// the worker held before.
+    fn fetched_tokens(&self, cached_tokens: u32) -> u32 {
+        let fetched = self.fetched_blocks.min(self.overlap.blocks);
+        let own = (self.overlap.blocks - fetched).saturating_mul(self.block_size);
+        cached_tokens.saturating_sub(own).min(fetched.saturating_mul(self.block_size))
+    }
+
     /// Splits `cached_tokens` by tier. Engines report hits without their tier, so the tiers of the
     /// index are used, the fastest first. Tokens that are not in the index count as found in the
     /// engine's own cache (`device`).
@@ -105,6 +115,8 @@ impl Expected {
 pub struct LegTokens {
     /// Tokens found in the worker's own cache, by tier (`Tier as usize`).
     pub local_cache_hit: [u32; Tier::COUNT],
+    /// The part of `local_cache_hit` that a peer fetch had brought for this leg.
+    pub peer_fetched: u32,
     /// Tokens whose KV a prefill leg read back from a decode worker.
     pub read_back: u32,
     /// Tokens whose KV another worker handed over. They never count as cache hits.
@@ -215,7 +227,14 @@ impl LegFacts {
             if self.receives { (rest, 0) } else { (0, rest) };
         let read_back = reported.map_or(0, |_| self.read_back_tokens(cached));
         let local_cache_hit = self.expected.by_tier(cached - read_back);
-        let tokens = LegTokens { local_cache_hit, read_back, external_kv_transfer, local_compute };
+        let peer_fetched = self.expected.fetched_tokens(cached - read_back);
+        let tokens = LegTokens {
+            local_cache_hit,
+            peer_fetched,
+            read_back,
+            external_kv_transfer,
+            local_compute,
+        };
         Some(Figures { prompt_tokens, prompt_source, tokens, source })
     }
 }
@@ -242,6 +261,21 @@ mod tests {
         assert_eq!(expected.by_tier(40), [32, 8, 0, 0]);
         // Hits that are not in the index count as found in the engine's own memory.
         assert_eq!(expected.by_tier(128), [64, 48, 0, 16]);
+    }
+
+    #[test]
+    fn hits_behind_what_the_worker_held_itself_were_fetched() {
+        let expected = Expected {
+            overlap: overlap([7, 0, 0, 0]),
+            fetched_blocks: 5,
+            block_size: 16,
+            ..Expected::default()
+        };
+        for (cached_tokens, fetched) in [(0, 0), (32, 0), (48, 16), (112, 80), (128, 80)] {
+            assert_eq!(expected.fetched_tokens(cached_tokens), fetched, "{cached_tokens}");
+        }
+        let nothing = Expected { fetched_blocks: 0, ..expected };
+        assert_eq!(nothing.fetched_tokens(112), 0);
     }
 
     #[test]
@@ -294,12 +328,14 @@ mod tests {
             known in proptest::option::of(0u32..5000),
             cached_tokens in proptest::option::of(0u32..6000),
             by_tier in proptest::array::uniform4(0u32..100),
+            fetched_blocks in 0u32..120,
             block_size in 0u32..40,
             receives: bool, bypasses_cache: bool,
             offered in proptest::option::of(0u32..100),
         ) {
             let expected = Expected {
-                prompt_tokens: known, overlap: overlap(by_tier), block_size, bypasses_cache,
+                prompt_tokens: known, overlap: overlap(by_tier), fetched_blocks, block_size,
+                bypasses_cache,
                 comparable: true,
                 epoch: 0,
             };
@@ -315,6 +351,8 @@ mod tests {
             prop_assert_eq!(figures.is_some(), prompt_tokens.or(elsewhere).or(known).is_some());
             let Some(figures) = figures else { return Ok(()) };
             prop_assert_eq!(figures.tokens.total(), figures.prompt_tokens);
+            prop_assert!(figures.tokens.peer_fetched <= figures.tokens.hit());
+            prop_assert!(figures.tokens.peer_fetched <= fetched_blocks * block_size);
             if let (Some(reported), false) = (cached_tokens, receives) {
                 let told = figures.tokens.hit() + figures.tokens.read_back;
                 prop_assert_eq!(told, reported.min(figures.prompt_tokens));

@@ -106,6 +106,10 @@ pub struct FiguresRecord {
     pub local_cache_hit: u32,
     /// The same tokens by tier; tiers without tokens are left out.
     pub local_cache_hit_by_tier: BTreeMap<&'static str, u32>,
+    /// The part of `local_cache_hit` that a peer fetch had brought for this leg; left out if there
+    /// is none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub peer_fetched: u32,
     /// Tokens whose KV the leg read back from a decode worker; left out if there are none.
     #[serde(skip_serializing_if = "is_zero")]
     pub read_back: u32,
@@ -151,6 +155,7 @@ impl FiguresRecord {
             prompt_tokens,
             local_cache_hit: tokens.hit(),
             local_cache_hit_by_tier: tiers.filter(|(_, tokens)| *tokens > 0).collect(),
+            peer_fetched: tokens.peer_fetched,
             read_back: tokens.read_back,
             external_kv_transfer: tokens.external_kv_transfer,
             local_compute: tokens.local_compute,

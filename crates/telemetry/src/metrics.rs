@@ -76,8 +76,9 @@ metrics! {
     /// Time that requests waited in the router's `queue` for a worker.
     queue_wait: HistogramVec[SECONDS]("queue_wait_seconds"; "model");
     /// Time in the parts of a request that engines do: asking a decode worker that held too little
-    /// (decode_try), the prefill leg (prefill), the last leg up to its first event, or up to its end
-    /// if the reply is whole (first_token), and legs that failed (failed).
+    /// (decode_try), taking a prefix from another worker (peer_fetch), the prefill leg (prefill), the
+    /// last leg up to its first event, or up to its end if the reply is whole (first_token), and legs
+    /// that failed (failed).
     engine_stage: HistogramVec[SECONDS]("engine_stage_seconds"; "model", "stage" in ENGINE_STAGES);
     /// Time from the end of the prefill leg to the first event of the decode leg that used its
     /// hand-off. Streams only, of connectors whose legs follow each other.
@@ -127,8 +128,9 @@ metrics! {
     /// Blocks within `cache_loss_tracking.window` that could have been cache hits and were not, by
     /// reason: cold, evicted, diverted, stale or parity.
     cache_loss_blocks: IntGaugeVec("cache_loss_blocks"; "model", "reason" in LOSSES);
-    /// Blocks within `cache_loss_tracking.window`: those that were cache hits (found), and the
-    /// maximum that the prompts allowed (best).
+    /// Blocks within `cache_loss_tracking.window`: those that were cache hits (found), the
+    /// part of them that was fetched from other workers (fetched), and the maximum that the prompts
+    /// allowed (best).
     cache_hit_blocks: IntGaugeVec("cache_hit_blocks"; "model", "of" in HITS);
     /// Requests that wait in the router's `queue` for a worker.
     queue_depth: IntGaugeVec("queue_depth"; "model");
@@ -203,6 +205,15 @@ metrics! {
     /// decode engine frees its blocks (`connector: mooncake` and `nixl_push`), left until their lease
     /// ends, or stranded: the decode engine keeps the blocks until it is restarted (`nixl_push`).
     unused_hand_offs: IntCounterVec("unused_hand_offs_total"; "model", "outcome" in HAND_OFFS);
+    /// Peer fetches that have ended, by outcome: fetched, shared (with another request that fetched
+    /// the same), recomputed (the source had lost the prefix and computed it again), lost (the source
+    /// had lost it and refused), gone (its events said so before it was asked), full (other fetches
+    /// were first), unusable (its reply had no usable hand-off), foreign_hand_off, failed, timed_out
+    /// or cancelled.
+    peer_fetches: IntCounterVec("peer_fetches_total"; "model", "outcome" in PEER_FETCHES);
+    /// Prompt tokens of completed requests that prefill legs found in their worker's cache because a
+    /// peer fetch had brought them. They are a part of the local cache hits.
+    peer_fetched_tokens: IntCounterVec("peer_fetched_tokens_total"; "model");
     /// Prefill legs that were to read KV back from a decode worker, by outcome: read, not_needed (the
     /// engine had or computed the tokens itself), failed, or mismatch (the engine's tokens are not
     /// those of the router; read-back is off for the model then).

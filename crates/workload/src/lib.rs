@@ -5,6 +5,7 @@
 pub mod booking;
 pub mod breaker;
 pub mod costs;
+pub mod fetches;
 pub mod pace;
 
 pub use booking::{Booked, Booking};

@@ -187,6 +187,7 @@ fn observe_losses(core: &Core, served: &Served) {
         set(&core.metrics.cache_loss_blocks, reason, blocks);
     }
     set(&core.metrics.cache_hit_blocks, "found", loss.hit_blocks);
+    set(&core.metrics.cache_hit_blocks, "fetched", loss.fetched_blocks);
     set(&core.metrics.cache_hit_blocks, "best", loss.best_blocks);
 }
 

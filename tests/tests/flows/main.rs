@@ -9,4 +9,5 @@ mod hand_off_hosts;
 mod lease;
 mod matrix;
 mod migrate;
+mod peer_fetch;
 mod read_back;

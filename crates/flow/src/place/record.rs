@@ -3,16 +3,18 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use super::{Moment, Pick, Wish};
-use crate::context::{Context, PromptContext};
+use super::{Moment, Pick, Wish, list_sources};
+use crate::context::PromptContext;
 use splitrail_fleet::veto_by_health;
 use splitrail_fleet::{Roster, Worker, excluded};
 use splitrail_ledger::decisions::{
-    CandidateRecord, DecisionHandle, Figures, Placement, ShadowRecord, VetoRecord,
+    CandidateRecord, DecisionHandle, FetchChoice, Figures, Placement, ShadowRecord, VetoRecord,
 };
 use splitrail_ledger::timeline::{self, Scored};
 use splitrail_ledger::veto::VetoReason;
-use splitrail_policy::{Candidate, CandidateIndex, Choice, Leg, Policy, Query, Veto, pick};
+use splitrail_policy::{
+    Candidate, CandidateIndex, Choice, FetchPlan, Leg, Policy, Query, Veto, pick,
+};
 
 /// Maximum number of candidates in a decision record besides the chosen one, the cheapest first.
 /// The bound keeps the records of a fleet of hundreds of workers small.
@@ -108,6 +110,18 @@ impl Pick<'_> {
         }
     }
 
+    /// The record of a fetch.
+    fn fetch(&self, plan: FetchPlan) -> FetchChoice {
+        let source = self.roster.get(plan.source);
+        FetchChoice {
+            source: source.map_or("", |worker| worker.id()).into(),
+            rank: plan.rank,
+            blocks: plan.blocks,
+            tokens: plan.tokens,
+            predicted_ms: plan.ready_ms,
+        }
+    }
+
     /// The record of a candidate for a leg.
     pub(in super::super) fn record(
         &self,
@@ -128,6 +142,7 @@ impl Pick<'_> {
         let figures = Figures {
             cost: choice.costs[candidate],
             terms: choice.terms.get(candidate.0).copied(),
+            fetch: choice.fetches.get(candidate.0).and_then(|fetch| Some(self.fetch((*fetch)?))),
             veto,
             index_age_ms: worker.and_then(|worker| worker.event_stats.index_age_ms(now.unix_ms)),
         };
@@ -167,17 +182,20 @@ fn vetoed<'a>(
 }
 
 /// Records what the shadow policy would have chosen, and the predicted gain or loss of that choice.
-pub(super) fn shadow(context: &Context, decision: &DecisionHandle, query: Query, live: Pick<'_>) {
-    let Pick { candidates, choice, .. } = live;
+pub(super) fn shadow(prompt: PromptContext<'_>, query: Query, wish: Wish<'_>, live: Pick<'_>) {
+    let PromptContext { context, unit, decision, .. } = prompt;
+    let Pick { roster, candidates, choice } = live;
     let config = &context.served.config;
     let Some(policy) = config.shadow.as_ref().map(|shadow| &shadow.policy) else { return };
-    let Some(other) = pick(policy, candidates, &[], query) else { return };
+    let mut sources = Vec::new();
+    list_sources(&context.served.pool, roster, unit, wish, Instant::now(), &mut sources);
+    let Some(other) = pick(policy, candidates, &sources, query) else { return };
     let agrees = other.index == choice.index;
     // Costs of different policies have different units, so the gain is computed as TTFT in
     // milliseconds.
     let gain_ms = match agrees {
         true => 0.0,
-        false => pick(&Policy::predicted_ttft(), candidates, &[], query)
+        false => pick(&Policy::predicted_ttft(), candidates, &sources, query)
             .map_or(0.0, |told| told.costs[choice.index] - told.costs[other.index]),
     };
     let metrics = &context.metrics;

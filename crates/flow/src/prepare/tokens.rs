@@ -115,6 +115,24 @@ pub(super) fn tokenize(
     }
 }
 
+/// The token ids of a prompt that [`tokenize`] could tokenise by itself; `None` otherwise.
+pub(super) fn ids(served: &Served, body: &JsonObject, prompt: Prompt) -> Option<Vec<u32>> {
+    let model = served.prompt.as_deref();
+    match prompt {
+        Prompt::Opaque(_) => None,
+        Prompt::Tokens(ids) => Some(ids),
+        Prompt::Text(text) => {
+            let special = body.get::<bool>("add_special_tokens", "true or false").ok()?;
+            Some(model?.tokenize_text(&text, special.unwrap_or(true)).ok()?.ids)
+        }
+        prompt => {
+            let (model, now_unix_s) = (model?, (unix_ms() / 1000) as i64);
+            let fields = Read::of(&prompt).fields(body).ok()?;
+            with_chat(&prompt, fields, |view| Ok(model.tokenize_chat(view, now_unix_s)?.ids)).ok()
+        }
+    }
+}
+
 /// The name by which engines know the model or the adapter of a request.
 fn engine_name(body: &JsonObject) -> Result<String, Error> {
     Ok(body.get("model", "text")?.unwrap_or_default())

@@ -49,8 +49,42 @@ pub struct CandidateRecord {
     pub veto: Option<VetoReason>,
     /// Milliseconds since its last KV event or index synchronisation; `None` if there was none.
     pub index_age_ms: Option<u64>,
+    /// The prefix that the worker would fetch from another one; `None` if it would fetch nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fetch: Option<FetchChoice>,
     /// Whether it was chosen.
     pub chosen: bool,
+}
+
+/// A prefix that a candidate would fetch from another worker because that is cheaper than computing
+/// it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FetchChoice {
+    /// The name of the worker that holds the prefix.
+    pub source: Name,
+    /// The rank of that worker, where it has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u16>,
+    /// The number of leading blocks that the candidate would hold.
+    pub blocks: u32,
+    /// The number of tokens that would be sent.
+    pub tokens: u64,
+    /// The predicted time in milliseconds until the blocks are there.
+    pub predicted_ms: f64,
+}
+
+/// A peer fetch before a prefill leg.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FetchRecord {
+    /// The worker that took the prefix.
+    pub worker: Name,
+    /// What was to be fetched.
+    #[serde(flatten)]
+    pub choice: FetchChoice,
+    /// How the fetch ended, as in `splitrail_peer_fetches_total`.
+    pub outcome: &'static str,
+    /// How long the fetch took, in milliseconds.
+    pub took_ms: f64,
 }
 
 impl CandidateRecord {
@@ -62,7 +96,7 @@ impl CandidateRecord {
         figures: Figures,
         chosen: bool,
     ) -> Self {
-        let Figures { cost, terms, veto, index_age_ms } = figures;
+        let Figures { cost, terms, fetch, veto, index_age_ms } = figures;
         Self {
             leg,
             worker: worker.into(),
@@ -80,18 +114,21 @@ impl CandidateRecord {
             terms,
             veto,
             index_age_ms,
+            fetch,
             chosen,
         }
     }
 }
 
 /// The figures of one candidate that come from the choice and from the fleet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Figures {
     /// The candidate's cost under the policy.
     pub cost: f64,
     /// The terms of the cost in milliseconds.
     pub terms: Option<Terms>,
+    /// The prefix that the candidate would fetch.
+    pub fetch: Option<FetchChoice>,
     /// Why the candidate could not be chosen; `None` if it could be.
     pub veto: Option<VetoReason>,
     /// Milliseconds since its last KV event or index synchronisation.

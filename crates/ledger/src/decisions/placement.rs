@@ -1,7 +1,9 @@
 //! The events of planning a prompt's flow and of choosing workers for its legs.
 
 use super::handle::DecisionHandle;
-use super::parts::{CandidateRecord, DrawRecord, ShadowRecord, VetoRecord, WeighedRecord};
+use super::parts::{
+    CandidateRecord, DrawRecord, FetchRecord, ShadowRecord, VetoRecord, WeighedRecord,
+};
 use super::record::Decision;
 use splitrail_api::name::Name;
 use splitrail_config::model::RequestFlow;
@@ -105,6 +107,11 @@ impl DecisionHandle {
         decision.shadow.push(choice);
     }
 
+    /// A peer fetch before the prefill leg has ended.
+    pub fn fetch_ended(&self, fetch: FetchRecord) {
+        self.lock().fetch = Some(fetch);
+    }
+
     /// The prompt is going to be prefilled by the worker that answers, for this reason. Returns
     /// whether the reason differs from the last one that was recorded.
     pub fn prefill_made_local(&self, reason: &'static str) -> bool {
@@ -122,6 +129,7 @@ impl Decision {
         self.vetoed.clear();
         self.draws.clear();
         self.shadow.clear();
+        self.fetch = None;
         self.outcome = None;
     }
 

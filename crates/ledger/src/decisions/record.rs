@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use super::parts::{CandidateRecord, DrawRecord, ShadowRecord, VetoRecord, WeighedRecord};
+use super::parts::{
+    CandidateRecord, DrawRecord, FetchRecord, ShadowRecord, VetoRecord, WeighedRecord,
+};
 use crate::entry::Entry;
 use splitrail_api::name::Name;
 
@@ -74,6 +76,9 @@ pub struct Decision {
     /// The choices of the shadow policy, where one is configured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) shadow: Vec<ShadowRecord>,
+    /// The last peer fetch before the prefill leg; left out if there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) fetch: Option<FetchRecord>,
     /// How the prompt ended: `ok`, an error's name, or `cancelled`; `None` while it runs.
     pub(super) outcome: Option<&'static str>,
     /// Cached tokens in the end.
@@ -144,6 +149,7 @@ impl From<DecisionStart> for Decision {
             vetoed: Vec::new(),
             draws: Vec::new(),
             shadow: Vec::new(),
+            fetch: None,
             outcome: None,
             cached_tokens: None,
             told_cached_tokens: None,
@@ -268,6 +274,17 @@ impl Decision {
             .iter()
             .filter(|other| other.leg == chosen.leg && !other.chosen && (other.up || !chosen.up));
         others.min_by(|a, b| a.cost.total_cmp(&b.cost))
+    }
+
+    /// Prompt tokens that were cached because a peer fetch had brought them.
+    pub fn peer_fetched_tokens(&self) -> u32 {
+        let figures = self.ledger.legs().filter_map(|(_, figures)| figures);
+        figures.map(|figures| figures.tokens.peer_fetched).sum()
+    }
+
+    /// The last peer fetch before the prefill leg.
+    pub fn fetch(&self) -> Option<&FetchRecord> {
+        self.fetch.as_ref()
     }
 
     /// Cached tokens of the prompt, as far as they are known.

@@ -33,10 +33,15 @@ fn candidate(leg: Leg, worker: &str, overlap_blocks: u32, chosen: bool) -> Candi
     let figures = Figures {
         cost: 1.5,
         terms: (!chosen).then(|| Terms { prefill_ms: 2.5, ..Terms::default() }),
+        fetch: (!chosen).then(fetch),
         veto: (!chosen).then_some(VetoReason::Busy),
         index_age_ms: chosen.then_some(7),
     };
     CandidateRecord::new(leg.name(), worker, &seen, figures, chosen)
+}
+
+fn fetch() -> FetchChoice {
+    FetchChoice { source: "d1".into(), rank: Some(1), blocks: 4, tokens: 64, predicted_ms: 2.5 }
 }
 
 fn placement(leg: Leg, worker: &str, overlap_blocks: u32) -> Placement {
@@ -115,6 +120,8 @@ fn complete() -> DecisionHandle {
     let seen = [candidate(of, "p1", 3, true), candidate(of, "p0", 4, false)];
     decision.placed(placement(of, "p1", 3), seen.into_iter());
     decision.shadowed(shadow(of));
+    let (worker, outcome, took_ms) = ("p0".into(), "fetched", 3.5);
+    decision.fetch_ended(FetchRecord { worker, choice: fetch(), outcome, took_ms });
     decision.attempt_begun();
     decision.prefill_sent(leg(LegKind::Prefill, "p1", 3));
     decision.prefill_reported(Some(100), Some(48));

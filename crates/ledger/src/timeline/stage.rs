@@ -15,6 +15,8 @@ pub enum Stage {
     Pick,
     /// A decode worker was asked, and held too little of the prompt.
     DecodeTry,
+    /// The worker of the prefill leg took a part of the prompt from another worker, or tried to.
+    PeerFetch,
     /// A prefill leg ran.
     Prefill,
     /// The leg that generates the reply ran up to its first event, or up to its end if the reply is
@@ -26,13 +28,14 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the usual order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Receive,
         Self::Tokenize,
         Self::Admit,
         Self::Match,
         Self::Pick,
         Self::DecodeTry,
+        Self::PeerFetch,
         Self::Prefill,
         Self::FirstToken,
         Self::Failed,
@@ -47,6 +50,7 @@ impl Stage {
             Self::Match => "match",
             Self::Pick => "pick",
             Self::DecodeTry => "decode_try",
+            Self::PeerFetch => "peer_fetch",
             Self::Prefill => "prefill",
             Self::FirstToken => "first_token",
             Self::Failed => "failed",

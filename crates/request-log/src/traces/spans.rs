@@ -223,6 +223,7 @@ impl Ended {
                 below.parent = legs.iter().find(begun).map_or(Parent::Request, Parent::Leg);
             }
             _ if legs.iter().any(|leg| is_whole(lap, leg)) => return None,
+            Stage::PeerFetch => below.part = Part::Stage("peer fetch"),
             Stage::Prefill => below.part = Part::Stage("prefill"),
             Stage::DecodeTry => below.part = Part::Stage("decode try"),
             Stage::Failed => below.part = Part::Stage("failed attempt"),

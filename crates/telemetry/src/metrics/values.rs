@@ -67,7 +67,22 @@ pub(crate) const LIMITS: &[&str] =
 /// The work of the router for a request.
 pub(crate) const STAGES: &[&str] = &["tokenize", "match", "pick"];
 /// The parts of a request that engines do.
-pub(crate) const ENGINE_STAGES: &[&str] = &["decode_try", "prefill", "first_token", "failed"];
+pub(crate) const ENGINE_STAGES: &[&str] =
+    &["decode_try", "peer_fetch", "prefill", "first_token", "failed"];
+/// How peer fetches end.
+pub(crate) const PEER_FETCHES: &[&str] = &[
+    "fetched",
+    "shared",
+    "recomputed",
+    "lost",
+    "gone",
+    "full",
+    "unusable",
+    "foreign_hand_off",
+    "failed",
+    "timed_out",
+    "cancelled",
+];
 /// Messages of the event plane.
 pub(crate) const PLANE_MESSAGES: &[&str] = &["events", "reports"];
 /// Why a message of the event plane is refused.
@@ -87,8 +102,8 @@ pub(crate) const SOURCES: &[&str] = &["engine", "estimate"];
 pub(crate) const DIRECTIONS: &[&str] = &["over", "under"];
 /// Why blocks were no cache hits.
 pub(crate) const LOSSES: &[&str] = &["cold", "evicted", "diverted", "stale", "parity"];
-/// The hits and the best possible hits.
-pub(crate) const HITS: &[&str] = &["found", "best"];
+/// The hits, the part of them that was fetched from other workers, and the best possible hits.
+pub(crate) const HITS: &[&str] = &["found", "fetched", "best"];
 /// Whether the shadow policy chose the same worker.
 pub(crate) const CHOICES: &[&str] = &["same", "other"];
 /// The better one of two policies.

@@ -1,0 +1,28 @@
+//! Settings of peer fetches: a worker takes a prefix from another worker instead of computing it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Whether a prefill worker takes a prefix that another worker holds, and how.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerFetch {
+    /// It computes what it does not hold.
+    #[default]
+    Off,
+    /// Where that is predicted to be faster, the worker that holds the prefix is first asked for a
+    /// hand-off of it, which the prefill worker takes with a request for one token. The prefill leg
+    /// then finds the prefix in its own cache. Engines need no further flag.
+    TwoStep,
+}
+
+/// The default of `peer_fetch_min_tokens`: shorter prefixes are computed in the time that two
+/// further requests take.
+pub(crate) fn min_tokens() -> u32 {
+    256
+}
+
+/// The default of `peer_fetch_max_per_worker`.
+pub(crate) fn max_per_worker() -> u32 {
+    4
+}

@@ -1,0 +1,30 @@
+//! Rules about peer fetches: what they need.
+
+use crate::model::{Connector, Flow, PeerFetch, Policy, TokenizerConfig};
+use crate::value::{typed, typed_or};
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::Node;
+
+/// Reports peer fetches that cannot happen.
+pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
+    let Some(fetch) = typed_or(model, "peer_fetch", PeerFetch::default()) else { return };
+    if fetch == PeerFetch::Off {
+        return;
+    }
+    let at = model.get("peer_fetch").unwrap_or(model).at;
+    let mut error = |why: &str, hint: &str| {
+        report.error(at, format!("`{path}.peer_fetch` {why}"), hint);
+    };
+    if typed_or(model, "connector", Connector::default()).is_some_and(|c| c != Connector::Nixl) {
+        error("needs `connector: nixl`", "only NIXL's hand-offs can be taken by any worker");
+    } else if typed::<Flow>(model, "flow") == Some(Flow::Aggregated) {
+        error("needs a flow with a prefill leg", "prefixes are fetched for prefill legs alone");
+    }
+    if typed_or(model, "tokenizer", TokenizerConfig::None {}) == Some(TokenizerConfig::None {}) {
+        error("needs a tokenizer", "what is fetched is named by its token ids: add `tokenizer`");
+    }
+    let policy = typed_or(model, "policy", Policy::default());
+    if policy.is_some_and(|policy| !matches!(policy, Policy::PredictedTtft { .. })) {
+        error("needs `policy: { kind: predicted_ttft }`", "no other policy prices a fetch");
+    }
+}

@@ -1,0 +1,46 @@
+//! Rules about peer fetches.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+#[path = "fixtures/config/support.rs"]
+mod support;
+
+use splitrail_config::model::PeerFetch;
+use support::{only_problem, parse};
+
+/// A configuration with a prefill and a decode worker and these keys.
+fn with(keys: &str) -> String {
+    format!(
+        "models:\n  - name: m\n    tokenizer: {{ kind: huggingface, path: tokenizer }}\n    {keys}\n    \
+         prefill: ['http://10.0.0.1:8000']\n    decode: ['http://10.0.1.1:8000']\n"
+    )
+}
+
+#[test]
+fn fetches_are_off_until_they_are_switched_on() {
+    let model = &parse(&with("migrate: false")).unwrap().config.models[0];
+    assert_eq!(model.peer_fetch, PeerFetch::Off);
+    let loaded = parse(&with("peer_fetch: two_step")).unwrap();
+    let model = &loaded.config.models[0];
+    assert_eq!(model.peer_fetch, PeerFetch::TwoStep);
+    assert_eq!((model.peer_fetch_min_tokens, model.peer_fetch_max_per_worker), (256, 4));
+    assert_eq!(model.timeouts.peer_fetch, Duration::from_secs(5));
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+}
+
+#[test]
+fn what_a_fetch_needs_is_said_where_it_is_missing() {
+    for (keys, part) in [
+        ("connector: mooncake", "needs `connector: nixl`"),
+        ("policy: { kind: kv_overlap }", "needs `policy: { kind: predicted_ttft }`"),
+        ("flow: aggregated\n    connector: nixl", "needs a flow with a prefill leg"),
+    ] {
+        let text = with(&format!("peer_fetch: two_step\n    {keys}"));
+        let (line, column, told) = only_problem(&text);
+        assert_eq!((line, column), (4, 17), "{told}");
+        assert!(told.contains(&format!("`models[0].peer_fetch` {part}")), "{told}");
+    }
+    let (.., told) = only_problem(&with("timeouts: { peer_fetch: 0s }"));
+    assert!(told.contains("is zero"), "{told}");
+}

@@ -1,0 +1,80 @@
+//! Peer fetches: which workers can send a prefix, and which can take one.
+//!
+//! A fetch makes a worker compute one token for another worker's request. A source that has lost
+//! the prefix computes all of it instead; it then takes part in no fetch for a while, which bounds
+//! this work to the fetches that were under way.
+
+use std::time::Instant;
+
+use splitrail_kv::Overlaps;
+
+use super::costs::RankScope;
+use super::ranks::rank_key;
+use super::roster::Roster;
+use super::worker::Worker;
+use splitrail_policy::{Leg, Source};
+pub use splitrail_workload::fetches::{FetchBooking, FetchBounds, PeerFetches, Prefix};
+
+/// Whether a worker can take a prefix from another one now. Requests must be pinned to a rank, or
+/// there must be only one: the steps of a fetch meet in one rank's cache.
+pub(super) fn can_take(
+    worker: &Worker,
+    bounds: FetchBounds,
+    block_size: u32,
+    now: Instant,
+) -> bool {
+    has_block_size(worker, block_size)
+        && !worker.ranks.are_chosen_by_the_engine()
+        && worker.fetches.may_take(bounds, now)
+}
+
+/// The engine's block size is not known to be another one.
+fn has_block_size(worker: &Worker, block_size: u32) -> bool {
+    worker.facts.block_size().is_none_or(|tokens| tokens == block_size)
+}
+
+/// The leg whose circuit breaker speaks for a worker as a source.
+fn leg_of(worker: &Worker) -> Leg {
+    if worker.serves(Leg::Prefill) { Leg::Prefill } else { Leg::Decode }
+}
+
+/// Lists the workers and ranks that can send leading blocks of a prompt now. Only blocks count that
+/// the worker's events have confirmed, and only on workers that keep what the index promises of them.
+pub(super) fn list_sources(
+    roster: &Roster,
+    overlaps: &Overlaps,
+    bounds: FetchBounds,
+    block_size: u32,
+    now: Instant,
+    sources: &mut Vec<Source>,
+) {
+    for worker in roster.iter() {
+        if !can_send(worker, bounds, block_size, now) {
+            continue;
+        }
+        let pinned = worker.ranks.are_pinned();
+        for number in 0..worker.ranks.count() {
+            let rank = pinned.then_some(number);
+            let blocks = overlaps.get(rank_key(worker.index, number)).blocks;
+            let enough = u64::from(blocks) * u64::from(block_size) >= u64::from(bounds.min_tokens);
+            if !enough || !worker.overlap_is_believed(rank) {
+                continue;
+            }
+            let queue = worker.costs.seen(now, RankScope::Rank(rank), 0).wait_ns;
+            let wait_ns = queue.saturating_add(worker.fetches.outgoing_ns());
+            sources.push(Source { worker: worker.index, rank, blocks, wait_ns });
+        }
+    }
+}
+
+fn can_send(worker: &Worker, bounds: FetchBounds, block_size: u32, now: Instant) -> bool {
+    has_block_size(worker, block_size)
+        && !worker.ranks.are_chosen_by_the_engine()
+        && worker.drift.discount() <= 0.0
+        && worker.is_available(leg_of(worker), now)
+        && worker.fetches.may_send(bounds, now)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,151 @@
+#![allow(clippy::unwrap_used)]
+
+use splitrail_kv::{
+    BlockHash, EngineHash, HashSeed, IndexConfig, KvEvent, Namespace, StoredBlock, Tier,
+    chain_hashes,
+};
+use splitrail_policy::WorkerIndex;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::Pool;
+
+const BOUNDS: FetchBounds = FetchBounds { min_tokens: 4, max_per_worker: 2 };
+
+/// A pool of workers, the first of which holds three blocks of two tokens, and the blocks.
+fn pool(keys: &str) -> (Pool, [Arc<Worker>; 2], Vec<BlockHash>) {
+    let index = IndexConfig {
+        model: "m".into(),
+        block_size: 2,
+        seed: HashSeed(1),
+        max_blocks_per_worker: 8,
+    };
+    let pool = Pool::new(index, None);
+    pool.fetch_bounds.store(Some(Arc::new(BOUNDS)));
+    let workers = ["a", "b"].map(|id| {
+        let config = format!(
+            r#"{{"id": "{id}", "role": "prefill", "url": "http://{id}:1", "kv_events": "tcp://{id}:2"{keys}}}"#
+        );
+        let config = serde_json::from_str(&config).unwrap();
+        let worker = pool.enter(|at| Worker::new(at, config, format!("{id}:1").parse().unwrap()));
+        worker.set_probed(true, "a test");
+        worker.set_synced();
+        worker.set_events_current(true);
+        worker
+    });
+    let tokens = [1, 2, 3, 4, 5, 6];
+    let block = |at: usize| StoredBlock {
+        hash: EngineHash(at as u64),
+        tokens: tokens[2 * at..2 * at + 2].to_vec(),
+        opaque: false,
+    };
+    let blocks = (0..3).map(block).collect();
+    let (adapter, salt, tier) = (None, None, Tier::Device);
+    let stored = KvEvent::Stored { parent: None, blocks, adapter, salt, tier };
+    pool.index().apply(rank_key(WorkerIndex(0), 0), &stored);
+    let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
+    let mut hashes = Vec::new();
+    chain_hashes(&namespace, HashSeed(1), &tokens, &mut hashes);
+    (pool, workers, hashes)
+}
+
+fn sources(pool: &Pool, hashes: &[BlockHash], now: Instant) -> Vec<(u32, u32)> {
+    let mut sources = Vec::new();
+    pool.list_sources(&pool.roster(), hashes, now, &mut sources);
+    sources.iter().map(|source| (source.worker.0, source.blocks)).collect()
+}
+
+fn prefix(hashes: &[BlockHash]) -> Prefix {
+    Prefix { rank: None, blocks: hashes.len() as u32, last: *hashes.last().unwrap() }
+}
+
+#[test]
+fn a_source_is_a_worker_whose_confirmed_blocks_are_to_be_believed() {
+    let now = Instant::now();
+    let (pool, [holder, _], hashes) = pool("");
+    assert_eq!(sources(&pool, &hashes, now), [(0, 3)]);
+    assert_eq!(sources(&pool, &hashes[..1], now), [], "less than a fetch must bring");
+    assert!(pool.holds(&holder, None, &hashes));
+
+    holder.set_events_current(false);
+    assert_eq!(sources(&pool, &hashes, now), [], "its events are cut off");
+    assert!(!pool.holds(&holder, None, &hashes));
+    holder.set_events_current(true);
+
+    assert!(pool.learn_block_size(&holder, 2));
+    assert_eq!(sources(&pool, &hashes, now), [(0, 3)]);
+    holder.facts.set_block_size(Some(4));
+    assert_eq!(sources(&pool, &hashes, now), [], "its blocks have another size");
+    holder.facts.set_block_size(None);
+
+    holder.set_draining(true, "a test");
+    assert_eq!(sources(&pool, &hashes, now), [], "it takes no work");
+    holder.set_draining(false, "a test");
+
+    pool.fetch_bounds.store(None);
+    assert_eq!(sources(&pool, &hashes, now), [], "peer fetches are off");
+}
+
+#[test]
+fn a_worker_that_chooses_the_rank_itself_takes_no_part() {
+    let (pool, [_, other], hashes) =
+        pool(r#", "data_parallel_ranks": 2, "takes_rank_header": false"#);
+    let now = Instant::now();
+    assert_eq!(sources(&pool, &hashes, now), []);
+    assert!(!can_take(&other, BOUNDS, 2, now));
+}
+
+#[test]
+fn a_worker_has_no_more_fetches_than_it_may_and_none_is_left_behind() {
+    let (pool, [holder, other], hashes) = pool("");
+    let begin =
+        || FetchBooking::begin(&holder.fetches, &other.fetches, prefix(&hashes), BOUNDS, 500);
+    let first = begin().unwrap();
+    assert!(first.is_alone());
+    let second = begin().unwrap();
+    assert!(!first.is_alone());
+    assert!(begin().is_none());
+    assert_eq!((other.fetches.incoming_ns(), holder.fetches.running()), (1000, (2, 0)));
+    assert_eq!(sources(&pool, &hashes, Instant::now()), []);
+    drop((first, second));
+    assert_eq!((other.fetches.incoming_ns(), holder.fetches.running()), (0, (0, 0)));
+    assert!(other.fetches.arriving(prefix(&hashes)).is_none());
+    assert_eq!(sources(&pool, &hashes, Instant::now()), [(0, 3)]);
+}
+
+#[test]
+fn a_worker_that_failed_is_left_alone_for_a_while() {
+    let (pool, [holder, other], hashes) = pool("");
+    let now = Instant::now();
+    let booking =
+        FetchBooking::begin(&holder.fetches, &other.fetches, prefix(&hashes), BOUNDS, 0).unwrap();
+    booking.source_did(false, now);
+    booking.fetcher_did(false, now);
+    drop(booking);
+    let later = now + Duration::from_secs(30);
+    for (at, allowed) in [(now, false), (later, true)] {
+        assert_eq!(sources(&pool, &hashes, at).len(), usize::from(allowed));
+        assert_eq!(can_take(&other, BOUNDS, 2, at), allowed);
+    }
+}
+
+#[tokio::test]
+async fn who_wants_the_same_prefix_learns_whether_it_has_arrived() {
+    let (_pool, [holder, other], hashes) = pool("");
+    let fetched = prefix(&hashes);
+    for arrives in [true, false] {
+        let booking =
+            FetchBooking::begin(&holder.fetches, &other.fetches, fetched, BOUNDS, 0).unwrap();
+        let shorter = prefix(&hashes[..2]);
+        assert!(other.fetches.arriving(shorter).is_none());
+        assert!(holder.fetches.arriving(fetched).is_none());
+        let mut arriving = other.fetches.arriving(fetched).unwrap();
+        if arrives {
+            booking.arrived();
+        }
+        drop(booking);
+        assert_eq!(arriving.wait_for(|has_arrived| *has_arrived).await.is_ok(), arrives);
+    }
+}

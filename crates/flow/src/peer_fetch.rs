@@ -1,0 +1,187 @@
+//! Peer fetch: before a prefill leg, its worker takes leading blocks of the prompt from another
+//! worker that holds them, instead of computing them.
+//!
+//! It has two steps, both requests of the router's own for one token. The source is asked for the
+//! prefix and one more token as if for a prefill leg: it computes that token and replies with a
+//! hand-off. The worker gets the same prompt with that hand-off as if for a decode leg, and then
+//! holds the prefix. The prefill leg finds it in the worker's own cache. Whatever fails, the prefill
+//! leg computes what the worker does not hold: a fetch never fails a request.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::watch;
+
+use super::context::PromptContext;
+use super::place::Placed;
+use crate::prepare::Unit;
+use splitrail_api::Endpoint;
+use splitrail_api::request::Options;
+use splitrail_fleet::costs::RankScope;
+use splitrail_fleet::peer_fetch::{FetchBooking, FetchBounds, Prefix};
+use splitrail_fleet::{Served, Worker};
+use splitrail_ledger::decisions::{FetchChoice, FetchRecord};
+use splitrail_ledger::timeline::Stage;
+use splitrail_policy::{FetchPlan, nanoseconds};
+
+mod outcome;
+mod steps;
+
+use outcome::Outcome;
+use steps::{Steps, Workers};
+
+/// Whether a part of a prompt can be fetched: the router knows all of its tokens, without asking an
+/// engine for them, and the engine reads its cache for it.
+pub(super) fn is_fetchable(
+    served: &Served,
+    endpoint: Endpoint,
+    unit: &Unit,
+    options: Options,
+) -> bool {
+    let has_ids = || {
+        let prompt = unit.body.raw("prompt");
+        endpoint == Endpoint::Generate || prompt.is_some_and(|raw| raw.starts_with('['))
+    };
+    unit.prompt_tokens.is_some()
+        && !unit.hashes.is_empty()
+        && options.bypasses_cache.is_none()
+        && (served.prompt.is_some() || has_ids())
+}
+
+/// Whether the worker of a prefill leg may fetch a part of this prompt.
+pub(super) fn may_fetch(prompt: PromptContext<'_>) -> bool {
+    let PromptContext { context, unit, .. } = prompt;
+    let (served, endpoint) = (&context.served, context.endpoint);
+    served.pool.fetch_bounds().is_some() && is_fetchable(served, endpoint, unit, context.options)
+}
+
+/// Runs the fetch that was chosen together with the worker of a prefill leg. Returns whether a
+/// further attempt of the leg may fetch: not after a fetch that failed.
+pub(super) async fn fetch_first(prompt: PromptContext<'_>, placed: &mut Placed) -> bool {
+    let plan = placed.fetch.take();
+    let Some(mut fetching) = plan.and_then(|plan| Fetching::begin(prompt, placed, plan)) else {
+        return true;
+    };
+    // Other requests see that the worker has work. The time of the fetch is not taken for computing.
+    let (rank, weight_tokens) = (placed.rank, prompt.unit.weight_tokens);
+    let rest_tokens = weight_tokens.saturating_sub(fetching.plan.tokens);
+    let room = placed.take_room();
+    let booking = room.unwrap_or_else(|| placed.worker.book(rank, rest_tokens, weight_tokens));
+    fetching.outcome = fetching.run().await;
+    drop(booking);
+    prompt.mark(Stage::PeerFetch);
+    let outcome = fetching.outcome;
+    if outcome.has_blocks() {
+        placed.received(fetching.prefix.blocks, outcome != Outcome::Shared);
+    }
+    outcome.has_blocks()
+}
+
+/// A fetch under way. A fetch that is dropped before it has an outcome was cancelled.
+struct Fetching<'a> {
+    prompt: PromptContext<'a>,
+    plan: FetchPlan,
+    bounds: FetchBounds,
+    prefix: Prefix,
+    fetcher: Arc<Worker>,
+    begun: Instant,
+    outcome: Outcome,
+}
+
+impl<'a> Fetching<'a> {
+    /// `None` if the fetch would bring less than it must.
+    fn begin(prompt: PromptContext<'a>, placed: &Placed, plan: FetchPlan) -> Option<Self> {
+        let PromptContext { context, unit, .. } = prompt;
+        let pool = &context.served.pool;
+        let (bounds, block_size) = (pool.fetch_bounds()?, pool.block_size());
+        // The last token of a prompt is always computed, so its block is of no use if it is full.
+        let blocks = plan.blocks.min(unit.prompt_tokens?.checked_sub(1)? / block_size.max(1));
+        let last = *unit.hashes.get(blocks.checked_sub(1)? as usize)?;
+        let brought_blocks = blocks.saturating_sub(placed.believed_blocks);
+        let brought_tokens = u64::from(brought_blocks) * u64::from(block_size);
+        (brought_tokens >= u64::from(bounds.min_tokens)).then(|| Self {
+            prompt,
+            plan,
+            bounds,
+            prefix: Prefix { rank: placed.rank, blocks, last },
+            fetcher: Arc::clone(&placed.worker),
+            begun: Instant::now(),
+            outcome: Outcome::Cancelled,
+        })
+    }
+
+    async fn run(&self) -> Outcome {
+        match self.fetcher.fetches.arriving(self.prefix) {
+            Some(arriving) => self.wait_for(arriving).await,
+            None => self.fetch().await.unwrap_or_else(|outcome| outcome),
+        }
+    }
+
+    /// Waits for another request's fetch of the same prefix.
+    async fn wait_for(&self, mut arriving: watch::Receiver<bool>) -> Outcome {
+        let limit = self.prompt.context.served.config.timeouts.peer_fetch;
+        let arrived = arriving.wait_for(|has_arrived| *has_arrived);
+        match tokio::time::timeout(limit, arrived).await {
+            Ok(Ok(_)) => Outcome::Shared,
+            Ok(Err(_)) => Outcome::Failed,
+            Err(_) => Outcome::TimedOut,
+        }
+    }
+
+    async fn fetch(&self) -> Result<Outcome, Outcome> {
+        let PromptContext { context, unit, .. } = self.prompt;
+        let pool = &context.served.pool;
+        let roster = pool.roster();
+        let source = roster.get(self.plan.source).ok_or(Outcome::Gone)?;
+        let hashes = &unit.hashes[..self.prefix.blocks as usize];
+        if !pool.holds(source, self.plan.rank, hashes) {
+            return Err(Outcome::Gone);
+        }
+        let costs = self.fetcher.costs.seen(self.begun, RankScope::Rank(None), 0).coefficients;
+        let transfer_ns = nanoseconds(costs.fetch_link_seconds(self.plan.tokens));
+        let booking = FetchBooking::begin(
+            &source.fetches,
+            &self.fetcher.fetches,
+            self.prefix,
+            self.bounds,
+            transfer_ns,
+        );
+        let booking = booking.ok_or(Outcome::Full)?;
+        let was_idle = booking.is_alone() && source.booked.prefill_tokens() == 0;
+        let preparer = &context.preparer;
+        let ids = preparer.prompt_ids(&context.served, context.endpoint, unit).await;
+        let ids = ids.ok_or(Outcome::Unusable)?;
+        let workers = Workers { source, source_rank: self.plan.rank, fetcher: &self.fetcher };
+        let steps = Steps::new(self.prompt, &booking, workers, self.prefix);
+        let sent = Instant::now();
+        let outcome = steps.run(&ids).await?;
+        booking.arrived();
+        if was_idle && booking.is_alone() && outcome == Outcome::Fetched {
+            self.fetcher.costs.fetched(self.plan.tokens, sent.elapsed().as_secs_f64());
+        }
+        Ok(outcome)
+    }
+}
+
+impl Drop for Fetching<'_> {
+    fn drop(&mut self) {
+        let PromptContext { context, decision, .. } = self.prompt;
+        let outcome = self.outcome.name();
+        let labels = [context.served.name(), outcome];
+        context.metrics.peer_fetches.with_label_values(&labels).inc();
+        let roster = context.served.pool.roster();
+        let source = roster.get(self.plan.source);
+        decision.fetch_ended(FetchRecord {
+            worker: self.fetcher.id().into(),
+            choice: FetchChoice {
+                source: source.map_or("", |worker| worker.id()).into(),
+                rank: self.plan.rank,
+                blocks: self.prefix.blocks,
+                tokens: self.plan.tokens,
+                predicted_ms: self.plan.ready_ms,
+            },
+            outcome,
+            took_ms: self.begun.elapsed().as_secs_f64() * 1e3,
+        });
+    }
+}

@@ -1,0 +1,52 @@
+//! How a peer fetch ends.
+
+/// How a peer fetch ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The worker holds the prefix.
+    Fetched,
+    /// The worker holds the prefix, because another request fetched it at the same time.
+    Shared,
+    /// The worker holds the prefix, but its source had lost a part of it and computed it again.
+    Recomputed,
+    /// The source had lost a part of the prefix and refused the request.
+    Lost,
+    /// The events of the source said so before it was asked.
+    Gone,
+    /// Other fetches took the last place of one of the workers.
+    Full,
+    /// The source gave no usable hand-off, or the prompt's token ids cannot be computed again.
+    Unusable,
+    /// The hand-off names a host from which none may come.
+    ForeignHandOff,
+    /// A worker failed, or refused its request.
+    Failed,
+    /// The fetch took longer than it may, or than the lease of its hand-off.
+    TimedOut,
+    /// The request ended before the fetch.
+    Cancelled,
+}
+
+impl Outcome {
+    /// The outcome in metrics and records.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Fetched => "fetched",
+            Self::Shared => "shared",
+            Self::Recomputed => "recomputed",
+            Self::Lost => "lost",
+            Self::Gone => "gone",
+            Self::Full => "full",
+            Self::Unusable => "unusable",
+            Self::ForeignHandOff => "foreign_hand_off",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether the worker holds the prefix now.
+    pub(super) fn has_blocks(self) -> bool {
+        matches!(self, Self::Fetched | Self::Shared | Self::Recomputed)
+    }
+}

@@ -1,0 +1,249 @@
+//! The two requests of a peer fetch.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use splitrail_engine::dialect::Dialect;
+use splitrail_engine::nixl::HandOff;
+use splitrail_engine::usage::EngineUsage;
+use tokio::time::{Instant as Moment, timeout_at};
+
+use super::Outcome;
+use crate::context::{PromptContext, envelope};
+use crate::hand_off::{Carried, Lead};
+use crate::legs;
+use crate::prefill::lease;
+use crate::prepare::PromptIds;
+use crate::read_back::discard_whole;
+use crate::reply::choices::turned_away;
+use crate::staged::{FetchRequest, Prefilled, Staged, UnderWay};
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::{Endpoint, JsonObject, Parts};
+use splitrail_config::model::GateKind;
+use splitrail_engine_client::{Envelope, Parcel, Peer, Shape};
+use splitrail_fleet::Worker;
+use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
+use splitrail_fleet::reply_audit::audit_source;
+
+/// The endpoint of both requests: the only one that takes token ids and a cache salt on every engine.
+const ENDPOINT: Endpoint = Endpoint::Completions;
+
+/// The members of a client's request that both requests carry: what tells the prefix from the same
+/// tokens of others, and how urgent it is.
+const KEPT: [&str; 3] = ["model", "cache_salt", "priority"];
+
+/// Both requests of a fetch.
+pub(super) struct Steps<'a> {
+    prompt: PromptContext<'a>,
+    booking: &'a FetchBooking,
+    workers: Workers<'a>,
+    prefix: Prefix,
+    /// The length of the prefix in tokens.
+    prefix_tokens: u32,
+    deadline: Moment,
+}
+
+/// The workers of a fetch.
+#[derive(Clone, Copy)]
+pub(super) struct Workers<'a> {
+    /// The worker that holds the prefix.
+    pub(super) source: &'a Arc<Worker>,
+    /// The rank that holds it, if the source has several.
+    pub(super) source_rank: Option<u16>,
+    /// The worker that takes it.
+    pub(super) fetcher: &'a Arc<Worker>,
+}
+
+/// What a source has given.
+struct Given {
+    hand_off: Staged,
+    /// Whether the source has computed more than the last token.
+    has_recomputed: bool,
+}
+
+impl<'a> Steps<'a> {
+    pub(super) fn new(
+        prompt: PromptContext<'a>,
+        booking: &'a FetchBooking,
+        workers: Workers<'a>,
+        prefix: Prefix,
+    ) -> Self {
+        let served = &prompt.context.served;
+        let prefix_tokens = prefix.blocks * served.pool.block_size();
+        let deadline = Moment::now() + served.config.timeouts.peer_fetch;
+        Self { prompt, booking, workers, prefix, prefix_tokens, deadline }
+    }
+
+    /// Sends one request after the other.
+    pub(super) async fn run(&self, ids: &PromptIds) -> Result<Outcome, Outcome> {
+        let PromptContext { context, unit, .. } = self.prompt;
+        let ids = ids.ids.get(..self.prefix_tokens as usize + 1).ok_or(Outcome::Unusable)?;
+        let body = body(&unit.body, ids).map_err(|_| Outcome::Unusable)?;
+        // As the legs of an attempt, both requests have the same id.
+        let envelope = envelope(context);
+        let given = timeout_at(self.deadline, self.ask(&body, &envelope)).await;
+        let given = given.unwrap_or(Err(Outcome::TimedOut));
+        let did_well = given.as_ref().is_ok_and(|given| !given.has_recomputed);
+        self.booking.source_did(did_well, Instant::now());
+        let Given { hand_off, has_recomputed } = given?;
+        // After its lease, the source may use the blocks for another prompt, and nobody would see it.
+        let ends = self.deadline.min(hand_off.lease().ends());
+        let taken = timeout_at(ends, self.take(&body, &envelope, hand_off)).await;
+        let taken = taken.unwrap_or(Err(Outcome::TimedOut));
+        self.booking.fetcher_did(taken.is_ok(), Instant::now());
+        if taken.is_err() {
+            // The worker may have failed because the source is gone.
+            self.booking.source_did(false, Instant::now());
+        }
+        taken.map(|()| if has_recomputed { Outcome::Recomputed } else { Outcome::Fetched })
+    }
+
+    /// Asks the source for the prefix and one more token.
+    async fn ask(&self, body: &JsonObject, envelope: &Envelope) -> Result<Given, Outcome> {
+        let context = self.prompt.context;
+        let source = self.workers.source;
+        let tokens = self.prefix_tokens + 1;
+        let mut asked = body.clone();
+        // An engine that knows the threshold computes nothing if it has lost a block.
+        let least = (f64::from(self.prefix_tokens) - 0.5) / f64::from(tokens);
+        self.put_threshold(&mut asked, source, least);
+        let asked = legs::prefill(&asked, ENDPOINT, Lead::Pulled).map_err(|_| Outcome::Failed)?;
+        let epoch = source.audit.epoch();
+        let _booking = source.book(self.workers.source_rank, 1, u64::from(tokens));
+        let rank = self.workers.source_rank.map(u32::from);
+        let pinned = Envelope { rank, prefill_tokens: Some(1), ..envelope.clone() };
+        let (reply, begun, peer) = self.send(source, asked.into(), &pinned).await?;
+        let reply = JsonObject::parse(reply).map_err(|_| Outcome::Failed)?;
+        let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
+        let usage = usage.and_then(|raw| EngineUsage::parse_in(Dialect::Chunks, raw).ok());
+        let hand_off = reply.raw("kv_transfer_params").unwrap_or("null");
+        let hand_off = HandOff::from_reply(hand_off).map_err(|_| Outcome::Unusable)?;
+        let foreign = |_| Outcome::ForeignHandOff;
+        let admitted = context.served.admit_host(source, hand_off.remote_host(), peer);
+        admitted.map_err(foreign)?;
+        let cached = usage.and_then(|usage| usage.cached_tokens);
+        let cached = cached.or(hand_off.remote_prefill_cached_tokens());
+        let promised = self.prefix_tokens;
+        if let Some(cached) = cached {
+            audit_source(&context.metrics, &context.served, source, epoch, [promised, cached]);
+        }
+        // A hand-off of other tokens than these would be taken without an error.
+        let fits = usage.is_none_or(|usage| usage.prompt_tokens == tokens)
+            && hand_off.remote_num_tokens() == Some(tokens)
+            && hand_off.block_count() == self.prefix.blocks as usize + 1;
+        let lease = lease(context, &hand_off, begun);
+        let fetch = FetchRequest {
+            endpoint: ENDPOINT,
+            body: body.clone(),
+            weight_tokens: u64::from(tokens),
+            by: Some(Arc::clone(self.workers.fetcher)),
+        };
+        let hand_off = Staged::new(context, fetch, source.index, envelope, hand_off, lease);
+        let has_recomputed = cached.is_some_and(|cached| cached < promised);
+        if fits { Ok(Given { hand_off, has_recomputed }) } else { Err(Outcome::Unusable) }
+    }
+
+    /// Lets the worker take the hand-off.
+    async fn take(
+        &self,
+        body: &JsonObject,
+        envelope: &Envelope,
+        mut hand_off: Staged,
+    ) -> Result<(), Outcome> {
+        let params = hand_off.spend().ok_or(Outcome::Failed)?;
+        let mut asked = body.clone();
+        self.put_threshold(&mut asked, self.workers.fetcher, 0.0);
+        let parts: Result<Parts, Error> = legs::fetch(&asked, ENDPOINT, Carried::Params(&params));
+        let (parcel, receipt) = Parcel::new(parts.map_err(|_| Outcome::Failed)?);
+        let rank = self.prefix.rank.map(u32::from);
+        let envelope = Envelope { rank, prefill_tokens: Some(0), ..envelope.clone() };
+        let worker = Arc::clone(self.workers.source);
+        let staged = Some(hand_off);
+        let prefilled = Prefilled { worker, envelope: envelope.clone(), staged };
+        // Releases the hand-off if it is dropped before a byte of it was sent.
+        let _under_way = UnderWay::new(Some(prefilled), Some(params), receipt);
+        let (reply, ..) = self.send(self.workers.fetcher, parcel.once(), &envelope).await?;
+        // An engine that keeps KV for read-back keeps that of this request as well.
+        let context = self.prompt.context;
+        discard_whole(&context.served, &context.metrics, self.workers.fetcher, reply);
+        Ok(())
+    }
+
+    /// Sends a request. Returns the reply, when it began, and the address that it came from.
+    async fn send(
+        &self,
+        worker: &Arc<Worker>,
+        body: Parcel,
+        envelope: &Envelope,
+    ) -> Result<(Bytes, Moment, Option<std::net::IpAddr>), Outcome> {
+        let client = &self.prompt.context.served.client;
+        let failed = |error: Error| match error.kind() {
+            Kind::EngineRejected(412) => Outcome::Lost,
+            _ => {
+                tracing::debug!(worker = worker.id(), %error, "a step of a peer fetch failed");
+                Outcome::Failed
+            }
+        };
+        let response = client.post(worker, Shape::whole(ENDPOINT), body, envelope).await;
+        let response = response.map_err(failed)?;
+        let begun = Moment::now();
+        let peer = response.peer.map(|Peer(address)| address);
+        let reply = client.whole(worker, response).await.map_err(failed)?;
+        match turned_away(Dialect::Chunks, &reply) {
+            true => Err(Outcome::Lost),
+            false => Ok((reply, begun, peer)),
+        }
+    }
+
+    /// Adds `cache_hit_threshold` for an engine that knows it.
+    fn put_threshold(&self, body: &mut JsonObject, worker: &Worker, threshold: f64) {
+        let told = self.prompt.context.served.config.gate.kind == GateKind::Engine;
+        if worker.honours_threshold().unwrap_or(told) {
+            body.set("cache_hit_threshold", threshold.to_string());
+        }
+    }
+}
+
+/// The body of both requests, without what each of them adds.
+fn body(request: &JsonObject, ids: &[u32]) -> Result<JsonObject, Error> {
+    let mut body = JsonObject::parse_str("{}")?;
+    for key in KEPT {
+        if let Some(raw) = request.raw(key) {
+            body.set(key, raw);
+        }
+    }
+    let mut prompt = String::with_capacity(ids.len() * 7 + 2);
+    prompt.push('[');
+    for (at, id) in ids.iter().enumerate() {
+        let comma = if at == 0 { "" } else { "," };
+        // Writing to a string cannot fail.
+        let _ = write!(prompt, "{comma}{id}");
+    }
+    prompt.push(']');
+    body.set("prompt", prompt);
+    body.set("temperature", "0");
+    Ok(body)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
+
+    use super::*;
+
+    #[test]
+    fn a_body_has_the_prefix_and_what_tells_it_from_others() {
+        let request = r#"{"model":"a","messages":[{"role":"user","content":"x"}],"cache_salt":"s",
+            "priority":-5,"max_tokens":50,"stream":true,"kv_transfer_params":{"a":1},"stop":["x"]}"#;
+        let request = JsonObject::parse_str(request).unwrap();
+        let sent = legs::prefill(&body(&request, &[7, 8, 9]).unwrap(), ENDPOINT, Lead::Pulled);
+        let sent = String::from_utf8(sent.unwrap().into_bytes().to_vec()).unwrap();
+        let expected = format!(
+            r#"{{"model":"a","cache_salt":"s","priority":-5,"prompt":[7,8,9],"temperature":0,"stream":false,"max_tokens":1,"ignore_eos":true,"kv_transfer_params":{PREFILL_PARAMS_JSON}}}"#
+        );
+        assert_eq!(sent, expected);
+    }
+}

@@ -1,0 +1,219 @@
+//! Fetches of prefixes from other workers: their bounds, and those under way on each worker.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use splitrail_kv::BlockHash;
+use tokio::sync::watch;
+
+use super::breaker::Breaker;
+use splitrail_config::model::{BreakerConfig, Model, PeerFetch};
+
+/// When a worker takes part in no fetch: after one failure, for half a minute. Each further failure
+/// doubles the time.
+const COOLDOWN: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
+
+/// The bounds of a model's peer fetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FetchBounds {
+    /// Minimum number of prompt tokens that a fetch must bring.
+    pub min_tokens: u32,
+    /// Maximum number of concurrent fetches from a worker, and to a worker.
+    pub max_per_worker: u32,
+}
+
+impl FetchBounds {
+    /// The bounds that a model configures; `None` without peer fetches.
+    pub fn of(model: &Model) -> Option<Self> {
+        let min_tokens = model.peer_fetch_min_tokens;
+        let max_per_worker = model.peer_fetch_max_per_worker;
+        let bounds = Self { min_tokens, max_per_worker };
+        (model.peer_fetch == PeerFetch::TwoStep).then_some(bounds)
+    }
+}
+
+/// The fetches of one worker.
+#[derive(Debug, Default)]
+pub struct PeerFetches {
+    /// Prefixes that other workers take from this one.
+    sent: Direction,
+    /// Prefixes that this worker takes from others.
+    taken: Direction,
+    /// What this worker is taking. Bounded by `peer_fetch_max_per_worker`.
+    arriving: Mutex<Vec<Arriving>>,
+}
+
+/// A prefix that a worker is taking.
+#[derive(Debug)]
+struct Arriving {
+    prefix: Prefix,
+    /// Whether the prefix has arrived; closed without a value if it has not.
+    has_arrived: watch::Receiver<bool>,
+}
+
+/// Leading blocks of a prompt on a worker, or on one of its ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// The data-parallel rank that the leg is pinned to.
+    pub rank: Option<u16>,
+    /// The number of blocks.
+    pub blocks: u32,
+    /// The hash of the last block, which stands for all of them.
+    pub last: BlockHash,
+}
+
+/// The fetches of one worker in one direction.
+#[derive(Debug)]
+struct Direction {
+    running: AtomicU32,
+    /// The predicted duration of their transfers, in nanoseconds.
+    transfer_ns: AtomicU64,
+    breaker: Breaker,
+}
+
+impl Default for Direction {
+    fn default() -> Self {
+        let (running, transfer_ns) = Default::default();
+        Self { running, transfer_ns, breaker: Breaker::new(COOLDOWN) }
+    }
+}
+
+impl Direction {
+    fn allows(&self, bounds: FetchBounds, now: Instant) -> bool {
+        self.running.load(Relaxed) < bounds.max_per_worker && self.breaker.allows(now)
+    }
+
+    /// Adds a fetch, unless there are as many as there may be.
+    fn begin(&self, bounds: FetchBounds, transfer_ns: u64, now: Instant) -> bool {
+        let more = |running| (running < bounds.max_per_worker).then_some(running + 1);
+        let begun = self.running.fetch_update(Relaxed, Relaxed, more).is_ok();
+        if begun {
+            self.transfer_ns.fetch_add(transfer_ns, Relaxed);
+            self.breaker.begin(now);
+        }
+        begun
+    }
+
+    fn end(&self, transfer_ns: u64) {
+        self.transfer_ns.fetch_sub(transfer_ns, Relaxed);
+        self.running.fetch_sub(1, Relaxed);
+    }
+}
+
+impl PeerFetches {
+    /// Whether the worker may send a further prefix.
+    pub fn may_send(&self, bounds: FetchBounds, now: Instant) -> bool {
+        self.sent.allows(bounds, now)
+    }
+
+    /// Whether the worker may take a further prefix.
+    pub fn may_take(&self, bounds: FetchBounds, now: Instant) -> bool {
+        self.taken.allows(bounds, now)
+    }
+
+    /// The predicted duration of transfers from the worker, in nanoseconds.
+    pub fn outgoing_ns(&self) -> u64 {
+        self.sent.transfer_ns.load(Relaxed)
+    }
+
+    /// The predicted duration of transfers to the worker, in nanoseconds.
+    pub fn incoming_ns(&self) -> u64 {
+        self.taken.transfer_ns.load(Relaxed)
+    }
+
+    /// To be told whether this prefix has arrived, if the worker is taking it already.
+    pub fn arriving(&self, prefix: Prefix) -> Option<watch::Receiver<bool>> {
+        let arriving = self.arriving_list();
+        let same = arriving.iter().find(|arriving| arriving.prefix == prefix);
+        same.map(|arriving| arriving.has_arrived.clone())
+    }
+
+    fn arriving_list(&self) -> MutexGuard<'_, Vec<Arriving>> {
+        self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of fetches under way: from the worker, and to the worker.
+    pub fn running(&self) -> (u32, u32) {
+        (self.sent.running.load(Relaxed), self.taken.running.load(Relaxed))
+    }
+}
+
+/// A fetch under way, which counts on both workers. Dropping it ends it.
+#[derive(Debug)]
+pub struct FetchBooking {
+    source: Arc<PeerFetches>,
+    fetcher: Arc<PeerFetches>,
+    transfer_ns: u64,
+    prefix: Prefix,
+    has_arrived: watch::Sender<bool>,
+}
+
+impl FetchBooking {
+    /// Begins a fetch whose transfer is predicted to take `transfer_ns`; `None` if one of the
+    /// workers has as many fetches as it may have.
+    pub fn begin(
+        source: &Arc<PeerFetches>,
+        fetcher: &Arc<PeerFetches>,
+        prefix: Prefix,
+        bounds: FetchBounds,
+        transfer_ns: u64,
+    ) -> Option<Self> {
+        let now = Instant::now();
+        if !source.sent.begin(bounds, transfer_ns, now) {
+            return None;
+        }
+        if !fetcher.taken.begin(bounds, transfer_ns, now) {
+            source.sent.end(transfer_ns);
+            return None;
+        }
+        let (sender, has_arrived) = watch::channel(false);
+        fetcher.arriving_list().push(Arriving { prefix, has_arrived });
+        let (source, fetcher) = (Arc::clone(source), Arc::clone(fetcher));
+        Some(Self { source, fetcher, transfer_ns, prefix, has_arrived: sender })
+    }
+
+    /// Whether no other fetch uses the links of both workers, so that its duration says how fast
+    /// they are.
+    pub fn is_alone(&self) -> bool {
+        self.source.sent.running.load(Relaxed) == 1 && self.fetcher.taken.running.load(Relaxed) == 1
+    }
+
+    /// Tells requests that wait for the same prefix that it has arrived.
+    pub fn arrived(&self) {
+        self.has_arrived.send_replace(true);
+    }
+
+    /// Records that the source did its part, or that it is a source of nothing for a while.
+    pub fn source_did(&self, well: bool, now: Instant) {
+        self.source.sent.ended(well, now);
+    }
+
+    /// Records that the other worker did its part, or that it fetches nothing for a while.
+    pub fn fetcher_did(&self, well: bool, now: Instant) {
+        self.fetcher.taken.ended(well, now);
+    }
+}
+
+impl Direction {
+    fn ended(&self, well: bool, now: Instant) {
+        if well {
+            self.breaker.succeed();
+        } else {
+            self.breaker.fail(now);
+        }
+    }
+}
+
+impl Drop for FetchBooking {
+    fn drop(&mut self) {
+        // Only one fetch of a prefix is under way, unless two began at the same time.
+        let mut arriving = self.fetcher.arriving_list();
+        if let Some(at) = arriving.iter().position(|one| one.prefix == self.prefix) {
+            arriving.swap_remove(at);
+        }
+        drop(arriving);
+        self.source.sent.end(self.transfer_ns);
+        self.fetcher.taken.end(self.transfer_ns);
+    }
+}

@@ -1,0 +1,168 @@
+//! Workers that fail or leave between the steps, late ones, and clients that leave.
+
+use serde_json::Value;
+use splitrail_sim::{FaultKind, SimConfig};
+use splitrail_tests::client::whole_text;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::trial::{COMPLETIONS, Reference, SHORT_LEASE};
+use splitrail_tests::{Spec, Trial};
+
+use super::{
+    EAGER, Pair, cached, drain, ended, held, recorded, served, spec, steps, turns, undrain,
+};
+
+/// A cluster whose transfers take half a second.
+fn slow(prefill: usize) -> Spec {
+    let engine = |_: &str, config: &mut SimConfig| {
+        config.peer_fetch = true;
+        config.transfer_us_per_block = 20_000;
+        config.lease_ms = 4 * SHORT_LEASE.as_millis() as u64;
+    };
+    Spec { engine, ..spec(prefill, 2) }
+}
+
+/// Sends a request, and does something as soon as the second step has begun.
+async fn meanwhile(trial: &mut Trial, pair: &Pair, body: &Value, disturb: impl FnOnce(&Trial)) {
+    trial.expect("ok");
+    let (http, sent) = (trial.cluster.http.clone(), body.clone());
+    let request = tokio::spawn(async move { http.post(COMPLETIONS, &sent).await });
+    eventually("the hand-off is being taken", async || steps(trial, pair.other).len() == 1).await;
+    disturb(trial);
+    let reply = request.await.unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let reference = Reference::start().await;
+    assert_eq!(whole_text(&reply.json(), 0), reference.text(COMPLETIONS, body).await);
+    assert_eq!(ended(trial, "failed").await, 1.0);
+}
+
+#[tokio::test]
+async fn a_source_that_fails_is_left_alone_and_the_prompt_is_computed() {
+    for fault in [FaultKind::Status { status: 500 }, FaultKind::Reset, FaultKind::TruncatedBody] {
+        let mut trial = Trial::start(Spec { engine: slow(2).engine, ..spec(2, 2) }).await;
+        let [first, second] = turns("fails");
+        let pair = held(&mut trial, &first).await;
+        trial.fault(&pair.holder, fault.clone(), Some(1));
+        let reply = served(&mut trial, &second).await;
+        assert_eq!(recorded(&trial, &reply).await["outcome"], "failed", "{fault:?}");
+        assert_eq!(reply.route("prefill"), Some(pair.other), "{fault:?}");
+        assert_eq!(trial.retries("prefill").await, 0.0, "no attempt of the request has failed");
+        trial.staged_blocks_are_freed().await;
+        trial.finish().await;
+    }
+}
+
+#[tokio::test]
+async fn a_source_that_dies_between_the_steps_costs_the_fetch_alone() {
+    let mut trial = Trial::start(slow(2)).await;
+    let [first, second] = turns("dies");
+    let pair = held(&mut trial, &first).await;
+    let holder = pair.holder.clone();
+    meanwhile(&mut trial, &pair, &second, |trial| trial.cluster.engine(&holder).die()).await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_while_it_fetches_is_replaced() {
+    let mut trial = Trial::start(slow(3)).await;
+    drain(&trial, "p2").await;
+    let [first, second] = turns("taker");
+    let pair = held(&mut trial, &first).await;
+    undrain(&trial, "p2").await;
+    drain(&trial, "p1").await;
+    undrain(&trial, "p1").await;
+    drain(&trial, "p2").await;
+    trial.expect("ok");
+    let (http, sent) = (trial.cluster.http.clone(), second.clone());
+    let request = tokio::spawn(async move { http.post(COMPLETIONS, &sent).await });
+    eventually("the hand-off is being taken", async || steps(&trial, "p1").len() == 1).await;
+    undrain(&trial, "p2").await;
+    trial.cluster.engine("p1").die();
+    let reply = request.await.unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(reply.route("prefill"), Some("p2"), "{:?}", pair.other);
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_hand_off_that_the_source_does_not_give_out_costs_the_fetch_alone() {
+    let mut trial = Trial::start(slow(2)).await;
+    let [first, second] = turns("refuses");
+    let pair = held(&mut trial, &first).await;
+    trial.fault(&pair.holder, FaultKind::RefusePulls, Some(1));
+    let reply = served(&mut trial, &second).await;
+    assert_eq!(recorded(&trial, &reply).await["outcome"], "failed");
+    assert_eq!(cached(&reply), 0);
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_late_fetch_is_given_up_and_nothing_stays_held() {
+    let engine = |_: &str, config: &mut SimConfig| {
+        config.peer_fetch = true;
+        config.lease_ms = 4 * SHORT_LEASE.as_millis() as u64;
+    };
+    let limit = "timeouts: { peer_fetch: 300ms }";
+    let lease = "lease: 600ms\ntimeouts: { peer_fetch: 60s }";
+    for (slow_step, keys) in [("holder", limit), ("other", limit), ("other", lease)] {
+        let model = format!("{EAGER}\n{keys}");
+        let mut trial = Trial::start(Spec { model, engine, ..spec(2, 2) }).await;
+        let [first, second] = turns("late");
+        let pair = held(&mut trial, &first).await;
+        let worker = if slow_step == "holder" { &pair.holder } else { pair.other };
+        trial.fault(worker, FaultKind::SlowFirstByte { delay_ms: 3000 }, Some(1));
+        let reply = served(&mut trial, &second).await;
+        assert_eq!(recorded(&trial, &reply).await["outcome"], "timed_out", "{slow_step}");
+        assert_eq!(reply.route("prefill"), Some(pair.other), "{slow_step}");
+        trial.staged_blocks_are_freed().await;
+        trial.finish().await;
+    }
+}
+
+#[tokio::test]
+async fn a_hand_off_that_could_not_be_sent_is_released() {
+    let mut trial = Trial::start(Spec { engine: slow(2).engine, ..spec(3, 2) }).await;
+    drain(&trial, "p2").await;
+    let [first, second] = turns("unsent");
+    let pair = held(&mut trial, &first).await;
+    trial.fault(&pair.holder, FaultKind::SlowFirstByte { delay_ms: 700 }, Some(1));
+    trial.expect("ok");
+    let (http, sent) = (trial.cluster.http.clone(), second.clone());
+    let request = tokio::spawn(async move { http.post(COMPLETIONS, &sent).await });
+    eventually("the source is asked", async || steps(&trial, &pair.holder).len() == 1).await;
+    undrain(&trial, "p2").await;
+    let place = trial.cluster.engines.iter().position(|(name, _)| name == pair.other).unwrap();
+    trial.cluster.engines.remove(place).1.shutdown().await;
+    let reply = request.await.unwrap();
+    assert_eq!((reply.status.as_u16(), reply.route("prefill")), (200, Some("p2")));
+    let fetched = [("outcome", "fetched")];
+    eventually("it is fetched so that its blocks are freed", async || {
+        trial.cluster.metric("splitrail_unused_hand_offs_total", &fetched).await == 1.0
+    })
+    .await;
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_during_a_fetch_leaves_nothing_behind() {
+    for step in ["holder", "other"] {
+        let mut trial = Trial::start(slow(2)).await;
+        let [first, second] = turns("leaves");
+        let pair = held(&mut trial, &first).await;
+        if step == "holder" {
+            trial.fault(&pair.holder, FaultKind::SlowFirstByte { delay_ms: 3000 }, Some(1));
+        }
+        let worker = if step == "holder" { pair.holder.clone() } else { pair.other.to_owned() };
+        trial.expect("cancelled");
+        let http = trial.cluster.http.clone();
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(async move { http.post(COMPLETIONS, &second).await });
+        eventually("the step is sent", async || steps(&trial, &worker).len() == 1).await;
+        tasks.shutdown().await;
+        eventually("it is counted", async || ended(&trial, "cancelled").await == 1.0).await;
+        trial.staged_blocks_are_freed().await;
+        trial.finish().await;
+    }
+}
