@@ -6,6 +6,7 @@
 #   engines.sh bidirectional PREFILL_PORT DECODE_PORT
 #                                             the same, and prefill can read back what decode keeps pinned
 #   engines.sh push PREFILL_PORT DECODE_PORT  the same, but the prefill server pushes
+#   engines.sh peers PORT...                  servers joined by NIXL, each of which hands over and takes
 #   engines.sh shared_storage PREFILL_PORT DECODE_PORT
 #                                             a pair that shares a folder (ExampleConnector)
 #   engines.sh mooncake PREFILL_PORT DECODE_PORT
@@ -353,6 +354,15 @@ push() {
     await "$2"
 }
 
+# Any of them takes a prefix from any other.
+peers() {
+    local port
+    [ $# -ge 2 ] || die "usage: engines.sh peers PORT PORT..."
+    install
+    for port in "$@"; do member "$port" nixl kv_both; done
+    for port in "$@"; do await "$port"; done
+}
+
 shared_storage() {
     [ $# -eq 2 ] || die "usage: engines.sh shared_storage PREFILL_PORT DECODE_PORT"
     install
@@ -429,6 +439,6 @@ adapter() {
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | bidirectional | push | shared_storage | mooncake | plain | ranks | embed | adapter | crash | again | status | stop) "$command" "$@" ;;
+    install | pd | bidirectional | push | peers | shared_storage | mooncake | plain | ranks | embed | adapter | crash | again | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac
