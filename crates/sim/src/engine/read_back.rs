@@ -41,6 +41,7 @@ impl Read {
             block_ids: self.source.block_ids.clone(),
             sampling_fingerprint: None,
             waits: false,
+            num_tokens: None,
             is_found_by_id: false,
             prompt_fingerprint: fingerprint(&ask.prompt[..tokens], &ask.identity),
             wanted_blocks: (wanted / config.block_size) as u64,
