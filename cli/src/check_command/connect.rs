@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use splitrail_config::Config;
 use splitrail_config::model::{Discovery, Model, Worker};
-use splitrail_fleet::discovery::dns;
+use splitrail_discovery::dns;
 use splitrail_fleet::models::lone_client;
 use splitrail_inspection::{
     Bounds, ModelFacts, Origin, SourceFact, SourceState, SubjectWorker, Subjects, inspect,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use splitrail_config::model::Worker as WorkerConfig;
+use splitrail_config::model::{Discovery, Model, Worker as WorkerConfig};
 
 /// A source that reports workers. Of the sources that report the same worker, the first in this
 /// order leads: its values count, and the others fill in values that it lacks. A shim leads only if
@@ -25,6 +25,15 @@ pub enum Source {
 }
 
 impl Source {
+    /// The sources in a model's `discovery`, in their order.
+    pub fn of(model: &Model) -> impl Iterator<Item = Self> + '_ {
+        model.discovery.iter().enumerate().map(|(place, discovery)| match discovery {
+            Discovery::Shim {} => Self::Shim,
+            Discovery::Dns(_) => Self::Dns(place),
+            Discovery::Kubernetes(_) => Self::Kubernetes(place),
+        })
+    }
+
     /// The label in metrics and logs.
     pub fn name(self) -> &'static str {
         match self {

@@ -10,7 +10,6 @@ mod canary;
 mod candidates;
 pub mod claims;
 pub mod cluster;
-pub mod discovery;
 pub mod drift;
 pub mod ejection;
 pub mod endpoint_support;

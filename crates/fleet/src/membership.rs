@@ -12,10 +12,11 @@ use super::claims::{Claims, Source};
 use super::follow::{Tasks, follow};
 use super::state::Event;
 use super::worker::Worker;
-use super::{discovery, health, read_back};
+use super::{health, read_back};
 use crate::Cluster;
 use crate::{Served, Serving};
 use splitrail_config::model::{Model, Worker as WorkerConfig};
+use splitrail_discovery::Followed;
 
 /// Why a worker cannot be added to the fleet.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -155,8 +156,8 @@ impl Fleet {
     /// Restarts a model's discovery. Sources that are no longer configured lose their workers.
     fn discover(&self, members: &mut Members, before: &Served) {
         members.discovery = JoinSet::new();
-        let kept: Vec<Source> = discovery::kinds(&members.served.config).collect();
-        for source in discovery::kinds(&before.config) {
+        let kept: Vec<Source> = Source::of(&members.served.config).collect();
+        for source in Source::of(&before.config) {
             if !kept.contains(&source) {
                 // This cannot fail: the source reports no workers.
                 let _none = self.set_members(members, source, &[]);
@@ -164,10 +165,11 @@ impl Fleet {
         }
         let Members { served, discovery, .. } = members;
         let mut tasks = JoinSet::new();
-        for source in discovery::follow(&served.config, &self.cluster.metrics, &mut tasks) {
+        for source in splitrail_discovery::follow(&served.config, &self.cluster.metrics, &mut tasks)
+        {
             let origin = kept[source.place];
             let (fleet, model) = (Weak::clone(&self.own), served.name().to_owned());
-            tasks.spawn(discovery::enter(fleet, model, origin, source));
+            tasks.spawn(enter(fleet, model, origin, source));
         }
         *discovery = tasks;
     }
@@ -533,4 +535,14 @@ fn address(config: &WorkerConfig) -> Result<Authority, ClaimError> {
     parsed
         .and_then(|uri| uri.into_parts().authority)
         .ok_or_else(|| ClaimError::NoAddress { id: config.id.clone(), url: config.url.clone() })
+}
+
+/// Passes each list of a source to the fleet, which adds and removes workers accordingly.
+async fn enter(fleet: Weak<Fleet>, model: String, origin: Source, mut followed: Followed) {
+    while let Some(found) = followed.found.recv().await {
+        let Some(fleet) = fleet.upgrade() else { return };
+        if let Err(error) = fleet.set_source(&model, origin, &found.workers) {
+            tracing::error!(model, source = followed.name, %error, "a worker cannot be added");
+        }
+    }
 }

@@ -3,29 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use bytes::Bytes;
-use http::HeaderValue;
-use splitrail_api::error::{Error, Kind};
-use splitrail_api::text::random_id;
-use splitrail_engine::nixl_push::{PushEngine, PushReply};
-use splitrail_engine::vllm::hand_off_trial::prefill_body;
-use splitrail_engine::vllm::identity::TRIAL_PATH;
-use splitrail_engine_client::{Engine, NoReply, Question};
-use tokio::sync::Mutex;
+use splitrail_engine::nixl_push::PushEngine;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::ranks::RANKS_MAX;
-use super::served::Served;
-use super::worker::Worker;
-
-/// Maximum size of the reply to a question, in bytes.
-const REPLY_MAX_BYTES: usize = 1 << 20;
-
-/// The prompt of a question: a few tokens, whose block the engine keeps until its lease ends.
-const PROMPT: &str = "splitrail";
 
 /// What is known of one worker whose engine pushes KV, or has KV pushed to it.
 #[derive(Debug, Default)]
@@ -60,6 +44,12 @@ impl PushState {
         before.is_some()
     }
 
+    /// Waits until no other request asks for an identity. The value is the time of the last question
+    /// that failed.
+    pub async fn asking(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.asking.lock().await
+    }
+
     /// Forgets an identity with which a pair failed, unless a newer one is known by now.
     pub fn forget(&self, engine: &Arc<PushEngine>) {
         self.known.rcu(|known| {
@@ -82,107 +72,6 @@ impl PushState {
     /// Number of decode legs whose KV never comes, since the engine's process is the present one.
     pub fn stranded(&self) -> u32 {
         self.stranded.load(Relaxed)
-    }
-}
-
-/// The rank to which both the question for an identity and a prefill leg are pinned, so that decode
-/// registers with the rank that pushes: the chosen one, or none if the engine has only one.
-///
-/// # Errors
-/// The engine chooses among several ranks by itself, so nothing says with which one to register.
-pub fn pinned_rank(worker: &Worker, chosen: Option<u16>) -> Result<Option<u32>, Error> {
-    if chosen.is_none() && worker.ranks.are_chosen_by_the_engine() {
-        let what = "cannot hand over by push: it chooses the data-parallel rank by itself";
-        return Err(Error::engine(worker.id(), what));
-    }
-    Ok(chosen.map(u32::from))
-}
-
-/// The identity of a worker's engine, asked by a prompt of a few tokens if it is not known. A decode
-/// engine has one as well, which shows that it does not pull.
-///
-/// # Errors
-/// The engine gives no identity, or one with a host that the router does not allow.
-pub async fn engine(
-    served: &Served,
-    worker: &Worker,
-    rank: Option<u32>,
-    patience: Duration,
-) -> Result<Arc<PushEngine>, Error> {
-    if let Some(engine) = worker.push.known(rank) {
-        return Ok(engine);
-    }
-    let waits_since = Instant::now();
-    let mut failed = worker.push.asking.lock().await;
-    if let Some(engine) = worker.push.known(rank) {
-        return Ok(engine);
-    }
-    let unknown = |what: &str| {
-        Error::engine(worker.id(), &format!("cannot hand over, its engine is not known: {what}"))
-    };
-    // Requests that waited for a question that failed do not each ask again.
-    if failed.is_some_and(|at| at >= waits_since) {
-        return Err(unknown("it gave no answer a moment ago"));
-    }
-    match ask(served, worker, rank, patience).await {
-        Ok(engine) => {
-            *failed = None;
-            worker.push.learn(rank, engine.clone());
-            Ok(worker.push.known(rank).unwrap_or_else(|| Arc::new(engine)))
-        }
-        Err(error) => {
-            *failed = Some(Instant::now());
-            match error {
-                NoIdentity::Failed(error) => Err(error),
-                NoIdentity::Unusable(what) => Err(unknown(&what)),
-            }
-        }
-    }
-}
-
-/// Why there is no identity.
-enum NoIdentity {
-    Failed(Error),
-    Unusable(String),
-}
-
-async fn ask(
-    served: &Served,
-    worker: &Worker,
-    rank: Option<u32>,
-    patience: Duration,
-) -> Result<PushEngine, NoIdentity> {
-    let request_id = HeaderValue::from_str(&random_id());
-    let request_id = request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail"));
-    let question = Question {
-        path: TRIAL_PATH,
-        body: Some(Bytes::from(prefill_body(served.name(), PROMPT))),
-        rank,
-        request_id: &request_id,
-        max_bytes: REPLY_MAX_BYTES,
-        deadline: Instant::now() + patience,
-    };
-    let reply = served.client.question(worker, question).await;
-    let reply = reply.map_err(|why| no_reply(worker, &why))?;
-    if reply.status != 200 {
-        let what = format!("it answered with status {}", reply.status);
-        return Err(NoIdentity::Unusable(what));
-    }
-    let said = PushReply::from_body(&reply.body);
-    let said = said.map_err(|error| NoIdentity::Unusable(error.to_string()))?;
-    served.admit_host(worker, said.engine.host(), reply.peer).map_err(NoIdentity::Failed)?;
-    Ok(said.engine)
-}
-
-fn no_reply(worker: &Worker, why: &NoReply) -> NoIdentity {
-    match why {
-        NoReply::Connect { cause, .. } | NoReply::Name { cause } | NoReply::Tls { cause } => {
-            worker.set_unreachable(format_args!("it cannot be reached: {cause}"));
-            let message = format!("worker {} cannot be reached", worker.id());
-            NoIdentity::Failed(Error::new(Kind::EngineUnreachable, message))
-        }
-        NoReply::Late => NoIdentity::Unusable("it did not answer in time".to_owned()),
-        _ => NoIdentity::Unusable("it gave no complete reply".to_owned()),
     }
 }
 

@@ -5,6 +5,8 @@
 //! Only a prefill leg with the same id and prompt frees them, on the engine with which it has
 //! registered (vLLM 0.32). `repair` makes such a leg finish if the pair is given up.
 
+mod identity;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +21,11 @@ use super::hand_off::Matched;
 use super::lease::Lease;
 use super::place::Placed;
 use super::sending::Sending;
+use identity::{engine, pinned_rank};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
 use splitrail_engine_client::Envelope;
-use splitrail_fleet::push::{engine, pinned_rank};
 use splitrail_fleet::{Served, Worker};
 
 /// How long a failed pair waits for the answer whether its prefill engine is another one by now.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use splitrail_config::model::{KubernetesDiscovery, Role};
-use splitrail_fleet::discovery::{Found, Tally, kubernetes};
+use splitrail_discovery::{Found, Tally, kubernetes};
 use splitrail_telemetry::Metrics;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;

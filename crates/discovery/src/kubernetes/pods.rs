@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
 
-use crate::discovery::{Found, WORKERS_MAX, address, bounded};
+use crate::{Found, WORKERS_MAX, address, bounded};
 use splitrail_config::PodPort;
 use splitrail_config::model::{KubernetesDiscovery, Role, Worker};
 

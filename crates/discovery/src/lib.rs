@@ -5,7 +5,6 @@
 //! reports nothing, so nothing changes.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Weak;
 use std::time::Duration;
 
 use prometheus::{IntCounter, IntGauge};
@@ -16,8 +15,6 @@ pub mod dns;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 
-use super::claims::Source as Origin;
-use super::membership::Fleet;
 use splitrail_config::model::{Discovery, Model, Worker};
 use splitrail_telemetry::Metrics;
 
@@ -102,25 +99,6 @@ pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<
         sources.push(Followed { place, name, found });
     }
     sources
-}
-
-/// The sources in a model's `discovery`, as the fleet identifies them.
-pub fn kinds(model: &Model) -> impl Iterator<Item = Origin> + '_ {
-    model.discovery.iter().enumerate().map(|(place, discovery)| match discovery {
-        Discovery::Shim {} => Origin::Shim,
-        Discovery::Dns(_) => Origin::Dns(place),
-        Discovery::Kubernetes(_) => Origin::Kubernetes(place),
-    })
-}
-
-/// Passes each list of a source to the fleet, which adds and removes workers accordingly.
-pub async fn enter(fleet: Weak<Fleet>, model: String, origin: Origin, mut source: Followed) {
-    while let Some(found) = source.found.recv().await {
-        let Some(fleet) = fleet.upgrade() else { return };
-        if let Err(error) = fleet.set_source(&model, origin, &found.workers) {
-            tracing::error!(model, source = source.name, %error, "a worker cannot be added");
-        }
-    }
 }
 
 /// Runs a source, and runs it again if it panics: otherwise its last list would stay in use

@@ -1,0 +1,169 @@
+//! Pinned KV from the decode leg that leaves it to the prefill leg that reads it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use splitrail_engine::nixl::PinnedKv;
+use splitrail_engine_client::{Engine, Receipt};
+use splitrail_kv::BlockHash;
+use splitrail_telemetry::Metrics;
+
+use super::store::{Found, Pin};
+use super::{Kept, ReadBack, release};
+use crate::{Served, Worker};
+
+/// The bound on a worker's pinned blocks if the engine does not report how many blocks it has.
+const UNKNOWN_BLOCKS_MAX: u64 = 1024;
+
+/// KV that a decode leg has left pinned, with what is known of its tokens.
+pub struct Left {
+    /// What the engine said of it.
+    pub kv: PinnedKv,
+    /// The worker that keeps it.
+    pub holder: Arc<Worker>,
+    /// The first token of the prompt.
+    pub first_token: u32,
+    /// The hashes of the full blocks whose tokens are known; none, if the KV cannot be read back
+    /// exactly.
+    pub hashes: Vec<BlockHash>,
+    /// When the engine's reply began to arrive: the blocks were not pinned later.
+    pub since: Instant,
+}
+
+impl ReadBack {
+    /// Remembers pinned KV. Releases pins that will not be read: this one if it cannot be, those
+    /// that it supersedes, and the oldest ones beyond the bounds.
+    pub fn keep(served: &Arc<Served>, metrics: &Arc<Metrics>, left: Left) {
+        let Left { kv, holder, first_token, mut hashes, since } = left;
+        let block_size = served.pool.block_size();
+        let is_exact = kv.check(block_size).is_ok();
+        // The engine has not computed the KV of more tokens than this.
+        hashes.truncate((kv.tokens() / block_size.max(1)) as usize);
+        if !is_exact || served.pool.read_back.is_distrusted() {
+            hashes.clear();
+        }
+        let pin = Pin {
+            hashes: hashes.into(),
+            holder: holder.index,
+            blocks: u32::try_from(kv.blocks()).unwrap_or(u32::MAX),
+            ends: since + usable(served.config.read_back_pin),
+            payload_bytes: kv.bytes(),
+            payload: Kept {
+                kv,
+                process: holder.process(),
+                holder: Arc::clone(&holder),
+                first_token,
+            },
+        };
+        let blocks_max = blocks_max(served, &holder);
+        let out = served.pool.read_back.store().keep(pin, blocks_max);
+        release::several(served, metrics, out);
+    }
+
+    /// Takes pinned KV, to be read by a prefill leg.
+    pub fn take(served: &Arc<Served>, metrics: &Arc<Metrics>, found: Found) -> Option<Reading> {
+        let pin = served.pool.read_back.store().take(found)?;
+        Some(Reading {
+            blocks: found.blocks,
+            pin: Some(pin),
+            receipt: None,
+            served: Arc::clone(served),
+            metrics: Arc::clone(metrics),
+        })
+    }
+}
+
+/// Pinned KV that a prefill leg is about to read. If it is dropped before any byte of the leg was
+/// sent, another leg may read it. Otherwise it is left alone, since an engine may be reading it.
+pub struct Reading {
+    blocks: usize,
+    pin: Option<Pin<Kept>>,
+    receipt: Option<Receipt>,
+    served: Arc<Served>,
+    metrics: Arc<Metrics>,
+}
+
+impl Reading {
+    /// Number of leading blocks of the prompt that are read.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// The worker that keeps the blocks.
+    pub fn holder(&self) -> Option<&Arc<Worker>> {
+        self.pin.as_ref().map(|pin| &pin.payload.holder)
+    }
+
+    /// The prefill leg's `kv_transfer_params`, as JSON.
+    pub fn json(&self) -> Option<String> {
+        let block_size = self.served.pool.block_size();
+        self.pin.as_ref()?.payload.kv.read_json(self.blocks, block_size)
+    }
+
+    /// The parameters are in the body to which `receipt` belongs.
+    pub fn is_in(&mut self, receipt: Receipt) {
+        self.receipt = Some(receipt);
+    }
+
+    /// Gives the pin up after a failure. Returns whether the leg may have been sent.
+    pub fn was_sent(mut self) -> bool {
+        self.give_up()
+    }
+
+    /// Puts the pin back if no byte of the leg was sent. Otherwise it is left alone. Returns whether
+    /// the leg may have been sent.
+    fn give_up(&mut self) -> bool {
+        let Some(pin) = self.pin.take() else { return true };
+        let was_sent = self.receipt.as_ref().is_some_and(|receipt| !receipt.take_back());
+        match was_sent {
+            true => self.ended("left"),
+            false => self.served.pool.read_back.store().put(pin),
+        }
+        was_sent
+    }
+
+    /// The prefill engine has answered: the pin has been read or is released.
+    pub fn done(mut self) {
+        self.pin = None;
+        self.ended("read");
+    }
+
+    fn ended(&self, end: &str) {
+        let labels = [self.served.name(), end];
+        self.metrics.read_back_pins.with_label_values(&labels).inc();
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let _was_sent = self.give_up();
+    }
+}
+
+/// The part of a pin's time in which it may be read. A tenth is kept as a margin, and at least six
+/// seconds, since engines refuse a read in the last five.
+fn usable(pin: Duration) -> Duration {
+    const LEAST: Duration = Duration::from_secs(6);
+    pin.saturating_sub((pin / 10).max(LEAST))
+}
+
+/// The number of blocks that a worker may keep pinned.
+fn blocks_max(served: &Served, holder: &Worker) -> u64 {
+    let total = holder.load(Instant::now()).and_then(|load| load.total_blocks);
+    let percent = u64::from(served.config.read_back_pinned_percent_max);
+    total.map_or(UNKNOWN_BLOCKS_MAX, |blocks| blocks as u64 * percent / 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_tenth_of_a_pin_s_time_is_kept_and_at_least_six_seconds() {
+        assert_eq!(usable(480 * S), 432 * S);
+        assert_eq!(usable(40 * S), 34 * S);
+        assert_eq!(usable(3 * S), Duration::ZERO);
+    }
+}

@@ -1,0 +1,95 @@
+//! What is known of read-back with one worker: whether its engine pins KV, and whether it may read.
+
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use splitrail_config::model::BreakerConfig;
+
+use crate::breaker::Breaker;
+
+/// After a failed read, a prefill worker gets no read for a while: an engine without the flag never
+/// answers a leg that is to read.
+const PAUSES: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
+
+/// What is known of read-back with one worker.
+#[derive(Debug)]
+pub struct Support {
+    /// Whether the engine keeps KV pinned after decode legs: 0 is unknown, 1 is no, 2 is yes.
+    pins: AtomicU8,
+    /// Whether prefill legs that were to read have failed lately.
+    reads: Breaker,
+}
+
+impl Default for Support {
+    fn default() -> Self {
+        Self { pins: AtomicU8::new(0), reads: Breaker::new(PAUSES) }
+    }
+}
+
+impl Support {
+    /// Whether the engine keeps KV pinned after decode legs; `None` before its first reply.
+    pub fn pins(&self) -> Option<bool> {
+        match self.pins.load(Relaxed) {
+            0 => None,
+            known => Some(known == 2),
+        }
+    }
+
+    /// Records what a decode leg's reply says. Returns whether this is news.
+    pub fn set_pins(&self, pins: bool) -> bool {
+        let known = 1 + u8::from(pins);
+        self.pins.swap(known, Relaxed) != known
+    }
+
+    /// Whether a prefill leg on the worker may read.
+    pub fn may_read(&self, now: Instant) -> bool {
+        self.reads.allows(now)
+    }
+
+    /// Records that a prefill leg that reads is sent.
+    pub fn begin(&self, now: Instant) {
+        self.reads.begin(now);
+    }
+
+    /// Records how it ended. Returns whether reads pause from now on.
+    pub fn ended(&self, is_ok: bool, now: Instant) -> bool {
+        match is_ok {
+            true => {
+                self.reads.succeed();
+                false
+            }
+            false => self.reads.fail(now),
+        }
+    }
+
+    /// Forgets all of this, because the engine is or may be another process.
+    pub fn forget(&self) {
+        self.pins.store(0, Relaxed);
+        self.reads.succeed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_worker_whose_reads_fail_gets_none_for_a_while() {
+        let (support, now) = (Support::default(), Instant::now());
+        assert!(support.may_read(now) && support.pins().is_none());
+        support.begin(now);
+        assert!(support.ended(false, now));
+        assert!(!support.may_read(now + 29 * S) && support.may_read(now + 30 * S));
+        support.begin(now + 30 * S);
+        assert!(!support.may_read(now + 30 * S), "one trial at a time");
+        support.ended(true, now + 31 * S);
+        assert!(support.may_read(now + 31 * S));
+        assert!(support.set_pins(true) && !support.set_pins(true));
+        assert_eq!(support.pins(), Some(true));
+        support.ended(false, now);
+        support.forget();
+        assert!(support.may_read(now) && support.pins().is_none());
+    }
+}
