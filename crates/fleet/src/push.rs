@@ -11,11 +11,14 @@ use tokio::time::Instant;
 
 use super::ranks::RANKS_MAX;
 
+/// The engine to which the legs that are pinned to a rank go; all legs, without a rank.
+type Identity = (Option<u32>, Arc<PushEngine>);
+
 /// What is known of one worker whose engine pushes KV, or has KV pushed to it.
 #[derive(Debug, Default)]
 pub struct PushState {
     /// The identity of each rank to which legs are pinned; of the engine, if legs are not pinned.
-    known: ArcSwap<Vec<(Option<u32>, Arc<PushEngine>)>>,
+    known: ArcSwap<Vec<Identity>>,
     /// Allows one question at a time. Holds the time of the last failed question.
     asking: Mutex<Option<Instant>>,
     /// Decode legs whose KV never comes. The engine keeps their blocks until it restarts.
@@ -78,6 +81,8 @@ impl PushState {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use splitrail_engine::nixl_push::PushReply;
+
     use super::*;
 
     fn engine(id: &str) -> PushEngine {

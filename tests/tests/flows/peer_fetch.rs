@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use splitrail_tests::client::Reply;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Spec, Trial};
+use tokio::task::JoinSet;
 
 /// Tokens per block.
 const BLOCK: u64 = 16;
@@ -29,6 +30,22 @@ fn spec(prefill: usize, decode: usize) -> Spec {
         model: EAGER.into(),
         engine: |_, config| config.peer_fetch = true,
         ..Spec::default()
+    }
+}
+
+/// A completion that is sent while the test goes on.
+struct Sent(JoinSet<Reply>);
+
+impl Sent {
+    fn new(trial: &Trial, body: &Value) -> Self {
+        let (http, body) = (trial.cluster.http.clone(), body.clone());
+        let mut sent = JoinSet::new();
+        sent.spawn(async move { http.post(COMPLETIONS, &body).await });
+        Self(sent)
+    }
+
+    async fn reply(mut self) -> Reply {
+        self.0.join_next().await.unwrap().unwrap()
     }
 }
 

@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used)]
-
 use splitrail_kv::{
     BlockHash, EngineHash, HashSeed, IndexConfig, KvEvent, Namespace, StoredBlock, Tier,
     chain_hashes,

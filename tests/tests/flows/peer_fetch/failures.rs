@@ -8,7 +8,7 @@ use splitrail_tests::trial::{COMPLETIONS, Reference, SHORT_LEASE};
 use splitrail_tests::{Spec, Trial};
 
 use super::{
-    EAGER, Pair, cached, drain, ended, held, recorded, served, spec, steps, turns, undrain,
+    EAGER, Pair, Sent, cached, drain, ended, held, recorded, served, spec, steps, turns, undrain,
 };
 
 /// A cluster whose transfers take half a second.
@@ -24,11 +24,10 @@ fn slow(prefill: usize) -> Spec {
 /// Sends a request, and does something as soon as the second step has begun.
 async fn meanwhile(trial: &mut Trial, pair: &Pair, body: &Value, disturb: impl FnOnce(&Trial)) {
     trial.expect("ok");
-    let (http, sent) = (trial.cluster.http.clone(), body.clone());
-    let request = tokio::spawn(async move { http.post(COMPLETIONS, &sent).await });
+    let request = Sent::new(trial, body);
     eventually("the hand-off is being taken", async || steps(trial, pair.other).len() == 1).await;
     disturb(trial);
-    let reply = request.await.unwrap();
+    let reply = request.reply().await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     let reference = Reference::start().await;
     assert_eq!(whole_text(&reply.json(), 0), reference.text(COMPLETIONS, body).await);
@@ -72,12 +71,11 @@ async fn a_worker_that_dies_while_it_fetches_is_replaced() {
     undrain(&trial, "p1").await;
     drain(&trial, "p2").await;
     trial.expect("ok");
-    let (http, sent) = (trial.cluster.http.clone(), second.clone());
-    let request = tokio::spawn(async move { http.post(COMPLETIONS, &sent).await });
+    let request = Sent::new(&trial, &second);
     eventually("the hand-off is being taken", async || steps(&trial, "p1").len() == 1).await;
     undrain(&trial, "p2").await;
     trial.cluster.engine("p1").die();
-    let reply = request.await.unwrap();
+    let reply = request.reply().await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(reply.route("prefill"), Some("p2"), "{:?}", pair.other);
     trial.staged_blocks_are_freed().await;
@@ -128,13 +126,12 @@ async fn a_hand_off_that_could_not_be_sent_is_released() {
     let pair = held(&mut trial, &first).await;
     trial.fault(&pair.holder, FaultKind::SlowFirstByte { delay_ms: 700 }, Some(1));
     trial.expect("ok");
-    let (http, sent) = (trial.cluster.http.clone(), second.clone());
-    let request = tokio::spawn(async move { http.post(COMPLETIONS, &sent).await });
+    let request = Sent::new(&trial, &second);
     eventually("the source is asked", async || steps(&trial, &pair.holder).len() == 1).await;
     undrain(&trial, "p2").await;
     let place = trial.cluster.engines.iter().position(|(name, _)| name == pair.other).unwrap();
     trial.cluster.engines.remove(place).1.shutdown().await;
-    let reply = request.await.unwrap();
+    let reply = request.reply().await;
     assert_eq!((reply.status.as_u16(), reply.route("prefill")), (200, Some("p2")));
     let fetched = [("outcome", "fetched")];
     eventually("it is fetched so that its blocks are freed", async || {

@@ -11,8 +11,8 @@ use splitrail_tests::trial::{
 use splitrail_tests::{Spec, Trial};
 
 use super::{
-    BLOCK, EAGER, cached, drain, ended, held, prompt_tokens, recorded, served, spec, steps, turns,
-    undrain,
+    BLOCK, EAGER, Sent, cached, drain, ended, held, prompt_tokens, recorded, served, spec, steps,
+    turns, undrain,
 };
 
 #[tokio::test]
@@ -161,14 +161,13 @@ async fn a_saturated_prefill_worker_is_relieved_by_one_that_fetches_from_it() {
     trial.cluster.settle().await;
     trial.fault(&holder, FaultKind::SlowFirstByte { delay_ms: 1500 }, Some(1));
     trial.expect("ok");
-    let (http, body) = (trial.cluster.http.clone(), first.clone());
-    let blocking = tokio::spawn(async move { http.post(COMPLETIONS, &body).await });
+    let blocking = Sent::new(&trial, &first);
     eventually("the holder is busy", async || trial.asked(&holder).len() == 2).await;
     let reply = served(&mut trial, &second).await;
     assert_ne!(reply.route("prefill"), Some(holder.as_str()), "{:?}", reply.headers);
     let fetch = recorded(&trial, &reply).await;
     assert_eq!((&fetch["outcome"], &fetch["source"]), (&json!("fetched"), &json!(holder)));
-    assert_eq!(blocking.await.unwrap().status, 200);
+    assert_eq!(blocking.reply().await.status, 200);
     trial.staged_blocks_are_freed().await;
     trial.finish().await;
 }

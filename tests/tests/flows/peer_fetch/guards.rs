@@ -7,7 +7,7 @@ use splitrail_tests::trial::{COMPLETIONS, Reference, SHORT_LEASE, chat, completi
 use splitrail_tests::{Spec, Trial};
 
 use super::{
-    BLOCK, EAGER, cached, drain, ended, held, recorded, served, spec, steps, turns, undrain,
+    BLOCK, EAGER, Sent, cached, drain, ended, held, recorded, served, spec, steps, turns, undrain,
 };
 
 /// Checks that the next request of a prefix is served without a fetch.
@@ -186,13 +186,12 @@ async fn a_worker_takes_part_in_no_more_fetches_than_it_may() {
     undrain(&trial, "p0").await;
     held(&mut trial, &further).await;
     trial.expect("ok");
-    let (http, body) = (trial.cluster.http.clone(), second.clone());
-    let fetching = tokio::spawn(async move { http.post(COMPLETIONS, &body).await });
+    let fetching = Sent::new(&trial, &second);
     splitrail_tests::cluster::eventually("it fetches", async || steps(&trial, "p1").len() == 1)
         .await;
     let reply = served(&mut trial, &last).await;
     assert_eq!((cached(&reply), recorded(&trial, &reply).await), (0, Value::Null));
-    let reply = fetching.await.unwrap();
+    let reply = fetching.reply().await;
     assert_eq!(recorded(&trial, &reply).await["outcome"], "fetched");
     assert_eq!(cached(&reply) % BLOCK, 0);
     trial.staged_blocks_are_freed().await;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const PODS: &str = include_str!("../../../../tests/fixtures/kubernetes/pods.json");
+const PODS: &str = include_str!("../../../tests/fixtures/kubernetes/pods.json");
 
 fn config(change: Value) -> KubernetesDiscovery {
     let mut config = json!({ "namespace": "llm", "selector": "app=vllm", "port": "http" });
