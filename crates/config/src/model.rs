@@ -23,7 +23,7 @@ mod discovery;
 mod engine_tls;
 mod events;
 mod fleet;
-mod flow;
+pub(crate) mod flow;
 mod health;
 mod limits;
 mod listen;

@@ -80,8 +80,6 @@ fn what_later_versions_may_have_is_named_as_such() {
     }
     let isolation = valid_but("  - name: big\n", "  - name: big\n    cache_isolation: 1\n");
     cases.push(("models[0].cache_isolation".to_owned(), isolation));
-    let engine = valid_but("kind: huggingface", "kind: engine");
-    cases.push(("models[0].tokenizer.kind: engine".to_owned(), engine));
     for (name, text) in cases {
         let (_, _, told) = only_problem(&text);
         assert!(told.starts_with(&format!("`{name}` is not supported by this version")), "{told}");

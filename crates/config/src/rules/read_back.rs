@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::{Connector, TokenizerConfig};
+use crate::model::{Connector, TokenizerConfig, flow};
 use crate::scalar::parse_duration;
 use crate::value::{typed, typed_or};
 use splitrail_settings::problem::Report;
@@ -24,8 +24,16 @@ pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut Report) 
     }
     let is_on = typed_or(model, "read_back", false) == Some(true);
     let Some(node) = model.get("read_back").filter(|_| is_on) else {
-        for key in ["read_back_pin", "read_back_pinned_percent_max"] {
-            if let Some(node) = model.get(key) {
+        let pin = model.get("read_back_pin").filter(|node| {
+            let pin = node.text().and_then(|text| parse_duration(text).ok());
+            pin != Some(flow::read_back_pin())
+        });
+        let percent = model.get("read_back_pinned_percent_max").filter(|_| {
+            let percent = typed::<u32>(model, "read_back_pinned_percent_max");
+            percent != Some(flow::read_back_pinned_percent_max())
+        });
+        for (key, node) in [("read_back_pin", pin), ("read_back_pinned_percent_max", percent)] {
+            if let Some(node) = node {
                 let message = format!("`{path}.{key}` is of no use without `read_back: true`");
                 report.warn(node.at, message, "switch read-back on, or delete the key");
             }
