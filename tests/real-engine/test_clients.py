@@ -80,8 +80,8 @@ def test_hand_off_fields_of_a_client_reach_no_engine(router, prefill, decode, mo
 # Bodies of every endpoint that generates, by path.
 BODIES = {
     "/v1/completions": {"prompt": "a b c " * 20},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a b c " * 20}]},
-    "/v1/responses": {"input": "a b c " * 20},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a b c " * 20}], "max_tokens": 4},
+    "/v1/responses": {"input": "a b c " * 20, "max_output_tokens": 4},
     "/v1/messages": {"messages": [{"role": "user", "content": "a b c " * 20}], "max_tokens": 4},
     "/inference/v1/generate": {"token_ids": [5, 6, 7] * 20, "sampling_params": {"max_tokens": 4}},
 }

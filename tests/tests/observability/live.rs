@@ -42,6 +42,7 @@ fn configuration(folder: &Path, engines: &[(&str, SimEngine)]) -> String {
   grpc: {{ address: 127.0.0.1:0, tls: {{ cert: {cert:?}, key: {key:?}, plain_text: true }} }}
   admin: 127.0.0.1:0
   metrics: 127.0.0.1:0
+hash_seed: 7
 limits: {{ drain_delay: 10ms, drain_grace: 1s }}
 ledger: {{ path: \"{folder}/ledger.jsonl\" }}
 defaults: {{ tenant: acme }}
@@ -54,6 +55,7 @@ models:
     tokenizer: {{ kind: huggingface, path: \"{folder}\" }}
     flow: prefill_first
     connector: nixl
+    read_back: true
     queue: {{}}
     cache_loss_tracking: {{}}
     shadow: {{ policy: {{ kind: least_loaded }} }}

@@ -88,7 +88,10 @@ fn pushing(config: SimConfig) -> SimConfig {
 
 #[tokio::test]
 async fn engines_that_push_hand_over_and_are_told_from_engines_that_are_pulled_from() {
-    let pair = Pair::of(pushing(prefill()), pushing(decode())).await;
+    // The decode engine was asked who it is, as the prefill leg of a hand-off that nobody takes.
+    let lease_ms = 1_000;
+    let decode = SimConfig { lease_ms, ..decode() };
+    let pair = Pair::of(pushing(prefill()), pushing(decode)).await;
     let yaml = |connector: &str| {
         let keys = format!("block_size: 16\nconnector: {connector}");
         let prefill = worker("p0", "prefill", &pair.prefill);
