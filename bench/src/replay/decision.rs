@@ -28,7 +28,7 @@ pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
             .map(|i| {
                 let query = query(i);
                 let start = Instant::now();
-                black_box(pick(&policy, black_box(&candidates), query));
+                black_box(pick(&policy, black_box(&candidates), &[], query));
                 start.elapsed().as_secs_f64() * 1e6
             })
             .collect();
