@@ -29,6 +29,8 @@ def pair():
 @pytest.fixture(scope="module")
 def cluster(pair):
     with pairs.cluster(pair, "nixl_push", alone=pair.decode) as cluster:
+        # By now the router has asked both engines who they are, which would count as prompts.
+        cluster.router.complete(prompts.token_ids(40))
         yield cluster
 
 

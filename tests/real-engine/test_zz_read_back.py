@@ -85,10 +85,17 @@ def grown(engine, before):
     return {source: now - before[source] for source, now in engine.prompt_tokens_by_source().items()}
 
 
+def parity(router):
+    """By it, the router has sent the prompts of its own that engines would count."""
+    workers = (worker for worker in router.workers() if worker["id"] in ("p0", "d0"))
+    return {worker["id"]: worker["parity"] for worker in workers}
+
+
 def test_in_ten_turns_prefill_computes_the_questions_and_reads_the_answers(pair, start):
     prefill, decode = pair.engines
     # No pin is released meanwhile: that would cost the prefill engine a token that is counted here.
     with start("ten-turns", "read_back_pinned_percent_max: 90") as router:
+        eventually(lambda: parity(router), lambda seen: seen == {"p0": "ok", "d0": "ok"}, "parity")
         history, before = [], 0
         for turn in range(10):
             history += prompts.token_ids(40)

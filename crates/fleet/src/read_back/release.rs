@@ -20,8 +20,9 @@ use tokio::task::JoinSet;
 
 /// Maximum time for one release. Afterwards the blocks are freed at the end of their pin.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time for the releases of a router that stops.
-const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum time for the releases of a router that stops. Engines that have not exchanged KV yet take
+/// some seconds to find each other.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of concurrent releases of a router that stops.
 const AT_ONCE: usize = 32;
 
@@ -41,14 +42,19 @@ impl Why {
 pub(super) fn several(served: &Arc<Served>, metrics: &Arc<Metrics>, pins: Vec<(Pin<Kept>, Why)>) {
     for (pin, why) in pins {
         count_end(served, metrics, why);
-        // Another process has none of these blocks.
-        if pin.payload.holder.gone.is_cancelled() || !pin.payload.is_lost() {
+        if is_kept(&pin) {
             let release = one(Arc::clone(served), Arc::clone(metrics), pin.payload);
             if !served.releases.run(release) {
                 count(metrics, served, "left");
             }
         }
     }
+}
+
+/// Whether an engine may still keep the blocks of a pin. Another process has none of them, and an
+/// engine that is to release them there waits for it in vain.
+fn is_kept(pin: &Pin<Kept>) -> bool {
+    pin.payload.holder.gone.is_cancelled() || !pin.payload.is_lost()
 }
 
 /// Releases all pins of a model, for a router that stops or a pool that is replaced. Ends when all
@@ -59,6 +65,9 @@ pub(super) async fn release_all(served: &Arc<Served>, metrics: &Arc<Metrics>) {
     let all = async {
         for (pin, why) in pins {
             count_end(served, metrics, why);
+            if !is_kept(&pin) {
+                continue;
+            }
             if tasks.len() >= AT_ONCE {
                 let _ended = tasks.join_next().await;
             }
