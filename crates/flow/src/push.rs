@@ -84,8 +84,8 @@ impl PushPair {
         Matched { params: &self.decode_params, request_id: self.request_id.as_deref() }
     }
 
-    /// Learns from the reply of the prefill leg which engine has replied. Returns whether that is
-    /// the one with which decode was told to register.
+    /// Learns from the reply of the prefill leg which engine has replied. Returns whether decode was
+    /// told to register with that engine.
     ///
     /// # Errors
     /// The host of the engine is not allowed.

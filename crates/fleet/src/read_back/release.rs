@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
-use splitrail_engine_client::{Envelope, Parcel, Shape};
+use splitrail_engine_client::{Engine as _, Envelope, Parcel, Shape};
 use splitrail_policy::{Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
 
@@ -51,10 +51,11 @@ pub(super) fn several(served: &Arc<Served>, metrics: &Arc<Metrics>, pins: Vec<(P
     }
 }
 
-/// Whether an engine may still keep the blocks of a pin. Another process has none of them, and an
-/// engine that is to release them there waits for it in vain.
+/// Whether the engine may still keep the blocks of a pin, be its worker in the fleet or not. Another
+/// process in its place has none of them, and an engine that is to release them there waits for the
+/// process that is gone.
 fn is_kept(pin: &Pin<Kept>) -> bool {
-    pin.payload.holder.gone.is_cancelled() || !pin.payload.is_lost()
+    pin.payload.holder.process() == pin.payload.process
 }
 
 /// Releases all pins of a model, for a router that stops or a pool that is replaced. Ends when all

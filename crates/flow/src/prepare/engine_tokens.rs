@@ -30,7 +30,7 @@ mod kept;
 
 use kept::{KeptPrompts, Keys};
 
-/// Why tokens are unknown: nobody can be asked.
+/// Why tokens are unknown: no engine can be asked.
 const NO_ENGINE: &str = "no engine to ask for tokens";
 /// `tokenizer.in_flight_max` prompts are waited for.
 const BUSY: &str = "too many prompts wait for tokens of engines";
