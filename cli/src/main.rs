@@ -108,7 +108,7 @@ enum Command {
         #[arg(long, default_value_t = 9090)]
         admin_port: u16,
         /// The flow of requests.
-        #[arg(long, value_enum, default_value_t = FlowArg::PrefillFirst)]
+        #[arg(long, value_enum, default_value_t = FlowArg::DecodeFirst)]
         flow: FlowArg,
         /// A JSON file with addresses and models that is written once everything is bound.
         #[arg(long)]

@@ -148,7 +148,6 @@ models:
     flow: {flow}
     connector: {connector}
     local_prefill_max_tokens: {block_size}
-    policy: {{ kind: kv_overlap }}
     workers:
 {workers}",
         loopback(options.http_port),

@@ -222,7 +222,12 @@ impl Core {
             for leg in legs {
                 let up = |worker: &Arc<Worker>| worker.is_up() && worker.is_probed();
                 if !roster.iter().any(|worker| worker.serves(*leg) && up(worker)) {
-                    return Some(format!("model {name} has no {} worker that is up", leg.name()));
+                    // Decode workers are the ones that may prefill locally.
+                    let role = match hands_over && *leg == Leg::Aggregated {
+                        true => Leg::Decode.name(),
+                        false => leg.name(),
+                    };
+                    return Some(format!("model {name} has no {role} worker that is up"));
                 }
             }
             if pool.block_size() == 0 {
