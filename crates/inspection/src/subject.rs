@@ -1,4 +1,4 @@
-//! One worker as the subject of questions.
+//! The worker that `splitrail check --connect` inspects: its configuration, its address and its origin.
 
 use std::fmt;
 

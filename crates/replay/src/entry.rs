@@ -1,4 +1,4 @@
-//! One row of a table.
+//! A policy and the scenario in which it serves a trace: one row of a replay's table.
 
 use splitrail_sim::cluster::{Outcome, Workload};
 

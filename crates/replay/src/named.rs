@@ -1,4 +1,4 @@
-//! Policies by name.
+//! The policies that a replay knows by name.
 
 use splitrail_policy::{Policy, Published};
 use splitrail_sim::cluster::Pool;

@@ -1,4 +1,4 @@
-//! The clock of limits.
+//! Tells the time to the limits of tenants.
 
 use std::time::Instant;
 

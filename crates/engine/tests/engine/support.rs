@@ -1,4 +1,4 @@
-//! Recorded bytes.
+//! Recorded replies and events of real engines.
 
 use std::path::PathBuf;
 

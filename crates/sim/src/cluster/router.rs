@@ -1,4 +1,4 @@
-//! The interface of a router.
+//! The interface of a routing policy to the simulated cluster.
 
 use super::state::Cluster;
 

@@ -1,4 +1,4 @@
-//! Parses request bodies.
+//! Parses the bodies of requests to a simulated engine.
 
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
