@@ -30,6 +30,8 @@
 #
 # SPLITRAIL_ENGINE_DIR        everything lives here (default ~/.cache/splitrail/vllm-cpu, about 6.5 GB)
 # SPLITRAIL_ENGINE_TIMEOUT_S  longest time a server may take to start (default 400)
+# SPLITRAIL_PRELOADED         folder of sockets: servers are forks of processes that have imported vLLM, which
+#                             end when the folder is removed (preloaded.py); if unset, each server imports it
 # SPLITRAIL_OTLP_ENDPOINT     where a pair sends its traces by OTLP/gRPC; if unset, it traces nothing
 set -euo pipefail
 
@@ -219,6 +221,19 @@ recorded_ports() {
 # With the library that lets several servers share two cores.
 calmly() { LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD} "$@"; }
 
+# Sets `preloaded` to the socket of a process whose forks can be servers with this environment. What a
+# process reads when it starts, before Python, makes another one necessary.
+preload() { # preload COMMAND...: `env` with the variables of a server
+    preloaded=$SPLITRAIL_PRELOADED/$(printf '%s\n' "${LD_PRELOAD:-}" "${LD_LIBRARY_PATH:-}" "${PYTHONPATH:-}" | cksum | cut -d' ' -f1)
+    [ ! -S "$preloaded" ] || return 0
+    mkdir -p "$SPLITRAIL_PRELOADED"
+    "$@" setsid "$venv/bin/python" "$here/preloaded.py" serve "$preloaded" >"$preloaded.log" 2>&1 </dev/null &
+    while [ ! -S "$preloaded" ]; do
+        kill -0 $! 2>/dev/null || { tail -25 "$preloaded.log" >&2; die "vLLM cannot be preloaded"; }
+        sleep 0.05
+    done
+}
+
 launch() { # launch PORT [vllm flags...]
     local port=$1 pid
     shift
@@ -228,17 +243,23 @@ launch() { # launch PORT [vllm flags...]
         \"endpoint\": \"tcp://*:$((port + 1000))\", \"replay_endpoint\": \"tcp://127.0.0.1:$((port + 2000))\"}"
     # Not bfloat16: where a processor multiplies such matrices by itself (AMX), the last bits of a step
     # depend on what else is in its batch, and of two tokens as likely as each other the other one comes.
-    "${keeping_bytecode[@]}" HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
-        VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
-        OTEL_SERVICE_NAME="vllm-$port" OTEL_BSP_SCHEDULE_DELAY=200 \
-        VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$((port + 3000)) UCX_TLS=tcp,self,sm \
-        setsid "$venv/bin/vllm" serve "$model" --served-model-name tiny tiny-aggregated \
-        --host 127.0.0.1 --port "$port" --dtype float32 --enforce-eager \
-        --max-model-len 2048 --max-num-seqs 16 --max-num-batched-tokens 2048 \
-        --block-size $block_size --enable-prefix-caching --enable-prompt-tokens-details \
-        --enable-scale-out --enable-request-id-headers --kv-events-config "$events" "$@" \
-        >"$servers/$port.log" 2>&1 </dev/null &
-    pid=$!
+    local environment=("${keeping_bytecode[@]}" HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+        VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1
+        OTEL_SERVICE_NAME="vllm-$port" OTEL_BSP_SCHEDULE_DELAY=200
+        VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$((port + 3000)) UCX_TLS=tcp,self,sm)
+    local arguments=(serve "$model" --served-model-name tiny tiny-aggregated
+        --host 127.0.0.1 --port "$port" --dtype float32 --enforce-eager
+        --max-model-len 2048 --max-num-seqs 16 --max-num-batched-tokens 2048
+        --block-size $block_size --enable-prefix-caching --enable-prompt-tokens-details
+        --enable-scale-out --enable-request-id-headers --kv-events-config "$events" "$@")
+    if [ -n "${SPLITRAIL_PRELOADED:-}" ]; then
+        preload "${environment[@]}"
+        pid=$("${environment[@]}" "$venv/bin/python" -S "$here/preloaded.py" start "$preloaded" "$servers/$port.log" "${arguments[@]}") \
+            || { tail -25 "$preloaded.log" >&2; die "no server on $port"; }
+    else
+        "${environment[@]}" setsid "$venv/bin/vllm" "${arguments[@]}" >"$servers/$port.log" 2>&1 </dev/null &
+        pid=$!
+    fi
     printf '%s %s\n' "$pid" "$(started_at "$pid")" >"$servers/$port.pid"
 }
 
@@ -418,6 +439,8 @@ plain() {
 ranks() {
     [ $# -eq 1 ] || die "usage: engines.sh ranks PORT"
     install
+    # What several API servers do is decided when their modules are imported.
+    unset SPLITRAIL_PRELOADED
     calmly launch "$1" --num-gpu-blocks-override $kv_blocks --data-parallel-size 2
     await "$1"
 }

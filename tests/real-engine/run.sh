@@ -22,6 +22,7 @@
 # SPLITRAIL_BIDIRECTIONAL_PREFILL_PORT, SPLITRAIL_BIDIRECTIONAL_DECODE_PORT
 #                                                 18113 and 18114; a pair that reads KV back, the same
 # SPLITRAIL_PEER_PORTS                            18117 18118; two servers that take prefixes from each other
+# SPLITRAIL_PRELOADED                             see engines.sh; a new folder, and none if it is set and empty
 # SPLITRAIL_TEST_LOGS                             configurations and logs of the routers (default: a new folder)
 set -euo pipefail
 
@@ -51,11 +52,16 @@ export SPLITRAIL_BIDIRECTIONAL_DECODE_PORT=${SPLITRAIL_BIDIRECTIONAL_DECODE_PORT
 export SPLITRAIL_PEER_PORTS=${SPLITRAIL_PEER_PORTS:-18117 18118}
 export SPLITRAIL_OTLP_ENDPOINT=http://127.0.0.1:$SPLITRAIL_OTLP_PORT
 export SPLITRAIL_TEST_LOGS=${SPLITRAIL_TEST_LOGS:-$(mktemp -d -t splitrail-real-engine.XXXXXX)}
+own_folder=
+if [ -z "${SPLITRAIL_PRELOADED+set}" ]; then own_folder=$(mktemp -d -t splitrail-preloaded.XXXXXX); fi
+export SPLITRAIL_PRELOADED=${SPLITRAIL_PRELOADED-$own_folder}
 export PYTHONDONTWRITEBYTECODE=1
 mkdir -p "$SPLITRAIL_TEST_LOGS"
 echo "run: testing $binary, logs in $SPLITRAIL_TEST_LOGS" >&2
 
 stop_engines() {
+    # Ends the processes that have a socket there.
+    if [ -n "$own_folder" ]; then rm -rf "$own_folder"; fi
     # shellcheck disable=SC2086
     "$here/engines.sh" stop "$SPLITRAIL_PREFILL_PORT" "$SPLITRAIL_DECODE_PORT" \
         "$SPLITRAIL_EMBED_PORT" "$SPLITRAIL_RANKS_PORT" "$SPLITRAIL_ADAPTER_PORT" \
