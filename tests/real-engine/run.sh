@@ -23,6 +23,8 @@
 #                                                 18113 and 18114; a pair that reads KV back, the same
 # SPLITRAIL_PEER_PORTS                            18117 18118; two servers that take prefixes from each other
 # SPLITRAIL_PRELOADED                             see engines.sh; a new folder, and none if it is set and empty
+# SPLITRAIL_EVERY_KILL                            1: engines are killed at every step of a push, a fetch and a
+#                                                 read, not only at some (15 restarts, some ten minutes)
 # SPLITRAIL_TEST_LOGS                             configurations and logs of the routers (default: a new folder)
 set -euo pipefail
 

@@ -9,67 +9,22 @@ end, and other tests watch those caches grow.
 
 import concurrent.futures
 import contextlib
-import http.client
 import itertools
-import json
 
-import httpx
 import pytest
 
-from support import prompts, proxy, witness
+from support import outcome, prompts, proxy, witness
 from support.router import worker, worker_without_events
 from support.waiting import eventually
 
 MAX_TOKENS = 12
 PROMPT_TOKENS = 100
-PATH = "/v1/completions"
 ROLES = ("prefill", "decode")
 EVERY_TIME = 99
 TIMES = (1, EVERY_TIME)
 # Faults are what is tried here, not how a worker comes to be left alone.
 MODEL = ("breaker: { failures: 0 }", "retries: { budget_percent: 1000 }")
 IMPATIENT = "timeouts: { prefill: 3s, first_token: 3s, reply: 3s, stream_idle: 3s }"
-
-
-class Outcome:
-    """What a client got: its answer so far, whether it was whole, and the error if one was told."""
-
-    def __init__(self, reply, lines):
-        self.status, self.text, self.error, self.done = reply.status_code, "", None, False
-        self.steps = {0: []}
-        if "text/event-stream" not in reply.headers["content-type"]:
-            self._add(json.loads("".join(lines)))
-            self.done = self.error is None
-            return
-        for line in lines:
-            if line.startswith("data:"):
-                # Nothing may follow the end, of whichever kind.
-                assert not self.done and self.error is None, line
-                data = line.removeprefix("data:").strip()
-                self.done = data == "[DONE]"
-                if not self.done:
-                    self._add(json.loads(data))
-
-    def _add(self, piece):
-        self.error = piece.get("error")
-        for choice in piece.get("choices", []):
-            self.text += choice["text"]
-            self.steps[0] += witness.steps(choice["logprobs"])
-
-    def __repr__(self):
-        return f"{self.status} {self.text!r} done={self.done} {self.error}"
-
-    def check(self, expected):
-        """Right and whole, or a beginning of what is right and an explicit error."""
-        if self.error is None:
-            assert (self.status, self.done, self.text) == (200, True, expected.text)
-            witness.assert_exact(self, expected)
-        else:
-            assert not self.done and self.error["code"], self
-            # A status is said once; what breaks off afterwards is an event.
-            assert self.status >= 500 or self.error["code"] == "decode_lost", self
-            assert expected.text.startswith(self.text), (self, expected.text)
-            witness.assert_exact(self, expected, whole=False)
 
 
 class Rig:
@@ -83,39 +38,18 @@ class Rig:
         return witness.cold(self.router.complete, prompt, max_tokens=MAX_TOKENS)
 
     def ask(self, prompt, stream):
-        url, body = f"{self.router.http}{PATH}", self._body(prompt, stream)
-        with httpx.stream("POST", url, json=body, timeout=120) as reply:
-            return Outcome(reply, list(reply.iter_lines()))
-
-    def ask_and_leave(self, prompt, stream, once):
-        """Asks, and hangs up when `once` says so."""
-        connection = http.client.HTTPConnection(self.router.http.removeprefix("http://"))
-        with contextlib.closing(connection):
-            body = json.dumps(self._body(prompt, stream))
-            connection.request("POST", PATH, body, {"content-type": "application/json"})
-            eventually(once, bool, "time to leave")
-
-    def _body(self, prompt, stream):
-        return {
-            "model": "tiny",
-            "prompt": prompt,
-            "max_tokens": MAX_TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": stream,
-            **witness.COMPLETION,
-        }
+        return outcome.ask(self.router, prompt, stream, MAX_TOKENS)
 
     def ask_with_fault(self, role, kind, stream, times):
         """Asks once with the fault and once without; returns what the fault led to."""
         prompt = prompts.token_ids(PROMPT_TOKENS)
         expected = self.expected(prompt)
         with self.book.fault(role, kind, prompt, times) as fault:
-            outcome = self.ask(prompt, stream)
+            answer = self.ask(prompt, stream)
         assert fault.fired > 0, "the fault met no request"
-        outcome.check(expected)
+        answer.check(expected)
         self.is_well(prompt, expected, stream)
-        return outcome
+        return answer
 
     def all_at_once(self, cases):
         with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
@@ -123,9 +57,9 @@ class Rig:
 
     def is_well(self, prompt, expected, stream):
         """Without a fault the answer is right."""
-        outcome = self.ask(prompt, stream)
-        assert outcome.error is None, outcome
-        outcome.check(expected)
+        answer = self.ask(prompt, stream)
+        assert answer.error is None, answer
+        answer.check(expected)
         self._well.append(prompt)
 
     def settle(self):
@@ -186,17 +120,17 @@ FORMS = {"whole": False, "streamed": True}
 @pytest.mark.parametrize("role", ROLES)
 def test_a_leg_breaks(rig, role, kind):
     cases = [(role, kind, stream, times) for stream in FORMS.values() for times in TIMES]
-    outcomes = rig.all_at_once(cases)
+    answers = rig.all_at_once(cases)
     rig.settle()
-    for (_, _, stream, times), outcome in zip(cases, outcomes):
+    for (_, _, stream, times), answer in zip(cases, answers):
         if role == "prefill":
             # By the other worker, or by decode itself.
-            assert outcome.done, outcome
+            assert answer.done, answer
         elif stream and kind in (proxy.CUT, proxy.END):
             # The client has a part of it already.
-            assert outcome.status == 200 and outcome.error, outcome
+            assert answer.status == 200 and answer.error, answer
         else:
-            assert outcome.done == (times == 1), outcome
+            assert answer.done == (times == 1), answer
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -208,11 +142,11 @@ def test_connections_are_refused(rig, role):
         with contextlib.ExitStack() as stack:
             for its in refusing:
                 stack.enter_context(its.refusing())
-            outcomes = [rig.ask(prompt, stream) for stream in FORMS.values()]
-        for outcome in outcomes:
-            outcome.check(expected)
+            answers = [rig.ask(prompt, stream) for stream in FORMS.values()]
+        for answer in answers:
+            answer.check(expected)
             # A prompt can do without prefill workers, not without decode workers.
-            assert outcome.done == (role == "prefill" or len(refusing) == 1), outcome
+            assert answer.done == (role == "prefill" or len(refusing) == 1), answer
         rig.all_up()
         rig.is_well(prompt, expected, stream=False)
     rig.settle()
@@ -225,7 +159,8 @@ def test_the_client_leaves_a_silent_leg(rig, role, kind):
         prompt = prompts.token_ids(PROMPT_TOKENS)
         expected = rig.expected(prompt)
         with rig.book.fault(role, kind, prompt, EVERY_TIME) as fault:
-            rig.ask_and_leave(prompt, stream, once=lambda: fault.fired > 0)
+            with rig.router.leaving(outcome.body(prompt, stream, MAX_TOKENS)):
+                eventually(lambda: fault.fired, bool, "the leg")
             rig.settle()
         rig.is_well(prompt, expected, stream)
     rig.settle()

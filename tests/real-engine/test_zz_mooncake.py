@@ -5,19 +5,12 @@ A decode engine that waits in vain keeps the blocks of its prompt for eight minu
 request was cancelled. So where a test waits for the end of a use of blocks, it waits for the router.
 """
 
-import contextlib
-import http.client
-import json
-
 import pytest
 
 from support import pairs, prompts, proxy, witness
+from support.both_legs import EVERY_TIME, BothLegsAtOnce
 from support.engine import full_hit
 from support.waiting import eventually
-
-# At block boundaries and off them.
-LENGTHS = (33, 34, 63, 64, 65, 96, 97, 500, 992, 993, 1000, 1900)
-EVERY_TIME = 99
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +20,13 @@ def pair():
 
 
 @pytest.fixture(scope="module")
-def cluster(pair):
-    bootstrap = pair.prefill.bootstrap
-    with pairs.cluster(pair, "mooncake", alone=pair.decode, bootstrap=bootstrap) as cluster:
+def cluster(pair, decode):
+    with pairs.cluster(pair, "mooncake", decode, bootstrap=pair.prefill.bootstrap) as cluster:
         yield cluster
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_answers_are_exact_at_every_length_and_all_at_once(cluster, stream):
-    batch = [prompts.token_ids(length) for length in LENGTHS]
-    for cached in ([0] * len(LENGTHS), list(map(full_hit, LENGTHS))):
-        asked = cluster.ask_all(batch, stream=stream)
-        # The prefill engine's figures. By its own, the decode engine has all of each prompt cached.
-        assert asked.cached_tokens == cached
-        assert asked.on_prefill["local_cache_hit"] == sum(cached)
-        assert asked.on_prefill["local_compute"] == sum(LENGTHS) - sum(cached)
-        assert asked.on_decode["local_compute"] == 0
-        held = asked.on_decode["local_cache_hit"]
-        assert asked.on_decode["external_kv_transfer"] == sum(LENGTHS) - held
-    cluster.nothing_is_held()
+class TestBothLegs(BothLegsAtOnce):
+    pass
 
 
 def test_a_chat_and_several_samples_are_exact(cluster):
@@ -64,34 +45,6 @@ def test_a_prompt_that_both_engines_have_in_part_is_exact(cluster):
     asked = cluster.ask_all([beginning + prompts.token_ids(100)])
     assert asked.cached_tokens == [asked.on_prefill["local_cache_hit"]] == [full_hit(300)]
     assert asked.on_decode["external_kv_transfer"] == 400 - asked.on_decode["local_cache_hit"]
-
-
-@pytest.mark.parametrize("kind", [proxy.STATUS_503, proxy.RESET_BEFORE, proxy.HANG_UP])
-def test_a_decode_leg_whose_prefill_fails_keeps_no_blocks(cluster, kind):
-    prompt = prompts.token_ids(300)
-    reference = witness.cold(cluster.router.complete, prompt)
-    with cluster.book.fault("prefill", kind, prompt, times=1) as fault:
-        witness.assert_exact(cluster.router.complete(prompt), reference)
-    assert fault.fired == 1
-    cluster.nothing_is_held()
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_client_that_leaves_while_decode_waits_keeps_no_blocks(cluster, pair, stream):
-    prompt = prompts.token_ids(300)
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "stream": stream}
-    with cluster.book.fault("prefill", proxy.HOLD, prompt, EVERY_TIME) as fault:
-        connection = http.client.HTTPConnection(cluster.router.http.removeprefix("http://"))
-        with contextlib.closing(connection):
-            headers = {"content-type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            eventually(pair.decode.kv_usage, bool, "the decode engine waits")
-            eventually(lambda: fault.fired, bool, "the prefill leg")
-        eventually(cluster.router.requests_in_flight, lambda count: count == 0, "the request")
-        assert pair.decode.kv_usage() > 0
-        fault.go.set()
-        cluster.nothing_is_held()
-    cluster.ask_all([prompt])
 
 
 def test_engines_that_are_killed_while_decode_waits_and_come_back(cluster, pair):

@@ -7,18 +7,14 @@ ends is tested once, for what all tests before have left.
 """
 
 import contextlib
-import http.client
-import json
+import itertools
+import threading
 
 import pytest
 
-from support import dialects, pairs, prompts, proxy, witness
-from support.engine import full_hit
+from support import dialects, kills, pairs, prompts, proxy, witness
+from support.both_legs import EVERY_TIME, BothLegsAtOnce, took_both_legs
 from support.waiting import eventually
-
-# At block boundaries and off them.
-LENGTHS = (33, 34, 63, 64, 65, 96, 97, 500, 992, 993, 1000, 1900)
-EVERY_TIME = 99
 
 
 @pytest.fixture(scope="module")
@@ -28,33 +24,15 @@ def pair():
 
 
 @pytest.fixture(scope="module")
-def cluster(pair):
-    with pairs.cluster(pair, "nixl_push", alone=pair.decode) as cluster:
+def cluster(pair, decode):
+    with pairs.cluster(pair, "nixl_push", decode) as cluster:
         # By now the router has asked both engines who they are, which would count as prompts.
         cluster.router.complete(prompts.token_ids(40))
         yield cluster
 
 
-def is_pushed(cluster, answer):
-    decision = cluster.router.decision(answer.request_id)
-    assert (decision["prefill_worker"], decision["decode_worker"]) == ("p0", "d0"), decision
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_answers_are_exact_at_every_length_and_all_at_once(cluster, stream):
-    batch = [prompts.token_ids(length) for length in LENGTHS]
-    for cached in ([0] * len(LENGTHS), list(map(full_hit, LENGTHS))):
-        asked = cluster.ask_all(batch, stream=stream)
-        for answer in asked.answers:
-            is_pushed(cluster, answer)
-        # The prefill engine's figures. By its own, the decode engine has all of each prompt cached.
-        assert asked.cached_tokens == cached
-        assert asked.on_prefill["local_cache_hit"] == sum(cached)
-        assert asked.on_prefill["local_compute"] == sum(LENGTHS) - sum(cached)
-        assert asked.on_decode["local_compute"] == 0
-        held = asked.on_decode["local_cache_hit"]
-        assert asked.on_decode["external_kv_transfer"] == sum(LENGTHS) - held
-    cluster.nothing_is_held(cluster.pair.decode)
+class TestBothLegs(BothLegsAtOnce):
+    pass
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -63,81 +41,85 @@ def test_every_endpoint_and_several_samples_are_exact(cluster, stream):
     messages = prompts.chat()
     chat = router.chat(messages, stream=stream)
     witness.assert_exact(chat, witness.cold(router.chat, messages))
-    is_pushed(cluster, chat)
+    took_both_legs(cluster, chat)
     prompt, sampled = prompts.token_ids(200), {"n": 2, "temperature": 0.9, "seed": 3}
     reference = witness.cold(router.complete, prompt, **sampled)
     samples = router.complete(prompt, stream=stream, **sampled)
     witness.assert_exact(samples, reference)
-    is_pushed(cluster, samples)
+    took_both_legs(cluster, samples)
     # An engine takes the id of a response from its body, and that of a message from the header.
     for dialect in (dialects.Responses(router), dialects.Messages(router)):
         said = prompts.text(repeat=8)
         answer = dialect.ask("Be brief.", said, stream=stream)
         alone = dialect.ask("Be brief.", said, model="tiny-aggregated")
         assert (answer.text, answer.prompt_tokens) == (alone.text, alone.prompt_tokens)
-        is_pushed(cluster, answer)
+        took_both_legs(cluster, answer)
     cluster.nothing_is_held(cluster.pair.decode)
 
 
-@pytest.mark.parametrize("kind", [proxy.STATUS_503, proxy.RESET_BEFORE, proxy.HANG_UP])
-def test_a_decode_leg_whose_prefill_fails_keeps_no_blocks(cluster, kind):
-    prompt = prompts.token_ids(300)
-    reference = witness.cold(cluster.router.complete, prompt)
-    with cluster.book.fault("prefill", kind, prompt, times=1) as fault:
-        witness.assert_exact(cluster.router.complete(prompt), reference)
-    assert fault.fired == 1
-    cluster.nothing_is_held(cluster.pair.decode)
+STEPS = ("before the legs", "decode waits", "prefill is done", "streaming")
+KILLS = tuple(itertools.product(("prefill", "decode"), STEPS))
+TELLING = (("prefill", "decode waits"),)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_client_that_leaves_while_decode_waits_keeps_no_blocks(cluster, pair, stream):
-    prompt = prompts.token_ids(300)
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "stream": stream}
-    with cluster.book.fault("prefill", proxy.HOLD, prompt, EVERY_TIME) as fault:
-        connection = http.client.HTTPConnection(cluster.router.http.removeprefix("http://"))
-        with contextlib.closing(connection):
-            headers = {"content-type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            eventually(pair.decode.kv_usage, bool, "the decode engine waits")
-            eventually(lambda: fault.fired, bool, "the prefill leg")
-        eventually(cluster.router.requests_in_flight, lambda count: count == 0, "the request")
-        assert pair.decode.kv_usage() > 0
-        fault.go.set()
-        cluster.nothing_is_held(cluster.pair.decode)
-    assert cluster.hand_offs("stranded") == 0
-    cluster.ask_all([prompt])
-
-
-def test_engines_that_are_killed_while_decode_waits_and_come_back(cluster, pair):
-    router, book = cluster.router, cluster.book
+@pytest.mark.parametrize(("victim", "step"), kills.chosen(KILLS, TELLING))
+def test_an_engine_is_killed_during_a_push(cluster, pair, victim, step):
     cluster.nothing_is_held()
-    # What waits for a prefill engine that is gone cannot be freed, and is counted. Decode computes.
-    prompt = prompts.token_ids(300)
-    reference = witness.cold(router.complete, prompt)
-    with book.fault("prefill", proxy.HOLD, prompt, EVERY_TIME) as fault:
-        asked = cluster.ask_later(prompt)
-        eventually(lambda: fault.fired, bool, "the prefill leg")
-        eventually(pair.decode.kv_usage, bool, "the decode engine waits")
-        pair.crash(pair.prefill)
-        fault.go.set()
-        witness.assert_exact(asked.result(), reference)
-    eventually(lambda: cluster.hand_offs("stranded"), lambda now: now == 1, "the count")
-    assert stranded_legs(router) == 1
-    assert pair.decode.kv_usage() > 0
-    pair.again(pair.prefill)
+    prompt, killed = prompts.token_ids(300), getattr(pair, victim)
+    stranded, given = cluster.hand_offs("stranded"), len(cluster.book.given)
+    begun = threading.Event()
+    stream = {"stream": True, "max_tokens": 600, "at_first": begun.set} if step == "streaming" else {}
+    held_legs = {
+        "before the legs": ("prefill", "decode"),
+        "decode waits": ("prefill",),
+        "prefill is done": ("decode",),
+        "streaming": (),
+    }[step]
+    with contextlib.ExitStack() as stack:
+        faults = [
+            stack.enter_context(cluster.book.fault(role, proxy.HOLD, prompt, EVERY_TIME))
+            for role in held_legs
+        ]
+        kill = stack.enter_context(kills.Kill(cluster, killed, prompt, **stream))
+        for fault in faults:
+            kills.happened(fault, step)
+        if step == "decode waits":
+            eventually(pair.decode.kv_usage, bool, step)
+        elif step == "prefill is done":
+            eventually(lambda: len(cluster.book.given), lambda now: now > given, step)
+        elif step == "streaming":
+            assert begun.wait(60), step
+        kill.strike()
+        for fault in faults:
+            fault.go.set()
+    eventually(cluster.router.requests_in_flight, lambda count: count == 0, "the request")
+    if victim == "decode":
+        assert not kill.outcome.done, "no other decode engine can answer"
+        cluster.nothing_is_held(pair.prefill, patience_s=kills.LEASE_S)
+        kills.recover(cluster, killed)
+        return
+    # Decode computes, or has its KV already. What waits for a prefill engine that is gone cannot be
+    # freed, and is counted.
+    assert kill.outcome.done
+
+    def held():
+        return pair.decode.kv_usage() > 0, cluster.hand_offs("stranded") - stranded
+
+    is_held, count = eventually(held, lambda now: not now[0] or now[1] == 1, "held and counted")
+    print(f"held by decode: {is_held}, counted: {count}")
+    assert is_held == (step == "decode waits") or step in ("before the legs", "prefill is done")
+    pair.again(killed)
     cluster.all_up()
     # Its new identity is learned.
-    asked = cluster.ask_all([prompts.token_ids(300), prompts.token_ids(64)])
-    for answer in asked.answers:
-        is_pushed(cluster, answer)
-    # A decode engine that comes back holds nothing.
-    pair.crash(pair.decode)
-    cluster.is_known_to_be_down("d0")
-    pair.again(pair.decode)
-    cluster.all_up()
-    assert stranded_legs(router) == 0
-    is_pushed(cluster, cluster.ask_all([prompts.token_ids(300)]).answers[0])
-    cluster.nothing_is_held(pair.decode)
+    for answer in cluster.ask_all([prompts.token_ids(300), prompts.token_ids(64)]).answers:
+        took_both_legs(cluster, answer)
+    if is_held:
+        assert stranded_legs(cluster.router) == 1
+        # A decode engine that comes back holds nothing.
+        pair.crash(pair.decode)
+        cluster.is_known_to_be_down("d0")
+        kills.recover(cluster, pair.decode)
+    assert stranded_legs(cluster.router) == 0
 
 
 def stranded_legs(router):

@@ -7,12 +7,15 @@ import secrets
 
 import pytest
 
-from support import pairs, prompts, witness
+from support import kills, pairs, prompts, proxy, witness
 from support import router as routers
 from support.engine import BLOCK_SIZE
+from support.pairs import difference
 from support.waiting import eventually
 
 ANSWER = 100
+SEED = "hash_seed: 5318008\n"
+MODEL = ("read_back: true", "read_back_pin: 240s")
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +31,8 @@ def start(pair):
     workers = [routers.worker("p0", "prefill", prefill), routers.worker("d0", "decode", decode)]
 
     def start(name, *more):
-        yaml = routers.config(
-            os.environ["SPLITRAIL_MODEL_PATH"],
-            decode,
-            workers,
-            top="hash_seed: 5318008\n",
-            more=["read_back: true", "read_back_pin: 240s", *more],
-        )
+        model_path = os.environ["SPLITRAIL_MODEL_PATH"]
+        yaml = routers.config(model_path, decode, workers, top=SEED, more=[*MODEL, *more])
         folder = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"]) / name
         return routers.running(os.environ["SPLITRAIL_BIN"], yaml, folder)
 
@@ -67,10 +65,6 @@ def reads(router, outcome):
     return router.metrics().sum("splitrail_read_backs_total", model="tiny", outcome=outcome)
 
 
-def grown(engine, before):
-    return {source: now - before[source] for source, now in engine.prompt_tokens_by_source().items()}
-
-
 def parity(router):
     """By it, the router has sent the prompts of its own that engines would count."""
     workers = (worker for worker in router.workers() if worker["id"] in ("p0", "d0"))
@@ -89,7 +83,7 @@ def test_in_ten_turns_prefill_computes_the_questions_and_reads_the_answers(pair,
             counts = prefill.prompt_tokens_by_source()
             with router.indexing("p0", (len(history) - known) // BLOCK_SIZE):
                 reply = ask(router, history)
-            counted = grown(prefill, counts)
+            counted = difference(prefill.prompt_tokens_by_source(), counts)
             assert counted["local_compute"] == len(history) - known, (turn, counted)
             assert counted["local_cache_hit"] + counted["external_kv_transfer"] == known
             assert reply.cached == known
@@ -132,18 +126,73 @@ def test_pins_that_will_not_be_read_are_released(pair, start):
         assert released == 5
 
 
-@pytest.mark.parametrize("killed", ["decode", "prefill"])
-def test_a_conversation_goes_on_after_either_engine_was_killed(pair, start, killed):
-    with start(f"killed-{killed}") as router:
-        history = prompts.token_ids(100)
-        history += ask(router, history).ids + prompts.token_ids(40)
-        engine = getattr(pair, killed)
-        pair.crash(engine)
-        pair.again(engine)
-        eventually(router.is_ready, bool, "the router is ready again")
-        reply = ask(router, history, 12)
-        witness.assert_exact(reply, ask_cold(router, history, 12))
-        # And what is read afterwards is right as well.
-        history += reply.ids + ask(router, history + reply.ids).ids
+@pytest.fixture(scope="module")
+def cluster(pair, decode):
+    """With a second decode engine, which keeps nothing pinned."""
+    options = {"name": "read-back", "top": SEED, "spare": decode}
+    more = (*MODEL, "read_back_pinned_percent_max: 90")
+    with pairs.cluster(pair, "nixl", decode, more=more, **options) as cluster:
+        yield cluster
+
+
+def test_conversations_of_every_length_go_on_at_once(cluster, pair):
+    """Of each answer, prefill computes what is in no whole block."""
+    eventually(pair.decode.kv_usage, lambda usage: usage == 0, "blocks of other tests")
+    histories = [prompts.token_ids(length) for length in prompts.LENGTHS]
+    router, blocks = cluster.router, sum(length // BLOCK_SIZE for length in prompts.LENGTHS)
+    with router.draining("d1"):
+        with router.indexing("p0", blocks):
+            said = cluster.map(lambda history: ask(router, history).ids, histories)
+        batch = [
+            history + ids + prompts.token_ids(10 + at % BLOCK_SIZE)
+            for at, (history, ids) in enumerate(zip(histories, said))
+        ]
+        references = cluster.references(batch)
+        asked = cluster.ask_all(batch, references)
+    known = [(length + ANSWER - 1) // BLOCK_SIZE * BLOCK_SIZE for length in prompts.LENGTHS]
+    assert asked.cached_tokens == known
+    assert asked.on_prefill["local_compute"] == sum(map(len, batch)) - sum(known)
+    assert asked.told_prefill == asked.on_prefill
+    assert asked.told_decode == asked.on_decode
+    assert reads(router, "read") == len(batch)
+    assert (reads(router, "failed"), reads(router, "mismatch")) == (0, 0)
+    cluster.nothing_is_held(pair.prefill)
+
+
+KILLS = (("decode", "before the read"), ("decode", "in the read"), ("prefill", "in the read"))
+TELLING = (("decode", "before the read"), ("prefill", "in the read"))
+
+
+@pytest.mark.parametrize(("victim", "step"), kills.chosen(KILLS, TELLING))
+def test_an_engine_is_killed_during_a_read(cluster, pair, decode, victim, step):
+    killed, survivor = (pair.prefill, pair.decode)[:: 1 if victim == "prefill" else -1]
+    router = cluster.router
+    with router.draining("d1"):
+        one, other = [prompts.token_ids(100) for _ in range(2)]
+        one, other = [
+            history + ask(router, history).ids + prompts.token_ids(40) for history in (one, other)
+        ]
+    cluster.nothing_is_held(pair.prefill)
+    with cluster.book.fault("prefill", proxy.HOLD, one, times=1) as fault:
+        with kills.Kill(cluster, killed, one) as kill:
+            kills.happened(fault, step)
+            if step == "in the read":
+                # The engine that is to send does not.
+                with pair.frozen(pair.decode):
+                    fault.go.set()
+                    eventually(pair.prefill.kv_usage, bool, "the read has begun")
+                    kill.strike()
+            else:
+                kill.strike()
+                fault.go.set()
+    assert kill.outcome.done, "another engine answers"
+    pair.again(killed)
+    cluster.all_up()
+    # What the engine that was killed had pinned, or what it had, is read no more; later pins are.
+    for history in (one, other):
+        reply = ask(router, history)
+        witness.assert_exact(reply, ask_cold(router, history))
+        history = history + reply.ids + prompts.token_ids(20)
         witness.assert_exact(ask(router, history, 12), ask_cold(router, history, 12))
-    eventually(pair.decode.kv_usage, lambda usage: usage == 0, "no block stays held")
+    cluster.nothing_is_held(pair.prefill, decode, patience_s=kills.LEASE_S)
+    assert cluster.book.sent_twice() == []

@@ -3,18 +3,21 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import subprocess
 
 import pytest
 
-from . import proxy, witness
+from . import outcome, prompts, proxy, witness
 from . import router as routers
 from .engine import Engine
-from .waiting import eventually, settled
+from .waiting import PATIENCE_S, eventually, settled
 
 SCRIPT = pathlib.Path(__file__).parents[1] / "engines.sh"
+# More than the script waits for one engine to start.
+START_TIMEOUT_S = 200 + int(os.environ.get("SPLITRAIL_ENGINE_TIMEOUT_S", 400))
 # What the script says when this machine cannot have the engines.
 CANNOT_BE_HAD = 77
 
@@ -34,16 +37,33 @@ class Pair:
         """Starts killed engines anew. Returns when they are up."""
         self._run("again", *engines)
 
+    @contextlib.contextmanager
+    def frozen(self, engine):
+        """Stops all processes of an engine for as long as the body runs."""
+        self._run("freeze", engine)
+        try:
+            yield
+        finally:
+            self._run("thaw", engine)
+
     def _run(self, command, *engines):
         ports = [str(engine.port) for engine in engines]
-        subprocess.run([SCRIPT, command, *ports], check=True, timeout=600)
+        subprocess.run([SCRIPT, command, *ports], check=True, timeout=START_TIMEOUT_S)
+
+
+def _ports(name):
+    if both := os.environ.get(f"SPLITRAIL_{name}_PORTS"):
+        return both.split()
+    return [os.environ[f"SPLITRAIL_{name}_{role}_PORT"] for role in ("PREFILL", "DECODE")]
 
 
 @contextlib.contextmanager
 def running(kind, name):
     """A pair of a kind of `engines.sh`, on the ports that `run.sh` has for `name`."""
-    ports = [os.environ[f"SPLITRAIL_{name}_{role}_PORT"] for role in ("PREFILL", "DECODE")]
-    started = subprocess.run([SCRIPT, kind, *ports], stderr=subprocess.PIPE, text=True, timeout=600)
+    ports = _ports(name)
+    started = subprocess.run(
+        [SCRIPT, kind, *ports], stderr=subprocess.PIPE, text=True, timeout=START_TIMEOUT_S
+    )
     try:
         if started.returncode == CANNOT_BE_HAD:
             pytest.skip(f"SKIPPED: {kind}: {started.stderr.strip()}")
@@ -60,6 +80,9 @@ class Asked:
     answers: list
     on_prefill: dict
     on_decode: dict
+    # The same figures in the router's ledger, of the prefill and the decode legs.
+    told_prefill: dict
+    told_decode: dict
 
     @property
     def cached_tokens(self):
@@ -67,19 +90,33 @@ class Asked:
         return [answer.cached_tokens for answer in self.answers]
 
 
+def difference(after, before):
+    """What counts by source have grown by."""
+    return {source: after[source] - before[source] for source in after}
+
+
 class Cluster:
-    """A router before a pair, with a proxy before each engine, and what passed the proxies."""
+    """A router before engines, with a proxy before each, and what passed the proxies."""
 
     def __init__(self, router, book, pair):
         self.router, self.book, self.pair = router, book, pair
-        self._pool = concurrent.futures.ThreadPoolExecutor(16)
+        self._pool = concurrent.futures.ThreadPoolExecutor(len(prompts.LENGTHS))
 
-    def ask_all(self, batch, **kwargs):
+    def map(self, do, batch):
+        """Does something with each of a batch, all at once."""
+        return list(self._pool.map(do, batch))
+
+    def references(self, batch, **kwargs):
+        """What one engine answers that computes each prompt whole."""
+        cold = functools.partial(witness.cold, self.router.complete, **kwargs)
+        return self.map(cold, batch)
+
+    def ask_all(self, batch, references=None, **kwargs):
         """Asks all prompts at once; the answers must be exact."""
-        references = [witness.cold(self.router.complete, prompt) for prompt in batch]
+        references = references or self.references(batch)
         before = settled(self._counts)
-        answers = list(self._pool.map(lambda p: self.router.complete(p, **kwargs), batch))
-        for answer, reference in zip(answers, references):
+        answers = self.map(lambda prompt: self.router.complete(prompt, **kwargs), batch)
+        for answer, reference in zip(answers, references, strict=True):
             witness.assert_exact(answer, reference)
         tokens = sum(answer.usage.prompt_tokens for answer in answers)
         return Asked(answers, *self._grown(before, tokens))
@@ -88,28 +125,29 @@ class Cluster:
         """A future of the answer."""
         return self._pool.submit(self.router.complete, prompt, **kwargs)
 
+    def outcome_later(self, prompt, stream=False, max_tokens=8, at_first=None):
+        """A future of what a client gets, which may be an error."""
+        asked = outcome.ask, self.router, prompt, stream, max_tokens, at_first
+        return self._pool.submit(*asked)
+
     def _counts(self):
-        return [engine.prompt_tokens_by_source() for engine in self.pair.engines]
+        by_engines = [engine.prompt_tokens_by_source() for engine in self.pair.engines]
+        by_router = [self.router.prompt_tokens_by_source(leg) for leg in ("prefill", "decode")]
+        return by_engines + by_router
 
     def _grown(self, before, prompt_tokens):
-        """What both engines have counted since `before`, once they have counted so many tokens."""
-
-        def since():
-            return [
-                {source: count - then[source] for source, count in its.items()}
-                for then, its in zip(before, self._counts())
-            ]
-
+        """What engines and router have counted since `before`, once all have counted so many tokens."""
         return eventually(
-            since,
+            lambda: list(map(difference, self._counts(), before)),
             lambda counts: all(sum(its.values()) >= prompt_tokens for its in counts),
-            "the engines' token counts",
+            "the token counts",
         )
 
-    def nothing_is_held(self, *engines):
+    def nothing_is_held(self, *engines, patience_s=PATIENCE_S):
         """No request uses a KV block any more, on these engines or on both."""
         for engine in engines or self.pair.engines:
-            eventually(engine.kv_usage, lambda usage: usage == 0, f"KV in use on {engine.port}")
+            what = f"KV in use on {engine.port}"
+            eventually(engine.kv_usage, lambda usage: usage == 0, what, patience_s)
 
     def hand_offs(self, outcome):
         """Hand-offs that no decode worker used, by what became of them."""
@@ -126,35 +164,44 @@ class Cluster:
         eventually(up, lambda seen: seen == [False], f"{id} is down")
 
     def all_up(self):
-        """Both engines are up and agree with the router on blocks."""
+        """All engines are up and agree with the router on blocks."""
 
         def seen():
             workers = [known for known in self.router.workers() if known["model"] == "tiny"]
-            return [(known["up"], known["parity"]) for known in workers]
+            return {(known["up"], known["parity"]) for known in workers}
 
-        eventually(seen, lambda seen: seen == [(True, "ok")] * 2, "both workers")
+        eventually(seen, lambda seen: seen == {(True, "ok")}, "all workers")
+
+
+# Engines break here on purpose; they are to be asked again at once.
+PATIENT = ("breaker: { failures: 0 }", "retries: { budget_percent: 1000 }")
 
 
 @contextlib.contextmanager
-def cluster(pair, connector, alone, bootstrap=None):
-    """A router for `connector` before the pair. `alone` is an engine for cold references."""
-    book = proxy.Book()
+def cluster(pair, connector, alone, bootstrap=None, name=None, spare=None, more=(), **options):
+    """A router for `connector` before the pair.
+
+    `alone` is an engine for cold references, `spare` a second decode engine. `more` are further lines
+    of the model, and `options` those of `router.config`.
+    """
+    book = proxy.Book(takers=("prefill", "decode"))
     with contextlib.ExitStack() as stack:
         workers = []
-        for role, engine in zip(("prefill", "decode"), pair.engines):
+        engines = [("p0", "prefill", pair.prefill), ("d0", "decode", pair.decode)]
+        for id, role, engine in engines + ([("d1", "decode", spare)] if spare else []):
             its = proxy.Proxy(engine, role, book)
             stack.callback(its.close)
-            more = {"bootstrap": bootstrap} if role == "prefill" else {}
-            workers.append(routers.worker(f"{role[0]}0", role, its, **more))
+            of_it = {"bootstrap": bootstrap} if role == "prefill" else {}
+            workers.append(routers.worker(id, role, its, **of_it))
         yaml = routers.config(
             os.environ["SPLITRAIL_MODEL_PATH"],
             alone,
             workers,
             connector=connector,
-            # Engines break here on purpose; they are to be asked again at once.
-            more=("breaker: { failures: 0 }", "retries: { budget_percent: 1000 }"),
+            more=(*PATIENT, *more),
+            **options,
         )
-        folder = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"]) / connector
+        folder = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"]) / (name or connector)
         binary = os.environ["SPLITRAIL_BIN"]
         router = stack.enter_context(routers.running(binary, yaml, folder))
         its = Cluster(router, book, pair)

@@ -11,6 +11,12 @@ import secrets
 # Below are the tokenizer's special tokens.
 FIRST_ORDINARY_ID, VOCABULARY = 3, 2048
 
+# Lengths in tokens, at block boundaries and off them. The block size is 32.
+LENGTHS = (
+    33, 34, 63, 64, 65, 95, 96, 97, 127, 128, 129, 160, 200, 255, 256, 257, 320, 333, 448, 500,
+    511, 512, 513, 640, 777, 992, 993, 1000, 1472, 1900,
+)  # fmt: skip
+
 TEXTS = {
     "code": "def route(request):\n\tif not request.body:\n\t\traise ValueError('empty')\n\treturn {k: v for k, v in request.items()}\n",
     "cjk": "分散した推論では、プリフィルとデコードを別々の機械で行う。缓存命中率决定首个词元的延迟。한국어 문장도 섞는다.\n",

@@ -54,11 +54,12 @@ def identity(params):
 class Book:
     """What passed the proxies that share it, and what is to go wrong there.
 
-    With a `mark`, it also notes the paths of requests in whose bodies the mark is.
+    With a `mark`, it also notes the paths of requests in whose bodies the mark is. `takers` are the
+    roles of workers that take hand-offs.
     """
 
-    def __init__(self, mark=None):
-        self._mark = mark and mark.encode()
+    def __init__(self, mark=None, takers=("decode",)):
+        self._mark, self._takers = mark and mark.encode(), takers
         self.passed, self.marked = 0, []
         self._lock = threading.Lock()
         self._faults = {}
@@ -86,8 +87,8 @@ class Book:
         key = role, tuple(prompt) if isinstance(prompt, list) else prompt
         with self._lock:
             if params.get("do_remote_prefill"):
-                # A hand-off at a prefill worker would be a mistake of its own.
-                assert role == "decode", params
+                # A hand-off at another worker would be a mistake of its own.
+                assert role in self._takers, params
                 self.received.append(identity(params))
             fault = self._faults.get(key)
             if fault is None or fault.fired == fault.times:

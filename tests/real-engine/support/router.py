@@ -1,6 +1,8 @@
 """A running `splitrail serve` and what its clients see."""
 
 import contextlib
+import http.client
+import json
 import secrets
 
 import anthropic
@@ -170,22 +172,45 @@ class Router:
         """A raw request, for what the OpenAI client would not send or show."""
         return httpx.post(f"{self.http}{path}", timeout=120, **kwargs)
 
+    @contextlib.contextmanager
+    def leaving(self, body):
+        """Sends a completion whose client hangs up after the body of this context."""
+        connection = http.client.HTTPConnection(self.http.removeprefix("http://"))
+        with contextlib.closing(connection):
+            headers = {"content-type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            yield
+
     def metrics(self):
         return Metrics.scrape(f"{self.admin}/metrics")
 
     def prompt_tokens_by_source(self, leg):
+        """The ledger's prompt tokens of a leg. Engines count what was read back as transferred."""
         metrics = self.metrics()
-        name = "splitrail_prompt_tokens_total"
-        return {
-            source: int(metrics.sum(name, model="tiny", leg=leg, source=source))
-            for source in SOURCES
-        }
+
+        def tokens(source):
+            labels = {"model": "tiny", "leg": leg, "source": source}
+            return int(metrics.sum("splitrail_prompt_tokens_total", **labels))
+
+        counts = {source: tokens(source) for source in SOURCES}
+        counts["external_kv_transfer"] += tokens("read_back")
+        return counts
 
     def workers(self):
         """Every worker of every model, as the router sees it now."""
         reply = plain_http.get(f"{self.admin}/admin/workers", timeout=30)
         reply.raise_for_status()
         return reply.json()["workers"]
+
+    @contextlib.contextmanager
+    def draining(self, worker):
+        """Takes a worker out of service for as long as the body runs."""
+        url = f"{self.admin}/admin/workers/{worker}/drain"
+        httpx.post(url, json={}, timeout=30).raise_for_status()
+        try:
+            yield
+        finally:
+            httpx.delete(url, timeout=30).raise_for_status()
 
     def is_ready(self):
         return plain_http.get(f"{self.http}/ready", timeout=30).status_code == 200

@@ -6,17 +6,17 @@ PATIENCE_S = 60
 POLL_S = 0.05
 
 
-def eventually(read, accept, what):
+def eventually(read, accept, what, patience_s=PATIENCE_S):
     """Reads until `accept` likes the value, and returns it.
 
     Fails with the last value seen, so that a wrong figure reads as one.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while True:
         value = read()
         if accept(value):
             return value
-        assert time.monotonic() < deadline, f"{what}: still {value!r} after {PATIENCE_S} s"
+        assert time.monotonic() < deadline, f"{what}: still {value!r} after {patience_s} s"
         time.sleep(POLL_S)
 
 

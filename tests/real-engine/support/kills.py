@@ -1,0 +1,60 @@
+"""Engines that are killed between any two steps of a request.
+
+A killed engine takes half a minute to come back. So a run tries some of the steps, and all of them if
+`SPLITRAIL_EVERY_KILL` is 1.
+"""
+
+import os
+
+from . import prompts, witness
+from .waiting import eventually
+
+EVERY = os.environ.get("SPLITRAIL_EVERY_KILL") == "1"
+# What a hand-off that nobody takes is held for, and some seconds more.
+LEASE_S = 45
+
+
+def chosen(cases, telling):
+    """The cases of this run: all, or the telling ones."""
+    return [case for case in cases if EVERY or case in telling]
+
+
+class Kill:
+    """A request during which an engine is killed.
+
+    The request is under way when the context begins. The body brings it to the step, and calls
+    `strike`. Afterwards the client has its answer: exact, or a beginning of it and an honest error.
+    """
+
+    def __init__(self, cluster, victim, prompt, stream=False, max_tokens=8, at_first=None):
+        self.cluster, self.victim = cluster, victim
+        ask = cluster.router.complete
+        self._expected = witness.cold(ask, prompt, max_tokens=max_tokens)
+        self._asked = lambda: cluster.outcome_later(prompt, stream, max_tokens, at_first)
+        self.outcome = None
+
+    def __enter__(self):
+        self._asked = self._asked()
+        return self
+
+    def strike(self):
+        self.cluster.pair.crash(self.victim)
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self.outcome = self._asked.result()
+            print(f"the client got {self.outcome.status}, {self.outcome.error or 'whole'}")
+            self.outcome.check(self._expected)
+
+
+def recover(cluster, *engines):
+    """Starts killed engines anew. Everything works as before."""
+    cluster.pair.again(*engines)
+    cluster.all_up()
+    cluster.ask_all([prompts.token_ids(300), prompts.token_ids(64)])
+    cluster.nothing_is_held()
+    assert cluster.book.sent_twice() == []
+
+
+def happened(fault, what):
+    eventually(lambda: fault.fired, bool, what)
