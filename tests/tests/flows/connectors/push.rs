@@ -101,7 +101,30 @@ async fn both_legs_carry_one_id_of_the_router_that_never_comes_again() {
         }
     }
     assert!(decode.iter().any(|leg| leg.path == MESSAGES));
+    let ids: Vec<String> = decode.iter().map(id).collect();
+    assert!(ids.len() >= 40, "{} ids", ids.len());
+    let bits = cannot_be_guessed(&ids);
+    assert_eq!(bits.iter().fold(0, |any, id| any | id), u128::MAX, "{ids:?}");
+    assert_eq!(bits.iter().fold(u128::MAX, |all, id| all & id), 0, "{ids:?}");
+    let own = decode.iter().filter_map(|leg| leg.body["request_id"].as_str());
+    let own: Vec<String> = own.map(|id| id.strip_prefix("resp_").unwrap().to_owned()).collect();
+    assert_eq!(cannot_be_guessed(&own).len(), 8);
     trial.finish().await;
+}
+
+/// Under the id of another pair, an engine would be handed the KV of another prompt. So an id has 128
+/// bits, and no id says anything of the next one. Returns the bits.
+fn cannot_be_guessed(ids: &[String]) -> Vec<u128> {
+    let bits = ids.iter().map(|id| {
+        assert_eq!(id.len(), 32, "{id}");
+        u128::from_str_radix(id, 16).unwrap()
+    });
+    let bits: Vec<u128> = bits.collect();
+    // 64 bits differ on average, and fewer than 20 in one of 10^15 cases.
+    for pair in bits.windows(2) {
+        assert!((pair[0] ^ pair[1]).count_ones() >= 20, "{ids:?}");
+    }
+    bits
 }
 
 #[tokio::test]

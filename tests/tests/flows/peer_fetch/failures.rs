@@ -4,6 +4,7 @@ use serde_json::Value;
 use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::client::whole_text;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::raw_engine::{RawEngine, Turn, reply};
 use splitrail_tests::trial::{COMPLETIONS, Reference, SHORT_LEASE};
 use splitrail_tests::{Spec, Trial};
 
@@ -92,6 +93,42 @@ async fn a_hand_off_that_the_source_does_not_give_out_costs_the_fetch_alone() {
     assert_eq!(recorded(&trial, &reply).await["outcome"], "failed");
     assert_eq!(cached(&reply), 0);
     trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+/// A prefill engine that computes nothing, and closes a kept connection when it gets a hand-off.
+async fn closing() -> RawEngine {
+    RawEngine::start(|asked| {
+        let body: Value = serde_json::from_slice(&asked.heard.body).unwrap();
+        match takes(&body) && asked.before > 0 {
+            true => Turn::last(""),
+            false => Turn::answer(reply(503, "application/json", "{}")),
+        }
+    })
+    .await
+}
+
+fn takes(body: &Value) -> bool {
+    body["kv_transfer_params"]["do_remote_prefill"] == true
+}
+
+/// Other requests are sent again if a kept connection ends before their reply.
+#[tokio::test]
+async fn a_hand_off_that_may_have_arrived_is_not_sent_again() {
+    let prefill = closing().await;
+    let worker =
+        format!("{{ id: p0, role: prefill, url: \"{}\", kv_events: none }}", prefill.url());
+    let model = format!("{EAGER}\nbreaker: {{ failures: 0 }}");
+    let spec = Spec { extra_workers: vec![worker], model, ..spec(0, 1) };
+    let mut trial = Trial::start(spec).await;
+    let [first, second] = turns("once");
+    served(&mut trial, &first).await;
+    trial.cluster.settle().await;
+    let reply = served(&mut trial, &second).await;
+    assert_eq!(recorded(&trial, &reply).await["outcome"], "failed");
+    let heard = prefill.heard().into_iter();
+    let bodies = heard.map(|heard| serde_json::from_slice::<Value>(&heard.body).unwrap());
+    assert_eq!(bodies.filter(takes).count(), 1);
     trial.finish().await;
 }
 

@@ -38,6 +38,9 @@ async fn a_prefix_is_fetched_from_its_own_namespace_alone() {
     second["cache_salt"] = "two".into();
     held(&mut trial, &first).await;
     fetches_nothing(&mut trial, &second).await;
+    second["cache_salt"] = "one".into();
+    let reply = served(&mut trial, &second).await;
+    assert_eq!(recorded(&trial, &reply).await["outcome"], "fetched", "from its own");
     trial.finish().await;
 }
 

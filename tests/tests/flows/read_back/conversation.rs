@@ -3,11 +3,12 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
+use splitrail_sim::SimConfig;
 use splitrail_tests::Spec;
 use splitrail_tests::client::whole_text;
 use splitrail_tests::trial::{CHAT, COMPLETIONS, Reference, Trial, prompt};
 
-use super::{BLOCK, complete, ids_of, of_ids, prompt_ids, reading, reads};
+use super::{BLOCK, bidirectional, complete, ids_of, of_ids, prompt_ids, reading, reads};
 
 const ANSWER: usize = 100;
 
@@ -109,7 +110,32 @@ async fn a_history_that_was_edited_anywhere_is_read_up_to_the_edit() {
     trial.finish().await;
 }
 
-/// Two conversations with the same beginning: each continuation reads at most what it shares.
+#[tokio::test]
+async fn a_prompt_of_another_adapter_reads_nothing() {
+    let engine = |name: &str, config: &mut SimConfig| {
+        bidirectional(name, config);
+        config.adapters = vec!["lora-a".into(), "lora-b".into()];
+    };
+    let model = "adapters: [lora-a, lora-b]";
+    let mut trial = Trial::start(Spec { engine, ..reading(1, 1, model) }).await;
+    let first = prompt_ids(100, 1);
+    let of = |ids: &[u64], model: &str| {
+        let mut body = of_ids(ids, 90);
+        body["model"] = model.into();
+        body
+    };
+    let reply = trial.post("ok", COMPLETIONS, &of(&first, "lora-a")).await.json();
+    let next = [first, ids_of(&reply), prompt_ids(20, 2)].concat();
+    for other in ["lora-b", "sim"] {
+        trial.post("ok", COMPLETIONS, &of(&next, other)).await;
+    }
+    let pins = trial.cluster.engine("d0").state().totals;
+    assert_eq!((pins.pins_read, pins.pins_released), (0, 0));
+    trial.post("ok", COMPLETIONS, &of(&next, "lora-a")).await;
+    assert_eq!(trial.cluster.engine("d0").state().totals.pins_read, 1);
+    trial.finish().await;
+}
+
 #[tokio::test]
 async fn a_prompt_of_another_salt_reads_nothing() {
     let mut trial = Trial::start(reading(1, 1, "")).await;

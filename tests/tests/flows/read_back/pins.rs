@@ -80,6 +80,23 @@ async fn a_router_that_stops_frees_all_pins() {
     }
 }
 
+/// The engine would still give it out, since its own time is longer than the configured one.
+#[tokio::test]
+async fn a_pin_is_not_read_after_the_end_of_the_configured_time() {
+    let mut trial = Trial::start(reading(1, 1, "read_back_pin: 10s")).await;
+    let first = prompt_ids(100, 1);
+    let reply = complete(&mut trial, &first, 90).await;
+    let next = [first, ids_of(&reply), prompt_ids(20, 2)].concat();
+    eventually("the pin has ended", async || ends(&trial, "expired").await == 1.0).await;
+    let before = trial.cluster.engine("p0").state().totals;
+    complete(&mut trial, &next, 4).await;
+    let totals = trial.cluster.engine("p0").state().totals;
+    let computed = totals.local_compute_tokens - before.local_compute_tokens;
+    assert_eq!(computed, 190 + 20 - 96, "the answer is computed");
+    assert_eq!(trial.cluster.engine("d0").state().totals.pins_read, 0);
+    trial.finish().await;
+}
+
 /// A leg that only fetches the hand-off for several samples leaves a pin that nobody can use.
 #[tokio::test]
 async fn a_leg_that_only_fetches_leaves_nothing_pinned() {
