@@ -83,6 +83,9 @@ pub struct Seen {
 pub struct CostsView {
     /// The coefficients.
     pub costs: CostsConfig,
+    /// The bandwidth of fetches from other workers in gigabytes (10^9 bytes) per second: the
+    /// configured one is that of hand-offs, but both are learned apart.
+    pub fetch_gb_per_second: f64,
     /// The observations behind the cost of prefills.
     pub prefill: Evidence,
     /// The observations behind the cost of hand-offs.
@@ -198,8 +201,10 @@ impl Costs {
     pub fn view(&self, now: Instant) -> CostsView {
         let now_ns = self.ns(now);
         let state = self.lock();
+        let coefficients = state.learner.coefficients(now_ns);
         CostsView {
-            costs: state.learner.coefficients(now_ns).into(),
+            costs: coefficients.into(),
+            fetch_gb_per_second: coefficients.fetch_bytes_per_second / 1e9,
             prefill: state.learner.prefill_evidence(),
             hand_off: state.learner.hand_off_evidence(),
             fetch: state.learner.fetch_evidence(),
