@@ -1,10 +1,10 @@
 """Makes a small language model from nothing, so that no model is downloaded.
 
-Usage: make_tiny_model.py FOLDER
+Usage: make_tiny_model.py FOLDER [LAYERS HIDDEN INTERMEDIATE]
 
-A two-layer Qwen2 with seeded random weights, and a byte-level BPE tokenizer
-trained on the standard library's own sources. It talks nonsense, but the same
-nonsense every time, and engines treat it like any other model.
+A Qwen2, of two layers unless it is to be larger, with seeded random weights, and a
+byte-level BPE tokenizer trained on the standard library's own sources. It talks nonsense, but the same
+nonsense every time, and engines treat it like any other model. HIDDEN is a multiple of 128.
 """
 
 import glob
@@ -17,12 +17,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-HIDDEN = 256
-INTERMEDIATE = 512
-LAYERS = 2
-HEADS = 4  # vLLM's CPU attention supports heads of 32, 64, 80, 96, ... dimensions
-KV_HEADS = 2
-KV_HIDDEN = HIDDEN // HEADS * KV_HEADS
+LAYERS, HIDDEN, INTERMEDIATE = 2, 256, 512
+HEAD = 64  # vLLM's CPU attention supports heads of 32, 64, 80, 96, ... dimensions
 VOCABULARY = 2048
 POSITIONS = 8192
 
@@ -52,37 +48,38 @@ def make_tokenizer():
     return tokenizer
 
 
-def make_weights(vocabulary):
+def make_weights(vocabulary, layers, hidden, intermediate):
     torch.manual_seed(0)
+    kv_hidden = hidden // 2
 
     def normal(*shape, scale=0.08):
         return (torch.randn(*shape) * scale).to(torch.bfloat16)
 
     def ones():
-        return torch.ones(HIDDEN, dtype=torch.bfloat16)
+        return torch.ones(hidden, dtype=torch.bfloat16)
 
     weights = {
-        "model.embed_tokens.weight": normal(vocabulary, HIDDEN, scale=0.5),
+        "model.embed_tokens.weight": normal(vocabulary, hidden, scale=0.5),
         "model.norm.weight": ones(),
     }
-    for layer in range(LAYERS):
+    for layer in range(layers):
         attention = f"model.layers.{layer}.self_attn"
         mlp = f"model.layers.{layer}.mlp"
-        weights[f"{attention}.q_proj.weight"] = normal(HIDDEN, HIDDEN)
-        weights[f"{attention}.q_proj.bias"] = normal(HIDDEN)
+        weights[f"{attention}.q_proj.weight"] = normal(hidden, hidden)
+        weights[f"{attention}.q_proj.bias"] = normal(hidden)
         for name in ("k_proj", "v_proj"):
-            weights[f"{attention}.{name}.weight"] = normal(KV_HIDDEN, HIDDEN)
-            weights[f"{attention}.{name}.bias"] = normal(KV_HIDDEN)
-        weights[f"{attention}.o_proj.weight"] = normal(HIDDEN, HIDDEN)
-        weights[f"{mlp}.gate_proj.weight"] = normal(INTERMEDIATE, HIDDEN)
-        weights[f"{mlp}.up_proj.weight"] = normal(INTERMEDIATE, HIDDEN)
-        weights[f"{mlp}.down_proj.weight"] = normal(HIDDEN, INTERMEDIATE)
+            weights[f"{attention}.{name}.weight"] = normal(kv_hidden, hidden)
+            weights[f"{attention}.{name}.bias"] = normal(kv_hidden)
+        weights[f"{attention}.o_proj.weight"] = normal(hidden, hidden)
+        weights[f"{mlp}.gate_proj.weight"] = normal(intermediate, hidden)
+        weights[f"{mlp}.up_proj.weight"] = normal(intermediate, hidden)
+        weights[f"{mlp}.down_proj.weight"] = normal(hidden, intermediate)
         weights[f"model.layers.{layer}.input_layernorm.weight"] = ones()
         weights[f"model.layers.{layer}.post_attention_layernorm.weight"] = ones()
     return weights
 
 
-def main(folder):
+def main(folder, layers=LAYERS, hidden=HIDDEN, intermediate=INTERMEDIATE):
     os.makedirs(folder, exist_ok=True)
 
     def write_json(name, value):
@@ -109,11 +106,11 @@ def main(folder):
         {
             "architectures": ["Qwen2ForCausalLM"],
             "model_type": "qwen2",
-            "hidden_size": HIDDEN,
-            "intermediate_size": INTERMEDIATE,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
+            "hidden_size": hidden,
+            "intermediate_size": intermediate,
+            "num_hidden_layers": layers,
+            "num_attention_heads": hidden // HEAD,
+            "num_key_value_heads": hidden // HEAD // 2,
             "vocab_size": tokenizer.get_vocab_size(),
             "max_position_embeddings": POSITIONS,
             "rms_norm_eps": 1e-6,
@@ -129,9 +126,10 @@ def main(folder):
     )
     # Last: its presence says that the folder is complete.
     weights = os.path.join(folder, "model.safetensors")
-    save_file(make_weights(tokenizer.get_vocab_size()), weights + ".part", metadata={"format": "pt"})
+    made = make_weights(tokenizer.get_vocab_size(), layers, hidden, intermediate)
+    save_file(made, weights + ".part", metadata={"format": "pt"})
     os.replace(weights + ".part", weights)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(int, sys.argv[2:]))
