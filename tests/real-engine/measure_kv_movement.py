@@ -211,7 +211,7 @@ def fetch_against_compute():
                     )
                 took_ms, request_id = clients[its].ttft_ms(prompt)
                 record = its.decision(request_id)
-                outcome = (record["fetch"] or {}).get("outcome")
+                outcome = (record.get("fetch") or {}).get("outcome")
                 assert way != "fetch" or outcome == "fetched", record
                 # The first round opens connections, and teaches.
                 if turn:
