@@ -14,6 +14,7 @@ use splitrail_settings::command::{
 };
 use splitrail_settings::logging::{LineQueue, LineResult, queue_lines, warn_of};
 use splitrail_settings::process::raise_descriptor_limit;
+use splitrail_settings::service_manager::tell_ready;
 use splitrail_settings::variables::schema_with_variables;
 use splitrail_telemetry::logging::{self, LogFormat};
 
@@ -282,6 +283,7 @@ async fn serve(args: ServeArgs, logs: bool) -> Result<(), Failure> {
     let signals = Signals::watch()?;
     let addresses = running.addresses();
     tracing::info!(version = BUILD.version, profile = BUILD.profile(), http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
+    tell_ready(&format!("HTTP on {}, admin listener on {}", addresses.http, addresses.admin));
     if let Some(path) = args.ready_file {
         running.write_ready_file(&path).map_err(|error| Failure::unwritten(&error))?;
     }

@@ -10,6 +10,7 @@ use splitrail_settings::command::{
 };
 use splitrail_settings::logging::{self, LogFormat};
 use splitrail_settings::process::{raise_descriptor_limit, write_whole};
+use splitrail_settings::service_manager::tell_ready;
 use splitrail_settings::variables::schema_with_variables;
 use splitrail_shim::config::{self, Loaded};
 use splitrail_shim::run::{RunningShim, StartError, UnexpectedExit};
@@ -177,6 +178,8 @@ async fn run(args: RunArgs, logs: bool) -> Result<(), Failure> {
     })?;
     let http = running.address();
     tracing::info!(%http, id, "serving; waiting for the engine");
+    // An engine may take longer to load its model than a service may take to start.
+    tell_ready(&format!("worker {id} on {http}"));
     let serving = async {
         running.wait_for_engine().await;
         if let Some(path) = &args.ready_file {

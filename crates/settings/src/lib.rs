@@ -19,6 +19,7 @@ mod renames;
 pub mod scalar;
 mod schema;
 pub mod secret;
+pub mod service_manager;
 pub mod size;
 pub mod tree;
 pub mod variables;

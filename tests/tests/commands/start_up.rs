@@ -1,7 +1,9 @@
 //! What the two programs say when they start, or do not: exit codes, places, records.
 
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use splitrail_tests::binary::{RouterProcess, built};
@@ -167,4 +169,36 @@ async fn a_refused_reload_takes_one_line_of_the_log_for_each_mistake() {
     assert_eq!(told.len(), 1, "{log}");
     assert!(told[0].contains("ERROR") && told[0].contains("splitrail.yaml:6:11"), "{log}");
     assert!(log.lines().all(|line| line.contains("Z ")), "a line without a time: {log}");
+}
+
+/// systemd waits for this message before it says that the service has started.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_service_manager_is_told_once_a_program_is_bound() {
+    let files = tempfile::tempdir().unwrap();
+    let place = files.path().join("notify");
+    let socket = UnixDatagram::bind(&place).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let told = || {
+        let mut message = [0; 512];
+        let length = socket.recv(&mut message).unwrap();
+        text(&message[..length])
+    };
+    let place = place.display().to_string();
+    let env = [("NOTIFY_SOCKET", &*place)];
+    let log = files.path().join("log");
+    let router = RouterProcess::serve(files.path(), CONFIG, &env, &log).await;
+    let message = told();
+    assert!(message.starts_with("READY=1\nSTATUS="), "{message}");
+    assert!(message.contains(&router.http.to_string()), "{message}");
+
+    let dead = "http://127.0.0.1:1";
+    let arguments =
+        ["--engine", dead, "--listen", "127.0.0.1:0", "--router", "127.0.0.1:1", "--role", "both"];
+    let mut shim = Command::new(built(SHIM));
+    shim.args(arguments).args(["--id", "w0"]).envs(env).stdin(Stdio::null());
+    let mut shim = shim.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let message = told();
+    shim.kill().unwrap();
+    shim.wait().unwrap();
+    assert!(message.starts_with("READY=1\nSTATUS=worker w0 on 127.0.0.1:"), "{message}");
 }
