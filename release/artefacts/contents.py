@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import licences, sbom
+from .architecture import Architecture, architecture
 from .archive import Tree
+from .report import Unavailable
 from .source import ROOT, epoch_s, workspace
 
 NAMES = ("splitrail", "splitrail-shim")
@@ -16,22 +18,6 @@ NAMES = ("splitrail", "splitrail-shim")
 PROGRAM_MAX_BYTES = 44_000_000
 # What every glibc system has, and wheels may therefore rely on (PEP 600).
 SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The names of a processor: Linux, Debian and OCI, Rust."""
-
-    linux: str
-    debian: str
-    target: str
-
-
-# By `e_machine` of the ELF header.
-ARCHITECTURES = {
-    62: Architecture("x86_64", "amd64", "x86_64-unknown-linux-gnu"),
-    183: Architecture("aarch64", "arm64", "aarch64-unknown-linux-gnu"),
-}
 
 
 @dataclass(frozen=True)
@@ -45,6 +31,10 @@ class Program:
     # Symbols of the newest version of glibc that it needs, and this version.
     glibc: tuple[int, ...]
     glibc_symbols: tuple[str, ...]
+
+    def command(self, path: Path | None = None, root: Path | None = None) -> list:
+        """What starts the program, from a path and with the libraries below a folder."""
+        return [*self.arch.emulator(root), path or self.path]
 
 
 class Release:
@@ -80,7 +70,8 @@ class Release:
     def sboms(self) -> dict[str, bytes]:
         """The file names and contents of the bills of materials."""
         return {
-            f"{program.name}-{self.version}.cdx.json": sbom.of(program, self) for program in self.programs
+            f"{program.name}-{self.version}-{self.arch.linux}.cdx.json": sbom.of(program, self)
+            for program in self.programs
         }
 
     @functools.cached_property
@@ -114,8 +105,9 @@ class Release:
 def tells(program: Program, *args: str) -> str | None:
     """What a program prints; nothing if it refuses the arguments or cannot run here."""
     try:
-        done = subprocess.run([program.path, *args], text=True, capture_output=True, timeout=60)
-    except OSError:
+        command = [*program.command(), *args]
+        done = subprocess.run(command, text=True, capture_output=True, timeout=60)
+    except (OSError, Unavailable):
         return None
     return done.stdout if done.returncode == 0 else None
 
@@ -130,22 +122,20 @@ def strip(path: Path, folder: Path) -> Program:
     """Strips a program and measures what it needs."""
     if not path.is_file():
         raise SystemExit(f"{path} is missing: --programs names a folder with {' and '.join(NAMES)}")
+    with path.open("rb") as file:
+        arch = architecture(file.read(64), str(path))
     stripped = folder / path.name
-    subprocess.run(["strip", "--strip-all", "-o", stripped, path], check=True)
+    subprocess.run([arch.binutils("strip"), "--strip-all", "-o", stripped, path], check=True)
     stripped.chmod(0o755)
     data = stripped.read_bytes()
     if len(data) > PROGRAM_MAX_BYTES:
         raise SystemExit(f"{path.name} has {len(data)} bytes when stripped, more than {PROGRAM_MAX_BYTES}")
-    arch = ARCHITECTURES.get(int.from_bytes(data[18:20], "little"))
-    if data[:4] != b"\x7fELF" or arch is None:
-        known = ", ".join(arch.linux for arch in ARCHITECTURES.values())
-        raise SystemExit(f"{path} is not a program for Linux on one of: {known}")
-    symbols = subprocess.run(["objdump", "-T", stripped], check=True, text=True, capture_output=True).stdout
+    symbols = dumped(arch, "-T", stripped)
     versions: dict[tuple[int, ...], list[str]] = {}
     for version, symbol in re.findall(r"\(?GLIBC_([0-9.]+)\)?\s+(\S+)$", symbols, re.MULTILINE):
         versions.setdefault(tuple(map(int, version.split("."))), []).append(symbol)
     newest = max(versions, default=(2, 17))
-    foreign = needed(stripped) - SYSTEM_LIBRARIES
+    foreign = set(needed(arch, stripped)) - SYSTEM_LIBRARIES
     if foreign:
         raise SystemExit(
             f"{path.name} needs libraries that not every system has: {', '.join(sorted(foreign))}"
@@ -153,11 +143,16 @@ def strip(path: Path, folder: Path) -> Program:
     return Program(path.name, stripped, data, arch, newest, tuple(versions.get(newest, [])))
 
 
-def needed(path: Path) -> set[str]:
+def needed(arch: Architecture, path: Path) -> list[str]:
     """The shared libraries that a program names, without the loader."""
-    dynamic = subprocess.run(["objdump", "-p", path], check=True, text=True, capture_output=True).stdout
-    names = re.findall(r"^\s*NEEDED\s+(\S+)$", dynamic, re.MULTILINE)
-    return {name for name in names if not name.startswith("ld-linux")}
+    names = re.findall(r"^\s*NEEDED\s+(\S+)$", dumped(arch, "-p", path), re.MULTILINE)
+    return [name for name in names if not name.startswith("ld-linux")]
+
+
+def dumped(arch: Architecture, what: str, path: Path) -> str:
+    """What objdump prints of a program."""
+    command = [arch.binutils("objdump"), what, path]
+    return subprocess.run(command, check=True, text=True, capture_output=True).stdout
 
 
 def read(path: str) -> bytes:

@@ -125,6 +125,8 @@ def verify(release: Release, report: Report, path: Path) -> None:
         raise SystemExit(f"lintian: {done.stdout}{done.stderr}")
     print(done.stdout, end="")
     report.verify(path, "lintian finds no error")
+    if not release.arch.is_native:
+        raise Unavailable(f"not installed, because this machine is none of {release.arch.debian}")
     if os.geteuid() != 0:
         raise Unavailable("not installed, because only root can install it in a new system")
     bootstrap = need("mmdebstrap", "mmdebstrap")

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .archive import Tree, compress, tar
-from .contents import Release, read, tells
+from .contents import Release, needed, read, tells
 from .report import Report, Unavailable
 from .source import commit, workspace
 from .tools import need, which
@@ -53,8 +53,8 @@ def programs(release: Release) -> Tree:
 def system(release: Release) -> Tree:
     """The C library of this system, authorities, a user, and a folder for temporary files."""
     tree = Tree()
-    for place in libraries(release):
-        tree.file(str(place).lstrip("/"), place.read_bytes(), 0o755)
+    for place, library in libraries(release):
+        tree.file(place, library.read_bytes(), 0o755)
     for package in ("libc6", "libgcc-s1", "ca-certificates"):
         terms = Path("/usr/share/doc") / package / "copyright"
         if not terms.is_file():
@@ -78,13 +78,21 @@ def system(release: Release) -> Tree:
     return tree
 
 
-def libraries(release: Release) -> list[Path]:
+def libraries(release: Release) -> list[tuple[str, Path]]:
     """The loader and the libraries of the programs, by the path at which they are looked up."""
     found = set()
+    arch = release.arch
+    if not arch.is_native:
+        # Nobody can ask this loader: what the programs name is all that they need.
+        folder = arch.c_library() / "lib"
+        names = {name for program in release.programs for name in needed(arch, program.path)}
+        loader = f"ld-linux-{arch.linux}.so.1"
+        places = [(f"lib/{arch.triplet}/{name}", folder / name) for name in sorted(names)]
+        return [(f"lib/{loader}", folder / loader), *places]
     for program in release.programs:
         listed = subprocess.run(["ldd", program.path], check=True, text=True, capture_output=True).stdout
         found.update(re.findall(r"(?:=> |^\s*)(/\S+)", listed, re.MULTILINE))
-    return [Path(path) for path in sorted(found)]
+    return [(path.lstrip("/"), Path(path)) for path in sorted(found)]
 
 
 def layout(release: Release, layers: list[bytes]) -> Tree:
@@ -177,21 +185,31 @@ def to_json(value: object) -> bytes:
 
 def run(release: Release, path: Path, layers: list[bytes]) -> str:
     """Runs the image with podman; where that is not possible, in a root folder of its own."""
+    root = release.folder / "image"
+    if not release.arch.is_native:
+        unpack(layers, root)
+        programs = [root / FOLDER / program.name for program in release.programs]
+        commands = [release.programs[0].command(program, root) for program in programs]
+        return prove(release, *commands, "not run as a container, but with the libraries of its layers")
     try:
         return run_with_podman(release, path)
     except Unavailable as reason:
         print(f"image: {reason}; its layers are unpacked and run with chroot", flush=True)
     if os.geteuid() != 0:
         raise Unavailable("not run: podman is missing, and only root can use chroot")
-    root = release.folder / "image"
+    unpack(layers, root)
+    inside = [need("chroot", "coreutils"), f"--userspec={USER}:{USER}", root]
+    commands = ([*inside, f"/{FOLDER}/{program.name}"] for program in release.programs)
+    return prove(release, *commands, "not run as a container, but with chroot as user 65532")
+
+
+def unpack(layers: list[bytes], root: Path) -> None:
+    """Unpacks the layers into a new folder."""
     root.mkdir()
     for layer in layers:
         with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
             # Another filter would take the modes of `/tmp` away.
             archive.extractall(root, filter="fully_trusted")
-    inside = [need("chroot", "coreutils"), f"--userspec={USER}:{USER}", root]
-    commands = ([*inside, f"/{FOLDER}/{program.name}"] for program in release.programs)
-    return prove(release, *commands, "not run as a container, but with chroot as user 65532")
 
 
 def run_with_podman(release: Release, path: Path) -> str:

@@ -26,25 +26,33 @@ INCOMPLETE = 3
 def main() -> int:
     args = parse()
     names = list(dict.fromkeys(args.artefact)) or list(ARTEFACTS)
-    programs = args.programs or build()
+    targets = args.target or [None]
+    programs = args.programs or [build(target) for target in targets]
     output = args.output.resolve()
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     # Also after a run that fails, the folder is known as one of this script.
     sums = output / "SHA256SUMS"
     sums.touch()
-    with tempfile.TemporaryDirectory(prefix="splitrail-package-") as folder:
-        release = Release(programs.resolve(), Path(folder))
-        report = Report(release, output, verifies=not args.no_verify)
-        for name in names:
-            print(f"--- {name}", flush=True)
-            try:
-                ARTEFACTS[name](release, report)
-            except Unavailable as error:
-                report.incomplete(name, str(error))
-        sums.write_text(checksums(output))
-        report.write()
+    report = Report(output, verifies=not args.no_verify)
+    for folder in programs:
+        with tempfile.TemporaryDirectory(prefix="splitrail-package-") as temporary:
+            package(folder.resolve(), Path(temporary), names, report)
+    sums.write_text(checksums(output))
+    report.write()
     return INCOMPLETE if report.missing else 0
+
+
+def package(programs: Path, temporary: Path, names: list[str], report: Report) -> None:
+    """Makes the artefacts of the programs in one folder."""
+    release = Release(programs, temporary)
+    report.releases.append(release)
+    for name in names:
+        print(f"--- {name} for {release.arch.linux}", flush=True)
+        try:
+            ARTEFACTS[name](release, report)
+        except Unavailable as error:
+            report.incomplete(f"{name} for {release.arch.linux}", str(error))
 
 
 def parse() -> argparse.Namespace:
@@ -60,9 +68,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--programs",
         type=Path,
+        action="append",
         metavar="FOLDER",
-        help="has `splitrail` and `splitrail-shim`, built with all features; without it, "
-        "release/build builds them",
+        help="has `splitrail` and `splitrail-shim`, built with all features; repeatable, once for each "
+        "processor; without it, release/build builds them",
+    )
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="TARGET.GLIBC",
+        help="what release/build builds, for example aarch64-unknown-linux-gnu.2.28; repeatable "
+        "(default: for this machine)",
     )
     parser.add_argument(
         "--output",
@@ -73,6 +89,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--no-verify", action="store_true", help="starts nothing and checks nothing")
     args = parser.parse_args()
+    if args.programs and args.target:
+        parser.error("--target is for release/build, and --programs names what was built: give one of them")
     for name in args.artefact:
         if name not in ARTEFACTS:
             parser.error(f"there is no artefact {name!r}: choose from {', '.join(ARTEFACTS)}")
@@ -81,9 +99,14 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def build() -> Path:
-    subprocess.run([ROOT / "release/build"], check=True)
-    return ROOT / "target/dist-build" / host() / "dist"
+def build(target: str | None) -> Path:
+    """Builds the programs, for a target if not for this machine; the folder that they are in."""
+    subprocess.run([ROOT / "release/build", *(["--target", target] if target else [])], check=True)
+    folder = ROOT / "target/dist-build"
+    if target is None:
+        return folder / host() / "dist"
+    name, glibc = target.split(".", 1)
+    return folder / f"glibc-{glibc}" / name / "dist"
 
 
 def checksums(output: Path) -> str:

@@ -1,8 +1,12 @@
 """What was made, how it was verified, and what is missing."""
 
-from pathlib import Path
+from __future__ import annotations
 
-from .contents import Release
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .contents import Release
 
 MEGABYTE = 1_000_000
 
@@ -14,10 +18,10 @@ class Unavailable(Exception):
 class Report:
     """Collects the files and the verdicts of a run."""
 
-    def __init__(self, release: Release, output: Path, verifies: bool) -> None:
-        self.release = release
+    def __init__(self, output: Path, verifies: bool) -> None:
         self.output = output
         self.verifies = verifies
+        self.releases: list[Release] = []
         self.missing: list[str] = []
         self.verified: dict[str, list[str]] = {}
 
@@ -42,17 +46,22 @@ class Report:
 
     def write(self) -> None:
         """Writes `SIZES`, and prints the summary."""
-        release = self.release
-        sizes = [(f"{program.name} (stripped)", len(program.data)) for program in release.programs]
+        sizes = [
+            (f"{program.name} for {release.arch.linux} (stripped)", len(program.data))
+            for release in self.releases
+            for program in release.programs
+        ]
         sizes += [(name, (self.output / name).stat().st_size) for name in sorted(self.verified)]
         (self.output / "SIZES").write_text("".join(f"{size:>12}  {name}\n" for name, size in sizes))
         print(f"\n{self.output}")
         for name, size in sizes:
             checks = "; ".join(self.verified.get(name, []))
             print(f"{size / MEGABYTE:8.1f} MB  {name}" + (f": {checks}" if checks else ""))
-        glibc = ".".join(map(str, release.glibc))
-        print(f"\nThe programs need Linux on {release.arch.linux} with glibc {glibc} or later", end=" ")
-        print(f"(measured: {release.glibc_because}).")
-        print("Not made here: artefacts for other processors, and for Linux with musl or an older glibc.")
+        print()
+        for release in self.releases:
+            glibc = ".".join(map(str, release.glibc))
+            print(f"The programs for {release.arch.linux} need Linux with glibc {glibc} or later", end=" ")
+            print(f"(measured: {release.glibc_because}).")
+        print("Not made: artefacts for Linux with musl, and those of other --target.")
         for missing in self.missing:
             print(f"INCOMPLETE: {missing}")

@@ -16,8 +16,8 @@ def make(release: Release, report: Report) -> None:
         place = release.folder / "tarball"
         with tarfile.open(path) as archive:
             archive.extractall(place, filter="data")
-        programs = [place / folder / program.name for program in release.programs]
-        report.verify(path, prove(release, [programs[0]], [programs[1]]))
+        commands = [program.command(place / folder / program.name) for program in release.programs]
+        report.verify(path, prove(release, *commands))
 
 
 def contents(release: Release) -> Tree:

@@ -1,26 +1,42 @@
-"""Programs of the system that make or verify artefacts."""
+"""Programs and files of the system that make or verify artefacts."""
 
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 from .report import Unavailable
 
 
 def need(command: str, *packages: str) -> str:
     """The path of a command. On Debian, as root, its packages are installed if it is missing."""
+    if which(command) is None:
+        install(*packages)
     found = which(command)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        print(f"installing {' '.join(packages)}", flush=True)
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for step in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
-            done = subprocess.run(["apt-get", *step], env=environment, capture_output=True, text=True)
-            if done.returncode != 0:
-                raise Unavailable(f"apt-get cannot install {' '.join(packages)}: {done.stderr[-500:]}")
-        found = which(command)
     if found is None:
         raise Unavailable(f"`{command}` is missing: install {' '.join(packages)}")
     return found
+
+
+def need_file(path: Path, *packages: str) -> Path:
+    """The same for a file."""
+    if not path.exists():
+        install(*packages)
+    if not path.exists():
+        raise Unavailable(f"{path} is missing: install {' '.join(packages)}")
+    return path
+
+
+def install(*packages: str) -> None:
+    """Installs packages of Debian, if root can."""
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        return
+    print(f"installing {' '.join(packages)}", flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for step in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
+        done = subprocess.run(["apt-get", *step], env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Unavailable(f"apt-get cannot install {' '.join(packages)}: {done.stderr[-500:]}")
 
 
 def which(command: str) -> str | None:

@@ -33,7 +33,7 @@ def prove(release: Release, router: list, shim: list, how: str = "started") -> s
             )
     serves(router)
     served = "quickstart serves a chat, then from its caches, and drains"
-    return f"{how}; both programs print {release.version}; {served}"
+    return f"{how}{release.arch.how()}; both programs print {release.version}; {served}"
 
 
 def serves(router: list) -> None:

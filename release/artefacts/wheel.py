@@ -20,16 +20,18 @@ def make(release: Release, report: Report) -> None:
     tag = f"py3-none-manylinux_{major}_{minor}_{release.arch.linux}"
     path = report.save(f"{release.file_stem}-{tag}.whl", zipped(contents(release, tag), release.epoch_s))
     if report.verifies:
-        venv = release.folder / "venv"
-        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        subprocess.run(
-            [venv / "bin/pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", path],
-            check=True,
-        )
-        installed = [venv / "bin" / program.name for program in release.programs]
-        report.verify(
-            path, prove(release, [installed[0]], [installed[1]], "installed with pip in a new environment")
-        )
+        place = release.folder / "venv"
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        pip = [place / "bin/pip", "install", "--quiet", "--no-index", "--disable-pip-version-check"]
+        how = "installed with pip in a new environment"
+        if not release.arch.is_native:
+            platform = tag.removeprefix("py3-none-")
+            pip += [f"--platform={platform}", "--only-binary=:all:", f"--target={place}/foreign"]
+            place /= "foreign"
+            how = f"installed with pip for {platform}"
+        subprocess.run([*pip, path], check=True)
+        commands = [program.command(place / "bin" / program.name) for program in release.programs]
+        report.verify(path, prove(release, *commands, how))
 
 
 def contents(release: Release, tag: str) -> Tree:
