@@ -14,6 +14,8 @@ mod vocabulary;
 #[cfg(feature = "prometheus")]
 mod alert_cases;
 #[cfg(feature = "prometheus")]
+mod compose;
+#[cfg(feature = "prometheus")]
 mod guides;
 #[cfg(feature = "prometheus")]
 mod live;

@@ -29,9 +29,6 @@ pub(crate) struct Prometheus {
 impl Prometheus {
     /// Starts a server that scrapes `target` and evaluates the rules in these files.
     pub(crate) async fn start(folder: &Path, target: &str, rule_files: &[PathBuf]) -> Self {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address: SocketAddr = free.local_addr().unwrap();
-        drop(free);
         let rules: Vec<String> =
             rule_files.iter().map(|file| format!("  - {}\n", file.display())).collect();
         let config = format!(
@@ -41,12 +38,20 @@ impl Prometheus {
         );
         let file = folder.join("prometheus.yaml");
         std::fs::write(&file, config).unwrap();
-        let args = [
-            format!("--config.file={}", file.display()),
+        let config = format!("--config.file={}", file.display());
+        Self::run(folder, &[config, "--enable-feature=exemplar-storage".to_owned()]).await
+    }
+
+    /// Starts a server with these arguments, with its data in a folder.
+    pub(crate) async fn run(folder: &Path, args: &[String]) -> Self {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address: SocketAddr = free.local_addr().unwrap();
+        drop(free);
+        let own = [
             format!("--storage.tsdb.path={}", folder.join("prometheus.data").display()),
             format!("--web.listen-address={address}"),
-            "--enable-feature=exemplar-storage".to_owned(),
         ];
+        let args = [args, &own].concat();
         let listens = || TcpStream::connect(address).is_ok();
         let server = tool("prometheus");
         let process = Process::of(&server, "prometheus", folder, &args, &[], &listens).await;
