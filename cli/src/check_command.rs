@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use splitrail_config::{Loaded, Problem, Problems};
+use splitrail_config::{ConfigText, Loaded, Problem};
 use splitrail_inspection::{Finding, ModelFacts, Severity, findings};
 use splitrail_prompt::PromptModel;
 use splitrail_settings::command::{Failure, Paint, exit, print_error};
 
+use crate::download::{self, NotLoaded};
 use crate::not_assembled;
 use crate::output::Output;
 
@@ -33,6 +34,10 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = humantime::parse_duration)]
     #[arg(requires = "connect")]
     timeout: Duration,
+    /// Fetches tokenizers that are named by their ids from the Hugging Face hub if the cache of this
+    /// host does not have them. HF_TOKEN, HF_ENDPOINT and HF_HOME mean what they do for `hf`.
+    #[arg(long)]
+    download: bool,
     /// Takes warnings as faults.
     #[arg(long)]
     strict: bool,
@@ -46,7 +51,7 @@ struct Checked {
     /// The file, as it was named.
     file: String,
     /// The configuration; or its mistakes.
-    loaded: Result<Loaded, Problems>,
+    loaded: Result<Loaded, NotLoaded>,
     /// Warnings about tokenizers, which have no place in the file.
     notes: Vec<String>,
     /// What is wrong with a file that the configuration names; then nothing is asked.
@@ -69,10 +74,7 @@ struct InspectedModel {
 pub(crate) async fn run(args: &CheckArgs) -> Result<Output, Failure> {
     let path = args.file.as_deref().or(args.config.as_deref()).unwrap_or(Path::new("-"));
     let is_stdin = path == Path::new("-");
-    let loaded = match is_stdin {
-        true => splitrail_config::load_stdin(splitrail_router::PARTS),
-        false => splitrail_config::load(path, splitrail_router::PARTS),
-    };
+    let loaded = load(path, is_stdin, args.download).await;
     let file = if is_stdin { "stdin".to_owned() } else { path.display().to_string() };
     let mut checked = Checked {
         file,
@@ -91,13 +93,21 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Output, Failure> {
     if args.json {
         return Ok(Output { text: format!("{:#}", json::render(&checked)), code });
     }
-    if let Err(problems) = &checked.loaded {
-        return Err(Failure::of_problems(problems, false));
+    if let Err(why) = &checked.loaded {
+        return Err(why.failure(false));
     }
     if let Some(why) = &checked.unusable {
         print_error(why);
     }
     Ok(Output { text: text::render(&checked, Paint::of_stdout()), code })
+}
+
+async fn load(path: &Path, is_stdin: bool, downloads: bool) -> Result<Loaded, NotLoaded> {
+    let text = match is_stdin {
+        true => ConfigText::read_stdin(),
+        false => ConfigText::read(path),
+    };
+    download::load(&text?, splitrail_router::PARTS, downloads).await
 }
 
 impl Checked {
@@ -150,7 +160,7 @@ impl Checked {
 
     /// Number of faults of the configuration and its engines.
     fn faults(&self) -> usize {
-        let mistakes = self.loaded.as_ref().err().map_or(0, Problems::count);
+        let mistakes = self.loaded.as_ref().err().map_or(0, |why| why.problems.count());
         mistakes + usize::from(self.unusable.is_some()) + self.found(Severity::Fault)
     }
 
@@ -163,8 +173,7 @@ impl Checked {
     fn code(&self) -> u8 {
         let warns = !self.warnings().is_empty() || !self.notes.is_empty();
         match &self.loaded {
-            Err(problems) if problems.is_unreadable() => exit::NO_INPUT,
-            Err(_) => exit::CONFIG,
+            Err(why) => why.code(),
             Ok(_) if self.unusable.is_some() || (self.is_strict && warns) => exit::CONFIG,
             Ok(_) if self.found(Severity::Fault) > 0 => exit::UNAVAILABLE,
             Ok(_) if self.is_strict && self.found(Severity::Warning) > 0 => exit::UNAVAILABLE,

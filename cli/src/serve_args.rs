@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
-use splitrail_config::{Flags, Loaded, Problems, from_flags};
+use splitrail_config::{ConfigText, Flags, Loaded};
+
+use crate::download::{self, NotLoaded};
 
 /// What to serve.
 #[derive(Args)]
@@ -29,6 +31,10 @@ pub(crate) struct ServeArgs {
     /// are asked for tokens), or `none`. Without it, the name of the model is looked up there.
     #[arg(long, value_name = "FOLDER|ID", requires = "model")]
     tokenizer: Option<String>,
+    /// Fetches tokenizers that are named by their ids from the Hugging Face hub if the cache of this
+    /// host does not have them. HF_TOKEN, HF_ENDPOINT and HF_HOME mean what they do for `hf`.
+    #[arg(long)]
+    download: bool,
     /// The address of the OpenAI API; 0.0.0.0:8000 by default.
     #[arg(long, value_name = "IP:PORT", requires = "model")]
     listen: Option<SocketAddr>,
@@ -41,16 +47,20 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// Reads and checks the configuration.
+    /// Reads and checks the configuration, and fetches its tokenizers if that is wanted.
     ///
     /// # Errors
-    /// All mistakes in the file or in the flags.
-    pub(crate) fn load(&self) -> Result<Loaded, Problems> {
-        let parts = splitrail_router::PARTS;
-        if let Some(file) = &self.config {
-            return splitrail_config::load(file, parts);
-        }
-        let flags = Flags {
+    /// All mistakes in the file or in the flags; or a tokenizer that cannot be fetched.
+    pub(crate) async fn load(&self) -> Result<Loaded, NotLoaded> {
+        let text = match &self.config {
+            Some(file) => ConfigText::read(file)?,
+            None => ConfigText::of_flags(self.flags()),
+        };
+        download::load(&text, splitrail_router::PARTS, self.download).await
+    }
+
+    fn flags(&self) -> Flags {
+        Flags {
             model: self.model.clone().unwrap_or_default(),
             prefill: self.prefill.clone(),
             decode: self.decode.clone(),
@@ -58,7 +68,6 @@ impl ServeArgs {
             tokenizer: self.tokenizer.clone(),
             listen: self.listen,
             admin: self.admin,
-        };
-        from_flags(&flags, parts)
+        }
     }
 }

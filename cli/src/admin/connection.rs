@@ -1,4 +1,4 @@
-//! One connection to an admin listener.
+//! One connection to an admin listener, or to another server of HTTP.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 type Served = Connection<TokioIo<Box<dyn Stream>>, Full<Bytes>>;
 
 /// An open connection that serves one request.
-pub(super) struct Opened {
+pub(crate) struct Opened {
     sender: SendRequest<Full<Bytes>>,
     connection: Pin<Box<Served>>,
     is_open: bool,
@@ -42,7 +42,7 @@ pub(super) struct Opened {
 ///
 /// # Errors
 /// There is no connection; the message says why.
-pub(super) async fn open(
+pub(crate) async fn open(
     address: &AdminAddress,
     resolved: Option<SocketAddr>,
     tls: Option<&Arc<ClientConfig>>,
@@ -76,7 +76,7 @@ impl Opened {
     ///
     /// # Errors
     /// The connection broke, or what came is not HTTP.
-    pub(super) async fn send(
+    pub(crate) async fn send(
         &mut self,
         address: &AdminAddress,
         request: Request<Full<Bytes>>,
@@ -87,7 +87,7 @@ impl Opened {
     }
 
     /// Serves the connection while `reading` reads from it.
-    pub(super) async fn serve<T>(&mut self, reading: impl Future<Output = T>) -> T {
+    pub(crate) async fn serve<T>(&mut self, reading: impl Future<Output = T>) -> T {
         served(&mut self.connection, &mut self.is_open, reading).await
     }
 }

@@ -131,7 +131,10 @@ impl Replica {
     }
 
     /// Sends a request on a connection of its own, and returns the complete reply.
-    async fn ask(
+    ///
+    /// # Errors
+    /// There is no reply in time.
+    pub(crate) async fn ask(
         &self,
         method: Method,
         path: &str,

@@ -13,8 +13,8 @@ use super::{Checked, InspectedModel};
 pub(super) fn render(checked: &Checked) -> Value {
     let mut problems: Vec<Value> = match &checked.loaded {
         Ok(loaded) => loaded.warnings.iter().map(|problem| located(problem, "warning")).collect(),
-        Err(problems) => {
-            problems.as_slice().iter().map(|problem| located(problem, "fault")).collect()
+        Err(why) => {
+            why.problems.as_slice().iter().map(|problem| located(problem, "fault")).collect()
         }
     };
     let unplaced = |severity: &str, message: &String| json!({"severity": severity, "line": null, "column": null, "message": message, "hint": null});

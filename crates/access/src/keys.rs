@@ -198,9 +198,7 @@ pub fn generate(
     now: SystemTime,
 ) -> std::io::Result<(String, KeyEntry)> {
     let mut random = [0; KEY_BYTES + ID_BYTES];
-    SystemRandom::new()
-        .fill(&mut random)
-        .map_err(|_| std::io::Error::other("the system has no random numbers"))?;
+    fill(&mut random)?;
     let (secret, id) = random.split_at(KEY_BYTES);
     let key = format!("{PREFIX}{}", hex(secret));
     let (tenant, role) = match grant {
@@ -218,6 +216,21 @@ pub fn generate(
         note,
     };
     Ok((key, entry))
+}
+
+/// A new random text for a secret that programs share: 64 hexadecimal digits.
+///
+/// # Errors
+/// As for [`generate`].
+pub fn random_text() -> std::io::Result<String> {
+    let mut random = [0; 32];
+    fill(&mut random)?;
+    Ok(hex(&random))
+}
+
+fn fill(random: &mut [u8]) -> std::io::Result<()> {
+    let filled = SystemRandom::new().fill(random);
+    filled.map_err(|_| std::io::Error::other("the system has no random numbers"))
 }
 
 fn hex(bytes: &[u8]) -> String {

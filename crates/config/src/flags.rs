@@ -1,16 +1,14 @@
 //! A configuration that is given by flags of the command line instead of a file.
 
 use std::net::SocketAddr;
-use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 use splitrail_settings::variables::escaped_json;
 
-use crate::short_forms::Hub;
-use crate::{Loaded, Parts, Problem, Problems, parse_for};
+use crate::Problem;
 
 /// The name of the command line in problems.
-const NAME: &str = "command line";
+pub(crate) const NAME: &str = "command line";
 
 /// One model and its workers, as flags give them.
 #[derive(Clone, Debug, Default)]
@@ -35,28 +33,8 @@ pub struct Flags {
 const LISTS: [(&str, &str); 3] =
     [("prefill", "--prefill"), ("decode", "--decode"), ("workers", "--worker")];
 
-/// Checks flags as a file with the same content, for a build with these parts. Relative paths start
-/// at the current folder.
-///
-/// # Errors
-/// All mistakes, by the flags in which they are.
-pub fn from_flags(flags: &Flags, parts: Parts) -> Result<Loaded, Problems> {
-    // JSON is YAML. The shell has filled in variables already.
-    let text = escaped_json(document(flags)).to_string();
-    let loaded = parse_for(parts, &Hub::of_process(), NAME, &text, Path::new("."));
-    match loaded {
-        Ok(mut loaded) => {
-            loaded.warnings.iter_mut().for_each(|problem| name_flags(problem, flags));
-            Ok(loaded)
-        }
-        Err(mut problems) => {
-            problems.edit(|problem| name_flags(problem, flags));
-            Err(problems)
-        }
-    }
-}
-
-fn document(flags: &Flags) -> Value {
+/// The text of a configuration with the content of flags.
+pub(crate) fn document(flags: &Flags) -> String {
     let mut model = Map::new();
     model.insert("name".to_owned(), flags.model.as_str().into());
     for (list, urls) in
@@ -75,11 +53,12 @@ fn document(flags: &Flags) -> Value {
             listen.insert(key.to_owned(), address.to_string().into());
         }
     }
-    json!({"listen": listen, "models": [model]})
+    // JSON is YAML. The shell has filled in variables already.
+    escaped_json(json!({"listen": listen, "models": [model]})).to_string()
 }
 
 /// Replaces keys by the flags that give them. There are no lines.
-fn name_flags(problem: &mut Problem, flags: &Flags) {
+pub(crate) fn name_flags(problem: &mut Problem, flags: &Flags) {
     (problem.line, problem.column) = (0, 0);
     let counts = [flags.prefill.len(), flags.decode.len(), flags.workers.len()];
     for ((list, flag), count) in LISTS.into_iter().zip(counts) {
@@ -124,7 +103,7 @@ fn replace(text: &mut String, from: &str, to: &str) {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::{Flow, Role};
+    use crate::{ConfigText, Flow, Parts, Role};
 
     fn flags(prefill: &[&str], decode: &[&str]) -> Flags {
         let owned = |urls: &[&str]| urls.iter().map(|url| (*url).to_owned()).collect();
@@ -141,7 +120,7 @@ mod tests {
     #[test]
     fn flags_make_a_cluster() {
         let flags = flags(&["http://p:1"], &["http://d:1", "http://e:1"]);
-        let config = from_flags(&flags, Parts::ALL).unwrap().config;
+        let config = ConfigText::of_flags(flags).load(Parts::ALL).unwrap().config;
         let model = &config.models[0];
         let roles: Vec<_> = model.workers.iter().map(|worker| worker.role).collect();
         assert_eq!(roles, [Role::Prefill, Role::Decode, Role::Decode]);
@@ -175,7 +154,8 @@ mod tests {
             ),
             (&[], &[], "command line: `--model` has no `--worker`"),
         ] {
-            let problems = from_flags(&flags(prefill, decode), Parts::ALL).unwrap_err();
+            let problems = ConfigText::of_flags(flags(prefill, decode));
+            let problems = problems.load(Parts::ALL).unwrap_err();
             assert!(problems.to_string().starts_with(expected), "{problems}");
         }
     }

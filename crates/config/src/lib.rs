@@ -15,6 +15,7 @@ use dialect::DIALECT;
 use short_forms::Hub;
 
 mod addition;
+mod config_text;
 mod dialect;
 mod digest;
 pub mod engine_tls;
@@ -30,10 +31,12 @@ pub mod tls;
 mod value;
 
 pub use addition::Addition;
-pub use flags::{Flags, from_flags};
+pub use config_text::{ConfigText, MissingTokenizer};
+pub use flags::Flags;
 pub use model::*;
 pub use parts::Parts;
 pub use scalar::BlockSize;
+pub use short_forms::hub_folder;
 pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
 /// A valid configuration, with warnings about it.
@@ -87,20 +90,7 @@ fn child<'n>(node: &'n tree::Node, key: &str) -> Option<&'n tree::Node> {
 /// # Errors
 /// All mistakes in the file, each with its position; or that the file cannot be read.
 pub fn load(path: &Path, parts: Parts) -> Result<Loaded, Problems> {
-    let name = path.display().to_string();
-    let text = file::read(path, &name, &DIALECT)?;
-    parse_for(parts, &Hub::of_process(), &name, &text, file::folder(path))
-}
-
-/// Like [`load`], from standard input, which is called `stdin` in problems; relative paths start at
-/// the current folder.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_stdin(parts: Parts) -> Result<Loaded, Problems> {
-    const NAME: &str = "stdin";
-    let text = file::read_from(Ok(std::io::stdin().lock()), NAME, &DIALECT)?;
-    parse_for(parts, &Hub::of_process(), NAME, &text, Path::new("."))
+    ConfigText::read(path)?.load(parts)
 }
 
 /// Checks the text of a configuration file for a build with all parts. `name` is the file name used

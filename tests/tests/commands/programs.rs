@@ -3,6 +3,7 @@
 
 mod about;
 mod arguments;
+mod download;
 mod health;
 mod init;
 mod notation;

@@ -232,7 +232,7 @@ fn a_tokenizer_is_a_folder_or_the_id_of_a_cached_model() {
         ("a/b/c", "\"a/b/c\" does not exist"),
         (
             "org/other",
-            "\"org/other\" is neither a folder nor in the Hugging Face cache -> run `hf download org/other",
+            "\"org/other\" is neither a folder nor in the Hugging Face cache -> `--download` of `serve` and `check` fetches org/other",
         ),
     ] {
         let told = told(&hub, &with(text));
@@ -245,7 +245,7 @@ fn a_tokenizer_is_a_folder_or_the_id_of_a_cached_model() {
     let (_folder, weights) = cache("org/model", &["model.safetensors"]);
     let lacking = told(&weights, &with("org/model"));
     assert!(
-        lacking[0].contains("is cached without its `tokenizer.json` -> run `hf download"),
+        lacking[0].contains("is cached without its `tokenizer.json` -> `--download` of"),
         "{lacking:?}"
     );
 }

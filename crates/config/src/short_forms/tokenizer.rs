@@ -7,6 +7,7 @@ use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
 use super::hub::{Cached, Hub, is_id};
+use crate::config_text::MissingTokenizer;
 
 /// What a text can be.
 const FORMS: &str = "the model's folder, or its id if it is in the Hugging Face cache of this host";
@@ -33,6 +34,29 @@ pub(super) fn expand(
         Some((_, None)) => None,
         None => by_name(model, hub, report),
     }
+}
+
+/// The tokenizer of `model`, if an id names it that is not in the cache.
+pub(super) fn missing(
+    model: &Node,
+    path: &str,
+    base_dir: &Path,
+    hub: &Hub,
+) -> Option<MissingTokenizer> {
+    let is_absent = |text: &str| is_id(text) && !matches!(hub.find(text), Cached::Tokenizer(_));
+    let (key, node) = match model.get("tokenizer") {
+        Some(node) => ("tokenizer", node),
+        None => ("name", model.get("name")?),
+    };
+    let text = node.text()?;
+    let is_missing = match key {
+        "tokenizer" => {
+            !matches!(text, "none" | "engine") && !base_dir.join(text).exists() && is_absent(text)
+        }
+        // A name without an organisation is rarely one of the hub.
+        _ => text.contains('/') && is_absent(text),
+    };
+    is_missing.then(|| MissingTokenizer::new(text, format!("{path}.{key}"), node.at))
 }
 
 /// A tokenizer as the configuration writes it.
@@ -90,7 +114,7 @@ fn by_text(
         Cached::NoTokenizer(folder) => {
             let folder = folder.display();
             let message = format!("`{path}` \"{name}\" is cached without its `tokenizer.json`");
-            Err((message, format!("run `hf download {name} tokenizer.json` ({folder} lacks it)")))
+            Err((message, format!("{} ({folder} lacks it)", download(&name, hub))))
         }
         Cached::Nothing => {
             let message =
@@ -103,8 +127,8 @@ fn by_text(
 /// The remedy for a model that is not cached.
 fn download(name: &str, hub: &Hub) -> String {
     format!(
-        "run `hf download {name} --exclude '*.safetensors'` on this host (cache: {}), or name the \
-         model's folder",
+        "`--download` of `serve` and `check` fetches {name} into the cache ({}), or name the model's \
+         folder",
         hub.shown()
     )
 }
@@ -121,7 +145,8 @@ fn by_name(model: &mut Node, hub: &Hub, report: &mut Report) -> Option<String> {
     let Some(folder) = folder else {
         let name = shown(&name);
         let message = format!("KV-aware routing is off for {name}: no tokenizer");
-        let hint = match is_id(&name) {
+        // A name without an organisation is rarely one of the hub.
+        let hint = match is_id(&name) && name.contains('/') {
             true => format!("add `tokenizer:`, {FORMS}: {}", download(&name, hub)),
             false => format!("add `tokenizer:`, {FORMS}"),
         };
