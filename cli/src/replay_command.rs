@@ -5,9 +5,12 @@ use std::io::{BufReader, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use splitrail_config::model::PeerFetch;
 use splitrail_config::{Flow, HitThreshold, Parts, Role};
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
-use splitrail_replay::{Entry, Named, Report, compare, svg, sweep, table, trace};
+use splitrail_replay::{
+    Entry, FetchBounds, Named, Report, compare, cost_model, svg, sweep, table, trace,
+};
 use splitrail_settings::command::{Failure, exit, print_error, print_line};
 
 mod args;
@@ -159,6 +162,11 @@ fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named)
         decode: count(|role| role != Role::Prefill),
         local,
         queue: found.queue.map(Into::into),
+        fetches: (found.peer_fetch == PeerFetch::TwoStep).then_some(FetchBounds {
+            min_tokens: found.peer_fetch_min_tokens,
+            max_per_worker: found.peer_fetch_max_per_worker,
+        }),
+        cost: Some(cost_model(&found.costs.into())),
     };
     Ok((configured, Named::of(found.policy, found.queue.is_some())))
 }

@@ -32,7 +32,8 @@ pub struct Spec {
     pub both: usize,
     /// The model's `flow`.
     pub flow: &'static str,
-    /// The model's `connector`, and the engines'; unused where `flow` is `aggregated`.
+    /// The model's `connector`, and the engines'; unused where `flow` is `aggregated`, except by
+    /// peer fetches.
     pub connector: KvConnector,
     /// The model's `policy`, as YAML.
     pub policy: &'static str,
@@ -313,7 +314,8 @@ fn yaml(
         extra += "    canary: { enabled: false }\n";
     }
     let connector = match spec.connector {
-        _ if spec.flow == "aggregated" => "none",
+        // Workers that do both fetch prefixes from each other by hand-offs.
+        _ if spec.flow == "aggregated" && !extra.contains("peer_fetch") => "none",
         KvConnector::Nixl => "nixl",
         KvConnector::NixlPush => "nixl_push",
         KvConnector::SharedStorage => "shared_storage",

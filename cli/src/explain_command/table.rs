@@ -41,9 +41,7 @@ fn dry_run(out: &mut String, told: &Value, paint: Paint) {
         if let Some(gate) = prompt["gate"].as_object() {
             fields(out, "  gate: ", gate);
         }
-        if let Some(auto) = prompt["auto"].as_object() {
-            fields(out, "  auto: ", auto);
-        }
+        comparison(out, &prompt["auto"]);
         for step in list(&prompt["steps"]) {
             let name = text(&step["step"]);
             choice(out, &name, step, &unit, paint);
@@ -96,6 +94,7 @@ fn past(out: &mut String, told: &Value, paint: Paint) {
             ("cached tokens", &decision["cached_tokens"]),
         ],
     );
+    comparison(out, &decision["auto"]);
     if let Some(fetch) = decision["fetch"].as_object() {
         fields(out, "  fetch: ", fetch);
     }
@@ -105,6 +104,20 @@ fn past(out: &mut String, told: &Value, paint: Paint) {
         candidates(out, all.iter().filter(|one| one["leg"] == made["leg"]).collect(), &[], paint);
         for veto in list(&decision["vetoed"]).iter().filter(|veto| veto["leg"] == made["leg"]) {
             vetoed(out, veto, &text(&veto["reason"]), paint);
+        }
+    }
+}
+
+/// The comparison of local and remote prefill, with what either way would fetch.
+fn comparison(out: &mut String, auto: &Value) {
+    let Some(auto) = auto.as_object() else { return };
+    let ways = [("remote", auto.get("remote_fetch")), ("local", auto.get("local_fetch"))];
+    let mut figures = auto.clone();
+    figures.retain(|name, _| !name.ends_with("_fetch"));
+    fields(out, "  auto: ", &figures);
+    for (way, plan) in ways {
+        if let Some(plan) = plan {
+            push(out, &format!("    {way}{}", fetch(plan)));
         }
     }
 }
@@ -165,7 +178,7 @@ fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value], paint: P
         let mut row = vec![format!("{mark}{}{rank}{veto}", text(&seen["worker"]))];
         row.extend(COLUMNS.iter().map(|(_, key)| figure(&seen[*key])));
         row.push(tiers(&seen["overlap_by_tier"]));
-        row.push(terms(&seen["terms"]) + &fetch(&seen["fetch"]));
+        row.push(terms(&seen["terms"]) + &fetch(&seen["fetch"]) + &reads(seen));
         let condition = conditions.iter().find(|one| one["worker"] == seen["worker"]);
         row.push(age(condition.unwrap_or(seen)));
         rows.push(row);
@@ -210,6 +223,14 @@ fn fetch(fetch: &Value) -> String {
     match &fetch["source"] {
         Value::Null => String::new(),
         source => format!(" (fetches {} blocks from {})", fetch["blocks"], text(source)),
+    }
+}
+
+/// What a candidate would read back, if it would read anything.
+fn reads(seen: &Value) -> String {
+    match &seen["read_back_blocks"] {
+        Value::Null => String::new(),
+        blocks => format!(" (reads back up to block {blocks})"),
     }
 }
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use splitrail_policy::queue::QueueConfig;
-use splitrail_replay::{Model, Scenario};
-use splitrail_sim::cluster::{ClusterConfig, InsertAt};
+use splitrail_replay::{FetchBounds, Model, Scenario};
+use splitrail_sim::cluster::{ClusterConfig, CostModel, InsertAt};
 
 /// Runs a trace on a simulated cluster, in virtual time. Several policies or configurations give
 /// one table; docs/replay.md describes the model.
@@ -85,7 +85,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_parser = not_negative)]
     kappa: Option<f64>,
     /// Lets workers fetch prefixes from each other where that is cheaper than computing, under
-    /// `predicted_ttft`.
+    /// `predicted_ttft`. By default as configured (`peer_fetch`).
     #[arg(long)]
     fetch: bool,
     /// Also reports where cache hits were lost.
@@ -194,7 +194,7 @@ impl ReplayArgs {
             interference: self.kappa.unwrap_or(base.interference),
             kv_capacity_tokens: self.cost.kv_capacity.unwrap_or(base.kv_capacity_tokens),
             max_batch: self.cost.max_batch.unwrap_or(base.max_batch),
-            cost: self.cost(&base),
+            cost: self.cost(configured.cost.unwrap_or(base.cost)),
             ..base
         };
         Scenario {
@@ -208,19 +208,20 @@ impl ReplayArgs {
             },
             queue: configured.queue.unwrap_or(Scenario::default().queue),
             auto_tbt_goal_ms: (local == Some(Local::Auto)).then_some(self.tbt_goal),
-            fetches: self.fetch,
+            fetches: configured.fetches.or(self.fetch.then_some(FetchBounds::NONE)),
             seed: self.seed,
             ..Scenario::default()
         }
     }
 
-    fn cost(&self, base: &ClusterConfig) -> splitrail_sim::cluster::CostModel {
-        let (told, mut cost) = (&self.cost, base.cost);
+    fn cost(&self, base: CostModel) -> CostModel {
+        let (told, mut cost) = (&self.cost, base);
         for (told, coefficient) in [
             (told.c0, &mut cost.prefill_base_s),
             (told.c1, &mut cost.prefill_token_s),
             (told.c2, &mut cost.prefill_pair_s),
             (told.t0, &mut cost.transfer_base_s),
+            (told.t0, &mut cost.fetch_base_s),
             (told.bw, &mut cost.transfer_bytes_per_s),
             (told.kv, &mut cost.kv_bytes_per_token),
             (told.d0, &mut cost.step_base_s),
@@ -244,6 +245,10 @@ pub(crate) struct Configured {
     pub(crate) local: Option<Local>,
     /// The router's queue.
     pub(crate) queue: Option<QueueConfig>,
+    /// The bounds of its peer fetches, if it has them.
+    pub(crate) fetches: Option<FetchBounds>,
+    /// The costs of its workers.
+    pub(crate) cost: Option<CostModel>,
 }
 
 /// The minimum share of a prompt that a decode worker must hold to serve the request alone.

@@ -258,8 +258,8 @@ pub struct Model {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub hand_off_networks: Vec<Network>,
-    /// Whether a prefill worker takes a prefix that another worker holds from there, where that is
-    /// predicted to be faster than computing it; see [Peer fetch](hand-offs.md#peer-fetch).
+    /// Whether a worker that computes a prompt takes a prefix that another worker holds from there,
+    /// where that is predicted to be faster than computing it; see [Peer fetch](hand-offs.md#peer-fetch).
     #[serde(default)]
     pub peer_fetch: PeerFetch,
     /// Minimum number of prompt tokens that a peer fetch must bring.
@@ -282,8 +282,8 @@ pub struct Model {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub lease: Duration,
-    /// Whether prefill workers read back what decode workers have generated, instead of computing it
-    /// in the next turn. The engines on both sides need NIXL with `bidirectional_kv_xfer` and
+    /// Whether prefill workers read back what decode workers have generated, where that is predicted
+    /// to be faster than computing it in the next turn. The engines on both sides need NIXL with `bidirectional_kv_xfer` and
     /// `kv_load_failure_policy: fail`. Needs a secret `hash_seed`; see [hand-offs](hand-offs.md).
     #[serde(default)]
     pub read_back: bool,
@@ -501,7 +501,7 @@ pub struct Timeouts {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub prefill: Duration,
-    /// Timeout of a whole peer fetch. When it is over, the prefill worker computes the prompt.
+    /// Timeout of a whole peer fetch. When it is over, the worker computes the prompt.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub peer_fetch: Duration,

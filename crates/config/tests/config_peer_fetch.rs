@@ -27,6 +27,8 @@ fn fetches_are_off_until_they_are_switched_on() {
     assert_eq!((model.peer_fetch_min_tokens, model.peer_fetch_max_per_worker), (256, 4));
     assert_eq!(model.timeouts.peer_fetch, Duration::from_secs(5));
     assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+    let aggregated = "peer_fetch: two_step\n    flow: aggregated\n    connector: nixl";
+    assert_eq!(parse(&with(aggregated)).unwrap().config.models[0].peer_fetch, PeerFetch::TwoStep);
 }
 
 #[test]
@@ -34,7 +36,7 @@ fn what_a_fetch_needs_is_said_where_it_is_missing() {
     for (keys, part) in [
         ("connector: mooncake", "needs `connector: nixl`"),
         ("policy: { kind: kv_overlap }", "needs `policy: { kind: predicted_ttft }`"),
-        ("flow: aggregated\n    connector: nixl", "needs a flow with a prefill leg"),
+        ("flow: aggregated", "needs `connector: nixl`"),
     ] {
         let text = with(&format!("peer_fetch: two_step\n    {keys}"));
         let (line, column, told) = only_problem(&text);

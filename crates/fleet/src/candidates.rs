@@ -12,6 +12,7 @@ use super::costs::{RankScope, Seen};
 use super::peer_fetch::{FetchBounds, can_take};
 use super::ranks::Rank;
 use super::ranks::rank_key;
+use super::read_back::Offers;
 use super::roster::Roster;
 use super::shim_report::Others;
 use super::worker::Worker;
@@ -31,6 +32,8 @@ pub(super) struct CandidateBuilder<'a> {
     fetches: Option<FetchBounds>,
     /// Tokens per block.
     block_size: u32,
+    /// What the leg can read back.
+    reads: Option<Offers<'a>>,
     now: Instant,
 }
 
@@ -72,13 +75,18 @@ impl<'a> CandidateBuilder<'a> {
         now: Instant,
     ) -> Self {
         let busiest = Others::busiest(roster.iter().map(|worker| &worker.shim_report), now);
-        let (fetches, block_size) = (None, 0);
-        Self { overlaps, found, busiest, busy, uses_costs, fetches, block_size, now }
+        let (fetches, block_size, reads) = (None, 0, None);
+        Self { overlaps, found, busiest, busy, uses_costs, fetches, block_size, reads, now }
     }
 
     /// Lets workers take prefixes from others within these bounds, in blocks of this size.
     pub(super) fn fetching(self, fetches: Option<FetchBounds>, block_size: u32) -> Self {
         Self { fetches, block_size, ..self }
+    }
+
+    /// Lets workers read back what decode workers keep of the prompt.
+    pub(super) fn reading(self, reads: Option<Offers<'a>>) -> Self {
+        Self { reads, ..self }
     }
 
     /// Adds a worker, or each of its ranks if requests can be pinned to them.
@@ -120,6 +128,7 @@ impl<'a> CandidateBuilder<'a> {
             true => worker.costs.seen(self.now, whose, work.others_tokens),
             false => Seen::default(),
         };
+        let read = self.reads.as_ref().and_then(|reads| reads.to(self.now, worker));
         let candidate = Candidate {
             worker: worker.index,
             rank,
@@ -146,7 +155,10 @@ impl<'a> CandidateBuilder<'a> {
             can_fetch: self
                 .fetches
                 .is_some_and(|bounds| can_take(worker, bounds, self.block_size, self.now)),
+            fetch_min_tokens: self.fetches.map_or(0, |bounds| bounds.min_tokens),
             link_wait_ns: worker.fetches.incoming_ns(),
+            readable_blocks: read.map_or(0, |found| found.blocks as u32),
+            readable_pin: read.map_or(0, |found| found.pin()),
             coefficients: costs.coefficients,
         };
         let believed = candidate.believed_blocks();

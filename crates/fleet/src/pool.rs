@@ -39,6 +39,8 @@ pub struct CandidateQuery<'a> {
     pub hashes: &'a [BlockHash],
     /// Workers that must not take the leg.
     pub exclusions: &'a [Exclusion],
+    /// The number of leading blocks that the leg may read back; 0 if it reads nothing.
+    pub readable_blocks: u32,
     /// The current time.
     pub now: Instant,
 }
@@ -345,16 +347,18 @@ impl Pool {
         query: CandidateQuery<'_>,
         able: &mut Vec<Candidate>,
     ) {
-        let CandidateQuery { leg, hashes, exclusions, now } = query;
+        let CandidateQuery { leg, hashes, exclusions, readable_blocks, now } = query;
         able.clear();
         FOUND.with_borrow_mut(|(overlaps, found)| {
             self.reader.find(hashes, overlaps);
             self.assumed.find(now, hashes, found);
             let uses_costs = self.uses_costs.load(Relaxed);
             let busy = **self.busy.load();
-            let fetches = self.fetch_bounds().filter(|_| leg == Leg::Prefill);
+            let fetches = self.fetch_bounds().filter(|_| leg != Leg::Decode);
+            let readable = hashes.get(..readable_blocks as usize).unwrap_or(hashes);
             let builder = CandidateBuilder::new(roster, overlaps, found, busy, uses_costs, now)
-                .fetching(fetches, self.block_size());
+                .fetching(fetches, self.block_size())
+                .reading(self.read_back.offers(now, readable));
             for worker in roster.iter() {
                 if worker.serves(leg) && excluded(exclusions, worker.index).is_none() {
                     builder.add(worker, leg, able);
@@ -436,7 +440,8 @@ mod tests {
         let overlap = || {
             let roster = pool.roster();
             let (leg, now) = (Leg::Aggregated, Instant::now());
-            let query = CandidateQuery { leg, hashes: &hashes, exclusions: &[], now };
+            let query =
+                CandidateQuery { leg, hashes: &hashes, exclusions: &[], readable_blocks: 0, now };
             let seen = pool.candidates(&roster, query);
             seen[0].overlap_blocks
         };
@@ -477,7 +482,8 @@ mod tests {
     /// Numbers of confirmed, assumed and underway blocks of the only worker.
     fn seen(pool: &Pool, hashes: &[BlockHash], now: Instant) -> (u32, u32, u32) {
         let roster = pool.roster();
-        let query = CandidateQuery { leg: Leg::Aggregated, hashes, exclusions: &[], now };
+        let (leg, exclusions, readable_blocks) = (Leg::Aggregated, &[][..], 0);
+        let query = CandidateQuery { leg, hashes, exclusions, readable_blocks, now };
         let seen = pool.candidates(&roster, query)[0];
         (seen.overlap_blocks, seen.assumed_blocks, seen.underway_blocks)
     }

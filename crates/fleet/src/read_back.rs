@@ -37,10 +37,6 @@ pub(crate) use sweep::{run, stop};
 /// The bounds of one model's pins. A pin takes some 50 bytes for each block.
 const BOUNDS: Bounds = Bounds { pins: 16_384, bytes: 64 << 20 };
 
-/// Engines compute a remainder that is shorter than this (vLLM's `kv_recompute_threshold`), so
-/// reading pays only from this number of tokens on.
-pub const READ_MIN_TOKENS: u32 = 64;
-
 /// What a reader of a pin needs.
 #[derive(Debug)]
 struct Kept {
@@ -55,6 +51,27 @@ struct Kept {
 impl Kept {
     fn is_lost(&self) -> bool {
         self.holder.gone.is_cancelled() || self.holder.process() != self.process
+    }
+}
+
+/// What the workers of a pool can read of one prompt.
+pub(crate) struct Offers<'a> {
+    read_back: &'a ReadBack,
+    prompt: &'a [BlockHash],
+    /// The best pin, whoever keeps it.
+    best: Found,
+}
+
+impl Offers<'_> {
+    /// What this worker can read. A worker does not read from itself, so that it may be another pin.
+    pub(crate) fn to(&self, now: Instant, reader: &Worker) -> Option<Found> {
+        if !reader.takes_part_in_kv_routing() || !reader.read_back.may_read(now) {
+            return None;
+        }
+        match self.best.holder == reader.index {
+            true => self.read_back.find(now, self.prompt, reader),
+            false => Some(self.best),
+        }
     }
 }
 
@@ -75,6 +92,20 @@ impl Default for ReadBack {
 impl ReadBack {
     fn store(&self) -> MutexGuard<'_, Store<Kept>> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What prefill legs can read of a prompt, given as the hashes of the leading blocks that they may
+    /// read; `None` if there is nothing.
+    pub(crate) fn offers<'a>(
+        &'a self,
+        now: Instant,
+        prompt: &'a [BlockHash],
+    ) -> Option<Offers<'a>> {
+        if prompt.is_empty() || self.is_distrusted() {
+            return None;
+        }
+        let best = self.store().find(now, prompt, |_, kept: &Kept| !kept.is_lost())?;
+        Some(Offers { read_back: self, prompt, best })
     }
 
     /// What a prefill leg on `reader` can read of a prompt, given as the hashes of its leading blocks

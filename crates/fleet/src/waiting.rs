@@ -53,6 +53,8 @@ pub struct Asked {
     pub excluded: Vec<Exclusion>,
     /// Whether the worker may fetch a part of the prompt from another worker.
     pub may_fetch: bool,
+    /// The number of leading blocks that the leg may read back; 0 if it reads nothing.
+    pub readable_blocks: u32,
     /// What the policy needs to know of the request.
     pub query: Query,
     /// Whether the router will learn when the prompt has been computed.
@@ -229,12 +231,14 @@ impl Waiting {
             let chosen = &release.candidates[release.choice.index];
             let Some(worker) = sight.roster.get(chosen.worker) else { continue };
             let query = release.item.query;
-            let held = query.cached_tokens(release.choice.spared_blocks(&release.candidates));
+            let spared = release.choice.spared(&release.candidates, &query);
+            let held = query.cached_tokens(spared.blocks);
             let to_compute = query.prompt_tokens.saturating_sub(held);
             let Waiter { asked, reply } = release.item.key.as_ref();
             let rank = chosen.rank;
             let work = worker.costs.begin(now, rank, to_compute, held, !asked.observes_prefill_end);
             let work = work.loading(chosen.overlap_by_tier, query.block_size);
+            let work = work.reading(spared.read_tokens);
             let booking = worker.book(rank, to_compute, query.prompt_tokens);
             let granted = Granted {
                 roster: Arc::clone(&sight.roster),
@@ -297,9 +301,15 @@ impl<'a> Sight<'a> {
 
 impl View<Arc<Waiter>> for Sight<'_> {
     fn candidates(&mut self, key: &Arc<Waiter>, out: &mut Vec<Candidate>) {
-        let Asked { leg, hashes, excluded, .. } = &key.asked;
-        let query = CandidateQuery { leg: *leg, hashes, exclusions: excluded, now: self.now };
-        *out = self.pool.candidates(&self.roster, query);
+        let Asked { leg, hashes, excluded, readable_blocks, .. } = &key.asked;
+        let query = CandidateQuery {
+            leg: *leg,
+            hashes,
+            exclusions: excluded,
+            readable_blocks: *readable_blocks,
+            now: self.now,
+        };
+        self.pool.list_candidates(&self.roster, query, out);
     }
 
     fn sources(&mut self, key: &Arc<Waiter>, out: &mut Vec<Source>) {

@@ -1,6 +1,7 @@
 //! Counts the attempts of one prompt's legs, and excludes workers on which a leg already failed.
 
-use super::context::{Context, may_retry};
+use super::context::{Context, PromptContext, may_retry};
+use super::peer_fetch::may_fetch;
 use splitrail_api::error::{Error, Kind};
 use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::veto::VetoReason;
@@ -10,12 +11,16 @@ use splitrail_policy::Leg;
 pub(super) struct Attempts {
     failed: Vec<Exclusion>,
     left: u32,
+    /// Whether a worker that computes the prompt may fetch a part of it. After a failed fetch, none
+    /// does.
+    pub(super) may_fetch: bool,
 }
 
 impl Attempts {
     /// As many attempts as the model's configuration allows (`retries.decode`).
-    pub(super) fn new(context: &Context) -> Self {
-        Self { failed: Vec::new(), left: context.served.config.retries.decode }
+    pub(super) fn new(prompt: PromptContext<'_>) -> Self {
+        let left = prompt.context.served.config.retries.decode;
+        Self { failed: Vec::new(), left, may_fetch: may_fetch(prompt) }
     }
 
     /// Workers that are not tried again.

@@ -32,7 +32,7 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
     let Served { pool, retry_budget, .. } = context.served.as_ref();
     retry_budget.deposit();
     let endpoint = context.endpoint;
-    let mut attempts = Attempts::new(context);
+    let mut attempts = Attempts::new(prompt);
     loop {
         let (leg, lacking) = able(&context.served, endpoint, attempts.failed(), Instant::now())?;
         attempts.spare(lacking);

@@ -143,6 +143,7 @@ pub(super) fn book(
     let cached = unit.weight_tokens - uncached;
     let work = worker.costs.begin(now, placed.rank, uncached, cached, !observes_prefill_end);
     let work = work.loading(placed.overlap_by_tier, context.served.pool.block_size());
+    let work = work.reading(placed.read_tokens);
     worker.book(placed.rank, uncached, unit.weight_tokens).with_work(work)
 }
 

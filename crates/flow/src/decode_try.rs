@@ -11,6 +11,7 @@ use super::attempts::Attempts;
 use super::context::{Context, PromptContext, attempt, carried_threshold};
 use super::gate::{self, Gate, Need, Verdict, judge};
 use super::generate::{Begun, Generated, generate};
+use super::peer_fetch::fetch_planned;
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::{Plan, Then};
 use super::sending::Sending;
@@ -48,8 +49,10 @@ pub(super) async fn decode_try(
     loop {
         decision.decode_try_begun(plan.name(), plan.gate);
         let alone = Wish::any(Leg::Aggregated, attempts.failed());
-        let wish = Wish { blocks: need.blocks, ..alone };
-        let placed = place(prompt, wish)?;
+        // A client that is told `cache_threshold` asks what is cached, and not what could be.
+        let may_fetch = attempts.may_fetch && plan.then != Then::Tell;
+        let wish = Wish { blocks: need.blocks, may_fetch, ..alone };
+        let mut placed = place(prompt, wish)?;
         if plan.then == Then::Tell && !placed.worker.is_up() {
             let message =
                 format!("model {} has no decode worker that is up", context.served.name());
@@ -79,6 +82,7 @@ pub(super) async fn decode_try(
                 return Ok(Tried::Below(None));
             }
         };
+        fetch_planned(prompt, &mut placed, &mut attempts.may_fetch).await;
         match send(prompt, &placed, &need, decided).await {
             Ok(Generated::Begun(begun)) => {
                 computed(context, unit, &placed);

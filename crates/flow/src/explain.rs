@@ -16,7 +16,7 @@ use super::peer_fetch::is_fetchable;
 use super::place::{Moment, Pick, Wish, candidates, list_sources, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::read_back::readable;
-use super::weigh::{Weighed, is_open, learned_ratio, weigh};
+use super::weigh::{Weighed, is_open, learned_ratio, prefill_wish, weigh};
 use crate::prepare::{Prepared, Unit};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
@@ -145,7 +145,8 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
             return Way::new(prepared, unit).auxiliary();
         }
         let open = is_open(served, flow, threshold);
-        let auto = open.then(|| weigh(served, unit, false));
+        let remote = || prefill_wish(served, endpoint, unit, prepared.options);
+        let auto = open.then(|| weigh(served, unit, remote(), false));
         let facts = Facts {
             flow,
             threshold,
@@ -204,9 +205,9 @@ impl<'a> Way<'a> {
     }
 
     fn go(mut self, plan: Plan, auto: Option<Weighed>) -> PromptExplained {
-        self.told.auto = auto.map(|weighed| weighed.record());
+        self.told.auto = auto.map(|weighed| weighed.record(self.served));
         self.told.flow = plan.name();
-        let serves = plan.gate.is_some_and(|threshold| self.decode_try(threshold));
+        let serves = plan.gate.is_some_and(|threshold| self.decode_try(threshold, plan.then));
         if !serves {
             self.then(plan.then);
         }
@@ -227,9 +228,10 @@ impl<'a> Way<'a> {
 
     /// Explains the decode-first step. True if a decode worker certainly serves the prompt alone,
     /// or if the explanation ends here.
-    fn decode_try(&mut self, threshold: f64) -> bool {
+    fn decode_try(&mut self, threshold: f64, then: Then) -> bool {
         let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
-        let wish = Wish { blocks: need.blocks, ..Wish::any(Leg::Aggregated, &[]) };
+        let may_fetch = then != Then::Tell && self.may_fetch();
+        let wish = Wish { blocks: need.blocks, may_fetch, ..Wish::any(Leg::Aggregated, &[]) };
         let Some(chosen) = self.step("decode_try", wish) else { return true };
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
@@ -274,10 +276,10 @@ impl<'a> Way<'a> {
         if !pool.any_up(Leg::Prefill, &spared) {
             return self.without(LocalReason::NoPrefill);
         }
-        let may_fetch = is_fetchable(self.served, self.endpoint, self.unit, self.options);
-        let wish = Wish { may_fetch, ..Wish::any(Leg::Prefill, &spared) };
+        let wish = prefill_wish(self.served, self.endpoint, self.unit, self.options);
+        let wish = Wish { excluded: &spared, ..wish };
         let Some(prefill) = self.step("prefill", wish) else { return };
-        self.told.read_back = self.read_back(&prefill);
+        self.told.read_back = self.read_back(&prefill, wish.readable_blocks);
         let mut excluded = vec![Exclusion::new(prefill.worker, VetoReason::SameWorker)];
         let others = pool.any_up(Leg::Decode, &excluded);
         excluded.extend(self.too_late());
@@ -290,10 +292,10 @@ impl<'a> Way<'a> {
     }
 
     /// What the prefill leg would read back.
-    fn read_back(&self, prefill: &Candidate) -> Option<ReadBackOffer> {
+    fn read_back(&self, prefill: &Candidate, readable_blocks: u32) -> Option<ReadBackOffer> {
         let reader = self.roster.get(prefill.worker)?;
         let held = prefill.assumed_blocks;
-        let found = readable(self.served, self.endpoint, self.unit, reader, held)?;
+        let found = readable(self.served, self.unit, reader, held, readable_blocks)?;
         let worker = self.roster.get(found.holder)?.id().into();
         let tokens = found.blocks as u32 * self.served.pool.block_size();
         Some(ReadBackOffer { worker, tokens })
@@ -310,7 +312,13 @@ impl<'a> Way<'a> {
 
     fn alone(&mut self, leg: Leg, reason: Option<LocalReason>) {
         self.told.local_reason = reason.map(LocalReason::name);
-        self.step("answer", Wish::any(leg, &[]));
+        let may_fetch = self.may_fetch();
+        self.step("answer", Wish { may_fetch, ..Wish::any(leg, &[]) });
+    }
+
+    /// Whether the worker that computes the prompt may fetch a part of it.
+    fn may_fetch(&self) -> bool {
+        is_fetchable(self.served, self.endpoint, self.unit, self.options)
     }
 
     fn without(&mut self, reason: LocalReason) {

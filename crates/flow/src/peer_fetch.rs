@@ -1,11 +1,11 @@
-//! Peer fetch: before a prefill leg, its worker takes leading blocks of the prompt from another
-//! worker that holds them, instead of computing them.
+//! Peer fetch: before a leg that computes its prompt, its worker takes leading blocks of the prompt
+//! from another worker that holds them, instead of computing them.
 //!
 //! It has two steps, both requests of the router's own for one token. The source is asked for the
 //! prefix and one more token as if for a prefill leg: it computes that token and replies with a
 //! hand-off. The worker gets the same prompt with that hand-off as if for a decode leg, and then
-//! holds the prefix. The prefill leg finds it in the worker's own cache. Whatever fails, the prefill
-//! leg computes what the worker does not hold: a fetch never fails a request.
+//! holds the prefix. The leg finds it in the worker's own cache. Whatever fails, the leg computes
+//! what the worker does not hold: a fetch never fails a request.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,14 +13,14 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use super::context::PromptContext;
-use super::place::Placed;
+use super::place::{Placed, fetch_choice};
 use crate::prepare::Unit;
 use splitrail_api::Endpoint;
 use splitrail_api::request::Options;
 use splitrail_fleet::costs::RankScope;
 use splitrail_fleet::peer_fetch::{FetchBooking, FetchBounds, Prefix};
 use splitrail_fleet::{Served, Worker};
-use splitrail_ledger::decisions::{FetchChoice, FetchRecord};
+use splitrail_ledger::decisions::FetchRecord;
 use splitrail_ledger::timeline::Stage;
 use splitrail_policy::{FetchPlan, nanoseconds};
 
@@ -48,16 +48,27 @@ pub(super) fn is_fetchable(
         && (served.prompt.is_some() || has_ids())
 }
 
-/// Whether the worker of a prefill leg may fetch a part of this prompt.
+/// Whether the worker that computes this prompt may fetch a part of it.
 pub(super) fn may_fetch(prompt: PromptContext<'_>) -> bool {
     let PromptContext { context, unit, .. } = prompt;
     let (served, endpoint) = (&context.served, context.endpoint);
     served.pool.fetch_bounds().is_some() && is_fetchable(served, endpoint, unit, context.options)
 }
 
-/// Runs the fetch that was chosen together with the worker of a prefill leg. Returns whether a
-/// further attempt of the leg may fetch: not after a fetch that failed.
-pub(super) async fn fetch_first(prompt: PromptContext<'_>, placed: &mut Placed) -> bool {
+/// Runs the fetch that was chosen together with the worker of a leg, if there is one. After a fetch
+/// that failed, no further attempt of the leg may fetch.
+pub(super) async fn fetch_planned(
+    prompt: PromptContext<'_>,
+    placed: &mut Placed,
+    may_fetch: &mut bool,
+) {
+    if placed.fetch.is_some() {
+        *may_fetch = Box::pin(fetch_first(prompt, placed)).await;
+    }
+}
+
+/// Returns whether a further attempt may fetch.
+async fn fetch_first(prompt: PromptContext<'_>, placed: &mut Placed) -> bool {
     let plan = placed.fetch.take();
     let Some(mut fetching) = plan.and_then(|plan| Fetching::begin(prompt, placed, plan)) else {
         return true;
@@ -169,17 +180,10 @@ impl Drop for Fetching<'_> {
         let outcome = self.outcome.name();
         let labels = [context.served.name(), outcome];
         context.metrics.peer_fetches.with_label_values(&labels).inc();
-        let roster = context.served.pool.roster();
-        let source = roster.get(self.plan.source);
+        let plan = FetchPlan { blocks: self.prefix.blocks, ..self.plan };
         decision.fetch_ended(FetchRecord {
             worker: self.fetcher.id().into(),
-            choice: FetchChoice {
-                source: source.map_or("", |worker| worker.id()).into(),
-                rank: self.plan.rank,
-                blocks: self.prefix.blocks,
-                tokens: self.plan.tokens,
-                predicted_ms: self.plan.ready_ms,
-            },
+            choice: fetch_choice(&context.served.pool.roster(), plan),
             outcome,
             took_ms: self.begun.elapsed().as_secs_f64() * 1e3,
         });

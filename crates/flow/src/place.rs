@@ -19,7 +19,7 @@ use splitrail_telemetry::clock::unix_ms;
 
 mod record;
 
-pub(super) use record::note_vetoed;
+pub(super) use record::{fetch_choice, note_vetoed};
 use record::{record, shadow};
 
 thread_local! {
@@ -46,6 +46,8 @@ pub(super) struct Placed {
     pub(super) fetch: Option<FetchPlan>,
     /// The last blocks of `overlap_blocks`, which a peer fetch has brought for this leg.
     pub(super) fetched_blocks: u32,
+    /// The number of tokens that the leg reads back.
+    pub(super) read_tokens: u64,
     /// Whether a peer fetch has brought blocks that the index may not have yet.
     has_fetched: bool,
     /// The booking that the queue made, until the leg is sent.
@@ -72,6 +74,13 @@ impl Placed {
         self.is_believed && !anywhere && !self.has_fetched
     }
 
+    /// Records that the leg reads the blocks back that the worker lacks of this many leading ones.
+    pub(super) fn reads(&mut self, blocks: u32, block_size: u32) {
+        let tokens = blocks.saturating_sub(self.assumed_blocks).saturating_mul(block_size);
+        self.read_tokens = tokens.into();
+        self.assumed_blocks = self.assumed_blocks.max(blocks);
+    }
+
     /// Records that the worker holds this many leading blocks after a peer fetch, as it has
     /// confirmed itself. `is_own` says whether the fetch was made for this leg.
     pub(super) fn received(&mut self, blocks: u32, is_own: bool) {
@@ -96,18 +105,20 @@ pub(super) struct Wish<'a> {
     pub(super) blocks: Option<u32>,
     /// Whether the worker may fetch a prefix from another worker first.
     pub(super) may_fetch: bool,
+    /// The number of leading blocks that the leg may read back; 0 if it reads nothing.
+    pub(super) readable_blocks: u32,
 }
 
 impl<'a> Wish<'a> {
     /// Any worker for a leg except the excluded workers.
     pub(super) fn any(leg: Leg, excluded: &'a [Exclusion]) -> Self {
-        Self { leg, excluded, blocks: None, may_fetch: false }
+        Self { leg, excluded, blocks: None, may_fetch: false, readable_blocks: 0 }
     }
 
     /// The query for a pool's candidates, regardless of how many blocks the candidates hold.
-    fn query(self, unit: &'a Unit, now: Instant) -> CandidateQuery<'a> {
-        let Self { leg, excluded, .. } = self;
-        CandidateQuery { leg, hashes: &unit.hashes, exclusions: excluded, now }
+    pub(super) fn query(self, unit: &'a Unit, now: Instant) -> CandidateQuery<'a> {
+        let Self { leg, excluded, readable_blocks, .. } = self;
+        CandidateQuery { leg, hashes: &unit.hashes, exclusions: excluded, readable_blocks, now }
     }
 }
 
@@ -184,6 +195,7 @@ pub(super) async fn place_in_turn(
         hashes: Arc::clone(&unit.hashes),
         excluded: wish.excluded.to_vec(),
         may_fetch: wish.may_fetch,
+        readable_blocks: wish.readable_blocks,
         query,
         observes_prefill_end,
         urgency: context.urgency,
@@ -264,6 +276,7 @@ fn settle(
         overlap_by_tier,
         fetch: choice.fetch(),
         fetched_blocks: 0,
+        read_tokens: 0,
         has_fetched: false,
         room: Mutex::new(room),
     })

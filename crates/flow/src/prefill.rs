@@ -18,7 +18,7 @@ use super::context::{
 use super::hand_off::{Lead, kept_for_decode, missing};
 use super::lease::{Lease, left_by_engine};
 use super::legs;
-use super::peer_fetch::{fetch_first, may_fetch};
+use super::peer_fetch::{fetch_planned, may_fetch};
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::read_back;
@@ -49,8 +49,9 @@ pub(super) struct Tries {
     /// Whether the next worker may fetch a prefix from another worker.
     may_fetch: bool,
     left: u32,
-    /// Whether the next attempt may read KV back. After a failed read, none does.
-    reads: bool,
+    /// The number of leading blocks that the next attempt may read back. After a failed read, none
+    /// does.
+    readable_blocks: u32,
 }
 
 impl Tries {
@@ -60,7 +61,7 @@ impl Tries {
         let excluded = kept_for_decode(pool, failed_decode);
         let missing = missing(&context.served, context.endpoint, Instant::now());
         let left = config.retries.prefill;
-        Self { excluded, missing, may_fetch: false, left, reads: true }
+        Self { excluded, missing, may_fetch: false, left, readable_blocks: 0 }
     }
 
     /// Chooses the next worker.
@@ -73,7 +74,8 @@ impl Tries {
         if !context.served.pool.any_up(Leg::Prefill, &excluded) {
             return Err(no_prefill_worker(context));
         }
-        let wish = Wish { may_fetch: self.may_fetch, ..Wish::any(Leg::Prefill, &excluded) };
+        let Self { may_fetch, readable_blocks, .. } = *self;
+        let wish = Wish { may_fetch, readable_blocks, ..Wish::any(Leg::Prefill, &excluded) };
         place_in_turn(prompt, wish, true).await
     }
 
@@ -129,6 +131,8 @@ pub(super) async fn prefill_or_local(
     let PromptContext { context, unit, decision, .. } = prompt;
     let mut tries = Tries::new(context, failed_decode);
     tries.may_fetch = may_fetch(prompt);
+    let Context { served, endpoint, options, .. } = context.as_ref();
+    tries.readable_blocks = read_back::readable_blocks(served, *endpoint, unit, *options);
     let last = loop {
         let mut placed = match tries.place(prompt).await {
             Ok(placed) => placed,
@@ -140,16 +144,14 @@ pub(super) async fn prefill_or_local(
             }
             Err(error) => break error,
         };
-        if placed.fetch.is_some() {
-            tries.may_fetch = Box::pin(fetch_first(prompt, &mut placed)).await;
-        }
+        fetch_planned(prompt, &mut placed, &mut tries.may_fetch).await;
         sent(context, unit, &placed);
         let envelope = attempt(context, decision);
         let mut expected = expected(context, unit, &placed);
-        let reading = tries.reads.then(|| read_back::take(prompt, &placed)).flatten();
+        let reading = read_back::take(prompt, &placed, tries.readable_blocks);
         let read_back = reading.as_ref().and_then(|reading| read_back::offer(context, reading));
         if let Some(reading) = &reading {
-            placed.assumed_blocks = placed.assumed_blocks.max(reading.blocks() as u32);
+            placed.reads(reading.blocks() as u32, context.served.pool.block_size());
             // The engine reports what it has read as cached tokens.
             expected.comparable = false;
         }
@@ -178,7 +180,9 @@ pub(super) async fn prefill_or_local(
             Err(error) => error,
         };
         decision.attempt_discarded(error.outcome());
-        tries.reads = !reads && tries.reads;
+        if reads {
+            tries.readable_blocks = 0;
+        }
         if failed_to_read {
             // The fault may be the decode worker's, or that of what was read: the same again without.
             if may_retry(context, "prefill", &placed.worker, &error) {

@@ -16,16 +16,19 @@ use splitrail_kv::{BlockHash, hashes_after};
 
 use super::context::{Context, PromptContext};
 use super::migrate::without;
-use super::place::Placed;
+use super::place::{Placed, query};
 use super::sending::Sending;
 use crate::prepare::Unit;
 use splitrail_api::error::Error;
+use splitrail_api::request::Options;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::{Connector, Model};
-use splitrail_fleet::read_back::{Found, Left, READ_MIN_TOKENS, ReadBack, Reading};
+use splitrail_fleet::costs::RankScope;
+use splitrail_fleet::read_back::{Found, Left, ReadBack, Reading};
 use splitrail_fleet::{Served, Worker};
 use splitrail_ledger::decisions::Decision;
 use splitrail_ledger::leg::{LegFacts, ReadBackOffer};
+use splitrail_policy::{Leg, read_plan};
 use splitrail_telemetry::Metrics;
 
 /// A token with which pins are released whose prompt is not known. The engine reads nothing for it.
@@ -227,36 +230,53 @@ fn hide_ids(reply: &mut JsonObject) {
     }
 }
 
-/// What a prefill leg of a prompt on a worker could read, if this pays. `held_blocks` are the leading
-/// blocks that the worker holds or is about to hold.
-pub(super) fn readable(
+/// The number of leading blocks that a prefill leg of a prompt may read back, if a decode worker keeps
+/// them; 0 if it may read nothing.
+pub(super) fn readable_blocks(
     served: &Served,
     endpoint: Endpoint,
     unit: &Unit,
+    options: Options,
+) -> u32 {
+    let may_read = is_on(&served.config, endpoint)
+        && unit.unknown.is_none()
+        && options.bypasses_cache.is_none();
+    let tokens = unit.prompt_tokens.filter(|_| may_read).unwrap_or(0);
+    // An engine always computes the last token.
+    let most = tokens.saturating_sub(1).checked_div(served.pool.block_size()).unwrap_or(0);
+    most.min(unit.hashes.len() as u32)
+}
+
+/// What a prefill leg of a prompt on a worker would read of `readable_blocks` leading blocks, if a
+/// decode worker keeps them and reading is predicted to be faster than computing. `held_blocks` are
+/// the leading blocks that the worker holds or is about to hold.
+pub(super) fn readable(
+    served: &Served,
+    unit: &Unit,
     worker: &Worker,
     held_blocks: u32,
+    readable_blocks: u32,
 ) -> Option<Found> {
-    let tokens = unit.prompt_tokens.filter(|_| is_on(&served.config, endpoint))?;
-    let block_size = served.pool.block_size();
-    if unit.unknown.is_some() || !worker.takes_part_in_kv_routing() {
+    if !worker.takes_part_in_kv_routing() {
         return None;
     }
-    // An engine always computes the last token.
-    let most = tokens.saturating_sub(1).checked_div(block_size)? as usize;
-    let prompt = &unit.hashes[..most.min(unit.hashes.len())];
-    let found = served.pool.read_back.find(Instant::now(), prompt, worker)?;
-    let more = (found.blocks as u64).saturating_sub(held_blocks.into()) * u64::from(block_size);
-    (more >= READ_MIN_TOKENS.into()).then_some(found)
+    let now = Instant::now();
+    let prompt = unit.hashes.get(..readable_blocks as usize)?;
+    let found = served.pool.read_back.find(now, prompt, worker)?;
+    let costs = worker.costs.seen(now, RankScope::Rank(None), 0).coefficients;
+    let query = query(&served.pool, unit, Leg::Prefill, 0, 0);
+    read_plan(&costs, &query, held_blocks, found.blocks as u32).map(|_| found)
 }
 
 /// Takes what a prefill leg reads, if there is something.
-pub(super) fn take(prompt: PromptContext<'_>, placed: &Placed) -> Option<Reading> {
+pub(super) fn take(
+    prompt: PromptContext<'_>,
+    placed: &Placed,
+    readable_blocks: u32,
+) -> Option<Reading> {
     let PromptContext { context, unit, .. } = prompt;
-    if context.options.bypasses_cache.is_some() {
-        return None;
-    }
-    let served = &context.served;
-    let found = readable(served, context.endpoint, unit, &placed.worker, placed.assumed_blocks)?;
+    let (served, held_blocks) = (&context.served, placed.assumed_blocks);
+    let found = readable(served, unit, &placed.worker, held_blocks, readable_blocks)?;
     ReadBack::take(served, &context.metrics, found)
 }
 

@@ -15,13 +15,14 @@ use super::decode_try::{Tried, decode_try};
 use super::generate::{Begun, Generated, generate};
 use super::hand_off::none_comes;
 use super::pair::{Paired, pair_or_local};
+use super::peer_fetch::fetch_planned;
 use super::place::{Moment, Wish, computed, note_vetoed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{no_prefill_worker, prefill_or_local, without_prefill};
 use super::sending::Sending;
 use super::staged::Prefilled;
 use super::threshold_reply;
-use super::weigh::{is_open, learned_ratio, weigh};
+use super::weigh::{is_open, learned_ratio, prefill_wish, weigh};
 use crate::boxed::pinned;
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, Kind};
@@ -50,9 +51,10 @@ pub async fn begin(
     }
     let served = &context.served;
     let open = is_open(served, context.flow, context.threshold);
-    let weighed = open.then(|| weigh(served, unit, true));
+    let remote = || prefill_wish(served, context.endpoint, unit, context.options);
+    let weighed = open.then(|| weigh(served, unit, remote(), true));
     if let Some(weighed) = &weighed {
-        decision.weighed(weighed.record());
+        decision.weighed(weighed.record(served));
     }
     let facts = Facts {
         flow: context.flow,
@@ -76,7 +78,7 @@ pub async fn begin(
 
 /// Runs the planned legs until a reply begins.
 async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
-    let mut attempts = Attempts::new(prompt.context);
+    let mut attempts = Attempts::new(prompt);
     if plan.gate.is_some() {
         match Box::pin(decode_try(prompt, plan, &mut attempts)).await? {
             Tried::Answered(begun) => return Ok(begun),
@@ -215,7 +217,10 @@ async fn last_leg(
         Leg::Decode => place(prompt, wish)?,
         Leg::Prefill | Leg::Aggregated => {
             let observes_prefill_end = context.options.stream;
-            place_in_turn(prompt, wish, observes_prefill_end).await?
+            let wish = Wish { may_fetch: attempts.may_fetch, ..wish };
+            let mut placed = place_in_turn(prompt, wish, observes_prefill_end).await?;
+            fetch_planned(prompt, &mut placed, &mut attempts.may_fetch).await;
+            placed
         }
     };
     sent(context, unit, &placed);

@@ -2,13 +2,18 @@
 
 use std::time::Instant;
 
-use crate::place::query;
+use crate::peer_fetch::is_fetchable;
+use crate::place::{Wish, fetch_choice, list_sources, query};
 use crate::prepare::Unit;
+use crate::read_back::readable_blocks;
+use splitrail_api::Endpoint;
+use splitrail_api::request::Options;
 use splitrail_config::model::{HitThreshold, RequestFlow};
-use splitrail_fleet::{CandidateQuery, Served};
+use splitrail_fleet::Served;
 use splitrail_ledger::decisions::{DecisionHandle, WeighedRecord};
 use splitrail_policy::Leg;
-use splitrail_policy::threshold::{Offer, Verdict};
+use splitrail_policy::queue::shortest_prefill_ms;
+use splitrail_policy::threshold::{Offer, Verdict, Way};
 
 /// The comparison of local and remote prefill for one prompt.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +33,10 @@ impl Weighed {
     }
 
     /// The comparison as decision records show it.
-    pub fn record(&self) -> WeighedRecord {
+    pub(super) fn record(&self, served: &Served) -> WeighedRecord {
         let Verdict { local, explored, at_decode, at_prefill, hit_ratio } = self.verdict;
+        let roster = served.pool.roster();
+        let fetch = |way: Option<Way>| Some(fetch_choice(&roster, way?.fetch?));
         WeighedRecord {
             remote_ms: at_prefill.map(|way| way.cost_ms),
             local_ms: at_decode.map(|way| way.cost_ms),
@@ -38,6 +45,8 @@ impl Weighed {
             local,
             explored,
             hit_ratio,
+            remote_fetch: fetch(at_prefill),
+            local_fetch: fetch(at_decode),
         }
     }
 
@@ -69,30 +78,38 @@ pub fn is_open(served: &Served, flow: RequestFlow, threshold: Option<f64>) -> bo
         }
 }
 
-/// Compares local and remote prefill for a prompt. `goes` says whether the prompt is then served;
-/// otherwise nothing is learned from the comparison.
-pub fn weigh(served: &Served, unit: &Unit, goes: bool) -> Weighed {
+/// Where a prefill leg of a prompt may be placed: its worker may fetch a prefix from another one, and
+/// read back what decode workers keep.
+pub(super) fn prefill_wish(
+    served: &Served,
+    endpoint: Endpoint,
+    unit: &Unit,
+    options: Options,
+) -> Wish<'static> {
+    let may_fetch = is_fetchable(served, endpoint, unit, options);
+    let readable_blocks = readable_blocks(served, endpoint, unit, options);
+    Wish { may_fetch, readable_blocks, ..Wish::any(Leg::Prefill, &[]) }
+}
+
+/// Compares local and remote prefill for a prompt. `remote` is the wish for the prefill leg. `goes`
+/// says whether the prompt is then served; otherwise nothing is learned from the comparison.
+pub(super) fn weigh(served: &Served, unit: &Unit, remote: Wish<'_>, goes: bool) -> Weighed {
     let pool = &served.pool;
     let now = Instant::now();
     let roster = pool.roster();
-    let candidates = |leg| {
-        let query = CandidateQuery { leg, hashes: &unit.hashes, exclusions: &[], now };
-        pool.candidates(&roster, query)
-    };
-    let prefill = candidates(Leg::Prefill);
-    let mut decode = candidates(Leg::Aggregated);
+    let prefill = pool.candidates(&roster, remote.query(unit, now));
+    let mut decode = pool.candidates(&roster, Wish::any(Leg::Aggregated, &[]).query(unit, now));
     // Speculative blocks open no gate, so they are no reason to try a gate.
     for candidate in &mut decode {
         candidate.assumed_blocks = candidate.believed_blocks();
     }
+    let mut sources = Vec::new();
+    list_sources(pool, &roster, unit, remote, now, &mut sources);
     let query = query(pool, unit, Leg::Prefill, pool.turn(Leg::Prefill), rand::random());
-    let shortest = prefill.iter().filter(|candidate| candidate.up).map(|candidate| {
-        let cached = query.cached_tokens(candidate.held_blocks());
-        candidate.coefficients.prefill_seconds(query.prompt_tokens, cached) * 1e3
-    });
-    let shortest_ms = shortest.fold(f64::INFINITY, f64::min);
+    let shortest_ms = shortest_prefill_ms(&prefill, &query);
     let (waiting, ahead_ms) = pool.waiting.ahead(Leg::Prefill, shortest_ms, prefill.len());
-    let offer = Offer { query, prefill: &prefill, decode: &decode, waiting, ahead_ms };
+    let offer =
+        Offer { query, prefill: &prefill, decode: &decode, sources: &sources, waiting, ahead_ms };
     Weighed { verdict: pool.calibration.compare(now, &offer, goes), at: now }
 }
 

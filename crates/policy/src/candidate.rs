@@ -57,9 +57,16 @@ pub struct Candidate {
     /// Whether the worker can fetch a prefix from another worker now: its engine and the connector
     /// can, and it does not fetch as much as it may already.
     pub can_fetch: bool,
+    /// The least number of prompt tokens that a fetch must bring.
+    pub fetch_min_tokens: u32,
     /// The predicted time until a transfer to the worker could begin: earlier transfers on its
     /// incoming link.
     pub link_wait_ns: u64,
+    /// Leading blocks of the prompt that the worker can read back from a decode worker, which keeps
+    /// them for one reader; 0 if there are none.
+    pub readable_blocks: u32,
+    /// Which of the kept KV that is: two requests cannot read the same.
+    pub readable_pin: u64,
     /// The coefficients of the worker's cost model.
     pub coefficients: Coefficients,
 }
@@ -86,7 +93,10 @@ impl Default for Candidate {
             wait_ns: 0,
             busy_share: 0.0,
             can_fetch: false,
+            fetch_min_tokens: 0,
             link_wait_ns: 0,
+            readable_blocks: 0,
+            readable_pin: 0,
             coefficients: Coefficients::default(),
         }
     }

@@ -11,6 +11,7 @@ use crate::index::{CandidateIndex, WorkerIndex};
 use crate::mix::mix;
 use crate::policy::Policy;
 use crate::predicted::{Load, Terms, terms};
+use crate::read_back::Spared;
 
 /// A choice with its reasons. It can be decided repeatedly to reuse its memory.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -72,11 +73,12 @@ impl Choice {
         self.fetches.get(self.index.0).copied().flatten()
     }
 
-    /// The leading blocks that the chosen candidate will not compute: those that it holds or will
-    /// hold, and those that it fetches.
-    pub fn spared_blocks(&self, candidates: &[Candidate]) -> u32 {
+    /// What the chosen candidate will not compute: the blocks that it holds or will hold, those that
+    /// it fetches, and those that it reads back.
+    pub fn spared(&self, candidates: &[Candidate], query: &Query) -> Spared {
         let fetched = self.fetch().map_or(0, |fetch| fetch.blocks);
-        candidates[self.index].held_blocks().max(fetched)
+        let chosen = &candidates[self.index];
+        chosen.spared(query, chosen.held_blocks().max(fetched))
     }
 
     /// Chooses one of the candidates, like [`pick`]. `waiting_here` is the number of requests that

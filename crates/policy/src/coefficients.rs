@@ -6,6 +6,7 @@
 /// prefill(n new tokens after c)  = base + per_token x n + per_token_pair x n x (c + n / 2)
 /// hand-off(tokens)               = base + tokens x bytes_per_token / bandwidth
 /// fetch(tokens)                  = base + tokens x bytes_per_token / bandwidth
+/// read-back(tokens)              = read_ratio x hand-off(tokens)
 /// load(tokens of a tier)         = tokens x bytes_per_token / bandwidth of the tier
 /// step(requests, context tokens) = base + per_request x requests + per_context_token x tokens
 /// ```
@@ -30,6 +31,8 @@ pub struct Coefficients {
     pub fetch_base_seconds: f64,
     /// The bandwidth of the network for fetches.
     pub fetch_bytes_per_second: f64,
+    /// How many times as long a read-back takes as a hand-off of as many tokens.
+    pub read_ratio: f64,
     /// The speed at which blocks are loaded from host memory, from disk and from a store that is
     /// reached over the network, each in bytes per second.
     pub load_bytes_per_second: [f64; 3],
@@ -54,6 +57,7 @@ impl Default for Coefficients {
             bandwidth_bytes_per_second: 100e9,
             fetch_base_seconds: 30e-3,
             fetch_bytes_per_second: 100e9,
+            read_ratio: 1.0,
             load_bytes_per_second: [50e9, 5e9, 5e9],
             step_base_seconds: 15e-3,
             step_seconds_per_request: 0.1e-3,

@@ -24,10 +24,12 @@
 //! The transfer takes time of two links from others. It counts once: links are idle most of the
 //! time, and a link that is not is known by its wait.
 
+use serde::Serialize;
+
 use crate::candidate::{Candidate, Query};
 use crate::coefficients::Coefficients;
 use crate::index::WorkerIndex;
-use crate::predicted::{Terms, ms};
+use crate::predicted::{Computing, Terms, ms};
 
 /// The most sources that a decision examines for each candidate.
 const SOURCES_MAX: usize = 8;
@@ -35,7 +37,7 @@ const SOURCES_MAX: usize = 8;
 const COPY_RATIO: f64 = 0.6;
 /// A fetch must save at least this share of the computing that it replaces, because a prediction is
 /// not more exact.
-const MARGIN_RATIO: f64 = 0.1;
+pub(crate) const MARGIN_RATIO: f64 = 0.1;
 
 /// A worker, or one of its ranks, that can hand leading blocks of the prompt to another worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,7 +55,7 @@ pub struct Source {
 }
 
 /// A fetch that makes a candidate cheaper.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct FetchPlan {
     /// The worker that sends the blocks.
     pub source: WorkerIndex,
@@ -103,21 +105,15 @@ impl BestSources {
         usual: &Coefficients,
         price: f64,
     ) -> Option<(FetchPlan, Terms)> {
-        if !candidate.can_fetch {
-            return None;
-        }
-        let held_blocks = candidate.held_blocks();
         let mut best: Option<(f64, FetchPlan, Terms)> = None;
-        for source in &self.0 {
-            let blocks = source.blocks.min(query.prompt_blocks);
-            if source.worker == candidate.worker || blocks <= held_blocks {
-                continue;
-            }
+        for (source, whole) in self.whole(candidate, query) {
             let hidden = hidden_blocks(candidate, source, query, without.wait_ms);
-            for blocks in [Some(blocks), hidden.filter(|hidden| *hidden < blocks)] {
-                let Some(blocks) = blocks.filter(|blocks| *blocks > held_blocks) else { continue };
-                let (plan, terms) = fetched(candidate, source, blocks, query, without, usual);
-                let computed_ms = without.prefill_ms - terms.prefill_ms
+            let hidden = hidden.filter(|hidden| *hidden < whole.blocks);
+            let hidden = hidden.and_then(|hidden| fetch_of(candidate, source, hidden, query));
+            for plan in [Some(whole), hidden].into_iter().flatten() {
+                let terms = fetched(candidate, &plan, query, without, usual);
+                let computed_ms = without.prefill_ms - terms.prefill_ms + without.read_ms
+                    - terms.read_ms
                     + price * (without.extra_work_ms - terms.extra_work_ms);
                 let gain_ms = computed_ms * (1.0 - MARGIN_RATIO) - terms.fetch_ms - terms.copy_ms;
                 if gain_ms > best.as_ref().map_or(0.0, |(most_ms, ..)| *most_ms) {
@@ -127,6 +123,60 @@ impl BestSources {
         }
         best.map(|(_, plan, terms)| (plan, terms))
     }
+
+    /// The fetches of all that a source holds, for a candidate that can fetch and lacks some of it.
+    pub(crate) fn whole<'a>(
+        &'a self,
+        candidate: &'a Candidate,
+        query: &'a Query,
+    ) -> impl Iterator<Item = (&'a Source, FetchPlan)> {
+        let sources = if candidate.can_fetch { &self.0[..] } else { &[] };
+        sources.iter().filter_map(|source| {
+            let blocks = source.blocks.min(query.prompt_blocks);
+            fetch_of(candidate, source, blocks, query).map(|plan| (source, plan))
+        })
+    }
+}
+
+/// The fetch of `blocks` leading blocks; `None` if the candidate has them, or if it would bring less
+/// than it must.
+fn fetch_of(
+    candidate: &Candidate,
+    source: &Source,
+    blocks: u32,
+    query: &Query,
+) -> Option<FetchPlan> {
+    if source.worker == candidate.worker || blocks <= candidate.held_blocks() {
+        return None;
+    }
+    let cached = query.cached_tokens(blocks);
+    let tokens = cached - query.cached_tokens(candidate.believed_blocks()).min(cached);
+    let begins_ms = source.wait_ns.max(candidate.link_wait_ns) as f64 / 1e6;
+    let ready_ms = begins_ms + ms(candidate.coefficients.fetch_seconds(tokens));
+    let plan = FetchPlan { source: source.worker, rank: source.rank, blocks, tokens, ready_ms };
+    (tokens >= u64::from(candidate.fetch_min_tokens)).then_some(plan)
+}
+
+/// The price of the copies that a fetch makes in milliseconds, if it replaces `replaced_ms` of
+/// computing.
+pub(crate) fn copy_ms(candidate: &Candidate, plan: &FetchPlan, replaced_ms: f64) -> f64 {
+    COPY_RATIO * replaced_ms + ms(candidate.coefficients.fetch_link_seconds(plan.tokens))
+}
+
+/// The terms of a candidate with a fetch.
+fn fetched(
+    candidate: &Candidate,
+    plan: &FetchPlan,
+    query: &Query,
+    without: &Terms,
+    usual: &Coefficients,
+) -> Terms {
+    let Computing { read_ms, prefill_ms, work_ms } =
+        Computing::of(candidate, query, plan.blocks, usual);
+    let copy_ms = copy_ms(candidate, plan, without.extra_work_ms - work_ms);
+    let fetch_ms = (plan.ready_ms - without.wait_ms).max(0.0);
+    let extra_work_ms = work_ms + fetch_ms;
+    Terms { fetch_ms, read_ms, prefill_ms, extra_work_ms, copy_ms, ..*without }
 }
 
 /// The number of leading blocks that a candidate would hold if it fetched what arrives while it
@@ -143,34 +193,6 @@ fn hidden_blocks(
     let block_seconds = costs.fetch_link_seconds(u64::from(query.block_size));
     let blocks = left_seconds / block_seconds;
     (blocks >= 1.0).then(|| candidate.believed_blocks().saturating_add(blocks as u32))
-}
-
-/// The fetch of `blocks` leading blocks, and the terms of the candidate with it.
-fn fetched(
-    candidate: &Candidate,
-    source: &Source,
-    blocks: u32,
-    query: &Query,
-    without: &Terms,
-    usual: &Coefficients,
-) -> (FetchPlan, Terms) {
-    let costs = &candidate.coefficients;
-    let cached = query.cached_tokens(blocks);
-    let tokens = cached - query.cached_tokens(candidate.believed_blocks()).min(cached);
-    let begins_ms = source.wait_ns.max(candidate.link_wait_ns) as f64 / 1e6;
-    let ready_ms = begins_ms + ms(costs.fetch_seconds(tokens));
-    let prefill_ms = ms(costs.prefill_seconds(query.prompt_tokens, cached));
-    let work_ms = if costs.prefill() == usual.prefill() {
-        prefill_ms
-    } else {
-        ms(usual.prefill_seconds(query.prompt_tokens, cached))
-    };
-    let copy_ms =
-        COPY_RATIO * (without.extra_work_ms - work_ms) + ms(costs.fetch_link_seconds(tokens));
-    let fetch_ms = (ready_ms - without.wait_ms).max(0.0);
-    let extra_work_ms = work_ms + fetch_ms;
-    let plan = FetchPlan { source: source.worker, rank: source.rank, blocks, tokens, ready_ms };
-    (plan, Terms { fetch_ms, prefill_ms, extra_work_ms, copy_ms, ..*without })
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ pub struct Learner {
     prefill: Fit<3>,
     hand_off: Fit<2>,
     fetch: Fit<2>,
+    read: Fit<1>,
     load: Fit<3>,
     step: Fit<3>,
     observed_ns: u64,
@@ -58,6 +59,7 @@ impl Learner {
             prefill: Fit::default(),
             hand_off: Fit::default(),
             fetch: Fit::default(),
+            read: Fit::default(),
             load: Fit::default(),
             step: Fit::default(),
             observed_ns: 0,
@@ -113,6 +115,24 @@ impl Learner {
         self.load.observe(parts, (seconds - prefill).max(least));
     }
 
+    /// Learns from a prefill of `new_tokens` after `context_tokens` that took `seconds`, of which
+    /// `read_tokens` were read back. The read has what the prefill is not predicted to take.
+    pub fn read(
+        &mut self,
+        now_ns: u64,
+        new_tokens: u64,
+        context_tokens: u64,
+        read_tokens: u64,
+        seconds: f64,
+    ) {
+        let costs = self.coefficients(now_ns);
+        let prompt_tokens = new_tokens.saturating_add(context_tokens);
+        let prefill = costs.prefill_seconds(prompt_tokens, context_tokens);
+        let part = costs.hand_off_seconds(read_tokens);
+        // A prefill that took less than predicted says that reading took no time.
+        self.read.observe([part], (seconds - prefill).max(part / 100.0));
+    }
+
     /// Learns from a decode step of `requests` requests that have `context_tokens` tokens of
     /// context in total and that took `seconds`.
     pub fn step(&mut self, requests: u64, context_tokens: u64, seconds: f64) {
@@ -132,6 +152,7 @@ impl Learner {
         let [prefill_base, per_token, per_pair] = self.prefill.scales(trust);
         let [hand_off_base, transfer] = self.hand_off.scales(trust);
         let [fetch_base, fetch_transfer] = self.fetch.scales(trust);
+        let [read_ratio] = self.read.scales(trust);
         let load = self.load.scales(trust);
         let [step_base, per_request, per_context] = self.step.scales(trust);
         let prior = &self.prior;
@@ -144,6 +165,7 @@ impl Learner {
             bandwidth_bytes_per_second: prior.bandwidth_bytes_per_second / transfer,
             fetch_base_seconds: prior.fetch_base_seconds * fetch_base,
             fetch_bytes_per_second: prior.fetch_bytes_per_second / fetch_transfer,
+            read_ratio: prior.read_ratio * read_ratio,
             load_bytes_per_second: std::array::from_fn(|i| {
                 prior.load_bytes_per_second[i] / load[i]
             }),
@@ -166,6 +188,11 @@ impl Learner {
     /// The quality of the estimate for fetches.
     pub fn fetch_evidence(&self) -> Evidence {
         self.fetch.evidence()
+    }
+
+    /// The quality of the estimate for reads.
+    pub fn read_evidence(&self) -> Evidence {
+        self.read.evidence()
     }
 
     /// The quality of the estimate for loads from slower tiers.

@@ -13,6 +13,7 @@ mod load;
 mod mix;
 mod policy;
 mod predicted;
+mod read_back;
 
 pub mod learn;
 pub mod loss;
@@ -30,3 +31,4 @@ pub use mix::mix;
 pub use policy::Policy;
 pub use predicted::{Terms, extra_work_price};
 pub use published::Published;
+pub use read_back::{ReadPlan, Spared, read_plan};

@@ -1,8 +1,8 @@
 //! Predicts the cost of a choice in milliseconds, term by term.
 //!
 //! ```text
-//! prefill leg     wait + fetch + load + prefill + hand-off(prompt) + price x (work - least work)
-//! aggregated      wait + fetch + load + prefill + step             + price x (work - least work)
+//! prefill leg     wait + fetch + read + load + prefill + hand-off(prompt) + price x (work - least work)
+//! aggregated      wait + fetch + load + prefill + step                    + price x (work - least work)
 //! decode leg      wait + load + hand-off(what it lacks) + step
 //! ```
 //!
@@ -11,7 +11,8 @@
 //! prefill on the fleet's usual worker: a slow worker costs more time for its own request, but
 //! takes nothing from other requests, which would lose if it were idle. `fetch` is 0 unless the
 //! worker takes leading blocks from another worker (`fetch.rs`); `prefill` and `work` are then
-//! those of the rest. `load` is for blocks that the worker holds in slower tiers (`load.rs`).
+//! those of the rest. So it is with `read`, what the worker reads back from a decode worker
+//! (`read_back.rs`). `load` is for blocks that the worker holds in slower tiers (`load.rs`).
 //!
 //! **The price of extra work.** Computing on one worker what another worker holds delays all later
 //! requests. Their number follows from the load: a server that is busy for the share `rho` of its
@@ -44,9 +45,11 @@ pub struct Terms {
     /// The time by which the blocks that the worker fetches from another worker arrive later than
     /// it could begin; 0 without a fetch.
     pub fetch_ms: f64,
+    /// The time to read back what a decode worker keeps; 0 if the worker reads nothing.
+    pub read_ms: f64,
     /// The time to load the blocks that the worker holds in slower tiers.
     pub load_ms: f64,
-    /// The time to compute the part of the prompt that the worker neither holds nor fetches.
+    /// The time to compute the part of the prompt that the worker neither holds nor fetches or reads.
     pub prefill_ms: f64,
     /// The time to transfer the KV to the worker that generates the reply.
     pub hand_off_ms: f64,
@@ -67,7 +70,7 @@ impl Terms {
 
     /// The predicted time to the first token, as far as this leg takes part in it.
     pub fn ttft_ms(&self) -> f64 {
-        let before_ms = self.wait_ms + self.fetch_ms + self.load_ms;
+        let before_ms = self.wait_ms + self.fetch_ms + self.read_ms + self.load_ms;
         before_ms + self.prefill_ms + self.hand_off_ms + self.step_ms
     }
 }
@@ -125,13 +128,8 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
         let load_ms = load_ms.min(handed_over_ms);
         return Terms { wait_ms, load_ms, hand_off_ms, step_ms: step_ms(), ..Terms::default() };
     }
-    let cached = query.cached_tokens(candidate.held_blocks());
-    let prefill_ms = ms(costs.prefill_seconds(query.prompt_tokens, cached));
-    let extra_work_ms = if costs.prefill() == usual.prefill() {
-        prefill_ms
-    } else {
-        ms(usual.prefill_seconds(query.prompt_tokens, cached))
-    };
+    let Computing { read_ms, prefill_ms, work_ms } =
+        Computing::of(candidate, query, candidate.held_blocks(), usual);
     let (hand_off_ms, step_ms) = if query.leg == Leg::Prefill {
         (ms(costs.hand_off_seconds(query.prompt_tokens)), 0.0)
     } else {
@@ -140,12 +138,43 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
     Terms {
         wait_ms,
         fetch_ms: 0.0,
+        read_ms,
         load_ms,
         prefill_ms,
         hand_off_ms,
         step_ms,
-        extra_work_ms,
+        extra_work_ms: work_ms,
         copy_ms: 0.0,
+    }
+}
+
+/// What a candidate has to do for a prompt of which it holds some leading blocks.
+pub(crate) struct Computing {
+    pub(crate) read_ms: f64,
+    pub(crate) prefill_ms: f64,
+    /// The same prefill on the usual worker, and the read.
+    pub(crate) work_ms: f64,
+}
+
+impl Computing {
+    #[inline]
+    pub(crate) fn of(
+        candidate: &Candidate,
+        query: &Query,
+        held_blocks: u32,
+        usual: &Coefficients,
+    ) -> Self {
+        let costs = &candidate.coefficients;
+        let spared = candidate.spared(query, held_blocks);
+        let cached = query.cached_tokens(spared.blocks);
+        let read_ms = ms(spared.read_seconds);
+        let prefill_ms = ms(costs.prefill_seconds(query.prompt_tokens, cached));
+        let work_ms = if costs.prefill() == usual.prefill() {
+            prefill_ms
+        } else {
+            ms(usual.prefill_seconds(query.prompt_tokens, cached))
+        };
+        Self { read_ms, prefill_ms, work_ms: work_ms + read_ms }
     }
 }
 

@@ -38,6 +38,7 @@ use crate::load::load_seconds;
 use fair::Fair;
 
 pub use goal::Refused;
+pub(crate) use plan::FETCH_LEAD_NS;
 
 /// The settings of the queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -274,14 +275,15 @@ impl<T> Queue<T> {
 }
 
 /// The shortest predicted prefill of a request, in milliseconds, on any worker that is up, with the
-/// time to load blocks from slower tiers.
-fn shortest_prefill_ms(candidates: &[Candidate], query: &Query) -> f64 {
+/// time to load blocks from slower tiers or to read them back. 0 without workers.
+pub fn shortest_prefill_ms(candidates: &[Candidate], query: &Query) -> f64 {
     let any_up = candidates.iter().any(|candidate| candidate.up);
     let able = candidates.iter().filter(|candidate| candidate.up || !any_up);
     let prefill = |candidate: &Candidate| {
-        let cached = query.cached_tokens(candidate.held_blocks());
+        let spared = candidate.spared(query, candidate.held_blocks());
+        let cached = query.cached_tokens(spared.blocks);
         let prefill = candidate.coefficients.prefill_seconds(query.prompt_tokens, cached);
-        (load_seconds(candidate, query) + prefill) * 1e3
+        (load_seconds(candidate, query) + spared.read_seconds + prefill) * 1e3
     };
     let shortest = able.map(prefill).fold(f64::INFINITY, f64::min);
     if shortest.is_finite() { shortest } else { 0.0 }

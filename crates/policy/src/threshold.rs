@@ -3,14 +3,18 @@
 //! For each request, both ways are predicted in milliseconds and compared:
 //!
 //! ```text
-//! remote  wait(p) + prefill(p) + hand-off + step      + price(prefill pool) x prefill(p)
-//! local   wait(d) + local(d) + step                   + price(decode pool)  x local(d)
+//! remote  wait(p) + fetch(p) + read(p) + prefill(p) + hand-off + step
+//!         + price(prefill pool) x (fetch(p) + read(p) + prefill(p)) + copy(p)
+//! local   wait(d) + fetch(d) + local(d) + step
+//!         + price(decode pool)  x (fetch(d) + local(d)) + copy(d)
 //! local(d) = steps x (max(a, b) + interference x min(a, b))
 //! ```
 //!
 //! where `a` is a decode step on `d` with its present load, and `b` the computation of one chunk.
 //! The prices are those of [`predicted`](crate::extra_work_price): either way delays later requests
-//! of the same pool, and the busier pool has the higher price.
+//! of the same pool, and the busier pool has the higher price. Either way may fetch a prefix from
+//! another worker, where that makes it cheaper ([`fetch`](crate::FetchPlan)): `fetch` is what the
+//! wait does not hide, and `copy` the price of holding blocks twice. What remains is computed.
 //!
 //! **Effect on other requests.** While a decode worker computes a prompt, each of its streams gets
 //! tokens at intervals of `max(a, b) + interference x min(a, b)`. An interval below the goal for
@@ -36,6 +40,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use crate::candidate::{Candidate, Query};
+use crate::fetch::{BestSources, FetchPlan, Source};
 use crate::index::{CandidateIndex, WorkerIndex};
 use crate::learn::{Evidence, Fit};
 use crate::mix::mix;
@@ -97,6 +102,8 @@ pub struct Offer<'a> {
     /// The candidates for decode. Their `prefill_tokens` are those of unfinished local prefills;
     /// their coefficients include the costs of prefill on them.
     pub decode: &'a [Candidate],
+    /// The workers that a candidate of either way could fetch a prefix from.
+    pub sources: &'a [Source],
     /// The number of requests that wait for any prefill worker.
     pub waiting: usize,
     /// The time in milliseconds for which those of them that come before this one keep the pool
@@ -120,6 +127,8 @@ pub struct Way {
     pub instead_ms: f64,
     /// The part of the budget for long steps that this way uses up; 0 for remote prefill.
     pub excess_ms: f64,
+    /// The prefix that the candidate would fetch from another worker; `None` if computing is cheaper.
+    pub fetch: Option<FetchPlan>,
 }
 
 impl Way {
@@ -205,8 +214,10 @@ impl Threshold {
     /// Compares both ways. This changes nothing: the caller reports with [`Threshold::gone`] that a
     /// request takes the chosen way.
     pub fn compare(&self, now_ns: u64, offer: &Offer<'_>) -> Verdict {
-        let at_prefill = self.at_prefill(now_ns, offer);
-        let at_decode = self.at_decode(now_ns, offer);
+        let mut sources = BestSources::default();
+        sources.select(offer.sources);
+        let at_prefill = self.at_prefill(now_ns, offer, &sources);
+        let at_decode = self.at_decode(now_ns, offer, &sources);
         let (mut at_decode, mut at_prefill) = (at_decode, at_prefill);
         let (local, explored) = match (&mut at_decode, &mut at_prefill) {
             (Some(local), Some(remote)) => {

@@ -6,10 +6,11 @@ use splitrail_policy::learn::BusyShare;
 use splitrail_policy::threshold::{
     DEFAULT_THRESHOLD_RATIO, Learned, Offer, Threshold, ThresholdConfig, Way,
 };
-use splitrail_policy::{Candidate, Coefficients, WorkerIndex, mix};
-use splitrail_sim::cluster::{Cluster, Decision, Router};
+use splitrail_policy::{Candidate, Coefficients, mix};
+use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
 
 use crate::feed::Feed;
+use crate::fetches::number;
 
 /// A router that reports what it knows of the prefill workers.
 pub trait Sees: Router {
@@ -21,6 +22,9 @@ pub trait Sees: Router {
         request: usize,
         out: &mut Vec<Candidate>,
     ) -> (usize, f64);
+
+    /// What the router knows of the cluster.
+    fn feed(&mut self, cluster: &Cluster<'_>) -> &mut Feed;
 }
 
 /// Applies the learned threshold first, and a policy to requests that are prefilled remotely.
@@ -58,11 +62,14 @@ impl<R: Sees> AutoRouter<R> {
 
     fn candidates(&mut self, cluster: &Cluster<'_>, request: usize) -> Vec<Candidate> {
         self.decode.resize(cluster.decode_workers(), Decode::default());
+        // Without a cache, a decode worker has no place for what it would fetch.
+        let has_caches = cluster.config().decode_cache_blocks > 0;
+        let feed = self.policy.feed(cluster);
         let of = |(worker, known): (usize, &Decode)| {
             let (requests, active_tokens) = cluster.decode_batch(worker);
             let overlap_blocks = cluster.decode_overlap_blocks(worker, request);
-            Candidate {
-                worker: WorkerIndex::at(worker),
+            let mut candidate = Candidate {
+                worker: number(cluster, Peer::Decode(worker)),
                 up: true,
                 requests,
                 active_tokens,
@@ -72,7 +79,10 @@ impl<R: Sees> AutoRouter<R> {
                 busy_share: known.busy.at(cluster.now_ns()),
                 coefficients: self.told,
                 ..Candidate::default()
-            }
+            };
+            feed.fetcher(cluster, Peer::Decode(worker), &mut candidate);
+            candidate.can_fetch &= has_caches;
+            candidate
         };
         self.decode.iter().enumerate().map(of).collect()
     }
@@ -84,9 +94,18 @@ impl<R: Sees> Router for AutoRouter<R> {
         let mut prefill = Vec::new();
         let (waiting, ahead_ms) = self.policy.see(cluster, request, &mut prefill);
         let decode = self.candidates(cluster, request);
+        let mut sources = Vec::new();
+        self.policy.feed(cluster).sources(cluster, request, &mut sources);
         let draw = mix(self.seed ^ mix(request as u64));
         let query = Feed::query(cluster, request, request as u64, draw);
-        let offer = Offer { query, prefill: &prefill, decode: &decode, waiting, ahead_ms };
+        let offer = Offer {
+            query,
+            prefill: &prefill,
+            decode: &decode,
+            sources: &sources,
+            waiting,
+            ahead_ms,
+        };
         let verdict = self.threshold.compare(now_ns, &offer);
         self.threshold.gone(now_ns, &verdict, &offer);
         let Some(way) = verdict.way().copied() else {
@@ -96,13 +115,17 @@ impl<R: Sees> Router for AutoRouter<R> {
         if !verdict.local {
             return self.policy.arrive(cluster, request);
         }
-        let chosen = &decode[way.index];
-        let (worker, held) = (chosen.worker.place(), chosen.held_blocks());
+        let worker = way.index.0;
+        let fetched = way.fetch.map_or(0, |fetch| fetch.blocks);
+        let held = decode[way.index].held_blocks().max(fetched);
         let lacking = query.prompt_tokens - query.cached_tokens(held);
         let known = &mut self.decode[worker];
         known.local.push((request, lacking));
         known.busy.set(now_ns, true);
-        Decision::Local(worker)
+        match way.fetch {
+            None => Decision::Local(worker),
+            fetch => Decision::LocalFetching(Feed::placement(cluster, worker, fetch)),
+        }
     }
 
     fn release(&mut self, cluster: &Cluster<'_>) -> Option<(usize, Decision)> {
@@ -114,6 +137,9 @@ impl<R: Sees> Router for AutoRouter<R> {
     }
 
     fn placed(&mut self, cluster: &Cluster<'_>, request: usize) {
+        if cluster.row(request).prefill_worker.is_none() {
+            self.policy.feed(cluster).fetch_begun(cluster, request);
+        }
         self.policy.placed(cluster, request);
     }
 

@@ -8,6 +8,7 @@ use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 
 use crate::auto::Sees;
 use crate::feed::Feed;
+use crate::fetches::FetchBounds;
 
 /// A policy that places requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,8 +76,8 @@ pub struct PolicyRouter {
     draws: RandomNumbers,
     turn: u64,
     feed: Option<Feed>,
-    /// Whether workers fetch prefixes from each other where the policy is a configured one.
-    fetches: bool,
+    /// The bounds of fetches between workers, if the policy is a configured one.
+    fetches: Option<FetchBounds>,
     candidates: Vec<Candidate>,
     sources: Vec<Source>,
     /// The last decision.
@@ -94,7 +95,7 @@ impl PolicyRouter {
             draws: RandomNumbers(seed),
             turn: 0,
             feed: None,
-            fetches: false,
+            fetches: None,
             candidates: Vec::new(),
             sources: Vec::new(),
             last: Last::default(),
@@ -109,7 +110,7 @@ impl PolicyRouter {
     }
 
     /// Lets workers fetch prefixes from each other, if the policy is a configured one.
-    pub fn fetching(mut self, fetches: bool) -> Self {
+    pub fn fetching(mut self, fetches: Option<FetchBounds>) -> Self {
         self.fetches = fetches;
         self
     }
@@ -140,7 +141,8 @@ impl PolicyRouter {
 
     fn feed(&mut self, cluster: &Cluster<'_>) -> &mut Feed {
         let (sight, sees) = (self.chooser.sight(), self.chooser.sees());
-        let fetches = self.fetches && matches!(self.chooser, Chooser::Configured(_));
+        let is_configured = matches!(self.chooser, Chooser::Configured(_));
+        let fetches = self.fetches.filter(|_| is_configured);
         let told = &self.told;
         self.feed.get_or_insert_with(|| Feed::new(cluster, sight, &sees, told).fetching(fetches))
     }
@@ -164,6 +166,10 @@ impl Sees for PolicyRouter {
         self.feed(cluster).candidates(cluster, request, out);
         (0, 0.0)
     }
+
+    fn feed(&mut self, cluster: &Cluster<'_>) -> &mut Feed {
+        Self::feed(self, cluster)
+    }
 }
 
 impl Router for PolicyRouter {
@@ -182,7 +188,8 @@ impl Router for PolicyRouter {
         let Last { index, fetch_blocks, plan } = self.last;
         let candidate = &self.candidates[index];
         if fetch_blocks == 0 {
-            return Decision::Prefill(Feed::placement(cluster, candidate, plan));
+            let worker = candidate.worker.place();
+            return Decision::Prefill(Feed::placement(cluster, worker, plan));
         }
         let Candidate { worker, overlap_blocks, coefficients, .. } = *candidate;
         let worker = worker.place();

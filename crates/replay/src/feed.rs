@@ -5,6 +5,8 @@ use splitrail_policy::published::Sight;
 use splitrail_policy::{Candidate, Coefficients, FetchPlan, Leg, Query, Source, WorkerIndex};
 use splitrail_sim::cluster::{Cluster, Peer, Placement};
 
+use crate::fetches::{FetchBounds, Fetches, number, peers, sender};
+
 /// How long a placement is remembered.
 const RECENT_NS: u64 = 120_000_000_000;
 
@@ -13,8 +15,8 @@ const RECENT_NS: u64 = 120_000_000_000;
 pub struct Feed {
     /// What bookings are made from.
     sight: Sight,
-    /// Whether workers fetch prefixes from each other.
-    fetches: bool,
+    /// The fetches of prefixes between workers.
+    fetches: Fetches,
     coefficients: Vec<Coefficients>,
     /// By worker and block: number of outstanding requests with the block. Empty if no policy uses
     /// it.
@@ -41,7 +43,7 @@ impl Feed {
         let known = |worker| told.get(worker).or(told.last()).copied().unwrap_or_default();
         Self {
             sight,
-            fetches: false,
+            fetches: Fetches::default(),
             coefficients: (0..workers).map(known).collect(),
             pending: vec![vec![0; blocks]; of(Sight::Pending)],
             recent: vec![vec![0; blocks]; of(Sight::Recent)],
@@ -53,9 +55,9 @@ impl Feed {
         }
     }
 
-    /// Lets workers fetch prefixes from each other.
-    pub fn fetching(mut self, fetches: bool) -> Self {
-        self.fetches = fetches;
+    /// Lets workers fetch prefixes from each other within these bounds.
+    pub fn fetching(mut self, bounds: Option<FetchBounds>) -> Self {
+        self.fetches = Fetches::new(bounds);
         self
     }
 
@@ -63,33 +65,52 @@ impl Feed {
     /// Decode workers have the numbers after those of the prefill workers.
     pub fn sources(&self, cluster: &Cluster<'_>, request: usize, into: &mut Vec<Source>) {
         into.clear();
-        if !self.fetches {
-            return;
-        }
-        let prefill = (0..cluster.prefill_workers()).map(Peer::Prefill);
-        let peers = prefill.chain((0..cluster.decode_workers()).map(Peer::Decode));
-        into.extend(peers.enumerate().map(|(number, peer)| Source {
-            worker: WorkerIndex::at(number),
+        let Some(bounds) = self.fetches.bounds() else { return };
+        let now_ns = cluster.now_ns();
+        let able = peers(cluster).filter(|peer| self.fetches.may_send(*peer, now_ns));
+        into.extend(able.map(|peer| Source {
+            worker: number(cluster, peer),
             rank: None,
             blocks: cluster.peer_overlap_blocks(peer, request),
             wait_ns: cluster.outgoing_wait_ns(peer),
         }));
-        into.retain(|source| source.blocks > 0);
+        let block_tokens = u64::from(cluster.workload().block_tokens());
+        let tokens = |source: &Source| u64::from(source.blocks) * block_tokens;
+        into.retain(|source| tokens(source) >= u64::from(bounds.min_tokens.max(1)));
     }
 
-    /// A placement on a worker, with the fetch that was planned for it.
-    pub fn placement(
+    /// Adds to a candidate what is known of a worker as one that fetches.
+    pub fn fetcher(&self, cluster: &Cluster<'_>, worker: Peer, candidate: &mut Candidate) {
+        candidate.can_fetch = self.fetches.may_take(worker, cluster.now_ns());
+        candidate.fetch_min_tokens = self.fetches.bounds().map_or(0, |bounds| bounds.min_tokens);
+        candidate.link_wait_ns = cluster.incoming_wait_ns(worker);
+    }
+
+    /// The fetch that was planned for a worker, unless other fetches were first.
+    pub fn admitted(
+        &self,
         cluster: &Cluster<'_>,
-        candidate: &Candidate,
+        to: Peer,
         fetch: Option<FetchPlan>,
-    ) -> Placement {
-        let worker = candidate.worker.place();
-        let Some(FetchPlan { source, blocks, .. }) = fetch else { return Placement::on(worker) };
-        let from = match source.place().checked_sub(cluster.prefill_workers()) {
-            None => Peer::Prefill(source.place()),
-            Some(decode) => Peer::Decode(decode),
-        };
-        Placement::fetching(worker, blocks, from)
+    ) -> Option<FetchPlan> {
+        let now_ns = cluster.now_ns();
+        fetch.filter(|fetch| {
+            let from = sender(cluster, fetch);
+            self.fetches.may_send(from, now_ns) && self.fetches.may_take(to, now_ns)
+        })
+    }
+
+    /// A placement on a prefill or decode worker, with the fetch that was planned for it.
+    pub fn placement(cluster: &Cluster<'_>, worker: usize, fetch: Option<FetchPlan>) -> Placement {
+        match fetch {
+            None => Placement::on(worker),
+            Some(fetch) => Placement::fetching(worker, fetch.blocks, sender(cluster, &fetch)),
+        }
+    }
+
+    /// Notes the fetch of a request that was placed on any worker.
+    pub fn fetch_begun(&mut self, cluster: &Cluster<'_>, request: usize) {
+        self.fetches.placed(cluster, request);
     }
 
     /// The candidates among the prefill workers for a request.
@@ -98,7 +119,7 @@ impl Feed {
         into.extend((0..cluster.prefill_workers()).map(|worker| {
             let overlap_blocks = cluster.overlap_blocks(worker, request);
             let assumed_blocks = self.pending_blocks(cluster, worker, request, overlap_blocks);
-            Candidate {
+            let mut candidate = Candidate {
                 worker: WorkerIndex::at(worker),
                 up: true,
                 requests: cluster.outstanding_requests(worker),
@@ -111,11 +132,11 @@ impl Feed {
                 waiting: cluster.waiting_requests(worker) as u32,
                 busy_share: self.busy[worker].at(cluster.now_ns()),
                 wait_ns: cluster.running_left_ns(worker) + self.waiting_ns[worker],
-                can_fetch: self.fetches,
-                link_wait_ns: cluster.incoming_wait_ns(Peer::Prefill(worker)),
                 coefficients: self.coefficients[worker],
                 ..Candidate::default()
-            }
+            };
+            self.fetcher(cluster, Peer::Prefill(worker), &mut candidate);
+            candidate
         }));
     }
 
@@ -142,6 +163,7 @@ impl Feed {
         candidate: &Candidate,
         fetch_blocks: u32,
     ) {
+        self.fetch_begun(cluster, request);
         let workload = cluster.workload();
         let worker = candidate.worker.place();
         let input = u64::from(workload.requests()[request].input_tokens);

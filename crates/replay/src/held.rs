@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 
 use splitrail_policy::learn::Learner;
 use splitrail_policy::published::Sight;
-use splitrail_policy::queue::{Item, Queue, QueueConfig, View};
+use splitrail_policy::queue::{Item, Queue, QueueConfig, View, shortest_prefill_ms};
 use splitrail_policy::{Candidate, Coefficients, FetchPlan, Policy, Source, mix};
-use splitrail_sim::cluster::{Cluster, Decision, Router};
+use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
 
 use crate::auto::Sees;
 use crate::driver::local_worker;
 use crate::feed::Feed;
+use crate::fetches::FetchBounds;
 
 /// Holds requests, and places them by a policy.
 #[derive(Debug)]
@@ -21,7 +22,8 @@ pub struct HeldRouter {
     state: Option<State>,
     told: Vec<Coefficients>,
     learns: bool,
-    fetches: bool,
+    /// The bounds of fetches between workers, if they fetch.
+    fetches: Option<FetchBounds>,
     local_threshold: Option<f64>,
     /// Requests that were released in the last round and are not placed yet.
     released: VecDeque<(usize, Candidate, Option<FetchPlan>)>,
@@ -59,7 +61,7 @@ impl HeldRouter {
             state: None,
             told,
             learns: false,
-            fetches: false,
+            fetches: None,
             local_threshold: None,
             released: VecDeque::new(),
             due: false,
@@ -75,7 +77,7 @@ impl HeldRouter {
     }
 
     /// Lets workers fetch prefixes from each other.
-    pub fn fetching(mut self, fetches: bool) -> Self {
+    pub fn fetching(mut self, fetches: Option<FetchBounds>) -> Self {
         self.fetches = fetches;
         self
     }
@@ -97,7 +99,7 @@ impl HeldRouter {
         let Some(state) = &self.state else { return };
         let round =
             self.queue.round(cluster.now_ns(), &self.policy, &mut QueueView { cluster, state });
-        self.due_ns = round.due_ns.filter(|_| self.fetches);
+        self.due_ns = round.due_ns.filter(|_| self.fetches.is_some());
         let placed = round.releases.into_iter();
         self.released.extend(
             placed.map(|one| (one.item.key, one.candidates[one.choice.index], one.choice.fetch())),
@@ -106,7 +108,12 @@ impl HeldRouter {
 }
 
 impl State {
-    fn new(cluster: &Cluster<'_>, told: &[Coefficients], learns: bool, fetches: bool) -> Self {
+    fn new(
+        cluster: &Cluster<'_>,
+        told: &[Coefficients],
+        learns: bool,
+        fetches: Option<FetchBounds>,
+    ) -> Self {
         let known = |worker: usize| {
             let prior = told.get(worker).or(told.last()).copied().unwrap_or_default();
             let learner = learns.then(|| Learner::new(prior));
@@ -165,14 +172,12 @@ impl Sees for HeldRouter {
         out: &mut Vec<Candidate>,
     ) -> (usize, f64) {
         self.state(cluster).candidates(cluster, request, out);
-        let input = u64::from(cluster.workload().requests()[request].input_tokens);
-        let query = Feed::query(cluster, request, 0, 0);
-        let prefill_ms = out.iter().map(|candidate| {
-            let cached = query.cached_tokens(candidate.held_blocks());
-            candidate.coefficients.prefill_seconds(input, cached) * 1e3
-        });
-        let shortest_ms = prefill_ms.fold(f64::INFINITY, f64::min);
+        let shortest_ms = shortest_prefill_ms(out, &Feed::query(cluster, request, 0, 0));
         (self.queue.len(), self.queue.ahead_ms(0, shortest_ms, out.len()))
+    }
+
+    fn feed(&mut self, cluster: &Cluster<'_>) -> &mut Feed {
+        &mut self.state(cluster).feed
     }
 }
 
@@ -206,8 +211,11 @@ impl Router for HeldRouter {
         if self.released.is_empty() && (self.due || is_time) {
             self.round(cluster);
         }
-        let (request, candidate, fetch) = self.released.front()?;
-        Some((*request, Decision::Prefill(Feed::placement(cluster, candidate, *fetch))))
+        let (request, candidate, fetch) = self.released.front_mut()?;
+        let worker = candidate.worker.place();
+        let feed = &self.state.as_ref()?.feed;
+        *fetch = feed.admitted(cluster, Peer::Prefill(worker), *fetch);
+        Some((*request, Decision::Prefill(Feed::placement(cluster, worker, *fetch))))
     }
 
     fn due_ns(&self) -> Option<u64> {

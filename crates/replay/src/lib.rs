@@ -10,6 +10,7 @@ pub mod compare;
 pub mod driver;
 pub mod entry;
 pub mod feed;
+pub mod fetches;
 pub mod held;
 pub mod loss;
 pub mod named;
@@ -22,7 +23,8 @@ pub mod table;
 pub mod trace;
 
 pub use entry::{Entry, sweep};
+pub use fetches::FetchBounds;
 pub use named::{Kind, Named};
 pub use preset::Model;
 pub use report::Report;
-pub use scenario::{Scenario, coefficients};
+pub use scenario::{Scenario, coefficients, cost_model};

@@ -9,6 +9,7 @@ use splitrail_sim::cluster::{
 
 use crate::auto::{AutoRouter, Sees};
 use crate::driver::{Chooser, PolicyRouter};
+use crate::fetches::FetchBounds;
 use crate::held::HeldRouter;
 use crate::named::{Kind, Named};
 use crate::oracle::OracleRouter;
@@ -35,8 +36,9 @@ pub struct Scenario {
     pub queue: QueueConfig,
     /// Whether such a policy fits its coefficients to observations.
     pub learns: bool,
-    /// Whether workers fetch prefixes from each other, under the policies of a configuration.
-    pub fetches: bool,
+    /// The bounds of fetches of prefixes between workers, under the policies of a configuration;
+    /// `None` if they fetch nothing.
+    pub fetches: Option<FetchBounds>,
     /// The seed of random choices and tie-breaks.
     pub seed: u64,
     /// The coefficients that a router assumes for each worker; if empty, the true ones without
@@ -57,7 +59,7 @@ impl Default for Scenario {
             // replay in which requests are refused says nothing about the rest.
             queue: QueueConfig { lead_ms: 0.0, max_waiting: usize::MAX, ..QueueConfig::default() },
             learns: false,
-            fetches: false,
+            fetches: None,
             seed: 1,
             told: Vec::new(),
         }
@@ -73,13 +75,29 @@ pub fn coefficients(cost: &CostModel) -> Coefficients {
         hand_off_base_seconds: cost.transfer_base_s,
         kv_bytes_per_token: cost.kv_bytes_per_token,
         bandwidth_bytes_per_second: cost.transfer_bytes_per_s,
-        fetch_base_seconds: cost.transfer_base_s,
+        fetch_base_seconds: cost.fetch_base_s,
         fetch_bytes_per_second: cost.transfer_bytes_per_s,
         step_base_seconds: cost.step_base_s,
         step_seconds_per_request: cost.step_request_s,
         step_seconds_per_context_token: cost.step_context_s,
         // A replay has no slower tiers.
         ..Coefficients::default()
+    }
+}
+
+/// The cost model of a cluster whose workers have these coefficients.
+pub fn cost_model(costs: &Coefficients) -> CostModel {
+    CostModel {
+        prefill_base_s: costs.prefill_base_seconds,
+        prefill_token_s: costs.prefill_seconds_per_token,
+        prefill_pair_s: costs.prefill_seconds_per_token_pair,
+        transfer_base_s: costs.hand_off_base_seconds,
+        fetch_base_s: costs.fetch_base_seconds,
+        kv_bytes_per_token: costs.kv_bytes_per_token,
+        transfer_bytes_per_s: costs.bandwidth_bytes_per_second,
+        step_base_s: costs.step_base_seconds,
+        step_request_s: costs.step_seconds_per_request,
+        step_context_s: costs.step_seconds_per_context_token,
     }
 }
 

@@ -3,8 +3,8 @@
 
 use splitrail_policy::{Coefficients, mix};
 use splitrail_replay::trace::{Select, read};
-use splitrail_replay::{Entry, Named, Report, Scenario, coefficients};
-use splitrail_sim::cluster::{Outcome, Workload};
+use splitrail_replay::{Entry, FetchBounds, Named, Report, Scenario, coefficients};
+use splitrail_sim::cluster::{Outcome, Row, Workload};
 
 /// An even fraction in (0, 1].
 fn even(seed: u64, i: u64) -> f64 {
@@ -105,12 +105,13 @@ fn wrong_coefficients_are_corrected_within_a_thousand_requests() {
 #[test]
 fn fetching_prefixes_shortens_waits_and_costs_nothing_over_slow_links() {
     let workload = conversations(1_500);
-    let mean = |cache_blocks, bytes_per_s, fetches| {
+    let mean = |cache_blocks, bytes_per_s, is_on: bool| {
+        let fetches = is_on.then_some(FetchBounds::NONE);
         let mut scenario = Scenario { fetches, ..busy() };
         scenario.cluster.prefill_cache_blocks = cache_blocks;
         scenario.cluster.cost.transfer_bytes_per_s = bytes_per_s;
         let (outcome, report) = serve(&workload, "predicted_ttft", &scenario);
-        assert_eq!(report.loss.fetched_blocks > 0, fetches);
+        assert_eq!(report.loss.fetched_blocks > 0, is_on);
         mean_s(&outcome, 0)
     };
     for cache_blocks in [1_000, 4_000] {
@@ -119,6 +120,64 @@ fn fetching_prefixes_shortens_waits_and_costs_nothing_over_slow_links() {
         let [computed, fetched] = [false, true].map(|f| mean(cache_blocks, 3e9, f));
         assert!(fetched < 1.02 * computed, "{cache_blocks}: {fetched} s, without {computed} s");
     }
+}
+
+#[test]
+fn fetches_keep_to_their_bounds() {
+    let workload = conversations(800);
+    let bounds = FetchBounds { min_tokens: 3_000, max_per_worker: 1 };
+    let mut scenario = Scenario { fetches: Some(bounds), ..busy() };
+    // Slow enough for several fetches to want the same worker.
+    scenario.cluster.cost.transfer_bytes_per_s = 10e9;
+    let (outcome, _) = serve(&workload, "predicted_ttft", &scenario);
+    let fetches = |outcome: &Outcome| {
+        let with = outcome.rows.iter().enumerate().filter(|(_, row)| row.fetch_from.is_some());
+        with.map(|(i, row)| (i, row.clone())).collect::<Vec<_>>()
+    };
+    let bounded = fetches(&outcome);
+    assert!(bounded.len() > 20, "{}", bounded.len());
+    let at_once = |all: &[(usize, Row)]| {
+        let most = all.iter().map(|(_, one)| {
+            let under_way = |other: &&(usize, Row)| {
+                (other.1.placed_ns..other.1.fetch_ready_ns).contains(&one.placed_ns)
+            };
+            let others = || all.iter().filter(under_way);
+            let from = others().filter(|(_, other)| other.fetch_from == one.fetch_from).count();
+            let to = others().filter(|(_, other)| other.prefill_worker == one.prefill_worker);
+            from.max(to.count())
+        });
+        most.max().unwrap_or(0)
+    };
+    assert_eq!(at_once(&bounded), 1);
+    for (i, row) in &bounded {
+        let cached = |blocks| workload.cached_tokens(*i, blocks);
+        // What the source has lost since is not counted here.
+        let asked = cached(row.fetch_blocks).saturating_sub(cached(row.chosen_blocks));
+        assert!(asked >= 3_000 || row.fetched_blocks < row.fetch_blocks, "{row:?}");
+    }
+    let unbounded = Scenario { fetches: Some(FetchBounds::NONE), ..scenario };
+    assert!(at_once(&fetches(&serve(&workload, "predicted_ttft", &unbounded).0)) > 1);
+}
+
+#[test]
+fn auto_fetches_for_local_and_remote_prefills_and_waits_no_longer_for_it() {
+    let workload = conversations(1_200);
+    let [without, with] = [None, Some(FetchBounds::NONE)].map(|fetches| {
+        let mut scenario = Scenario { fetches, auto_tbt_goal_ms: Some(200.0), ..busy() };
+        scenario.cluster.decode_cache_blocks = 4_000;
+        scenario.cluster.chunk_tokens = 512;
+        scenario.cluster.interference = 0.3;
+        serve(&workload, "predicted_ttft", &scenario).0
+    });
+    let fetched = |outcome: &Outcome, is_local: bool| {
+        let rows = outcome.rows.iter().filter(|row| row.prefill_worker.is_none() == is_local);
+        rows.filter(|row| row.fetched_blocks > 0).count()
+    };
+    assert_eq!([false, true].map(|is_local| fetched(&without, is_local)), [0, 0]);
+    let [remote, local] = [false, true].map(|is_local| fetched(&with, is_local));
+    assert!(remote > 0 && local > 0, "{remote} {local}");
+    let (without, with) = (mean_s(&without, 0), mean_s(&with, 0));
+    assert!(with < without, "{with} s, without {without} s");
 }
 
 #[test]

@@ -18,6 +18,7 @@ fn seconds() -> CostModel {
         prefill_token_s: 1.0,
         prefill_pair_s: 0.0,
         transfer_base_s: 1.0,
+        fetch_base_s: 1.0,
         kv_bytes_per_token: 1.0,
         transfer_bytes_per_s: 1.0,
         step_base_s: 1.0,
@@ -233,6 +234,21 @@ fn a_local_prefill_advances_by_a_chunk_in_each_step() {
     // The longest tenth of 8 intervals is one interval.
     assert_eq!(outcome.tbt_ns(0, 9, &mut Vec::new()), at(4.0));
     assert_eq!(outcome.tbt_ns(1, 2, &mut Vec::new()), at(2.0));
+}
+
+#[test]
+fn a_local_prefill_waits_for_its_fetched_prefix() {
+    let config = ClusterConfig { decode_workers: 2, decode_cache_blocks: 10, ..small() };
+    let requests = [(0, &[1, 2, 3][..], 1), (20, &[1, 2, 3, 4], 1), (40, &[1, 2, 3], 1)];
+    let fetch = Placement::fetching(1, 3, Peer::Decode(0));
+    let local = [Decision::LocalFetching(fetch), Decision::Local(1)];
+    let outcome = serve(&config, &requests, [vec![on(0)], local.to_vec()].concat());
+    // Three tokens take 3 s on the links and 1 s more; the fourth is computed in a step of 2 s.
+    let row = &outcome.rows[1];
+    assert_eq!((row.fetch_ready_ns, row.prefill_start_ns), (24 * S, 24 * S));
+    assert_eq!((row.prefill_end_ns, row.first_token_ns), (26 * S, 27 * S));
+    assert_eq!((row.hit_blocks, row.fetched_blocks, row.prefill_worker), (3, 3, None));
+    assert_eq!((outcome.rows[2].hit_blocks, outcome.rows[2].fetched_blocks), (3, 0));
 }
 
 #[test]

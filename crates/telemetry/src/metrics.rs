@@ -211,7 +211,7 @@ metrics! {
     /// were first), unusable (its reply had no usable hand-off), foreign_hand_off, failed, timed_out
     /// or cancelled.
     peer_fetches: IntCounterVec("peer_fetches_total"; "model", "outcome" in PEER_FETCHES);
-    /// Prompt tokens of completed requests that prefill legs found in their worker's cache because a
+    /// Prompt tokens of completed requests that legs found in their worker's cache because a
     /// peer fetch had brought them. They are a part of the local cache hits.
     peer_fetched_tokens: IntCounterVec("peer_fetched_tokens_total"; "model");
     /// Prefill legs that were to read KV back from a decode worker, by outcome: read, not_needed (the

@@ -14,8 +14,8 @@ use tokio::sync::Notify;
 
 use splitrail_config::model::CostsConfig;
 use splitrail_kv::Tier;
-use splitrail_policy::Coefficients;
 use splitrail_policy::learn::{BusyShare, Evidence, Learner};
+use splitrail_policy::{Coefficients, nanoseconds};
 
 /// How long computed coefficients are reused: they change slowly, and they are read often.
 const FRESH_NS: u64 = 500_000_000;
@@ -92,6 +92,8 @@ pub struct CostsView {
     pub hand_off: Evidence,
     /// The observations behind the cost of fetches.
     pub fetch: Evidence,
+    /// The observations behind the cost of read-backs.
+    pub read: Evidence,
     /// The observations behind the cost of loads from slower tiers.
     pub load: Evidence,
     /// The observations behind the cost of decode steps.
@@ -178,7 +180,7 @@ impl Costs {
         state.queue.push_back(Queued { number, rank, begun_ns: now_ns, predicted_ns, unheard });
         state.busy.set(now_ns, true);
         let (costs, loaded) = (Arc::clone(self), [0; Tier::COUNT]);
-        Work { costs, number, new_tokens, context_tokens, loaded }
+        Work { costs, number, new_tokens, context_tokens, loaded, read_tokens: 0 }
     }
 
     /// Learns from a hand-off: the KV of `tokens` arrived within `seconds`.
@@ -208,6 +210,7 @@ impl Costs {
             prefill: state.learner.prefill_evidence(),
             hand_off: state.learner.hand_off_evidence(),
             fetch: state.learner.fetch_evidence(),
+            read: state.learner.read_evidence(),
             load: state.learner.load_evidence(),
             step: state.learner.step_evidence(),
             busy_share: state.busy.at(now_ns),
@@ -285,6 +288,8 @@ pub struct Work {
     context_tokens: u64,
     /// The part of the context that the worker holds in each tier, in tokens.
     loaded: [u64; Tier::COUNT],
+    /// The part of the context that the worker reads back.
+    read_tokens: u64,
 }
 
 impl Work {
@@ -295,9 +300,24 @@ impl Work {
         self
     }
 
+    /// Says how much of the context the worker reads back, which takes its time.
+    pub fn reading(mut self, tokens: u64) -> Self {
+        if tokens > 0 {
+            self.read_tokens = tokens;
+            let mut state = self.costs.lock();
+            let read_ns = nanoseconds(state.known.0.read_seconds(tokens));
+            let number = self.number;
+            let queued = state.queue.iter_mut().find(|queued| queued.number == number);
+            if let Some(queued) = queued {
+                queued.predicted_ns = queued.predicted_ns.saturating_add(read_ns);
+            }
+        }
+        self
+    }
+
     /// Records that the prompt has been computed, and learns from it: not if the worker was to load
-    /// blocks and found fewer, because it is not known which were loaded. `cached_tokens` is the
-    /// engine's figure, if it reported one.
+    /// or read blocks and found fewer, because it is not known which were loaded. `cached_tokens` is
+    /// the engine's figure, if it reported one.
     pub fn done(self, now: Instant, cached_tokens: Option<u64>) {
         let prompt_tokens = self.new_tokens.saturating_add(self.context_tokens);
         let cached = cached_tokens.map_or(self.context_tokens, |cached| cached.min(prompt_tokens));
@@ -305,7 +325,12 @@ impl Work {
         let now_ns = self.costs.ns(now);
         let mut state = self.costs.lock();
         let new_tokens = prompt_tokens - cached;
-        if self.loaded[1..] == [0; Tier::COUNT - 1] {
+        let loads = self.loaded[1..] != [0; Tier::COUNT - 1];
+        if self.read_tokens > 0 {
+            if cached >= self.context_tokens && !loads {
+                state.learner.read(now_ns, new_tokens, cached, self.read_tokens, seconds);
+            }
+        } else if !loads {
             state.learner.prefill(now_ns, new_tokens, cached, seconds);
         } else if cached >= self.context_tokens {
             state.learner.load(now_ns, new_tokens, cached, self.loaded, seconds);
@@ -405,6 +430,32 @@ mod tests {
         let _any = [0, 0].map(|_| costs.begin(at(700), None, 12_000, 0, false));
         let all_ns = costs.seen(at(700), RankScope::Rank(None), 0).wait_ns;
         assert_eq!(costs.seen(at(700), RankScope::Any(2), 0).wait_ns, all_ns / 2);
+    }
+
+    #[test]
+    fn a_prompt_that_reads_takes_its_time_and_teaches_what_reading_takes() {
+        let (costs, at) = costs();
+        let wait_ms = |ms| costs.seen(at(ms), RankScope::Rank(None), 0).wait_ns as f64 / 1e6;
+        // 10 ms and 1,000 tokens after 5,000; to read 5,000 tokens takes 5 ms and 16.384 ms.
+        let prefill_ms = 10.0 + 85.0 + 1_000.0 * 5_500.0 * 2.3e-6;
+        let work = costs.begin(at(0), None, 1_000, 5_000, false).reading(5_000);
+        assert!((wait_ms(0) - prefill_ms - 21.384).abs() < 1e-3, "{}", wait_ms(0));
+        drop(work);
+        let mut now_ms = 1_000;
+        for _ in 0..50 {
+            let work = costs.begin(at(now_ms), None, 1_000, 5_000, false).reading(5_000);
+            now_ms += 208;
+            work.done(at(now_ms), Some(6_000 - 1_000));
+            // It had lost a part, which it computed.
+            let work = costs.begin(at(now_ms), None, 1_000, 5_000, false).reading(5_000);
+            now_ms += 900;
+            work.done(at(now_ms), Some(200));
+        }
+        let view = costs.view(at(now_ms));
+        assert_eq!((view.prefill.observations, view.read.observations), (0, 50));
+        let read_ms = costs.seen(at(now_ms), RankScope::Rank(None), 0).coefficients;
+        let read_ms = read_ms.read_seconds(5_000) * 1e3;
+        assert!((95.0..105.0).contains(&read_ms), "{read_ms}");
     }
 
     #[test]

@@ -129,6 +129,55 @@ fn a_record_is_a_trace_of_its_own_block_size() {
     assert_eq!((&rows[0]["policy"], &rows[0]["requests"]), (&"round_robin".into(), &1.into()));
 }
 
+/// A long prompt, a much longer one that continues it, and a third one that continues the first while
+/// the second keeps its worker busy.
+fn conversation() -> String {
+    let line = |at: u64, blocks: &[u64]| {
+        let input = blocks.len() * 512;
+        format!(
+            "{{\"timestamp\": {at}, \"input_length\": {input}, \"output_length\": 2, \
+             \"hash_ids\": {blocks:?}}}\n"
+        )
+    };
+    let first: Vec<u64> = (0..20).collect();
+    let [long, short] =
+        [100..140, 200..201].map(|more| [&first[..], &more.collect::<Vec<_>>()].concat());
+    [line(0, &first), line(2_000, &long), line(2_001, &short)].concat()
+}
+
+#[test]
+fn a_configuration_s_fetches_and_costs_are_those_of_the_replay() {
+    let files = Files::new();
+    files.write("trace.jsonl", &conversation());
+    let fetching = CONFIG
+        .replace("tokenizer: { kind: none }", "tokenizer: { kind: huggingface, path: tokenizer }")
+        .replace("policy: { kind: round_robin }", "policy: { kind: predicted_ttft }");
+    let replayed = |keys: &str, arguments: &[&str]| {
+        let config = fetching.replace("connector: nixl", &format!("connector: nixl\n    {keys}"));
+        files.write("fetching.yaml", &config);
+        let output =
+            files.replay(&[&["--config", "fetching.yaml", "--json", "-"], arguments].concat());
+        assert!(output.status.success(), "{output:?}");
+        let rows: Value = serde_json::from_slice(&output.stdout).unwrap();
+        rows[0].clone()
+    };
+    let fetched = |keys: &str, arguments: &[&str]| {
+        replayed(keys, arguments)["loss"]["fetched_blocks"].as_u64().unwrap()
+    };
+    assert_eq!(fetched("peer_fetch: off", &[]), 0);
+    assert_eq!(fetched("peer_fetch: off", &["--fetch"]), 20);
+    assert_eq!(fetched("peer_fetch: two_step", &[]), 20);
+    assert_eq!(fetched("peer_fetch: two_step\n    peer_fetch_min_tokens: 20000", &[]), 0);
+    // 10,240 x 327,680 bytes take 33 s.
+    let slow = "peer_fetch: two_step\n    costs: { bandwidth_gb_per_second: 0.1 }";
+    assert_eq!(fetched(slow, &[]), 0);
+    assert_eq!(fetched(slow, &["--bw", "1e11"]), 20, "the command line goes before");
+    assert_eq!(fetched("peer_fetch: two_step\n    costs: { fetch_base_ms: 9000 }", &[]), 0);
+    // Computing, steps and hand-offs take as long as configured.
+    let ttft_s = |keys: &str| replayed(keys, &[])["ttft"]["mean_s"].as_f64().unwrap();
+    assert!(ttft_s("costs: { prefill_us_per_token: 8500 }") > 20.0 * ttft_s("peer_fetch: off"));
+}
+
 #[test]
 fn what_is_wrong_is_said_with_the_right_exit_code() {
     let files = Files::new();

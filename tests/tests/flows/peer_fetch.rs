@@ -6,6 +6,7 @@
 
 mod failures;
 mod fetches;
+mod flows;
 mod guards;
 
 use serde_json::{Value, json};

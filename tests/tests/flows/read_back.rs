@@ -4,6 +4,7 @@
 mod conversation;
 mod failures;
 mod pins;
+mod priced;
 mod replies;
 mod tokens;
 
@@ -20,9 +21,10 @@ fn bidirectional(_name: &str, config: &mut SimConfig) {
     config.bidirectional_ttl_ms = Some(480_000);
 }
 
-/// A model that reads back, with so many workers of each kind.
+/// A model that reads back, with so many workers of each kind. Reading takes nearly no time.
 fn reading(prefill: usize, decode: usize, model: &str) -> Spec {
-    let model = format!("read_back: true\n{model}");
+    let costs = "costs: { hand_off_base_ms: 0, kv_bytes_per_token: 1 }";
+    let model = format!("read_back: true\n{costs}\n{model}");
     let policy = "{ kind: round_robin }";
     Spec { prefill, decode, policy, model, engine: bidirectional, ..Spec::default() }
 }

@@ -106,6 +106,8 @@ impl From<CostsConfig> for Coefficients {
             bandwidth_bytes_per_second: costs.bandwidth_gb_per_second * 1e9,
             fetch_base_seconds: costs.fetch_base_ms / 1e3,
             fetch_bytes_per_second: costs.bandwidth_gb_per_second * 1e9,
+            // Learned alone.
+            read_ratio: 1.0,
             load_bytes_per_second: load.map(|gb_per_second| gb_per_second * 1e9),
             step_base_seconds: costs.step_base_ms / 1e3,
             step_seconds_per_request: costs.step_us_per_request / 1e6,

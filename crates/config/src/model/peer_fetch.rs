@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whether a prefill worker takes a prefix that another worker holds, and how.
+/// Whether a worker takes a prefix that another worker holds, and how.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerFetch {
@@ -11,8 +11,9 @@ pub enum PeerFetch {
     #[default]
     Off,
     /// Where that is predicted to be faster, the worker that holds the prefix is first asked for a
-    /// hand-off of it, which the prefill worker takes with a request for one token. The prefill leg
-    /// then finds the prefix in its own cache. Engines need no further flag.
+    /// hand-off of it, which the other worker takes with a request for one token. The leg that
+    /// computes the prompt then finds the prefix in its worker's own cache. Engines need no further
+    /// flag.
     TwoStep,
 }
 

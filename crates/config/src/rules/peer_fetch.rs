@@ -1,7 +1,7 @@
 //! Rules about peer fetches: what they need.
 
-use crate::model::{Connector, Flow, PeerFetch, Policy, TokenizerConfig};
-use crate::value::{typed, typed_or};
+use crate::model::{Connector, PeerFetch, Policy, TokenizerConfig};
+use crate::value::typed_or;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 
@@ -17,8 +17,6 @@ pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
     };
     if typed_or(model, "connector", Connector::default()).is_some_and(|c| c != Connector::Nixl) {
         error("needs `connector: nixl`", "only NIXL's hand-offs can be taken by any worker");
-    } else if typed::<Flow>(model, "flow") == Some(Flow::Aggregated) {
-        error("needs a flow with a prefill leg", "prefixes are fetched for prefill legs alone");
     }
     if typed_or(model, "tokenizer", TokenizerConfig::None {}) == Some(TokenizerConfig::None {}) {
         error("needs a tokenizer", "what is fetched is named by its token ids: add `tokenizer`");

@@ -51,7 +51,10 @@ fn pool(takes_rank_header: bool, held: [usize; 2]) -> (Pool, Arc<Worker>, Vec<Bl
 
 fn seen(pool: &Pool, hashes: &[BlockHash]) -> Vec<Candidate> {
     let (leg, now) = (Leg::Aggregated, Instant::now());
-    pool.candidates(&pool.roster(), CandidateQuery { leg, hashes, exclusions: &[], now })
+    pool.candidates(
+        &pool.roster(),
+        CandidateQuery { leg, hashes, exclusions: &[], readable_blocks: 0, now },
+    )
 }
 
 #[test]

@@ -74,6 +74,13 @@ pub struct Found {
     pub blocks: usize,
 }
 
+impl Found {
+    /// The number of the pin.
+    pub fn pin(self) -> u64 {
+        self.id
+    }
+}
+
 /// Pinned KV that can be read back.
 #[derive(Debug)]
 pub(super) struct Store<T> {

@@ -86,6 +86,18 @@ fn others(choice: &Choice) -> impl Iterator<Item = CandidateIndex> {
     (0..count.min(OTHERS_RECORDED)).map(move |n| order.get(n).copied().unwrap_or(nth(n)))
 }
 
+/// The record of a fetch.
+pub(in super::super) fn fetch_choice(roster: &Roster, plan: FetchPlan) -> FetchChoice {
+    let source = roster.get(plan.source);
+    FetchChoice {
+        source: source.map_or("", |worker| worker.id()).into(),
+        rank: plan.rank,
+        blocks: plan.blocks,
+        tokens: plan.tokens,
+        predicted_ms: plan.ready_ms,
+    }
+}
+
 impl Pick<'_> {
     /// The id of a candidate's worker.
     pub(in super::super) fn worker_id(&self, candidate: CandidateIndex) -> &str {
@@ -110,18 +122,6 @@ impl Pick<'_> {
         }
     }
 
-    /// The record of a fetch.
-    fn fetch(&self, plan: FetchPlan) -> FetchChoice {
-        let source = self.roster.get(plan.source);
-        FetchChoice {
-            source: source.map_or("", |worker| worker.id()).into(),
-            rank: plan.rank,
-            blocks: plan.blocks,
-            tokens: plan.tokens,
-            predicted_ms: plan.ready_ms,
-        }
-    }
-
     /// The record of a candidate for a leg.
     pub(in super::super) fn record(
         &self,
@@ -142,7 +142,10 @@ impl Pick<'_> {
         let figures = Figures {
             cost: choice.costs[candidate],
             terms: choice.terms.get(candidate.0).copied(),
-            fetch: choice.fetches.get(candidate.0).and_then(|fetch| Some(self.fetch((*fetch)?))),
+            fetch: choice
+                .fetches
+                .get(candidate.0)
+                .and_then(|fetch| Some(fetch_choice(self.roster, (*fetch)?))),
             veto,
             index_age_ms: worker.and_then(|worker| worker.event_stats.index_age_ms(now.unix_ms)),
         };

@@ -52,6 +52,10 @@ pub struct CandidateRecord {
     /// The prefix that the worker would fetch from another one; `None` if it would fetch nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fetch: Option<FetchChoice>,
+    /// The number of leading blocks of which the worker would read back those that it lacks; 0 if it
+    /// would read nothing.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub read_back_blocks: u32,
     /// Whether it was chosen.
     pub chosen: bool,
 }
@@ -97,6 +101,7 @@ impl CandidateRecord {
         chosen: bool,
     ) -> Self {
         let Figures { cost, terms, fetch, veto, index_age_ms } = figures;
+        let reads = terms.is_some_and(|terms| terms.read_ms > 0.0);
         Self {
             leg,
             worker: worker.into(),
@@ -115,6 +120,7 @@ impl CandidateRecord {
             veto,
             index_age_ms,
             fetch,
+            read_back_blocks: if reads { seen.readable_blocks } else { 0 },
             chosen,
         }
     }
@@ -146,6 +152,10 @@ pub struct VetoRecord {
     pub reason: VetoReason,
     /// Milliseconds since its last KV event or index synchronisation; `None` if there was none.
     pub index_age_ms: Option<u64>,
+}
+
+fn is_zero(blocks: &u32) -> bool {
+    *blocks == 0
 }
 
 fn by_tier<S: Serializer>(blocks: &[u32; Tier::COUNT], to: S) -> Result<S::Ok, S::Error> {
@@ -181,7 +191,7 @@ pub struct ShadowRecord {
 }
 
 /// The comparison of local and remote prefill. A way that does not exist has no figures.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WeighedRecord {
     /// Cost of a remote prefill, in milliseconds: the time to the first token, and what other
     /// requests lose by it.
@@ -198,4 +208,11 @@ pub struct WeighedRecord {
     pub explored: bool,
     /// The largest share of the prompt, from 0 to 1, that any decode worker holds.
     pub hit_ratio: f64,
+    /// The prefix that the prefill worker would fetch from another worker; `None` if it would fetch
+    /// nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remote_fetch: Option<FetchChoice>,
+    /// The prefix that the decode worker would fetch from another worker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local_fetch: Option<FetchChoice>,
 }

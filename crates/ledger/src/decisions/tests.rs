@@ -106,6 +106,8 @@ fn complete() -> DecisionHandle {
         local: false,
         explored: true,
         hit_ratio: 0.25,
+        remote_fetch: Some(fetch()),
+        local_fetch: Some(fetch()),
     });
     decision.decode_try_begun("decode_first", Some(0.75));
     decision.placed(placement(Leg::Aggregated, "d0", 2), [].into_iter());

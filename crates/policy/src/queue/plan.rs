@@ -1,19 +1,20 @@
 //! Runs a scheduling round: decides which waiting requests are released now, and to which workers.
 
 use super::{Queue, Release, Round, Ticket, View, shortest_prefill_ms};
-use crate::candidate::Candidate;
+use crate::candidate::{Candidate, Query};
 use crate::choose::Choice;
 use crate::coefficients::nanoseconds;
 use crate::fetch::{FetchPlan, Source};
 use crate::index::WorkerIndex;
 use crate::policy::Policy;
+use crate::read_back::Spared;
 
 /// The number of estimates outside the window that each round updates, in turn.
 const RENEWED: usize = 8;
 
 /// A request that fetches a prefix is released earlier than others, by the time of its fetch and at
 /// most by this time: then the blocks arrive while the worker ends what it computes.
-const FETCH_LEAD_NS: u64 = 1_000_000_000;
+pub(crate) const FETCH_LEAD_NS: u64 = 1_000_000_000;
 
 /// A worker with the requests that this round has placed on it.
 struct Placed {
@@ -40,6 +41,8 @@ struct State {
     sources: Vec<Source>,
     /// How long the fetches of this round's requests occupy the outgoing link of each source.
     sending: Vec<(WorkerIndex, u64)>,
+    /// The kept KV that this round's requests read back.
+    read: Vec<u64>,
 }
 
 /// When a worker may get its next request.
@@ -180,6 +183,11 @@ impl<T> Queue<T> {
             candidate.assumed_blocks = candidate.assumed_blocks.max(assumed);
             candidate.link_wait_ns = candidate.link_wait_ns.saturating_add(placed.incoming_ns);
         }
+        if !state.read.is_empty() {
+            let is_read = |candidate: &&mut Candidate| state.read.contains(&candidate.readable_pin);
+            let read = candidates.iter_mut().filter(is_read);
+            read.for_each(|candidate| candidate.readable_blocks = 0);
+        }
         view.sources(&self.waiting[place].item.key, &mut state.sources);
         for source in &mut state.sources {
             let sending = state.sending.iter().filter(|(sender, _)| *sender == source.worker);
@@ -191,9 +199,12 @@ impl<T> Queue<T> {
         if !choice.decide(policy, &candidates, sources, &query, waiting_here) {
             return;
         }
-        let cached = query.cached_tokens(choice.spared_blocks(&candidates));
+        let spared = choice.spared(&candidates, &query);
         let chosen = &candidates[choice.index];
-        let prefill_ns = chosen.coefficients.prefill_ns(query.prompt_tokens, cached);
+        if spared.read_tokens > 0 {
+            state.read.push(chosen.readable_pin);
+        }
+        let prefill_ns = prefill_ns(chosen, &query, spared);
         if state.place(place, chosen, choice.fetch(), prefill_ns, lead) {
             state.released.push((place, choice, candidates));
         }
@@ -218,8 +229,8 @@ impl<T> Queue<T> {
             let Some(entry) = entry else { continue };
             let chosen = &candidates[choice.index];
             let query = &entry.item.query;
-            let cached = query.cached_tokens(choice.spared_blocks(&candidates));
-            let spent_ms = chosen.coefficients.prefill_seconds(query.prompt_tokens, cached) * 1e3;
+            let spared = choice.spared(&candidates, query);
+            let spent_ms = prefill_seconds(chosen, query, spared) * 1e3;
             if place != oldest {
                 self.credit_ms += self.config.oldest_share * spent_ms;
             } else if owed {
@@ -245,6 +256,16 @@ impl<T> Queue<T> {
             entry.prefill_ms = shortest_prefill_ms(&candidates, &entry.item.query);
         }
     }
+}
+
+/// For how long a request occupies its worker.
+fn prefill_seconds(chosen: &Candidate, query: &Query, spared: Spared) -> f64 {
+    let cached = query.cached_tokens(spared.blocks);
+    spared.read_seconds + chosen.coefficients.prefill_seconds(query.prompt_tokens, cached)
+}
+
+fn prefill_ns(chosen: &Candidate, query: &Query, spared: Spared) -> u64 {
+    nanoseconds(prefill_seconds(chosen, query, spared))
 }
 
 /// The candidate for a worker or rank. Usually its position is the worker's number.

@@ -2,23 +2,27 @@
 
 use super::{Offer, Threshold, Way, trust};
 use crate::candidate::{Candidate, Leg, Query};
+use crate::fetch::{BestSources, FetchPlan, MARGIN_RATIO, copy_ms};
 use crate::index::CandidateIndex;
 use crate::load::load_seconds;
-use crate::predicted::{extra_work_price, ms, terms};
+use crate::predicted::{Terms, extra_work_price, ms, terms};
+use crate::queue::FETCH_LEAD_NS;
 
 /// Steps up to this share of the goal cost no budget; the rest is a margin for prediction errors.
 const FREE_SHARE: f64 = 0.9;
 
 /// The prediction for a local prefill.
 struct Local {
-    /// The longer parts of its steps and of the steps before it, plus its wait and first decode
-    /// step.
+    /// The longer parts of its steps and of the steps before it, plus its wait, its fetch and its
+    /// first decode step.
     longer_ms: f64,
     /// The shorter parts of these steps, which count in proportion to the interference.
     shorter_ms: f64,
     /// The part of both that belongs to this prompt.
     own_longer_ms: f64,
     own_shorter_ms: f64,
+    /// The time by which fetched blocks arrive later than the worker could begin this prompt.
+    fetch_ms: f64,
     excess_ms: f64,
 }
 
@@ -30,37 +34,43 @@ pub(super) fn step_ms(candidate: &Candidate) -> f64 {
 
 impl Threshold {
     /// The best prefill worker, with the time until the first token.
-    pub(super) fn at_prefill(&self, now_ns: u64, offer: &Offer<'_>) -> Option<Way> {
+    pub(super) fn at_prefill(
+        &self,
+        now_ns: u64,
+        offer: &Offer<'_>,
+        sources: &BestSources,
+    ) -> Option<Way> {
         let [scale, _] = self.remote.scales(trust(now_ns, self.remote_ns));
         let after = decode_ms(offer)?;
         let price = extra_work_price(offer.prefill, offer.waiting);
+        let query = Query { leg: Leg::Prefill, ..offer.query };
         let way = |(index, candidate): (CandidateIndex, &Candidate)| {
-            let query = Query { leg: Leg::Prefill, ..offer.query };
-            let terms = terms(candidate, &query, &candidate.coefficients);
-            let raw_ms = offer.ahead_ms + terms.wait_ms + terms.load_ms + terms.prefill_ms + after;
+            let (terms, fetch) = remote(candidate, &query, offer.ahead_ms, sources, price);
+            // The hand-off and the first step are those of the decode leg.
+            let raw_ms = Terms { hand_off_ms: 0.0, ..terms }.ttft_ms() + after;
             let ttft_ms = raw_ms * scale;
-            let cost_ms = ttft_ms + price * terms.prefill_ms * scale;
-            Way {
-                index,
-                ttft_ms,
-                cost_ms,
-                parts_ms: [raw_ms, 0.0],
-                instead_ms: 0.0,
-                excess_ms: 0.0,
-            }
+            let cost_ms = ttft_ms + price * terms.extra_work_ms * scale + terms.copy_ms;
+            let (instead_ms, excess_ms) = (0.0, 0.0);
+            Way { index, ttft_ms, cost_ms, parts_ms: [raw_ms, 0.0], instead_ms, excess_ms, fetch }
         };
         let up = CandidateIndex::all(offer.prefill.len())
             .zip(offer.prefill)
             .filter(|(_, candidate)| candidate.up);
-        up.map(way).min_by(|a, b| a.ttft_ms.total_cmp(&b.ttft_ms))
+        up.map(way).min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms))
     }
 
     /// The best decode worker that has enough budget for a local prefill.
-    pub(super) fn at_decode(&self, now_ns: u64, offer: &Offer<'_>) -> Option<Way> {
+    pub(super) fn at_decode(
+        &self,
+        now_ns: u64,
+        offer: &Offer<'_>,
+        sources: &BestSources,
+    ) -> Option<Way> {
         let [scale, interference] = self.local.scales(trust(now_ns, self.local_ns));
         let price = extra_work_price(offer.decode, 0);
-        let way = |(index, candidate): (CandidateIndex, &Candidate)| {
-            let local = self.local(candidate, &offer.query, scale, interference);
+        let query = &offer.query;
+        let way = |index, candidate: &Candidate, fetch: Option<FetchPlan>| {
+            let local = self.local(candidate, query, fetch, scale, interference);
             // A worker that never got a local prefill has not used any budget.
             let guard = self.guards.get(&candidate.worker).copied().unwrap_or_default();
             let budget_ms = guard.budget_ms(now_ns, self.config.tbt_goal_ms, step_ms(candidate));
@@ -69,20 +79,46 @@ impl Threshold {
             }
             let ttft_ms = local.longer_ms * scale + local.shorter_ms * interference;
             let own_ms = local.own_longer_ms * scale + local.own_shorter_ms * interference;
-            let cost_ms = ttft_ms + price * own_ms;
+            let cost_ms = ttft_ms + price * (own_ms + local.fetch_ms * scale);
             let parts_ms = [local.longer_ms, local.shorter_ms];
-            let excess_ms = local.excess_ms;
-            Some(Way { index, ttft_ms, cost_ms, parts_ms, instead_ms: 0.0, excess_ms })
+            let (instead_ms, excess_ms) = (0.0, local.excess_ms);
+            let way = Way { index, ttft_ms, cost_ms, parts_ms, instead_ms, excess_ms, fetch };
+            Some((way, own_ms))
+        };
+        let best = |(index, candidate): (CandidateIndex, &Candidate)| {
+            let mut best = way(index, candidate, None).map(|(way, _)| (way.cost_ms, way));
+            for (_, plan) in sources.whole(candidate, query) {
+                let Some((mut with, own_ms)) = way(index, candidate, Some(plan)) else { continue };
+                let all = self.local(candidate, query, None, scale, interference);
+                let all_ms = all.own_longer_ms * scale + all.own_shorter_ms * interference;
+                let replaced_ms = (all_ms - own_ms).max(0.0);
+                with.cost_ms += copy_ms(candidate, &plan, replaced_ms);
+                // A prediction is not more exact than the margin.
+                let compared_ms = with.cost_ms + MARGIN_RATIO * (1.0 + price) * replaced_ms;
+                if best.is_none_or(|(least_ms, _)| compared_ms < least_ms) {
+                    best = Some((compared_ms, with));
+                }
+            }
+            best.map(|(_, way)| way)
         };
         let up = CandidateIndex::all(offer.decode.len())
             .zip(offer.decode)
             .filter(|(_, candidate)| candidate.up);
-        up.filter_map(way).min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms))
+        up.filter_map(best).min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms))
     }
 
-    /// Predicts a local prefill of the rest of a prompt, among the worker's decode steps.
-    fn local(&self, at: &Candidate, query: &Query, scale: f64, interference: f64) -> Local {
-        let cached = query.cached_tokens(at.held_blocks());
+    /// Predicts a local prefill of what a worker neither holds nor fetches of a prompt, among the
+    /// worker's decode steps.
+    fn local(
+        &self,
+        at: &Candidate,
+        query: &Query,
+        fetch: Option<FetchPlan>,
+        scale: f64,
+        interference: f64,
+    ) -> Local {
+        let fetched_blocks = fetch.map_or(0, |fetch| fetch.blocks);
+        let cached = query.cached_tokens(at.held_blocks().max(fetched_blocks));
         let new = query.prompt_tokens.saturating_sub(cached);
         let step_ms = step_ms(at);
         // The context of the prefills before this one is not known; no context is the best
@@ -93,9 +129,11 @@ impl Threshold {
         let context = at.active_tokens.saturating_add(query.prompt_tokens);
         let first_ms = at.coefficients.step_seconds(u64::from(at.requests) + 1, context) * 1e3;
 
-        // On average, half of the running step is left when the request arrives.
-        let load_ms = ms(load_seconds(at, query));
-        let wait_ms = at.wait_ns as f64 / 1e6 + step_ms / 2.0 + load_ms;
+        // On average, half of the running step is left when the request arrives. The worker's wait
+        // is for the same prompts as those ahead.
+        let queue_ms = (at.wait_ns as f64 / 1e6).max(ahead_longer);
+        let wait_ms = queue_ms + step_ms / 2.0 + ms(load_seconds(at, query));
+        let fetch_ms = fetch.map_or(0.0, |fetch| (fetch.ready_ms - wait_ms).max(0.0));
 
         // The last chunk attends to all tokens before it and takes the longest.
         let last = self.chunk_tokens(new);
@@ -106,10 +144,11 @@ impl Threshold {
         let taken_ms = own_longer_ms * scale + own_shorter_ms * interference;
         let quiet_ms = self.steps(new) * step_ms;
         Local {
-            longer_ms: wait_ms + ahead_longer + base_ms + own_longer_ms + first_ms,
+            longer_ms: wait_ms + fetch_ms + base_ms + own_longer_ms + first_ms,
             shorter_ms: ahead_shorter + own_shorter_ms,
             own_longer_ms: base_ms + own_longer_ms,
             own_shorter_ms,
+            fetch_ms,
             excess_ms: if free { 0.0 } else { (taken_ms - quiet_ms).max(0.0) },
         }
     }
@@ -137,6 +176,25 @@ impl Threshold {
             chunk => tokens.min(u64::from(chunk)),
         }
     }
+}
+
+/// The terms of a remote prefill that waits for others for `ahead_ms` before it waits for its worker,
+/// and the fetch with which it is cheaper than without.
+fn remote(
+    candidate: &Candidate,
+    query: &Query,
+    ahead_ms: f64,
+    sources: &BestSources,
+    price: f64,
+) -> (Terms, Option<FetchPlan>) {
+    let usual = &candidate.coefficients;
+    let mut terms = terms(candidate, query, usual);
+    let wait_ms = terms.wait_ms + ahead_ms;
+    // A fetch begins when the request is released, so no more of the common wait hides it.
+    terms.wait_ms = terms.wait_ms.max(wait_ms.min(FETCH_LEAD_NS as f64 / 1e6));
+    let plan = sources.plan(candidate, query, &terms, usual, price);
+    let (terms, fetch) = plan.map_or((terms, None), |(plan, with)| (with, Some(plan)));
+    (Terms { wait_ms, ..terms }, fetch)
 }
 
 /// The time from the end of a remote prefill to the first token, on the best decode worker.

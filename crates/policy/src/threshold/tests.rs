@@ -29,7 +29,7 @@ fn streaming(number: u32, overlap_blocks: u32) -> Candidate {
 }
 
 fn offer<'a>(query: Query, prefill: &'a [Candidate], decode: &'a [Candidate]) -> Offer<'a> {
-    Offer { query, prefill, decode, waiting: 0, ahead_ms: 0.0 }
+    Offer { query, prefill, decode, sources: &[], waiting: 0, ahead_ms: 0.0 }
 }
 
 /// No step is too long for the goal, so the budget plays no part.
@@ -219,4 +219,112 @@ fn a_remote_way_that_became_much_faster_is_found_by_few_explorations() {
     live(&mut threshold, 601, 600, (1.6, 0.3));
     let [auto, remote, _] = live(&mut threshold, 1_201, 300, (1.6, 0.3));
     assert!(auto <= 1.05 * remote, "{auto} {remote}");
+}
+
+/// A decode worker that can fetch, and one that holds a prefix and is busy.
+fn fetching() -> ([Candidate; 1], [Candidate; 2], [Source; 1]) {
+    let busy = Candidate { wait_ns: 60 * SECOND, ..worker(0) };
+    let idle = Candidate { can_fetch: true, ..streaming(1, 0) };
+    let holder = Candidate { wait_ns: 60 * SECOND, ..streaming(2, 22) };
+    let source = Source { worker: WorkerIndex(2), rank: None, blocks: 22, wait_ns: 0 };
+    ([busy], [idle, holder], [source])
+}
+
+#[test]
+fn a_local_prefill_fetches_what_another_worker_holds_where_that_is_cheaper() {
+    let (p, d, sources) = fetching();
+    let without = offer(query(12_000, 1), &p, &d);
+    let with = Offer { sources: &sources, ..without };
+    let computed = gentle().compare(SECOND, &without).at_decode.unwrap();
+    let fetched = gentle().compare(SECOND, &with).at_decode.unwrap();
+    assert_eq!((computed.index, computed.fetch), (CandidateIndex(0), None));
+    let fetch = fetched.fetch.unwrap();
+    assert_eq!(
+        (fetched.index, fetch.source, fetch.blocks),
+        (CandidateIndex(0), WorkerIndex(2), 22)
+    );
+    assert_eq!(fetch.tokens, 22 * u64::from(BLOCK));
+    assert!(fetched.ttft_ms < computed.ttft_ms && fetched.cost_ms < computed.cost_ms);
+    // 30 ms and 11,264 x 327,680 bytes at 100 GB/s, less half of the step of 25 ms.
+    let least = gentle().compare(SECOND, &offer(query(12_000, 1), &p, &[streaming(1, 22)]));
+    let later_ms = fetched.ttft_ms - least.at_decode.unwrap().ttft_ms;
+    assert!((later_ms - (66.91 - 12.5)).abs() < 0.01, "{later_ms}");
+    // A slow link, a fetch that is too short, and a worker that cannot fetch.
+    let changes: [fn(&mut Candidate); 3] = [
+        |d| d.coefficients.fetch_bytes_per_second = 1e9,
+        |d| d.fetch_min_tokens = 20_000,
+        |d| d.can_fetch = false,
+    ];
+    for change in changes {
+        let mut d = d;
+        change(&mut d[0]);
+        let with = Offer { decode: &d, ..with };
+        assert_eq!(gentle().compare(SECOND, &with).at_decode.unwrap().fetch, None);
+    }
+}
+
+#[test]
+fn a_remote_prefill_that_fetches_is_compared_with_what_it_then_costs() {
+    let (_, d, sources) = fetching();
+    let p = [Candidate { can_fetch: true, ..worker(0) }];
+    // Only the prefill worker can fetch.
+    let d = d.map(|worker| Candidate { can_fetch: false, ..worker });
+    let at = |ahead_ms, sources| {
+        let offer = Offer { sources, ahead_ms, ..offer(query(12_000, 1), &p, &d) };
+        gentle().compare(SECOND, &offer).at_prefill.unwrap()
+    };
+    let (computed, fetched) = (at(0.0, &[]), at(0.0, &sources));
+    assert_eq!((computed.fetch, fetched.fetch.unwrap().blocks), (None, 22));
+    assert!(fetched.cost_ms < computed.cost_ms, "{fetched:?} {computed:?}");
+    // While the request waits in the router, its blocks arrive.
+    let (waits, hidden) = (at(500.0, &[]), at(500.0, &sources));
+    let (saved, more) = (computed.ttft_ms - fetched.ttft_ms, waits.ttft_ms - hidden.ttft_ms);
+    assert!((more - saved - 66.91).abs() < 0.01, "{saved} {more}");
+}
+
+#[test]
+fn a_worker_s_wait_and_its_queued_tokens_are_the_same_prompts() {
+    // 30,000 tokens take 3.6 s.
+    let queued = Candidate { prefill_tokens: 30_000, ..worker(1) };
+    let both = Candidate { wait_ns: 2 * SECOND, ..queued };
+    let at = |d| gentle().compare(SECOND, &offer(query(6_000, 1), &[], &[d])).at_decode.unwrap();
+    assert_eq!(at(both).ttft_ms, at(queued).ttft_ms);
+    let longer = Candidate { wait_ns: 5 * SECOND, ..queued };
+    assert!(at(longer).ttft_ms > at(queued).ttft_ms);
+}
+
+proptest! {
+    /// A further source never makes either way dearer, and a fetch is chosen only where it makes the
+    /// way cheaper.
+    #[test]
+    fn sources_make_no_way_dearer(
+        tokens in 600u64..40_000, held in (0u32..40, 0u32..40), blocks in 1u32..60,
+        waits in (0u64..3_000, 0u64..3_000, 0u64..900), ahead_ms in 0.0f64..3_000.0,
+        speed in 1e9f64..200e9, busy_share in 0.0f64..1.0,
+    ) {
+        let change = |mut candidate: Candidate, wait_ms: u64| {
+            candidate.wait_ns = wait_ms * 1_000_000;
+            (candidate.can_fetch, candidate.busy_share) = (true, busy_share);
+            candidate.coefficients.fetch_bytes_per_second = speed;
+            candidate
+        };
+        let p = [change(Candidate { overlap_blocks: held.0, ..worker(0) }, waits.0)];
+        let d = [change(streaming(1, held.1), waits.1)];
+        let wait_ns = waits.2 * 1_000_000;
+        let sources = [Source { worker: WorkerIndex(2), rank: None, blocks, wait_ns }];
+        let without = Offer { ahead_ms, ..offer(query(tokens, 3), &p, &d) };
+        let with = Offer { sources: &sources, ..without };
+        let (with, without) = (gentle().compare(SECOND, &with), gentle().compare(SECOND, &without));
+        for (with, without) in [
+            (with.at_prefill.unwrap(), without.at_prefill.unwrap()),
+            (with.at_decode.unwrap(), without.at_decode.unwrap()),
+        ] {
+            prop_assert!(with.cost_ms <= without.cost_ms);
+            if with.fetch.is_none() {
+                prop_assert_eq!(with, without);
+            } else {
+                prop_assert!(with.ttft_ms < without.ttft_ms && with.cost_ms < without.cost_ms);
+            }
+        }
+    }
 }

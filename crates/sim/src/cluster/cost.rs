@@ -13,6 +13,8 @@ pub struct CostModel {
     pub prefill_pair_s: f64,
     /// Per KV transfer, in seconds.
     pub transfer_base_s: f64,
+    /// Per fetch of a prefix from another worker, in seconds.
+    pub fetch_base_s: f64,
     /// KV per token, in bytes.
     pub kv_bytes_per_token: f64,
     /// Bandwidth of a transfer, in bytes per second.
@@ -32,6 +34,7 @@ impl Default for CostModel {
             prefill_token_s: 85e-6,
             prefill_pair_s: 2.3e-9,
             transfer_base_s: 5e-3,
+            fetch_base_s: 5e-3,
             // 80 layers x 8 KV heads x 128 dimensions x 2 (key and value) x 2 bytes.
             kv_bytes_per_token: 327_680.0,
             transfer_bytes_per_s: 100e9,

@@ -42,12 +42,14 @@ impl Links {
         self.outgoing_free_ns[sender] = self.outgoing_free_ns[sender].max(free_ns);
     }
 
-    /// When a transfer that is requested now will begin, and when it will be complete.
+    /// When a transfer that is requested now will begin, and when it will be complete. `base_s` is the
+    /// time that it takes without occupying the links, in seconds.
     pub(super) fn transfer(
         &mut self,
         sender: Peer,
         receiver: Peer,
         tokens: u32,
+        base_s: f64,
         now_ns: u64,
         cost: &CostModel,
     ) -> (u64, u64) {
@@ -57,7 +59,7 @@ impl Links {
         let free = start + ns(cost.link_s(tokens));
         self.outgoing_free_ns[sender] = free;
         self.incoming_free_ns[receiver] = free;
-        (start, start + cost.transfer_ns(tokens))
+        (start, start + ns(base_s + cost.link_s(tokens)))
     }
 }
 
@@ -76,7 +78,7 @@ mod tests {
         let mut links = Links::new(2, 2);
         let s = 1_000_000_000;
         let mut ready_ns = |sender, receiver, tokens, now_ns| {
-            links.transfer(sender, receiver, tokens, now_ns, &cost).1
+            links.transfer(sender, receiver, tokens, cost.transfer_base_s, now_ns, &cost).1
         };
         let (prefill, decode) = (Peer::Prefill, Peer::Decode);
         assert_eq!(ready_ns(prefill(0), decode(0), 4, 0), 5 * s);

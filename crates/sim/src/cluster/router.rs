@@ -11,10 +11,10 @@ pub enum Peer {
     Decode(usize),
 }
 
-/// The placement of a request's prefill.
+/// The placement of a request's prefill, with the fetch before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// The prefill worker.
+    /// The prefill worker, or the decode worker of a local prefill.
     pub worker: usize,
     /// Number of leading blocks that the worker first fetches from a peer's cache; 0 for no fetch.
     /// The request may not start before the fetch is complete, and then finds at least these
@@ -47,6 +47,9 @@ pub enum Decision {
     Prefill(Placement),
     /// This decode worker computes the prompt itself.
     Local(usize),
+    /// A decode worker computes the prompt itself, after it has fetched leading blocks from
+    /// `fetch_from`.
+    LocalFetching(Placement),
     /// The router keeps the request, and returns it by [`Router::release`].
     Hold,
     /// The request is refused.

@@ -111,7 +111,8 @@ impl Cluster<'_> {
                     self.enqueue(request, placement, router);
                 }
             }
-            Decision::Local(worker) => self.enqueue_local(request, worker, router),
+            Decision::Local(worker) => self.enqueue_local(request, Placement::on(worker), router),
+            Decision::LocalFetching(placement) => self.enqueue_local(request, placement, router),
             Decision::Hold => {}
             Decision::Reject => self.rows[request].rejected = true,
         }
@@ -130,7 +131,7 @@ impl Cluster<'_> {
         self.prefill[worker].outstanding_tokens += u64::from(input);
         self.prefill[worker].waiting.push_back(request);
         if let Some(from) = fetch_from {
-            self.fetch(request, worker, from);
+            self.fetch(request, Peer::Prefill(worker), from);
         } else if fetch_ready_ns > self.now_ns {
             self.events.push(fetch_ready_ns, Kind::Wake, worker);
         }
@@ -231,7 +232,8 @@ impl Cluster<'_> {
         let cost = &self.config.cost;
         let (sender, receiver) = (Peer::Prefill(from), Peer::Decode(to));
         let ready_ns = if self.config.contention {
-            self.links.transfer(sender, receiver, lacking, self.now_ns, cost).1
+            let base_s = cost.transfer_base_s;
+            self.links.transfer(sender, receiver, lacking, base_s, self.now_ns, cost).1
         } else {
             // Fetches wait for hand-offs, which wait for nothing.
             self.links.occupy(sender, lacking, self.now_ns, cost);
@@ -245,12 +247,13 @@ impl Cluster<'_> {
     }
 
     /// Requests a fetch, which takes its turn on the links of both workers.
-    fn fetch(&mut self, request: usize, worker: usize, from: Peer) {
+    fn fetch(&mut self, request: usize, to: Peer, from: Peer) {
         let Row { fetch_blocks, chosen_blocks, .. } = self.rows[request];
         let cached = |blocks| self.workload.cached_tokens(request, blocks);
         let tokens = cached(fetch_blocks).saturating_sub(cached(chosen_blocks));
-        let (to, now_ns) = (Peer::Prefill(worker), self.now_ns);
-        let (start_ns, ready_ns) = self.links.transfer(from, to, tokens, now_ns, &self.config.cost);
+        let (cost, now_ns) = (&self.config.cost, self.now_ns);
+        let base_s = cost.fetch_base_s;
+        let (start_ns, ready_ns) = self.links.transfer(from, to, tokens, base_s, now_ns, cost);
         self.rows[request].fetch_ready_ns = ready_ns;
         self.events.push(start_ns, Kind::FetchStart, request);
         self.events.push(ready_ns, Kind::FetchArrive, request);
@@ -271,10 +274,15 @@ impl Cluster<'_> {
     }
 
     fn fetch_arrive<R: Router>(&mut self, request: usize, router: &mut R) {
-        let Row { prefill_worker, fetch_blocks, .. } = self.rows[request];
-        let Some(worker) = prefill_worker.map(|worker| worker as usize) else { return };
-        self.caches[worker].insert(&self.workload.blocks(request)[..fetch_blocks as usize]);
-        self.start_prefill(worker, router);
+        let Row { prefill_worker, decode_worker, fetch_blocks, .. } = self.rows[request];
+        let blocks = &self.workload.blocks(request)[..fetch_blocks as usize];
+        if let Some(worker) = prefill_worker.map(|worker| worker as usize) {
+            self.caches[worker].insert(blocks);
+            self.start_prefill(worker, router);
+        } else if let Some(worker) = decode_worker.map(|worker| worker as usize) {
+            self.decode[worker].cache.insert(blocks, drop);
+            self.await_step(request, worker);
+        }
     }
 
     /// The idle workers of a pool, lowest first, take requests from its queue.
@@ -301,13 +309,25 @@ impl Cluster<'_> {
         all.min_by_key(|(_, prefill_ns)| *prefill_ns).map_or(0, |(place, _)| place)
     }
 
-    fn enqueue_local<R: Router>(&mut self, request: usize, worker: usize, router: &mut R) {
+    fn enqueue_local<R: Router>(&mut self, request: usize, placement: Placement, router: &mut R) {
+        let Placement { worker, fetch_blocks, fetch_from, .. } = placement;
         let input = self.workload.requests()[request].input_tokens;
         self.note_place(request, self.decode_overlap_blocks(worker, request));
         self.rows[request].decode_worker = Some(worker as u32);
         self.decode[worker].assigned_tokens += u64::from(input);
-        self.decode[worker].waiting.push_back(request);
+        if let Some(from) = fetch_from {
+            self.rows[request].fetch_blocks = fetch_blocks;
+            self.rows[request].fetch_from = fetch_from;
+            self.fetch(request, Peer::Decode(worker), from);
+            return router.placed(self, request);
+        }
         router.placed(self, request);
+        self.await_step(request, worker);
+    }
+
+    /// A request waits for its decode worker, which is woken if it does nothing.
+    fn await_step(&mut self, request: usize, worker: usize) {
+        self.decode[worker].waiting.push_back(request);
         if !self.decode[worker].stepping {
             self.start_step(worker);
         }
@@ -317,10 +337,7 @@ impl Cluster<'_> {
         let Some(worker) = self.rows[request].decode_worker else { return };
         let decode = &mut self.decode[worker as usize];
         decode.cache.insert(self.workload.blocks(request), drop);
-        decode.waiting.push_back(request);
-        if !decode.stepping {
-            self.start_step(worker as usize);
-        }
+        self.await_step(request, worker as usize);
     }
 
     /// Admits waiting requests that fit, and starts a step unless there is nothing to do.
@@ -364,8 +381,10 @@ impl Cluster<'_> {
             let blocks = self.workload.blocks(local.request);
             let hits = decode.cache.leading(blocks);
             decode.cache.touch(&blocks[..hits as usize]);
-            self.rows[local.request].hit_blocks = hits;
-            self.rows[local.request].prefill_start_ns = self.now_ns;
+            let row = &mut self.rows[local.request];
+            row.hit_blocks = hits;
+            row.fetched_blocks = hits.min(row.fetch_blocks).saturating_sub(row.chosen_blocks);
+            row.prefill_start_ns = self.now_ns;
             base_s = config.cost.prefill_base_s;
             self.workload.cached_tokens(local.request, hits)
         });
