@@ -203,11 +203,17 @@ impl Running {
     }
 
     /// Drains: the router is not ready from now on, but accepts for `limits.drain_delay`, so that
-    /// load balancers notice; then requests in flight may take `limits.drain_grace`. Returns the
-    /// number of requests that did not end in time.
+    /// load balancers notice; then requests in flight may take `limits.drain_grace`. What engines keep
+    /// for requests that have ended is freed in the rest of that time, or in some seconds if that is
+    /// longer. Returns the number of requests that did not end in time.
     pub async fn drain(mut self) -> usize {
+        let limits = self.core.serving().limits.clone();
+        let grace_ends = Instant::now() + limits.drain_delay + limits.drain_grace;
         let cut = self.end_requests().await;
-        release_of(&self.core.serving(), &self.core.metrics).await;
+        let serving = self.core.serving();
+        let until = grace_ends.max(Instant::now() + RELEASE_TIMEOUT).into();
+        let pins = release_of(&serving, &self.core.metrics);
+        tokio::join!(pins, self.core.cluster.finish_releases(until));
         self.access.shutdown().await;
         self.core.access.load_full().give_shares_back().await;
         if let Some(listener) = self.fleet_listener.take() {
@@ -239,9 +245,8 @@ impl Running {
         tokio::time::sleep(limits.drain_delay).await;
         self.stop.cancel();
         let listeners = &mut self.listeners;
-        let mut all_closed =
-            std::pin::pin!(async { while listeners.join_next().await.is_some() {} });
-        if tokio::time::timeout(limits.drain_grace, &mut all_closed).await.is_ok() {
+        let all_closed = async { while listeners.join_next().await.is_some() {} };
+        if tokio::time::timeout(limits.drain_grace, all_closed).await.is_ok() {
             tracing::info!("drained");
             return 0;
         }
@@ -254,7 +259,10 @@ impl Running {
         }
         // Streams end with an error event, so that no client takes them for complete.
         self.core.abort.cancel();
+        let all_closed = async { while self.listeners.join_next().await.is_some() {} };
         let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, all_closed).await;
+        // Replies that are not streamed end here.
+        self.listeners.shutdown().await;
         cut
     }
 }
@@ -370,6 +378,9 @@ const TRACES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum time for a disk to write the last lines of the ledger file.
 const LEDGER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Least time for what engines keep for requests that have ended.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum time for clients to read why their stream ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -70,6 +70,11 @@ impl Charge {
         self.budget.held_bytes.fetch_sub(bytes, Relaxed);
     }
 
+    /// Adds another charge of the same budget to this one.
+    pub fn join(&mut self, mut other: Self) {
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
     /// Ties the charge to `bytes`: it ends when the last reference to them is dropped.
     pub fn hold(self, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(Held { bytes, _charge: self })

@@ -6,7 +6,9 @@ use arc_swap::ArcSwap;
 use splitrail_kv::HashSeed;
 use splitrail_telemetry::Metrics;
 use splitrail_telemetry::metrics::Scope;
+use tokio::time::Instant;
 
+use super::releases::Releases;
 use super::served::{Served, Serving};
 use splitrail_config::model::{Config, Events, FleetConfig};
 use splitrail_engine_client::networks::Networks;
@@ -26,6 +28,9 @@ pub struct Cluster {
     pub networks: Networks,
     /// The router's metrics.
     pub metrics: Arc<Metrics>,
+    /// The tasks that free what decode engines keep for pairs of legs that were given up, of all
+    /// models, be they served or not.
+    pub repairs: Releases,
 }
 
 impl Cluster {
@@ -40,6 +45,7 @@ impl Cluster {
             events: config.events.clone(),
             http_port: config.listen.http.address.port(),
             metrics,
+            repairs: Releases::default(),
             serving: ArcSwap::from_pointee(Serving::new(models, config)),
         }
     }
@@ -47,6 +53,15 @@ impl Cluster {
     /// What is served now. A request loads this once and uses it until its end.
     pub fn serving(&self) -> Arc<Serving> {
         self.serving.load_full()
+    }
+
+    /// Waits until what engines keep for requests that have ended is freed, for a router that stops.
+    /// What is not freed at `until` is given up.
+    pub async fn finish_releases(&self, until: Instant) {
+        self.repairs.finish(until).await;
+        for served in &self.serving().models {
+            served.releases.finish(until).await;
+        }
     }
 
     /// Replaces what is served. Called by the fleet after the workers have been added.

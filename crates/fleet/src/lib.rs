@@ -31,6 +31,7 @@ pub mod parity;
 pub mod peer_fetch;
 pub mod poll;
 pub mod pool;
+pub mod presence;
 pub mod probe;
 pub mod push;
 pub mod ranks;

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};
@@ -26,6 +26,7 @@ use super::life::Life;
 use super::outcomes::OutcomeCounters;
 use super::pace::Pace;
 use super::parity::ParityState;
+use super::presence::Presence;
 use super::push::PushState;
 use super::ranks::Ranks;
 use super::read_back::Support as ReadBackSupport;
@@ -102,8 +103,8 @@ pub struct Worker {
     pub read_back: ReadBackSupport,
     /// Which of the worker's replies carry the id of their request.
     pub echoes: Echoes,
-    /// Number of earlier processes of the engine, as far as the router noticed them.
-    processes: AtomicU32,
+    /// Whether the engine's process is still there, and still the same.
+    pub presence: Presence,
     /// The metrics of the worker's legs.
     pub series: WorkerSeries,
     /// Counts requests that were sent again because a reused connection had ended.
@@ -181,7 +182,7 @@ impl Worker {
             push: PushState::default(),
             read_back: ReadBackSupport::default(),
             echoes: Echoes::default(),
-            processes: AtomicU32::new(0),
+            presence: Presence::default(),
             series: WorkerSeries::default(),
             resent: None,
             unsolicited: None,
@@ -373,6 +374,7 @@ impl Worker {
 
     /// Records the result of a probe. Returns whether it changed, or is the first success.
     pub fn set_probed(&self, up: bool, why: impl Display) -> bool {
+        self.presence.probed(up);
         let first = !self.probed.swap(true, Relaxed);
         self.set_up(up, why) || (first && up)
     }
@@ -431,15 +433,16 @@ impl Worker {
         self.hand_overs.forget();
         self.push.forget_all();
         self.read_back.forget();
-        self.begins_anew();
+        self.presence.may_begin_anew();
+        self.echoes.forget();
         self.parity.forget();
         self.drift.forget();
         self.audit.restart();
     }
 
-    /// Records that the engine has a new process, to which no connection exists yet.
+    /// Records that the engine's reports are of a new process, to which no connection exists yet.
     pub fn begins_anew(&self) {
-        self.processes.fetch_add(1, Relaxed);
+        self.presence.begins_anew();
         self.echoes.forget();
     }
 
@@ -495,7 +498,12 @@ impl Worker {
         let report = self.load.load();
         let queues = report.asked.is_some_and(|asked| asked >= since)
             && report.load.waiting.is_some_and(|waiting| waiting > 0);
-        queues && self.idle_at.load().as_deref().is_none_or(|idle| *idle < since)
+        queues && !self.has_been_idle_since(since)
+    }
+
+    /// Whether a load report since an instant says that no request waits.
+    pub fn has_been_idle_since(&self, since: Instant) -> bool {
+        self.idle_at.load().as_deref().is_some_and(|idle| *idle >= since)
     }
 
     /// Books a leg on the worker, and on a rank if the leg is pinned to it: `prefill_tokens` to
@@ -529,7 +537,7 @@ impl Engine for Worker {
     /// Unique among all workers of a model and, as far as the router noticed, among processes of
     /// one worker.
     fn process(&self) -> u64 {
-        u64::from(self.index.0) << 32 | u64::from(self.processes.load(Relaxed))
+        u64::from(self.index.0) << 32 | u64::from(self.presence.processes())
     }
 
     fn uses_tls(&self) -> bool {

@@ -16,6 +16,7 @@ use crate::prepare::{Preparer, Unit};
 use splitrail_access::Tenant;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
+use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_api::steering::Urgency;
@@ -39,6 +40,9 @@ pub struct Context {
     pub hash_seed: HashSeed,
     /// The model.
     pub served: Arc<Served>,
+    /// The charge for the memory that the request holds. What outlives the request and holds its body
+    /// keeps the charge.
+    pub memory: Arc<Charge>,
     /// The endpoint to which the client sent the request.
     pub endpoint: Endpoint,
     /// How the client wants the request answered: streamed or not, number of samples, and so on.

@@ -276,9 +276,9 @@ async fn meet(
     let registration = Registration::new(receipt);
     let mut repair = appointment.decode_waits_for_prefill().then(|| {
         let (body, registration) = (body.clone(), registration.clone());
-        let repair = Repair::new(context, prefill, sending.placed, registration, body, &envelope);
+        let repair = Repair::new(sending, prefill, registration, body, &envelope);
         match appointment {
-            Appointment::Push(pair) => repair.of_push(pair.engine(), unit.weight_tokens),
+            Appointment::Push(pair) => repair.of_push(pair.engine()),
             Appointment::Transfer { .. } | Appointment::Room(_) => repair,
         }
     });
@@ -312,7 +312,7 @@ async fn meet(
             let begun = match appointment {
                 Appointment::Push(_) => {
                     let lease = prefilled.lease(context);
-                    within_lease(sending, lease, sent, decoding).await
+                    within_lease(sending, lease, sent, &registration, decoding).await
                 }
                 Appointment::Transfer { .. } | Appointment::Room(_) => decoding.await,
             };

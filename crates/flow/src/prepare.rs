@@ -205,7 +205,7 @@ impl Payload {
 /// Prepares requests, with bounds on the memory and the cores that this takes.
 pub struct Preparer {
     /// The models that are served.
-    cluster: Arc<Cluster>,
+    pub(crate) cluster: Arc<Cluster>,
     /// The budget for the memory of all requests, `limits.request_memory_max`.
     memory: Arc<MemoryBudget>,
     /// One permit per core for parsing and tokenising off the reactor.

@@ -8,6 +8,7 @@
 mod identity;
 
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,10 +17,11 @@ use splitrail_engine::nixl_push::{PushEngine, PushReply};
 use tokio::time::timeout_at;
 
 use super::context::Context;
-use super::first::{lease_expired, queued_past};
+use super::first::lease_expired;
 use super::hand_off::Matched;
 use super::lease::Lease;
 use super::place::Placed;
+use super::repair::Registration;
 use super::sending::Sending;
 use identity::{engine, pinned_rank};
 use splitrail_api::Endpoint;
@@ -130,19 +132,27 @@ fn own_member(endpoint: Endpoint) -> Option<String> {
 
 /// Waits for a decode leg whose prefill leg has finished. Blocks that decode has not registered for
 /// by the end of the lease are never pushed.
+///
+/// A reply that is not streamed comes only after all tokens are generated, so its time says nothing
+/// about the lease. Only the worker's load reports show whether the leg left the queue in time.
 pub(super) async fn within_lease<T>(
     sending: &Sending<'_>,
     lease: Lease,
     sent: std::time::Instant,
+    registration: &Registration,
     decoding: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
     let worker = &sending.placed.worker;
-    if sending.prompt.context.options.stream {
-        let in_time = timeout_at(lease.ends(), decoding).await;
-        return in_time.unwrap_or_else(|_| Err(lease_expired(worker)));
+    let prefilled = std::time::Instant::now();
+    let mut decoding = pin!(decoding);
+    if let Ok(reply) = timeout_at(lease.ends(), decoding.as_mut()).await {
+        return reply;
     }
-    tokio::select! {
-        reply = decoding => reply,
-        () = queued_past(lease, worker, sent) => Err(lease_expired(worker)),
+    if sending.prompt.context.options.stream || worker.has_queued_since(sent) {
+        return Err(lease_expired(worker));
     }
+    if worker.has_been_idle_since(prefilled) {
+        registration.received();
+    }
+    decoding.await
 }

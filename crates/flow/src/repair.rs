@@ -8,8 +8,11 @@
 //!
 //! A prefill leg that is cancelled is no help: its engine drops the name, and with it the decode engine
 //! that waits. Therefore the prefill leg of a pair that is given up is not cancelled but runs on, and a
-//! prefill leg that has failed is sent again. If the decode engine is gone, nothing waits there, and the
-//! prefill engine would keep the blocks instead: then the leg is cancelled.
+//! prefill leg that has failed is sent again. If the decode engine is gone, nothing waits there.
+//!
+//! Whether an engine is gone is not judged by what the router makes of its worker: a worker may leave the
+//! fleet, get a new description, or be out of reach for a moment while its engine runs on. A new process
+//! is what the engine's own reports say.
 //!
 //! With `NixlPushConnector`, only the engine with which decode has registered can free the blocks. If it
 //! is gone, the decode leg is stranded: its engine keeps the blocks until it is restarted.
@@ -21,18 +24,20 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
-use splitrail_api::error::{Error, Fault};
+use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, Parts};
 use splitrail_engine::nixl_push::{PushEngine, PushReply};
-use splitrail_engine_client::{Engine, Envelope, Parcel, Receipt, Shape};
-use splitrail_fleet::{Served, Worker};
+use splitrail_engine_client::{Envelope, Parcel, Receipt, Shape};
+use splitrail_fleet::{Booking, Cluster, Served, Worker};
 use splitrail_telemetry::Metrics;
 use tokio::time::Instant;
 
-use super::context::Context;
+use super::context::{PromptContext, uncached_tokens};
 use super::lease::Lease;
 use super::place::Placed;
 use super::prefill::Replied;
+use super::sending::Sending;
 
 /// How long a pair is repaired: as long as the engines wait for each other by default.
 const REPAIR_MAX: Duration = Duration::from_secs(480);
@@ -41,7 +46,7 @@ const REPAIR_MAX: Duration = Duration::from_secs(480);
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 
 /// How often it is checked whether the decode engine is still there.
-const CHECK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_millis(250);
 
 /// The outcome of a leg whose decode engine keeps the blocks until it is restarted.
 const STRANDED: &str = "stranded";
@@ -53,25 +58,31 @@ type Call = Pin<Box<dyn Future<Output = Result<Replied, Error>> + Send>>;
 #[derive(Clone, Debug)]
 pub(super) struct Registration {
     receipt: Receipt,
-    answered: Arc<AtomicBool>,
+    is_over: Arc<AtomicBool>,
 }
 
 impl Registration {
     /// For a leg that is about to be sent with the body of this receipt.
     pub(super) fn new(receipt: Receipt) -> Self {
-        Self { receipt, answered: Arc::default() }
+        Self { receipt, is_over: Arc::default() }
     }
 
     /// Notes how the leg ended. An engine that has answered, if only with an error, does not wait.
     pub(super) fn ended<T>(&self, begun: &Result<T, Error>) {
-        let answered = begun.as_ref().err().is_none_or(Error::is_reply);
-        self.answered.store(answered, Relaxed);
+        if begun.as_ref().err().is_none_or(Error::is_reply) {
+            self.received();
+        }
+    }
+
+    /// Notes that the engine has the KV.
+    pub(super) fn received(&self) {
+        self.is_over.store(true, Relaxed);
     }
 
     /// Whether the engine may have the leg and wait for its KV. If not, it will not get the leg
     /// either.
     fn may_wait(&self) -> bool {
-        !self.answered.load(Relaxed) && !self.receipt.take_back()
+        !self.is_over.load(Relaxed) && !self.receipt.take_back()
     }
 }
 
@@ -91,6 +102,7 @@ enum Progress {
 /// The prefill leg of a pair. When it is dropped, it frees what the decode engine holds for the pair,
 /// if that may be anything.
 pub(super) struct Repair {
+    cluster: Arc<Cluster>,
     leg: Arc<PrefillLeg>,
     registration: Registration,
     envelope: Envelope,
@@ -103,43 +115,54 @@ struct PrefillLeg {
     metrics: Arc<Metrics>,
     endpoint: Endpoint,
     worker: Arc<Worker>,
+    /// The rank of the leg, the tokens that it computes, and those of the whole prompt.
+    booked: (Option<u16>, u64, u64),
     body: Parts,
+    /// The charge for the memory of the body.
+    _memory: Arc<Charge>,
     decode: Arc<Worker>,
-    /// The engine with which decode registers, if it pushes, and the prompt's length for the log.
-    pushes: Option<(Arc<PushEngine>, u64)>,
-    /// The processes of the prefill and the decode engine. Another process knows nothing of the pair.
-    processes: [u64; 2],
+    decode_rank: Option<u16>,
+    /// The engine with which decode registers, if it pushes.
+    pushes: Option<Arc<PushEngine>>,
+    /// The restarts of the prefill and the decode engine. Another process knows nothing of the pair.
+    restarts: [u32; 2],
 }
 
 impl Repair {
-    /// For a prefill leg with this body, and the decode leg on `decode`.
+    /// For a prefill leg with this body, and the decode leg that is being sent.
     pub(super) fn new(
-        context: &Context,
+        sending: &Sending<'_>,
         prefill: &Placed,
-        decode: &Placed,
         registration: Registration,
         body: Parts,
         envelope: &Envelope,
     ) -> Self {
+        let PromptContext { context, unit, .. } = sending.prompt;
+        let (worker, decode) = (&prefill.worker, &sending.placed.worker);
+        let uncached = uncached_tokens(context, unit, prefill.assumed_blocks);
         let leg = PrefillLeg {
             served: Arc::clone(&context.served),
             metrics: Arc::clone(&context.metrics),
             endpoint: context.endpoint,
-            worker: Arc::clone(&prefill.worker),
+            worker: Arc::clone(worker),
+            booked: (prefill.rank, uncached, unit.weight_tokens),
             body,
-            decode: Arc::clone(&decode.worker),
+            _memory: Arc::clone(&context.memory),
+            decode: Arc::clone(decode),
+            decode_rank: sending.placed.rank,
             pushes: None,
-            processes: [prefill.worker.process(), decode.worker.process()],
+            restarts: [worker.presence.restarts(), decode.presence.restarts()],
         };
+        let cluster = Arc::clone(&context.preparer.cluster);
         let envelope = prefill.pinned(envelope);
-        Self { leg: Arc::new(leg), registration, envelope, progress: Progress::Failed }
+        Self { cluster, leg: Arc::new(leg), registration, envelope, progress: Progress::Failed }
     }
 
-    /// For a pair whose decode engine registers with `engine`, which pushes the KV of so many tokens.
-    pub(super) fn of_push(mut self, engine: Arc<PushEngine>, prompt_tokens: u64) -> Self {
+    /// For a pair whose decode engine registers with `engine`, which pushes the KV.
+    pub(super) fn of_push(mut self, engine: Arc<PushEngine>) -> Self {
         // No one else has the leg yet.
         if let Some(leg) = Arc::get_mut(&mut self.leg) {
-            leg.pushes = Some((engine, prompt_tokens));
+            leg.pushes = Some(engine);
         }
         self
     }
@@ -171,23 +194,52 @@ impl Drop for Repair {
         if !self.registration.may_wait() {
             return;
         }
-        let (leg, envelope) = (Arc::clone(&self.leg), self.envelope.clone());
         let call = match std::mem::replace(&mut self.progress, Progress::Replied) {
-            Progress::UnderWay(call) => call,
-            Progress::Failed => leg.call(envelope.clone()),
-            Progress::Pushes(until) if Instant::now() >= until => leg.call(envelope.clone()),
+            Progress::UnderWay(call) => Some(call),
+            Progress::Failed => None,
+            Progress::Pushes(until) if Instant::now() >= until => None,
             Progress::Replied | Progress::Pushes(_) => return,
-            Progress::AnotherReplied => return leg.count(leg.left()),
+            Progress::AnotherReplied => return self.leg.count(self.leg.left()),
         };
-        let task = Arc::clone(&leg);
-        let repair = async move {
-            tokio::select! {
-                outcome = task.finish(call, envelope) => task.count(outcome),
-                () = task.decode_gone() => {}
-            }
+        let task = Task::new(&self.leg).run(call, self.envelope.clone());
+        // As many as requests are served, so that clients which leave together are all repaired.
+        let max = self.cluster.serving().limits.in_flight_max;
+        // A task that finds no room counts its leg as left.
+        let _runs = self.cluster.repairs.run_among(max, task);
+    }
+}
+
+/// A repair that has begun, with what it books on both workers. If it is dropped before it has ended,
+/// its decode leg counts as left.
+struct Task {
+    leg: Arc<PrefillLeg>,
+    /// The outcome for the metric; `None` if nothing waits any more.
+    outcome: Option<&'static str>,
+    _bookings: [Booking; 2],
+}
+
+impl Task {
+    fn new(leg: &Arc<PrefillLeg>) -> Self {
+        let (rank, uncached, prompt) = leg.booked;
+        let prefill = leg.worker.book(rank, uncached, prompt);
+        let decode = leg.decode.book(leg.decode_rank, 0, prompt);
+        Self { leg: Arc::clone(leg), outcome: Some(leg.left()), _bookings: [prefill, decode] }
+    }
+
+    /// Lets a call end, if one is under way, and sends the leg again until it ends well.
+    async fn run(mut self, call: Option<Call>, envelope: Envelope) {
+        let leg = Arc::clone(&self.leg);
+        self.outcome = tokio::select! {
+            outcome = leg.finish(call, envelope) => Some(outcome),
+            () = leg.decode_gone() => None,
         };
-        if !leg.served.releases.run(repair) {
-            leg.count(leg.left());
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if let Some(outcome) = self.outcome {
+            self.leg.count(outcome);
         }
     }
 }
@@ -195,21 +247,28 @@ impl Drop for Repair {
 impl PrefillLeg {
     /// Lets a call end, and sends the leg again until it ends well. Returns the outcome for the
     /// metric.
-    async fn finish(&self, mut call: Call, envelope: Envelope) -> &'static str {
+    async fn finish(&self, call: Option<Call>, envelope: Envelope) -> &'static str {
+        let timeouts = &self.served.config.timeouts;
         let deadline = Instant::now() + REPAIR_MAX;
         let [mut pause, longest] = PAUSES;
+        let mut down_since = None;
+        let mut call = call.unwrap_or_else(|| self.call(envelope.clone()));
         loop {
-            let limit = self.served.config.timeouts.prefill;
-            match tokio::time::timeout(limit, call).await {
+            let is_unreachable = match tokio::time::timeout(timeouts.prefill, call).await {
                 Ok(Ok(replied)) => {
                     let is_other = matches!(self.replied(&replied), Progress::AnotherReplied);
                     return if is_other { self.left() } else { "finished" };
                 }
                 Ok(Err(error)) if error.fault() == Fault::Client => return self.left(),
-                Ok(Err(_)) | Err(_) => {}
-            }
+                Ok(Err(error)) => error.kind() == Kind::EngineUnreachable,
+                Err(_) => false,
+            };
+            let is_down = is_unreachable || fails_probes(&self.worker);
+            down_since = down_since.filter(|_| is_down).or(is_down.then(Instant::now));
             tokio::time::sleep(pause).await;
-            if Instant::now() >= deadline || !is_there(&self.worker, self.processes[0]) {
+            let is_dead = down_since.is_some_and(|at| at.elapsed() >= self.served.config.lease);
+            let is_another = self.worker.presence.restarts() != self.restarts[0];
+            if is_dead || is_another || Instant::now() >= deadline {
                 return self.left();
             }
             pause = (2 * pause).min(longest);
@@ -217,27 +276,36 @@ impl PrefillLeg {
         }
     }
 
+    /// Sends the leg again.
     fn call(&self, envelope: Envelope) -> Call {
         let (served, worker) = (Arc::clone(&self.served), Arc::clone(&self.worker));
         let body = Parcel::new(self.body.clone()).0.once();
         let shape = Shape::whole(self.endpoint);
         Box::pin(async move {
+            // Many legs that failed together must not be too much for an engine that comes back.
+            let _permit = worker.presence.resends.acquire().await;
             let response = served.client.post(&*worker, shape, body, &envelope).await?;
             let begun = Instant::now();
             Ok(Replied { body: served.client.whole(&*worker, response).await?, begun, peer: None })
         })
     }
 
-    /// Returns when the decode engine is gone.
+    /// Returns when the decode engine is gone. For an engine that is only out of reach, a leg that
+    /// pushes runs on: if it is in vain, the prefill engine keeps the blocks until its lease ends.
+    /// Mooncake's engines keep them for minutes, so there probes that fail are enough.
     async fn decode_gone(&self) {
-        while is_there(&self.decode, self.processes[1]) {
+        let is_there = || {
+            let fails = self.pushes.is_none() && fails_probes(&self.decode);
+            self.decode.presence.restarts() == self.restarts[1] && !fails
+        };
+        while is_there() {
             tokio::time::sleep(CHECK_EVERY).await;
         }
     }
 
     /// How far the leg has come with a reply.
     fn replied(&self, replied: &Replied) -> Progress {
-        let Some((engine, _)) = &self.pushes else { return Progress::Replied };
+        let Some(engine) = &self.pushes else { return Progress::Replied };
         match PushReply::from_body(&replied.body) {
             Ok(said) if said.engine == **engine => {
                 let lease = self.served.config.lease;
@@ -265,7 +333,7 @@ impl PrefillLeg {
                 model = self.served.name(),
                 worker = self.decode.id(),
                 prefill = self.worker.id(),
-                prompt_tokens = self.pushes.as_ref().map(|(_, tokens)| *tokens),
+                prompt_tokens = self.booked.2,
                 "a decode leg waits for KV that never comes: its engine keeps the blocks of the \
                  prompt until it is restarted (said at most twice a minute; \
                  unused_hand_offs_total counts)"
@@ -274,7 +342,7 @@ impl PrefillLeg {
     }
 }
 
-/// Whether an engine can be reached and no other process is in its place.
-fn is_there(worker: &Worker, process: u64) -> bool {
-    worker.is_up() && worker.process() == process && !worker.gone.is_cancelled()
+/// Whether a worker's probes fail. A worker that has left the fleet is not probed.
+fn fails_probes(worker: &Worker) -> bool {
+    worker.presence.fails_probes() && !worker.gone.is_cancelled()
 }

@@ -16,6 +16,7 @@ use super::lease::Lease;
 use super::legs;
 use super::read_back;
 use crate::prepare::Unit;
+use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{Envelope, Parcel, Receipt, Shape};
 use splitrail_fleet::Served;
@@ -27,6 +28,8 @@ use splitrail_telemetry::Metrics;
 pub(super) struct Staged {
     hand_off: Option<HandOff>,
     lease: Lease,
+    /// The charge for the memory of the request's body.
+    memory: Arc<Charge>,
     metrics: Arc<Metrics>,
     served: Arc<Served>,
     fetch: FetchRequest,
@@ -67,6 +70,7 @@ impl Staged {
         Self {
             hand_off: Some(hand_off),
             lease,
+            memory: Arc::clone(&context.memory),
             metrics: Arc::clone(&context.metrics),
             served: Arc::clone(&context.served),
             fetch,
@@ -96,10 +100,11 @@ impl Staged {
         let Ok(body) = body else { return false };
         let booking = worker.book(None, 0, *weight_tokens);
         let (metrics, served) = (Arc::clone(&self.metrics), Arc::clone(&self.served));
+        let held = (booking, Arc::clone(&self.memory));
         let (envelope, shape) = (self.envelope.clone(), Shape::whole(*endpoint));
         let body = Parcel::new(body).0.once();
         let release = async move {
-            let _booking = booking;
+            let _held = held;
             let fetched = async {
                 let response = served.client.post(&worker, shape, body, &envelope).await?;
                 served.client.whole(&worker, response).await

@@ -63,10 +63,10 @@ pub struct Scope {
     tenant_places: [Option<TenantPlaces>; 2],
     /// What the request counts towards the limits of its tenant.
     reservation: Option<Reservation>,
-    /// The charge for the body, until the end, because further attempts need the body.
+    /// The charge for the body, which further attempts need until the end.
     body: Option<Charge>,
-    /// The charge for what was prepared from the body.
-    prepared: Option<Charge>,
+    /// The charge for the body and for what was prepared from it.
+    prepared: Option<Arc<Charge>>,
     /// When the reply began.
     begun: Option<Instant>,
     /// The time from which on the client does not wait for the reply, if it has named one.
@@ -210,9 +210,10 @@ impl Scope {
         self.body = Some(body);
     }
 
-    /// Holds the charge for what was prepared from the body.
-    pub(super) fn hold_prepared(&mut self, prepared: Charge) {
-        self.prepared = Some(prepared);
+    /// Holds the charge for what was prepared from the body. Returns it with that for the body.
+    pub(super) fn hold_prepared(&mut self, mut prepared: Charge) -> Arc<Charge> {
+        self.body.take().into_iter().for_each(|body| prepared.join(body));
+        Arc::clone(self.prepared.insert(Arc::new(prepared)))
     }
 
     /// Begins a record of each prompt, when the model is known.

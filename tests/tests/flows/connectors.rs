@@ -5,6 +5,7 @@ mod answers;
 mod failures;
 mod legs;
 mod push;
+mod repairs;
 
 use serde_json::{Value, json};
 use splitrail_sim::{KvConnector, SimConfig, SimEngine};

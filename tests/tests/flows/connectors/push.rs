@@ -252,7 +252,7 @@ async fn killed(trial: &mut Trial, stream: bool) -> Reply {
 
 #[tokio::test]
 async fn a_leg_whose_prefill_engine_is_gone_is_counted_as_stranded() {
-    let model = "timeouts: { prefill: 2s }".to_owned();
+    let model = "timeouts: { prefill: 2s }\nlease: 2s".to_owned();
     for stream in [false, true] {
         let spec = Spec { engine: slow_prefill, model: model.clone(), ..push(1, 1) };
         let mut trial = Trial::start(spec).await;

@@ -1,0 +1,67 @@
+//! Whether an engine's process is still there, and still the same.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+use tokio::sync::Semaphore;
+
+/// Maximum number of prefill legs of pairs that were given up which are sent again to one worker at the
+/// same time.
+const RESENDS_MAX: usize = 32;
+
+/// What is known of the processes of one engine.
+#[derive(Debug)]
+pub struct Presence {
+    /// Number of earlier processes, with those that there may have been.
+    processes: AtomicU32,
+    /// Number of new processes that the engine's own reports have shown.
+    restarts: AtomicU32,
+    /// Whether the last probes have failed, as many as make a worker unhealthy.
+    fails_probes: AtomicBool,
+    /// Bounds the prefill legs of pairs that were given up which are sent again to the engine.
+    pub resends: Semaphore,
+}
+
+impl Default for Presence {
+    fn default() -> Self {
+        Self {
+            processes: AtomicU32::new(0),
+            restarts: AtomicU32::new(0),
+            fails_probes: AtomicBool::new(false),
+            resends: Semaphore::new(RESENDS_MAX),
+        }
+    }
+}
+
+impl Presence {
+    /// Records that the engine's process may be another one.
+    pub fn may_begin_anew(&self) {
+        self.processes.fetch_add(1, Relaxed);
+    }
+
+    /// Records that the engine's own reports are those of a new process.
+    pub fn begins_anew(&self) {
+        self.restarts.fetch_add(1, Relaxed);
+        self.may_begin_anew();
+    }
+
+    /// Records whether the engine answers its probes.
+    pub fn probed(&self, up: bool) {
+        self.fails_probes.store(!up, Relaxed);
+    }
+
+    /// Number of earlier processes, with those that there may have been.
+    pub fn processes(&self) -> u32 {
+        self.processes.load(Relaxed)
+    }
+
+    /// Number of new processes that the engine's own reports have shown. An engine that was out of
+    /// reach for a while may have the same process as before.
+    pub fn restarts(&self) -> u32 {
+        self.restarts.load(Relaxed)
+    }
+
+    /// Whether the last probes have failed. An engine that one request could not reach may be well.
+    pub fn fails_probes(&self) -> bool {
+        self.fails_probes.load(Relaxed)
+    }
+}
