@@ -222,10 +222,14 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Fail
     let PromptContext { context, unit, decision, .. } = sending.prompt;
     let appointment = Appointment::make(context, prefill, sending.envelope).await;
     let appointment = appointment.map_err(Failed::Prefill)?;
-    if let Appointment::Push(_) = &appointment {
-        PushPair::check_decode(context, sending.placed).await.map_err(Failed::Decode)?;
+    let decode = &sending.placed.worker;
+    decode.breaker(Leg::Decode).begin(Instant::now());
+    if let Appointment::Push(_) = &appointment
+        && let Err(error) = PushPair::check_decode(context, sending.placed).await
+    {
+        decode.record(Leg::Decode, Some(&error));
+        return Err(Failed::Decode(error));
     }
-    sending.placed.worker.breaker(Leg::Decode).begin(Instant::now());
     let expected = expected(context, unit, prefill);
     let facts = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
     decision.prefill_sent(facts);

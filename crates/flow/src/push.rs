@@ -30,6 +30,9 @@ use splitrail_api::text::random_id;
 use splitrail_engine_client::Envelope;
 use splitrail_fleet::{Served, Worker};
 
+/// How long a decode engine may take to say who it is: as long as a busy one may need for a few tokens.
+const DECODE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long a failed pair waits for the answer whether its prefill engine is another one by now.
 const RELEARN_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -68,7 +71,8 @@ impl PushPair {
     pub(super) async fn check_decode(context: &Context, decode: &Placed) -> Result<(), Error> {
         let Served { config, .. } = context.served.as_ref();
         let rank = decode.rank.map(u32::from);
-        engine(&context.served, &decode.worker, rank, config.timeouts.prefill).await.map(drop)
+        let patience = config.timeouts.prefill.min(DECODE_PATIENCE);
+        engine(&context.served, &decode.worker, rank, patience).await.map(drop)
     }
 
     /// The engine with which decode registers.

@@ -12,7 +12,7 @@ use splitrail_engine::vllm::hand_off_trial::prefill_body;
 use splitrail_engine::vllm::identity::TRIAL_PATH;
 use splitrail_engine_client::{Engine, NoReply, Question};
 use splitrail_fleet::{Served, Worker};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 /// Maximum size of the reply to a question, in bytes.
 const REPLY_MAX_BYTES: usize = 1 << 20;
@@ -34,7 +34,8 @@ pub(super) fn pinned_rank(worker: &Worker, chosen: Option<u16>) -> Result<Option
 }
 
 /// The identity of a worker's engine, asked by a prompt of a few tokens if it is not known. A decode
-/// engine has one as well, which shows that it does not pull.
+/// engine has one as well, which shows that it does not pull. `patience` is the time for the answer, and
+/// for that to a question which another request has asked.
 ///
 /// # Errors
 /// The engine gives no identity, or one with a host that the router does not allow.
@@ -48,13 +49,15 @@ pub(super) async fn engine(
         return Ok(engine);
     }
     let waits_since = Instant::now();
-    let mut failed = worker.push.asking().await;
-    if let Some(engine) = worker.push.known(rank) {
-        return Ok(engine);
-    }
     let unknown = |what: &str| {
         Error::engine(worker.id(), &format!("cannot hand over, its engine is not known: {what}"))
     };
+    let Ok(mut failed) = timeout(patience, worker.push.asking()).await else {
+        return Err(unknown("it has not answered yet"));
+    };
+    if let Some(engine) = worker.push.known(rank) {
+        return Ok(engine);
+    }
     // Requests that waited for a question that failed do not each ask again.
     if failed.is_some_and(|at| at >= waits_since) {
         return Err(unknown("it gave no answer a moment ago"));

@@ -228,3 +228,27 @@ async fn a_whole_reply_that_is_given_up_while_it_is_generated_needs_no_further_p
     assert_eq!(repairs(cluster, "finished").await, 0.0);
     trial.finish().await;
 }
+
+#[tokio::test]
+async fn a_decode_engine_that_does_not_say_who_it_is_is_left_alone_after_some_failures() {
+    let spec = Spec {
+        policy: "{ kind: round_robin }",
+        model: "breaker: { failures: 3, cooldown: 1h }\nretries: { budget_percent: 100 }".into(),
+        engine: |name, config| {
+            if name == "d0" {
+                config.connector = KvConnector::Nixl;
+            }
+        },
+        worker: |name| if name == "d0" { ", supports_cache_hit_threshold: false" } else { "" },
+        ..pd(KvConnector::NixlPush, 1, 2)
+    };
+    let mut trial = Trial::start(spec).await;
+    for turn in 0..20 {
+        let body = completion(&prompt(30, &format!("mute{turn}z")));
+        let reply = trial.post("ok", COMPLETIONS, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    assert_eq!(trial.retries("decode").await, 3.0);
+    assert!(trial.asked("d0").is_empty());
+    trial.finish().await;
+}
