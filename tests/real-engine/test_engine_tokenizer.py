@@ -70,13 +70,10 @@ def test_a_prompt_has_the_engines_tokens_and_is_found_in_its_cache(
     witness.assert_exact(warm, reference)
 
 
-def test_both_workers_agree_with_tokens_that_an_engine_has_made(router):
-    workers = eventually(
-        router.workers,
-        lambda workers: all(worker["parity"] == "ok" for worker in workers),
-        "both workers agree with the router",
-    )
-    assert all(worker["kv_routing"] for worker in workers)
+def test_every_prompt_had_tokens_and_no_engine_counts_others(router):
+    # Nothing but an engine could say what the tokens of a canary are.
+    assert {worker["parity"] for worker in router.workers()} == {"unknown"}
+    assert all(worker["kv_routing"] for worker in router.workers())
     metrics = router.metrics()
     assert metrics.sum("splitrail_untokenized_prompts_total") == 0
     assert metrics.sum("splitrail_prompt_length_mismatches_total") == 0
