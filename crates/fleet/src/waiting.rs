@@ -373,6 +373,7 @@ mod tests {
             hashes: Arc::default(),
             excluded: Vec::new(),
             may_fetch: false,
+            readable_blocks: 0,
             query,
             observes_prefill_end: true,
             urgency,
