@@ -178,6 +178,7 @@ impl Trial {
         self.nothing_is_held().await;
         self.every_request_has_its_outcome().await;
         self.hand_offs_were_used_once();
+        self.no_hand_off_was_misused();
     }
 
     /// Waits until no request holds a permit or a booking.
@@ -236,6 +237,14 @@ impl Trial {
                 assert!(!id.is_null(), "{params}");
                 assert!(seen.insert((of.to_string(), id.to_string())), "sent twice: {params}");
             }
+        }
+    }
+
+    /// No engine was sent a hand-off of other tokens or blocks than those of its prompt: real engines
+    /// die of it, or reply with the KV of another prompt and say nothing.
+    fn no_hand_off_was_misused(&self) {
+        for (name, engine) in &self.cluster.engines {
+            assert_eq!(engine.state().totals.handoffs_misused, 0, "{name}");
         }
     }
 

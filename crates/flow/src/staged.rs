@@ -192,6 +192,11 @@ impl Drop for Staged {
     }
 }
 
+/// Counts a hand-off that no worker may take: its blocks stay staged until the lease ends.
+pub(super) fn leave(context: &Context) {
+    count(&context.metrics, &context.served, "left");
+}
+
 fn count(metrics: &Metrics, served: &Served, outcome: &str) {
     metrics.unused_hand_offs.with_label_values(&[served.name(), outcome]).inc();
 }

@@ -48,6 +48,12 @@ impl ApiError {
         .with_code("engine_dead")
     }
 
+    /// Whether a hand-off has other blocks, tokens or another prompt than were staged, of which the real
+    /// engine says nothing.
+    pub(crate) fn is_misuse(&self) -> bool {
+        self.code.as_deref() == Some("handoff_mismatch")
+    }
+
     /// The reply of an endpoint: `/v1/messages` has its own format.
     pub(crate) fn in_reply_of(self, endpoint: Endpoint) -> Response {
         if endpoint != Endpoint::Messages {

@@ -18,7 +18,7 @@ use crate::prefill::lease;
 use crate::prepare::PromptIds;
 use crate::read_back::discard_whole;
 use crate::reply::choices::turned_away;
-use crate::staged::{FetchRequest, Prefilled, Staged, UnderWay};
+use crate::staged::{FetchRequest, Prefilled, Staged, UnderWay, leave};
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::GateKind;
@@ -133,6 +133,11 @@ impl<'a> Steps<'a> {
         let fits = usage.is_none_or(|usage| usage.prompt_tokens == tokens)
             && hand_off.remote_num_tokens() == Some(tokens)
             && hand_off.block_count() == self.prefix.blocks as usize + 1;
+        if !fits {
+            // Nor may any worker take it to free its blocks: they stay staged until the lease ends.
+            leave(context);
+            return Err(Outcome::Unusable);
+        }
         let lease = lease(context, &hand_off, begun);
         let fetch = FetchRequest {
             endpoint: ENDPOINT,
@@ -142,7 +147,7 @@ impl<'a> Steps<'a> {
         };
         let hand_off = Staged::new(context, fetch, source.index, envelope, hand_off, lease);
         let has_recomputed = cached.is_some_and(|cached| cached < promised);
-        if fits { Ok(Given { hand_off, has_recomputed }) } else { Err(Outcome::Unusable) }
+        Ok(Given { hand_off, has_recomputed })
     }
 
     /// Lets the worker take the hand-off.

@@ -333,6 +333,13 @@ impl Core {
         }
         request.cached_tokens = hit_tokens;
         if let RemoteKv::Pull(source) = &request.ask.remote {
+            let lacking = prompt_blocks - hit_tokens / config.block_size;
+            if source.block_ids.as_ref().is_some_and(|ids| ids.len() < lacking) {
+                self.counters.handoffs_misused += 1;
+                self.fail(&mut request, ApiError::engine_dead());
+                self.die();
+                return false;
+            }
             step.pulls.push(pull_job(&request, source.clone(), config));
             self.loading.insert(request.id, request);
             return true;
@@ -444,6 +451,7 @@ impl Core {
 
     fn fail(&mut self, request: &mut Request, error: ApiError) {
         self.counters.failed += 1;
+        self.counters.handoffs_misused += u64::from(error.is_misuse());
         request.send(Output::Failed(error));
         self.cache.release(&mut request.sequence);
     }

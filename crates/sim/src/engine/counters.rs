@@ -41,6 +41,10 @@ pub struct Counters {
     pub pins_released: u64,
     /// Pulls that this engine refused.
     pub pulls_refused: u64,
+    /// Requests whose hand-off belongs to another prompt, or has other blocks or another number of
+    /// tokens than were staged. The real engine dies of it, or generates from the KV of other tokens
+    /// and keeps that KV in its cache, without an error.
+    pub handoffs_misused: u64,
     /// Engine steps.
     pub steps: u64,
 }
@@ -69,6 +73,7 @@ impl Counters {
             pins_expired: self.pins_expired + other.pins_expired,
             pins_released: self.pins_released + other.pins_released,
             pulls_refused: self.pulls_refused + other.pulls_refused,
+            handoffs_misused: self.handoffs_misused + other.handoffs_misused,
             steps: self.steps + other.steps,
         }
     }

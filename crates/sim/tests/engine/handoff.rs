@@ -198,9 +198,27 @@ async fn a_hand_off_that_does_not_match_is_refused() {
     }
     let other_prompt = pair.decode(COMPLETIONS, &ask(&prompt(2, 100)), &good).await;
     assert_eq!(code(&other_prompt), (400, "handoff_mismatch".to_owned()));
+    // The real engine would have generated from the KV of other tokens.
+    assert_eq!(pair.decode.state().totals.handoffs_misused, 2);
     // The hand-off can still be used after a refusal.
     assert_eq!(pair.decode(COMPLETIONS, &body, &good).await.status, 200);
     pair.nothing_held();
+}
+
+#[tokio::test]
+async fn a_hand_off_with_fewer_blocks_than_the_prompt_needs_kills_the_engine() {
+    let pair = Pair::start(SimConfig::default()).await;
+    let body = ask(&prompt(1, 100));
+    let mut params = pair.prefill(COMPLETIONS, &body).await["kv_transfer_params"].clone();
+    let ids = params["remote_block_ids"][0].as_array_mut().unwrap();
+    ids.pop().unwrap();
+    let reply = pair.decode(COMPLETIONS, &body, &params).await;
+    assert_eq!(code(&reply), (500, "engine_dead".to_owned()));
+    assert_eq!(
+        code(&pair.decode(COMPLETIONS, &ask(&prompt(3, 10)), &Value::Null).await).1,
+        "engine_dead"
+    );
+    assert_eq!(pair.decode.state().totals.handoffs_misused, 1);
 }
 
 #[tokio::test]

@@ -161,7 +161,7 @@ async fn a_hand_off_that_does_not_fit_is_not_used() {
         config.peer_fetch = true;
         config.lease_ms = SHORT_LEASE.as_millis() as u64;
     };
-    for fault in [FaultKind::NoHandoff, FaultKind::ShortHandoff] {
+    for (fault, expected) in [(FaultKind::NoHandoff, 0.0), (FaultKind::ShortHandoff, 1.0)] {
         let mut trial = Trial::start(Spec { engine, ..spec(2, 1) }).await;
         let [first, second] = turns("none");
         held(&mut trial, &first).await;
@@ -169,8 +169,11 @@ async fn a_hand_off_that_does_not_fit_is_not_used() {
         let reply = served(&mut trial, &second).await;
         assert_eq!(recorded(&trial, &reply).await["outcome"], "unusable");
         assert_eq!(cached(&reply), 0);
-        // At most the request that releases it.
-        assert!(steps(&trial, "p1").len() <= 1);
+        // Not even to release it: p1 would die of it, or keep the KV of other tokens.
+        assert_eq!(steps(&trial, "p1").len(), 0);
+        let left = [("outcome", "left")];
+        let left = trial.cluster.metric("splitrail_unused_hand_offs_total", &left).await;
+        assert_eq!(left, expected);
         trial.staged_blocks_are_freed().await;
         trial.finish().await;
     }
