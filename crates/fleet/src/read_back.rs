@@ -128,7 +128,8 @@ impl ReadBack {
         self.is_distrusted.load(Relaxed)
     }
 
-    /// Number of blocks that a worker keeps pinned, as far as the router knows them.
+    /// Number of blocks that a worker keeps pinned, as far as the router knows them, with those that
+    /// engines may be reading.
     pub fn pinned_blocks(&self, holder: WorkerIndex) -> u64 {
         self.store().blocks(holder)
     }

@@ -161,7 +161,8 @@ pub(super) async fn prefill_or_local(
         let reads = reading.is_some();
         let prefilled = prefill(prompt, envelope, &placed, reading).await;
         let distrusted = context.served.pool.read_back.is_distrusted();
-        let failed_to_read = reads && prefilled.is_err() && !distrusted;
+        let failed = prefilled.as_ref().is_err_and(|error| error.fault() != Fault::Client);
+        let failed_to_read = reads && failed && !distrusted;
         if !failed_to_read {
             placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
         }
@@ -440,7 +441,8 @@ async fn send_reading(
             Ok(said)
         }
         Err(error) => {
-            if reading.was_sent() {
+            // An engine that refuses what the client asks for says nothing of reading.
+            if reading.was_sent() && error.fault() != Fault::Client {
                 read_back::ended(context, worker, None);
             }
             Err(error)

@@ -74,7 +74,8 @@ impl ReadBack {
 }
 
 /// Pinned KV that a prefill leg is about to read. If it is dropped before any byte of the leg was
-/// sent, another leg may read it. Otherwise it is left alone, since an engine may be reading it.
+/// sent, another leg may read it. Otherwise it is left alone, since an engine may be reading it, and
+/// its blocks count as kept until its end.
 pub struct Reading {
     blocks: usize,
     pin: Option<Pin<Kept>>,
@@ -115,9 +116,14 @@ impl Reading {
     fn give_up(&mut self) -> bool {
         let Some(pin) = self.pin.take() else { return true };
         let was_sent = self.receipt.as_ref().is_some_and(|receipt| !receipt.take_back());
-        match was_sent {
-            true => self.ended("left"),
-            false => self.served.pool.read_back.store().put(pin),
+        let mut store = self.served.pool.read_back.store();
+        if was_sent {
+            store.leave(&pin, pin.payload.process);
+            drop(store);
+            self.ended("left");
+        } else if let Some(out) = store.put(pin) {
+            drop(store);
+            release::several(&self.served, &self.metrics, vec![out]);
         }
         was_sent
     }

@@ -58,32 +58,40 @@ fn is_kept(pin: &Pin<Kept>) -> bool {
     pin.payload.holder.process() == pin.payload.process
 }
 
-/// Releases all pins of a model, for a router that stops or a pool that is replaced. Ends when all
-/// are released, and after some seconds in any case.
-pub(super) async fn release_all(served: &Arc<Served>, metrics: &Arc<Metrics>) {
-    let pins = served.pool.read_back.store().retain(|_| Some(Why::Stopped));
+/// Takes all pins of a model that must be released, because the router stops or the pool is replaced.
+/// No pin is added any more.
+pub(super) fn close(served: &Served, metrics: &Metrics) -> Vec<Kept> {
+    let pins = served.pool.read_back.store().close();
+    let kept = pins.into_iter().filter_map(|(pin, why)| {
+        count_end(served, metrics, why);
+        is_kept(&pin).then_some(pin.payload)
+    });
+    kept.collect()
+}
+
+/// Releases these pins of a model. Ends when all are released, and after some seconds in any case.
+pub(super) async fn release_all(served: Arc<Served>, metrics: Arc<Metrics>, pins: Vec<Kept>) {
     let mut tasks = JoinSet::new();
     let all = async {
-        for (pin, why) in pins {
-            count_end(served, metrics, why);
-            if !is_kept(&pin) {
-                continue;
-            }
+        for kept in pins {
             if tasks.len() >= AT_ONCE {
                 let _ended = tasks.join_next().await;
             }
-            tasks.spawn(one(Arc::clone(served), Arc::clone(metrics), pin.payload));
+            tasks.spawn(one(Arc::clone(&served), Arc::clone(&metrics), kept));
         }
         while tasks.join_next().await.is_some() {}
     };
     let _in_time = tokio::time::timeout(STOP_TIMEOUT, all).await;
 }
 
-/// Releases the pins of all models, for a router that stops.
+/// Releases the pins of all models, for a router that stops: side by side, since a prefill worker of
+/// one model that does not answer must not delay the others.
 pub async fn release_of(serving: &Serving, metrics: &Arc<Metrics>) {
-    for served in &serving.models {
-        release_all(served, metrics).await;
-    }
+    let all = serving.models.iter().map(|served| {
+        let pins = close(served, metrics);
+        release_all(Arc::clone(served), Arc::clone(metrics), pins)
+    });
+    all.collect::<JoinSet<()>>().join_all().await;
 }
 
 async fn one(served: Arc<Served>, metrics: Arc<Metrics>, kept: Kept) {
@@ -138,7 +146,7 @@ fn asked(served: &Served, holder: WorkerIndex) -> Option<Arc<Worker>> {
     able.min_by_key(|worker| worker.booked.prefill_tokens()).cloned()
 }
 
-fn count(metrics: &Metrics, served: &Served, outcome: &str) {
+pub(super) fn count(metrics: &Metrics, served: &Served, outcome: &str) {
     metrics.read_back_releases.with_label_values(&[served.name(), outcome]).inc();
 }
 

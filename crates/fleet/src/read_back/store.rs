@@ -4,7 +4,7 @@
 //! A chained block hash stands for all tokens before it. So two prompts share exactly as many leading
 //! blocks as they share leading hashes, and the deepest shared block is found by bisection.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
 use splitrail_kv::BlockHash;
@@ -14,6 +14,8 @@ use splitrail_policy::WorkerIndex;
 const BLOCK_BYTES: usize = 48;
 /// Bytes of memory for each pin besides its blocks and its payload.
 const PIN_BYTES: usize = 256;
+/// Maximum number of pins that are left to their end and still counted for their workers.
+const LEFT_MAX: usize = 4096;
 /// Maximum number of pins with the same blocks that are tried for one prompt.
 const TRIED_MAX: usize = 8;
 
@@ -64,6 +66,15 @@ pub(super) enum Why {
     Stopped,
 }
 
+/// Blocks of a pin that is read no more and not released either, because an engine may be reading it.
+#[derive(Debug)]
+struct Left {
+    holder: WorkerIndex,
+    process: u64,
+    blocks: u32,
+    ends: Instant,
+}
+
 /// What a prompt can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
@@ -81,6 +92,9 @@ impl Found {
     }
 }
 
+/// The pins of each worker, with a number of blocks.
+type Holders = BTreeMap<WorkerIndex, (BTreeSet<u64>, u64)>;
+
 /// Pinned KV that can be read back.
 #[derive(Debug)]
 pub(super) struct Store<T> {
@@ -91,8 +105,12 @@ pub(super) struct Store<T> {
     index: BTreeSet<(BlockHash, u64)>,
     /// The last full block of each pin.
     tails: BTreeSet<(BlockHash, u64)>,
-    /// The pins of each worker, with the number of their blocks.
-    holders: BTreeMap<WorkerIndex, (BTreeSet<u64>, u64)>,
+    /// The pins of each worker, with the number of their blocks and of those that are left.
+    holders: Holders,
+    /// The oldest is first.
+    left: VecDeque<Left>,
+    /// Whether no pin is added any more.
+    is_closed: bool,
     bytes: usize,
     count: u64,
 }
@@ -106,6 +124,8 @@ impl<T> Store<T> {
             index: BTreeSet::new(),
             tails: BTreeSet::new(),
             holders: BTreeMap::new(),
+            left: VecDeque::new(),
+            is_closed: false,
             bytes: 0,
             count: 0,
         }
@@ -114,6 +134,9 @@ impl<T> Store<T> {
     /// Adds a pin. Its worker may keep at most `blocks_max` blocks. Returns the pins that will not be
     /// read: those that this one supersedes, and the oldest ones beyond a bound.
     pub(super) fn keep(&mut self, pin: Pin<T>, blocks_max: u64) -> Vec<(Pin<T>, Why)> {
+        if self.is_closed {
+            return vec![(pin, Why::Stopped)];
+        }
         if pin.hashes.is_empty() {
             return vec![(pin, Why::Unusable)];
         }
@@ -127,7 +150,7 @@ impl<T> Store<T> {
         }
         out.extend(within.into_iter().filter_map(|id| Some((self.remove(id)?, Why::Superseded))));
         let holder = pin.holder;
-        self.put(pin);
+        out.extend(self.put(pin));
         while self.blocks(holder) > blocks_max {
             let oldest = self.holders.get(&holder).and_then(|(ids, _)| ids.first().copied());
             let Some(pin) = oldest.and_then(|id| self.remove(id)) else { break };
@@ -141,8 +164,11 @@ impl<T> Store<T> {
         out
     }
 
-    /// Adds a pin that was taken and not read.
-    pub(super) fn put(&mut self, pin: Pin<T>) {
+    /// Adds a pin that was taken and not read. Returns it if the store is closed.
+    pub(super) fn put(&mut self, pin: Pin<T>) -> Option<(Pin<T>, Why)> {
+        if self.is_closed {
+            return Some((pin, Why::Stopped));
+        }
         let id = self.count;
         self.count += 1;
         self.bytes += pin.bytes();
@@ -152,6 +178,26 @@ impl<T> Store<T> {
         self.index.extend(pin.hashes.iter().map(|hash| (*hash, id)));
         self.tails.extend(pin.hashes.last().map(|hash| (*hash, id)));
         self.pins.insert(id, pin);
+        None
+    }
+
+    /// Counts the blocks of a pin that was taken as kept by this process of its worker until the pin
+    /// ends.
+    pub(super) fn leave(&mut self, pin: &Pin<T>, process: u64) {
+        let Pin { holder, blocks, ends, .. } = *pin;
+        if self.left.len() >= LEFT_MAX
+            && let Some(oldest) = self.left.pop_front()
+        {
+            uncount(&mut self.holders, oldest.holder, oldest.blocks);
+        }
+        self.holders.entry(holder).or_default().1 += u64::from(blocks);
+        self.left.push_back(Left { holder, process, blocks, ends });
+    }
+
+    /// Removes all pins, and adds none any more.
+    pub(super) fn close(&mut self) -> Vec<(Pin<T>, Why)> {
+        self.is_closed = true;
+        self.retain(|_| Some(Why::Stopped))
     }
 
     /// The pin that shares the most leading blocks with a prompt, of those that have not ended and
@@ -179,9 +225,22 @@ impl<T> Store<T> {
     /// Removes the pins that have ended by now, which their workers have freed by themselves or are
     /// about to free.
     pub(super) fn expire(&mut self, now: Instant) -> usize {
+        self.forget_left(|_, _, ends| ends <= now);
         let over: Vec<u64> =
             self.pins.iter().filter(|(_, pin)| pin.ends <= now).map(|(id, _)| *id).collect();
         over.into_iter().filter_map(|id| self.remove(id)).count()
+    }
+
+    /// Counts the blocks of pins that were left no more whose worker, process and end satisfy `is_over`.
+    pub(super) fn forget_left(&mut self, is_over: impl Fn(WorkerIndex, u64, Instant) -> bool) {
+        let holders = &mut self.holders;
+        self.left.retain(|Left { holder, process, blocks, ends }| {
+            let is_over = is_over(*holder, *process, *ends);
+            if is_over {
+                uncount(holders, *holder, *blocks);
+            }
+            !is_over
+        });
     }
 
     /// Removes the pins for which `is_lost` holds.
@@ -204,9 +263,9 @@ impl<T> Store<T> {
         self.pins.len()
     }
 
-    /// Whether there is no pin.
+    /// Whether there is no pin, and none was left.
     pub(super) fn is_empty(&self) -> bool {
-        self.pins.is_empty()
+        self.pins.is_empty() && self.left.is_empty()
     }
 
     /// The pins that have a block, oldest first.
@@ -223,14 +282,20 @@ impl<T> Store<T> {
         if let Some(hash) = pin.hashes.last() {
             self.tails.remove(&(*hash, id));
         }
-        if let Some((ids, blocks)) = self.holders.get_mut(&pin.holder) {
+        if let Some((ids, _)) = self.holders.get_mut(&pin.holder) {
             ids.remove(&id);
-            *blocks -= u64::from(pin.blocks);
-            if ids.is_empty() {
-                self.holders.remove(&pin.holder);
-            }
         }
+        uncount(&mut self.holders, pin.holder, pin.blocks);
         Some(pin)
+    }
+}
+
+fn uncount(holders: &mut Holders, holder: WorkerIndex, blocks: u32) {
+    if let Some((ids, sum)) = holders.get_mut(&holder) {
+        *sum -= u64::from(blocks);
+        if ids.is_empty() && *sum == 0 {
+            holders.remove(&holder);
+        }
     }
 }
 

@@ -3,21 +3,25 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use splitrail_engine_client::Engine as _;
 use splitrail_telemetry::Metrics;
 use tokio::time::MissedTickBehavior;
 
-use super::release::{self, release_all};
+use super::release::{self, close, release_all};
 use super::store::Why;
 use crate::Served;
 
 /// Interval at which pins that have ended, or whose worker is lost, are removed.
 const SWEEP: Duration = Duration::from_millis(500);
 
-/// Releases all pins of a pool that is served no more, in the background.
+/// Releases all pins of a pool that is served no more, in the background. Those that its last requests
+/// leave are released at once.
 pub(crate) fn stop(served: &Arc<Served>, metrics: &Arc<Metrics>) {
-    if served.pool.read_back.pins() > 0 {
-        let (stopping, metrics) = (Arc::clone(served), Arc::clone(metrics));
-        served.releases.run(async move { release_all(&stopping, &metrics).await });
+    let pins = close(served, metrics);
+    let count = pins.len();
+    let all = release_all(Arc::clone(served), Arc::clone(metrics), pins);
+    if count > 0 && !served.releases.run(all) {
+        (0..count).for_each(|_| release::count(metrics, served, "left"));
     }
 }
 
@@ -32,13 +36,17 @@ pub(crate) async fn run(served: Arc<Served>, metrics: Arc<Metrics>) {
 }
 
 fn sweep(served: &Arc<Served>, metrics: &Arc<Metrics>, now: Instant) {
-    let is_on = served.config.read_back;
+    let is_on = served.config.read_back && !served.pool.read_back.is_distrusted();
+    let roster = served.pool.roster();
+    let is_gone =
+        |holder, process, _| roster.get(holder).is_none_or(|worker| worker.process() != process);
     let (over, lost) = {
         let mut store = served.pool.read_back.store();
         if store.is_empty() {
             return;
         }
         let over = store.expire(now);
+        store.forget_left(is_gone);
         let lost = store.retain(|pin| match pin.payload.is_lost() {
             true => Some(Why::Holder),
             false => (!is_on).then_some(Why::Stopped),

@@ -88,6 +88,32 @@ async fn a_prefill_engine_without_the_flag_is_asked_once_and_then_left_alone() {
     trial.finish().await;
 }
 
+/// Blocks that the router takes to be pinned on `d0`.
+fn pinned(trial: &Trial) -> u64 {
+    let serving = trial.cluster.running.core().serving();
+    let pool = &serving.models[0].pool;
+    let roster = pool.roster();
+    let keeper = roster.iter().find(|worker| worker.id() == "d0").unwrap();
+    pool.read_back.pinned_blocks(keeper.index)
+}
+
+#[tokio::test]
+async fn a_request_that_an_engine_refuses_for_what_it_asks_pauses_no_reads() {
+    let mut trial = Trial::start(reading(1, 1, "")).await;
+    let next = history(&mut trial, 1).await;
+    assert_eq!(pinned(&trial), 12);
+    trial.fault("p0", FaultKind::Status { status: 400 }, Some(1));
+    let reply = trial.post("engine_rejected", COMPLETIONS, &of_ids(&next, 12)).await;
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    assert_eq!(trial.retries("prefill").await, 0.0);
+    // They are read no more, and stay pinned.
+    assert_eq!((pinned(&trial), ends(&trial, "left").await), (12, 1.0));
+    let next = history(&mut trial, 2).await;
+    complete(&mut trial, &next, 12).await;
+    assert_eq!((reads(&trial, "read").await, reads(&trial, "failed").await), (1.0, 0.0));
+    trial.finish().await;
+}
+
 /// Pins end soon after their conversations.
 fn soon(_name: &str, config: &mut SimConfig) {
     config.bidirectional_ttl_ms = Some(2_000);
@@ -111,5 +137,6 @@ async fn a_client_that_leaves_during_a_read_leaves_nothing_held() {
     }
     nothing_is_pinned(&trial).await;
     assert_eq!(ends(&trial, "left").await, 1.0);
+    assert_eq!(pinned(&trial), 12, "until the end by the router's own clock");
     trial.finish().await;
 }

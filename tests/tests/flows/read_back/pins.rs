@@ -1,10 +1,12 @@
 //! Pins that will not be read are released, and are bounded.
 
+use serde_json::{Value, json};
+use splitrail_sim::FaultKind;
 use splitrail_tests::Spec;
-use splitrail_tests::cluster::eventually;
+use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
 
-use super::{bidirectional, complete, ends, ids_of, prompt_ids, reading};
+use super::{bidirectional, complete, ends, ids_of, of_ids, prompt_ids, reading};
 
 #[tokio::test]
 async fn a_decode_worker_keeps_at_most_its_share_of_blocks_and_frees_the_oldest() {
@@ -95,6 +97,76 @@ async fn a_pin_is_not_read_after_the_end_of_the_configured_time() {
     assert_eq!(computed, 190 + 20 - 96, "the answer is computed");
     assert_eq!(trial.cluster.engine("d0").state().totals.pins_read, 0);
     trial.finish().await;
+}
+
+/// A reply that ends after its pool was replaced leaves a pin that no later request can find.
+#[tokio::test]
+async fn what_the_last_replies_of_a_replaced_pool_leave_pinned_is_freed() {
+    let mut trial = Trial::start(reading(1, 1, "")).await;
+    complete(&mut trial, &prompt_ids(100, 1), 50).await;
+    trial.fault("d0", FaultKind::SlowFirstByte { delay_ms: 2000 }, Some(1));
+    trial.expect("ok");
+    let http = trial.cluster.http.clone();
+    let mut late = tokio::task::JoinSet::new();
+    late.spawn(async move { http.post(COMPLETIONS, &of_ids(&prompt_ids(100, 2), 50)).await });
+    eventually("the late request is with its decode worker", async || trial.asked("d0").len() == 2)
+        .await;
+    let yaml = &trial.cluster.yaml;
+    let limits = "limits: { index_blocks_per_worker_max: 5000, ";
+    let changed = yaml.replacen("limits: { ", limits, 1);
+    assert_ne!(&changed, yaml);
+    assert_eq!(trial.cluster.reload(&changed).await.status, 200);
+    eventually("the pin of the old pool is freed", async || ends(&trial, "stopped").await == 1.0)
+        .await;
+    assert_eq!(late.join_next().await.unwrap().unwrap().status, 200);
+    eventually("decode has all of its blocks again", async || {
+        let state = trial.cluster.engine("d0").state();
+        (state.read_back_pins, state.blocks_used) == (0, 0)
+    })
+    .await;
+    assert_eq!(ends(&trial, "stopped").await, 2.0);
+    trial.finish().await;
+}
+
+/// Two prefill engines that reply to a request to free a pin only once both have got one.
+#[tokio::test]
+async fn a_router_that_stops_frees_the_pins_of_all_models_at_the_same_time() {
+    use super::tokens::{completion as reply_of, decode, prefill, same, worker};
+    use splitrail_tests::raw_engine::{Asked, RawEngine, Then, Turn};
+
+    let together = std::sync::Arc::new(tokio::sync::Barrier::new(2));
+    let patient = move |asked: &Asked| {
+        let body: Value = serde_json::from_slice(&asked.heard.body).unwrap();
+        if body["kv_transfer_params"]["remote_num_tokens"] != 1 {
+            return prefill(asked, same);
+        }
+        let reply = reply_of(&body["prompt"], &[9], 0, &Value::Null);
+        Turn { bytes: Vec::new(), then: Then::Together(together.clone(), reply.bytes) }
+    };
+    let p = [RawEngine::start(patient.clone()).await, RawEngine::start(patient).await];
+    let d = [
+        RawEngine::start(|asked| decode(asked, same)).await,
+        RawEngine::start(|asked| decode(asked, same)).await,
+    ];
+    let extra_workers = vec![worker("p0", "prefill", &p[0]), worker("d0", "decode", &d[0])];
+    let trial = Trial::start(Spec { extra_workers, ..reading(0, 0, "") }).await;
+    let yaml = &trial.cluster.yaml;
+    let model = &yaml[yaml.find("  - name: sim").unwrap()..];
+    let other = model.replace("name: sim", "name: other").replace("[default]", "[]");
+    let other = other.replace(&p[0].url(), &p[1].url()).replace(&d[0].url(), &d[1].url());
+    assert_eq!(trial.cluster.reload(&format!("{yaml}{other}")).await.status, 200);
+    for model in ["sim", "other"] {
+        let mut body = of_ids(&prompt_ids(100, 1), 90);
+        body["model"] = json!(model);
+        let reply = trial.cluster.http.post(COMPLETIONS, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    let cluster = trial.cluster;
+    let metrics = std::sync::Arc::clone(&cluster.running.core().metrics);
+    cluster.running.drain().await;
+    let released = [("outcome", "released")];
+    let metrics = metrics.encode();
+    assert_eq!(metric_in(&metrics, "splitrail_read_back_releases_total", &released), 2.0);
 }
 
 /// A leg that only fetches the hand-off for several samples leaves a pin that nobody can use.

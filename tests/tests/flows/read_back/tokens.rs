@@ -10,7 +10,7 @@ use super::{BLOCK, complete, ends, ids_of, prompt_ids, reading, reads};
 const ANSWER: usize = 90;
 
 /// A completion's reply with these tokens; `pins` says that its blocks stay pinned.
-fn completion(prompt: &Value, ids: &[u64], cached: u64, params: &Value) -> Turn {
+pub(super) fn completion(prompt: &Value, ids: &[u64], cached: u64, params: &Value) -> Turn {
     let tokens = prompt.as_array().map_or(0, Vec::len);
     let choice = json!({
         "index": 0, "text": "", "finish_reason": "length", "token_ids": ids,
@@ -34,7 +34,7 @@ fn params(prefills: bool, tokens: usize) -> Value {
 }
 
 /// A prefill engine that reads. `counts` is the prompt as it reports it where it has read.
-fn prefill(asked: &Asked, counts: fn(Value) -> Value) -> Turn {
+pub(super) fn prefill(asked: &Asked, counts: fn(Value) -> Value) -> Turn {
     let body: Value = serde_json::from_slice(&asked.heard.body).unwrap();
     let read = body["kv_transfer_params"]["remote_num_tokens"].as_u64();
     let prompt = body["prompt"].clone();
@@ -44,7 +44,7 @@ fn prefill(asked: &Asked, counts: fn(Value) -> Value) -> Turn {
 }
 
 /// A decode engine that keeps its blocks pinned. `counts` is the prompt as it reports it.
-fn decode(asked: &Asked, counts: fn(Value) -> Value) -> Turn {
+pub(super) fn decode(asked: &Asked, counts: fn(Value) -> Value) -> Turn {
     let body: Value = serde_json::from_slice(&asked.heard.body).unwrap();
     let prompt = counts(body["prompt"].clone());
     let tokens = body["prompt"].as_array().map_or(0, Vec::len);
@@ -53,7 +53,7 @@ fn decode(asked: &Asked, counts: fn(Value) -> Value) -> Turn {
     completion(&prompt, &prompt_ids(ANSWER, 77), 0, &params)
 }
 
-fn same(prompt: Value) -> Value {
+pub(super) fn same(prompt: Value) -> Value {
     prompt
 }
 
@@ -62,10 +62,12 @@ fn other(mut prompt: Value) -> Value {
     prompt
 }
 
+/// A worker as an item of YAML.
+pub(super) fn worker(id: &str, role: &str, engine: &RawEngine) -> String {
+    format!("{{ id: {id}, role: {role}, url: \"{}\", kv_events: none }}", engine.url())
+}
+
 async fn cluster(p: &RawEngine, d: &RawEngine) -> Trial {
-    let worker = |id, role, engine: &RawEngine| {
-        format!("{{ id: {id}, role: {role}, url: \"{}\", kv_events: none }}", engine.url())
-    };
     let extra_workers = vec![worker("p0", "prefill", p), worker("d0", "decode", d)];
     Trial::start(Spec { extra_workers, ..reading(0, 0, "") }).await
 }

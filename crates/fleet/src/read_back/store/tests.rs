@@ -54,6 +54,43 @@ fn a_pin_is_found_by_any_prompt_that_shares_whole_blocks_and_taken_once() {
 }
 
 #[test]
+fn what_is_left_to_its_end_counts_until_then_or_until_its_process_is_gone() {
+    let (mut store, now) = (Store::new(PLENTY), Instant::now());
+    let four = [1, 2, 3, 4, 5, 6, 7, 8];
+    let leave = |store: &mut Store<_>, process, seconds| {
+        assert!(store.keep(pin(&four, 0, later(now, seconds)), 10).is_empty());
+        let found = store.find(now, &hashes(&four), |_, _| true).unwrap();
+        let taken = store.take(found).unwrap();
+        store.leave(&taken, process);
+    };
+    leave(&mut store, 1, 9);
+    leave(&mut store, 2, 5);
+    let worker = WorkerIndex(0);
+    assert_eq!((store.len(), store.bytes, store.blocks(worker)), (0, 0, 8));
+    // The worker has room for two further blocks.
+    assert_eq!(store.keep(pin(&four, 0, later(now, 9)), 10)[0].1, Why::Bound);
+    assert!(store.keep(pin(&[9, 9, 9, 9], 0, later(now, 9)), 10).is_empty());
+    assert_eq!(store.blocks(worker), 10);
+    store.expire(later(now, 5));
+    assert_eq!(store.blocks(worker), 6);
+    store.forget_left(|of, process, _| (of, process) == (worker, 1));
+    assert_eq!((store.len(), store.blocks(worker)), (1, 2));
+}
+
+#[test]
+fn a_closed_store_gives_everything_back() {
+    let (mut store, now) = (Store::new(PLENTY), Instant::now());
+    store.keep(pin(&[1, 2], 0, later(now, 9)), NO_BOUND);
+    store.keep(pin(&[3, 4], 0, later(now, 9)), NO_BOUND);
+    let found = store.find(now, &hashes(&[1, 2]), |_, _| true).unwrap();
+    let taken = store.take(found).unwrap();
+    assert_eq!(store.close().len(), 1);
+    assert_eq!(store.put(taken).unwrap().1, Why::Stopped);
+    assert_eq!(store.keep(pin(&[5, 6], 0, later(now, 9)), NO_BOUND)[0].1, Why::Stopped);
+    assert!(store.is_empty() && store.close().is_empty());
+}
+
+#[test]
 fn a_pin_is_not_found_from_its_end_on() {
     let (mut store, now) = (Store::new(PLENTY), Instant::now());
     store.keep(pin(&[1, 2], 0, later(now, 9)), NO_BOUND);
@@ -178,7 +215,7 @@ proptest! {
                         prop_assert!(taken.ends > now);
                         match step {
                             Step::Read(_) => out(&mut model, &taken),
-                            _ => store.put(taken),
+                            _ => assert!(store.put(taken).is_none()),
                         }
                     }
                 }
