@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::watch;
+use tokio::time::{Instant as Moment, timeout_at};
 
 use super::context::PromptContext;
 use super::place::{Placed, fetch_choice};
@@ -96,6 +97,8 @@ struct Fetching<'a> {
     prefix: Prefix,
     fetcher: Arc<Worker>,
     begun: Instant,
+    /// By when the fetch must have ended.
+    deadline: Moment,
     outcome: Outcome,
 }
 
@@ -117,26 +120,40 @@ impl<'a> Fetching<'a> {
             prefix: Prefix { rank: placed.rank, blocks, last },
             fetcher: Arc::clone(&placed.worker),
             begun: Instant::now(),
+            deadline: Moment::now() + context.served.config.timeouts.peer_fetch,
             outcome: Outcome::Cancelled,
         })
     }
 
     async fn run(&self) -> Outcome {
-        match self.fetcher.fetches.arriving(self.prefix) {
-            Some(arriving) => self.wait_for(arriving).await,
-            None => self.fetch().await.unwrap_or_else(|outcome| outcome),
+        let mut has_waited = false;
+        while let Some(arriving) = self.fetcher.fetches.arriving(self.prefix) {
+            if let Some(outcome) = self.wait_for(arriving).await {
+                return outcome;
+            }
+            has_waited = true;
+        }
+        if has_waited && self.have_failed() {
+            return Outcome::Failed;
+        }
+        self.fetch().await.unwrap_or_else(|outcome| outcome)
+    }
+
+    /// Waits for another request's fetch of the same prefix. `None` if that request ends without the
+    /// prefix: its fetch failed, or its client left. Then one of those who wait fetches in its place.
+    async fn wait_for(&self, mut arriving: watch::Receiver<bool>) -> Option<Outcome> {
+        let arrived = arriving.wait_for(|has_arrived| *has_arrived);
+        match timeout_at(self.deadline, arrived).await {
+            Ok(arrived) => arrived.is_ok().then_some(Outcome::Shared),
+            Err(_) => Some(Outcome::TimedOut),
         }
     }
 
-    /// Waits for another request's fetch of the same prefix.
-    async fn wait_for(&self, mut arriving: watch::Receiver<bool>) -> Outcome {
-        let limit = self.prompt.context.served.config.timeouts.peer_fetch;
-        let arrived = arriving.wait_for(|has_arrived| *has_arrived);
-        match tokio::time::timeout(limit, arrived).await {
-            Ok(Ok(_)) => Outcome::Shared,
-            Ok(Err(_)) => Outcome::Failed,
-            Err(_) => Outcome::TimedOut,
-        }
+    /// Whether one of the workers has failed in a fetch lately.
+    fn have_failed(&self) -> bool {
+        let roster = self.prompt.context.served.pool.roster();
+        let (fetcher, now) = (&self.fetcher.fetches, Instant::now());
+        roster.get(self.plan.source).is_none_or(|source| source.fetches.failed_with(fetcher, now))
     }
 
     async fn fetch(&self) -> Result<Outcome, Outcome> {
@@ -159,11 +176,12 @@ impl<'a> Fetching<'a> {
         );
         let booking = booking.ok_or(Outcome::Full)?;
         let was_idle = booking.is_alone() && source.booked.prefill_tokens() == 0;
-        let preparer = &context.preparer;
-        let ids = preparer.prompt_ids(&context.served, context.endpoint, unit).await;
+        // The booking keeps others from computing the ids of the same prefix.
+        let ids = context.preparer.prompt_ids(&context.served, context.endpoint, unit);
+        let ids = timeout_at(self.deadline, ids).await.map_err(|_| Outcome::TimedOut)?;
         let ids = ids.ok_or(Outcome::Unusable)?;
         let workers = Workers { source, source_rank: self.plan.rank, fetcher: &self.fetcher };
-        let steps = Steps::new(self.prompt, &booking, workers, self.prefix);
+        let steps = Steps::new(self.prompt, &booking, workers, self.prefix, self.deadline);
         let sent = Instant::now();
         let outcome = steps.run(&ids).await?;
         booking.arrived();

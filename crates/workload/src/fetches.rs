@@ -112,6 +112,11 @@ impl PeerFetches {
         self.taken.allows(bounds, now)
     }
 
+    /// Whether this worker as a source, or the other one as the one that takes, has failed lately.
+    pub fn failed_with(&self, fetcher: &Self, now: Instant) -> bool {
+        !self.sent.breaker.allows(now) || !fetcher.taken.breaker.allows(now)
+    }
+
     /// The predicted duration of transfers from the worker, in nanoseconds.
     pub fn outgoing_ns(&self) -> u64 {
         self.sent.transfer_ns.load(Relaxed)

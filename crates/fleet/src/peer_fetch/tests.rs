@@ -119,10 +119,14 @@ fn a_worker_that_failed_is_left_alone_for_a_while() {
     let now = Instant::now();
     let booking =
         FetchBooking::begin(&holder.fetches, &other.fetches, prefix(&hashes), BOUNDS, 0).unwrap();
+    assert!(!holder.fetches.failed_with(&other.fetches, now));
     booking.source_did(false, now);
     booking.fetcher_did(false, now);
     drop(booking);
     let later = now + Duration::from_secs(30);
+    assert!(holder.fetches.failed_with(&other.fetches, now));
+    assert!(!holder.fetches.failed_with(&other.fetches, later));
+    assert!(!other.fetches.failed_with(&holder.fetches, now), "in the other direction");
     for (at, allowed) in [(now, false), (later, true)] {
         assert_eq!(sources(&pool, &hashes, at).len(), usize::from(allowed));
         assert_eq!(can_take(&other, BOUNDS, 2, at), allowed);

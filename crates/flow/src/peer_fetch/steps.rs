@@ -69,10 +69,9 @@ impl<'a> Steps<'a> {
         booking: &'a FetchBooking,
         workers: Workers<'a>,
         prefix: Prefix,
+        deadline: Moment,
     ) -> Self {
-        let served = &prompt.context.served;
-        let prefix_tokens = prefix.blocks * served.pool.block_size();
-        let deadline = Moment::now() + served.config.timeouts.peer_fetch;
+        let prefix_tokens = prefix.blocks * prompt.context.served.pool.block_size();
         Self { prompt, booking, workers, prefix, prefix_tokens, deadline }
     }
 

@@ -1,5 +1,8 @@
 //! Workers that fail or leave between the steps, late ones, and clients that leave.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use serde_json::Value;
 use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::client::whole_text;
@@ -153,6 +156,73 @@ async fn a_late_fetch_is_given_up_and_nothing_stays_held() {
         trial.staged_blocks_are_freed().await;
         trial.finish().await;
     }
+}
+
+#[tokio::test]
+async fn a_fetch_that_waits_for_a_core_is_given_up_in_time() {
+    let model = format!("{EAGER}\ntimeouts: {{ peer_fetch: 300ms }}");
+    let mut trial = Trial::start(Spec { model, ..spec(2, 1) }).await;
+    let [first, second] = turns("cores");
+    let pair = held(&mut trial, &first).await;
+    // Other requests keep all cores that compute tokens.
+    let preparer = &trial.cluster.running.core().preparer;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let (mut busy, mut working) = (Vec::new(), tokio::task::JoinSet::new());
+    for _ in 0..cores {
+        let (until, ended) = std::sync::mpsc::channel::<()>();
+        let (preparer, begun) = (Arc::clone(preparer), Arc::clone(&begun));
+        busy.push(until);
+        working.spawn(async move {
+            let work = move || {
+                begun.fetch_add(1, Relaxed);
+                // It fails when the sender is dropped.
+                let _ended = ended.recv();
+            };
+            preparer.run_off_reactor(0, work).await.unwrap();
+        });
+    }
+    eventually("all cores work", async || begun.load(Relaxed) == cores).await;
+    let reply = served(&mut trial, &second).await;
+    assert_eq!(recorded(&trial, &reply).await["outcome"], "timed_out");
+    assert_eq!((steps(&trial, &pair.holder).len(), cached(&reply)), (0, 0));
+    drop(busy);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_does_not_fail_the_fetch_of_those_who_wait_for_it() {
+    let model = format!("{EAGER}\nqueue: none\ntimeouts: {{ peer_fetch: 60s }}");
+    let mut trial = Trial::start(Spec { model, engine: slow(2).engine, ..spec(2, 1) }).await;
+    let [first, second] = turns("joint");
+    let pair = held(&mut trial, &first).await;
+    trial.fault(pair.other, FaultKind::SlowFirstByte { delay_ms: 3_600_000 }, Some(1));
+    trial.expect("cancelled");
+    let leaving = Sent::new(&trial, &second);
+    eventually("the hand-off is sent", async || steps(&trial, pair.other).len() == 1).await;
+    let waiting = [0, 1].map(|at| {
+        let mut body = second.clone();
+        body["prompt"] = format!("{} {at}", body["prompt"].as_str().unwrap()).into();
+        trial.expect("ok");
+        Sent::new(&trial, &body)
+    });
+    let serving = trial.cluster.running.core().serving();
+    let roster = serving.models[0].pool.roster();
+    let fetcher = roster.iter().find(|worker| worker.id() == pair.other).unwrap();
+    eventually("the others wait for the prefix", async || fetcher.booked.requests() == 3).await;
+    drop(leaving);
+    let mut outcomes = Vec::new();
+    for waiting in waiting {
+        let reply = waiting.reply().await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert!(cached(&reply) > 0);
+        outcomes.push(recorded(&trial, &reply).await["outcome"].clone());
+    }
+    outcomes.sort_by_key(Value::to_string);
+    assert_eq!(outcomes, ["fetched", "shared"]);
+    assert_eq!((ended(&trial, "cancelled").await, ended(&trial, "failed").await), (1.0, 0.0));
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
 }
 
 #[tokio::test]
