@@ -164,6 +164,7 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks: placed.overlap_blocks, by_tier: placed.overlap_by_tier },
         fetched_blocks: placed.fetched_blocks,
+        recomputed_tokens: placed.recomputed_tokens,
         block_size: context.served.pool.block_size(),
         bypasses_cache,
         comparable: tokens_known && indexed && one_sample && !bypasses_cache,

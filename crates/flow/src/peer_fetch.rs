@@ -85,6 +85,7 @@ async fn fetch_first(prompt: PromptContext<'_>, placed: &mut Placed) -> bool {
     let outcome = fetching.outcome;
     if outcome.has_blocks() {
         placed.received(fetching.prefix.blocks, outcome != Outcome::Shared);
+        placed.recomputed_tokens = outcome.recomputed_tokens();
     }
     outcome.has_blocks()
 }

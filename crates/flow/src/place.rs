@@ -48,6 +48,8 @@ pub(super) struct Placed {
     pub(super) fetched_blocks: u32,
     /// The number of tokens that the leg reads back.
     pub(super) read_tokens: u64,
+    /// The last tokens of `fetched_blocks`, which their source has computed for this leg.
+    pub(super) recomputed_tokens: u32,
     /// Whether a peer fetch has brought blocks that the index may not have yet.
     has_fetched: bool,
     /// The booking that the queue made, until the leg is sent.
@@ -277,6 +279,7 @@ fn settle(
         fetch: choice.fetch(),
         fetched_blocks: 0,
         read_tokens: 0,
+        recomputed_tokens: 0,
         has_fetched: false,
         room: Mutex::new(room),
     })

@@ -74,6 +74,7 @@ fn settle(
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks, by_tier: [blocks, 0, 0, 0] },
         fetched_blocks: 0,
+        recomputed_tokens: 0,
         block_size: context.served.pool.block_size(),
         bypasses_cache: context.options.bypasses_cache.is_some(),
         comparable: false,

@@ -283,7 +283,8 @@ impl Entry {
 
     /// The number of tokens that were cached on the worker that computed the prompt: the prefill
     /// worker if there was one. Tokens that its leg has read back are included, as in the engine's own
-    /// figure: they were not computed. Tokens of a hand-off are never included.
+    /// figure: they were not computed. Tokens of a hand-off are never included, nor tokens that the
+    /// source of a peer fetch has computed for the request.
     pub fn cached(&self) -> Option<Cached> {
         if self.untold {
             return None;
@@ -292,7 +293,7 @@ impl Entry {
             self.prefill.as_ref().or(self.first_answering()).or(self.turned_away.as_ref())?;
         let figures = work.figures(self.elsewhere())?;
         let prompt_tokens = self.prompt_tokens()?;
-        let tokens = figures.tokens.hit() + figures.tokens.read_back;
+        let tokens = figures.tokens.cached();
         Some(Cached { tokens: tokens.min(prompt_tokens), source: figures.source })
     }
 

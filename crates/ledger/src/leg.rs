@@ -65,6 +65,8 @@ pub struct Expected {
     pub overlap: Overlap,
     /// The last blocks of `overlap`, which a peer fetch has brought for this leg.
     pub fetched_blocks: u32,
+    /// The last tokens of `fetched_blocks`, which their source had lost and computed for this request.
+    pub recomputed_tokens: u32,
     /// Tokens per block.
     pub block_size: u32,
     /// Whether the engine does not read its prefix cache for this request.
@@ -95,6 +97,13 @@ impl Expected {
         cached_tokens.saturating_sub(own).min(fetched.saturating_mul(self.block_size))
     }
 
+    /// The part of `fetched_tokens` that the source has computed for this request: what lies behind
+    /// the tokens that it still held.
+    fn recomputed_tokens(&self, fetched_tokens: u32) -> u32 {
+        let fetched = self.fetched_blocks.min(self.overlap.blocks).saturating_mul(self.block_size);
+        fetched_tokens.saturating_sub(fetched.saturating_sub(self.recomputed_tokens))
+    }
+
     /// Splits `cached_tokens` by tier. Engines report hits without their tier, so the tiers of the
     /// index are used, the fastest first. Tokens that are not in the index count as found in the
     /// engine's own cache (`device`).
@@ -117,6 +126,9 @@ pub struct LegTokens {
     pub local_cache_hit: [u32; Tier::COUNT],
     /// The part of `local_cache_hit` that a peer fetch had brought for this leg.
     pub peer_fetched: u32,
+    /// The part of `peer_fetched` that its source has computed for this request. Clients are not told
+    /// of it as cached.
+    pub recomputed: u32,
     /// Tokens whose KV a prefill leg read back from a decode worker.
     pub read_back: u32,
     /// Tokens whose KV another worker handed over. They never count as cache hits.
@@ -129,6 +141,11 @@ impl LegTokens {
     /// Tokens found in the worker's own cache, in any tier.
     pub fn hit(&self) -> u32 {
         self.local_cache_hit.iter().sum()
+    }
+
+    /// Tokens that nobody has computed for the request: hits and what was read back.
+    pub fn cached(&self) -> u32 {
+        self.hit() + self.read_back - self.recomputed
     }
 
     /// The length of the prompt in tokens.
@@ -211,6 +228,14 @@ impl LegFacts {
         }
     }
 
+    /// The cached tokens that the engine has reported, without those that the source of a peer fetch
+    /// has computed for this request.
+    pub fn cached_tokens_told(&self) -> Option<u32> {
+        let reported = self.cached_tokens?;
+        let hit = reported - self.read_back_tokens(reported).min(reported);
+        Some(reported - self.expected.recomputed_tokens(self.expected.fetched_tokens(hit)))
+    }
+
     /// The figures of the leg; `None` if the length of the prompt is not known. `elsewhere` is the
     /// length that the engine of the other leg reported.
     pub fn figures(&self, elsewhere: Option<(u32, Origin)>) -> Option<Figures> {
@@ -231,6 +256,7 @@ impl LegFacts {
         let tokens = LegTokens {
             local_cache_hit,
             peer_fetched,
+            recomputed: self.expected.recomputed_tokens(peer_fetched),
             read_back,
             external_kv_transfer,
             local_compute,
@@ -276,6 +302,43 @@ mod tests {
         }
         let nothing = Expected { fetched_blocks: 0, ..expected };
         assert_eq!(nothing.fetched_tokens(112), 0);
+    }
+
+    #[test]
+    fn what_a_source_has_computed_for_the_request_is_not_told_as_cached() {
+        let expected = Expected {
+            overlap: overlap([7, 0, 0, 0]),
+            fetched_blocks: 5,
+            recomputed_tokens: 48,
+            block_size: 16,
+            prompt_tokens: Some(200),
+            ..Expected::default()
+        };
+        let told = |recomputed_tokens, cached_tokens| {
+            let expected = Expected { recomputed_tokens, ..expected };
+            let leg = LegFacts {
+                cached_tokens: Some(cached_tokens),
+                ..LegFacts::new(LegKind::Prefill, "p0", expected)
+            };
+            let tokens = leg.figures(None).unwrap().tokens;
+            assert_eq!((tokens.hit(), tokens.total()), (cached_tokens, 200), "as the engine said");
+            assert_eq!(leg.cached_tokens_told(), Some(tokens.cached()));
+            (tokens.cached(), tokens.recomputed)
+        };
+        // Two blocks are the worker's own, two came from the source's cache, and three were computed.
+        for (cached, expected) in [
+            (0, (0, 0)),
+            (32, (32, 0)),
+            (64, (64, 0)),
+            (80, (64, 16)),
+            (112, (64, 48)),
+            (128, (80, 48)),
+        ] {
+            assert_eq!(told(48, cached), expected, "{cached}");
+        }
+        assert_eq!(told(0, 112), (112, 0));
+        // The source had lost more than the worker lacked.
+        assert_eq!(told(112, 112), (32, 80));
     }
 
     #[test]
@@ -329,12 +392,14 @@ mod tests {
             cached_tokens in proptest::option::of(0u32..6000),
             by_tier in proptest::array::uniform4(0u32..100),
             fetched_blocks in 0u32..120,
+            recomputed_tokens in 0u32..5000,
             block_size in 0u32..40,
             receives: bool, bypasses_cache: bool,
             offered in proptest::option::of(0u32..100),
         ) {
             let expected = Expected {
-                prompt_tokens: known, overlap: overlap(by_tier), fetched_blocks, block_size,
+                prompt_tokens: known, overlap: overlap(by_tier), fetched_blocks,
+                recomputed_tokens, block_size,
                 bypasses_cache,
                 comparable: true,
                 epoch: 0,
@@ -353,6 +418,8 @@ mod tests {
             prop_assert_eq!(figures.tokens.total(), figures.prompt_tokens);
             prop_assert!(figures.tokens.peer_fetched <= figures.tokens.hit());
             prop_assert!(figures.tokens.peer_fetched <= fetched_blocks * block_size);
+            prop_assert!(figures.tokens.recomputed <= figures.tokens.peer_fetched);
+            prop_assert!(figures.tokens.recomputed <= recomputed_tokens);
             if let (Some(reported), false) = (cached_tokens, receives) {
                 let told = figures.tokens.hit() + figures.tokens.read_back;
                 prop_assert_eq!(told, reported.min(figures.prompt_tokens));

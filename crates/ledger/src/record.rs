@@ -110,6 +110,10 @@ pub struct FiguresRecord {
     /// is none.
     #[serde(skip_serializing_if = "is_zero")]
     pub peer_fetched: u32,
+    /// The part of `peer_fetched` that its source has computed for this request; left out if there is
+    /// none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub recomputed: u32,
     /// Tokens whose KV the leg read back from a decode worker; left out if there are none.
     #[serde(skip_serializing_if = "is_zero")]
     pub read_back: u32,
@@ -156,6 +160,7 @@ impl FiguresRecord {
             local_cache_hit: tokens.hit(),
             local_cache_hit_by_tier: tiers.filter(|(_, tokens)| *tokens > 0).collect(),
             peer_fetched: tokens.peer_fetched,
+            recomputed: tokens.recomputed,
             read_back: tokens.read_back,
             external_kv_transfer: tokens.external_kv_transfer,
             local_compute: tokens.local_compute,

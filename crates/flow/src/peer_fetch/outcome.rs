@@ -7,8 +7,9 @@ pub(super) enum Outcome {
     Fetched,
     /// The worker holds the prefix, because another request fetched it at the same time.
     Shared,
-    /// The worker holds the prefix, but its source had lost a part of it and computed it again.
-    Recomputed,
+    /// The worker holds the prefix, but its source had lost a part of it and computed that again: this
+    /// number of tokens at the end of the prefix.
+    Recomputed(u32),
     /// The source had lost a part of the prefix and refused the request.
     Lost,
     /// The events of the source said so before it was asked.
@@ -33,7 +34,7 @@ impl Outcome {
         match self {
             Self::Fetched => "fetched",
             Self::Shared => "shared",
-            Self::Recomputed => "recomputed",
+            Self::Recomputed(_) => "recomputed",
             Self::Lost => "lost",
             Self::Gone => "gone",
             Self::Full => "full",
@@ -45,8 +46,16 @@ impl Outcome {
         }
     }
 
+    /// The number of tokens that the source has computed for the request.
+    pub(super) fn recomputed_tokens(self) -> u32 {
+        match self {
+            Self::Recomputed(tokens) => tokens,
+            _ => 0,
+        }
+    }
+
     /// Whether the worker holds the prefix now.
     pub(super) fn has_blocks(self) -> bool {
-        matches!(self, Self::Fetched | Self::Shared | Self::Recomputed)
+        matches!(self, Self::Fetched | Self::Shared | Self::Recomputed(_))
     }
 }

@@ -59,8 +59,8 @@ pub(super) struct Workers<'a> {
 /// What a source has given.
 struct Given {
     hand_off: Staged,
-    /// Whether the source has computed more than the last token.
-    has_recomputed: bool,
+    /// The number of tokens at the end of the prefix that the source had lost and has computed.
+    recomputed_tokens: u32,
 }
 
 impl<'a> Steps<'a> {
@@ -84,9 +84,9 @@ impl<'a> Steps<'a> {
         let envelope = envelope(context);
         let given = timeout_at(self.deadline, self.ask(&body, &envelope)).await;
         let given = given.unwrap_or(Err(Outcome::TimedOut));
-        let did_well = given.as_ref().is_ok_and(|given| !given.has_recomputed);
+        let did_well = given.as_ref().is_ok_and(|given| given.recomputed_tokens == 0);
         self.booking.source_did(did_well, Instant::now());
-        let Given { hand_off, has_recomputed } = given?;
+        let Given { hand_off, recomputed_tokens } = given?;
         // After its lease, the source may use the blocks for another prompt, and nobody would see it.
         let ends = self.deadline.min(hand_off.lease().ends());
         let taken = timeout_at(ends, self.take(&body, &envelope, hand_off)).await;
@@ -96,7 +96,10 @@ impl<'a> Steps<'a> {
             // The worker may have failed because the source is gone.
             self.booking.source_did(false, Instant::now());
         }
-        taken.map(|()| if has_recomputed { Outcome::Recomputed } else { Outcome::Fetched })
+        taken.map(|()| match recomputed_tokens {
+            0 => Outcome::Fetched,
+            tokens => Outcome::Recomputed(tokens),
+        })
     }
 
     /// Asks the source for the prefix and one more token.
@@ -145,8 +148,8 @@ impl<'a> Steps<'a> {
             by: Some(Arc::clone(self.workers.fetcher)),
         };
         let hand_off = Staged::new(context, fetch, source.index, envelope, hand_off, lease);
-        let has_recomputed = cached.is_some_and(|cached| cached < promised);
-        Ok(Given { hand_off, has_recomputed })
+        let recomputed_tokens = cached.map_or(0, |cached| promised.saturating_sub(cached));
+        Ok(Given { hand_off, recomputed_tokens })
     }
 
     /// Lets the worker take the hand-off.

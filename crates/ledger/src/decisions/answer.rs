@@ -65,7 +65,7 @@ impl DecisionHandle {
     /// the reply's own usage: they go out with the headers of a stream.
     pub fn cached_tokens_foretold(&self) {
         let mut decision = self.lock();
-        let reported = decision.ledger.prefill().and_then(|leg| leg.cached_tokens);
+        let reported = decision.ledger.prefill().and_then(LegFacts::cached_tokens_told);
         if let Some(tokens) = reported {
             let tokens = tokens.min(decision.prompt_tokens.unwrap_or(u32::MAX));
             decision.set_cached(Cached { tokens, source: Origin::EnginePrefill }, Some(tokens));

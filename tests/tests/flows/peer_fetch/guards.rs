@@ -118,10 +118,18 @@ async fn a_source_that_has_lost_the_prefix_computes_it_once_and_is_left_alone() 
     let [first, second] = turns("lost");
     held(&mut trial, &first).await;
     evict(&mut trial).await;
+    let computed = |trial: &Trial| trial.cluster.engine("d0").state().totals.local_compute_tokens;
+    let before = computed(&trial);
     let reply = served(&mut trial, &second).await;
     assert_eq!(whole_text(&reply.json(), 0), reference.text(COMPLETIONS, &second).await);
     assert_eq!(recorded(&trial, &reply).await["outcome"], "recomputed");
-    assert!(cached(&reply) > 0, "its work was used");
+    // Its work was used. What it has computed for this request, the client is not told as cached.
+    let recomputed = computed(&trial) - before - 1;
+    let decision = &trial.cluster.decisions(reply.header("x-request-id")).await[0];
+    let leg = &decision["ledger"]["legs"][0];
+    assert_eq!(leg["recomputed"], recomputed);
+    assert_eq!(leg["local_cache_hit"].as_u64().unwrap(), cached(&reply) + recomputed);
+    assert!(recomputed > 0);
     let over = [("direction", "over")];
     let errors = trial.cluster.metric("splitrail_cached_tokens_error_blocks_count", &over).await;
     assert!(errors >= 1.0, "the index is blamed");
