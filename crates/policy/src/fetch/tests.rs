@@ -143,9 +143,9 @@ proptest! {
     #[test]
     fn no_sources_no_difference((fleet, sources) in fleet(), leg in 0usize..3) {
         let query = query([Leg::Prefill, Leg::Decode, Leg::Aggregated][leg]);
+        let without = pick(&Policy::predicted_ttft(), &fleet, &[], query).unwrap();
         let mut unable = fleet;
         unable.iter_mut().for_each(|candidate| candidate.can_fetch = false);
-        let without = pick(&Policy::predicted_ttft(), &unable, &[], query).unwrap();
         let with = pick(&Policy::predicted_ttft(), &unable, &sources, query).unwrap();
         prop_assert_eq!(with.index, without.index);
         prop_assert_eq!(&with.costs, &without.costs);
