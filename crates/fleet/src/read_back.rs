@@ -18,19 +18,18 @@ use splitrail_engine::nixl::PinnedKv;
 use splitrail_engine_client::Engine as _;
 use splitrail_kv::BlockHash;
 use splitrail_policy::WorkerIndex;
+pub use splitrail_workload::pins::Found;
+use splitrail_workload::pins::{Bounds, Store};
 
 use crate::Worker;
 
 mod reading;
 mod release;
-mod store;
 mod support;
 mod sweep;
 
 pub use reading::{Left, Reading};
 pub use release::release_of;
-pub use store::Found;
-use store::{Bounds, Store};
 pub use support::Support;
 pub(crate) use sweep::{run, stop};
 

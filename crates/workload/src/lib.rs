@@ -1,11 +1,12 @@
 //! What a worker has to do and how long that takes, as one router knows it: the work that is booked
-//! on it, its learned costs, the pace of its queue, and whether it fails again and again. Nothing here
-//! knows what a worker is.
+//! on it, its learned costs, the pace of its queue, whether it fails again and again, and what it keeps
+//! pinned for others. Nothing here knows what a worker is.
 
 pub mod booking;
 pub mod breaker;
 pub mod costs;
 pub mod fetches;
 pub mod pace;
+pub mod pins;
 
 pub use booking::{Booked, Booking};

@@ -7,8 +7,8 @@ use splitrail_engine::nixl::PinnedKv;
 use splitrail_engine_client::{Engine, Receipt};
 use splitrail_kv::BlockHash;
 use splitrail_telemetry::Metrics;
+use splitrail_workload::pins::{Found, Pin};
 
-use super::store::{Found, Pin};
 use super::{Kept, ReadBack, release};
 use crate::{Served, Worker};
 

@@ -10,9 +10,9 @@ use http::HeaderValue;
 use splitrail_engine_client::{Engine as _, Envelope, Parcel, Shape};
 use splitrail_policy::{Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
+use splitrail_workload::pins::{Pin, Why};
 
 use super::Kept;
-use super::store::{Pin, Why};
 use crate::{Served, Serving, Worker};
 use splitrail_api::Endpoint;
 use splitrail_api::text::random_id;
@@ -25,18 +25,6 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of concurrent releases of a router that stops.
 const AT_ONCE: usize = 32;
-
-impl Why {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Unusable => "unusable",
-            Self::Superseded => "superseded",
-            Self::Bound => "bound",
-            Self::Holder => "holder",
-            Self::Stopped => "stopped",
-        }
-    }
-}
 
 /// Releases pins in the background, within the bound on such tasks.
 pub(super) fn several(served: &Arc<Served>, metrics: &Arc<Metrics>, pins: Vec<(Pin<Kept>, Why)>) {

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use splitrail_engine_client::Engine as _;
 use splitrail_telemetry::Metrics;
+use splitrail_workload::pins::Why;
 use tokio::time::MissedTickBehavior;
 
 use super::release::{self, close, release_all};
-use super::store::Why;
 use crate::Served;
 
 /// Interval at which pins that have ended, or whose worker is lost, are removed.

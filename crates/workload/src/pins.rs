@@ -21,19 +21,19 @@ const TRIED_MAX: usize = 8;
 
 /// KV that a worker keeps pinned.
 #[derive(Debug)]
-pub(super) struct Pin<T> {
+pub struct Pin<T> {
     /// The hashes of the full blocks of its tokens.
-    pub(super) hashes: Box<[BlockHash]>,
+    pub hashes: Box<[BlockHash]>,
     /// The worker that keeps the blocks.
-    pub(super) holder: WorkerIndex,
+    pub holder: WorkerIndex,
     /// The number of blocks that the worker keeps.
-    pub(super) blocks: u32,
+    pub blocks: u32,
     /// From when on the blocks must not be read.
-    pub(super) ends: Instant,
+    pub ends: Instant,
     /// Bytes of memory that `payload` takes besides its own size.
-    pub(super) payload_bytes: usize,
+    pub payload_bytes: usize,
     /// What a reader needs.
-    pub(super) payload: T,
+    pub payload: T,
 }
 
 impl<T> Pin<T> {
@@ -44,16 +44,16 @@ impl<T> Pin<T> {
 
 /// The bounds of a store.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub struct Bounds {
     /// Maximum number of pins.
-    pub(super) pins: usize,
+    pub pins: usize,
     /// Maximum number of bytes of memory, as charged for each pin.
-    pub(super) bytes: usize,
+    pub bytes: usize,
 }
 
 /// Why a pin left the store without having been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
+pub enum Why {
     /// It has no full block of known tokens.
     Unusable,
     /// A later pin has all of its tokens, and more.
@@ -64,6 +64,19 @@ pub(super) enum Why {
     Holder,
     /// The router stops, or read-back was switched off.
     Stopped,
+}
+
+impl Why {
+    /// The reason in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unusable => "unusable",
+            Self::Superseded => "superseded",
+            Self::Bound => "bound",
+            Self::Holder => "holder",
+            Self::Stopped => "stopped",
+        }
+    }
 }
 
 /// Blocks of a pin that is read no more and not released either, because an engine may be reading it.
@@ -97,7 +110,7 @@ type Holders = BTreeMap<WorkerIndex, (BTreeSet<u64>, u64)>;
 
 /// Pinned KV that can be read back.
 #[derive(Debug)]
-pub(super) struct Store<T> {
+pub struct Store<T> {
     bounds: Bounds,
     /// By number: the oldest is first.
     pins: BTreeMap<u64, Pin<T>>,
@@ -117,7 +130,7 @@ pub(super) struct Store<T> {
 
 impl<T> Store<T> {
     /// An empty store.
-    pub(super) fn new(bounds: Bounds) -> Self {
+    pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
             pins: BTreeMap::new(),
@@ -133,7 +146,7 @@ impl<T> Store<T> {
 
     /// Adds a pin. Its worker may keep at most `blocks_max` blocks. Returns the pins that will not be
     /// read: those that this one supersedes, and the oldest ones beyond a bound.
-    pub(super) fn keep(&mut self, pin: Pin<T>, blocks_max: u64) -> Vec<(Pin<T>, Why)> {
+    pub fn keep(&mut self, pin: Pin<T>, blocks_max: u64) -> Vec<(Pin<T>, Why)> {
         if self.is_closed {
             return vec![(pin, Why::Stopped)];
         }
@@ -165,7 +178,7 @@ impl<T> Store<T> {
     }
 
     /// Adds a pin that was taken and not read. Returns it if the store is closed.
-    pub(super) fn put(&mut self, pin: Pin<T>) -> Option<(Pin<T>, Why)> {
+    pub fn put(&mut self, pin: Pin<T>) -> Option<(Pin<T>, Why)> {
         if self.is_closed {
             return Some((pin, Why::Stopped));
         }
@@ -183,7 +196,7 @@ impl<T> Store<T> {
 
     /// Counts the blocks of a pin that was taken as kept by this process of its worker until the pin
     /// ends.
-    pub(super) fn leave(&mut self, pin: &Pin<T>, process: u64) {
+    pub fn leave(&mut self, pin: &Pin<T>, process: u64) {
         let Pin { holder, blocks, ends, .. } = *pin;
         if self.left.len() >= LEFT_MAX
             && let Some(oldest) = self.left.pop_front()
@@ -195,14 +208,14 @@ impl<T> Store<T> {
     }
 
     /// Removes all pins, and adds none any more.
-    pub(super) fn close(&mut self) -> Vec<(Pin<T>, Why)> {
+    pub fn close(&mut self) -> Vec<(Pin<T>, Why)> {
         self.is_closed = true;
         self.retain(|_| Some(Why::Stopped))
     }
 
     /// The pin that shares the most leading blocks with a prompt, of those that have not ended and
     /// that `may_read` allows. The newest one, if several share as many.
-    pub(super) fn find(
+    pub fn find(
         &self,
         now: Instant,
         prompt: &[BlockHash],
@@ -218,13 +231,13 @@ impl<T> Store<T> {
     }
 
     /// Takes a pin out, to be read: it is found no more.
-    pub(super) fn take(&mut self, found: Found) -> Option<Pin<T>> {
+    pub fn take(&mut self, found: Found) -> Option<Pin<T>> {
         self.remove(found.id)
     }
 
     /// Removes the pins that have ended by now, which their workers have freed by themselves or are
     /// about to free.
-    pub(super) fn expire(&mut self, now: Instant) -> usize {
+    pub fn expire(&mut self, now: Instant) -> usize {
         self.forget_left(|_, _, ends| ends <= now);
         let over: Vec<u64> =
             self.pins.iter().filter(|(_, pin)| pin.ends <= now).map(|(id, _)| *id).collect();
@@ -232,7 +245,7 @@ impl<T> Store<T> {
     }
 
     /// Counts the blocks of pins that were left no more whose worker, process and end satisfy `is_over`.
-    pub(super) fn forget_left(&mut self, is_over: impl Fn(WorkerIndex, u64, Instant) -> bool) {
+    pub fn forget_left(&mut self, is_over: impl Fn(WorkerIndex, u64, Instant) -> bool) {
         let holders = &mut self.holders;
         self.left.retain(|Left { holder, process, blocks, ends }| {
             let is_over = is_over(*holder, *process, *ends);
@@ -244,27 +257,24 @@ impl<T> Store<T> {
     }
 
     /// Removes the pins for which `is_lost` holds.
-    pub(super) fn retain(
-        &mut self,
-        is_lost: impl Fn(&Pin<T>) -> Option<Why>,
-    ) -> Vec<(Pin<T>, Why)> {
+    pub fn retain(&mut self, is_lost: impl Fn(&Pin<T>) -> Option<Why>) -> Vec<(Pin<T>, Why)> {
         let lost: Vec<(u64, Why)> =
             self.pins.iter().filter_map(|(id, pin)| Some((*id, is_lost(pin)?))).collect();
         lost.into_iter().filter_map(|(id, why)| Some((self.remove(id)?, why))).collect()
     }
 
     /// The number of blocks that a worker keeps.
-    pub(super) fn blocks(&self, holder: WorkerIndex) -> u64 {
+    pub fn blocks(&self, holder: WorkerIndex) -> u64 {
         self.holders.get(&holder).map_or(0, |(_, blocks)| *blocks)
     }
 
     /// The number of pins.
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.pins.len()
     }
 
     /// Whether there is no pin, and none was left.
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.pins.is_empty() && self.left.is_empty()
     }
 
