@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use splitrail_replay::trace::{Select, read};
-use splitrail_replay::{Entry, Model, Named, Report, Scenario};
+use splitrail_replay::{Entry, FetchBounds, Model, Named, Report, Scenario};
 use splitrail_sim::cluster::{InsertAt, Workload};
 
 /// Conversations whose prompts grow, in bursts: (conversation, blocks added, output).
@@ -42,6 +42,7 @@ proptest! {
     ) {
         let workload = workload(&turns);
         let model = if engine { Model::Engine } else { Model::Reference };
+        let fetches = fetches.then_some(FetchBounds::NONE);
         let mut scenario = Scenario { cluster: model.cluster(), local_threshold: local, fetches, ..Scenario::default() };
         scenario.cluster.prefill_workers = 3;
         scenario.cluster.decode_workers = 2;
