@@ -59,7 +59,8 @@ pub(crate) struct ReplayArgs {
     /// Number of blocks in each prefill worker's cache, or `inf`.
     #[arg(long, default_value = "10000", value_parser = blocks)]
     capacity_blocks: usize,
-    /// Number of blocks of prompts in each decode worker's cache, or `inf`.
+    /// Number of blocks of prompts in each decode worker's cache, or `inf`; by default that of prefill
+    /// workers if decode workers prefill (`--local`, or as configured).
     #[arg(long, value_parser = blocks)]
     dcap: Option<usize>,
     /// When computed blocks become available in the cache.
@@ -174,8 +175,8 @@ impl ReplayArgs {
         let workers = |told: Option<u32>, count: Option<usize>, default| {
             told.map(|workers| workers as usize).or(count).unwrap_or(default)
         };
-        // A configured threshold needs a cache on decode workers.
-        let decode_default = match configured.local.is_some() && self.local.is_none() {
+        // Local prefills need a cache on decode workers, or find nothing there.
+        let decode_default = match local.is_some() {
             true => base.decode_cache_blocks.max(self.capacity_blocks),
             false => base.decode_cache_blocks,
         };
