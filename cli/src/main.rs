@@ -112,6 +112,9 @@ enum Command {
         /// The flow of requests.
         #[arg(long, value_enum, default_value_t = FlowArg::DecodeFirst)]
         flow: FlowArg,
+        /// Switches on peer fetches and prewarming.
+        #[arg(long)]
+        peer_fetch: bool,
         /// A JSON file with addresses and models that is written once everything is bound.
         #[arg(long)]
         ready_file: Option<PathBuf>,
@@ -228,6 +231,7 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
             grpc_port,
             admin_port,
             flow,
+            peer_fetch,
             ready_file,
             print_config,
         } => {
@@ -238,6 +242,7 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
                 grpc_port,
                 admin_port,
                 flow: flow.into(),
+                peer_fetch,
             };
             run_quickstart(&options, ready_file, print_config).await
         }
@@ -317,6 +322,10 @@ async fn run_quickstart(
     ready_file: Option<PathBuf>,
     print_config: bool,
 ) -> Result<(), Failure> {
+    if options.peer_fetch && options.flow == Flow::Aggregated {
+        let message = "--peer-fetch needs a flow with a prefill leg, which `aggregated` has not";
+        return Err(Failure::new(exit::USAGE, message));
+    }
     let started = quickstart::start(options).await;
     let started = started.map_err(|error| match error {
         QuickstartError::Io(error) => error.into(),

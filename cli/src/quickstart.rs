@@ -32,6 +32,8 @@ pub(crate) struct Options {
     pub(crate) admin_port: u16,
     /// The flow of requests.
     pub(crate) flow: Flow,
+    /// Whether peer fetches and prewarming are on.
+    pub(crate) peer_fetch: bool,
 }
 
 /// Why a quickstart did not start.
@@ -73,7 +75,7 @@ pub(crate) async fn start(options: &Options) -> Result<Quickstart, QuickstartErr
     let roles = roles(options);
     let mut engines = Vec::with_capacity(roles.len());
     for (_, role) in &roles {
-        engines.push(SimEngine::start(engine_config(*role)).await?);
+        engines.push(SimEngine::start(engine_config(*role, options.peer_fetch)).await?);
     }
     let yaml = yaml(options, &roles, &engines, files.path());
     let loaded = splitrail_config::parse("quickstart.yaml", &yaml, files.path())?;
@@ -81,6 +83,14 @@ pub(crate) async fn start(options: &Options) -> Result<Quickstart, QuickstartErr
     let running = Running::start(assemble(loaded.config)?, &listen).await?;
     Ok(Quickstart { running, yaml, engines: Engines { _engines: engines, _files: files } })
 }
+
+/// Keys of a model whose workers fetch and are prewarmed. The simulated engines compute slowly and
+/// transfer fast.
+const PEER_FETCH: &str = "    peer_fetch: two_step
+    peer_fetch_min_tokens: 32
+    costs: { prefill_us_per_token: 200 }
+    prewarm: { enabled: true }
+";
 
 /// Names and roles of the engines. Without hand-offs, all engines serve both legs.
 fn roles(options: &Options) -> Vec<(String, Role)> {
@@ -95,10 +105,11 @@ fn roles(options: &Options) -> Vec<(String, Role)> {
 }
 
 /// Speeds at which a person can observe prefill, hand-off and streaming.
-fn engine_config(role: Role) -> SimConfig {
+fn engine_config(role: Role, peer_fetch: bool) -> SimConfig {
     SimConfig {
         model: MODEL.to_owned(),
         role,
+        peer_fetch,
         prefill_us_per_token: 200,
         decode_us_per_step: 15_000,
         transfer_us_per_block: 100,
@@ -133,6 +144,7 @@ fn yaml(
         );
     }
     let block_size = SimConfig::default().block_size;
+    let peer_fetch = if options.peer_fetch { PEER_FETCH } else { "" };
     format!(
         "listen:
   http: {}
@@ -148,7 +160,7 @@ models:
     flow: {flow}
     connector: {connector}
     local_prefill_max_tokens: {block_size}
-    workers:
+{peer_fetch}    workers:
 {workers}",
         loopback(options.http_port),
         loopback(options.grpc_port),

@@ -70,6 +70,7 @@ fn to_json(replicas: &[Replica], replies: &Replies, merged: &[MergedWorker<'_>])
                 "prefill_tokens": seen.prefill_tokens,
                 "kv_routing": seen.kv_routing,
                 "parity": seen.parity,
+                "prewarm": seen.prewarm,
                 "needs_attention": of_worker(seen),
             })
         });
@@ -110,9 +111,9 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
     let reached = replies.iter().filter(|reply| reply.is_ok()).count();
     let row = |worker: &MergedWorker<'_>| {
         let (_, first) = worker.seen[0];
-        let mut state = worker.texts(|seen| seen.state.clone());
+        let mut states = worker.texts(state);
         if worker.seen.len() < reached {
-            state += &format!(" (known to {} of {reached} routers)", worker.seen.len());
+            states += &format!(" (known to {} of {reached} routers)", worker.seen.len());
         }
         let ratio = worker.largest(|seen| seen.engine_kv_used_ratio);
         let figure = |figure: Option<f64>| figure.map_or("-".to_owned(), |f| format!("{f:.0}"));
@@ -121,7 +122,7 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
             worker.model.to_owned(),
             worker.id.to_owned(),
             first.role.clone(),
-            state,
+            states,
             age(now_unix_ms, newest.unwrap_or_default()),
             worker.sum(|seen| seen.requests).to_string(),
             worker.sum(|seen| seen.prefill_tokens).to_string(),
@@ -143,6 +144,14 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
 
 fn waiting(worker: &WorkerState) -> Option<f64> {
     worker.engine_waiting.map(|waiting| waiting as f64)
+}
+
+/// The state, and whether the worker is being prewarmed.
+fn state(worker: &WorkerState) -> String {
+    match worker.prewarm.is_some_and(|prewarm| prewarm.running) {
+        true => format!("{}, prewarming", worker.state),
+        false => worker.state.clone(),
+    }
 }
 
 fn parity(worker: &WorkerState) -> String {
@@ -179,6 +188,17 @@ mod tests {
         let text = to_text(&replies, &merged, 0);
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(!text.contains('\u{1b}') && text.contains("\\u{1b}[2J\\nd0 serving "), "{text}");
+    }
+
+    #[test]
+    fn a_worker_that_is_prewarmed_is_shown_as_that() {
+        let of = |text: &str| state(&serde_json::from_str::<WorkerState>(text).unwrap());
+        let prewarm = r#"{"running": true, "prefixes": 1, "tokens": 2}"#;
+        let worker = format!(r#"{{"state": "warming", "prewarm": {prewarm}}}"#);
+        assert_eq!(of(&worker), "warming, prewarming");
+        assert_eq!(of(&worker.replace("true", "false")), "warming");
+        assert_eq!(of(r#"{"state": "warming", "prewarm": null}"#), "warming");
+        assert_eq!(of(r#"{"state": "warming"}"#), "warming", "an older router");
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub struct Running {
     fleet: Arc<Fleet>,
     /// Accepts shims; ends after the client listeners.
     fleet_listener: Option<FleetListener>,
-    /// Logs the totals, and measures the runtime.
+    /// Logs the totals, measures the runtime, and prewarms workers.
     _background: JoinSet<()>,
     /// Follows the files of credentials, and shares the limits of tenants with other routers.
     access: JoinSet<()>,
@@ -137,6 +137,7 @@ impl Running {
         }
         let (mut background, access) = (log_summary(&core), keep_access(&core));
         background.spawn(runtime_lag::observe(Arc::clone(&core.metrics)));
+        background.spawn(splitrail_flow::prewarm::run(Arc::clone(&core.cluster)));
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);
         let close_traces = CancellationToken::new();

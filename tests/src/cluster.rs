@@ -157,6 +157,22 @@ fn engine_named<'a>(engines: &'a [(String, SimEngine)], name: &str) -> &'a SimEn
     &found.unwrap_or_else(|| panic!("no engine {name}")).1
 }
 
+/// An engine again, as another process on the same ports, with other settings.
+pub async fn restarted(engine: SimEngine, change: impl FnOnce(&mut SimConfig)) -> SimEngine {
+    let port = |endpoint: Option<&str>| {
+        endpoint.and_then(|text| text.rsplit(':').next()?.parse::<u16>().ok())
+    };
+    let mut config = SimConfig {
+        http_port: engine.http_addr().port(),
+        kv_events_port: port(engine.kv_events_endpoint()),
+        kv_replay_port: port(engine.kv_replay_endpoint()),
+        ..engine.config().clone()
+    };
+    change(&mut config);
+    engine.shutdown().await;
+    SimEngine::start(config).await.expect("the same ports")
+}
+
 /// A running cluster. Dropping it ends everything.
 pub struct Cluster {
     /// The router.
@@ -211,6 +227,14 @@ impl Cluster {
     /// An engine by name.
     pub fn engine(&self, name: &str) -> &SimEngine {
         engine_named(&self.engines, name)
+    }
+
+    /// Restarts an engine on the same ports.
+    pub async fn restart(&mut self, name: &str) {
+        let place = self.engines.iter().position(|(other, _)| other == name);
+        let place = place.unwrap_or_else(|| panic!("no engine {name}"));
+        let (name, engine) = self.engines.remove(place);
+        self.engines.insert(place, (name, restarted(engine, |_| {}).await));
     }
 
     /// The sum of a metric's series whose labels contain all of `labels`.

@@ -63,6 +63,20 @@ pub(crate) struct WorkerState {
     pub(crate) engine_kv_used_ratio: Option<f64>,
     /// Whether the worker has KV events and they do not arrive. `GET /metrics` says so.
     pub(crate) events_cut_off: bool,
+    /// How far the worker is prewarmed; `None` if it was not.
+    pub(crate) prewarm: Option<PrewarmState>,
+}
+
+/// How far a worker is prewarmed.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct PrewarmState {
+    /// Whether it goes on.
+    pub(crate) running: bool,
+    /// The number of prefixes that the worker has taken over.
+    pub(crate) prefixes: u64,
+    /// The number of their tokens.
+    pub(crate) tokens: u64,
 }
 
 impl WorkerState {

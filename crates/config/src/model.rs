@@ -28,7 +28,8 @@ mod health;
 mod limits;
 mod listen;
 mod or_none;
-mod peer_fetch;
+pub(crate) mod peer_fetch;
+mod prewarm;
 mod queue;
 mod quotas;
 mod speculative_index;
@@ -56,6 +57,7 @@ pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};
 pub use listen::{AdminAccess, ClientCertificates, Listen, Listener, ListenerTls};
 pub use peer_fetch::PeerFetch;
+pub use prewarm::PrewarmConfig;
 pub use queue::{QueueConfig, ThresholdConfig};
 pub use quotas::{LocalQuotas, NatsQuotas, Quotas};
 pub use speculative_index::SpeculativeIndexConfig;
@@ -270,6 +272,10 @@ pub struct Model {
     #[serde(default = "peer_fetch::max_per_worker")]
     #[schemars(range(min = 1, max = 1024))]
     pub peer_fetch_max_per_worker: u32,
+    /// Whether a prefill worker that has joined or restarted takes over the prefixes that recent
+    /// prompts use most; see [Prewarming](hand-offs.md#prewarming).
+    #[serde(default)]
+    pub prewarm: PrewarmConfig,
     /// Prompts of up to this number of tokens are never prefilled remotely.
     #[serde(default)]
     pub local_prefill_max_tokens: u32,

@@ -21,6 +21,7 @@ mod jwt;
 mod limits;
 mod listener_tls;
 mod peer_fetch;
+mod prewarm;
 mod queue;
 mod quotas;
 mod read_back;
@@ -74,6 +75,7 @@ pub(super) fn check(
         discovery::check(model, &path, base_dir, &mut workers, report);
         connector::check(model, &path, places, report);
         peer_fetch::check(model, &path, report);
+        prewarm::check(root, model, &path, report);
         flow::check(model, &path, &workers, report);
         health::check(model, &path, report);
         policy(model, &path, &workers, report);

@@ -32,6 +32,7 @@ pub mod peer_fetch;
 pub mod poll;
 pub mod pool;
 pub mod presence;
+pub mod prewarm;
 pub mod probe;
 pub mod push;
 pub mod ranks;

@@ -17,12 +17,7 @@ pub use splitrail_workload::fetches::{FetchBooking, FetchBounds, PeerFetches, Pr
 
 /// Whether a worker can take a prefix from another one now. Requests must be pinned to a rank, or
 /// there must be only one: the steps of a fetch meet in one rank's cache.
-pub(super) fn can_take(
-    worker: &Worker,
-    bounds: FetchBounds,
-    block_size: u32,
-    now: Instant,
-) -> bool {
+pub fn can_take(worker: &Worker, bounds: FetchBounds, block_size: u32, now: Instant) -> bool {
     has_block_size(worker, block_size)
         && !worker.ranks.are_chosen_by_the_engine()
         && worker.fetches.may_take(bounds, now)

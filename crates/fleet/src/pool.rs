@@ -14,6 +14,7 @@ use super::calibration::Calibration;
 use super::candidates::CandidateBuilder;
 use super::exclusion::{Exclusion, excluded};
 use super::peer_fetch::{FetchBounds, list_sources};
+use super::prewarm::HotStore;
 use super::ranks::rank_key;
 use super::read_back::ReadBack;
 use super::resync::Wish;
@@ -66,6 +67,8 @@ pub struct Pool {
     pub waiting: Waiting,
     /// KV that decode workers keep pinned for prefill workers.
     pub read_back: ReadBack,
+    /// The prefixes that recent prompts use most, if the model is prewarmed.
+    pub hot: HotStore,
     /// What the router has learned about when a remote prefill pays off.
     pub calibration: Calibration,
     /// The load from which a worker is saturated.
@@ -97,6 +100,7 @@ impl Pool {
             assumed: Assumed::new(SpeculativeIndexConfig::OFF),
             waiting: Waiting::default(),
             read_back: ReadBack::default(),
+            hot: HotStore::default(),
             calibration: Calibration::default(),
             busy: ArcSwap::default(),
             fetch_bounds: ArcSwapOption::empty(),
@@ -198,6 +202,7 @@ impl Pool {
         self.losses.configure(model.cache_loss_tracking);
         self.busy.store(Arc::new(model.saturation));
         self.fetch_bounds.store(FetchBounds::of(model).map(Arc::new));
+        self.hot.configure(model);
         self.uses_costs.store(model.uses_costs(), Relaxed);
     }
 

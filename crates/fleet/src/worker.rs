@@ -27,6 +27,7 @@ use super::outcomes::OutcomeCounters;
 use super::pace::Pace;
 use super::parity::ParityState;
 use super::presence::Presence;
+use super::prewarm::PrewarmState;
 use super::push::PushState;
 use super::ranks::Ranks;
 use super::read_back::Support as ReadBackSupport;
@@ -97,6 +98,8 @@ pub struct Worker {
     pub hand_overs: HandOvers,
     /// Prefixes that the worker takes from other workers, or others from it.
     pub fetches: Arc<PeerFetches>,
+    /// How far the worker is prewarmed.
+    pub prewarm: PrewarmState,
     /// What is known of the engine if KV is pushed from or to it.
     pub push: PushState,
     /// What was learned of read-back with the worker.
@@ -179,6 +182,7 @@ impl Worker {
             endpoint_support: EndpointSupport::default(),
             hand_overs: HandOvers::default(),
             fetches: Arc::default(),
+            prewarm: PrewarmState::default(),
             push: PushState::default(),
             read_back: ReadBackSupport::default(),
             echoes: Echoes::default(),
@@ -283,6 +287,11 @@ impl Worker {
     /// Marks the worker as there since the start of the router.
     pub fn founding(self) -> Self {
         Self { founder: AtomicBool::new(true), ..self }
+    }
+
+    /// Whether the worker was there when the router started and has not been down since.
+    pub fn is_founder(&self) -> bool {
+        self.founder.load(Relaxed)
     }
 
     /// The current state.

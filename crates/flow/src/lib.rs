@@ -22,6 +22,7 @@ mod place;
 pub mod plan;
 mod prefill;
 pub mod prepare;
+pub mod prewarm;
 mod push;
 mod read_back;
 pub mod relay;

@@ -13,7 +13,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 use tokio::time::{Instant as Moment, timeout_at};
 
-use super::context::PromptContext;
+use super::context::{PromptContext, envelope};
 use super::place::{Placed, fetch_choice};
 use crate::prepare::Unit;
 use splitrail_api::Endpoint;
@@ -28,8 +28,8 @@ use splitrail_policy::{FetchPlan, nanoseconds};
 mod outcome;
 mod steps;
 
-use outcome::Outcome;
-use steps::{Steps, Workers};
+pub(crate) use outcome::Outcome;
+pub(crate) use steps::{Asker, Steps, Workers};
 
 /// Whether a part of a prompt can be fetched: the router knows all of its tokens, without asking an
 /// engine for them, and the engine reads its cache for it.
@@ -182,9 +182,12 @@ impl<'a> Fetching<'a> {
         let ids = timeout_at(self.deadline, ids).await.map_err(|_| Outcome::TimedOut)?;
         let ids = ids.ok_or(Outcome::Unusable)?;
         let workers = Workers { source, source_rank: self.plan.rank, fetcher: &self.fetcher };
-        let steps = Steps::new(self.prompt, &booking, workers, self.prefix, self.deadline);
+        let (served, metrics) = (&context.served, &context.metrics);
+        let (body, memory) = (&unit.body, Some(&context.memory));
+        let asker = Asker { served, metrics, body, memory, envelope: envelope(context) };
+        let steps = Steps::new(asker, &booking, workers, self.prefix, self.deadline);
         let sent = Instant::now();
-        let outcome = steps.run(&ids).await?;
+        let outcome = steps.run(&ids.ids).await?;
         booking.arrived();
         if was_idle && booking.is_alone() && outcome == Outcome::Fetched {
             self.fetcher.costs.fetched(self.plan.tokens, sent.elapsed().as_secs_f64());

@@ -21,6 +21,7 @@ use super::legs;
 use super::peer_fetch::{fetch_planned, may_fetch};
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
+use super::prewarm;
 use super::read_back;
 use super::repair::Repair;
 use super::staged::{FetchRequest, Prefilled, Staged};
@@ -172,6 +173,7 @@ pub(super) async fn prefill_or_local(
         let error = match prefilled {
             Ok(Ok(prefilled)) => {
                 computed(context, unit, &placed);
+                prewarm::remember(prompt);
                 return Ok(Some(prefilled));
             }
             Ok(Err(reason)) => {
@@ -411,9 +413,16 @@ async fn prefill(
             Err(reason) => return Ok(Err(reason)),
         };
         context.served.admit_host(worker, hand_off.remote_host(), said.peer)?;
-        let lease = lease(context, &hand_off, said.begun);
+        let lease = lease(&context.served, &hand_off, said.begun);
         let fetch = FetchRequest::of(context, unit);
-        Some(Staged::new(context, fetch, worker.index, &envelope, hand_off, lease))
+        Some(Staged::new(
+            (&context.served, &context.metrics),
+            fetch,
+            worker.index,
+            &envelope,
+            hand_off,
+            lease,
+        ))
     };
     Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
 }
@@ -467,10 +476,10 @@ fn note(worker: &Worker, endpoint: Endpoint, said: &Result<Result<HandOff, Local
     }
 }
 
-pub(super) fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> Lease {
+pub(super) fn lease(served: &Served, hand_off: &HandOff, begun: tokio::time::Instant) -> Lease {
     let now_unix_s = unix_ms() as f64 / 1e3;
     let said = hand_off.remote_blocks_expiry_s().and_then(|at| left_by_engine(at, now_unix_s));
-    let lease = context.served.config.lease;
+    let lease = served.config.lease;
     Lease::new(begun, lease, said, tokio::time::Instant::now())
 }
 

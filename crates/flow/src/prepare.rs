@@ -30,7 +30,6 @@ mod short;
 mod tokens;
 
 use engine_tokens::{EngineTokens, Question};
-pub(crate) use ids::PromptIds;
 pub use short::is_harmless;
 use tokens::Tokens;
 
@@ -227,6 +226,11 @@ impl Preparer {
             long_permits: Arc::new(Semaphore::new((cores / 2).max(1))),
             engine_tokens: EngineTokens::default(),
         }
+    }
+
+    /// The budget for the memory of all requests, and its bound in bytes.
+    pub(crate) fn memory(&self) -> (&Arc<MemoryBudget>, usize) {
+        (&self.memory, self.cluster.serving().limits.request_memory_max_bytes)
     }
 
     /// The number of permits that are free for long bodies.

@@ -28,8 +28,6 @@ use splitrail_telemetry::Metrics;
 pub(super) struct Staged {
     hand_off: Option<HandOff>,
     lease: Lease,
-    /// The charge for the memory of the request's body.
-    memory: Arc<Charge>,
     metrics: Arc<Metrics>,
     served: Arc<Served>,
     fetch: FetchRequest,
@@ -43,6 +41,8 @@ pub(super) struct FetchRequest {
     pub(super) endpoint: Endpoint,
     /// The body, without the fields that a leg adds.
     pub(super) body: JsonObject,
+    /// The charge for the memory of the body, if a client's request has it.
+    pub(super) memory: Option<Arc<Charge>>,
     /// The prompt's load in tokens.
     pub(super) weight_tokens: u64,
     /// The worker that releases the hand-off if it is up; otherwise a decode worker does.
@@ -53,14 +53,15 @@ impl FetchRequest {
     /// The client's own prompt, for any decode worker.
     pub(super) fn of(context: &Context, unit: &Unit) -> Self {
         let (body, weight_tokens) = (unit.body.clone(), unit.weight_tokens);
-        Self { endpoint: context.endpoint, body, weight_tokens, by: None }
+        let memory = Some(Arc::clone(&context.memory));
+        Self { endpoint: context.endpoint, body, memory, weight_tokens, by: None }
     }
 }
 
 impl Staged {
     /// The hand-off of a prefill leg that has succeeded.
     pub(super) fn new(
-        context: &Context,
+        (served, metrics): (&Arc<Served>, &Arc<Metrics>),
         fetch: FetchRequest,
         worker: WorkerIndex,
         envelope: &Envelope,
@@ -70,9 +71,8 @@ impl Staged {
         Self {
             hand_off: Some(hand_off),
             lease,
-            memory: Arc::clone(&context.memory),
-            metrics: Arc::clone(&context.metrics),
-            served: Arc::clone(&context.served),
+            metrics: Arc::clone(metrics),
+            served: Arc::clone(served),
             fetch,
             envelope: envelope.clone(),
             worker,
@@ -100,7 +100,7 @@ impl Staged {
         let Ok(body) = body else { return false };
         let booking = worker.book(None, 0, *weight_tokens);
         let (metrics, served) = (Arc::clone(&self.metrics), Arc::clone(&self.served));
-        let held = (booking, Arc::clone(&self.memory));
+        let held = (booking, self.fetch.memory.clone());
         let (envelope, shape) = (self.envelope.clone(), Shape::whole(*endpoint));
         let body = Parcel::new(body).0.once();
         let release = async move {
@@ -193,8 +193,8 @@ impl Drop for Staged {
 }
 
 /// Counts a hand-off that no worker may take: its blocks stay staged until the lease ends.
-pub(super) fn leave(context: &Context) {
-    count(&context.metrics, &context.served, "left");
+pub(super) fn leave(served: &Served, metrics: &Metrics) {
+    count(metrics, served, "left");
 }
 
 fn count(metrics: &Metrics, served: &Served, outcome: &str) {

@@ -9,10 +9,12 @@
 pub mod chain;
 pub mod event;
 pub mod hash;
+pub mod hot;
 pub mod index;
 pub mod invariants;
 pub mod prefetch;
 pub mod recent;
+mod runs;
 pub mod usage;
 
 pub use chain::Chain;
@@ -20,6 +22,7 @@ pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
 pub use hash::{
     BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, hashes_after, next_hash,
 };
+pub use hot::{HotBounds, HotPrefix, HotPrefixes, PrefixTokens};
 pub use index::{
     Applied, Change, Frozen, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlap,
     Overlaps, Restore, RunNames, SnapshotRun, WorkerKey,

@@ -18,12 +18,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hash::BlockHash;
 use crate::index::WorkerKey;
+use crate::runs::{RunId, Runs};
 
 mod found;
 mod runs;
 
 pub use found::RecentOverlaps;
-use runs::{RunId, Runs};
+use runs::Holders;
 
 /// Bounds on the age and the number of assumed blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub const EXPIRED_BLOCKS_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct Recent {
     config: RecentConfig,
-    runs: Runs,
+    runs: Runs<Holders>,
     /// Prompts that still have a block, by number: the oldest, which expires first, is first.
     routed: BTreeMap<u64, Routed>,
     workers: BTreeMap<WorkerKey, Assumed>,
@@ -105,7 +106,7 @@ impl Recent {
         let rest = &hashes[known..];
         let tail = match (last, rest) {
             (Some(last), []) => last,
-            (last, rest) => self.runs.append(last, worker, number, rest),
+            (last, rest) => self.runs.append(last, rest, vec![(worker, number)]),
         };
         assumed.blocks += rest.len();
         assumed.numbers.insert(number);
@@ -153,8 +154,8 @@ impl Recent {
             known += alike;
             let run = self.runs.get(at);
             match last {
-                None => out.begin(&run.holders, known as u32),
-                Some(_) => out.deepen(&run.holders, known as u32),
+                None => out.begin(&run.note, known as u32),
+                Some(_) => out.deepen(&run.note, known as u32),
             }
             if alike < run.blocks.len() {
                 return;

@@ -214,6 +214,18 @@ metrics! {
     /// Prompt tokens of completed requests that legs found in their worker's cache because a
     /// peer fetch had brought them. They are a part of the local cache hits.
     peer_fetched_tokens: IntCounterVec("peer_fetched_tokens_total"; "model");
+    /// Workers whose prewarming has ended, by reason: done (they hold all hot prefixes that others can
+    /// send), tokens or time (the bounds of `prewarm`), full (their cache is), or stopped (they drain,
+    /// are down, have restarted or left, or prewarming was switched off).
+    prewarms: IntCounterVec("prewarms_total"; "model", "end" in PREWARM_ENDS);
+    /// Fetches of prewarming that have ended, by outcome as in `peer_fetches_total`. Each brings one
+    /// prefix to a worker.
+    prewarm_fetches: IntCounterVec("prewarm_fetches_total"; "model", "outcome" in PREWARM_FETCHES);
+    /// Prompt tokens that prewarming has brought to workers which did not hold them. They belong to no
+    /// request.
+    prewarmed_tokens: IntCounterVec("prewarmed_tokens_total"; "model");
+    /// Memory for the hot prefixes that the router remembers for prewarming.
+    hot_prefix_memory: IntGaugeVec("hot_prefix_memory_bytes"; "model");
     /// Prefill legs that were to read KV back from a decode worker, by outcome: read, not_needed (the
     /// engine had or computed the tokens itself), failed, or mismatch (the engine's tokens are not
     /// those of the router; read-back is off for the model then).

@@ -155,6 +155,8 @@ fn observe_fleet(core: &Core) -> WorkerRoles {
         core.metrics.cache_hit_threshold.with_label_values(&[model]).set(ratio);
         core.metrics.threshold_confidence.with_label_values(&[model]).set(confidence);
         observe_losses(core, served);
+        let hot_bytes = i64::try_from(served.pool.hot.bytes()).unwrap_or(i64::MAX);
+        core.metrics.hot_prefix_memory.with_label_values(&[model]).set(hot_bytes);
         let waiting = i64::try_from(served.pool.waiting.len()).unwrap_or(i64::MAX);
         core.metrics.queue_depth.with_label_values(&[model]).set(waiting);
         if let Some(queue) = &served.config.queue {

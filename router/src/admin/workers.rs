@@ -47,7 +47,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         .iter()
         .map(|tier| (tier.name().to_owned(), blocks[*tier as usize].into()))
         .collect();
-    json!({
+    let mut view = json!({
         "model": served.name(),
         "id": worker.id(),
         "role": worker.config.role.name(),
@@ -63,10 +63,6 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "events_current": worker.events_are_current(),
         "index_truncated": worker.index_is_truncated(),
         "breakers_open": open,
-        "no_hand_off": worker.hand_overs.missing(),
-        "stranded_legs": worker.push.stranded(),
-        "keeps_for_read_back": worker.read_back.pins(),
-        "read_back_pinned_blocks": served.pool.read_back.pinned_blocks(worker.index),
         "shim": worker.config.shim,
         "capabilities": worker.shim_report.capabilities().map(|known| known.to_json()),
         "honours_threshold": worker.honours_threshold(),
@@ -89,6 +85,23 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "engine_running": load.as_ref().and_then(|load| load.running),
         "engine_waiting": load.as_ref().and_then(|load| load.waiting),
         "engine_kv_used_ratio": load.as_ref().and_then(|load| load.kv_used_ratio),
+    });
+    if let (Some(members), Value::Object(movement)) =
+        (view.as_object_mut(), movement(served, worker))
+    {
+        members.extend(movement);
+    }
+    view
+}
+
+/// What is known of the KV that a worker hands over, keeps and takes.
+fn movement(served: &Served, worker: &Worker) -> Value {
+    json!({
+        "no_hand_off": worker.hand_overs.missing(),
+        "stranded_legs": worker.push.stranded(),
+        "keeps_for_read_back": worker.read_back.pins(),
+        "prewarm": worker.prewarm.view(),
+        "read_back_pinned_blocks": served.pool.read_back.pinned_blocks(worker.index),
     })
 }
 

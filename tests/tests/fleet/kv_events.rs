@@ -3,8 +3,8 @@
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use splitrail_sim::{EventForm, Fault, FaultKind, HashForm, SimConfig, SimEngine, UsageReport};
-use splitrail_tests::cluster::eventually;
+use splitrail_sim::{EventForm, Fault, FaultKind, HashForm, SimConfig, UsageReport};
+use splitrail_tests::cluster::{eventually, restarted};
 use splitrail_tests::{Client, Cluster, Reply, Spec};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -222,21 +222,6 @@ async fn without_a_replay_endpoint_nothing_from_before_a_gap_is_believed() {
     }
 }
 
-/// The same engine again, as another process on the same ports would be.
-async fn restart(engine: SimEngine) -> SimEngine {
-    let port = |endpoint: Option<&str>| {
-        endpoint.map(|text| text.rsplit(':').next().unwrap().parse::<u16>().unwrap())
-    };
-    let config = SimConfig {
-        http_port: engine.http_addr().port(),
-        kv_events_port: port(engine.kv_events_endpoint()),
-        kv_replay_port: port(engine.kv_replay_endpoint()),
-        ..engine.config().clone()
-    };
-    engine.shutdown().await;
-    SimEngine::start(config).await.unwrap()
-}
-
 async fn check_restart(engine: fn(&str, &mut SimConfig), busy: bool) {
     let mut cluster = Cluster::start(Spec {
         engine,
@@ -251,7 +236,7 @@ async fn check_restart(engine: fn(&str, &mut SimConfig), busy: bool) {
     ask(&cluster.http, &old).await;
     cluster.settle().await;
     let (name, engine) = cluster.engines.pop().unwrap();
-    let engine = restart(engine).await;
+    let engine = restarted(engine, |_| {}).await;
     if busy {
         // Its batches' numbers are soon beyond those of the old process.
         let direct = Client::new(engine.http_addr());
@@ -291,7 +276,7 @@ async fn after_a_restart_the_index_is_in_step_again() {
     ask(&cluster.http, &text(30, "old")).await;
     cluster.settle().await;
     let (name, engine) = cluster.engines.pop().unwrap();
-    let engine = restart(engine).await;
+    let engine = restarted(engine, |_| {}).await;
     let direct = Client::new(engine.http_addr());
     for i in 0..5 {
         ask(&direct, &text(30, &format!("direct{i}-"))).await;

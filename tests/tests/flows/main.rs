@@ -10,4 +10,5 @@ mod lease;
 mod matrix;
 mod migrate;
 mod peer_fetch;
+mod prewarm;
 mod read_back;

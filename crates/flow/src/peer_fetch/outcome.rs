@@ -2,7 +2,7 @@
 
 /// How a peer fetch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// The worker holds the prefix.
     Fetched,
     /// The worker holds the prefix, because another request fetched it at the same time.
@@ -30,7 +30,7 @@ pub(super) enum Outcome {
 
 impl Outcome {
     /// The outcome in metrics and records.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Fetched => "fetched",
             Self::Shared => "shared",
@@ -55,7 +55,7 @@ impl Outcome {
     }
 
     /// Whether the worker holds the prefix now.
-    pub(super) fn has_blocks(self) -> bool {
+    pub(crate) fn has_blocks(self) -> bool {
         matches!(self, Self::Fetched | Self::Shared | Self::Recomputed(_))
     }
 }

@@ -11,21 +11,21 @@ use splitrail_engine::usage::EngineUsage;
 use tokio::time::{Instant as Moment, timeout_at};
 
 use super::Outcome;
-use crate::context::{PromptContext, envelope};
 use crate::hand_off::{Carried, Lead};
 use crate::legs;
 use crate::prefill::lease;
-use crate::prepare::PromptIds;
 use crate::read_back::discard_whole;
 use crate::reply::choices::turned_away;
 use crate::staged::{FetchRequest, Prefilled, Staged, UnderWay, leave};
 use splitrail_api::error::{Error, Kind};
+use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::GateKind;
 use splitrail_engine_client::{Envelope, Parcel, Peer, Shape};
-use splitrail_fleet::Worker;
 use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
 use splitrail_fleet::reply_audit::audit_source;
+use splitrail_fleet::{Served, Worker};
+use splitrail_telemetry::Metrics;
 
 /// The endpoint of both requests: the only one that takes token ids and a cache salt on every engine.
 const ENDPOINT: Endpoint = Endpoint::Completions;
@@ -35,8 +35,8 @@ const ENDPOINT: Endpoint = Endpoint::Completions;
 const KEPT: [&str; 3] = ["model", "cache_salt", "priority"];
 
 /// Both requests of a fetch.
-pub(super) struct Steps<'a> {
-    prompt: PromptContext<'a>,
+pub(crate) struct Steps<'a> {
+    asker: Asker<'a>,
     booking: &'a FetchBooking,
     workers: Workers<'a>,
     prefix: Prefix,
@@ -45,15 +45,29 @@ pub(super) struct Steps<'a> {
     deadline: Moment,
 }
 
+/// For what a prefix is fetched: a request of a client, or prewarming.
+pub(crate) struct Asker<'a> {
+    /// The model.
+    pub(crate) served: &'a Arc<Served>,
+    /// The router's metrics.
+    pub(crate) metrics: &'a Arc<Metrics>,
+    /// A body whose namespace, and urgency, both requests of the fetch get.
+    pub(crate) body: &'a JsonObject,
+    /// The charge for the memory of the body, if a client's request has it.
+    pub(crate) memory: Option<&'a Arc<Charge>>,
+    /// The envelope of both requests: as the legs of an attempt, they have the same id.
+    pub(crate) envelope: Envelope,
+}
+
 /// The workers of a fetch.
 #[derive(Clone, Copy)]
-pub(super) struct Workers<'a> {
+pub(crate) struct Workers<'a> {
     /// The worker that holds the prefix.
-    pub(super) source: &'a Arc<Worker>,
+    pub(crate) source: &'a Arc<Worker>,
     /// The rank that holds it, if the source has several.
-    pub(super) source_rank: Option<u16>,
+    pub(crate) source_rank: Option<u16>,
     /// The worker that takes it.
-    pub(super) fetcher: &'a Arc<Worker>,
+    pub(crate) fetcher: &'a Arc<Worker>,
 }
 
 /// What a source has given.
@@ -64,32 +78,30 @@ struct Given {
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn new(
-        prompt: PromptContext<'a>,
+    pub(crate) fn new(
+        asker: Asker<'a>,
         booking: &'a FetchBooking,
         workers: Workers<'a>,
         prefix: Prefix,
         deadline: Moment,
     ) -> Self {
-        let prefix_tokens = prefix.blocks * prompt.context.served.pool.block_size();
-        Self { prompt, booking, workers, prefix, prefix_tokens, deadline }
+        let prefix_tokens = prefix.blocks * asker.served.pool.block_size();
+        Self { asker, booking, workers, prefix, prefix_tokens, deadline }
     }
 
-    /// Sends one request after the other.
-    pub(super) async fn run(&self, ids: &PromptIds) -> Result<Outcome, Outcome> {
-        let PromptContext { context, unit, .. } = self.prompt;
-        let ids = ids.ids.get(..self.prefix_tokens as usize + 1).ok_or(Outcome::Unusable)?;
-        let body = body(&unit.body, ids).map_err(|_| Outcome::Unusable)?;
-        // As the legs of an attempt, both requests have the same id.
-        let envelope = envelope(context);
-        let given = timeout_at(self.deadline, self.ask(&body, &envelope)).await;
+    /// Sends one request after the other, for a prefix of these tokens and one more token, which are
+    /// the first ones of `ids`.
+    pub(crate) async fn run(&self, ids: &[u32]) -> Result<Outcome, Outcome> {
+        let ids = ids.get(..self.prefix_tokens as usize + 1).ok_or(Outcome::Unusable)?;
+        let body = body(self.asker.body, ids).map_err(|_| Outcome::Unusable)?;
+        let given = timeout_at(self.deadline, self.ask(&body)).await;
         let given = given.unwrap_or(Err(Outcome::TimedOut));
         let did_well = given.as_ref().is_ok_and(|given| given.recomputed_tokens == 0);
         self.booking.source_did(did_well, Instant::now());
         let Given { hand_off, recomputed_tokens } = given?;
         // After its lease, the source may use the blocks for another prompt, and nobody would see it.
         let ends = self.deadline.min(hand_off.lease().ends());
-        let taken = timeout_at(ends, self.take(&body, &envelope, hand_off)).await;
+        let taken = timeout_at(ends, self.take(&body, hand_off)).await;
         let taken = taken.unwrap_or(Err(Outcome::TimedOut));
         self.booking.fetcher_did(taken.is_ok(), Instant::now());
         if taken.is_err() {
@@ -103,8 +115,8 @@ impl<'a> Steps<'a> {
     }
 
     /// Asks the source for the prefix and one more token.
-    async fn ask(&self, body: &JsonObject, envelope: &Envelope) -> Result<Given, Outcome> {
-        let context = self.prompt.context;
+    async fn ask(&self, body: &JsonObject) -> Result<Given, Outcome> {
+        let Asker { served, metrics, envelope, .. } = &self.asker;
         let source = self.workers.source;
         let tokens = self.prefix_tokens + 1;
         let mut asked = body.clone();
@@ -123,13 +135,13 @@ impl<'a> Steps<'a> {
         let hand_off = reply.raw("kv_transfer_params").unwrap_or("null");
         let hand_off = HandOff::from_reply(hand_off).map_err(|_| Outcome::Unusable)?;
         let foreign = |_| Outcome::ForeignHandOff;
-        let admitted = context.served.admit_host(source, hand_off.remote_host(), peer);
+        let admitted = served.admit_host(source, hand_off.remote_host(), peer);
         admitted.map_err(foreign)?;
         let cached = usage.and_then(|usage| usage.cached_tokens);
         let cached = cached.or(hand_off.remote_prefill_cached_tokens());
         let promised = self.prefix_tokens;
         if let Some(cached) = cached {
-            audit_source(&context.metrics, &context.served, source, epoch, [promised, cached]);
+            audit_source(metrics, served, source, epoch, [promised, cached]);
         }
         // A hand-off of other tokens than these would be taken without an error.
         let fits = usage.is_none_or(|usage| usage.prompt_tokens == tokens)
@@ -137,28 +149,26 @@ impl<'a> Steps<'a> {
             && hand_off.block_count() == self.prefix.blocks as usize + 1;
         if !fits {
             // Nor may any worker take it to free its blocks: they stay staged until the lease ends.
-            leave(context);
+            leave(served, metrics);
             return Err(Outcome::Unusable);
         }
-        let lease = lease(context, &hand_off, begun);
+        let lease = lease(served, &hand_off, begun);
         let fetch = FetchRequest {
             endpoint: ENDPOINT,
             body: body.clone(),
             weight_tokens: u64::from(tokens),
             by: Some(Arc::clone(self.workers.fetcher)),
+            memory: self.asker.memory.cloned(),
         };
-        let hand_off = Staged::new(context, fetch, source.index, envelope, hand_off, lease);
+        let hand_off =
+            Staged::new((served, metrics), fetch, source.index, envelope, hand_off, lease);
         let recomputed_tokens = cached.map_or(0, |cached| promised.saturating_sub(cached));
         Ok(Given { hand_off, recomputed_tokens })
     }
 
     /// Lets the worker take the hand-off.
-    async fn take(
-        &self,
-        body: &JsonObject,
-        envelope: &Envelope,
-        mut hand_off: Staged,
-    ) -> Result<(), Outcome> {
+    async fn take(&self, body: &JsonObject, mut hand_off: Staged) -> Result<(), Outcome> {
+        let Asker { served, metrics, envelope, .. } = &self.asker;
         let params = hand_off.spend().ok_or(Outcome::Failed)?;
         let mut asked = body.clone();
         self.put_threshold(&mut asked, self.workers.fetcher, 0.0);
@@ -173,8 +183,7 @@ impl<'a> Steps<'a> {
         let _under_way = UnderWay::new(Some(prefilled), Some(params), receipt);
         let (reply, ..) = self.send(self.workers.fetcher, parcel.once(), &envelope).await?;
         // An engine that keeps KV for read-back keeps that of this request as well.
-        let context = self.prompt.context;
-        discard_whole(&context.served, &context.metrics, self.workers.fetcher, reply);
+        discard_whole(served, metrics, self.workers.fetcher, reply);
         Ok(())
     }
 
@@ -185,7 +194,7 @@ impl<'a> Steps<'a> {
         body: Parcel,
         envelope: &Envelope,
     ) -> Result<(Bytes, Moment, Option<std::net::IpAddr>), Outcome> {
-        let client = &self.prompt.context.served.client;
+        let client = &self.asker.served.client;
         let failed = |error: Error| match error.kind() {
             Kind::EngineRejected(412) => Outcome::Lost,
             _ => {
@@ -206,7 +215,7 @@ impl<'a> Steps<'a> {
 
     /// Adds `cache_hit_threshold` for an engine that knows it.
     fn put_threshold(&self, body: &mut JsonObject, worker: &Worker, threshold: f64) {
-        let told = self.prompt.context.served.config.gate.kind == GateKind::Engine;
+        let told = self.asker.served.config.gate.kind == GateKind::Engine;
         if worker.honours_threshold().unwrap_or(told) {
             body.set("cache_hit_threshold", threshold.to_string());
         }

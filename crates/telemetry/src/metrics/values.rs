@@ -83,6 +83,21 @@ pub(crate) const PEER_FETCHES: &[&str] = &[
     "timed_out",
     "cancelled",
 ];
+/// How prewarming of a worker ends.
+pub(crate) const PREWARM_ENDS: &[&str] = &["done", "tokens", "time", "full", "stopped"];
+/// How fetches of prewarming end.
+pub(crate) const PREWARM_FETCHES: &[&str] = &[
+    "fetched",
+    "recomputed",
+    "lost",
+    "gone",
+    "full",
+    "unusable",
+    "foreign_hand_off",
+    "failed",
+    "timed_out",
+    "cancelled",
+];
 /// Messages of the event plane.
 pub(crate) const PLANE_MESSAGES: &[&str] = &["events", "reports"];
 /// Why a message of the event plane is refused.

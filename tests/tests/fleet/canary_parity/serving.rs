@@ -1,7 +1,7 @@
 //! What being asked costs, and when it happens.
 
-use splitrail_sim::{Fault, FaultKind, PromptDialect, SimConfig, SimEngine};
-use splitrail_tests::cluster::eventually;
+use splitrail_sim::{Fault, FaultKind, PromptDialect};
+use splitrail_tests::cluster::{eventually, restarted};
 use splitrail_tests::{Cluster, Spec};
 
 use super::support::{COMPLETIONS, ask, completion, one, overlap, settled, text, worker};
@@ -103,29 +103,13 @@ async fn nothing_is_believed_before_a_worker_was_asked() {
     assert_eq!(worker(&cluster, "w0").await["parity"], "pending");
 }
 
-/// The same engine as another process, with other settings.
-async fn restart(engine: SimEngine, change: impl FnOnce(&mut SimConfig)) -> SimEngine {
-    let port = |endpoint: Option<&str>| {
-        endpoint.map(|text| text.rsplit(':').next().unwrap().parse::<u16>().unwrap())
-    };
-    let mut config = SimConfig {
-        http_port: engine.http_addr().port(),
-        kv_events_port: port(engine.kv_events_endpoint()),
-        kv_replay_port: port(engine.kv_replay_endpoint()),
-        ..engine.config().clone()
-    };
-    change(&mut config);
-    engine.shutdown().await;
-    SimEngine::start(config).await.unwrap()
-}
-
 #[tokio::test]
 async fn a_worker_that_comes_back_is_asked_again() {
     let mut cluster =
         Cluster::start(one(|_, config| config.dialect = PromptDialect::OtherTemplate)).await;
     assert_eq!(settled(&cluster, "w0").await, "template");
     let (name, engine) = cluster.engines.pop().unwrap();
-    let engine = restart(engine, |config| config.dialect = PromptDialect::Shipped).await;
+    let engine = restarted(engine, |config| config.dialect = PromptDialect::Shipped).await;
     cluster.engines.push((name, engine));
     eventually("the new process agrees", async || worker(&cluster, "w0").await["parity"] == "ok")
         .await;

@@ -1,0 +1,104 @@
+//! One fetch of prewarming.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::HeaderValue;
+use splitrail_kv::BlockHash;
+
+use crate::peer_fetch::{Asker, Outcome, Steps, Workers};
+use splitrail_api::JsonObject;
+use splitrail_api::text::random_id;
+use splitrail_engine_client::Envelope;
+use splitrail_fleet::costs::RankScope;
+use splitrail_fleet::peer_fetch::{FetchBooking, FetchBounds, Prefix};
+use splitrail_fleet::{Served, Worker};
+use splitrail_policy::nanoseconds;
+use splitrail_telemetry::Metrics;
+
+/// What is fetched, from where, and to where.
+pub(super) struct Plan {
+    /// The worker that holds the prefix.
+    pub(super) source: Arc<Worker>,
+    /// The rank that holds it, if the source has several.
+    pub(super) source_rank: Option<u16>,
+    /// The worker that is prewarmed.
+    pub(super) fetcher: Arc<Worker>,
+    /// The rank that takes it, if the worker has several.
+    pub(super) rank: Option<u16>,
+    /// The hashes of the blocks of the prefix.
+    pub(super) hashes: Arc<[BlockHash]>,
+    /// The number of tokens that the worker does not hold.
+    pub(super) tokens: u64,
+    /// The bounds that leave a place to fetches for requests.
+    pub(super) bounds: FetchBounds,
+}
+
+/// Counts how a fetch ends. One that is dropped before it has an outcome was cancelled.
+struct Counted<'a> {
+    served: &'a Served,
+    metrics: &'a Metrics,
+    outcome: Outcome,
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        let labels = [self.served.name(), self.outcome.name()];
+        self.metrics.prewarm_fetches.with_label_values(&labels).inc();
+    }
+}
+
+/// Fetches a prefix, and counts it.
+pub(super) async fn fetch(served: Arc<Served>, metrics: Arc<Metrics>, plan: Plan) -> Outcome {
+    let mut counted = Counted { served: &served, metrics: &metrics, outcome: Outcome::Cancelled };
+    counted.outcome = run(&served, &metrics, &plan).await.unwrap_or_else(|outcome| outcome);
+    counted.outcome
+}
+
+async fn run(
+    served: &Arc<Served>,
+    metrics: &Arc<Metrics>,
+    plan: &Plan,
+) -> Result<Outcome, Outcome> {
+    let Plan { source, source_rank, fetcher, rank, hashes, tokens, bounds } = plan;
+    let last = *hashes.last().ok_or(Outcome::Unusable)?;
+    if !served.pool.holds(source, *source_rank, hashes) {
+        return Err(Outcome::Gone);
+    }
+    let known = served.pool.hot.tokens(hashes).ok_or(Outcome::Unusable)?;
+    let costs = fetcher.costs.seen(Instant::now(), RankScope::Rank(None), 0).coefficients;
+    let transfer_ns = nanoseconds(costs.fetch_link_seconds(*tokens));
+    let prefix = Prefix { rank: *rank, blocks: hashes.len() as u32, last };
+    let booking =
+        FetchBooking::begin(&source.fetches, &fetcher.fetches, prefix, *bounds, transfer_ns);
+    let booking = booking.ok_or(Outcome::Full)?;
+    let was_idle = booking.is_alone() && source.booked.prefill_tokens() == 0;
+    let mut body = JsonObject::parse_str("{}").map_err(|_| Outcome::Unusable)?;
+    body.set("model", known.model);
+    // Any token does as the one after the prefix: its block is not full, so nothing is cached of it.
+    let mut ids = known.ids;
+    ids.push(*ids.first().ok_or(Outcome::Unusable)?);
+    let asker = Asker { served, metrics, body: &body, memory: None, envelope: envelope() };
+    let workers = Workers { source, source_rank: *source_rank, fetcher };
+    let begun = Instant::now();
+    let deadline = begun + served.config.timeouts.peer_fetch;
+    let outcome = Steps::new(asker, &booking, workers, prefix, deadline.into()).run(&ids).await?;
+    booking.arrived();
+    if was_idle && booking.is_alone() && outcome == Outcome::Fetched {
+        fetcher.costs.fetched(*tokens, begun.elapsed().as_secs_f64());
+    }
+    Ok(outcome)
+}
+
+fn envelope() -> Envelope {
+    let request_id = HeaderValue::from_str(&random_id());
+    Envelope {
+        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
+        traceparent: None,
+        tracestate: None,
+        gate: None,
+        rank: None,
+        prefill_tokens: None,
+        fresh: false,
+    }
+}

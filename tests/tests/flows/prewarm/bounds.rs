@@ -1,0 +1,122 @@
+//! What a worker takes over is bounded, and requests of clients go first.
+
+use splitrail_sim::{FaultKind, SimConfig};
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::{Spec, Trial};
+
+use super::{
+    BLOCK, blocks, eager, fetched, heat, prewarmed, serve, spec, steps, turn, until_ended,
+};
+
+#[tokio::test]
+async fn no_more_tokens_are_taken_over_than_configured() {
+    let tokens_max = blocks("a") * BLOCK + 4 * BLOCK;
+    let keys = format!("{{ enabled: true, link_share: 1, tokens_max: {tokens_max} }}");
+    let mut trial = Trial::start(spec(&keys)).await;
+    heat(&mut trial, &["a", "b"]).await;
+    for end in ["third", "fourth"] {
+        serve(&mut trial, &turn("b", end)).await;
+    }
+    trial.cluster.settle().await;
+    trial.cluster.restart("p1").await;
+    until_ended(&trial, "tokens").await;
+    let taken = prewarmed(&trial, "p1").await["tokens"].as_u64().unwrap();
+    assert!(taken <= tokens_max && taken > tokens_max - 2 * BLOCK, "{taken} of {tokens_max}");
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn prewarming_ends_when_its_time_is_over() {
+    let mut trial = Trial::start(Spec {
+        engine: |_, config: &mut SimConfig| {
+            (config.peer_fetch, config.transfer_us_per_block) = (true, 1_000_000);
+        },
+        model: spec("{ enabled: true, time_max: 300ms }").model,
+        ..eager()
+    })
+    .await;
+    heat_slowly(&mut trial).await;
+    trial.cluster.restart("p1").await;
+    until_ended(&trial, "time").await;
+    eventually("what is under way is cancelled", async || {
+        fetched(&trial, "cancelled").await == 1.0
+    })
+    .await;
+    assert_eq!(prewarmed(&trial, "p1").await["tokens"], 0);
+    trial.finish().await;
+}
+
+/// Makes a prefix of two blocks hot where transfers are slow.
+async fn heat_slowly(trial: &mut Trial) {
+    super::drain(trial, "p1").await;
+    for end in ["x", "y"] {
+        let body = splitrail_tests::trial::completion(&format!("a beginning of two blocks, {end}"));
+        serve(trial, &body).await;
+    }
+    eventually("the ids are known", async || super::remembered(trial).await > 300.0).await;
+    trial.cluster.settle().await;
+    super::undrain(trial, "p1").await;
+}
+
+#[tokio::test]
+async fn a_full_cache_ends_it() {
+    let engine = |name: &str, config: &mut SimConfig| {
+        config.peer_fetch = true;
+        if name == "p1" {
+            config.kv_blocks = 16;
+        }
+    };
+    let mut trial = Trial::start(Spec { engine, ..eager() }).await;
+    heat(&mut trial, &["a", "b"]).await;
+    assert!(blocks("a") < 15 && blocks("a") + blocks("b") > 15, "one fits");
+    trial.cluster.restart("p1").await;
+    until_ended(&trial, "full").await;
+    assert_eq!(prewarmed(&trial, "p1").await["prefixes"], 1);
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn one_fetch_at_a_time_is_possible_and_the_most_used_prefix_comes_first() {
+    let engine = |_: &str, config: &mut SimConfig| {
+        (config.peer_fetch, config.transfer_us_per_block) = (true, 20_000);
+    };
+    let model = spec("{ enabled: true, link_share: 1, fetches_max: 1 }").model;
+    let mut trial = Trial::start(Spec { engine, model, ..eager() }).await;
+    heat(&mut trial, &["a", "b", "c"]).await;
+    for end in ["third", "fourth", "fifth"] {
+        serve(&mut trial, &turn("b", end)).await;
+    }
+    trial.cluster.settle().await;
+    trial.cluster.restart("p1").await;
+    let mut most = 0;
+    eventually("prewarming ends", async || {
+        most = most.max(trial.cluster.engine("p1").state().running);
+        fetched(&trial, "fetched").await >= 3.0
+    })
+    .await;
+    assert!(most <= 1, "{most} at a time");
+    let first = steps(&trial, "p1")[0]["prompt"].as_array().unwrap().len() as u64;
+    assert_eq!(first, blocks("b") * BLOCK + 1);
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_failed_fetch_is_tried_once_more_at_most() {
+    let mut trial = Trial::start(eager()).await;
+    heat(&mut trial, &["a"]).await;
+    for engine in ["p0", "d0"] {
+        trial.fault(engine, FaultKind::RefusePulls, None);
+    }
+    trial.cluster.restart("p1").await;
+    eventually("it has failed", async || fetched(&trial, "failed").await >= 1.0).await;
+    assert!(steps(&trial, "p1").len() <= 2);
+    for engine in ["p0", "d0"] {
+        trial.cluster.engine(engine).clear_faults();
+    }
+    serve(&mut trial, &turn("a", "third")).await;
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
