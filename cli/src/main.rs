@@ -322,7 +322,7 @@ async fn run_quickstart(
     ready_file: Option<PathBuf>,
     print_config: bool,
 ) -> Result<(), Failure> {
-    if options.peer_fetch && options.flow == Flow::Aggregated {
+    if options.peer_fetch && options.flow == splitrail_config::Flow::Aggregated {
         let message = "--peer-fetch needs a flow with a prefill leg, which `aggregated` has not";
         return Err(Failure::new(exit::USAGE, message));
     }

@@ -51,7 +51,7 @@ pub struct Running {
     /// Accepts shims; ends after the client listeners.
     fleet_listener: Option<FleetListener>,
     /// Logs the totals, measures the runtime, and prewarms workers.
-    _background: JoinSet<()>,
+    background: JoinSet<()>,
     /// Follows the files of credentials, and shares the limits of tenants with other routers.
     access: JoinSet<()>,
     /// Writes the ledger file until all ended requests are in it.
@@ -154,7 +154,7 @@ impl Running {
             _sampling: sampling,
             fleet,
             fleet_listener,
-            _background: background,
+            background,
             access,
             ledger,
             close_ledger,
@@ -211,6 +211,8 @@ impl Running {
         let limits = self.core.serving().limits.clone();
         let grace_ends = Instant::now() + limits.drain_delay + limits.drain_grace;
         let cut = self.end_requests().await;
+        // What prewarming has not used is released.
+        self.background.shutdown().await;
         let serving = self.core.serving();
         let until = grace_ends.max(Instant::now() + RELEASE_TIMEOUT).into();
         let pins = release_of(&serving, &self.core.metrics);

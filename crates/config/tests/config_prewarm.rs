@@ -49,11 +49,9 @@ fn what_prewarming_needs_is_said_where_it_is_missing() {
 #[test]
 fn prompts_of_tenants_are_not_remembered_which_is_said() {
     let keys = "peer_fetch: two_step\n    prewarm: { enabled: true }";
-    let auth = "auth: [{ kind: keys, file: keys.yaml }]\ntenants: [{ name: a }]\n";
-    let text = format!("{auth}{}", with(keys));
-    let warned = match parse(&text) {
-        Ok(loaded) => format!("{:?}", loaded.warnings),
-        Err(problems) => problems.to_string(),
-    };
+    let auth = "auth: [{ kind: jwt, issuer: https://id.example, audience: a, jwks: jwks.json }]\n\
+                tenants: [{ name: a }]\n";
+    let loaded = parse(&format!("{auth}{}", with(keys))).unwrap();
+    let warned = format!("{:?}", loaded.warnings);
     assert!(warned.contains("`models[0].prewarm` has no effect"), "{warned}");
 }

@@ -14,6 +14,9 @@ use splitrail_tests::{Spec, Trial};
 /// Tokens per block.
 const BLOCK: u64 = 16;
 
+/// The lease of hand-offs, in milliseconds.
+const LEASE_MS: u64 = 3000;
+
 /// Keys of a model whose workers fetch whatever they can.
 const KEYS: &str = "peer_fetch: two_step\npeer_fetch_min_tokens: 16\n\
                     costs: { fetch_base_ms: 0, prefill_us_per_token: 1000000 }";
@@ -24,7 +27,7 @@ fn spec(prewarm: &str) -> Spec {
         decode: 1,
         policy: "{ kind: predicted_ttft }",
         model: format!("{KEYS}\nprewarm: {prewarm}"),
-        engine: |_, config| config.peer_fetch = true,
+        engine: |_, config| (config.peer_fetch, config.lease_ms) = (true, LEASE_MS),
         ..Spec::default()
     }
 }
@@ -33,6 +36,9 @@ fn spec(prewarm: &str) -> Spec {
 fn eager() -> Spec {
     spec("{ enabled: true, link_share: 1 }")
 }
+
+/// A prompt of `p1` alone.
+const GREETING: &str = "a prompt that is sent once";
 
 /// The text that prompts have in common.
 fn common(name: &str) -> String {
@@ -52,6 +58,7 @@ fn turn(name: &str, end: &str) -> Value {
 /// Has the prefill worker `p0` compute prompts with a common beginning, until it is hot: its token
 /// ids are remembered.
 async fn heat(trial: &mut Trial, names: &[&str]) {
+    greet(trial).await;
     drain(trial, "p1").await;
     for name in names {
         let before = remembered(trial).await;
@@ -65,6 +72,15 @@ async fn heat(trial: &mut Trial, names: &[&str]) {
     }
     trial.cluster.settle().await;
     undrain(trial, "p1").await;
+}
+
+/// Has `p1` serve a request, so that its next process is known to be another one.
+async fn greet(trial: &mut Trial) {
+    drain(trial, "p0").await;
+    let reply = serve(trial, &completion(GREETING)).await;
+    assert_eq!(reply.route("prefill"), Some("p1"));
+    trial.cluster.settle().await;
+    undrain(trial, "p0").await;
 }
 
 /// Bytes of memory for hot prefixes.
@@ -105,10 +121,16 @@ async fn fetched(trial: &Trial, outcome: &str) -> f64 {
 
 /// Waits until prewarming of a worker has ended like this.
 async fn until_ended(trial: &Trial, end: &str) {
+    let metric = "splitrail_prewarms_total";
     eventually(&format!("prewarming ends: {end}"), async || {
-        trial.cluster.metric("splitrail_prewarms_total", &[("end", end)]).await == 1.0
+        trial.cluster.metric(metric, &[]).await > 0.0
     })
     .await;
+    let text = trial.cluster.admin.get("/metrics").await.text();
+    let told =
+        text.lines().filter(|line| line.starts_with("splitrail_prewarm") && !line.ends_with(" 0"));
+    let told: Vec<&str> = told.collect();
+    assert_eq!(trial.cluster.metric(metric, &[("end", end)]).await, 1.0, "{told:#?}");
 }
 
 /// The requests that an engine got besides those of clients: prompts of token ids.

@@ -99,6 +99,7 @@ fn envelope() -> Envelope {
         gate: None,
         rank: None,
         prefill_tokens: None,
-        fresh: false,
+        // Kept connections may lead to the worker's process before its restart.
+        fresh: true,
     }
 }

@@ -17,6 +17,9 @@ use splitrail_fleet::{Pool, Roster, Served, Worker};
 use splitrail_policy::{Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
 
+/// How long after a worker's start prewarming begins: its restart is noticed in several ways, and
+/// what the index has of the process before must be gone.
+const BEGIN_AFTER: Duration = Duration::from_secs(1);
 /// How long a worker may have nothing to take over before it counts as prewarmed: blocks and token
 /// ids may still become known.
 const SETTLED: Duration = Duration::from_secs(2);
@@ -71,8 +74,9 @@ struct Seen {
 }
 
 /// A worker that is prewarmed, or is going to be.
-#[derive(Default)]
 struct Join {
+    /// When its start was noticed.
+    noted: Instant,
     /// When it was first ready.
     began: Option<Instant>,
     running: Vec<Running>,
@@ -136,7 +140,7 @@ impl Joins {
     ) -> bool {
         let roster = served.pool.roster();
         self.note_ended(served, metrics, now);
-        self.note_workers(&roster, metrics);
+        self.note_workers(&roster, metrics, now);
         let workers: Vec<WorkerIndex> = self.workers.keys().copied().collect();
         for index in workers {
             loop {
@@ -176,7 +180,7 @@ impl Joins {
     }
 
     /// Takes over which workers there are, and which have restarted.
-    fn note_workers(&mut self, roster: &Roster, metrics: &Metrics) {
+    fn note_workers(&mut self, roster: &Roster, metrics: &Metrics, now: Instant) {
         let model = &self.model;
         self.workers.retain(|index, seen| {
             let is_kept = roster.get(*index).is_some();
@@ -191,11 +195,11 @@ impl Joins {
                 worker: Arc::clone(worker),
                 process,
                 // What was there before the router has its blocks already.
-                join: (!worker.is_founder()).then(Join::default),
+                join: (!worker.is_founder()).then(|| Join::new(now)),
             });
             if seen.process != process {
                 seen.end(model, metrics, End::Stopped);
-                (seen.process, seen.join) = (process, Some(Join::default()));
+                (seen.process, seen.join) = (process, Some(Join::new(now)));
             }
         }
     }
@@ -213,7 +217,7 @@ impl Joins {
         let is_ready = worker.is_available(Leg::Prefill, now)
             && worker.is_probed()
             && worker.overlap_is_believed(None);
-        if join.began.is_none() && is_ready {
+        if join.began.is_none() && is_ready && now >= join.noted + BEGIN_AFTER {
             join.began = Some(now);
             worker.prewarm.begin();
         }
@@ -257,6 +261,19 @@ impl Joins {
 }
 
 impl Join {
+    fn new(now: Instant) -> Self {
+        Self {
+            noted: now,
+            began: None,
+            running: Vec::new(),
+            pauses: Vec::new(),
+            tried: HashMap::new(),
+            prefixes: 0,
+            tokens: 0,
+            idle_since: None,
+        }
+    }
+
     /// Takes over the outcome of a fetch. Returns its tokens; `None` if it is no fetch of this worker.
     fn note_ended(&mut self, id: Id, outcome: Outcome) -> Option<u64> {
         let at = self.running.iter().position(|running| running.id == id)?;

@@ -5,7 +5,7 @@ use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Spec, Trial};
 
 use super::{
-    BLOCK, blocks, eager, fetched, heat, prewarmed, serve, spec, steps, turn, until_ended,
+    BLOCK, LEASE_MS, blocks, eager, fetched, heat, prewarmed, serve, spec, steps, turn, until_ended,
 };
 
 #[tokio::test]
@@ -30,7 +30,8 @@ async fn no_more_tokens_are_taken_over_than_configured() {
 async fn prewarming_ends_when_its_time_is_over() {
     let mut trial = Trial::start(Spec {
         engine: |_, config: &mut SimConfig| {
-            (config.peer_fetch, config.transfer_us_per_block) = (true, 1_000_000);
+            (config.peer_fetch, config.transfer_us_per_block) = (true, 300_000);
+            config.lease_ms = LEASE_MS;
         },
         model: spec("{ enabled: true, time_max: 300ms }").model,
         ..eager()
@@ -49,9 +50,11 @@ async fn prewarming_ends_when_its_time_is_over() {
 
 /// Makes a prefix of two blocks hot where transfers are slow.
 async fn heat_slowly(trial: &mut Trial) {
+    super::greet(trial).await;
     super::drain(trial, "p1").await;
     for end in ["x", "y"] {
-        let body = splitrail_tests::trial::completion(&format!("a beginning of two blocks, {end}"));
+        let text = format!("in all, a beginning of two whole blocks, {end}");
+        let body = splitrail_tests::trial::completion(&text);
         serve(trial, &body).await;
     }
     eventually("the ids are known", async || super::remembered(trial).await > 300.0).await;
@@ -62,7 +65,7 @@ async fn heat_slowly(trial: &mut Trial) {
 #[tokio::test]
 async fn a_full_cache_ends_it() {
     let engine = |name: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
+        (config.peer_fetch, config.lease_ms) = (true, LEASE_MS);
         if name == "p1" {
             config.kv_blocks = 16;
         }
@@ -81,6 +84,7 @@ async fn a_full_cache_ends_it() {
 async fn one_fetch_at_a_time_is_possible_and_the_most_used_prefix_comes_first() {
     let engine = |_: &str, config: &mut SimConfig| {
         (config.peer_fetch, config.transfer_us_per_block) = (true, 20_000);
+        config.lease_ms = LEASE_MS;
     };
     let model = spec("{ enabled: true, link_share: 1, fetches_max: 1 }").model;
     let mut trial = Trial::start(Spec { engine, model, ..eager() }).await;
@@ -91,11 +95,13 @@ async fn one_fetch_at_a_time_is_possible_and_the_most_used_prefix_comes_first() 
     trial.cluster.settle().await;
     trial.cluster.restart("p1").await;
     let mut most = 0;
-    eventually("prewarming ends", async || {
+    eventually("all prefixes are fetched", async || {
         most = most.max(trial.cluster.engine("p1").state().running);
-        fetched(&trial, "fetched").await >= 3.0
+        prewarmed(&trial, "p1").await["running"] == false
     })
     .await;
+    until_ended(&trial, "done").await;
+    assert!(fetched(&trial, "fetched").await >= 3.0);
     assert!(most <= 1, "{most} at a time");
     let first = steps(&trial, "p1")[0]["prompt"].as_array().unwrap().len() as u64;
     assert_eq!(first, blocks("b") * BLOCK + 1);

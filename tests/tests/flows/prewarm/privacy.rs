@@ -13,17 +13,20 @@ use super::{KEYS, drain, eager, remembered, serve, steps, turn, undrain};
 #[tokio::test]
 async fn prompts_with_a_salt_are_not_remembered() {
     let mut trial = Trial::start(eager()).await;
+    super::greet(&mut trial).await;
+    let before = remembered(&trial).await;
     drain(&trial, "p1").await;
     for end in ["first", "second", "third"] {
         let mut body = turn("a", end);
         body["cache_salt"] = "mine".into();
         serve(&mut trial, &body).await;
     }
-    assert_eq!(remembered(&trial).await, 0.0);
+    assert_eq!(remembered(&trial).await, before);
     undrain(&trial, "p1").await;
     trial.cluster.restart("p1").await;
     super::until_ended(&trial, "done").await;
     assert_eq!((steps(&trial, "p1").len(), steps(&trial, "d0").len()), (0, 0));
+    assert_eq!(remembered(&trial).await, before);
     trial.finish().await;
 }
 
@@ -59,6 +62,10 @@ async fn token_ids_are_in_no_log_metric_or_page() {
     let router = RouterProcess::serve(folder.path(), &yaml, &env, &log).await;
     let (http, admin) = (Client::new(router.http), Client::new(router.admin));
     eventually("the router is ready", async || admin.get("/ready").await.status == 200).await;
+    // A worker that has served is known to be another process after a restart.
+    admin.post("/admin/workers/w0/drain", &json!({})).await;
+    assert_eq!(http.post(GENERATE, &generate(&token_ids(40, 9))).await.status, 200);
+    admin.delete("/admin/workers/w0/drain").await;
     admin.post("/admin/workers/w1/drain", &json!({})).await;
     let ids = token_ids(200, 3);
     for end in [5, 6, 7] {
