@@ -179,7 +179,6 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     prepared.count(&core.metrics);
     let Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory } =
         prepared;
-    let memory = scope.hold_prepared(memory);
     scope.admit_units(units.len())?;
     let flow = call.steering.flow_for(&served.config)?;
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
@@ -202,7 +201,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         preparer: Arc::clone(&core.preparer),
         hash_seed: core.cluster.hash_seed,
         served,
-        memory,
+        memory: scope.hold_prepared(memory),
         endpoint,
         options,
         flow,

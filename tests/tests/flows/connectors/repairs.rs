@@ -84,7 +84,9 @@ async fn a_router_that_stops_lets_its_repairs_end() {
         let Cluster { running, engines, .. } = trial.cluster;
         let cut = running.drain().await;
         assert_eq!(cut, usize::from(is_cut));
-        let decode = &engines.iter().find(|(name, _)| name == "d0").unwrap().1;
+        let engine = |named: &str| &engines.iter().find(|(name, _)| name == named).unwrap().1;
+        let (prefill, decode) = (engine("p0"), engine("d0"));
+        assert_eq!(prefill.state().running, 0, "the prefill leg has ended, is cut: {is_cut}");
         eventually("decode is freed", async || decode.state().orphans == 0).await;
         drop(client);
     }
@@ -204,8 +206,8 @@ async fn a_whole_reply_that_is_given_up_while_it_is_generated_needs_no_further_p
         model: "lease: 1s\nhealth: { probe_interval: 20ms }".into(),
         engine: |name, config| match name {
             // The block of the question who it is is kept for longer than the pair's lease.
-            "p0" => config.lease_ms = 1_500,
-            _ => config.decode_us_per_step = 1_500_000,
+            "p0" => config.lease_ms = 2_500,
+            _ => config.decode_us_per_step = 300_000,
         },
         ..pd(KvConnector::NixlPush, 1, 1)
     };
