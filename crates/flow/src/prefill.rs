@@ -148,16 +148,8 @@ pub(super) async fn prefill_or_local(
         fetch_planned(prompt, &mut placed, &mut tries.may_fetch).await;
         sent(context, unit, &placed);
         let envelope = attempt(context, decision);
-        let mut expected = expected(context, unit, &placed);
         let reading = read_back::take(prompt, &placed, tries.readable_blocks);
-        let read_back = reading.as_ref().and_then(|reading| read_back::offer(context, reading));
-        if let Some(reading) = &reading {
-            placed.reads(reading.blocks() as u32, context.served.pool.block_size());
-            // The engine reports what it has read as cached tokens.
-            expected.comparable = false;
-        }
-        let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
-        decision.prefill_sent(LegFacts { read_back, ..leg });
+        record_leg(prompt, &mut placed, reading.as_ref());
         let started = Instant::now();
         let reads = reading.is_some();
         let prefilled = prefill(prompt, envelope, &placed, reading).await;
@@ -202,6 +194,20 @@ pub(super) async fn prefill_or_local(
     };
     without_prefill(prompt, &last)?;
     Ok(None)
+}
+
+/// Enters a prefill leg that is about to be sent in the ledger, with what it is to read.
+fn record_leg(prompt: PromptContext<'_>, placed: &mut Placed, reading: Option<&Reading>) {
+    let PromptContext { context, unit, decision, .. } = prompt;
+    let mut expected = expected(context, unit, placed);
+    let read_back = reading.and_then(|reading| read_back::offer(context, reading));
+    if let Some(reading) = reading {
+        placed.reads(reading.blocks() as u32, context.served.pool.block_size());
+        // The engine reports what it has read as cached tokens.
+        expected.comparable = false;
+    }
+    let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
+    decision.prefill_sent(LegFacts { read_back, ..leg });
 }
 
 /// Records that no prefill leg succeeded and that the decode worker is to compute the prompt.

@@ -46,8 +46,7 @@ impl Links {
     /// time that it takes without occupying the links, in seconds.
     pub(super) fn transfer(
         &mut self,
-        sender: Peer,
-        receiver: Peer,
+        (sender, receiver): (Peer, Peer),
         tokens: u32,
         base_s: f64,
         now_ns: u64,
@@ -78,7 +77,7 @@ mod tests {
         let mut links = Links::new(2, 2);
         let s = 1_000_000_000;
         let mut ready_ns = |sender, receiver, tokens, now_ns| {
-            links.transfer(sender, receiver, tokens, cost.transfer_base_s, now_ns, &cost).1
+            links.transfer((sender, receiver), tokens, cost.transfer_base_s, now_ns, &cost).1
         };
         let (prefill, decode) = (Peer::Prefill, Peer::Decode);
         assert_eq!(ready_ns(prefill(0), decode(0), 4, 0), 5 * s);

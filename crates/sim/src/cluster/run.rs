@@ -233,7 +233,7 @@ impl Cluster<'_> {
         let (sender, receiver) = (Peer::Prefill(from), Peer::Decode(to));
         let ready_ns = if self.config.contention {
             let base_s = cost.transfer_base_s;
-            self.links.transfer(sender, receiver, lacking, base_s, self.now_ns, cost).1
+            self.links.transfer((sender, receiver), lacking, base_s, self.now_ns, cost).1
         } else {
             // Fetches wait for hand-offs, which wait for nothing.
             self.links.occupy(sender, lacking, self.now_ns, cost);
@@ -253,7 +253,7 @@ impl Cluster<'_> {
         let tokens = cached(fetch_blocks).saturating_sub(cached(chosen_blocks));
         let (cost, now_ns) = (&self.config.cost, self.now_ns);
         let base_s = cost.fetch_base_s;
-        let (start_ns, ready_ns) = self.links.transfer(from, to, tokens, base_s, now_ns, cost);
+        let (start_ns, ready_ns) = self.links.transfer((from, to), tokens, base_s, now_ns, cost);
         self.rows[request].fetch_ready_ns = ready_ns;
         self.events.push(start_ns, Kind::FetchStart, request);
         self.events.push(ready_ns, Kind::FetchArrive, request);

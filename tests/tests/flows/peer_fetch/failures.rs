@@ -170,7 +170,7 @@ async fn a_fetch_that_waits_for_a_core_is_given_up_in_time() {
     let begun = Arc::new(AtomicUsize::new(0));
     let (mut busy, mut working) = (Vec::new(), tokio::task::JoinSet::new());
     for _ in 0..cores {
-        let (until, ended) = std::sync::mpsc::channel::<()>();
+        let (until, ended) = std::sync::mpsc::sync_channel::<()>(1);
         let (preparer, begun) = (Arc::clone(preparer), Arc::clone(&begun));
         busy.push(until);
         working.spawn(async move {
