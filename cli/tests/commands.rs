@@ -351,9 +351,9 @@ async fn second_turn_is_cached(http: &Client, admin: &Client) {
 #[tokio::test]
 async fn quickstart_answers_reuses_the_cache_for_a_second_turn_and_ends_on_a_signal() {
     for (more, flow) in [
-        (&[][..], "prefill_first"),
+        (&[][..], "decode_first"),
         (&["--flow", "aggregated"], "aggregated"),
-        (&["--flow", "decode_first"], "decode_first"),
+        (&["--flow", "prefill_first"], "prefill_first"),
     ] {
         let mut process = quickstart(more);
         let ready = process.ready().await;

@@ -11,10 +11,16 @@ use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_config::model::Model;
 use splitrail_kv::{BlockHash, HotBounds, HotPrefix, HotPrefixes, PrefixTokens};
 
+/// A turn that one task has and others wait for, in the order in which they came.
+type Turn = tokio::sync::Mutex<()>;
+
 /// The bounds of what is remembered besides its memory: a prefix that was used twice at the same
 /// time is hot for four minutes.
 const BOUNDS: HotBounds =
     HotBounds { bytes_max: 0, runs_max: 16_384, half_life_ms: 10 * 60 * 1000 };
+
+/// Maximum number of prompts whose token ids are being computed or wait for that.
+const LEARNING_MAX: usize = 16;
 
 /// The hot prefixes of one model. Empty unless the model is prewarmed.
 #[derive(Debug)]
@@ -22,8 +28,10 @@ pub struct HotStore {
     kept: Mutex<Option<Kept>>,
     /// Whether `kept` is there, for readers that take no lock.
     is_on: AtomicBool,
-    /// Whether the token ids of a prompt are being computed.
-    is_learning: AtomicBool,
+    /// The first blocks of the prompts whose token ids are being computed or wait for that.
+    learning: Mutex<Vec<BlockHash>>,
+    /// Held by the one prompt whose token ids are being computed.
+    turn: Turn,
     began: Instant,
 }
 
@@ -46,8 +54,8 @@ pub struct RecentPrompt<'a> {
 
 impl Default for HotStore {
     fn default() -> Self {
-        let (is_on, is_learning) = Default::default();
-        Self { kept: Mutex::new(None), is_on, is_learning, began: Instant::now() }
+        let (is_on, learning, turn) = Default::default();
+        Self { kept: Mutex::new(None), is_on, learning, turn, began: Instant::now() }
     }
 }
 
@@ -68,8 +76,9 @@ impl HotStore {
         self.is_on.load(Relaxed)
     }
 
-    /// Remembers a prompt. Returns whether its token ids are wanted, for [`Self::learn`]; those of one
-    /// prompt at a time are, until [`Self::learning_ended`]. `memory` is the budget of all requests, and its bound.
+    /// Remembers a prompt. Returns whether its token ids are wanted, for [`Self::learn`]: those of one
+    /// prompt with the same first block are, until [`Self::learning_ended`]. `memory` is the budget of
+    /// all requests, and its bound.
     pub fn record(
         &self,
         prompt: RecentPrompt<'_>,
@@ -85,7 +94,18 @@ impl HotStore {
         let Some((prefixes, charge)) = prefixes else { return false };
         let lacks_ids = prefixes.record(now_ms, prompt.model, prompt.hashes);
         settle(prefixes, charge, now_ms, memory_max_bytes);
-        lacks_ids && !self.is_learning.swap(true, Relaxed)
+        let Some(first) = prompt.hashes.first().filter(|_| lacks_ids) else { return false };
+        let mut learning = self.learning();
+        let is_wanted = learning.len() < LEARNING_MAX && !learning.contains(first);
+        if is_wanted {
+            learning.push(*first);
+        }
+        is_wanted
+    }
+
+    /// The turn to compute token ids, of which there is one.
+    pub fn turn(&self) -> &Turn {
+        &self.turn
     }
 
     /// Takes over the token ids of a prompt.
@@ -99,9 +119,9 @@ impl HotStore {
         }
     }
 
-    /// The token ids of a prompt that were wanted are known, or cannot be had.
-    pub fn learning_ended(&self) {
-        self.is_learning.store(false, Relaxed);
+    /// The token ids of the prompt with this first block are known, or cannot be had.
+    pub fn learning_ended(&self, first: BlockHash) {
+        self.learning().retain(|known| *known != first);
     }
 
     /// The hottest prefixes whose tokens are known; see [`HotPrefixes::hottest`].
@@ -125,6 +145,10 @@ impl HotStore {
 
     fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
+    }
+
+    fn learning(&self) -> MutexGuard<'_, Vec<BlockHash>> {
+        self.learning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn kept(&self) -> MutexGuard<'_, Option<Kept>> {

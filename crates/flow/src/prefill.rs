@@ -21,7 +21,7 @@ use super::legs;
 use super::peer_fetch::{fetch_planned, may_fetch};
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
-use super::prewarm;
+use super::prewarm::recent::remember;
 use super::read_back;
 use super::repair::Repair;
 use super::staged::{FetchRequest, Prefilled, Staged};
@@ -165,7 +165,7 @@ pub(super) async fn prefill_or_local(
         let error = match prefilled {
             Ok(Ok(prefilled)) => {
                 computed(context, unit, &placed);
-                prewarm::remember(prompt);
+                remember(prompt);
                 return Ok(Some(prefilled));
             }
             Ok(Err(reason)) => {

@@ -16,63 +16,19 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::context::PromptContext;
-use super::peer_fetch::is_fetchable;
-use splitrail_fleet::prewarm::RecentPrompt;
 use splitrail_fleet::{Cluster, Served};
 
 mod choose;
 mod fetch;
 mod joins;
+pub(super) mod recent;
 
 use joins::Joins;
 
 /// Interval at which workers are looked at while one is being prewarmed, and otherwise.
 const TICKS: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(250)];
-/// Pause after the token ids of a prompt were computed: at most 20 prompts per second are tokenised
-/// a second time.
-const LEARN_PAUSE: Duration = Duration::from_millis(50);
 /// Pause before the task starts again after it has panicked.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
-
-/// Remembers a prompt that a prefill worker has computed.
-pub(super) fn remember(prompt: PromptContext<'_>) {
-    let PromptContext { context, unit, .. } = prompt;
-    let (served, endpoint) = (&context.served, context.endpoint);
-    let pool = &served.pool;
-    let Some(bounds) = pool.fetch_bounds().filter(|_| pool.hot.is_on()) else { return };
-    let is_salted = !matches!(unit.body.raw("cache_salt"), None | Some("null"));
-    let is_short = unit.prompt_tokens.is_none_or(|tokens| tokens < bounds.min_tokens);
-    if is_salted || is_short || !is_fetchable(served, endpoint, unit, context.options) {
-        return;
-    }
-    let Some(model) = unit.body.raw("model") else { return };
-    let recent = RecentPrompt { model, hashes: &unit.hashes, block_size: pool.block_size() };
-    let (memory, memory_max_bytes) = context.preparer.memory();
-    if !pool.hot.record(recent, (memory, memory_max_bytes)) {
-        return;
-    }
-    let learning = Learning(Arc::clone(served));
-    let (preparer, unit) = (Arc::clone(&context.preparer), unit.clone());
-    let learn = async move {
-        let Learning(served) = &learning;
-        if let Some(ids) = preparer.prompt_ids(served, endpoint, &unit).await {
-            served.pool.hot.learn(&unit.hashes, &ids.ids, memory_max_bytes);
-        }
-        tokio::time::sleep(LEARN_PAUSE).await;
-    };
-    // If there are too many tasks, a later prompt with the same prefix is learned.
-    served.releases.run(learn);
-}
-
-/// The token ids of a prompt are being computed. When it is dropped, those of the next one may be.
-struct Learning(Arc<Served>);
-
-impl Drop for Learning {
-    fn drop(&mut self) {
-        self.0.pool.hot.learning_ended();
-    }
-}
 
 /// Prewarms the workers of all models, until the task is aborted.
 pub async fn run(cluster: Arc<Cluster>) {

@@ -259,7 +259,7 @@ impl PrefillLeg {
                     let is_other = matches!(self.replied(&replied), Progress::AnotherReplied);
                     return if is_other { self.left() } else { "finished" };
                 }
-                Ok(Err(error)) if error.fault() == Fault::Client => return self.left(),
+                Ok(Err(error)) if is_final(&error) => return self.left(),
                 Ok(Err(error)) => error.kind() == Kind::EngineUnreachable,
                 Err(_) => false,
             };
@@ -340,6 +340,12 @@ impl PrefillLeg {
             );
         }
     }
+}
+
+/// Whether an engine that has refused a leg would refuse it again: it does not take the prompt or the
+/// hand-off.
+fn is_final(error: &Error) -> bool {
+    error.fault() == Fault::Client || (error.kind() == Kind::EngineFailed && error.is_reply())
 }
 
 /// Whether a worker's probes fail. A worker that has left the fleet is not probed.

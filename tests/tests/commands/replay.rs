@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use splitrail_sim::write_tokenizer;
 use splitrail_tests::binary::built;
 
 /// Three prompts of 1,000 tokens: the third one continues the first.
@@ -149,6 +150,9 @@ fn conversation() -> String {
 fn a_configuration_s_fetches_and_costs_are_those_of_the_replay() {
     let files = Files::new();
     files.write("trace.jsonl", &conversation());
+    let tokenizer = files.path().join("tokenizer");
+    std::fs::create_dir(&tokenizer).unwrap();
+    write_tokenizer(&tokenizer).unwrap();
     let fetching = CONFIG
         .replace("tokenizer: { kind: none }", "tokenizer: { kind: huggingface, path: tokenizer }")
         .replace("policy: { kind: round_robin }", "policy: { kind: predicted_ttft }");

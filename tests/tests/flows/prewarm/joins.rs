@@ -86,10 +86,6 @@ async fn a_worker_that_joins_takes_over_the_most_used_prefixes_of_all_namespaces
         let mut adapted = turn("a", end);
         adapted["model"] = "my-lora".into();
         serve(&mut trial, &adapted).await;
-        // The ids of one prompt are computed at a time.
-        serve(&mut trial, &turn("a", "again")).await;
-        adapted["prompt"] = turn("a", "again")["prompt"].clone();
-        serve(&mut trial, &adapted).await;
     }
     eventually("the ids of both prompts are known", async || {
         super::remembered(&trial).await >= 2.0 * (4 * blocks("a") * BLOCK) as f64 + 1000.0

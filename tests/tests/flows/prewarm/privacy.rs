@@ -52,7 +52,7 @@ async fn token_ids_are_in_no_log_metric_or_page() {
     let workers: String = engines.iter().enumerate().map(worker).collect();
     let keys: String = KEYS.lines().map(|line| format!("    {line}\n")).collect();
     let yaml = format!(
-        "listen: {{ http: 127.0.0.1:0, admin: 127.0.0.1:0 }}\nmodels:\n  - name: sim\n    \
+        "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}\nmodels:\n  - name: sim\n    \
          block_size: 16\n    tokenizer: {{ kind: huggingface, path: . }}\n    flow: prefill_first\n    \
          connector: nixl\n    policy: {{ kind: predicted_ttft }}\n    canary: {{ enabled: false }}\n\
          {keys}    prewarm: {{ enabled: true, link_share: 1 }}\n    workers:\n{workers}"

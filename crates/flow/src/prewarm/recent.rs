@@ -1,0 +1,55 @@
+//! Remembers the prompts of clients that prefill workers have computed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::context::PromptContext;
+use crate::peer_fetch::is_fetchable;
+use splitrail_fleet::Served;
+use splitrail_fleet::prewarm::RecentPrompt;
+use splitrail_kv::BlockHash;
+
+/// Pause after the token ids of a prompt were computed: at most 20 prompts per second are tokenised
+/// a second time.
+const LEARN_PAUSE: Duration = Duration::from_millis(50);
+
+/// Remembers a prompt that a prefill worker has computed.
+pub(crate) fn remember(prompt: PromptContext<'_>) {
+    let PromptContext { context, unit, .. } = prompt;
+    let (served, endpoint) = (&context.served, context.endpoint);
+    let pool = &served.pool;
+    let Some(bounds) = pool.fetch_bounds().filter(|_| pool.hot.is_on()) else { return };
+    let is_salted = !matches!(unit.body.raw("cache_salt"), None | Some("null"));
+    let is_short = unit.prompt_tokens.is_none_or(|tokens| tokens < bounds.min_tokens);
+    if is_salted || is_short || !is_fetchable(served, endpoint, unit, context.options) {
+        return;
+    }
+    let Some(model) = unit.body.raw("model") else { return };
+    let recent = RecentPrompt { model, hashes: &unit.hashes, block_size: pool.block_size() };
+    let (memory, memory_max_bytes) = context.preparer.memory();
+    if !pool.hot.record(recent, (memory, memory_max_bytes)) {
+        return;
+    }
+    let Some(first) = unit.hashes.first() else { return };
+    let learning = Learning(Arc::clone(served), *first);
+    let (preparer, unit) = (Arc::clone(&context.preparer), unit.clone());
+    let learn = async move {
+        let Learning(served, _) = &learning;
+        let _turn = served.pool.hot.turn().lock().await;
+        if let Some(ids) = preparer.prompt_ids(served, endpoint, &unit).await {
+            served.pool.hot.learn(&unit.hashes, &ids.ids, memory_max_bytes);
+        }
+        tokio::time::sleep(LEARN_PAUSE).await;
+    };
+    // If there are too many tasks, a later prompt with the same prefix is learned.
+    served.releases.run(learn);
+}
+
+/// The token ids of the prompt with this first block are wanted, until it is dropped.
+struct Learning(Arc<Served>, BlockHash);
+
+impl Drop for Learning {
+    fn drop(&mut self) {
+        self.0.pool.hot.learning_ended(self.1);
+    }
+}
