@@ -116,6 +116,8 @@ struct Rare {
     unknown_model: Option<String>,
     /// Whether the error is an engine's reply.
     is_reply: bool,
+    /// Whether an engine refuses what the router has added to the request.
+    is_of_additions: bool,
 }
 
 impl Error {
@@ -164,6 +166,19 @@ impl Error {
     pub fn of_reply(mut self) -> Self {
         self.rare.get_or_insert_default().is_reply = true;
         self
+    }
+
+    /// Marks the error as an engine's refusal of what the router has added to the request.
+    #[must_use]
+    pub fn of_additions(mut self) -> Self {
+        self.rare.get_or_insert_default().is_of_additions = true;
+        self
+    }
+
+    /// Whether the same engine would refuse the same request again: it is the client's fault, or the
+    /// engine does not take what the router has added.
+    pub fn is_lasting_refusal(&self) -> bool {
+        self.fault() == Fault::Client || self.rare.as_ref().is_some_and(|rare| rare.is_of_additions)
     }
 
     /// Whether an engine has replied with the error. Otherwise its request may still run there.

@@ -80,13 +80,13 @@ fn rejection(
     match engine_error {
         // A client cannot choose a rank, so a wrong rank is not the client's fault.
         Some((message, _)) if message.starts_with("data_parallel_rank") => {
-            Error::engine(worker.id(), NO_SUCH_RANK)
+            Error::engine(worker.id(), NO_SUCH_RANK).of_additions()
         }
         // A field that only the router writes is not the client's fault; the workers' roles may be
         // swapped.
         Some((_, Some(param))) if is_router_only(&param) => {
             let what = format!("refused the hand-off (status {status}): is its role right?");
-            Error::engine(worker.id(), &what)
+            Error::engine(worker.id(), &what).of_additions()
         }
         Some((message, param)) if own.fault() == Fault::Client => {
             Error::rejected(status, message, param)

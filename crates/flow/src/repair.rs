@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
-use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, Parts};
 use splitrail_engine::nixl_push::{PushEngine, PushReply};
@@ -259,7 +259,7 @@ impl PrefillLeg {
                     let is_other = matches!(self.replied(&replied), Progress::AnotherReplied);
                     return if is_other { self.left() } else { "finished" };
                 }
-                Ok(Err(error)) if is_final(&error) => return self.left(),
+                Ok(Err(error)) if error.is_lasting_refusal() => return self.left(),
                 Ok(Err(error)) => error.kind() == Kind::EngineUnreachable,
                 Err(_) => false,
             };
@@ -340,12 +340,6 @@ impl PrefillLeg {
             );
         }
     }
-}
-
-/// Whether an engine that has refused a leg would refuse it again: it does not take the prompt or the
-/// hand-off.
-fn is_final(error: &Error) -> bool {
-    error.fault() == Fault::Client || (error.kind() == Kind::EngineFailed && error.is_reply())
 }
 
 /// Whether a worker's probes fail. A worker that has left the fleet is not probed.
