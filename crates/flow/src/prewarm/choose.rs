@@ -33,6 +33,8 @@ pub(super) struct Joining<'a> {
     pub(super) running: Vec<&'a [BlockHash]>,
     /// The blocks that they bring.
     pub(super) arriving_blocks: u64,
+    /// The blocks that earlier ones have brought. The worker's events may not have told of all yet.
+    pub(super) brought_blocks: u64,
     /// The number of fetches of prewarming from each source.
     pub(super) from: &'a HashMap<WorkerIndex, u32>,
     /// The number of fetches so far, which distributes them over the worker's ranks.
@@ -159,6 +161,7 @@ impl Joining<'_> {
             return true;
         };
         let held = self.served.pool.block_counts(self.worker)[Tier::Device as usize] as u64;
+        let held = held.max(self.brought_blocks);
         (held + self.arriving_blocks + blocks) as f64 <= f64::from(total) * FILLED_MAX
     }
 }

@@ -314,6 +314,7 @@ impl Join {
             tried: &self.tried,
             running: self.running.iter().map(|running| &*running.hashes).collect(),
             arriving_blocks: arriving / u64::from(pool.block_size().max(1)),
+            brought_blocks: self.tokens / u64::from(pool.block_size().max(1)),
             from,
             turn: self.prefixes.wrapping_add(self.running.len() as u32),
         };
