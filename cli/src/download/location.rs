@@ -52,7 +52,7 @@ impl Location {
         self.address == other.address
     }
 
-    /// Whether nobody between can read what is sent there: over TLS, or within this machine.
+    /// Whether what is sent there cannot be read on the way: by TLS, or on loopback.
     pub(super) fn is_private(&self) -> bool {
         let host = self.address.host();
         let is_loopback = |ip: IpAddr| ip.is_loopback();

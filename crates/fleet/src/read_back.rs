@@ -57,7 +57,7 @@ impl Kept {
 pub(crate) struct Offers<'a> {
     read_back: &'a ReadBack,
     prompt: &'a [BlockHash],
-    /// The best pin, whoever keeps it.
+    /// The best pin of any worker.
     best: Found,
 }
 

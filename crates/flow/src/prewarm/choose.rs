@@ -33,7 +33,7 @@ pub(super) struct Joining<'a> {
     pub(super) running: Vec<&'a [BlockHash]>,
     /// The blocks that they bring.
     pub(super) arriving_blocks: u64,
-    /// The blocks that earlier ones have brought. The worker's events may not have told of all yet.
+    /// The blocks that earlier ones have brought. The worker's KV events for them may be late.
     pub(super) brought_blocks: u64,
     /// The number of fetches of prewarming from each source.
     pub(super) from: &'a HashMap<WorkerIndex, u32>,

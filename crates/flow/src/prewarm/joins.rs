@@ -107,7 +107,7 @@ enum Step {
 }
 
 impl Joins {
-    /// The workers of a model. `fetched` is told of each fetch that ends.
+    /// The workers of a model. `fetched` is notified at the end of each fetch.
     pub(super) fn new(served: &Served, fetched: &Arc<Notify>) -> Self {
         Self {
             model: served.name().to_owned(),
