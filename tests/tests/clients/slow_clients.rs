@@ -195,13 +195,15 @@ async fn slow_bodies_are_a_408_and_take_no_place() {
     assert_eq!(cluster.metric("splitrail_requests_total", &timed_out).await, 200.0);
 }
 
-/// A body that comes in pieces, with pauses; its length is unknown.
+/// A body that comes in pieces, the first at once and each other one after a pause; its length is unknown.
 fn in_pieces(
     pieces: Vec<Bytes>,
     then_never_ends: bool,
 ) -> StreamBody<impl futures_util::Stream<Item = Result<Frame<Bytes>, Infallible>>> {
-    let paced = stream::iter(pieces).then(|piece| async {
-        tokio::time::sleep(DRIP).await;
+    let paced = stream::iter(pieces.into_iter().enumerate()).then(|(i, piece)| async move {
+        if i > 0 {
+            tokio::time::sleep(DRIP).await;
+        }
         Ok(Frame::data(piece))
     });
     let end = stream::iter(then_never_ends.then_some(())).then(|()| std::future::pending());
