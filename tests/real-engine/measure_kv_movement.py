@@ -34,10 +34,10 @@ TINY_MODEL = ENGINE_DIR.expanduser() / "tiny-model"
 # Layers, hidden and intermediate size: computing a token takes some hundred microseconds.
 LARGER = 6, 512, 1024
 LENGTHS = (64, 256, 512, 1024, 1900)
-PREFIXES = (64, 128, 256, 512, 768, 1024, 1888)
+PREFIXES = (64, 128, 192, 256, 384, 512, 1024, 1888)
 # What follows a prefix: computed in each case.
 REST = 20
-ROUNDS = 7
+ROUNDS = 15
 # How a fetch is forced, whatever it costs.
 FORCED = "costs: { fetch_base_ms: 0, prefill_us_per_token: 1000000 }"
 
@@ -231,10 +231,14 @@ def fetch_against_compute():
                 f"{fetched[tokens]}/{ROUNDS}", ms(fetch_took - hit), ms(fetch_ms(tokens)),
                 ms(computed - hit), ms(compute_ms(tokens)),
             )  # fmt: skip
-        measured = crossing([(n, median["compute", n] - median["fetch", n]) for n in PREFIXES])
+        print()
+        # The policy predicts means; medians tell how much of those is noise.
+        for name, of in (("means", statistics.mean), ("medians", statistics.median)):
+            lost = [(n, of(times["compute", n]) - of(times["fetch", n])) for n in PREFIXES]
+            print(f"crossover by {name}: {crossing(lost)} tokens")
         grid = range(8, 2049, 8)
         predicted = crossing([(n, compute_ms(n) - fetch_ms(n)) for n in grid])
-        print(f"\ncrossover measured {measured}, predicted {predicted}\nlearned {json.dumps(costs)}")
+        print(f"crossover predicted: {predicted} tokens\nlearned {json.dumps(costs)}")
 
 
 def main(what, folder=None):

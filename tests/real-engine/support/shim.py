@@ -1,14 +1,12 @@
 """`splitrail-shim` before a real engine."""
 
 import contextlib
-import json
 import os
 import pathlib
 import socket
-import subprocess
 
+from . import process
 from .engine import BLOCK_SIZE
-from .waiting import eventually
 
 CONFIG = """\
 listen:
@@ -56,30 +54,10 @@ def router_config(fleet_port, aggregated):
 @contextlib.contextmanager
 def attached(id, role, engine, routers, folder):
     """Runs a shim for as long as the body runs; ends it, drained, afterwards."""
-    folder.mkdir(parents=True, exist_ok=True)
-    ready_file, log_file = folder / f"{id}.json", folder / f"{id}.log"
-    ready_file.unlink(missing_ok=True)
     binary = pathlib.Path(os.environ["SPLITRAIL_BIN"]).with_name("splitrail-shim")
     command = [
         binary, "--engine", engine.url, "--listen", "127.0.0.1:0", "--role", role, "--id", id,
         "--router", ",".join(f"127.0.0.1:{port}" for port in routers),
-        "--ready-file", ready_file,
     ]  # fmt: skip
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def ready():
-        assert process.poll() is None, f"{id} ended:\n{log_file.read_text()[-4000:]}"
-        try:
-            return json.loads(ready_file.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return None
-
-    try:
-        yield eventually(ready, bool, f"the ready file of {id}")
-        process.terminate()
-        assert process.wait(timeout=60) == 0, log_file.read_text()[-4000:]
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with process.running(command, folder, id) as ready:
+        yield ready
