@@ -18,6 +18,11 @@ use splitrail_config::model::Limits;
 /// `limits.request_memory_max`, and returns the error.
 pub fn shed(counted: &IntCounterVec) -> Error {
     counted.with_label_values(&["none", "request_memory"]).inc();
+    full()
+}
+
+/// The error where the memory of all requests is in use.
+pub fn full() -> Error {
     let message = "the memory of all requests has reached limits.request_memory_max; retry later";
     Error::new(Kind::Overloaded, message)
 }

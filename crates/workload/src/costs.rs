@@ -217,16 +217,20 @@ impl Costs {
         }
     }
 
-    /// Removes a prompt from the queue. Returns the seconds that it took by itself.
-    fn leave(&self, now: Instant, number: u64) -> Option<f64> {
+    /// Removes a prompt from the queue. Returns the seconds that it took by itself. A prompt that is
+    /// removed without being computed, behind others, says nothing of how far those are.
+    fn leave(&self, now: Instant, number: u64, is_computed: bool) -> Option<f64> {
         let now_ns = self.ns(now);
         let mut state = self.lock();
         let place = state.queue.iter().position(|queued| queued.number == number)?;
         let queued = state.queue.remove(place)?;
+        let is_behind = state.queue.iter().take(place).any(|other| other.rank == queued.rank);
         let alone_ns = now_ns.saturating_sub(queued.begun_ns.max(state.done_ns(queued.rank)));
-        match state.done.iter_mut().find(|(rank, _)| *rank == queued.rank) {
-            Some((_, done_ns)) => *done_ns = now_ns,
-            None => state.done.push((queued.rank, now_ns)),
+        if is_computed || !is_behind {
+            match state.done.iter_mut().find(|(rank, _)| *rank == queued.rank) {
+                Some((_, done_ns)) => *done_ns = now_ns,
+                None => state.done.push((queued.rank, now_ns)),
+            }
         }
         if state.queue.is_empty() {
             state.busy.set(now_ns, false);
@@ -321,7 +325,7 @@ impl Work {
     pub fn done(self, now: Instant, cached_tokens: Option<u64>) {
         let prompt_tokens = self.new_tokens.saturating_add(self.context_tokens);
         let cached = cached_tokens.map_or(self.context_tokens, |cached| cached.min(prompt_tokens));
-        let Some(seconds) = self.costs.leave(now, self.number) else { return };
+        let Some(seconds) = self.costs.leave(now, self.number, true) else { return };
         let now_ns = self.costs.ns(now);
         let mut state = self.costs.lock();
         let new_tokens = prompt_tokens - cached;
@@ -341,7 +345,7 @@ impl Work {
 impl Drop for Work {
     fn drop(&mut self) {
         // Has no effect after `done`, which has already removed the prompt.
-        let _seconds = self.costs.leave(Instant::now(), self.number);
+        let _seconds = self.costs.leave(Instant::now(), self.number, false);
     }
 }
 
@@ -406,6 +410,18 @@ mod tests {
         assert!(told.prefill.observations > 300 && told.busy_share > 0.9, "{told:?}");
         costs.forget();
         assert_eq!(costs.seen(at(now_ms), RankScope::Rank(None), 0).coefficients, prior);
+    }
+
+    #[test]
+    fn a_prompt_that_gives_up_its_place_leaves_those_before_it_as_far_as_they_are() {
+        let (mut costs, _) = costs();
+        let second = Duration::from_secs(1);
+        Arc::get_mut(&mut costs).unwrap().epoch -= second;
+        let (then, now) = (costs.epoch, costs.epoch + second);
+        // Takes 1195.6 ms by the prior, of which a second is over.
+        let _first = costs.begin(then, None, 12_000, 0, false);
+        drop(costs.begin(then, None, 12_000, 0, false));
+        assert_eq!(costs.seen(now, RankScope::Rank(None), 0).wait_ns / 1_000_000, 195);
     }
 
     #[test]

@@ -150,7 +150,6 @@ pub struct FetchBooking {
     source: Arc<PeerFetches>,
     fetcher: Arc<PeerFetches>,
     transfer_ns: u64,
-    prefix: Prefix,
     has_arrived: watch::Sender<bool>,
 }
 
@@ -175,7 +174,7 @@ impl FetchBooking {
         let (sender, has_arrived) = watch::channel(false);
         fetcher.arriving_list().push(Arriving { prefix, has_arrived });
         let (source, fetcher) = (Arc::clone(source), Arc::clone(fetcher));
-        Some(Self { source, fetcher, transfer_ns, prefix, has_arrived: sender })
+        Some(Self { source, fetcher, transfer_ns, has_arrived: sender })
     }
 
     /// Whether no other fetch uses the links of both workers, so that its duration says how fast
@@ -212,12 +211,9 @@ impl Direction {
 
 impl Drop for FetchBooking {
     fn drop(&mut self) {
-        // Only one fetch of a prefix is under way, unless two began at the same time.
-        let mut arriving = self.fetcher.arriving_list();
-        if let Some(at) = arriving.iter().position(|one| one.prefix == self.prefix) {
-            arriving.swap_remove(at);
-        }
-        drop(arriving);
+        // Before the channel is closed: who is told of that finds another fetch, or none.
+        let own = self.has_arrived.subscribe();
+        self.fetcher.arriving_list().retain(|one| !one.has_arrived.same_channel(&own));
         self.source.sent.end(self.transfer_ns);
         self.fetcher.taken.end(self.transfer_ns);
     }

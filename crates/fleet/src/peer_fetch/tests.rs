@@ -151,3 +151,16 @@ async fn who_wants_the_same_prefix_learns_whether_it_has_arrived() {
         assert_eq!(arriving.wait_for(|has_arrived| *has_arrived).await.is_ok(), arrives);
     }
 }
+
+#[test]
+fn of_two_fetches_of_one_prefix_each_ends_its_own() {
+    let (_pool, [holder, other], hashes) = pool("");
+    let fetched = prefix(&hashes);
+    let begin = || FetchBooking::begin(&holder.fetches, &other.fetches, fetched, BOUNDS, 0);
+    let (first, second) = (begin().unwrap(), begin().unwrap());
+    drop(second);
+    let arriving = other.fetches.arriving(fetched).unwrap();
+    assert!(arriving.has_changed().is_ok(), "the first is under way");
+    drop(first);
+    assert!(other.fetches.arriving(fetched).is_none());
+}

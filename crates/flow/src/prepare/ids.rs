@@ -49,8 +49,8 @@ fn compute(
 ) -> Result<Option<PromptIds>, Error> {
     let cluster = &preparer.cluster;
     let max_bytes = cluster.serving().limits.request_memory_max_bytes;
-    let refuse = || memory_budget::shed(&cluster.metrics.shed);
-    let mut memory = Meter::new(preparer.memory.charge(), max_bytes, &refuse);
+    // The request is served without these ids: nothing is shed.
+    let mut memory = Meter::new(preparer.memory.charge(), max_bytes, &memory_budget::full);
     let length = unit.prompt_tokens.unwrap_or(0) as usize;
     memory.take(length * size_of::<u32>() + prompt_bytes(endpoint, &unit.body))?;
     let Some(prompt) = prompt_again(endpoint, &unit.body, &mut memory)? else { return Ok(None) };
