@@ -142,9 +142,11 @@ KILLS = (
 TELLING = (("source", "between the steps"),)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def spared(pair, decode):
-    """A second decode engine answers for the source if that is gone."""
+    """A second decode engine answers for the source if that is gone. The router is new, as engines that
+    have failed take part in no fetch for a while.
+    """
     more = (*MODEL, "timeouts: { peer_fetch: 10s }")
     options = {"name": "fetch-kills", "policy": "predicted_ttft", "more": more, "spare": decode}
     with pairs.cluster(pair, "nixl", decode, **options) as cluster:

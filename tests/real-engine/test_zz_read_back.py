@@ -131,6 +131,26 @@ def test_pins_that_will_not_be_read_are_released(pair, start):
         assert released == 5
 
 
+def test_what_a_fetch_leaves_pinned_is_freed_by_the_decode_engine(pair, decode):
+    """The second step of a peer fetch is a leg with a hand-off: these engines keep its blocks pinned."""
+    eventually(pair.decode.kv_usage, lambda usage: usage == 0, "blocks of other tests")
+    costs = "costs: { fetch_base_ms: 0, prefill_us_per_token: 1000000 }"
+    fetching = ("peer_fetch: two_step", "peer_fetch_min_tokens: 1", "queue: none", costs)
+    options = {"name": "read-back-fetch", "policy": "predicted_ttft"}
+    with pairs.cluster(pair, "nixl", decode, more=(*MODEL[:2], *fetching), **options) as cluster:
+        router, prefix = cluster.router, prompts.token_ids(320)
+        with router.indexing("d0", len(prefix) // BLOCK_SIZE):
+            body = {"model": "tiny", "prompt": prefix, "max_tokens": 1}
+            assert pair.decode.post("/v1/completions", body).status_code == 200
+        prompt = prefix + prompts.token_ids(50)
+        witness.assert_exact(router.complete(prompt), witness.cold(router.complete, prompt))
+        # Much earlier than the pin ends; what decode keeps is for the next turn.
+        cluster.nothing_is_held(pair.prefill)
+        metrics = router.metrics()
+        assert metrics.sum("splitrail_peer_fetches_total", outcome="fetched") == 1
+        assert metrics.sum("splitrail_read_back_releases_total", outcome="released") == 1
+
+
 @pytest.fixture(scope="module")
 def cluster(pair, decode):
     """With a second decode engine, which keeps nothing pinned."""

@@ -501,6 +501,11 @@ impl Worker {
         self.load(now).and_then(|load| load.waiting).unwrap_or(0)
     }
 
+    /// Whether the engine has answered a question for its load since an instant.
+    pub fn has_reported_since(&self, since: Instant) -> bool {
+        self.load.load().asked.is_some_and(|asked| asked >= since)
+    }
+
     /// Whether every load report since an instant says that requests wait, so that a request that
     /// was sent then may be among them. `false` without a report.
     pub fn has_queued_since(&self, since: Instant) -> bool {

@@ -61,7 +61,9 @@ impl Attempts {
         self.again(context, worker, error)
     }
 
-    /// Allows a further attempt after one that failed without a fault of its worker.
+    /// Allows a further attempt after one that failed without a fault of its worker. After a kept
+    /// connection that had ended, it does not count as one of those that are left: the engine got
+    /// nothing, and as all further attempts use new connections, this comes once.
     ///
     /// # Errors
     /// The error of the attempt, if the attempts or the retry budget are used up.
@@ -71,7 +73,8 @@ impl Attempts {
         worker: &Worker,
         error: Error,
     ) -> Result<(), Error> {
-        match self.left.checked_sub(1) {
+        let used = u32::from(error.kind() != Kind::StaleConnection);
+        match self.left.checked_sub(used) {
             Some(left) if may_retry(context, "decode", worker, &error) => {
                 self.left = left;
                 Ok(())

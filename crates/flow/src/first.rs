@@ -12,7 +12,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::account::Account;
 use super::context::within;
-use super::lease::Lease;
+use super::lease::{Lease, middle_since};
 use super::read_back;
 use super::sending::Sending;
 use crate::reply::choices::{begun, turned_away};
@@ -110,7 +110,7 @@ pub(super) fn lease_expired(worker: &Worker) -> Error {
 /// about the lease. Only the worker's load reports show whether the request left the queue in time.
 pub(super) async fn queued_past(lease: Lease, worker: &Worker, sent: Instant) {
     tokio::time::sleep_until(lease.ends()).await;
-    if !worker.has_queued_since(sent) {
+    if !worker.has_queued_since(middle_since(sent)) {
         std::future::pending::<()>().await;
     }
 }

@@ -40,6 +40,12 @@ impl Lease {
     }
 }
 
+/// The middle of the time since an instant at which a leg was on its way. Load reports before it say
+/// nothing of the leg, which may have reached the worker after them.
+pub(super) fn middle_since(then: std::time::Instant) -> std::time::Instant {
+    then + then.elapsed() / 2
+}
+
 /// The part of a lease in which a request may be sent to a decode worker: a tenth is kept as a
 /// margin for the transfer.
 pub fn usable(lease: Duration) -> Duration {

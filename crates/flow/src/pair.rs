@@ -316,7 +316,7 @@ async fn meet(
             let begun = match appointment {
                 Appointment::Push(_) => {
                     let lease = prefilled.lease(context);
-                    within_lease(sending, lease, sent, &registration, decoding).await
+                    within_lease(sending, lease, &registration, decoding).await
                 }
                 Appointment::Transfer { .. } | Appointment::Room(_) => decoding.await,
             };

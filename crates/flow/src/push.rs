@@ -19,7 +19,7 @@ use tokio::time::timeout_at;
 use super::context::Context;
 use super::first::lease_expired;
 use super::hand_off::Matched;
-use super::lease::Lease;
+use super::lease::{Lease, middle_since};
 use super::place::Placed;
 use super::repair::Registration;
 use super::sending::Sending;
@@ -142,7 +142,6 @@ fn own_member(endpoint: Endpoint) -> Option<String> {
 pub(super) async fn within_lease<T>(
     sending: &Sending<'_>,
     lease: Lease,
-    sent: std::time::Instant,
     registration: &Registration,
     decoding: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
@@ -152,10 +151,11 @@ pub(super) async fn within_lease<T>(
     if let Ok(reply) = timeout_at(lease.ends(), decoding.as_mut()).await {
         return reply;
     }
-    if sending.prompt.context.options.stream || worker.has_queued_since(sent) {
+    let middle = middle_since(prefilled);
+    if sending.prompt.context.options.stream || worker.has_queued_since(middle) {
         return Err(lease_expired(worker));
     }
-    if worker.has_been_idle_since(prefilled) {
+    if worker.has_been_idle_since(middle) {
         registration.received();
     }
     decoding.await

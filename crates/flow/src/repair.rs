@@ -194,18 +194,29 @@ impl Drop for Repair {
         if !self.registration.may_wait() {
             return;
         }
-        let call = match std::mem::replace(&mut self.progress, Progress::Replied) {
-            Progress::UnderWay(call) => Some(call),
-            Progress::Failed => None,
-            Progress::Pushes(until) if Instant::now() >= until => None,
-            Progress::Replied | Progress::Pushes(_) => return,
-            Progress::AnotherReplied => return self.leg.count(self.leg.left()),
-        };
-        let task = Task::new(&self.leg).run(call, self.envelope.clone());
+        let (repairs, leg) = (&self.cluster.repairs, &self.leg);
         // As many as requests are served, so that clients which leave together are all repaired.
         let max = self.cluster.serving().limits.in_flight_max;
-        // A task that finds no room counts its leg as left.
-        let _runs = self.cluster.repairs.run_among(max, task);
+        let envelope = self.envelope.clone();
+        // A repair that finds no room counts its leg as left.
+        let _runs = match std::mem::replace(&mut self.progress, Progress::Replied) {
+            Progress::UnderWay(call) => {
+                repairs.run_among(max, Task::new(leg).run(Some(call), envelope))
+            }
+            Progress::Pushes(until) if Instant::now() < until => {
+                let leg = Arc::clone(leg);
+                repairs.run_among(max, async move {
+                    if !leg.still_runs(until).await {
+                        Task::new(&leg).run(None, envelope).await;
+                    }
+                })
+            }
+            Progress::Failed | Progress::Pushes(_) => {
+                repairs.run_among(max, Task::new(leg).run(None, envelope))
+            }
+            Progress::Replied => return,
+            Progress::AnotherReplied => return leg.count(leg.left()),
+        };
     }
 }
 
@@ -274,6 +285,19 @@ impl PrefillLeg {
             pause = (2 * pause).min(longest);
             call = self.call(envelope.clone());
         }
+    }
+
+    /// Whether the prefill engine, which has replied, answers still: then it has sent the KV as soon as
+    /// decode had registered. An engine that was killed in between has not.
+    async fn still_runs(&self, until: Instant) -> bool {
+        let (worker, since) = (&self.worker, std::time::Instant::now());
+        while Instant::now() < until && !worker.has_reported_since(since) {
+            if worker.presence.restarts() != self.restarts[0] || fails_probes(worker) {
+                return false;
+            }
+            tokio::time::sleep(CHECK_EVERY).await;
+        }
+        worker.presence.restarts() == self.restarts[0]
     }
 
     /// Sends the leg again.

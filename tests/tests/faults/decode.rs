@@ -5,6 +5,7 @@ use splitrail_sim::FaultKind;
 use splitrail_tests::Spec;
 use splitrail_tests::client::{streamed_text, whole_text};
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::raw_engine::{RawEngine, Turn, reply};
 use splitrail_tests::trial::{
     CHAT, COMPLETIONS, Reference, SHORT_LEASE, Trial, chat, completion, either, error_of, prompt,
 };
@@ -281,4 +282,33 @@ async fn a_second_attempt_without_a_prefill_uses_nothing_of_the_first() {
         trial.staged_blocks_are_freed().await;
         trial.finish().await;
     }
+}
+
+/// A decode leg is not written to a second connection, since its hand-off is used once. An engine may be
+/// gone of which a connection was kept: finding that out must not use up the attempts.
+#[tokio::test]
+async fn a_kept_connection_that_has_ended_takes_none_of_the_attempts() {
+    let engine = RawEngine::start(|asked| match asked.before {
+        0 => {
+            let choice = r#"{"index":0,"text":"a","finish_reason":"length"}"#;
+            let usage = r#"{"prompt_tokens":40,"completion_tokens":1,"total_tokens":41}"#;
+            let body = format!(r#"{{"choices":[{choice}],"usage":{usage}}}"#);
+            Turn::answer(reply(200, "application/json", &body))
+        }
+        _ => Turn::last(""),
+    })
+    .await;
+    let url = engine.url();
+    let worker = format!("{{ id: d9, role: decode, url: \"{url}\", kv_events: none }}");
+    let model = "retries: { decode: 0 }";
+    let spec = Spec { extra_workers: vec![worker], ..in_turn(0, model) };
+    let mut trial = Trial::start(spec).await;
+    for turn in 0..3 {
+        let body = completion(&prompt(40, &format!("kept{turn}-")));
+        let reply = trial.post("ok", COMPLETIONS, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    assert_eq!(engine.heard().len(), 5, "two had a further attempt");
+    let stale = [("leg", "decode"), ("reason", "stale_connection")];
+    assert_eq!(trial.cluster.metric("splitrail_retries_total", &stale).await, 2.0);
 }

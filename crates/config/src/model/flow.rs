@@ -152,7 +152,7 @@ pub struct Retries {
     #[schemars(range(min = 0, max = 10))]
     pub prefill: u32,
     /// Maximum number of further decode attempts of a request. Each needs a new prefill, because a
-    /// hand-off is used once.
+    /// hand-off is used once. One after a kept connection that turned out to have ended does not count.
     #[schemars(range(min = 0, max = 10))]
     pub decode: u32,
     /// Maximum number of retries as a percentage of all requests of the model, with a reserve of

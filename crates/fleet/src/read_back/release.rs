@@ -1,7 +1,7 @@
 //! Releases pins that will not be read.
 //!
-//! A prefill leg whose prompt is the first token alone carries the parameters of the pin: its engine
-//! reads nothing, and tells the decode engine that the blocks are no longer needed.
+//! A request whose prompt is the first token alone carries the parameters of the pin: its engine reads
+//! nothing, and tells the engine that keeps the blocks that they are no longer needed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,7 +91,7 @@ async fn one(served: Arc<Served>, metrics: Arc<Metrics>, kept: Kept) {
     count(&metrics, &served, outcome);
 }
 
-/// Whether a prefill engine was made to release the pin; `None` if there is none to ask.
+/// Whether another engine was made to release the pin; `None` if there is none to ask.
 async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
     let worker = asked(served, kept.holder.index)?;
     let params = kept.kv.release_json()?;
@@ -125,13 +125,14 @@ async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
     Some(matches!(replied, Ok(Ok(_))))
 }
 
-/// The prefill worker that is up and has the fewest tokens to compute.
+/// The worker that is up and has the fewest tokens to compute: a prefill worker, unless the only one
+/// keeps the blocks itself, as after a peer fetch.
 fn asked(served: &Served, holder: WorkerIndex) -> Option<Arc<Worker>> {
     let roster = served.pool.roster();
-    let able = roster
-        .iter()
-        .filter(|worker| worker.serves(Leg::Prefill) && worker.is_up() && worker.index != holder);
-    able.min_by_key(|worker| worker.booked.prefill_tokens()).cloned()
+    let able = roster.iter().filter(|worker| worker.is_up() && worker.index != holder);
+    let order =
+        |worker: &&Arc<Worker>| (!worker.serves(Leg::Prefill), worker.booked.prefill_tokens());
+    able.min_by_key(order).cloned()
 }
 
 pub(super) fn count(metrics: &Metrics, served: &Served, outcome: &str) {

@@ -1,5 +1,7 @@
 //! Fetches KV from a prefill engine over its side channel.
 
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,6 +26,8 @@ const REPLY_LIMIT_BYTES: usize = 64 * 1024;
 #[derive(Debug, Clone)]
 pub(crate) struct Puller {
     client: Client<HttpConnector, Full<Bytes>>,
+    /// The ports of engines with which this one has registered before.
+    known: Arc<Mutex<HashSet<u16>>>,
 }
 
 impl Puller {
@@ -31,7 +35,11 @@ impl Puller {
         // Idle connections are not kept: a restarted engine on the same port must not get an old
         // one.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
-        Self { client }
+        Self { client, known: Arc::default() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashSet<u16>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fetches one hand-off. `meeting` is the additional time for which the prefill engine may let
@@ -54,13 +62,19 @@ impl Puller {
         let exchange = async {
             let response = match self.client.request(request).await {
                 Ok(response) => response,
-                // A decode engine does not notice that the engine with which it has registered has
-                // died.
-                Err(error) if source.is_found_by_id && !error.is_connect() => {
+                // A decode engine does not notice that an engine with which it registers, or has
+                // registered before, has died.
+                Err(error) if source.is_found_by_id => {
+                    if error.is_connect() && !self.known().contains(&source.port) {
+                        return Err(unreachable());
+                    }
                     return std::future::pending().await;
                 }
                 Err(_) => return Err(unreachable()),
             };
+            if source.is_found_by_id {
+                self.known().insert(source.port);
+            }
             if response.status().is_success() {
                 return Ok(());
             }

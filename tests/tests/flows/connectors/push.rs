@@ -276,6 +276,40 @@ async fn a_leg_whose_prefill_engine_is_gone_is_counted_as_stranded() {
     }
 }
 
+/// The engine has computed the prompt and replied, but decode registers with it too late.
+#[tokio::test]
+async fn a_leg_whose_prefill_engine_is_gone_before_it_registers_is_counted_as_stranded() {
+    for stream in [false, true] {
+        let mut trial = Trial::start(Spec { model: "lease: 5s".into(), ..push(1, 1) }).await;
+        // Who they are is known, so that the fault strikes a leg.
+        let first = completion(&prompt(30, "first"));
+        assert_eq!(trial.post("ok", COMPLETIONS, &first).await.status, 200);
+        let before = trial.cluster.engine("p0").state().totals.handoffs_staged;
+        trial.fault("d0", FaultKind::SlowFirstByte { delay_ms: 1500 }, Some(1));
+        let http = splitrail_tests::Client::new(trial.cluster.running.addresses().http);
+        trial.expect("ok");
+        let body = completion(&prompt(60, "late"));
+        let body = if stream { streamed(&body) } else { body };
+        let asking = http.post(COMPLETIONS, &body);
+        let killing = async {
+            eventually("prefill has replied", async || {
+                let worker = [("worker", "p0")];
+                let booked = trial.cluster.metric("splitrail_worker_requests", &worker).await;
+                trial.cluster.engine("p0").state().totals.handoffs_staged > before && booked == 0.0
+            })
+            .await;
+            let place = trial.cluster.engines.iter().position(|(name, _)| name == "p0").unwrap();
+            trial.cluster.engines.remove(place).1.shutdown().await;
+        };
+        let (reply, ()) = tokio::join!(asking, killing);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(reply.route("local"), Some("no_prefill"));
+        assert_eq!(trial.cluster.engine("d0").state().orphans, 1);
+        eventually("it is stranded", async || repairs(&trial, "stranded").await == 1.0).await;
+        trial.nothing_is_held().await;
+    }
+}
+
 #[tokio::test]
 async fn an_engine_that_took_the_place_of_the_one_that_was_registered_with_frees_nothing() {
     let model = "timeouts: { prefill: 20s }".into();

@@ -1,8 +1,9 @@
 //! Pins that will not be read are released, and are bounded.
 
 use serde_json::{Value, json};
-use splitrail_sim::FaultKind;
+use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::Spec;
+use splitrail_tests::client::Client;
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
 
@@ -125,6 +126,38 @@ async fn what_the_last_replies_of_a_replaced_pool_leave_pinned_is_freed() {
     })
     .await;
     assert_eq!(ends(&trial, "stopped").await, 2.0);
+    trial.finish().await;
+}
+
+/// The second step of a peer fetch leaves its prompt pinned, as any leg that takes a hand-off does.
+#[tokio::test]
+async fn what_a_fetch_leaves_pinned_on_the_only_prefill_worker_is_freed_by_a_decode_worker() {
+    let engine = |name: &str, config: &mut SimConfig| {
+        bidirectional(name, config);
+        config.peer_fetch = true;
+    };
+    let fetching = "peer_fetch: two_step\npeer_fetch_min_tokens: 16";
+    let costs = "costs: { fetch_base_ms: 0, prefill_us_per_token: 1000000 }";
+    let model = format!("read_back: true\n{fetching}\n{costs}");
+    let policy = "{ kind: predicted_ttft }";
+    let spec = Spec { prefill: 1, decode: 1, policy, model, engine, ..Spec::default() };
+    let mut trial = Trial::start(spec).await;
+    let prefix = prompt_ids(160, 1);
+    let decode = trial.cluster.engine("d0").url();
+    let decode = Client::new(decode.strip_prefix("http://").unwrap().parse().unwrap());
+    assert_eq!(decode.post(COMPLETIONS, &of_ids(&prefix, 1)).await.status, 200);
+    trial.cluster.settle().await;
+    let next = [prefix, prompt_ids(20, 2)].concat();
+    complete(&mut trial, &next, 1).await;
+    let fetched = [("outcome", "fetched")];
+    assert_eq!(trial.cluster.metric("splitrail_peer_fetches_total", &fetched).await, 1.0);
+    eventually("its blocks are free", async || trial.cluster.engine("p0").state().blocks_used == 0)
+        .await;
+    let totals = trial.cluster.engine("p0").state().totals;
+    assert_eq!((totals.pins_made, totals.pins_released), (1, 1));
+    let released = [("outcome", "released")];
+    let releases = "splitrail_read_back_releases_total";
+    assert_eq!(trial.cluster.metric(releases, &released).await, 1.0);
     trial.finish().await;
 }
 
