@@ -136,7 +136,7 @@ def test_what_a_fetch_leaves_pinned_is_freed_by_the_decode_engine(pair, decode):
     eventually(pair.decode.kv_usage, lambda usage: usage == 0, "blocks of other tests")
     costs = "costs: { fetch_base_ms: 0, prefill_us_per_token: 1000000 }"
     fetching = ("peer_fetch: two_step", "peer_fetch_min_tokens: 1", "queue: none", costs)
-    options = {"name": "read-back-fetch", "policy": "predicted_ttft"}
+    options = {"name": "read-back-fetch", "policy": "predicted_ttft", "top": SEED}
     with pairs.cluster(pair, "nixl", decode, more=(*MODEL[:2], *fetching), **options) as cluster:
         router, prefix = cluster.router, prompts.token_ids(320)
         with router.indexing("d0", len(prefix) // BLOCK_SIZE):
