@@ -1,19 +1,20 @@
 //! A NATS server as a process of its own, with JetStream in a folder that outlives it.
 
 use std::io::Read as _;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::ports::HeldPort;
 use crate::process::Process;
 
 /// A server that can be killed and started again with what it has stored.
 pub struct NatsServer {
     folder: TempDir,
     args: Vec<String>,
-    address: SocketAddr,
+    port: HeldPort,
     process: Option<Process>,
 }
 
@@ -21,18 +22,16 @@ impl NatsServer {
     /// Starts a server with an empty store.
     pub async fn start() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-        let address = free.local_addr().expect("its address");
-        drop(free);
-        let args = arguments("nats", folder.path(), address.port(), "");
-        let mut server = Self { folder, args, address, process: None };
+        let port = HeldPort::take();
+        let args = arguments("nats", folder.path(), port.number(), "");
+        let mut server = Self { folder, args, port, process: None };
         server.run().await;
         server
     }
 
     /// Starts a killed server again.
     pub async fn run(&mut self) {
-        let started = start("nats", self.folder.path(), &self.args, self.address).await;
+        let started = start("nats", self.folder.path(), &self.args, self.port.address()).await;
         self.process = Some(started);
     }
 
@@ -48,7 +47,7 @@ impl NatsServer {
 
     /// The URL for clients.
     pub fn url(&self) -> String {
-        format!("nats://{}", self.address)
+        format!("nats://{}", self.port.address())
     }
 }
 

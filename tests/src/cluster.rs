@@ -11,6 +11,7 @@ use splitrail_sim::{KvConnector, Role, SharedStorage, SimConfig, SimEngine};
 use tempfile::TempDir;
 
 use crate::client::{Client, Reply};
+use crate::ports::HeldPorts;
 use crate::tls_server::{ServerCertificate, TlsServer};
 
 /// How long a condition may take to become true.
@@ -108,6 +109,7 @@ pub struct Engines {
     pub files: TempDir,
     /// The configuration.
     pub yaml: String,
+    ports: HeldPorts,
 }
 
 impl Engines {
@@ -125,6 +127,7 @@ impl Engines {
         ];
         let mut engines = Vec::new();
         let storage = SharedStorage::default();
+        let mut ports = HeldPorts::default();
         for (name, role) in roles.concat() {
             let (connector, storage) = (spec.connector, storage.clone());
             let mut config = SimConfig { role, connector, storage, ..SimConfig::default() };
@@ -133,6 +136,7 @@ impl Engines {
                 config.lease_ms = PUSH_LEASE_MS;
             }
             (spec.engine)(&name, &mut config);
+            hold_ports(&mut config, &mut ports);
             engines.push((name, SimEngine::start(config).await.expect("an engine")));
         }
         let mut tls = Vec::new();
@@ -143,7 +147,7 @@ impl Engines {
         }
         let tokenizer = spec.tokenizer.clone().unwrap_or_else(|| files.path().to_owned());
         let yaml = yaml(spec, &engines, &tls, &tokenizer);
-        Self { engines, tls, files, yaml }
+        Self { engines, tls, files, yaml, ports }
     }
 
     /// An engine by name.
@@ -155,6 +159,16 @@ impl Engines {
 fn engine_named<'a>(engines: &'a [(String, SimEngine)], name: &str) -> &'a SimEngine {
     let found = engines.iter().find(|(other, _)| other == name);
     &found.unwrap_or_else(|| panic!("no engine {name}")).1
+}
+
+/// Has an engine listen on held ports, where nobody else listens when it is gone.
+fn hold_ports(config: &mut SimConfig, ports: &mut HeldPorts) {
+    for port in [&mut config.http_port, &mut config.side_port] {
+        *port = ports.take();
+    }
+    for port in [&mut config.kv_events_port, &mut config.kv_replay_port].into_iter().flatten() {
+        *port = ports.take_run(config.data_parallel);
+    }
 }
 
 /// An engine again, as another process on the same ports, with other settings.
@@ -189,12 +203,13 @@ pub struct Cluster {
     pub files: TempDir,
     /// The configuration that it was started with.
     pub yaml: String,
+    _ports: HeldPorts,
 }
 
 impl Cluster {
     /// Starts engines and router, and waits until it is ready.
     pub async fn start(spec: Spec) -> Self {
-        let Engines { engines, tls, files, yaml } = Engines::start(&spec).await;
+        let Engines { engines, tls, files, yaml, ports } = Engines::start(&spec).await;
         let file = files.path().join(CONFIG);
         std::fs::write(&file, &yaml).expect("a configuration file");
         let loaded = splitrail_config::load(&file, splitrail_config::Parts::ALL);
@@ -210,6 +225,7 @@ impl Cluster {
             tls,
             files,
             yaml,
+            _ports: ports,
         };
         if spec.extra_workers.is_empty() {
             let unready = wait_ready(cluster.running.core(), PATIENCE).await;

@@ -15,6 +15,7 @@ pub mod grpc;
 pub mod json_reader;
 pub mod leaks;
 pub mod live;
+pub mod ports;
 pub mod post;
 pub mod proc;
 pub mod process;

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use crate::binary::built;
 use crate::client::Client;
 use crate::cluster::eventually;
+use crate::ports::HeldPorts;
 
 /// A child process. Dropping it, also in a panic, kills it.
 pub struct Process {
@@ -180,6 +181,7 @@ pub struct Processes {
     pub admin: Client,
     files: TempDir,
     settings: Vec<Vec<String>>,
+    _ports: HeldPorts,
 }
 
 impl Processes {
@@ -191,12 +193,16 @@ impl Processes {
         let mut running = Vec::new();
         let mut all_settings = Vec::new();
         let mut workers = String::new();
+        let mut ports = HeldPorts::default();
         for name in engines {
             let role = match name.chars().next() {
                 Some('p') => "prefill",
                 _ => "decode",
             };
             let mut args = vec!["sim-engine".to_owned(), "--role".into(), role.into()];
+            for flag in ["--http-port", "--kv-events-port", "--kv-replay-port"] {
+                args.extend([flag.to_owned(), ports.take().to_string()]);
+            }
             args.extend(settings(name));
             let engine = Process::start(name, files.path(), &args).await;
             workers += &format!(
@@ -234,6 +240,7 @@ models:
             router,
             files,
             settings: all_settings,
+            _ports: ports,
         };
         eventually("the router is ready", async || {
             processes.http.get("/ready").await.status == 200
@@ -244,18 +251,8 @@ models:
 
     /// Starts a killed engine again where it was: another process, the same ports.
     pub async fn restart(&mut self, place: usize) {
-        let old = &self.engines[place];
-        let mut args = self.settings[place].clone();
-        for (flag, key) in [
-            ("--http-port", "http"),
-            ("--kv-events-port", "kv_events"),
-            ("--kv-replay-port", "kv_replay"),
-        ] {
-            let port = old.told(key).rsplit(':').next().expect("a port");
-            args.extend([flag.to_owned(), port.to_owned()]);
-        }
-        let name = old.name.clone();
-        self.engines[place] = Process::start(&name, self.files.path(), &args).await;
+        let name = self.engines[place].name.clone();
+        self.engines[place] = Process::start(&name, self.files.path(), &self.settings[place]).await;
     }
 
     /// Waits until an engine has as many running requests as a condition wants.

@@ -2,10 +2,8 @@
 //! again where it was.
 
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, TcpListener};
-use std::ops::Range;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -14,6 +12,7 @@ use tempfile::TempDir;
 
 use crate::broker;
 use crate::client::Client;
+use crate::ports::HeldPorts;
 use crate::process::Process;
 
 /// How long the fleet may take to have a true picture again.
@@ -51,6 +50,7 @@ pub struct Stand {
     /// Everything that runs.
     pub posts: Vec<Post>,
     folder: TempDir,
+    _ports: HeldPorts,
 }
 
 /// What to start.
@@ -101,34 +101,6 @@ impl Default for Plan {
     }
 }
 
-/// Where ports are taken from: below those that connections get for themselves, so that while a
-/// process is away, nobody takes its place.
-const PORTS: Range<u16> = 12_000..32_000;
-
-/// Holds a port for now, if nobody has it and it was not given before: whom it was given to may
-/// not have begun to listen.
-fn hold(port: u16) -> Option<TcpListener> {
-    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    let held = TcpListener::bind(loopback(port)).ok()?;
-    GIVEN.lock().expect("ports").insert(port).then_some(held)
-}
-
-/// Ports that nobody has.
-fn free_ports<const N: usize>() -> [u16; N] {
-    std::array::from_fn(|_| free_run(1))
-}
-
-/// The first of so many ports in a row that nobody has.
-fn free_run(ports: u16) -> u16 {
-    loop {
-        let first = rand::random_range(PORTS.start..PORTS.end - ports);
-        let held: Option<Vec<_>> = (first..first + ports).map(hold).collect();
-        if held.is_some() {
-            return first;
-        }
-    }
-}
-
 fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
@@ -140,14 +112,15 @@ impl Stand {
         write_tokenizer(folder.path()).expect("tokenizer files");
         let mut posts = Vec::new();
         let mut attach = Vec::new();
+        let mut ports = HeldPorts::default();
         let broker = plan.broker.then(|| {
-            let [port] = free_ports();
+            let port = ports.take();
             let args = broker::arguments("nats", folder.path(), port, &plan.broker_config);
             posts.push(Post::new(Kind::Broker, "nats", args, port, 0));
             loopback(port)
         });
         for place in 0..plan.routers {
-            let [http, admin, fleet] = free_ports();
+            let [http, admin, fleet] = [(); 3].map(|()| ports.take());
             let name = format!("r{place}");
             let config = router_config(folder.path(), &name, &plan, [http, admin, fleet], broker);
             attach.push((plan.between)(loopback(fleet)).to_string());
@@ -158,8 +131,8 @@ impl Stand {
         for (letter, role, count) in roles {
             for place in 0..count {
                 let name = format!("{letter}{place}");
-                let [http, listen] = free_ports();
-                let [events, replay] = [(); 2].map(|()| free_run(plan.ranks));
+                let [http, listen] = [(); 2].map(|()| ports.take());
+                let [events, replay] = [(); 2].map(|()| ports.take_run(plan.ranks));
                 let mut args: Vec<String> =
                     ["sim-engine", "--role", role].map(str::to_owned).into();
                 for (flag, port) in [
@@ -192,7 +165,7 @@ impl Stand {
                 posts.push(Post::new(Kind::Shim, &name, args, listen, 0));
             }
         }
-        let mut stand = Self { posts, folder };
+        let mut stand = Self { posts, folder, _ports: ports };
         // Engines first: a shim is ready once it has reached its own.
         for kind in [Kind::Broker, Kind::Engine, Kind::Router, Kind::Shim] {
             for at in stand.of(kind) {
@@ -426,15 +399,4 @@ fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_port_is_given_twice() {
-        let given: BTreeSet<u16> = (0..500).flat_map(|_| free_ports::<4>()).collect();
-        assert_eq!(given.len(), 2000);
-    }
 }

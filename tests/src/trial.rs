@@ -299,29 +299,5 @@ pub fn broken_off(events: &[String]) -> (Vec<Value>, Value) {
     (chunks, error)
 }
 
-/// A loopback address at which connections are refused for as long as this lives.
-pub struct NobodyHome(tokio::net::TcpSocket);
-
-impl NobodyHome {
-    /// Takes a port and does not listen on it.
-    pub fn new() -> Self {
-        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
-        socket.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
-        Self(socket)
-    }
-
-    /// A worker at this address, as a YAML item.
-    pub fn worker(&self, id: &str, role: &str) -> String {
-        let address = self.0.local_addr().expect("an address");
-        format!("{{ id: {id}, role: {role}, url: \"http://{address}\" }}")
-    }
-}
-
-impl Default for NobodyHome {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// How long a lease lasts in tests that wait for its end.
 pub const SHORT_LEASE: Duration = Duration::from_millis(700);

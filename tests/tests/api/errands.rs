@@ -5,7 +5,8 @@ use splitrail_sim::{FaultKind, RecordedRequest};
 use splitrail_tests::client::{Client, Reply};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::dialect::{MESSAGES, in_chat_words};
-use splitrail_tests::trial::{COMPLETIONS, NobodyHome, Trial, completion, error_of, prompt};
+use splitrail_tests::ports::HeldPort;
+use splitrail_tests::trial::{COMPLETIONS, Trial, completion, error_of, prompt};
 use splitrail_tests::{Cluster, Spec};
 
 const EMBEDDINGS: &str = "/v1/embeddings";
@@ -394,7 +395,7 @@ async fn what_is_wrong_with_a_count_is_said_in_anthropic_s_words() {
 
 #[tokio::test]
 async fn a_prefill_worker_tokenises_where_nobody_else_is_up() {
-    let nobody = NobodyHome::new();
+    let nobody = HeldPort::take();
     let spec = Spec {
         prefill: 1,
         decode: 0,

@@ -3,7 +3,8 @@
 
 use splitrail_tests::client::{streamed_text, whole_text};
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::trial::{NobodyHome, Reference, Trial, either, error_of, prompt, streamed};
+use splitrail_tests::ports::HeldPort;
+use splitrail_tests::trial::{Reference, Trial, either, error_of, prompt, streamed};
 use splitrail_tests::{Cluster, Spec};
 
 async fn up(cluster: &Cluster, worker: &str) -> f64 {
@@ -13,7 +14,7 @@ async fn up(cluster: &Cluster, worker: &str) -> f64 {
 #[tokio::test]
 async fn unreachable_workers_get_no_requests() {
     let reference = Reference::start().await;
-    let gone = [NobodyHome::new(), NobodyHome::new()];
+    let gone = [HeldPort::take(), HeldPort::take()];
     let spec = Spec {
         prefill: 1,
         decode: 1,
@@ -46,7 +47,7 @@ async fn unreachable_workers_get_no_requests() {
 #[tokio::test]
 async fn a_model_without_a_living_prefill_worker_is_served_by_its_decode_workers() {
     let reference = Reference::start().await;
-    let gone = NobodyHome::new();
+    let gone = HeldPort::take();
     let spec = Spec {
         prefill: 0,
         decode: 1,
@@ -70,7 +71,7 @@ async fn a_model_with_only_dead_workers_is_a_typed_error_at_once_and_not_ready()
     for (on_no_prefill, statuses, outcome) in
         [("local", [502, 502], "engine_unreachable"), ("fail", [503, 503], "no_worker")]
     {
-        let gone = [NobodyHome::new(), NobodyHome::new()];
+        let gone = [HeldPort::take(), HeldPort::take()];
         let spec = Spec {
             prefill: 0,
             decode: 0,
@@ -101,7 +102,7 @@ async fn a_model_with_only_dead_workers_is_a_typed_error_at_once_and_not_ready()
 
 #[tokio::test]
 async fn an_aggregated_model_with_only_dead_workers_is_a_typed_error() {
-    let gone = [NobodyHome::new(), NobodyHome::new()];
+    let gone = [HeldPort::take(), HeldPort::take()];
     let spec = Spec {
         policy: "{ kind: least_loaded }",
         extra_workers: vec![gone[0].worker("w8", "both"), gone[1].worker("w9", "both")],

@@ -33,15 +33,7 @@ fn pd(connector: KvConnector, prefill: usize, decode: usize) -> Spec {
 async fn stop(cluster: &mut Cluster, engine: &str) -> (String, SimConfig) {
     let place = cluster.engines.iter().position(|(name, _)| name == engine).unwrap();
     let (name, old) = cluster.engines.remove(place);
-    let port = |url: &str| url.rsplit_once(':').unwrap().1.parse().unwrap();
-    let endpoint = |endpoint: Option<&str>| endpoint.map(port);
-    let config = SimConfig {
-        http_port: port(&old.url()),
-        side_port: port(&old.bootstrap_url()),
-        kv_events_port: endpoint(old.kv_events_endpoint()),
-        kv_replay_port: endpoint(old.kv_replay_endpoint()),
-        ..old.config().clone()
-    };
+    let config = old.config().clone();
     old.shutdown().await;
     (name, config)
 }

@@ -1,10 +1,11 @@
 //! A Prometheus server as a process of its own.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use splitrail_tests::Client;
+use splitrail_tests::ports::HeldPort;
 use splitrail_tests::process::Process;
 
 /// Where a program of Debian's package `prometheus` is.
@@ -24,6 +25,7 @@ pub(crate) fn tool(name: &str) -> PathBuf {
 pub(crate) struct Prometheus {
     client: Client,
     _process: Process,
+    _port: HeldPort,
 }
 
 impl Prometheus {
@@ -44,9 +46,8 @@ impl Prometheus {
 
     /// Starts a server with these arguments, with its data in a folder.
     pub(crate) async fn run(folder: &Path, args: &[String]) -> Self {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address: SocketAddr = free.local_addr().unwrap();
-        drop(free);
+        let port = HeldPort::take();
+        let address = port.address();
         let own = [
             format!("--storage.tsdb.path={}", folder.join("prometheus.data").display()),
             format!("--web.listen-address={address}"),
@@ -55,7 +56,7 @@ impl Prometheus {
         let listens = || TcpStream::connect(address).is_ok();
         let server = tool("prometheus");
         let process = Process::of(&server, "prometheus", folder, &args, &[], &listens).await;
-        Self { client: Client::new(address), _process: process }
+        Self { client: Client::new(address), _process: process, _port: port }
     }
 
     /// The reply of an endpoint of its API.

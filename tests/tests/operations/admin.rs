@@ -8,7 +8,8 @@ use splitrail_router::run::Running;
 use splitrail_sim::{SimConfig, SimEngine};
 use splitrail_tests::client::Reply;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::trial::{COMPLETIONS, NobodyHome, completion, prompt};
+use splitrail_tests::ports::HeldPort;
+use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Client, Cluster, Spec};
 use tokio::task::JoinSet;
 
@@ -171,8 +172,8 @@ async fn router(folder: &Path, yaml: &str) -> (Running, Client) {
 
 #[tokio::test]
 async fn a_name_of_several_models_workers_needs_the_models() {
-    let gone = [NobodyHome::new(), NobodyHome::new()];
-    let model = |name: &str, nobody: &NobodyHome| {
+    let gone = [HeldPort::take(), HeldPort::take()];
+    let model = |name: &str, nobody: &HeldPort| {
         format!(
             "  - {{ name: {name}, flow: aggregated, tokenizer: {{ kind: none }}, \
              workers: [ {} ] }}\n",

@@ -9,6 +9,7 @@ use splitrail_sim::write_tokenizer;
 use splitrail_sim::{SimConfig, SimEngine};
 use splitrail_tests::binary;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::ports::HeldPort;
 use splitrail_tests::{Client, Cluster, Spec};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -75,11 +76,11 @@ async fn output_that_nobody_reads_is_no_panic() {
 #[tokio::test]
 async fn a_late_engine_holds_up_nobody_but_its_own_model() {
     let engine = SimEngine::start(SimConfig::default()).await.unwrap();
-    let late = late_port();
+    let late = HeldPort::take();
     let files = tempfile::tempdir().unwrap();
     write_tokenizer(files.path()).unwrap();
     let log = files.path().join("log");
-    let yaml = two_models(&engine.url(), late);
+    let yaml = two_models(&engine.url(), &late);
     let router = binary::RouterProcess::serve(files.path(), &yaml, &[], &log).await;
     let http = Client::new(router.http);
     eventually("the other model is served", async || {
@@ -92,7 +93,8 @@ async fn a_late_engine_holds_up_nobody_but_its_own_model() {
         unready.text().contains("model late")
     })
     .await;
-    let config = SimConfig { http_port: late, model: "late".into(), ..SimConfig::default() };
+    let config =
+        SimConfig { http_port: late.number(), model: "late".into(), ..SimConfig::default() };
     let _late = SimEngine::start(config).await.unwrap();
     eventually("all is ready", async || http.get("/ready").await.status == 200).await;
     let mut body = completion(2);
@@ -100,12 +102,7 @@ async fn a_late_engine_holds_up_nobody_but_its_own_model() {
     assert_eq!(http.post(COMPLETIONS, &body).await.status, 200);
 }
 
-fn late_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
-
-fn two_models(url: &str, late: u16) -> String {
+fn two_models(url: &str, late: &HeldPort) -> String {
     let model = |name: &str, url: &str| {
         format!(
             "  - {{ name: {name}, block_size: auto, flow: aggregated, \
@@ -116,7 +113,7 @@ fn two_models(url: &str, late: u16) -> String {
     format!(
         "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}\nmodels:\n{}{}",
         model("sim", url),
-        model("late", &format!("http://127.0.0.1:{late}"))
+        model("late", &format!("http://{}", late.address()))
     )
 }
 

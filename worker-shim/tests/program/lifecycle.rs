@@ -6,6 +6,7 @@ use splitrail_kv::{HashSeed, Namespace, chain_hashes};
 use splitrail_sim::{SimConfig, SimEngine};
 
 use crate::fake_router::{FakeRouter, content};
+use crate::ports::HeldPort;
 use crate::support::{BLOCK_SIZE, Shim, ask, completion, engine, router, until};
 
 /// Waits until the router's index equals the engine's cache.
@@ -99,7 +100,14 @@ async fn the_gate_passes_only_requests_whose_blocks_the_engine_holds() {
 
 #[tokio::test]
 async fn a_restarted_engine_is_asked_and_followed_again() {
-    let first = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
+    let ports = [(); 3].map(|()| HeldPort::take());
+    let config = SimConfig {
+        http_port: ports[0].number(),
+        kv_events_port: Some(ports[1].number()),
+        kv_replay_port: Some(ports[2].number()),
+        ..SimConfig::default()
+    };
+    let first = engine(SimConfig { honour_threshold: false, ..config.clone() }).await;
     let router = router().await;
     let shim = Shim::start(&first.url(), &router, &["--role", "decode"]).await;
     shim.complete(&[], &completion(100, 100, 1)).await;
@@ -109,23 +117,13 @@ async fn a_restarted_engine_is_asked_and_followed_again() {
             known.capabilities.as_ref().is_some_and(|known| known.honours_threshold == Some(false))
         })
         .await;
-    let port = |endpoint: Option<&str>| {
-        endpoint.and_then(|endpoint| endpoint.rsplit(':').next()?.parse::<u16>().ok())
-    };
-    let config = SimConfig {
-        http_port: first.http_addr().port(),
-        kv_events_port: port(first.kv_events_endpoint()),
-        kv_replay_port: port(first.kv_replay_endpoint()),
-        max_model_len: 1000,
-        ..SimConfig::default()
-    };
     drop(first);
     router.wait_for("word of its end", |known| known.loads.last().is_some_and(|l| !l.up)).await;
     until("it is not ready any more", async || {
         ask(shim.address, "/splitrail/ready", &[], None).await.0 == 503
     })
     .await;
-    let second = engine(config).await;
+    let second = engine(SimConfig { max_model_len: 1000, ..config }).await;
     router
         .wait_for("what the other one can do", |known| {
             let honours = |known: &splitrail_proto::v1::Capabilities| {
@@ -143,11 +141,9 @@ async fn a_restarted_engine_is_asked_and_followed_again() {
 
 #[tokio::test]
 async fn a_shim_waits_for_an_engine_that_starts_late() {
-    // A port without a listener.
-    let late = engine(SimConfig::default()).await;
-    let config = SimConfig { http_port: late.http_addr().port(), ..SimConfig::default() };
-    let url = late.url();
-    drop(late);
+    let port = HeldPort::take();
+    let config = SimConfig { http_port: port.number(), ..SimConfig::default() };
+    let url = format!("http://{}", port.address());
     let router = router().await;
     let starting = Shim::start(&url, &router, &["--role", "both"]);
     let late = async {

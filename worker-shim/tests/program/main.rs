@@ -8,4 +8,7 @@ mod exit_codes;
 #[path = "../support/fake_router.rs"]
 mod fake_router;
 mod lifecycle;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../tests/src/ports.rs"]
+mod ports;
 mod support;

@@ -1,6 +1,7 @@
 //! Addresses at which there is no engine, or not one that lets the router in.
 
 use splitrail_sim::SimConfig;
+use splitrail_tests::ports::HeldPort;
 use splitrail_tests::tls_server::{ServerCertificate, TlsServer, fixture};
 use splitrail_tests::unanswering::Unanswering;
 
@@ -16,11 +17,10 @@ const KEYS: &str = "block_size: 16";
 #[tokio::test]
 async fn a_port_at_which_nothing_listens_is_named() {
     let pair = Pair::sound().await;
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let prefill = format!("{{ id: p0, role: prefill, url: \"http://127.0.0.1:{port}\" }}");
-    let result = checked(&with_prefill(&pair, &prefill, KEYS)).await;
+    let port = HeldPort::take();
+    let result = checked(&with_prefill(&pair, &port.worker("p0", "prefill"), KEYS)).await;
     assert_eq!(result.code, Some(69));
-    assert!(result.only("p0", "refused").contains(&format!(":{port}")));
+    assert!(result.only("p0", "refused").contains(&format!(":{}", port.number())));
     assert_eq!(result.facts("p0")["reached"], false);
     assert_eq!(result.facts("d0")["reached"], true, "the others are asked nevertheless");
 }

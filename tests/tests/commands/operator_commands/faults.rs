@@ -2,6 +2,7 @@
 
 use tokio::net::TcpListener;
 
+use splitrail_tests::ports::HeldPort;
 use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::unanswering::Unanswering;
 
@@ -35,12 +36,9 @@ async fn errors_say_what_is_wrong_with_an_address() {
     let http = routers.routers[0].http.to_string();
     let other = ListeningPost::start(|_| Answer::json(200, "{\"a\": 1}")).await;
     let other = other.url();
-    let free = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().to_string()
-    };
+    let free = HeldPort::take();
     for (admin, what) in [
-        (&*free, "nothing listens at"),
+        (&*free.address().to_string(), "nothing listens at"),
         (&*http, "is not an admin listener of this version"),
         (&*other, "cannot be read"),
         (&format!("https://{}", routers.name(0)), "does not speak TLS"),

@@ -3,6 +3,7 @@
 use splitrail_tests::Client;
 use splitrail_tests::binary::built;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::ports::HeldPort;
 use splitrail_tests::proc::signal;
 use splitrail_tests::pty::OnTerminal;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
@@ -116,7 +117,8 @@ async fn top_without_a_terminal_asks_for_one_frame() {
 #[tokio::test]
 async fn top_reports_a_router_that_is_not_there() {
     let routers = Routers::start(1).await;
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = HeldPort::take();
+    let free = port.address();
     let once = run(&["top", "--once", "--admin", &format!("{free},{}", routers.admins())]).await;
     assert_eq!(once.code, 69, "{once:?}");
     assert!(once.stdout.contains("prefill pool"), "{once:?}");
