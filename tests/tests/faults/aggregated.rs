@@ -40,7 +40,7 @@ async fn a_failed_worker_is_replaced_before_the_first_byte() {
 #[tokio::test]
 async fn a_worker_that_hangs_is_replaced() {
     let reference = Reference::start().await;
-    let timeouts = "timeouts: { first_token: 1500ms, reply: 1500ms }";
+    let timeouts = "timeouts: { first_token: 4s, reply: 4s }";
     let mut trial = Trial::start(in_turn(2, timeouts)).await;
     trial.fault("w0", FaultKind::Hang, Some(1));
     let body = chat(&prompt(40, "hang"));

@@ -214,7 +214,7 @@ async fn a_single_decode_worker_that_fails_is_a_typed_error() {
 #[tokio::test]
 async fn a_decode_whose_first_byte_is_late_is_retried() {
     let reference = Reference::start().await;
-    let timeouts = "timeouts: { first_token: 1500ms, reply: 1500ms }";
+    let timeouts = "timeouts: { first_token: 4s, reply: 4s }";
     let mut trial = Trial::start(in_turn(2, timeouts)).await;
     let late = FaultKind::SlowFirstByte { delay_ms: 60_000 };
     let body = chat(&prompt(40, "late"));

@@ -87,7 +87,7 @@ async fn a_prefill_engine_whose_core_died_gets_no_request() {
 #[tokio::test]
 async fn a_prefill_that_times_out_is_retried_on_another_worker() {
     let reference = Reference::start().await;
-    let mut trial = Trial::start(in_turn(2, "timeouts: { prefill: 1500ms }")).await;
+    let mut trial = Trial::start(in_turn(2, "timeouts: { prefill: 4s }")).await;
     trial.fault("p0", FaultKind::Hang, Some(1));
     let body = completion(&prompt(40, "hang"));
     let reply = trial.post("ok", COMPLETIONS, &body).await;

@@ -22,7 +22,7 @@ fn quick(_: &str) -> Vec<String> {
 /// A step of prefill takes long enough to be interrupted.
 fn slow_prefill(name: &str) -> Vec<String> {
     match name.starts_with('p') {
-        true => arguments(&[("decode-us-per-step", 1_500_000)]),
+        true => arguments(&[("decode-us-per-step", 4_000_000)]),
         false => quick(name),
     }
 }
@@ -164,7 +164,7 @@ async fn a_decode_engine_killed_during_the_stream_is_an_error_event() {
 async fn a_decode_engine_killed_before_a_whole_reply_is_replaced_with_a_new_prefill() {
     let mut processes = Processes::start(&["p0", "d0", "d1"], slow_decode, LIMITS).await;
     let mut body = completion(&prompt(40, "whole"));
-    body["max_tokens"] = 60.into();
+    body["max_tokens"] = 150.into();
     let client = processes.http.clone();
     let death = async {
         let place = busy(&processes, &[1, 2]).await;

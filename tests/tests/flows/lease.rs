@@ -24,7 +24,7 @@ const FOR_EVER: FaultKind = FaultKind::SlowFirstByte { delay_ms: 3_600_000 };
 async fn a_stream_that_has_not_begun_within_the_lease_gets_a_new_prefill() {
     let reference = Reference::start().await;
     for decode in [1, 2] {
-        let mut trial = Trial::start(in_turn(decode, "lease: 1s")).await;
+        let mut trial = Trial::start(in_turn(decode, "lease: 3s")).await;
         trial.fault("d0", FOR_EVER, Some(1));
         let body = completion(&prompt(30, "late"));
         let chunks = trial.stream("ok", COMPLETIONS, &body).await.chunks().await;
@@ -146,14 +146,14 @@ async fn an_answer_that_has_begun_is_not_bound_by_the_lease() {
     let spec = Spec {
         engine: |name, config| {
             if name == "d0" {
-                config.decode_us_per_step = 5_000;
+                config.decode_us_per_step = 15_000;
             }
         },
-        ..in_turn(1, "lease: 300ms")
+        ..in_turn(1, "lease: 2s")
     };
     let mut trial = Trial::start(spec).await;
     let mut body = completion(&prompt(30, "long"));
-    // A second of steps.
+    // Three seconds of steps.
     body["max_tokens"] = 200.into();
     let chunks = trial.stream("ok", COMPLETIONS, &body).await.chunks().await;
     assert_eq!(streamed_text(&chunks, 0).len(), 200);

@@ -220,7 +220,8 @@ async fn a_leg_whose_client_left_is_freed_by_its_prefill_leg_which_runs_on() {
 async fn a_leg_whose_prefill_failed_is_freed_by_a_further_prefill() {
     let reference = Reference::start().await;
     for kind in [FaultKind::Status { status: 500 }, FaultKind::Reset, FaultKind::Hang] {
-        let model = "timeouts: { prefill: 1s }\nbreaker: { failures: 0 }".into();
+        let limit = if kind == FaultKind::Hang { "timeouts: { prefill: 4s }" } else { "" };
+        let model = format!("breaker: {{ failures: 0 }}\n{limit}");
         let mut trial = Trial::start(Spec { model, ..push(1, 1) }).await;
         let body = |turn| completion(&prompt(30, &format!("failed{turn}z")));
         assert_eq!(trial.post("ok", COMPLETIONS, &body(0)).await.status, 200);
@@ -331,7 +332,7 @@ async fn an_engine_that_took_the_place_of_the_one_that_was_registered_with_frees
 #[tokio::test]
 async fn a_stream_that_has_not_begun_within_the_lease_gets_a_new_pair() {
     let reference = Reference::start().await;
-    let mut trial = Trial::start(Spec { model: "lease: 1s".into(), ..push(1, 1) }).await;
+    let mut trial = Trial::start(Spec { model: "lease: 3s".into(), ..push(1, 1) }).await;
     // Who they are is known, so that the fault strikes a leg.
     let first = completion(&prompt(30, "first"));
     assert_eq!(trial.post("ok", COMPLETIONS, &first).await.status, 200);

@@ -8,19 +8,22 @@ use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::client::whole_text;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::raw_engine::{RawEngine, Turn, reply};
-use splitrail_tests::trial::{COMPLETIONS, Reference, SHORT_LEASE};
+use splitrail_tests::trial::{COMPLETIONS, Reference};
 use splitrail_tests::{Spec, Trial};
 
 use super::{
     EAGER, Pair, Sent, cached, drain, ended, held, recorded, served, spec, steps, turns, undrain,
 };
 
+/// The engines' lease: longer than a transfer, and soon over.
+const LEASE_MS: u64 = 2_800;
+
 /// A cluster whose transfers take half a second.
 fn slow(prefill: usize) -> Spec {
     let engine = |_: &str, config: &mut SimConfig| {
         config.peer_fetch = true;
         config.transfer_us_per_block = 20_000;
-        config.lease_ms = 4 * SHORT_LEASE.as_millis() as u64;
+        config.lease_ms = LEASE_MS;
     };
     Spec { engine, ..spec(prefill, 2) }
 }
@@ -139,7 +142,7 @@ async fn a_hand_off_that_may_have_arrived_is_not_sent_again() {
 async fn a_late_fetch_is_given_up_and_nothing_stays_held() {
     let engine = |_: &str, config: &mut SimConfig| {
         config.peer_fetch = true;
-        config.lease_ms = 4 * SHORT_LEASE.as_millis() as u64;
+        config.lease_ms = LEASE_MS;
     };
     let limit = "timeouts: { peer_fetch: 300ms }";
     let lease = "lease: 600ms\ntimeouts: { peer_fetch: 60s }";
@@ -227,11 +230,12 @@ async fn a_client_that_leaves_does_not_fail_the_fetch_of_those_who_wait_for_it()
 
 #[tokio::test]
 async fn a_hand_off_that_could_not_be_sent_is_released() {
-    let mut trial = Trial::start(Spec { engine: slow(2).engine, ..spec(3, 2) }).await;
+    let model = format!("{EAGER}\ntimeouts: {{ peer_fetch: 60s }}");
+    let mut trial = Trial::start(Spec { model, engine: slow(2).engine, ..spec(3, 2) }).await;
     drain(&trial, "p2").await;
     let [first, second] = turns("unsent");
     let pair = held(&mut trial, &first).await;
-    trial.fault(&pair.holder, FaultKind::SlowFirstByte { delay_ms: 700 }, Some(1));
+    trial.fault(&pair.holder, FaultKind::SlowFirstByte { delay_ms: 3000 }, Some(1));
     trial.expect("ok");
     let request = Sent::new(&trial, &second);
     eventually("the source is asked", async || steps(&trial, &pair.holder).len() == 1).await;

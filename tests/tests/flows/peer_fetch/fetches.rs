@@ -159,7 +159,7 @@ async fn a_saturated_prefill_worker_is_relieved_by_one_that_fetches_from_it() {
     let [first, second] = turns("busy");
     let holder = served(&mut trial, &first).await.route("prefill").unwrap().to_owned();
     trial.cluster.settle().await;
-    trial.fault(&holder, FaultKind::SlowFirstByte { delay_ms: 1500 }, Some(1));
+    trial.fault(&holder, FaultKind::SlowFirstByte { delay_ms: 4000 }, Some(1));
     trial.expect("ok");
     let blocking = Sent::new(&trial, &first);
     eventually("the holder is busy", async || trial.asked(&holder).len() == 2).await;

@@ -170,7 +170,7 @@ async fn workers_that_do_both_fetch_from_each_other() {
     let [first, second] = turns("both");
     let holder = served(&mut trial, &first).await.route("decode").unwrap().to_owned();
     trial.cluster.settle().await;
-    trial.fault(&holder, FaultKind::SlowFirstByte { delay_ms: 1500 }, Some(1));
+    trial.fault(&holder, FaultKind::SlowFirstByte { delay_ms: 4000 }, Some(1));
     trial.expect("ok");
     let blocking = Sent::new(&trial, &first);
     splitrail_tests::cluster::eventually("the holder is busy", async || {

@@ -189,16 +189,14 @@ async fn a_hand_off_that_does_not_fit_is_not_used() {
 
 #[tokio::test]
 async fn a_worker_takes_part_in_no_more_fetches_than_it_may() {
-    let model = EAGER.replace("costs", "peer_fetch_max_per_worker: 1\nqueue: none\ncosts");
-    let engine = |_: &str, config: &mut SimConfig| {
-        (config.peer_fetch, config.transfer_us_per_block) = (true, 20_000);
-    };
-    let mut trial = Trial::start(Spec { model, engine, ..spec(2, 1) }).await;
+    let keys = "peer_fetch_max_per_worker: 1\nqueue: none\ntimeouts: { peer_fetch: 60s }";
+    let mut trial = Trial::start(Spec { model: format!("{EAGER}\n{keys}"), ..spec(2, 1) }).await;
     let [first, second] = turns("one");
     let [further, last] = turns("two");
     held(&mut trial, &first).await;
     undrain(&trial, "p0").await;
     held(&mut trial, &further).await;
+    trial.fault("p1", FaultKind::SlowFirstByte { delay_ms: 3000 }, Some(1));
     trial.expect("ok");
     let fetching = Sent::new(&trial, &second);
     splitrail_tests::cluster::eventually("it fetches", async || steps(&trial, "p1").len() == 1)
