@@ -26,13 +26,21 @@ fn headers(stream: u32, flags: u8) -> Vec<u8> {
     frames::frame(kind::HEADERS, flags, stream, &frames::post(COMPLETIONS))
 }
 
-/// Floods a router, which must end it, say so, stay small and serve others.
-async fn flood(what: &str, pieces: impl Iterator<Item = Vec<u8>>) -> Flooded {
-    let solo = Solo::start("{}", |heard| match heard.text().contains("held") {
+/// A router whose engine does not answer prompts that are to be `held`.
+async fn solo() -> Solo {
+    Solo::start("{}", |heard| match heard.text().contains("held") {
         true => Answer::Held { first: Vec::new(), last: Vec::new() },
         false => whole_answer(),
     })
-    .await;
+    .await
+}
+
+/// Floods a router, which must end it, say so, stay small and serve others.
+async fn flood(what: &str, pieces: impl Iterator<Item = Vec<u8>>) -> Flooded {
+    flood_of(&solo().await, what, pieces).await
+}
+
+async fn flood_of(solo: &Solo, what: &str, pieces: impl Iterator<Item = Vec<u8>>) -> Flooded {
     for i in 0..20 {
         let reply = solo.http.post(COMPLETIONS, &completion(&format!("warm {i}"))).await;
         assert_eq!(reply.status, 200);
@@ -84,8 +92,11 @@ async fn requests_that_are_always_cancelled_end_in_a_goaway() {
         };
         [head, body, cancel].concat()
     });
-    let flooded = flood("cancelled requests", pieces).await;
-    assert!(flooded.pieces < 10_000, "{flooded:?}");
+    let solo = solo().await;
+    let flooded = flood_of(&solo, "cancelled requests", pieces).await;
+    // Sockets have taken more than the router has read.
+    let served = solo.post.heard().iter().filter(|heard| heard.text().contains("held")).count();
+    assert!(served < 10_000, "{served} requests reached the engine: {flooded:?}");
 }
 
 #[tokio::test]

@@ -157,8 +157,8 @@ async fn a_full_queue_refuses() {
 #[tokio::test]
 async fn who_has_waited_too_long_is_refused_and_may_come_again() {
     let mut line = Line::begin("max_wait: 300ms").await;
-    // Over a second of prefill.
-    line.send("first", 200, &[], 0.0).await;
+    // Over three seconds of prefill.
+    line.send("first", 400, &[], 0.0).await;
     let body = completion(&prompt(20, "second")).to_string();
     let refused = line.cluster.http.post_with(COMPLETIONS, &[JSON], body).await;
     assert_eq!(refused.status, 429, "{}", refused.text());

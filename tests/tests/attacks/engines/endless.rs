@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use splitrail_tests::client::streamed_text;
 use splitrail_tests::front::Front;
 use splitrail_tests::post::{Answer, ListeningPost};
@@ -60,19 +60,24 @@ async fn comments_keep_a_stream_open_but_not_for_ever() {
     let rest = data(&generated("cmpl-1", "b")) + "data: [DONE]\n\n";
     let engine = RawEngine::start(move |asked| {
         let bytes = format!("{STREAM_HEAD}{}", data(&first)).into_bytes();
-        let count = if asked.heard.text().contains("short") { 20 } else { 100_000 };
+        let count = if asked.heard.text().contains("short") { 120 } else { 100_000 };
         let comment = b": still there\n\n".to_vec();
         let then = Then::Paced(comment, count, EVERY, rest.clone().into_bytes());
         Turn { bytes, then }
     })
     .await;
-    // Twice the distance of two comments and more; a tenth of what comments may fill.
-    let front = Front::start("{}", "timeouts: { stream_idle: 200ms }", &[engine.url()]).await;
-    let body =
-        |prompt: &str| json!({"model": "sim", "prompt": prompt, "max_tokens": 1, "stream": true});
-    let chunks = front.http.stream(COMPLETIONS, &body("short")).await.chunks().await;
+    // Many times the distance of two comments.
+    let front = Front::start("{}", "timeouts: { stream_idle: 1s }", &[engine.url()]).await;
+    let http = &front.http;
+    let events = async |prompt: &str| {
+        let body = json!({"model": "sim", "prompt": prompt, "max_tokens": 1, "stream": true});
+        http.stream(COMPLETIONS, &body).await.rest().await
+    };
+    let (short, events) = tokio::join!(events("short"), events("long"));
+    let (done, chunks) = short.split_last().unwrap();
+    assert_eq!(done, "[DONE]");
+    let chunks: Vec<Value> = chunks.iter().map(|one| serde_json::from_str(one).unwrap()).collect();
     assert_eq!(streamed_text(&chunks, 0), "ab", "comments are passed over");
-    let events = front.http.stream(COMPLETIONS, &body("long")).await.rest().await;
     let last = events.last().map(String::as_str).unwrap_or_default();
     assert!(last.contains("decode_lost") && last.contains("comments"), "{events:?}");
 }

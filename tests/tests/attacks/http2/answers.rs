@@ -50,11 +50,11 @@ async fn read(client: &mut Raw2, stream: u32, pause: Duration) -> (usize, bool) 
 /// The window and the send buffer take most of an answer's end when its request is over.
 #[tokio::test]
 async fn a_steady_reader_gets_all_of_a_long_answer_however_short_the_idle_timeout() {
-    const BYTES: usize = 512 << 10;
-    let solo = answering("{ idle_timeout: 300ms }", BYTES).await;
+    const BYTES: usize = 1 << 20;
+    let solo = answering("{ idle_timeout: 1s }", BYTES).await;
     let mut client = Raw2::connect(solo.router.http, &[]).await;
     client.write(&frames::request(1, COMPLETIONS, &completion("long"))).await;
-    let (bytes, ended) = read(&mut client, 1, Duration::from_millis(8)).await;
+    let (bytes, ended) = read(&mut client, 1, Duration::from_millis(20)).await;
     assert!(ended && bytes > BYTES, "{bytes}");
 }
 
