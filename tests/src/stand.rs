@@ -357,7 +357,7 @@ fn router_config(
     let yaml = format!(
         "listen: {{ http: \"{http}\", admin: \"{admin}\"{fleet} }}
 {events}
-limits: {{ drain_delay: 500ms, drain_grace: 20s }}
+limits: {{ drain_delay: 3s, drain_grace: 20s }}
 {top}
 models:
   - name: sim

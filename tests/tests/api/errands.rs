@@ -194,7 +194,7 @@ async fn what_the_engine_refuses_is_relayed_and_not_tried_again() {
 
 #[tokio::test]
 async fn a_worker_that_fails_is_replaced_and_then_left_alone() {
-    let model = "timeouts: { reply: 300ms }\nbreaker: { failures: 3, cooldown: 60s }";
+    let model = "timeouts: { reply: 3s }\nbreaker: { failures: 3, cooldown: 60s }";
     let trial = &mut Trial::start(Spec { model: model.into(), ..embedding(2) }).await;
     for fault in [
         FaultKind::Status { status: 500 },

@@ -341,7 +341,7 @@ async fn every_field_with_a_place_of_its_own_must_be_given_there() {
 #[tokio::test]
 async fn engines_failures_are_told_by_status_code() {
     let spec = Spec {
-        model: "retries: { prefill: 0, decode: 0 }\ntimeouts: { first_token: 300ms }".into(),
+        model: "retries: { prefill: 0, decode: 0 }\ntimeouts: { first_token: 3s }".into(),
         ..Spec::aggregated(1)
     };
     let cluster = Cluster::start(spec).await;

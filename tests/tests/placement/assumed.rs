@@ -62,14 +62,14 @@ fn silent(_: &str, config: &mut SimConfig) {
 
 /// Takes its time over prompts, so that all siblings are routed before the first is computed.
 fn slow(_: &str, config: &mut SimConfig) {
-    config.prefill_us_per_token = 500;
+    config.prefill_us_per_token = 5_000;
 }
 
 #[tokio::test]
 async fn siblings_sent_at_once_follow_the_first() {
     let spec = Spec { prefill: 4, engine: slow, model: LONG.into(), ..Spec::default() };
     let cluster = Cluster::start(spec).await;
-    for name in ["a", "b", "c"] {
+    for name in ["a", "b"] {
         let replies = siblings(&cluster, 8, name).await;
         assert_eq!(workers(&replies, "prefill").len(), 1, "{name}");
         let computed: Vec<_> = replies.iter().filter(|reply| cached(reply) == 0).collect();
@@ -102,7 +102,8 @@ async fn switched_off_siblings_are_spread_as_strangers_are() {
 
 #[tokio::test]
 async fn many_prompts_that_begin_alike_do_not_bury_one_worker() {
-    let spec = Spec { prefill: 2, engine: slow, model: LONG.into(), ..Spec::default() };
+    let engine = |_: &str, config: &mut SimConfig| config.prefill_us_per_token = 500;
+    let spec = Spec { prefill: 2, engine, model: LONG.into(), ..Spec::default() };
     let cluster = Cluster::start(spec).await;
     let shared = text(12, "system");
     let prompts: Vec<_> =

@@ -14,12 +14,13 @@ const MESSAGES: &str = "/v1/messages";
 const FROM_ENGINES: &str = "splitrail_engine_tokenized_prompts_total";
 const UNKNOWN: &str = "splitrail_untokenized_prompts_total";
 
-/// A cluster whose router has no tokenizer, with further keys of `tokenizer`.
+/// A cluster whose router has no tokenizer and is patient with those of the engines, with further
+/// keys of `tokenizer`.
 async fn start(spec: Spec, keys: &str) -> Cluster {
     let cluster = Cluster::start(spec).await;
     let lines =
         cluster.yaml.lines().map(|line| match line.trim_start().starts_with("tokenizer:") {
-            true => format!("    tokenizer: {{ kind: engine{keys} }}"),
+            true => format!("    tokenizer: {{ kind: engine, timeout: 30s{keys} }}"),
             false => line.to_owned(),
         });
     let yaml: Vec<String> = lines.collect();

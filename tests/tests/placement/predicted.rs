@@ -126,7 +126,7 @@ async fn a_worker_that_has_enough_is_spared_while_others_have_not() {
     cluster.settle().await;
     // It works on something else that begins alike, and would be the best for this as well.
     let (http, mut long) = (std::sync::Arc::clone(&cluster), completion(&prompt(60, "f")));
-    let more = format!("{}{}", long["prompt"].as_str().unwrap(), prompt(100, "g"));
+    let more = format!("{}{}", long["prompt"].as_str().unwrap(), prompt(300, "g"));
     long["prompt"] = more.into();
     let mut at_work = tokio::task::JoinSet::new();
     at_work.spawn(async move { http.http.post(COMPLETIONS, &long).await });

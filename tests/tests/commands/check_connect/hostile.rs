@@ -124,7 +124,7 @@ async fn a_check_whose_time_is_over_says_which_workers_were_not_asked() {
         workers.push(format!("{{ id: w{at}, role: both, url: \"http://{address}\" }}"));
     }
     let keys = "block_size: 16\nflow: aggregated\nconnector: none";
-    let result = checked_with(&config(keys, &workers), &["--timeout", "1s"]).await;
+    let result = checked_with(&config(keys, &workers), &["--timeout", "2500ms"]).await;
     let count = |wanted: &str| result.kinds().iter().filter(|(_, kind)| *kind == wanted).count();
     assert_eq!((count("late"), count("not_asked")), (32, 8), "{:#}", result.json);
 }

@@ -139,7 +139,7 @@ async fn a_wait_says_that_the_last_worker_still_gets_requests() {
 async fn a_wait_that_takes_too_long_leaves_the_worker_drained() {
     let routers = Routers::start(1).await;
     let (_events, busy) = routers.endless(0).await;
-    let late = run(&["drain", &busy, "--wait", "700ms", "--admin", &routers.admins()]).await;
+    let late = run(&["drain", &busy, "--wait", "3s", "--admin", &routers.admins()]).await;
     assert_eq!(late.code, 75, "{late:?}");
     assert!(late.stdout.contains(&format!("still 1 request on {busy}")), "{late:?}");
     assert_eq!(routers.state(0, &busy).await, "draining");

@@ -96,8 +96,11 @@ async fn a_worker_of_old_reports_is_taken_to_be_as_busy_as_the_busiest() {
     })
     .await;
     assert_eq!(candidate(&router, "s0", &[]).prefill_tokens, 9000);
-    idle.load(2, 20).await;
-    eventually("it is seen as it is", async || candidate(&router, "s0", &[]).requests == 2).await;
+    eventually("it is seen as it is", async || {
+        idle.load(2, 20).await;
+        candidate(&router, "s0", &[]).requests == 2
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -79,7 +79,7 @@ pub(super) fn pair(key: &str) -> Spec {
 async fn every_refusal_and_failure_is_one_line_with_status_outcome_and_tenant() {
     let mut keys = Keys::empty();
     let [acme, small, other] = ["acme", "small", "other"].map(|name| keys.tenant(name));
-    let spec = pair("timeouts: { reply: 300ms }");
+    let spec = pair("timeouts: { reply: 3s }");
     let mut logged = Logged::start(spec, &format!("{ON}{}\n{TENANTS}", keys.auth()), "json").await;
     let good = completion(&prompt(40, "secretword"));
     let with = |member: &str, value: Value| {

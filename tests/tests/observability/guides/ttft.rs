@@ -312,7 +312,7 @@ async fn one_request_is_explained_by_its_header_and_by_its_id() {
     );
     socket.write_all(head.as_bytes()).await.unwrap();
     // What is slow is the client.
-    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
     socket.write_all(rest.as_bytes()).await.unwrap();
     let mut reply = String::new();
     socket.read_to_string(&mut reply).await.unwrap();
