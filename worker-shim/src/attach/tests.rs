@@ -96,7 +96,7 @@ impl Shim {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        let waited = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+        let waited = tokio::time::timeout(Duration::from_secs(30), waiting).await;
         assert!(waited.is_ok(), "{what} never came: {:?}", self.status.routers());
     }
 

@@ -17,7 +17,7 @@ async fn a_stream_in_progress_completes_before_the_shim_ends() {
     let router = router().await;
     let mut shim = Shim::start(&engine.url(), &router, &["--role", "decode"]).await;
     router.wait_for("an attachment", |known| known.attached == 1).await;
-    let mut body = completion(100, 32, 100);
+    let mut body = completion(100, 32, 300);
     body["stream"] = true.into();
     body["ignore_eos"] = true.into();
     let stream = begin(shim.address, "/v1/completions", &[], Some(&body)).await;
@@ -30,7 +30,7 @@ async fn a_stream_in_progress_completes_before_the_shim_ends() {
     let text = stream.into_body().collect().await.unwrap().to_bytes();
     let text = std::str::from_utf8(&text).unwrap();
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
-    assert_eq!(text.matches("\"index\":0").count(), 100);
+    assert_eq!(text.matches("\"index\":0").count(), 300);
     assert_eq!(shim.exited().await, 0);
     assert_eq!(router.known().byes.len(), 1);
 }

@@ -205,7 +205,7 @@ impl FakeRouter {
                 changed.changed().await.unwrap();
             }
         };
-        if tokio::time::timeout(Duration::from_secs(10), waiting).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(30), waiting).await.is_err() {
             let known = self.known();
             panic!("{what} never came: at {} of {}", known.sequence, known.mirror_id);
         }
