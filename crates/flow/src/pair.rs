@@ -288,7 +288,6 @@ async fn meet(
     });
     // The name of the pair may be used only once, so no body must be sent twice.
     let body = Parcel::new(body).0.once();
-    let sent = Instant::now();
     let prefilling = prefill::send(sending.prompt, &envelope, prefill, body, repair.as_mut());
     let mut prefilling = pin!(prefilling);
     // Dropped before the prefill leg, which then sees how far this one has come.
