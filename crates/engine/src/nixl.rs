@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 mod blocks;
 mod pinned;
+mod prefix;
 
 pub use pinned::{NotExact, PinnedKv};
 
@@ -125,6 +126,13 @@ impl HandOff {
     /// The decode leg's `kv_transfer_params`: what the prefill engine sent, byte for byte.
     pub fn into_json(self) -> Box<str> {
         self.raw
+    }
+
+    /// The `kv_transfer_params` of a prefill leg of another engine that takes the first `blocks` blocks
+    /// of `block_size` tokens and computes the rest of its prompt (vLLM's `bidirectional_kv_xfer`).
+    /// `None` if they cannot be taken exactly. They are a use of the hand-off, which is to be consumed.
+    pub fn prefix_params(&self, blocks: u32, block_size: u32) -> Option<String> {
+        prefix::prefix_params(&self.raw, blocks, block_size)
     }
 
     /// The prefill engine's id.

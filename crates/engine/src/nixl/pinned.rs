@@ -10,10 +10,9 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use super::{HandOffError, MAX_HAND_OFF_BYTES};
+use super::{HandOffError, IDS, MAX_HAND_OFF_BYTES};
 use crate::json;
 
-const IDS: &str = "remote_block_ids";
 const TOKENS: &str = "remote_num_tokens";
 
 /// Why pinned KV cannot be read back exactly.

@@ -8,6 +8,7 @@ mod kv_events;
 mod load;
 mod nixl;
 mod pinned;
+mod prefix;
 mod rendezvous;
 mod replay;
 mod subscription;
