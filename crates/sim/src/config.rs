@@ -74,6 +74,18 @@ impl KvConnector {
     }
 }
 
+/// What the engine does if it cannot read KV from another engine (`kv_load_failure_policy`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadFailure {
+    /// It fails the request.
+    #[default]
+    Fail,
+    /// It computes what it cannot read, as a decode engine. A prefill leg of the real engine that is to
+    /// read waits for ever then, so none is accepted.
+    Recompute,
+}
+
 /// How KV events are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -187,6 +199,8 @@ pub struct SimConfig {
     pub bidirectional_ttl_ms: Option<u64>,
     /// Remainders of fewer tokens than this are computed and not read (`kv_recompute_threshold`).
     pub recompute_threshold_tokens: usize,
+    /// What happens if KV cannot be read.
+    pub load_failure: LoadFailure,
     /// Whether `cache_hit_threshold` gates requests or is ignored as an unknown field.
     pub honour_threshold: bool,
     /// How requests below it are refused.
@@ -259,6 +273,7 @@ impl Default for SimConfig {
             lease_ms: 30_000,
             bidirectional_ttl_ms: None,
             recompute_threshold_tokens: 64,
+            load_failure: LoadFailure::Fail,
             honour_threshold: true,
             threshold_reply: ThresholdReply::Finish,
             honour_gate_header: false,

@@ -22,8 +22,8 @@ mod server;
 mod storage;
 
 pub use config::{
-    DecodeUsage, EventForm, HashForm, KvConnector, PromptDialect, Role, SimConfig, ThresholdReply,
-    UsageReport,
+    DecodeUsage, EventForm, HashForm, KvConnector, LoadFailure, PromptDialect, Role, SimConfig,
+    ThresholdReply, UsageReport,
 };
 pub use engine::Counters;
 pub use faults::{Fault, FaultKind};

@@ -17,6 +17,8 @@ mod handoff;
 mod http_api;
 #[path = "engine/msgpack.rs"]
 mod msgpack;
+#[path = "engine/one_shot.rs"]
+mod one_shot;
 #[path = "engine/push.rs"]
 mod push;
 #[path = "engine/read_back.rs"]

@@ -1,4 +1,5 @@
-//! Read-back: a prefill engine reads the KV that a decode engine keeps pinned after a decode leg.
+//! Prefill legs that read KV from another engine: what a decode engine keeps pinned after a decode leg
+//! (read-back), or the prefix of a hand-off (a one-shot peer fetch).
 //!
 //! The real engine checks nothing: whatever the ids and the number of tokens say is copied under the
 //! hashes of the new prompt. Here, everything that would make a reply wrong is an error.
@@ -56,7 +57,8 @@ fn fingerprint(tokens: &[u32], identity: &Identity) -> u64 {
     xxh3_64_with_seed(salt.as_bytes(), prompt_fingerprint(tokens, identity))
 }
 
-/// Checks a read against the pinned request: whole blocks, exactly as many ids, and equal tokens.
+/// Checks a read against the request whose blocks are kept: whole blocks, exactly as many ids, and
+/// equal tokens.
 pub(crate) fn check_read(
     pinned: &Request,
     pull: &PullRequest,

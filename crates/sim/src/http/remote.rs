@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::config::{KvConnector, Role, SimConfig};
+use crate::config::{KvConnector, LoadFailure, Role, SimConfig};
 use crate::engine::handoff::{Source, refused};
 use crate::engine::read_back::Read;
 use crate::engine::request::RemoteKv;
@@ -79,7 +79,8 @@ pub(crate) fn read_remote(
     }
 }
 
-/// Parses what a prefill leg reads back from a decode engine, if it names blocks.
+/// Parses what a prefill leg reads from another engine, if it names blocks: what a decode engine keeps
+/// pinned, or a prefix that any engine hands over.
 pub(crate) fn read_of(body: &Value, config: &SimConfig) -> Result<Option<Read>, ApiError> {
     let params = &body["kv_transfer_params"];
     if params["do_remote_decode"] != true || params["remote_block_ids"].is_null() {
@@ -89,7 +90,14 @@ pub(crate) fn read_of(body: &Value, config: &SimConfig) -> Result<Option<Read>, 
         // The real engine would wait for ever.
         return Err(refused(
             "handoff_refused",
-            "is to be read back, without bidirectional_kv_xfer",
+            "is to be read by a prefill leg, without bidirectional_kv_xfer",
+        ));
+    }
+    if config.load_failure == LoadFailure::Recompute {
+        // The real engine would wait for ever if it could not read.
+        return Err(refused(
+            "handoff_refused",
+            "is to be read by a prefill leg, with kv_load_failure_policy recompute",
         ));
     }
     let lacking = || refused("handoff_unknown", "lacks fields or has wrong ones");

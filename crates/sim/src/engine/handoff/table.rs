@@ -178,10 +178,13 @@ impl HandoffTable {
         };
         let ask = &staged.request.ask;
         let blocks = staged.request.sequence.blocks();
-        if staged.is_pin != pull.read_tokens.is_some() {
+        if staged.is_pin && pull.read_tokens.is_none() {
             return Err(refused("handoff_mismatch", "is for the other direction"));
         }
         if let Some(tokens) = pull.read_tokens {
+            if !staged.is_pin && tokens == 1 {
+                return Err(refused("handoff_mismatch", "is released as if it were pinned"));
+            }
             check_read(&staged.request, pull, tokens)?;
             self.remember(pull.request_id.clone(), NameState::Pulled);
             return Ok(self.remove(&pull.request_id));
