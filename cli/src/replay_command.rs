@@ -162,7 +162,7 @@ fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named)
         decode: count(|role| role != Role::Prefill),
         local,
         queue: found.queue.map(Into::into),
-        fetches: (found.peer_fetch == PeerFetch::TwoStep).then_some(FetchBounds {
+        fetches: (found.peer_fetch != PeerFetch::Off).then_some(FetchBounds {
             min_tokens: found.peer_fetch_min_tokens,
             max_per_worker: found.peer_fetch_max_per_worker,
         }),

@@ -226,7 +226,13 @@ impl Trial {
             for request in self.asked(name) {
                 let params = &request.body["kv_transfer_params"];
                 let (of, id) = match &request.body["bootstrap_room"] {
-                    Value::Null if params["do_remote_prefill"] != true => continue,
+                    // A prefill leg that reads nothing.
+                    Value::Null
+                        if params["do_remote_prefill"] != true
+                            && params["remote_block_ids"].is_null() =>
+                    {
+                        continue;
+                    }
                     Value::Null if params["transfer_id"].is_string() => {
                         (&params["remote_engine_id"], &params["transfer_id"])
                     }

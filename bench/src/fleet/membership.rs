@@ -58,7 +58,14 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
     let (roster, now) = (pool.roster(), Instant::now());
     for _ in 0..rounds {
         let (leg, exclusions) = (Leg::Aggregated, &[][..]);
-        let query = CandidateQuery { leg, hashes: &hashes, exclusions, readable_blocks: 0, now };
+        let query = CandidateQuery {
+            leg,
+            hashes: &hashes,
+            exclusions,
+            readable_blocks: 0,
+            takes_prefix: false,
+            now,
+        };
         let seen = time(&mut looks, || pool.candidates(&roster, query));
         let holds = |place: u64| u64::from(seen[place as usize].overlap_blocks) == PROMPT_BLOCKS;
         if seen.len() != size || !holds(0) || !holds(size as u64 - 1) {

@@ -222,7 +222,10 @@ fn terms(terms: &Value) -> String {
 fn fetch(fetch: &Value) -> String {
     match &fetch["source"] {
         Value::Null => String::new(),
-        source => format!(" (fetches {} blocks from {})", fetch["blocks"], text(source)),
+        source => {
+            let way = if fetch["way"] == "one_shot" { " in one shot" } else { "" };
+            format!(" (fetches {} blocks from {}{way})", fetch["blocks"], text(source))
+        }
     }
 }
 

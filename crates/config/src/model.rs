@@ -56,7 +56,7 @@ pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};
 pub use listen::{AdminAccess, ClientCertificates, Listen, Listener, ListenerTls};
-pub use peer_fetch::PeerFetch;
+pub use peer_fetch::{KvLoadFailurePolicy, PeerFetch};
 pub use prewarm::PrewarmConfig;
 pub use queue::{QueueConfig, ThresholdConfig};
 pub use quotas::{LocalQuotas, NatsQuotas, Quotas};
@@ -272,6 +272,10 @@ pub struct Model {
     #[serde(default = "peer_fetch::max_per_worker")]
     #[schemars(range(min = 1, max = 1024))]
     pub peer_fetch_max_per_worker: u32,
+    /// With which `kv_load_failure_policy` the prefill engines of the model were started. Engines do
+    /// not tell, so it is written down here. `peer_fetch: one_shot` needs `fail`, vLLM's default.
+    #[serde(default)]
+    pub kv_load_failure_policy: Option<KvLoadFailurePolicy>,
     /// Whether a prefill worker that has joined or restarted takes over the prefixes that recent
     /// prompts use most; see [Prewarming](hand-offs.md#prewarming).
     #[serde(default)]

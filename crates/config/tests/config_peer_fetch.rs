@@ -6,7 +6,7 @@ use std::time::Duration;
 #[path = "fixtures/config/support.rs"]
 mod support;
 
-use splitrail_config::model::PeerFetch;
+use splitrail_config::model::{KvLoadFailurePolicy, PeerFetch};
 use support::{only_problem, parse};
 
 /// A configuration with a prefill and a decode worker and these keys.
@@ -32,6 +32,17 @@ fn fetches_are_off_until_they_are_switched_on() {
 }
 
 #[test]
+fn one_shot_needs_the_engines_policy_on_failures_written_down() {
+    let model = &parse(&with("peer_fetch: two_step")).unwrap().config.models[0];
+    assert_eq!(model.kv_load_failure_policy, None);
+    let loaded = parse(&with("peer_fetch: one_shot\n    kv_load_failure_policy: fail")).unwrap();
+    let model = &loaded.config.models[0];
+    assert_eq!(model.peer_fetch, PeerFetch::OneShot);
+    assert_eq!(model.kv_load_failure_policy, Some(KvLoadFailurePolicy::Fail));
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+}
+
+#[test]
 fn what_a_fetch_needs_is_said_where_it_is_missing() {
     for (keys, part) in [
         ("connector: mooncake", "needs `connector: nixl`"),
@@ -42,6 +53,11 @@ fn what_a_fetch_needs_is_said_where_it_is_missing() {
         let (line, column, told) = only_problem(&text);
         assert_eq!((line, column), (4, 17), "{told}");
         assert!(told.contains(&format!("`models[0].peer_fetch` {part}")), "{told}");
+    }
+    for declared in ["", "\n    kv_load_failure_policy: recompute"] {
+        let (line, column, told) = only_problem(&with(&format!("peer_fetch: one_shot{declared}")));
+        assert_eq!((line, column), (4, 17), "{told}");
+        assert!(told.contains("which needs `kv_load_failure_policy: fail`"), "{told}");
     }
     let (.., told) = only_problem(&with("timeouts: { peer_fetch: 0s }"));
     assert!(told.contains("is zero"), "{told}");

@@ -32,7 +32,7 @@ fn prewarming_is_off_until_it_is_switched_on() {
 #[test]
 fn what_prewarming_needs_is_said_where_it_is_missing() {
     for (keys, place, part) in [
-        ("prewarm: { enabled: true }", (4, 25), "needs `peer_fetch: two_step`"),
+        ("prewarm: { enabled: true }", (4, 25), "needs `peer_fetch`"),
         (
             "peer_fetch: two_step\n    peer_fetch_max_per_worker: 2\n    prewarm: { enabled: true }",
             (6, 14),

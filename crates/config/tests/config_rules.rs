@@ -459,6 +459,10 @@ fn read_back_has_what_it_needs() {
         (with("read_back: true\n    read_back_pin: 9s"), "is shorter than 10s"),
         (with("read_back: true\n    read_back_pinned_percent_max: 0"), "1 to 90"),
         (
+            with("read_back: true\n    kv_load_failure_policy: recompute"),
+            "needs `kv_load_failure_policy: fail`",
+        ),
+        (
             with("read_back: true").replacen("connector: nixl", "connector: mooncake", 1),
             "`connector: nixl`",
         ),

@@ -9,7 +9,7 @@ use splitrail_kv::{Overlap, Overlaps};
 use super::assumed::Found;
 use super::booking::Booked;
 use super::costs::{RankScope, Seen};
-use super::peer_fetch::{FetchBounds, can_take};
+use super::peer_fetch::{FetchBounds, can_take, takes_prefixes};
 use super::ranks::Rank;
 use super::ranks::rank_key;
 use super::read_back::Offers;
@@ -30,6 +30,8 @@ pub(super) struct CandidateBuilder<'a> {
     uses_costs: bool,
     /// The bounds of peer fetches, if the leg can have one.
     fetches: Option<FetchBounds>,
+    /// Whether the leg can take a prefix by itself.
+    takes_prefix: bool,
     /// Tokens per block.
     block_size: u32,
     /// What the leg can read back.
@@ -75,13 +77,28 @@ impl<'a> CandidateBuilder<'a> {
         now: Instant,
     ) -> Self {
         let busiest = Others::busiest(roster.iter().map(|worker| &worker.shim_report), now);
-        let (fetches, block_size, reads) = (None, 0, None);
-        Self { overlaps, found, busiest, busy, uses_costs, fetches, block_size, reads, now }
+        Self {
+            overlaps,
+            found,
+            busiest,
+            busy,
+            uses_costs,
+            fetches: None,
+            takes_prefix: false,
+            block_size: 0,
+            reads: None,
+            now,
+        }
     }
 
     /// Lets workers take prefixes from others within these bounds, in blocks of this size.
-    pub(super) fn fetching(self, fetches: Option<FetchBounds>, block_size: u32) -> Self {
-        Self { fetches, block_size, ..self }
+    pub(super) fn fetching(
+        self,
+        fetches: Option<FetchBounds>,
+        takes_prefix: bool,
+        block_size: u32,
+    ) -> Self {
+        Self { fetches, takes_prefix, block_size, ..self }
     }
 
     /// Lets workers read back what decode workers keep of the prompt.
@@ -156,6 +173,7 @@ impl<'a> CandidateBuilder<'a> {
                 .fetches
                 .is_some_and(|bounds| can_take(worker, bounds, self.block_size, self.now)),
             fetch_min_tokens: self.fetches.map_or(0, |bounds| bounds.min_tokens),
+            one_shot_within_ns: self.one_shot_within_ns(worker),
             link_wait_ns: worker.fetches.incoming_ns(),
             readable_blocks: read.map_or(0, |found| found.blocks as u32),
             readable_pin: read.map_or(0, |found| found.pin()),
@@ -163,6 +181,12 @@ impl<'a> CandidateBuilder<'a> {
         };
         let believed = candidate.believed_blocks();
         Candidate { assumed_blocks: believed.max(sent).max(computed), ..candidate }
+    }
+
+    fn one_shot_within_ns(&self, worker: &Worker) -> u64 {
+        let within_ns = self.fetches.map_or(0, |bounds| bounds.one_shot_within_ns);
+        let can = within_ns > 0 && self.takes_prefix && takes_prefixes(worker, self.now);
+        if can { within_ns } else { 0 }
     }
 
     fn of_rank(&self, worker: &Worker, rank: u16, current: bool) -> Held {

@@ -23,6 +23,15 @@ pub fn can_take(worker: &Worker, bounds: FetchBounds, block_size: u32, now: Inst
         && worker.fetches.may_take(bounds, now)
 }
 
+/// Whether a prefill leg on the worker may take a prefix by itself: its engine has shown that it has
+/// `bidirectional_kv_xfer`, and no leg that was to read has failed there lately. An engine without the
+/// flag would never answer, and keep the blocks.
+pub fn takes_prefixes(worker: &Worker, now: Instant) -> bool {
+    worker.takes_part_in_kv_routing()
+        && worker.read_back.pins() == Some(true)
+        && worker.read_back.may_read(now)
+}
+
 /// The engine's block size is not known to be another one.
 fn has_block_size(worker: &Worker, block_size: u32) -> bool {
     worker.facts.block_size().is_none_or(|tokens| tokens == block_size)

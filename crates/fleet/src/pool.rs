@@ -42,6 +42,8 @@ pub struct CandidateQuery<'a> {
     pub exclusions: &'a [Exclusion],
     /// The number of leading blocks that the leg may read back; 0 if it reads nothing.
     pub readable_blocks: u32,
+    /// Whether the leg itself may take a prefix from another worker (one shot).
+    pub takes_prefix: bool,
     /// The current time.
     pub now: Instant,
 }
@@ -352,7 +354,7 @@ impl Pool {
         query: CandidateQuery<'_>,
         able: &mut Vec<Candidate>,
     ) {
-        let CandidateQuery { leg, hashes, exclusions, readable_blocks, now } = query;
+        let CandidateQuery { leg, hashes, exclusions, readable_blocks, takes_prefix, now } = query;
         able.clear();
         FOUND.with_borrow_mut(|(overlaps, found)| {
             self.reader.find(hashes, overlaps);
@@ -360,9 +362,10 @@ impl Pool {
             let uses_costs = self.uses_costs.load(Relaxed);
             let busy = **self.busy.load();
             let fetches = self.fetch_bounds().filter(|_| leg != Leg::Decode);
+            let takes_prefix = takes_prefix && !self.read_back.is_distrusted();
             let readable = hashes.get(..readable_blocks as usize).unwrap_or(hashes);
             let builder = CandidateBuilder::new(roster, overlaps, found, busy, uses_costs, now)
-                .fetching(fetches, self.block_size())
+                .fetching(fetches, takes_prefix, self.block_size())
                 .reading(self.read_back.offers(now, readable));
             for worker in roster.iter() {
                 if worker.serves(leg) && excluded(exclusions, worker.index).is_none() {
@@ -445,8 +448,14 @@ mod tests {
         let overlap = || {
             let roster = pool.roster();
             let (leg, now) = (Leg::Aggregated, Instant::now());
-            let query =
-                CandidateQuery { leg, hashes: &hashes, exclusions: &[], readable_blocks: 0, now };
+            let query = CandidateQuery {
+                leg,
+                hashes: &hashes,
+                exclusions: &[],
+                readable_blocks: 0,
+                takes_prefix: false,
+                now,
+            };
             let seen = pool.candidates(&roster, query);
             seen[0].overlap_blocks
         };
@@ -488,7 +497,8 @@ mod tests {
     fn seen(pool: &Pool, hashes: &[BlockHash], now: Instant) -> (u32, u32, u32) {
         let roster = pool.roster();
         let (leg, exclusions, readable_blocks) = (Leg::Aggregated, &[][..], 0);
-        let query = CandidateQuery { leg, hashes, exclusions, readable_blocks, now };
+        let takes_prefix = false;
+        let query = CandidateQuery { leg, hashes, exclusions, readable_blocks, takes_prefix, now };
         let seen = pool.candidates(&roster, query)[0];
         (seen.overlap_blocks, seen.assumed_blocks, seen.underway_blocks)
     }

@@ -55,6 +55,8 @@ pub struct Asked {
     pub may_fetch: bool,
     /// The number of leading blocks that the leg may read back; 0 if it reads nothing.
     pub readable_blocks: u32,
+    /// Whether the leg itself may take a prefix from another worker (one shot).
+    pub takes_prefix: bool,
     /// What the policy needs to know of the request.
     pub query: Query,
     /// Whether the router will learn when the prompt has been computed.
@@ -301,12 +303,13 @@ impl<'a> Sight<'a> {
 
 impl View<Arc<Waiter>> for Sight<'_> {
     fn candidates(&mut self, key: &Arc<Waiter>, out: &mut Vec<Candidate>) {
-        let Asked { leg, hashes, excluded, readable_blocks, .. } = &key.asked;
+        let Asked { leg, hashes, excluded, readable_blocks, takes_prefix, .. } = &key.asked;
         let query = CandidateQuery {
             leg: *leg,
             hashes,
             exclusions: excluded,
             readable_blocks: *readable_blocks,
+            takes_prefix: *takes_prefix,
             now: self.now,
         };
         self.pool.list_candidates(&self.roster, query, out);
@@ -374,6 +377,7 @@ mod tests {
             excluded: Vec::new(),
             may_fetch: false,
             readable_blocks: 0,
+            takes_prefix: false,
             query,
             observes_prefill_end: true,
             urgency,

@@ -1,7 +1,7 @@
 //! Counts the attempts of one prompt's legs, and excludes workers on which a leg already failed.
 
 use super::context::{Context, PromptContext, may_retry};
-use super::peer_fetch::may_fetch;
+use super::peer_fetch::fetchable::may_fetch;
 use splitrail_api::error::{Error, Kind};
 use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::veto::VetoReason;

@@ -12,7 +12,7 @@ use super::gate::{Need, Verdict};
 use super::hand_off::{kept_for_decode, missing, none_comes};
 use super::lease::usable;
 use super::offer;
-use super::peer_fetch::is_fetchable;
+use super::peer_fetch::fetchable::is_fetchable;
 use super::place::{Moment, Pick, Wish, candidates, list_sources, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::read_back::readable;
@@ -364,7 +364,9 @@ impl<'a> Way<'a> {
             step.margin = choice.runner_up.map(|_| choice.margin);
             let order = order(&choice).into_iter();
             step.candidates = order.map(|i| pick.record(wish.leg, i, now)).collect();
-            seen[choice.index]
+            let fetched_blocks = choice.fetch().map_or(0, |fetch| fetch.blocks);
+            let seen = seen[choice.index];
+            Candidate { assumed_blocks: seen.assumed_blocks.max(fetched_blocks), ..seen }
         });
         if chosen.is_none() {
             self.told.stops = Some(format!("no worker is left for {} ({name})", wish.leg.name()));

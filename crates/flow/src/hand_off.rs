@@ -26,8 +26,8 @@ pub type RoomMembers = [(&'static str, String); 3];
 pub enum Lead<'a> {
     /// NIXL: a decode leg will follow; the reply says how to reach the blocks.
     Pulled,
-    /// NIXL: the same, and first the KV of these parameters is read from a decode worker.
-    ReadBack {
+    /// NIXL: the same, and first the KV of these parameters is read from another worker.
+    Reads {
         /// The parameters of what is read, as raw JSON.
         params: &'a str,
         /// Whether the engine is asked for the token ids of the prompt.
@@ -55,7 +55,7 @@ impl Lead<'_> {
         match self {
             Self::Pulled => body.set(KV_TRANSFER_PARAMS, PREFILL_PARAMS_JSON),
             Self::Stored => {}
-            Self::ReadBack { params, asks_for_ids } => {
+            Self::Reads { params, asks_for_ids } => {
                 body.set(KV_TRANSFER_PARAMS, params);
                 if asks_for_ids {
                     body.set("return_token_ids", "true");

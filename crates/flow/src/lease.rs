@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use splitrail_engine::nixl::HandOff;
+use splitrail_telemetry::clock::unix_ms;
 use tokio::time::Instant;
 
 /// The time by which a decode worker must have taken a hand-off.
@@ -15,6 +17,13 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// The lease of a hand-off whose reply began at `begun`.
+    pub fn of(configured: Duration, hand_off: &HandOff, begun: Instant) -> Self {
+        let now_unix_s = unix_ms() as f64 / 1e3;
+        let said = hand_off.remote_blocks_expiry_s().and_then(|at| left_by_engine(at, now_unix_s));
+        Self::new(begun, configured, said, Instant::now())
+    }
+
     /// A lease that started when the first byte of the prefill reply arrived; the engine had staged
     /// the blocks by then. `engine` is the time that is left at `now` according to the engine. The
     /// earlier end counts, and a tenth of the time is kept as a margin for the transfer.

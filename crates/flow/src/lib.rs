@@ -25,6 +25,7 @@ pub mod prepare;
 pub mod prewarm;
 mod push;
 mod read_back;
+mod reads;
 pub mod relay;
 mod repair;
 pub mod reply;

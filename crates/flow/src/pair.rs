@@ -84,7 +84,7 @@ pub(super) async fn pair_or_local(
     attempts: &mut Attempts,
 ) -> Result<Paired, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
-    let mut tries = Tries::new(context, attempts.failed());
+    let mut tries = Tries::new(context, attempts.failed(), Wish::any(Leg::Prefill, &[]));
     let last = loop {
         let prefill = match tries.place(prompt).await {
             Ok(placed) => placed,

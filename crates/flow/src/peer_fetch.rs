@@ -4,8 +4,9 @@
 //! It has two steps, both requests of the router's own for one token. The source is asked for the
 //! prefix and one more token as if for a prefill leg: it computes that token and replies with a
 //! hand-off. The worker gets the same prompt with that hand-off as if for a decode leg, and then
-//! holds the prefix. The leg finds it in the worker's own cache. Whatever fails, the leg computes
-//! what the worker does not hold: a fetch never fails a request.
+//! holds the prefix. The leg finds it in the worker's own cache. With one shot, a prefill leg itself
+//! carries the hand-off, cut to whole blocks, in the place of the second step. Whatever fails, the leg
+//! computes what the worker does not hold: a fetch never fails a request.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,90 +16,85 @@ use tokio::time::{Instant as Moment, timeout_at};
 
 use super::context::{PromptContext, envelope};
 use super::place::{Placed, fetch_choice};
-use crate::prepare::Unit;
-use splitrail_api::Endpoint;
-use splitrail_api::request::Options;
+use splitrail_fleet::Worker;
 use splitrail_fleet::costs::RankScope;
-use splitrail_fleet::peer_fetch::{FetchBooking, FetchBounds, Prefix};
-use splitrail_fleet::{Served, Worker};
+use splitrail_fleet::peer_fetch::{FetchBooking, FetchBounds, Prefix, takes_prefixes};
 use splitrail_ledger::decisions::FetchRecord;
 use splitrail_ledger::timeline::Stage;
 use splitrail_policy::{FetchPlan, nanoseconds};
 
+pub(crate) mod fetchable;
+mod one_shot;
 mod outcome;
 mod steps;
 
+use one_shot::Offer;
+pub(crate) use one_shot::OneShot;
 pub(crate) use outcome::Outcome;
 pub(crate) use steps::{Asker, Steps, Workers};
 
-/// Whether a part of a prompt can be fetched: the router knows all of its tokens, without asking an
-/// engine for them, and the engine reads its cache for it.
-pub(super) fn is_fetchable(
-    served: &Served,
-    endpoint: Endpoint,
-    unit: &Unit,
-    options: Options,
-) -> bool {
-    let has_ids = || {
-        let prompt = unit.body.raw("prompt");
-        endpoint == Endpoint::Generate || prompt.is_some_and(|raw| raw.starts_with('['))
-    };
-    unit.prompt_tokens.is_some()
-        && !unit.hashes.is_empty()
-        && options.bypasses_cache.is_none()
-        && (served.prompt.is_some() || has_ids())
-}
-
-/// Whether the worker that computes this prompt may fetch a part of it.
-pub(super) fn may_fetch(prompt: PromptContext<'_>) -> bool {
-    let PromptContext { context, unit, .. } = prompt;
-    let (served, endpoint) = (&context.served, context.endpoint);
-    served.pool.fetch_bounds().is_some() && is_fetchable(served, endpoint, unit, context.options)
-}
-
 /// Runs the fetch that was chosen together with the worker of a leg, if there is one. After a fetch
-/// that failed, no further attempt of the leg may fetch.
-pub(super) async fn fetch_planned(
-    prompt: PromptContext<'_>,
+/// that failed, no further attempt of the leg may fetch. Returns what the leg is to take itself, if it
+/// is to, which needs a leg that may take a prefix.
+pub(super) async fn fetch_planned<'a>(
+    prompt: PromptContext<'a>,
     placed: &mut Placed,
     may_fetch: &mut bool,
-) {
-    if placed.fetch.is_some() {
-        *may_fetch = Box::pin(fetch_first(prompt, placed)).await;
-    }
+) -> Option<Box<OneShot<'a>>> {
+    let plan = placed.fetch.take()?;
+    Box::pin(fetch_first(prompt, placed, plan, may_fetch)).await
 }
 
-/// Returns whether a further attempt may fetch.
-async fn fetch_first(prompt: PromptContext<'_>, placed: &mut Placed) -> bool {
-    let plan = placed.fetch.take();
-    let Some(mut fetching) = plan.and_then(|plan| Fetching::begin(prompt, placed, plan)) else {
-        return true;
-    };
+async fn fetch_first<'a>(
+    prompt: PromptContext<'a>,
+    placed: &mut Placed,
+    plan: FetchPlan,
+    may_fetch: &mut bool,
+) -> Option<Box<OneShot<'a>>> {
+    let mut fetching = Fetching::begin(prompt, placed, plan)?;
     // Other requests see that the worker has work. The time of the fetch is not taken for computing.
     let (rank, weight_tokens) = (placed.rank, prompt.unit.weight_tokens);
     let rest_tokens = weight_tokens.saturating_sub(fetching.plan.tokens);
     let room = placed.take_room();
     let booking = room.unwrap_or_else(|| placed.worker.book(rank, rest_tokens, weight_tokens));
-    fetching.outcome = fetching.run().await;
+    let step = fetching.run().await;
     drop(booking);
     prompt.mark(Stage::PeerFetch);
-    let outcome = fetching.outcome;
+    let outcome = match step {
+        Ok(Step::Given(offer)) => {
+            *may_fetch = false;
+            placed.recomputed_tokens = offer.recomputed_tokens();
+            return Some(Box::new(OneShot::new(fetching, *offer)));
+        }
+        Ok(Step::Ended(outcome)) | Err(outcome) => outcome,
+    };
+    fetching.outcome = outcome;
+    *may_fetch = outcome.has_blocks();
     if outcome.has_blocks() {
         placed.received(fetching.prefix.blocks, outcome != Outcome::Shared);
         placed.recomputed_tokens = outcome.recomputed_tokens();
     }
-    outcome.has_blocks()
+    None
+}
+
+/// What was done for a fetch before the leg.
+enum Step {
+    /// All of it.
+    Ended(Outcome),
+    /// The source has given a hand-off, which the leg carries.
+    Given(Box<Offer>),
 }
 
 /// A fetch under way. A fetch that is dropped before it has an outcome was cancelled.
 struct Fetching<'a> {
     prompt: PromptContext<'a>,
+    /// What was planned; its way is the one that is used.
     plan: FetchPlan,
     bounds: FetchBounds,
     prefix: Prefix,
     fetcher: Arc<Worker>,
     begun: Instant,
-    /// By when the fetch must have ended.
+    /// By when the requests before the leg must have ended.
     deadline: Moment,
     outcome: Outcome,
 }
@@ -126,18 +122,18 @@ impl<'a> Fetching<'a> {
         })
     }
 
-    async fn run(&self) -> Outcome {
+    async fn run(&mut self) -> Result<Step, Outcome> {
         let mut has_waited = false;
         while let Some(arriving) = self.fetcher.fetches.arriving(self.prefix) {
             if let Some(outcome) = self.wait_for(arriving).await {
-                return outcome;
+                return Ok(Step::Ended(outcome));
             }
             has_waited = true;
         }
         if has_waited && self.have_failed() {
-            return Outcome::Failed;
+            return Err(Outcome::Failed);
         }
-        self.fetch().await.unwrap_or_else(|outcome| outcome)
+        self.fetch().await
     }
 
     /// Waits for another request's fetch of the same prefix. `None` if that request ends without the
@@ -157,7 +153,7 @@ impl<'a> Fetching<'a> {
         roster.get(self.plan.source).is_none_or(|source| source.fetches.failed_with(fetcher, now))
     }
 
-    async fn fetch(&self) -> Result<Outcome, Outcome> {
+    async fn fetch(&mut self) -> Result<Step, Outcome> {
         let PromptContext { context, unit, .. } = self.prompt;
         let pool = &context.served.pool;
         let roster = pool.roster();
@@ -181,18 +177,26 @@ impl<'a> Fetching<'a> {
         let ids = context.preparer.prompt_ids(&context.served, context.endpoint, unit);
         let ids = timeout_at(self.deadline, ids).await.map_err(|_| Outcome::TimedOut)?;
         let ids = ids.ok_or(Outcome::Unusable)?;
+        // The engine may be another process by now.
+        self.plan.one_shot &= takes_prefixes(&self.fetcher, Instant::now());
         let workers = Workers { source, source_rank: self.plan.rank, fetcher: &self.fetcher };
         let (served, metrics) = (&context.served, &context.metrics);
         let (body, memory) = (&unit.body, Some(&context.memory));
         let asker = Asker { served, metrics, body, memory, envelope: envelope(context) };
         let steps = Steps::new(asker, &booking, workers, self.prefix, self.deadline);
         let sent = Instant::now();
-        let outcome = steps.run(&ids.ids).await?;
+        let given = steps.give(&ids.ids).await?;
+        if self.plan.one_shot {
+            let source = Arc::clone(source);
+            let offer = Offer::new(booking, source, given, self.prefix, pool.block_size());
+            return offer.map(|offer| Step::Given(Box::new(offer)));
+        }
+        let outcome = steps.take(given).await?;
         booking.arrived();
         if was_idle && booking.is_alone() && outcome == Outcome::Fetched {
             self.fetcher.costs.fetched(self.plan.tokens, sent.elapsed().as_secs_f64());
         }
-        Ok(outcome)
+        Ok(Step::Ended(outcome))
     }
 }
 
@@ -200,7 +204,7 @@ impl Drop for Fetching<'_> {
     fn drop(&mut self) {
         let PromptContext { context, decision, .. } = self.prompt;
         let outcome = self.outcome.name();
-        let labels = [context.served.name(), outcome];
+        let labels = [context.served.name(), self.plan.way(), outcome];
         context.metrics.peer_fetches.with_label_values(&labels).inc();
         let plan = FetchPlan { blocks: self.prefix.blocks, ..self.plan };
         decision.fetch_ended(FetchRecord {

@@ -46,9 +46,11 @@ pub(super) struct Placed {
     pub(super) fetch: Option<FetchPlan>,
     /// The last blocks of `overlap_blocks`, which a peer fetch has brought for this leg.
     pub(super) fetched_blocks: u32,
-    /// The number of tokens that the leg reads back.
+    /// The number of tokens that the leg reads from another worker.
     pub(super) read_tokens: u64,
-    /// The last tokens of `fetched_blocks`, which their source has computed for this leg.
+    /// When the lease of what the leg reads ends: the leg must have ended by then.
+    pub(super) lease_ends: Option<tokio::time::Instant>,
+    /// The last tokens of what was or is fetched, which their source has computed for this leg.
     pub(super) recomputed_tokens: u32,
     /// Whether a peer fetch has brought blocks that the index may not have yet.
     has_fetched: bool,
@@ -76,7 +78,7 @@ impl Placed {
         self.is_believed && !anywhere && !self.has_fetched
     }
 
-    /// Records that the leg reads the blocks back that the worker lacks of this many leading ones.
+    /// Records that the leg reads the blocks that the worker lacks of this many leading ones.
     pub(super) fn reads(&mut self, blocks: u32, block_size: u32) {
         let tokens = blocks.saturating_sub(self.assumed_blocks).saturating_mul(block_size);
         self.read_tokens = tokens.into();
@@ -109,18 +111,28 @@ pub(super) struct Wish<'a> {
     pub(super) may_fetch: bool,
     /// The number of leading blocks that the leg may read back; 0 if it reads nothing.
     pub(super) readable_blocks: u32,
+    /// Whether the leg itself may take a prefix from another worker (one shot).
+    pub(super) takes_prefix: bool,
 }
 
 impl<'a> Wish<'a> {
     /// Any worker for a leg except the excluded workers.
     pub(super) fn any(leg: Leg, excluded: &'a [Exclusion]) -> Self {
-        Self { leg, excluded, blocks: None, may_fetch: false, readable_blocks: 0 }
+        Self {
+            leg,
+            excluded,
+            blocks: None,
+            may_fetch: false,
+            readable_blocks: 0,
+            takes_prefix: false,
+        }
     }
 
     /// The query for a pool's candidates, regardless of how many blocks the candidates hold.
     pub(super) fn query(self, unit: &'a Unit, now: Instant) -> CandidateQuery<'a> {
-        let Self { leg, excluded, readable_blocks, .. } = self;
-        CandidateQuery { leg, hashes: &unit.hashes, exclusions: excluded, readable_blocks, now }
+        let Self { leg, excluded: exclusions, readable_blocks, takes_prefix, .. } = self;
+        let hashes = &unit.hashes;
+        CandidateQuery { leg, hashes, exclusions, readable_blocks, takes_prefix, now }
     }
 }
 
@@ -198,6 +210,7 @@ pub(super) async fn place_in_turn(
         excluded: wish.excluded.to_vec(),
         may_fetch: wish.may_fetch,
         readable_blocks: wish.readable_blocks,
+        takes_prefix: wish.takes_prefix,
         query,
         observes_prefill_end,
         urgency: context.urgency,
@@ -279,6 +292,7 @@ fn settle(
         fetch: choice.fetch(),
         fetched_blocks: 0,
         read_tokens: 0,
+        lease_ends: None,
         recomputed_tokens: 0,
         has_fetched: false,
         room: Mutex::new(room),

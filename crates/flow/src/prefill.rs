@@ -7,24 +7,26 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::nixl::{HandOff, HandOffError, PREFILL_PARAMS_JSON};
+use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::nixl_push::PushReply;
 use splitrail_engine::usage::EngineUsage;
 
 use super::context::{
-    Context, PromptContext, attempt, book, carried_threshold, expected, may_retry,
-    nothing_handed_over, prefill_made_local, traced, uncached_tokens, within,
+    Context, PromptContext, attempt, book, carried_threshold, may_retry, nothing_handed_over,
+    prefill_made_local, traced, uncached_tokens, within,
 };
 use super::hand_off::{Lead, kept_for_decode, missing};
-use super::lease::{Lease, left_by_engine};
+use super::lease::Lease;
 use super::legs;
-use super::peer_fetch::{fetch_planned, may_fetch};
+use super::peer_fetch::fetch_planned;
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::prewarm::recent::remember;
 use super::read_back;
+use super::reads::{Reads, record_leg};
 use super::repair::Repair;
 use super::staged::{FetchRequest, Prefilled, Staged};
+use super::weigh::prefill_wish;
 use crate::prepare::Unit;
 use crate::reply::dialect;
 use splitrail_api::error::{Error, Fault, Kind};
@@ -32,37 +34,33 @@ use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{Connector, OnNoPrefill};
 use splitrail_engine_client::{Envelope, Parcel, Peer, Shape};
 use splitrail_fleet::Served;
-use splitrail_fleet::read_back::Reading;
 use splitrail_fleet::reply_audit::audit_reply;
 use splitrail_fleet::{Exclusion, Pool, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
-use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
-use splitrail_telemetry::clock::unix_ms;
 
 /// The attempts of one prompt's prefill leg.
 pub(super) struct Tries {
     excluded: Vec<Exclusion>,
     /// Workers that return no hand-offs for this endpoint.
     missing: Vec<Exclusion>,
-    /// Whether the next worker may fetch a prefix from another worker.
-    may_fetch: bool,
     left: u32,
-    /// The number of leading blocks that the next attempt may read back. After a failed read, none
-    /// does.
-    readable_blocks: u32,
+    /// What the next attempt may fetch and read. After a failed fetch, none fetches, and after a
+    /// failed read, none reads.
+    wish: Wish<'static>,
 }
 
 impl Tries {
-    /// As many attempts as the model's configuration allows.
-    pub(super) fn new(context: &Context, failed_decode: &[Exclusion]) -> Self {
+    /// As many attempts as the model's configuration allows. `wish` says what the first one may fetch
+    /// and read.
+    pub(super) fn new(context: &Context, failed_decode: &[Exclusion], wish: Wish<'static>) -> Self {
         let Served { config, pool, .. } = context.served.as_ref();
         let excluded = kept_for_decode(pool, failed_decode);
         let missing = missing(&context.served, context.endpoint, Instant::now());
-        let left = config.retries.prefill;
-        Self { excluded, missing, may_fetch: false, left, readable_blocks: 0 }
+        Self { excluded, missing, left: config.retries.prefill, wish }
     }
 
     /// Chooses the next worker.
@@ -75,9 +73,7 @@ impl Tries {
         if !context.served.pool.any_up(Leg::Prefill, &excluded) {
             return Err(no_prefill_worker(context));
         }
-        let Self { may_fetch, readable_blocks, .. } = *self;
-        let wish = Wish { may_fetch, readable_blocks, ..Wish::any(Leg::Prefill, &excluded) };
-        place_in_turn(prompt, wish, true).await
+        place_in_turn(prompt, Wish { excluded: &excluded, ..self.wish }, true).await
     }
 
     fn left_out(&self) -> Vec<Exclusion> {
@@ -130,10 +126,9 @@ pub(super) async fn prefill_or_local(
     failed_decode: &[Exclusion],
 ) -> Result<Option<Prefilled>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
-    let mut tries = Tries::new(context, failed_decode);
-    tries.may_fetch = may_fetch(prompt);
     let Context { served, endpoint, options, .. } = context.as_ref();
-    tries.readable_blocks = read_back::readable_blocks(served, *endpoint, unit, *options);
+    let wish = prefill_wish(served, *endpoint, unit, *options);
+    let mut tries = Tries::new(context, failed_decode, wish);
     let last = loop {
         let mut placed = match tries.place(prompt).await {
             Ok(placed) => placed,
@@ -145,10 +140,10 @@ pub(super) async fn prefill_or_local(
             }
             Err(error) => break error,
         };
-        fetch_planned(prompt, &mut placed, &mut tries.may_fetch).await;
+        let one_shot = fetch_planned(prompt, &mut placed, &mut tries.wish.may_fetch).await;
         sent(context, unit, &placed);
         let envelope = attempt(context, decision);
-        let reading = read_back::take(prompt, &placed, tries.readable_blocks);
+        let reading = Reads::of(prompt, &placed, one_shot, tries.wish.readable_blocks);
         record_leg(prompt, &mut placed, reading.as_ref());
         let started = Instant::now();
         let reads = reading.is_some();
@@ -176,10 +171,10 @@ pub(super) async fn prefill_or_local(
         };
         decision.attempt_discarded(error.outcome());
         if reads {
-            tries.readable_blocks = 0;
+            tries.wish.readable_blocks = 0;
         }
         if failed_to_read {
-            // The fault may be the decode worker's, or that of what was read: the same again without.
+            // The fault may be the other worker's, or that of what was read: the same again without.
             if may_retry(context, "prefill", &placed.worker, &error) {
                 continue;
             }
@@ -194,20 +189,6 @@ pub(super) async fn prefill_or_local(
     };
     without_prefill(prompt, &last)?;
     Ok(None)
-}
-
-/// Enters a prefill leg that is about to be sent in the ledger, with what it is to read.
-fn record_leg(prompt: PromptContext<'_>, placed: &mut Placed, reading: Option<&Reading>) {
-    let PromptContext { context, unit, decision, .. } = prompt;
-    let mut expected = expected(context, unit, placed);
-    let read_back = reading.and_then(|reading| read_back::offer(context, reading));
-    if let Some(reading) = reading {
-        placed.reads(reading.blocks() as u32, context.served.pool.block_size());
-        // The engine reports what it has read as cached tokens.
-        expected.comparable = false;
-    }
-    let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
-    decision.prefill_sent(LegFacts { read_back, ..leg });
 }
 
 /// Records that no prefill leg succeeded and that the decode worker is to compute the prompt.
@@ -248,6 +229,16 @@ impl Said {
     /// for a reply that was cut off by its length limit.
     pub(super) fn ended(&self) -> bool {
         dialect::ended(self.dialect, &self.reply)
+    }
+
+    /// The reply itself.
+    pub(super) fn reply(&self) -> &JsonObject {
+        &self.reply
+    }
+
+    /// The number of prompt tokens that the engine did not compute, if it says so.
+    pub(super) fn cached_tokens(&self) -> Option<u32> {
+        self.usage.and_then(|usage| usage.cached_tokens)
     }
 
     /// What the reply says of an engine that pushes KV.
@@ -333,7 +324,11 @@ pub(super) async fn send(
     let envelope = traced(placed.pinned(envelope), &leg);
     let envelope = Envelope { prefill_tokens: Some(uncached), ..envelope };
     let call = post(prompt, worker, body, envelope.clone());
-    let (limit, key) = (config.timeouts.prefill, "timeouts.prefill");
+    let lease_left = placed.lease_ends.map(|at| at.saturating_duration_since(started.into()));
+    let (limit, key) = match lease_left.filter(|left| *left < config.timeouts.prefill) {
+        Some(left) => (left, "lease"),
+        None => (config.timeouts.prefill, "timeouts.prefill"),
+    };
     let replied = match repair {
         None => within(client, limit, worker, key, pin!(call)).await,
         Some(repair) => {
@@ -386,15 +381,15 @@ async fn prefill(
     prompt: PromptContext<'_>,
     envelope: Envelope,
     placed: &Placed,
-    reading: Option<Reading>,
+    reading: Option<Reads<'_>>,
 ) -> Result<Result<Prefilled, LocalReason>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let worker = &placed.worker;
     let stored = context.served.config.connector == Connector::SharedStorage;
     worker.hand_overs.begin(context.endpoint.dialect(), Instant::now());
-    let reads = reading.is_some();
+    let reads_back = matches!(reading, Some(Reads::ReadBack(_)));
     let said = match reading {
-        Some(reading) => send_reading(prompt, &envelope, placed, reading).await?,
+        Some(reading) => Box::pin(reading.send(prompt, &envelope, placed)).await?,
         None => {
             let lead = if stored { Lead::Stored } else { Lead::Pulled };
             let body = body(context, unit, worker, lead)?;
@@ -410,7 +405,7 @@ async fn prefill(
         let named = hand_off.as_ref().ok().and_then(|said| said.as_ref().ok());
         let carried = named.and_then(HandOff::remote_prefill_cached_tokens);
         said.report(context, decision, worker, carried);
-        if reads {
+        if reads_back {
             let leg = decision.with(|decision| decision.ledger().prefill().cloned());
             read_back::ended(context, worker, leg.as_ref());
         }
@@ -419,7 +414,7 @@ async fn prefill(
             Err(reason) => return Ok(Err(reason)),
         };
         context.served.admit_host(worker, hand_off.remote_host(), said.peer)?;
-        let lease = lease(&context.served, &hand_off, said.begun);
+        let lease = Lease::of(context.served.config.lease, &hand_off, said.begun);
         let fetch = FetchRequest::of(context, unit);
         Some(Staged::new(
             (&context.served, &context.metrics),
@@ -431,38 +426,6 @@ async fn prefill(
         ))
     };
     Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
-}
-
-/// Sends a prefill leg that reads KV back, and checks that its engine computed the prompt that the
-/// router knows.
-async fn send_reading(
-    prompt: PromptContext<'_>,
-    envelope: &Envelope,
-    placed: &Placed,
-    mut reading: Reading,
-) -> Result<Said, Error> {
-    let PromptContext { context, unit, .. } = prompt;
-    let worker = &placed.worker;
-    let params = reading.json().unwrap_or_else(|| PREFILL_PARAMS_JSON.to_owned());
-    let asks_for_ids = context.endpoint != Endpoint::Generate;
-    let body = body(context, unit, worker, Lead::ReadBack { params: &params, asks_for_ids })?;
-    let (body, receipt) = Parcel::new(body);
-    reading.is_in(receipt);
-    worker.read_back.begin(Instant::now());
-    match send(prompt, envelope, placed, body.once(), None).await {
-        Ok(said) => {
-            reading.done();
-            read_back::verify(prompt, worker, &said.reply)?;
-            Ok(said)
-        }
-        Err(error) => {
-            // An engine that refuses what the client asks for says nothing of reading.
-            if reading.was_sent() && error.fault() != Fault::Client {
-                read_back::ended(context, worker, None);
-            }
-            Err(error)
-        }
-    }
 }
 
 /// Remembers whether a worker returns hand-offs for an endpoint.
@@ -480,13 +443,6 @@ fn note(worker: &Worker, endpoint: Endpoint, said: &Result<Result<HandOff, Local
         }
         _ => {}
     }
-}
-
-pub(super) fn lease(served: &Served, hand_off: &HandOff, begun: tokio::time::Instant) -> Lease {
-    let now_unix_s = unix_ms() as f64 / 1e3;
-    let said = hand_off.remote_blocks_expiry_s().and_then(|at| left_by_engine(at, now_unix_s));
-    let lease = served.config.lease;
-    Lease::new(begun, lease, said, tokio::time::Instant::now())
 }
 
 /// Enters the usage of a prefill leg in the ledger. `carried` is the count of cached tokens in the

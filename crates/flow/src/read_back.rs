@@ -22,7 +22,7 @@ use crate::prepare::Unit;
 use splitrail_api::error::Error;
 use splitrail_api::request::Options;
 use splitrail_api::{Endpoint, JsonObject};
-use splitrail_config::model::{Connector, Model};
+use splitrail_config::model::{Connector, Model, PeerFetch};
 use splitrail_fleet::costs::RankScope;
 use splitrail_fleet::read_back::{Found, Left, ReadBack, Reading};
 use splitrail_fleet::{Served, Worker};
@@ -34,15 +34,21 @@ use splitrail_telemetry::Metrics;
 /// A token with which pins are released whose prompt is not known. The engine reads nothing for it.
 const ANY_TOKEN: u32 = 1;
 
-/// Whether the model reads KV back.
+/// Whether engines of the model may keep KV pinned after decode legs: prefill legs read KV back, or
+/// take prefixes themselves.
 fn is_configured(config: &Model) -> bool {
-    config.read_back && config.connector == Connector::Nixl
+    let is_asked_for = config.read_back || config.peer_fetch == PeerFetch::OneShot;
+    is_asked_for && config.connector == Connector::Nixl
 }
 
 /// Whether the model reads KV back, and the engine reports token ids on this endpoint.
 fn is_on(config: &Model, endpoint: Endpoint) -> bool {
-    is_configured(config)
-        && matches!(endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Generate)
+    config.read_back && config.connector == Connector::Nixl && reports_ids(endpoint)
+}
+
+/// Whether engines report the token ids of prompts on this endpoint, or get them in the request.
+pub(super) fn reports_ids(endpoint: Endpoint) -> bool {
+    matches!(endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Generate)
 }
 
 /// Whether a decode leg with a hand-off is asked for token ids. Streams are not: their engines say
@@ -140,8 +146,9 @@ fn pinned(served: &Served, holder: &Worker, reply: &JsonObject) -> Option<Pinned
         Ok(Some(kv)) => kv,
         Ok(None) => {
             if holder.read_back.set_pins(false) {
-                let what = "the engine keeps nothing for read-back after a decode leg; it needs \
-                            bidirectional_kv_xfer";
+                let what = "the engine keeps nothing pinned after a decode leg: without \
+                            bidirectional_kv_xfer it takes part in no read-back and takes no prefix \
+                            in one shot";
                 tracing::warn!(model, worker, "{what}");
             }
             return None;
@@ -152,7 +159,7 @@ fn pinned(served: &Served, holder: &Worker, reply: &JsonObject) -> Option<Pinned
         }
     };
     if holder.read_back.set_pins(true) {
-        tracing::info!(model, worker, "the engine keeps KV for read-back after decode legs");
+        tracing::info!(model, worker, "the engine has bidirectional_kv_xfer");
     }
     // A prefill engine would connect to that host.
     if served.admit_host(holder, kv.host(), None).is_err() {
@@ -287,11 +294,24 @@ pub(super) fn offer(context: &Context, reading: &Reading) -> Option<ReadBackOffe
     Some(ReadBackOffer { worker, tokens })
 }
 
-/// Checks that the engine of a leg that has read computed the prompt that the router knows.
+/// Checks that the engine of a leg that has read back computed the prompt that the router knows.
 ///
 /// # Errors
-/// If it did not: what was read belongs to other tokens. Nothing is read for the model any more.
+/// As [`check_tokens`].
 pub(super) fn verify(
+    prompt: PromptContext<'_>,
+    worker: &Worker,
+    reply: &JsonObject,
+) -> Result<(), Error> {
+    check_tokens(prompt, worker, reply).inspect_err(|_| count(prompt.context, "mismatch"))
+}
+
+/// Checks that the engine of a leg that has read KV from another worker computed the prompt that the
+/// router knows.
+///
+/// # Errors
+/// If it did not: what was read belongs to other tokens. No leg of the model reads any more.
+pub(super) fn check_tokens(
     prompt: PromptContext<'_>,
     worker: &Worker,
     reply: &JsonObject,
@@ -306,24 +326,23 @@ pub(super) fn verify(
     }
     let served = &context.served;
     served.pool.read_back.distrust();
-    count(context, "mismatch");
     tracing::error!(
         model = served.name(),
         worker = worker.id(),
         "a prefill worker has read KV for a prompt of which it counts other tokens than the router: \
-         read-back is off for the model. Reset the prefix cache of this engine, and check tokenizer, \
-         chat template and engine flags"
+         no prefill leg of the model reads KV from other workers any more. Reset the prefix cache of \
+         this engine, and check tokenizer, chat template and engine flags"
     );
     Err(Error::engine(worker.id(), "has read KV of other tokens than those of its prompt"))
 }
 
-/// Records how a leg that was to read ended: with the leg's figures, or with an error.
+/// Records how a leg that was to read back ended: with the leg's figures, or with an error.
 pub(super) fn ended(context: &Context, worker: &Worker, leg: Option<&LegFacts>) {
-    let (is_ok, now) = (leg.is_some(), Instant::now());
-    if worker.read_back.ended(is_ok, now) {
-        let what = "a prefill leg that was to read KV back failed: none reads on this worker for a \
-                    while. Does its engine have bidirectional_kv_xfer?";
-        tracing::warn!(model = context.served.name(), worker = worker.id(), "{what}");
+    let now = Instant::now();
+    if leg.is_none() {
+        read_failed(&context.served, worker, now);
+    } else {
+        worker.read_back.ended(true, now);
     }
     let tokens = leg.map(|leg| leg.cached_tokens.map_or(0, |tokens| leg.read_back_tokens(tokens)));
     match tokens {
@@ -334,6 +353,16 @@ pub(super) fn ended(context: &Context, worker: &Worker, leg: Option<&LegFacts>) 
             let read = context.metrics.read_back_tokens.with_label_values(&[context.served.name()]);
             read.inc_by(tokens.into());
         }
+    }
+}
+
+/// Records that a leg that was to read KV from another worker failed.
+pub(super) fn read_failed(served: &Served, worker: &Worker, now: Instant) {
+    if worker.read_back.ended(false, now) {
+        let what = "a prefill leg that was to read KV from another worker failed: none reads on this \
+                    worker for a while. Does its engine have bidirectional_kv_xfer and \
+                    kv_load_failure_policy fail?";
+        tracing::warn!(model = served.name(), worker = worker.id(), "{what}");
     }
 }
 

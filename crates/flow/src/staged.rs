@@ -84,6 +84,12 @@ impl Staged {
         self.lease
     }
 
+    /// The parameters of a prefill leg that takes the first `blocks` blocks of the hand-off; `None` if
+    /// they cannot be taken exactly. Whoever sends them spends the hand-off.
+    pub(super) fn prefix_params(&self, blocks: u32, block_size: u32) -> Option<String> {
+        self.hand_off.as_ref()?.prefix_params(blocks, block_size)
+    }
+
     /// Takes the hand-off out as JSON, to be sent. From now on it may have been used.
     pub(super) fn spend(&mut self) -> Option<Box<str>> {
         self.hand_off.take().map(HandOff::into_json)

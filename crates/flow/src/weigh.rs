@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::peer_fetch::is_fetchable;
+use crate::peer_fetch::fetchable::{is_fetchable, may_take_prefix};
 use crate::place::{Wish, fetch_choice, list_sources, query};
 use crate::prepare::Unit;
 use crate::read_back::readable_blocks;
@@ -78,8 +78,8 @@ pub fn is_open(served: &Served, flow: RequestFlow, threshold: Option<f64>) -> bo
         }
 }
 
-/// Where a prefill leg of a prompt may be placed: its worker may fetch a prefix from another one, and
-/// read back what decode workers keep.
+/// Where a prefill leg of a prompt may be placed: its worker may fetch a prefix from another one, by the
+/// leg itself or before it, and read back what decode workers keep.
 pub(super) fn prefill_wish(
     served: &Served,
     endpoint: Endpoint,
@@ -88,7 +88,8 @@ pub(super) fn prefill_wish(
 ) -> Wish<'static> {
     let may_fetch = is_fetchable(served, endpoint, unit, options);
     let readable_blocks = readable_blocks(served, endpoint, unit, options);
-    Wish { may_fetch, readable_blocks, ..Wish::any(Leg::Prefill, &[]) }
+    let takes_prefix = may_take_prefix(served, endpoint, unit);
+    Wish { may_fetch, readable_blocks, takes_prefix, ..Wish::any(Leg::Prefill, &[]) }
 }
 
 /// Compares local and remote prefill for a prompt. `remote` is the wish for the prefill leg. `goes`

@@ -146,9 +146,10 @@ fn count_leg(metrics: &Metrics, labelled: LabelledSeries<'_>, leg: LegKind, figu
         let fetched = metrics.peer_fetched_tokens.with_label_values(&[model]);
         fetched.inc_by(tokens.peer_fetched.into());
     }
-    // Read-back is for prefill legs; elsewhere there is no such series.
+    // Only prefill legs read from other workers; elsewhere there are no such series.
     if leg == LegKind::Prefill {
         count("read_back", "none", tokens.read_back);
+        count("fetched", "none", tokens.fetched);
     }
     count("external_kv_transfer", "none", tokens.external_kv_transfer);
     count("local_compute", "none", tokens.local_compute);

@@ -282,9 +282,9 @@ impl Entry {
     }
 
     /// The number of tokens that were cached on the worker that computed the prompt: the prefill
-    /// worker if there was one. Tokens that its leg has read back are included, as in the engine's own
-    /// figure: they were not computed. Tokens of a hand-off are never included, nor tokens that the
-    /// source of a peer fetch has computed for the request.
+    /// worker if there was one. Tokens that its leg has read from another worker are included, as in the
+    /// engine's own figure: they were not computed. Tokens of a hand-off are never included, nor
+    /// tokens that the source of a peer fetch has computed for the request.
     pub fn cached(&self) -> Option<Cached> {
         if self.untold {
             return None;

@@ -65,7 +65,8 @@ pub struct Expected {
     pub overlap: Overlap,
     /// The last blocks of `overlap`, which a peer fetch has brought for this leg.
     pub fetched_blocks: u32,
-    /// The last tokens of `fetched_blocks`, which their source had lost and computed for this request.
+    /// The last tokens of `fetched_blocks`, or of what the leg takes itself, which their source had
+    /// lost and computed for this request.
     pub recomputed_tokens: u32,
     /// Tokens per block.
     pub block_size: u32,
@@ -124,13 +125,16 @@ impl Expected {
 pub struct LegTokens {
     /// Tokens found in the worker's own cache, by tier (`Tier as usize`).
     pub local_cache_hit: [u32; Tier::COUNT],
-    /// The part of `local_cache_hit` that a peer fetch had brought for this leg.
+    /// The tokens that a peer fetch has brought for this leg: a part of `local_cache_hit`, or all of
+    /// `fetched`.
     pub peer_fetched: u32,
     /// The part of `peer_fetched` that its source has computed for this request. Clients are not told
     /// of it as cached.
     pub recomputed: u32,
     /// Tokens whose KV a prefill leg read back from a decode worker.
     pub read_back: u32,
+    /// Tokens whose KV a prefill leg itself took from a worker that held them (one shot).
+    pub fetched: u32,
     /// Tokens whose KV another worker handed over. They never count as cache hits.
     pub external_kv_transfer: u32,
     /// Tokens that the worker computed.
@@ -143,14 +147,19 @@ impl LegTokens {
         self.local_cache_hit.iter().sum()
     }
 
-    /// Tokens that nobody has computed for the request: hits and what was read back.
+    /// Tokens that the leg's engine did not compute: hits, and what it read from another worker.
+    fn not_computed(&self) -> u32 {
+        self.hit() + self.read_back + self.fetched
+    }
+
+    /// Tokens that nobody has computed for the request.
     pub fn cached(&self) -> u32 {
-        self.hit() + self.read_back - self.recomputed
+        self.not_computed() - self.recomputed
     }
 
     /// The length of the prompt in tokens.
     pub fn total(&self) -> u32 {
-        self.hit() + self.read_back + self.external_kv_transfer + self.local_compute
+        self.not_computed() + self.external_kv_transfer + self.local_compute
     }
 }
 
@@ -183,6 +192,9 @@ pub struct LegFacts {
     pub receives: bool,
     /// The KV that the leg was to read back; prefill legs only.
     pub read_back: Option<ReadBackOffer>,
+    /// Leading tokens of the prompt, in whole blocks, that the leg was to take from a worker that
+    /// holds them (one shot); only prefill legs that read nothing back.
+    pub fetch_offer: Option<u32>,
     /// Whether the engine is known to have the KV of the whole prompt, because its reply or first
     /// output has arrived.
     pub worked: bool,
@@ -212,16 +224,23 @@ impl LegFacts {
             cached_tokens: None,
             receives: false,
             read_back: None,
+            fetch_offer: None,
             worked: false,
         }
     }
 
-    /// The part of the reported cached tokens that was read back. vLLM reports local hits and read
-    /// tokens as one figure. It is exactly the offer if the engine has read: with a shorter hit of its
-    /// own it has read the rest, and otherwise it has computed the rest and reports its own hit.
+    /// The part of the reported cached tokens that was read back.
     pub fn read_back_tokens(&self, cached_tokens: u32) -> u32 {
-        match &self.read_back {
-            Some(offer) if cached_tokens == offer.tokens => {
+        self.read_tokens(self.read_back.as_ref().map(|offer| offer.tokens), cached_tokens)
+    }
+
+    /// The part of the reported cached tokens that was read from another worker. vLLM reports local
+    /// hits and read tokens as one figure. It is exactly the offer if the engine has read: with a
+    /// shorter hit of its own it has read the rest, and otherwise it has computed the rest and reports
+    /// its own hit.
+    fn read_tokens(&self, offered_tokens: Option<u32>, cached_tokens: u32) -> u32 {
+        match offered_tokens {
+            Some(offered) if cached_tokens == offered => {
                 cached_tokens - self.expected.cached_tokens(cached_tokens + 1).min(cached_tokens)
             }
             _ => 0,
@@ -231,9 +250,28 @@ impl LegFacts {
     /// The cached tokens that the engine has reported, without those that the source of a peer fetch
     /// has computed for this request.
     pub fn cached_tokens_told(&self) -> Option<u32> {
-        let reported = self.cached_tokens?;
-        let hit = reported - self.read_back_tokens(reported).min(reported);
-        Some(reported - self.expected.recomputed_tokens(self.expected.fetched_tokens(hit)))
+        self.cached_tokens.map(|reported| self.split(reported, reported).cached())
+    }
+
+    /// The parts of a number of tokens that the engine did not compute. `reported` is the number that
+    /// it has reported itself, or 0.
+    fn split(&self, cached: u32, reported: u32) -> LegTokens {
+        let read_back = self.read_back_tokens(reported);
+        let fetched = self.read_tokens(self.fetch_offer, reported);
+        let hit = cached - (read_back + fetched).min(cached);
+        let before = self.expected.fetched_tokens(hit);
+        let recomputed = match fetched {
+            0 => self.expected.recomputed_tokens(before),
+            tokens => self.expected.recomputed_tokens.min(tokens),
+        };
+        LegTokens {
+            local_cache_hit: self.expected.by_tier(hit),
+            peer_fetched: before + fetched,
+            recomputed,
+            read_back,
+            fetched,
+            ..LegTokens::default()
+        }
     }
 
     /// The figures of the leg; `None` if the length of the prompt is not known. `elsewhere` is the
@@ -250,17 +288,8 @@ impl LegFacts {
         let rest = prompt_tokens - cached;
         let (external_kv_transfer, local_compute) =
             if self.receives { (rest, 0) } else { (0, rest) };
-        let read_back = reported.map_or(0, |_| self.read_back_tokens(cached));
-        let local_cache_hit = self.expected.by_tier(cached - read_back);
-        let peer_fetched = self.expected.fetched_tokens(cached - read_back);
-        let tokens = LegTokens {
-            local_cache_hit,
-            peer_fetched,
-            recomputed: self.expected.recomputed_tokens(peer_fetched),
-            read_back,
-            external_kv_transfer,
-            local_compute,
-        };
+        let split = self.split(cached, reported.map_or(0, |_| cached));
+        let tokens = LegTokens { external_kv_transfer, local_compute, ..split };
         Some(Figures { prompt_tokens, prompt_source, tokens, source })
     }
 }
@@ -383,6 +412,36 @@ mod tests {
         assert_eq!(silent.figures(None).unwrap().tokens.read_back, 0, "nothing is known of it");
     }
 
+    #[test]
+    fn a_prefix_that_the_leg_took_itself_is_apart_from_its_own_hits() {
+        let parts = |cached_tokens, recomputed_tokens| {
+            let expected = Expected {
+                overlap: overlap([3, 0, 0, 0]),
+                recomputed_tokens,
+                block_size: 16,
+                prompt_tokens: Some(300),
+                ..Expected::default()
+            };
+            let leg = LegFacts {
+                prompt_tokens: Some(300),
+                cached_tokens,
+                fetch_offer: Some(240),
+                ..LegFacts::new(LegKind::Prefill, "p0", expected)
+            };
+            let tokens = leg.figures(None).unwrap().tokens;
+            assert_eq!((tokens.total(), tokens.peer_fetched), (300, tokens.fetched));
+            let told = leg.cached_tokens_told();
+            assert!(told.is_none() || told == Some(tokens.cached()));
+            [tokens.hit(), tokens.fetched, tokens.local_compute, tokens.cached()]
+        };
+        assert_eq!(parts(Some(240), 0), [48, 192, 60, 240]);
+        assert_eq!(parts(Some(240), 32), [48, 192, 60, 208], "the source has computed some");
+        assert_eq!(parts(Some(240), 240), [48, 192, 60, 48], "and more than the worker lacked");
+        assert_eq!(parts(Some(48), 32), [48, 0, 252, 48], "the engine has computed the rest");
+        assert_eq!(parts(Some(256), 32), [256, 0, 44, 256], "the engine held more than that");
+        assert_eq!(parts(None, 32), [48, 0, 252, 48], "nothing is known of it");
+    }
+
     proptest! {
         #[test]
         fn the_parts_of_each_leg_sum_to_the_prompt(
@@ -395,7 +454,7 @@ mod tests {
             recomputed_tokens in 0u32..5000,
             block_size in 0u32..40,
             receives: bool, bypasses_cache: bool,
-            offered in proptest::option::of(0u32..100),
+            offered in proptest::option::of(0u32..100), one_shot: bool,
         ) {
             let expected = Expected {
                 prompt_tokens: known, overlap: overlap(by_tier), fetched_blocks,
@@ -404,24 +463,24 @@ mod tests {
                 comparable: true,
                 epoch: 0,
             };
+            let offered = offered.filter(|_| !receives).map(|blocks| blocks * block_size);
+            let offer = |tokens| ReadBackOffer { worker: "d".into(), tokens };
             let leg = LegFacts {
                 prompt_tokens, cached_tokens, receives,
-                read_back: offered.filter(|_| !receives).map(|blocks| ReadBackOffer {
-                    worker: "d".into(),
-                    tokens: blocks * block_size,
-                }),
+                read_back: offered.filter(|_| !one_shot).map(offer),
+                fetch_offer: offered.filter(|_| one_shot),
                 ..LegFacts::new(LegKind::Decode, "w", expected)
             };
             let figures = leg.figures(elsewhere.map(|tokens| (tokens, Origin::EnginePrefill)));
             prop_assert_eq!(figures.is_some(), prompt_tokens.or(elsewhere).or(known).is_some());
             let Some(figures) = figures else { return Ok(()) };
             prop_assert_eq!(figures.tokens.total(), figures.prompt_tokens);
-            prop_assert!(figures.tokens.peer_fetched <= figures.tokens.hit());
-            prop_assert!(figures.tokens.peer_fetched <= fetched_blocks * block_size);
+            let before = figures.tokens.peer_fetched - figures.tokens.fetched;
+            prop_assert!(before <= figures.tokens.hit().min(fetched_blocks * block_size));
             prop_assert!(figures.tokens.recomputed <= figures.tokens.peer_fetched);
             prop_assert!(figures.tokens.recomputed <= recomputed_tokens);
             if let (Some(reported), false) = (cached_tokens, receives) {
-                let told = figures.tokens.hit() + figures.tokens.read_back;
+                let told = figures.tokens.not_computed();
                 prop_assert_eq!(told, reported.min(figures.prompt_tokens));
                 prop_assert_eq!(figures.source, Origin::EngineDecode);
             }

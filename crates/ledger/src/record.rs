@@ -106,8 +106,8 @@ pub struct FiguresRecord {
     pub local_cache_hit: u32,
     /// The same tokens by tier; tiers without tokens are left out.
     pub local_cache_hit_by_tier: BTreeMap<&'static str, u32>,
-    /// The part of `local_cache_hit` that a peer fetch had brought for this leg; left out if there
-    /// is none.
+    /// The tokens that a peer fetch has brought for this leg: a part of `local_cache_hit`, or all of
+    /// `fetched`; left out if there are none.
     #[serde(skip_serializing_if = "is_zero")]
     pub peer_fetched: u32,
     /// The part of `peer_fetched` that its source has computed for this request; left out if there is
@@ -117,6 +117,9 @@ pub struct FiguresRecord {
     /// Tokens whose KV the leg read back from a decode worker; left out if there are none.
     #[serde(skip_serializing_if = "is_zero")]
     pub read_back: u32,
+    /// Tokens whose KV the leg itself took from a worker that held them; left out if there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub fetched: u32,
     /// Tokens whose KV another worker handed over.
     pub external_kv_transfer: u32,
     /// Tokens that the worker computed.
@@ -162,6 +165,7 @@ impl FiguresRecord {
             peer_fetched: tokens.peer_fetched,
             recomputed: tokens.recomputed,
             read_back: tokens.read_back,
+            fetched: tokens.fetched,
             external_kv_transfer: tokens.external_kv_transfer,
             local_compute: tokens.local_compute,
             sources: Sources {

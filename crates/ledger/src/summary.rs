@@ -23,6 +23,8 @@ pub struct Totals {
     pub local_hit_tokens: u64,
     /// Prompt tokens whose KV prefill workers read back from decode workers.
     pub read_back_tokens: u64,
+    /// Prompt tokens whose KV prefill legs themselves took from workers that held them.
+    pub fetched_tokens: u64,
     /// Prompt tokens whose KV decode workers received by a hand-off.
     pub transferred_tokens: u64,
     /// Prompt tokens that workers computed.
@@ -43,6 +45,7 @@ impl Totals {
             cached_tokens: cached("engine").get() + cached("estimate").get(),
             local_hit_tokens: by_source(metrics, model, "local_cache_hit"),
             read_back_tokens: by_source(metrics, model, "read_back"),
+            fetched_tokens: by_source(metrics, model, "fetched"),
             transferred_tokens: by_source(metrics, model, "external_kv_transfer"),
             computed_tokens: by_source(metrics, model, "local_compute"),
             generation_tokens: metrics.generation_tokens.with_label_values(&[model]).get(),
@@ -73,6 +76,7 @@ impl Totals {
             cached_tokens: self.cached_tokens - earlier.cached_tokens,
             local_hit_tokens: self.local_hit_tokens - earlier.local_hit_tokens,
             read_back_tokens: self.read_back_tokens - earlier.read_back_tokens,
+            fetched_tokens: self.fetched_tokens - earlier.fetched_tokens,
             transferred_tokens: self.transferred_tokens - earlier.transferred_tokens,
             computed_tokens: self.computed_tokens - earlier.computed_tokens,
             generation_tokens: self.generation_tokens - earlier.generation_tokens,
@@ -141,6 +145,7 @@ impl Summary {
                 token_hit_rate = totals.token_hit_rate(),
                 local_hit_tokens = totals.local_hit_tokens,
                 read_back_tokens = totals.read_back_tokens,
+                fetched_tokens = totals.fetched_tokens,
                 transferred_tokens = totals.transferred_tokens,
                 computed_tokens = totals.computed_tokens,
                 recent_requests = recent.requests(),

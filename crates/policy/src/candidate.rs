@@ -59,6 +59,9 @@ pub struct Candidate {
     pub can_fetch: bool,
     /// The least number of prompt tokens that a fetch must bring.
     pub fetch_min_tokens: u32,
+    /// Within which time from the decision a prefill leg on the worker must have computed its prompt
+    /// if it takes a prefix by itself (one shot); 0 if it cannot.
+    pub one_shot_within_ns: u64,
     /// The predicted time until a transfer to the worker could begin: earlier transfers on its
     /// incoming link.
     pub link_wait_ns: u64,
@@ -94,6 +97,7 @@ impl Default for Candidate {
             busy_share: 0.0,
             can_fetch: false,
             fetch_min_tokens: 0,
+            one_shot_within_ns: 0,
             link_wait_ns: 0,
             readable_blocks: 0,
             readable_pin: 0,

@@ -8,6 +8,10 @@
 //! cost        wait + fetch + prefill(the rest) + price x (work(the rest) + fetch) + copy
 //! ```
 //!
+//! **One shot.** Where a prefill leg can take the prefix itself, there is one request less, which is half
+//! of the base. An engine loads what a waiting leg takes while it computes other prompts, as it does for
+//! the request that the leg replaces. So one shot is planned wherever it is possible.
+//!
 //! A candidate computes the rest of the prompt behind the blocks that it has fetched, so with each
 //! further block the cost falls faster: of one source either all blocks are worth fetching or none.
 //! The exception is the wait. What arrives while the candidate waits costs no time, so the blocks
@@ -30,6 +34,7 @@ use crate::candidate::{Candidate, Query};
 use crate::coefficients::Coefficients;
 use crate::index::WorkerIndex;
 use crate::predicted::{Computing, Terms, ms};
+use crate::read_back::READ_MIN_TOKENS;
 
 /// The most sources that a decision examines for each candidate.
 const SOURCES_MAX: usize = 8;
@@ -68,6 +73,15 @@ pub struct FetchPlan {
     pub tokens: u64,
     /// The predicted time in milliseconds from the decision until the blocks are there.
     pub ready_ms: f64,
+    /// Whether the leg takes the blocks by itself.
+    pub one_shot: bool,
+}
+
+impl FetchPlan {
+    /// The way of the fetch, as in metrics and records.
+    pub fn way(&self) -> &'static str {
+        if self.one_shot { "one_shot" } else { "two_step" }
+    }
 }
 
 /// The sources of a decision that no other source surpasses in blocks and in wait. Bounded by
@@ -111,7 +125,7 @@ impl BestSources {
             let hidden = hidden.filter(|hidden| *hidden < whole.blocks);
             let hidden = hidden.and_then(|hidden| fetch_of(candidate, source, hidden, query));
             for plan in [Some(whole), hidden].into_iter().flatten() {
-                let terms = fetched(candidate, &plan, query, without, usual);
+                let (plan, terms) = fetched(candidate, plan, query, without, usual);
                 let computed_ms = without.prefill_ms - terms.prefill_ms + without.read_ms
                     - terms.read_ms
                     + price * (without.extra_work_ms - terms.extra_work_ms);
@@ -153,7 +167,14 @@ fn fetch_of(
     let tokens = cached - query.cached_tokens(candidate.believed_blocks()).min(cached);
     let begins_ms = source.wait_ns.max(candidate.link_wait_ns) as f64 / 1e6;
     let ready_ms = begins_ms + ms(candidate.coefficients.fetch_seconds(tokens));
-    let plan = FetchPlan { source: source.worker, rank: source.rank, blocks, tokens, ready_ms };
+    let plan = FetchPlan {
+        source: source.worker,
+        rank: source.rank,
+        blocks,
+        tokens,
+        ready_ms,
+        one_shot: false,
+    };
     (tokens >= u64::from(candidate.fetch_min_tokens)).then_some(plan)
 }
 
@@ -163,20 +184,31 @@ pub(crate) fn copy_ms(candidate: &Candidate, plan: &FetchPlan, replaced_ms: f64)
     COPY_RATIO * replaced_ms + ms(candidate.coefficients.fetch_link_seconds(plan.tokens))
 }
 
-/// The terms of a candidate with a fetch.
+/// A fetch in the best possible way, and the terms of the candidate with it.
 fn fetched(
     candidate: &Candidate,
-    plan: &FetchPlan,
+    plan: FetchPlan,
     query: &Query,
     without: &Terms,
     usual: &Coefficients,
-) -> Terms {
+) -> (FetchPlan, Terms) {
     let Computing { read_ms, prefill_ms, work_ms } =
         Computing::of(candidate, query, plan.blocks, usual);
-    let copy_ms = copy_ms(candidate, plan, without.extra_work_ms - work_ms);
-    let fetch_ms = (plan.ready_ms - without.wait_ms).max(0.0);
-    let extra_work_ms = work_ms + fetch_ms;
-    Terms { fetch_ms, read_ms, prefill_ms, extra_work_ms, copy_ms, ..*without }
+    let copy_ms = copy_ms(candidate, &plan, without.extra_work_ms - work_ms);
+    let with = |plan: FetchPlan| {
+        let fetch_ms = (plan.ready_ms - without.wait_ms).max(0.0);
+        let extra_work_ms = work_ms + fetch_ms;
+        (plan, Terms { fetch_ms, read_ms, prefill_ms, extra_work_ms, copy_ms, ..*without })
+    };
+    // A leg that takes a prefix cannot read anything back, and an engine computes short prefixes.
+    let is_possible = plan.tokens >= READ_MIN_TOKENS && read_ms == 0.0;
+    let base_ms = ms(candidate.coefficients.fetch_base_seconds);
+    let taken = FetchPlan { ready_ms: plan.ready_ms - base_ms / 2.0, one_shot: true, ..plan };
+    let taken = is_possible.then(|| with(taken)).filter(|(_, terms)| {
+        let done_ms = Terms { hand_off_ms: 0.0, ..*terms }.ttft_ms();
+        done_ms * 1e6 < candidate.one_shot_within_ns as f64
+    });
+    taken.unwrap_or_else(|| with(plan))
 }
 
 /// The number of leading blocks that a candidate would hold if it fetched what arrives while it

@@ -17,7 +17,7 @@ use crate::coefficients::Coefficients;
 
 /// Engines compute a remainder that is shorter than this (vLLM's `kv_recompute_threshold`), so they
 /// read only this number of tokens or more.
-const READ_MIN_TOKENS: u64 = 64;
+pub(crate) const READ_MIN_TOKENS: u64 = 64;
 
 /// A part of a prompt that a worker reads back.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -205,14 +205,17 @@ metrics! {
     /// decode engine frees its blocks (`connector: mooncake` and `nixl_push`), left until their lease
     /// ends, or stranded: the decode engine keeps the blocks until it is restarted (`nixl_push`).
     unused_hand_offs: IntCounterVec("unused_hand_offs_total"; "model", "outcome" in HAND_OFFS);
-    /// Peer fetches that have ended, by outcome: fetched, shared (with another request that fetched
-    /// the same), recomputed (the source had lost the prefix and computed it again), lost (the source
-    /// had lost it and refused), gone (its events said so before it was asked), full (other fetches
-    /// were first), unusable (its reply had no usable hand-off), foreign_hand_off, failed, timed_out
-    /// or cancelled.
-    peer_fetches: IntCounterVec("peer_fetches_total"; "model", "outcome" in PEER_FETCHES);
-    /// Prompt tokens of completed requests that legs found in their worker's cache because a
-    /// peer fetch had brought them. They are a part of the local cache hits.
+    /// Peer fetches that have ended, by way (two_step, or one_shot: a prefill leg takes the prefix
+    /// itself) and outcome: fetched, declined (the leg's engine had the prefix or computed it), shared
+    /// (with another request that fetched the same), recomputed (the source had lost the prefix and
+    /// computed it again), lost (the source had lost it and refused), gone (its events said so before
+    /// it was asked), full (other fetches were first), unusable (its reply had no usable hand-off),
+    /// foreign_hand_off, mismatch (the leg's engine counts other tokens than the router: no leg of the
+    /// model takes anything any more), failed, timed_out or cancelled.
+    peer_fetches: IntCounterVec("peer_fetches_total"; "model", "way" in FETCH_WAYS, "outcome" in PEER_FETCHES; if fetch_case);
+    /// Prompt tokens of completed requests that legs did not compute because a peer fetch brought
+    /// them. With two_step they are a part of the local cache hits, and with one_shot they are the
+    /// fetched tokens of `prompt_tokens_total`.
     peer_fetched_tokens: IntCounterVec("peer_fetched_tokens_total"; "model");
     /// Workers whose prewarming has ended, by reason: done (they hold all hot prefixes that others can
     /// send), tokens or time (the bounds of `prewarm`), full (their cache is), or stopped (they drain,

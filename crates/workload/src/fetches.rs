@@ -21,6 +21,10 @@ pub struct FetchBounds {
     pub min_tokens: u32,
     /// Maximum number of concurrent fetches from a worker, and to a worker.
     pub max_per_worker: u32,
+    /// Within which time from the decision a prefill leg that takes a prefix by itself (`one_shot`)
+    /// must be predicted to have computed its prompt: nothing renews the lease of what it takes. 0 if
+    /// no leg takes anything.
+    pub one_shot_within_ns: u64,
 }
 
 impl FetchBounds {
@@ -28,8 +32,14 @@ impl FetchBounds {
     pub fn of(model: &Model) -> Option<Self> {
         let min_tokens = model.peer_fetch_min_tokens;
         let max_per_worker = model.peer_fetch_max_per_worker;
-        let bounds = Self { min_tokens, max_per_worker };
-        (model.peer_fetch == PeerFetch::TwoStep).then_some(bounds)
+        // Half of the time in which a hand-off may be sent: predictions are not exact.
+        let within = model.lease * 9 / 20;
+        let one_shot_within_ns = match model.peer_fetch {
+            PeerFetch::OneShot => within.as_nanos().try_into().unwrap_or(u64::MAX),
+            PeerFetch::Off | PeerFetch::TwoStep => 0,
+        };
+        let bounds = Self { min_tokens, max_per_worker, one_shot_within_ns };
+        (model.peer_fetch != PeerFetch::Off).then_some(bounds)
     }
 }
 
@@ -193,9 +203,13 @@ impl FetchBooking {
         self.source.sent.ended(well, now);
     }
 
-    /// Records that the other worker did its part, or that it fetches nothing for a while.
-    pub fn fetcher_did(&self, well: bool, now: Instant) {
+    /// Records that the other worker took the prefix, or that neither it nor the source takes part in
+    /// a fetch in this direction for a while: it may have failed because the source is gone.
+    pub fn both_did(&self, well: bool, now: Instant) {
         self.fetcher.taken.ended(well, now);
+        if !well {
+            self.source.sent.ended(false, now);
+        }
     }
 }
 

@@ -113,7 +113,7 @@ fn read_tokens(core: &Core, models: &mut Models) {
         };
         let tokens = match labels.get("source") {
             "local_cache_hit" => &mut leg.cached,
-            "external_kv_transfer" | "read_back" => &mut leg.transferred,
+            "external_kv_transfer" | "read_back" | "fetched" => &mut leg.transferred,
             _ => &mut leg.computed,
         };
         *tokens += count(series);

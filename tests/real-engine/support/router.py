@@ -185,7 +185,7 @@ class Router:
         return Metrics.scrape(f"{self.admin}/metrics")
 
     def prompt_tokens_by_source(self, leg):
-        """The ledger's prompt tokens of a leg. Engines count what was read back as transferred."""
+        """The ledger's prompt tokens of a leg. Engines count what a prefill leg reads as transferred."""
         metrics = self.metrics()
 
         def tokens(source):
@@ -193,7 +193,7 @@ class Router:
             return int(metrics.sum("splitrail_prompt_tokens_total", **labels))
 
         counts = {source: tokens(source) for source in SOURCES}
-        counts["external_kv_transfer"] += tokens("read_back")
+        counts["external_kv_transfer"] += tokens("read_back") + tokens("fetched")
         return counts
 
     def workers(self):

@@ -8,6 +8,7 @@ mod failures;
 mod fetches;
 mod flows;
 mod guards;
+mod one_shot;
 
 use serde_json::{Value, json};
 use splitrail_tests::client::Reply;

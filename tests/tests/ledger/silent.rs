@@ -121,7 +121,7 @@ async fn the_log_says_the_metrics_totals_from_time_to_time() {
     let expected = format!(
         "requests=4 hit_requests=3 miss_requests=1 hit_rate=0.75 prompt_tokens={prompt_tokens} \
          cached_tokens={cached} token_hit_rate={rate} local_hit_tokens={} read_back_tokens=0 \
-         transferred_tokens={} computed_tokens={}",
+         fetched_tokens=0 transferred_tokens={} computed_tokens={}",
         by_source("local_cache_hit"),
         by_source("external_kv_transfer"),
         by_source("local_compute"),

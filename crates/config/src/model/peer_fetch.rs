@@ -15,6 +15,21 @@ pub enum PeerFetch {
     /// computes the prompt then finds the prefix in its worker's own cache. Engines need no further
     /// flag.
     TwoStep,
+    /// As `two_step`, but a prefill leg itself carries the hand-off and computes the rest, which
+    /// saves a request. Only engines with `bidirectional_kv_xfer` can; the router finds out which
+    /// ones have it, and uses two steps for the others. Needs `kv_load_failure_policy: fail`.
+    OneShot,
+}
+
+/// What an engine does if it cannot read KV from another engine (vLLM's `kv_load_failure_policy`).
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum KvLoadFailurePolicy {
+    /// It fails the request.
+    Fail,
+    /// It computes what it cannot read. With vLLM 0.32, a prefill leg that reads waits for ever
+    /// instead, and keeps its blocks.
+    Recompute,
 }
 
 /// The default of `peer_fetch_min_tokens`: shorter prefixes are computed in the time that two

@@ -1,6 +1,6 @@
 //! Rules about peer fetches: what they need.
 
-use crate::model::{Connector, PeerFetch, Policy, TokenizerConfig};
+use crate::model::{Connector, KvLoadFailurePolicy, PeerFetch, Policy, TokenizerConfig};
 use crate::value::typed_or;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
@@ -24,5 +24,14 @@ pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
     let policy = typed_or(model, "policy", Policy::default());
     if policy.is_some_and(|policy| !matches!(policy, Policy::PredictedTtft { .. })) {
         error("needs `policy: { kind: predicted_ttft }`", "no other policy prices a fetch");
+    }
+    let unknown = KvLoadFailurePolicy::Recompute;
+    let on_failure = typed_or(model, "kv_load_failure_policy", unknown);
+    if fetch == PeerFetch::OneShot && on_failure == Some(unknown) {
+        error(
+            "is `one_shot`, which needs `kv_load_failure_policy: fail`",
+            "with `recompute`, a prefill leg whose read fails never ends: write down what the \
+             prefill engines were started with, or use `two_step`",
+        );
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut Report) 
     }
     let at = section.get("enabled").unwrap_or(section).at;
     if typed_or(model, "peer_fetch", PeerFetch::default()) == Some(PeerFetch::Off) {
-        let message = format!("`{path}.prewarm` needs `peer_fetch: two_step`");
+        let message = format!("`{path}.prewarm` needs `peer_fetch`");
         report.error(at, message, "prefixes are taken over by peer fetches: switch them on");
     }
     let most = typed_or(model, "peer_fetch_max_per_worker", peer_fetch::max_per_worker());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::{Connector, TokenizerConfig, flow};
+use crate::model::{Connector, KvLoadFailurePolicy, TokenizerConfig, flow};
 use crate::scalar::parse_duration;
 use crate::value::{typed, typed_or};
 use splitrail_settings::problem::Report;
@@ -47,6 +47,12 @@ pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut Report) 
     if let Some(TokenizerConfig::None {}) = typed::<TokenizerConfig>(model, "tokenizer") {
         let message = format!("`{path}.read_back` needs a tokenizer, and there is none");
         report.error(node.at, message, "the router must know the exact tokens of prompts: add one");
+    }
+    if typed(model, "kv_load_failure_policy") == Some(KvLoadFailurePolicy::Recompute) {
+        let message = format!("`{path}.read_back` needs `kv_load_failure_policy: fail`");
+        let hint = "with `recompute`, a prefill leg whose read fails never ends: start the engines \
+                    with `fail`";
+        report.error(node.at, message, hint);
     }
     if typed_or(root, "hash_seed", 0u64) == Some(0) {
         let message = format!("`{path}.read_back` needs a secret `hash_seed`");

@@ -53,7 +53,14 @@ fn seen(pool: &Pool, hashes: &[BlockHash]) -> Vec<Candidate> {
     let (leg, now) = (Leg::Aggregated, Instant::now());
     pool.candidates(
         &pool.roster(),
-        CandidateQuery { leg, hashes, exclusions: &[], readable_blocks: 0, now },
+        CandidateQuery {
+            leg,
+            hashes,
+            exclusions: &[],
+            readable_blocks: 0,
+            takes_prefix: false,
+            now,
+        },
     )
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::*;
 use crate::Pool;
 
-const BOUNDS: FetchBounds = FetchBounds { min_tokens: 4, max_per_worker: 2 };
+const BOUNDS: FetchBounds = FetchBounds { min_tokens: 4, max_per_worker: 2, one_shot_within_ns: 0 };
 
 /// A pool of workers, the first of which holds three blocks of two tokens, and the blocks.
 fn pool(keys: &str) -> (Pool, [Arc<Worker>; 2], Vec<BlockHash>) {
@@ -114,14 +114,29 @@ fn a_worker_has_no_more_fetches_than_it_may_and_none_is_left_behind() {
 }
 
 #[test]
+fn only_an_engine_that_has_shown_its_flag_gets_legs_that_take_prefixes() {
+    let (_pool, [_, other], _) = pool("");
+    let now = Instant::now();
+    assert!(!takes_prefixes(&other, now), "nothing is known of it");
+    other.read_back.set_pins(false);
+    assert!(!takes_prefixes(&other, now));
+    other.read_back.set_pins(true);
+    assert!(takes_prefixes(&other, now));
+    other.read_back.ended(false, now);
+    assert!(!takes_prefixes(&other, now), "a leg that was to read has failed");
+    assert!(takes_prefixes(&other, now + Duration::from_secs(30)));
+    other.becomes_another();
+    assert!(!takes_prefixes(&other, now), "another process has shown nothing");
+}
+
+#[test]
 fn a_worker_that_failed_is_left_alone_for_a_while() {
     let (pool, [holder, other], hashes) = pool("");
     let now = Instant::now();
     let booking =
         FetchBooking::begin(&holder.fetches, &other.fetches, prefix(&hashes), BOUNDS, 0).unwrap();
     assert!(!holder.fetches.failed_with(&other.fetches, now));
-    booking.source_did(false, now);
-    booking.fetcher_did(false, now);
+    booking.both_did(false, now);
     drop(booking);
     let later = now + Duration::from_secs(30);
     assert!(holder.fetches.failed_with(&other.fetches, now));

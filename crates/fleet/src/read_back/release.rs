@@ -16,6 +16,7 @@ use super::Kept;
 use crate::{Served, Serving, Worker};
 use splitrail_api::Endpoint;
 use splitrail_api::text::random_id;
+use splitrail_config::model::{Model, PeerFetch};
 use tokio::task::JoinSet;
 
 /// Maximum time for one release. Afterwards the blocks are freed at the end of their pin.
@@ -126,10 +127,16 @@ async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
 }
 
 /// The worker that is up and has the fewest tokens to compute: a prefill worker, unless the only one
-/// keeps the blocks itself, as after a peer fetch.
+/// keeps the blocks itself, as after a peer fetch. Its engine needs the same flag, which all have if
+/// the model reads back, or did so until now; otherwise it must have shown it.
 fn asked(served: &Served, holder: WorkerIndex) -> Option<Arc<Worker>> {
     let roster = served.pool.roster();
-    let able = roster.iter().filter(|worker| worker.is_up() && worker.index != holder);
+    let Model { read_back, peer_fetch, .. } = served.config;
+    let all_can = read_back || peer_fetch != PeerFetch::OneShot;
+    let able = roster.iter().filter(|worker| {
+        let can = worker.read_back.pins().unwrap_or(all_can);
+        can && worker.is_up() && worker.index != holder
+    });
     let order =
         |worker: &&Arc<Worker>| (!worker.serves(Leg::Prefill), worker.booked.prefill_tokens());
     able.min_by_key(order).cloned()

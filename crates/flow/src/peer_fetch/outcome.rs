@@ -5,6 +5,8 @@
 pub(crate) enum Outcome {
     /// The worker holds the prefix.
     Fetched,
+    /// The engine of a leg that could take the prefix held it or computed it.
+    Declined,
     /// The worker holds the prefix, because another request fetched it at the same time.
     Shared,
     /// The worker holds the prefix, but its source had lost a part of it and computed that again: this
@@ -20,6 +22,8 @@ pub(crate) enum Outcome {
     Unusable,
     /// The hand-off names a host from which none may come.
     ForeignHandOff,
+    /// The engine of a leg that took the prefix computed another prompt than the router knows.
+    Mismatch,
     /// A worker failed, or refused its request.
     Failed,
     /// The fetch took longer than it may, or than the lease of its hand-off.
@@ -33,6 +37,7 @@ impl Outcome {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Fetched => "fetched",
+            Self::Declined => "declined",
             Self::Shared => "shared",
             Self::Recomputed(_) => "recomputed",
             Self::Lost => "lost",
@@ -40,6 +45,7 @@ impl Outcome {
             Self::Full => "full",
             Self::Unusable => "unusable",
             Self::ForeignHandOff => "foreign_hand_off",
+            Self::Mismatch => "mismatch",
             Self::Failed => "failed",
             Self::TimedOut => "timed_out",
             Self::Cancelled => "cancelled",

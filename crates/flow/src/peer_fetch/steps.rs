@@ -10,10 +10,10 @@ use splitrail_engine::nixl::HandOff;
 use splitrail_engine::usage::EngineUsage;
 use tokio::time::{Instant as Moment, timeout_at};
 
-use super::Outcome;
+use super::outcome::Outcome;
 use crate::hand_off::{Carried, Lead};
+use crate::lease::Lease;
 use crate::legs;
-use crate::prefill::lease;
 use crate::read_back::discard_whole;
 use crate::reply::choices::turned_away;
 use crate::staged::{FetchRequest, Prefilled, Staged, UnderWay, leave};
@@ -71,10 +71,23 @@ pub(crate) struct Workers<'a> {
 }
 
 /// What a source has given.
-struct Given {
-    hand_off: Staged,
+pub(super) struct Given {
+    /// The hand-off of the prefix and one more token.
+    pub(super) hand_off: Staged,
     /// The number of tokens at the end of the prefix that the source had lost and has computed.
-    recomputed_tokens: u32,
+    pub(super) recomputed_tokens: u32,
+    /// The body of both requests, without what each of them adds.
+    body: JsonObject,
+}
+
+impl Given {
+    /// How a fetch ends whose worker has taken the prefix.
+    pub(super) fn taken(recomputed_tokens: u32) -> Outcome {
+        match recomputed_tokens {
+            0 => Outcome::Fetched,
+            tokens => Outcome::Recomputed(tokens),
+        }
+    }
 }
 
 impl<'a> Steps<'a> {
@@ -92,30 +105,34 @@ impl<'a> Steps<'a> {
     /// Sends one request after the other, for a prefix of these tokens and one more token, which are
     /// the first ones of `ids`.
     pub(crate) async fn run(&self, ids: &[u32]) -> Result<Outcome, Outcome> {
+        let given = self.give(ids).await?;
+        self.take(given).await
+    }
+
+    /// Sends the first request: has the source hand the prefix over.
+    pub(super) async fn give(&self, ids: &[u32]) -> Result<Given, Outcome> {
         let ids = ids.get(..self.prefix_tokens as usize + 1).ok_or(Outcome::Unusable)?;
         let body = body(self.asker.body, ids).map_err(|_| Outcome::Unusable)?;
-        let given = timeout_at(self.deadline, self.ask(&body)).await;
+        let given = timeout_at(self.deadline, self.ask(body)).await;
         let given = given.unwrap_or(Err(Outcome::TimedOut));
         let did_well = given.as_ref().is_ok_and(|given| given.recomputed_tokens == 0);
         self.booking.source_did(did_well, Instant::now());
-        let Given { hand_off, recomputed_tokens } = given?;
+        given
+    }
+
+    /// Sends the second request: has the worker take what the source has given.
+    pub(super) async fn take(&self, given: Given) -> Result<Outcome, Outcome> {
+        let recomputed_tokens = given.recomputed_tokens;
         // After its lease, the source may use the blocks for another prompt, and nobody would see it.
-        let ends = self.deadline.min(hand_off.lease().ends());
-        let taken = timeout_at(ends, self.take(&body, hand_off)).await;
+        let ends = self.deadline.min(given.hand_off.lease().ends());
+        let taken = timeout_at(ends, self.send_hand_off(given)).await;
         let taken = taken.unwrap_or(Err(Outcome::TimedOut));
-        self.booking.fetcher_did(taken.is_ok(), Instant::now());
-        if taken.is_err() {
-            // The worker may have failed because the source is gone.
-            self.booking.source_did(false, Instant::now());
-        }
-        taken.map(|()| match recomputed_tokens {
-            0 => Outcome::Fetched,
-            tokens => Outcome::Recomputed(tokens),
-        })
+        self.booking.both_did(taken.is_ok(), Instant::now());
+        taken.map(|()| Given::taken(recomputed_tokens))
     }
 
     /// Asks the source for the prefix and one more token.
-    async fn ask(&self, body: &JsonObject) -> Result<Given, Outcome> {
+    async fn ask(&self, body: JsonObject) -> Result<Given, Outcome> {
         let Asker { served, metrics, envelope, .. } = &self.asker;
         let source = self.workers.source;
         let tokens = self.prefix_tokens + 1;
@@ -152,7 +169,7 @@ impl<'a> Steps<'a> {
             leave(served, metrics);
             return Err(Outcome::Unusable);
         }
-        let lease = lease(served, &hand_off, begun);
+        let lease = Lease::of(served.config.lease, &hand_off, begun);
         let fetch = FetchRequest {
             endpoint: ENDPOINT,
             body: body.clone(),
@@ -163,14 +180,15 @@ impl<'a> Steps<'a> {
         let hand_off =
             Staged::new((served, metrics), fetch, source.index, envelope, hand_off, lease);
         let recomputed_tokens = cached.map_or(0, |cached| promised.saturating_sub(cached));
-        Ok(Given { hand_off, recomputed_tokens })
+        Ok(Given { hand_off, recomputed_tokens, body })
     }
 
     /// Lets the worker take the hand-off.
-    async fn take(&self, body: &JsonObject, mut hand_off: Staged) -> Result<(), Outcome> {
+    async fn send_hand_off(&self, given: Given) -> Result<(), Outcome> {
         let Asker { served, metrics, envelope, .. } = &self.asker;
+        let Given { mut hand_off, body, .. } = given;
         let params = hand_off.spend().ok_or(Outcome::Failed)?;
-        let mut asked = body.clone();
+        let mut asked = body;
         self.put_threshold(&mut asked, self.workers.fetcher, 0.0);
         let parts: Result<Parts, Error> = legs::fetch(&asked, ENDPOINT, Carried::Params(&params));
         let (parcel, receipt) = Parcel::new(parts.map_err(|_| Outcome::Failed)?);

@@ -95,6 +95,7 @@ pub(in super::super) fn fetch_choice(roster: &Roster, plan: FetchPlan) -> FetchC
         blocks: plan.blocks,
         tokens: plan.tokens,
         predicted_ms: plan.ready_ms,
+        way: plan.way(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::context::PromptContext;
-use crate::peer_fetch::is_fetchable;
+use crate::peer_fetch::fetchable::is_fetchable;
 use splitrail_fleet::Served;
 use splitrail_fleet::prewarm::RecentPrompt;
 use splitrail_kv::BlockHash;

@@ -75,6 +75,9 @@ pub struct FetchChoice {
     pub tokens: u64,
     /// The predicted time in milliseconds until the blocks are there.
     pub predicted_ms: f64,
+    /// The way of the fetch: `one_shot` if the prefill leg takes the prefix itself, otherwise
+    /// `two_step`.
+    pub way: &'static str,
 }
 
 /// A peer fetch before a prefill leg.
@@ -87,7 +90,7 @@ pub struct FetchRecord {
     pub choice: FetchChoice,
     /// How the fetch ended, as in `splitrail_peer_fetches_total`.
     pub outcome: &'static str,
-    /// How long the fetch took, in milliseconds.
+    /// How long the fetch took, in milliseconds; with `one_shot`, up to the end of the prefill leg.
     pub took_ms: f64,
 }
 

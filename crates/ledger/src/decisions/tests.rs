@@ -41,7 +41,8 @@ fn candidate(leg: Leg, worker: &str, overlap_blocks: u32, chosen: bool) -> Candi
 }
 
 fn fetch() -> FetchChoice {
-    FetchChoice { source: "d1".into(), rank: Some(1), blocks: 4, tokens: 64, predicted_ms: 2.5 }
+    let (source, rank, way) = ("d1".into(), Some(1), "two_step");
+    FetchChoice { source, rank, blocks: 4, tokens: 64, predicted_ms: 2.5, way }
 }
 
 fn placement(leg: Leg, worker: &str, overlap_blocks: u32) -> Placement {

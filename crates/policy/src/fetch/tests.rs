@@ -76,6 +76,49 @@ fn over_a_slow_link_only_what_arrives_during_the_wait_is_fetched() {
 }
 
 #[test]
+fn a_leg_that_takes_the_prefix_itself_saves_a_request() {
+    let planned = |within_s: f64, wait_ns| {
+        let one_shot_within_ns = (within_s * 1e9) as u64;
+        let candidate = Candidate { one_shot_within_ns, wait_ns, ..worker(1) };
+        let choice = decide(&[candidate], &[source(0, 30)]);
+        (choice.fetch().unwrap(), choice.terms[choice.index].fetch_ms)
+    };
+    let (plan, fetch_ms) = planned(10.0, 0);
+    assert!(plan.one_shot && plan.way() == "one_shot");
+    // Half of 30 ms, and 15,000 x 327,680 bytes at 100 GB/s.
+    assert!((fetch_ms - 64.152).abs() < 1e-6 && (plan.ready_ms - fetch_ms).abs() < 1e-6);
+    let (plan, fetch_ms) = planned(10.0, 10_000_000);
+    assert!(plan.one_shot && (fetch_ms - 54.152).abs() < 1e-6, "{plan:?}");
+    // The 1,000 other tokens, or the wait before them, take longer than the lease is trusted.
+    assert!(!planned(0.1, 0).0.one_shot);
+    assert!(!planned(10.0, 9_950_000_000).0.one_shot);
+    assert_eq!(planned(0.0, 0).0.way(), "two_step");
+}
+
+#[test]
+fn a_leg_takes_no_prefix_that_its_engine_would_compute_or_if_it_reads_back() {
+    let able = Candidate { one_shot_within_ns: u64::MAX, ..worker(1) };
+    let short = Query { block_size: 2, ..query(Leg::Prefill) };
+    let few = Candidate { coefficients: dear(), ..able };
+    let planned = |candidate, blocks, query| {
+        let policy = Policy::predicted_ttft();
+        pick(&policy, &[candidate], &[source(0, blocks)], query).unwrap().fetch().unwrap()
+    };
+    assert!(planned(few, 32, short).one_shot, "64 tokens");
+    assert!(!planned(few, 31, short).one_shot, "62 tokens");
+    assert!(planned(able, 20, query(Leg::Prefill)).one_shot);
+    let coefficients = Coefficients { read_ratio: 10.0, ..able.coefficients };
+    let reads = Candidate { readable_blocks: 31, coefficients, ..able };
+    assert!(!planned(reads, 20, query(Leg::Prefill)).one_shot);
+}
+
+/// A worker that computes slowly, and fetches at once.
+fn dear() -> Coefficients {
+    let (prefill_seconds_per_token, fetch_base_seconds) = (1.0, 0.0);
+    Coefficients { prefill_seconds_per_token, fetch_base_seconds, ..Coefficients::default() }
+}
+
+#[test]
 fn of_two_sources_the_one_is_asked_that_can_send_sooner() {
     let far = Source { wait_ns: 5_000_000_000, ..source(0, 30) };
     let choice = decide(&[worker(2)], &[far, source(1, 29)]);
@@ -98,13 +141,21 @@ fn candidate() -> impl Strategy<Value = Candidate> {
     let blocks = (0..32u32, 0..32u32, prop_oneof![Just(0.0), 0.0..1.0f64]);
     let link = prop_oneof![Just(0u64), 0..500_000_000u64];
     let speed = prop_oneof![Just(100e9), 1e9..200e9f64];
-    (wait_ns, blocks, link, speed, 0.0f64..1.0, any::<bool>()).prop_map(
-        |(wait_ns, (overlap_blocks, assumed_blocks, discount), link_wait_ns, speed, busy, can)| {
+    (wait_ns, blocks, link, speed, 0.0f64..1.0, any::<(bool, bool)>()).prop_map(
+        |(
+            wait_ns,
+            (overlap_blocks, assumed_blocks, discount),
+            link_wait_ns,
+            speed,
+            busy,
+            (can, shot),
+        )| {
             let mut candidate = Candidate { wait_ns, overlap_blocks, assumed_blocks, ..worker(0) };
             candidate.overlap_discount = discount;
             candidate.link_wait_ns = link_wait_ns;
             candidate.busy_share = busy;
             candidate.can_fetch = can;
+            candidate.one_shot_within_ns = if shot { 5_000_000_000 } else { 0 };
             candidate.coefficients.fetch_bytes_per_second = speed;
             candidate
         },

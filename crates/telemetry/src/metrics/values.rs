@@ -69,9 +69,12 @@ pub(crate) const STAGES: &[&str] = &["tokenize", "match", "pick"];
 /// The parts of a request that engines do.
 pub(crate) const ENGINE_STAGES: &[&str] =
     &["decode_try", "peer_fetch", "prefill", "first_token", "failed"];
+/// The ways of a peer fetch.
+pub(crate) const FETCH_WAYS: &[&str] = &["two_step", "one_shot"];
 /// How peer fetches end.
 pub(crate) const PEER_FETCHES: &[&str] = &[
     "fetched",
+    "declined",
     "shared",
     "recomputed",
     "lost",
@@ -79,6 +82,7 @@ pub(crate) const PEER_FETCHES: &[&str] = &[
     "full",
     "unusable",
     "foreign_hand_off",
+    "mismatch",
     "failed",
     "timed_out",
     "cancelled",
@@ -106,7 +110,7 @@ pub(crate) const PLANE_REFUSALS: &[&str] = &["spoofed", "occupied", "nonsense", 
 pub(crate) const PLANE_SNAPSHOTS: &[&str] = &["applied", "asked", "failed"];
 /// Where prompt tokens come from.
 pub(crate) const TOKEN_SOURCES: &[&str] =
-    &["local_cache_hit", "read_back", "external_kv_transfer", "local_compute"];
+    &["local_cache_hit", "read_back", "fetched", "external_kv_transfer", "local_compute"];
 /// The tiers of a worker's cache; `none` for tokens that were in none.
 pub(crate) const TOKEN_TIERS: &[&str] = &["none", "device", "host", "disk", "remote"];
 /// The tiers of a worker's cache.
@@ -285,6 +289,13 @@ pub(crate) fn gate_case(values: &[&str]) -> bool {
     }
 }
 
+/// Whether a fetch in two steps can end like this. Series of one shot exist from their first event
+/// only, because there would be too many others.
+pub(crate) fn fetch_case(values: &[&str]) -> bool {
+    let [_, way, outcome] = values else { return false };
+    *way == "two_step" && !matches!(*outcome, "declined" | "mismatch")
+}
+
 /// Whether a worker's state can change in this way. Any state can be followed by `draining` and
 /// `left`.
 pub(crate) fn transition_case(values: &[&str]) -> bool {
@@ -314,7 +325,7 @@ pub(crate) fn on_first_event(_: &[&str]) -> bool {
 /// hit.
 pub(crate) fn tier_case(values: &[&str]) -> bool {
     let [_, leg, source, tier] = values else { return false };
-    // Only prefill legs read KV back.
-    let is_possible = *source != "read_back" || *leg == "prefill";
+    // Only prefill legs read KV from other workers.
+    let is_possible = !matches!(*source, "read_back" | "fetched") || *leg == "prefill";
     is_possible && *tier == if *source == "local_cache_hit" { "device" } else { "none" }
 }

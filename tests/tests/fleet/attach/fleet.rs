@@ -23,7 +23,14 @@ fn candidate(cluster: &Cluster, id: &str, hashes: &[u64]) -> Candidate {
     let pool = &served(cluster).pool;
     let hashes: Vec<BlockHash> = hashes.iter().copied().map(BlockHash).collect();
     let (leg, now) = (Leg::Aggregated, Instant::now());
-    let query = CandidateQuery { leg, hashes: &hashes, exclusions: &[], readable_blocks: 0, now };
+    let query = CandidateQuery {
+        leg,
+        hashes: &hashes,
+        exclusions: &[],
+        readable_blocks: 0,
+        takes_prefix: false,
+        now,
+    };
     let seen = pool.candidates(&pool.roster(), query);
     *seen.iter().find(|candidate| candidate.worker == number).expect("it is a candidate")
 }

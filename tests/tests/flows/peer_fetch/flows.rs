@@ -2,9 +2,9 @@
 //! what the fetch saves.
 
 use serde_json::{Value, json};
-use splitrail_sim::FaultKind;
+use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::client::{Reply, whole_text};
-use splitrail_tests::trial::{COMPLETIONS, Reference, completion, prompt};
+use splitrail_tests::trial::{COMPLETIONS, Reference, SHORT_LEASE, completion, prompt};
 use splitrail_tests::{Spec, Trial};
 
 use super::{
@@ -44,15 +44,32 @@ async fn record(trial: &Trial, reply: &Reply) -> Value {
 /// is the only decode worker in service.
 async fn local(first: &Value) -> Trial {
     let mut trial = Trial::start(auto(1, 2, costs!("20000", "1000"))).await;
+    hold(&mut trial, first).await;
+    trial
+}
+
+/// Has `p0` and `d0` compute a prompt, and leaves `d1` alone in service.
+async fn hold(trial: &mut Trial, first: &Value) {
     // Remote, since the client says so.
-    drain(&trial, "d1").await;
+    undrain(trial, "d0").await;
+    drain(trial, "d1").await;
     let mut remote = first.clone();
     remote["cache_hit_threshold"] = 1.0.into();
-    served(&mut trial, &remote).await;
+    served(trial, &remote).await;
     trial.cluster.settle().await;
-    undrain(&trial, "d1").await;
-    drain(&trial, "d0").await;
-    trial
+    undrain(trial, "d1").await;
+    drain(trial, "d0").await;
+}
+
+/// The cluster of a specification, with one shot configured and on engines that can.
+fn in_one_shot(spec: Spec) -> Spec {
+    let model = spec.model.replace("two_step", "one_shot\nkv_load_failure_policy: fail");
+    let engine = |_: &str, config: &mut SimConfig| {
+        config.peer_fetch = true;
+        config.bidirectional_ttl_ms = Some(SHORT_LEASE.as_millis() as u64);
+        config.lease_ms = 4 * SHORT_LEASE.as_millis() as u64;
+    };
+    Spec { model, engine, ..spec }
 }
 
 #[tokio::test]
@@ -133,6 +150,48 @@ async fn auto_prefills_remotely_where_only_a_fetch_makes_that_cheaper() {
         trial.staged_blocks_are_freed().await;
         trial.finish().await;
     }
+}
+
+#[tokio::test]
+async fn auto_weighs_a_prefill_leg_that_takes_its_prefix_in_one_shot() {
+    let mut spec = in_one_shot(auto(2, 1, costs!("0", "1000")));
+    spec.worker = |name| match name {
+        "d0" => concat!(", ", costs!("0", "5000")),
+        _ => "",
+    };
+    let mut trial = Trial::start(spec).await;
+    for (salt, way) in [("shows", "two_step"), ("takes", "one_shot")] {
+        let [first, second] = turns(salt);
+        held(&mut trial, &first).await;
+        let reply = served(&mut trial, &second).await;
+        right(&reply, &second).await;
+        let record = record(&trial, &reply).await;
+        assert_eq!((reply.route("prefill"), &record["auto"]["local"]), (Some("p1"), &json!(false)));
+        assert_eq!(record["auto"]["remote_fetch"]["way"], way, "{record}");
+        assert_eq!(
+            (&record["fetch"]["way"], &record["fetch"]["outcome"]),
+            (&json!(way), &json!("fetched"))
+        );
+        undrain(&trial, "p0").await;
+    }
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_leg_that_answers_fetches_in_two_steps_whatever_its_engine_can() {
+    let mut trial = Trial::start(in_one_shot(auto(1, 2, costs!("20000", "1000")))).await;
+    for salt in ["one", "two"] {
+        let [first, second] = turns(salt);
+        hold(&mut trial, &first).await;
+        let reply = served(&mut trial, &second).await;
+        right(&reply, &second).await;
+        assert_eq!((reply.route("local"), reply.route("decode")), (Some("cheaper"), Some("d1")));
+        let fetch = recorded(&trial, &reply).await;
+        assert_eq!((&fetch["way"], &fetch["outcome"]), (&json!("two_step"), &json!("fetched")));
+    }
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
 }
 
 #[tokio::test]

@@ -99,7 +99,7 @@ fn forgetful(model: String, worker: fn(&str) -> &'static str) -> Spec {
 }
 
 /// Has the decode worker evict a prompt without saying so.
-async fn evict(trial: &mut Trial) {
+pub(super) async fn evict(trial: &mut Trial) {
     trial.fault("d0", FaultKind::HideRemovals { in_replay: true }, None);
     undrain(trial, "p0").await;
     drain(trial, "p1").await;

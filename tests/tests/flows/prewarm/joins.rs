@@ -8,8 +8,8 @@ use splitrail_tests::trial::{COMPLETIONS, Reference};
 use splitrail_tests::{Spec, Trial};
 
 use super::{
-    BLOCK, GREETING, KEYS, blocks, cached, drain, eager, fetched, heat, prewarmed, serve, spec,
-    steps, turn, until_ended,
+    BLOCK, GREETING, KEYS, LEASE_MS, blocks, cached, drain, eager, fetched, heat, prewarmed, serve,
+    spec, steps, turn, until_ended,
 };
 
 /// A cluster whose transfers take more than half a second.
@@ -106,6 +106,30 @@ async fn a_worker_that_joins_takes_over_the_most_used_prefixes_of_all_namespaces
     let reply = serve(&mut trial, &adapted).await;
     assert_eq!(reply.route("prefill"), Some("p1"));
     assert!(cached(&reply) >= blocks("a") * BLOCK, "{}", cached(&reply));
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn prewarming_takes_two_steps_and_shows_which_engines_could_take_one_shot() {
+    let engine = |name: &str, config: &mut SimConfig| {
+        (config.peer_fetch, config.lease_ms) = (true, LEASE_MS);
+        if name.starts_with('p') {
+            config.bidirectional_ttl_ms = Some(LEASE_MS);
+        }
+    };
+    let base = eager();
+    let model = base.model.replace("two_step", "one_shot\nkv_load_failure_policy: fail");
+    let mut trial = Trial::start(Spec { engine, model, ..base }).await;
+    heat(&mut trial, &["a"]).await;
+    trial.cluster.restart("p1").await;
+    until_ended(&trial, "done").await;
+    let asked = steps(&trial, "p1");
+    let [step] = &asked[..] else { panic!("one request: {asked:?}") };
+    assert_eq!(step["kv_transfer_params"]["do_remote_prefill"], true);
+    let serving = trial.cluster.running.core().serving();
+    let worker = serving.models[0].pool.roster().named("p1").cloned().unwrap();
+    assert_eq!(worker.read_back.pins(), Some(true));
     trial.staged_blocks_are_freed().await;
     trial.finish().await;
 }

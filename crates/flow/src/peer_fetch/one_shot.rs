@@ -1,0 +1,126 @@
+//! A prefill leg that takes a prefix itself, from the hand-off that the source has given.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::time::Instant as Moment;
+
+use super::steps::Given;
+use super::{Fetching, Outcome};
+use crate::place::Placed;
+use crate::prefill::{Said, send};
+use crate::read_back::{check_tokens, read_failed};
+use crate::reads::reading_body;
+use crate::staged::{Prefilled, UnderWay};
+use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_engine_client::Envelope;
+use splitrail_fleet::Worker;
+use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
+
+/// A hand-off for a prefill leg.
+pub(super) struct Offer {
+    booking: FetchBooking,
+    /// The worker that keeps the blocks.
+    source: Arc<Worker>,
+    given: Given,
+    /// The parameters of the leg: the hand-off, cut to the prefix.
+    params: String,
+    /// The length of the prefix in tokens.
+    tokens: u32,
+}
+
+impl Offer {
+    /// # Errors
+    /// If the hand-off cannot be cut exactly.
+    pub(super) fn new(
+        booking: FetchBooking,
+        source: Arc<Worker>,
+        given: Given,
+        prefix: Prefix,
+        block_size: u32,
+    ) -> Result<Self, Outcome> {
+        let params = given.hand_off.prefix_params(prefix.blocks, block_size);
+        let params = params.ok_or(Outcome::Unusable)?;
+        Ok(Self { booking, source, given, params, tokens: prefix.blocks * block_size })
+    }
+
+    pub(super) fn recomputed_tokens(&self) -> u32 {
+        self.given.recomputed_tokens
+    }
+}
+
+/// A fetch whose rest the prefill leg does. If it is dropped before any byte of the leg was sent, the
+/// hand-off is released; otherwise the source keeps the blocks until they are read or the lease ends.
+pub(crate) struct OneShot<'a> {
+    fetching: Fetching<'a>,
+    offer: Offer,
+}
+
+impl<'a> OneShot<'a> {
+    pub(super) fn new(fetching: Fetching<'a>, offer: Offer) -> Self {
+        Self { fetching, offer }
+    }
+
+    /// The number of leading blocks of the prompt that the worker holds after the leg.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.fetching.prefix.blocks
+    }
+
+    /// The same in tokens.
+    pub(crate) fn tokens(&self) -> u32 {
+        self.offer.tokens
+    }
+
+    /// The end of the lease. The source may use the blocks for another prompt afterwards, and nobody
+    /// would see it, so the leg must have ended.
+    pub(crate) fn lease_ends(&self) -> Moment {
+        self.offer.given.hand_off.lease().ends()
+    }
+
+    /// Sends the leg, and checks that its engine computed the prompt that the router knows.
+    pub(crate) async fn send(self, envelope: &Envelope, placed: &Placed) -> Result<Said, Error> {
+        let Self { mut fetching, offer } = self;
+        let Offer { booking, source, given, params, tokens } = offer;
+        let (prompt, worker) = (fetching.prompt, &placed.worker);
+        fetching.outcome = Outcome::Failed;
+        let (body, receipt) = reading_body(prompt, worker, &params)?;
+        let Given { mut hand_off, recomputed_tokens, .. } = given;
+        let spent = hand_off.spend();
+        let (own, staged) = (envelope.clone(), Some(hand_off));
+        let prefilled = Prefilled { worker: source, envelope: own, staged };
+        // Releases the hand-off if it is dropped before a byte of it was sent.
+        let mut under_way = UnderWay::new(Some(prefilled), spent, receipt);
+        fetching.outcome = Outcome::Cancelled;
+        worker.read_back.begin(Instant::now());
+        let (outcome, ended) = match send(prompt, envelope, placed, body, None).await {
+            Ok(said) => match check_tokens(prompt, worker, said.reply()) {
+                Err(error) => (Outcome::Mismatch, Err(error)),
+                Ok(()) if said.cached_tokens().is_some_and(|cached| cached != tokens) => {
+                    (Outcome::Declined, Ok(said))
+                }
+                Ok(()) => (Given::taken(recomputed_tokens), Ok(said)),
+            },
+            Err(error) if error.kind() == Kind::EngineTimeout => (Outcome::TimedOut, Err(error)),
+            Err(error) => (Outcome::Failed, Err(error)),
+        };
+        fetching.outcome = outcome;
+        let now = Instant::now();
+        match &ended {
+            Ok(_) => {
+                worker.read_back.ended(true, now);
+                booking.both_did(true, now);
+                // Others that wait for the prefix find it in the worker's cache, fetched or computed.
+                booking.arrived();
+            }
+            // An engine that refuses what the client asks for says nothing of fetching.
+            Err(error) if error.fault() == Fault::Client => {}
+            Err(_) => {
+                booking.both_did(false, now);
+                if under_way.take_back().is_none() {
+                    read_failed(&prompt.context.served, worker, now);
+                }
+            }
+        }
+        ended
+    }
+}

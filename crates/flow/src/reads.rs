@@ -1,0 +1,129 @@
+//! What a prefill leg reads from another worker before it computes the rest of its prompt: KV that a
+//! decode worker keeps pinned (read-back), or a prefix that any worker hands over (one shot).
+
+use std::time::Instant;
+
+use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
+
+use super::context::{PromptContext, expected};
+use super::hand_off::Lead;
+use super::peer_fetch::OneShot;
+use super::place::Placed;
+use super::prefill::{Said, body, send};
+use super::read_back;
+use splitrail_api::Endpoint;
+use splitrail_api::error::{Error, Fault};
+use splitrail_engine_client::{Envelope, Parcel, Receipt};
+use splitrail_fleet::Worker;
+use splitrail_fleet::read_back::Reading;
+use splitrail_ledger::leg::{LegFacts, LegKind};
+
+/// What a prefill leg reads.
+pub(super) enum Reads<'a> {
+    /// Pinned KV of a decode worker.
+    ReadBack(Reading),
+    /// The prefix of a peer fetch.
+    OneShot(Box<OneShot<'a>>),
+}
+
+impl<'a> Reads<'a> {
+    /// What the leg reads: what a fetch has asked for, or otherwise what can be read back of
+    /// `readable_blocks` leading blocks.
+    pub(super) fn of(
+        prompt: PromptContext<'_>,
+        placed: &Placed,
+        one_shot: Option<Box<OneShot<'a>>>,
+        readable_blocks: u32,
+    ) -> Option<Self> {
+        match one_shot {
+            Some(one_shot) => Some(Self::OneShot(one_shot)),
+            None => read_back::take(prompt, placed, readable_blocks).map(Self::ReadBack),
+        }
+    }
+
+    /// The number of leading blocks of the prompt that the worker holds after the leg.
+    fn blocks(&self) -> u32 {
+        match self {
+            Self::ReadBack(reading) => reading.blocks() as u32,
+            Self::OneShot(one_shot) => one_shot.blocks(),
+        }
+    }
+
+    /// Sends the leg, and checks that its engine computed the prompt that the router knows.
+    pub(super) async fn send(
+        self,
+        prompt: PromptContext<'_>,
+        envelope: &Envelope,
+        placed: &Placed,
+    ) -> Result<Said, Error> {
+        match self {
+            Self::ReadBack(reading) => send_reading(prompt, envelope, placed, reading).await,
+            Self::OneShot(one_shot) => one_shot.send(envelope, placed).await,
+        }
+    }
+}
+
+/// Enters a prefill leg that is about to be sent in the ledger, with what it is to read.
+pub(super) fn record_leg(
+    prompt: PromptContext<'_>,
+    placed: &mut Placed,
+    reads: Option<&Reads<'_>>,
+) {
+    let PromptContext { context, unit, decision, .. } = prompt;
+    let expected = expected(context, unit, placed);
+    let mut leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
+    if let Some(reads) = reads {
+        placed.reads(reads.blocks(), context.served.pool.block_size());
+        // The engine reports what it has read as cached tokens.
+        leg.expected.comparable = false;
+    }
+    match reads {
+        Some(Reads::ReadBack(reading)) => leg.read_back = read_back::offer(context, reading),
+        Some(Reads::OneShot(one_shot)) => {
+            leg.fetch_offer = Some(one_shot.tokens());
+            placed.lease_ends = Some(one_shot.lease_ends());
+        }
+        None => {}
+    }
+    decision.prefill_sent(leg);
+}
+
+/// Makes the body of a leg that reads the KV of these parameters.
+pub(super) fn reading_body(
+    prompt: PromptContext<'_>,
+    worker: &Worker,
+    params: &str,
+) -> Result<(Parcel, Receipt), Error> {
+    let PromptContext { context, unit, .. } = prompt;
+    let asks_for_ids = context.endpoint != Endpoint::Generate;
+    let lead = Lead::Reads { params, asks_for_ids };
+    let (parcel, receipt) = Parcel::new(body(context, unit, worker, lead)?);
+    Ok((parcel.once(), receipt))
+}
+
+async fn send_reading(
+    prompt: PromptContext<'_>,
+    envelope: &Envelope,
+    placed: &Placed,
+    mut reading: Reading,
+) -> Result<Said, Error> {
+    let worker = &placed.worker;
+    let params = reading.json().unwrap_or_else(|| PREFILL_PARAMS_JSON.to_owned());
+    let (body, receipt) = reading_body(prompt, worker, &params)?;
+    reading.is_in(receipt);
+    worker.read_back.begin(Instant::now());
+    match send(prompt, envelope, placed, body, None).await {
+        Ok(said) => {
+            reading.done();
+            read_back::verify(prompt, worker, said.reply())?;
+            Ok(said)
+        }
+        Err(error) => {
+            // An engine that refuses what the client asks for says nothing of reading.
+            if reading.was_sent() && error.fault() != Fault::Client {
+                read_back::ended(prompt.context, worker, None);
+            }
+            Err(error)
+        }
+    }
+}
