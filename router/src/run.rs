@@ -50,8 +50,10 @@ pub struct Running {
     fleet: Arc<Fleet>,
     /// Accepts shims; ends after the client listeners.
     fleet_listener: Option<FleetListener>,
-    /// Logs the totals, measures the runtime, and prewarms workers.
+    /// Logs the totals, and measures the runtime.
     background: JoinSet<()>,
+    /// Prewarms workers until the client listeners stop accepting.
+    prewarming: JoinSet<()>,
     /// Follows the files of credentials, and shares the limits of tenants with other routers.
     access: JoinSet<()>,
     /// Writes the ledger file until all ended requests are in it.
@@ -137,7 +139,8 @@ impl Running {
         }
         let (mut background, access) = (log_summary(&core), keep_access(&core));
         background.spawn(runtime_lag::observe(Arc::clone(&core.metrics)));
-        background.spawn(splitrail_flow::prewarm::run(Arc::clone(&core.cluster)));
+        let mut prewarming = JoinSet::new();
+        prewarming.spawn(splitrail_flow::prewarm::run(Arc::clone(&core.cluster), stop.clone()));
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);
         let close_traces = CancellationToken::new();
@@ -155,6 +158,7 @@ impl Running {
             fleet,
             fleet_listener,
             background,
+            prewarming,
             access,
             ledger,
             close_ledger,
@@ -212,6 +216,7 @@ impl Running {
         let grace_ends = Instant::now() + limits.drain_delay + limits.drain_grace;
         let cut = self.end_requests().await;
         // What prewarming has not used is released.
+        while self.prewarming.join_next().await.is_some() {}
         self.background.shutdown().await;
         let serving = self.core.serving();
         let until = grace_ends.max(Instant::now() + RELEASE_TIMEOUT).into();

@@ -63,6 +63,7 @@ pub(super) fn check(
     tracing::check(root, base_dir, report);
     fleet::check(root, base_dir, report);
     limits::check(root, report);
+    prewarm::check_memory(root, report);
     events::check(root, base_dir, report);
     quotas::check(root, report);
     let mut names = Names { seen: HashMap::new() };

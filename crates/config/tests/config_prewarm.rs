@@ -55,3 +55,17 @@ fn prompts_of_tenants_are_not_remembered_which_is_said() {
     let warned = format!("{:?}", loaded.warnings);
     assert!(warned.contains("`models[0].prewarm` has no effect"), "{warned}");
 }
+
+#[test]
+fn memory_for_what_is_remembered_leaves_room_for_requests_which_is_said() {
+    let models = |memory_max: &str| {
+        let model = with(&format!(
+            "peer_fetch: two_step\n    prewarm: {{ enabled: true, memory_max: {memory_max} }}"
+        ));
+        let second = model.replace("models:\n", "").replace("name: m", "name: n");
+        format!("limits: {{ request_memory_max: 64MiB }}\n{model}{second}")
+    };
+    assert!(parse(&models("16MiB")).unwrap().warnings.is_empty());
+    let warned = format!("{:?}", parse(&models("17MiB")).unwrap().warnings);
+    assert!(warned.contains("34MiB together") && warned.contains("(64MiB)"), "{warned}");
+}

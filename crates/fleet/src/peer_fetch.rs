@@ -11,6 +11,7 @@ use splitrail_kv::Overlaps;
 use super::costs::RankScope;
 use super::ranks::rank_key;
 use super::roster::Roster;
+use super::state::State;
 use super::worker::Worker;
 use splitrail_policy::{Leg, Source};
 pub use splitrail_workload::fetches::{FetchBooking, FetchBounds, PeerFetches, Prefix};
@@ -71,9 +72,17 @@ pub(super) fn list_sources(
     }
 }
 
-fn can_send(worker: &Worker, bounds: FetchBounds, block_size: u32, now: Instant) -> bool {
+/// Whether a worker can send prefixes at all, be it now or after a pause.
+pub fn is_able_to_send(worker: &Worker, block_size: u32) -> bool {
     has_block_size(worker, block_size)
         && !worker.ranks.are_chosen_by_the_engine()
+        && worker.takes_part_in_kv_routing()
+        && (worker.state().takes_work() || worker.state() == State::Ejected)
+}
+
+/// Whether a worker can send a further prefix now.
+pub fn can_send(worker: &Worker, bounds: FetchBounds, block_size: u32, now: Instant) -> bool {
+    is_able_to_send(worker, block_size)
         && worker.drift.discount() <= 0.0
         && worker.is_available(leg_of(worker), now)
         && worker.fetches.may_send(bounds, now)

@@ -239,6 +239,12 @@ impl Pool {
         self.roster.load().iter().filter_map(|worker| worker.facts.context_tokens()).min()
     }
 
+    /// Replaces the contents of `overlaps` by what the index has of each worker, whether or not its
+    /// events are trusted.
+    pub fn find(&self, hashes: &[BlockHash], overlaps: &mut Overlaps) {
+        self.reader.find(hashes, overlaps);
+    }
+
     /// Number of leading blocks of a prompt that the index has of a worker, whether or not its
     /// events are trusted. With several ranks, the highest number of any rank.
     pub fn indexed_blocks(&self, worker: &Worker, hashes: &[BlockHash]) -> u32 {

@@ -207,6 +207,8 @@ pub struct Preparer {
     pub(crate) cluster: Arc<Cluster>,
     /// The budget for the memory of all requests, `limits.request_memory_max`.
     memory: Arc<MemoryBudget>,
+    /// The number of cores.
+    cores: usize,
     /// One permit per core for parsing and tokenising off the reactor.
     permits: Arc<Semaphore>,
     /// The permits that long bodies may hold: half of all, so that short bodies can overtake them.
@@ -222,6 +224,7 @@ impl Preparer {
         Self {
             cluster,
             memory,
+            cores,
             permits: Arc::new(Semaphore::new(cores)),
             long_permits: Arc::new(Semaphore::new((cores / 2).max(1))),
             engine_tokens: EngineTokens::default(),
@@ -236,6 +239,12 @@ impl Preparer {
     /// The number of permits that are free for long bodies.
     pub fn free_long_permits(&self) -> usize {
         self.long_permits.available_permits()
+    }
+
+    /// Whether more than half of the cores are free for work off the reactor: work that can wait does
+    /// not make requests wait.
+    pub(crate) fn has_spare_core(&self) -> bool {
+        self.permits.available_permits() > self.cores / 2
     }
 
     /// Runs work whose time grows with `bytes` of a request on the blocking pool, once a permit for

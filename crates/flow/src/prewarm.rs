@@ -2,26 +2,31 @@
 //! prompts use most from the workers that hold them, by peer fetches of the router's own.
 //!
 //! It serves requests meanwhile: there is nothing to wait for, since every prefix that it has not
-//! got yet is computed or fetched as without prewarming. Requests of clients go first. A worker with
-//! a queue takes part in no fetch of prewarming, and such a fetch never takes the last place for
-//! fetches of a worker. What is fetched is in no ledger, since no client has asked for it.
+//! got yet is computed or fetched as without prewarming. Requests of clients go first. A worker whose
+//! engine has a queue, or that sends or takes a prefix for a client's request, begins no fetch of
+//! prewarming, and such a fetch never takes the last place for fetches of a worker. Requests that wait
+//! in the router hold nothing back: a worker that takes over prefixes shortens their wait. What is
+//! fetched is in no ledger, since no client has asked for it.
 //!
 //! Prompts with a cache salt, and so all prompts of tenants, are not remembered: nothing of them is
 //! kept, or sent to a worker, beyond their own requests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use splitrail_fleet::{Cluster, Served};
 
 mod choose;
 mod fetch;
+mod join;
 mod joins;
 pub(super) mod recent;
+mod view;
 
 use joins::Joins;
 
@@ -30,11 +35,11 @@ const TICKS: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(2
 /// Pause before the task starts again after it has panicked.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
-/// Prewarms the workers of all models, until the task is aborted.
-pub async fn run(cluster: Arc<Cluster>) {
+/// Prewarms the workers of all models until `stop` is cancelled, and ends when no fetch runs any more.
+pub async fn run(cluster: Arc<Cluster>, stop: CancellationToken) {
     loop {
         let mut running = JoinSet::new();
-        running.spawn(follow(Arc::clone(&cluster)));
+        running.spawn(follow(Arc::clone(&cluster), stop.clone()));
         match running.join_next().await {
             Some(Err(error)) if error.is_panic() => {
                 tracing::error!("prewarming panicked and is restarted");
@@ -45,31 +50,44 @@ pub async fn run(cluster: Arc<Cluster>) {
     }
 }
 
-async fn follow(cluster: Arc<Cluster>) {
+async fn follow(cluster: Arc<Cluster>, stop: CancellationToken) {
     let mut models: HashMap<String, Joins> = HashMap::new();
     let fetched = Arc::new(Notify::new());
-    loop {
-        let serving = cluster.serving();
-        let is_on = |served: &&Arc<Served>| served.pool.hot.is_on();
-        models.retain(|name, joins| {
-            let is_kept =
-                serving.model(name).filter(is_on).is_some_and(|served| joins.is_of(served));
-            if !is_kept {
-                joins.stop(&cluster.metrics);
-            }
-            is_kept
-        });
-        let mut is_busy = false;
-        for served in serving.models.iter().filter(is_on) {
-            let joins = models.entry(served.name().to_owned());
-            let joins = joins.or_insert_with(|| Joins::new(served, &fetched));
-            is_busy |= joins.look(served, &cluster.metrics, Instant::now());
-        }
-        drop(serving);
+    while !stop.is_cancelled() {
+        let is_busy = look(&cluster, &mut models, &fetched).await;
         let [busy, idle] = TICKS;
         tokio::select! {
             () = tokio::time::sleep(if is_busy { busy } else { idle }) => {}
             () = fetched.notified() => {}
+            () = stop.cancelled() => {}
         }
     }
+    for joins in models.into_values() {
+        joins.stopped(&cluster.metrics).await;
+    }
+}
+
+/// Takes over what has changed. Returns whether a worker is being prewarmed.
+async fn look(
+    cluster: &Cluster,
+    models: &mut HashMap<String, Joins>,
+    fetched: &Arc<Notify>,
+) -> bool {
+    let serving = cluster.serving();
+    let is_on = |served: &&Arc<Served>| served.pool.hot.is_on();
+    models.retain(|name, joins| {
+        let is_kept = serving.model(name).filter(is_on).is_some_and(|served| joins.is_of(served));
+        if !is_kept {
+            joins.stop(&cluster.metrics);
+        }
+        is_kept
+    });
+    let mut is_busy = false;
+    for served in serving.models.iter().filter(is_on) {
+        served.pool.hot.give_way(serving.limits.request_memory_max_bytes);
+        let joins = models.entry(served.name().to_owned());
+        let joins = joins.or_insert_with(|| Joins::new(served, fetched));
+        is_busy |= joins.look(served, &cluster.metrics).await;
+    }
+    is_busy
 }

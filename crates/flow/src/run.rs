@@ -19,6 +19,7 @@ use super::peer_fetch::fetch_planned;
 use super::place::{Moment, Wish, computed, note_vetoed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{no_prefill_worker, prefill_or_local, without_prefill};
+use super::prewarm::recent::remember;
 use super::sending::Sending;
 use super::staged::Prefilled;
 use super::threshold_reply;
@@ -26,7 +27,7 @@ use super::weigh::{is_open, learned_ratio, prefill_wish, weigh};
 use crate::boxed::pinned;
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, Kind};
-use splitrail_config::model::OnNoPrefill;
+use splitrail_config::model::{OnNoPrefill, RequestFlow};
 use splitrail_fleet::Served;
 use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
@@ -234,6 +235,9 @@ async fn last_leg(
     let generated = pinned(|| generate(&sending, staged)).await;
     if matches!(generated, Ok(Generated::Begun(_))) {
         computed(context, unit, &placed);
+        if context.flow == RequestFlow::Aggregated {
+            remember(prompt);
+        }
     }
     conclude(context, attempts, leg, &placed.worker, generated)
 }

@@ -16,8 +16,11 @@ use std::fmt;
 use crate::hash::BlockHash;
 use crate::runs::{Note, RunId, Runs};
 
-/// Uses from which a run is hot: the second one within less than half of the half-life.
+/// Uses from which a run is hot: at the second one if the first was within the half-life.
 const USES_MIN: f64 = 1.5;
+/// Maximum number of hashes in the prefixes of [`HotPrefixes::hottest`], unless the first prefix is
+/// longer. What prefixes have in common is in each of them.
+const HOTTEST_HASHES_MAX: usize = 1 << 18;
 /// Bytes of memory for each run besides its blocks and ids.
 const RUN_BYTES: usize = 192;
 /// What is removed beyond the bounds when they are exceeded: an eighth, so that it is seldom done.
@@ -165,26 +168,33 @@ impl HotPrefixes {
     }
 
     /// The hottest blocks whose tokens are known, at most `blocks_max`, as the prefixes that have all
-    /// of them. None of these prefixes is the beginning of another one.
-    pub fn hottest(&self, now_ms: u64, blocks_max: usize) -> Vec<HotPrefix> {
+    /// of them; at most `prefixes_max` of those, the ones of most worth first. None of these prefixes
+    /// is the beginning of another one.
+    pub fn hottest(&self, now_ms: u64, blocks_max: usize, prefixes_max: usize) -> Vec<HotPrefix> {
         let hot = self.runs.iter().filter(|(_, run)| run.note.ids.is_some());
         let hot = hot.map(|(at, _)| (self.uses(at, now_ms), at));
         let mut hot: Vec<(f64, RunId)> = hot.filter(|(uses, _)| *uses >= USES_MIN).collect();
         hot.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let mut chosen = Chosen { blocks: HashMap::new(), left: blocks_max };
+        let mut chosen = Chosen { parts: HashMap::new(), left: blocks_max };
         for (_, at) in hot {
             if chosen.left == 0 {
                 break;
             }
-            chosen.add(&self.runs, at);
+            chosen.add(self, now_ms, at);
         }
-        let ends = chosen.blocks.iter().filter(|(_, part)| !part.is_followed);
-        let mut prefixes: Vec<HotPrefix> =
-            ends.map(|(at, part)| self.prefix(now_ms, *at, part.blocks)).collect();
-        let worth = |prefix: &HotPrefix| prefix.worth(0, prefix.hashes.len());
-        prefixes.sort_by(|a, b| {
-            worth(b).total_cmp(&worth(a)).then_with(|| a.hashes.last().cmp(&b.hashes.last()))
-        });
+        let last = |(at, part): &(RunId, Part)| self.runs.get(*at).blocks[part.blocks - 1];
+        let ends = chosen.parts.into_iter().filter(|(_, part)| !part.is_followed);
+        let mut ends: Vec<(RunId, Part)> = ends.collect();
+        ends.sort_by(|a, b| b.1.worth.total_cmp(&a.1.worth).then_with(|| last(a).cmp(&last(b))));
+        let mut hashes_left = HOTTEST_HASHES_MAX;
+        let mut prefixes: Vec<HotPrefix> = Vec::new();
+        for (at, part) in ends.into_iter().take(prefixes_max) {
+            if part.end > hashes_left && !prefixes.is_empty() {
+                break;
+            }
+            hashes_left = hashes_left.saturating_sub(part.end);
+            prefixes.push(self.prefix(now_ms, at, part.blocks));
+        }
         prefixes
     }
 
@@ -293,7 +303,7 @@ fn bytes(blocks: usize, heat: &Heat) -> usize {
 
 /// Runs that are chosen, each with all runs before it.
 struct Chosen {
-    blocks: HashMap<RunId, Part>,
+    parts: HashMap<RunId, Part>,
     /// The number of blocks that may still be chosen.
     left: usize,
 }
@@ -304,33 +314,38 @@ struct Part {
     blocks: usize,
     /// Whether a run after it is chosen as well.
     is_followed: bool,
+    /// The number of blocks of the prefix that ends with it.
+    end: usize,
+    /// The worth of that prefix.
+    worth: f64,
 }
 
 impl Chosen {
     /// Chooses a run, and those before it that are not chosen yet, as far as there is room. Runs whose
     /// tokens are not known, and those after them, are left out.
-    fn add(&mut self, runs: &Runs<Heat>, at: RunId) {
+    fn add(&mut self, all: &HotPrefixes, now_ms: u64, at: RunId) {
         let (mut path, mut before) = (Vec::new(), Some(at));
-        while let Some(at) = before.filter(|at| !self.blocks.contains_key(at)) {
+        while let Some(at) = before.filter(|at| !self.parts.contains_key(at)) {
             path.push(at);
-            before = runs.get(at).parent;
+            before = all.runs.get(at).parent;
         }
         for at in path.into_iter().rev() {
-            let run = runs.get(at);
+            let run = all.runs.get(at);
             let blocks = run.blocks.len().min(self.left);
-            // What follows a part of a run is no prefix.
-            let parent = run.parent.map(|parent| (parent, runs.get(parent).blocks.len()));
-            let follows = parent.is_none_or(|(parent, whole)| {
-                self.blocks.get(&parent).is_some_and(|part| part.blocks == whole)
-            });
-            if blocks == 0 || run.note.ids.is_none() || !follows {
+            let (mut end, mut worth) = (blocks, blocks as f64 * all.uses(at, now_ms));
+            if blocks == 0 || run.note.ids.is_none() {
                 return;
             }
-            self.left -= blocks;
-            self.blocks.insert(at, Part { blocks, is_followed: false });
-            if let Some(part) = parent.and_then(|(parent, _)| self.blocks.get_mut(&parent)) {
+            if let Some(parent) = run.parent {
+                let whole = all.runs.get(parent).blocks.len();
+                // What follows a part of a run is no prefix.
+                let part = self.parts.get_mut(&parent).filter(|part| part.blocks == whole);
+                let Some(part) = part else { return };
                 part.is_followed = true;
+                (end, worth) = (part.end + end, part.worth + worth);
             }
+            self.left -= blocks;
+            self.parts.insert(at, Part { blocks, is_followed: false, end, worth });
         }
     }
 }

@@ -45,9 +45,9 @@ fn lengths(prefixes: &[HotPrefix]) -> Vec<usize> {
 fn what_prompts_have_in_common_is_one_prefix() {
     let mut hot = HotPrefixes::new(WIDE, BLOCK);
     assert!(!send(&mut hot, 0, &[1, 2, 3, 4, 5]), "used once");
-    assert_eq!((hot.hottest(0, 100), hot.len()), (vec![], 1));
+    assert_eq!((hot.hottest(0, 100, 100), hot.len()), (vec![], 1));
     assert!(send(&mut hot, 0, &[1, 2, 3, 8, 9]));
-    let prefixes = hot.hottest(0, 100);
+    let prefixes = hot.hottest(0, 100, 100);
     assert_eq!(lengths(&prefixes), [3], "the tails were used once");
     assert_eq!(prefixes[0].hashes, hashes(&[1, 2, 3]));
     assert_eq!((prefixes[0].worth(0, 3), prefixes[0].worth(1, 2)), (6.0, 2.0));
@@ -76,7 +76,7 @@ fn the_hottest_blocks_are_chosen_as_whole_prefixes() {
     }
     // Uses: [1, 2] has 11, [5, 6, 7] has 4, both tails have 3.
     let chosen = |blocks| {
-        let mut lengths = lengths(&hot.hottest(0, blocks));
+        let mut lengths = lengths(&hot.hottest(0, blocks, 100));
         lengths.sort_unstable();
         lengths
     };
@@ -95,11 +95,52 @@ fn a_use_loses_half_of_its_worth_in_the_half_life() {
     for _ in 0..4 {
         send(&mut hot, 0, &[1]);
     }
-    let worth = |at_ms| hot.hottest(at_ms, 10).first().map(|prefix| prefix.worth(0, 1));
+    let worth = |at_ms| hot.hottest(at_ms, 10, 10).first().map(|prefix| prefix.worth(0, 1));
     assert_eq!((worth(0), worth(HALF_LIFE_MS)), (Some(4.0), Some(2.0)));
     assert_eq!(worth(2 * HALF_LIFE_MS), None, "one use is not hot");
     send(&mut hot, 2 * HALF_LIFE_MS, &[1]);
-    assert_eq!(hot.hottest(2 * HALF_LIFE_MS, 10)[0].worth(0, 1), 2.0);
+    assert_eq!(hot.hottest(2 * HALF_LIFE_MS, 10, 10)[0].worth(0, 1), 2.0);
+}
+
+#[test]
+fn a_second_use_within_the_half_life_makes_a_prefix_hot() {
+    let mut hot = HotPrefixes::new(WIDE, BLOCK);
+    send(&mut hot, 0, &[1]);
+    assert!(send(&mut hot, HALF_LIFE_MS, &[1]), "as late as it may be");
+    send(&mut hot, HALF_LIFE_MS, &[2]);
+    assert!(!send(&mut hot, 2 * HALF_LIFE_MS + 1, &[2]), "too late");
+}
+
+#[test]
+fn the_prefixes_of_most_worth_come_first_and_no_more_than_are_asked_for() {
+    let mut hot = HotPrefixes::new(WIDE, BLOCK);
+    let common: Vec<u32> = (1000..1040).collect();
+    for tail in 0..50 {
+        for _ in 0..2 + tail {
+            send(&mut hot, 0, &[&common[..], &[tail, tail]].concat());
+        }
+    }
+    let all = hot.hottest(0, 1000, 1000);
+    assert_eq!(all.len(), 50);
+    let worth = |prefix: &HotPrefix| prefix.worth(0, prefix.hashes.len());
+    assert!(all.is_sorted_by(|a, b| worth(a) >= worth(b)));
+    assert_eq!(hot.hottest(0, 1000, 3), all[..3]);
+    assert_eq!(hot.hottest(0, 1000, 0), []);
+}
+
+#[test]
+fn what_prefixes_have_in_common_is_not_copied_without_a_bound() {
+    let mut hot = HotPrefixes::new(WIDE, BLOCK);
+    let common: Vec<u32> = (1_000_000..1_060_000).collect();
+    for tail in (0..6).flat_map(|tail| [tail, tail]) {
+        send(&mut hot, 0, &[&common[..], &[tail, tail]].concat());
+    }
+    let copied = |blocks_max| {
+        let prefixes = hot.hottest(0, blocks_max, 256);
+        prefixes.iter().map(|prefix| prefix.hashes.len()).sum::<usize>()
+    };
+    assert_eq!(hot.hottest(0, 100_000, 1).len(), 1);
+    assert!(copied(100_000) <= 1 << 18 && copied(100_000) > 4 * 60_000);
 }
 
 #[test]
@@ -114,7 +155,7 @@ fn the_least_used_ends_make_room() {
         send(&mut hot, 1, &[1, 2, name]);
         assert!(hot.len() <= 16);
     }
-    assert_eq!(hot.hottest(1, 100)[0].hashes, hashes(&[1, 2, 3]));
+    assert_eq!(hot.hottest(1, 100, 100)[0].hashes, hashes(&[1, 2, 3]));
     hot.shrink(1, 0);
     assert!(hot.is_empty() && hot.bytes() == 0);
 }
@@ -203,7 +244,7 @@ proptest! {
             .collect();
         let mut chosen = BTreeSet::new();
         let mut worth = 0.0;
-        for prefix in hot.hottest(now_ms, blocks_max) {
+        for prefix in hot.hottest(now_ms, blocks_max, 1000) {
             let blocks = &names[prefix.hashes.last().unwrap()];
             prop_assert_eq!(&hashes(blocks), &prefix.hashes);
             prop_assert_eq!(hot.tokens(&prefix.hashes).unwrap().ids, tokens(blocks));
@@ -234,7 +275,7 @@ proptest! {
             now_ms += pause_ms;
             send(&mut hot, now_ms, blocks);
             prop_assert!(hot.len() <= runs_max && hot.bytes() <= bytes_max);
-            for prefix in hot.hottest(now_ms, 100) {
+            for prefix in hot.hottest(now_ms, 100, 100) {
                 prop_assert!(hot.tokens(&prefix.hashes).is_some());
             }
         }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use crate::model::{PeerFetch, PrewarmConfig, peer_fetch};
+use crate::model::{Limits, PeerFetch, PrewarmConfig, peer_fetch};
 use crate::value::{typed, typed_or};
 use splitrail_settings::problem::Report;
+use splitrail_settings::size::format_size;
 use splitrail_settings::tree::Node;
 
 /// Reports prewarming that cannot happen.
@@ -38,5 +39,31 @@ pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut Report) 
         let hint =
             "prompts of tenants have a cache salt and are never remembered: delete `prewarm`";
         report.warn(at, message, hint);
+    }
+}
+
+/// Warns if what all models remember may take more than half of the memory of all requests.
+pub(super) fn check_memory(root: &Node, report: &mut Report) {
+    let most = typed_or(root, "limits", Limits::default());
+    let Some(Limits { request_memory_max_bytes, .. }) = most else { return };
+    let mut sum_bytes = 0_usize;
+    for model in root.get("models").map(Node::items).unwrap_or_default() {
+        let Some(section) = model.get("prewarm") else { continue };
+        let config = typed::<PrewarmConfig>(model, "prewarm").filter(|config| config.enabled);
+        let Some(config) = config else { continue };
+        sum_bytes = sum_bytes.saturating_add(config.memory_max_bytes);
+        if sum_bytes > request_memory_max_bytes / 2 {
+            let at = section.get("memory_max").or(section.get("enabled")).unwrap_or(section).at;
+            let message = format!(
+                "`prewarm.memory_max` of the models up to this one is {} together, more than half of \
+                 `limits.request_memory_max` ({})",
+                format_size(sum_bytes as u64),
+                format_size(request_memory_max_bytes as u64)
+            );
+            let hint = "what is remembered is forgotten when requests need the memory: lower \
+                        `memory_max`, or raise `limits.request_memory_max`";
+            report.warn(at, message, hint);
+            return;
+        }
     }
 }

@@ -1,51 +1,81 @@
-//! Which prefix a worker takes over next, and from which worker.
+//! Which prefix a worker takes over next, and from which worker. Pure.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
-use splitrail_kv::{BlockHash, Tier};
+use splitrail_kv::{BlockHash, HotPrefix, WorkerKey};
+use splitrail_policy::WorkerIndex;
 
-use super::fetch::Plan;
-use splitrail_config::model::PrewarmConfig;
-use splitrail_fleet::peer_fetch::{FetchBounds, can_take};
-use splitrail_fleet::{Roster, Served, Worker};
-use splitrail_policy::{Source, WorkerIndex};
-
-/// Maximum number of prefixes that are examined at a time, the most used ones first.
-const PREFIXES_MAX: usize = 256;
 /// How often a prefix is tried on one worker.
 const TRIES_MAX: u32 = 2;
-/// The share of a worker's cache up to which it is filled. A full cache would evict what the
-/// worker's own requests have brought.
-const FILLED_MAX: f64 = 0.9;
+/// Maximum number of workers and ranks that are considered as sources of one prefix.
+const HOLDERS_MAX: usize = 64;
 
-/// A worker that is prewarmed, as far as the choice needs it.
-pub(super) struct Joining<'a> {
-    pub(super) served: &'a Served,
-    pub(super) roster: &'a Roster,
-    pub(super) worker: &'a Arc<Worker>,
-    /// The number of tokens that it may still take over.
-    pub(super) tokens_left: u64,
+/// A hot prefix, and which workers and ranks hold leading blocks of it by the index.
+#[derive(Clone, Debug)]
+pub(super) struct Hot {
+    pub(super) prefix: HotPrefix,
+    /// Those that hold most come first.
+    pub(super) held: Vec<Held>,
+}
+
+/// Leading blocks of a prefix on a worker, or on one of its ranks.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) by: WorkerKey,
+    pub(super) blocks: usize,
+}
+
+/// A worker, or one of its ranks, that can send prefixes, now or later.
+#[derive(Clone, Debug)]
+pub(super) struct Sender {
+    pub(super) worker: WorkerIndex,
+    /// The rank, if the worker has several.
+    pub(super) rank: Option<u16>,
+    /// Whether it has time now: it may send, and clients do not need it.
+    pub(super) is_free: bool,
+    /// How much it has to do: the time until it begins, in nanoseconds, and the tokens booked on it.
+    pub(super) load: (u64, u64),
+}
+
+/// All senders of a model.
+pub(super) type Senders = HashMap<WorkerKey, Sender>;
+
+/// What a worker that is prewarmed may take, has and has tried.
+pub(super) struct Need<'a> {
+    pub(super) worker: WorkerIndex,
+    /// The rank that takes the prefix; 0 if the worker has only one.
+    pub(super) rank: u16,
+    /// Minimum number of blocks that a fetch must bring.
+    pub(super) blocks_min: usize,
+    /// Maximum number of blocks that a fetch may bring.
+    pub(super) blocks_max: usize,
+    /// The number of blocks for which the worker has room.
+    pub(super) room_blocks: usize,
     /// How often prefixes were tried, by their last block.
     pub(super) tried: &'a HashMap<BlockHash, u32>,
-    /// The fetches under way to it.
-    pub(super) running: Vec<&'a [BlockHash]>,
-    /// The blocks that they bring.
-    pub(super) arriving_blocks: u64,
-    /// The blocks that earlier ones have brought. The worker's KV events for them may be late.
-    pub(super) brought_blocks: u64,
-    /// The number of fetches of prewarming from each source.
+    /// The prefixes of the fetches under way to the worker.
+    pub(super) running: &'a [&'a [BlockHash]],
+    /// What the worker holds although its KV events have not told of it yet.
+    pub(super) brought: &'a [&'a Brought],
+    /// The number of fetches of prewarming from each worker.
     pub(super) from: &'a HashMap<WorkerIndex, u32>,
-    /// The number of fetches so far, which distributes them over the worker's ranks.
-    pub(super) turn: u32,
+    /// Maximum number of those.
+    pub(super) from_max: u32,
+}
+
+/// A prefix that a fetch has brought to a rank.
+pub(super) struct Brought {
+    pub(super) rank: u16,
+    pub(super) hashes: Arc<[BlockHash]>,
 }
 
 /// What a worker that is prewarmed does next.
-pub(super) enum Next {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Choice {
     /// It fetches.
-    Fetch(Plan),
-    /// It waits: a worker has something better to do.
+    Fetch(Offer),
+    /// It waits: a worker that holds more than it has something better to do.
     Wait,
     /// It holds all hot prefixes that other workers can send.
     Done,
@@ -54,114 +84,118 @@ pub(super) enum Next {
 }
 
 /// A prefix and a worker that can send it.
-struct Offer {
-    hashes: Vec<BlockHash>,
-    /// Leading blocks that the worker holds.
-    held: usize,
-    source: Source,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Offer {
+    /// The place of the prefix among the hot ones.
+    pub(super) at: usize,
+    /// Leading blocks of it that are fetched.
+    pub(super) blocks: usize,
+    /// Those of them that the rank which takes them does not hold.
+    pub(super) brought_blocks: usize,
+    pub(super) source: WorkerIndex,
+    /// The rank that sends it, if the source has several.
+    pub(super) source_rank: Option<u16>,
     worth: f64,
 }
 
-impl Joining<'_> {
-    /// What the worker does next.
-    pub(super) fn next(&self, now: Instant) -> Next {
-        let Self { served, worker, .. } = self;
-        let Some(bounds) = served.pool.fetch_bounds() else { return Next::Done };
-        // Requests of clients find a place.
-        let reserved = bounds.max_per_worker.saturating_sub(1).max(1);
-        let bounds = FetchBounds { max_per_worker: reserved, ..bounds };
-        let block_size = served.pool.block_size();
-        if !can_take(worker, bounds, block_size, now) || worker.waiting(now) > 0 {
-            return Next::Wait;
+/// Chooses the prefix whose missing blocks are worth most, of those that a worker can send now.
+pub(super) fn choose(need: &Need<'_>, hot: &[Hot], senders: &Senders) -> Choice {
+    let mut best: Option<Offer> = None;
+    let mut other = Choice::Done;
+    for (at, hot) in hot.iter().enumerate() {
+        match need.look(at, hot, senders) {
+            Choice::Fetch(offer) if best.is_none_or(|best| offer.worth > best.worth) => {
+                best = Some(offer);
+            }
+            Choice::Fetch(_) | Choice::Done => {}
+            Choice::Full => other = Choice::Full,
+            Choice::Wait if other == Choice::Done => other = Choice::Wait,
+            Choice::Wait => {}
         }
-        let offer = match self.best(bounds, block_size, now) {
-            Ok(offer) => offer,
-            Err(next) => return next,
+    }
+    best.map_or(other, Choice::Fetch)
+}
+
+impl Need<'_> {
+    /// What the worker would do if this were the only prefix.
+    fn look(&self, at: usize, hot: &Hot, senders: &Senders) -> Choice {
+        let hashes = &hot.prefix.hashes[..];
+        let (own, others): (Vec<_>, Vec<_>) =
+            hot.held.iter().partition(|held| held.by.worker == self.worker.0);
+        let of_rank = |rank| self.held(hashes, &own, rank);
+        // A prefix is brought to one rank only; what that rank lacks of it may be more than what all
+        // of them lack.
+        let ranks = own.iter().map(|held| held.by.rank);
+        let ranks = ranks.chain(self.brought.iter().map(|brought| brought.rank));
+        let held = ranks.map(of_rank).max().unwrap_or(0);
+        let held_here = of_rank(self.rank);
+        let least = held + self.blocks_min.max(1);
+        let able = others.into_iter().take_while(|held| held.blocks >= least);
+        let able = able.take(HOLDERS_MAX);
+        let able = able.filter_map(|held| Some((held.blocks, senders.get(&held.by)?)));
+        let able: Vec<(usize, &Sender)> = able.collect();
+        let reach = held_here.saturating_add(self.blocks_max);
+        let is_open = |blocks: usize| {
+            let tries = self.tried.get(&hashes[blocks - 1]);
+            tries.is_none_or(|tries| *tries < TRIES_MAX)
         };
-        let brought = (offer.hashes.len() - offer.held) as u64;
-        if !self.has_room(brought, now) {
-            return Next::Full;
+        let most = able.iter().map(|(blocks, _)| *blocks).max().unwrap_or(0).min(reach);
+        if most < least || !is_open(most) {
+            return Choice::Done;
         }
-        let Some(source) = self.roster.get(offer.source.worker) else { return Next::Wait };
-        let rank = worker.ranks.are_pinned().then(|| {
-            let count = u32::from(worker.ranks.count()).max(1);
-            (self.turn % count) as u16
+        let reach = reach.min(held_here.saturating_add(self.room_blocks));
+        if reach < least {
+            return Choice::Full;
+        }
+        // Another fetch brings a part of it.
+        let is_coming = self.running.iter().any(|other| other.get(held) == hashes.get(held));
+        let free = able.iter().filter(|(_, sender)| {
+            sender.is_free && self.from.get(&sender.worker).is_none_or(|used| *used < self.from_max)
         });
-        Next::Fetch(Plan {
-            source: Arc::clone(source),
-            source_rank: offer.source.rank,
-            fetcher: Arc::clone(worker),
-            rank,
-            hashes: offer.hashes.into(),
-            tokens: brought * u64::from(block_size),
-            bounds,
+        let free = free.min_by_key(|(blocks, sender)| (usize::MAX - blocks, sender.load));
+        let Some((blocks, sender)) = free.filter(|_| !is_coming) else { return Choice::Wait };
+        let blocks = (*blocks).min(reach);
+        if !is_open(blocks) {
+            return Choice::Wait;
+        }
+        Choice::Fetch(Offer {
+            at,
+            blocks,
+            brought_blocks: blocks - held_here,
+            source: sender.worker,
+            source_rank: sender.rank,
+            worth: hot.prefix.worth(held, blocks),
         })
     }
 
-    /// The prefix whose missing blocks are worth most, of those that a worker can send now.
-    fn best(&self, bounds: FetchBounds, block_size: u32, now: Instant) -> Result<Offer, Next> {
-        let pool = &self.served.pool;
-        let PrewarmConfig { tokens_max, fetches_max, .. } = self.served.config.prewarm;
-        let size = block_size.max(1) as usize;
-        let least = (bounds.min_tokens as usize).div_ceil(size);
-        let most = self.tokens_left as usize / size;
-        let (mut best, mut waits): (Option<Offer>, bool) = (None, false);
-        let mut sources = Vec::new();
-        let hottest = pool.hot.hottest(tokens_max as usize / size);
-        for prefix in hottest.into_iter().take(PREFIXES_MAX) {
-            let held = pool.indexed_blocks(self.worker, &prefix.hashes) as usize;
-            pool.list_sources(self.roster, &prefix.hashes, now, &mut sources);
-            sources.retain(|source| {
-                source.worker != self.worker.index && source.blocks as usize >= held + least
-            });
-            let able = sources.len();
-            sources.retain(|source| self.is_free(source, fetches_max, now));
-            waits |= sources.len() < able;
-            let Some(source) = self.least_loaded(&sources) else { continue };
-            let blocks = (source.blocks as usize).min(held + most);
-            let Some(last) = prefix.hashes[..blocks].last().filter(|_| blocks >= held + least)
-            else {
-                continue;
-            };
-            // Another fetch brings a part of it.
-            if self.running.iter().any(|other| other.get(held) == prefix.hashes.get(held)) {
-                waits = true;
-                continue;
-            }
-            let worth = prefix.worth(held, blocks);
-            let is_open = self.tried.get(last).is_none_or(|tries| *tries < TRIES_MAX);
-            if is_open && best.as_ref().is_none_or(|best| worth > best.worth) {
-                let hashes = prefix.hashes[..blocks].to_vec();
-                best = Some(Offer { hashes, held, source, worth });
-            }
-        }
-        best.ok_or(if waits { Next::Wait } else { Next::Done })
-    }
-
-    /// Whether a source has time: no request waits on it, and prewarming does not use it enough.
-    fn is_free(&self, source: &Source, fetches_max: u32, now: Instant) -> bool {
-        let used = self.from.get(&source.worker).copied().unwrap_or(0);
-        let worker = self.roster.get(source.worker);
-        used < fetches_max && worker.is_some_and(|worker| worker.waiting(now) == 0)
-    }
-
-    /// Of the sources that hold most, the one with the least load.
-    fn least_loaded(&self, sources: &[Source]) -> Option<Source> {
-        let load = |source: &&Source| {
-            let worker = self.roster.get(source.worker);
-            let active = worker.map_or(0, |worker| worker.booked.active_tokens());
-            (u32::MAX - source.blocks, source.wait_ns, active)
-        };
-        sources.iter().min_by_key(load).copied()
-    }
-
-    /// Whether the worker's cache has room for more blocks, if its size is known.
-    fn has_room(&self, blocks: u64, now: Instant) -> bool {
-        let Some(total) = self.worker.load(now).and_then(|load| load.total_blocks) else {
-            return true;
-        };
-        let held = self.served.pool.block_counts(self.worker)[Tier::Device as usize] as u64;
-        let held = held.max(self.brought_blocks);
-        (held + self.arriving_blocks + blocks) as f64 <= f64::from(total) * FILLED_MAX
+    /// Leading blocks of a prefix that a rank of the worker holds.
+    fn held(&self, hashes: &[BlockHash], own: &[&Held], rank: u16) -> usize {
+        let indexed = own.iter().filter(|held| held.by.rank == rank).map(|held| held.blocks);
+        let brought = self.brought.iter().filter(|brought| brought.rank == rank);
+        let brought = brought.map(|brought| common_blocks(hashes, &brought.hashes));
+        indexed.chain(brought).max().unwrap_or(0)
     }
 }
+
+/// Whether clients need a worker, so that it sends and takes nothing for prewarming: requests wait in
+/// its engine's queue, or not all of its fetches in a direction are of prewarming.
+pub(super) fn is_needed_by_clients(waiting: u64, fetches: u32, of_prewarming: u32) -> bool {
+    waiting > 0 || fetches > of_prewarming
+}
+
+/// The number of leading blocks that two prefixes have in common. Hashes are chained, so that all
+/// blocks before an equal one are equal.
+fn common_blocks(a: &[BlockHash], b: &[BlockHash]) -> usize {
+    let (mut alike, mut parted) = (0, a.len().min(b.len()));
+    while alike < parted {
+        let middle = alike.midpoint(parted);
+        match a[middle] == b[middle] {
+            true => alike = middle + 1,
+            false => parted = middle,
+        }
+    }
+    alike
+}
+
+#[cfg(test)]
+mod tests;

@@ -34,6 +34,9 @@ pub(super) struct Plan {
     pub(super) bounds: FetchBounds,
 }
 
+/// Bytes of memory for each token of a prefix: its id, and its digits in the bodies of both requests.
+const TOKEN_BYTES: usize = 32;
+
 /// Counts how a fetch ends. One that is dropped before it has an outcome was cancelled.
 struct Counted<'a> {
     served: &'a Served,
@@ -65,6 +68,9 @@ async fn run(
     if !served.pool.holds(source, *source_rank, hashes) {
         return Err(Outcome::Gone);
     }
+    // Requests come first: while they need the memory, there is no place.
+    let bytes = (hashes.len() * served.pool.block_size() as usize).saturating_mul(TOKEN_BYTES);
+    let memory = Arc::new(served.pool.hot.charge(bytes).ok_or(Outcome::Full)?);
     let known = served.pool.hot.tokens(hashes).ok_or(Outcome::Unusable)?;
     let costs = fetcher.costs.seen(Instant::now(), RankScope::Rank(None), 0).coefficients;
     let transfer_ns = nanoseconds(costs.fetch_link_seconds(*tokens));
@@ -78,7 +84,8 @@ async fn run(
     // Any token does as the one after the prefix: its block is not full, so nothing is cached of it.
     let mut ids = known.ids;
     ids.push(*ids.first().ok_or(Outcome::Unusable)?);
-    let asker = Asker { served, metrics, body: &body, memory: None, envelope: envelope() };
+    let (body, memory) = (&body, Some(&memory));
+    let asker = Asker { served, metrics, body, memory, envelope: envelope() };
     let workers = Workers { source, source_rank: *source_rank, fetcher };
     let begun = Instant::now();
     let deadline = begun + served.config.timeouts.peer_fetch;

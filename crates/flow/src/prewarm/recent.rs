@@ -1,7 +1,7 @@
 //! Remembers the prompts of clients that prefill workers have computed.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::context::PromptContext;
 use crate::peer_fetch::fetchable::is_fetchable;
@@ -9,11 +9,13 @@ use splitrail_fleet::Served;
 use splitrail_fleet::prewarm::RecentPrompt;
 use splitrail_kv::BlockHash;
 
-/// Pause after the token ids of a prompt were computed: at most 20 prompts per second are tokenised
-/// a second time.
+/// Minimum pause after the token ids of a prompt were computed: at most 20 prompts per second are
+/// tokenised a second time. It is at least as long as that took.
 const LEARN_PAUSE: Duration = Duration::from_millis(50);
+/// How often there may be no spare core to compute ids, before the prompt is given up.
+const WAITS_MAX: u32 = 20;
 
-/// Remembers a prompt that a prefill worker has computed.
+/// Remembers a prompt that a worker has computed.
 pub(crate) fn remember(prompt: PromptContext<'_>) {
     let PromptContext { context, unit, .. } = prompt;
     let (served, endpoint) = (&context.served, context.endpoint);
@@ -33,13 +35,26 @@ pub(crate) fn remember(prompt: PromptContext<'_>) {
     let Some(first) = unit.hashes.first() else { return };
     let learning = Learning(Arc::clone(served), *first);
     let (preparer, unit) = (Arc::clone(&context.preparer), unit.clone());
+    // It accounts for the body of the prompt.
+    let memory = Arc::clone(&context.memory);
     let learn = async move {
         let Learning(served, _) = &learning;
         let _turn = served.pool.hot.turn().lock().await;
-        if let Some(ids) = preparer.prompt_ids(served, endpoint, &unit).await {
-            served.pool.hot.learn(&unit.hashes, &ids.ids, memory_max_bytes);
+        let mut waits = 0;
+        while !preparer.has_spare_core() && waits < WAITS_MAX {
+            tokio::time::sleep(LEARN_PAUSE).await;
+            waits += 1;
         }
-        tokio::time::sleep(LEARN_PAUSE).await;
+        // Requests of clients wait for the other cores. A later prompt with the prefix is learned.
+        if waits == WAITS_MAX {
+            return;
+        }
+        let begun = Instant::now();
+        if let Some(ids) = preparer.prompt_ids(served, endpoint, &unit).await {
+            served.pool.hot.learn(&unit.hashes, &ids.ids);
+        }
+        drop((unit, memory));
+        tokio::time::sleep(begun.elapsed().max(LEARN_PAUSE)).await;
     };
     // If there are too many tasks, a later prompt with the same prefix is learned.
     served.releases.run(learn);

@@ -4,12 +4,12 @@ use serde_json::json;
 use splitrail_sim::SimConfig;
 use splitrail_tests::client::whole_text;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::trial::{COMPLETIONS, Reference};
+use splitrail_tests::trial::{COMPLETIONS, Reference, completion};
 use splitrail_tests::{Spec, Trial};
 
 use super::{
     BLOCK, GREETING, KEYS, LEASE_MS, blocks, cached, drain, eager, fetched, heat, prewarmed, serve,
-    spec, steps, turn, until_ended,
+    spec, steps, turn, undrain, until_ended,
 };
 
 /// A cluster whose transfers take more than half a second.
@@ -135,6 +135,34 @@ async fn prewarming_takes_two_steps_and_shows_which_engines_could_take_one_shot(
 }
 
 #[tokio::test]
+async fn workers_that_do_both_are_prewarmed() {
+    let mut trial =
+        Trial::start(Spec { prefill: 0, decode: 0, both: 2, flow: "aggregated", ..eager() }).await;
+    drain(&trial, "w0").await;
+    serve(&mut trial, &completion(GREETING)).await;
+    undrain(&trial, "w0").await;
+    drain(&trial, "w1").await;
+    for end in ["first", "second"] {
+        serve(&mut trial, &turn("a", end)).await;
+    }
+    eventually("the ids of the common beginning are known", async || {
+        super::remembered(&trial).await >= (4 * blocks("a") * BLOCK) as f64 + 500.0
+    })
+    .await;
+    undrain(&trial, "w1").await;
+    trial.cluster.settle().await;
+    trial.cluster.restart("w1").await;
+    until_ended(&trial, "done").await;
+    assert_eq!(prewarmed(&trial, "w1").await["tokens"], blocks("a") * BLOCK);
+    trial.cluster.settle().await;
+    drain(&trial, "w0").await;
+    let reply = serve(&mut trial, &turn("a", "third")).await;
+    assert_eq!((reply.route("decode"), cached(&reply)), (Some("w1"), blocks("a") * BLOCK));
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
 async fn without_prewarming_a_worker_that_restarts_gets_nothing() {
     for keys in ["{ enabled: false }", "{ tokens_max: 1000 }"] {
         let mut trial = Trial::start(spec(keys)).await;
@@ -143,7 +171,7 @@ async fn without_prewarming_a_worker_that_restarts_gets_nothing() {
         serve(&mut trial, &turn("a", "first")).await;
         serve(&mut trial, &turn("a", "second")).await;
         assert_eq!(super::remembered(&trial).await, 0.0);
-        super::undrain(&trial, "p1").await;
+        undrain(&trial, "p1").await;
         trial.cluster.restart("p1").await;
         eventually("the restart is noticed", async || {
             trial.cluster.metric("splitrail_index_resyncs_total", &[("worker", "p1")]).await > 0.0
