@@ -36,10 +36,10 @@ fn spec(prefill: usize, decode: usize) -> Spec {
 }
 
 /// A completion that is sent while the test goes on.
-struct Sent(JoinSet<Reply>);
+pub(super) struct Sent(JoinSet<Reply>);
 
 impl Sent {
-    fn new(trial: &Trial, body: &Value) -> Self {
+    pub(super) fn new(trial: &Trial, body: &Value) -> Self {
         let (http, body) = (trial.cluster.http.clone(), body.clone());
         let mut sent = JoinSet::new();
         sent.spawn(async move { http.post(COMPLETIONS, &body).await });

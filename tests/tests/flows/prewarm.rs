@@ -83,6 +83,33 @@ async fn greet(trial: &mut Trial) {
     undrain(trial, "p0").await;
 }
 
+/// Workers that do both legs, and are prewarmed as fast as possible.
+fn both(count: usize, keys: &str) -> Spec {
+    let eager = eager();
+    let model = format!("{}\n{keys}", eager.model);
+    Spec { prefill: 0, decode: 0, both: count, flow: "aggregated", model, ..eager }
+}
+
+/// Has `w0` of workers that do both compute prompts with a common beginning, until it is hot, after `w1`
+/// has served a request. All but `w0` stay drained.
+async fn heat_both(trial: &mut Trial, others: &[&str], name: &str) {
+    for other in others.iter().filter(|other| **other != "w1") {
+        drain(trial, other).await;
+    }
+    drain(trial, "w0").await;
+    serve(trial, &completion(GREETING)).await;
+    undrain(trial, "w0").await;
+    drain(trial, "w1").await;
+    for end in ["first", "second"] {
+        serve(trial, &turn(name, end)).await;
+    }
+    eventually("the ids of the common beginning are known", async || {
+        remembered(trial).await >= (4 * blocks(name) * BLOCK) as f64 + 500.0
+    })
+    .await;
+    trial.cluster.settle().await;
+}
+
 /// Bytes of memory for hot prefixes.
 async fn remembered(trial: &Trial) -> f64 {
     trial.cluster.metric("splitrail_hot_prefix_memory_bytes", &[]).await

@@ -2,12 +2,14 @@
 
 use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::trial::completion;
 use splitrail_tests::{Spec, Trial};
 
 use super::{
-    BLOCK, LEASE_MS, blocks, drain, eager, fetched, heat, prewarmed, serve, spec, steps, turn,
-    undrain, until_ended,
+    BLOCK, LEASE_MS, blocks, both, drain, eager, fetched, heat, heat_both, prewarmed, serve, spec,
+    steps, turn, undrain, until_ended,
 };
+use crate::peer_fetch::Sent;
 
 #[tokio::test]
 async fn no_more_tokens_are_taken_over_than_configured() {
@@ -55,7 +57,7 @@ async fn heat_slowly(trial: &mut Trial) {
     drain(trial, "p1").await;
     for end in ["x", "y"] {
         let text = format!("in all, a beginning of two whole blocks, {end}");
-        let body = splitrail_tests::trial::completion(&text);
+        let body = completion(&text);
         serve(trial, &body).await;
     }
     eventually("the ids are known", async || super::remembered(trial).await > 300.0).await;
@@ -125,6 +127,34 @@ async fn after_a_failed_fetch_prewarming_waits_for_the_only_source() {
     assert_eq!((steps(&trial, "p0").len(), steps(&trial, "p1").len()), (1, 0));
     undrain(&trial, "d0").await;
     serve(&mut trial, &turn("a", "third")).await;
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_source_that_sends_a_prefix_for_a_client_sends_none_for_prewarming() {
+    let keys = "queue: none\nsaturation: { requests: 1 }\ntimeouts: { peer_fetch: 60s }";
+    let spec = both(3, keys);
+    let model = spec.model.replace("link_share: 1", "link_share: 1, time_max: 2s");
+    let mut trial = Trial::start(Spec { model, ..spec }).await;
+    heat_both(&mut trial, &["w1", "w2"], "a").await;
+    let hour = FaultKind::SlowFirstByte { delay_ms: 3_600_000 };
+    trial.fault("w0", hour.clone(), Some(1));
+    let before = trial.asked("w0").len();
+    let blocking = Sent::new(&trial, &completion("short"));
+    eventually("the source is busy", async || trial.asked("w0").len() > before).await;
+    undrain(&trial, "w2").await;
+    trial.fault("w2", hour, Some(1));
+    let fetching = Sent::new(&trial, &turn("a", "third"));
+    eventually("a client's prefix is being taken", async || steps(&trial, "w2").len() == 1).await;
+    undrain(&trial, "w1").await;
+    trial.cluster.restart("w1").await;
+    until_ended(&trial, "time").await;
+    assert_eq!((steps(&trial, "w0").len(), steps(&trial, "w1").len()), (1, 0));
+    for leaving in [blocking, fetching] {
+        trial.expect("cancelled");
+        drop(leaving);
+    }
     trial.staged_blocks_are_freed().await;
     trial.finish().await;
 }

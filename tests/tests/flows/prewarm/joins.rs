@@ -4,12 +4,12 @@ use serde_json::json;
 use splitrail_sim::SimConfig;
 use splitrail_tests::client::whole_text;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::trial::{COMPLETIONS, Reference, completion};
+use splitrail_tests::trial::{COMPLETIONS, Reference};
 use splitrail_tests::{Spec, Trial};
 
 use super::{
-    BLOCK, GREETING, KEYS, LEASE_MS, blocks, cached, drain, eager, fetched, heat, prewarmed, serve,
-    spec, steps, turn, undrain, until_ended,
+    BLOCK, GREETING, KEYS, LEASE_MS, blocks, both, cached, drain, eager, fetched, heat, heat_both,
+    prewarmed, serve, spec, steps, turn, undrain, until_ended,
 };
 
 /// A cluster whose transfers take more than half a second.
@@ -136,21 +136,9 @@ async fn prewarming_takes_two_steps_and_shows_which_engines_could_take_one_shot(
 
 #[tokio::test]
 async fn workers_that_do_both_are_prewarmed() {
-    let mut trial =
-        Trial::start(Spec { prefill: 0, decode: 0, both: 2, flow: "aggregated", ..eager() }).await;
-    drain(&trial, "w0").await;
-    serve(&mut trial, &completion(GREETING)).await;
-    undrain(&trial, "w0").await;
-    drain(&trial, "w1").await;
-    for end in ["first", "second"] {
-        serve(&mut trial, &turn("a", end)).await;
-    }
-    eventually("the ids of the common beginning are known", async || {
-        super::remembered(&trial).await >= (4 * blocks("a") * BLOCK) as f64 + 500.0
-    })
-    .await;
+    let mut trial = Trial::start(both(2, "")).await;
+    heat_both(&mut trial, &["w1"], "a").await;
     undrain(&trial, "w1").await;
-    trial.cluster.settle().await;
     trial.cluster.restart("w1").await;
     until_ended(&trial, "done").await;
     assert_eq!(prewarmed(&trial, "w1").await["tokens"], blocks("a") * BLOCK);

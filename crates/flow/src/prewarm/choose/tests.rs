@@ -17,8 +17,13 @@ fn hashes(names: &[u64]) -> Vec<BlockHash> {
     chained.collect()
 }
 
-/// Prefixes that were used so often, and who holds how many blocks: worker, rank, blocks.
-fn hot(prefixes: &[(&[u64], u32, &[(u32, u16, usize)])]) -> Vec<Hot> {
+/// A worker, its rank, and how many blocks it holds.
+type Holder = (u32, u16, usize);
+
+/// A prefix by the names of its blocks, how often it was used, and who holds it.
+type Used<'a> = (&'a [u64], u32, &'a [Holder]);
+
+fn hot(prefixes: &[Used<'_>]) -> Vec<Hot> {
     let bounds = HotBounds { bytes_max: 1 << 24, runs_max: 1000, half_life_ms: 1000 };
     let mut known = HotPrefixes::new(bounds, 1);
     for (names, uses, _) in prefixes {
@@ -53,32 +58,21 @@ fn senders(workers: &[(u32, bool)]) -> Senders {
     workers.iter().map(sender).collect()
 }
 
-/// What a worker needs that has nothing yet.
+/// What a worker needs.
 struct Fixture {
-    need: Need<'static>,
+    rank: u16,
+    blocks_max: usize,
+    room_blocks: usize,
     tried: HashMap<BlockHash, u32>,
     brought: Vec<Brought>,
     running: Vec<Vec<BlockHash>>,
     from: HashMap<WorkerIndex, u32>,
 }
 
+/// A worker that has nothing yet, and room for everything.
 fn fixture() -> Fixture {
-    static NONE: std::sync::LazyLock<(HashMap<BlockHash, u32>, HashMap<WorkerIndex, u32>)> =
-        std::sync::LazyLock::new(Default::default);
-    let need = Need {
-        worker: WorkerIndex(WORKER),
-        rank: 0,
-        blocks_min: 4,
-        blocks_max: 1000,
-        room_blocks: usize::MAX,
-        tried: &NONE.0,
-        running: &[],
-        brought: &[],
-        from: &NONE.1,
-        from_max: 2,
-    };
     let (tried, brought, running, from) = Default::default();
-    Fixture { need, tried, brought, running, from }
+    Fixture { rank: 0, blocks_max: 1000, room_blocks: usize::MAX, tried, brought, running, from }
 }
 
 impl Fixture {
@@ -86,11 +80,16 @@ impl Fixture {
         let brought: Vec<&Brought> = self.brought.iter().collect();
         let running: Vec<&[BlockHash]> = self.running.iter().map(|hashes| &hashes[..]).collect();
         let need = Need {
+            worker: WorkerIndex(WORKER),
+            rank: self.rank,
+            blocks_min: 4,
+            blocks_max: self.blocks_max,
+            room_blocks: self.room_blocks,
             tried: &self.tried,
-            brought: &brought,
             running: &running,
+            brought: &brought,
             from: &self.from,
-            ..self.need
+            from_max: 2,
         };
         choose(&need, hot, senders)
     }
@@ -168,7 +167,7 @@ fn a_prefix_is_brought_to_one_rank_and_counts_as_what_that_rank_lacks() {
     let all = senders(&[(1, true)]);
     let mut fixture = fixture();
     assert_eq!(fixture.fetched(&prefixes, &all), (0, 20, 10, 1));
-    fixture.need.rank = 1;
+    fixture.rank = 1;
     assert_eq!(fixture.fetched(&prefixes, &all), (0, 20, 20, 1), "it lacks the beginning too");
     fixture.brought.push(Brought { rank: 0, hashes: hashes(&[1, 2]).into() });
     assert_eq!(fixture.choose(&prefixes, &all), Choice::Done, "another rank has it");
@@ -179,15 +178,15 @@ fn a_prefix_is_cut_to_what_may_come_and_to_the_room() {
     let prefixes = hot(&[(&[1, 2], 2, &[(1, 0, 20), (WORKER, 0, 5)])]);
     let all = senders(&[(1, true)]);
     let mut fixture = fixture();
-    fixture.need.blocks_max = 7;
+    fixture.blocks_max = 7;
     assert_eq!(fixture.fetched(&prefixes, &all), (0, 12, 7, 1));
-    fixture.need.room_blocks = 4;
+    fixture.room_blocks = 4;
     assert_eq!(fixture.fetched(&prefixes, &all), (0, 9, 4, 1));
-    fixture.need.room_blocks = 3;
+    fixture.room_blocks = 3;
     assert_eq!(fixture.choose(&prefixes, &all), Choice::Full, "less than a fetch must bring");
     let held = hot(&[(&[1], 2, &[(1, 0, 10), (WORKER, 0, 10)])]);
     assert_eq!(fixture.choose(&held, &all), Choice::Done, "it needs no room");
-    fixture.need.blocks_max = 3;
+    fixture.blocks_max = 3;
     assert_eq!(fixture.choose(&prefixes, &all), Choice::Done, "nothing would arrive in time");
 }
 
