@@ -209,16 +209,21 @@ async fn an_explanation_shows_the_way_as_far_as_it_is_known() {
 #[tokio::test]
 async fn conversations_that_move_between_workers_are_exact_with_read_back_as_well() {
     let reference = Reference::start().await;
-    let engine = |_: &str, config: &mut SimConfig| {
+    let engine = |name: &str, config: &mut SimConfig| {
         flagged("p", config);
-        config.bidirectional_ttl_ms = Some(60_000);
+        config.bidirectional_ttl_ms = (name != "d0").then_some(60_000);
+        if name == "d1" {
+            // It publishes no events, so that nothing is fetched from it.
+            (config.kv_events_port, config.kv_replay_port) = (None, None);
+        }
     };
     let model = format!("{EAGER}\nread_back: true\nread_back_pinned_percent_max: 90");
     let mut trial = Trial::start(Spec { engine, model, ..one_shot(3, 2) }).await;
     let mut talks: Vec<Value> =
         (0..4).map(|talk| chat(&prompt(20, &format!("talk{talk}")))).collect();
     for turn in 0..5 {
-        // Only one prefill worker is in service, and never that of the turn before.
+        // Only one prefill worker is in service, and never that of the turn before. One decode worker
+        // keeps KV for read-back, and from the other one it is fetched.
         let serving = format!("p{}", turn % 3);
         undrain(&trial, &serving).await;
         for other in ["p0", "p1", "p2"].into_iter().filter(|other| *other != serving) {
