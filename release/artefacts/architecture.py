@@ -1,20 +1,26 @@
 """Processors: their names, and how programs for another one are read and started."""
 
+import atexit
 import functools
 import platform
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from .tools import need, need_file
+from .tools import bootstrap, need
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The names of a processor: Linux, Debian and OCI, Rust."""
+    """The names of a processor: Linux, Debian and OCI, Rust; and the path of its loader of programs."""
 
     linux: str
     debian: str
     target: str
+    loader: str
+    # Of memory, the largest that kernels for it use.
+    page_max_bytes: int
 
     @property
     def is_native(self) -> bool:
@@ -26,11 +32,6 @@ class Architecture:
         """The name in Debian's paths and packages."""
         return f"{self.linux}-linux-gnu"
 
-    @property
-    def root(self) -> Path:
-        """The folder with the C library, below which are those for another processor."""
-        return Path("/") if self.is_native else Path("/usr", self.triplet)
-
     def binutils(self, command: str) -> str:
         """A command of binutils that reads the programs."""
         if self.is_native:
@@ -38,21 +39,31 @@ class Architecture:
         package = f"binutils-{self.triplet.replace('_', '-')}"
         return need(f"{self.triplet}-{command}", package)
 
+    def qemu(self) -> str:
+        """The emulator, which needs no library."""
+        return need(f"qemu-{self.linux}-static", "qemu-user-static")
+
     def emulator(self, root: Path | None = None) -> list[str]:
         """What starts a program with the C library below a folder: nothing on such a machine."""
         if self.is_native:
             return []
-        qemu = need(f"qemu-{self.linux}", "qemu-user")
-        return [qemu, "-L", str(root or self.c_library())]
+        return [self.qemu(), "-L", str(root or self.root())]
 
     @functools.cache
-    def c_library(self) -> Path:
-        """The folder below which the libraries are; they are installed if they are missing."""
-        packages = [f"{name}-{self.debian}-cross" for name in ("libc6", "libgcc-s1")]
-        if not self.is_native:
-            for name in ("libc.so.6", "libgcc_s.so.1"):
-                need_file(self.root / "lib" / name, *packages)
-        return self.root
+    def root(self) -> Path:
+        """The folder with the C library; that for another processor is unpacked from packages of Debian."""
+        if self.is_native:
+            return Path("/")
+        folder = Path(tempfile.mkdtemp(prefix=f"splitrail-{self.debian}-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        root = folder / "root"
+        bootstrap(
+            root,
+            "--variant=extract",
+            f"--architectures={self.debian}",
+            "--include=libc6,libgcc-s1,ca-certificates",
+        )
+        return root
 
     def how(self) -> str:
         """How programs are started, for reports."""
@@ -61,8 +72,8 @@ class Architecture:
 
 # By `e_machine` of the ELF header.
 ARCHITECTURES = {
-    62: Architecture("x86_64", "amd64", "x86_64-unknown-linux-gnu"),
-    183: Architecture("aarch64", "arm64", "aarch64-unknown-linux-gnu"),
+    62: Architecture("x86_64", "amd64", "x86_64-unknown-linux-gnu", "lib64/ld-linux-x86-64.so.2", 4096),
+    183: Architecture("aarch64", "arm64", "aarch64-unknown-linux-gnu", "lib/ld-linux-aarch64.so.1", 65536),
 }
 
 
@@ -73,3 +84,8 @@ def architecture(elf: bytes, name: str) -> Architecture:
         known = ", ".join(one.linux for one in ARCHITECTURES.values())
         raise SystemExit(f"{name} is not a program for Linux on one of: {known}")
     return found
+
+
+def native() -> Architecture:
+    """That of this machine."""
+    return next(one for one in ARCHITECTURES.values() if one.is_native)

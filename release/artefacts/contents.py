@@ -31,6 +31,8 @@ class Program:
     # Symbols of the newest version of glibc that it needs, and this version.
     glibc: tuple[int, ...]
     glibc_symbols: tuple[str, ...]
+    # The shared libraries that it names, without the loader.
+    libraries: frozenset[str]
 
     def command(self, path: Path | None = None, root: Path | None = None) -> list:
         """What starts the program, from a path and with the libraries below a folder."""
@@ -53,6 +55,16 @@ class Release:
         newest = max(self.programs, key=lambda program: program.glibc)
         self.glibc = newest.glibc
         self.glibc_because = f"`objdump -T {newest.name}` has {', '.join(newest.glibc_symbols[:3])}"
+
+    @property
+    def libraries(self) -> frozenset[str]:
+        """The shared libraries that the programs name."""
+        return frozenset().union(*(program.libraries for program in self.programs))
+
+    @property
+    def packages(self) -> list[str]:
+        """The packages of Debian that have these libraries."""
+        return ["libc6", *(["libgcc-s1"] if "libgcc_s.so.1" in self.libraries else [])]
 
     @property
     def file_stem(self) -> str:
@@ -130,23 +142,32 @@ def strip(path: Path, folder: Path) -> Program:
     data = stripped.read_bytes()
     if len(data) > PROGRAM_MAX_BYTES:
         raise SystemExit(f"{path.name} has {len(data)} bytes when stripped, more than {PROGRAM_MAX_BYTES}")
-    symbols = dumped(arch, "-T", stripped)
+    table = dumped(arch, "-T", stripped)
     versions: dict[tuple[int, ...], list[str]] = {}
-    for version, symbol in re.findall(r"\(?GLIBC_([0-9.]+)\)?\s+(\S+)$", symbols, re.MULTILINE):
+    for version, symbol in re.findall(r"\(?GLIBC_([0-9.]+)\)?\s+(\S+)$", table, re.MULTILINE):
         versions.setdefault(tuple(map(int, version.split("."))), []).append(symbol)
     newest = max(versions, default=(2, 17))
-    foreign = set(needed(arch, stripped)) - SYSTEM_LIBRARIES
-    if foreign:
+    libraries = needed(arch, stripped)
+    if foreign := libraries - SYSTEM_LIBRARIES:
         raise SystemExit(
             f"{path.name} needs libraries that not every system has: {', '.join(sorted(foreign))}"
         )
-    return Program(path.name, stripped, data, arch, newest, tuple(versions.get(newest, [])))
+    if smallest_alignment(arch, stripped) < arch.page_max_bytes:
+        raise SystemExit(f"{path.name} does not start on kernels with pages of {arch.page_max_bytes} bytes")
+    symbols = tuple(versions.get(newest, []))
+    return Program(path.name, stripped, data, arch, newest, symbols, libraries)
 
 
-def needed(arch: Architecture, path: Path) -> list[str]:
+def needed(arch: Architecture, path: Path) -> frozenset[str]:
     """The shared libraries that a program names, without the loader."""
     names = re.findall(r"^\s*NEEDED\s+(\S+)$", dumped(arch, "-p", path), re.MULTILINE)
-    return [name for name in names if not name.startswith("ld-linux")]
+    return frozenset(name for name in names if not name.startswith("ld-linux"))
+
+
+def smallest_alignment(arch: Architecture, path: Path) -> int:
+    """The alignment of the segments that are loaded, in bytes."""
+    exponents = re.findall(r"^\s*LOAD .* align 2\*\*(\d+)$", dumped(arch, "-p", path), re.MULTILINE)
+    return min(1 << int(exponent) for exponent in exponents)
 
 
 def dumped(arch: Architecture, what: str, path: Path) -> str:

@@ -7,14 +7,18 @@ import subprocess
 from email.utils import formatdate
 from pathlib import Path
 
+from .architecture import native
 from .archive import Tree, compress
 from .contents import Release, read
 from .report import Report, Unavailable
 from .source import workspace
-from .tools import need
+from .tools import bootstrap, distribution, need
 from .trial import prove
 
 MAINTAINER = "Splitrail developers <splitrail@users.noreply.github.com>"
+# Programs that need no later glibc are installed in the oldest Debian that its mirrors have; its
+# updates for security are not there for all processors any more.
+OLD_GLIBC, OLD_DEBIAN = (2, 28), ("oldoldstable", "http://deb.debian.org/debian")
 CONFIGURATION = {
     "etc/splitrail/splitrail.yaml": "deploy/splitrail.example.yaml",
     "etc/splitrail/shim.yaml": "deploy/shim/splitrail-shim.yaml",
@@ -73,6 +77,8 @@ def control(release: Release, tree: Tree) -> Tree:
     info = Tree()
     size_kib = sum(-(-len(entry.data or b"") // 1024) + 1 for entry in tree.values())
     glibc = ".".join(map(str, release.glibc))
+    versions = {"libc6": glibc, "libgcc-s1": "4.2"}
+    libraries = ", ".join(f"{package} (>= {versions[package]})" for package in release.packages)
     info.file(
         "control",
         f"""\
@@ -81,7 +87,7 @@ Version: {release.version}-1
 Architecture: {release.arch.debian}
 Maintainer: {MAINTAINER}
 Installed-Size: {size_kib}
-Depends: adduser, init-system-helpers (>= 1.54), libc6 (>= {glibc}), libgcc-s1 (>= 4.2)
+Depends: adduser, init-system-helpers (>= 1.54), {libraries}
 Recommends: ca-certificates
 Section: net
 Priority: optional
@@ -125,24 +131,9 @@ def verify(release: Release, report: Report, path: Path) -> None:
         raise SystemExit(f"lintian: {done.stdout}{done.stderr}")
     print(done.stdout, end="")
     report.verify(path, "lintian finds no error")
-    if not release.arch.is_native:
-        raise Unavailable(f"not installed, because this machine is none of {release.arch.debian}")
     if os.geteuid() != 0:
         raise Unavailable("not installed, because only root can install it in a new system")
-    bootstrap = need("mmdebstrap", "mmdebstrap")
-    system = release.folder / "system"
-    command = [
-        bootstrap,
-        "--mode=root",
-        "--variant=apt",
-        "--quiet",
-        "--include=adduser",
-        distribution(),
-        system,
-    ]
-    done = subprocess.run(command, text=True, capture_output=True)
-    if done.returncode != 0:
-        raise Unavailable(f"not installed, because mmdebstrap failed: {done.stderr.strip()[-500:]}")
+    system = new_system(release)
     shutil.copy(path, system / "tmp" / path.name)
     inside = [need("chroot", "coreutils"), system]
     subprocess.run([*inside, "dpkg", "--install", f"/tmp/{path.name}"], check=True, stdout=subprocess.DEVNULL)
@@ -155,7 +146,10 @@ def verify(release: Release, report: Report, path: Path) -> None:
     if owner.stdout.split("\n")[:-1] != ["root:splitrail 640"] * len(CONFIGURATION):
         raise SystemExit(f"the configuration belongs to {owner.stdout}")
     user = [need("chroot", "coreutils"), "--userspec=splitrail:splitrail", system]
-    how = f"installed with dpkg in a new {distribution()}, in a chroot, and started as its user"
+    if not release.arch.is_native:
+        shutil.copy(release.arch.qemu(), system / "qemu")
+        user.append("/qemu")
+    how = f"installed with dpkg in a new {distribution(system)}, in a chroot, and started as its user"
     how = prove(release, *([*user, f"/usr/bin/{program.name}"] for program in release.programs), how)
     subprocess.run([*inside, "dpkg", "--purge", "splitrail"], check=True, stdout=subprocess.DEVNULL)
     left = [place for place in ("etc/splitrail", "usr/bin/splitrail") if (system / place).exists()]
@@ -164,8 +158,24 @@ def verify(release: Release, report: Report, path: Path) -> None:
     report.verify(path, f"{how}; purged, without a program or a configuration left")
 
 
-def distribution() -> str:
-    """The release of Debian that this machine runs."""
-    lines = Path("/etc/os-release").read_text().splitlines()
-    names = [line.partition("=")[2] for line in lines if line.startswith("VERSION_CODENAME=")]
-    return names[0] if names else "stable"
+def new_system(release: Release) -> Path:
+    """The folder of a new Debian in which the package can be installed."""
+    processors = dict.fromkeys([native().debian, release.arch.debian])
+    libraries = (f"{name}:{release.arch.debian}" for name in release.packages)
+    options = [
+        "--mode=root",
+        "--variant=apt",
+        f"--architectures={','.join(processors)}",
+        f"--include={','.join(['adduser', *libraries])}",
+    ]
+    system = release.folder / "old-system"
+    if release.glibc <= OLD_GLIBC:
+        try:
+            bootstrap(system, *options, suite=OLD_DEBIAN)
+        except Unavailable as error:
+            print(f"deb: {error}; it is installed in the release that this machine has", flush=True)
+        else:
+            return system
+    system = release.folder / "system"
+    bootstrap(system, *options)
+    return system

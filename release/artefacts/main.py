@@ -5,9 +5,10 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from . import deb, image, sbom, tarball, wheel
+from . import deb, image, image_index, sbom, tarball, wheel
 from .contents import Release
 from .report import Report, Unavailable
 from .source import ROOT, host
@@ -19,6 +20,8 @@ ARTEFACTS = {
     "deb": deb.make,
     "image": image.make,
 }
+# What is published, as `release/build --target` names it.
+PUBLISHED = ("x86_64-unknown-linux-gnu.2.28", "aarch64-unknown-linux-gnu.2.28")
 # Exit status if an artefact was not made, or not verified.
 INCOMPLETE = 3
 
@@ -26,33 +29,45 @@ INCOMPLETE = 3
 def main() -> int:
     args = parse()
     names = list(dict.fromkeys(args.artefact)) or list(ARTEFACTS)
-    targets = args.target or [None]
-    programs = args.programs or [build(target) for target in targets]
+    programs = args.programs or [build(target, args.without_profile) for target in targets(args)]
     output = args.output.resolve()
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     # Also after a run that fails, the folder is known as one of this script.
     sums = output / "SHA256SUMS"
     sums.touch()
-    report = Report(output, verifies=not args.no_verify)
-    for folder in programs:
-        with tempfile.TemporaryDirectory(prefix="splitrail-package-") as temporary:
-            package(folder.resolve(), Path(temporary), names, report)
+    with tempfile.TemporaryDirectory(prefix="splitrail-package-") as temporary:
+        report = Report(output, releases(programs, Path(temporary)), verifies=not args.no_verify)
+        for release in report.releases:
+            for name in names:
+                attempt(f"{name} for {release.arch.linux}", report, ARTEFACTS[name], release)
+        if "image" in names and len(report.releases) > 1:
+            attempt("image for all processors", report, image_index.make, report.releases)
     sums.write_text(checksums(output))
-    report.write()
+    report.write(PUBLISHED)
     return INCOMPLETE if report.missing else 0
 
 
-def package(programs: Path, temporary: Path, names: list[str], report: Report) -> None:
-    """Makes the artefacts of the programs in one folder."""
-    release = Release(programs, temporary)
-    report.releases.append(release)
-    for name in names:
-        print(f"--- {name} for {release.arch.linux}", flush=True)
-        try:
-            ARTEFACTS[name](release, report)
-        except Unavailable as error:
-            report.incomplete(f"{name} for {release.arch.linux}", str(error))
+def releases(programs: list[Path], temporary: Path) -> list[Release]:
+    """The programs of all folders, each of which is for another processor."""
+    found: dict[str, Release] = {}
+    for number, folder in enumerate(programs):
+        work = temporary / str(number)
+        work.mkdir()
+        release = Release(folder.resolve(), work)
+        if release.arch.linux in found:
+            raise SystemExit(f"two folders have programs for {release.arch.linux}: package them separately")
+        found[release.arch.linux] = release
+    return list(found.values())
+
+
+def attempt(what: str, report: Report, make: Callable[..., None], programs: Release | list[Release]) -> None:
+    """Makes an artefact of programs, or reports why this machine cannot make or verify it."""
+    print(f"--- {what}", flush=True)
+    try:
+        make(programs, report)
+    except Unavailable as error:
+        report.incomplete(what, str(error))
 
 
 def parse() -> argparse.Namespace:
@@ -77,8 +92,13 @@ def parse() -> argparse.Namespace:
         "--target",
         action="append",
         metavar="TARGET.GLIBC",
-        help="what release/build builds, for example aarch64-unknown-linux-gnu.2.28; repeatable "
-        "(default: for this machine)",
+        help=f"what release/build builds; repeatable (default: {' and '.join(PUBLISHED)})",
+    )
+    parser.add_argument(
+        "--host", action="store_true", help="builds for this machine and its glibc alone, without Zig"
+    )
+    parser.add_argument(
+        "--without-profile", action="store_true", help="builds without running the programs first"
     )
     parser.add_argument(
         "--output",
@@ -89,8 +109,10 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--no-verify", action="store_true", help="starts nothing and checks nothing")
     args = parser.parse_args()
-    if args.programs and args.target:
-        parser.error("--target is for release/build, and --programs names what was built: give one of them")
+    if args.programs and (args.target or args.host or args.without_profile):
+        parser.error("--programs names what was built: no other option for the build goes with it")
+    if args.target and args.host:
+        parser.error("--host and --target exclude each other")
     for name in args.artefact:
         if name not in ARTEFACTS:
             parser.error(f"there is no artefact {name!r}: choose from {', '.join(ARTEFACTS)}")
@@ -99,14 +121,25 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def build(target: str | None) -> Path:
-    """Builds the programs, for a target if not for this machine; the folder that they are in."""
-    subprocess.run([ROOT / "release/build", *(["--target", target] if target else [])], check=True)
+def targets(args: argparse.Namespace) -> list[str | None]:
+    """What is built; nothing stands for this machine."""
+    return [None] if args.host else args.target or list(PUBLISHED)
+
+
+def build(target: str | None, without_profile: bool) -> Path:
+    """Builds the programs; the folder that they are in."""
+    command = [ROOT / "release/build"]
+    if without_profile:
+        command.append("--without-profile")
     folder = ROOT / "target/dist-build"
     if target is None:
-        return folder / host() / "dist"
-    name, glibc = target.split(".", 1)
-    return folder / f"glibc-{glibc}" / name / "dist"
+        name = host()
+    else:
+        command += ["--target", target]
+        name, glibc = target.split(".", 1)
+        folder /= f"glibc-{glibc}"
+    subprocess.run(command, check=True)
+    return folder / name / "dist"
 
 
 def checksums(output: Path) -> str:

@@ -18,10 +18,10 @@ class Unavailable(Exception):
 class Report:
     """Collects the files and the verdicts of a run."""
 
-    def __init__(self, output: Path, verifies: bool) -> None:
+    def __init__(self, output: Path, releases: list[Release], verifies: bool) -> None:
         self.output = output
+        self.releases = releases
         self.verifies = verifies
-        self.releases: list[Release] = []
         self.missing: list[str] = []
         self.verified: dict[str, list[str]] = {}
 
@@ -44,8 +44,8 @@ class Report:
         print(f"{name}: {why}", flush=True)
         self.missing.append(f"{name}: {why}")
 
-    def write(self) -> None:
-        """Writes `SIZES`, and prints the summary."""
+    def write(self, published: tuple[str, ...]) -> None:
+        """Writes `SIZES`, and prints the summary, with what is missing of the published targets."""
         sizes = [
             (f"{program.name} for {release.arch.linux} (stripped)", len(program.data))
             for release in self.releases
@@ -62,6 +62,9 @@ class Report:
             glibc = ".".join(map(str, release.glibc))
             print(f"The programs for {release.arch.linux} need Linux with glibc {glibc} or later", end=" ")
             print(f"(measured: {release.glibc_because}).")
-        print("Not made: artefacts for Linux with musl, and those of other --target.")
+        made = [f"{release.arch.target}." for release in self.releases]
+        others = [target for target in published if not target.startswith(tuple(made))]
+        if others:
+            print(f"Not made, because only other programs were asked for: those of {', '.join(others)}.")
         for missing in self.missing:
             print(f"INCOMPLETE: {missing}")

@@ -18,15 +18,6 @@ def need(command: str, *packages: str) -> str:
     return found
 
 
-def need_file(path: Path, *packages: str) -> Path:
-    """The same for a file."""
-    if not path.exists():
-        install(*packages)
-    if not path.exists():
-        raise Unavailable(f"{path} is missing: install {' '.join(packages)}")
-    return path
-
-
 def install(*packages: str) -> None:
     """Installs packages of Debian, if root can."""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
@@ -42,3 +33,19 @@ def install(*packages: str) -> None:
 def which(command: str) -> str | None:
     """The path of a command, also of those for administrators."""
     return shutil.which(command, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
+
+
+def bootstrap(system: Path, *options: str, suite: tuple[str, ...] | None = None) -> None:
+    """Makes a system of Debian in a new folder; a suite is a release, and a mirror if not the usual ones."""
+    release, *mirrors = suite or (distribution(),)
+    command = [need("mmdebstrap", "mmdebstrap"), "--quiet", *options, release, system, *mirrors]
+    done = subprocess.run(command, text=True, capture_output=True)
+    if done.returncode != 0:
+        raise Unavailable(f"mmdebstrap cannot make a system of {release}: {done.stderr.strip()[-500:]}")
+
+
+def distribution(root: Path = Path("/")) -> str:
+    """The release of Debian that a system has."""
+    lines = (root / "etc/os-release").read_text().splitlines()
+    names = [line.partition("=")[2] for line in lines if line.startswith("VERSION_CODENAME=")]
+    return names[0] if names else "stable"

@@ -20,8 +20,8 @@ fn output(command: &mut Command) -> String {
     printed
 }
 
-/// Makes all artefacts of a folder of programs.
-fn package(programs: &Path, made: &Path) {
+/// Makes artefacts of a folder of programs: all, unless they are named.
+fn package(programs: &Path, made: &Path, artefacts: &[&str]) {
     output(
         Command::new("python3")
             .arg(root().join("release/package"))
@@ -30,6 +30,7 @@ fn package(programs: &Path, made: &Path) {
             .arg(programs)
             .arg("--output")
             .arg(made)
+            .args(artefacts)
             // A time that no clock shows.
             .env("SOURCE_DATE_EPOCH", "1700000000"),
     );
@@ -57,16 +58,21 @@ fn listed(command: &mut Command, wanted: &[&str]) {
     }
 }
 
-#[test]
-fn the_same_programs_make_the_same_bytes_and_every_artefact_is_whole() {
-    let files = tempfile::tempdir().unwrap();
-    let programs = files.path().join("programs");
+fn small_programs(files: &Path) -> PathBuf {
+    let programs = files.join("programs");
     fs::create_dir(&programs).unwrap();
     fs::copy("/bin/true", programs.join("splitrail")).unwrap();
     fs::copy("/bin/false", programs.join("splitrail-shim")).unwrap();
+    programs
+}
+
+#[test]
+fn the_same_programs_make_the_same_bytes_and_every_artefact_is_whole() {
+    let files = tempfile::tempdir().unwrap();
+    let programs = small_programs(files.path());
     let (first, second) = (files.path().join("first"), files.path().join("second"));
-    package(&programs, &first);
-    package(&programs, &second);
+    package(&programs, &first, &[]);
+    package(&programs, &second, &[]);
     assert_eq!(names(&first), names(&second));
     for name in names(&first) {
         let same = fs::read(first.join(&name)).unwrap() == fs::read(second.join(&name)).unwrap();
@@ -106,6 +112,33 @@ fn the_same_programs_make_the_same_bytes_and_every_artefact_is_whole() {
     assert!(layers.contains("etc/ssl/certs/ca-certificates.crt"), "{layers}");
 }
 
+#[test]
+fn the_index_of_images_has_each_image_with_the_programs_for_its_processor() {
+    let files = tempfile::tempdir().unwrap();
+    let made = files.path().join("made");
+    package(&small_programs(files.path()), &made, &["image"]);
+    let image = artefact(&made, ".oci.tar");
+    let mut python = Command::new("python3");
+    python.args(["-B", "-c", INDEX]).arg(root().join("release")).arg(image);
+    assert_eq!(output(&mut python).trim(), "ok");
+}
+
+#[test]
+fn programs_for_the_same_processor_are_not_packaged_together() {
+    let files = tempfile::tempdir().unwrap();
+    let programs = small_programs(files.path());
+    let refused = Command::new("python3")
+        .arg(root().join("release/package"))
+        .args(["--no-verify", "sbom", "--output"])
+        .arg(files.path().join("made"))
+        .args([Path::new("--programs"), &programs, Path::new("--programs"), &programs])
+        .output()
+        .unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.starts_with("two folders have programs for"), "{said}");
+}
+
 /// Compares each file of a wheel with its list of files, and prints their number.
 const WHEEL: &str = r#"
 import base64, hashlib, sys, zipfile
@@ -137,4 +170,56 @@ for pointer, digest in zip(manifest["layers"], config["rootfs"]["diff_ids"], str
     layer = gzip.decompress(blob(pointer))
     assert "sha256:" + hashlib.sha256(layer).hexdigest() == digest, digest
     print("\n".join(tarfile.open(fileobj=io.BytesIO(layer)).getnames()))
+"#;
+
+/// Puts an image and copies of it, which say that they are for the other processor, into indexes.
+const INDEX: &str = r#"
+import gzip, io, json, pathlib, sys, tarfile
+sys.path.insert(0, sys.argv[1])
+from artefacts import archive, image_index, oci
+image = pathlib.Path(sys.argv[2])
+parts = image_index.files(image)
+pointer = json.loads(parts["index.json"])["manifests"][0]
+manifest = json.loads(parts[oci.path(pointer)])
+config = json.loads(parts[oci.path(manifest["config"])])
+names = {"amd64": 62, "arm64": 183}
+native = config["architecture"]
+[other] = set(names) - {native}
+
+def copy(programs):
+    "A copy for the other processor, whose programs are for the given one."
+    layers = [gzip.decompress(parts[oci.path(layer)]) for layer in manifest["layers"]]
+    changed = bytearray(layers[-1])
+    for member in tarfile.open(fileobj=io.BytesIO(layers[-1])):
+        if member.name.startswith(oci.FOLDER + "/"):
+            changed[member.offset_data + 18] = names[programs]
+    layers[-1] = bytes(changed)
+    tree = oci.Layout()
+    stored = [tree.part("layer.v1.tar+gzip", archive.compress(layer)) for layer in layers]
+    digests = [image_index.digest(layer) for layer in layers]
+    about = config | {"architecture": other, "rootfs": {"type": "layers", "diff_ids": digests}}
+    about = tree.part("config.v1+json", oci.to_json(about))
+    whole = tree.part("manifest.v1+json", oci.to_json(manifest | {"config": about, "layers": stored}))
+    tree.publish(whole | {"platform": {"architecture": other, "os": "linux"}}, "1")
+    path = image.with_name(f"{programs}.tar")
+    path.write_bytes(archive.tar(tree, 1700000000))
+    return path
+
+def refused(parts):
+    try:
+        image_index.processors(parts)
+    except SystemExit:
+        return True
+
+index = image_index.layout([image, copy(other)], "1")
+files = {name: entry.data for name, entry in index.items()}
+assert image_index.processors(files) == [native, other]
+[whole] = json.loads(files["index.json"])["manifests"]
+listed = json.loads(files[oci.path(whole)])["manifests"]
+assert listed[0]["digest"] == pointer["digest"], "an image changes its digest in the index"
+wrong = image_index.layout([image, copy(native)], "1")
+assert refused({name: entry.data for name, entry in wrong.items()}), "programs for another processor"
+layer = oci.path(manifest["layers"][0])
+assert refused(files | {layer: files[layer][:-1] + b"?"}), "another digest"
+print("ok")
 "#;
