@@ -128,7 +128,8 @@ async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
 
 /// The worker that is up and has the fewest tokens to compute: a prefill worker, unless the only one
 /// keeps the blocks itself, as after a peer fetch. Its engine needs the same flag, which all have if
-/// the model reads back, or did so until now; otherwise it must have shown it.
+/// the model reads back, or did so until now; otherwise it must have shown it. Of the decode workers,
+/// those are asked first that have.
 fn asked(served: &Served, holder: WorkerIndex) -> Option<Arc<Worker>> {
     let roster = served.pool.roster();
     let Model { read_back, peer_fetch, .. } = served.config;
@@ -137,8 +138,10 @@ fn asked(served: &Served, holder: WorkerIndex) -> Option<Arc<Worker>> {
         let can = worker.read_back.pins().unwrap_or(all_can);
         can && worker.is_up() && worker.index != holder
     });
-    let order =
-        |worker: &&Arc<Worker>| (!worker.serves(Leg::Prefill), worker.booked.prefill_tokens());
+    let order = |worker: &&Arc<Worker>| {
+        let has_shown = worker.read_back.pins() == Some(true);
+        (!worker.serves(Leg::Prefill), !has_shown, worker.booked.prefill_tokens())
+    };
     able.min_by_key(order).cloned()
 }
 
