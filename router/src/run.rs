@@ -39,8 +39,10 @@ pub struct Running {
     stop: CancellationToken,
     /// The client listeners; each ends when its last connection has ended.
     listeners: JoinSet<io::Result<()>>,
-    /// The admin listener and the listener for metrics, which end with the router.
-    _operator_listeners: JoinSet<io::Result<()>>,
+    /// The admin listener and the listener for metrics, which serve until the drain is over.
+    operator_listeners: JoinSet<io::Result<()>>,
+    /// Stops the operators' listeners.
+    stop_operators: CancellationToken,
     reload: Reload,
     _reloading: JoinSet<()>,
     /// What operators watch.
@@ -120,9 +122,9 @@ impl Running {
         let (live, sampling) = Live::start(Arc::clone(&core));
         let admin = Admin::new(&core, &fleet, &reload, &live);
         let routes = admin::routes(admin, addresses.admin).into();
-        // They serve to the end of a drain, and end with the router.
+        let stop_operators = CancellationToken::new();
         let operator_listener = |name, routes: Routes, tls| listener::ClientListener {
-            stop: CancellationToken::new(),
+            stop: stop_operators.clone(),
             ..client_listener(name, routes, tls)
         };
         let admin = operator_listener("admin", routes, tls.admin);
@@ -150,7 +152,8 @@ impl Running {
             addresses,
             stop,
             listeners,
-            _operator_listeners: operator_listeners,
+            operator_listeners,
+            stop_operators,
             reload,
             _reloading: reloading,
             live,
@@ -242,8 +245,17 @@ impl Running {
         if exported.is_err() {
             tracing::warn!("the collector of traces takes too long: the last spans are lost");
         }
-        self.live.end(CLOSE_TIMEOUT).await;
+        self.end_operators().await;
         cut
+    }
+
+    /// Ends what operators watch, whose connections have a short time for what is not sent yet. A
+    /// subscriber that does not read is cut off.
+    async fn end_operators(&mut self) {
+        self.live.end();
+        self.stop_operators.cancel();
+        let all_closed = async { while self.operator_listeners.join_next().await.is_some() {} };
+        let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, all_closed).await;
     }
 
     async fn end_requests(&mut self) -> usize {

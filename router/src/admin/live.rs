@@ -47,19 +47,16 @@ fn events(
     subscriber: Subscriber,
 ) -> impl Stream<Item = std::result::Result<Bytes, Infallible>> {
     let watcher = Arc::new((core, headers));
-    stream::unfold((subscriber, false), move |(mut subscriber, is_over)| {
+    stream::unfold(Some(subscriber), move |subscriber| {
         let watcher = Arc::clone(&watcher);
         async move {
-            // The place is kept until the last event has been taken, too.
-            if is_over {
-                return None;
-            }
+            let mut subscriber = subscriber?;
             let (event, is_last) = match subscriber.next().await {
                 Some(snapshot) if may_still_read(&watcher.0, &watcher.1) => (snapshot, false),
                 Some(_) => (REVOKED, true),
                 None => (DRAINED, true),
             };
-            Some((Ok(event), (subscriber, is_last)))
+            Some((Ok(event), (!is_last).then_some(subscriber)))
         }
     })
 }
