@@ -268,7 +268,7 @@ fn count_local(context: &Context, reason: LocalReason, is_new: bool) {
 }
 
 /// Whether the model's retry budget allows a further attempt; if so, the attempt is counted and
-/// logged. After a failure of a kept connection, further attempts use new connections.
+/// logged.
 pub(super) fn may_retry(
     context: &Context,
     leg: &'static str,
@@ -280,11 +280,17 @@ pub(super) fn may_retry(
         context.metrics.retries_refused.with_label_values(&labels).inc();
         return false;
     }
+    retried(context, leg, worker, error);
+    true
+}
+
+/// Counts and logs a further attempt. After a failure of a kept connection, further attempts use new
+/// connections.
+pub(super) fn retried(context: &Context, leg: &'static str, worker: &Worker, error: &Error) {
     if matches!(error.kind(), Kind::ForeignAnswer | Kind::StaleConnection) {
         context.distrusts_kept_connections.store(true, Relaxed);
     }
     let labels = [context.served.name(), leg, error.outcome()];
     context.metrics.retries.with_label_values(&labels).inc();
     tracing::warn!(model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
-    true
 }

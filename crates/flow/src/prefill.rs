@@ -13,7 +13,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::context::{
     Context, PromptContext, attempt, book, carried_threshold, may_retry, nothing_handed_over,
-    prefill_made_local, traced, uncached_tokens, within,
+    prefill_made_local, retried, traced, uncached_tokens, within,
 };
 use super::hand_off::{Lead, kept_for_decode, missing};
 use super::lease::Lease;
@@ -175,10 +175,9 @@ pub(super) async fn prefill_or_local(
         }
         if failed_to_read {
             // The fault may be the other worker's, or that of what was read: the same again without.
-            if may_retry(context, "prefill", &placed.worker, &error) {
-                continue;
-            }
-            break error;
+            // The retry budget is not asked, because the router chose to read.
+            retried(context, "prefill", &placed.worker, &error);
+            continue;
         }
         if error.fault() == Fault::Client {
             return Err(error);

@@ -40,8 +40,8 @@ async fn a_prefix_that_the_source_does_not_give_out_is_computed_by_the_same_work
 }
 
 #[tokio::test]
-async fn without_a_retry_budget_the_decode_worker_computes() {
-    let model = format!("{EAGER}\nretries: {{ budget_percent: 0 }}");
+async fn the_attempt_without_the_prefix_needs_no_retry_budget() {
+    let model = format!("{EAGER}\nretries: {{ budget_percent: 0 }}\non_no_prefill: fail");
     let mut trial = Trial::start(Spec { model, ..one_shot(2, 2) }).await;
     learned(&mut trial).await;
     let [first, second] = turns("budget");
@@ -50,7 +50,8 @@ async fn without_a_retry_budget_the_decode_worker_computes() {
     while serving.models[0].retry_budget.withdraw() {}
     trial.fault(&pair.holder, FaultKind::RefusePulls, Some(1));
     let reply = served(&mut trial, &second).await;
-    assert_eq!((reply.route("prefill"), trial.local_prefills().await), (None, 1.0));
+    fetched_by(&trial, &reply, "one_shot", "failed").await;
+    assert_eq!((reply.route("prefill"), trial.local_prefills().await), (Some("p1"), 0.0));
     trial.staged_blocks_are_freed().await;
     trial.finish().await;
 }
