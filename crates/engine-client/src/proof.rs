@@ -5,7 +5,7 @@
 //! made for this attempt. They are searched as bytes, so that no reply is parsed for this purpose.
 
 use http::HeaderValue;
-use memchr::memmem;
+use memchr::{memchr_iter, memmem};
 
 use super::engine::Engine;
 use crate::echoes::Foreign;
@@ -68,7 +68,7 @@ impl Proof {
     pub fn check(&self, worker: &dyn Engine, answer: &[u8]) -> Result<(), Error> {
         let (id, kind) = (self.request_id.as_bytes(), self.shape.number());
         let front = &answer[..answer.len().min(FRONT_BYTES)];
-        if memmem::find(front, id).is_some() {
+        if contains(front, id) {
             if self.teaches {
                 worker.echoes().came(kind);
             }
@@ -90,6 +90,13 @@ impl Proof {
         let message = format!("worker {} sent an answer to another request", worker.id());
         Err(Error::new(Kind::ForeignAnswer, message))
     }
+}
+
+/// Whether a short text contains an id. `memmem::find` takes some 1,200 instructions for it, most of
+/// which prepare a search for this id.
+fn contains(text: &[u8], id: &[u8]) -> bool {
+    let begins = |first: &u8| memchr_iter(*first, text).any(|at| text[at..].starts_with(id));
+    id.first().is_some_and(begins)
 }
 
 /// Error replies carry no id.

@@ -28,14 +28,14 @@ pub fn audit_reply(
     if worker.gone.is_cancelled() {
         return;
     }
-    let (model, id) = (served.name(), worker.id());
     let audit = &worker.audit;
-    count(metrics, &audit.usage, [model, id, "usage"], has_usage);
+    count(served, worker, (&audit.usage, "usage"), has_usage);
     // A leg that receives KV may count transferred tokens as cached.
     if leg.receives {
         return;
     }
-    count(metrics, &audit.cached_tokens, [model, id, "cached_tokens"], leg.cached_tokens.is_some());
+    let cached_tokens = (&audit.cached_tokens, "cached_tokens");
+    count(served, worker, cached_tokens, leg.cached_tokens.is_some());
     let Some((engine, prompt_tokens)) = leg.cached_tokens.zip(leg.prompt_tokens) else { return };
     audit.count_hits(prompt_tokens, engine);
     let expected = &leg.expected;
@@ -78,20 +78,23 @@ fn compare(
 ) {
     let blocks = f64::from(estimate.abs_diff(engine)) / f64::from(block_size);
     let direction = if estimate > engine { "over" } else { "under" };
-    metrics.cached_tokens_error.with_label_values(&[served.name(), direction]).observe(blocks);
+    served.series.cached_tokens_compared(metrics, served.name(), direction, blocks);
     if worker.audit.compare(epoch, block_size, estimate, engine) {
         act_on_drift(served, worker);
     }
 }
 
-fn count(metrics: &Metrics, reporting: &Reporting, labels: [&str; 3], reported: bool) {
-    let [model, worker, figure] = labels;
-    let labels = [model, worker, figure, if reported { "yes" } else { "no" }];
-    metrics.engine_reports.with_label_values(&labels).inc();
+fn count(
+    served: &Served,
+    worker: &Worker,
+    (reporting, figure): (&Reporting, &'static str),
+    reported: bool,
+) {
+    worker.series.reported(figure, reported);
     if reporting.count(reported) {
         tracing::warn!(
-            model,
-            worker,
+            model = served.name(),
+            worker = worker.id(),
             figure,
             "the engine has never reported this figure: what clients are told follows \
              cached_tokens_fallback. vLLM wants --enable-prompt-tokens-details, SGLang \

@@ -15,6 +15,7 @@ use splitrail_fleet::waiting::{Asked, Granted, NoRoom, Why};
 use splitrail_fleet::{Booking, CandidateQuery, Exclusion, Pool, Roster, Worker};
 use splitrail_ledger::timeline::Stage;
 use splitrail_policy::{Candidate, Choice, FetchPlan, Leg, Query, Source, holders};
+use splitrail_telemetry::LabelledSeries;
 use splitrail_telemetry::clock::unix_ms;
 
 mod record;
@@ -271,14 +272,12 @@ fn settle(
     };
     record(prompt, query, wish, pick);
     shadow(prompt, query, wish, pick);
-    let metrics = &context.metrics;
     if unit.unknown.is_none() || !unit.hashes.is_empty() {
-        let labels = [context.served.name(), leg.name()];
-        metrics.overlap_blocks.with_label_values(&labels).observe(chosen.overlap_blocks.into());
         let fetched_blocks = choice.fetch().map_or(0, |fetch| fetch.blocks);
         let held_blocks = chosen.overlap_blocks.max(fetched_blocks);
         let lost = choice.best_overlap_blocks.saturating_sub(held_blocks);
-        metrics.overlap_blocks_lost.with_label_values(&labels[..1]).inc_by(lost.into());
+        let LabelledSeries { model, series } = context.served.labelled_series();
+        series.placed(&context.metrics, model, leg.name(), chosen.overlap_blocks, lost);
     }
     let Candidate { rank, overlap_blocks, overlap_by_tier, assumed_blocks, .. } = chosen;
     Ok(Placed {

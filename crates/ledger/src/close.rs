@@ -4,7 +4,7 @@
 use splitrail_kv::Tier;
 
 use super::decisions::DecisionHandle;
-use super::entry::Entry;
+use super::entry::{Cached, Entry};
 use super::leg::{Figures, LegKind};
 use super::lines::Lines;
 use super::record::{Ended, LabelledTenant, RequestRecord};
@@ -28,9 +28,10 @@ pub fn close(
     let mut used = Used::default();
     for decision in decisions {
         decision.close_entry(ended.outcome, |entry| {
-            count_prompt(metrics, labelled, entry);
-            used.add(ended.outcome, entry);
-            let tokens = entry.cached().map(|cached| cached.tokens);
+            let of_prompt = entry.cached();
+            let tokens = of_prompt.map(|cached| cached.tokens);
+            count_prompt(metrics, labelled, entry, of_prompt);
+            used.add(ended.outcome, entry, tokens);
             cached.push((entry.is_further_sample(), tokens));
             if recorded {
                 entries.push(entry.clone());
@@ -78,14 +79,14 @@ impl Used {
         self.cached_known.then_some(self.cached_tokens)
     }
 
-    fn add(&mut self, outcome: &str, entry: &Entry) {
+    fn add(&mut self, outcome: &str, entry: &Entry, cached_tokens: Option<u32>) {
         if outcome != "ok" {
             return;
         }
         self.completion_tokens += u64::from(entry.completion_tokens().unwrap_or(0));
         if !entry.is_further_sample() {
             self.prompt_tokens += u64::from(entry.prompt_tokens().unwrap_or(0));
-            self.cached_tokens += entry.cached().map_or(0, |cached| u64::from(cached.tokens));
+            self.cached_tokens += u64::from(cached_tokens.unwrap_or(0));
         }
     }
 }
@@ -103,7 +104,12 @@ fn count_tenant(metrics: &Metrics, tenant: LabelledTenant<'_>, outcome: &'static
     }
 }
 
-fn count_prompt(metrics: &Metrics, labelled: LabelledSeries<'_>, entry: &Entry) {
+fn count_prompt(
+    metrics: &Metrics,
+    labelled: LabelledSeries<'_>,
+    entry: &Entry,
+    cached: Option<Cached>,
+) {
     let LabelledSeries { model, series } = labelled;
     for (leg, figures) in entry.legs() {
         if let Some(figures) = figures {
@@ -122,7 +128,7 @@ fn count_prompt(metrics: &Metrics, labelled: LabelledSeries<'_>, entry: &Entry) 
         return;
     }
     series.prompted(metrics, model, entry.prompt_tokens().unwrap_or(0).into());
-    if let Some(cached) = entry.cached() {
+    if let Some(cached) = cached {
         series.cached(metrics, model, cached.source.kind(), cached.tokens.into());
     }
 }
@@ -177,7 +183,7 @@ mod tests {
         let (prompt_tokens, cached_tokens) = (100, Some(80));
         entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 1, cached_tokens });
         let labelled = LabelledSeries { model: "m", series: &ModelSeries::default() };
-        count_prompt(&metrics, labelled, &entry);
+        count_prompt(&metrics, labelled, &entry, entry.cached());
         let count = |source, tier| {
             metrics.prompt_tokens.with_label_values(&["m", "decode", source, tier]).get()
         };

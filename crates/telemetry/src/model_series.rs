@@ -30,6 +30,9 @@ pub struct ModelSeries {
     cached_tokens: Series<IntCounter, 1>,
     prefix_cache_requests: Series<IntCounter, 1>,
     untokenized_prompts: Series<IntCounter, 1>,
+    overlap_blocks: Series<Histogram, 1>,
+    overlap_blocks_lost: Series<IntCounter, 0>,
+    cached_tokens_error: Series<Histogram, 1>,
 }
 
 /// The series of a model with the model's name, which is their label `model`.
@@ -180,6 +183,28 @@ impl ModelSeries {
     pub fn hit_or_miss(&self, all: &Metrics, model: &str, result: &'static str) {
         let find = || all.prefix_cache_requests.with_label_values(&[model, result]);
         self.prefix_cache_requests.with([result], find, IntCounter::inc);
+    }
+
+    /// Records the blocks of a prompt that the worker chosen for a leg holds, and those that another
+    /// candidate holds in addition.
+    pub fn placed(&self, all: &Metrics, model: &str, leg: &'static str, blocks: u32, lost: u32) {
+        let find = || all.overlap_blocks.with_label_values(&[model, leg]);
+        self.overlap_blocks.with([leg], find, |series| series.observe(blocks.into()));
+        let find = || all.overlap_blocks_lost.with_label_values(&[model]);
+        self.overlap_blocks_lost.with([], find, |series| series.inc_by(lost.into()));
+    }
+
+    /// Records by how many blocks the cached tokens of a reply differ from the estimate, which was
+    /// `over` or `under` them.
+    pub fn cached_tokens_compared(
+        &self,
+        all: &Metrics,
+        model: &str,
+        direction: &'static str,
+        blocks: f64,
+    ) {
+        let find = || all.cached_tokens_error.with_label_values(&[model, direction]);
+        self.cached_tokens_error.with([direction], find, |series| series.observe(blocks));
     }
 
     /// Counts a prompt whose tokens are not known; the reason becomes `label`.

@@ -1,6 +1,6 @@
 //! The metric series of one worker that every leg on it updates, looked up only once.
 
-use prometheus::{Histogram, HistogramVec, IntCounterVec};
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
 
 use crate::metrics::Metrics;
 use crate::series::Series;
@@ -15,7 +15,9 @@ struct Counted {
     worker: Box<str>,
     leg_seconds: HistogramVec,
     failures: IntCounterVec,
+    reports: IntCounterVec,
     kept: Series<Histogram, 1>,
+    kept_reports: Series<IntCounter, 2>,
 }
 
 impl WorkerSeries {
@@ -26,7 +28,9 @@ impl WorkerSeries {
             worker: worker.into(),
             leg_seconds: all.worker_leg.clone(),
             failures: all.worker_leg_failures.clone(),
+            reports: all.engine_reports.clone(),
             kept: Series::default(),
+            kept_reports: Series::default(),
         }))
     }
 
@@ -35,6 +39,14 @@ impl WorkerSeries {
         let Some(Counted { model, worker, leg_seconds, kept, .. }) = &self.0 else { return };
         let find = || leg_seconds.with_label_values(&[&**model, worker, leg]);
         kept.with([leg], find, |series| series.observe(seconds));
+    }
+
+    /// Counts whether the worker has reported a figure at the end of a leg.
+    pub fn reported(&self, figure: &'static str, is_reported: bool) {
+        let Some(Counted { model, worker, reports, kept_reports, .. }) = &self.0 else { return };
+        let reported = if is_reported { "yes" } else { "no" };
+        let find = || reports.with_label_values(&[&**model, worker, figure, reported]);
+        kept_reports.with([figure, reported], find, IntCounter::inc);
     }
 
     /// Counts a leg that failed on the worker, by the code of the error.
