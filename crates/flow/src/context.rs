@@ -109,7 +109,7 @@ impl PromptContext<'_> {
 
 /// The envelope of a traced leg, whose engine continues the trace from the leg.
 pub(super) fn traced(envelope: Envelope, leg: &LegSpan) -> Envelope {
-    match leg.traceparent().and_then(|header| HeaderValue::from_str(&header).ok()) {
+    match leg.traceparent().and_then(|header| HeaderValue::try_from(header).ok()) {
         Some(header) => Envelope { traceparent: Some(header), ..envelope },
         None => envelope,
     }
@@ -197,7 +197,7 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
 
 /// The envelope of requests with an id that no other requests have.
 pub(super) fn envelope(context: &Context) -> Envelope {
-    let request_id = HeaderValue::from_str(&random_id());
+    let request_id = HeaderValue::try_from(random_id());
     Envelope {
         // Hexadecimal digits are always a valid header value, so the fallback is never used.
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),

@@ -11,7 +11,7 @@ use splitrail_api::name::Name;
 use splitrail_api::text::random_id;
 use splitrail_ledger::timeline::RequestTrace;
 use splitrail_settings::logging::RequestIds;
-use splitrail_telemetry::trace_context::{TraceContext, push_hex};
+use splitrail_telemetry::trace_context::TraceContext;
 
 /// The header with a request's id, in requests and replies.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -131,12 +131,7 @@ impl Identity {
     /// The ids for log lines about the request, which is traced if it has a place in a trace.
     pub fn log_ids(&self, trace: Option<&RequestTrace>) -> RequestIds {
         let context = trace.map(|trace| trace.context).or_else(|| self.trace.context());
-        let trace_id = context.map(|context| {
-            let mut hex = String::with_capacity(32);
-            push_hex(&mut hex, context.trace_id, 32);
-            hex
-        });
-        RequestIds::new(&self.request_id, trace_id.as_deref())
+        RequestIds::new(&self.request_id, context.map(|context| context.trace_id))
     }
 
     /// Puts the id into the head of the reply.

@@ -1,8 +1,8 @@
 //! Traces of requests: which requests are traced, and where their spans go.
 //!
-//! The spans of a request are made from its timeline when it has ended, by the task that exports
-//! them. A request only puts its timeline into a bounded queue: a collector that is slow or gone is
-//! felt by no request.
+//! The spans of a request are written from its timeline when it has ended, while the timeline is in
+//! the processor's caches, and put into a bounded queue. One task sends them: a collector that is
+//! slow or gone is felt by no request.
 
 #[cfg(feature = "otlp")]
 mod collector;
@@ -51,9 +51,9 @@ impl Traces {
     }
 
     /// Takes a request that has ended. Its spans are dropped if too many wait already.
-    pub fn submit(&self, trace: RequestTrace, spans: Box<Spans>, summary: Summary) {
+    pub fn submit(&self, trace: &RequestTrace, spans: &Spans, summary: &Summary) {
         if let Some(export) = &self.export {
-            export.submit(spans::Ended { trace, spans, summary });
+            export.submit(&spans::Ended { trace, spans, summary });
         }
     }
 
@@ -80,8 +80,7 @@ impl Traces {
     }
 
     /// There is no traced request.
-    #[allow(clippy::boxed_local)]
-    pub fn submit(&self, _trace: RequestTrace, _spans: Box<Spans>, _summary: Summary) {}
+    pub fn submit(&self, _trace: &RequestTrace, _spans: &Spans, _summary: &Summary) {}
 
     /// There is no exporter.
     pub fn take_exporter(&self) -> Option<Exporter> {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use prometheus::Histogram;
 
 use crate::clock::unix_ms;
+use crate::trace_context::TraceContext;
 
 /// The id of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,12 @@ impl TraceId {
         let id = value.get(3..35).filter(|id| id.iter().all(is_id))?;
         let id = u128::from_str_radix(std::str::from_utf8(id).ok()?, 16).ok()?;
         (id != 0).then_some(Self(id))
+    }
+}
+
+impl From<TraceContext> for TraceId {
+    fn from(context: TraceContext) -> Self {
+        Self(context.trace_id)
     }
 }
 

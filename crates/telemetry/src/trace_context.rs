@@ -67,12 +67,16 @@ fn hex(digits: &[u8]) -> Option<u128> {
     })
 }
 
-/// Appends a number as `digits` lower-case hexadecimal digits.
-pub fn push_hex(out: &mut String, number: u128, digits: u32) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    for place in (0..digits).rev() {
-        out.push(char::from(DIGITS[(number >> (4 * place) & 15) as usize]));
+/// Appends the last `digits` of the 32 hexadecimal digits of a number, in lower case.
+pub fn push_hex(out: &mut String, number: u128, digits: usize) {
+    let digit = |value: u8| if value < 10 { b'0' + value } else { b'a' + value - 10 };
+    let mut text = [0; 32];
+    for (pair, byte) in text.chunks_exact_mut(2).zip(number.to_be_bytes()) {
+        pair.copy_from_slice(&[byte >> 4, byte & 15].map(digit));
     }
+    let first = text.len().saturating_sub(digits);
+    // Digits are ASCII.
+    out.push_str(std::str::from_utf8(&text[first..]).unwrap_or_default());
 }
 
 #[cfg(test)]

@@ -92,7 +92,7 @@ struct Placed {
     stream: bool,
     /// Whether the request has one prompt with one sample.
     one_sample: bool,
-    /// The trace of the request, if its client sent one.
+    /// The trace that the request belongs to.
     trace: Option<TraceId>,
 }
 
@@ -258,11 +258,16 @@ impl Scope {
             followed,
             stream: context.options.stream,
             one_sample: units.len() == 1 && context.options.samples == 1,
-            trace: context
-                .traceparent
-                .as_ref()
-                .and_then(|sent| TraceId::of_traceparent(sent.as_bytes())),
+            trace: self.trace_id(),
         });
+    }
+
+    /// The trace that the request belongs to: its own, or that of its client.
+    fn trace_id(&self) -> Option<TraceId> {
+        match self.timeline.trace() {
+            Some(trace) => Some(trace.context.into()),
+            None => TraceId::of_traceparent(self.identity.trace.traceparent.as_ref()?.as_bytes()),
+        }
     }
 
     /// The times of the request.
@@ -286,7 +291,7 @@ impl Scope {
         let ClientTrace { traceparent, tracestate } = &self.identity.trace;
         match self.timeline.trace() {
             Some(trace) => {
-                let own = HeaderValue::from_str(&trace.context.to_header()).ok();
+                let own = HeaderValue::try_from(trace.context.to_header()).ok();
                 (own, tracestate.clone().filter(|_| trace.parent_id.is_some()))
             }
             None => (traceparent.clone(), None),

@@ -2,10 +2,11 @@
 //!
 //! The lines look like those of `tracing`, which would take several times as long to format them.
 
+use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::{Duration, UNIX_EPOCH};
 
-use splitrail_api::text::{digit, push_number};
+use splitrail_api::text::{digit, push_address, push_number};
 use splitrail_telemetry::trace_context::push_hex;
 
 use crate::summary::Summary;
@@ -62,12 +63,9 @@ fn fields(summary: &Summary) -> [(&'static str, Option<Value<'_>>); 22] {
 /// A line of the log as JSON, in the form of all lines of the log.
 pub(super) fn json(target: &str, summary: &Summary) -> Vec<u8> {
     let mut out = String::with_capacity(USUAL_BYTES);
-    let time = time(summary);
-    out.extend([
-        "{\"timestamp\":\"",
-        &time,
-        "\",\"level\":\"INFO\",\"fields\":{\"message\":\"request\"",
-    ]);
+    out.push_str("{\"timestamp\":\"");
+    put_time(&mut out, summary);
+    out.push_str("\",\"level\":\"INFO\",\"fields\":{\"message\":\"request\"");
     put_json_fields(&mut out, summary);
     out.extend(["},\"target\":\"", target, "\"}\n"]);
     out.into_bytes()
@@ -76,7 +74,8 @@ pub(super) fn json(target: &str, summary: &Summary) -> Vec<u8> {
 /// A line of the log as text, in the form of all lines of the log.
 pub(super) fn text(target: &str, summary: &Summary) -> Vec<u8> {
     let mut out = String::with_capacity(USUAL_BYTES);
-    out.extend([&time(summary), "  INFO ", target, ": request"]);
+    put_time(&mut out, summary);
+    out.extend(["  INFO ", target, ": request"]);
     for (name, value) in fields(summary) {
         let Some(value) = value else { continue };
         out.extend([" ", name, "="]);
@@ -101,8 +100,10 @@ pub(super) fn of_file(summary: &Summary) -> Vec<u8> {
     out.into_bytes()
 }
 
-fn time(summary: &Summary) -> String {
-    humantime::format_rfc3339_micros(UNIX_EPOCH + summary.ended_unix).to_string()
+fn put_time(out: &mut String, summary: &Summary) {
+    let time = humantime::format_rfc3339_micros(UNIX_EPOCH + summary.ended_unix);
+    // Writing to a string cannot fail.
+    let _infallible = write!(out, "{time}");
 }
 
 fn put_json_fields(out: &mut String, summary: &Summary) {
@@ -131,13 +132,13 @@ fn put_json(out: &mut String, value: Value<'_>) {
             out.extend([us / 100 % 10, us / 10 % 10, us % 10].map(digit));
         }
         Value::TraceId(id) => push_hex(out, id, 32),
-        Value::Address(address) => out.push_str(&address.to_string()),
+        Value::Address(address) => push_address(out, address),
     }
 }
 
 /// Whether a text needs no quotes: no byte of it means anything to a reader of lines.
 fn is_plain(text: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/+@".contains(&byte);
+    let plain = |byte| matches!(byte, b'-'..=b':' | b'@'..=b'Z' | b'a'..=b'z' | b'+' | b'_');
     !text.is_empty() && text.len() <= TEXT_MAX_CHARS && text.bytes().all(plain)
 }
 
@@ -145,6 +146,10 @@ fn is_plain(text: &str) -> bool {
 /// become a command.
 fn put_quoted(out: &mut String, text: &str) {
     out.push('"');
+    if is_plain(text) {
+        out.extend([text, "\""]);
+        return;
+    }
     for c in text.chars().take(TEXT_MAX_CHARS) {
         match c {
             '"' | '\\' => out.extend(['\\', c]),

@@ -12,7 +12,7 @@ use splitrail_config::model::OtlpConfig;
 use splitrail_ledger::timeline::RequestTrace;
 use splitrail_telemetry::trace_context::TraceContext;
 use splitrail_telemetry::{LogThrottle, Metrics};
-use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -31,7 +31,10 @@ const BATCH_INTERVAL: Duration = Duration::from_secs(1);
 const PAUSES: [Duration; 3] =
     [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
 
-/// Puts requests into the queue.
+/// Usual maximum length of a span in bytes, on average over those of a request.
+const USUAL_BYTES: usize = 256;
+
+/// Puts the spans of requests into the queue.
 pub(super) struct Export {
     sample_ratio: f64,
     queue: mpsc::Sender<Queued>,
@@ -40,10 +43,14 @@ pub(super) struct Export {
     exporter: Mutex<Option<Exporter>>,
 }
 
-/// A request in the queue, with the number of spans that it counts as: at least those that it has.
+/// The spans of a request in the queue.
 struct Queued {
-    ended: Ended,
+    /// The spans, as they are written.
+    bytes: Vec<u8>,
+    /// Their number.
     spans: usize,
+    /// The number that is counted of them while they wait: at least their number.
+    counted: usize,
 }
 
 /// What both ends of the queue share.
@@ -64,7 +71,7 @@ impl Shared {
     }
 }
 
-/// Makes spans of the requests in the queue and sends them to the collector.
+/// Sends the spans in the queue to the collector.
 pub struct Exporter {
     queued: mpsc::Receiver<Queued>,
     shared: Arc<Shared>,
@@ -133,24 +140,24 @@ impl Export {
         })
     }
 
-    pub(super) fn submit(&self, ended: Ended) {
+    pub(super) fn submit(&self, ended: &Ended<'_>) {
         let Shared { queued_spans, queue_spans_max, batch_spans, is_due, .. } = &*self.shared;
-        let spans = ended.count_max();
-        let before = queued_spans.fetch_add(spans, Relaxed);
-        let after = before + spans;
-        let queued = Queued { ended, spans };
-        let refused = match after <= *queue_spans_max {
-            true => self.queue.try_send(queued).err(),
-            false => Some(TrySendError::Full(queued)),
-        };
-        match refused {
-            None if before < *batch_spans && after >= *batch_spans => is_due.notify_one(),
-            None => {}
-            Some(TrySendError::Full(refused) | TrySendError::Closed(refused)) => {
-                queued_spans.fetch_sub(spans, Relaxed);
-                self.shared.count("dropped", refused.ended.count());
-            }
+        let counted = ended.count_max();
+        let before = queued_spans.fetch_add(counted, Relaxed);
+        let after = before + counted;
+        if after > *queue_spans_max || !self.write(ended, counted) {
+            queued_spans.fetch_sub(counted, Relaxed);
+            self.shared.count("dropped", ended.count());
+        } else if before < *batch_spans && after >= *batch_spans {
+            is_due.notify_one();
         }
+    }
+
+    /// Writes the spans of a request and puts them into the queue; returns whether it takes them.
+    fn write(&self, ended: &Ended<'_>, counted: usize) -> bool {
+        let mut bytes = Vec::with_capacity(USUAL_BYTES * counted);
+        let spans = ended.put_spans(&mut bytes);
+        self.queue.try_send(Queued { bytes, spans, counted }).is_ok()
     }
 
     pub(super) fn take_exporter(&self) -> Option<Exporter> {
@@ -210,9 +217,10 @@ impl Exporter {
         false
     }
 
-    fn take(&self, batch: &mut Batch, Queued { ended, spans }: Queued) {
-        self.shared.queued_spans.fetch_sub(spans, Relaxed);
-        batch.spans += ended.put_spans(&mut batch.bytes);
+    fn take(&self, batch: &mut Batch, Queued { bytes, spans, counted }: Queued) {
+        self.shared.queued_spans.fetch_sub(counted, Relaxed);
+        batch.bytes.extend_from_slice(&bytes);
+        batch.spans += spans;
     }
 
     /// Sends spans, several times if the collector cannot take them at the time. Requests wait in

@@ -45,21 +45,21 @@ pub(super) fn span(
     /// The key of `flags`, field 16.
     const FLAGS: [u8; 2] = [0x80 | FIXED_32, 1];
     message(out, SPANS, |out| {
-        bytes(out, 1, &head.trace_id.to_be_bytes());
-        bytes(out, 2, &head.span_id.to_be_bytes());
+        id(out, 1, head.trace_id.to_be_bytes());
+        id(out, 2, head.span_id.to_be_bytes());
         bytes(out, 3, head.state.as_bytes());
         if let Some(parent_id) = head.parent_id {
-            bytes(out, 4, &parent_id.to_be_bytes());
+            id(out, 4, parent_id.to_be_bytes());
         }
         bytes(out, 5, head.name.as_bytes());
-        out.extend([6 << 3 | VARINT, head.kind as u8]);
+        out.extend_from_slice(&[6 << 3 | VARINT, head.kind as u8]);
         fixed_64(out, 7, head.begin_ns);
         fixed_64(out, 8, head.end_ns);
         if put_attributes(out) {
-            out.extend(FAILED);
+            out.extend_from_slice(&FAILED);
         }
-        out.extend(FLAGS);
-        out.extend(head.flags.to_le_bytes());
+        out.extend_from_slice(&FLAGS);
+        out.extend_from_slice(&head.flags.to_le_bytes());
     });
 }
 
@@ -80,12 +80,10 @@ pub(super) fn head(resource: &[u8], scope: [&str; 2], spans_bytes: usize) -> Vec
     });
     let mut inner = Vec::new();
     bytes(&mut inner, RESOURCE, resource);
-    key(&mut inner, SCOPE_SPANS, LENGTH);
-    length(&mut inner, scope_head.len() + spans_bytes);
+    key_and_length(&mut inner, SCOPE_SPANS, scope_head.len() + spans_bytes);
     inner.extend(scope_head);
     let mut out = Vec::with_capacity(inner.len() + 16);
-    key(&mut out, RESOURCE_SPANS, LENGTH);
-    length(&mut out, inner.len() + spans_bytes);
+    key_and_length(&mut out, RESOURCE_SPANS, inner.len() + spans_bytes);
     out.extend(inner);
     out
 }
@@ -113,15 +111,11 @@ impl Value<'_> {
     fn put(self, out: &mut Vec<u8>) {
         match self {
             Self::Text(text) => {
-                key(out, 1, LENGTH);
-                length(out, text.len());
+                key_and_length(out, 1, text.len());
                 out.extend_from_slice(text.as_bytes());
             }
-            Self::Flag(flag) => out.extend([2 << 3 | VARINT, flag.into()]),
-            Self::Number(number) => {
-                key(out, 3, VARINT);
-                length(out, whole(number));
-            }
+            Self::Flag(flag) => out.extend_from_slice(&[2 << 3 | VARINT, flag.into()]),
+            Self::Number(number) => key_and_varint(out, 3 << 3 | VARINT, whole(number)),
             Self::Real(real) => fixed_64(out, 4, real.to_bits()),
         }
     }
@@ -145,49 +139,55 @@ pub(super) fn resource_attribute(out: &mut Vec<u8>, name: &str, value: &str) {
 fn put_key_value(out: &mut Vec<u8>, field: u8, name: &str, value: Value<'_>) {
     let value_length = value.length();
     let name_length = 1 + length_delimiter_len(name.len()) + name.len();
-    key(out, field, LENGTH);
-    length(out, name_length + 1 + length_delimiter_len(value_length) + value_length);
+    key_and_length(out, field, name_length + 1 + length_delimiter_len(value_length) + value_length);
     bytes(out, 1, name.as_bytes());
-    key(out, 2, LENGTH);
-    length(out, value_length);
+    key_and_length(out, 2, value_length);
     value.put(out);
 }
 
-fn key(out: &mut Vec<u8>, field: u8, wire_type: u8) {
-    out.push(field << 3 | wire_type);
+/// Appends the key and the length of a field that has a length.
+fn key_and_length(out: &mut Vec<u8>, field: u8, length: usize) {
+    key_and_varint(out, field << 3 | LENGTH, length);
 }
 
-/// Appends a varint.
-fn length(out: &mut Vec<u8>, length: usize) {
-    if length < 0x80 {
-        out.push(length as u8);
+/// Appends the key of a field and a varint. Inlined because it is short, and called some hundred
+/// times for each request.
+#[inline(always)]
+fn key_and_varint(out: &mut Vec<u8>, key: u8, number: usize) {
+    if number < 0x80 {
+        out.extend_from_slice(&[key, number as u8]);
     } else {
+        out.push(key);
         // A vector has room for everything.
-        let _infallible = encode_length_delimiter(length, out);
+        let _infallible = encode_length_delimiter(number, out);
     }
+}
+
+/// Appends an id.
+fn id<const N: usize>(out: &mut Vec<u8>, field: u8, id: [u8; N]) {
+    key_and_length(out, field, N);
+    out.extend_from_slice(&id);
 }
 
 /// Appends bytes or a text; nothing if there are none.
 fn bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     if !bytes.is_empty() {
-        key(out, field, LENGTH);
-        length(out, bytes.len());
+        key_and_length(out, field, bytes.len());
         out.extend_from_slice(bytes);
     }
 }
 
 fn fixed_64(out: &mut Vec<u8>, field: u8, number: u64) {
-    key(out, field, FIXED_64);
-    out.extend(number.to_le_bytes());
+    out.push(field << 3 | FIXED_64);
+    out.extend_from_slice(&number.to_le_bytes());
 }
 
 /// Appends a message, whose length is known when it is written.
 fn message(out: &mut Vec<u8>, field: u8, write: impl FnOnce(&mut Vec<u8>)) {
-    key(out, field, LENGTH);
-    let begin = out.len();
+    let start = out.len();
     write(out);
-    let written = out.len() - begin;
-    length(out, written);
-    let prefix = out.len() - begin - written;
-    out[begin..].rotate_right(prefix);
+    let written = out.len() - start;
+    key_and_length(out, field, written);
+    let prefix = out.len() - start - written;
+    out[start..].rotate_right(prefix);
 }

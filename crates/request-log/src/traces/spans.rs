@@ -32,10 +32,10 @@ const LOCAL_PARENT: u32 = 0x101;
 const REMOTE_PARENT: u32 = 0x301;
 
 /// A traced request that has ended.
-pub(super) struct Ended {
-    pub(super) trace: RequestTrace,
-    pub(super) spans: Box<Spans>,
-    pub(super) summary: Summary,
+pub(super) struct Ended<'r> {
+    pub(super) trace: &'r RequestTrace,
+    pub(super) spans: &'r Spans,
+    pub(super) summary: &'r Summary,
 }
 
 /// What all spans of this process have in common.
@@ -96,7 +96,7 @@ enum Parent<'a> {
     Leg(&'a Leg),
 }
 
-impl Ended {
+impl Ended<'_> {
     /// The number of spans.
     pub(super) fn count(&self) -> usize {
         let mut count = 1;
@@ -106,7 +106,7 @@ impl Ended {
 
     /// At least the number of spans, without looking at each.
     pub(super) fn count_max(&self) -> usize {
-        let Spans { laps, legs, hand_offs, .. } = &*self.spans;
+        let Spans { laps, legs, hand_offs, .. } = self.spans;
         1 + laps.len() + legs.len() + hand_offs.len()
     }
 
@@ -151,7 +151,7 @@ impl Ended {
                 is_ttft_part: true,
             });
         }
-        let Spans { laps, legs, .. } = &*self.spans;
+        let Spans { laps, legs, .. } = self.spans;
         legs.iter().map(|leg| self.leg(leg)).for_each(&mut put);
         laps.iter().filter_map(|lap| self.stage(lap)).for_each(put);
     }
@@ -189,7 +189,7 @@ impl Ended {
 
     /// The span of a stage; `None` if another span is the same.
     fn stage<'a>(&'a self, lap: &'a Lap) -> Option<Below<'a>> {
-        let Spans { laps, picks, legs, .. } = &*self.spans;
+        let Spans { laps, picks, legs, .. } = self.spans;
         let hand_off = self.hand_off_around(lap);
         let mut below = Below {
             part: Part::Stage(lap.stage.name()),
@@ -289,7 +289,8 @@ impl Ended {
         (begin, end): (Duration, Duration),
     ) -> Head<'_> {
         let arrived = self.summary.arrived_unix();
-        let unix_ns = |at: Duration| u64::try_from((arrived + at).as_nanos()).unwrap_or(u64::MAX);
+        // 64 bits last until the year 2554.
+        let unix_ns = |at: Duration| (arrived + at).as_nanos() as u64;
         Head {
             trace_id: self.trace.context.trace_id,
             span_id,

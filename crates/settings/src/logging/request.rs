@@ -26,13 +26,14 @@ pub struct RequestIds(Arc<Ids>);
 #[derive(Debug)]
 struct Ids {
     request_id: Box<str>,
-    trace_id: Option<Box<str>>,
+    trace_id: Option<u128>,
 }
 
 impl RequestIds {
-    /// The ids of a request. They must be of plain characters: letters, digits and `-_.:`.
-    pub fn new(request_id: &str, trace_id: Option<&str>) -> Self {
-        Self(Arc::new(Ids { request_id: request_id.into(), trace_id: trace_id.map(Into::into) }))
+    /// The ids of a request. That of the request must be of plain characters: letters, digits and
+    /// `-_.:`.
+    pub fn new(request_id: &str, trace_id: Option<u128>) -> Self {
+        Self(Arc::new(Ids { request_id: request_id.into(), trace_id }))
     }
 
     /// The id that the client sees.
@@ -117,8 +118,8 @@ where
 fn in_text(line: &str, ids: &Ids) -> String {
     let mut out = line.trim_end_matches('\n').to_owned();
     out.extend([" request_id=\"", &ids.request_id, "\""]);
-    if let Some(trace_id) = &ids.trace_id {
-        out.extend([" trace_id=\"", trace_id, "\""]);
+    if let Some(trace_id) = ids.trace_id {
+        out.extend([" trace_id=\"", &hex(trace_id), "\""]);
     }
     out.push('\n');
     out
@@ -131,14 +132,19 @@ fn in_json(line: &str, ids: &Ids) -> String {
     let (head, fields) = line.split_at(at);
     let mut out = head.to_owned();
     out.extend(["\"request_id\":\"", &ids.request_id, "\""]);
-    if let Some(trace_id) = &ids.trace_id {
-        out.extend([",\"trace_id\":\"", trace_id, "\""]);
+    if let Some(trace_id) = ids.trace_id {
+        out.extend([",\"trace_id\":\"", &hex(trace_id), "\""]);
     }
     if !fields.starts_with('}') {
         out.push(',');
     }
     out.push_str(fields);
     out
+}
+
+/// A trace id as it is written everywhere.
+fn hex(trace_id: u128) -> String {
+    format!("{trace_id:032x}")
 }
 
 #[cfg(test)]
@@ -151,6 +157,8 @@ mod tests {
     use tracing_subscriber::fmt::MakeWriter;
 
     use super::*;
+
+    const TRACE_ID: &str = "000000000000000000000000000000ab";
 
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
@@ -182,7 +190,7 @@ mod tests {
     }
 
     fn nested() {
-        let [outer, inner] = [("outer", Some("ab")), ("inner", None)]
+        let [outer, inner] = [("outer", Some(0xab)), ("inner", None)]
             .map(|(request, trace)| RequestIds::new(request, trace));
         tracing::info!("none");
         outer.during(|| {
@@ -213,9 +221,9 @@ mod tests {
             .collect();
         let expected = serde_json::json!([
             [null, null, "none"],
-            ["outer", "ab", "one"],
+            ["outer", TRACE_ID, "one"],
             ["inner", null, "two"],
-            ["outer", "ab", "three"],
+            ["outer", TRACE_ID, "three"],
             [null, null, "none again"],
         ]);
         assert_eq!(serde_json::to_value(ids).unwrap(), expected);
@@ -225,10 +233,8 @@ mod tests {
         tracing::subscriber::with_default(text, nested);
         let text = log.text();
         let second = text.lines().nth(1).unwrap();
-        assert!(
-            second.ends_with(": one worker=\"w\" request_id=\"outer\" trace_id=\"ab\""),
-            "{second}"
-        );
+        let ids = format!("request_id=\"outer\" trace_id=\"{TRACE_ID}\"");
+        assert!(second.ends_with(&format!(": one worker=\"w\" {ids}")), "{second}");
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Scope {
             self.core.access_log.write(&summary);
         }
         if let (Some(spans), Some(trace)) = (spans, self.timeline.trace()) {
-            self.core.traces.submit(trace.clone(), spans, summary);
+            self.core.traces.submit(trace, &spans, &summary);
         }
     }
 

@@ -3,19 +3,23 @@
 use std::time::Duration;
 
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use splitrail_api::text::push_address;
 
 use super::super::otlp::{self, Head};
 use super::{Ended, LOCAL_PARENT, REMOTE_PARENT, flag, number, put_error, real, text};
 use crate::summary::Summary;
 
+/// Maximum length of an address of IPv4 in bytes.
+const ADDRESS_BYTES: usize = 15;
+
 /// Codes of gRPC that are a fault of the server, by the semantic conventions: unknown, deadline
 /// exceeded, unimplemented, internal, unavailable, data loss.
 const SERVER_FAULTS: [u16; 6] = [2, 4, 12, 13, 14, 15];
 
-impl Ended {
+impl Ended<'_> {
     /// Appends the span of the request.
     pub(super) fn put_request_span(&self, out: &mut Vec<u8>) {
-        let (summary, trace) = (&self.summary, &self.trace);
+        let (summary, trace) = (self.summary, self.trace);
         let times = (Duration::ZERO, summary.total);
         let head = Head {
             parent_id: trace.parent_id,
@@ -74,7 +78,9 @@ fn put_request(out: &mut Vec<u8>, summary: &Summary) {
             number(out, "gen_ai.request.max_tokens", tokens.into());
         }
     }
-    text(out, "client.address", &summary.client.to_string());
+    let mut client = String::with_capacity(ADDRESS_BYTES);
+    push_address(&mut client, summary.client);
+    text(out, "client.address", &client);
     text(out, "splitrail.request_id", &summary.request_id);
     text(out, "splitrail.endpoint", summary.endpoint);
     if let Some(tenant) = &summary.tenant {

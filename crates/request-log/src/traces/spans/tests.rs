@@ -21,8 +21,22 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
+/// A traced request that has ended, with what it owns.
+struct Traced {
+    trace: RequestTrace,
+    spans: Spans,
+    summary: Summary,
+}
+
+impl Traced {
+    fn ended(&self) -> Ended<'_> {
+        let Self { trace, spans, summary } = self;
+        Ended { trace, spans, summary }
+    }
+}
+
 /// A P/D request with all kinds of spans, whose first prefill leg failed.
-fn ended(state: &str, model: &str) -> Ended {
+fn traced(state: &str, model: &str) -> Traced {
     let client = Ipv4Addr::LOCALHOST.into();
     let identity = Identity::new(Some(b"id-1"), client, Protocol::Http, ClientTrace::default());
     let mut summary = Summary::new(&identity, "chat", Instant::now());
@@ -71,7 +85,7 @@ fn ended(state: &str, model: &str) -> Ended {
     let context = TraceContext { trace_id: TRACE, span_id: 9, is_sampled: true };
     let state = (!state.is_empty()).then(|| state.into());
     let trace = RequestTrace { context, parent_id: Some(PARENT), state };
-    Ended { trace, spans: Box::new(spans), summary }
+    Traced { trace, spans, summary }
 }
 
 fn read(message: &[u8]) -> (ExportTraceServiceRequest, Vec<Span>) {
@@ -92,7 +106,8 @@ fn the_generated_types_write_the_same_bytes() {
         let mut spans = Vec::new();
         let mut count = 0;
         for _ in 0..40 {
-            let ended = ended(state, model);
+            let traced = traced(state, model);
+            let ended = traced.ended();
             assert!(ended.count_max() >= ended.count());
             count += ended.put_spans(&mut spans);
         }
@@ -106,7 +121,8 @@ fn the_generated_types_write_the_same_bytes() {
 #[test]
 fn the_spans_have_their_names_parents_times_and_attributes() {
     let mut bytes = Vec::new();
-    let ended = ended("a=b", "m");
+    let traced = traced("a=b", "m");
+    let ended = traced.ended();
     assert_eq!(ended.put_spans(&mut bytes), ended.count());
     let head = Resource::new("edge").head(bytes.len());
     let (request, spans) = read(&[head, bytes].concat());
