@@ -64,7 +64,7 @@ impl AccessLog {
     }
 
     /// Writes the line of a request.
-    pub fn write(&self, summary: &Summary) {
+    pub fn write(&self, summary: &Summary<'_>) {
         if self.file.is_open() {
             self.file.write_line(line::of_file(summary));
             return;
@@ -93,7 +93,7 @@ impl AccessLog {
             let mut summary = Summary::new(identity, endpoint, Instant::now());
             (summary.status, summary.outcome) = (status.as_u16(), outcome);
             let tenant = reply.extensions().get::<TenantName>();
-            summary.tenant = tenant.map(|TenantName(name)| name.clone());
+            summary.tenant = tenant.map(|TenantName(name)| &**name);
             self.write(&summary);
         }
     }
@@ -111,7 +111,7 @@ impl AccessLog {
             let mut summary = Summary::new(identity, endpoint, Instant::now());
             let code = refusal.map_or(Code::Ok, Status::code);
             (summary.status, summary.outcome) = (code as u16, outcome);
-            summary.tenant = tenant.cloned();
+            summary.tenant = tenant.map(|name| &**name);
             self.write(&summary);
         }
     }

@@ -12,13 +12,13 @@ use crate::identity::Identity;
 
 /// A request that has ended.
 #[derive(Clone, Debug)]
-pub struct Summary {
+pub struct Summary<'r> {
     /// When the request ended, since 1970.
     pub ended_unix: Duration,
     /// Time from the arrival to the end.
     pub total: Duration,
     /// The id that the client sees.
-    pub request_id: Name,
+    pub request_id: &'r str,
     /// The id of the trace, if the request belongs to one.
     pub trace_id: Option<u128>,
     /// `http` or `grpc`.
@@ -26,9 +26,9 @@ pub struct Summary {
     /// The address of the client.
     pub client: IpAddr,
     /// The tenant; `None` if the router has no tenants or the request had no valid credential.
-    pub tenant: Option<Name>,
+    pub tenant: Option<&'r str>,
     /// The model's configured name, or the name that the client sent if no model has it.
-    pub model: Option<Name>,
+    pub model: Option<&'r str>,
     /// The endpoint; `none` if the path is not one.
     pub endpoint: &'static str,
     /// The status of the reply: that of HTTP, or the code of gRPC.
@@ -60,15 +60,15 @@ pub struct Summary {
     pub ttft: Option<Duration>,
 }
 
-impl Summary {
+impl<'r> Summary<'r> {
     /// A request of which nothing is known yet but how it arrived, and that it ended at `now`.
-    pub fn new(identity: &Identity, endpoint: &'static str, now: Instant) -> Self {
+    pub fn new(identity: &'r Identity, endpoint: &'static str, now: Instant) -> Self {
         let late = now.elapsed();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             ended_unix: unix.saturating_sub(late),
             total: now.saturating_duration_since(identity.arrived),
-            request_id: identity.request_id.clone(),
+            request_id: &identity.request_id,
             trace_id: identity.trace.context().map(|context| context.trace_id),
             protocol: identity.protocol.name(),
             client: identity.client.to_canonical(),

@@ -51,7 +51,7 @@ impl Traces {
     }
 
     /// Takes a request that has ended. Its spans are dropped if too many wait already.
-    pub fn submit(&self, trace: &RequestTrace, spans: &Spans, summary: &Summary) {
+    pub fn submit(&self, trace: &RequestTrace, spans: &Spans, summary: &Summary<'_>) {
         if let Some(export) = &self.export {
             export.submit(&spans::Ended { trace, spans, summary });
         }
@@ -80,7 +80,7 @@ impl Traces {
     }
 
     /// There is no traced request.
-    pub fn submit(&self, _trace: &RequestTrace, _spans: &Spans, _summary: &Summary) {}
+    pub fn submit(&self, _trace: &RequestTrace, _spans: &Spans, _summary: &Summary<'_>) {}
 
     /// There is no exporter.
     pub fn take_exporter(&self) -> Option<Exporter> {

@@ -30,16 +30,16 @@ enum Value<'a> {
 }
 
 /// The fields of a request; those that are not known are `None`.
-fn fields(summary: &Summary) -> [(&'static str, Option<Value<'_>>); 22] {
+fn fields<'s>(summary: &'s Summary<'_>) -> [(&'static str, Option<Value<'s>>); 22] {
     let used = &summary.used;
     let above_0 = |count: u64| Some(Value::Number(count)).filter(|_| count > 0);
     let batch = if summary.prompts > 1 { summary.prompts as u64 } else { 0 };
     [
-        ("request_id", Some(Value::Text(&summary.request_id))),
+        ("request_id", Some(Value::Text(summary.request_id))),
         ("trace_id", summary.trace_id.map(Value::TraceId)),
         ("client", Some(Value::Address(summary.client))),
-        ("tenant", summary.tenant.as_deref().map(Value::Text)),
-        ("model", summary.model.as_deref().map(Value::Text)),
+        ("tenant", summary.tenant.map(Value::Text)),
+        ("model", summary.model.map(Value::Text)),
         ("endpoint", Some(Value::Text(summary.endpoint))),
         ("protocol", Some(Value::Text(summary.protocol))),
         ("status", Some(Value::Number(summary.status.into()))),
@@ -61,7 +61,7 @@ fn fields(summary: &Summary) -> [(&'static str, Option<Value<'_>>); 22] {
 }
 
 /// A line of the log as JSON, in the form of all lines of the log.
-pub(super) fn json(target: &str, summary: &Summary) -> Vec<u8> {
+pub(super) fn json(target: &str, summary: &Summary<'_>) -> Vec<u8> {
     let mut out = String::with_capacity(USUAL_BYTES);
     out.push_str("{\"timestamp\":\"");
     put_time(&mut out, summary);
@@ -72,7 +72,7 @@ pub(super) fn json(target: &str, summary: &Summary) -> Vec<u8> {
 }
 
 /// A line of the log as text, in the form of all lines of the log.
-pub(super) fn text(target: &str, summary: &Summary) -> Vec<u8> {
+pub(super) fn text(target: &str, summary: &Summary<'_>) -> Vec<u8> {
     let mut out = String::with_capacity(USUAL_BYTES);
     put_time(&mut out, summary);
     out.extend(["  INFO ", target, ": request"]);
@@ -89,7 +89,7 @@ pub(super) fn text(target: &str, summary: &Summary) -> Vec<u8> {
 }
 
 /// A line of a file of its own: JSON.
-pub(super) fn of_file(summary: &Summary) -> Vec<u8> {
+pub(super) fn of_file(summary: &Summary<'_>) -> Vec<u8> {
     let mut out = String::with_capacity(USUAL_BYTES);
     out.push_str("{\"version\":");
     push_number(&mut out, VERSION);
@@ -100,13 +100,13 @@ pub(super) fn of_file(summary: &Summary) -> Vec<u8> {
     out.into_bytes()
 }
 
-fn put_time(out: &mut String, summary: &Summary) {
+fn put_time(out: &mut String, summary: &Summary<'_>) {
     let time = humantime::format_rfc3339_micros(UNIX_EPOCH + summary.ended_unix);
     // Writing to a string cannot fail.
     let _infallible = write!(out, "{time}");
 }
 
-fn put_json_fields(out: &mut String, summary: &Summary) {
+fn put_json_fields(out: &mut String, summary: &Summary<'_>) {
     for (name, value) in fields(summary) {
         let Some(value) = value else { continue };
         out.extend([",\"", name, "\":"]);
@@ -177,11 +177,14 @@ mod tests {
     use super::*;
     use crate::identity::{ClientTrace, Identity, Protocol};
 
-    fn summary(model: &str) -> Summary {
+    fn identity() -> Identity {
         let client = Ipv4Addr::LOCALHOST.into();
-        let identity = Identity::new(Some(b"id-1"), client, Protocol::Http, ClientTrace::default());
-        let mut summary = Summary::new(&identity, "chat", Instant::now());
-        summary.model = Some(model.into());
+        Identity::new(Some(b"id-1"), client, Protocol::Http, ClientTrace::default())
+    }
+
+    fn summary<'r>(identity: &'r Identity, model: &'r str) -> Summary<'r> {
+        let mut summary = Summary::new(identity, "chat", Instant::now());
+        summary.model = Some(model);
         (summary.status, summary.outcome) = (404, "model_not_found");
         summary.trace_id = Some(0xab);
         summary.total = Duration::from_micros(12_034);
@@ -190,7 +193,8 @@ mod tests {
 
     #[test]
     fn the_lines_of_all_formats_have_the_same_fields() {
-        let summary = summary("m");
+        let identity = identity();
+        let summary = summary(&identity, "m");
         let line = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         let json: Json = serde_json::from_str(&line(json("access", &summary))).unwrap();
         assert_eq!((&json["level"], &json["target"]), (&"INFO".into(), &"access".into()));
@@ -214,7 +218,8 @@ mod tests {
         /// Whatever a client sends as a name, the line stays one line with the same fields.
         #[test]
         fn no_name_of_a_client_breaks_a_line(name in "\\PC{0,40}|[\"\\\\\n\r\t\u{1b}\u{7f}<>=\u{2028}\u{1f600} ]{0,40}") {
-            let summary = summary(&name);
+            let identity = identity();
+            let summary = summary(&identity, &name);
             let json = String::from_utf8(json("access", &summary)).unwrap();
             let read: Json = serde_json::from_str(&json).unwrap();
             prop_assert_eq!(&read["fields"]["model"], &Json::from(name.as_str()));

@@ -35,7 +35,7 @@ const REMOTE_PARENT: u32 = 0x301;
 pub(super) struct Ended<'r> {
     pub(super) trace: &'r RequestTrace,
     pub(super) spans: &'r Spans,
-    pub(super) summary: &'r Summary,
+    pub(super) summary: &'r Summary<'r>,
 }
 
 /// What all spans of this process have in common.

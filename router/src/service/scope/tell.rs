@@ -60,7 +60,7 @@ impl Scope {
         if spans.is_none() && !is_logged {
             return;
         }
-        let summary = self.summary(now, ending, used);
+        let summary = self.summary(now, &ending, used);
         if is_logged {
             self.core.access_log.write(&summary);
         }
@@ -69,7 +69,7 @@ impl Scope {
         }
     }
 
-    fn summary(&self, now: Instant, ending: Ending, used: Used) -> Summary {
+    fn summary<'r>(&'r self, now: Instant, ending: &'r Ending, used: Used) -> Summary<'r> {
         let Identity { arrived, .. } = self.identity;
         let mut summary = Summary::new(&self.identity, self.endpoint, now);
         if let Some(trace) = self.timeline.trace() {
@@ -77,8 +77,8 @@ impl Scope {
         }
         summary.status = ending.status;
         summary.outcome = ending.outcome;
-        summary.tenant = self.sender.tenant.as_ref().map(|tenant| tenant.name.clone());
-        summary.model = ending.unknown_model;
+        summary.tenant = self.sender.tenant.as_ref().map(|tenant| &*tenant.name);
+        summary.model = ending.unknown_model.as_deref();
         summary.options = self.options;
         summary.used = used;
         summary.queue = self.timeline.total(Stage::Admit);
@@ -89,7 +89,7 @@ impl Scope {
             summary.ttft = self.begun.map(|begun| begun.duration_since(arrived));
         }
         let Some(placed) = &self.placed else { return summary };
-        summary.model = Some(placed.served.name().into());
+        summary.model = Some(placed.served.name());
         summary.flow = Some(self.labels().1);
         summary.prompts = placed.decisions.len();
         for (place, decision) in placed.decisions.iter().enumerate() {

@@ -40,7 +40,7 @@ impl Ended<'_> {
 }
 
 /// Whether a failed request is a fault of the server.
-fn is_fault(summary: &Summary) -> bool {
+fn is_fault(summary: &Summary<'_>) -> bool {
     match summary.protocol {
         "grpc" => SERVER_FAULTS.contains(&summary.status),
         // A stream that broke off has the status 200.
@@ -48,7 +48,7 @@ fn is_fault(summary: &Summary) -> bool {
     }
 }
 
-fn is_failed(summary: &Summary) -> bool {
+fn is_failed(summary: &Summary<'_>) -> bool {
     !matches!(summary.outcome, "ok" | "cancelled")
 }
 
@@ -62,11 +62,11 @@ fn operation(endpoint: &str) -> Option<&'static str> {
     }
 }
 
-fn put_request(out: &mut Vec<u8>, summary: &Summary) {
+fn put_request(out: &mut Vec<u8>, summary: &Summary<'_>) {
     if let Some(operation) = operation(summary.endpoint) {
         text(out, "gen_ai.operation.name", operation);
     }
-    if let Some(model) = &summary.model {
+    if let Some(model) = summary.model {
         text(out, "gen_ai.request.model", model);
     }
     if let Some(options) = &summary.options {
@@ -81,14 +81,14 @@ fn put_request(out: &mut Vec<u8>, summary: &Summary) {
     let mut client = String::with_capacity(ADDRESS_BYTES);
     push_address(&mut client, summary.client);
     text(out, "client.address", &client);
-    text(out, "splitrail.request_id", &summary.request_id);
+    text(out, "splitrail.request_id", summary.request_id);
     text(out, "splitrail.endpoint", summary.endpoint);
-    if let Some(tenant) = &summary.tenant {
+    if let Some(tenant) = summary.tenant {
         text(out, "splitrail.tenant", tenant);
     }
 }
 
-fn put_reply(out: &mut Vec<u8>, summary: &Summary) {
+fn put_reply(out: &mut Vec<u8>, summary: &Summary<'_>) {
     let status = u64::from(summary.status);
     if summary.protocol == "grpc" {
         text(out, "rpc.system", "grpc");
@@ -112,7 +112,7 @@ fn put_reply(out: &mut Vec<u8>, summary: &Summary) {
     }
 }
 
-fn put_route(out: &mut Vec<u8>, summary: &Summary) {
+fn put_route(out: &mut Vec<u8>, summary: &Summary<'_>) {
     if let Some(flow) = summary.flow {
         text(out, "splitrail.flow", flow);
     }

@@ -25,7 +25,7 @@ fn ms(ms: u64) -> Duration {
 struct Traced {
     trace: RequestTrace,
     spans: Spans,
-    summary: Summary,
+    summary: Summary<'static>,
 }
 
 impl Traced {
@@ -36,14 +36,14 @@ impl Traced {
 }
 
 /// A P/D request with all kinds of spans, whose first prefill leg failed.
-fn traced(state: &str, model: &str) -> Traced {
+fn traced(state: &str, model: &'static str) -> Traced {
     let client = Ipv4Addr::LOCALHOST.into();
     let identity = Identity::new(Some(b"id-1"), client, Protocol::Http, ClientTrace::default());
-    let mut summary = Summary::new(&identity, "chat", Instant::now());
+    let mut summary = Summary::new(Box::leak(Box::new(identity)), "chat", Instant::now());
     summary.ended_unix = Duration::from_secs(1_800_000_000);
     (summary.total, summary.ttft) = (ms(100), Some(ms(60)));
     (summary.status, summary.outcome, summary.prompts) = (502, "engine_failed", 2);
-    summary.model = Some(model.into());
+    summary.model = Some(model);
     let lap = |stage, begin, end| Lap { prompt: Some(0), stage, begin: ms(begin), end: ms(end) };
     let leg = |kind, span_id, begin, end, outcome| Leg {
         prompt: 0,
@@ -102,7 +102,9 @@ fn value(attributes: &[KeyValue], key: &str) -> Option<Value> {
 #[test]
 fn the_generated_types_write_the_same_bytes() {
     let resource = Resource::new("edge");
-    for (state, model) in [("", "m"), ("vendor=1,other=x", "m\u{e9}"), ("a=b", &"x".repeat(500))] {
+    for (state, model) in
+        [("", "m"), ("vendor=1,other=x", "m\u{e9}"), ("a=b", "x".repeat(500).leak())]
+    {
         let mut spans = Vec::new();
         let mut count = 0;
         for _ in 0..40 {
