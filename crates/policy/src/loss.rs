@@ -130,11 +130,6 @@ impl Loss {
         self.best_blocks - self.hit_blocks
     }
 
-    /// The share of the best possible hits that was achieved, from 0 to 1; 1 if none was possible.
-    pub fn share_of_best(&self) -> f64 {
-        if self.best_blocks == 0 { 1.0 } else { self.hit_blocks as f64 / self.best_blocks as f64 }
-    }
-
     /// The shares of the five reasons.
     pub fn shares(&self) -> LossShares {
         let lost = self.lost_blocks();

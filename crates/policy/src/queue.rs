@@ -255,11 +255,6 @@ impl<T> Queue<T> {
         self.waiting.is_empty()
     }
 
-    /// The arrival time of the oldest waiting request.
-    pub fn oldest_arrival_ns(&self) -> Option<u64> {
-        self.waiting.iter().map(|entry| entry.item.arrival_ns).min()
-    }
-
     /// The waiting requests, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &Item<T>> {
         self.waiting.iter().map(|entry| &entry.item)

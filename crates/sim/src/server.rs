@@ -130,12 +130,6 @@ impl SimEngine {
         self.app.state()
     }
 
-    /// The state of each rank.
-    #[must_use]
-    pub fn rank_states(&self) -> Vec<SimState> {
-        self.app.ranks.iter().map(|engine| engine.state()).collect()
-    }
-
     /// The hashes in the prefix cache (of rank 0), with their numbers of physical blocks, sorted by
     /// hash.
     #[must_use]

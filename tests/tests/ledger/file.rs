@@ -8,6 +8,7 @@ use splitrail_sim::{SimConfig, SimEngine};
 use splitrail_tests::binary::{self, RouterProcess};
 use splitrail_tests::books::ledger_lines;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::proc::signal;
 use splitrail_tests::trial::{CHAT, COMPLETIONS, completion, prompt, streamed};
 use splitrail_tests::{Client, Cluster, Spec};
 
@@ -128,8 +129,7 @@ models:
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(69), "{said}");
     assert!(said.contains("l.jsonl") && said.contains("another process writes it"), "{said}");
-    let pid = router.pid();
-    assert!(Command::new("kill").args(["-TERM", &pid.to_string()]).status().unwrap().success());
+    signal(router.pid(), "TERM");
     let path = files.path().join("l.jsonl");
     eventually("every line is there", async || ledger_lines(&path).len() == 20).await;
     let lines = ledger_lines(&path);

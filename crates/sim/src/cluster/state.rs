@@ -145,29 +145,9 @@ impl<'a> Cluster<'a> {
         self.decode[worker].cache.leading(self.workload.blocks(request))
     }
 
-    /// Tokens of KV that a decode worker holds or will hold.
-    pub fn decode_load_tokens(&self, worker: usize) -> u64 {
-        self.decode[worker].load_tokens()
-    }
-
     /// Number of requests in a decode worker's batch, and their tokens.
     pub fn decode_batch(&self, worker: usize) -> (u32, u64) {
         (self.decode[worker].batch, self.decode[worker].context_tokens)
-    }
-
-    /// Number of requests that wait at a decode worker, and of those whose prompts it computes.
-    pub fn decode_waiting(&self, worker: usize) -> (usize, usize) {
-        (self.decode[worker].waiting.len(), self.decode[worker].local.len())
-    }
-
-    /// Tokens of local prompts that a decode worker has admitted and not computed, counted as if
-    /// nothing were cached for those that have not started.
-    pub fn decode_local_tokens(&self, worker: usize) -> u64 {
-        let left = self.decode[worker].local.iter().map(|local| {
-            let input = self.workload.requests()[local.request].input_tokens;
-            u64::from(input - local.done_tokens.unwrap_or(0))
-        });
-        left.sum()
     }
 
     /// The decode worker with the least load; the first of several.
