@@ -407,7 +407,7 @@ impl Model {
         let compares = |flow: &RequestFlow| {
             !matches!(flow, RequestFlow::Aggregated | RequestFlow::PrefillFirst)
         };
-        self.policy.reckons()
+        self.policy.uses_costs()
             || self.queue.is_some()
             || self.shadow.is_some()
             || std::iter::once(&own).chain(&self.request_flows).any(compares)

@@ -49,7 +49,7 @@ pub async fn run(config: KubernetesDiscovery, sink: Sender<Found>, tally: Tally)
     loop {
         match client(&following.config).await {
             Ok(client) => {
-                if let Nobody::Listens = following.watch(client).await {
+                if let WatchEnd::ReceiverGone = following.watch(client).await {
                     return;
                 }
             }
@@ -69,15 +69,15 @@ struct Following {
 }
 
 /// Why a watch has ended.
-enum Nobody {
+enum WatchEnd {
     /// The receiver is gone.
-    Listens,
+    ReceiverGone,
     /// The pods must be listed again.
-    Knows,
+    Relist,
 }
 
 impl Following {
-    async fn watch(&mut self, client: Client) -> Nobody {
+    async fn watch(&mut self, client: Client) -> WatchEnd {
         let api: Api<Pod> = match &self.config.namespace {
             Some(namespace) => Api::namespaced(client, namespace),
             None => Api::default_namespaced(client),
@@ -92,7 +92,7 @@ impl Following {
                     tracing::info!(source = self.source, workers, "found in Kubernetes");
                     self.tally.found(workers);
                     if self.sink.send(found).await.is_err() {
-                        return Nobody::Listens;
+                        return WatchEnd::ReceiverGone;
                     }
                 }
                 Err(error) => {
@@ -102,12 +102,12 @@ impl Following {
                     if let watcher::Error::WatchStartFailed(kube::Error::Api(status)) = &error
                         && status.code == 410
                     {
-                        return Nobody::Knows;
+                        return WatchEnd::Relist;
                     }
                 }
             }
         }
-        Nobody::Knows
+        WatchEnd::Relist
     }
 
     fn fault(&self, what: &str, error: &dyn std::error::Error) {

@@ -21,8 +21,8 @@ use super::drift::Drift;
 use super::endpoint_support::EndpointSupport;
 use super::engine_facts::EngineFacts;
 use super::event_stats::EventStats;
-use super::hand_overs::HandOvers;
 use super::life::Life;
+use super::missing_hand_offs::MissingHandOffs;
 use super::outcomes::OutcomeCounters;
 use super::pace::Pace;
 use super::parity::ParityState;
@@ -95,7 +95,7 @@ pub struct Worker {
     /// model.
     pub endpoint_support: EndpointSupport,
     /// What was learned of the worker's hand-offs.
-    pub hand_overs: HandOvers,
+    pub missing_hand_offs: MissingHandOffs,
     /// Prefixes that the worker takes from other workers, or others from it.
     pub fetches: Arc<PeerFetches>,
     /// How far the worker is prewarmed.
@@ -180,7 +180,7 @@ impl Worker {
             costs: Arc::new(Costs::new(Coefficients::default())),
             outcomes: OutcomeCounters::default(),
             endpoint_support: EndpointSupport::default(),
-            hand_overs: HandOvers::default(),
+            missing_hand_offs: MissingHandOffs::default(),
             fetches: Arc::default(),
             prewarm: PrewarmState::default(),
             push: PushState::default(),
@@ -439,7 +439,7 @@ impl Worker {
     pub fn becomes_another(&self) {
         self.costs.forget();
         self.endpoint_support.forget();
-        self.hand_overs.forget();
+        self.missing_hand_offs.forget();
         self.push.forget_all();
         self.read_back.forget();
         self.presence.may_begin_anew();

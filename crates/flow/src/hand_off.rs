@@ -125,7 +125,7 @@ pub(super) fn missing(served: &Served, endpoint: Endpoint, now: Instant) -> Vec<
     if served.config.connector != Connector::Nixl || !dialect.names_events() {
         return Vec::new();
     }
-    let misses = |worker: &&Worker| !worker.hand_overs.may_come(dialect, now);
+    let misses = |worker: &&Worker| !worker.missing_hand_offs.may_come(dialect, now);
     let roster = served.pool.roster();
     let missing = roster.iter().map(|worker| &**worker).filter(misses);
     missing.map(|worker| Exclusion::new(worker.index, VetoReason::NoHandOff)).collect()

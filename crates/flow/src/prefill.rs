@@ -385,7 +385,7 @@ async fn prefill(
     let PromptContext { context, unit, decision, .. } = prompt;
     let worker = &placed.worker;
     let stored = context.served.config.connector == Connector::SharedStorage;
-    worker.hand_overs.begin(context.endpoint.dialect(), Instant::now());
+    worker.missing_hand_offs.begin(context.endpoint.dialect(), Instant::now());
     let reads_back = matches!(reading, Some(Reads::ReadBack(_)));
     let said = match reading {
         Some(reading) => Box::pin(reading.send(prompt, &envelope, placed)).await?,
@@ -429,13 +429,13 @@ async fn prefill(
 
 /// Remembers whether a worker returns hand-offs for an endpoint.
 fn note(worker: &Worker, endpoint: Endpoint, said: &Result<Result<HandOff, LocalReason>, Error>) {
-    let (hand_overs, dialect) = (&worker.hand_overs, endpoint.dialect());
+    let (missing_hand_offs, dialect) = (&worker.missing_hand_offs, endpoint.dialect());
     let (id, endpoint) = (worker.id(), endpoint.path());
     match said {
-        Ok(Ok(_)) if hand_overs.came(dialect) => {
+        Ok(Ok(_)) if missing_hand_offs.came(dialect) => {
             tracing::info!(worker = id, endpoint, "replies on this path carry hand-offs again");
         }
-        Ok(Err(LocalReason::NoHandOff)) if hand_overs.missed(dialect, Instant::now()) => {
+        Ok(Err(LocalReason::NoHandOff)) if missing_hand_offs.missed(dialect, Instant::now()) => {
             let what = "replies on this path carry no hand-off; no prefill is sent there, \
                         except for an occasional trial";
             tracing::warn!(worker = id, endpoint, "{what}");

@@ -94,7 +94,7 @@ impl Policy {
     }
 
     /// Whether the policy needs the cost model or the times for which workers are busy.
-    pub fn reckons(&self) -> bool {
+    pub fn uses_costs(&self) -> bool {
         match self {
             Self::PredictedTtft { .. } | Self::Mooncake {} | Self::Llmd {} => true,
             Self::KvOverlap { .. } | Self::PowerOfTwo {} | Self::LeastLoaded {} => false,

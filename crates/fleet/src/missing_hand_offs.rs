@@ -15,7 +15,7 @@ const PAUSES: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::f
 
 /// The dialects in which one worker returns no hand-off. It has no clock: callers pass the time.
 #[derive(Debug, Default)]
-pub struct HandOvers {
+pub struct MissingHandOffs {
     responses: Place,
     messages: Place,
 }
@@ -35,7 +35,7 @@ impl Default for Place {
     }
 }
 
-impl HandOvers {
+impl MissingHandOffs {
     /// `None` for chat completions: there, a missing hand-off is a failure of the engine.
     fn of(&self, dialect: Dialect) -> Option<&Place> {
         match dialect {
@@ -94,40 +94,40 @@ mod tests {
 
     #[test]
     fn what_did_not_come_is_tried_again_now_and_then_and_by_dialect() {
-        let (hand_overs, start) = (HandOvers::default(), Instant::now());
-        assert!(hand_overs.may_come(Dialect::Messages, start));
-        hand_overs.begin(Dialect::Messages, start);
-        assert!(hand_overs.missed(Dialect::Messages, start));
-        assert!(!hand_overs.missed(Dialect::Messages, start), "sent before it was known");
-        let may_come = |dialect, at| hand_overs.may_come(dialect, at);
+        let (missing_hand_offs, start) = (MissingHandOffs::default(), Instant::now());
+        assert!(missing_hand_offs.may_come(Dialect::Messages, start));
+        missing_hand_offs.begin(Dialect::Messages, start);
+        assert!(missing_hand_offs.missed(Dialect::Messages, start));
+        assert!(!missing_hand_offs.missed(Dialect::Messages, start), "sent before it was known");
+        let may_come = |dialect, at| missing_hand_offs.may_come(dialect, at);
         assert!(!may_come(Dialect::Messages, start + 29 * S));
         assert!(may_come(Dialect::Responses, start) && may_come(Dialect::Chunks, start));
-        assert_eq!(hand_overs.missing(), ["messages"]);
+        assert_eq!(missing_hand_offs.missing(), ["messages"]);
         let trial = start + 30 * S;
         assert!(may_come(Dialect::Messages, trial));
-        hand_overs.begin(Dialect::Messages, trial);
+        missing_hand_offs.begin(Dialect::Messages, trial);
         assert!(!may_come(Dialect::Messages, trial), "one trial at a time");
-        hand_overs.missed(Dialect::Messages, trial);
+        missing_hand_offs.missed(Dialect::Messages, trial);
         assert!(!may_come(Dialect::Messages, trial + 59 * S));
         assert!(may_come(Dialect::Messages, trial + 60 * S));
-        assert!(hand_overs.came(Dialect::Messages));
-        assert!(may_come(Dialect::Messages, trial) && hand_overs.missing().is_empty());
-        assert!(!hand_overs.missed(Dialect::Messages, trial), "once is an accident");
+        assert!(missing_hand_offs.came(Dialect::Messages));
+        assert!(may_come(Dialect::Messages, trial) && missing_hand_offs.missing().is_empty());
+        assert!(!missing_hand_offs.missed(Dialect::Messages, trial), "once is an accident");
         assert!(may_come(Dialect::Messages, trial));
-        assert!(hand_overs.missed(Dialect::Messages, trial));
+        assert!(missing_hand_offs.missed(Dialect::Messages, trial));
         assert!(!may_come(Dialect::Messages, trial));
     }
 
     #[test]
     fn another_process_is_asked_anew_and_chats_always_are() {
-        let (hand_overs, now) = (HandOvers::default(), Instant::now());
+        let (missing_hand_offs, now) = (MissingHandOffs::default(), Instant::now());
         for dialect in [Dialect::Responses, Dialect::Messages, Dialect::Chunks] {
-            hand_overs.missed(dialect, now);
+            missing_hand_offs.missed(dialect, now);
         }
-        assert_eq!(hand_overs.missing(), ["responses", "messages"]);
-        assert!(hand_overs.may_come(Dialect::Chunks, now));
-        hand_overs.forget();
-        assert!(hand_overs.missing().is_empty());
-        assert!(hand_overs.may_come(Dialect::Responses, now));
+        assert_eq!(missing_hand_offs.missing(), ["responses", "messages"]);
+        assert!(missing_hand_offs.may_come(Dialect::Chunks, now));
+        missing_hand_offs.forget();
+        assert!(missing_hand_offs.missing().is_empty());
+        assert!(missing_hand_offs.may_come(Dialect::Responses, now));
     }
 }
