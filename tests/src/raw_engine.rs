@@ -1,6 +1,7 @@
 //! An engine that keeps its connections, and whose every byte on them is the test's.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -70,6 +71,7 @@ type Script = dyn Fn(&Asked) -> Turn + Send + Sync;
 struct Shared {
     script: Box<Script>,
     heard: Mutex<Vec<Heard>>,
+    is_ill: AtomicBool,
 }
 
 /// The engine. Dropping it ends it.
@@ -84,7 +86,8 @@ impl RawEngine {
     pub async fn start(script: impl Fn(&Asked) -> Turn + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let shared = Arc::new(Shared { script: Box::new(script), heard: Mutex::default() });
+        let (script, heard) = (Box::new(script), Mutex::default());
+        let shared = Arc::new(Shared { script, heard, is_ill: AtomicBool::new(false) });
         let at_work = Arc::clone(&shared);
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
@@ -106,6 +109,11 @@ impl RawEngine {
         format!("http://{}", self.address)
     }
 
+    /// Whether it answers each GET with a 503 from now on. Its connections stay.
+    pub fn set_ill(&self, is_ill: bool) {
+        self.shared.is_ill.store(is_ill, Relaxed);
+    }
+
     /// Requests for inference so far.
     pub fn heard(&self) -> Vec<Heard> {
         self.shared.heard.lock().expect("a lock").clone()
@@ -117,7 +125,8 @@ async fn serve(mut socket: TcpStream, shared: &Shared) -> std::io::Result<()> {
     let mut before = 0;
     while let Some(heard) = read_request(&mut socket).await? {
         if !heard.is_inference() {
-            socket.write_all(reply(200, "application/json", "{}").as_bytes()).await?;
+            let status = if shared.is_ill.load(Relaxed) { 503 } else { 200 };
+            socket.write_all(reply(status, "application/json", "{}").as_bytes()).await?;
             continue;
         }
         shared.heard.lock().expect("a lock").push(heard.clone());

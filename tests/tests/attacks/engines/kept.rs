@@ -1,12 +1,13 @@
 //! Kept connections that end, or say what was not asked for, when the next request is written.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use futures_util::future::join;
 use serde_json::json;
 use splitrail_tests::client::streamed_text;
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::front::Front;
 use splitrail_tests::raw_engine::{RawEngine, Then, Turn, reply};
 use tokio::sync::Barrier;
@@ -180,6 +181,29 @@ async fn a_request_that_got_the_answer_of_another_is_sent_again_on_a_new_connect
     assert_eq!(engine.heard().len(), 4, "one answer was for another request");
     assert_eq!(front.metric("splitrail_foreign_replies_total", &[]).await, 1.0);
     no_breaker_is_open(&front).await;
+}
+
+#[tokio::test]
+async fn a_connection_to_a_process_that_has_gone_serves_no_further_request() {
+    // Before engines stand proxies, whose connections outlive a restart of the engine.
+    let before = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&before);
+    let engine = RawEngine::start(move |asked| {
+        seen.lock().unwrap().push(asked.before);
+        Turn::answer(echo(&asked.heard))
+    })
+    .await;
+    let health = "health: { probe_interval: 20ms }";
+    let front = Front::start("{}", health, &[engine.url()]).await;
+    is_answered(&front, "one").await;
+    is_answered(&front, "two").await;
+    let is_up = async || front.metric("splitrail_worker_up", &[]).await == 1.0;
+    engine.set_ill(true);
+    eventually("the worker is down", async || !is_up().await).await;
+    engine.set_ill(false);
+    eventually("the worker is up again", is_up).await;
+    is_answered(&front, "three").await;
+    assert_eq!(*before.lock().unwrap(), [0, 1, 0]);
 }
 
 #[tokio::test]
