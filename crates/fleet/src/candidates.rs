@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use splitrail_engine::vllm::load::EngineLoad;
-use splitrail_kv::{Overlap, Overlaps};
+use splitrail_kv::{Overlap, Overlaps, WorkerKey};
 
 use super::assumed::Found;
 use super::booking::Booked;
@@ -36,6 +36,8 @@ pub(super) struct CandidateBuilder<'a> {
     block_size: u32,
     /// What the leg can read back.
     reads: Option<Offers<'a>>,
+    /// The worker with the most blocks of the prompt of which some are in a store.
+    store: Overlap,
     now: Instant,
 }
 
@@ -87,6 +89,7 @@ impl<'a> CandidateBuilder<'a> {
             takes_prefix: false,
             block_size: 0,
             reads: None,
+            store: overlaps.longest_with_store(),
             now,
         }
     }
@@ -192,17 +195,21 @@ impl<'a> CandidateBuilder<'a> {
     fn of_rank(&self, worker: &Worker, rank: u16, current: bool) -> Held {
         let key = rank_key(worker.index, rank);
         // Only a current index counts as confirmed.
-        let overlap = if current { self.overlaps.get(key) } else { Overlap::default() };
+        let overlap = if current { self.overlap(key) } else { Overlap::default() };
         let sent = self.found.speculative.get(key);
         let computed = self.found.approximate.get(key);
         Held { overlap, current, sent, computed }
+    }
+
+    fn overlap(&self, key: WorkerKey) -> Overlap {
+        self.overlaps.get(key).with_store(self.store)
     }
 
     /// For a worker that chooses the rank itself: the blocks that all ranks hold. Nothing is
     /// assumed, because the router does not know to which rank prompts went.
     fn of_whichever_rank(&self, worker: &Worker) -> Held {
         let current = worker.overlap_is_believed(None);
-        let of_rank = |rank| self.overlaps.get(rank_key(worker.index, rank));
+        let of_rank = |rank| self.overlap(rank_key(worker.index, rank));
         let ranks = (0..worker.ranks.count()).filter(|_| current);
         let overlap = ranks.map(of_rank).min_by_key(|overlap| overlap.blocks).unwrap_or_default();
         Held { overlap, current, sent: 0, computed: 0 }

@@ -16,6 +16,11 @@ use super::*;
 
 const TOKENS: [u32; 6] = [1, 2, 3, 4, 5, 6];
 
+fn block(i: usize) -> StoredBlock {
+    let tokens = TOKENS[2 * i..2 * i + 2].to_vec();
+    StoredBlock { hash: EngineHash(i as u64), tokens, opaque: false }
+}
+
 /// A worker with two ranks, which hold these numbers of blocks of the prompt.
 fn pool(takes_rank_header: bool, held: [usize; 2]) -> (Pool, Arc<Worker>, Vec<BlockHash>) {
     let config = serde_json::json!({
@@ -33,11 +38,6 @@ fn pool(takes_rank_header: bool, held: [usize; 2]) -> (Pool, Arc<Worker>, Vec<Bl
     let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().unwrap()));
     worker.set_events_current(true);
     for (rank, blocks) in (0..).zip(held) {
-        let block = |i: usize| StoredBlock {
-            hash: EngineHash(i as u64),
-            tokens: TOKENS[2 * i..2 * i + 2].to_vec(),
-            opaque: false,
-        };
         let blocks = (0..blocks).map(block).collect();
         let (adapter, salt, tier) = (None, None, Tier::Device);
         let stored = KvEvent::Stored { parent: None, blocks, adapter, salt, tier };
@@ -85,6 +85,28 @@ fn what_one_rank_is_cut_off_from_says_nothing_of_the_other() {
     worker.ranks.get(0).unwrap().set_current(false);
     let blocks: Vec<_> = seen(&pool, &hashes).iter().map(|c| c.overlap_blocks).collect();
     assert_eq!(blocks, [0, 3]);
+}
+
+#[test]
+fn what_one_rank_has_put_into_a_store_can_be_loaded_by_the_other() {
+    let (pool, worker, hashes) = pool(true, [2, 1]);
+    let stores = |rank, parent, i, tier| {
+        let (blocks, parent) = (vec![block(i)], Some(EngineHash(parent)));
+        let stored = KvEvent::Stored { parent, blocks, adapter: None, salt: None, tier };
+        pool.index().apply(rank_key(WorkerIndex(0), rank), &stored);
+    };
+    stores(0, 1, 2, Tier::Remote);
+    let held = || -> Vec<_> {
+        let seen = seen(&pool, &hashes);
+        seen.iter().map(|c| (c.overlap_blocks, c.overlap_by_tier)).collect()
+    };
+    // The other rank lacks the block before the store's.
+    assert_eq!(held(), [(3, [2, 0, 0, 1]), (1, [1, 0, 0, 0])]);
+    stores(1, 0, 1, Tier::Device);
+    assert_eq!(held(), [(3, [2, 0, 0, 1]), (3, [2, 0, 0, 1])]);
+    // Nothing is known of a rank whose events are missing.
+    worker.ranks.get(1).unwrap().set_current(false);
+    assert_eq!(held()[1], (0, [0; 4]));
 }
 
 #[test]

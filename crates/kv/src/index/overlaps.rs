@@ -16,6 +16,22 @@ pub struct Overlap {
     pub by_tier: [u32; Tier::COUNT],
 }
 
+impl Overlap {
+    /// This overlap with the blocks that the worker can load from a store that another worker has
+    /// reported: all workers share it. The store's blocks are taken to be the last of those that the
+    /// other worker has, because engines evict the end of a prompt first.
+    #[must_use]
+    pub fn with_store(mut self, holder: Self) -> Self {
+        let in_store = holder.by_tier[Tier::Remote as usize];
+        let reaches = in_store > 0 && self.blocks >= holder.blocks - in_store;
+        if reaches && self.blocks < holder.blocks {
+            self.by_tier[Tier::Remote as usize] += holder.blocks - self.blocks;
+            self.blocks = holder.blocks;
+        }
+        self
+    }
+}
+
 /// The overlaps of all workers with one prompt. Keep one and pass it to
 /// [`IndexReader::find`](super::IndexReader::find) repeatedly: it reuses its memory.
 ///
@@ -79,6 +95,12 @@ impl Overlaps {
     pub fn deepest(&self) -> u32 {
         let singles = self.singles.iter().map(|word| *word as u32).max();
         self.groups.last().copied().max(singles).unwrap_or(0)
+    }
+
+    /// The longest overlap that has blocks in a store; empty if there is none.
+    pub fn longest_with_store(&self) -> Overlap {
+        let stores = self.slower.iter().filter(|(_, tier, _)| *tier == Tier::Remote as u8);
+        stores.map(|(slot, ..)| self.of(*slot)).max_by_key(|found| found.blocks).unwrap_or_default()
     }
 
     /// Drops the results and keeps the memory.
