@@ -8,7 +8,7 @@ import pytest
 from support import kills, outcome, pairs, prompts, proxy, witness
 from support.engine import BLOCK_SIZE, full_hit
 from support.pairs import difference
-from support.waiting import eventually, settled
+from support.waiting import eventually
 
 # Whole blocks, and what is beside a boundary.
 PREFIX_TOKENS = (32, 64, 320, 640, 992, 1280)
@@ -37,21 +37,6 @@ def cluster(pair, decode):
         yield cluster
 
 
-def hold(cluster, prefixes):
-    """Lets the decode engine compute prefixes, of which the router learns from its events."""
-    blocks = sum(len(prefix) // BLOCK_SIZE for prefix in prefixes)
-    with cluster.router.indexing("d0", blocks):
-        for prefix in prefixes:
-            body = {"model": "tiny", "prompt": prefix, "max_tokens": 1}
-            assert cluster.pair.decode.post("/v1/completions", body).status_code == 200
-
-
-def counts(cluster):
-    """The prefill engine's tokens by source, and what the ledger says of its legs."""
-    counted = settled(cluster.pair.prefill.prompt_tokens_by_source)
-    return cluster.router.prompt_tokens_by_source("prefill"), counted
-
-
 def fetches(router):
     name = "splitrail_peer_fetches_total"
     metrics = router.metrics()
@@ -60,12 +45,12 @@ def fetches(router):
 
 @pytest.mark.parametrize("prefix_tokens", PREFIX_TOKENS[::2])
 @pytest.mark.parametrize("beside", [0, 7], ids=["whole", "partial"])
-def test_a_fetched_prefix_is_the_prefix_itself(cluster, pair, prefix_tokens, beside):
+def test_a_fetched_prefix_is_the_prefix_itself(cluster, prefix_tokens, beside):
     router = cluster.router
     prefix = prompts.token_ids(prefix_tokens + beside)
     prompt = prefix + prompts.token_ids(50)
-    hold(cluster, [prefix])
-    (told, counted), (fetched, ended) = counts(cluster), fetches(router)
+    cluster.hold([prefix])
+    (told, counted), (fetched, ended) = cluster.prefill_counts(), fetches(router)
     reference = witness.cold(router.complete, prompt)
     answer = router.complete(prompt)
     witness.assert_exact(answer, reference)
@@ -76,16 +61,12 @@ def test_a_fetched_prefix_is_the_prefix_itself(cluster, pair, prefix_tokens, bes
     assert fetches(router) == (fetched + 1, ended + 1)
 
     # The ledger's prefill leg is the engine's: the fetch itself is beside it.
-    told, counted = map(difference, counts(cluster), (told, counted))
+    told, counted = map(difference, cluster.prefill_counts(), (told, counted))
     assert told == {**counted, "external_kv_transfer": 0}
     assert told["local_cache_hit"] == prefix_tokens
     assert counted["external_kv_transfer"] == prefix_tokens + 1
 
-    # What is in the prefill engine's cache now is right for everyone.
-    hit = pair.prefill.post("/v1/completions", outcome.body(prompt, stream=False, max_tokens=8))
-    hit = hit.json()
-    assert hit["usage"]["prompt_tokens_details"]["cached_tokens"] == full_hit(len(prompt))
-    witness.assert_exact({0: witness.steps(hit["choices"][0]["logprobs"])}, reference)
+    cluster.prefill_holds(prompt, reference)
     cluster.nothing_is_held()
 
 
@@ -95,12 +76,12 @@ def test_prompts_of_every_length_fetch_their_prefixes_at_once(cluster):
     batch = [prompts.token_ids(length) for length in prompts.LENGTHS]
     references = cluster.references(batch)
     hits = list(map(full_hit, prompts.LENGTHS))
-    hold(cluster, batch)
-    (told, counted), (fetched, _) = counts(cluster), fetches(router)
+    cluster.hold(batch)
+    (told, counted), (fetched, _) = cluster.prefill_counts(), fetches(router)
     asked = cluster.ask_all(batch, references)
     assert asked.cached_tokens == hits
     assert fetches(router)[0] == fetched + len(batch)
-    told, counted = map(difference, counts(cluster), (told, counted))
+    told, counted = map(difference, cluster.prefill_counts(), (told, counted))
     assert told == {**counted, "external_kv_transfer": 0}
     assert told["local_cache_hit"] == sum(hits)
     # Each fetch takes the prefix and one more token.
@@ -113,7 +94,7 @@ def test_requests_for_one_prefix_at_the_same_time_share_a_fetch(cluster):
     prefixes = [prompts.token_ids(tokens) for tokens in PREFIX_TOKENS]
     batch = [prefix + prompts.token_ids(20 + turn) for turn in range(2) for prefix in prefixes]
     references = cluster.references(batch)
-    hold(cluster, prefixes)
+    cluster.hold(prefixes)
     before = fetches(cluster.router)
     cluster.ask_all(batch, references)
     fetched, ended = (after - then for after, then in zip(fetches(cluster.router), before))
@@ -157,7 +138,7 @@ def spared(pair, decode):
 def test_an_engine_is_killed_during_a_fetch(spared, pair, decode, victim, step):
     prefix = prompts.token_ids(320)
     prompt = prefix + prompts.token_ids(50)
-    hold(spared, [prefix])
+    spared.hold([prefix])
     spared.nothing_is_held()
     asked = prompt[: len(prefix) + 1]
     role, body = {

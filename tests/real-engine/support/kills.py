@@ -29,7 +29,7 @@ class Kill:
     def __init__(self, cluster, victim, prompt, stream=False, max_tokens=8, at_first=None):
         self.cluster, self.victim = cluster, victim
         ask = cluster.router.complete
-        self._expected = witness.cold(ask, prompt, max_tokens=max_tokens)
+        self.expected = witness.cold(ask, prompt, max_tokens=max_tokens)
         self._asked = lambda: cluster.outcome_later(prompt, stream, max_tokens, at_first)
         self.outcome = None
 
@@ -44,7 +44,7 @@ class Kill:
         if kind is None:
             self.outcome = self._asked.result()
             print(f"the client got {self.outcome.status}, {self.outcome.error or 'whole'}")
-            self.outcome.check(self._expected)
+            self.outcome.check(self.expected)
 
 
 def recover(cluster, *engines):

@@ -7,12 +7,13 @@ import functools
 import os
 import pathlib
 import subprocess
+import time
 
 import pytest
 
 from . import outcome, prompts, proxy, witness
 from . import router as routers
-from .engine import Engine
+from .engine import BLOCK_SIZE, Engine, full_hit
 from .waiting import PATIENCE_S, eventually, settled
 
 SCRIPT = pathlib.Path(__file__).parents[1] / "engines.sh"
@@ -121,6 +122,21 @@ class Cluster:
         tokens = sum(answer.usage.prompt_tokens for answer in answers)
         return Asked(answers, *self._grown(before, tokens))
 
+    def hold(self, prefixes):
+        """Lets the decode engine compute prefixes, of which the router learns from its events."""
+        blocks = sum(len(prefix) // BLOCK_SIZE for prefix in prefixes)
+        with self.router.indexing("d0", blocks):
+            for prefix in prefixes:
+                body = {"model": "tiny", "prompt": prefix, "max_tokens": 1}
+                assert self.pair.decode.post("/v1/completions", body).status_code == 200
+
+    def prefill_holds(self, prompt, reference):
+        """The prefill engine has all of a prompt in its cache, and what it has is right for everyone."""
+        body = outcome.body(prompt, stream=False, max_tokens=8)
+        hit = self.pair.prefill.post("/v1/completions", body).json()
+        assert hit["usage"]["prompt_tokens_details"]["cached_tokens"] == full_hit(len(prompt))
+        witness.assert_exact({0: witness.steps(hit["choices"][0]["logprobs"])}, reference)
+
     def ask_later(self, prompt, **kwargs):
         """A future of the answer."""
         return self._pool.submit(self.router.complete, prompt, **kwargs)
@@ -129,6 +145,11 @@ class Cluster:
         """A future of what a client gets, which may be an error."""
         asked = outcome.ask, self.router, prompt, stream, max_tokens, at_first
         return self._pool.submit(*asked)
+
+    def prefill_counts(self):
+        """What the ledger says of prefill legs, and the prefill engine's own tokens by source."""
+        counted = settled(self.pair.prefill.prompt_tokens_by_source)
+        return self.router.prompt_tokens_by_source("prefill"), counted
 
     def _counts(self):
         by_engines = [engine.prompt_tokens_by_source() for engine in self.pair.engines]
@@ -144,10 +165,21 @@ class Cluster:
         )
 
     def nothing_is_held(self, *engines, patience_s=PATIENCE_S):
-        """No request uses a KV block any more, on these engines or on both."""
+        """No request uses a KV block any more, on these engines or on both.
+
+        What decode keeps pinned for a next turn is no request's.
+        """
+        since = time.monotonic()
         for engine in engines or self.pair.engines:
-            what = f"KV in use on {engine.port}"
-            eventually(engine.kv_usage, lambda usage: usage == 0, what, patience_s)
+            what = f"KV in use on {engine.port}, and pinned there"
+            read = functools.partial(self._in_use_and_pinned, engine)
+            eventually(read, lambda blocks: blocks[0] == blocks[1], what, patience_s)
+            print(f"nothing is held on {engine.port} after {time.monotonic() - since:.1f} s")
+
+    def _in_use_and_pinned(self, engine):
+        pinned = "splitrail_read_back_pinned_blocks"
+        of_decode = self.router.metrics().sum(pinned, model="tiny", worker="d0")
+        return engine.blocks_in_use(), int(of_decode) if engine is self.pair.decode else 0
 
     def hand_offs(self, outcome):
         """Hand-offs that no decode worker used, by what became of them."""

@@ -1,8 +1,4 @@
-"""Prefill legs read KV from a real decode engine, exactly.
-
-What the decode engine has generated is read back by the next turn's prefill leg, and prefixes that it
-holds are taken by prefill legs themselves (one shot).
-"""
+"""What a real decode engine has generated is read back by the next turn's prefill leg, exactly."""
 
 import os
 import pathlib
@@ -11,11 +7,11 @@ import secrets
 
 import pytest
 
-from support import kills, outcome, pairs, prompts, proxy, witness
+from support import kills, pairs, prompts, proxy, witness
 from support import router as routers
-from support.engine import BLOCK_SIZE, full_hit
+from support.engine import BLOCK_SIZE
 from support.pairs import difference
-from support.waiting import eventually, settled
+from support.waiting import eventually
 
 ANSWER = 100
 SEED = "hash_seed: 5318008\n"
@@ -25,12 +21,6 @@ MODEL = (
     # These engines compute faster than they read; here they read nevertheless.
     "costs: { hand_off_base_ms: 0, kv_bytes_per_token: 1, prefill_us_per_token: 1000000 }",
 )
-
-
-@pytest.fixture(scope="module")
-def pair():
-    with pairs.running("bidirectional", "BIDIRECTIONAL") as pair:
-        yield pair
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +133,7 @@ def test_what_a_fetch_leaves_pinned_is_freed_by_the_decode_engine(pair, decode):
     options = {"name": "read-back-fetch", "policy": "predicted_ttft", "top": SEED}
     with pairs.cluster(pair, "nixl", decode, more=(*MODEL[:2], *fetching), **options) as cluster:
         router, prefix = cluster.router, prompts.token_ids(320)
-        with router.indexing("d0", len(prefix) // BLOCK_SIZE):
-            body = {"model": "tiny", "prompt": prefix, "max_tokens": 1}
-            assert pair.decode.post("/v1/completions", body).status_code == 200
+        cluster.hold([prefix])
         prompt = prefix + prompts.token_ids(50)
         witness.assert_exact(router.complete(prompt), witness.cold(router.complete, prompt))
         # Much earlier than the pin ends; what decode keeps is for the next turn.
@@ -225,133 +213,3 @@ def test_an_engine_is_killed_during_a_read(cluster, pair, decode, victim, step):
         witness.assert_exact(ask(router, history, 12), ask_cold(router, history, 12))
     cluster.nothing_is_held(pair.prefill, decode, patience_s=kills.LEASE_S)
     assert cluster.book.sent_twice() == []
-
-
-TAKING = (
-    *MODEL[:2],
-    "read_back_pinned_percent_max: 90",
-    "peer_fetch: one_shot",
-    "kv_load_failure_policy: fail",
-    "peer_fetch_min_tokens: 1",
-    "peer_fetch_max_per_worker: 32",
-    # These engines compute faster than they fetch; here they fetch nevertheless.
-    "costs: { fetch_base_ms: 0, prefill_us_per_token: 20000 }",
-    "queue: none",
-)
-# Engines compute what is shorter.
-TAKEN_MIN = 64
-
-
-def hold(cluster, prefixes):
-    """Lets the decode engine compute prefixes, of which the router learns from its events."""
-    blocks = sum(len(prefix) // BLOCK_SIZE for prefix in prefixes)
-    with cluster.router.indexing("d0", blocks):
-        for prefix in prefixes:
-            body = {"model": "tiny", "prompt": prefix, "max_tokens": 1}
-            assert cluster.pair.decode.post("/v1/completions", body).status_code == 200
-
-
-def fetch_of(router, answer):
-    """The way and the outcome of the fetch of an answer's request."""
-    record = router.decision(answer.request_id)["fetch"]
-    return record["way"], record["outcome"]
-
-
-def prefill_counts(cluster):
-    """What the ledger says of prefill legs, and the prefill engine's own tokens by source."""
-    counted = settled(cluster.pair.prefill.prompt_tokens_by_source)
-    return cluster.router.prompt_tokens_by_source("prefill"), counted
-
-
-@pytest.fixture(scope="module")
-def taking(pair, decode):
-    """A router whose prefill legs take prefixes from the decode engine, with a second decode engine."""
-    more = (*TAKING, "timeouts: { peer_fetch: 60s }")
-    options = {"name": "one-shot", "policy": "predicted_ttft", "top": SEED, "spare": decode}
-    with pairs.cluster(pair, "nixl", decode, more=more, **options) as cluster:
-        with cluster.router.draining("d1"):
-            # Its reply shows that the decode engine has the flag.
-            cluster.router.complete(prompts.token_ids(50))
-            # The first fetch takes two steps, and shows that the prefill engine has it as well.
-            prefix = prompts.token_ids(320)
-            hold(cluster, [prefix])
-            answer = cluster.router.complete(prefix + prompts.token_ids(20))
-            assert fetch_of(cluster.router, answer) == ("two_step", "fetched")
-            # The decode engine frees what the fetch has left pinned.
-            cluster.nothing_is_held(pair.prefill)
-        yield cluster
-    eventually(pair.decode.kv_usage, lambda usage: usage == 0, "a router that stops frees all pins")
-
-
-@pytest.mark.parametrize("prefix_tokens", [64, 320, 1280])
-@pytest.mark.parametrize("beside", [0, 7], ids=["whole", "partial"])
-def test_a_prefill_leg_takes_a_prefix_itself(taking, pair, prefix_tokens, beside):
-    router = taking.router
-    prefix = prompts.token_ids(prefix_tokens + beside)
-    prompt = prefix + prompts.token_ids(50)
-    with router.draining("d1"):
-        hold(taking, [prefix])
-        reference = witness.cold(router.complete, prompt)
-        before = prefill_counts(taking)
-        answer = router.complete(prompt)
-        witness.assert_exact(answer, reference)
-    assert fetch_of(router, answer) == ("one_shot", "fetched")
-    assert answer.cached_tokens == prefix_tokens
-    told, counted = map(difference, prefill_counts(taking), before)
-    assert told == counted
-    expected = {"external_kv_transfer": prefix_tokens, "local_cache_hit": 0}
-    assert counted == {**expected, "local_compute": len(prompt) - prefix_tokens}
-
-    # What is in the prefill engine's cache now is right for everyone.
-    body = outcome.body(prompt, stream=False, max_tokens=8)
-    hit = pair.prefill.post("/v1/completions", body).json()
-    assert hit["usage"]["prompt_tokens_details"]["cached_tokens"] == full_hit(len(prompt))
-    witness.assert_exact({0: witness.steps(hit["choices"][0]["logprobs"])}, reference)
-    taking.nothing_is_held(pair.prefill)
-
-
-def test_prompts_of_every_length_take_their_prefixes_at_once(taking, pair):
-    """Of each prompt, all whole blocks but for the last token are taken, and the rest is computed."""
-    router = taking.router
-    batch = [prompts.token_ids(length) for length in prompts.LENGTHS]
-    references = taking.references(batch)
-    hits = list(map(full_hit, prompts.LENGTHS))
-    with router.draining("d1"):
-        hold(taking, batch)
-        before = prefill_counts(taking)
-        asked = taking.ask_all(batch, references)
-    assert asked.cached_tokens == hits
-    ways = ["one_shot" if hit >= TAKEN_MIN else "two_step" for hit in hits]
-    assert [fetch_of(router, answer) for answer in asked.answers] == [
-        (way, "fetched") for way in ways
-    ]
-    told, counted = map(difference, prefill_counts(taking), before)
-    in_two_steps = [hit for hit, way in zip(hits, ways) if way == "two_step"]
-    # A fetch in two steps takes the prefix and one more token, and the leg finds it.
-    steps = sum(in_two_steps) + len(in_two_steps)
-    assert told == {**counted, "external_kv_transfer": counted["external_kv_transfer"] - steps}
-    assert told["external_kv_transfer"] == sum(hits) - sum(in_two_steps)
-    assert told["local_cache_hit"] == sum(in_two_steps)
-    assert taking.book.sent_twice() == []
-    taking.nothing_is_held(pair.prefill)
-
-
-def test_the_source_of_a_prefix_is_killed_before_the_leg_takes_it(taking, pair, decode):
-    router = taking.router
-    prefix = prompts.token_ids(320)
-    prompt = prefix + prompts.token_ids(50)
-    hold(taking, [prefix])
-    with taking.book.fault("prefill", proxy.HOLD, prompt, times=1) as fault:
-        with kills.Kill(taking, pair.decode, prompt) as kill:
-            kills.happened(fault, "the leg carries the hand-off")
-            kill.strike()
-            fault.go.set()
-    assert kill.outcome.done, "the prompt is computed, and another engine answers"
-    failed = router.metrics().sum("splitrail_peer_fetches_total", way="one_shot", outcome="failed")
-    assert failed == 1
-    pair.again(pair.decode)
-    taking.all_up()
-    answer, reference = router.complete(prompt), witness.cold(router.complete, prompt)
-    witness.assert_exact(answer, reference)
-    taking.nothing_is_held(pair.prefill, decode, patience_s=kills.LEASE_S)
-    assert taking.book.sent_twice() == []

@@ -1,0 +1,1 @@
+"""Tests that share a pair of engines with `bidirectional_kv_xfer`: each hands over and takes."""
