@@ -79,7 +79,12 @@ pub(crate) fn of_worker(worker: &WorkerState) -> Vec<Attention> {
             found.push(Attention::new(Kind::State, format!("{}: {why}", worker.state)));
         }
         "draining" => {
-            let advice = format!("`splitrail undrain {}` takes it back into service", worker.id);
+            let advice = match worker.quarantined {
+                false => format!("`splitrail undrain {}` takes it back into service", worker.id),
+                true => {
+                    "restart its engine; or reset its prefix cache first, then undrain it".into()
+                }
+            };
             let draining = format!("draining: {why}");
             found.push(Attention::new(Kind::Draining, draining).advise(&advice));
         }
@@ -93,7 +98,7 @@ pub(crate) fn of_worker(worker: &WorkerState) -> Vec<Attention> {
         let cause = worker.parity_cause.as_deref().unwrap_or("unknown");
         let mismatch = Attention::new(Kind::ParityMismatch, format!("parity mismatch: {cause}"));
         found.push(Attention { advice: worker.parity_advice.clone(), ..mismatch });
-    } else if !worker.kv_routing {
+    } else if !worker.kv_routing && !worker.quarantined {
         let message =
             "no KV routing: the worker finds much less in its cache than the index states";
         found.push(Attention::new(Kind::NoKvRouting, message));

@@ -55,6 +55,8 @@ pub(crate) struct WorkerState {
     pub(crate) parity_cause: Option<String>,
     pub(crate) parity_advice: Option<String>,
     pub(crate) kv_routing: bool,
+    /// Whether its cache may hold KV of other tokens.
+    pub(crate) quarantined: bool,
     /// Requests that the engine computes, of all replicas.
     pub(crate) engine_running: Option<u64>,
     /// Requests that wait in the engine, of all replicas.

@@ -33,6 +33,7 @@ pub fn veto_by_health(worker: &Worker, leg: Leg, now: Instant) -> Option<VetoRea
     match worker.state() {
         State::Ejected => Some(VetoReason::Ejected),
         State::Down => Some(VetoReason::Down),
+        State::Draining if worker.is_quarantined() => Some(VetoReason::Quarantined),
         State::Draining => Some(VetoReason::Draining),
         State::Left => Some(VetoReason::Left),
         State::Joining | State::Warming | State::Serving => {

@@ -35,6 +35,7 @@ pub mod presence;
 pub mod prewarm;
 pub mod probe;
 pub mod push;
+pub mod quarantine;
 pub mod ranks;
 pub mod read_back;
 pub mod releases;

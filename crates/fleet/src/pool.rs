@@ -374,7 +374,8 @@ impl Pool {
                 .fetching(fetches, takes_prefix, self.block_size())
                 .reading(self.read_back.offers(now, readable));
             for worker in roster.iter() {
-                if worker.serves(leg) && excluded(exclusions, worker.index).is_none() {
+                let is_able = worker.serves(leg) && !worker.is_quarantined();
+                if is_able && excluded(exclusions, worker.index).is_none() {
                     builder.add(worker, leg, able);
                 }
             }

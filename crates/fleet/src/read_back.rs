@@ -49,7 +49,8 @@ struct Kept {
 
 impl Kept {
     fn is_lost(&self) -> bool {
-        self.holder.gone.is_cancelled() || self.holder.process() != self.process
+        let is_gone = self.holder.gone.is_cancelled() || self.holder.process() != self.process;
+        is_gone || self.holder.is_quarantined()
     }
 }
 

@@ -29,6 +29,7 @@ use super::parity::ParityState;
 use super::presence::Presence;
 use super::prewarm::PrewarmState;
 use super::push::PushState;
+use super::quarantine::Quarantine;
 use super::ranks::Ranks;
 use super::read_back::Support as ReadBackSupport;
 use super::resync::Resync;
@@ -104,6 +105,7 @@ pub struct Worker {
     pub push: PushState,
     /// What was learned of read-back with the worker.
     pub read_back: ReadBackSupport,
+    pub(super) quarantine: Quarantine,
     /// Which of the worker's replies carry the id of their request.
     pub echoes: Echoes,
     /// Whether the engine's process is still there, and still the same.
@@ -185,6 +187,7 @@ impl Worker {
             prewarm: PrewarmState::default(),
             push: PushState::default(),
             read_back: ReadBackSupport::default(),
+            quarantine: Quarantine::default(),
             echoes: Echoes::default(),
             presence: Presence::default(),
             series: WorkerSeries::default(),
@@ -237,18 +240,16 @@ impl Worker {
             return;
         }
         let why = "taken over from the same engine's earlier description";
-        if before.is_draining() {
+        if before.is_quarantined() {
+            self.quarantine(before.life.since().why);
+            self.quarantine.succeed_to(&before.quarantine);
+        } else if before.is_draining() {
             self.set_draining(true, why);
         }
         if before.is_probed() {
             self.set_probed(before.is_up(), why);
         }
         self.founder.store(before.founder.load(Relaxed), Relaxed);
-    }
-
-    /// Whether the worker is being drained.
-    pub fn is_draining(&self) -> bool {
-        self.state() == State::Draining
     }
 
     /// Sets the slow start, and the counter of state changes.
@@ -309,11 +310,6 @@ impl Worker {
             return 1.0;
         }
         (self.life.age(now).as_secs_f64() * 1e3 / whole_ms as f64).clamp(LEAST, 1.0)
-    }
-
-    /// Starts or ends draining. Returns whether the state changed.
-    pub fn set_draining(&self, draining: bool, why: impl Display) -> bool {
-        self.life.change(if draining { Event::Drain } else { Event::Undrain }, why)
     }
 
     /// The circuit breaker of a leg.
@@ -432,7 +428,7 @@ impl Worker {
 
     /// Whether the index of the worker would be used if its events are being received.
     pub fn takes_part_in_kv_routing(&self) -> bool {
-        self.parity.is_believed() && !self.drift.has_given_up()
+        self.parity.is_believed() && !self.drift.has_given_up() && !self.is_quarantined()
     }
 
     /// Forgets what was learned of the engine, since its process is or may be another one.
@@ -453,6 +449,9 @@ impl Worker {
     pub fn begins_anew(&self) {
         self.presence.begins_anew();
         self.echoes.forget();
+        if self.quarantine.end() {
+            self.set_draining(false, "its engine is another process, with an empty cache");
+        }
     }
 
     /// Restarts the measurements of drift after the worker's part of the index was dropped.

@@ -395,6 +395,10 @@ async fn prefill(
             send(prompt, &envelope, placed, body.into(), None).await?
         }
     };
+    if worker.is_quarantined() {
+        // The leg may have found KV of other tokens in the worker's cache.
+        return Err(Error::engine(worker.id(), "may hold KV of other tokens in its cache"));
+    }
     let staged = if stored {
         said.report(context, decision, worker, None);
         None

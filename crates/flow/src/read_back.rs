@@ -34,6 +34,10 @@ use splitrail_telemetry::Metrics;
 /// A token with which pins are released whose prompt is not known. The engine reads nothing for it.
 const ANY_TOKEN: u32 = 1;
 
+/// Why a worker is in quarantine, as `/admin/workers` shows it.
+const WRONG_KV: &str = "its cache may hold KV of other tokens: restart its engine, or reset its \
+                        prefix cache and undrain it";
+
 /// Whether engines of the model may keep KV pinned after decode legs: prefill legs read KV back, or
 /// take prefixes themselves.
 fn is_configured(config: &Model) -> bool {
@@ -310,7 +314,8 @@ pub(super) fn verify(
 /// router knows.
 ///
 /// # Errors
-/// If it did not: what was read belongs to other tokens. No leg of the model reads any more.
+/// If it did not: what was read belongs to other tokens. No leg of the model reads any more, and the
+/// worker is in quarantine.
 pub(super) fn check_tokens(
     prompt: PromptContext<'_>,
     worker: &Worker,
@@ -329,10 +334,13 @@ pub(super) fn check_tokens(
     tracing::error!(
         model = served.name(),
         worker = worker.id(),
-        "a prefill worker has read KV for a prompt of which it counts other tokens than the router: \
-         no prefill leg of the model reads KV from other workers any more. Reset the prefix cache of \
-         this engine, and check tokenizer, chat template and engine flags"
+        "a prefill worker has read KV for a prompt of which it counts other tokens than the router, \
+         and its cache may hold that KV under wrong hashes. It gets no work until its engine is \
+         restarted, or its prefix cache is reset (POST /reset_prefix_cache) and then the worker is \
+         undrained. No prefill leg of the model reads KV from other workers any more: check \
+         tokenizer, chat template and engine flags"
     );
+    worker.quarantine(WRONG_KV);
     Err(Error::engine(worker.id(), "has read KV of other tokens than those of its prompt"))
 }
 

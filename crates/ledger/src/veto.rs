@@ -35,6 +35,8 @@ pub enum VetoReason {
     Down,
     /// Health: an operator or its shim has asked for no new work on it.
     Draining,
+    /// Health: its cache may hold KV of other tokens.
+    Quarantined,
     /// Health: it fails or lags much more than the other workers of its role.
     Ejected,
     /// Health: it is no longer part of the fleet.

@@ -49,6 +49,8 @@ pub enum FaultKind {
     ShortHandoff,
     /// A prefill reply's hand-off names a host that belongs to nobody; the blocks stay pinned.
     ForeignHandoff,
+    /// The whole reply of a prefill leg reports other token ids of its prompt than it has computed.
+    OtherPromptIds,
     /// A request whose KV has been pulled loses it before its first output. If it has a
     /// `cache_hit_threshold` above 0, it is then refused.
     Preempt,
@@ -86,6 +88,7 @@ impl FaultKind {
             Self::NoHandoff => "no_handoff",
             Self::ShortHandoff => "short_handoff",
             Self::ForeignHandoff => "foreign_handoff",
+            Self::OtherPromptIds => "other_prompt_ids",
             Self::Preempt => "preempt",
             Self::RefusePulls => "refuse_pulls",
             Self::DropEventBatches => "drop_event_batches",
@@ -111,6 +114,7 @@ pub(crate) struct RequestFaults {
     pub(crate) no_handoff: bool,
     pub(crate) short_handoff: bool,
     pub(crate) foreign_handoff: bool,
+    pub(crate) other_prompt_ids: bool,
     pub(crate) preempt: bool,
 }
 
@@ -163,6 +167,7 @@ impl FaultBoard {
         faults.foreign_handoff = prefill && self.occurs_now("foreign_handoff");
         faults.short_handoff = prefill && self.occurs_now("short_handoff");
         faults.no_handoff = prefill && self.occurs_now("no_handoff");
+        faults.other_prompt_ids = prefill && self.occurs_now("other_prompt_ids");
         faults.preempt = pull && self.occurs_now("preempt");
         faults
     }

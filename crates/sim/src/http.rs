@@ -16,7 +16,7 @@ mod side_channel;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
@@ -54,7 +54,8 @@ pub(crate) struct App {
     pub(crate) next_rank: AtomicUsize,
     pub(crate) faults: Arc<FaultBoard>,
     pub(crate) log: RequestLog,
-    pub(crate) started_at: u64,
+    /// When the engine began, since 1970.
+    pub(crate) started_at: Duration,
     pub(crate) fingerprint: String,
     /// The event addresses by rank.
     pub(crate) event_sources: Vec<Endpoints>,
@@ -98,8 +99,13 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     guard::around(routes, app)
 }
 
+/// The time since 1970.
+pub(crate) fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
 pub(crate) fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    unix_time().as_secs()
 }
 
 fn inference(endpoint: Endpoint) -> MethodRouter<Arc<App>> {
@@ -241,7 +247,7 @@ async fn models(State(app): Shared) -> Response {
         json!({
             "id": name,
             "object": "model",
-            "created": app.started_at,
+            "created": app.started_at.as_secs(),
             "owned_by": "vllm",
             "root": name,
             "parent": parent,

@@ -17,7 +17,7 @@ use crate::events::EventSockets;
 use crate::faults::{Fault, FaultBoard};
 use crate::http::ask::random_hex;
 use crate::http::connection::{ConnectionControl, CuttableListener};
-use crate::http::{App, router, side_channel_router, unix_seconds};
+use crate::http::{App, router, side_channel_router, unix_time};
 use crate::record::{RecordedRequest, RequestLog, SimState};
 
 /// A running engine. Dropping it ends all of its tasks and cuts its connections.
@@ -70,7 +70,7 @@ impl SimEngine {
             next_rank: AtomicUsize::new(0),
             faults,
             log: RequestLog::default(),
-            started_at: unix_seconds(),
+            started_at: unix_time(),
             fingerprint: format!("vllm-{}-{}", config.version, random_hex(4)),
             event_sources,
         });

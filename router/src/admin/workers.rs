@@ -58,6 +58,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "state_since_unix_ms": since.unix_ms,
         "state_why": since.why,
         "draining": worker.is_draining(),
+        "quarantined": worker.is_quarantined(),
         "kv_events": worker.facts.publisher(),
         "index_synced": worker.is_synced(),
         "events_current": worker.events_are_current(),

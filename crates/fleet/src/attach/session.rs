@@ -262,7 +262,7 @@ impl Session {
             return Err(Status::internal("the worker is not attached"));
         };
         if std::mem::take(is_leaving) {
-            indexing.worker.set_draining(false, "its shim has attached again");
+            indexing.worker.rejoin("its shim has attached again");
         }
         let block_size = indexing.pool.block_size();
         if block_size == 0 {

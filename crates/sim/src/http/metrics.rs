@@ -128,6 +128,9 @@ fn render(app: &App) -> String {
         config.kv_blocks.saturating_mul(page.states.len() as u32)
     );
     page.sample(name, &info, |_| 1.0);
+    let name = "process_start_time_seconds";
+    page.family(name, "gauge", "Start time of the process since unix epoch in seconds.");
+    let _ = writeln!(page.text, "{name} {}", app.started_at.as_secs_f64());
     page.text
 }
 

@@ -110,6 +110,11 @@ impl Answer {
         });
         let ids = self.request.return_token_ids;
         let per_prompt = self.choices.len() / self.request.prompts.len();
+        let prompt_ids = |index: usize| {
+            let mut ids = self.request.prompts[index / per_prompt].clone();
+            ids[0] ^= u32::from(faults.other_prompt_ids);
+            ids
+        };
         let choices: Vec<Choice> = self
             .choices
             .iter_mut()
@@ -119,7 +124,7 @@ impl Answer {
                 finish_reason: progress.finish_reason,
                 stop_reason: progress.stop_reason.take(),
                 token_ids: ids.then(|| std::mem::take(&mut progress.token_ids)),
-                prompt_token_ids: ids.then(|| self.request.prompts[index / per_prompt].clone()),
+                prompt_token_ids: ids.then(|| prompt_ids(index)),
             })
             .collect();
         self.shape.whole(&choices, self.usage(), params)

@@ -1,11 +1,13 @@
 //! Engines whose tokens are not those of the router.
 
 use serde_json::{Value, json};
+use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::Spec;
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::raw_engine::{Asked, RawEngine, Turn, reply};
-use splitrail_tests::trial::Trial;
+use splitrail_tests::trial::{SHORT_LEASE, Trial};
 
-use super::{BLOCK, complete, ends, ids_of, prompt_ids, reading, reads};
+use super::{BLOCK, complete, ends, ids_of, of_ids, prompt_ids, reading, reads};
 
 const ANSWER: usize = 90;
 
@@ -109,5 +111,101 @@ async fn a_decode_engine_that_counts_other_tokens_has_nothing_to_read() {
     let mut trial = cluster(&p, &d).await;
     next_turn(&mut trial, 1).await;
     assert_eq!(reads(&trial, "read").await, 1.0);
+    trial.finish().await;
+}
+
+async fn drain(trial: &Trial, id: &str) {
+    let path = format!("/admin/workers/{id}/drain");
+    assert_eq!(trial.cluster.admin.post(&path, &json!({})).await.status, 200);
+}
+
+async fn undrain(trial: &Trial, id: &str) {
+    let path = format!("/admin/workers/{id}/drain");
+    assert_eq!(trial.cluster.admin.delete(&path).await.status, 200);
+}
+
+/// Two prefill engines that read, whose hand-offs do not stay for long.
+fn two() -> Spec {
+    let engine = |name: &str, config: &mut SimConfig| {
+        super::bidirectional(name, config);
+        config.lease_ms = SHORT_LEASE.as_millis() as u64;
+    };
+    Spec { engine, ..reading(2, 1, "") }
+}
+
+async fn view(trial: &Trial, id: &str) -> Value {
+    let workers = trial.cluster.admin.get("/admin/workers").await.json()["workers"].clone();
+    workers.as_array().unwrap().iter().find(|worker| worker["id"] == id).unwrap().clone()
+}
+
+/// Has `p0` read KV for a prompt of which it counts other tokens. Returns the next prompt.
+async fn misread(trial: &mut Trial, salt: u64) -> Vec<u64> {
+    trial.fault("p0", FaultKind::OtherPromptIds, None);
+    drain(trial, "p1").await;
+    let first = prompt_ids(100, salt);
+    let reply = complete(trial, &first, ANSWER as u32).await;
+    let next = [first, ids_of(&reply), prompt_ids(20, salt + 500)].concat();
+    complete(trial, &next, 5).await;
+    undrain(trial, "p1").await;
+    assert_eq!(reads(trial, "mismatch").await, 1.0);
+    next
+}
+
+/// The number of prompts that an engine got, without requests that release pins.
+fn prompts(trial: &Trial, engine: &str) -> usize {
+    let is_prompt = |body: &Value| body["prompt"].as_array().is_some_and(|ids| ids.len() > 1);
+    trial.asked(engine).iter().filter(|request| is_prompt(&request.body)).count()
+}
+
+/// What a dry run says against a worker.
+async fn vetoes(trial: &Trial, prompt: &[u64], id: &str) -> Value {
+    let headers = [("content-type", "application/json")];
+    let body = of_ids(prompt, 5).to_string();
+    let told = trial.cluster.admin.post_with("/admin/explain", &headers, body).await.json();
+    let steps = told["explanation"]["prompts"][0]["steps"].as_array().unwrap().clone();
+    let vetoed = steps.iter().flat_map(|step| step["vetoed"].as_array().unwrap().clone());
+    vetoed.filter(|veto| veto["worker"] == id).map(|veto| veto["reasons"].clone()).next().unwrap()
+}
+
+#[tokio::test]
+async fn an_engine_that_has_read_kv_of_other_tokens_gets_no_work_until_it_is_another_process() {
+    let mut trial = Trial::start(two()).await;
+    let next = misread(&mut trial, 1).await;
+    let told = view(&trial, "p0").await;
+    assert_eq!((&told["state"], &told["quarantined"]), (&json!("draining"), &json!(true)));
+    assert_eq!(told["kv_routing"], false);
+    assert!(told["state_why"].as_str().unwrap().contains("reset its prefix cache"), "{told}");
+    let why = vetoes(&trial, &next, "p0").await;
+    assert!(why.as_array().unwrap().contains(&json!("quarantined")), "{why}");
+    let labels = [("worker", "p0"), ("state", "draining")];
+    assert_eq!(trial.cluster.metric("splitrail_worker_state", &labels).await, 1.0);
+    // Its cache would answer this prompt, and nobody would see that it is wrong.
+    let asked = prompts(&trial, "p0");
+    for _ in 0..3 {
+        complete(&mut trial, &next, 5).await;
+    }
+    // Not even if there is no other prefill worker.
+    drain(&trial, "p1").await;
+    complete(&mut trial, &next, 5).await;
+    assert_eq!(prompts(&trial, "p0"), asked);
+    undrain(&trial, "p1").await;
+    trial.cluster.restart("p0").await;
+    eventually("the new process is in service", async || {
+        let told = view(&trial, "p0").await;
+        told["quarantined"] == false && told["draining"] == false
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_operator_takes_an_engine_back_whose_cache_was_reset() {
+    let mut trial = Trial::start(two()).await;
+    misread(&mut trial, 2).await;
+    assert_eq!(view(&trial, "p0").await["quarantined"], true);
+    undrain(&trial, "p0").await;
+    let told = view(&trial, "p0").await;
+    assert_eq!((&told["quarantined"], &told["draining"]), (&json!(false), &json!(false)));
+    assert_eq!(told["kv_routing"], true);
+    trial.staged_blocks_are_freed().await;
     trial.finish().await;
 }
