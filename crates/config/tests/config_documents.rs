@@ -194,6 +194,9 @@ fn every_documented_default_is_the_default() {
             let shadow = "flow: aggregated\n    shadow: { policy: { kind: kv_overlap } }";
             text = text.replace("flow: aggregated", shadow);
         }
+        if path.contains(".load_weights.") {
+            text = text.replace("kind: kv_overlap }", "kind: kv_overlap, load_weights: {} }");
+        }
         if path.contains("[].cache_loss_tracking.") {
             text =
                 text.replace("flow: aggregated", "flow: aggregated\n    cache_loss_tracking: {}");

@@ -13,7 +13,7 @@ use super::ranks::rank_key;
 use super::roster::Roster;
 use super::state::State;
 use super::worker::Worker;
-use splitrail_policy::{Leg, Source};
+use splitrail_policy::{Leg, Source, loads, nanoseconds};
 pub use splitrail_workload::fetches::{FetchBooking, FetchBounds, PeerFetches, Prefix};
 
 /// Whether a worker can take a prefix from another one now. Requests must be pinned to a rank, or
@@ -60,14 +60,22 @@ pub(super) fn list_sources(
         let pinned = worker.ranks.are_pinned();
         for number in 0..worker.ranks.count() {
             let rank = pinned.then_some(number);
-            let blocks = overlaps.get(rank_key(worker.index, number)).blocks;
-            let enough = u64::from(blocks) * u64::from(block_size) >= u64::from(bounds.min_tokens);
-            if !enough || !worker.overlap_is_believed(rank) {
+            let overlap = overlaps.get(rank_key(worker.index, number));
+            let enough = |blocks: u32| {
+                u64::from(blocks) * u64::from(block_size) >= u64::from(bounds.min_tokens)
+            };
+            if !enough(overlap.blocks) || !worker.overlap_is_believed(rank) {
                 continue;
             }
-            let queue = worker.costs.seen(now, RankScope::Rank(rank), 0).wait_ns;
-            let wait_ns = queue.saturating_add(worker.fetches.outgoing_ns());
-            sources.push(Source { worker: worker.index, rank, blocks, wait_ns });
+            let seen = worker.costs.seen(now, RankScope::Rank(rank), 0);
+            let wait_ns = seen.wait_ns.saturating_add(worker.fetches.outgoing_ns());
+            // Without the blocks in its slower tiers, a worker can send at once.
+            for (blocks, load) in loads(overlap.by_tier, &seen.coefficients, block_size) {
+                if enough(blocks) {
+                    let wait_ns = wait_ns.saturating_add(nanoseconds(load));
+                    sources.push(Source { worker: worker.index, rank, blocks, wait_ns });
+                }
+            }
         }
     }
 }

@@ -30,7 +30,7 @@ fn main() {
             overlap_weight: 1.0,
             load_weight: 1.0,
             temperature: 0.0,
-            load_weights: LoadWeights::DEFAULT,
+            load_weights: Some(LoadWeights::DEFAULT),
         },
         Policy::PowerOfTwo {},
         Policy::LeastLoaded {},

@@ -8,6 +8,7 @@ use crate::candidate::{Candidate, Leg, Query};
 use crate::coefficients::Coefficients;
 use crate::fetch::{BestSources, FetchPlan, Source};
 use crate::index::{CandidateIndex, WorkerIndex};
+use crate::load::LoadWeights;
 use crate::mix::mix;
 use crate::policy::Policy;
 use crate::predicted::{Load, Terms, terms};
@@ -273,7 +274,7 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
             // only once. Waiting for them costs no more than computing them elsewhere.
             let shared = u64::from(candidate.underway_blocks) * u64::from(query.block_size);
             let queued_tokens = queued_tokens(candidate.prefill_tokens.saturating_sub(shared));
-            let loaded = load_weights.weigh(candidate);
+            let loaded = LoadWeights::weighed(load_weights.as_ref(), candidate, query);
             overlap_weight * (f64::from(missing) + loaded)
                 + load_weight * queued_tokens / f64::from(query.block_size.max(1))
         }

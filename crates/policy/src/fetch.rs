@@ -55,7 +55,8 @@ pub struct Source {
     /// share that does not count because of drift.
     pub blocks: u32,
     /// The predicted time until the worker can begin to send: earlier transfers on its outgoing
-    /// link, and what delays the request that asks it to send.
+    /// link, and what delays the request that asks it to send, as the loading of blocks that it holds
+    /// in slower tiers. A worker that does is a source for each of its tiers.
     pub wait_ns: u64,
 }
 

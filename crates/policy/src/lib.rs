@@ -26,7 +26,7 @@ pub use choose::{Choice, Veto, holders, pick};
 pub use coefficients::{Coefficients, nanoseconds};
 pub use fetch::{FetchPlan, Source};
 pub use index::{CandidateIndex, WorkerIndex};
-pub use load::LoadWeights;
+pub use load::{LoadWeights, loads};
 pub use mix::mix;
 pub use policy::Policy;
 pub use predicted::{Terms, extra_work_price};

@@ -39,11 +39,27 @@ impl LoadWeights {
     /// The weights without a configuration.
     pub const DEFAULT: Self = Self { host: 0.1, disk: 0.7, remote: 0.7 };
 
-    /// The blocks that a candidate holds in slower tiers, each with the weight of its tier.
-    pub(crate) fn weigh(&self, candidate: &Candidate) -> f64 {
-        if holds_all_on_device(candidate) {
-            return 0.0;
+    /// The weights that follow from the costs of a worker, on average over a prompt.
+    fn of(costs: &Coefficients, query: &Query) -> Self {
+        let tokens = query.prompt_tokens.max(1);
+        let compute = costs.span_seconds(tokens, 0) / tokens as f64;
+        let [_, host, disk, remote] = costs.load_seconds_per_token();
+        let weight = |load: f64| (load / compute.max(f64::MIN_POSITIVE)).min(1.0);
+        Self { host: weight(host), disk: weight(disk), remote: weight(remote) }
+    }
+
+    /// What a candidate holds in slower tiers, as blocks to compute: by configured weights, or by what
+    /// is known of the candidate's costs.
+    pub(crate) fn weighed(configured: Option<&Self>, candidate: &Candidate, query: &Query) -> f64 {
+        match configured {
+            _ if holds_all_on_device(candidate) => 0.0,
+            Some(weights) => weights.weigh(candidate),
+            None => Self::of(&candidate.coefficients, query).weigh(candidate),
         }
+    }
+
+    /// The blocks that a candidate holds in slower tiers, each with the weight of its tier.
+    fn weigh(&self, candidate: &Candidate) -> f64 {
         let weights = in_order([0.0, self.host, self.disk, self.remote]);
         let blocks = slower_blocks(candidate).into_iter().zip(weights);
         blocks.map(|(blocks, weight)| f64::from(blocks) * weight.min(1.0)).sum()
@@ -78,6 +94,24 @@ fn in_order(mut costs: [f64; Tier::COUNT]) -> [f64; Tier::COUNT] {
         costs[tier] = costs[tier].max(costs[tier - 1]);
     }
     costs
+}
+
+/// The leading blocks of a prompt that a worker can send, by the tiers that it has to load them from:
+/// for each tier, the blocks up to there and the seconds to load those in slower tiers. `by_tier` are
+/// the blocks that it holds.
+pub fn loads(
+    by_tier: [u32; Tier::COUNT],
+    costs: &Coefficients,
+    block_size: u32,
+) -> impl Iterator<Item = (u32, f64)> {
+    let (mut blocks, mut seconds) = (0, 0.0);
+    let tiers = by_tier.into_iter().zip(in_order(costs.load_seconds_per_token()));
+    let tiers = tiers.filter(|(more, _)| *more > 0);
+    tiers.map(move |(more, load)| {
+        blocks += more;
+        seconds += load * f64::from(more) * f64::from(block_size);
+        (blocks, seconds)
+    })
 }
 
 /// Seconds to load what a candidate holds of a prompt in slower tiers. What is faster computed
@@ -151,7 +185,7 @@ mod tests {
         }
     }
 
-    fn overlap(load_weights: LoadWeights) -> Policy {
+    fn overlap(load_weights: Option<LoadWeights>) -> Policy {
         let (overlap_weight, load_weight, temperature) = (1.0, 1.0, 0.0);
         Policy::KvOverlap { overlap_weight, load_weight, temperature, load_weights }
     }
@@ -160,13 +194,43 @@ mod tests {
     fn a_worker_is_chosen_that_holds_the_prefix_in_a_faster_tier() {
         let tiers = [[0, 0, 24, 0], [0, 24, 0, 0], [24, 0, 0, 0], [4, 0, 0, 0]];
         let all: Vec<_> = (0..).zip(tiers).map(|(i, tier)| holding(i, tier)).collect();
-        for policy in [Policy::predicted_ttft(), overlap(LoadWeights::DEFAULT)] {
+        for policy in [Policy::predicted_ttft(), overlap(Some(LoadWeights::DEFAULT)), overlap(None)]
+        {
             let costs = pick(&policy, &all, &[], query()).unwrap().costs;
             assert!(costs[2] < costs[1] && costs[1] < costs[0] && costs[0] < costs[3], "{costs:?}");
         }
         // 12,000 tokens of 327,680 bytes, at 50 GB/s.
         let load_ms = pick(&Policy::predicted_ttft(), &all, &[], query()).unwrap().terms[1].load_ms;
         assert!((load_ms - 78.6432).abs() < 1e-6, "{load_ms}");
+    }
+
+    #[test]
+    fn without_written_weights_what_was_learned_of_a_worker_counts() {
+        let with = |bytes_per_second: f64| {
+            let mut slow = holding(0, [0, 24, 0, 0]);
+            slow.coefficients.load_bytes_per_second = [bytes_per_second; 3];
+            [slow, holding(1, [12, 0, 0, 0])]
+        };
+        let chosen = |policy: &Policy, bytes_per_second| {
+            pick(policy, &with(bytes_per_second), &[], query()).unwrap().index
+        };
+        let (fast, slow) = (50e9, 1e9);
+        assert_eq!(chosen(&overlap(None), fast), CandidateIndex(0));
+        assert_eq!(chosen(&overlap(None), slow), CandidateIndex(1), "loading takes as long");
+        assert_eq!(chosen(&overlap(Some(LoadWeights::DEFAULT)), slow), CandidateIndex(0));
+        assert!(overlap(None).reckons() && !overlap(Some(LoadWeights::DEFAULT)).reckons());
+    }
+
+    #[test]
+    fn what_a_source_must_load_is_counted_up_to_each_tier() {
+        let costs = Coefficients { load_bytes_per_second: [1e9, 2e9, 1e8], ..Default::default() };
+        let costs = Coefficients { kv_bytes_per_token: 1e6, ..costs };
+        let all: Vec<_> = loads([4, 2, 1, 1], &costs, 10).collect();
+        // The disk is not faster than host memory.
+        assert_eq!(all.iter().map(|(blocks, _)| *blocks).collect::<Vec<_>>(), [4, 6, 7, 8]);
+        let seconds: Vec<_> = all.iter().map(|(_, seconds)| (seconds * 1e3).round()).collect();
+        assert_eq!(seconds, [0.0, 20.0, 30.0, 130.0]);
+        assert_eq!(loads([0; Tier::COUNT], &costs, 10).count(), 0);
     }
 
     #[test]
@@ -199,9 +263,10 @@ mod tests {
             let mut fewer = by_tier;
             fewer[from] -= 1;
             let [host, disk, remote] = weights;
-            let overlap = overlap(LoadWeights { host, disk, remote });
+            let learned = overlap(None);
+            let overlap = overlap(Some(LoadWeights { host, disk, remote }));
             let price = Policy::PredictedTtft { extra_work_weight: Some(0.0), temperature: 0.0 };
-            for policy in [overlap, price] {
+            for policy in [overlap, learned, price] {
                 let cost = |by_tier| {
                     pick(&policy, &[of(by_tier)], &[], query()).unwrap().costs[CandidateIndex(0)]
                 };

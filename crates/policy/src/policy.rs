@@ -27,9 +27,10 @@ pub enum Policy {
         #[schemars(range(min = 0.0, max = 1e6))]
         temperature: f64,
         /// Weights of blocks that the candidate holds in slower tiers, from 0 (as in accelerator
-        /// memory) to 1 (as if they were computed).
-        #[serde(default)]
-        load_weights: LoadWeights,
+        /// memory) to 1 (as if they were computed). Without it, they follow from what was learned
+        /// of each worker, and before that from `costs`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        load_weights: Option<LoadWeights>,
     },
     /// The earliest predicted first token, in milliseconds: the wait for the worker, the prefill of
     /// what it does not hold, the hand-off, and the delay of later requests by work that another
@@ -97,7 +98,8 @@ impl Policy {
     pub fn uses_costs(&self) -> bool {
         match self {
             Self::PredictedTtft { .. } | Self::Mooncake {} | Self::Llmd {} => true,
-            Self::KvOverlap { .. } | Self::PowerOfTwo {} | Self::LeastLoaded {} => false,
+            Self::KvOverlap { load_weights, .. } => load_weights.is_none(),
+            Self::PowerOfTwo {} | Self::LeastLoaded {} => false,
             Self::RoundRobin {} | Self::Random {} | Self::Dynamo {} => false,
         }
     }

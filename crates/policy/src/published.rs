@@ -3,6 +3,8 @@
 //!
 //! They get only workers that may be chosen, and do not evaluate health or draining. Of equally
 //! good candidates the first is chosen, or one is drawn, as the policy defines.
+//!
+//! Blocks count alike in whatever tier a worker holds them, because the published rules know no tiers.
 
 mod dynamo;
 mod hashing;

@@ -10,6 +10,7 @@
 //! - a removal is announced when a physical block is reused, one event per block.
 
 mod free_list;
+mod host;
 mod sequence;
 
 use std::collections::HashMap;
@@ -17,6 +18,16 @@ use std::collections::HashMap;
 pub use sequence::{ExtraKey, Identity, Media, Sequence};
 
 use free_list::FreeList;
+use host::HostTier;
+
+/// Where a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Medium {
+    /// In accelerator memory.
+    Device,
+    /// In host memory.
+    Host,
+}
 
 /// A change of the cache that is announced.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,6 +38,8 @@ pub enum CacheEvent {
     Removed {
         /// Chained hash of the block.
         hash: u64,
+        /// Where it was.
+        medium: Medium,
     },
     /// All blocks were removed.
     Cleared,
@@ -45,6 +58,8 @@ pub struct StoredBlocks {
     pub adapter: Option<(u32, String)>,
     /// For each block, what its hash includes besides tokens (adapter, images, salt).
     pub extra_keys: Vec<Option<Vec<ExtraKey>>>,
+    /// Where they are.
+    pub medium: Medium,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -61,6 +76,7 @@ pub struct KvCache {
     free: FreeList,
     /// Physical blocks per hash, oldest first; a hit uses the oldest.
     known: HashMap<u64, Vec<u32>>,
+    host: Option<HostTier>,
     events: Vec<CacheEvent>,
 }
 
@@ -78,8 +94,36 @@ impl KvCache {
             blocks: vec![Block::default(); total_blocks as usize],
             free: FreeList::new(total_blocks),
             known: HashMap::new(),
+            host: None,
             events: Vec::new(),
         }
+    }
+
+    /// Keeps so many blocks that were evicted in host memory. Those that were not used for longest
+    /// leave it first. None are kept with 0.
+    #[must_use]
+    pub fn with_host_blocks(self, host_blocks: usize) -> Self {
+        Self { host: (host_blocks > 0).then(|| HostTier::new(host_blocks)), ..self }
+    }
+
+    /// Number of blocks in host memory.
+    #[must_use]
+    pub fn host_blocks(&self) -> usize {
+        self.host.as_ref().map_or(0, HostTier::len)
+    }
+
+    /// Number of blocks of the sequence behind the first `hits` that must not be computed, and how many
+    /// of them must be loaded from host memory.
+    #[must_use]
+    pub fn loadable_blocks(&self, sequence: &Sequence, hits: usize) -> (usize, usize) {
+        let Some(host) = &self.host else { return (0, 0) };
+        let most = sequence.tokens.len().saturating_sub(1) / self.block_size;
+        let further =
+            sequence.hashes.get(hits..most.min(sequence.hashes.len())).unwrap_or_default();
+        let is_device = |hash: &&u64| self.known.contains_key(hash);
+        let held = further.iter().take_while(|hash| is_device(hash) || host.contains(**hash));
+        let held = held.count();
+        (held, further[..held].iter().filter(|hash| !is_device(hash)).count())
     }
 
     /// Tokens per block.
@@ -179,13 +223,21 @@ impl KvCache {
         }
         sequence.registered = until;
         let identity = &sequence.identity;
-        self.events.push(CacheEvent::Stored(StoredBlocks {
+        let stored = StoredBlocks {
             hashes: sequence.hashes[from..until].to_vec(),
             parent: from.checked_sub(1).map(|index| sequence.hashes[index]),
             tokens: sequence.tokens[from * self.block_size..until * self.block_size].to_vec(),
             adapter: identity.adapter_id.zip(identity.adapter.clone()),
             extra_keys: (from..until).map(|index| sequence.extra_keys(index)).collect(),
-        }));
+            medium: Medium::Device,
+        };
+        if let Some(host) = &mut self.host {
+            host.describe(&stored, self.block_size);
+            stored.hashes.iter().for_each(|hash| {
+                host.touch(*hash);
+            });
+        }
+        self.events.push(CacheEvent::Stored(stored));
     }
 
     /// Takes back a sequence's blocks, its tail first.
@@ -212,6 +264,7 @@ impl KvCache {
             return false;
         }
         self.known.clear();
+        self.host.iter_mut().for_each(HostTier::clear);
         for block in &mut self.blocks {
             block.hash = None;
         }
@@ -232,8 +285,16 @@ impl KvCache {
             copies.retain(|copy| *copy != id);
             if copies.is_empty() {
                 self.known.remove(&hash);
+                self.move_to_host(hash);
             }
         }
-        self.events.push(CacheEvent::Removed { hash });
+        self.events.push(CacheEvent::Removed { hash, medium: Medium::Device });
+    }
+
+    fn move_to_host(&mut self, hash: u64) {
+        let Some(host) = &mut self.host else { return };
+        let (stored, displaced) = host.take_in(hash);
+        let removed = displaced.map(|hash| CacheEvent::Removed { hash, medium: Medium::Host });
+        self.events.extend(stored.map(CacheEvent::Stored).into_iter().chain(removed));
     }
 }

@@ -170,6 +170,11 @@ pub struct SimConfig {
     pub block_size: usize,
     /// Physical KV blocks, of which one cannot be used (vLLM's null block).
     pub kv_blocks: u32,
+    /// Number of evicted blocks that are kept in host memory and announced with medium `CPU`. Prompts
+    /// that need them load them; hand-offs and reads from other engines do not.
+    pub host_blocks: usize,
+    /// Time to load one block from host memory, in microseconds.
+    pub host_load_us_per_block: u64,
     /// Seed of block hashes; engines with equal seeds announce equal hashes.
     pub hash_seed: u64,
     /// Maximum number of running requests.
@@ -260,6 +265,8 @@ impl Default for SimConfig {
             rendezvous_timeout_ms: 300_000,
             block_size: 16,
             kv_blocks: 4096,
+            host_blocks: 0,
+            host_load_us_per_block: 0,
             hash_seed: 0,
             max_num_seqs: 64,
             max_waiting: 4096,

@@ -265,7 +265,8 @@ impl Engine {
         }
         if step.runs {
             let us = self.config.decode_us_per_step
-                + self.config.prefill_us_per_token * step.computed_prompt_tokens;
+                + self.config.prefill_us_per_token * step.computed_prompt_tokens
+                + self.config.host_load_us_per_block * step.loaded_blocks;
             if us > 0 {
                 tokio::time::sleep(Duration::from_micros(us)).await;
             } else {

@@ -76,6 +76,8 @@ pub struct SimState {
     pub blocks_pinned: usize,
     /// Number of blocks in the prefix cache.
     pub resident_blocks: usize,
+    /// Number of blocks in host memory.
+    pub host_blocks: usize,
     /// Number of decode engines' legs that wait for a prefill leg on this engine.
     pub registered: usize,
     /// Number of hand-offs that wait to be pulled.
@@ -100,6 +102,7 @@ impl SimState {
             blocks_used: self.blocks_used + other.blocks_used,
             blocks_pinned: self.blocks_pinned + other.blocks_pinned,
             resident_blocks: self.resident_blocks + other.resident_blocks,
+            host_blocks: self.host_blocks + other.host_blocks,
             registered: self.registered + other.registered,
             read_back_pins: self.read_back_pins + other.read_back_pins,
             staged_handoffs: self.staged_handoffs + other.staged_handoffs,
@@ -121,6 +124,7 @@ impl Engine {
             blocks_used: core.cache.usable_blocks() - core.cache.free_blocks(),
             blocks_pinned: core.handoffs.pinned_blocks() + core.pulling_blocks,
             resident_blocks: core.cache.resident_blocks(),
+            host_blocks: core.cache.host_blocks(),
             registered: self.registered(),
             staged_handoffs: core.handoffs.len(),
             read_back_pins: core.handoffs.pins(),

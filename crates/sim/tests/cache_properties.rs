@@ -1,10 +1,10 @@
 //! Invariants of the cache for any order of requests.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use splitrail_sim::cache::{CacheEvent, Identity, KvCache, Sequence};
+use splitrail_sim::cache::{CacheEvent, Identity, KvCache, Medium, Sequence};
 
 const BLOCK_SIZE: usize = 4;
 const TOTAL_BLOCKS: u32 = 16;
@@ -39,9 +39,15 @@ fn sequence(pattern: u32, tokens: usize, salted: bool) -> Sequence {
     Sequence::new(tokens, Identity { salt, ..Identity::default() }, BLOCK_SIZE, 0)
 }
 
-fn follow(mirror: &mut BTreeMap<u64, usize>, events: Vec<CacheEvent>) {
+fn follow(mirror: &mut BTreeMap<u64, usize>, host: &mut BTreeSet<u64>, events: Vec<CacheEvent>) {
     for event in events {
         match event {
+            CacheEvent::Stored(stored) if stored.medium == Medium::Host => {
+                assert_eq!((stored.tokens.len(), stored.hashes.len()), (BLOCK_SIZE, 1));
+                assert!(host.insert(stored.hashes[0]), "it is announced once");
+                assert!(mirror.contains_key(&stored.hashes[0]), "before it leaves the device");
+            }
+            CacheEvent::Removed { hash, medium: Medium::Host } => assert!(host.remove(&hash)),
             CacheEvent::Stored(stored) => {
                 assert_eq!(stored.tokens.len(), stored.hashes.len() * BLOCK_SIZE);
                 assert_eq!(stored.extra_keys.len(), stored.hashes.len());
@@ -50,14 +56,17 @@ fn follow(mirror: &mut BTreeMap<u64, usize>, events: Vec<CacheEvent>) {
                     *mirror.entry(hash).or_default() += 1;
                 }
             }
-            CacheEvent::Removed { hash } => {
+            CacheEvent::Removed { hash, .. } => {
                 let copies = mirror.get_mut(&hash).unwrap();
                 *copies -= 1;
                 if *copies == 0 {
                     mirror.remove(&hash);
                 }
             }
-            CacheEvent::Cleared => mirror.clear(),
+            CacheEvent::Cleared => {
+                mirror.clear();
+                host.clear();
+            }
         }
     }
 }
@@ -65,9 +74,11 @@ fn follow(mirror: &mut BTreeMap<u64, usize>, events: Vec<CacheEvent>) {
 proptest! {
     #[test]
     fn events_reproduce_the_cache_and_no_block_is_lost(
-        actions in prop::collection::vec(action(), 1..120)
+        actions in prop::collection::vec(action(), 1..120),
+        host_blocks in 0usize..8,
     ) {
-        let mut cache = KvCache::new(TOTAL_BLOCKS, BLOCK_SIZE);
+        let mut cache = KvCache::new(TOTAL_BLOCKS, BLOCK_SIZE).with_host_blocks(host_blocks);
+        let mut host = BTreeSet::new();
         let mut running: Vec<Sequence> = Vec::new();
         let mut mirror = BTreeMap::new();
         for action in actions {
@@ -102,7 +113,9 @@ proptest! {
                 Action::Clear => prop_assert_eq!(cache.clear(), running.is_empty()),
                 _ => {}
             }
-            follow(&mut mirror, cache.take_events());
+            follow(&mut mirror, &mut host, cache.take_events());
+            prop_assert_eq!(host.len(), cache.host_blocks());
+            prop_assert!(host.len() <= host_blocks);
             prop_assert_eq!(&mirror, &cache.resident().collect::<BTreeMap<_, _>>());
             let mut held: Vec<u32> = running.iter().flat_map(|s| s.blocks()).copied().collect();
             held.sort_unstable();

@@ -76,7 +76,7 @@ fn simulated_shapes(batches: &[Vec<CacheEvent>]) -> Vec<Vec<Shape>> {
             parent: stored.parent.map(|hash| names.of(&hash.to_string())),
             tokens: stored.tokens.clone(),
         },
-        CacheEvent::Removed { hash } => Shape::Removed { block: names.of(&hash.to_string()) },
+        CacheEvent::Removed { hash, .. } => Shape::Removed { block: names.of(&hash.to_string()) },
         CacheEvent::Cleared => panic!("nothing was cleared"),
     };
     batches.iter().map(|batch| batch.iter().map(&mut shape).collect()).collect()

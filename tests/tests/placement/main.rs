@@ -9,3 +9,4 @@ mod policies_live;
 mod predicted;
 mod ranks;
 mod record;
+mod tiers;

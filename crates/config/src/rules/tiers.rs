@@ -12,7 +12,8 @@ pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
     for (index, worker) in workers.iter().enumerate() {
         costs(worker, &format!("{path}.workers[{index}]"), report);
     }
-    if let Some(Policy::KvOverlap { load_weights, .. }) = typed::<Policy>(model, "policy") {
+    let policy = typed::<Policy>(model, "policy");
+    if let Some(Policy::KvOverlap { load_weights: Some(load_weights), .. }) = policy {
         let weights = model.get("policy").and_then(|policy| policy.get("load_weights"));
         let tiers = [
             ("host", load_weights.host),

@@ -87,6 +87,25 @@ fn a_source_is_a_worker_whose_confirmed_blocks_are_to_be_believed() {
 }
 
 #[test]
+fn a_source_loads_what_it_holds_in_slower_tiers_before_it_sends() {
+    let now = Instant::now();
+    let (pool, _, hashes) = pool("");
+    let names = vec![EngineHash(2)];
+    let block = StoredBlock { hash: EngineHash(2), tokens: vec![5, 6], opaque: false };
+    let (adapter, salt, parent) = (None, None, Some(EngineHash(1)));
+    let stored = KvEvent::Stored { parent, blocks: vec![block], adapter, salt, tier: Tier::Disk };
+    let key = rank_key(WorkerIndex(0), 0);
+    pool.index().apply(key, &stored);
+    pool.index().apply(key, &KvEvent::Removed { hashes: names, tier: Tier::Device });
+    let mut sources = Vec::new();
+    pool.list_sources(&pool.roster(), &hashes, now, &mut sources);
+    let [device, all] = sources[..] else { panic!("{sources:?}") };
+    assert_eq!((device.blocks, device.wait_ns, all.blocks), (2, 0, 3));
+    // Two tokens of 327,680 bytes, at 5 GB/s.
+    assert_eq!(all.wait_ns, 131_072);
+}
+
+#[test]
 fn a_worker_that_chooses_the_rank_itself_takes_no_part() {
     let (pool, [_, other], hashes) =
         pool(r#", "data_parallel_ranks": 2, "takes_rank_header": false"#);

@@ -8,7 +8,7 @@ const OVERLAP: Policy = Policy::KvOverlap {
     overlap_weight: 1.0,
     load_weight: 1.0,
     temperature: 0.0,
-    load_weights: LoadWeights::DEFAULT,
+    load_weights: Some(LoadWeights::DEFAULT),
 };
 
 fn query(leg: Leg) -> Query {
@@ -170,7 +170,7 @@ fn temperature_spreads_choices_in_proportion() {
         overlap_weight: 1.0,
         load_weight: 1.0,
         temperature: 1.0,
-        load_weights: LoadWeights::DEFAULT,
+        load_weights: Some(LoadWeights::DEFAULT),
     };
     let candidates = [Candidate { overlap_blocks: 1, ..up(0) }, up(1)];
     let draws = 10_000_u64;

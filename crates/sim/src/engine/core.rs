@@ -52,6 +52,8 @@ pub(crate) struct PullJob {
 #[derive(Debug, Default)]
 pub(crate) struct Step {
     pub(crate) computed_prompt_tokens: u64,
+    /// Blocks that are loaded from host memory first.
+    pub(crate) loaded_blocks: u64,
     pub(crate) pulls: Vec<PullJob>,
     pub(crate) events: Vec<CacheEvent>,
     /// Whether any sequence is computed.
@@ -77,7 +79,8 @@ pub(crate) struct Origin {
 impl Core {
     pub(crate) fn new(config: &SimConfig) -> Self {
         Self {
-            cache: KvCache::new(config.kv_blocks, config.block_size),
+            cache: KvCache::new(config.kv_blocks, config.block_size)
+                .with_host_blocks(config.host_blocks),
             counters: Counters::default(),
             handoffs: HandoffTable::default(),
             pulling_blocks: 0,
@@ -321,7 +324,11 @@ impl Core {
             return false;
         };
         let hit_tokens = self.cache.hit_blocks(&request.sequence) * config.block_size;
-        let stored_tokens = stored_tokens(&request, hit_tokens, config);
+        let hit_blocks = hit_tokens / config.block_size;
+        let (held_blocks, loaded_blocks) =
+            self.cache.loadable_blocks(&request.sequence, hit_blocks);
+        let stored_tokens =
+            stored_tokens(&request, hit_tokens, config).max(held_blocks * config.block_size);
         if self.gate(&request, hit_tokens + stored_tokens, config) {
             return true;
         }
@@ -352,6 +359,7 @@ impl Core {
             return true;
         }
         request.cached_tokens += stored_tokens;
+        step.loaded_blocks += loaded_blocks as u64;
         let prompt_tokens = request.prompt_tokens();
         self.cache.register(&mut request.sequence, prompt_tokens);
         let computed = (prompt_tokens - request.cached_tokens) as u64;

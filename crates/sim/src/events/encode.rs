@@ -5,7 +5,7 @@ use rmp::encode::{
     write_uint,
 };
 
-use crate::cache::{CacheEvent, ExtraKey, StoredBlocks};
+use crate::cache::{CacheEvent, ExtraKey, Medium, StoredBlocks};
 use crate::config::{EventForm, HashForm};
 
 /// Writing to memory cannot fail; the trait requires the error type.
@@ -42,7 +42,9 @@ impl Encoder {
             match (event, self.form) {
                 (CacheEvent::Stored(stored), EventForm::Map) => self.stored_map(out, stored)?,
                 (CacheEvent::Stored(stored), EventForm::Array) => self.stored_array(out, stored)?,
-                (CacheEvent::Removed { hash }, form) => self.removed(out, *hash, form)?,
+                (CacheEvent::Removed { hash, medium }, form) => {
+                    self.removed(out, *hash, *medium, form)?;
+                }
                 (CacheEvent::Cleared, EventForm::Map) => {
                     write_map_len(out, 1)?;
                     write_str(out, "type")?;
@@ -73,7 +75,7 @@ impl Encoder {
         write_str(out, "lora_id")?;
         write_lora_id(out, stored)?;
         write_str(out, "medium")?;
-        write_str(out, "GPU")?;
+        write_str(out, name_of(stored.medium))?;
         write_str(out, "lora_name")?;
         write_lora_name(out, stored)?;
         write_str(out, "extra_keys")?;
@@ -92,12 +94,18 @@ impl Encoder {
         write_tokens(out, &stored.tokens)?;
         write_uint(out, self.block_size as u64)?;
         write_lora_id(out, stored)?;
-        write_str(out, "GPU")?;
+        write_str(out, name_of(stored.medium))?;
         write_lora_name(out, stored)?;
         write_extra_keys(out, stored)
     }
 
-    fn removed(&self, out: &mut Vec<u8>, hash: u64, form: EventForm) -> Written<()> {
+    fn removed(
+        &self,
+        out: &mut Vec<u8>,
+        hash: u64,
+        medium: Medium,
+        form: EventForm,
+    ) -> Written<()> {
         match form {
             EventForm::Map => {
                 write_map_len(out, 4)?;
@@ -106,7 +114,7 @@ impl Encoder {
                 write_str(out, "block_hashes")?;
                 self.write_hashes(out, &[hash])?;
                 write_str(out, "medium")?;
-                write_str(out, "GPU")?;
+                write_str(out, name_of(medium))?;
                 write_str(out, "group_idx")?;
                 write_uint(out, 0)?;
             }
@@ -114,7 +122,7 @@ impl Encoder {
                 write_array_len(out, 3)?;
                 write_str(out, "BlockRemoved")?;
                 self.write_hashes(out, &[hash])?;
-                write_str(out, "GPU")?;
+                write_str(out, name_of(medium))?;
             }
         }
         Ok(())
@@ -143,6 +151,14 @@ impl Encoder {
                 write_bin(out, &bytes)
             }
         }
+    }
+}
+
+/// The names of the media in vLLM's events.
+fn name_of(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Device => "GPU",
+        Medium::Host => "CPU",
     }
 }
 
