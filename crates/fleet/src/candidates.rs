@@ -180,6 +180,7 @@ impl<'a> CandidateBuilder<'a> {
             link_wait_ns: worker.fetches.incoming_ns(),
             readable_blocks: read.map_or(0, |found| found.blocks as u32),
             readable_pin: read.map_or(0, |found| found.pin()),
+            kv_format: worker.facts.kv_format(),
             coefficients: costs.coefficients,
         };
         let believed = candidate.believed_blocks();

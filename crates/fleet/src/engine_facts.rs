@@ -1,10 +1,13 @@
 //! What an engine has told about itself, and what an operator has written in its place.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use super::worker::Worker;
 use splitrail_config::model::Worker as WorkerConfig;
 use splitrail_engine::vllm::identity::EventSource;
 use splitrail_engine::zmtp::Endpoint;
+use splitrail_policy::KvFormat;
 use tokio::sync::watch;
 
 /// Where an engine publishes its KV events.
@@ -18,6 +21,15 @@ pub enum Publication {
     At(Vec<EventSource>),
 }
 
+/// How an engine stores KV, by its own names.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct KvNames {
+    /// The data type.
+    pub dtype: Option<String>,
+    /// The layout, if the engine was started with one.
+    pub layout: Option<String>,
+}
+
 /// What is known about one engine.
 #[derive(Debug)]
 pub struct EngineFacts {
@@ -25,6 +37,9 @@ pub struct EngineFacts {
     context_tokens: AtomicU32,
     /// Tokens per KV block as the engine reports it; 0 until it has.
     block_size: AtomicU32,
+    /// [`KvFormat`] as the engine reports it.
+    kv_format: AtomicU64,
+    kv_names: Mutex<Arc<KvNames>>,
     publication: watch::Sender<Publication>,
     /// Whether the engine is asked where it publishes, because nobody has written it down.
     asks_for_events: bool,
@@ -42,6 +57,8 @@ impl EngineFacts {
         Self {
             context_tokens: AtomicU32::new(0),
             block_size: AtomicU32::new(0),
+            kv_format: AtomicU64::new(0),
+            kv_names: Mutex::default(),
             publication: watch::Sender::new(publication),
             asks_for_events,
         }
@@ -65,6 +82,28 @@ impl EngineFacts {
     /// Records what the engine reports as its tokens per KV block; `None` forgets it.
     pub fn set_block_size(&self, tokens: Option<u32>) {
         self.block_size.store(tokens.unwrap_or(0), Relaxed);
+    }
+
+    /// How the engine stores KV.
+    pub fn kv_format(&self) -> KvFormat {
+        KvFormat::from_bits(self.kv_format.load(Relaxed))
+    }
+
+    /// The same by the engine's own names.
+    pub fn kv_names(&self) -> Arc<KvNames> {
+        Arc::clone(&self.kv_names.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Records how the engine stores KV. Returns whether this is news.
+    pub fn set_kv_names(&self, names: KvNames) -> bool {
+        let mut known = self.kv_names.lock().unwrap_or_else(PoisonError::into_inner);
+        if **known == names {
+            return false;
+        }
+        let format = KvFormat::of(names.dtype.as_deref(), names.layout.as_deref());
+        *known = Arc::new(names);
+        self.kv_format.store(format.to_bits(), Relaxed);
+        true
     }
 
     /// Whether the engine is asked where it publishes KV events.
@@ -103,6 +142,13 @@ impl EngineFacts {
     /// A receiver for changes of where the engine publishes.
     pub fn follow_publication(&self) -> watch::Receiver<Publication> {
         self.publication.subscribe()
+    }
+}
+
+impl Worker {
+    /// Whether KV can move between the engines of both workers, as far as they tell how they store it.
+    pub fn stores_kv_as(&self, other: &Self) -> bool {
+        self.facts.kv_format().fits(other.facts.kv_format())
     }
 }
 

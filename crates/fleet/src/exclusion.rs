@@ -1,7 +1,9 @@
 //! Workers that a leg must not be placed on, and why.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use super::roster::Roster;
 use super::state::State;
 use super::worker::Worker;
 use splitrail_ledger::veto::VetoReason;
@@ -26,6 +28,28 @@ impl Exclusion {
 /// Why a worker is excluded; `None` if it is not.
 pub fn excluded(exclusions: &[Exclusion], worker: WorkerIndex) -> Option<VetoReason> {
     exclusions.iter().find(|one| one.worker == worker).map(|one| one.reason)
+}
+
+/// Exclusions for the workers that cannot take KV from a worker, because they store it otherwise.
+pub fn of_other_formats(roster: &Roster, from: &Worker) -> impl Iterator<Item = Exclusion> {
+    let others = roster.iter().filter(|worker| !worker.stores_kv_as(from));
+    others.map(|worker| Exclusion::new(worker.index, VetoReason::OtherKvFormat))
+}
+
+/// Exclusions for the workers whose KV no available decode worker can take, while there is one for
+/// others.
+pub fn without_taker(roster: &Roster, failed: &[Exclusion], now: Instant) -> Vec<Exclusion> {
+    let takes = |worker: &&Arc<Worker>| {
+        let is_able = worker.serves(Leg::Decode) && worker.is_available(Leg::Decode, now);
+        is_able && excluded(failed, worker.index).is_none()
+    };
+    let takers: Vec<_> = roster.iter().filter(takes).collect();
+    let has_taker = |worker: &Worker| takers.iter().any(|taker| taker.stores_kv_as(worker));
+    if takers.is_empty() {
+        return Vec::new();
+    }
+    let alone = roster.iter().filter(|worker| worker.serves(Leg::Prefill) && !has_taker(worker));
+    alone.map(|worker| Exclusion::new(worker.index, VetoReason::OtherKvFormat)).collect()
 }
 
 /// Why a worker may not get a leg because of its state or circuit breaker; `None` if it may.

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use tokio::time::MissedTickBehavior;
 
-use super::ejection::{Record, lasts, outliers};
 use super::roster::Roster;
 use super::state::{Event, State};
 use super::worker::Worker;
 use crate::Served;
 use splitrail_config::model::{EjectionConfig, Role};
 use splitrail_policy::WorkerIndex;
+use splitrail_workload::ejection::{Record, lasts, outliers};
 
 /// Interval at which ends of slow starts and ejections are checked.
 const TICK: Duration = Duration::from_millis(100);

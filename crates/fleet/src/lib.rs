@@ -11,7 +11,6 @@ mod candidates;
 pub mod claims;
 pub mod cluster;
 pub mod drift;
-pub mod ejection;
 pub mod endpoint_support;
 pub mod engine_facts;
 pub mod event_stats;

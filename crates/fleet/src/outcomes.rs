@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::ejection::Record;
+use splitrail_workload::ejection::Record;
 
 /// Counts of one worker's legs.
 #[derive(Debug, Default)]

@@ -69,11 +69,12 @@ pub(super) fn list_sources(
             }
             let seen = worker.costs.seen(now, RankScope::Rank(rank), 0);
             let wait_ns = seen.wait_ns.saturating_add(worker.fetches.outgoing_ns());
+            let kv_format = worker.facts.kv_format();
             // Without the blocks in its slower tiers, a worker can send at once.
             for (blocks, load) in loads(overlap.by_tier, &seen.coefficients, block_size) {
                 if enough(blocks) {
                     let wait_ns = wait_ns.saturating_add(nanoseconds(load));
-                    sources.push(Source { worker: worker.index, rank, blocks, wait_ns });
+                    sources.push(Source { worker: worker.index, rank, blocks, wait_ns, kv_format });
                 }
             }
         }

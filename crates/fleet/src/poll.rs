@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use splitrail_engine::vllm::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
+use super::engine_facts::KvNames;
 use super::learn::learn;
 use super::worker::Worker;
 use crate::Served;
@@ -39,6 +40,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                 if let Some(tokens) = load.block_size {
                     differs = tell_block_size(&served, &worker, tokens, differs);
                 }
+                tell_kv_format(&served, &worker, &load);
                 worker.ranks.set_count(load.ranks.unwrap_or(1));
                 let process = worker.process();
                 if learned != Some(process)
@@ -90,6 +92,27 @@ fn tell_block_size(served: &Served, worker: &Worker, tokens: u32, differed: bool
         );
     }
     differs
+}
+
+/// Records how an engine stores KV, and logs that KV cannot move between it and others.
+fn tell_kv_format(served: &Served, worker: &Worker, load: &EngineLoad) {
+    let (dtype, layout) = (load.kv_dtype.clone(), load.kv_layout.clone());
+    if !worker.facts.set_kv_names(KvNames { dtype, layout }) {
+        return;
+    }
+    let roster = served.pool.roster();
+    if let Some(other) = roster.iter().find(|other| !worker.stores_kv_as(other)) {
+        let (own, others) = (worker.facts.kv_names(), other.facts.kv_names());
+        tracing::error!(
+            model = served.name(),
+            worker = worker.id(),
+            other = other.id(),
+            ?own,
+            ?others,
+            "these engines store KV in another data type or layout: none moves between them. Start \
+             all engines of the model with the same --kv-cache-dtype and KV layout"
+        );
+    }
 }
 
 /// Requests and parses one load report.

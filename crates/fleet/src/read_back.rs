@@ -17,7 +17,7 @@ use std::time::Instant;
 use splitrail_engine::nixl::PinnedKv;
 use splitrail_engine_client::Engine as _;
 use splitrail_kv::BlockHash;
-use splitrail_policy::WorkerIndex;
+use splitrail_policy::{KvFormat, WorkerIndex};
 pub use splitrail_workload::pins::Found;
 use splitrail_workload::pins::{Bounds, Store};
 
@@ -60,6 +60,8 @@ pub(crate) struct Offers<'a> {
     prompt: &'a [BlockHash],
     /// The best pin of any worker.
     best: Found,
+    /// How its holder stores KV.
+    best_format: KvFormat,
 }
 
 impl Offers<'_> {
@@ -68,9 +70,11 @@ impl Offers<'_> {
         if !reader.takes_part_in_kv_routing() || !reader.read_back.may_read(now) {
             return None;
         }
-        match self.best.holder == reader.index {
-            true => self.read_back.find(now, self.prompt, reader),
-            false => Some(self.best),
+        let is_possible =
+            self.best.holder != reader.index && self.best_format.fits(reader.facts.kv_format());
+        match is_possible {
+            true => Some(self.best),
+            false => self.read_back.find(now, self.prompt, reader),
         }
     }
 }
@@ -104,8 +108,12 @@ impl ReadBack {
         if prompt.is_empty() || self.is_distrusted() {
             return None;
         }
-        let best = self.store().find(now, prompt, |_, kept: &Kept| !kept.is_lost())?;
-        Some(Offers { read_back: self, prompt, best })
+        let is_kept = |_, kept: &Kept| !kept.is_lost();
+        let store = self.store();
+        let best = store.find(now, prompt, is_kept)?;
+        let holder = store.payload(best).map(|kept| &kept.holder);
+        let best_format = holder.map(|holder| holder.facts.kv_format()).unwrap_or_default();
+        Some(Offers { read_back: self, prompt, best, best_format })
     }
 
     /// What a prefill leg on `reader` can read of a prompt, given as the hashes of its leading blocks
@@ -114,7 +122,10 @@ impl ReadBack {
         if prompt.is_empty() || self.is_distrusted() || !reader.read_back.may_read(now) {
             return None;
         }
-        let may_read = |holder, kept: &Kept| holder != reader.index && !kept.is_lost();
+        let may_read = |holder, kept: &Kept| {
+            let is_other = holder != reader.index && !kept.is_lost();
+            is_other && kept.holder.stores_kv_as(reader)
+        };
         self.store().find(now, prompt, may_read)
     }
 

@@ -19,7 +19,7 @@ use super::breaker::Breaker;
 use super::costs::Costs;
 use super::drift::Drift;
 use super::endpoint_support::EndpointSupport;
-use super::engine_facts::EngineFacts;
+use super::engine_facts::{EngineFacts, KvNames};
 use super::event_stats::EventStats;
 use super::life::Life;
 use super::missing_hand_offs::MissingHandOffs;
@@ -362,6 +362,7 @@ impl Worker {
             self.set_honours_threshold(None);
             self.ranks.set_pins(None);
             self.facts.set_block_size(None);
+            self.facts.set_kv_names(KvNames::default());
             self.founder.store(false, Relaxed);
         }
         self.life.change(if up { Event::Alive } else { Event::Dead }, why);

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::decode_try::{Holder, hit_ratio, verdict};
 use super::gate::{Need, Verdict};
-use super::hand_off::{kept_for_decode, missing, none_comes};
+use super::hand_off::{missing, none_comes, not_for_decode, spared};
 use super::lease::usable;
 use super::offer;
 use super::peer_fetch::fetchable::is_fetchable;
@@ -28,7 +28,6 @@ use splitrail_fleet::{Exclusion, Roster};
 use splitrail_ledger::decisions::CandidateRecord;
 use splitrail_ledger::decisions::WeighedRecord;
 use splitrail_ledger::leg::ReadBackOffer;
-use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, CandidateIndex, Choice, Leg, pick};
 
 mod condition;
@@ -271,7 +270,7 @@ impl<'a> Way<'a> {
 
     fn both(&mut self) {
         let pool = &self.served.pool;
-        let mut spared = kept_for_decode(pool, &[]);
+        let mut spared = spared(pool, &[]);
         spared.extend(&self.missing);
         if !pool.any_up(Leg::Prefill, &spared) {
             return self.without(LocalReason::NoPrefill);
@@ -280,7 +279,8 @@ impl<'a> Way<'a> {
         let wish = Wish { excluded: &spared, ..wish };
         let Some(prefill) = self.step("prefill", wish) else { return };
         self.told.read_back = self.read_back(&prefill, wish.readable_blocks);
-        let mut excluded = vec![Exclusion::new(prefill.worker, VetoReason::SameWorker)];
+        let Some(worker) = self.roster.get(prefill.worker) else { return };
+        let mut excluded = not_for_decode(&self.roster, worker);
         let others = pool.any_up(Leg::Decode, &excluded);
         excluded.extend(self.too_late());
         self.step("decode", Wish::any(Leg::Decode, &excluded));

@@ -8,7 +8,8 @@ use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Connector;
 use splitrail_fleet::Served;
-use splitrail_fleet::{Exclusion, Pool, Worker};
+use splitrail_fleet::exclusion::{of_other_formats, without_taker};
+use splitrail_fleet::{Exclusion, Pool, Roster, Worker};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
@@ -133,9 +134,23 @@ pub(super) fn missing(served: &Served, endpoint: Endpoint, now: Instant) -> Vec<
 
 /// The exclusion of the last worker that can decode, if only one is left. It does not get the
 /// prefill leg, since an engine cannot hand over to itself.
-pub(super) fn kept_for_decode(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
+fn kept_for_decode(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
     let last = pool.last_up(Leg::Decode, failed);
     last.map(|worker| Exclusion::new(worker, VetoReason::KeptForDecode)).into_iter().collect()
+}
+
+/// Exclusions for workers that must not get the prefill leg: that one, and those whose KV no decode
+/// worker can take.
+pub(super) fn spared(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
+    let mut spared = kept_for_decode(pool, failed);
+    spared.extend(without_taker(&pool.roster(), failed, Instant::now()));
+    spared
+}
+
+/// Exclusions for workers that must not get the decode leg of a prompt that this one has computed.
+pub(super) fn not_for_decode(roster: &Roster, prefill: &Worker) -> Vec<Exclusion> {
+    let itself = Exclusion::new(prefill.index, VetoReason::SameWorker);
+    [itself].into_iter().chain(of_other_formats(roster, prefill)).collect()
 }
 
 /// Whether every prefill worker that is up returns no hand-offs for an endpoint.
@@ -144,7 +159,7 @@ pub(super) fn none_comes(served: &Served, endpoint: Endpoint, now: Instant) -> b
     if missing.is_empty() {
         return false;
     }
-    let spared = kept_for_decode(&served.pool, &[]);
+    let spared = spared(&served.pool, &[]);
     let others = served.pool.any_up(Leg::Prefill, &[&spared[..], &missing].concat());
     !others && served.pool.any_up(Leg::Prefill, &spared)
 }

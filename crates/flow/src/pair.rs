@@ -19,7 +19,7 @@ use super::context::{
 };
 use super::first::{First, ask, fetch};
 use super::generate::{Generated, conclude, mark};
-use super::hand_off::{Carried, Lead, RoomMembers};
+use super::hand_off::{Carried, Lead, RoomMembers, not_for_decode};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, Said, Tries, without_prefill};
@@ -29,10 +29,9 @@ use super::sending::Sending;
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_config::model::Connector;
 use splitrail_engine_client::{Envelope, Parcel};
+use splitrail_fleet::Worker;
 use splitrail_fleet::bootstrap::{Bootstrap, EngineIdentity};
-use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::leg::{LegFacts, LegKind};
-use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
 /// How long to wait for the prefill engine's count of cached tokens after the reply has begun. The
@@ -93,7 +92,7 @@ pub(super) async fn pair_or_local(
             Err(error) => break error,
         };
         let mut excluded = attempts.failed().to_vec();
-        excluded.push(Exclusion::new(prefill.worker.index, VetoReason::SameWorker));
+        excluded.extend(not_for_decode(&context.served.pool.roster(), &prefill.worker));
         let decode = place(prompt, Wish::any(Leg::Decode, &excluded))?;
         let envelope = attempt(context, decision);
         let guard = preemption_guard(prompt);

@@ -15,7 +15,7 @@ use super::context::{
     Context, PromptContext, attempt, book, carried_threshold, may_retry, nothing_handed_over,
     prefill_made_local, retried, traced, uncached_tokens, within,
 };
-use super::hand_off::{Lead, kept_for_decode, missing};
+use super::hand_off::{Lead, missing, spared};
 use super::lease::Lease;
 use super::legs;
 use super::peer_fetch::fetch_planned;
@@ -58,7 +58,7 @@ impl Tries {
     /// and read.
     pub(super) fn new(context: &Context, failed_decode: &[Exclusion], wish: Wish<'static>) -> Self {
         let Served { config, pool, .. } = context.served.as_ref();
-        let excluded = kept_for_decode(pool, failed_decode);
+        let excluded = spared(pool, failed_decode);
         let missing = missing(&context.served, context.endpoint, Instant::now());
         Self { excluded, missing, left: config.retries.prefill, wish }
     }

@@ -13,7 +13,7 @@ use super::context::{
 };
 use super::decode_try::{Tried, decode_try};
 use super::generate::{Begun, Generated, generate};
-use super::hand_off::none_comes;
+use super::hand_off::{none_comes, not_for_decode};
 use super::pair::{Paired, pair_or_local};
 use super::peer_fetch::fetch_planned;
 use super::place::{Moment, Wish, computed, note_vetoed, place, place_in_turn, sent};
@@ -29,9 +29,8 @@ use crate::prepare::Unit;
 use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::{OnNoPrefill, RequestFlow};
 use splitrail_fleet::Served;
-use splitrail_fleet::{Exclusion, Worker};
+use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::DecisionHandle;
-use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
 /// Runs a prompt until its reply begins. `position` is the prompt's position among the units of
@@ -192,7 +191,7 @@ async fn last_leg(
     // Both legs of an attempt carry the same id.
     let envelope = match &staged {
         Some(prefilled) => {
-            excluded.push(Exclusion::new(prefilled.worker.index, VetoReason::SameWorker));
+            excluded.extend(not_for_decode(&pool.roster(), &prefilled.worker));
             let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
             let late = left.map(|left| pool.late(left, Instant::now())).unwrap_or_default();
             excluded.extend(&late);

@@ -145,6 +145,8 @@ pub struct Identity {
     pub block_size: Option<u32>,
     /// Number of data-parallel ranks.
     pub ranks: Option<u32>,
+    /// The data type of the KV, and its layout if the engine was started with one.
+    pub kv_names: (Option<String>, Option<String>),
     /// Whether metrics show the NIXL connector; `None` without metrics.
     pub has_nixl: Option<bool>,
     /// Where KV events are published.

@@ -127,6 +127,9 @@ kinds! {
     /// Engines of one model have different block sizes.
     BlockSizesDiffer "block_sizes_differ" Fault
         "start all engines of the model with the same `--block-size`",
+    /// Engines of one model store KV in different data types or layouts.
+    KvFormatsDiffer "kv_formats_differ" Fault
+        "start all engines of the model with the same `--kv-cache-dtype` and KV layout: no KV moves between those that differ",
     /// Engines of one model accept sequences of different lengths.
     ContextsDiffer "contexts_differ" Warning
         "start all engines of the model with the same `--max-model-len`",

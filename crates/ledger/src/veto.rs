@@ -20,6 +20,9 @@ pub enum VetoReason {
     /// Lease: because of its queue it would fetch a hand-off too late, or it did so in an earlier
     /// attempt.
     Lease,
+    /// Capability: its engine stores KV in another data type or layout than the engine of the other
+    /// leg, or than all that could be.
+    OtherKvFormat,
     /// Topology: it computed the prompt, and an engine does not fetch from itself.
     SameWorker,
     /// Topology: it is the last worker that can decode, so it does not get the prefill leg.

@@ -4,6 +4,7 @@ use splitrail_kv::Tier;
 
 use crate::coefficients::Coefficients;
 use crate::index::WorkerIndex;
+use crate::kv_format::KvFormat;
 
 /// The state of one worker, or of one of its ranks, at the time of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,6 +71,8 @@ pub struct Candidate {
     pub readable_blocks: u32,
     /// Which of the kept KV that is: two requests cannot read the same.
     pub readable_pin: u64,
+    /// How the worker's engine stores KV.
+    pub kv_format: KvFormat,
     /// The coefficients of the worker's cost model.
     pub coefficients: Coefficients,
 }
@@ -101,6 +104,7 @@ impl Default for Candidate {
             link_wait_ns: 0,
             readable_blocks: 0,
             readable_pin: 0,
+            kv_format: KvFormat::default(),
             coefficients: Coefficients::default(),
         }
     }

@@ -33,6 +33,7 @@ use serde::Serialize;
 use crate::candidate::{Candidate, Query};
 use crate::coefficients::Coefficients;
 use crate::index::WorkerIndex;
+use crate::kv_format::KvFormat;
 use crate::predicted::{Computing, Terms, ms};
 use crate::read_back::READ_MIN_TOKENS;
 
@@ -58,6 +59,8 @@ pub struct Source {
     /// link, and what delays the request that asks it to send, as the loading of blocks that it holds
     /// in slower tiers. A worker that does is a source for each of its tiers.
     pub wait_ns: u64,
+    /// How the worker's engine stores KV.
+    pub kv_format: KvFormat,
 }
 
 /// A fetch that makes a candidate cheaper.
@@ -95,7 +98,8 @@ impl BestSources {
     pub(crate) fn select(&mut self, sources: &[Source]) {
         self.0.clear();
         let surpasses = |one: &Source, other: &Source| {
-            one.blocks >= other.blocks && one.wait_ns <= other.wait_ns
+            let is_alike = one.kv_format == other.kv_format;
+            is_alike && one.blocks >= other.blocks && one.wait_ns <= other.wait_ns
         };
         for source in sources.iter().filter(|source| source.blocks > 0) {
             if self.0.iter().any(|known| surpasses(known, source)) {
@@ -153,15 +157,16 @@ impl BestSources {
     }
 }
 
-/// The fetch of `blocks` leading blocks; `None` if the candidate has them, or if it would bring less
-/// than it must.
+/// The fetch of `blocks` leading blocks; `None` if the candidate has them or stores KV otherwise, or if
+/// it would bring less than it must.
 fn fetch_of(
     candidate: &Candidate,
     source: &Source,
     blocks: u32,
     query: &Query,
 ) -> Option<FetchPlan> {
-    if source.worker == candidate.worker || blocks <= candidate.held_blocks() {
+    let is_strange = !source.kv_format.fits(candidate.kv_format);
+    if is_strange || source.worker == candidate.worker || blocks <= candidate.held_blocks() {
         return None;
     }
     let cached = query.cached_tokens(blocks);

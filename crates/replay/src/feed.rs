@@ -2,7 +2,9 @@
 
 use splitrail_policy::learn::BusyShare;
 use splitrail_policy::published::Sight;
-use splitrail_policy::{Candidate, Coefficients, FetchPlan, Leg, Query, Source, WorkerIndex};
+use splitrail_policy::{
+    Candidate, Coefficients, FetchPlan, KvFormat, Leg, Query, Source, WorkerIndex,
+};
 use splitrail_sim::cluster::{Cluster, Peer, Placement};
 
 use crate::fetches::{FetchBounds, Fetches, number, peers, sender};
@@ -73,6 +75,7 @@ impl Feed {
             rank: None,
             blocks: cluster.peer_overlap_blocks(peer, request),
             wait_ns: cluster.outgoing_wait_ns(peer),
+            kv_format: KvFormat::default(),
         }));
         let block_tokens = u64::from(cluster.workload().block_tokens());
         let tokens = |source: &Source| u64::from(source.blocks) * block_tokens;

@@ -175,6 +175,9 @@ pub struct SimConfig {
     pub host_blocks: usize,
     /// Time to load one block from host memory, in microseconds.
     pub host_load_us_per_block: u64,
+    /// The data type of the KV, as metrics report it. Engines exchange KV of one type only, as vLLM's
+    /// handshake has it.
+    pub kv_dtype: String,
     /// Seed of block hashes; engines with equal seeds announce equal hashes.
     pub hash_seed: u64,
     /// Maximum number of running requests.
@@ -267,6 +270,7 @@ impl Default for SimConfig {
             kv_blocks: 4096,
             host_blocks: 0,
             host_load_us_per_block: 0,
+            kv_dtype: "auto".to_owned(),
             hash_seed: 0,
             max_num_seqs: 64,
             max_waiting: 4096,

@@ -230,6 +230,11 @@ impl<T> Store<T> {
         Some(Found { id, holder: pin.holder, blocks })
     }
 
+    /// What a pin that was found carries.
+    pub fn payload(&self, found: Found) -> Option<&T> {
+        self.pins.get(&found.id).map(|pin| &pin.payload)
+    }
+
     /// Takes a pin out, to be read: it is found no more.
     pub fn take(&mut self, found: Found) -> Option<Pin<T>> {
         self.remove(found.id)

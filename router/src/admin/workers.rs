@@ -97,7 +97,10 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
 
 /// What is known of the KV that a worker hands over, keeps and takes.
 fn movement(served: &Served, worker: &Worker) -> Value {
+    let names = worker.facts.kv_names();
     json!({
+        "kv_dtype": names.dtype,
+        "kv_layout": names.layout,
         "no_hand_off": worker.missing_hand_offs.missing(),
         "stranded_legs": worker.push.stranded(),
         "keeps_for_read_back": worker.read_back.pins(),

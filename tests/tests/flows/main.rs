@@ -6,6 +6,7 @@ mod auto;
 mod connectors;
 mod decode_first;
 mod hand_off_hosts;
+mod kv_format;
 mod lease;
 mod matrix;
 mod migrate;

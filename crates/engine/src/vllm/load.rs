@@ -36,6 +36,10 @@ pub struct EngineLoad {
     /// that wait for it; 0 for an engine that has had no request yet, for which vLLM may report
     /// nothing. Empty if there is one engine, or they are not numbered from 0.
     pub requests_by_rank: Vec<u64>,
+    /// The data type of the KV as the engine names it: `auto`, `fp8`, ...
+    pub kv_dtype: Option<String>,
+    /// The layout of the KV as the engine names it, if it was started with one: `HND`, ...
+    pub kv_layout: Option<String>,
     /// Start time of the process, in seconds since 1970.
     pub started_at_s: Option<f64>,
     /// Intervals between tokens since the start.
@@ -145,6 +149,10 @@ impl EngineLoad {
             "cache_config_info" => {
                 let number = |name| line.label(name).and_then(|value| value.parse::<u32>().ok());
                 self.block_size = self.block_size.or(number("block_size"));
+                let name =
+                    |name| line.label(name).filter(|value| is_name(value)).map(str::to_owned);
+                self.kv_dtype = self.kv_dtype.take().or_else(|| name("cache_dtype"));
+                self.kv_layout = self.kv_layout.take().or_else(|| name("kv_cache_layout"));
                 // Each engine's line has the total over all engines.
                 self.total_blocks = self.total_blocks.max(number("num_gpu_blocks"));
                 // With several API servers, vLLM's default for several ranks, an engine's requests
@@ -184,6 +192,13 @@ const NAMES: [&str; 10] = [
 
 fn is_read(name: &[u8]) -> bool {
     NAMES.iter().any(|read| read.as_bytes() == name) || name.starts_with(NIXL.as_bytes())
+}
+
+/// Whether the value of a label names something. vLLM writes `None` for what was not set.
+fn is_name(value: &str) -> bool {
+    const MAX_BYTES: usize = 32;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    value != "None" && (1..=MAX_BYTES).contains(&value.len()) && value.bytes().all(is_plain)
 }
 
 impl InterToken {

@@ -26,6 +26,8 @@ fn two_data_parallel_engines_are_summed() {
         requests_by_rank: vec![0, 0],
         started_at_s: load.started_at_s,
         inter_token: load.inter_token,
+        kv_dtype: Some("auto".into()),
+        kv_layout: None,
         has_nixl: false,
     };
     assert_eq!(load, expected);

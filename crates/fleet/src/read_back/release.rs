@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use splitrail_engine_client::{Engine as _, Envelope, Parcel, Shape};
-use splitrail_policy::{Leg, WorkerIndex};
+use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, Why};
 
@@ -94,7 +94,7 @@ async fn one(served: Arc<Served>, metrics: Arc<Metrics>, kept: Kept) {
 
 /// Whether another engine was made to release the pin; `None` if there is none to ask.
 async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
-    let worker = asked(served, kept.holder.index)?;
+    let worker = asked(served, &kept.holder)?;
     let params = kept.kv.release_json()?;
     let model = serde_json::to_string(served.name()).ok()?;
     let threshold = match worker.honours_threshold() {
@@ -130,13 +130,13 @@ async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
 /// keeps the blocks itself, as after a peer fetch. Its engine needs the same flag, which all have if
 /// the model reads back, or did so until now; otherwise it must have shown it. Of the decode workers,
 /// those are asked first that have.
-fn asked(served: &Served, holder: WorkerIndex) -> Option<Arc<Worker>> {
+fn asked(served: &Served, holder: &Worker) -> Option<Arc<Worker>> {
     let roster = served.pool.roster();
     let Model { read_back, peer_fetch, .. } = served.config;
     let all_can = read_back || peer_fetch != PeerFetch::OneShot;
     let able = roster.iter().filter(|worker| {
         let can = worker.read_back.pins().unwrap_or(all_can);
-        can && worker.is_up() && worker.index != holder
+        can && worker.is_up() && worker.index != holder.index && worker.stores_kv_as(holder)
     });
     let order = |worker: &&Arc<Worker>| {
         let has_shown = worker.read_back.pins() == Some(true);

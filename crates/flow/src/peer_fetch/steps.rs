@@ -111,6 +111,10 @@ impl<'a> Steps<'a> {
 
     /// Sends the first request: has the source hand the prefix over.
     pub(super) async fn give(&self, ids: &[u32]) -> Result<Given, Outcome> {
+        let Workers { source, fetcher, .. } = &self.workers;
+        if !source.stores_kv_as(fetcher) {
+            return Err(Outcome::Unusable);
+        }
         let ids = ids.get(..self.prefix_tokens as usize + 1).ok_or(Outcome::Unusable)?;
         let body = body(self.asker.body, ids).map_err(|_| Outcome::Unusable)?;
         let given = timeout_at(self.deadline, self.ask(body)).await;

@@ -19,6 +19,16 @@ pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
         let what = format!("block sizes differ: {}", listed(&block_sizes));
         found.add(Kind::BlockSizesDiffer, what);
     }
+    if found.model.connector != Connector::None {
+        let dtypes = by_value(&reached, |worker| worker.identity.kv_names.0.clone());
+        let layouts = by_value(&reached, |worker| worker.identity.kv_names.1.clone());
+        for (what, values) in [("data types", dtypes), ("layouts", layouts)] {
+            if values.len() > 1 {
+                let what = format!("{what} of the KV differ: {}", listed(&values));
+                found.add(Kind::KvFormatsDiffer, what);
+            }
+        }
+    }
     let name = &found.model.name;
     let contexts = by_value(&reached, |worker| worker.identity.model(name)?.context_tokens);
     if contexts.len() > 1 {

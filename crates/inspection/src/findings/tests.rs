@@ -46,6 +46,7 @@ fn worker(id: &str, role: &str) -> WorkerFacts {
         models: vec![served("m")],
         block_size: Some(32),
         ranks: Some(1),
+        kv_names: (Some("auto".into()), None),
         has_nixl: Some(true),
         sources: SourcesFact::Listed(vec![source]),
     };
@@ -184,6 +185,9 @@ fn identity_cases() -> Vec<Case> {
             w.identity.block_size = Some(16);
         })
         .with(json!({"block_size": "auto"})),
+        Case::prefill(Kind::KvFormatsDiffer, "auto (d0), fp8 (p0)", |w| {
+            w.identity.kv_names.0 = Some("fp8".into());
+        }),
         Case::prefill(Kind::ContextsDiffer, "1024 (p0), 2048 (d0)", |w| {
             w.identity.models[0].context_tokens = Some(1024);
         }),

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CandidateIndex, Choice, Leg, Policy, pick};
+use crate::{CandidateIndex, Choice, KvFormat, Leg, Policy, pick};
 
 const BLOCK_TOKENS: u32 = 500;
 
@@ -24,11 +24,24 @@ fn worker(number: u32) -> Candidate {
 }
 
 fn source(number: u32, blocks: u32) -> Source {
-    Source { worker: WorkerIndex(number), rank: None, blocks, wait_ns: 0 }
+    let (worker, kv_format) = (WorkerIndex(number), KvFormat::default());
+    Source { worker, rank: None, blocks, wait_ns: 0, kv_format }
 }
 
 fn decide(candidates: &[Candidate], sources: &[Source]) -> Choice {
     pick(&Policy::predicted_ttft(), candidates, sources, query(Leg::Prefill)).unwrap()
+}
+
+#[test]
+fn nothing_is_fetched_from_an_engine_that_stores_kv_otherwise() {
+    let of = |dtype| KvFormat::of(Some(dtype), None);
+    let fetcher = Candidate { kv_format: of("auto"), ..worker(1) };
+    let strange = Source { kv_format: of("fp8"), ..source(0, 30) };
+    let known = Source { kv_format: of("auto"), ..source(2, 20) };
+    let fetched = |sources: &[Source]| decide(&[fetcher], sources).fetch().map(|plan| plan.source);
+    assert_eq!(fetched(&[strange]), None);
+    assert_eq!(fetched(&[strange, known]), Some(WorkerIndex(2)), "though it holds less");
+    assert_eq!(fetched(&[source(0, 30)]), Some(WorkerIndex(0)), "nothing is known of it");
 }
 
 #[test]

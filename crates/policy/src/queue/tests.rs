@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::candidate::Leg;
+use crate::kv_format::KvFormat;
 use crate::policy::Policy;
 use proptest::prelude::*;
 
@@ -131,6 +132,7 @@ impl View<usize> for Fleet {
             rank: None,
             blocks: prompt.iter().take_while(|block| held.contains(block)).count() as u32,
             wait_ns: 0,
+            kv_format: KvFormat::default(),
         }));
     }
 

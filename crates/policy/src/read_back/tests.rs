@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CandidateIndex, Choice, Leg, Policy, Source, WorkerIndex, pick};
+use crate::{CandidateIndex, Choice, KvFormat, Leg, Policy, Source, WorkerIndex, pick};
 
 const BLOCK_TOKENS: u32 = 16;
 
@@ -89,7 +89,8 @@ fn after_a_fetch_only_what_it_has_not_brought_is_read() {
     // Reading everything is slow, and reading the last ten blocks is not.
     worker.coefficients.hand_off_base_seconds = 0.0;
     worker.coefficients.bandwidth_bytes_per_second = 5e9;
-    let source = Source { worker: WorkerIndex(0), rank: None, blocks: 90, wait_ns: 0 };
+    let (worker, kv_format) = (WorkerIndex(0), KvFormat::default());
+    let source = Source { worker, rank: None, blocks: 90, wait_ns: 0, kv_format };
     let choice = decide(&[worker], &[source]);
     assert_eq!(choice.fetch().map(|fetch| fetch.blocks), Some(90));
     let spared = choice.spared(&[worker], &query());

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::candidate::Leg;
+use crate::kv_format::KvFormat;
 use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -226,7 +227,8 @@ fn fetching() -> ([Candidate; 1], [Candidate; 2], [Source; 1]) {
     let busy = Candidate { wait_ns: 60 * SECOND, ..worker(0) };
     let idle = Candidate { can_fetch: true, ..streaming(1, 0) };
     let holder = Candidate { wait_ns: 60 * SECOND, ..streaming(2, 22) };
-    let source = Source { worker: WorkerIndex(2), rank: None, blocks: 22, wait_ns: 0 };
+    let (worker, kv_format) = (WorkerIndex(2), KvFormat::default());
+    let source = Source { worker, rank: None, blocks: 22, wait_ns: 0, kv_format };
     ([busy], [idle, holder], [source])
 }
 
@@ -311,7 +313,8 @@ proptest! {
         let p = [change(Candidate { overlap_blocks: held.0, ..worker(0) }, waits.0)];
         let d = [change(streaming(1, held.1), waits.1)];
         let wait_ns = waits.2 * 1_000_000;
-        let sources = [Source { worker: WorkerIndex(2), rank: None, blocks, wait_ns }];
+        let (worker, kv_format) = (WorkerIndex(2), KvFormat::default());
+        let sources = [Source { worker, rank: None, blocks, wait_ns, kv_format }];
         let without = Offer { ahead_ms, ..offer(query(tokens, 3), &p, &d) };
         let with = Offer { sources: &sources, ..without };
         let (with, without) = (gentle().compare(SECOND, &with), gentle().compare(SECOND, &without));

@@ -511,6 +511,7 @@ fn pull_job(request: &Request, source: Source, config: &SimConfig) -> PullJob {
         sampling_fingerprint: samples_alike.then(|| sampling_fingerprint(ask)),
         waits: source.waits,
         is_found_by_id: source.is_found_by_id,
+        kv_dtype: config.kv_dtype.clone(),
         prompt_fingerprint: prompt_fingerprint(&ask.prompt, &ask.identity),
         wanted_blocks: (prompt_blocks - request.cached_tokens / config.block_size) as u64,
         read_tokens: None,

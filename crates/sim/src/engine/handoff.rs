@@ -175,6 +175,8 @@ pub(crate) struct PullRequest {
     /// Whether the prefill engine finds the other leg by the id of the request, for which the decode
     /// engine waits for ever.
     pub(crate) is_found_by_id: bool,
+    /// The data type of the decode engine's KV.
+    pub(crate) kv_dtype: String,
     /// [`prompt_fingerprint`] of the prompt that the decode engine continues.
     pub(crate) prompt_fingerprint: u64,
     /// Number of blocks that the decode engine lacks.

@@ -44,6 +44,7 @@ impl Read {
             waits: false,
             num_tokens: None,
             is_found_by_id: false,
+            kv_dtype: config.kv_dtype.clone(),
             prompt_fingerprint: fingerprint(&ask.prompt[..tokens], &ask.identity),
             wanted_blocks: (wanted / config.block_size) as u64,
             read_tokens: Some(self.tokens),

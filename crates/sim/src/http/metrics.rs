@@ -123,8 +123,9 @@ fn render(app: &App) -> String {
     page.family(name, "gauge", "The cache's configuration.");
     // As in vLLM, each rank's line has the total over all ranks.
     let info = format!(
-        ",block_size=\"{}\",enable_prefix_caching=\"True\",num_gpu_blocks=\"{}\",prefix_caching_hash_algo=\"xxh3\"",
+        ",block_size=\"{}\",cache_dtype=\"{}\",enable_prefix_caching=\"True\",num_gpu_blocks=\"{}\",prefix_caching_hash_algo=\"xxh3\"",
         config.block_size,
+        config.kv_dtype,
         config.kv_blocks.saturating_mul(page.states.len() as u32)
     );
     page.sample(name, &info, |_| 1.0);

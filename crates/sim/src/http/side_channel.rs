@@ -51,6 +51,9 @@ async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
     if app.faults.occurs_now("refuse_pulls") {
         return refused("handoff_refused", "is refused by a fault").into_response();
     }
+    if pull.kv_dtype != app.engine.config.kv_dtype {
+        return refused("handoff_mismatch", "has KV of another data type").into_response();
+    }
     // Held during the transfer, and freed even if the decode engine disconnects.
     let pulled = match take(&app, &pull).await {
         Ok(pulled) => pulled,

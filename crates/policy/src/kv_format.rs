@@ -1,0 +1,54 @@
+//! How engines store KV, as far as they tell: only between engines that store it alike can it move.
+
+/// The data type and the layout of an engine's KV, each as a tag of its name; 0 if it is not known.
+/// Two names with one tag (of 2^32) count as equal: engines compare the names themselves as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvFormat {
+    dtype: u32,
+    layout: u32,
+}
+
+impl KvFormat {
+    /// The format with these names.
+    pub fn of(dtype: Option<&str>, layout: Option<&str>) -> Self {
+        Self { dtype: dtype.map_or(0, tag), layout: layout.map_or(0, tag) }
+    }
+
+    /// Whether KV can move between engines of both formats: they do not differ in what is known of both.
+    pub fn fits(self, other: Self) -> bool {
+        let fit = |one: u32, other: u32| one == other || one == 0 || other == 0;
+        fit(self.dtype, other.dtype) && fit(self.layout, other.layout)
+    }
+
+    /// Both tags in one number.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.dtype) << 32 | u64::from(self.layout)
+    }
+
+    /// The format of [`to_bits`](Self::to_bits).
+    pub fn from_bits(bits: u64) -> Self {
+        Self { dtype: (bits >> 32) as u32, layout: bits as u32 }
+    }
+}
+
+/// FNV-1a, never 0.
+fn tag(name: &str) -> u32 {
+    let step = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    name.bytes().fold(0x811c_9dc5, step).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_known_difference_keeps_kv_from_moving() {
+        let of = KvFormat::of;
+        let auto = of(Some("auto"), None);
+        assert!(auto.fits(of(None, None)) && auto.fits(of(Some("auto"), Some("HND"))));
+        assert!(!auto.fits(of(Some("fp8"), None)) && !of(Some("fp8"), None).fits(auto));
+        assert!(!of(None, Some("HND")).fits(of(Some("auto"), Some("NHD"))));
+        let both = of(Some("fp8"), Some("NHD"));
+        assert_eq!(KvFormat::from_bits(both.to_bits()), both);
+    }
+}
