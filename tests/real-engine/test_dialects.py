@@ -25,16 +25,12 @@ def conversation(kind="code"):
 
 
 def assert_same(router, dialect, system, text, answers, stream):
-    """The answers are that of one engine which computes the prompt alone: by the log-probabilities
-    of whole responses. Messages have none, and streamed responses have none of tokens that end within
-    a character, so that their text must do."""
-    asked = dict(model="tiny-aggregated", cache_salt=secrets.token_hex(8))
-    expected = dialect(router).ask(system, text, **asked)
+    """The answers are that of one engine which computes the prompt alone."""
+    expected = dialect(router).ask(system, text, **dialects.alone())
     assert expected.text and expected.cached_tokens == 0
     for answer in answers:
         assert answer.text == expected.text
-        if dialect is dialects.Responses and not stream:
-            assert_exact(answer, expected)
+        dialects.assert_exact(answer, expected, stream)
 
 
 @DIALECTS

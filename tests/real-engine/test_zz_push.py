@@ -51,8 +51,9 @@ def test_every_endpoint_and_several_samples_are_exact(cluster, stream):
     for dialect in (dialects.Responses(router), dialects.Messages(router)):
         said = prompts.text(repeat=8)
         answer = dialect.ask("Be brief.", said, stream=stream)
-        alone = dialect.ask("Be brief.", said, model="tiny-aggregated")
+        alone = dialect.ask("Be brief.", said, **dialects.alone())
         assert (answer.text, answer.prompt_tokens) == (alone.text, alone.prompt_tokens)
+        dialects.assert_exact(answer, alone, stream)
         took_both_legs(cluster, answer)
     cluster.nothing_is_held(cluster.pair.decode)
 

@@ -50,6 +50,19 @@ class Dialect:
         return Answer(request_id, text, *self._figures(usage), steps={0: steps} if steps else {})
 
 
+def alone():
+    """What asks one engine to compute a prompt alone, with nothing of it cached."""
+    return dict(model="tiny-aggregated", cache_salt=secrets.token_hex(8))
+
+
+def assert_exact(answer, expected, stream):
+    """Two answers come from equal KV: by the log-probabilities of whole responses. Messages have none,
+    and streamed responses have none of tokens that end within a character, so that their text must do."""
+    assert answer.text == expected.text
+    if expected.steps and not stream:
+        witness.assert_exact(answer, expected)
+
+
 def _typed(content, kind):
     if isinstance(content, str):
         return content

@@ -36,6 +36,13 @@ pub(crate) fn read_remote(
     if stages && pulls {
         return Err(refused("handoff_mismatch", "asks for both legs"));
     }
+    let is_bidirectional =
+        config.connector == KvConnector::Nixl && config.bidirectional_ttl_ms.is_some();
+    let has_params = params.as_object().is_some_and(|params| !params.is_empty());
+    if is_bidirectional && has_params && !stages && !pulls {
+        // The real engine would pin the blocks of the request for ever.
+        return Err(refused("handoff_mismatch", "asks for no leg, and would pin blocks for ever"));
+    }
     let has_room = !body["bootstrap_room"].is_null();
     let strange = match config.connector {
         KvConnector::Nixl | KvConnector::NixlPush | KvConnector::Mooncake => has_room,

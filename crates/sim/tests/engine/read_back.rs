@@ -116,6 +116,26 @@ async fn what_the_real_engine_would_get_wrong_is_refused() {
 }
 
 #[tokio::test]
+async fn parameters_that_ask_for_no_leg_would_pin_blocks_for_ever_and_are_refused() {
+    let config = SimConfig { bidirectional_ttl_ms: Some(600_000), ..SimConfig::default() };
+    let engine = start(config).await;
+    let ask = async |params: Value| {
+        let body = json!({"prompt": prompt(1, 40), "max_tokens": 2, "kv_transfer_params": params});
+        post(&engine, COMPLETIONS, body).await
+    };
+    let both_false = json!({"do_remote_prefill": false, "do_remote_decode": false});
+    for params in [json!({"anything": 1}), both_false] {
+        let reply = ask(params).await;
+        assert_eq!((reply.status, code(&reply)), (400, "handoff_mismatch".to_owned()));
+    }
+    assert_eq!(engine.state().totals.handoffs_misused, 2);
+    for params in [json!({}), Value::Null] {
+        assert_eq!(ask(params).await.status, 200);
+    }
+    assert_eq!(engine.state().blocks_used, 0);
+}
+
+#[tokio::test]
 async fn one_token_releases_a_pin_and_does_so_twice_without_harm() {
     let pair = Pair::start(600_000).await;
     let (history, params) = pair.turn(&prompt(1, 100)).await;
