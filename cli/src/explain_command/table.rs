@@ -141,6 +141,7 @@ fn prompt_line(out: &mut String, prompt: &Value) {
             ("namespace", &prompt["namespace"]),
             ("flow", &prompt["flow"]),
             ("local", &prompt["local_reason"]),
+            ("no read-back", &prompt["no_read_back"]),
         ],
     );
 }
@@ -154,6 +155,11 @@ fn choice(out: &mut String, name: &str, made: &Value, unit: &str, paint: Paint) 
         let next = text(&made["runner_up"]);
         let rank = rank("runner_up_rank");
         said += &format!(" (next: {next}{rank}, by {margin:.1} {unit})");
+    }
+    for (what, key) in [("no fetch", "no_fetch"), ("no one shot", "no_one_shot")] {
+        if let Some(why) = made[key].as_str() {
+            said += &format!(", {what}: {why}");
+        }
     }
     push(out, &said);
 }

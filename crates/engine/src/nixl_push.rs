@@ -124,6 +124,15 @@ impl PushEngine {
         &self.host
     }
 
+    /// The identity for operators. The rank is that to which legs are pinned.
+    pub fn view(&self, rank: Option<u32>) -> serde_json::Value {
+        let Self { engine_id, host, port, tp_size, pp_size } = self;
+        json!({
+            "rank": rank, "engine_id": engine_id, "host": host, "port": port,
+            "tp_size": tp_size, "pp_size": pp_size,
+        })
+    }
+
     /// The decode leg's `kv_transfer_params`. `request_id` is the id that both legs carry. The engine
     /// uses the header and not this member, but without the member it crashes.
     pub fn decode_params_json(&self, request_id: &str) -> String {

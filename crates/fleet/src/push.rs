@@ -32,6 +32,13 @@ impl PushState {
         known.iter().find(|(of, _)| *of == rank).map(|(_, engine)| Arc::clone(engine))
     }
 
+    /// The identities as the admin listener shows them; `None` if the engine has not shown that it pushes.
+    pub fn view(&self) -> Option<Vec<serde_json::Value>> {
+        let known = self.known.load();
+        let view = known.iter().map(|(rank, engine)| engine.view(*rank)).collect::<Vec<_>>();
+        (!view.is_empty()).then_some(view)
+    }
+
     /// Learns an identity from a reply. Returns whether another one was known before.
     pub fn learn(&self, rank: Option<u32>, engine: PushEngine) -> bool {
         let before = self.known(rank);

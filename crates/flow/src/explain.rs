@@ -24,15 +24,18 @@ use splitrail_api::request::Options;
 use splitrail_api::steering::Steering;
 use splitrail_config::model::{Connector, Model, OnNoPrefill, Policy, RequestFlow};
 use splitrail_fleet::Served;
-use splitrail_fleet::{Exclusion, Roster};
+use splitrail_fleet::{Exclusion, Roster, Worker};
 use splitrail_ledger::decisions::CandidateRecord;
 use splitrail_ledger::decisions::WeighedRecord;
 use splitrail_ledger::leg::ReadBackOffer;
-use splitrail_policy::{Candidate, CandidateIndex, Choice, Leg, pick};
+use splitrail_policy::{Candidate, CandidateIndex, Choice, FetchPlan, Leg, pick};
 
 mod condition;
+mod why_not;
 
 pub use condition::{Condition, Veto};
+use why_not::Chosen;
+pub use why_not::WhyNot;
 
 /// The explanation of one request.
 #[derive(Clone, Debug, Serialize)]
@@ -78,6 +81,9 @@ pub struct PromptExplained {
     /// What the prefill worker would read back from a decode worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_back: Option<ReadBackOffer>,
+    /// Why the prefill worker would read nothing back, if the model reads back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_read_back: Option<WhyNot>,
     /// The choices of workers, in the order in which they would be made.
     pub steps: Vec<Step>,
     /// Why the request cannot be served, or where its explanation ends.
@@ -121,6 +127,12 @@ pub struct Step {
     /// The cost of the runner-up minus the cost of the chosen worker. Negative if the policy does
     /// not choose by cost alone.
     pub margin: Option<f64>,
+    /// Why the chosen worker would fetch nothing, if the model fetches and the leg computes a prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_fetch: Option<WhyNot>,
+    /// Why its fetch would take two steps, if the model fetches in one shot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_one_shot: Option<WhyNot>,
     /// All candidates, the cheapest first.
     pub candidates: Vec<CandidateRecord>,
     /// The other workers of the model, with the reasons for which they are no candidates.
@@ -195,6 +207,7 @@ impl<'a> Way<'a> {
             auto: None,
             gate: None,
             read_back: None,
+            no_read_back: None,
             steps: Vec::new(),
             stops: None,
         };
@@ -278,7 +291,7 @@ impl<'a> Way<'a> {
         let wish = prefill_wish(self.served, self.endpoint, self.unit, self.options);
         let wish = Wish { excluded: &spared, ..wish };
         let Some(prefill) = self.step("prefill", wish) else { return };
-        self.told.read_back = self.read_back(&prefill, wish.readable_blocks);
+        self.tell_read_back(&prefill, wish.readable_blocks);
         let Some(worker) = self.roster.get(prefill.worker) else { return };
         let mut excluded = not_for_decode(&self.roster, worker);
         let others = pool.any_up(Leg::Decode, &excluded);
@@ -289,6 +302,31 @@ impl<'a> Way<'a> {
                            than its lease";
             self.told.stops = Some(message.to_owned());
         }
+    }
+
+    /// What the prefill leg would read back, or why nothing.
+    fn tell_read_back(&mut self, prefill: &Candidate, readable_blocks: u32) {
+        self.told.read_back = self.read_back(prefill, readable_blocks);
+        if self.told.read_back.is_some() {
+            return;
+        }
+        let Some(worker) = self.roster.get(prefill.worker) else { return };
+        let chosen = self.chosen(Leg::Prefill, worker, prefill, None, Instant::now());
+        let why = chosen.read_back(readable_blocks);
+        self.told.no_read_back = (why != WhyNot::Off).then_some(why);
+    }
+
+    fn chosen<'b>(
+        &'b self,
+        leg: Leg,
+        worker: &'b Worker,
+        seen: &'b Candidate,
+        plan: Option<FetchPlan>,
+        now: Instant,
+    ) -> Chosen<'b> {
+        let Self { served, endpoint, unit, options, roster, .. } = self;
+        let (endpoint, options) = (*endpoint, *options);
+        Chosen { served, endpoint, unit, options, leg, roster, worker, seen, plan, now }
     }
 
     /// What the prefill leg would read back.
@@ -351,6 +389,8 @@ impl<'a> Way<'a> {
             runner_up: None,
             runner_up_rank: None,
             margin: None,
+            no_fetch: None,
+            no_one_shot: None,
             candidates: Vec::new(),
             vetoed: condition::vetoed(&self.roster, wish, &seen, now.instant),
             conditions: condition::of(&self.roster, &seen),
@@ -364,6 +404,15 @@ impl<'a> Way<'a> {
             step.margin = choice.runner_up.map(|_| choice.margin);
             let order = order(&choice).into_iter();
             step.candidates = order.map(|i| pick.record(wish.leg, i, now)).collect();
+            if let Some(worker) = self.roster.get(seen[choice.index].worker)
+                && wish.leg != Leg::Decode
+            {
+                let plan = choice.fetch();
+                let chosen = self.chosen(wish.leg, worker, &seen[choice.index], plan, now.instant);
+                let has = |why: &WhyNot| *why != WhyNot::Off;
+                step.no_fetch = chosen.fetch(&sources).filter(has);
+                step.no_one_shot = chosen.one_shot().filter(has);
+            }
             let fetched_blocks = choice.fetch().map_or(0, |fetch| fetch.blocks);
             let seen = seen[choice.index];
             Candidate { assumed_blocks: seen.assumed_blocks.max(fetched_blocks), ..seen }

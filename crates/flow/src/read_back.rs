@@ -46,7 +46,7 @@ fn is_configured(config: &Model) -> bool {
 }
 
 /// Whether the model reads KV back, and the engine reports token ids on this endpoint.
-fn is_on(config: &Model, endpoint: Endpoint) -> bool {
+pub(super) fn is_on(config: &Model, endpoint: Endpoint) -> bool {
     config.read_back && config.connector == Connector::Nixl && reports_ids(endpoint)
 }
 

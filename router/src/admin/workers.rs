@@ -102,6 +102,7 @@ fn movement(served: &Served, worker: &Worker) -> Value {
         "kv_dtype": names.dtype,
         "kv_layout": names.layout,
         "no_hand_off": worker.missing_hand_offs.missing(),
+        "push_engine": worker.push.view(),
         "stranded_legs": worker.push.stranded(),
         "keeps_for_read_back": worker.read_back.pins(),
         "prewarm": worker.prewarm.view(),

@@ -9,6 +9,7 @@ mod fetches;
 mod flows;
 mod guards;
 mod one_shot;
+mod why_not;
 
 use serde_json::{Value, json};
 use splitrail_tests::client::Reply;

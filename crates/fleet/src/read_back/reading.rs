@@ -154,7 +154,7 @@ fn usable(pin: Duration) -> Duration {
 }
 
 /// The number of blocks that a worker may keep pinned.
-fn blocks_max(served: &Served, holder: &Worker) -> u64 {
+pub fn blocks_max(served: &Served, holder: &Worker) -> u64 {
     let total = holder.load(Instant::now()).and_then(|load| load.total_blocks);
     let percent = u64::from(served.config.read_back_pinned_percent_max);
     total.map_or(UNKNOWN_BLOCKS_MAX, |blocks| blocks as u64 * percent / 100)

@@ -89,8 +89,8 @@ fn after_a_fetch_only_what_it_has_not_brought_is_read() {
     // Reading everything is slow, and reading the last ten blocks is not.
     worker.coefficients.hand_off_base_seconds = 0.0;
     worker.coefficients.bandwidth_bytes_per_second = 5e9;
-    let (worker, kv_format) = (WorkerIndex(0), KvFormat::default());
-    let source = Source { worker, rank: None, blocks: 90, wait_ns: 0, kv_format };
+    let kv_format = KvFormat::default();
+    let source = Source { worker: WorkerIndex(0), rank: None, blocks: 90, wait_ns: 0, kv_format };
     let choice = decide(&[worker], &[source]);
     assert_eq!(choice.fetch().map(|fetch| fetch.blocks), Some(90));
     let spared = choice.spared(&[worker], &query());

@@ -266,6 +266,7 @@ async fn a_leg_whose_prefill_engine_is_gone_is_counted_as_stranded() {
         let workers = workers["workers"].as_array().unwrap();
         let decode = workers.iter().find(|worker| worker["id"] == "d0").unwrap();
         assert_eq!(decode["stranded_legs"], 1);
+        assert!(decode["push_engine"][0]["engine_id"].is_string(), "{decode}");
         assert_eq!(repairs(&trial, "finished").await, 0.0);
         trial.nothing_is_held().await;
         // A new process holds nothing.

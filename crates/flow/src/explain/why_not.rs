@@ -1,0 +1,254 @@
+//! Why a leg that computes its prompt moves no KV: fetches nothing, takes nothing in one shot, or reads
+//! nothing back. One reason each, the first that applies.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use splitrail_api::Endpoint;
+use splitrail_api::request::Options;
+use splitrail_config::model::PeerFetch;
+use splitrail_fleet::peer_fetch::FetchBounds;
+use splitrail_fleet::{Roster, Served, Worker};
+use splitrail_policy::{Candidate, FetchPlan, Leg, Source};
+
+use crate::peer_fetch::fetchable::is_fetchable;
+use crate::prepare::Unit;
+use crate::read_back::{is_on, reports_ids};
+
+/// Engines compute fewer tokens than this instead of taking them.
+const TAKEN_MIN_TOKENS: u64 = 64;
+
+/// Why KV does not move. `docs/hand-offs.md` explains each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhyNot {
+    /// The configuration does not ask for it.
+    Off,
+    /// Its engines do not report the token ids of prompts on this endpoint.
+    Endpoint,
+    /// Only prefill legs can.
+    Leg,
+    /// The tokens of the prompt are not known exactly.
+    TokensUnknown,
+    /// The request bypasses the prefix cache.
+    BypassesCache,
+    /// An engine counted other tokens than the router: nothing is read in this model any more.
+    Distrusted,
+    /// Router and worker do not agree on tokens or blocks, or it lost too many.
+    NotBelieved,
+    /// The engine has not shown yet that it has `bidirectional_kv_xfer`.
+    FlagUnknown,
+    /// The engine has shown that it has no `bidirectional_kv_xfer`.
+    FlagAbsent,
+    /// The worker, or the other one, has failed in it lately.
+    Cooldown,
+    /// As many fetches as there may be are running on the worker, or on the other one.
+    Full,
+    /// The engine chooses the data-parallel rank by itself, or its block size is not the model's.
+    Ranks,
+    /// No other worker holds more of the prompt.
+    NoSource,
+    /// A worker holds more, and takes no work now.
+    SourceUnavailable,
+    /// The engine that holds more stores KV in another data type or layout.
+    OtherKvFormat,
+    /// No decode worker keeps more of the prompt: it was read, released, or its time is over.
+    NothingKept,
+    /// No decode worker keeps more of the prompt, and one keeps as many blocks as it may.
+    PinsFull,
+    /// It would bring too few tokens.
+    MinTokens,
+    /// The leg reads back, and can take only one set of blocks.
+    ReadsBack,
+    /// The prompt is predicted to be computed too late for the lease of the source.
+    Lease,
+    /// Computing is predicted to be as cheap.
+    Dearer,
+}
+
+/// A leg that computes its prompt, with the choice of its worker.
+pub(super) struct Chosen<'a> {
+    pub(super) served: &'a Served,
+    pub(super) endpoint: Endpoint,
+    pub(super) unit: &'a Unit,
+    pub(super) options: Options,
+    pub(super) leg: Leg,
+    pub(super) roster: &'a Roster,
+    pub(super) worker: &'a Worker,
+    pub(super) seen: &'a Candidate,
+    pub(super) plan: Option<FetchPlan>,
+    pub(super) now: Instant,
+}
+
+impl Chosen<'_> {
+    /// Why nothing is fetched; `None` if something is. `sources` are the workers that can send.
+    pub(super) fn fetch(&self, sources: &[Source]) -> Option<WhyNot> {
+        if self.plan.is_some() {
+            return None;
+        }
+        let Self { served, endpoint, unit, options, worker, seen, .. } = self;
+        let Some(bounds) = served.pool.fetch_bounds() else { return Some(WhyNot::Off) };
+        if options.bypasses_cache.is_some() {
+            return Some(WhyNot::BypassesCache);
+        }
+        if !is_fetchable(served, *endpoint, unit, *options) {
+            return Some(WhyNot::TokensUnknown);
+        }
+        if !seen.can_fetch {
+            let fetches = &worker.fetches;
+            let is_full = fetches.running().1 >= bounds.max_per_worker;
+            let is_allowed = fetches.may_take(bounds, self.now);
+            return Some(if is_full {
+                WhyNot::Full
+            } else if !is_allowed {
+                WhyNot::Cooldown
+            } else {
+                WhyNot::Ranks
+            });
+        }
+        let has_more =
+            |source: &&Source| source.worker != worker.index && source.blocks > seen.held_blocks();
+        let more: Vec<_> = sources.iter().filter(has_more).collect();
+        if more.is_empty() {
+            return Some(self.without_source(bounds));
+        }
+        if !more.iter().any(|source| source.kv_format.fits(seen.kv_format)) {
+            return Some(WhyNot::OtherKvFormat);
+        }
+        let most = more.iter().map(|source| source.blocks).max().unwrap_or(0);
+        let brought = self.tokens(most.saturating_sub(seen.believed_blocks()));
+        let is_short = brought < u64::from(bounds.min_tokens);
+        Some(if is_short { WhyNot::MinTokens } else { WhyNot::Dearer })
+    }
+
+    /// Why no worker can send more of the prompt than the chosen one holds.
+    fn without_source(&self, bounds: FetchBounds) -> WhyNot {
+        let pool = &self.served.pool;
+        let least = self.seen.held_blocks() as usize + 1;
+        let Some(hashes) = self.unit.hashes.get(..least) else { return WhyNot::NoSource };
+        let holds = |worker: &&Worker| {
+            let mut ranks = 0..worker.ranks.count();
+            let pinned = worker.ranks.are_pinned();
+            worker.index != self.worker.index
+                && ranks.any(|rank| pool.holds(worker, pinned.then_some(rank), hashes))
+        };
+        let is_short = self.tokens(self.unit.hashes.len() as u32) < u64::from(bounds.min_tokens);
+        let why = |holder: &Worker| {
+            if !holder.state().takes_work() {
+                WhyNot::SourceUnavailable
+            } else if holder.fetches.running().0 >= bounds.max_per_worker {
+                WhyNot::Full
+            } else if !holder.fetches.may_send(bounds, self.now) {
+                WhyNot::Cooldown
+            } else if is_short {
+                WhyNot::MinTokens
+            } else {
+                WhyNot::SourceUnavailable
+            }
+        };
+        let mut holders = self.roster.iter().map(|worker| &**worker).filter(holds).map(why);
+        let Some(first) = holders.next() else { return WhyNot::NoSource };
+        // What a worker in service lacks says more than that another one is out of service.
+        let is_telling = |why: &WhyNot| *why != WhyNot::SourceUnavailable;
+        if is_telling(&first) { first } else { holders.find(is_telling).unwrap_or(first) }
+    }
+
+    /// Why a fetch takes two steps; `None` if it takes one shot, or there is none.
+    pub(super) fn one_shot(&self) -> Option<WhyNot> {
+        let plan = self.plan.filter(|plan| !plan.one_shot)?;
+        let Self { served, endpoint, unit, worker, seen, .. } = self;
+        let is_configured = served.config.peer_fetch == PeerFetch::OneShot;
+        Some(if !is_configured {
+            WhyNot::Off
+        } else if self.leg != Leg::Prefill {
+            WhyNot::Leg
+        } else if !reports_ids(*endpoint) {
+            WhyNot::Endpoint
+        } else if unit.unknown.is_some() {
+            WhyNot::TokensUnknown
+        } else if served.pool.read_back.is_distrusted() {
+            WhyNot::Distrusted
+        } else if let Some(why) = self.reader() {
+            why
+        } else if let Some(why) = flag(worker) {
+            why
+        } else if plan.tokens < TAKEN_MIN_TOKENS {
+            WhyNot::MinTokens
+        } else if seen.readable_blocks > plan.blocks {
+            WhyNot::ReadsBack
+        } else {
+            WhyNot::Lease
+        })
+    }
+
+    /// Why nothing is read back, by a leg that reads nothing; `readable_blocks` are those that it might.
+    pub(super) fn read_back(&self, readable_blocks: u32) -> WhyNot {
+        let Self { served, endpoint, unit, options, worker, seen, .. } = self;
+        if !served.config.read_back {
+            return WhyNot::Off;
+        }
+        if !is_on(&served.config, *endpoint) {
+            return WhyNot::Endpoint;
+        }
+        if options.bypasses_cache.is_some() {
+            return WhyNot::BypassesCache;
+        }
+        if unit.unknown.is_some() {
+            return WhyNot::TokensUnknown;
+        }
+        if served.pool.read_back.is_distrusted() {
+            return WhyNot::Distrusted;
+        }
+        if let Some(why) = self.reader() {
+            return why;
+        }
+        let prompt = unit.hashes.get(..readable_blocks as usize).unwrap_or_default();
+        if let Some(found) = served.pool.read_back.find(self.now, prompt, worker) {
+            let more = (found.blocks as u32).saturating_sub(seen.held_blocks());
+            let is_short = self.tokens(more) < TAKEN_MIN_TOKENS;
+            return if is_short { WhyNot::MinTokens } else { WhyNot::Dearer };
+        }
+        self.without_pin()
+    }
+
+    /// Why no decode worker keeps more of the prompt.
+    fn without_pin(&self) -> WhyNot {
+        let decoders = self.roster.iter().filter(|worker| worker.serves(Leg::Decode));
+        let flags: Vec<_> = decoders.clone().map(|worker| worker.read_back.pins()).collect();
+        if !flags.contains(&Some(true)) {
+            let is_known = flags.iter().all(|flag| *flag == Some(false));
+            return if is_known { WhyNot::FlagAbsent } else { WhyNot::FlagUnknown };
+        }
+        let block_tokens = self.tokens(1).max(1);
+        let prompt_blocks = self.unit.weight_tokens.div_ceil(block_tokens);
+        let is_full = |worker: &Worker| {
+            let pinned = self.served.pool.read_back.pinned_blocks(worker.index);
+            pinned + prompt_blocks > splitrail_fleet::read_back::blocks_max(self.served, worker)
+        };
+        match decoders.clone().any(|worker| is_full(worker)) {
+            true => WhyNot::PinsFull,
+            false => WhyNot::NothingKept,
+        }
+    }
+
+    /// Why the chosen worker reads nothing from others.
+    fn reader(&self) -> Option<WhyNot> {
+        if !self.worker.takes_part_in_kv_routing() {
+            return Some(WhyNot::NotBelieved);
+        }
+        (!self.worker.read_back.may_read(self.now)).then_some(WhyNot::Cooldown)
+    }
+
+    fn tokens(&self, blocks: u32) -> u64 {
+        u64::from(blocks) * u64::from(self.served.pool.block_size())
+    }
+}
+
+/// Why an engine cannot be given a leg that takes a prefix.
+fn flag(worker: &Worker) -> Option<WhyNot> {
+    match worker.read_back.pins() {
+        None => Some(WhyNot::FlagUnknown),
+        Some(false) => Some(WhyNot::FlagAbsent),
+        Some(true) => None,
+    }
+}

@@ -1,0 +1,114 @@
+//! A dry run says why a leg moves no KV, or moves it in two steps.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use splitrail_sim::SimConfig;
+use splitrail_tests::trial::SHORT_LEASE;
+use splitrail_tests::{Spec, Trial};
+
+use super::{EAGER, drain, held, served, spec, turns, undrain};
+
+/// The explanation of a prompt.
+async fn told(trial: &Trial, body: &Value) -> Value {
+    let reply = trial.cluster.admin.post("/admin/explain", body).await;
+    reply.json()["explanation"]["prompts"][0].clone()
+}
+
+async fn no_fetch(trial: &Trial, body: &Value) -> Value {
+    told(trial, body).await["steps"][0]["no_fetch"].clone()
+}
+
+async fn no_one_shot(trial: &Trial, body: &Value) -> Value {
+    told(trial, body).await["steps"][0]["no_one_shot"].clone()
+}
+
+#[tokio::test]
+async fn why_nothing_is_fetched() {
+    for (model, reason) in [
+        (EAGER.replace("two_step", "off"), Value::Null),
+        (EAGER.to_owned(), Value::Null),
+        (EAGER.replace("min_tokens: 16", "min_tokens: 4000"), json!("min_tokens")),
+        (EAGER.replace("fetch_base_ms: 0", "fetch_base_ms: 1000000"), json!("dearer")),
+    ] {
+        let mut trial = Trial::start(Spec { model, ..spec(2, 1) }).await;
+        let [first, second] = turns("why");
+        held(&mut trial, &first).await;
+        assert_eq!(no_fetch(&trial, &second).await, reason);
+        trial.finish().await;
+    }
+    let mut trial = Trial::start(spec(2, 1)).await;
+    let [first, mut second] = turns("why");
+    assert_eq!(no_fetch(&trial, &second).await, "no_source");
+    let pair = held(&mut trial, &first).await;
+    assert_eq!(told(&trial, &second).await["steps"][0]["no_one_shot"], Value::Null);
+    let serving = trial.cluster.running.core().serving();
+    let pool = &serving.models[0].pool;
+    let named = |id: &str| pool.roster().named(id).cloned().unwrap();
+    drain(&trial, &pair.holder).await;
+    let reason = no_fetch(&trial, &second).await;
+    undrain(&trial, &pair.holder).await;
+    assert_eq!(reason, "source_unavailable");
+    named("p1").ranks.set_count(2);
+    assert_eq!(no_fetch(&trial, &second).await, "ranks");
+    named("p1").ranks.set_count(1);
+    second["prompt_logprobs"] = 1.into();
+    assert_eq!(no_fetch(&trial, &second).await, "bypasses_cache");
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn why_a_fetch_takes_two_steps() {
+    let engine = |name: &str, config: &mut SimConfig| {
+        config.peer_fetch = true;
+        config.lease_ms = SHORT_LEASE.as_millis() as u64;
+        if name == "p1" {
+            config.bidirectional_ttl_ms = Some(SHORT_LEASE.as_millis() as u64);
+        }
+    };
+    let model = EAGER.replace("two_step", "one_shot\nkv_load_failure_policy: fail");
+    let model = model.replace(": 1000000", ": 20000");
+    let mut trial = Trial::start(Spec { engine, model, ..spec(2, 1) }).await;
+    let [first, second] = turns("one");
+    held(&mut trial, &first).await;
+    assert_eq!(no_one_shot(&trial, &second).await, "flag_unknown");
+    served(&mut trial, &second).await;
+    undrain(&trial, "p0").await;
+    let [first, second] = turns("two");
+    held(&mut trial, &first).await;
+    assert_eq!(no_one_shot(&trial, &second).await, Value::Null);
+    let serving = trial.cluster.running.core().serving();
+    let pool = &serving.models[0].pool;
+    let fetcher = pool.roster().named("p1").cloned().unwrap();
+    fetcher.read_back.ended(false, Instant::now());
+    assert_eq!(no_one_shot(&trial, &second).await, "cooldown");
+    fetcher.read_back.ended(true, Instant::now());
+    fetcher.read_back.set_pins(false);
+    assert_eq!(no_one_shot(&trial, &second).await, "flag_absent");
+    fetcher.read_back.set_pins(true);
+    pool.read_back.distrust();
+    assert_eq!(no_one_shot(&trial, &second).await, "distrusted");
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn why_nothing_is_read_back() {
+    let engine = |_: &str, config: &mut SimConfig| config.bidirectional_ttl_ms = Some(480_000);
+    let model = "read_back: true".to_owned();
+    let spec = Spec { prefill: 1, decode: 1, engine, model, ..Spec::default() };
+    let mut trial = Trial::start(spec).await;
+    let [first, other] = [turns("first")[0].clone(), turns("other")[0].clone()];
+    let why = async |trial: &Trial, body: &Value| told(trial, body).await["no_read_back"].clone();
+    assert_eq!(why(&trial, &first).await, "flag_unknown");
+    served(&mut trial, &first).await;
+    assert_eq!(why(&trial, &other).await, "nothing_kept");
+    let serving = trial.cluster.running.core().serving();
+    let pool = &serving.models[0].pool;
+    let reader = pool.roster().named("p0").cloned().unwrap();
+    reader.read_back.ended(false, Instant::now());
+    assert_eq!(why(&trial, &other).await, "cooldown");
+    pool.read_back.distrust();
+    assert_eq!(why(&trial, &other).await, "distrusted");
+    trial.finish().await;
+}
