@@ -124,6 +124,26 @@ fn pure_crates_have_no_executor_clock_randomness_input_or_output() {
 }
 
 #[test]
+fn tests_that_guard_the_movement_of_kv_exist() {
+    let document = std::fs::read_to_string(root().join("docs/hand-offs.md")).unwrap();
+    let section = document.split("\n## Guards and their tests\n").nth(1).unwrap();
+    let rows = section.lines().take_while(|line| !line.starts_with("## "));
+    let named = rows.filter(|line| line.starts_with("| ")).skip(1).flat_map(|row| {
+        let tests = row.split('|').nth(2).unwrap_or_default();
+        tests.split('`').skip(1).step_by(2).filter(|name| !name.contains('/'))
+    });
+    let named: Vec<&str> = named.collect();
+    assert!(named.len() > 20, "{named:?}");
+    let all: Vec<String> = ["tests/tests/flows", "crates/engine/tests", "crates/sim/tests"]
+        .iter()
+        .flat_map(|folder| rust_files(&root().join(folder)).into_values())
+        .collect();
+    let exists = |name: &str| all.iter().any(|text| text.contains(&format!("fn {name}()")));
+    let missing: Vec<&str> = named.into_iter().filter(|name| !exists(name)).collect();
+    assert!(missing.is_empty(), "docs/hand-offs.md names tests that do not exist: {missing:?}");
+}
+
+#[test]
 fn crates_and_files_are_not_too_long() {
     let crates = packages().into_iter().filter_map(|package| {
         let files = rust_files(&package.folder.join("src")).into_iter();
