@@ -329,9 +329,9 @@ pub struct Model {
     #[serde(default)]
     pub saturation: SaturationConfig,
     /// Tracks where cache hits are lost, compared with the maximum that the prompts allow. Tracking
-    /// takes about 20 bytes per remembered block, and up to a few tenths of a microsecond of processor
-    /// time per block of a prompt; the first 4096 blocks of a request count. With `none`, or without a
-    /// value, losses are not tracked.
+    /// takes about 10 bytes per remembered block of long prompts, and at most 20 for each of
+    /// `blocks_max`; the first 4096 blocks of a request count. With `none`, losses are not tracked.
+    /// Without a value, they are if the model has a tokenizer.
     #[serde(default, with = "or_none")]
     #[schemars(with = "or_none::OrNone<CacheLossTrackingConfig>", transform = scalar::derived)]
     pub cache_loss_tracking: Option<CacheLossTrackingConfig>,
@@ -480,7 +480,7 @@ pub struct CacheLossTrackingConfig {
     #[schemars(with = "scalar::DurationText")]
     pub window: Duration,
     /// Maximum number of blocks that are remembered. At least the latest half of this number is
-    /// kept.
+    /// kept, or fewer if prompts add fewer than 8 blocks each on average.
     #[schemars(range(min = 1024, max = 1_073_741_824))]
     pub blocks_max: usize,
 }

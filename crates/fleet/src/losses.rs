@@ -35,7 +35,7 @@ struct State {
 /// What is tracked of one prompt while its request runs.
 #[derive(Clone, Debug)]
 pub struct Followed {
-    hashes: Vec<BlockHash>,
+    blocks: Vec<u64>,
     reach: Reach,
 }
 
@@ -67,24 +67,28 @@ impl Losses {
         if !self.is_watched.load(Relaxed) {
             return Vec::new();
         }
-        let mut state = self.lock();
-        let Some(state) = state.as_mut() else { return Vec::new() };
         let mut room = REQUEST_BLOCKS_MAX;
-        let mut follow = |hashes: &'p [BlockHash]| {
+        let tracked = prompts.map(|hashes| {
             let hashes = &hashes[..hashes.len().min(room)];
             room -= hashes.len();
-            let (seen_blocks, computed_blocks) = state.stream.came(names(hashes));
-            let prompt_blocks = u32::try_from(hashes.len()).unwrap_or(u32::MAX);
+            hashes.iter().map(|hash| hash.0).collect()
+        });
+        let tracked: Vec<Vec<u64>> = tracked.collect();
+        let mut state = self.lock();
+        let Some(state) = state.as_mut() else { return Vec::new() };
+        let follow = |blocks: Vec<u64>| {
+            let (seen_blocks, computed_blocks) = state.stream.came(&blocks);
+            let prompt_blocks = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
             let reach = Reach { prompt_blocks, seen_blocks, computed_blocks, ..Reach::default() };
-            Followed { hashes: hashes.to_vec(), reach }
+            Followed { blocks, reach }
         };
-        prompts.map(&mut follow).collect()
+        tracked.into_iter().map(follow).collect()
     }
 
     /// Records that a prompt has been computed.
     pub fn computed(&self, followed: &Followed) {
         if let Some(state) = self.lock().as_mut() {
-            state.stream.computed(names(&followed.hashes));
+            state.stream.computed(&followed.blocks);
         }
     }
 
@@ -127,10 +131,6 @@ impl Losses {
     fn lock(&self) -> MutexGuard<'_, Option<State>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn names(hashes: &[BlockHash]) -> impl Iterator<Item = u64> + Clone + '_ {
-    hashes.iter().map(|hash| hash.0)
 }
 
 #[cfg(test)]

@@ -18,9 +18,11 @@
 //! the number of missing hits. If an engine found more blocks than it was believed to hold, the
 //! earlier steps are raised to that number.
 
-use std::collections::HashMap;
-
 use serde::Serialize;
+
+mod stream;
+
+pub use stream::Stream;
 
 /// The number of leading full blocks of a prompt at each step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,48 +193,6 @@ impl LossWindow {
     }
 }
 
-/// Remembers the most recent blocks of a stream, and which of them were computed.
-#[derive(Clone, Debug)]
-pub struct Stream {
-    /// Whether each block was computed. `young` has the newest blocks, `old` the ones before.
-    young: HashMap<u64, bool>,
-    old: HashMap<u64, bool>,
-    blocks_max: usize,
-}
-
-impl Stream {
-    /// A stream that remembers at least `blocks_max / 2` and at most about `blocks_max` blocks.
-    pub fn new(blocks_max: usize) -> Self {
-        Self { young: HashMap::new(), old: HashMap::new(), blocks_max }
-    }
-
-    /// Adds the blocks of a new prompt. Returns how many of its leading blocks came before, and how
-    /// many of them were computed.
-    pub fn came(&mut self, blocks: impl Iterator<Item = u64> + Clone) -> (u32, u32) {
-        let seen = blocks.clone().take_while(|block| self.get(*block).is_some()).count();
-        let computed = blocks.clone().take_while(|block| self.get(*block) == Some(true)).count();
-        blocks.for_each(|block| self.put(block, false));
-        (seen as u32, computed as u32)
-    }
-
-    /// Records that the blocks of a prompt have been computed.
-    pub fn computed(&mut self, blocks: impl Iterator<Item = u64>) {
-        blocks.for_each(|block| self.put(block, true));
-    }
-
-    fn get(&self, block: u64) -> Option<bool> {
-        self.young.get(&block).or_else(|| self.old.get(&block)).copied()
-    }
-
-    fn put(&mut self, block: u64, computed: bool) {
-        let computed = computed || self.get(block) == Some(true);
-        self.young.insert(block, computed);
-        if self.young.len() > self.blocks_max / 2 {
-            self.old = std::mem::take(&mut self.young);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,16 +262,6 @@ mod tests {
         assert_eq!(window.sum(5_599).requests, 1);
     }
 
-    #[test]
-    fn a_stream_knows_what_came_and_what_was_computed() {
-        let mut stream = Stream::new(1_000);
-        assert_eq!(stream.came(0..10), (0, 0));
-        assert_eq!(stream.came(0..12), (10, 0));
-        stream.computed(0..10);
-        assert_eq!(stream.came(0..12), (12, 10));
-        assert_eq!(stream.came([0, 99, 1].into_iter()), (1, 1));
-    }
-
     proptest! {
         #[test]
         fn the_parts_add_up_whatever_is_reported(
@@ -340,15 +290,6 @@ mod tests {
             let LossShares { cold, evicted, diverted, stale, parity } = loss.shares();
             let sum = cold + evicted + diverted + stale + parity;
             prop_assert!(loss.lost_blocks() == 0 || (sum - 1.0).abs() < 1e-9);
-        }
-
-        #[test]
-        fn a_stream_keeps_its_bound_and_the_recent_half(blocks in 4usize..200) {
-            let mut stream = Stream::new(blocks);
-            stream.came(0..1_000);
-            prop_assert!(stream.young.len() + stream.old.len() <= blocks + 1);
-            let recent = blocks as u64 / 2;
-            prop_assert_eq!(stream.came(1_000 - recent..1_000).0, recent as u32);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Keys that follow from others where they are left out: flow, connector and queue.
+//! Keys that follow from others where they are left out: flow, connector, queue and loss tracking.
 
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::{Node, Value};
@@ -6,8 +6,9 @@ use splitrail_settings::tree::{Node, Value};
 use crate::model::{Connector, Discovery, Flow, Policy, RequestFlow, Role, TokenizerConfig};
 use crate::value::typed;
 
-/// Writes out the keys of `model` that follow from others. Returns what was derived.
-pub(super) fn expand(model: &mut Node, path: &str, report: &mut Report) -> Option<String> {
+/// Writes out the keys of `model` that follow from others. Returns what was derived, and what is off
+/// because of other keys.
+pub(super) fn expand(model: &mut Node, path: &str, report: &mut Report) -> Vec<String> {
     let roles = Roles::of(model);
     let blind =
         matches!(typed::<TokenizerConfig>(model, "tokenizer"), Some(TokenizerConfig::None {}));
@@ -37,16 +38,37 @@ pub(super) fn expand(model: &mut Node, path: &str, report: &mut Report) -> Optio
         told.push("connector nixl, since it has prefill workers".to_owned());
         set(model, "connector", Connector::Nixl.name());
     }
-    if !blind {
-        let predicts = match model.get("policy") {
-            None => true,
-            Some(_) => matches!(typed(model, "policy"), Some(Policy::PredictedTtft { .. })),
-        };
-        if predicts && model.get("queue").is_none() {
-            model.insert("queue", Node::new(model.at, Value::Map(Vec::new())));
+    let mut notes = Vec::new();
+    if !told.is_empty() {
+        notes.push(told.join(" and "));
+    }
+    notes.extend(switch_on(model, blind));
+    notes
+}
+
+/// Writes out the sections that are on unless they are `none`. Returns what is off instead.
+fn switch_on(model: &mut Node, blind: bool) -> Option<String> {
+    let predicts = match model.get("policy") {
+        None => true,
+        Some(_) => matches!(typed(model, "policy"), Some(Policy::PredictedTtft { .. })),
+    };
+    let left_out = |key: &&str| model.get(key).is_none();
+    let sections: Vec<_> = ["queue", "cache_loss_tracking"].into_iter().filter(left_out).collect();
+    if sections.is_empty() {
+        return None;
+    }
+    if blind {
+        return Some(format!("{} off: no tokenizer", sections.join(" and ")));
+    }
+    let mut off = None;
+    for key in sections {
+        if key == "queue" && !predicts {
+            off = Some("queue off: the policy is not predicted_ttft (`queue: {}` adds one)".into());
+        } else {
+            model.insert(key, Node::new(model.at, Value::Map(Vec::new())));
         }
     }
-    (!told.is_empty()).then(|| told.join(" and "))
+    off
 }
 
 fn set(model: &mut Node, key: &str, value: &str) {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::hub::{Cached, Hub, is_id};
-use crate::model::{Connector, Flow, Role, TokenizerConfig};
+use crate::model::{CacheLossTrackingConfig, Connector, Flow, Role, TokenizerConfig};
 use crate::{Loaded, Model, Parts, Problems, parse_for};
 
 const COMMIT: &str = "9c925d64d72725edaf899c6cb9c377fd0709d9c5";
@@ -91,7 +91,8 @@ fn five_lines_make_a_cluster() {
     assert!(model.workers.iter().all(crate::Worker::asks_for_events));
     assert_eq!((model.flow, model.connector), (Flow::DecodeFirst, Connector::Nixl));
     assert_eq!(model.policy, splitrail_policy::Policy::predicted_ttft());
-    assert!(model.queue.is_some() && model.cache_loss_tracking.is_none());
+    assert!(model.queue.is_some());
+    assert_eq!(model.cache_loss_tracking, Some(CacheLossTrackingConfig::default()));
     assert_eq!(model.health.unhealthy_threshold, 3);
     let snapshot = folder.path().join("models--Qwen--Qwen3-8B/snapshots").join(COMMIT);
     assert_eq!(path_of(model), Some(snapshot.display().to_string()));
@@ -275,10 +276,31 @@ fn the_queue_comes_with_predictions_and_can_be_switched_off() {
     assert!(with("    policy: { kind: predicted_ttft }\n").queue.is_some());
     assert!(with("    policy: { kind: round_robin }\n").queue.is_none());
     assert!(with("    policy: { kind: round_robin }\n    queue: {}\n").queue.is_some());
+    let tracked = with("    policy: { kind: round_robin }\n").cache_loss_tracking;
+    assert!(tracked.is_some(), "whatever the policy is");
     let off = with("    queue: none\n    cache_loss_tracking: none\n");
     assert!(off.queue.is_none() && off.cache_loss_tracking.is_none());
     let told = told(&hub, &format!("{FIVE_LINES}    queue: off\n"));
     assert!(told[0].starts_with("5:12 `models[0].queue` must be `none`, or a mapping"), "{told:?}");
+}
+
+#[test]
+fn what_is_off_because_of_other_keys_is_said() {
+    let (_folder, hub) = cache("Qwen/Qwen3-8B", &["tokenizer.json"]);
+    let notes = |hub: &Hub, lines: &str| {
+        let loaded = read(hub, &format!("{FIVE_LINES}{lines}")).unwrap();
+        loaded.notes.join("\n")
+    };
+    assert!(!notes(&hub, "").contains(" off"));
+    let other = "    policy: { kind: kv_overlap }\n";
+    let told = notes(&hub, other);
+    assert!(told.ends_with("; queue off: the policy is not predicted_ttft (`queue: {}` adds one)"));
+    let blind = notes(&empty(), "");
+    assert!(blind.ends_with("queue and cache_loss_tracking off: no tokenizer"), "{blind}");
+    // What is written down needs no note.
+    assert!(!notes(&hub, &format!("{other}    queue: none\n")).contains(" off"));
+    let none = "    queue: none\n    cache_loss_tracking: none\n";
+    assert!(!notes(&empty(), none).contains(" off"));
 }
 
 #[test]

@@ -31,7 +31,7 @@ export class Hits {
       setText(
         this.nothing,
         loss === undefined
-          ? "Not tracked. Add cache_loss_tracking: {} to the model to see it."
+          ? "Not tracked: the model has no tokenizer, or cache_loss_tracking: none."
           : "No prompt has repeated an earlier one lately: there was nothing to find.",
       );
       return;
