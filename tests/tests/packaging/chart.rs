@@ -5,16 +5,30 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
-use splitrail_sim::{Role, SimConfig, SimEngine, write_tokenizer};
-use splitrail_tests::Client;
-use splitrail_tests::cluster::{eventually, metric_in};
-use splitrail_tests::process::Process;
+use splitrail_sim::write_tokenizer;
 use splitrail_tests::tls;
-use splitrail_tests::trial::prompt;
 
-fn deploy() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+mod release;
+
+/// A file of the repository.
+fn file(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+fn text(path: &str) -> String {
+    fs::read_to_string(file(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The resource of a rendered file with these lines.
+fn resource<'r>(rendered: &'r str, lines: &[&str]) -> &'r str {
+    let has =
+        |document: &&str| lines.iter().all(|line| document.lines().any(|other| other == *line));
+    rendered.split("\n---\n").find(has).unwrap_or_else(|| panic!("no {lines:?}"))
+}
+
+/// Lines without their indentation by `columns`.
+fn outdented(text: &str, columns: usize) -> String {
+    text.lines().map(|line| format!("{}\n", line.get(columns..).unwrap_or_default())).collect()
 }
 
 /// The lines of a block scalar of a rendered file, without their indentation.
@@ -56,6 +70,7 @@ impl Mounts {
         [
             "/models/qwen3-8b",
             "/run/secrets/splitrail-fleet",
+            "/run/secrets/fleet",
             "/run/secrets/access",
             "/run/secrets/tls",
         ]
@@ -66,8 +81,8 @@ impl Mounts {
 
 #[test]
 fn the_configuration_of_every_release_is_valid() {
-    let mut files: Vec<_> = fs::read_dir(deploy().join("helm/golden")).unwrap().collect();
-    files.extend(fs::read_dir(deploy().join("kubernetes")).unwrap());
+    let mut files: Vec<_> = fs::read_dir(file("deploy/helm/golden")).unwrap().collect();
+    files.extend(fs::read_dir(file("deploy/kubernetes")).unwrap());
     let mut checked = 0;
     for file in files {
         let file = file.unwrap().path();
@@ -82,79 +97,60 @@ fn the_configuration_of_every_release_is_valid() {
         }
         checked += 1;
     }
-    assert_eq!(checked, 5, "releases");
+    assert_eq!(checked, 6, "releases");
 }
 
-/// The arguments of the shims of a pool, in a pod that is this host.
-fn shim_args(rendered: &str, role: &str, engine: &str, fleet: &str) -> Vec<String> {
-    let of_role = |document: &&str| {
-        document.contains("kind: StatefulSet") && document.contains(&format!("--role={role}"))
-    };
-    let document = rendered.split("\n---\n").find(of_role).unwrap();
-    let args = document.lines().map(str::trim).skip_while(|line| *line != "args:").skip(1);
-    let args = args.map_while(|line| line.strip_prefix("- "));
-    let args = args.map(|arg| {
-        arg.replace("http://127.0.0.1:8000", engine)
-            .replace("0.0.0.0:8001", "127.0.0.1:0")
-            .replace("splitrail-fleet:8002", fleet)
-            .replace("$(POD_NAME)", &format!("splitrail-{role}-0"))
-    });
-    // A pod advertises its own address; here, that of the listener is known only later.
-    args.filter(|arg| !arg.starts_with("--advertise=")).collect()
+/// The rules of a resource of the Prometheus Operator.
+fn rules(name: &str) -> String {
+    let rendered = text("deploy/helm/golden/monitored.yaml");
+    let rule = ["kind: PrometheusRule".to_owned(), format!("  name: splitrail-{name}")];
+    let rule = resource(&rendered, &rule.each_ref().map(String::as_str));
+    outdented(rule.split_once("\nspec:\n").unwrap().1, 2)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_chart_deploys_serves_from_decode_caches_drains_and_is_scraped() {
-    let rendered = fs::read_to_string(deploy().join("kubernetes/splitrail.yaml")).unwrap();
-    let mounts = Mounts::new();
-    let config = mounts.in_place(&block(&rendered, "splitrail.yaml"));
-    let config = ["0.0.0.0:8000", "0.0.0.0:8002", "0.0.0.0:9091", "127.0.0.1:9090"]
-        .iter()
-        .fold(config, |config, address| config.replace(address, "127.0.0.1:0"))
-        // Pods are in this network; here, everything is on this host.
-        .replace("10.0.0.0/8", "127.0.0.0/8")
-        .replace("drain_delay: 5s", "drain_delay: 100ms");
-    let file = mounts.path().join("splitrail.yaml");
-    fs::write(&file, config).unwrap();
-    let args = ["serve", "--config", &file.display().to_string()].map(str::to_owned);
-    let mut router = Process::start("router", mounts.path(), &args).await;
-    let mut pods = Vec::new();
-    for (role, name) in [(Role::Prefill, "prefill"), (Role::Decode, "decode")] {
-        let config = SimConfig { role, model: "qwen3-8b".into(), ..SimConfig::default() };
-        let engine = SimEngine::start(config).await.unwrap();
-        let args = shim_args(&rendered, name, &engine.url(), router.told("fleet"));
-        let token = fs::read_to_string(mounts.path().join(name)).unwrap();
-        let env = [("SPLITRAIL_FLEET_TOKEN", token.as_str())];
-        let shim = Process::shim_with(name, mounts.path(), &args, &env).await;
-        pods.push((engine, shim));
+#[test]
+fn the_chart_has_the_rules_that_promtool_tests() {
+    for name in ["recording", "alerts"] {
+        let tested = text(&format!("deploy/observability/{name}.yaml"));
+        assert_eq!(rules(name), tested, "run deploy/helm/render");
     }
-    let http: Client = router.client("http");
-    eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
+}
 
-    let body = json!({
-        "model": "qwen3-8b", "prompt": prompt(200, "chart"), "max_tokens": 4, "temperature": 0,
-    });
-    let first = http.post("/v1/completions", &body).await;
-    assert_eq!(first.status, 200, "{}", first.text());
-    assert_eq!(first.route("prefill"), Some("splitrail-prefill-0"));
-    // Once the decode engine's events have arrived, it serves the prompt from its own cache.
-    let mut last = first;
-    eventually("a decode-first hit", async || {
-        last = http.post("/v1/completions", &body).await;
-        last.route("try") == Some("served")
-    })
-    .await;
-    assert_eq!(last.route("decode"), Some("splitrail-decode-0"));
-    assert!(last.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(0));
-
-    let scraped = router.client("metrics").get("/metrics").await.text();
-    let outcome = [("model", "qwen3-8b"), ("outcome", "served")];
-    assert!(metric_in(&scraped, "splitrail_decode_first_total", &outcome) >= 1.0);
-
-    router.terminate();
-    assert!(router.ended().await.success(), "{}", router.log());
-    for (_engine, mut shim) in pods {
-        shim.terminate();
-        assert!(shim.ended().await.success(), "{}", shim.log());
+#[test]
+fn what_operators_watch_is_there_only_if_it_is_asked_for() {
+    let monitored = text("deploy/helm/golden/monitored.yaml");
+    let plain = text("deploy/kubernetes/splitrail.yaml");
+    for kind in ["PrometheusRule", "PodMonitor"] {
+        assert!(monitored.contains(kind) && !plain.contains(kind), "{kind} may be unknown");
     }
+    let dashboard =
+        resource(&monitored, &["kind: ConfigMap", "  name: splitrail-dashboard"]).to_owned();
+    assert!(dashboard.contains("\n    grafana_dashboard: \"1\"\n"), "{dashboard}");
+    let scaled = resource(&monitored, &["kind: HorizontalPodAutoscaler"]);
+    let line = scaled.lines().find_map(|line| line.trim().strip_prefix("metric: { name: "));
+    let metric = line.unwrap().trim_end_matches(" }");
+    let documented = text("docs/metrics.md");
+    assert!(documented.contains(&format!("| `{metric}` | gauge |")), "{metric}");
+}
+
+#[test]
+fn only_routers_engines_and_who_reads_metrics_reach_engines() {
+    let engines = ["kind: NetworkPolicy", "  name: splitrail-engines"];
+    let plain = text("deploy/kubernetes/splitrail.yaml");
+    assert!(!resource(&plain, &engines).contains("ports:"));
+    let monitored = text("deploy/helm/golden/monitored.yaml");
+    let (_, scraped) = resource(&monitored, &engines).split_once("- ports:").unwrap();
+    assert!(scraped.contains("from:\n") && scraped.contains("metadata.name: monitoring"));
+}
+
+#[test]
+fn the_container_for_pods_of_other_charts_is_the_one_in_the_documentation() {
+    let rendered = text("deploy/helm/golden/existing-pool.yaml");
+    let pods = resource(&rendered, &["kind: StatefulSet"]);
+    let (_, containers) = pods.split_once("\n      containers:\n").unwrap();
+    let containers = outdented(containers, 8);
+    let (shim, _) = containers.split_once("- name: engine\n").unwrap();
+    assert!(text("docs/shim.md").contains(shim), "docs/shim.md lacks:\n{shim}");
+    let lifecycle = containers.lines().find(|line| line.trim().starts_with("command: [sh,"));
+    assert!(text("docs/shim.md").contains(lifecycle.unwrap().trim()));
 }

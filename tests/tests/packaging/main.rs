@@ -6,3 +6,8 @@ mod artefacts;
 mod chart;
 mod compose;
 mod previous_release;
+// The server that the suite of what operators are told starts, too.
+#[cfg(feature = "prometheus")]
+#[allow(dead_code)]
+#[path = "../observability/server.rs"]
+mod prometheus;

@@ -45,6 +45,73 @@ runAsNonRoot: true
 capabilities: { drop: [ALL] }
 {{- end -}}
 
+{{/*
+The container of a shim beside an engine, for pods of this chart and of others. It takes a dict with
+  image        the image with splitrail-shim
+  router       HOST:PORT of the routers: SERVICE-fleet.NAMESPACE:8002
+  role         prefill, decode or both
+  token        a dict with `secret` and `key`: where the shim's token is
+  engine       the engine's address (http://127.0.0.1:8000)
+  port         the port of the shim (8001)
+  args         further arguments
+  pullPolicy, logFormat, resources
+*/}}
+{{- define "splitrail.shimContainer" -}}
+{{- $port := .port | default 8001 -}}
+{{- $resources := dict "requests" (dict "cpu" "250m" "memory" "256Mi") "limits" (dict "memory" "1Gi") -}}
+# An ordinary container: an init container with `restartPolicy: Always` would get its SIGTERM
+# only after the engine has stopped, and could not drain.
+- name: shim
+  image: {{ required "image: the image with splitrail-shim" .image }}
+  imagePullPolicy: {{ .pullPolicy | default "IfNotPresent" }}
+  command: [/usr/local/bin/splitrail-shim]
+  args:
+    - --engine={{ .engine | default "http://127.0.0.1:8000" }}
+    - --listen=0.0.0.0:{{ $port }}
+    - --advertise=http://$(POD_IP):{{ $port }}
+    - --router={{ required "router: HOST:PORT of the routers" .router }}
+    - --role={{ required "role: prefill, decode or both" .role }}
+    - --id=$(POD_NAME)
+    - --log-format={{ .logFormat | default "json" }}
+    {{- range .args }}
+    - {{ . | quote }}
+    {{- end }}
+  env:
+    - name: POD_IP
+      valueFrom: { fieldRef: { fieldPath: status.podIP } }
+    - name: POD_NAME
+      valueFrom: { fieldRef: { fieldPath: metadata.name } }
+    - name: SPLITRAIL_FLEET_TOKEN
+      valueFrom: { secretKeyRef: { name: {{ .token.secret }}, key: {{ .token.key }} } }
+  ports:
+    - { name: shim, containerPort: {{ $port }} }
+  readinessProbe:
+    httpGet: { path: /splitrail/ready, port: shim }
+    periodSeconds: 5
+  livenessProbe:
+    httpGet: { path: /splitrail/health, port: shim }
+    periodSeconds: 10
+    failureThreshold: 6
+  resources: {{- toYaml (.resources | default $resources) | nindent 4 }}
+  securityContext:
+    {{- include "splitrail.containerSecurity" . | nindent 4 }}
+    runAsUser: 65532
+    runAsGroup: 65532
+    seccompProfile: { type: RuntimeDefault }
+{{- end -}}
+
+{{/*
+The lifecycle of an engine's container beside a shim. The image of the engine needs `curl`. Takes a
+dict with `port`, the port of the shim (8001).
+*/}}
+{{- define "splitrail.stopAfterShim" -}}
+# Both containers are asked to stop at once: the engine waits here until the shim has drained and is
+# gone.
+preStop:
+  exec:
+    command: [sh, -c, "while curl -s -o /dev/null http://127.0.0.1:{{ .port | default 8001 }}/splitrail/health; do sleep 1; done"]
+{{- end -}}
+
 {{/* Not empty if the routers look for workers among the pods. */}}
 {{- define "splitrail.watchesPods" -}}
 {{- range .Values.router.config.models -}}
