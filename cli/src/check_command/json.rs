@@ -1,6 +1,7 @@
 //! The result of a check as JSON. Its members are documented in docs/cli.md and stay.
 
 use serde_json::{Value, json};
+use splitrail_config::model::Connector;
 use splitrail_config::{Model, Problem};
 use splitrail_inspection::facts::{
     EventsFact, FetchOutcome, Reach, ReplayFact, TokensFact, TrialFact,
@@ -81,6 +82,9 @@ fn of_worker(worker: &WorkerFacts, model: &Model, findings: &[&Finding]) -> Valu
             "context_tokens": served.and_then(|model| model.context_tokens),
             "data_parallel_ranks": identity.ranks,
             "clock_ahead_s": worker.clock_ahead_s,
+            "connector": worker.shown_connector(model.connector).map(Connector::name),
+            "kv_events": config.written_events(),
+            "kv_replay": config.kv_replay,
             "kv_events_arrive": arrives(&worker.events),
             "kv_events_replayed": replays(&worker.replay),
             "reports_cached_tokens": reports(&worker.trial),

@@ -1,6 +1,6 @@
 //! What is right about a worker, in words.
 
-use splitrail_config::model::Model;
+use splitrail_config::model::{Connector, Model};
 
 use crate::facts::{
     BootstrapFact, EventsFact, FetchOutcome, ReplayFact, ShimFact, StagedFact, TokensFact,
@@ -17,6 +17,7 @@ pub fn confirmations(model: &Model, worker: &WorkerFacts) -> Vec<String> {
     let lines =
         [engine(model, worker), events(worker), tokens(worker), usage(worker), gate(worker)];
     let mut lines: Vec<String> = lines.into_iter().flatten().collect();
+    lines.extend(connector(model, worker));
     lines.extend(hand_offs(worker));
     lines.extend(shim(worker));
     lines
@@ -42,18 +43,40 @@ fn engine(model: &Model, worker: &WorkerFacts) -> Option<String> {
 }
 
 fn events(worker: &WorkerFacts) -> Option<String> {
+    let at = |what: &str, address: Option<&str>| match address {
+        Some(address) => format!("{what} ({address})"),
+        None => what.to_owned(),
+    };
+    let publisher = worker.config.written_events();
     let arrive = match worker.events {
-        EventsFact::Arrived => Some("KV events arrive"),
-        EventsFact::Connected => Some("the publisher of KV events accepts connections"),
+        EventsFact::Arrived => Some(at("KV events arrive", publisher)),
+        EventsFact::Connected => {
+            Some(at("the publisher of KV events accepts connections", publisher))
+        }
         _ => None,
     };
     let replays = worker.replay == ReplayFact::Answers;
+    let replay = worker.config.kv_replay.as_deref().filter(|_| replays);
     match (arrive, replays) {
-        (Some(arrive), true) => Some(format!("{arrive}, and can be replayed")),
-        (Some(arrive), false) => Some(arrive.to_owned()),
-        (None, true) => Some("the replay of KV events answers".to_owned()),
+        (Some(arrive), true) => Some(at(&format!("{arrive}, and can be replayed"), replay)),
+        (Some(arrive), false) => Some(arrive),
+        (None, true) => Some(at("the replay of KV events answers", replay)),
         (None, false) => None,
     }
+}
+
+/// The connector, and how it is known.
+fn connector(model: &Model, worker: &WorkerFacts) -> Option<String> {
+    let expected = model.connector;
+    if expected == Connector::None {
+        return None;
+    }
+    Some(match worker.shown_connector(expected) {
+        Some(shown) if shown == expected => format!("the engine shows connector {}", shown.name()),
+        _ => {
+            format!("connector {} as configured: the engine does not tell its own", expected.name())
+        }
+    })
 }
 
 fn tokens(worker: &WorkerFacts) -> Option<String> {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use splitrail_config::model::Worker;
+use splitrail_config::model::{Connector, Worker};
 use splitrail_engine::vllm::identity::{EventSource, ServedModel};
 use splitrail_prompt::compare::Difference;
 
@@ -99,6 +99,19 @@ impl WorkerFacts {
     #[must_use]
     pub fn is_reached(&self) -> bool {
         self.reach == Reach::Answers
+    }
+
+    /// The connector that the engine shows: the one that is expected if a hand-off works, or NIXL if
+    /// there are metrics of it. Engines tell of no other connector.
+    #[must_use]
+    pub fn shown_connector(&self, expected: Connector) -> Option<Connector> {
+        let works = |fetched: &FetchedFact| {
+            matches!(fetched.outcome, FetchOutcome::Transferred | FetchOutcome::Served)
+        };
+        if self.staged == StagedFact::Usable || self.fetched.iter().any(works) {
+            return Some(expected);
+        }
+        (self.identity.has_nixl == Some(true)).then_some(Connector::Nixl)
     }
 }
 

@@ -136,11 +136,16 @@ async fn a_file_of_five_lines_serves_with_cache_hits() {
     let config = router.client("admin").get("/admin/config").await.json();
     let model = &config["models"][0];
     assert_eq!((&model["flow"], &model["connector"]), (&json!("decode_first"), &json!("nixl")));
-    assert!(model["queue"].is_object(), "{model}");
+    assert!(model["queue"].is_object() && model["cache_loss_tracking"].is_object(), "{model}");
     let log = router.log();
     assert!(log.contains("model sim: its tokenizer is"), "{log}");
     let told = check(files.path(), &models, &["--connect"]);
-    assert_eq!(told.matches("KV events arrive, and can be replayed").count(), 2, "{told}");
+    for engine in [&prefill, &decode] {
+        let (events, replay) = (engine.told("kv_events"), engine.told("kv_replay"));
+        let line = format!("KV events arrive ({events}), and can be replayed ({replay})");
+        assert!(told.contains(&line), "{told}");
+    }
+    assert_eq!(told.matches("the engine shows connector nixl").count(), 2, "{told}");
     assert!(told.contains("2 workers, 0 faults"), "{told}");
     assert!(!log.contains("KV-aware routing is off"), "{log}");
 }

@@ -61,15 +61,20 @@ models:
     let result = checked(&yaml).await;
     assert_eq!((result.code, result.kinds()), (Some(0), vec![]), "{:#}", result.json);
     let id = |role: &str, engine: &SimEngine| format!("{role}-{}", engine.http_addr());
-    for id in [id("prefill", &pair.prefill), id("decode", &pair.decode)] {
-        assert_eq!(result.facts(&id)["kv_events_arrive"], true);
-        assert_eq!(result.facts(&id)["kv_events_replayed"], true);
+    for (role, engine) in [("prefill", &pair.prefill), ("decode", &pair.decode)] {
+        let facts = result.facts(&id(role, engine));
+        assert_eq!(facts["kv_events_arrive"], true);
+        assert_eq!(facts["kv_events_replayed"], true);
+        assert_eq!(facts["kv_events"].as_str(), engine.kv_events_endpoint());
+        assert_eq!(facts["kv_replay"].as_str(), engine.kv_replay_endpoint());
+        assert_eq!(facts["connector"], "nixl");
     }
     let off = SimConfig { kv_events_port: None, kv_replay_port: None, ..super::support::prefill() };
     let off = SimEngine::start(off).await.unwrap();
     let result = checked(&yaml.replace(&prefill, &off.url())).await;
     let id = id("prefill", &off);
     assert!(result.only(&id, "kv_events_unused").contains("--kv-events-config"));
+    assert_eq!(result.facts(&id)["kv_events"], serde_json::Value::Null);
 }
 
 #[tokio::test]

@@ -15,11 +15,14 @@ async fn the_text_says_for_each_worker_what_is_right_and_what_to_change() {
     let printed = printed(&pair.yaml(), &["--connect"]).await;
     let text = &printed.text;
     assert_eq!(printed.code, Some(0), "{text}");
+    let events = pair.prefill.kv_events_endpoint().unwrap();
+    let replay = pair.prefill.kv_replay_endpoint().unwrap();
     for line in [
         "model sim",
         &format!("  p0  prefill  {}", pair.prefill.url()),
         "    ok       the engine serves sim, version 0.32.0, block size 16, up to 32768 tokens",
-        "    ok       KV events arrive, and can be replayed",
+        &format!("    ok       KV events arrive ({events}), and can be replayed ({replay})"),
+        "    ok       the engine shows connector nixl",
         "    ok       a prefill returns a hand-off",
         "    ok       KV arrives from p0",
     ] {
