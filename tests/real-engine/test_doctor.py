@@ -5,10 +5,10 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 
 import pytest
 
+from support import doctor
 from support.engine import BLOCK_SIZE
 
 CONFIG = """\
@@ -45,10 +45,7 @@ def check(tmp_path, prefill, decode):
     def run(**wrong):
         path = tmp_path / "splitrail.yaml"
         path.write_text(CONFIG.format(**(right | wrong)))
-        # Engines that compute on a shared processor may be slow.
-        command = [os.environ["SPLITRAIL_BIN"], "check", path, "--connect", "--json", "--timeout", "60s"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        return done.returncode, json.loads(done.stdout)
+        return doctor.check(path)
 
     return run
 

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from support import plain_http, prompts, witness
+from support import doctor, plain_http, prompts, witness
 from support import router as routers
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually
@@ -38,6 +38,22 @@ def test_what_is_left_out_is_asked_of_the_engines(router, prefill, decode):
     (model,) = config["models"]
     assert (model["flow"], model["connector"]) == ("decode_first", "nixl")
     assert model["queue"] != "none"
+
+
+def test_the_check_of_the_same_file_is_green_and_shows_what_it_asked(tmp_path, prefill, decode):
+    path = tmp_path / "splitrail.yaml"
+    path.write_text(routers.five_lines(os.environ["SPLITRAIL_MODEL_PATH"], prefill, decode))
+    code, result = doctor.check(path)
+    (model,) = result["models"]
+    found = [worker["findings"] for worker in model["workers"]] + [model["findings"]]
+    assert (code, found) == (0, [[], [], []])
+    for worker, engine in zip(model["workers"], (prefill, decode)):
+        facts = worker["facts"]
+        assert (facts["kv_events"], facts["kv_replay"]) == (engine.kv_events, engine.kv_replay)
+        assert facts["kv_events_arrive"] and facts["kv_events_replayed"]
+        assert (facts["connector"], facts["block_size"]) == ("nixl", BLOCK_SIZE)
+    received = model["workers"][1]["facts"]["hand_offs"]
+    assert received == [{"from": model["workers"][0]["id"], "works": True}]
 
 
 def test_a_repeated_prompt_is_found_by_index_and_engine_alike(router, decode):
