@@ -100,6 +100,19 @@ fn the_configuration_of_every_release_is_valid() {
     assert_eq!(checked, 6, "releases");
 }
 
+#[test]
+fn every_image_of_the_manifests_is_set_in_the_kustomization() {
+    let kustomization = text("deploy/kubernetes/kustomization.yaml");
+    let manifests = text("deploy/kubernetes/splitrail.yaml");
+    let images = manifests.lines().filter_map(|line| line.trim().strip_prefix("image: "));
+    for image in images {
+        let (name, tag) = image.rsplit_once(':').unwrap();
+        let line = kustomization.lines().find(|line| line.contains(&format!("name: {name},")));
+        let set = line.unwrap_or_else(|| panic!("{name} is not in images"));
+        assert!(set.trim_end_matches(" }").trim_end_matches('"').ends_with(tag), "{set}");
+    }
+}
+
 /// The rules of a resource of the Prometheus Operator.
 fn rules(name: &str) -> String {
     let rendered = text("deploy/helm/golden/monitored.yaml");

@@ -1,4 +1,4 @@
-//! What is shipped, and whether it works: artefacts, chart, Compose files, upgrades.
+//! What is shipped, and whether it works: artefacts, chart, Compose files, systemd units, upgrades.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[cfg(feature = "packaging")]
@@ -6,6 +6,7 @@ mod artefacts;
 mod chart;
 mod compose;
 mod previous_release;
+mod systemd;
 // The server that the suite of what operators are told starts, too.
 #[cfg(feature = "prometheus")]
 #[allow(dead_code)]
