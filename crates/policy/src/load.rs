@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(chosen(&overlap(None), fast), CandidateIndex(0));
         assert_eq!(chosen(&overlap(None), slow), CandidateIndex(1), "loading takes as long");
         assert_eq!(chosen(&overlap(Some(LoadWeights::DEFAULT)), slow), CandidateIndex(0));
-        assert!(overlap(None).reckons() && !overlap(Some(LoadWeights::DEFAULT)).reckons());
+        assert!(overlap(None).uses_costs() && !overlap(Some(LoadWeights::DEFAULT)).uses_costs());
     }
 
     #[test]
