@@ -22,6 +22,7 @@ mod readings;
 mod sampler;
 mod snapshot;
 mod spans;
+mod stages;
 mod worker;
 
 use pace::{INTERVAL, READING_INTERVAL, send_time};

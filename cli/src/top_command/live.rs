@@ -37,6 +37,8 @@ pub(super) struct Model {
     pub(super) prompt_tokens_per_s: PromptTokens,
     pub(super) ttft_ms: Option<Percentiles>,
     pub(super) inter_token_ms: Option<Percentiles>,
+    /// Mean milliseconds of the parts of a prompt up to its first token.
+    pub(super) stages_ms: BTreeMap<String, f64>,
     pub(super) workers: Vec<Worker>,
 }
 

@@ -1,5 +1,5 @@
 //! Frames as text. `SPLITRAIL_WRITE_FRAMES=1 cargo test -p splitrail frames` writes those that are
-//! expected.
+//! expected, and the pictures of docs/images.
 #![allow(clippy::unwrap_used)]
 
 use ratatui::Terminal;
@@ -8,6 +8,8 @@ use ratatui::backend::TestBackend;
 use super::frame::{self, Paint};
 use super::options::{Action, Options, Sort};
 use super::view::{Router, View};
+
+mod svg;
 
 const HEALTHY: &str = include_str!("fixtures/healthy.json");
 const TROUBLED: &str = include_str!("fixtures/troubled.json");
@@ -52,8 +54,12 @@ fn screen(routers: &[Router], options: &Options, size: (u16, u16)) -> String {
 
 /// Compares a text with the file that has the expected one.
 fn compare(name: &str, text: &str) {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/top_command/fixtures");
-    let path = folder.join(format!("{name}.txt"));
+    compare_file(&format!("src/top_command/fixtures/{name}.txt"), text);
+}
+
+/// The same, by the path from the folder of this package.
+fn compare_file(name: &str, text: &str) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
     if std::env::var_os("SPLITRAIL_WRITE_FRAMES").is_some() {
         std::fs::write(&path, text).unwrap();
     }
@@ -65,6 +71,21 @@ fn compare(name: &str, text: &str) {
 fn frames_show_a_healthy_cluster_in_80_columns_and_24_rows() {
     let routers = [router("127.0.0.1:9090", HEALTHY)];
     compare("healthy", &screen(&routers, &Options::default(), (80, 24)));
+}
+
+/// The pictures of the manual are what the program draws.
+#[test]
+fn frames_of_the_manual_are_those_of_the_program() {
+    let routers = [router("127.0.0.1:9090", HEALTHY)];
+    let terminal = drawn(&routers, &Options::default(), (100, 21));
+    let what = "splitrail top in front of two prefill and two decode workers";
+    compare_file("../docs/images/top.svg", &svg::svg(terminal.backend().buffer(), what));
+    let routers = [router("10.0.0.1:9090", HEALTHY), router("10.0.0.2:9090", TROUBLED)];
+    let mut options = Options::default();
+    options.apply(Action::Model, &View::new(&routers, &options).models);
+    let terminal = drawn(&routers, &options, (100, 27));
+    let what = "splitrail top over two routers, with workers that drain, are down or fail";
+    compare_file("../docs/images/top-trouble.svg", &svg::svg(terminal.backend().buffer(), what));
 }
 
 #[test]

@@ -30,6 +30,9 @@ pub(super) struct Totals {
     /// Percentiles cannot be summed: those of the router and model with the largest 99th one.
     pub(super) ttft_ms: Option<Percentiles>,
     pub(super) inter_token_ms: Option<Percentiles>,
+    /// Mean milliseconds of the parts of a prompt up to its first token, the largest first: those of
+    /// the router and model that need the longest.
+    pub(super) stages_ms: Vec<(String, f64)>,
 }
 
 /// A worker, of all routers that know it.
@@ -144,6 +147,13 @@ impl Totals {
         add(&mut self.decode, model.prompt_tokens_per_s.decode);
         worst(&mut self.ttft_ms, model.ttft_ms);
         worst(&mut self.inter_token_ms, model.inter_token_ms);
+        let (known, other): (f64, f64) =
+            (self.stages_ms.iter().map(|(_, ms)| ms).sum(), model.stages_ms.values().sum());
+        if other > known {
+            let mut stages: Vec<_> = model.stages_ms.clone().into_iter().collect();
+            stages.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+            self.stages_ms = stages;
+        }
     }
 }
 

@@ -403,14 +403,16 @@ impl Model {
     /// Whether the model needs the cost model: for its policy or its queue, or to compare a local
     /// with a remote prefill.
     pub fn uses_costs(&self) -> bool {
-        let own = RequestFlow::from(self.flow);
-        let compares = |flow: &RequestFlow| {
-            !matches!(flow, RequestFlow::Aggregated | RequestFlow::PrefillFirst)
-        };
+        let compares = |flow| !matches!(flow, RequestFlow::Aggregated | RequestFlow::PrefillFirst);
         self.policy.uses_costs()
             || self.queue.is_some()
             || self.shadow.is_some()
-            || std::iter::once(&own).chain(&self.request_flows).any(compares)
+            || self.flows().any(compares)
+    }
+
+    /// The model's flow, and the further ones that requests may select.
+    pub fn flows(&self) -> impl Iterator<Item = RequestFlow> {
+        std::iter::once(self.flow.into()).chain(self.request_flows.iter().copied())
     }
 }
 

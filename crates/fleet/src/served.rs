@@ -49,18 +49,15 @@ impl Served {
     /// Whether the router needs to know if the model's engines support `cache_hit_threshold`.
     pub fn asks_for_thresholds(&self) -> bool {
         let config = &self.config;
-        let gated = |flow: &RequestFlow| {
+        let gated = |flow| {
             matches!(flow, RequestFlow::DecodeFirst | RequestFlow::DecodeOnly | RequestFlow::Auto)
         };
-        let own = RequestFlow::from(config.flow);
         // Decode legs after a prefill carry the preemption guard in every flow. With connectors
         // whose legs form a pair, an engine cannot be probed: one leg alone is never answered.
         let guard = config.gate.preemption_guard > 0.0 && config.connector.serves_alone();
-        let guarded = |flow: &RequestFlow| guard && flow.hands_over();
+        let guarded = |flow: RequestFlow| guard && flow.hands_over();
         config.gate.kind == GateKind::Auto
-            && std::iter::once(&own)
-                .chain(&config.request_flows)
-                .any(|flow| gated(flow) || guarded(flow))
+            && config.flows().any(|flow| gated(flow) || guarded(flow))
     }
 
     /// Accepts a hand-off of `worker` only if the host that it names belongs to the fleet, to

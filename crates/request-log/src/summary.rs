@@ -43,6 +43,8 @@ pub struct Summary<'r> {
     pub prefill_worker: Option<Name>,
     /// The worker that generated for the first prompt.
     pub decode_worker: Option<Name>,
+    /// The way of the last peer fetch of the first prompt: `two_step` or `one_shot`.
+    pub peer_fetch: Option<&'static str>,
     /// The number of prompts.
     pub prompts: usize,
     /// The number of attempts of all prompts.
@@ -81,6 +83,7 @@ impl<'r> Summary<'r> {
             flow: None,
             prefill_worker: None,
             decode_worker: None,
+            peer_fetch: None,
             prompts: 0,
             attempts: 0,
             used: Used::default(),

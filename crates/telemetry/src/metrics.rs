@@ -12,6 +12,7 @@ use crate::exemplars::TracedHistogram;
 
 #[macro_use]
 mod define;
+mod available;
 mod buckets;
 mod declare;
 mod definition;
@@ -21,6 +22,7 @@ mod scrape;
 mod tests;
 mod values;
 
+pub use available::AvailableWorkers;
 pub use declare::Scope;
 pub use definition::{Definition, Kind, LabelDefinition};
 pub use scrape::TextFormat;
@@ -271,6 +273,10 @@ metrics! {
     /// Errors of a discovery source: it could not be reached, refused the request, or returned
     /// nothing usable.
     discovery_errors: IntCounterVec("discovery_errors_total"; "model", "source");
+    /// Workers that can take a leg of the model now: they are not down, ejected or draining, and the
+    /// circuit breaker of the leg is closed. The leg `decode` stands for all legs that generate;
+    /// `prefill` exists if a flow of the model has such legs. 0 if the model has no such worker.
+    available_workers: IntGaugeVec("available_workers"; "model", "leg" in LEGS);
     /// Whether the worker answered the last probe: 0 or 1.
     worker_up: IntGaugeVec("worker_up"; "model", "worker", "role" in ROLES);
     /// The state of the worker: 1 for the current state, 0 for the others.

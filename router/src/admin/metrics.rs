@@ -23,7 +23,7 @@ use splitrail_fleet::parity::Parity;
 use splitrail_fleet::state::State;
 use splitrail_policy::Leg;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
-use splitrail_telemetry::metrics::TextFormat;
+use splitrail_telemetry::metrics::{AvailableWorkers, TextFormat};
 
 pub(super) async fn metrics(
     extract::State(admin): extract::State<Admin>,
@@ -142,6 +142,7 @@ type WorkerRoles = HashMap<(String, String), &'static str>;
 /// Sets the gauges of the fleet; returns the workers.
 fn observe_fleet(core: &Core) -> WorkerRoles {
     let mut present = WorkerRoles::new();
+    observe_available(core);
     for served in &core.serving().models {
         let model = served.name();
         let learned = served.pool.calibration.learned(Instant::now());
@@ -171,6 +172,26 @@ fn observe_fleet(core: &Core) -> WorkerRoles {
         }
     }
     present
+}
+
+/// Counts the workers that can take each leg of each model. Unlike the series of a worker, the counts
+/// are there when all workers have left, so that an alert can see it.
+fn observe_available(core: &Core) {
+    let serving = core.serving();
+    let mut counts = Vec::new();
+    for served in &serving.models {
+        let hands_over = served.config.flows().any(RequestFlow::hands_over);
+        let roster = served.pool.roster();
+        for leg in hands_over.then_some(Leg::Prefill).into_iter().chain([Leg::Decode]) {
+            let workers = roster.iter().filter(|worker| {
+                let takes = worker.serves(leg) && worker.state().takes_work();
+                takes && !worker.breaker(leg).is_open()
+            });
+            let (model, leg, workers) = (served.name(), leg.name(), workers.count());
+            counts.push(AvailableWorkers { model, leg, workers });
+        }
+    }
+    core.metrics.set_available_workers(&counts);
 }
 
 fn observe_losses(core: &Core, served: &Served) {

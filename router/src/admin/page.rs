@@ -43,6 +43,7 @@ const FILES: &[File] = files![
     "/page/hits.js" "text/javascript" "hits.js",
     "/page/main.js" "text/javascript" "main.js",
     "/page/ring.js" "text/javascript" "ring.js",
+    "/page/stages.js" "text/javascript" "stages.js",
     "/page/stream.js" "text/javascript" "stream.js",
     "/page/tiles.js" "text/javascript" "tiles.js",
     "/page/workers.js" "text/javascript" "workers.js",

@@ -30,6 +30,12 @@ pub(super) struct ModelView {
     ttft_ms: Option<Percentiles>,
     #[serde(skip_serializing_if = "Option::is_none")]
     inter_token_ms: Option<Percentiles>,
+    /// Milliseconds of each part of a mean prompt up to its first token.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    stages_ms: BTreeMap<&'static str, f64>,
+    /// Mean time from the end of a prefill leg to the first token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hand_off_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hit_ratio: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -120,6 +126,10 @@ impl ModelView {
             ttft_ms: minute.and_then(|span| span.to.ttft.since(&span.from.ttft).percentiles()),
             inter_token_ms: minute
                 .and_then(|span| span.to.inter_token.since(&span.from.inter_token).percentiles()),
+            stages_ms: minute
+                .map(|span| span.to.stages.means_ms(&span.from.stages))
+                .unwrap_or_default(),
+            hand_off_ms: minute.and_then(|span| span.hand_off_ms()),
             hit_ratio: minute.and_then(|span| span.hit_ratio()),
             cache_loss: loss(served),
             shadow: shadow(core, served),
@@ -134,6 +144,14 @@ impl Span<'_> {
     pub(super) fn hit_ratio(&self) -> Option<f64> {
         let cached = self.to.cached_tokens.saturating_sub(self.from.cached_tokens);
         ratio(cached, self.to.prompt_tokens.saturating_sub(self.from.prompt_tokens))
+    }
+
+    /// The mean time of a hand-off; `None` if there was none.
+    fn hand_off_ms(&self) -> Option<f64> {
+        let ((count, sum_s), (count_before, sum_before_s)) =
+            (self.to.hand_offs, self.from.hand_offs);
+        let count = count.saturating_sub(count_before);
+        rounded((sum_s - sum_before_s).max(0.0) * 1e3 / count as f64)
     }
 
     fn per_s(&self, to: u64, from: u64) -> Option<f64> {

@@ -7,6 +7,7 @@ use prometheus::core::Collector;
 use prometheus::proto::{LabelPair, Metric};
 use splitrail_policy::WorkerIndex;
 
+use super::stages::StageReadings;
 use crate::core::Core;
 use splitrail_fleet::Served;
 use splitrail_fleet::audit::HitTotals;
@@ -30,6 +31,10 @@ pub(super) struct ModelReading {
     pub(super) ttft: Buckets,
     /// Time between two events of a stream.
     pub(super) inter_token: Buckets,
+    /// The parts of requests up to the first token.
+    pub(super) stages: StageReadings,
+    /// Time from the end of a prefill leg to the first token: number and sum in seconds.
+    pub(super) hand_offs: (u64, f64),
     /// Prompt tokens of prefill legs.
     pub(super) prefill: LegTokens,
     /// Prompt tokens of the legs that answer.
@@ -74,6 +79,7 @@ impl Reading {
         let mut models: HashMap<String, ModelReading> =
             names.map(|name| (name, ModelReading::default())).collect();
         read_requests(core, &mut models);
+        read_stages(core, &mut models);
         read_tokens(core, &mut models);
         let lags = event_lags(core);
         for served in &serving.models {
@@ -101,6 +107,22 @@ fn read_requests(core: &Core, models: &mut Models) {
     each(&metrics.ttft, models, |model, _, series| model.ttft.add(series.get_histogram()));
     each(&metrics.inter_token, models, |model, _, series| {
         model.inter_token.add(series.get_histogram());
+    });
+}
+
+fn read_stages(core: &Core, models: &mut Models) {
+    let metrics = &core.metrics;
+    each(&metrics.queue_wait, models, |model, _, series| {
+        model.stages.add("queue", series.get_histogram());
+    });
+    for metric in [&metrics.stage, &metrics.engine_stage] {
+        each(metric, models, |model, labels, series| {
+            model.stages.add(labels.get("stage"), series.get_histogram());
+        });
+    }
+    each(&metrics.hand_off, models, |model, _, series| {
+        let histogram = series.get_histogram();
+        model.hand_offs = (histogram.get_sample_count(), histogram.get_sample_sum());
     });
 }
 

@@ -46,6 +46,10 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ),
     ("splitrail_tenant_limit_refusals_total{tenant=\"t\",limit=\"tokens_per_minute\"}", "4+0x90"),
     ("splitrail_tenant_limit_used_ratio{tenant=\"t\",limit=\"tokens_per_day\"}", "0.5+0x90"),
+    ("splitrail_available_workers{instance=\"r1\",model=\"m\",leg=\"prefill\"}", "1+0x90"),
+    ("splitrail_available_workers{instance=\"r1\",model=\"m\",leg=\"decode\"}", "2+0x90"),
+    ("splitrail_available_workers{instance=\"r2\",model=\"m\",leg=\"decode\"}", "2+0x90"),
+    ("splitrail_available_workers{instance=\"r1\",model=\"n\",leg=\"decode\"}", "1+0x90"),
     ("splitrail_worker_up{model=\"m\",worker=\"p0\",role=\"prefill\"}", "1+0x90"),
     ("splitrail_worker_up{model=\"m\",worker=\"d0\",role=\"decode\"}", "1+0x90"),
     ("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "1+0x90"),
@@ -199,23 +203,27 @@ pub(crate) const CASES: &[Case] = &[
             "0.95+0x90",
         )],
     ),
-    Case {
-        alert: "SplitrailNoPrefillWorker",
-        also: &["SplitrailWorkerDown"],
-        changes: &[("splitrail_worker_up{model=\"m\",worker=\"p0\",role=\"prefill\"}", "0+0x90")],
-    },
+    // No worker is down: they are ejected or have left.
+    case(
+        "SplitrailNoPrefillWorker",
+        &[("splitrail_available_workers{instance=\"r1\",model=\"m\",leg=\"prefill\"}", "0+0x90")],
+    ),
     case(
         "SplitrailNoPrefillWorker",
         &[("splitrail_local_prefills_total{model=\"m\",reason=\"no_prefill\"}", "0+1x90")],
     ),
-    Case {
-        alert: "SplitrailNoDecodeWorker",
-        also: &["SplitrailWorkerDown"],
-        changes: &[
-            ("splitrail_worker_up{model=\"m\",worker=\"d0\",role=\"decode\"}", "0+0x90"),
-            ("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "0+0x90"),
+    // The workers have left, and their series with them. Another router still has its workers.
+    case(
+        "SplitrailNoDecodeWorker",
+        &[
+            ("splitrail_worker_up{model=\"m\",worker=\"d0\",role=\"decode\"}", "1+0x30 stale"),
+            ("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "1+0x30 stale"),
+            (
+                "splitrail_available_workers{instance=\"r1\",model=\"m\",leg=\"decode\"}",
+                "2+0x30 0+0x60",
+            ),
         ],
-    },
+    ),
     case(
         "SplitrailWorkerDown",
         &[("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "0+0x90")],

@@ -17,11 +17,15 @@ mod alert_cases;
 mod compose;
 #[cfg(feature = "prometheus")]
 mod guides;
+#[cfg(all(feature = "prometheus", feature = "otlp"))]
+mod hostile_names;
 #[cfg(feature = "prometheus")]
 mod live;
 #[cfg(feature = "prometheus")]
 mod promtool;
 #[cfg(feature = "prometheus")]
 mod provoked;
+#[cfg(feature = "prometheus")]
+mod runbook;
 #[cfg(feature = "prometheus")]
 mod server;

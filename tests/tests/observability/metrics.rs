@@ -29,7 +29,7 @@ fn with(mut body: Value, key: &str, value: impl Into<Value>) -> Value {
 }
 
 /// Names, types and labels that dashboards depend on, of what this version has.
-const METRICS: [(&str, &str, &[&str]); 42] = [
+const METRICS: [(&str, &str, &[&str]); 43] = [
     ("requests_total", "counter", &["model", "endpoint", "flow", "outcome"]),
     ("requests_in_flight", "gauge", &["model"]),
     ("ttft_seconds", "histogram", &["model", "flow"]),
@@ -57,6 +57,7 @@ const METRICS: [(&str, &str, &[&str]); 42] = [
     ("retries_total", "counter", &["model", "leg", "reason"]),
     ("shed_total", "counter", &["model", "reason"]),
     ("removed_fields_total", "counter", &["model", "reason"]),
+    ("available_workers", "gauge", &["model", "leg"]),
     ("worker_up", "gauge", &["model", "worker", "role"]),
     ("worker_state", "gauge", &["model", "worker", "state"]),
     ("worker_transitions_total", "counter", &["model", "worker", "from", "to"]),
@@ -247,6 +248,37 @@ async fn counters_of_models_and_workers_exist_from_their_start_at_zero() {
     ] {
         assert!(exists(series).await, "{series}");
     }
+}
+
+/// An alert must see that the last worker has left, although the series of workers leave with them.
+#[tokio::test]
+async fn workers_that_can_take_a_leg_are_counted_as_long_as_their_model_is_served() {
+    let model = "discovery: [{ kind: shim }]".to_owned();
+    let cluster = Cluster::start(Spec { model, fleet: true, ..Spec::default() }).await;
+    let shown = async || {
+        let text = cluster.admin.get("/metrics").await.text();
+        let lines =
+            text.lines().filter_map(|line| line.strip_prefix("splitrail_available_workers"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let of = |leg: &str, workers: u32| format!("{{leg=\"{leg}\",model=\"sim\"}} {workers}");
+    assert_eq!(shown().await, [of("decode", 2), of("prefill", 2)]);
+    assert_eq!(cluster.admin.post_with("/admin/workers/p0/drain", &[], "").await.status, 200);
+    assert_eq!(shown().await, [of("decode", 2), of("prefill", 1)]);
+    let is_other = |line: &&str| !line.contains("role: prefill") && !line.contains("role: decode");
+    let empty: String =
+        cluster.yaml.lines().filter(is_other).map(|line| format!("{line}\n")).collect();
+    let reloaded = cluster.reload(&empty.replace("    workers:\n", "")).await;
+    assert_eq!(reloaded.status, 200, "{}", reloaded.text());
+    assert_eq!(shown().await, [of("decode", 0), of("prefill", 0)]);
+    let alone = empty.replace("prefill_first", "aggregated").replace("connector: nixl", "");
+    let reloaded = cluster.reload(&alone.replace("    workers:\n", "")).await;
+    assert_eq!(reloaded.status, 200, "{}", reloaded.text());
+    assert_eq!(shown().await, [of("decode", 0)]);
+    let other = alone.replace("    workers:\n", "").replace("name: sim", "name: other");
+    let reloaded = cluster.reload(&other).await;
+    assert_eq!(reloaded.status, 200, "{}", reloaded.text());
+    assert_eq!(shown().await, ["{leg=\"decode\",model=\"other\"} 0"]);
 }
 
 /// The time to first token is that of clients, and not that of the whole reply: over many requests,

@@ -2,111 +2,46 @@
 //! that very fault. The rules are ours without their waiting times.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::Command;
 
 use serde_json::{Value, json};
-use splitrail_sim::{PromptDialect, SimConfig};
+use splitrail_sim::{Fault, FaultKind, PromptDialect, SimConfig};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::tls::fixture;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Cluster, Spec};
 use tempfile::TempDir;
 
-use crate::files::text;
+use crate::files::rules_at_once;
+use crate::runbook::follow;
 use crate::server::Prometheus;
 
 const CHAT: &str = "/v1/chat/completions";
-
-/// Programs in the guide that need what is not here: a log file, a network, another program.
-const ELSEWHERE: [&str; 11] = [
-    "cat",
-    "chronyc",
-    "df",
-    "grep",
-    "journalctl",
-    "kubectl",
-    "nats",
-    "nc",
-    "openssl",
-    "splitrail",
-    "ulimit",
-];
 
 /// A cluster with a Prometheus beside it.
 struct Watched {
     cluster: Cluster,
     prometheus: Prometheus,
-    folder: TempDir,
+    _folder: TempDir,
 }
 
 impl Watched {
     async fn start(spec: Spec) -> Self {
         let cluster = Cluster::start(spec).await;
         let folder = tempfile::tempdir().unwrap();
-        let rules = ["recording.yaml", "alerts.yaml"].map(|name| at_once(&folder, name));
+        let rules = rules_at_once(folder.path());
         let target = cluster.running.addresses().admin.to_string();
         let prometheus = Prometheus::start(folder.path(), &target, &rules).await;
         eventually("the router is scraped", async || prometheus.query("up == 1").await.len() == 1)
             .await;
-        Self { cluster, prometheus, folder }
+        Self { cluster, prometheus, _folder: folder }
     }
 
-    /// Waits until exactly these alerts fire.
+    /// Waits until exactly these alerts fire, and follows their sections in the guide.
     async fn fires(&self, alerts: &[&str]) {
-        let expected: BTreeSet<String> = alerts.iter().map(|alert| (*alert).to_owned()).collect();
-        let mut firing = BTreeSet::new();
-        eventually(&format!("{alerts:?} fire, and no others"), async || {
-            firing = self.prometheus.firing().await;
-            firing.is_superset(&expected)
-        })
-        .await;
-        assert_eq!(firing, expected);
-        assert!(self.folder.path().is_dir());
+        self.prometheus.fires(alerts).await;
         for alert in alerts {
-            self.follow(alert).await;
+            follow(&self.prometheus, self.cluster.running.addresses().admin, alert).await;
         }
-    }
-
-    /// Checks what the guide says is to be checked: commands succeed and say something, and one
-    /// query at least has data.
-    async fn follow(&self, alert: &str) {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guides/alerts.md");
-        let guide = std::fs::read_to_string(path).unwrap();
-        let section = guide.split(&format!("### {alert}\n")).nth(1).unwrap();
-        let block = section.split("**Check**:").nth(1).unwrap().split("```").nth(1).unwrap();
-        let labels = self.prometheus.labels(alert).await;
-        let mut queries = Vec::new();
-        for line in block.lines().filter(|line| !line.is_empty()) {
-            let mut line = line.to_owned();
-            for label in ["model", "worker", "tenant", "leg"] {
-                let value = labels[label].as_str().unwrap_or_default();
-                line = line.replace(&label.to_uppercase(), value);
-            }
-            let program = line.split_whitespace().next().unwrap();
-            match program {
-                program if ELSEWHERE.contains(&program) => {}
-                _ if line.contains("ENGINE_URL") => {}
-                "curl" => {
-                    let admin = self.cluster.running.addresses().admin.to_string();
-                    let command = line.replace("127.0.0.1:9090", &admin);
-                    let shell = ["-c".to_owned(), command.clone()];
-                    // The router runs in this thread.
-                    let run = move || Command::new("sh").args(shell).output().unwrap();
-                    let run = tokio::task::spawn_blocking(run).await.unwrap();
-                    assert!(run.status.success() && !run.stdout.is_empty(), "{alert}: {command}");
-                }
-                _ => queries.push(line),
-            }
-        }
-        eventually(&format!("a query of the section of {alert} has data"), async || {
-            let mut is_any = queries.is_empty();
-            for query in &queries {
-                is_any |= !self.prometheus.query(query).await.is_empty();
-            }
-            is_any
-        })
-        .await;
     }
 
     async fn is_healthy(&self) {
@@ -116,18 +51,6 @@ impl Watched {
         .await;
         assert_eq!(self.prometheus.firing().await, BTreeSet::new());
     }
-}
-
-/// A copy of a file of rules in which alerts wait for no time.
-fn at_once(folder: &TempDir, name: &str) -> PathBuf {
-    let rules: String = text(name)
-        .lines()
-        .filter(|line| !line.trim_start().starts_with("for: "))
-        .map(|line| format!("{line}\n"))
-        .collect();
-    let file = folder.path().join(name);
-    std::fs::write(&file, rules).unwrap();
-    file
 }
 
 fn chat(text: &str) -> Value {
@@ -250,6 +173,118 @@ async fn a_full_queue_fires_queue_saturated() {
     }
     watched.fires(&["SplitrailQueueSaturated"]).await;
     waiting.shutdown().await;
+}
+
+/// A configuration without the workers whose id begins with this letter.
+fn without(yaml: &str, letter: char) -> String {
+    let worker = format!("- {{ id: {letter}");
+    let lines = yaml.lines().filter(|line| !line.trim_start().starts_with(&worker));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+#[tokio::test]
+async fn a_role_whose_workers_have_all_left_fires_no_worker() {
+    for (letter, alert) in [('p', "SplitrailNoPrefillWorker"), ('d', "SplitrailNoDecodeWorker")] {
+        // Another source may still report workers, so that this is no mistake of the configuration.
+        let model = "discovery: [{ kind: shim }]".to_owned();
+        let watched = Watched::start(Spec { model, fleet: true, ..Spec::default() }).await;
+        watched.is_healthy().await;
+        let reloaded = watched.cluster.reload(&without(&watched.cluster.yaml, letter)).await;
+        assert_eq!(reloaded.status, 200, "{}", reloaded.text());
+        watched.fires(&[alert]).await;
+    }
+}
+
+#[tokio::test]
+async fn prefill_workers_that_all_drain_fire_no_prefill_worker() {
+    let watched = Watched::start(Spec::default()).await;
+    for worker in ["p0", "p1"] {
+        let path = format!("/admin/workers/{worker}/drain");
+        assert_eq!(watched.cluster.admin.post_with(&path, &[], "").await.status, 200);
+    }
+    watched.fires(&["SplitrailNoPrefillWorker"]).await;
+}
+
+#[tokio::test]
+async fn prefill_workers_that_fail_fire_no_prefill_worker_where_nothing_replaces_them() {
+    let watched = Watched::start(Spec {
+        prefill: 1,
+        model: "on_no_prefill: fail\nbreaker: { failures: 2, cooldown: 1h }".into(),
+        ..Spec::default()
+    })
+    .await;
+    watched.is_healthy().await;
+    let kind = FaultKind::Status { status: 500 };
+    watched.cluster.engine("p0").set_fault(Fault { kind, times: None });
+    eventually("the breaker is open", async || {
+        let body = completion(&prompt(40, "fails"));
+        assert_ne!(watched.cluster.http.post(COMPLETIONS, &body).await.status, 200);
+        watched.cluster.metric("splitrail_worker_breaker_open", &[("worker", "p0")]).await == 1.0
+    })
+    .await;
+    // It answers probes.
+    let p0 = [("worker", "p0")];
+    assert_eq!(watched.cluster.metric("splitrail_worker_up", &p0).await, 1.0);
+    let failing = [
+        "SplitrailNoPrefillWorker",
+        "SplitrailBreakerOpen",
+        "SplitrailErrorBudgetBurnsFast",
+        "SplitrailErrorBudgetBurnsSlowly",
+    ];
+    watched.fires(&failing).await;
+}
+
+#[tokio::test]
+async fn an_engine_whose_clock_is_late_fires_index_stale() {
+    let spec = Spec { engine: |_, config| config.clock_ahead_s = -20, ..Spec::aggregated(1) };
+    let watched = Watched::start(spec).await;
+    watched.is_healthy().await;
+    let lag = "splitrail_index_event_lag_seconds_count";
+    let mut turn = 0;
+    eventually("events arrive in two scrapes", async || {
+        turn += 1;
+        let body = completion(&prompt(40, &format!("late{turn}")));
+        assert_eq!(watched.cluster.http.post(COMPLETIONS, &body).await.status, 200);
+        !watched.prometheus.query(&format!("rate({lag}[1m]) > 0")).await.is_empty()
+    })
+    .await;
+    watched.fires(&["SplitrailIndexStale"]).await;
+}
+
+#[tokio::test]
+async fn streams_that_begin_late_burn_the_budget_of_the_first_token() {
+    let watched = Watched::start(Spec::aggregated(1)).await;
+    watched.is_healthy().await;
+    let kind = FaultKind::SlowFirstByte { delay_ms: 2_500 };
+    watched.cluster.engine("w0").set_fault(Fault { kind, times: None });
+    let mut streams = tokio::task::JoinSet::new();
+    for client in 0..4 {
+        let http = watched.cluster.http.clone();
+        streams.spawn(async move {
+            for turn in 0.. {
+                let mut body = completion(&prompt(10, &format!("c{client}t{turn}")));
+                body["stream"] = true.into();
+                http.stream(COMPLETIONS, &body).await.rest().await;
+            }
+        });
+    }
+    watched.fires(&["SplitrailTtftBudgetBurnsFast", "SplitrailTtftBudgetBurnsSlowly"]).await;
+    streams.shutdown().await;
+}
+
+#[tokio::test]
+async fn requests_that_hang_fill_the_router_and_fire_in_flight_saturated() {
+    let limits = "{ in_flight_max: 4, drain_delay: 10ms, drain_grace: 1s }";
+    let watched = Watched::start(Spec { limits, ..Spec::aggregated(1) }).await;
+    watched.is_healthy().await;
+    watched.cluster.engine("w0").set_fault(Fault { kind: FaultKind::Hang, times: None });
+    let mut hanging = tokio::task::JoinSet::new();
+    for client in 0..4 {
+        let (http, body) = (watched.cluster.http.clone(), chat(&format!("hangs {client}")));
+        hanging.spawn(async move { http.post(CHAT, &body).await });
+    }
+    watched.fires(&["SplitrailInFlightSaturated"]).await;
+    hanging.shutdown().await;
 }
 
 #[cfg(feature = "nats")]

@@ -1,10 +1,12 @@
 //! A Prometheus server as a process of its own.
 
+use std::collections::BTreeSet;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use splitrail_tests::Client;
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::ports::HeldPort;
 use splitrail_tests::process::Process;
 
@@ -92,12 +94,38 @@ impl Prometheus {
 
     /// The names of the alerts that fire, without the one that the machine of the tests may cause by
     /// being busy.
-    pub(crate) async fn firing(&self) -> std::collections::BTreeSet<String> {
+    pub(crate) async fn firing(&self) -> BTreeSet<String> {
+        let mut all = self.all_firing().await;
+        all.remove("SplitrailRuntimeLags");
+        all
+    }
+
+    async fn all_firing(&self) -> BTreeSet<String> {
         let reply = self.api("alerts").await;
         let alerts = reply["data"]["alerts"].as_array().cloned().unwrap_or_default();
         let firing = alerts.iter().filter(|alert| alert["state"] == "firing");
-        let names = firing.filter_map(|alert| alert["labels"]["alertname"].as_str());
-        names.filter(|name| *name != "SplitrailRuntimeLags").map(str::to_owned).collect()
+        firing
+            .filter_map(|alert| alert["labels"]["alertname"].as_str().map(str::to_owned))
+            .collect()
+    }
+
+    /// Waits until these alerts fire, and fails if others do. Those that the machine of the tests may
+    /// cause by being busy count only if they are expected.
+    pub(crate) async fn fires(&self, alerts: &[&str]) {
+        const IF_BUSY: [&str; 3] = [
+            "SplitrailRuntimeLags",
+            "SplitrailTtftBudgetBurnsFast",
+            "SplitrailTtftBudgetBurnsSlowly",
+        ];
+        let expected: BTreeSet<String> = alerts.iter().map(|alert| (*alert).to_owned()).collect();
+        let mut firing = BTreeSet::new();
+        eventually(&format!("{alerts:?} fire, and no others"), async || {
+            firing = self.all_firing().await;
+            firing.is_superset(&expected)
+        })
+        .await;
+        firing.retain(|alert| expected.contains(alert) || !IF_BUSY.contains(&&**alert));
+        assert_eq!(firing, expected);
     }
 }
 

@@ -14,7 +14,7 @@ use splitrail_tests::{Client, Cluster, Spec};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
-mod collector;
+pub(crate) mod collector;
 
 use collector::{Collector, Protocol, Reply, attribute};
 

@@ -13,6 +13,7 @@ use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Cluster, Spec};
 
 mod browser;
+mod pictures;
 mod stage;
 
 use browser::{Browser, Screen};

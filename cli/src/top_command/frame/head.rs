@@ -12,6 +12,9 @@ use crate::top_command::view::{Router, View};
 /// Number of hexadecimal digits of a configuration's hash that are shown.
 const HASH_DIGITS: usize = 6;
 
+/// Maximum width of the name of a part of the time to first token.
+const STAGE_MAX_COLUMNS: usize = 16;
+
 /// Maximum width of the name of a router.
 const ROUTER_MAX_COLUMNS: usize = 24;
 
@@ -25,6 +28,7 @@ pub(super) fn lines(
     lines.extend(routers(view, width, paint));
     lines.push(rates(view, paint));
     lines.push(latencies(view));
+    lines.extend(stages(view, width));
     lines.extend(sources(view, width));
     lines
 }
@@ -142,6 +146,19 @@ fn latencies(view: &View<'_>) -> Line<'static> {
     let several = view.routers.iter().filter(|router| router.snapshot.is_some()).count() > 1;
     let worst = if several { " (worst)" } else { "" };
     plain(format!("TTFT {}  ITL {}{worst}", three(totals.ttft_ms), three(totals.inter_token_ms)))
+}
+
+/// Where the time up to the first token goes, the largest part first, as far as there is room.
+fn stages(view: &View<'_>, width: usize) -> Option<Line<'static>> {
+    let mut text = "TTFT parts".to_owned();
+    for (stage, ms) in &view.totals.stages_ms {
+        let part = format!(" {} {} ", printable(stage, STAGE_MAX_COLUMNS), time_ms(Some(*ms)));
+        if columns(&text) + columns(&part) > width + 1 {
+            break;
+        }
+        text += &part;
+    }
+    (!view.totals.stages_ms.is_empty()).then(|| plain(text))
 }
 
 /// Where prompt tokens came from: one line for each kind of leg that had any.

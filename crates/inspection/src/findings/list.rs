@@ -45,7 +45,7 @@ pub(super) fn needs_events(model: &Model) -> bool {
 
 /// Whether requests may hand a prompt's KV over.
 pub(super) fn hands_over(model: &Model) -> bool {
-    model.flow != Flow::Aggregated || model.request_flows.iter().any(|flow| flow.hands_over())
+    model.flows().any(RequestFlow::hands_over)
 }
 
 /// Whether requests may be served by a decode worker that holds enough of the prompt.

@@ -30,7 +30,7 @@ enum Value<'a> {
 }
 
 /// The fields of a request; those that are not known are `None`.
-fn fields<'s>(summary: &'s Summary<'_>) -> [(&'static str, Option<Value<'s>>); 22] {
+fn fields<'s>(summary: &'s Summary<'_>) -> [(&'static str, Option<Value<'s>>); 23] {
     let used = &summary.used;
     let above_0 = |count: u64| Some(Value::Number(count)).filter(|_| count > 0);
     let batch = if summary.prompts > 1 { summary.prompts as u64 } else { 0 };
@@ -47,6 +47,7 @@ fn fields<'s>(summary: &'s Summary<'_>) -> [(&'static str, Option<Value<'s>>); 2
         ("flow", summary.flow.map(Value::Text)),
         ("prefill_worker", summary.prefill_worker.as_deref().map(Value::Text)),
         ("decode_worker", summary.decode_worker.as_deref().map(Value::Text)),
+        ("peer_fetch", summary.peer_fetch.map(Value::Text)),
         ("prompts", above_0(batch)),
         ("attempts", above_0(summary.attempts.into())),
         ("prompt_tokens", above_0(used.prompt_tokens)),
@@ -187,6 +188,7 @@ mod tests {
         summary.model = Some(model);
         (summary.status, summary.outcome) = (404, "model_not_found");
         summary.trace_id = Some(0xab);
+        summary.peer_fetch = Some("one_shot");
         summary.total = Duration::from_micros(12_034);
         summary
     }
@@ -210,7 +212,7 @@ mod tests {
         assert_eq!(
             rest,
             "request_id=id-1 trace_id=000000000000000000000000000000ab client=127.0.0.1 model=m \
-             endpoint=chat protocol=http status=404 outcome=model_not_found total_ms=12.034\n"
+             endpoint=chat protocol=http status=404 outcome=model_not_found peer_fetch=one_shot total_ms=12.034\n"
         );
     }
 

@@ -10,6 +10,8 @@
 //!   └ first token                        (without a hand-off)
 //! ```
 //!
+//! docs/traces.md has all spans.
+//!
 //! The spans with the attribute `splitrail.ttft.part` follow each other without a gap from the
 //! arrival of a prompt to its first token. The names `gen_ai.*` are those of OpenTelemetry's semantic
 //! conventions up to 1.41, in which they are in development.
@@ -65,11 +67,31 @@ impl Resource {
 /// The version of the router.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// The span of a request.
+const REQUEST: &str = "request";
+/// The span from the end of a prefill leg to the first token.
+const HAND_OFF: &str = "hand-off";
+/// The spans of legs.
+const PREFILL_LEG: &str = "prefill leg";
+const DECODE_LEG: &str = "decode leg";
+
+/// The name of the span of a stage, where no other span is the same.
+fn stage_span(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Receive | Stage::Tokenize | Stage::Prefill => stage.name(),
+        Stage::Admit => "queue",
+        Stage::Match | Stage::Pick => "pick",
+        Stage::DecodeTry => "decode try",
+        Stage::PeerFetch => "peer fetch",
+        Stage::FirstToken => "first token",
+        Stage::Failed => "failed attempt",
+    }
+}
+
 /// The kind of a span below the request's.
 #[derive(Clone, Copy)]
 enum Part<'a> {
-    /// A stage, with its name.
-    Stage(&'static str),
+    Stage(Stage),
     /// A choice of a worker, with what was kept of it.
     Pick(Option<&'a Pick>),
     Leg(&'a Leg),
@@ -192,7 +214,7 @@ impl Ended<'_> {
         let Spans { laps, picks, legs, .. } = self.spans;
         let hand_off = self.hand_off_around(lap);
         let mut below = Below {
-            part: Part::Stage(lap.stage.name()),
+            part: Part::Stage(lap.stage),
             prompt: lap.prompt,
             begin: lap.begin,
             end: lap.end,
@@ -200,8 +222,7 @@ impl Ended<'_> {
             is_ttft_part: hand_off.is_none() && self.is_before_reply(lap),
         };
         match lap.stage {
-            Stage::Receive | Stage::Tokenize => {}
-            Stage::Admit => below.part = Part::Stage("queue"),
+            Stage::Receive | Stage::Tokenize | Stage::Admit => {}
             // A part of the choice that follows, unless none does.
             Stage::Match if picked(laps, lap) => return None,
             Stage::Match => below.part = Part::Pick(None),
@@ -219,14 +240,10 @@ impl Ended<'_> {
                         && leg.kind == LegKind::Decode
                         && leg.begin == lap.begin
                 };
-                below.part = Part::Stage("first token");
                 below.parent = legs.iter().find(begun).map_or(Parent::Request, Parent::Leg);
             }
             _ if legs.iter().any(|leg| is_whole(lap, leg)) => return None,
-            Stage::PeerFetch => below.part = Part::Stage("peer fetch"),
-            Stage::Prefill => below.part = Part::Stage("prefill"),
-            Stage::DecodeTry => below.part = Part::Stage("decode try"),
-            Stage::Failed => below.part = Part::Stage("failed attempt"),
+            Stage::PeerFetch | Stage::Prefill | Stage::DecodeTry | Stage::Failed => {}
         }
         Some(below)
     }
@@ -243,12 +260,12 @@ impl Ended<'_> {
 
     fn put_below(&self, out: &mut Vec<u8>, below: Below<'_>, own_id: u64, parent_id: u64) {
         let (name, kind) = match below.part {
-            Part::Stage(name) => (name, SpanKind::Internal),
-            Part::HandOff => ("hand-off", SpanKind::Internal),
-            Part::Pick(_) => ("pick", SpanKind::Internal),
+            Part::Stage(stage) => (stage_span(stage), SpanKind::Internal),
+            Part::HandOff => (HAND_OFF, SpanKind::Internal),
+            Part::Pick(_) => (stage_span(Stage::Pick), SpanKind::Internal),
             Part::Leg(leg) => match leg.kind {
-                LegKind::Prefill => ("prefill leg", SpanKind::Client),
-                LegKind::Decode => ("decode leg", SpanKind::Client),
+                LegKind::Prefill => (PREFILL_LEG, SpanKind::Client),
+                LegKind::Decode => (DECODE_LEG, SpanKind::Client),
             },
         };
         let times = (below.begin, below.end);
@@ -259,6 +276,12 @@ impl Ended<'_> {
         };
         otlp::span(out, &head, |out| {
             let is_failed = match below.part {
+                Part::Stage(Stage::PeerFetch) => {
+                    // Of a batch, the way of the first prompt is known.
+                    let way = self.summary.peer_fetch.filter(|_| below.prompt == Some(0));
+                    way.into_iter().for_each(|way| text(out, "splitrail.peer_fetch.way", way));
+                    false
+                }
                 Part::Stage(_) | Part::HandOff => false,
                 Part::Pick(Some(pick)) => {
                     put_pick(out, pick);

@@ -98,6 +98,7 @@ impl Scope {
                 if place == 0 {
                     summary.prefill_worker = decision.prefill_worker().map(Name::from);
                     summary.decode_worker = decision.decode_worker().map(Name::from);
+                    summary.peer_fetch = decision.fetch().map(|fetch| fetch.choice.way);
                 }
             });
         }

@@ -222,3 +222,26 @@ async fn an_explanation_shows_the_fetch_that_would_be_made() {
     assert_eq!(steps(&trial, &pair.holder).len(), 0, "nothing was sent");
     trial.finish().await;
 }
+
+#[tokio::test]
+async fn the_access_log_names_the_way_of_a_fetch() {
+    let top = "access_log: { enabled: true, path: access.jsonl }".to_owned();
+    let mut trial = Trial::start(Spec { top, ..spec(2, 1) }).await;
+    let [first, second] = turns("logged");
+    let pair = held(&mut trial, &first).await;
+    let reply = served(&mut trial, &second).await;
+    assert_eq!(reply.route("prefill"), Some(pair.other));
+    let file = trial.cluster.files.path().join("access.jsonl");
+    let mut lines: Vec<Value> = Vec::new();
+    eventually("both lines are written", async || {
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        lines = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        lines.len() == 2
+    })
+    .await;
+    assert_eq!(
+        (&lines[0]["peer_fetch"], &lines[1]["peer_fetch"]),
+        (&Value::Null, &json!("two_step"))
+    );
+    trial.finish().await;
+}

@@ -81,6 +81,7 @@ async fn requests_that_arrive_together_lose_what_is_not_computed_yet() {
     })
     .await;
     walk.is_lost_by("cold", "such requests arrive together").await;
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -89,6 +90,7 @@ async fn a_small_cache_loses_by_eviction() {
     let mut walk = Walk::start(PAGE, tracked(spec)).await;
     walk.load(1, |_, turn| of_turn(turn % 6));
     walk.is_lost_by("evicted", "more KV memory").await;
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -107,6 +109,7 @@ async fn a_policy_that_ignores_overlap_diverts() {
     walk.page.says(4, line, "");
     let told = walk.explained("diverted-1").await;
     assert!(told.contains("w0") && told.contains("w1") && told.contains("overlap"), "{told}");
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -126,6 +129,7 @@ async fn another_vocabulary_loses_by_parity_and_the_canary_says_why() {
     assert!(worker["parity_advice"].as_str().is_some_and(|advice| advice.len() > 20), "{worker}");
     walk.load(1, |_, turn| of_turn(turn / 2));
     walk.is_lost_by("parity", "[step 2]").await;
+    walk.fires(&["SplitrailParityMismatch", "SplitrailIndexDrifts"]).await;
 }
 
 #[tokio::test]
@@ -142,6 +146,7 @@ async fn another_template_shows_in_the_length_of_prompts() {
         only(&walk.ask(2, "splitrail_prompt_length_mismatches_total").await) > 0.0
     })
     .await;
+    walk.fires(&["SplitrailPromptLengthMismatch"]).await;
 }
 
 #[tokio::test]
@@ -155,6 +160,7 @@ async fn a_model_without_a_tokenizer_is_placed_by_load_alone() {
     .await;
     walk.page.says(2, "`parity: unknown`", "placed by load alone");
     walk.worker(2, "w0", |worker| worker["parity"] == "unknown").await;
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -171,6 +177,7 @@ async fn prompts_with_images_have_unknown_tokens() {
         now.iter().any(|(labels, rate)| labels["reason"].is_string() && *rate > 0.0)
     })
     .await;
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -189,6 +196,7 @@ async fn an_engine_that_reports_no_cached_tokens_is_named() {
     // Hits are estimates then.
     let estimate = [("source", "estimate")];
     walk.until(5, "splitrail_cached_tokens_total", |now| value(now, &estimate) > 0.0).await;
+    walk.fires(&["SplitrailCachedTokensNotReported"]).await;
 }
 
 #[tokio::test]
@@ -207,4 +215,5 @@ async fn an_engine_that_evicts_in_silence_is_stale() {
     walk.until(3, "cached_tokens_error_blocks_sum", |now| value(now, &over) > 0.0).await;
     let w0 = [("worker", "w0")];
     walk.until(3, "splitrail_worker_overlap_discount_ratio", |now| value(now, &w0) > 0.0).await;
+    walk.fires(&["SplitrailIndexDrifts"]).await;
 }

@@ -28,6 +28,7 @@ async fn a_worker_without_events_is_named() {
     let blocks = walk.until(3, "splitrail_index_blocks{", |now| value(now, &w1) > 0.0).await;
     walk.page.says(3, "`splitrail_index_blocks` is 0", "no events");
     assert_eq!(value(&blocks, &W0), 0.0, "{blocks:?}");
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -45,6 +46,7 @@ async fn events_that_are_cut_off_are_seen() {
     };
     walk.until(3, "splitrail_index_events_current", current).await;
     walk.worker(3, "w0", |worker| worker["events_current"] == false).await;
+    walk.fires(&["SplitrailIndexEventsCutOff"]).await;
 }
 
 #[tokio::test]
@@ -57,6 +59,7 @@ async fn lost_events_are_gaps() {
     engine.set_fault(splitrail_sim::Fault { kind, times: Some(2) });
     walk.page.says(3, "`splitrail_index_gaps_total`", "events are lost");
     walk.until(3, "splitrail_index_gaps_total", |now| value(now, &W0) > 0.0).await;
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -67,6 +70,7 @@ async fn events_that_cannot_be_read_are_rejected() {
     walk.fault("w0", FaultKind::GarbageEvents);
     let garbage = [("worker", "w0"), ("reason", "garbage")];
     walk.until(3, "splitrail_index_rejected_total", |now| value(now, &garbage) > 0.0).await;
+    walk.fires(&["SplitrailIndexRejectsBlocks"]).await;
 }
 
 #[tokio::test]
@@ -79,4 +83,5 @@ async fn an_index_that_is_too_small_is_truncated() {
     walk.load(4, |client, turn| fresh(400, client, turn));
     walk.page.says(3, "`splitrail_index_truncated`", "`limits.index_blocks_per_worker_max`");
     walk.until(3, "splitrail_index_truncated", |now| value(now, &W0) == 1.0).await;
+    walk.fires(&["SplitrailIndexTruncated"]).await;
 }

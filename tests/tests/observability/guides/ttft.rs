@@ -6,6 +6,7 @@ use splitrail_sim::FaultKind;
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::dialect::RESPONSES;
+use splitrail_tests::live::LiveStream;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -15,6 +16,21 @@ use super::walk::{Values, Walk, fresh, only, value};
 const PAGE: &str = "high-ttft";
 
 impl Walk {
+    /// Follows the first look of step 1: page and terminal show that this part is the largest.
+    async fn first_look_shows(&self, part: &str) {
+        self.page.says(1, "A first look is the panel", "`splitrail top`");
+        let first = format!("\nTTFT parts {part} ");
+        self.run(1, "splitrail top --once", |shown| shown.contains(&first)).await;
+        // What the panel draws.
+        let mut live = LiveStream::open(&self.admin, &[]).await;
+        let seen = live.until(|seen| seen["models"][0]["stages_ms"].is_object()).await;
+        let stages = seen["models"][0]["stages_ms"].as_object().unwrap().iter();
+        let largest =
+            stages.max_by(|(_, a), (_, b)| a.as_f64().unwrap().total_cmp(&b.as_f64().unwrap()));
+        assert_eq!(largest.unwrap().0, part, "{seen}");
+        assert!(seen["models"][0]["hand_off_ms"].as_f64().unwrap() > 0.0, "{seen}");
+    }
+
     /// Follows step 1: the largest part must be this one, and the page must lead to `next`.
     pub(crate) async fn largest_part_is(&self, part: &str, next: &str) {
         let name = if part == "queue_wait" { "queue_wait_seconds" } else { part };
@@ -62,6 +78,7 @@ async fn a_long_queue_leads_to_a_fleet_that_is_too_small() {
     walk.until(2, "splitrail_queue_depth", |depth| only(depth) >= 3.0).await;
     let tokens = [("role", "prefill")];
     walk.until(2, "splitrail_worker_prefill_tokens", |now| value(now, &tokens) > 100.0).await;
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -86,6 +103,7 @@ async fn a_queue_before_idle_workers_leads_to_why_they_are_excluded() {
     walk.until(2, "splitrail_queue_depth", |depth| only(depth) >= 3.0).await;
     let idle = |worker: &Value| worker["requests"] == 0 && worker["state"] == "draining";
     walk.worker(3, "p1", idle).await;
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -100,6 +118,13 @@ async fn refused_requests_lead_to_the_bound_that_refuses_them() {
     walk.page.says(2, "requests are shed", "`reason` says by which bound");
     let full = [("reason", "queue_full")];
     walk.until(2, "splitrail_shed_total", |shed| value(shed, &full) > 0.0).await;
+    walk.fires(&[
+        "SplitrailRequestsShed",
+        "SplitrailQueueSaturated",
+        "SplitrailErrorBudgetBurnsFast",
+        "SplitrailErrorBudgetBurnsSlowly",
+    ])
+    .await;
 }
 
 #[tokio::test]
@@ -126,6 +151,7 @@ async fn a_full_kv_cache_leads_to_more_decode_workers() {
     walk.page.says(2, "used KV blocks of decode workers near 1", "more decode workers");
     let d0 = [("worker", "d0")];
     walk.until(2, "splitrail_worker_kv_blocks", |used| value(used, &d0) > 0.8).await;
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -147,6 +173,7 @@ async fn long_prompts_lead_to_a_fleet_that_must_grow() {
     let before = only(&walk.until(4, length, |tokens| only(tokens) > 0.0).await);
     walk.unload().await;
     walk.load(3, |client, turn| fresh(120, client, turn));
+    walk.first_look_shows("prefill").await;
     walk.largest_part_is("prefill", "[step 3]").await;
     walk.page.says(3, "all prefill workers are slow alike", "[step 4]");
     walk.until(3, "splitrail_worker_leg_seconds_bucket", |legs| {
@@ -158,6 +185,7 @@ async fn long_prompts_lead_to_a_fleet_that_must_grow() {
     // The share of cached tokens was low before, too.
     let cached = walk.until(4, "splitrail:cached_tokens:ratio_rate5m", |now| !now.is_empty()).await;
     assert!(only(&cached) < 0.2, "{cached:?}");
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -181,6 +209,7 @@ async fn a_slow_transfer_leads_to_the_hand_off() {
     let hand_off = walk.until(5, "splitrail_hand_off_seconds_bucket", |now| only(now) > 0.3).await;
     let steps = walk.until(5, "splitrail_inter_token_seconds_bucket", |now| only(now) > 0.0).await;
     assert!(only(&hand_off) > 4.0 * only(&steps), "{hand_off:?}, {steps:?}");
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -204,6 +233,7 @@ async fn slow_tokens_lead_to_busy_decode_workers() {
     walk.largest_part_is("first_token", "[step 5]").await;
     walk.page.says(5, "tokens themselves come slowly", "decode workers are busy");
     walk.until(5, "splitrail_inter_token_seconds_bucket", |now| only(now) > 0.2).await;
+    walk.fires(&[]).await;
 }
 
 /// The router's configuration with another value of a key of a worker, which is a text.
@@ -224,6 +254,7 @@ async fn a_missing_prefill_worker_leads_to_local_prefills() {
     walk.page.says(5, "`no_prefill`", "decode workers compute prompts");
     let reason = [("reason", "no_prefill")];
     walk.until(5, "splitrail_local_prefills_total", |now| value(now, &reason) > 0.0).await;
+    walk.fires(&["SplitrailNoPrefillWorker", "SplitrailWorkerDown"]).await;
 }
 
 #[tokio::test]
@@ -242,11 +273,18 @@ async fn a_missing_hand_off_is_a_local_prefill_or_a_failure_by_endpoint() {
     walk.page.says(5, "`no_hand_off`", "`/v1/responses` and `/v1/messages` alone");
     let reason = [("reason", "no_hand_off")];
     walk.until(5, "splitrail_local_prefills_total", |now| value(now, &reason) > 0.0).await;
+    walk.fires(&["SplitrailDecodeWithoutHandOff"]).await;
     walk.fault("p0", FaultKind::NoHandoff);
     walk.load(1, |client, turn| fresh(40, client, turn));
     walk.page.says(5, "returns no hand-off fails with `engine_failed`", "[step 3]");
     let failed = [("worker", "p0"), ("reason", "engine_failed")];
     walk.until(3, "splitrail_worker_leg_failures_total", |now| value(now, &failed) > 0.0).await;
+    walk.fires(&[
+        "SplitrailDecodeWithoutHandOff",
+        "SplitrailBreakerOpen",
+        "SplitrailNoPrefillWorker",
+    ])
+    .await;
 }
 
 #[tokio::test]
@@ -272,6 +310,8 @@ async fn rejections_of_decode_workers_lead_to_the_gate() {
         walk.page.says(6, &format!("many `{outcome}`"), advice);
         let of_outcome = [("outcome", outcome)];
         walk.until(6, "splitrail_decode_first_total", |now| value(now, &of_outcome) > 0.0).await;
+        let alerts = if outcome == "rejected" { &[][..] } else { &["SplitrailIndexEventsCutOff"] };
+        walk.fires(alerts).await;
         if outcome == "rejected" {
             let tries = [("stage", "decode_try")];
             walk.page.says(1, "| `decode_try`", "[step 6]");
@@ -296,6 +336,7 @@ async fn a_router_without_a_processor_shows_in_its_lag() {
     })
     .await;
     walk.until(7, "process_cpu_seconds_total", |cpu| only(cpu) > 0.0).await;
+    walk.fires(&["SplitrailRuntimeLags"]).await;
 }
 
 #[tokio::test]
@@ -334,4 +375,5 @@ async fn one_request_is_explained_by_its_header_and_by_its_id() {
     for part in ["p0", "p1", "d0", "d1", "prefill", "decode"] {
         assert!(told.contains(part), "{told}");
     }
+    walk.fires(&[]).await;
 }

@@ -37,6 +37,7 @@ async fn a_slow_prefill_worker_is_found_by_its_legs_and_its_costs() {
     let slow = walk.worker(3, "p0", |worker| costs(worker) > 1_000.0).await;
     let fast = walk.worker(3, "p1", |worker| costs(worker) > 0.0).await;
     assert!(costs(&slow) > 3.0 * costs(&fast), "{slow}, {fast}");
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -61,6 +62,7 @@ async fn a_worker_that_hangs_is_found_by_its_failures() {
     let p0 = [("worker", "p0"), ("leg", "prefill"), ("reason", "engine_timeout")];
     walk.until(3, "splitrail_worker_leg_failures_total", |now| value(now, &p0) > 0.0).await;
     walk.worker(3, "p0", |worker| worker["breakers_open"][0] == "prefill").await;
+    walk.fires(&["SplitrailBreakerOpen"]).await;
 }
 
 #[tokio::test]
@@ -98,6 +100,7 @@ async fn an_engine_that_others_use_is_found_by_its_own_queue() {
             && worker["requests"].as_u64().unwrap_or(9) <= 1
     };
     walk.worker(3, "w0", crowded).await;
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
@@ -107,4 +110,5 @@ async fn a_drained_worker_is_found_by_its_state() {
     walk.page.says(3, "workers are down, ejected or draining", "`state_why` says why");
     let drained = walk.worker(3, "p0", |worker| worker["state"] == "draining").await;
     assert!(drained["state_why"].as_str().is_some_and(|why| why.contains("operator")), "{drained}");
+    walk.fires(&[]).await;
 }

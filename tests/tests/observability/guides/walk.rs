@@ -1,7 +1,6 @@
 //! A cluster with a fault, the shipped router in front, Prometheus beside it, and a page that is
 //! followed.
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -13,6 +12,8 @@ use splitrail_tests::{Client, Spec};
 use tokio::task::JoinSet;
 
 use super::page::Page;
+use crate::files::rules_at_once;
+use crate::runbook::follow;
 use crate::server::Prometheus;
 
 /// The values of a query: the labels of each series, and its number.
@@ -48,12 +49,8 @@ impl Walk {
         let router = RouterProcess::serve(folder, &engines.yaml, &[], &log).await;
         let (http, admin) = (Client::new(router.http), Client::new(router.admin));
         eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
-        let rules = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-            .join("../deploy/observability/recording.yaml")
-            .canonicalize()
-            .unwrap();
         let target = router.admin.to_string();
-        let prometheus = Prometheus::start(folder, &target, &[rules]).await;
+        let prometheus = Prometheus::start(folder, &target, &rules_at_once(folder)).await;
         eventually("the router is scraped", async || prometheus.query("up == 1").await.len() == 1)
             .await;
         let clients = JoinSet::new();
@@ -98,8 +95,11 @@ impl Walk {
 
     /// The values of the only query of a step that has `part`, as the page has it.
     pub(crate) async fn ask(&self, step: u32, part: &str) -> Values {
-        let query = self.page.line(step, part).replace("MODEL", "sim");
-        let values = self.prometheus.query(&query).await.into_iter();
+        self.values(&self.page.line(step, part).replace("MODEL", "sim")).await
+    }
+
+    async fn values(&self, query: &str) -> Values {
+        let values = self.prometheus.query(query).await.into_iter();
         let values = values.map(|(labels, value)| (labels, value.parse().unwrap_or(f64::NAN)));
         values.filter(|(_, value)| !value.is_nan()).collect()
     }
@@ -152,6 +152,22 @@ impl Walk {
         })
         .await;
         output
+    }
+
+    /// Waits until exactly these alerts fire, which wait for no time here, and follows their sections
+    /// in the guide.
+    pub(crate) async fn fires(&self, alerts: &[&str]) {
+        // What has happened so far is scraped and evaluated first: both happen every second.
+        let scraped = "min(timestamp(splitrail_build_info))";
+        let before = only(&self.values(scraped).await);
+        eventually("the rules are evaluated", async || {
+            only(&self.values(scraped).await) > before + 1.5
+        })
+        .await;
+        self.prometheus.fires(alerts).await;
+        for alert in alerts {
+            follow(&self.prometheus, self.router.admin, alert).await;
+        }
     }
 
     /// What `splitrail explain` says of a request.

@@ -6,7 +6,7 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use splitrail_api::text::push_address;
 
 use super::super::otlp::{self, Head};
-use super::{Ended, LOCAL_PARENT, REMOTE_PARENT, flag, number, put_error, real, text};
+use super::{Ended, LOCAL_PARENT, REMOTE_PARENT, REQUEST, flag, number, put_error, real, text};
 use crate::summary::Summary;
 
 /// Maximum length of an address of IPv4 in bytes.
@@ -24,7 +24,7 @@ impl Ended<'_> {
         let head = Head {
             parent_id: trace.parent_id,
             flags: if trace.parent_id.is_some() { REMOTE_PARENT } else { LOCAL_PARENT },
-            ..self.head(trace.context.span_id, "request", SpanKind::Server, times)
+            ..self.head(trace.context.span_id, REQUEST, SpanKind::Server, times)
         };
         otlp::span(out, &head, |out| {
             put_request(out, summary);

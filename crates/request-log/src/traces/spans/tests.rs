@@ -1,5 +1,6 @@
 //! The written spans, read by the generated types of OTLP.
 
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,7 @@ fn traced(state: &str, model: &'static str) -> Traced {
     (summary.total, summary.ttft) = (ms(100), Some(ms(60)));
     (summary.status, summary.outcome, summary.prompts) = (502, "engine_failed", 2);
     summary.model = Some(model);
+    summary.peer_fetch = Some("two_step");
     let lap = |stage, begin, end| Lap { prompt: Some(0), stage, begin: ms(begin), end: ms(end) };
     let leg = |kind, span_id, begin, end, outcome| Leg {
         prompt: 0,
@@ -68,14 +70,15 @@ fn traced(state: &str, model: &'static str) -> Traced {
             Lap { prompt: None, stage: Stage::Receive, begin: ms(0), end: ms(1) },
             lap(Stage::Match, 1, 3),
             lap(Stage::Pick, 3, 5),
-            lap(Stage::Failed, 5, 10),
+            lap(Stage::Failed, 5, 9),
+            lap(Stage::PeerFetch, 9, 10),
             lap(Stage::Prefill, 10, 30),
             lap(Stage::Pick, 30, 31),
             lap(Stage::FirstToken, 31, 60),
         ],
         picks: vec![pick],
         legs: vec![
-            leg(LegKind::Prefill, 5, 5, 10, "engine_failed"),
+            leg(LegKind::Prefill, 5, 5, 9, "engine_failed"),
             leg(LegKind::Prefill, 6, 10, 30, "ok"),
             leg(LegKind::Decode, 7, 31, 100, "cancelled"),
         ],
@@ -161,7 +164,27 @@ fn the_spans_have_their_names_parents_times_and_attributes() {
     assert_eq!(cost, Some(Value::DoubleValue(-1.5)));
     let candidates = value(&pick.attributes, "splitrail.pick.candidates");
     assert_eq!(candidates, Some(Value::IntValue(200)));
+    let fetch = named("peer fetch").next().unwrap();
+    let way = value(&fetch.attributes, "splitrail.peer_fetch.way");
+    assert_eq!(way, Some(Value::StringValue("two_step".into())));
     let hand_off = named("hand-off").next().unwrap();
     assert_eq!(hand_off.end_time_unix_nano - hand_off.start_time_unix_nano, 30_000_000);
     assert!(spans.iter().any(|span| span.parent_span_id == hand_off.span_id));
+}
+
+/// The names in the tree of docs/traces.md are those that the code gives.
+#[test]
+fn every_span_is_documented_and_every_documented_span_exists() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/traces.md");
+    let document = std::fs::read_to_string(path).unwrap();
+    let tree = document.split("## Spans\n").nth(1).unwrap().split("```").nth(1).unwrap();
+    let documented: BTreeSet<&str> = tree
+        .lines()
+        .map(|line| line.trim_start_matches(|c: char| " \u{2502}\u{251c}\u{2514}".contains(c)))
+        .map(|line| line.split_once("  ").map_or(line, |(name, _)| name))
+        .filter(|name| !name.is_empty())
+        .collect();
+    let made = Stage::ALL.map(stage_span).into_iter();
+    let made = made.chain([REQUEST, HAND_OFF, PREFILL_LEG, DECODE_LEG]).collect();
+    assert_eq!(documented, made);
 }
