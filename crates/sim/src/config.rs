@@ -247,7 +247,8 @@ pub struct SimConfig {
     pub version: String,
     /// The key that requests under `/v1` must present as a bearer token (vLLM's `--api-key`).
     pub api_key: Option<String>,
-    /// How far the field `date` of replies is ahead of the true time, in seconds.
+    /// How far the engine's clock is ahead of the true time, in seconds: in the field `date` of its
+    /// replies and in its KV events.
     pub clock_ahead_s: i64,
 }
 

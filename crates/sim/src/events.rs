@@ -62,6 +62,8 @@ pub(crate) struct EventSink {
     pub(crate) encoder: Encoder,
     /// The rank of the events.
     pub(crate) rank: u16,
+    /// How far the engine's clock is ahead, in seconds.
+    pub(crate) clock_ahead_s: i64,
     pub(crate) history: History,
     pub(crate) publisher: Option<mpsc::Sender<Batch>>,
     pub(crate) next_sequence: u64,
@@ -73,11 +75,11 @@ impl EventSink {
         if events.is_empty() {
             return;
         }
-        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seconds = now.as_secs_f64() + self.clock_ahead_s as f64;
         let told = distort::distort(&self.faults, self.rank, events);
-        let encode = |events: &[CacheEvent]| {
-            Bytes::from(self.encoder.batch(seconds.as_secs_f64(), events, told.rank))
-        };
+        let encode =
+            |events: &[CacheEvent]| Bytes::from(self.encoder.batch(seconds, events, told.rank));
         let number = self.next_sequence;
         self.history.push((number, encode(&told.replayed)));
         if let Some(publisher) = &self.publisher {

@@ -104,7 +104,8 @@ impl EventSockets {
             block_size: config.block_size,
         };
         let faults = Arc::clone(faults);
-        EventSink { encoder, rank, history, publisher, next_sequence: 0, faults }
+        let clock_ahead_s = config.clock_ahead_s;
+        EventSink { encoder, rank, clock_ahead_s, history, publisher, next_sequence: 0, faults }
     }
 }
 
