@@ -43,7 +43,8 @@ def heat(cluster, prefixes):
     def remembered_bytes():
         with router.draining("d1"):
             for prefix in prefixes:
-                router.complete(prefix + prompts.token_ids(20))
+                # A block of its own, so that a later prompt supersedes no pin: that would release it.
+                router.complete(prefix + prompts.token_ids(40))
         return router.metrics().sum("splitrail_hot_prefix_memory_bytes", model="tiny")
 
     remembered_bytes()
