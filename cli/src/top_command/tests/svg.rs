@@ -43,7 +43,7 @@ pub(super) fn svg(buffer: &Buffer, description: &str) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" width=\"{0}\" height=\"{1}\" \
          role=\"img\">\n<title>{}</title>\n<rect width=\"100%\" height=\"100%\" rx=\"8\" \
          fill=\"{GROUND}\"/>\n<g font-family=\"ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', \
-         monospace\" font-size=\"13\" xml:space=\"preserve\">\n",
+         monospace\" font-size=\"13\">\n",
         size.0,
         size.1,
         escaped(description)
@@ -80,7 +80,8 @@ fn put_run(svg: &mut String, run: &str, (x, y): (u16, u16), look: Look) {
         svg,
         "<text x=\"{x}\" y=\"{y}\" textLength=\"{width}\" fill=\"{}\"{weight}{opacity}>{}</text>",
         look.colour,
-        escaped(text)
+        // Browsers draw several spaces as one.
+        escaped(text).replace(' ', "\u{a0}")
     )
     .unwrap();
 }
