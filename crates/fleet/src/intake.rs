@@ -44,12 +44,13 @@ pub(super) async fn run(
 ) {
     pool.block_size_known().await;
     let mut publications = worker.facts.follow_publication();
+    let mut ranks = Vec::new();
     loop {
         let known = publications.borrow_and_update().clone();
         let following = async {
             match known {
                 Publication::At(sources) => {
-                    follow_ranks(&cluster, &model, &pool, &worker, &sources).await
+                    follow_ranks(&cluster, &model, &pool, &worker, &sources, &mut ranks).await
                 }
                 Publication::Unknown | Publication::Nowhere => std::future::pending().await,
             }
@@ -61,7 +62,12 @@ pub(super) async fn run(
                 return;
             },
         }
-        // What was followed is of no use any more.
+        // What was followed is of no use any more. The tasks have ended before the next ones begin:
+        // what they say of the worker would be taken for news.
+        for mut gone in ranks.drain(..) {
+            gone.tasks.shutdown().await;
+        }
+        worker.set_events_current(false);
         for rank in 0..worker.ranks.count() {
             pool.index().clear_worker(rank_key(worker.index, rank));
         }
@@ -70,16 +76,16 @@ pub(super) async fn run(
 
 /// Follows all ranks of a worker whose ranks publish at `listed`. The number of ranks comes from the
 /// engine. A rank is only connected to after a publisher was found at the port of the rank before
-/// it, so that an engine cannot make the router scan the ports of a host.
+/// it, so that an engine cannot make the router scan the ports of a host. The tasks are in `following`.
 async fn follow_ranks(
     cluster: &Arc<Cluster>,
     model: &Arc<str>,
     pool: &Arc<Pool>,
     worker: &Arc<Worker>,
     listed: &[EventSource],
+    following: &mut Vec<Following>,
 ) {
     let mut counts = worker.ranks.follow();
-    let mut following: Vec<Following> = Vec::new();
     loop {
         // The sender belongs to the worker, which this task keeps alive.
         let Ok(count) = counts.wait_for(Option::is_some).await.map(|count| count.unwrap_or(1))

@@ -13,7 +13,7 @@ fn flags_may_come_from_the_environment() {
     let folder = files.path();
     let env = [("SPLITRAIL_CONFIG", "splitrail.yaml")];
     let ran = Run { folder, env: &env, ..Run::default() }.with(&["check"]);
-    assert_eq!((ran.code, &*ran.stdout), (0, "splitrail.yaml: ok\n"), "{ran:?}");
+    assert!(ran.code == 0 && ran.stdout.ends_with("splitrail.yaml: ok\n"), "{ran:?}");
     let ran = Run { folder, env: &env, ..Run::default() }.with(&["check", "--config", "other"]);
     assert_eq!(ran.code, 66, "a flag counts more than its variable: {ran:?}");
 
