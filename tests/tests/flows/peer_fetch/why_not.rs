@@ -37,7 +37,8 @@ async fn why_nothing_is_fetched() {
         assert_eq!(no_fetch(&trial, &second).await, reason);
         trial.finish().await;
     }
-    let mut trial = Trial::start(spec(2, 1)).await;
+    // The other decode worker stays when the holder is drained.
+    let mut trial = Trial::start(spec(2, 2)).await;
     let [first, mut second] = turns("why");
     assert_eq!(no_fetch(&trial, &second).await, "no_source");
     let pair = held(&mut trial, &first).await;
