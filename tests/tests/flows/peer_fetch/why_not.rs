@@ -43,16 +43,10 @@ async fn why_nothing_is_fetched() {
     assert_eq!(no_fetch(&trial, &second).await, "no_source");
     let pair = held(&mut trial, &first).await;
     assert_eq!(told(&trial, &second).await["steps"][0]["no_one_shot"], Value::Null);
-    let serving = trial.cluster.running.core().serving();
-    let pool = &serving.models[0].pool;
-    let named = |id: &str| pool.roster().named(id).cloned().unwrap();
     drain(&trial, &pair.holder).await;
     let reason = no_fetch(&trial, &second).await;
     undrain(&trial, &pair.holder).await;
     assert_eq!(reason, "source_unavailable");
-    named("p1").ranks.set_count(2);
-    assert_eq!(no_fetch(&trial, &second).await, "ranks");
-    named("p1").ranks.set_count(1);
     second["prompt_logprobs"] = 1.into();
     assert_eq!(no_fetch(&trial, &second).await, "bypasses_cache");
     trial.finish().await;
