@@ -15,7 +15,7 @@ use crate::ports::HeldPorts;
 use crate::tls_server::{ServerCertificate, TlsServer};
 
 /// How long a condition may take to become true.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The lease of engines that push, much shorter than [`PATIENCE`].
 const PUSH_LEASE_MS: u64 = 5_000;

@@ -39,6 +39,7 @@ struct Pod {
 
 /// A router with a prefill pod and a decode pod, as in `deploy/kubernetes/splitrail.yaml`.
 struct Release {
+    #[cfg_attr(not(feature = "prometheus"), allow(dead_code))]
     mounts: Mounts,
     router: Process,
     http: Client,
