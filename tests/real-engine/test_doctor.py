@@ -1,14 +1,18 @@
 """`splitrail check --connect` on the real pair: nothing to say of the right configuration, and each
 fault of a wrong one named."""
 
+import email.utils
 import json
 import os
 import pathlib
+import re
 import shutil
+import time
 
 import pytest
 
 from support import doctor
+from support.altered import Altered
 from support.engine import BLOCK_SIZE
 
 CONFIG = """\
@@ -27,7 +31,7 @@ models:
 
 @pytest.fixture
 def check(tmp_path, prefill, decode):
-    """Runs the check with other values than the right ones: `check(block_size=64)`."""
+    """Runs the check with other values than the right ones, and a changed text: `check(block_size=64)`."""
 
     right = {
         "name": "tiny",
@@ -42,12 +46,26 @@ def check(tmp_path, prefill, decode):
         "decode_replay": decode.kv_replay,
     }
 
-    def run(**wrong):
+    def run(change=lambda text: text, **wrong):
         path = tmp_path / "splitrail.yaml"
-        path.write_text(CONFIG.format(**(right | wrong)))
+        path.write_text(change(CONFIG.format(**(right | wrong))))
         return doctor.check(path)
 
     return run
+
+
+@pytest.fixture
+def altered():
+    """Puts something before an engine that changes its replies."""
+    made = []
+
+    def make(engine, **changes):
+        made.append(Altered(engine, **changes))
+        return made[-1].url
+
+    yield make
+    for each in made:
+        each.close()
 
 
 def findings(result):
@@ -135,6 +153,45 @@ def test_wrong_addresses_of_events_and_replay_are_corrected(check, prefill, deco
     assert decode.kv_replay in found["d0", "kv_replay_fails"]
     code, result = check(prefill_replay="tcp://127.0.0.1:1")
     assert (code, set(findings(result))) == (69, {("p0", "kv_replay_fails")})
+
+
+def test_a_replay_that_is_not_written_down_is_a_warning(check, prefill):
+    code, result = check(lambda text: text.replace(f', kv_replay: "{prefill.kv_replay}"', ""))
+    found = findings(result)
+    assert (code, set(found)) == (0, {("p0", "kv_replay_off")})
+    assert f'kv_replay: "{prefill.kv_replay}"' in found["p0", "kv_replay_off"]
+
+
+def test_an_engine_that_does_not_tell_its_cached_tokens_is_named(check, altered, prefill):
+    def without(_path, said):
+        return re.sub(rb'"prompt_tokens_details":\{[^}]*\}', b'"prompt_tokens_details":null', said)
+
+    code, result = check(prefill=altered(prefill, body=without))
+    found = findings(result)
+    assert (code, set(found)) == (0, {("p0", "details_off")})
+    assert "--enable-prompt-tokens-details" in found["p0", "details_off"]
+
+
+def test_engines_that_are_too_old_are_named(check, altered, prefill, decode):
+    def old(path, said):
+        return b'{"version":"0.8.5"}' if path == "/version" else said
+
+    code, result = check(prefill=altered(prefill, body=old), decode=altered(decode, body=old))
+    assert set(findings(result)) == {("p0", "too_old"), ("d0", "too_old")}, code
+
+
+def test_a_clock_that_is_off_is_named(check, altered, decode):
+    late = {"date": email.utils.formatdate(time.time() - 120, usegmt=True)}
+    code, result = check(decode=altered(decode, headers=late))
+    found = findings(result)
+    assert (code, set(found)) == (0, {("d0", "clock_off")})
+    assert "behind" in found["d0", "clock_off"]
+
+
+def test_another_connector_is_named(check):
+    code, result = check(lambda text: text.replace("connector: nixl", "connector: nixl_push"))
+    assert code == 69
+    assert ("p0", "other_connector") in findings(result)
 
 
 def test_another_template_and_another_vocabulary_are_found(check, tmp_path):

@@ -59,6 +59,7 @@ def test_engines_that_are_killed_while_decode_waits_and_come_back(cluster, pair)
         pair.crash(pair.decode)
         assert asked.exception() is not None, "no other decode worker can answer"
         cluster.is_known_to_be_down("d0")
+        eventually(lambda: fault.given_up == fault.fired, bool, "the router gives up the prefill leg")
         fault.go.set()
         cluster.nothing_is_held(pair.prefill)
     pair.again(pair.decode)

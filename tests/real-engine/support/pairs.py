@@ -167,13 +167,13 @@ class Cluster:
     def nothing_is_held(self, *engines, patience_s=PATIENCE_S):
         """No request uses a KV block any more, on these engines or on both.
 
-        What decode keeps pinned for a next turn is no request's.
+        What decode keeps pinned for a next turn is no request's; pins of one conversation share blocks.
         """
         since = time.monotonic()
         for engine in engines or self.pair.engines:
             what = f"KV in use on {engine.port}, and pinned there"
             read = functools.partial(self._in_use_and_pinned, engine)
-            eventually(read, lambda blocks: blocks[0] == blocks[1], what, patience_s)
+            eventually(read, lambda blocks: blocks[0] <= blocks[1], what, patience_s)
             print(f"nothing is held on {engine.port} after {time.monotonic() - since:.1f} s")
 
     def _in_use_and_pinned(self, engine):

@@ -41,6 +41,8 @@ class Fault:
     prompt: list
     times: int
     fired: int = 0
+    # Held requests that the router has given up.
+    given_up: int = 0
     # Ends a hold.
     go: threading.Event = dataclasses.field(default_factory=threading.Event)
 
@@ -262,6 +264,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Waits for the test; `False` if the router has hung up by then."""
         while not fault.go.wait(0.02):
             if select.select([self.connection], [], [], 0)[0]:
+                fault.given_up += 1
                 return False
         return not select.select([self.connection], [], [], 0)[0]
 

@@ -64,6 +64,7 @@ def fetches(router):
     return tuple(int(metrics.sum(name, outcome="fetched")) for name in names)
 
 
+@pytest.mark.skipif(not kills.EVERY, reason="SPLITRAIL_EVERY_KILL is not 1")
 def test_a_prefill_engine_that_restarts_takes_over_hot_prefixes(cluster, pair, decode):
     router, book = cluster.router, cluster.book
     prefixes = [prompts.token_ids(tokens) for tokens in HOT_TOKENS]
