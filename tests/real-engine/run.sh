@@ -24,7 +24,8 @@
 # SPLITRAIL_PEER_PORTS                            18117 18118; two servers that take prefixes from each other
 # SPLITRAIL_PRELOADED                             see engines.sh; a new folder, and none if it is set and empty
 # SPLITRAIL_EVERY_KILL                            1: engines are killed at every step of a push, a fetch and a
-#                                                 read, not only at some (25 restarts, some fifteen minutes)
+#                                                 read, not only at some, and one is prewarmed (35 restarts,
+#                                                 some twenty minutes)
 # SPLITRAIL_TEST_LOGS                             configurations and logs of the routers (default: a new folder)
 set -euo pipefail
 
