@@ -13,7 +13,10 @@ use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
 fn in_turn(workers: usize, health: &str) -> Spec {
     Spec {
         policy: "{ kind: round_robin }",
-        model: format!("breaker: {{ failures: 0 }}\nhealth: {health}"),
+        // Until a worker is ejected, a third of all requests are sent again.
+        model: format!(
+            "breaker: {{ failures: 0 }}\nretries: {{ budget_percent: 100 }}\nhealth: {health}"
+        ),
         ..Spec::aggregated(workers)
     }
 }
