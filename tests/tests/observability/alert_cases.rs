@@ -89,6 +89,10 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
         "9+0x90",
     ),
     ("splitrail_broker_connected{instance=\"r1\"}", "1+0x90"),
+    ("splitrail_read_backs_total{model=\"m\",outcome=\"read\"}", "0+60x90"),
+    ("splitrail_read_backs_total{model=\"m\",outcome=\"mismatch\"}", "0+0x90"),
+    ("splitrail_peer_fetches_total{model=\"m\",way=\"one_shot\",outcome=\"fetched\"}", "0+60x90"),
+    ("splitrail_peer_fetches_total{model=\"m\",way=\"one_shot\",outcome=\"mismatch\"}", "0+0x90"),
     ("splitrail_event_plane_pending_messages{model=\"m\"}", "12+0x90"),
 ];
 
@@ -269,6 +273,17 @@ pub(crate) const CASES: &[Case] = &[
             ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
             ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"mismatch\"}", "1+0x90"),
         ],
+    ),
+    case(
+        "SplitrailKvOfOtherTokens",
+        &[("splitrail_read_backs_total{model=\"m\",outcome=\"mismatch\"}", ONCE)],
+    ),
+    case(
+        "SplitrailKvOfOtherTokens",
+        &[(
+            "splitrail_peer_fetches_total{model=\"m\",way=\"one_shot\",outcome=\"mismatch\"}",
+            ONCE,
+        )],
     ),
     case(
         "SplitrailPromptLengthMismatch",
