@@ -99,8 +99,8 @@ impl KvCache {
         }
     }
 
-    /// Keeps so many blocks that were evicted in host memory. Those that were not used for longest
-    /// leave it first. None are kept with 0.
+    /// Sets the maximum number of evicted blocks that stay in host memory. The block that was not used
+    /// for the longest time leaves first. With 0, no block stays.
     #[must_use]
     pub fn with_host_blocks(self, host_blocks: usize) -> Self {
         Self { host: (host_blocks > 0).then(|| HostTier::new(host_blocks)), ..self }
