@@ -1,5 +1,6 @@
 //! API keys: which are accepted, how others are refused, and how keys change while the router runs.
 
+use futures_util::stream;
 use serde_json::json;
 use splitrail_config::keys::Role;
 use splitrail_tests::cluster::eventually;
@@ -8,6 +9,11 @@ use splitrail_tests::grpc::front_door;
 use splitrail_tests::tenants::{Keys, bearer, complete, start};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Cluster, Spec};
+use tonic::Code;
+use tonic::transport::Endpoint;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
 const TENANTS: &str = "tenants: [ { name: acme } ]";
 
@@ -71,7 +77,25 @@ async fn each_api_refuses_in_its_own_form() {
     assert_eq!(reply.json()["error"]["type"], "authentication_error");
     let mut grpc = front_door(cluster.running.addresses().grpc.unwrap());
     let status = grpc.list_models(splitrail_proto::v1::ListModelsRequest {}).await.unwrap_err();
-    assert_eq!(status.code(), tonic::Code::Unauthenticated, "{status}");
+    assert_eq!(status.code(), Code::Unauthenticated, "{status}");
+}
+
+#[tokio::test]
+async fn the_definitions_of_the_grpc_api_need_a_key() {
+    let mut keys = Keys::empty();
+    let key = keys.tenant("acme");
+    let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
+    let address = format!("http://{}", cluster.running.addresses().grpc.unwrap());
+    let channel = Endpoint::from_shared(address).unwrap().connect().await.unwrap();
+    let mut reflection = ServerReflectionClient::new(channel);
+    for (key, code) in [(None, Some(Code::Unauthenticated)), (Some(key), None)] {
+        let list = Some(MessageRequest::ListServices(String::new()));
+        let question = ServerReflectionRequest { host: String::new(), message_request: list };
+        let mut call = tonic::Request::new(stream::iter([question]));
+        key.map(|key| call.metadata_mut().insert("authorization", bearer(&key).parse().unwrap()));
+        let refused = reflection.server_reflection_info(call).await.err();
+        assert_eq!(refused.map(|status| status.code()), code);
+    }
 }
 
 #[tokio::test]

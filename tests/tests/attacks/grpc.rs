@@ -18,7 +18,7 @@ use splitrail_tests::post::{Answer, Heard, STREAM_HEAD};
 use splitrail_tests::raw::{exchange, request};
 use splitrail_tests::solo::Solo;
 
-const GENERATE: &str = "/splitrail.v1.FrontDoorService/Generate";
+pub(super) const GENERATE: &str = "/splitrail.v1.FrontDoorService/Generate";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const REFLECT: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
@@ -36,12 +36,13 @@ const CHUNK: &str = "data: {\"id\":\"x\",\"object\":\"text_completion\",\"create
 
 const LAST: &str = "data: {\"id\":\"x\",\"object\":\"text_completion\",\"created\":1,\"model\":\"sim\",\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1,\"total_tokens\":2}}\n\ndata: [DONE]\n\n";
 
-type Fields<'a> = &'a [(&'a str, &'a str)];
+pub(super) type Fields<'a> = &'a [(&'a str, &'a str)];
 type Pieces = StreamBody<Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>>;
 
-const USUAL: Fields<'static> = &[("content-type", "application/grpc"), ("te", "trailers")];
+pub(super) const USUAL: Fields<'static> =
+    &[("content-type", "application/grpc"), ("te", "trailers")];
 
-fn framed(message: &[u8]) -> Vec<u8> {
+pub(super) fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap().to_be_bytes();
     [&[0][..], &length, message].concat()
 }
@@ -51,16 +52,16 @@ fn engine(_: &Heard) -> Answer {
 }
 
 /// A client with one connection.
-struct Caller {
+pub(super) struct Caller {
     http: Hyper<HttpConnector, Pieces>,
     address: SocketAddr,
 }
 
 /// What came of a call: the HTTP status, and the gRPC status if there is one.
-type Outcome = (u16, Option<String>);
+pub(super) type Outcome = (u16, Option<String>);
 
 impl Caller {
-    fn new(solo: &Solo) -> Self {
+    pub(super) fn new(solo: &Solo) -> Self {
         let http =
             Hyper::builder(TokioExecutor::new()).http2_only(true).build(HttpConnector::new());
         Self { http, address: solo.router.grpc }
@@ -87,7 +88,7 @@ impl Caller {
         self.http.request(request.body(body).unwrap()).await
     }
 
-    async fn call(&self, path: &str, fields: Fields<'_>, body: &[u8]) -> Outcome {
+    pub(super) async fn call(&self, path: &str, fields: Fields<'_>, body: &[u8]) -> Outcome {
         let whole = async { end_of(self.begin(path, fields, body, false).await.unwrap()).await };
         tokio::time::timeout(PATIENCE, whole).await.expect("an end")
     }

@@ -12,6 +12,8 @@ use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Limits;
 use splitrail_flow::prepare::{Made, Payload, is_harmless};
 
+use super::decode::Decoded;
+
 /// Members for which the message has fields of its own.
 const OWN_FIELDS: [&str; 19] = [
     "model",
@@ -41,7 +43,7 @@ const NO_PLACE: [&str; 6] =
 
 /// The conversion of a request to a body, with an estimate of its work from the request and its
 /// encoding.
-pub(super) fn payload(request: v1::GenerateRequest, encoded: &[u8]) -> Payload {
+pub(super) fn payload(request: Decoded<v1::GenerateRequest>, encoded: &[u8]) -> Payload {
     let bytes = encoded.len();
     let parts = match &request.prompt {
         Some(Prompt::Chat(chat)) => chat.messages.len(),
@@ -53,7 +55,7 @@ pub(super) fn payload(request: v1::GenerateRequest, encoded: &[u8]) -> Payload {
     Payload::Made {
         bytes,
         is_harmless,
-        make: Box::new(move |limits| body_of(request, bytes, limits)),
+        make: Box::new(move |limits| body_of(request.into_inner(), bytes, limits)),
     }
 }
 

@@ -20,7 +20,7 @@ use super::super::identify::{Sender, identify};
 use super::super::request_body::BoundedBody;
 use super::Method;
 use super::body::payload;
-use super::decode::{decode, discard};
+use super::decode::{Decoded, decode};
 use super::events::StreamedBody;
 use super::explain::explain;
 use super::head::{self, Deadline};
@@ -183,11 +183,12 @@ where
     let call = received(core, caller, request, log).await.or_else(|status| log.refuse(status))?;
     let Received { message: encoded, held, sender } = call;
     let decoded = decode(core, encoded.clone(), held, decoded_bytes).await;
-    let (message, held): (v1::GenerateRequest, _) = decoded.or_else(|status| log.refuse(status))?;
-    let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
+    let (decoded, held): (Decoded<v1::GenerateRequest>, _) =
+        decoded.or_else(|status| log.refuse(status))?;
+    let sent_id = Some(decoded.request_id.as_bytes()).filter(|id| !id.is_empty());
     let request_id = request_id(sent_id);
     let identity = Identity { request_id, ..log.identity.clone() };
-    let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
+    let is_chat = matches!(decoded.prompt, Some(Prompt::Chat(_)));
     let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
     let mut scope = Scope::open(core, endpoint, identity, sender);
     scope.hold(held);
@@ -198,13 +199,12 @@ where
         Ok(steering) => steering,
         Err(error) => {
             scope.fail(&error);
-            discard(core, encoded.len(), message).await;
             return Err(status(&ids, &error));
         }
     };
     let call = Call {
         endpoint,
-        body: payload(message, &encoded),
+        body: payload(decoded, &encoded),
         steering,
         usage_detail: false,
         // Replies of this method are streams.
@@ -232,7 +232,8 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
     let Received { message, held, sender } = received(core, caller, request, log).await?;
-    let (v1::ListModelsRequest {}, _held) = decode(core, message, held, |_| 0).await?;
+    let (_empty, _held): (Decoded<v1::ListModelsRequest>, _) =
+        decode(core, message, held, |_| 0).await?;
     let serving = core.serving();
     let usable = |names: &[String]| -> Vec<String> {
         names.iter().filter(|name| sender.may_use(name)).cloned().collect()

@@ -16,7 +16,7 @@ use tonic::Status;
 use super::super::connection_service::Caller;
 use super::body::payload;
 use super::call::{Answered, CallLog, Received, received, whole};
-use super::decode::decode;
+use super::decode::{Decoded, decode};
 use super::weigh::explained_bytes;
 use crate::core::Core;
 use crate::service::explain::{dry_run, not_kept, past};
@@ -48,17 +48,21 @@ where
         let message = "Explain is for tenants with `debug: true`";
         return Err(Status::permission_denied(message));
     }
-    let (asked, _held): (v1::ExplainRequest, _) =
+    let (asked, _held): (Decoded<v1::ExplainRequest>, _) =
         decode(core, message.clone(), held, explained_bytes).await?;
-    let explained = match asked.subject {
+    let explained = match &asked.subject {
         None => {
             let missing = "name what to explain: `request` or `request_id`";
             return Err(Status::invalid_argument(missing));
         }
-        Some(Subject::RequestId(id)) => past(core, &id, tenant.map(|tenant| &**tenant))
-            .ok_or_else(|| Status::not_found(not_kept(core, &id)))?,
-        Some(Subject::Request(request)) => {
+        Some(Subject::RequestId(id)) => past(core, id, tenant.map(|tenant| &**tenant))
+            .ok_or_else(|| Status::not_found(not_kept(core, id)))?,
+        Some(Subject::Request(_)) => {
             let steering = steering.map_err(|error| error.to_grpc())?;
+            let request = asked.map(|asked| match asked.subject {
+                Some(Subject::Request(request)) => request,
+                _ => v1::GenerateRequest::default(),
+            });
             let is_chat = matches!(request.prompt, Some(Prompt::Chat(_)));
             let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
             let explained = dry_run(core, endpoint, payload(request, &message), steering, tenant);

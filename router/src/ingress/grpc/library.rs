@@ -11,7 +11,10 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use http_body::{Body as HttpBody, Frame};
+use tonic::Status;
 
+use super::super::certificate::ClientCertificate;
+use super::super::identify::identify;
 use super::super::request_body::BoundedBody;
 use super::head::{self, Deadline};
 use super::places::{Place, Places};
@@ -28,7 +31,7 @@ pub(super) struct Guard {
 /// Prefix of the paths of all reflection services.
 const REFLECTION: &str = "/grpc.reflection.";
 
-/// Checks a call's head, bounds its body in size and time, and bounds the number of reflection
+/// Checks a call's head and the credential of reflection calls, bounds its body in size and time, and bounds the number of reflection
 /// calls, which would stay open while their client sends nothing.
 pub(super) async fn guarded(
     State(guard): State<Guard>,
@@ -45,7 +48,7 @@ pub(super) async fn guarded(
     }
     request.extensions_mut().insert(deadline);
     let place = match request.uri().path().starts_with(REFLECTION) {
-        true => match guard.places.take(peer.ip()) {
+        true => match reflecting(&guard, peer, &request) {
             Ok(place) => Some(place),
             Err(status) => return status.into_http(),
         },
@@ -58,6 +61,15 @@ pub(super) async fn guarded(
     });
     drop(serving);
     next.run(request).await
+}
+
+/// The place of a reflection call, which needs a credential like other calls.
+fn reflecting(guard: &Guard, peer: SocketAddr, request: &Request) -> Result<Place, Status> {
+    let certificate = request.extensions().get::<Arc<ClientCertificate>>();
+    let certificate = certificate.map(|certificate| &**certificate);
+    identify(&guard.core, "grpc", peer.ip(), request.headers(), certificate)
+        .map_err(|error| error.to_grpc())?;
+    guard.places.take(peer.ip())
 }
 
 /// The body of a call, with the call's place.

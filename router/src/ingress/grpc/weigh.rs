@@ -1,4 +1,5 @@
-//! Computes the memory of a decoded message before it is decoded.
+//! Computes the memory of a decoded message, and of the body that is made from it, before either
+//! exists.
 
 use splitrail_proto::v1;
 
@@ -10,16 +11,24 @@ const SAMPLING: u64 = 5;
 /// The field number in `ExplainRequest` of the `GenerateRequest`.
 const EXPLAINED: u64 = 1;
 
-/// Bytes for each repeated field: the largest is a chat message, and a growing list may have twice
-/// the needed capacity.
-const FIELD_BYTES: usize = 2 * size_of::<v1::ChatMessage>();
+/// Bytes in the body of a message of a chat without its texts: quotes, brackets and names.
+const MESSAGE_BYTES: usize = 56;
 
-/// A token id takes at least one byte encoded and four bytes decoded; the list may have twice the
-/// needed capacity.
-const ID_BYTES: usize = 2 * size_of::<u32>();
+/// A growing list or text may have twice the needed capacity.
+const CAPACITY: usize = 2;
 
-/// The bytes that a decoded `GenerateRequest` may take. Unreadable parts are not counted, because
-/// they are not decoded either.
+/// Bytes for each repeated field: the largest is a chat message.
+const FIELD_BYTES: usize = CAPACITY * (size_of::<v1::ChatMessage>() + MESSAGE_BYTES);
+
+/// Bytes for each encoded byte of token ids: an id of one byte is four bytes decoded, and at most
+/// four in the body, as in `127,`.
+const ID_BYTES: usize = CAPACITY * (size_of::<u32>() + 4);
+
+/// Bytes that a character may take in the body beyond its own byte, as in `\u0001`.
+const ESCAPE_BYTES: usize = CAPACITY * 5;
+
+/// The bytes that a decoded `GenerateRequest` and its body may take. Unreadable parts are not
+/// counted, because they are not decoded either.
 pub(super) fn decoded_bytes(message: &[u8]) -> usize {
     let mut bytes = 0;
     each_field(message, |number, content| {
@@ -28,15 +37,15 @@ pub(super) fn decoded_bytes(message: &[u8]) -> usize {
             CHAT | SAMPLING => {
                 let mut fields = 0;
                 each_field(content, |_, _| fields += 1);
-                content.len() + fields * FIELD_BYTES
+                text_bytes(content) + fields * FIELD_BYTES
             }
-            _ => content.len(),
+            _ => text_bytes(content),
         };
     });
     bytes
 }
 
-/// The bytes that a decoded `ExplainRequest` may take.
+/// The bytes that a decoded `ExplainRequest` and the body of its request may take.
 pub(super) fn explained_bytes(message: &[u8]) -> usize {
     let mut bytes = 0;
     each_field(message, |number, content| {
@@ -48,13 +57,23 @@ pub(super) fn explained_bytes(message: &[u8]) -> usize {
     bytes
 }
 
-/// Calls a function with the number of each field, and its bytes if it has a length.
+/// The bytes of a text, with those that escapes add to it in the body.
+fn text_bytes(text: &[u8]) -> usize {
+    let is_escaped = |byte: &&u8| matches!(byte, ..0x20 | b'"' | b'\\');
+    text.len() + text.iter().filter(is_escaped).count() * ESCAPE_BYTES
+}
+
+/// Calls a function with the number of each field, and its bytes if it has a length. The fields in a
+/// group are fields like others: a decoder skips the groups, which no message here has, and goes
+/// on behind them.
 fn each_field(mut rest: &[u8], mut take: impl FnMut(u64, &[u8])) {
     while let Some(tag) = varint(&mut rest) {
         let length = match tag & 7 {
             0 => varint(&mut rest).map(|_| 0),
             1 => Some(8),
             2 => varint(&mut rest).and_then(|length| usize::try_from(length).ok()),
+            // A group begins, and ends.
+            3 | 4 => Some(0),
             5 => Some(4),
             _ => None,
         };
@@ -82,9 +101,15 @@ fn varint(rest: &mut &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use prost::Message;
+    use prost::encoding::encode_varint;
+    use splitrail_config::model::Limits;
+    use splitrail_flow::prepare::Payload;
     use splitrail_proto::v1::generate_request::Prompt;
 
+    use super::super::body::payload;
+    use super::super::decode::Decoded;
     use super::*;
 
     fn of(prompt: Prompt) -> (usize, usize) {
@@ -112,9 +137,109 @@ mod tests {
         assert!(decoded >= 100_000 && decoded < encoded + 20 * FIELD_BYTES);
     }
 
+    /// A field of a message: a number, text, bytes, a message of fields, or a group of them.
+    #[derive(Clone, Debug)]
+    enum Field {
+        Number(u64),
+        Bytes(Vec<u8>),
+        Message(Vec<(u64, Field)>),
+        Group(Vec<(u64, Field)>),
+    }
+
+    fn put(out: &mut Vec<u8>, number: u64, field: &Field) {
+        let all = |fields: &[(u64, Field)]| {
+            let mut out = Vec::new();
+            fields.iter().for_each(|(number, field)| put(&mut out, *number, field));
+            out
+        };
+        let content = match field {
+            Field::Number(value) => {
+                encode_varint(number << 3, out);
+                return encode_varint(*value, out);
+            }
+            Field::Group(fields) => {
+                encode_varint(number << 3 | 3, out);
+                out.extend(all(fields));
+                return encode_varint(number << 3 | 4, out);
+            }
+            Field::Bytes(bytes) => bytes.clone(),
+            Field::Message(fields) => all(fields),
+        };
+        encode_varint(number << 3 | 2, out);
+        encode_varint(content.len() as u64, out);
+        out.extend(content);
+    }
+
+    fn fields() -> impl Strategy<Value = Vec<(u64, Field)>> {
+        let leaf = prop_oneof![
+            any::<u64>().prop_map(Field::Number),
+            "[a-z\"\\\\\\x00-\\x1f]{0,40}".prop_map(|text| Field::Bytes(text.into())),
+            prop::collection::vec(any::<u8>(), 0..20).prop_map(Field::Bytes),
+        ];
+        let field = leaf.prop_recursive(3, 60, 8, |inner| {
+            let fields = prop::collection::vec((1..16_u64, inner), 0..8);
+            prop_oneof![fields.clone().prop_map(Field::Message), fields.prop_map(Field::Group)]
+        });
+        prop::collection::vec((1..16_u64, field), 0..8)
+    }
+
+    /// The bytes that a message has on the heap.
+    fn heap(request: &v1::GenerateRequest) -> usize {
+        let text = String::capacity;
+        let more = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
+        let prompt = match &request.prompt {
+            None => 0,
+            Some(Prompt::Text(prompt)) => text(prompt),
+            Some(Prompt::TokenIds(ids)) => ids.ids.capacity() * size_of::<u32>(),
+            Some(Prompt::Chat(chat)) => {
+                let texts = chat.messages.iter().map(|one| {
+                    text(&one.role) + text(&one.content) + more(&one.name) + more(&one.tool_call_id)
+                });
+                chat.messages.capacity() * size_of::<v1::ChatMessage>() + texts.sum::<usize>()
+            }
+        };
+        let stop = request.sampling.as_ref().map_or(0, |sampling| {
+            sampling.stop.capacity() * size_of::<String>()
+                + sampling.stop.iter().map(text).sum::<usize>()
+        });
+        prompt + stop + text(&request.model) + text(&request.extra_body_json)
+    }
+
+    proptest! {
+        /// Small lists and texts have capacity in reserve.
+        #[test]
+        fn what_is_decoded_was_counted(fields in fields()) {
+            const RESERVE: usize = 2048;
+            let mut encoded = Vec::new();
+            fields.iter().for_each(|(number, field)| put(&mut encoded, *number, field));
+            let Ok(request) = v1::GenerateRequest::decode(&*encoded) else { return Ok(()) };
+            let counted = decoded_bytes(&encoded);
+            prop_assert!(heap(&request) <= counted + RESERVE, "{counted}: {request:?}");
+            if let Payload::Made { make, .. } = payload(Decoded::new(request.clone(), false), &encoded)
+                && let Ok(made) = make(&Limits::default())
+            {
+                let body = made.body.to_string().len();
+                prop_assert!(body <= counted + RESERVE, "{counted}: {request:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn fields_behind_a_group_are_counted() {
+        let messages = vec![v1::ChatMessage::default(); 1000];
+        let chat = v1::GenerateRequest {
+            prompt: Some(Prompt::Chat(v1::Chat { messages })),
+            ..Default::default()
+        };
+        let (group, chat) = ([15 << 3 | 3, 15 << 3 | 4], chat.encode_to_vec());
+        let behind = [&group[..], &chat].concat();
+        assert!(v1::GenerateRequest::decode(&*behind).is_ok());
+        assert_eq!(decoded_bytes(&behind), decoded_bytes(&chat));
+    }
+
     #[test]
     fn malformed_messages_are_counted_as_small() {
-        for bytes in [&[][..], &[0xff; 40], &[0x1a, 0xff], &[0x1a, 5, 1], &[3], &[0x09, 1]] {
+        for bytes in [&[][..], &[0xff; 40], &[0x1a, 0xff], &[0x1a, 5, 1], &[7], &[0x09, 1]] {
             assert!(decoded_bytes(bytes) < 1000);
         }
     }

@@ -1,13 +1,14 @@
 //! Lists of very many small values: nothing is built of what the router does not read, and what it
 //! reads is charged before it is built.
 
+use prost::Message;
 use serde_json::json;
 use splitrail_proto::v1;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::grpc::generate;
 use splitrail_tests::solo::{Solo, whole_answer};
 
 use super::peak_mib;
+use crate::grpc::{Caller, GENERATE, USUAL, framed};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -87,19 +88,29 @@ async fn a_list_with_too_many_entries_is_not_built_to_be_counted() {
     assert!(solo.post.heard().iter().all(|heard| !heard.is_inference()), "nothing was sent");
 }
 
-/// Two bytes of an empty message become a hundred.
+/// Two bytes of an empty message become a hundred, and one of a control character six.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_over_grpc_is_charged_for_what_it_becomes() {
-    let limits = "{ request_memory_max: 40000000 }";
-    let solo = Solo::start(limits, |_| whole_answer()).await;
     let messages = vec![v1::ChatMessage::default(); 1_000_000];
-    let prompt = v1::generate_request::Prompt::Chat(v1::Chat { messages });
-    let request =
-        v1::GenerateRequest { model: "sim".into(), prompt: Some(prompt), ..Default::default() };
-    let peak = peak_mib(&solo, async {
-        let shed = generate(solo.router.grpc, request).await.unwrap_err();
-        assert!(shed.message().contains("limits.request_memory_max"), "{shed:?}");
-    })
-    .await;
-    assert!(peak < 40, "{peak} MiB more");
+    let chat = v1::generate_request::Prompt::Chat(v1::Chat { messages });
+    let text = v1::generate_request::Prompt::Text("\u{1}".repeat(4_000_000));
+    for (prompt, group) in [(&chat, &[][..]), (&chat, &EMPTY_GROUP), (&text, &EMPTY_GROUP)] {
+        let limits = "{ request_memory_max: 40000000 }";
+        let solo = Solo::start(limits, |_| whole_answer()).await;
+        let request = v1::GenerateRequest {
+            model: "sim".into(),
+            prompt: Some(prompt.clone()),
+            ..Default::default()
+        };
+        let message = [group, &request.encode_to_vec()].concat();
+        let peak = peak_mib(&solo, async {
+            let shed = Caller::new(&solo).call(GENERATE, USUAL, &framed(&message)).await;
+            assert_eq!(shed, (200, Some("8".into())), "RESOURCE_EXHAUSTED");
+        })
+        .await;
+        assert!(peak < 40, "{peak} MiB more");
+    }
 }
+
+/// A group (field 15) that is unknown, and so skipped.
+const EMPTY_GROUP: [u8; 2] = [15 << 3 | 3, 15 << 3 | 4];
