@@ -66,6 +66,9 @@ pub struct Asked {
     pub before: usize,
 }
 
+/// The list of the model.
+const MODELS: &str = r#"{"object":"list","data":[{"id":"sim"}]}"#;
+
 type Script = dyn Fn(&Asked) -> Turn + Send + Sync;
 
 struct Shared {
@@ -82,7 +85,7 @@ pub struct RawEngine {
 }
 
 impl RawEngine {
-    /// Answers each POST as `script` says, and each GET with an empty object.
+    /// Answers each POST as `script` says, and each GET with the list of its model.
     pub async fn start(script: impl Fn(&Asked) -> Turn + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -126,7 +129,7 @@ async fn serve(mut socket: TcpStream, shared: &Shared) -> std::io::Result<()> {
     while let Some(heard) = read_request(&mut socket).await? {
         if !heard.is_inference() {
             let status = if shared.is_ill.load(Relaxed) { 503 } else { 200 };
-            socket.write_all(reply(status, "application/json", "{}").as_bytes()).await?;
+            socket.write_all(reply(status, "application/json", MODELS).as_bytes()).await?;
             continue;
         }
         shared.heard.lock().expect("a lock").push(heard.clone());

@@ -37,7 +37,7 @@ pub use self::paths::ExtraPath;
 pub use self::traffic::Traffic;
 
 use self::engine_connections::EngineConnections;
-use self::metrics::OutcomeCounters;
+use self::metrics::{OutcomeCounters, unsolicited_data_connections};
 use self::miss::MissResponder;
 
 /// Settings of the proxy.
@@ -140,6 +140,7 @@ impl Proxy {
                 config.connect_timeout,
                 limits.head_max_bytes,
                 limits.requests_max,
+                unsolicited_data_connections(registry)?,
             ),
             residency,
             capabilities,

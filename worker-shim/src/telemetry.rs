@@ -73,6 +73,10 @@ impl Metrics {
     /// If two metrics have the same name, which a test excludes.
     pub fn new() -> prometheus::Result<Self> {
         let new = Registrar(Registry::new());
+        let version = env!("CARGO_PKG_VERSION");
+        new.gauges("build_info", "The version; always 1.", &["version"])?
+            .with_label_values(&[version])
+            .set(1);
         Ok(Self {
             engine_up: new.gauge("engine_up", "Whether the engine answers: 0 or 1.")?,
             engine_processes: new.counter(

@@ -3,11 +3,11 @@
 //! task, and be woken by it again.
 
 mod connection;
+mod idle;
 
-use std::collections::VecDeque;
 use std::io;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
@@ -17,6 +17,7 @@ use http::uri::Authority;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use prometheus::IntCounter;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
@@ -24,13 +25,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 pub(super) use self::connection::EngineBody;
 
-use self::connection::Connection;
+use self::connection::{Connection, Probe};
+use self::idle::{IDLE_MAX, IdleConnections};
 use super::bodies::RequestBody;
 use crate::tasks::ConnectionTasks;
 
-/// Maximum idle time of a connection. It is shorter than vLLM's (5 s), so that no request is
-/// written to a connection that the engine is closing.
-const IDLE_MAX: Duration = Duration::from_secs(3);
 /// TCP keep-alive time, which detects that the engine's host has vanished.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const HTTP_PORT: u16 = 80;
@@ -60,20 +59,15 @@ pub(super) struct EngineConnections {
     uploads: ConnectionTasks,
 }
 
-/// Connections without a request. The last used one is at the end.
-#[derive(Debug)]
-pub(super) struct IdleConnections {
-    connections: Mutex<VecDeque<(Instant, Box<Connection>)>>,
-    connections_max: usize,
-}
-
 impl EngineConnections {
-    /// `idle_max` is the maximum number of idle connections.
+    /// `idle_max` is the maximum number of idle connections. `unsolicited` counts those on which the
+    /// engine sent bytes that answer no request.
     pub(super) fn new(
         engine: &Authority,
         connect_timeout: Duration,
         head_max_bytes: usize,
         idle_max: usize,
+        unsolicited: IntCounter,
     ) -> Self {
         let mut builder = http1::Builder::new();
         builder.max_buf_size(head_max_bytes.max(8192));
@@ -86,10 +80,7 @@ impl EngineConnections {
             port: engine.port_u16().unwrap_or(HTTP_PORT),
             connect_timeout,
             builder,
-            idle: Arc::new(IdleConnections {
-                connections: Mutex::default(),
-                connections_max: idle_max,
-            }),
+            idle: Arc::new(IdleConnections::new(idle_max, unsolicited)),
             uploads: ConnectionTasks::default(),
         }
     }
@@ -148,9 +139,10 @@ impl EngineConnections {
             Err(_) => return Err(io::ErrorKind::TimedOut.into()),
         };
         set_up(&socket)?;
+        let probe = Probe::new(&socket)?;
         let shaken = self.builder.handshake(TokioIo::new(socket)).await;
         let (sender, wire) = shaken.map_err(io::Error::other)?;
-        Ok(Box::new(Connection::new(sender, wire)))
+        Ok(Box::new(Connection::new(sender, wire, probe)))
     }
 }
 
@@ -162,66 +154,10 @@ fn set_up(socket: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-impl IdleConnections {
-    /// Takes the connection that was used last, which is the least likely to be closed soon.
-    fn take(&self, now: Instant) -> Option<Box<Connection>> {
-        let (since, connection) = self.lock().pop_back()?;
-        (now.duration_since(since) < IDLE_MAX).then_some(connection)
-    }
-
-    fn put(&self, connection: Box<Connection>) {
-        let mut connections = self.lock();
-        if connections.len() < self.connections_max {
-            connections.push_back((Instant::now(), connection));
-        }
-    }
-
-    fn close_old(&self, now: Instant) {
-        let mut connections = self.lock();
-        let young = connections.iter().position(|(since, _)| now.duration_since(*since) < IDLE_MAX);
-        let old = young.unwrap_or(connections.len());
-        connections.drain(..old);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, Box<Connection>)>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use tokio::io::AsyncReadExt;
-    use tokio::net::TcpListener;
-
     use super::*;
-
-    #[tokio::test]
-    async fn a_connection_idle_for_too_long_is_closed_and_not_reused() {
-        let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let name = engine.local_addr().unwrap().to_string().parse().unwrap();
-        let connections = EngineConnections::new(&name, Duration::from_secs(30), 8192, 2);
-        let mut there = Vec::new();
-        let mut stored_at = Instant::now();
-        for _ in 0..3 {
-            // The third one exceeds the limit.
-            stored_at = Instant::now();
-            connections.idle.put(connections.connect().await.unwrap());
-            there.push(engine.accept().await.unwrap().0);
-        }
-        assert!(connections.idle.take(stored_at).is_some());
-        assert!(connections.idle.take(stored_at + 2 * IDLE_MAX).is_none());
-        connections.idle.put(connections.connect().await.unwrap());
-        let mut last = engine.accept().await.unwrap().0;
-        connections.idle.close_old(Instant::now());
-        assert!(connections.idle.take(Instant::now()).is_some_and(|connection| {
-            connections.idle.put(connection);
-            true
-        }));
-        connections.idle.close_old(Instant::now() + IDLE_MAX);
-        assert_eq!(last.read(&mut [0; 1]).await.unwrap(), 0, "closed");
-        assert!(connections.idle.take(Instant::now()).is_none());
-    }
 
     #[tokio::test]
     async fn engine_hosts_are_names_or_addresses() {
@@ -231,7 +167,13 @@ mod tests {
             ("[::1]:9", "::1", 9),
         ] {
             let name = engine.parse().unwrap();
-            let connections = EngineConnections::new(&name, Duration::from_secs(1), 8192, 1);
+            let connections = EngineConnections::new(
+                &name,
+                Duration::from_secs(1),
+                8192,
+                1,
+                IntCounter::new("unsolicited", "Connections.").unwrap(),
+            );
             assert_eq!((connections.host.as_str(), connections.port), (host, port));
             assert_eq!(connections.name, engine);
         }

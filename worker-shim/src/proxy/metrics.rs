@@ -1,4 +1,4 @@
-//! Counters of requests by outcome.
+//! Counters of requests by outcome, and of connections on which the engine misbehaves.
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
@@ -40,6 +40,20 @@ impl Outcome {
         (Self::ClientGone, "client_gone"),
         (Self::Local, "local"),
     ];
+}
+
+/// Registers the counter of connections on which the engine sent bytes that answer no request.
+///
+/// # Errors
+/// If the registry already has a metric of this name.
+pub(super) fn unsolicited_data_connections(registry: &Registry) -> prometheus::Result<IntCounter> {
+    let counter = IntCounter::new(
+        "splitrail_shim_unsolicited_data_connections_total",
+        "Kept connections on which the engine, or a proxy before it, sent bytes that answer no \
+         request.",
+    )?;
+    registry.register(Box::new(counter.clone()))?;
+    Ok(counter)
 }
 
 /// One counter per outcome.

@@ -2,16 +2,39 @@
 //! what it writes must not become the answer to the next request.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use splitrail_tests::front::Front;
+use splitrail_tests::process::Process;
 use splitrail_tests::raw_engine::{Asked, RawEngine, Then, Turn, reply};
 
 use super::{ask, echo, no_breaker_is_open, no_echo};
 
-const CLIENTS: usize = 24;
-const REQUESTS_EACH: usize = 100;
+/// How many clients ask at once, and how often each.
+#[derive(Clone, Copy)]
+struct Load {
+    clients: usize,
+    requests_each: usize,
+    /// An engine's bytes come so much later at most.
+    late_max: Duration,
+}
+
+impl Load {
+    const USUAL: Self =
+        Self { clients: 24, requests_each: 100, late_max: Duration::from_millis(4) };
+    /// That of the attack which the connections are made for.
+    const FULL: Self =
+        Self { clients: 50, requests_each: 800, late_max: Duration::from_millis(50) };
+
+    fn requests(self) -> usize {
+        self.clients * self.requests_each
+    }
+
+    fn late(self) -> Duration {
+        self.late_max.mul_f64(rand::random())
+    }
+}
 
 /// What became of all requests.
 #[derive(Debug, Default)]
@@ -23,14 +46,19 @@ struct Outcome {
 }
 
 /// Has clients ask while the engine writes late, each after a time of its own.
-async fn run(late: fn(&Asked) -> Turn) -> (Outcome, Front) {
-    let engine = RawEngine::start(late).await;
+async fn run(load: Load, late: fn(Load, &Asked) -> Turn) -> (Outcome, Front) {
+    let engine = RawEngine::start(move |asked| late(load, asked)).await;
     let front = Front::start("{}", "", &[engine.url()]).await;
+    (ask_all(load, &front).await, front)
+}
+
+/// Asks as many clients do at once.
+async fn ask_all(load: Load, front: &Front) -> Outcome {
     let outcome = Outcome::default();
-    join_all((0..CLIENTS).map(|client| {
-        let (outcome, front) = (&outcome, &front);
+    join_all((0..load.clients).map(|client| {
+        let outcome = &outcome;
         async move {
-            for number in 0..REQUESTS_EACH {
+            for number in 0..load.requests_each {
                 let marker = format!("marker-{client}-{number}.");
                 let reply = ask(front, &marker).await;
                 let counted = match reply.status.as_u16() {
@@ -39,25 +67,29 @@ async fn run(late: fn(&Asked) -> Turn) -> (Outcome, Front) {
                     _ => &outcome.failed,
                 };
                 counted.fetch_add(1, Relaxed);
-                tokio::time::sleep(Duration::from_micros(rand::random_range(0..6000))).await;
+                tokio::time::sleep(load.late_max.mul_f64(1.5 * rand::random::<f64>())).await;
             }
         }
     }))
     .await;
-    (outcome, front)
+    outcome
 }
 
-fn some_time() -> Duration {
-    Duration::from_micros(rand::random_range(0..4000))
+/// An engine that repeats ids, and answers once more after a while.
+fn again(load: Load, asked: &Asked) -> Turn {
+    let answer = echo(&asked.heard).into_bytes();
+    Turn { then: Then::Late(load.late(), answer.clone()), bytes: answer }
+}
+
+/// The same without ids.
+fn again_without_id(load: Load, asked: &Asked) -> Turn {
+    let answer = no_echo(&asked.heard).into_bytes();
+    Turn { then: Then::Late(load.late(), answer.clone()), bytes: answer }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn late_answers_of_an_engine_that_repeats_ids_reach_no_client() {
-    let (outcome, front) = run(|asked| {
-        let answer = echo(&asked.heard).into_bytes();
-        Turn { then: Then::Late(some_time(), answer.clone()), bytes: answer }
-    })
-    .await;
+    let (outcome, front) = run(Load::USUAL, again).await;
     assert_eq!(outcome.foreign.load(Relaxed), 0, "{outcome:?}");
     assert_eq!(outcome.failed.load(Relaxed), 0, "{outcome:?}");
     no_breaker_is_open(&front).await;
@@ -65,32 +97,79 @@ async fn late_answers_of_an_engine_that_repeats_ids_reach_no_client() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn late_answers_of_an_engine_that_repeats_no_ids_reach_next_to_no_client() {
-    let (outcome, front) = run(|asked| {
-        let answer = no_echo(&asked.heard).into_bytes();
-        Turn { then: Then::Late(some_time(), answer.clone()), bytes: answer }
-    })
-    .await;
+    let (outcome, front) = run(Load::USUAL, again_without_id).await;
     // An answer that arrives after the next request was written cannot be recognised. But most late
     // answers arrive before, and after the first of those no connection is kept. Where connections
     // are kept and nothing is read before a request, it is one answer in thirty.
-    assert!(outcome.foreign.load(Relaxed) <= CLIENTS * REQUESTS_EACH / 1000, "{outcome:?}");
+    assert!(outcome.foreign.load(Relaxed) <= Load::USUAL.requests() / 1000, "{outcome:?}");
+    no_breaker_is_open(&front).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_shim_late_answers_reach_next_to_no_client() {
+    let engine = RawEngine::start(|asked| again_without_id(Load::USUAL, asked)).await;
+    let folder = tempfile::tempdir().unwrap();
+    let engine_url = engine.url();
+    let args = [
+        ["--engine", &engine_url],
+        ["--listen", "127.0.0.1:0"],
+        ["--router", "127.0.0.1:1"],
+        ["--role", "both"],
+        ["--id", "w0"],
+    ];
+    let args: Vec<_> = args.concat().into_iter().map(str::to_owned).collect();
+    let shim = Process::shim("shim", folder.path(), &args).await;
+    let url = format!("http://{}", shim.told("http"));
+    let front = Front::start("{}", "", &[url]).await;
+    let outcome = ask_all(Load::USUAL, &front).await;
+    assert!(outcome.foreign.load(Relaxed) <= Load::USUAL.requests() / 1000, "{outcome:?}");
+    assert_eq!(outcome.failed.load(Relaxed), 0, "{outcome:?}");
     no_breaker_is_open(&front).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_408_and_a_late_end_cost_no_client_an_error() {
     for late in [
-        |asked: &Asked| {
-            let then = Then::Late(some_time(), reply(408, "text/plain", "").into_bytes());
+        |load: Load, asked: &Asked| {
+            let then = Then::Late(load.late(), reply(408, "text/plain", "").into_bytes());
             Turn { bytes: no_echo(&asked.heard).into_bytes(), then }
         },
-        |asked: &Asked| {
-            let then = Then::LateEnd(some_time());
+        |load: Load, asked: &Asked| {
+            let then = Then::LateEnd(load.late());
             Turn { bytes: no_echo(&asked.heard).into_bytes(), then }
         },
     ] {
-        let (outcome, front) = run(late).await;
-        assert_eq!(outcome.right.load(Relaxed), CLIENTS * REQUESTS_EACH, "{outcome:?}");
+        let (outcome, front) = run(Load::USUAL, late).await;
+        assert_eq!(outcome.right.load(Relaxed), Load::USUAL.requests(), "{outcome:?}");
         no_breaker_is_open(&front).await;
+    }
+}
+
+/// Forty thousand requests, beside clients that take the processors away from the router now and
+/// then, so that it reads late what has arrived.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes"]
+#[allow(clippy::print_stderr)]
+async fn of_forty_thousand_late_answers_next_to_none_reaches_a_client() {
+    for (late, foreign_max) in [(again as fn(Load, &Asked) -> Turn, 0), (again_without_id, 4)] {
+        let stalls = std::thread::spawn(|| stall(Duration::from_secs(30)));
+        let (outcome, front) = run(Load::FULL, late).await;
+        eprintln!("{} requests: {outcome:?}", Load::FULL.requests());
+        assert!(outcome.foreign.load(Relaxed) <= foreign_max, "{outcome:?}");
+        assert_eq!(outcome.failed.load(Relaxed), 0, "{outcome:?}");
+        no_breaker_is_open(&front).await;
+        stalls.join().unwrap();
+    }
+}
+
+/// Uses a processor for 20 ms of each 40.
+fn stall(total: Duration) {
+    let begun = Instant::now();
+    while begun.elapsed() < total {
+        let turn = Instant::now();
+        while turn.elapsed() < Duration::from_millis(20) {
+            std::hint::spin_loop();
+        }
+        std::thread::park_timeout(Duration::from_millis(20));
     }
 }

@@ -1,6 +1,8 @@
 //! One connection to the engine, and the body of the reply on it.
 
 use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
@@ -12,7 +14,10 @@ use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::rt::Executor as _;
 use hyper_util::rt::TokioIo;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use super::super::bodies::RequestBody;
 use super::super::scoped_waker::ScopedWaker;
@@ -22,21 +27,60 @@ use crate::tasks::ConnectionTasks;
 type HttpConnection = http1::Connection<TokioIo<TcpStream>, RequestBody>;
 type SendResult = Result<Response<Incoming>, TrySendError<http::Request<RequestBody>>>;
 
+/// What has arrived on a connection since its last reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrived {
+    Nothing,
+    Bytes,
+    /// The connection has ended or failed.
+    End,
+}
+
+/// A second descriptor of a connection's socket, which the HTTP library owns. The socket itself is
+/// asked, because the runtime's readiness state may be outdated.
+pub(super) struct Probe(OwnedFd);
+
+impl Probe {
+    /// # Errors
+    /// There are too many open files.
+    pub(super) fn new(socket: &TcpStream) -> io::Result<Self> {
+        Ok(Self(socket.as_fd().try_clone_to_owned()?))
+    }
+
+    fn arrived(&self) -> Arrived {
+        match recv(&self.0, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, 1..)) => Arrived::Bytes,
+            Err(Errno::AGAIN | Errno::INTR) => Arrived::Nothing,
+            Ok(_) | Err(_) => Arrived::End,
+        }
+    }
+}
+
 /// A connection that makes progress only while it is polled.
 pub(super) struct Connection {
     pub(super) sender: SendRequest<RequestBody>,
     /// `None` once the connection has ended.
     driver: Option<HttpConnection>,
+    probe: Probe,
     scoped_waker: Arc<ScopedWaker>,
     /// Made from `scoped_waker`.
     waker: Waker,
 }
 
 impl Connection {
-    pub(super) fn new(sender: SendRequest<RequestBody>, driver: HttpConnection) -> Self {
+    pub(super) fn new(
+        sender: SendRequest<RequestBody>,
+        driver: HttpConnection,
+        probe: Probe,
+    ) -> Self {
         let scoped_waker = Arc::new(ScopedWaker::new());
         let waker = Waker::from(Arc::clone(&scoped_waker));
-        Self { sender, driver: Some(driver), scoped_waker, waker }
+        Self { sender, driver: Some(driver), probe, scoped_waker, waker }
+    }
+
+    /// What has arrived since the last reply.
+    pub(super) fn arrived(&self) -> Arrived {
+        self.probe.arrived()
     }
 
     /// Polls the connection, then the future that waits for data from it.
@@ -125,7 +169,7 @@ impl EngineBody {
         if let Some((mut connection, idle)) = self.connection.take()
             && connection.is_free()
         {
-            idle.put(connection);
+            idle.put(connection, Instant::now());
         }
     }
 }
