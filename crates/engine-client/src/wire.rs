@@ -189,6 +189,10 @@ impl Sending<'_> {
     }
 }
 
+fn is_refusal(head: &Head) -> bool {
+    head.status.is_client_error() || head.status.is_server_error()
+}
+
 impl Connection {
     pub(super) fn new(socket: impl Into<Stream>, peer: Option<IpAddr>) -> Self {
         let (socket, peer) = (socket.into(), peer.map(Peer));
@@ -236,6 +240,7 @@ impl Connection {
         interim: Interim,
     ) -> Result<Head, Unanswered> {
         const STALE: Unanswered = Unanswered::Stale { sent: true };
+        const PAYLOAD_TOO_LARGE: StatusCode = StatusCode::PAYLOAD_TOO_LARGE;
         match head {
             // No byte of a reply has arrived.
             Err(Broken::Closed) if kept && self.read.is_empty() && interim.is_empty() => Err(STALE),
@@ -247,10 +252,12 @@ impl Connection {
             // A server that stops waiting sends 408 before it closes the connection.
             Ok(head) if kept && head.status == StatusCode::REQUEST_TIMEOUT => Err(STALE),
             Ok(head) if sent => Ok(head),
-            Ok(head) if head.status.is_client_error() || head.status.is_server_error() => {
+            // A refusal may come before the whole request was sent. On a kept connection it may be
+            // the late refusal of another request, unless it is about a long body.
+            Ok(head) if is_refusal(&head) && (!kept || head.status == PAYLOAD_TOO_LARGE) => {
                 Ok(Head { keeps: false, ..head })
             }
-            // A reply before the whole request was sent cannot be for this request.
+            // Another reply before the whole request was sent cannot be for this request.
             Ok(_) if kept => Err(STALE),
             Ok(_) => Err(Unanswered::Early),
         }

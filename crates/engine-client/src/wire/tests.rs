@@ -1,3 +1,5 @@
+use std::convert::Infallible;
+
 use http::StatusCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -90,24 +92,40 @@ async fn an_error_before_the_end_of_a_request_counts_and_the_connection_is_spent
 
 #[tokio::test]
 async fn a_success_before_the_end_of_a_request_is_not_its_answer() {
-    let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
-    let request = || ask(vec![0; 64 << 20].into());
-    let (mut wire, mut engine) = pair().await;
-    engine.write_all(answer.as_bytes()).await.unwrap();
-    assert_eq!(wire.exchange(&request()).await.err(), Some(Unanswered::Early));
-    let (mut wire, mut engine) = kept_pair().await;
-    let request = request();
-    let late = async {
-        // The request has begun to arrive.
+    let early = Unanswered::Early;
+    let (fresh, kept) = (pair().await, kept_pair().await);
+    assert_eq!(answered_early(fresh, 200).await, Err(early));
+    assert_eq!(answered_early(kept, 200).await, Err(STALE));
+}
+
+#[tokio::test]
+async fn an_early_refusal_on_a_kept_connection_may_be_that_of_another_request() {
+    for status in [401, 413, 503, 504] {
+        assert_eq!(answered_early(pair().await, status).await, Ok(status));
+    }
+    for status in [401, 503, 504] {
+        assert_eq!(answered_early(kept_pair().await, status).await, Err(STALE), "{status}");
+    }
+    assert_eq!(answered_early(kept_pair().await, 413).await, Ok(413));
+}
+
+const STALE: Unanswered = Unanswered::Stale { sent: true };
+
+/// Sends a long request, of which the engine reads a few bytes before it answers.
+async fn answered_early(
+    (mut wire, mut engine): (Connection, TcpStream),
+    status: u16,
+) -> Result<u16, Unanswered> {
+    let request = ask(vec![0; 64 << 20].into());
+    let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
+    let early = async {
         engine.read_exact(&mut [0; 4]).await.unwrap();
         engine.write_all(answer.as_bytes()).await.unwrap();
-        std::future::pending::<()>().await;
+        std::future::pending::<Infallible>().await
     };
     tokio::select! {
-        unanswered = wire.exchange(&request) => {
-            assert_eq!(unanswered.err(), Some(Unanswered::Stale { sent: true }));
-        }
-        () = late => {}
+        head = wire.exchange(&request) => head.map(|head| head.status.as_u16()),
+        never = early => match never {},
     }
 }
 
