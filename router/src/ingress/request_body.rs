@@ -19,6 +19,10 @@ use splitrail_config::model::Limits;
 /// Maximum memory in bytes that is reserved for a body because of its announced length.
 pub(super) const RESERVED_MAX_BYTES: usize = 128 << 10;
 
+/// Bytes that a request takes while its body arrives, besides the body: its stream in the HTTP
+/// library and its futures. Later it has a place in flight.
+const ARRIVING_BYTES: usize = 16 << 10;
+
 /// Minimum length in bytes of a body in one piece that is left in its receive buffer. The buffer
 /// may be four times as long, which is not charged, so shorter bodies are copied.
 const LEFT_MIN_BYTES: usize = 64 << 10;
@@ -110,11 +114,14 @@ where
             whole.extend_from_slice(&piece);
         }
         let whole = if whole.is_empty() { left } else { whole.into() };
-        Ok((whole, self.held))
+        Ok((whole, self.into_held()))
     }
 
     /// Returns the charge for what was received.
-    pub(super) fn into_held(self) -> Charge {
+    pub(super) fn into_held(mut self) -> Charge {
+        if self.waiting.is_some() {
+            self.held.shrink(ARRIVING_BYTES);
+        }
         self.held
     }
 
@@ -141,10 +148,14 @@ where
         if self.bytes > self.bounds.max_bytes {
             return Err(self.too_large());
         }
-        if !self.held.grow(bytes, self.bounds.all_max_bytes) {
-            return Err(self.core.shed_memory());
+        self.charge(bytes)
+    }
+
+    fn charge(&mut self, bytes: usize) -> Result<(), Error> {
+        match self.held.grow(bytes, self.bounds.all_max_bytes) {
+            true => Ok(()),
+            false => Err(self.core.shed_memory()),
         }
-        Ok(())
     }
 
     /// Polls the timer of the wait for the client.
@@ -181,6 +192,11 @@ where
         let frame = match Pin::new(&mut this.body).poll_frame(context) {
             Poll::Ready(frame) => frame,
             Poll::Pending => {
+                if this.waiting.is_none()
+                    && let Err(error) = this.charge(ARRIVING_BYTES)
+                {
+                    return Poll::Ready(Some(Err(error)));
+                }
                 return this.poll_wait_timer(context).map(|error| Some(Err(error)));
             }
         };

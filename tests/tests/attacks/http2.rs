@@ -1,5 +1,6 @@
 //! HTTP/2 clients: answers that are not read, resets, floods of frames.
 
 mod answers;
+mod arriving;
 mod resets;
 mod riders;

@@ -1,6 +1,9 @@
 //! Objects of very many members: what they take does not depend on how often they are sent on.
 
-use futures_util::future::join_all;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use futures_util::future::{join, join_all};
 use serde_json::json;
 use splitrail_tests::client::Client;
 use splitrail_tests::grpc::{generate, text_request};
@@ -35,6 +38,41 @@ async fn a_batch_with_very_many_members_is_refused_before_a_table_is_made_of_the
         solo.http.post(COMPLETIONS, &json!({"model": "sim", "prompt": "a"})).await.status,
         200
     );
+}
+
+/// The body is as long as bodies may be made. Another client is asked how long it waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes a while, and half a gigabyte"]
+#[allow(clippy::print_stderr)]
+async fn three_million_members_times_sixty_four_prompts_are_refused_beside_other_clients() {
+    let solo = Solo::start("{ body_size_max: 64MiB }", |_| whole_answer()).await;
+    let body = batch(64, &members("", 3_200_000));
+    let bytes_mib = body.len() as u64 >> 20;
+    let is_over = AtomicBool::new(false);
+    let probe = Client::new(solo.router.http);
+    let probes = async {
+        let mut longest = Duration::ZERO;
+        while !is_over.load(Relaxed) {
+            let asked = Instant::now();
+            let reply = probe.post(COMPLETIONS, &json!({"model": "sim", "prompt": "a"})).await;
+            assert_eq!(reply.status, 200);
+            longest = longest.max(asked.elapsed());
+        }
+        longest
+    };
+    let peak = peak_mib(&solo, async {
+        let attack = async {
+            let refused = solo.http.post_with(COMPLETIONS, &[], body).await;
+            is_over.store(true, Relaxed);
+            refused.status
+        };
+        let (longest, status) = join(probes, attack).await;
+        assert_eq!(status, 400);
+        eprintln!("a body of {bytes_mib} MiB: another client waits {longest:?} at most");
+    })
+    .await;
+    eprintln!("{peak} MiB more");
+    assert!(peak < 300, "{peak} MiB more");
 }
 
 /// As many members as are allowed: what one prompt shares with the others is there once.
