@@ -165,7 +165,7 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Box<Scope>) -> Resul
         }
         Err(error) => {
             scope.fail(&error);
-            Err(error)
+            Err(scope.told(error))
         }
     }
 }
@@ -229,8 +229,8 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         fallback: context.served.config.cached_tokens_fallback,
         dialect: endpoint.dialect(),
     });
-    let body = one_reply(core, begun, Places { n: options.n, samples_apart }, detail)?;
-    let body = match body {
+    let places = Places { n: options.n, samples_apart };
+    let body = match combine(core, begun, places, detail).await? {
         ReplyBody::Whole(reply) => ReplyBody::Whole(Arc::clone(&context.unread).bind(reply)),
         events => events,
     };
@@ -254,6 +254,27 @@ async fn begin_all(
     let pairs = units.iter().zip(decisions).enumerate();
     let begin = |(place, (unit, decision))| begin(context, unit, decision, place);
     Box::pin(try_join_all(pairs.map(begin))).await
+}
+
+/// Combines the replies of all prompts into one, off the reactor if they are long.
+async fn combine(
+    core: &Arc<Core>,
+    begun: Vec<Begun>,
+    places: Places,
+    detail: Option<Detail>,
+) -> Result<ReplyBody, Error> {
+    let (bytes, combining) = (begun.iter().map(bytes).sum(), Arc::clone(core));
+    let work = move || one_reply(&combining, begun, places, detail);
+    core.preparer.run_sized(bytes, work).await?
+}
+
+/// The bytes of a reply that is whole already.
+fn bytes(begun: &Begun) -> usize {
+    match begun {
+        Begun::Whole(reply) => reply.bytes(),
+        Begun::Verbatim(reply) => reply.len(),
+        Begun::Stream(_) | Begun::Made(_) => 0,
+    }
 }
 
 /// Combines the replies of all prompts into one.

@@ -151,6 +151,30 @@ fn large() -> Vec<(&'static str, &'static str, String)> {
     ]
 }
 
+/// What a prompt says that gets a long reply.
+const ASKS_MUCH: &str = "asks much";
+
+/// A reply of many choices.
+fn long_reply() -> String {
+    let choice = r#"{"index":0,"text":"word","finish_reason":"length","logprobs":[[0.1,0.2]]}"#;
+    let choices = vec![choice; LONG_BYTES / choice.len()].join(",");
+    format!(
+        r#"{{"id":"x","object":"text_completion","created":1,"model":"sim","choices":[{choices}]}}"#
+    )
+}
+
+/// Requests to endpoints whose bodies are passed on, and those with long replies.
+fn large_replies() -> Vec<(&'static str, &'static str, String)> {
+    let text = json!({"model": "sim", "prompt": words(LONG_BYTES)}).to_string();
+    let input = json!({"model": "sim", "input": words(LONG_BYTES)}).to_string();
+    vec![
+        ("a long reply", COMPLETIONS, completion(ASKS_MUCH.into())),
+        ("two long replies", COMPLETIONS, completion(json!([ASKS_MUCH, ASKS_MUCH]))),
+        ("a long text to tokenize", "/tokenize", text),
+        ("a long text to embed", "/v1/embeddings", input),
+    ]
+}
+
 /// Calls of the gRPC door whose messages are long.
 fn large_calls() -> Vec<(&'static str, v1::GenerateRequest)> {
     let of = |prompt| v1::GenerateRequest { prompt: Some(prompt), ..text_request("", "") };
@@ -169,7 +193,9 @@ fn large_calls() -> Vec<(&'static str, v1::GenerateRequest)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::print_stderr)]
 async fn no_poll_of_a_large_request_holds_the_thread_that_serves_all_connections() {
-    let answer = |heard: &splitrail_tests::post::Heard| match heard.is_inference() {
+    let long = long_reply();
+    let answer = move |heard: &splitrail_tests::post::Heard| match heard.is_inference() {
+        true if heard.text().contains(ASKS_MUCH) => Answer::json(200, &long),
         true => whole_answer(),
         false => Answer::json(200, "{}"),
     };
@@ -184,7 +210,7 @@ async fn no_poll_of_a_large_request_holds_the_thread_that_serves_all_connections
     }
     let usual = router.longest();
     let mut longest = Vec::new();
-    for (what, path, body) in large() {
+    for (what, path, body) in large().into_iter().chain(large_replies()) {
         router.longest();
         let reply = router.http.post_with(path, &headers, body).await;
         let poll = router.longest();

@@ -13,8 +13,8 @@ use splitrail_config::model::Limits;
 const OUTPUT_TOKENS: [&str; 4] =
     ["max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"];
 
-/// Members whose JSON may be long: schemas, grammars, tools, `logit_bias` and template arguments.
-const SCHEMAS: [&str; 12] = [
+/// Members whose JSON may be long: schemas, grammars, tools, lists of tokens and template arguments.
+const SCHEMAS: [&str; 21] = [
     "tools",
     "functions",
     "response_format",
@@ -25,7 +25,16 @@ const SCHEMAS: [&str; 12] = [
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "guided_whitespace_pattern",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "stop_regex",
     "logit_bias",
+    "allowed_token_ids",
+    "logprob_token_ids",
+    "prompt_logprob_token_ids",
     "chat_template_kwargs",
 ];
 

@@ -118,6 +118,8 @@ struct Rare {
     is_reply: bool,
     /// Whether an engine refuses what the router has added to the request.
     is_of_additions: bool,
+    /// Whether clients are not told which worker failed, and how.
+    is_withheld: bool,
 }
 
 impl Error {
@@ -173,6 +175,25 @@ impl Error {
     pub fn of_additions(mut self) -> Self {
         self.rare.get_or_insert_default().is_of_additions = true;
         self
+    }
+
+    /// Withholds the message of an engine's failure from the client, because the message names the
+    /// worker. Logs still have the message.
+    #[must_use]
+    pub fn withheld(mut self) -> Self {
+        if matches!(self.fault(), Fault::Engine | Fault::Router) {
+            self.rare.get_or_insert_default().is_withheld = true;
+        }
+        self
+    }
+
+    /// The message for the client.
+    fn told(&self) -> Cow<'_, str> {
+        match (self.rare.as_ref().is_some_and(|rare| rare.is_withheld), self.fault()) {
+            (true, Fault::Engine) => "the request failed at an engine".into(),
+            (true, _) if self.kind == Kind::NoWorker => "no worker can take the request".into(),
+            _ => Cow::Borrowed(&self.message),
+        }
     }
 
     /// Whether the same engine would refuse the same request again: it is the client's fault, or the
@@ -420,7 +441,7 @@ impl Error {
             (Fault::Router, _) => "internal_error",
         };
         let code = self.code();
-        json!({"message": self.message, "type": kind, "param": self.param, "code": code})
+        json!({"message": self.told(), "type": kind, "param": self.param, "code": code})
     }
 
     /// The error as the body of a reply in this dialect: OpenAI's object; in Anthropic's dialect
@@ -441,7 +462,7 @@ impl Error {
                 // OpenAI's events have the members at the top level; its clients read `error`.
                 let code = self.code();
                 let event = json!({
-                    "type": "error", "message": self.message, "code": code, "param": self.param,
+                    "type": "error", "message": self.told(), "code": code, "param": self.param,
                     "error": self.openai(),
                 });
                 format!("event: error\ndata: {event}")
@@ -483,7 +504,7 @@ impl Error {
             (_, Kind::Internal) => Code::Internal,
             _ => Code::Unavailable,
         };
-        let mut status = tonic::Status::new(code, self.message.to_string());
+        let mut status = tonic::Status::new(code, self.told());
         status.set_source(Arc::new(self.clone()));
         status
     }
@@ -513,6 +534,18 @@ mod tests {
         assert!(refused.to_openai().contains("secret"), "the client itself is told");
         let failed = Error::new(Kind::EngineFailed, "worker p0 answered with status 500");
         assert!(failed.to_string().contains("p0"));
+    }
+
+    #[test]
+    fn a_withheld_message_is_in_no_reply() {
+        let failed = Error::engine("d1", "answered with status 500").withheld();
+        let replies = [Dialect::Chunks, Dialect::Responses, Dialect::Messages]
+            .map(|dialect| failed.to_body(dialect) + &failed.to_event(dialect));
+        assert!(!replies.concat().contains("d1"), "{replies:?}");
+        assert!(!failed.to_grpc().message().contains("d1"));
+        assert!(failed.to_string().contains("d1"), "logs have the message");
+        let mistake = Error::invalid("input", "`input` is missing").withheld();
+        assert!(mistake.to_openai().contains("is missing"), "the client itself is told");
     }
 
     #[test]

@@ -20,9 +20,6 @@ use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
 
-/// Replies of at least this length are parsed off the reactor.
-const LONG_BYTES: usize = 256 << 10;
-
 /// Runs a request of an auxiliary endpoint until its reply has arrived.
 ///
 /// # Errors
@@ -87,7 +84,7 @@ async fn ask(
         envelope = Envelope { prefill_tokens: Some(unit.weight_tokens), ..envelope };
     }
     let call = async {
-        let body = unit.body.to_bytes();
+        let body = unit.body.to_parts();
         let response = client.post(worker, Shape::whole(endpoint), body, &envelope).await?;
         client.whole_answer(worker, response, &context.unread).await
     };
@@ -112,12 +109,8 @@ struct Reply<'a> {
 
 /// The reply with its usage; `None` if the reply is no JSON object.
 async fn read(context: &Context, reply: Bytes) -> Option<(Bytes, Option<EngineUsage>)> {
-    let bytes = reply.len();
-    if bytes < LONG_BYTES {
-        return usage(&reply).map(|usage| (reply, usage));
-    }
-    let work = move || usage(&reply).map(|usage| (reply, usage));
-    context.preparer.run_off_reactor(bytes, work).await.ok()?
+    let work = move |reply: Bytes| usage(&reply).map(|usage| (reply, usage));
+    context.preparer.run_sized(reply.len(), move || work(reply)).await.ok()?
 }
 
 fn usage(reply: &[u8]) -> Option<Option<EngineUsage>> {

@@ -18,8 +18,8 @@ use super::sending::Sending;
 use crate::reply::choices::{begun, turned_away};
 use crate::reply::dialect::{Chunk, data_of, usage_of};
 use crate::reply::event_reader::EventReader;
-use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
+use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{EngineClient, Parcel, Shape, refusal_event};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
@@ -27,7 +27,7 @@ use splitrail_fleet::Worker;
 /// How a leg's reply begins.
 pub(super) enum First {
     /// The whole reply has arrived.
-    Whole(Bytes),
+    Whole(JsonObject),
     /// A stream, with its first events.
     Events(Box<EventReader>, VecDeque<Bytes>),
     /// There is no reply: the engine rejected the leg for its threshold.
@@ -148,11 +148,13 @@ async fn whole_reply(
         reply = call => reply?,
         () = queued => return Err(lease_expired(worker)),
     };
-    let dialect = context.endpoint.dialect();
-    if turned_away(dialect, &reply) {
-        return Ok(First::Below(usage_of(dialect, &reply)));
-    }
-    Ok(First::Whole(reply))
+    let (dialect, bytes) = (context.endpoint.dialect(), reply.len());
+    let read = move || match turned_away(dialect, &reply) {
+        true => Ok(First::Below(usage_of(dialect, &reply))),
+        false => JsonObject::parse(reply).map(First::Whole),
+    };
+    let read = context.preparer.run_sized(bytes, read).await?;
+    read.map_err(|_| Error::engine(worker.id(), "sent a reply that is not JSON"))
 }
 
 /// Sends a streamed leg to an endpoint and waits for its first events.

@@ -144,10 +144,10 @@ pub(super) fn conclude(
     let Sending { prompt, placed, .. } = *sending;
     let decision = prompt.decision;
     let error = match begun {
-        Ok(First::Whole(reply)) => match whole(sending, &mut account, reply) {
-            Ok(reply) => return Ok(Generated::Begun(Begun::Whole(reply))),
-            Err(error) => error,
-        },
+        Ok(First::Whole(reply)) => {
+            let reply = whole(sending, &mut account, reply);
+            return Ok(Generated::Begun(Begun::Whole(reply)));
+        }
         Ok(First::Events(reader, held)) => {
             account.began();
             if placed.worker.breaker(Leg::Decode).answers() {

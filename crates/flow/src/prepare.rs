@@ -193,7 +193,7 @@ impl Payload {
             }
         };
         let opened = |name: &str| -> &[String] {
-            let named = named(serving, endpoint, name);
+            let named = named(serving, endpoint, name, None);
             named.map_or(&[], |named| &serving.models[named.model].config.pass_unknown)
         };
         let allowance = Allowance { limits, work: &mut memory.work };
@@ -245,6 +245,23 @@ impl Preparer {
     /// not make requests wait.
     pub(crate) fn has_spare_core(&self) -> bool {
         self.permits.available_permits() > self.cores / 2
+    }
+
+    /// Runs work whose time grows with `bytes` of a request or a reply: at once if they are few, and
+    /// otherwise off the reactor.
+    ///
+    /// # Errors
+    /// If the router is stopping or the work panics.
+    pub async fn run_sized<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        match bytes < LONG_BYTES {
+            true => Ok(work()),
+            // Boxed so that requests with short replies do not grow.
+            false => Box::pin(self.run_off_reactor(bytes, work)).await,
+        }
     }
 
     /// Runs work whose time grows with `bytes` of a request on the blocking pool, once a permit for
@@ -406,7 +423,7 @@ fn address(
     tenant: Option<&Tenant>,
 ) -> Result<(Arc<Served>, Option<String>), Error> {
     let endpoint = inbound.endpoint;
-    let Named { model, adapter } = named(serving, endpoint, &inbound.model_name)?;
+    let Named { model, adapter } = named(serving, endpoint, &inbound.model_name, tenant)?;
     let served = Arc::clone(&serving.models[model]);
     if let Some(tenant) = tenant {
         let name = if inbound.model_name.is_empty() { served.name() } else { &inbound.model_name };
@@ -428,8 +445,14 @@ fn prompt_bytes(endpoint: Endpoint, body: &JsonObject) -> usize {
 }
 
 /// The model and adapter of the name in a request. On endpoints without a model the name may be
-/// left out if only one model is served.
-fn named(serving: &Serving, endpoint: Endpoint, name: &str) -> Result<Named, Error> {
+/// left out if only one model is served. The error for an unknown name lists those that the tenant
+/// may use.
+fn named(
+    serving: &Serving,
+    endpoint: Endpoint,
+    name: &str,
+    tenant: Option<&Tenant>,
+) -> Result<Named, Error> {
     if name.is_empty() && !endpoint.names_model() {
         return match serving.models.len() {
             1 => Ok(Named { model: 0, adapter: None }),
@@ -437,7 +460,8 @@ fn named(serving: &Serving, endpoint: Endpoint, name: &str) -> Result<Named, Err
         };
     }
     serving.names.get(name).cloned().ok_or_else(|| {
-        let known: Vec<String> = serving.names.keys().cloned().collect();
+        let may_use = |name: &&String| tenant.is_none_or(|tenant| tenant.may_use(name));
+        let known: Vec<String> = serving.names.keys().filter(may_use).cloned().collect();
         unknown_model(name, &known)
     })
 }

@@ -32,8 +32,8 @@ use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::close::{Used, close};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::record::{Ended, LabelledTenant};
-use splitrail_ledger::recorder::{Prompt, Times};
-use splitrail_ledger::timeline::Timeline;
+use splitrail_ledger::recorder::Prompt;
+use splitrail_ledger::timeline::{RequestTimes, Timeline};
 use splitrail_request_log::identity::{ClientTrace, Identity};
 use splitrail_settings::logging::RequestIds;
 use splitrail_telemetry::clock::unix_ms;
@@ -355,6 +355,14 @@ impl Scope {
         self.end_at(Instant::now(), ending);
     }
 
+    /// The error as the client is told it: only tenants with `debug` learn which worker failed.
+    pub(super) fn told(&self, error: Error) -> Error {
+        match &self.sender.tenant {
+            Some(tenant) if !tenant.debug => error.withheld(),
+            _ => error,
+        }
+    }
+
     /// Notes that the client has left; has no effect after the end.
     fn cancel(&mut self) {
         if !self.ended {
@@ -421,7 +429,7 @@ impl Scope {
             reservation.settle(tokens);
         }
         self.observe_pace(placed, now, used.completion_tokens);
-        self.record_decisions(placed, arrived_unix_ms, seconds);
+        self.complete_decisions(placed, arrived_unix_ms, seconds);
         let pool = &placed.served.pool;
         if outcome == "ok" {
             let (roster, block_size) = (pool.roster(), pool.block_size());
@@ -445,21 +453,24 @@ impl Scope {
         }
     }
 
-    /// Records the request's decisions, if the request is one of those that are recorded.
-    fn record_decisions(&self, placed: &Placed, arrived_unix_ms: u64, seconds: f64) {
-        let Some(prompts) = &placed.recorded else { return };
+    /// Completes the request's decisions with its times. Before, writes them to the record file, if
+    /// the request is one of those that are recorded: the lines have the times themselves.
+    fn complete_decisions(&self, placed: &Placed, arrived_unix_ms: u64, seconds: f64) {
         let begun = self.begun.filter(|_| placed.stream);
         let ttft = begun.map(|begun| begun.duration_since(self.identity.arrived));
-        let times = Times {
-            arrived_unix_ms,
+        let times = RequestTimes {
             ttft_ms: ttft.map(|ttft| ttft.as_secs_f64() * 1e3),
             total_ms: seconds * 1e3,
-            stages: &self.timeline.times(),
+            stages_ms: self.timeline.times(),
         };
-        for (prompt, decision) in prompts.iter().zip(&placed.decisions) {
+        let recorder = &self.core.books.recorder;
+        for (prompt, decision) in placed.recorded.iter().flatten().zip(&placed.decisions) {
             decision.with(|decision| {
-                self.core.books.recorder.write(self.endpoint, times, prompt, decision);
+                recorder.write(self.endpoint, arrived_unix_ms, times, prompt, decision);
             });
+        }
+        for decision in &placed.decisions {
+            decision.request_took(times);
         }
     }
 
@@ -508,13 +519,19 @@ impl Stream for ScopedEvents {
             }
             Poll::Ready(next) => next,
         };
-        match &next {
-            Some(Ok(_)) => return Poll::Ready(next),
-            Some(Err(error)) => scope.fail(error),
-            None => scope.end(),
-        }
+        let last = match next {
+            Some(Ok(event)) => return Poll::Ready(Some(Ok(event))),
+            Some(Err(error)) => {
+                scope.fail(&error);
+                Some(Err(scope.told(error)))
+            }
+            None => {
+                scope.end();
+                None
+            }
+        };
         this.scope = None;
-        Poll::Ready(next)
+        Poll::Ready(last)
     }
 }
 

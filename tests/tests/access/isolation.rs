@@ -2,6 +2,7 @@
 
 use serde_json::json;
 use splitrail_proto::v1::generate_response::Event;
+use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{front_door, text_request};
@@ -124,6 +125,22 @@ async fn only_a_tenant_with_debug_sees_the_route_of_a_call_over_grpc() {
         let Some(Event::Started(started)) = first else { panic!("no start: {first:?}") };
         assert_eq!(started.route.is_some(), sees);
         while events.message().await.unwrap().is_some() {}
+    }
+}
+
+#[tokio::test]
+async fn only_a_tenant_with_debug_is_told_which_worker_failed() {
+    let mut keys = Keys::empty();
+    let [acme, debugger] = ["acme", "debugger"].map(|name| keys.tenant(name));
+    let model = "breaker: { failures: 0 }".into();
+    let cluster = start(&keys, TENANTS, Spec { model, ..Spec::aggregated(1) }).await;
+    for kind in [FaultKind::Status { status: 500 }, FaultKind::Reset] {
+        cluster.engine("w0").set_fault(Fault { kind, times: None });
+        for (key, is_told) in [(&acme, false), (&debugger, true)] {
+            let reply = complete(&cluster.http, key, &completion(&prompt(20, "a"))).await;
+            assert!(reply.status.is_server_error(), "{}", reply.text());
+            assert_eq!(reply.text().contains("w0"), is_told, "{}", reply.text());
+        }
     }
 }
 

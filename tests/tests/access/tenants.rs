@@ -27,6 +27,10 @@ async fn a_tenant_uses_and_sees_its_models_only() {
     assert_eq!(refused.status, 403, "{}", refused.text());
     assert_eq!(refused.json()["error"]["code"], "permission_denied");
     assert_eq!(refused.json()["error"]["param"], "model");
+    body["model"] = json!("nope");
+    let unknown = complete(&cluster.http, &some, &body).await;
+    assert_eq!(unknown.status, 404);
+    assert!(unknown.text().contains("known: default\""), "no others: {}", unknown.text());
     body["model"] = json!("default");
     assert_eq!(complete(&cluster.http, &some, &body).await.status, 200);
 }

@@ -141,7 +141,8 @@ pub struct Limits {
     /// Maximum number of entries in a `stop` list.
     #[schemars(range(min = 0, max = 1024))]
     pub stop_max: usize,
-    /// Maximum size of one schema or grammar (`tools`, `response_format`, guided decoding).
+    /// Maximum size of one schema, grammar or list of tokens (`tools`, `response_format`, guided
+    /// decoding, `logit_bias`).
     #[serde(rename = "schema_size_max")]
     #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
     #[schemars(with = "size::SizeText", range(min = 1024))]
