@@ -1,6 +1,6 @@
-//! `splitrail usage`: sums a ledger file by tenant and model.
+//! `splitrail usage`: sums ledger files by tenant and model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,12 +11,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use splitrail_telemetry::clock::unix_ms;
 
-/// Sums the ledger file by tenant and model.
+/// Sums the ledger files of one or several routers by tenant and model.
 #[derive(Args)]
 pub(crate) struct UsageArgs {
     /// The ledger file (`ledger.path`); its rotated files `PATH.1`, `PATH.2`, ... are read, too.
-    #[arg(long)]
-    ledger: PathBuf,
+    /// Several files are those of several routers.
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
+    ledger: Vec<PathBuf>,
     /// Counts requests that ended within this time, for example `1d`, `12h` or `30m`.
     #[arg(long, value_parser = period)]
     since: Option<Duration>,
@@ -74,11 +75,13 @@ struct Usage {
 /// Runs the command; returns what it prints.
 ///
 /// # Errors
-/// The ledger file cannot be read; the message names it.
+/// A ledger file cannot be read; the message names it.
 pub(crate) fn run(args: &UsageArgs) -> Result<String, String> {
     let since_ms = args.since.map_or(0, |since| unix_ms().saturating_sub(since.as_millis() as u64));
     let mut usage = Usage::default();
-    for path in files(&args.ledger) {
+    // A rotated file may be named as well.
+    let paths: BTreeSet<PathBuf> = args.ledger.iter().flat_map(|ledger| files(ledger)).collect();
+    for path in paths {
         usage.read(&path, since_ms).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(if args.json { usage.to_json() } else { usage.to_table() })

@@ -43,15 +43,15 @@ fn dry_run(out: &mut String, told: &Value, paint: Paint) {
         }
         comparison(out, &prompt["auto"]);
         for step in list(&prompt["steps"]) {
-            let name = text(&step["step"]);
-            choice(out, &name, step, &unit, paint);
+            let leg = text(&step["step"]);
+            choice(out, &leg, step, &unit, paint);
             candidates(
                 out,
                 list(&step["candidates"]).iter().collect(),
                 list(&step["conditions"]),
                 paint,
             );
-            if name == "decode_try" && prompt["gate"]["verdict"] == "asked" {
+            if leg == "decode_try" && prompt["gate"]["verdict"] == "asked" {
                 push(out, "  and where that one turns the prompt away:");
             }
             for veto in list(&step["vetoed"]) {
@@ -94,6 +94,12 @@ fn past(out: &mut String, told: &Value, paint: Paint) {
             ("cached tokens", &decision["cached_tokens"]),
         ],
     );
+    let mut times = vec![("ttft ms", &decision["ttft_ms"]), ("total ms", &decision["total_ms"])];
+    let stages = decision["stages_ms"].as_object().into_iter().flatten();
+    times.extend(stages.map(|(stage, took_ms)| (stage.as_str(), took_ms)));
+    if decision["total_ms"].is_number() {
+        line(out, "  took: ", &times);
+    }
     comparison(out, &decision["auto"]);
     if let Some(fetch) = decision["fetch"].as_object() {
         fields(out, "  fetch: ", fetch);
@@ -113,7 +119,7 @@ fn comparison(out: &mut String, auto: &Value) {
     let Some(auto) = auto.as_object() else { return };
     let ways = [("remote", auto.get("remote_fetch")), ("local", auto.get("local_fetch"))];
     let mut figures = auto.clone();
-    figures.retain(|name, _| !name.ends_with("_fetch"));
+    figures.retain(|key, _| !key.ends_with("_fetch"));
     fields(out, "  auto: ", &figures);
     for (way, plan) in ways {
         if let Some(plan) = plan {
@@ -216,12 +222,14 @@ fn header(columns: &[(&str, &str)]) -> Vec<String> {
 
 fn tiers(by_tier: &Value) -> String {
     let tiers = by_tier.as_object().into_iter().flatten();
-    tiers.map(|(tier, blocks)| format!("{tier} {blocks}")).collect::<Vec<_>>().join(", ")
+    let each = tiers.map(|(tier, blocks)| format!("{} {}", word(tier), figure(blocks)));
+    each.collect::<Vec<_>>().join(", ")
 }
 
 fn terms(terms: &Value) -> String {
     let terms = terms.as_object().into_iter().flatten();
-    terms.map(|(name, cost)| format!("{name} {}", figure(cost))).collect::<Vec<_>>().join(" + ")
+    let each = terms.map(|(term, cost)| format!("{} {}", word(term), figure(cost)));
+    each.collect::<Vec<_>>().join(" + ")
 }
 
 /// The prefix that a candidate would fetch from another worker, if it would.
@@ -258,13 +266,14 @@ fn age(condition: &Value) -> String {
 /// The fields of an object that are not null, on one line.
 fn fields(out: &mut String, lead: &str, object: &Map<String, Value>) {
     let said: Vec<(&str, &Value)> =
-        object.iter().map(|(name, value)| (name.as_str(), value)).collect();
+        object.iter().map(|(key, value)| (key.as_str(), value)).collect();
     line(out, lead, &said);
 }
 
 fn line(out: &mut String, lead: &str, fields: &[(&str, &Value)]) {
     let told = fields.iter().filter(|(_, value)| !value.is_null());
-    let told = told.map(|(name, value)| format!("{} {}", name.replace('_', " "), figure(value)));
+    let told =
+        told.map(|(key, value)| format!("{} {}", word(&key.replace('_', " ")), figure(value)));
     push(out, &format!("{lead}{}", told.collect::<Vec<_>>().join(", ")));
 }
 
@@ -282,7 +291,12 @@ fn figure(value: &Value) -> String {
 
 fn text(value: &Value) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    printable(&text, TEXT_MAX_COLUMNS)
+    word(&text)
+}
+
+/// A name that another process has chosen.
+fn word(name: &str) -> String {
+    printable(name, TEXT_MAX_COLUMNS)
 }
 
 fn list(value: &Value) -> &[Value] {

@@ -9,7 +9,7 @@ use splitrail_kv::BlockHash;
 
 use super::decisions::Decision;
 use super::lines::Lines;
-use crate::timeline::StageTimes;
+use crate::timeline::RequestTimes;
 use splitrail_config::RecordConfig;
 
 /// Writes decision records to the record file.
@@ -40,19 +40,6 @@ impl Prompt {
     }
 }
 
-/// The times of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct Times<'a> {
-    /// When the request arrived, in milliseconds since 1970.
-    pub arrived_unix_ms: u64,
-    /// Time from the arrival to the beginning of the reply; `None` if no reply began.
-    pub ttft_ms: Option<f64>,
-    /// Time from the arrival to the end of the request.
-    pub total_ms: f64,
-    /// The time in each stage.
-    pub stages: &'a StageTimes,
-}
-
 /// One line of the record file.
 #[derive(Serialize)]
 struct Line<'a> {
@@ -65,9 +52,8 @@ struct Line<'a> {
     hash_ids: &'a [u64],
     block_size: u32,
     endpoint: &'static str,
-    ttft_ms: Option<f64>,
-    total_ms: f64,
-    stages_ms: &'a StageTimes,
+    #[serde(flatten)]
+    times: RequestTimes,
     decision: &'a Decision,
 }
 
@@ -90,25 +76,25 @@ impl Recorder {
         self.lines.is_open() && (self.sample >= 1.0 || rand::rng().random::<f64>() < self.sample)
     }
 
-    /// Writes the line of a prompt.
+    /// Writes the line of a prompt whose request arrived at `arrived_unix_ms`, in milliseconds
+    /// since 1970.
     pub fn write(
         &self,
         endpoint: &'static str,
-        times: Times<'_>,
+        arrived_unix_ms: u64,
+        times: RequestTimes,
         prompt: &Prompt,
         decision: &Decision,
     ) {
         self.lines.write(&Line {
             version: Self::VERSION,
-            timestamp: times.arrived_unix_ms,
+            timestamp: arrived_unix_ms,
             input_length: prompt.input_length,
             output_length: decision.ledger().completion_tokens().unwrap_or(0),
             hash_ids: &prompt.hash_ids,
             block_size: prompt.block_size,
             endpoint,
-            ttft_ms: times.ttft_ms,
-            total_ms: times.total_ms,
-            stages_ms: times.stages,
+            times,
             decision,
         });
     }

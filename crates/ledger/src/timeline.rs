@@ -31,8 +31,8 @@ pub struct Timeline {
 
 #[derive(Debug)]
 struct State {
-    /// The time in each stage, over all prompts; `None` if no prompt had the stage.
-    totals: [Option<Duration>; Stage::ALL.len()],
+    /// The time in each stage, over all prompts.
+    totals: StageTimes,
     /// Time from the end of prefill legs to the first token, over all prompts.
     hand_off: Option<Duration>,
     /// The end of the last stage that all prompts share.
@@ -54,14 +54,42 @@ struct Cursor {
     prefilled: Option<Duration>,
 }
 
-/// The time of one request in each stage, in milliseconds. The JSON form is an object.
-#[derive(Clone, Debug, Default)]
-pub struct StageTimes(Vec<(&'static str, f64)>);
+/// The time of one request in each stage. The JSON form is an object with milliseconds by stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StageTimes([Option<Duration>; Stage::ALL.len()]);
+
+impl StageTimes {
+    fn add(&mut self, stage: Stage, took: Duration) {
+        *self.0[stage as usize].get_or_insert_default() += took;
+    }
+
+    /// The time in a stage; `None` if the request did not have it.
+    fn get(&self, stage: Stage) -> Option<Duration> {
+        self.0[stage as usize]
+    }
+
+    /// The stages that the request had.
+    fn iter(&self) -> impl Iterator<Item = (Stage, Duration)> {
+        Stage::ALL.into_iter().filter_map(|stage| Some((stage, self.get(stage)?)))
+    }
+}
 
 impl Serialize for StageTimes {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_map(self.0.iter().copied())
+        to.collect_map(self.iter().map(|(stage, took)| (stage.name(), took.as_secs_f64() * 1e3)))
     }
+}
+
+/// The times of a request that has ended.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RequestTimes {
+    /// Time from the arrival to the first event of a stream; `None` for a whole reply, and if no
+    /// event came.
+    pub ttft_ms: Option<f64>,
+    /// Time from the arrival to the end of the request.
+    pub total_ms: f64,
+    /// The time in each stage, over all prompts.
+    pub stages_ms: StageTimes,
 }
 
 impl State {
@@ -77,14 +105,6 @@ impl State {
             }
         }
     }
-
-    fn add(&mut self, stage: Stage, took: Duration) {
-        *self.totals[stage as usize].get_or_insert_default() += took;
-    }
-
-    fn stages(&self) -> impl Iterator<Item = (Stage, Duration)> {
-        Stage::ALL.into_iter().filter_map(|stage| Some((stage, self.totals[stage as usize]?)))
-    }
 }
 
 impl Timeline {
@@ -92,7 +112,7 @@ impl Timeline {
     pub fn new(origin: Instant, trace: Option<RequestTrace>) -> Self {
         let spans = trace.is_some().then(Box::default);
         let state = State {
-            totals: [None; Stage::ALL.len()],
+            totals: StageTimes::default(),
             hand_off: None,
             shared: Cursor::default(),
             first: None,
@@ -119,7 +139,7 @@ impl Timeline {
         let begin = state.shared.at;
         let end = end.max(begin);
         state.shared.at = end;
-        state.add(stage, end - begin);
+        state.totals.add(stage, end - begin);
         if let Some(spans) = &mut state.spans {
             spans.lap(Lap { prompt: None, stage, begin, end });
         }
@@ -142,14 +162,14 @@ impl Timeline {
 
     /// The time in a stage over all prompts; `None` if no prompt had it.
     pub fn total(&self, stage: Stage) -> Option<Duration> {
-        self.lock().totals[stage as usize]
+        self.lock().totals.get(stage)
     }
 
     /// The time in the legs that led to the first token, over all prompts.
     pub fn legs(&self) -> Duration {
         let state = self.lock();
         let of_legs = [Stage::Prefill, Stage::FirstToken].into_iter();
-        of_legs.filter_map(|stage| state.totals[stage as usize]).sum()
+        of_legs.filter_map(|stage| state.totals.get(stage)).sum()
     }
 
     /// The time from the end of prefill legs to the first token, over all prompts; `None` if no
@@ -160,9 +180,7 @@ impl Timeline {
 
     /// The stages so far.
     pub fn times(&self) -> StageTimes {
-        let state = self.lock();
-        let ms = |(stage, took): (Stage, Duration)| (stage.name(), took.as_secs_f64() * 1e3);
-        StageTimes(state.stages().map(ms).collect())
+        self.lock().totals
     }
 
     /// The value of the `server-timing` header: milliseconds per stage. The times of a batch's
@@ -171,7 +189,7 @@ impl Timeline {
         const STAGE_BYTES: usize = 32;
         let state = self.lock();
         let mut out = String::with_capacity(STAGE_BYTES * Stage::ALL.len());
-        for (stage, took) in state.stages() {
+        for (stage, took) in state.totals.iter() {
             let separator = if out.is_empty() { "" } else { ", " };
             let us = (took.as_nanos() as u64 + 500) / 1000;
             out.extend([separator, stage.name(), ";dur="]);

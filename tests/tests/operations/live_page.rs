@@ -74,6 +74,7 @@ async fn the_page_shows_workers_a_drain_a_broken_worker_and_a_decision() {
     browser.click("#decisions tbody tr:first-child button").await;
     browser.shows("#why .candidates caption", "Candidates for the prefill leg").await;
     browser.shows("#why .candidates", "chosen").await;
+    browser.shows("#why .facts", "prefill ").await;
     browser.screenshot(&picture("healthy.png"), 900).await;
 
     cluster.admin.post_with("/admin/workers/d1/drain", &[], "").await;

@@ -221,6 +221,33 @@ async fn a_past_decision_says_who_was_vetoed_and_how_old_each_index_was() {
 }
 
 #[tokio::test]
+async fn a_past_decision_says_where_the_time_of_its_request_went() {
+    let cluster = Cluster::start(Spec::default()).await;
+    let whole = completion(&prompt(40, "whole"));
+    let mut stream = completion(&prompt(40, "stream"));
+    stream["stream"] = true.into();
+    for (id, body) in [("whole", &whole), ("stream", &stream)] {
+        let reply = named(&cluster, id, &[], body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        cluster.settle().await;
+        let told = decision(&cluster.admin, id).await;
+        let total_ms = told["total_ms"].as_f64().unwrap();
+        let stages = told["stages_ms"].as_object().unwrap();
+        for stage in ["receive", "tokenize", "match", "pick", "prefill", "first_token"] {
+            assert!(stages[stage].is_f64(), "{stage}: {told}");
+        }
+        let sum_ms: f64 = stages.values().map(|took_ms| took_ms.as_f64().unwrap()).sum();
+        match told["ttft_ms"].as_f64() {
+            Some(ttft_ms) => {
+                assert_eq!(id, "stream");
+                assert!((sum_ms - ttft_ms).abs() < 1e-3 && ttft_ms <= total_ms, "{told}");
+            }
+            None => assert!(id == "whole" && sum_ms <= total_ms + 1e-3, "{told}"),
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_engine_is_vetoed_for_its_own_hand_off_and_for_too_few_blocks() {
     let pair = Cluster::start(Spec { prefill: 0, decode: 0, both: 2, ..Spec::default() }).await;
     named(&pair, "pair", &[], &completion(&prompt(40, "x"))).await;

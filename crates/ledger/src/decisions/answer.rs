@@ -7,6 +7,7 @@ use super::record::Decision;
 use crate::entry::{Cached, Entry, ReportedUsage};
 use crate::leg::{LegFacts, Origin};
 use crate::record::told;
+use crate::timeline::RequestTimes;
 use splitrail_config::model::CachedTokensFallback;
 
 /// The usage of a reply, as its engine reports it.
@@ -127,6 +128,11 @@ impl DecisionHandle {
     /// The request has ended. If the prompt has an outcome already, the outcome stays.
     pub fn request_ended(&self, outcome: &'static str) {
         self.lock().outcome.get_or_insert(outcome);
+    }
+
+    /// The request has ended after these times, which are those of all its prompts together.
+    pub fn request_took(&self, times: RequestTimes) {
+        self.lock().times = Some(times);
     }
 
     /// Closes the prompt's entry in the ledger, and reads it.

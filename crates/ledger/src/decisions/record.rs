@@ -6,6 +6,7 @@ use super::parts::{
     CandidateRecord, DrawRecord, FetchRecord, ShadowRecord, VetoRecord, WeighedRecord,
 };
 use crate::entry::Entry;
+use crate::timeline::RequestTimes;
 use splitrail_api::name::Name;
 
 /// How one prompt was routed. The members before `outcome` are written before an engine has
@@ -81,6 +82,9 @@ pub struct Decision {
     pub(super) fetch: Option<FetchRecord>,
     /// How the prompt ended: `ok`, an error's name, or `cancelled`; `None` while it runs.
     pub(super) outcome: Option<&'static str>,
+    /// The times of the request; left out while it runs.
+    #[serde(flatten)]
+    pub(super) times: Option<RequestTimes>,
     /// Cached tokens in the end.
     pub(super) cached_tokens: Option<u32>,
     /// Cached tokens in the client's usage; `None` if the usage has none.
@@ -151,6 +155,7 @@ impl From<DecisionStart> for Decision {
             shadow: Vec::new(),
             fetch: None,
             outcome: None,
+            times: None,
             cached_tokens: None,
             told_cached_tokens: None,
             cached_source: None,

@@ -46,7 +46,7 @@ impl PromptClock {
             Stage::FirstToken => handed_over = cursor.prefilled.take(),
             _ => {}
         }
-        state.add(stage, end - begin);
+        state.totals.add(stage, end - begin);
         let hand_off = handed_over.map(|prefilled| end - prefilled);
         if let Some(hand_off) = hand_off {
             *state.hand_off.get_or_insert_default() += hand_off;

@@ -148,6 +148,12 @@ function explained(decision, isOneOfMany) {
     fact("Attempts", String(decision.attempts)),
     fact("Outcome", words(decision.outcome || "running")),
   ];
+  if (decision.total_ms !== undefined) {
+    if (decision.ttft_ms !== null) facts.push(fact("First token after", ms(decision.ttft_ms)));
+    facts.push(fact("Ended after", ms(decision.total_ms)));
+    const stages = Object.entries(decision.stages_ms).map(([stage, took]) => `${words(stage)} ${ms(took)}`);
+    facts.push(fact("Stages", stages.join(", ")));
+  }
   if (decision.local_reason) facts.push(fact("Prefilled locally", words(decision.local_reason)));
   if (decision.gate) facts.push(fact("Gate", `${decision.gate}: ${words(decision.decode_try)}`));
   if (decision.cache_hit_ratio !== null && decision.cache_hit_threshold !== null) {

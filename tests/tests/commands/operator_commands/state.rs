@@ -101,8 +101,11 @@ async fn hostile(id: &'static str) -> ListeningPost {
                 "dry_run": true,
                 "explanation": {
                     "model": id, "endpoint": id, "policy": {"kind": id},
-                    "prompts": [{"stops": id, "steps": [{
-                        "step": id, "chosen": id, "candidates": [{"worker": id, "chosen": true}],
+                    "prompts": [{"stops": id, "gate": {(id): id}, "auto": {(id): 1}, "steps": [{
+                        "step": id, "chosen": id, "candidates": [{
+                            "worker": id, "chosen": true, "terms": {(id): 1},
+                            "overlap_by_tier": {(id): id},
+                        }],
                         "vetoed": [{"worker": id, "reasons": [id]}],
                     }]}],
                 },
