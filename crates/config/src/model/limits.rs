@@ -178,7 +178,7 @@ impl Default for Limits {
             write_stall: Duration::from_secs(30),
             reply_grace: Duration::from_secs(30),
             reply_min_bytes_per_s: 4096,
-            unread_replies_max_bytes: 64 << 20,
+            unread_replies_max_bytes: 32 << 20,
             header_max_bytes: 16 << 10,
             headers_max: 100,
             http2_streams_max: 200,
