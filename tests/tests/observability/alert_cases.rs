@@ -137,6 +137,8 @@ pub(crate) const CASES: &[Case] = &[
         )],
     ),
     case("SplitrailDown", &[("up{job=\"splitrail\",instance=\"r1\"}", "1+0x49 0+0x40")]),
+    // Discovery has lost it.
+    case("SplitrailDown", &[("up{job=\"splitrail\",instance=\"r1\"}", "1+0x30 stale")]),
     case("SplitrailReloadRefused", &[("splitrail_reloads_total{result=\"refused\"}", ONCE)]),
     case(
         "SplitrailReplicasDiffer",

@@ -38,7 +38,7 @@ async fn names_with_quotes_and_markup_reach_prometheus_and_traces_as_they_are() 
     let reply = http.post(COMPLETIONS, &body).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
 
-    let prometheus = Prometheus::start(folder, &router.admin.to_string(), &[]).await;
+    let prometheus = Prometheus::start(folder, &[router.admin], &[]).await;
     let of = async |label: &str| -> BTreeSet<String> {
         let query = format!("group by ({label}) ({{__name__=~\"splitrail_.+\", {label}!=\"\"}})");
         let values = prometheus.query(&query).await;

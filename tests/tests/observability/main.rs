@@ -19,7 +19,7 @@ mod compose;
 mod guides;
 #[cfg(all(feature = "prometheus", feature = "otlp"))]
 mod hostile_names;
-#[cfg(feature = "prometheus")]
+#[cfg(all(feature = "prometheus", feature = "nats"))]
 mod live;
 #[cfg(feature = "prometheus")]
 mod promtool;

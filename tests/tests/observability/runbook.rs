@@ -7,6 +7,9 @@ use splitrail_tests::cluster::eventually;
 
 use crate::server::Prometheus;
 
+/// Addresses in the guide that are not the router's admin listener.
+const OTHER_ADDRESSES: [&str; 3] = ["ENGINE_URL", "HOST:PORT", "JWKS_URL"];
+
 /// Programs in the guide that need what is not here: a log file, a network, another program.
 const ELSEWHERE: [&str; 11] = [
     "cat",
@@ -40,7 +43,7 @@ pub(crate) async fn follow(prometheus: &Prometheus, admin: SocketAddr, alert: &s
         let program = line.split_whitespace().next().unwrap();
         match program {
             program if ELSEWHERE.contains(&program) => {}
-            _ if line.contains("ENGINE_URL") => {}
+            _ if OTHER_ADDRESSES.iter().any(|address| line.contains(address)) => {}
             "curl" => {
                 let command = line.replace("127.0.0.1:9090", &admin.to_string());
                 let shell = ["-c".to_owned(), command.clone()];

@@ -1,8 +1,9 @@
 //! A Prometheus server as a process of its own.
 
 use std::collections::BTreeSet;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use serde_json::Value;
 use splitrail_tests::Client;
@@ -23,7 +24,7 @@ pub(crate) fn tool(name: &str) -> PathBuf {
     })
 }
 
-/// A server that scrapes one router every second.
+/// A server that scrapes routers every second.
 pub(crate) struct Prometheus {
     client: Client,
     _process: Process,
@@ -31,14 +32,20 @@ pub(crate) struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts a server that scrapes `target` and evaluates the rules in these files.
-    pub(crate) async fn start(folder: &Path, target: &str, rule_files: &[PathBuf]) -> Self {
+    /// Starts a server that scrapes these addresses and evaluates the rules in these files.
+    pub(crate) async fn start(
+        folder: &Path,
+        targets: &[SocketAddr],
+        rule_files: &[PathBuf],
+    ) -> Self {
+        let targets: Vec<String> = targets.iter().map(|target| format!("\"{target}\"")).collect();
         let rules: Vec<String> =
             rule_files.iter().map(|file| format!("  - {}\n", file.display())).collect();
         let config = format!(
             "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\nrule_files:\n{}\
-             scrape_configs:\n  - job_name: splitrail\n    static_configs: [{{ targets: [\"{target}\"] }}]\n",
-            rules.concat()
+             scrape_configs:\n  - job_name: splitrail\n    static_configs: [{{ targets: [{}] }}]\n",
+            rules.concat(),
+            targets.join(", ")
         );
         let file = folder.join("prometheus.yaml");
         std::fs::write(&file, config).unwrap();
@@ -57,7 +64,8 @@ impl Prometheus {
         let args = [args, &own].concat();
         let listens = || TcpStream::connect(address).is_ok();
         let server = tool("prometheus");
-        let process = Process::of(&server, "prometheus", folder, &args, &[], &listens).await;
+        let env = [("TZ", "UTC")];
+        let process = Process::of(&server, "prometheus", folder, &args, &env, &listens).await;
         Self { client: Client::new(address), _process: process, _port: port }
     }
 
@@ -81,6 +89,32 @@ impl Prometheus {
             (series["metric"].clone(), value)
         };
         result.iter().map(of).collect()
+    }
+
+    /// Waits until so many routers are scraped.
+    pub(crate) async fn has_scraped(&self, routers: usize) {
+        eventually("the routers are scraped", async || {
+            self.query("up == 1").await.len() == routers
+        })
+        .await;
+    }
+
+    /// Waits until all rules have been evaluated with what is scraped now.
+    pub(crate) async fn has_evaluated(&self) {
+        let scraped = self.query("max(timestamp(up))").await;
+        let scraped: f64 = scraped.first().map_or(0.0, |(_, at)| at.parse().unwrap());
+        eventually("the rules are evaluated", async || {
+            let groups = self.api("rules").await["data"]["groups"].take();
+            let groups = groups.as_array().cloned().unwrap_or_default();
+            // An evaluation is for a time of up to one interval, which is a second, before it.
+            let is_late = |group: &Value| {
+                let at = group["lastEvaluation"].as_str().unwrap_or_default();
+                let since = humantime::parse_rfc3339(at).ok()?.duration_since(UNIX_EPOCH).ok()?;
+                Some(since.as_secs_f64() > scraped + 1.0)
+            };
+            !groups.is_empty() && groups.iter().all(|group| is_late(group) == Some(true))
+        })
+        .await;
     }
 
     /// The labels of an alert that fires.

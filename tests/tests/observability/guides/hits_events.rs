@@ -63,6 +63,20 @@ async fn lost_events_are_gaps() {
 }
 
 #[tokio::test]
+async fn a_clock_that_is_late_looks_like_a_lag_of_events() {
+    let spec = Spec { engine: |_, config| config.clock_ahead_s = -20, ..Spec::aggregated(1) };
+    let mut walk = Walk::start(PAGE, spec).await;
+    walk.load(1, |client, turn| fresh(40, client, turn));
+    walk.until(3, "splitrail_index_event_lag_seconds_bucket", |now| value(now, &W0) > 5.0).await;
+    walk.page.says(
+        3,
+        "`splitrail_index_event_lag_seconds`",
+        "the clocks of router and engine differ",
+    );
+    walk.fires(&["SplitrailIndexStale"]).await;
+}
+
+#[tokio::test]
 async fn events_that_cannot_be_read_are_rejected() {
     let mut walk = Walk::start(PAGE, Spec::aggregated(1)).await;
     walk.load(1, |client, turn| fresh(40, client, turn));
@@ -70,6 +84,7 @@ async fn events_that_cannot_be_read_are_rejected() {
     walk.fault("w0", FaultKind::GarbageEvents);
     let garbage = [("worker", "w0"), ("reason", "garbage")];
     walk.until(3, "splitrail_index_rejected_total", |now| value(now, &garbage) > 0.0).await;
+    walk.page.says(3, "`splitrail_index_rejected_total` grows", "`garbage`");
     walk.fires(&["SplitrailIndexRejectsBlocks"]).await;
 }
 

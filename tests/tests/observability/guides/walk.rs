@@ -49,10 +49,8 @@ impl Walk {
         let router = RouterProcess::serve(folder, &engines.yaml, &[], &log).await;
         let (http, admin) = (Client::new(router.http), Client::new(router.admin));
         eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
-        let target = router.admin.to_string();
-        let prometheus = Prometheus::start(folder, &target, &rules_at_once(folder)).await;
-        eventually("the router is scraped", async || prometheus.query("up == 1").await.len() == 1)
-            .await;
+        let prometheus = Prometheus::start(folder, &[router.admin], &rules_at_once(folder)).await;
+        prometheus.has_scraped(1).await;
         let clients = JoinSet::new();
         Self { page: Page::read(page), engines, router, http, admin, prometheus, clients }
     }

@@ -1,0 +1,75 @@
+//! Alerts about the fleet: which workers there are, and what is heard of them.
+
+use splitrail_sim::{Fault, FaultKind};
+use splitrail_tests::Spec;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
+
+use super::Watched;
+
+#[tokio::test]
+async fn a_worker_that_fails_more_than_the_others_fires_worker_ejected() {
+    let ejection = "{ interval: 1s, requests_min: 3, base_time: 10m, ejected_percent_max: 50 }";
+    let watched = Watched::start(Spec {
+        policy: "{ kind: round_robin }",
+        model: format!("breaker: {{ failures: 0 }}\nhealth: {{ ejection: {ejection} }}"),
+        ..Spec::aggregated(3)
+    })
+    .await;
+    watched.is_healthy().await;
+    let kind = FaultKind::Status { status: 500 };
+    watched.cluster.engine("w1").set_fault(Fault { kind, times: None });
+    let ejected = [("worker", "w1"), ("state", "ejected")];
+    let mut turn = 0;
+    eventually("the worker is ejected", async || {
+        turn += 1;
+        let body = completion(&prompt(20, &format!("eject{turn}-")));
+        assert_eq!(watched.cluster.http.post(COMPLETIONS, &body).await.status, 200);
+        watched.cluster.metric("splitrail_worker_state", &ejected).await == 1.0
+    })
+    .await;
+    watched.fires(&["SplitrailWorkerEjected"]).await;
+}
+
+#[tokio::test]
+async fn a_name_that_cannot_be_resolved_fires_discovery_fails() {
+    // RFC 6761: a name that nobody has.
+    let source =
+        "{ kind: dns, name: engines.invalid, port: 8000, role: both, refresh_interval: 1s }";
+    let model = format!("discovery: [ {source} ]");
+    let watched = Watched::start(Spec { model, ..Spec::aggregated(1) }).await;
+    watched.fires(&["SplitrailDiscoveryFails"]).await;
+}
+
+#[cfg(feature = "nats")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_cannot_keep_up_with_the_event_plane_fires_event_plane_lags() {
+    use prost::Message as _;
+    use splitrail_event_plane::{async_nats, names};
+    use splitrail_proto::v1::PlaneEvents;
+    use splitrail_tests::stand::{Kind, Plan, Stand};
+
+    use super::watch::Watch;
+
+    let stand =
+        Stand::start(Plan { broker: true, prefill: 1, decode: 1, routers: 1, ..Plan::default() })
+            .await;
+    let watch = Watch::of(&[stand.posts[stand.place(Kind::Router, "r0")].admin]).await;
+    watch.is_healthy().await;
+    let broker = stand.posts[stand.place(Kind::Broker, "nats")].http;
+    let shim = async_nats::connect(format!("nats://{broker}")).await.unwrap();
+    let events = PlaneEvents { worker_id: "p9".to_owned(), ..PlaneEvents::default() };
+    let events: bytes::Bytes = events.encode_to_vec().into();
+    let publishing = async {
+        loop {
+            for _ in 0..20_000 {
+                shim.publish(names::kv("sim", "p9"), events.clone()).await.unwrap();
+            }
+            shim.flush().await.unwrap();
+        }
+    };
+    tokio::select! {
+        () = publishing => {}
+        () = watch.fires(&["SplitrailEventPlaneLags"]) => {}
+    }
+}
