@@ -281,9 +281,10 @@ async fn workers_that_can_take_a_leg_are_counted_as_long_as_their_model_is_serve
     assert_eq!(shown().await, ["{leg=\"decode\",model=\"other\"} 0"]);
 }
 
-/// The time to first token is that of clients, and not that of the whole reply: over many requests,
-/// the router's sum is not above that of the clients, and far nearer to it than to the end.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// The time to first token is that of clients, and not that of the whole reply: the router's is never
+/// above the client's, within 2 ms of it, and far nearer to it than to the end.
+/// Clients and router share a thread, so that neither waits for the other's to be scheduled.
+#[tokio::test]
 async fn the_time_to_first_token_is_the_one_that_clients_measure() {
     const REQUESTS: usize = 1000;
     let cluster = Cluster::start(Spec {
@@ -292,15 +293,25 @@ async fn the_time_to_first_token_is_the_one_that_clients_measure() {
     })
     .await;
     let client = &cluster.http;
+    let labels = ["sim", "prefill_first"];
+    let routers = cluster.running.core().metrics.ttft.with_label_values(&labels);
     let (mut to_first, mut to_end) = (0.0, 0.0);
+    let mut differences_ms = Vec::new();
     for number in 0..REQUESTS {
         let body = with(chat(&format!("t{number}-")), "stream", true);
+        let before = routers.get_sample_sum();
         let sent = Instant::now();
         let mut events = client.stream(CHAT, &body).await;
         events.next().await.unwrap();
-        to_first += sent.elapsed().as_secs_f64();
+        let seen = sent.elapsed().as_secs_f64();
         while events.next().await.is_some() {}
         to_end += sent.elapsed().as_secs_f64();
+        to_first += seen;
+        eventually("the stream is counted", async || {
+            routers.get_sample_count() == number as u64 + 1
+        })
+        .await;
+        differences_ms.push((seen - (routers.get_sample_sum() - before)) * 1e3);
     }
     // Whole replies have no first token that anyone sees.
     assert_eq!(cluster.http.post(CHAT, &chat("whole")).await.status, 200);
@@ -309,12 +320,17 @@ async fn the_time_to_first_token_is_the_one_that_clients_measure() {
     let whole = [("stream", "false")];
     assert_eq!(cluster.metric("splitrail_request_seconds_count", &whole).await, 1.0);
     assert_eq!(count, REQUESTS as f64);
-    let mean_ms = (to_first - sum) * 1e3 / count;
-    println!("clients measure {mean_ms:.3} ms more than the router, in the mean");
     assert!(
         sum <= to_first && to_first - sum < (to_end - to_first) / 4.0,
         "{sum} of {to_first}, {to_end}"
     );
+    // Both measure the same request: what a busy machine adds to some of them is not in the median.
+    differences_ms.sort_by(f64::total_cmp);
+    let [median, late] = [REQUESTS / 2, REQUESTS * 99 / 100].map(|place| differences_ms[place]);
+    println!(
+        "clients measure {median:.3} ms more than the router in the median, {late:.3} ms in 99 %"
+    );
+    assert!(differences_ms[0] >= -1e-6 && median < 2.0, "{differences_ms:?}");
 }
 
 /// The known values of labels are those of the code.
