@@ -15,6 +15,8 @@ pub mod grpc;
 pub mod json_reader;
 pub mod leaks;
 pub mod live;
+pub mod machine;
+pub mod page;
 pub mod ports;
 pub mod post;
 pub mod proc;

@@ -18,6 +18,10 @@ use tokio::time::Instant;
 /// Maximum time of a look-up in DNS.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Maximum time in which a connection is opened. It is shorter than that of a question, so that a
+/// connection that nobody accepts is told from a reply that does not come.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
+
 /// What the look-ups of sources found, by the places of model and source.
 type LookedUp = HashMap<(usize, usize), Result<Vec<Worker>, String>>;
 
@@ -35,7 +39,9 @@ pub(super) async fn ask(
     let mut looked_up = look_up(&config.models, timeout.min(LOOK_UP_TIMEOUT)).await;
     let mut models = Vec::new();
     for (at, (model, prompt)) in config.models.iter().zip(prompts).enumerate() {
-        let client = lone_client(model, config, &metrics).map_err(|error| error.to_string())?;
+        let mut hasty = model.clone();
+        hasty.timeouts.connect = hasty.timeouts.connect.min(CONNECT_TIMEOUT);
+        let client = lone_client(&hasty, config, &metrics).map_err(|error| error.to_string())?;
         let found = |source| looked_up.remove(&(at, source));
         let (workers, sources) = workers(model, found);
         models.push(Subjects { model, client, prompt, workers, sources });

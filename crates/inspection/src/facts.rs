@@ -137,6 +137,8 @@ pub enum Reach {
     NotHttp(String),
     /// A connection is accepted, and there is no reply in time.
     Late,
+    /// The list of models is refused with status 403: without the right key, engines answer with 401.
+    Forbidden,
     /// The credential is missing or wrong; the status.
     KeyRefused(u16),
     /// Something that is no engine answers; the status of `/v1/models`.

@@ -81,7 +81,10 @@ macro_rules! kinds {
 kinds! {
     /// Nothing accepts connections at the address.
     Refused "refused" Fault
-        "start the engine, or correct host and port in `url`",
+        "start the engine, or correct host and port in `url`; a firewall that rejects connections to this port looks the same",
+    /// The network, or the engine's host, rejects packets.
+    Unreachable "unreachable" Fault
+        "the router's host needs a route to the host in `url`, and firewalls and network policies must let it connect to that port",
     /// No connection, or no reply, in time.
     Late "late" Fault
         "correct the host in `url`, open the port in firewalls and network policies, or restart the engine if it hangs",
@@ -97,6 +100,9 @@ kinds! {
     /// The peer does not speak HTTP.
     NotHttp "not_http" Fault
         "use the port of the engine's HTTP server (not that of its KV events), and `https://` if it uses TLS",
+    /// Something between router and engine refuses requests.
+    Forbidden "forbidden" Fault
+        "let the router pass at the proxy, service mesh or gateway that answers at this address, or set `url` to the engine itself",
     /// The engine refuses the credential.
     KeyRefused "key_refused" Fault
         "set `engine_api_key` to the key with which the engine was started (`--api-key`)",
@@ -144,7 +150,7 @@ kinds! {
         "start the engine with `--kv-events-config` (`enable_kv_cache_events`, `publisher: zmq`) and `--enable-prefix-caching`",
     /// The address of the KV events cannot be used.
     KvEventsUnreachable "kv_events_unreachable" Fault
-        "correct `kv_events`: the address of the engine's publisher, which must be bound to all interfaces (`tcp://*:5557`)",
+        "correct `kv_events`: the address of the engine's publisher, which must be bound to all interfaces (`tcp://*:5557`) and open for the router in firewalls and network policies",
     /// Connected, and nothing arrives.
     KvEventsSilent "kv_events_silent" Fault
         "`kv_events` must be the publisher's own address; the engine needs `--kv-events-config` and `--enable-prefix-caching`",

@@ -5,6 +5,8 @@ mod addresses;
 mod engines;
 mod hand_offs;
 mod hostile;
+#[cfg(feature = "packaging")]
+mod networks;
 mod output;
 mod shims;
 mod support;

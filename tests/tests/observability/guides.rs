@@ -4,7 +4,6 @@
 
 mod hits;
 mod hits_events;
-mod page;
 mod ttft;
 mod ttft_workers;
 mod walk;

@@ -17,7 +17,10 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             found.add(Kind::Late, format!("no connection to {url} in time"));
         }
         Reach::Connect { cause, .. } => {
-            found.add(Kind::Late, format!("no connection to {url}: {cause}"));
+            found.add(
+                Kind::Unreachable,
+                format!("the network rejects connections to {url}: {cause}"),
+            );
         }
         Reach::Late => {
             found.add(Kind::Late, format!("{url} accepts connections and sends no reply in time"));
@@ -32,6 +35,11 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
         Reach::Tls(cause) => found.add(Kind::TlsFailed, format!("TLS with {url} fails: {cause}")),
         Reach::NotHttp(cause) => {
             found.add(Kind::NotHttp, format!("no HTTP at {url}: {cause}"));
+        }
+        Reach::Forbidden => {
+            let what =
+                format!("{url} refuses with status 403, which no engine does for /v1/models");
+            found.add(Kind::Forbidden, what);
         }
         Reach::KeyRefused(status) => {
             let what = format!("the engine at {url} refuses the request with status {status}");

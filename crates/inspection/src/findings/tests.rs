@@ -133,7 +133,7 @@ fn reach_cases() -> Vec<Case> {
         Case::prefill(Kind::Late, "no connection", |w| {
             w.reach = Reach::Connect { kind: ErrorKind::TimedOut, cause: "timed out".into() };
         }),
-        Case::prefill(Kind::Late, "No route to host", |w| {
+        Case::prefill(Kind::Unreachable, "No route to host", |w| {
             let cause = "No route to host".into();
             w.reach = Reach::Connect { kind: ErrorKind::HostUnreachable, cause };
         }),
@@ -147,6 +147,7 @@ fn reach_cases() -> Vec<Case> {
         Case::prefill(Kind::NotHttp, "https://", |w| {
             w.reach = Reach::NotHttp("the peer sent a head that is not HTTP".into());
         }),
+        Case::prefill(Kind::Forbidden, "403", |w| w.reach = Reach::Forbidden),
         Case::prefill(Kind::KeyRefused, "engine_api_key", |w| w.reach = Reach::KeyRefused(401)),
         Case::prefill(Kind::NotAnEngine, "404", |w| w.reach = Reach::NotAnEngine(404)),
         Case::prefill(Kind::NotAsked, "--timeout", |w| w.reach = Reach::TimeOver),

@@ -44,7 +44,9 @@ fn reach(models: &Answered, version: &Answered) -> Reach {
         Err(why) => return unreached(why),
     };
     match reply.status {
-        401 | 403 => Reach::KeyRefused(reply.status),
+        // vLLM and SGLang answer with 401 to a wrong key, and list their models to everyone else.
+        403 => Reach::Forbidden,
+        401 => Reach::KeyRefused(reply.status),
         200 if text(models).and_then(|text| served_models(&text)).is_some() => Reach::Answers,
         // An engine that is about to stop, or a proxy without one.
         _ if text(version).and_then(|text| self::version(&text)).is_some() => Reach::Answers,

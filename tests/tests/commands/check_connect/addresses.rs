@@ -1,9 +1,14 @@
 //! Addresses at which there is no engine, or not one that lets the router in.
 
+use std::net::SocketAddr;
+
 use splitrail_sim::SimConfig;
 use splitrail_tests::ports::HeldPort;
 use splitrail_tests::tls_server::{ServerCertificate, TlsServer, fixture};
 use splitrail_tests::unanswering::Unanswering;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 use super::support::{Pair, checked, config, decode, prefill, printed, worker};
 
@@ -29,9 +34,41 @@ async fn a_port_at_which_nothing_listens_is_named() {
 async fn an_address_that_answers_nothing_is_late() {
     let pair = Pair::sound().await;
     let silent = Unanswering::start().await;
-    let yaml = with_prefill(&pair, &silent.worker("p0", "prefill"), KEYS);
-    let result = checked(&yaml).await;
-    result.only("p0", "late");
+    let worker = silent.worker("p0", "prefill");
+    // Also where routers wait for connections for longer than the check does.
+    for keys in [KEYS.to_owned(), format!("{KEYS}\ntimeouts: {{ connect: 30s }}")] {
+        let result = checked(&with_prefill(&pair, &worker, &keys)).await;
+        let words = result.only("p0", "late");
+        assert!(words.starts_with("no connection to http://127.0.0.1:"), "{words}");
+        assert!(words.contains("open the port in firewalls and network policies"), "{words}");
+        assert_eq!(result.code, Some(69));
+    }
+}
+
+/// A proxy that refuses whatever it is sent.
+async fn forbidding(tasks: &mut JoinSet<()>) -> SocketAddr {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tasks.spawn(async move {
+        let reply = "HTTP/1.1 403 Forbidden\r\nserver: istio-envoy\r\ncontent-length: 19\r\n\r\nRBAC: access denied";
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let _read = socket.read(&mut [0; 4096]).await;
+            // The check may hang up, which is the end of this.
+            let _sent = socket.write_all(reply.as_bytes()).await;
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_proxy_that_refuses_is_not_taken_for_an_engine_that_asks_for_a_key() {
+    let pair = Pair::sound().await;
+    let mut tasks = JoinSet::new();
+    let url = format!("http://{}", forbidding(&mut tasks).await);
+    let prefill = format!("{{ id: p0, role: prefill, url: \"{url}\" }}");
+    let result = checked(&with_prefill(&pair, &prefill, KEYS)).await;
+    let words = result.only("p0", "forbidden");
+    assert!(words.contains("403") && words.contains("proxy"), "{words}");
     assert_eq!(result.code, Some(69));
 }
 

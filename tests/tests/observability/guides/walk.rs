@@ -7,11 +7,11 @@ use serde_json::Value;
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::binary::{RouterProcess, built};
 use splitrail_tests::cluster::{Engines, eventually};
+use splitrail_tests::page::Page;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Client, Spec};
 use tokio::task::JoinSet;
 
-use super::page::Page;
 use crate::files::rules_at_once;
 use crate::runbook::follow;
 use crate::server::Prometheus;
