@@ -5,6 +5,8 @@
 mod artefacts;
 mod chart;
 mod compose;
+#[cfg(feature = "packaging")]
+mod guides;
 mod previous_release;
 mod systemd;
 // The server that the suite of what operators are told starts, too.

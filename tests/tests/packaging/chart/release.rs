@@ -151,6 +151,37 @@ async fn what_the_chart_deploys_serves_from_decode_caches_and_drains_with_a_requ
     }
 }
 
+/// What a command that the guide about Kubernetes has in a step prints, with the port of the admin
+/// listener in place of the one that `kubectl port-forward` opens.
+#[cfg(feature = "prometheus")]
+fn seen(step: u32, part: &str, admin: &str) -> Vec<Value> {
+    let guide = splitrail_tests::page::Page::read("kubernetes");
+    let command = guide.line(step, part).replace("127.0.0.1:9090", admin);
+    let ran = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+    assert!(ran.status.success(), "{command}: {}", String::from_utf8_lossy(&ran.stderr));
+    serde_json::Deserializer::from_slice(&ran.stdout).into_iter().map(Result::unwrap).collect()
+}
+
+#[cfg(feature = "prometheus")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_guide_shows_whether_what_the_chart_deploys_works() {
+    let release = Release::start().await;
+    release.serves_a_decode_first_hit().await;
+    let admin = release.router.told("admin");
+    eventually("each worker is as the guide says", async || {
+        let workers = seen(4, "/admin/workers", admin);
+        workers.len() == 2
+            && workers.iter().all(|worker| {
+                worker["state"] == "serving"
+                    && worker["sources"] == json!(["shim"])
+                    && worker["events_current"] == true
+                    && worker["kv_routing"] == true
+                    && worker["parity"] == "ok"
+            })
+    })
+    .await;
+}
+
 #[cfg(feature = "prometheus")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prometheus_scrapes_what_the_chart_deploys_with_the_rules_of_the_chart() {
