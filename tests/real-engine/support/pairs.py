@@ -122,13 +122,16 @@ class Cluster:
         tokens = sum(answer.usage.prompt_tokens for answer in answers)
         return Asked(answers, *self._grown(before, tokens))
 
-    def hold(self, prefixes):
-        """Lets the decode engine compute prefixes, of which the router learns from its events."""
+    def hold(self, prefixes, engine=None, worker="d0"):
+        """Lets the decode engine, or another one, compute prefixes, of which the router learns from its
+        events.
+        """
         blocks = sum(len(prefix) // BLOCK_SIZE for prefix in prefixes)
-        with self.router.indexing("d0", blocks):
+        with self.router.indexing(worker, blocks):
             for prefix in prefixes:
                 body = {"model": "tiny", "prompt": prefix, "max_tokens": 1}
-                assert self.pair.decode.post("/v1/completions", body).status_code == 200
+                holder = engine or self.pair.decode
+                assert holder.post("/v1/completions", body).status_code == 200
 
     def prefill_holds(self, prompt, reference):
         """The prefill engine has all of a prompt in its cache, and what it has is right for everyone."""
@@ -210,17 +213,21 @@ PATIENT = ("breaker: { failures: 0 }", "retries: { budget_percent: 1000 }")
 
 
 @contextlib.contextmanager
-def cluster(pair, connector, alone, bootstrap=None, name=None, spare=None, more=(), **options):
+def cluster(
+    pair, connector, alone, bootstrap=None, name=None, second=None, spare=None, more=(), **options
+):
     """A router for `connector` before the pair.
 
-    `alone` is an engine for cold references, `spare` a second decode engine. `more` are further lines
-    of the model, and `options` those of `router.config`.
+    `alone` is an engine for cold references, `second` a second prefill engine, `spare` a second decode
+    engine. `more` are further lines of the model, and `options` those of `router.config`.
     """
     book = proxy.Book(takers=("prefill", "decode"))
     with contextlib.ExitStack() as stack:
         workers = []
         engines = [("p0", "prefill", pair.prefill), ("d0", "decode", pair.decode)]
-        for id, role, engine in engines + ([("d1", "decode", spare)] if spare else []):
+        engines += [("p1", "prefill", second)] if second else []
+        engines += [("d1", "decode", spare)] if spare else []
+        for id, role, engine in engines:
             its = proxy.Proxy(engine, role, book)
             stack.callback(its.close)
             of_it = {"bootstrap": bootstrap} if role == "prefill" else {}

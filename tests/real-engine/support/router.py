@@ -235,6 +235,14 @@ class Router:
         assert len(found) == 1, found
         return found[0]
 
+    def explain(self, path, **body):
+        """What the router would do with a request for `tiny`."""
+        url, params = f"{self.admin}/admin/explain", {"endpoint": path}
+        body = {"model": "tiny", "max_tokens": 8, **body}
+        reply = httpx.post(url, params=params, json=body, timeout=30)
+        reply.raise_for_status()
+        return reply.json()
+
     def index_state(self, worker):
         """How many blocks the index holds of a worker, and a digest of which."""
         reply = plain_http.get(f"{self.admin}/admin/workers/{worker}/index", timeout=30)
