@@ -4,6 +4,7 @@ A killed engine takes half a minute to come back. So a run tries some of the ste
 `SPLITRAIL_EVERY_KILL` is 1.
 """
 
+import contextlib
 import os
 
 from . import prompts, witness
@@ -45,6 +46,25 @@ class Kill:
             self.outcome = self._asked.result()
             print(f"the client got {self.outcome.status}, {self.outcome.error or 'whole'}")
             self.outcome.check(self.expected)
+
+
+def strike_at(kill, fault, step, sends=None, takes=None, reached=None):
+    """Kills the victim when a held request has reached its step, and lets the request go on.
+
+    If KV moves in the step, the victim is killed meanwhile: the engine that `sends` is stopped, and the
+    one that `takes` has got the request and waits. `reached` is called before that.
+    """
+    happened(fault, step)
+    if reached:
+        reached()
+    with contextlib.ExitStack() as stopped:
+        if sends:
+            held = takes.blocks_in_use()
+            stopped.enter_context(kill.cluster.pair.frozen(sends))
+            fault.go.set()
+            eventually(takes.blocks_in_use, lambda blocks: blocks > held, step)
+        kill.strike()
+    fault.go.set()
 
 
 def recover(cluster, *engines):
