@@ -56,7 +56,7 @@ fn candidate(number: u32) -> Candidate {
         prefill_tokens: (draw >> 16) % 50_000,
         active_tokens: (draw >> 24) % 500_000,
         overlap_blocks,
-        assumed_blocks: overlap_blocks + (draw >> 40) as u32 % 3,
+        speculative_blocks: overlap_blocks + (draw >> 40) as u32 % 3,
         waiting: (draw >> 48) as u32 % 8,
         wait_ns: (draw >> 4) % 3_000_000_000,
         ..Candidate::default()

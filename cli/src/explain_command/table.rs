@@ -175,7 +175,7 @@ fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value], paint: P
     const COLUMNS: [(&str, &str); 7] = [
         ("cost", "cost"),
         ("overlap", "overlap_blocks"),
-        ("assumed", "assumed_blocks"),
+        ("speculative", "speculative_blocks"),
         ("discount", "overlap_discount"),
         ("requests", "requests"),
         ("to prefill", "prefill_tokens"),

@@ -262,8 +262,8 @@ fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) 
         return;
     }
     let message = format!("`{path}.policy` kv_overlap has no worker whose KV events it sees");
-    let assumed = typed_or(model, "speculative_index", SpeculativeIndexConfig::default());
-    if assumed.is_some_and(|assumed| assumed.approximate_ttl.is_zero()) {
+    let index = typed_or(model, "speculative_index", SpeculativeIndexConfig::default());
+    if index.is_some_and(|index| index.approximate_ttl.is_zero()) {
         let hint = "add `kv_events: tcp://HOST:PORT` to the workers it chooses from, or give \
                     `speculative_index.approximate_ttl` some time";
         report.error(at, message, hint);

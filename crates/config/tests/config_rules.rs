@@ -280,24 +280,21 @@ fn kv_overlap_needs_tokens_and_events() {
 }
 
 #[test]
-fn assumptions_have_a_time_and_a_bound() {
-    let with = |assumed: &str| {
-        valid_but(
-            "flow: aggregated",
-            &format!("flow: aggregated\n    speculative_index: {assumed}"),
-        )
+fn the_speculative_index_has_lifetimes_and_a_bound() {
+    let with = |index: &str| {
+        valid_but("flow: aggregated", &format!("flow: aggregated\n    speculative_index: {index}"))
     };
     let parsed = |text: &str| parse(text).unwrap().config.models[1].speculative_index;
     let default = parsed(VALID);
     assert_eq!((default.speculative_ttl.as_secs(), default.approximate_ttl.as_secs()), (2, 120));
     let off = parsed(&with("{ speculative_ttl: 0s }"));
     assert!(off.speculative_ttl.is_zero() && off.approximate_ttl == default.approximate_ttl);
-    for (assumed, part) in [
+    for (index, part) in [
         ("{ specluative_ttl: 1s }", "did you mean `speculative_ttl`?"),
         ("{ approximate_ttl: 120 }", "`models[1].speculative_index.approximate_ttl`"),
         ("{ blocks_max: 0 }", "`models[1].speculative_index.blocks_max`"),
     ] {
-        let (line, _, told) = only_problem(&with(assumed));
+        let (line, _, told) = only_problem(&with(index));
         assert!(line == 35 && told.contains(part), "{line}: {told}");
     }
 }

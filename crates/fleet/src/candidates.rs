@@ -6,7 +6,6 @@ use std::time::Instant;
 use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_kv::{Overlap, Overlaps, WorkerKey};
 
-use super::assumed::Found;
 use super::booking::Booked;
 use super::costs::{RankScope, Seen};
 use super::peer_fetch::{FetchBounds, can_take, takes_prefixes};
@@ -15,6 +14,7 @@ use super::ranks::rank_key;
 use super::read_back::Offers;
 use super::roster::Roster;
 use super::shim_report::Others;
+use super::speculative_index::Found;
 use super::worker::Worker;
 use splitrail_config::model::SaturationConfig;
 use splitrail_policy::{Candidate, Leg};
@@ -165,7 +165,7 @@ impl<'a> CandidateBuilder<'a> {
             overlap_blocks: overlap.blocks,
             overlap_by_tier: overlap.by_tier,
             overlap_discount: worker.drift.discount(),
-            assumed_blocks: 0,
+            speculative_blocks: 0,
             // Without events the router does not learn when the prompt has been computed.
             underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
             recent_blocks: sent.max(computed),
@@ -184,7 +184,7 @@ impl<'a> CandidateBuilder<'a> {
             coefficients: costs.coefficients,
         };
         let believed = candidate.believed_blocks();
-        Candidate { assumed_blocks: believed.max(sent).max(computed), ..candidate }
+        Candidate { speculative_blocks: believed.max(sent).max(computed), ..candidate }
     }
 
     fn one_shot_within_ns(&self, worker: &Worker) -> u64 {

@@ -77,7 +77,7 @@ impl Indexing {
         if self.worker.events_are_current() {
             self.worker.set_synced();
         }
-        self.pool.assumed.confirmed(self.worker.index);
+        self.pool.speculative_index.confirmed(self.worker.index);
     }
 
     /// Records whether events are being received.
@@ -198,7 +198,7 @@ impl Indexing {
             None => self.pool.index().remove_worker(self.worker.index.0),
             Some(_) => self.pool.index().clear_worker(self.key()),
         };
-        self.pool.assumed.forget(self.worker.index);
+        self.pool.speculative_index.forget(self.worker.index);
     }
 
     pub(super) fn count_resync(&self, reason: &str) {

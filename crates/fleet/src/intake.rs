@@ -306,7 +306,7 @@ impl Intake {
             return;
         }
         if batch.events.contains(&KvEvent::Cleared) {
-            self.part.pool.assumed.forget(self.part.worker.index);
+            self.part.pool.speculative_index.forget(self.part.worker.index);
             // Blocks of this batch that do not fit are counted below.
             self.part.nothing_is_left_out();
         }

@@ -1,7 +1,6 @@
 //! The workers of a router: which exist, which KV blocks they hold, and how busy and healthy they
 //! are. Requests read snapshots of this state.
 
-pub mod assumed;
 pub mod attach;
 pub mod audit;
 pub mod bootstrap;
@@ -43,6 +42,7 @@ pub mod resync;
 pub mod roster;
 pub mod served;
 pub mod shim_report;
+pub mod speculative_index;
 pub mod state;
 pub mod waiting;
 pub mod worker;

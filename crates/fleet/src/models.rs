@@ -237,7 +237,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
         seed: HashSeed(config.hash_seed),
         max_blocks_per_worker: config.limits.index_blocks_per_worker_max,
     };
-    let pool = Pool::new(index, config.rng_seed).assuming(model.speculative_index);
+    let pool = Pool::new(index, config.rng_seed).with_speculative_index(model.speculative_index);
     pool.configure(model);
     pool
 }

@@ -29,7 +29,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
         ticks.tick().await;
         let asked = Instant::now();
         // Lookups for prompts remove expired entries too, but without requests only this loop does.
-        while served.pool.assumed.expire(asked) {
+        while served.pool.speculative_index.expire(asked) {
             tokio::task::yield_now().await;
         }
         match ask(&worker, &served.client, config.probe_timeout).await {
@@ -53,7 +53,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                 let back = worker.is_up() || passed >= healthy_threshold;
                 if back && worker.set_probed(true, "it answers") {
                     // A worker that comes back may have been restarted.
-                    served.pool.assumed.forget(worker.index);
+                    served.pool.speculative_index.forget(worker.index);
                 }
             }
             // The router had no memory for the reply, which says nothing about the engine.
@@ -61,7 +61,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
             Err(error) => {
                 // What the worker caches is unknown now, whether or not this poll noticed the
                 // failure first.
-                served.pool.assumed.forget(worker.index);
+                served.pool.speculative_index.forget(worker.index);
                 (passed, failed) = (0, failed.saturating_add(1));
                 if failed >= config.unhealthy_threshold {
                     worker.set_probed(false, &error);

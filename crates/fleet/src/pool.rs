@@ -9,7 +9,6 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, Tier};
 use tokio::sync::watch;
 
-use super::assumed::{Assumed, Found};
 use super::calibration::Calibration;
 use super::candidates::CandidateBuilder;
 use super::exclusion::{Exclusion, excluded};
@@ -19,6 +18,7 @@ use super::ranks::rank_key;
 use super::read_back::ReadBack;
 use super::resync::Wish;
 use super::roster::Roster;
+use super::speculative_index::{Found, SpeculativeIndex};
 use super::waiting::Waiting;
 use super::worker::Worker;
 use crate::losses::Losses;
@@ -64,7 +64,7 @@ pub struct Pool {
     index: Mutex<Index>,
     reader: IndexReader,
     /// Blocks that workers are assumed to hold in addition to the index.
-    pub assumed: Assumed,
+    pub speculative_index: SpeculativeIndex,
     /// Requests that wait in the router for a worker, if the configuration enables the queue.
     pub waiting: Waiting,
     /// KV that decode workers keep pinned for prefill workers.
@@ -99,7 +99,7 @@ impl Pool {
             learns_block_size: index.config().block_size == 0,
             reader: index.reader(),
             index: Mutex::new(index),
-            assumed: Assumed::new(SpeculativeIndexConfig::OFF),
+            speculative_index: SpeculativeIndex::new(SpeculativeIndexConfig::OFF),
             waiting: Waiting::default(),
             read_back: ReadBack::default(),
             hot: HotStore::default(),
@@ -114,8 +114,8 @@ impl Pool {
     }
 
     /// Sets the configuration of the speculative index.
-    pub fn assuming(self, config: SpeculativeIndexConfig) -> Self {
-        Self { assumed: Assumed::new(config), ..self }
+    pub fn with_speculative_index(self, config: SpeculativeIndexConfig) -> Self {
+        Self { speculative_index: SpeculativeIndex::new(config), ..self }
     }
 
     /// The current workers.
@@ -141,7 +141,7 @@ impl Pool {
         // Writers check `gone` while they hold the lock of the index.
         worker.gone.cancel();
         self.index().remove_worker(worker.index.0);
-        self.assumed.forget(worker.index);
+        self.speculative_index.forget(worker.index);
     }
 
     /// Tokens per block; 0 until an engine has reported the block size. Until then no block hashes
@@ -191,7 +191,7 @@ impl Pool {
         }
         tracing::warn!(before, block_size = tokens, "all engines have another block size now");
         for worker in roster.iter() {
-            self.assumed.forget(worker.index);
+            self.speculative_index.forget(worker.index);
             worker.parity.forget();
             worker.resync.request(Wish { reason: "block_size", is_last_resort: true });
         }
@@ -364,7 +364,7 @@ impl Pool {
         able.clear();
         FOUND.with_borrow_mut(|(overlaps, found)| {
             self.reader.find(hashes, overlaps);
-            self.assumed.find(now, hashes, found);
+            self.speculative_index.find(now, hashes, found);
             let uses_costs = self.uses_costs.load(Relaxed);
             let busy = **self.busy.load();
             let fetches = self.fetch_bounds().filter(|_| leg != Leg::Decode);
@@ -389,8 +389,8 @@ mod tests {
     use splitrail_kv::{EngineHash, HashSeed, KvEvent, Namespace, StoredBlock, Tier, chain_hashes};
 
     use super::*;
-    use crate::assumed::AssumedBlocks;
     use crate::parity::{Cause, Parity};
+    use crate::speculative_index::SpeculativeBlocks;
     use splitrail_engine::vllm::load::EngineLoad;
 
     fn index(block_size: u32) -> IndexConfig {
@@ -480,7 +480,7 @@ mod tests {
         assert_eq!(overlap(), 0);
     }
 
-    const ASSUMED: SpeculativeIndexConfig = SpeculativeIndexConfig {
+    const SPECULATIVE: SpeculativeIndexConfig = SpeculativeIndexConfig {
         speculative_ttl: Duration::from_secs(2),
         approximate_ttl: Duration::from_secs(120),
         blocks_max: 8,
@@ -492,7 +492,7 @@ mod tests {
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
         .unwrap();
-        let pool = Pool::new(index(2), None).assuming(config);
+        let pool = Pool::new(index(2), None).with_speculative_index(config);
         let worker = pool.enter(|number| Worker::new(number, worker, "w:1".parse().unwrap()));
         let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
         let mut hashes = Vec::new();
@@ -507,7 +507,7 @@ mod tests {
         let takes_prefix = false;
         let query = CandidateQuery { leg, hashes, exclusions, readable_blocks, takes_prefix, now };
         let seen = pool.candidates(&roster, query)[0];
-        (seen.overlap_blocks, seen.assumed_blocks, seen.underway_blocks)
+        (seen.overlap_blocks, seen.speculative_blocks, seen.underway_blocks)
     }
 
     fn after(start: Instant, ms: u64) -> Instant {
@@ -516,11 +516,11 @@ mod tests {
 
     #[test]
     fn what_was_sent_is_underway_until_it_is_confirmed_or_its_time_has_come() {
-        let (pool, worker, hashes) = assuming(ASSUMED);
+        let (pool, worker, hashes) = assuming(SPECULATIVE);
         worker.set_events_current(true);
         let start = Instant::now();
-        pool.assumed.sent(start, &worker, None, &hashes);
-        pool.assumed.computed(start, &worker, None, &hashes);
+        pool.speculative_index.sent(start, &worker, None, &hashes);
+        pool.speculative_index.computed(start, &worker, None, &hashes);
         assert_eq!(seen(&pool, &hashes, after(start, 1998)), (0, 3, 3));
         let block = StoredBlock { hash: EngineHash(1), tokens: vec![1, 2], opaque: false };
         let (blocks, tier) = (vec![block], Tier::Device);
@@ -528,46 +528,46 @@ mod tests {
         pool.index().apply(rank_key(WorkerIndex(0), 0), &stored);
         assert_eq!(seen(&pool, &hashes, after(start, 1999)), (1, 3, 2));
         assert_eq!(seen(&pool, &hashes, after(start, 2001)), (1, 1, 0));
-        assert_eq!(pool.assumed.blocks(&worker), AssumedBlocks::default());
+        assert_eq!(pool.speculative_index.blocks(&worker), SpeculativeBlocks::default());
     }
 
     #[test]
-    fn without_events_what_was_computed_is_assumed_for_longer_and_renewed() {
-        let (pool, worker, hashes) = assuming(ASSUMED);
+    fn without_events_computed_blocks_are_speculative_for_longer_and_renewed() {
+        let (pool, worker, hashes) = assuming(SPECULATIVE);
         let start = Instant::now();
-        pool.assumed.computed(start, &worker, None, &hashes);
-        pool.assumed.computed(after(start, 100_000), &worker, None, &hashes[..2]);
+        pool.speculative_index.computed(start, &worker, None, &hashes);
+        pool.speculative_index.computed(after(start, 100_000), &worker, None, &hashes[..2]);
         assert_eq!(seen(&pool, &hashes, after(start, 119_998)), (0, 3, 0));
         assert_eq!(seen(&pool, &hashes, after(start, 120_001)), (0, 2, 0));
         assert_eq!(seen(&pool, &hashes, after(start, 219_998)), (0, 2, 0));
         assert_eq!(seen(&pool, &hashes, after(start, 220_001)), (0, 0, 0));
         // Once the worker's events are known, they replace what was assumed.
-        pool.assumed.computed(after(start, 220_001), &worker, None, &hashes);
-        pool.assumed.confirmed(WorkerIndex(0));
+        pool.speculative_index.computed(after(start, 220_001), &worker, None, &hashes);
+        pool.speculative_index.confirmed(WorkerIndex(0));
         assert_eq!(seen(&pool, &hashes, after(start, 220_002)), (0, 0, 0));
     }
 
     #[test]
-    fn no_more_is_assumed_than_an_engine_says_it_has_room_for() {
-        let (pool, worker, hashes) = assuming(ASSUMED);
+    fn speculative_blocks_are_bounded_by_the_capacity_that_an_engine_reports() {
+        let (pool, worker, hashes) = assuming(SPECULATIVE);
         let start = Instant::now();
         worker.set_load(start, EngineLoad { total_blocks: Some(2), ..EngineLoad::default() });
-        pool.assumed.computed(start, &worker, None, &hashes);
+        pool.speculative_index.computed(start, &worker, None, &hashes);
         assert_eq!(seen(&pool, &hashes, start), (0, 2, 0));
     }
 
     #[test]
-    fn nothing_is_assumed_where_that_is_off_or_the_worker_began_anew() {
+    fn no_blocks_are_speculative_when_disabled_or_after_a_restart() {
         let (pool, worker, hashes) = assuming(SpeculativeIndexConfig::OFF);
         let start = Instant::now();
-        pool.assumed.sent(start, &worker, None, &hashes);
-        pool.assumed.computed(start, &worker, None, &hashes);
+        pool.speculative_index.sent(start, &worker, None, &hashes);
+        pool.speculative_index.computed(start, &worker, None, &hashes);
         assert_eq!(seen(&pool, &hashes, start), (0, 0, 0));
-        let (pool, worker, hashes) = assuming(ASSUMED);
-        pool.assumed.sent(start, &worker, None, &hashes);
-        pool.assumed.computed(start, &worker, None, &hashes);
+        let (pool, worker, hashes) = assuming(SPECULATIVE);
+        pool.speculative_index.sent(start, &worker, None, &hashes);
+        pool.speculative_index.computed(start, &worker, None, &hashes);
         assert_eq!(seen(&pool, &hashes, start), (0, 3, 0));
-        pool.assumed.forget(WorkerIndex(0));
+        pool.speculative_index.forget(WorkerIndex(0));
         assert_eq!(seen(&pool, &hashes, start), (0, 0, 0));
     }
 

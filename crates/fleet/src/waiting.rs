@@ -249,7 +249,7 @@ impl Waiting {
                 booking: booking.with_work(work),
             };
             // Later requests with the same prefix see the blocks that this one will leave there.
-            pool.assumed.sent(now, worker, rank, &asked.hashes);
+            pool.speculative_index.sent(now, worker, rank, &asked.hashes);
             let reply = reply.lock().unwrap_or_else(PoisonError::into_inner).take();
             // If the request is gone, the failed send drops its booking.
             let _left = reply.map(|reply| reply.send(Box::new(granted)));

@@ -125,8 +125,8 @@ impl Context {
 
 /// The number of prompt tokens that a worker will have to compute, for its booking. Tokens of
 /// speculative blocks are not counted, because they are cached or about to be cached.
-pub(super) fn uncached_tokens(context: &Context, unit: &Unit, assumed_blocks: u32) -> u64 {
-    let cached = u64::from(assumed_blocks) * u64::from(context.served.pool.block_size());
+pub(super) fn uncached_tokens(context: &Context, unit: &Unit, speculative_blocks: u32) -> u64 {
+    let cached = u64::from(speculative_blocks) * u64::from(context.served.pool.block_size());
     unit.weight_tokens.saturating_sub(cached)
 }
 
@@ -143,7 +143,7 @@ pub(super) fn book(
         return room;
     }
     let worker = &placed.worker;
-    let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
+    let uncached = uncached_tokens(context, unit, placed.speculative_blocks);
     let cached = unit.weight_tokens - uncached;
     let work = worker.costs.begin(now, placed.rank, uncached, cached, !observes_prefill_end);
     let work = work.loading(placed.overlap_by_tier, context.served.pool.block_size());

@@ -332,7 +332,7 @@ impl<'a> Way<'a> {
     /// What the prefill leg would read back.
     fn read_back(&self, prefill: &Candidate, readable_blocks: u32) -> Option<ReadBackOffer> {
         let reader = self.roster.get(prefill.worker)?;
-        let held = prefill.assumed_blocks;
+        let held = prefill.speculative_blocks;
         let found = readable(self.served, self.unit, reader, held, readable_blocks)?;
         let worker = self.roster.get(found.holder)?.id().into();
         let tokens = found.blocks as u32 * self.served.pool.block_size();
@@ -415,7 +415,7 @@ impl<'a> Way<'a> {
             }
             let fetched_blocks = choice.fetch().map_or(0, |fetch| fetch.blocks);
             let seen = seen[choice.index];
-            Candidate { assumed_blocks: seen.assumed_blocks.max(fetched_blocks), ..seen }
+            Candidate { speculative_blocks: seen.speculative_blocks.max(fetched_blocks), ..seen }
         });
         if chosen.is_none() {
             self.told.stops = Some(format!("no worker is left for {} ({name})", wish.leg.name()));

@@ -173,7 +173,7 @@ fn to_compute(sending: &Sending<'_>, handed_over: bool) -> u64 {
         true => 0,
         false => {
             let PromptContext { context, unit, .. } = sending.prompt;
-            uncached_tokens(context, unit, sending.placed.assumed_blocks)
+            uncached_tokens(context, unit, sending.placed.speculative_blocks)
         }
     }
 }

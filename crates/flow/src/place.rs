@@ -40,7 +40,7 @@ pub(super) struct Placed {
     /// cached tokens than the index said (drift).
     pub(super) believed_blocks: u32,
     /// Leading blocks of the speculative index, including `overlap_blocks`; used for bookings.
-    pub(super) assumed_blocks: u32,
+    pub(super) speculative_blocks: u32,
     /// `overlap_blocks` split by tier.
     pub(super) overlap_by_tier: [u32; Tier::COUNT],
     /// The prefix that the worker is to fetch from another worker before the leg is sent.
@@ -81,9 +81,9 @@ impl Placed {
 
     /// Records that the leg reads the blocks that the worker lacks of this many leading ones.
     pub(super) fn reads(&mut self, blocks: u32, block_size: u32) {
-        let tokens = blocks.saturating_sub(self.assumed_blocks).saturating_mul(block_size);
+        let tokens = blocks.saturating_sub(self.speculative_blocks).saturating_mul(block_size);
         self.read_tokens = tokens.into();
-        self.assumed_blocks = self.assumed_blocks.max(blocks);
+        self.speculative_blocks = self.speculative_blocks.max(blocks);
     }
 
     /// Records that the worker holds this many leading blocks after a peer fetch, as it has
@@ -95,7 +95,7 @@ impl Placed {
         self.overlap_blocks += more;
         self.overlap_by_tier[Tier::Device as usize] += more;
         self.believed_blocks = self.believed_blocks.max(blocks);
-        self.assumed_blocks = self.assumed_blocks.max(blocks);
+        self.speculative_blocks = self.speculative_blocks.max(blocks);
     }
 }
 
@@ -279,14 +279,14 @@ fn settle(
         let LabelledSeries { model, series } = context.served.labelled_series();
         series.placed(&context.metrics, model, leg.name(), chosen.overlap_blocks, lost);
     }
-    let Candidate { rank, overlap_blocks, overlap_by_tier, assumed_blocks, .. } = chosen;
+    let Candidate { rank, overlap_blocks, overlap_by_tier, speculative_blocks, .. } = chosen;
     Ok(Placed {
         is_believed: worker.overlap_is_believed(rank),
         worker,
         rank,
         overlap_blocks,
         believed_blocks: chosen.believed_blocks(),
-        assumed_blocks,
+        speculative_blocks,
         overlap_by_tier,
         fetch: choice.fetch(),
         fetched_blocks: 0,
@@ -346,8 +346,8 @@ pub(super) fn query(pool: &Pool, unit: &Unit, leg: Leg, turn: u64, draw: u64) ->
 pub(super) fn sent(context: &Context, unit: &Unit, placed: &Placed) {
     // If all blocks are confirmed, no speculative entry is needed.
     if (placed.overlap_blocks as usize) < unit.hashes.len() {
-        let assumed = &context.served.pool.assumed;
-        assumed.sent(Instant::now(), &placed.worker, placed.rank, &unit.hashes);
+        let index = &context.served.pool.speculative_index;
+        index.sent(Instant::now(), &placed.worker, placed.rank, &unit.hashes);
     }
 }
 
@@ -356,6 +356,6 @@ pub(super) fn computed(context: &Context, unit: &Unit, placed: &Placed) {
     if unit.hashes.is_empty() {
         return;
     }
-    let assumed = &context.served.pool.assumed;
-    assumed.computed(Instant::now(), &placed.worker, placed.rank, &unit.hashes);
+    let index = &context.served.pool.speculative_index;
+    index.computed(Instant::now(), &placed.worker, placed.rank, &unit.hashes);
 }

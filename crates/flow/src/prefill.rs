@@ -316,7 +316,7 @@ pub(super) async fn send(
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
-    let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
+    let uncached = uncached_tokens(context, unit, placed.speculative_blocks);
     worker.breaker(Leg::Prefill).begin(started);
     let mut booking = book(context, unit, placed, started, true);
     let mut leg = prompt.leg(LegKind::Prefill, worker);

@@ -286,7 +286,7 @@ pub(super) fn take(
     readable_blocks: u32,
 ) -> Option<Reading> {
     let PromptContext { context, unit, .. } = prompt;
-    let (served, held_blocks) = (&context.served, placed.assumed_blocks);
+    let (served, held_blocks) = (&context.served, placed.speculative_blocks);
     let found = readable(served, unit, &placed.worker, held_blocks, readable_blocks)?;
     ReadBack::take(served, &context.metrics, found)
 }

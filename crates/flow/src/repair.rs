@@ -139,7 +139,7 @@ impl Repair {
     ) -> Self {
         let PromptContext { context, unit, .. } = sending.prompt;
         let (worker, decode) = (&prefill.worker, &sending.placed.worker);
-        let uncached = uncached_tokens(context, unit, prefill.assumed_blocks);
+        let uncached = uncached_tokens(context, unit, prefill.speculative_blocks);
         let leg = PrefillLeg {
             served: Arc::clone(&context.served),
             metrics: Arc::clone(&context.metrics),

@@ -102,7 +102,7 @@ pub(super) fn weigh(served: &Served, unit: &Unit, remote: Wish<'_>, goes: bool) 
     let mut decode = pool.candidates(&roster, Wish::any(Leg::Aggregated, &[]).query(unit, now));
     // Speculative blocks open no gate, so they are no reason to try a gate.
     for candidate in &mut decode {
-        candidate.assumed_blocks = candidate.believed_blocks();
+        candidate.speculative_blocks = candidate.believed_blocks();
     }
     let mut sources = Vec::new();
     list_sources(pool, &roster, unit, remote, now, &mut sources);

@@ -26,12 +26,12 @@ mod runs;
 pub use found::RecentOverlaps;
 use runs::Holders;
 
-/// Bounds on the age and the number of assumed blocks.
+/// Bounds on the age and the number of speculative blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecentConfig {
     /// Time for which a routed prompt is assumed to be held, in milliseconds.
     pub lifetime_ms: u64,
-    /// Maximum number of blocks that are assumed for one worker, unless its capacity is known to be
+    /// Maximum number of speculative blocks of one worker, unless its capacity is known to be
     /// less.
     pub max_blocks_per_worker: usize,
 }
@@ -47,19 +47,19 @@ pub struct Recent {
     runs: Runs<Holders>,
     /// Prompts that still have a block, by number: the oldest, which expires first, is first.
     routed: BTreeMap<u64, Routed>,
-    workers: BTreeMap<WorkerKey, Assumed>,
+    workers: BTreeMap<WorkerKey, WorkerPrompts>,
     /// Number of prompts so far.
     count: u64,
     /// The latest time of any call; it never decreases.
     now_ms: u64,
 }
 
-/// The assumptions about one worker.
+/// The prompts that were recently routed to one worker.
 #[derive(Debug, Default)]
-struct Assumed {
+struct WorkerPrompts {
     /// Its prompts in [`Recent::routed`].
     numbers: BTreeSet<u64>,
-    /// Number of blocks assumed to be held.
+    /// Number of speculative blocks.
     blocks: usize,
 }
 
@@ -72,7 +72,7 @@ struct Routed {
 }
 
 impl Recent {
-    /// Without any assumption.
+    /// Without any prompt.
     pub fn new(config: RecentConfig) -> Self {
         Self {
             config,
@@ -102,15 +102,15 @@ impl Recent {
         self.count += 1;
         let number = self.count;
         let (known, last) = self.renew(worker, number, hashes);
-        let assumed = self.workers.entry(worker).or_default();
+        let prompts = self.workers.entry(worker).or_default();
         let rest = &hashes[known..];
         let tail = match (last, rest) {
             (Some(last), []) => last,
             (last, rest) => self.runs.append(last, rest, vec![(worker, number)]),
         };
-        assumed.blocks += rest.len();
-        assumed.numbers.insert(number);
-        let excess = assumed.blocks.saturating_sub(bound);
+        prompts.blocks += rest.len();
+        prompts.numbers.insert(number);
+        let excess = prompts.blocks.saturating_sub(bound);
         let expires_ms = self.now_ms.saturating_add(self.config.lifetime_ms);
         self.routed.insert(number, Routed { worker, expires_ms, tail });
         self.make_room(worker, excess);
@@ -124,18 +124,18 @@ impl Recent {
         number: u64,
         hashes: &[BlockHash],
     ) -> (usize, Option<RunId>) {
-        let assumed = self.workers.entry(worker).or_default();
+        let prompts = self.workers.entry(worker).or_default();
         let (mut known, mut last) = (0, None);
         while let Some((mut run, alike)) = self.runs.next(last, &hashes[known..]) {
             if alike < self.runs.get(run).blocks.len() {
                 run = self.runs.cut(run, alike);
             }
             match self.runs.give(run, worker, number) {
-                None => assumed.blocks += alike,
+                None => prompts.blocks += alike,
                 // Later prompts own everything before this: nothing is left of that prompt.
                 Some(before) if self.routed.get(&before).is_some_and(|it| it.tail == run) => {
                     self.routed.remove(&before);
-                    assumed.numbers.remove(&before);
+                    prompts.numbers.remove(&before);
                 }
                 Some(_) => {}
             }
@@ -167,7 +167,7 @@ impl Recent {
     /// Removes this many blocks of a worker, from the ends of its oldest prompts.
     fn make_room(&mut self, worker: WorkerKey, mut excess: usize) {
         while excess > 0 {
-            let oldest = self.workers.get(&worker).and_then(|assumed| assumed.numbers.first());
+            let oldest = self.workers.get(&worker).and_then(|prompts| prompts.numbers.first());
             let Some(oldest) = oldest.copied() else { return };
             excess -= self.trim(oldest, excess);
         }
@@ -190,7 +190,7 @@ impl Recent {
         false
     }
 
-    /// When the next prompt expires, in milliseconds; `None` if nothing is assumed.
+    /// When the next prompt expires, in milliseconds; `None` if there is none.
     pub fn next_expiry_ms(&self) -> Option<u64> {
         self.routed.first_key_value().map(|(_, routed)| routed.expires_ms)
     }
@@ -207,33 +207,33 @@ impl Recent {
                 self.routed.remove(&number);
             }
         }
-        if let Some(assumed) = self.workers.get_mut(&worker) {
-            assumed.blocks -= gone;
+        if let Some(prompts) = self.workers.get_mut(&worker) {
+            prompts.blocks -= gone;
             if tail.is_none() {
-                assumed.numbers.remove(&number);
+                prompts.numbers.remove(&number);
             }
-            if assumed.blocks == 0 {
+            if prompts.blocks == 0 {
                 self.workers.remove(&worker);
             }
         }
         gone
     }
 
-    /// Drops all assumptions about a worker, because it is gone or has restarted.
+    /// Drops all prompts of a worker, because it is gone or has restarted.
     pub fn forget(&mut self, worker: u32) {
         let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
-        while let Some((_, assumed)) = self.workers.range(ranks.clone()).next() {
-            let Some(oldest) = assumed.numbers.first().copied() else { return };
+        while let Some((_, prompts)) = self.workers.range(ranks.clone()).next() {
+            let Some(oldest) = prompts.numbers.first().copied() else { return };
             self.trim(oldest, usize::MAX);
         }
     }
 
-    /// Number of blocks assumed for a worker.
+    /// Number of speculative blocks of a worker.
     pub fn blocks(&self, worker: WorkerKey) -> usize {
-        self.workers.get(&worker).map_or(0, |assumed| assumed.blocks)
+        self.workers.get(&worker).map_or(0, |prompts| prompts.blocks)
     }
 
-    /// Number of listed blocks over all workers: equal to the number of assumed blocks, however
+    /// Number of listed blocks over all workers: equal to the number of speculative blocks, however
     /// often these were renewed.
     pub fn listed_blocks(&self) -> usize {
         self.runs.listed_blocks()

@@ -39,7 +39,7 @@ fn overlap(recent: &Recent, worker: WorkerKey, prompt: &[BlockHash]) -> u32 {
 }
 
 #[test]
-fn a_prompt_is_assumed_at_its_worker_until_it_expires() {
+fn a_prompt_is_speculative_at_its_worker_until_it_expires() {
     let mut recent = recent(100);
     let (a, longer) = (prompt(1, 5), prompt(1, 8));
     recent.record(10, worker(0), &a, None);
@@ -88,7 +88,7 @@ fn the_last_blocks_of_the_oldest_prompt_are_removed_for_new_ones() {
 }
 
 #[test]
-fn nothing_is_assumed_of_a_restarted_worker() {
+fn a_restarted_worker_has_no_speculative_blocks() {
     let mut recent = recent(100);
     let a = prompt(1, 5);
     recent.record(0, worker(0), &a, None);

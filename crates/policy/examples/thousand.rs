@@ -18,7 +18,7 @@ fn main() {
             candidate.wait_ns = bits % 2_000_000_000;
             candidate.busy_share = (bits % 97) as f64 / 97.0;
             candidate.overlap_blocks = overlap_blocks;
-            candidate.assumed_blocks = overlap_blocks + (bits % 3) as u32;
+            candidate.speculative_blocks = overlap_blocks + (bits % 3) as u32;
             candidate.requests = (bits % 50) as u32;
             candidate.active_tokens = bits % 300_000;
             candidate

@@ -40,7 +40,7 @@ pub struct Candidate {
     /// Leading blocks of the speculative index: at least the blocks that count as confirmed, plus
     /// blocks of prompts that were lately sent to the worker. They influence the choice and prove
     /// nothing.
-    pub assumed_blocks: u32,
+    pub speculative_blocks: u32,
     /// The part of these blocks that was sent very recently and is not confirmed: another prompt
     /// computes them, so they are in the worker's queue.
     pub underway_blocks: u32,
@@ -92,7 +92,7 @@ impl Default for Candidate {
             overlap_blocks: 0,
             overlap_by_tier: [0; Tier::COUNT],
             overlap_discount: 0.0,
-            assumed_blocks: 0,
+            speculative_blocks: 0,
             underway_blocks: 0,
             recent_blocks: 0,
             waiting: 0,
@@ -120,7 +120,7 @@ impl Candidate {
     /// Leading blocks of a prompt that the worker will not compute: blocks that count as confirmed,
     /// and blocks that earlier requests leave there.
     pub fn held_blocks(&self) -> u32 {
-        self.believed_blocks().max(self.assumed_blocks)
+        self.believed_blocks().max(self.speculative_blocks)
     }
 }
 

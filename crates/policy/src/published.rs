@@ -73,7 +73,7 @@ impl Sight {
         match self {
             Self::Present => candidate.overlap_blocks,
             Self::Recent => candidate.recent_blocks,
-            Self::Pending => candidate.assumed_blocks.max(candidate.overlap_blocks),
+            Self::Pending => candidate.speculative_blocks.max(candidate.overlap_blocks),
         }
     }
 }

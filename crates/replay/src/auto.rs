@@ -75,7 +75,7 @@ impl<R: Sees> AutoRouter<R> {
                 active_tokens,
                 prefill_tokens: known.local.iter().map(|(_, tokens)| tokens).sum(),
                 overlap_blocks,
-                assumed_blocks: overlap_blocks,
+                speculative_blocks: overlap_blocks,
                 busy_share: known.busy.at(cluster.now_ns()),
                 coefficients: self.told,
                 ..Candidate::default()

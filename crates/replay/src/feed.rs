@@ -121,7 +121,7 @@ impl Feed {
         into.clear();
         into.extend((0..cluster.prefill_workers()).map(|worker| {
             let overlap_blocks = cluster.overlap_blocks(worker, request);
-            let assumed_blocks = self.pending_blocks(cluster, worker, request, overlap_blocks);
+            let speculative_blocks = self.pending_blocks(cluster, worker, request, overlap_blocks);
             let mut candidate = Candidate {
                 worker: WorkerIndex::at(worker),
                 up: true,
@@ -129,8 +129,8 @@ impl Feed {
                 prefill_tokens: self.booked_tokens[worker],
                 active_tokens: cluster.outstanding_tokens(worker),
                 overlap_blocks,
-                assumed_blocks,
-                underway_blocks: assumed_blocks - overlap_blocks,
+                speculative_blocks,
+                underway_blocks: speculative_blocks - overlap_blocks,
                 recent_blocks: self.recent_blocks(cluster, worker, request),
                 waiting: cluster.waiting_requests(worker) as u32,
                 busy_share: self.busy[worker].at(cluster.now_ns()),

@@ -272,9 +272,8 @@ fn observe_index(core: &Core, served: &Served, worker: &Worker) {
         truncated.set(worker.index_is_truncated().into());
     }
     let [model, worker_id] = labels;
-    let assumed = served.pool.assumed.blocks(worker);
-    for (kind, blocks) in
-        [("speculative", assumed.speculative), ("approximate", assumed.approximate)]
+    let blocks = served.pool.speculative_index.blocks(worker);
+    for (kind, blocks) in [("speculative", blocks.speculative), ("approximate", blocks.approximate)]
     {
         let labels = [model, worker_id, kind];
         metrics.speculative_index_blocks.with_label_values(&labels).set(blocks as i64);

@@ -71,7 +71,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "index_blocks": blocks,
         "ranks": ranks(served, worker),
         "takes_rank_header": worker.ranks.pins(),
-        "assumed_blocks": served.pool.assumed.blocks(worker),
+        "speculative_index_blocks": served.pool.speculative_index.blocks(worker),
         "requests": worker.booked.requests(),
         "prefill_tokens": worker.booked.prefill_tokens(),
         "active_tokens": worker.booked.active_tokens(),

@@ -1,7 +1,6 @@
 //! Which worker takes a request and why, and what is recorded of it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-mod assumed;
 mod chat_template;
 mod engine_tokenizer;
 mod explain;
@@ -9,4 +8,5 @@ mod policies_live;
 mod predicted;
 mod ranks;
 mod record;
+mod speculative_index;
 mod tiers;

@@ -227,7 +227,7 @@ impl Blocks {
                     if self.is_in_fleet() {
                         sum.removed += self.pool.index().clear_worker(key);
                     }
-                    self.pool.assumed.forget(self.worker.index);
+                    self.pool.speculative_index.forget(self.worker.index);
                 }
             }
         }

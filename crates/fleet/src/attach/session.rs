@@ -408,7 +408,7 @@ impl AttachedWorker {
         if !self.blocks.is_restoring() {
             self.indexing.worker.set_events_current(false);
             self.indexing.begin_whole();
-            self.indexing.pool.assumed.forget(self.indexing.worker.index);
+            self.indexing.pool.speculative_index.forget(self.indexing.worker.index);
         }
         let mut sum = Applied::default();
         let taken = self.blocks.snapshot(part, &mut sum).await;
@@ -486,7 +486,7 @@ impl AttachedWorker {
         worker.set_load(now.checked_sub(age).unwrap_or(now), figures);
         if !load.up {
             // While the engine is down, its cache contents are unknown.
-            pool.assumed.forget(worker.index);
+            pool.speculative_index.forget(worker.index);
         } else if let Some(capabilities) = worker.shim_report.capabilities() {
             // These were reset while the engine was down.
             if worker.honours_threshold().is_none() {

@@ -34,7 +34,7 @@ fn pool(takes_rank_header: bool, held: [usize; 2]) -> (Pool, Arc<Worker>, Vec<Bl
         seed: HashSeed(1),
         max_blocks_per_worker: 8,
     };
-    let pool = Pool::new(index, None).assuming(SpeculativeIndexConfig::default());
+    let pool = Pool::new(index, None).with_speculative_index(SpeculativeIndexConfig::default());
     let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().unwrap()));
     worker.set_events_current(true);
     for (rank, blocks) in (0..).zip(held) {
@@ -113,22 +113,22 @@ fn what_one_rank_has_put_into_a_store_can_be_loaded_by_the_other() {
 fn where_the_engine_chooses_the_rank_only_what_all_have_counts() {
     let (pool, worker, hashes) = pool(false, [2, 3]);
     let _bookings = [0, 1, 2].map(|_| worker.book(None, 10, 20));
-    pool.assumed.sent(Instant::now(), &worker, None, &hashes);
+    pool.speculative_index.sent(Instant::now(), &worker, None, &hashes);
     let seen_now = seen(&pool, &hashes);
     let [only] = seen_now[..] else { panic!("{seen_now:?}") };
-    assert_eq!((only.rank, only.overlap_blocks, only.assumed_blocks), (None, 2, 2));
+    assert_eq!((only.rank, only.overlap_blocks, only.speculative_blocks), (None, 2, 2));
     assert_eq!((only.requests, only.prefill_tokens, only.active_tokens), (2, 15, 30));
     worker.ranks.get(1).unwrap().set_current(false);
     assert_eq!(seen(&pool, &hashes)[0].overlap_blocks, 0);
 }
 
 #[test]
-fn what_was_sent_to_a_rank_is_assumed_of_that_one() {
+fn blocks_sent_to_a_rank_are_speculative_for_that_rank_only() {
     let (pool, worker, hashes) = pool(true, [0, 0]);
-    pool.assumed.sent(Instant::now(), &worker, Some(1), &hashes);
-    let assumed: Vec<_> = seen(&pool, &hashes).iter().map(|c| c.assumed_blocks).collect();
-    assert_eq!(assumed, [0, 3]);
-    assert_eq!(pool.assumed.blocks(&worker).speculative, 3);
+    pool.speculative_index.sent(Instant::now(), &worker, Some(1), &hashes);
+    let speculative: Vec<_> = seen(&pool, &hashes).iter().map(|c| c.speculative_blocks).collect();
+    assert_eq!(speculative, [0, 3]);
+    assert_eq!(pool.speculative_index.blocks(&worker).speculative, 3);
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub struct CandidateRecord {
     /// Leading blocks of the speculative index, including the confirmed blocks: the worker was
     /// assumed to hold them because of what was sent to it lately. The cost is computed from this
     /// figure.
-    pub assumed_blocks: u32,
+    pub speculative_blocks: u32,
     /// The assumed blocks that were being computed for another prompt.
     pub underway_blocks: u32,
     /// Requests that the worker worked on.
@@ -113,7 +113,7 @@ impl CandidateRecord {
             overlap_blocks: seen.overlap_blocks,
             overlap_by_tier: seen.overlap_by_tier,
             overlap_discount: seen.overlap_discount,
-            assumed_blocks: seen.assumed_blocks,
+            speculative_blocks: seen.speculative_blocks,
             underway_blocks: seen.underway_blocks,
             requests: seen.requests,
             prefill_tokens: seen.prefill_tokens,

@@ -24,7 +24,7 @@ fn candidate(leg: Leg, worker: &str, overlap_blocks: u32, chosen: bool) -> Candi
         up: true,
         overlap_blocks,
         overlap_by_tier: [overlap_blocks, 0, 0, 0],
-        assumed_blocks: overlap_blocks,
+        speculative_blocks: overlap_blocks,
         requests: 2,
         prefill_tokens: 40,
         active_tokens: 300,

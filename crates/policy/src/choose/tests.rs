@@ -61,9 +61,9 @@ fn overlap_wins_until_its_holder_is_busier_than_the_overlap_is_worth() {
 }
 
 #[test]
-fn what_is_assumed_steers_as_if_it_were_held_and_is_not_told_as_overlap() {
-    let guess = Candidate { overlap_blocks: 2, assumed_blocks: 8, ..up(0) };
-    let known = Candidate { overlap_blocks: 5, assumed_blocks: 5, ..up(1) };
+fn speculative_blocks_count_for_the_choice_and_not_as_overlap() {
+    let guess = Candidate { overlap_blocks: 2, speculative_blocks: 8, ..up(0) };
+    let known = Candidate { overlap_blocks: 5, speculative_blocks: 5, ..up(1) };
     let choice = pick(&OVERLAP, &[guess, known], &[], query(Leg::Prefill)).unwrap();
     assert_eq!((choice.index, choice.best_overlap_blocks), (CandidateIndex(0), 5));
     assert_eq!(choice.costs, vec![2.0, 5.0]);
@@ -77,7 +77,7 @@ fn siblings_wait_for_the_first_until_others_queue_before_it() {
     // The first has ten blocks and nine tokens, all of them queued.
     let chosen = |prefill_tokens, underway_blocks| {
         let mut first = up(0);
-        first.assumed_blocks = 10;
+        first.speculative_blocks = 10;
         first.underway_blocks = underway_blocks;
         first.prefill_tokens = prefill_tokens;
         pick(&OVERLAP, &[first, up(1)], &[], query(Leg::Prefill)).unwrap().index
@@ -241,10 +241,10 @@ fn timed() -> impl Strategy<Value = Candidate> {
     let wait_ns = 0..3_000_000_000u64;
     let slow = 0.5f64..3.0;
     (wait_ns, 0..40u32, 0..40u32, slow, 0.0f64..1.0, 0..5u32).prop_map(
-        |(wait_ns, overlap_blocks, assumed_blocks, slow, busy_share, requests)| {
+        |(wait_ns, overlap_blocks, speculative_blocks, slow, busy_share, requests)| {
             let mut candidate = Candidate { up: true, wait_ns, busy_share, ..up(0) };
             candidate.overlap_blocks = overlap_blocks;
-            candidate.assumed_blocks = assumed_blocks;
+            candidate.speculative_blocks = speculative_blocks;
             candidate.requests = requests;
             candidate.coefficients.prefill_seconds_per_token *= slow;
             candidate
@@ -345,7 +345,7 @@ proptest! {
         let which = CandidateIndex(which % fleet.len());
         let mut other = fleet.clone();
         other[which].overlap_blocks += more;
-        other[which].assumed_blocks += more;
+        other[which].speculative_blocks += more;
         for policy in [Policy::predicted_ttft(), OVERLAP] {
             let before = pick(&policy, &fleet, &[], long(leg)).unwrap();
             let after = pick(&policy, &other, &[], long(leg)).unwrap();

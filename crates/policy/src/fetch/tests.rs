@@ -157,13 +157,14 @@ fn candidate() -> impl Strategy<Value = Candidate> {
     (wait_ns, blocks, link, speed, 0.0f64..1.0, any::<(bool, bool)>()).prop_map(
         |(
             wait_ns,
-            (overlap_blocks, assumed_blocks, discount),
+            (overlap_blocks, speculative_blocks, discount),
             link_wait_ns,
             speed,
             busy,
             (can, shot),
         )| {
-            let mut candidate = Candidate { wait_ns, overlap_blocks, assumed_blocks, ..worker(0) };
+            let mut candidate =
+                Candidate { wait_ns, overlap_blocks, speculative_blocks, ..worker(0) };
             candidate.overlap_discount = discount;
             candidate.link_wait_ns = link_wait_ns;
             candidate.busy_share = busy;

@@ -96,7 +96,7 @@ fn mooncake_waits_for_an_overlap_as_long_as_it_saves() {
     let index = |wait| chosen(Published::WorkAware, &[idle, busy(wait)], query(1024, 0)).index.0;
     assert_eq!((index(5 * saved), index(5 * saved - 1)), (0, 1));
     // Blocks that are only queued count for policies that count them.
-    let queued = Candidate { assumed_blocks: 1, ..worker(1) };
+    let queued = Candidate { speculative_blocks: 1, ..worker(1) };
     assert_eq!(
         chosen(Published::Mooncake, &[idle, queued], query(1024, 0)).index,
         CandidateIndex(0)

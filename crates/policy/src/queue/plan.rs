@@ -179,8 +179,8 @@ impl<T> Queue<T> {
             candidate.wait_ns = candidate.wait_ns.saturating_add(placed.wait_ns);
             let key = &self.waiting[place].item.key;
             let shared = |other: &usize| view.shared_blocks(key, &self.waiting[*other].item.key);
-            let assumed = placed.places.iter().map(shared).max().unwrap_or(0);
-            candidate.assumed_blocks = candidate.assumed_blocks.max(assumed);
+            let shared_blocks = placed.places.iter().map(shared).max().unwrap_or(0);
+            candidate.speculative_blocks = candidate.speculative_blocks.max(shared_blocks);
             candidate.link_wait_ns = candidate.link_wait_ns.saturating_add(placed.incoming_ns);
         }
         if !state.read.is_empty() {

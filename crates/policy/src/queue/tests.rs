@@ -116,7 +116,7 @@ impl View<usize> for Fleet {
                 up: self.up[worker],
                 wait_ns: self.free_at_ns[worker].saturating_sub(self.now_ns),
                 overlap_blocks,
-                assumed_blocks: overlap_blocks,
+                speculative_blocks: overlap_blocks,
                 can_fetch: self.fetches,
                 ..Candidate::default()
             }

@@ -31,8 +31,8 @@ fn yaml(turn: usize, engines: &[(String, SimEngine)]) -> String {
         .collect();
     let policy = ["kv_overlap", "random", "least_loaded", "round_robin"][turn % 4];
     let flow = ["prefill_first", "decode_first"][turn / 2 % 2];
-    // Another `assumed` makes another pool.
-    let assumed = 1000 + turn / 5;
+    // Another `blocks_max` makes another pool.
+    let blocks_max = 1000 + turn / 5;
     format!(
         "listen: {{ http: 127.0.0.1:0, admin: 127.0.0.1:0 }}
 limits: {{ drain_delay: 1ms, n_max: {} }}
@@ -43,7 +43,7 @@ models:
     flow: {flow}
     connector: nixl
     policy: {{ kind: {policy} }}
-    speculative_index: {{ blocks_max: {assumed} }}
+    speculative_index: {{ blocks_max: {blocks_max} }}
     timeouts: {{ connect: {}ms }}
     workers:
 {workers}",

@@ -19,9 +19,9 @@ use splitrail_policy::WorkerIndex;
 
 /// The estimates for a model's workers.
 #[derive(Debug)]
-pub struct Assumed {
-    speculative: Option<Guesses>,
-    approximate: Option<Guesses>,
+pub struct SpeculativeIndex {
+    speculative: Option<Estimates>,
+    approximate: Option<Estimates>,
 }
 
 /// The estimates for one prompt.
@@ -35,25 +35,25 @@ pub struct Found {
 
 /// Blocks assumed of one worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct AssumedBlocks {
+pub struct SpeculativeBlocks {
     /// Blocks of prompts that were just sent to the worker.
     pub speculative: usize,
     /// Blocks that the worker computed recently while no KV events were received.
     pub approximate: usize,
 }
 
-impl Assumed {
+impl SpeculativeIndex {
     /// Empty estimates. A lifetime of 0 disables the respective kind.
     pub fn new(config: SpeculativeIndexConfig) -> Self {
-        let guesses = |lifetime: Duration| {
+        let estimates = |lifetime: Duration| {
             let lifetime_ms = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
             let max_blocks_per_worker = config.blocks_max;
             (lifetime_ms > 0)
-                .then(|| Guesses::new(RecentConfig { lifetime_ms, max_blocks_per_worker }))
+                .then(|| Estimates::new(RecentConfig { lifetime_ms, max_blocks_per_worker }))
         };
         Self {
-            speculative: guesses(config.speculative_ttl),
-            approximate: guesses(config.approximate_ttl),
+            speculative: estimates(config.speculative_ttl),
+            approximate: estimates(config.approximate_ttl),
         }
     }
 
@@ -82,9 +82,9 @@ impl Assumed {
             (&self.speculative, &mut found.speculative),
             (&self.approximate, &mut found.approximate),
         ];
-        for (guesses, overlaps) in sides {
-            match guesses {
-                Some(guesses) => guesses.find(now, hashes, overlaps),
+        for (estimates, overlaps) in sides {
+            match estimates {
+                Some(estimates) => estimates.find(now, hashes, overlaps),
                 None => overlaps.clear(),
             }
         }
@@ -92,14 +92,15 @@ impl Assumed {
 
     /// Removes expired entries, a bounded number per call. Returns whether some are left.
     pub fn expire(&self, now: Instant) -> bool {
-        let [first, second] = self.kinds().map(|guesses| guesses.is_some_and(|g| g.expire(now)));
+        let [first, second] =
+            self.kinds().map(|estimates| estimates.is_some_and(|g| g.expire(now)));
         first || second
     }
 
     /// Removes all entries of a worker that was restarted or dropped its cache.
     pub fn forget(&self, worker: WorkerIndex) {
-        for guesses in self.kinds().into_iter().flatten() {
-            guesses.forget(worker);
+        for estimates in self.kinds().into_iter().flatten() {
+            estimates.forget(worker);
         }
     }
 
@@ -111,20 +112,20 @@ impl Assumed {
     }
 
     /// The numbers of blocks that are assumed of a worker.
-    pub fn blocks(&self, worker: &Worker) -> AssumedBlocks {
+    pub fn blocks(&self, worker: &Worker) -> SpeculativeBlocks {
         let [speculative, approximate] =
-            self.kinds().map(|guesses| guesses.map_or(0, |guesses| guesses.blocks(worker)));
-        AssumedBlocks { speculative, approximate }
+            self.kinds().map(|estimates| estimates.map_or(0, |estimates| estimates.blocks(worker)));
+        SpeculativeBlocks { speculative, approximate }
     }
 
-    fn kinds(&self) -> [Option<&Guesses>; 2] {
+    fn kinds(&self) -> [Option<&Estimates>; 2] {
         [self.speculative.as_ref(), self.approximate.as_ref()]
     }
 }
 
 /// The estimates of one kind.
 #[derive(Debug)]
-struct Guesses {
+struct Estimates {
     /// Locked for a walk along a prompt, whose steps depend on shared prefixes rather than on the
     /// number of blocks.
     recent: Mutex<Recent>,
@@ -133,7 +134,7 @@ struct Guesses {
     started: Instant,
 }
 
-impl Guesses {
+impl Estimates {
     fn new(config: RecentConfig) -> Self {
         Self {
             recent: Mutex::new(Recent::new(config)),

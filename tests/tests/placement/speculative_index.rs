@@ -1,5 +1,5 @@
-//! What is only assumed of a worker's cache: it keeps prompts that begin alike together, and
-//! nobody is ever told of it as of something known.
+//! The speculative index: blocks that no KV event has confirmed keep prompts with a common prefix
+//! together, open no gate and are never reported as cached.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Cluster, Reply, Spec};
 
 const COMPLETIONS: &str = "/v1/completions";
-const ASSUMED_BLOCKS: &str = "splitrail_speculative_index_blocks";
+const SPECULATIVE_BLOCKS: &str = "splitrail_speculative_index_blocks";
 /// Long enough for a test; expiry is tested where time can be told.
 const LONG: &str = "speculative_index: { speculative_ttl: 10m, approximate_ttl: 10m }";
 const OFF: &str = "speculative_index: { speculative_ttl: 0s, approximate_ttl: 0s }";
@@ -66,7 +66,7 @@ fn slow(_: &str, config: &mut SimConfig) {
 }
 
 #[tokio::test]
-async fn siblings_sent_at_once_follow_the_first() {
+async fn prompts_with_a_common_prefix_that_arrive_together_share_a_worker() {
     let spec = Spec { prefill: 4, engine: slow, model: LONG.into(), ..Spec::default() };
     let cluster = Cluster::start(spec).await;
     for name in ["a", "b"] {
@@ -75,33 +75,33 @@ async fn siblings_sent_at_once_follow_the_first() {
         let computed: Vec<_> = replies.iter().filter(|reply| cached(reply) == 0).collect();
         assert_eq!(computed.len(), 1, "one computes the common part, for all");
         // None of it was known when they were placed, and none is told as known.
-        let mut guessed = 0;
+        let mut speculative = 0;
         for reply in &replies {
             assert_eq!(reply.route("overlap_blocks"), Some("0"));
             let seen = chosen(&cluster, reply, "prefill").await;
             assert_eq!(seen["overlap_blocks"], 0);
-            guessed += u64::from(seen["assumed_blocks"].as_u64().unwrap() > 0);
+            speculative += u64::from(seen["speculative_blocks"].as_u64().unwrap() > 0);
             let decision = &cluster.decisions(reply.header("x-request-id")).await[0];
             assert_eq!(decision["estimated_cached_tokens"], 0);
         }
-        assert_eq!(guessed, 7);
+        assert_eq!(speculative, 7);
     }
     assert_eq!(cluster.metric("splitrail_overlap_blocks_sum", &[("role", "prefill")]).await, 0.0);
     cluster.quiet().await;
 }
 
 #[tokio::test]
-async fn switched_off_siblings_are_spread_as_strangers_are() {
+async fn without_the_speculative_index_such_prompts_are_spread_over_all_workers() {
     let spec = Spec { prefill: 4, engine: slow, model: OFF.into(), ..Spec::default() };
     let cluster = Cluster::start(spec).await;
     let replies = siblings(&cluster, 8, "a").await;
     assert_eq!(workers(&replies, "prefill").len(), 4);
-    assert_eq!(cluster.metric(ASSUMED_BLOCKS, &[]).await, 0.0);
+    assert_eq!(cluster.metric(SPECULATIVE_BLOCKS, &[]).await, 0.0);
     cluster.quiet().await;
 }
 
 #[tokio::test]
-async fn many_prompts_that_begin_alike_do_not_bury_one_worker() {
+async fn many_prompts_with_a_common_prefix_do_not_overload_one_worker() {
     let engine = |_: &str, config: &mut SimConfig| config.prefill_us_per_token = 500;
     let spec = Spec { prefill: 2, engine, model: LONG.into(), ..Spec::default() };
     let cluster = Cluster::start(spec).await;
@@ -114,7 +114,7 @@ async fn many_prompts_that_begin_alike_do_not_bury_one_worker() {
 }
 
 #[tokio::test]
-async fn an_assumption_opens_no_gate() {
+async fn speculative_blocks_open_no_gate() {
     // Events are lost: the index knows of nothing, though it believes itself up to date.
     let gate = "gate: { kind: router }\ncache_hit_threshold: 0.5";
     let spec = Spec {
@@ -135,14 +135,14 @@ async fn an_assumption_opens_no_gate() {
         assert_eq!(reply.route("prefill"), Some("p0"), "turn {turn}");
         let seen = chosen(&cluster, &reply, "decode").await;
         assert_eq!(seen["overlap_blocks"], 0);
-        let assumed = seen["assumed_blocks"].as_u64().unwrap();
-        assert_eq!(assumed > 0, turn > 0, "it is assumed from the second turn on");
+        let speculative = seen["speculative_blocks"].as_u64().unwrap();
+        assert_eq!(speculative > 0, turn > 0, "from the second turn on");
     }
     cluster.quiet().await;
 }
 
 #[tokio::test]
-async fn without_events_repeats_go_where_the_first_was_computed() {
+async fn without_events_a_repeated_prompt_goes_to_the_worker_that_computed_it() {
     let spec = Spec { engine: silent, model: LONG.into(), ..Spec::aggregated(4) };
     let cluster = Cluster::start(spec).await;
     for name in ["a", "b", "c", "d"] {
@@ -155,17 +155,17 @@ async fn without_events_repeats_go_where_the_first_was_computed() {
             assert!(cached(&again) > 0, "the engine found it");
             let seen = chosen(&cluster, &again, "aggregated").await;
             assert_eq!(seen["overlap_blocks"], 0);
-            assert!(seen["assumed_blocks"].as_u64().unwrap() > 0);
+            assert!(seen["speculative_blocks"].as_u64().unwrap() > 0);
         }
     }
     let approximate = [("kind", "approximate")];
-    assert!(cluster.metric(ASSUMED_BLOCKS, &approximate).await > 0.0);
+    assert!(cluster.metric(SPECULATIVE_BLOCKS, &approximate).await > 0.0);
     assert_eq!(cluster.metric("splitrail_index_blocks", &[]).await, 0.0);
     cluster.quiet().await;
 }
 
 #[tokio::test]
-async fn without_events_hand_overs_go_where_both_sides_hold_the_prompt() {
+async fn without_events_hand_offs_go_where_both_workers_hold_the_prompt() {
     let spec =
         Spec { engine: silent, prefill: 3, decode: 3, model: LONG.into(), ..Spec::default() };
     let cluster = Cluster::start(spec).await;
@@ -179,7 +179,7 @@ async fn without_events_hand_overs_go_where_both_sides_hold_the_prompt() {
 }
 
 #[tokio::test]
-async fn an_assumption_never_becomes_cached_tokens() {
+async fn speculative_blocks_never_become_cached_tokens() {
     let spec = Spec {
         engine: |name, config| {
             silent(name, config);
@@ -192,13 +192,13 @@ async fn an_assumption_never_becomes_cached_tokens() {
     for _ in 0..3 {
         assert_eq!(cached(&ask(&cluster, &text(50, "a")).await), 0);
     }
-    assert!(cluster.metric(ASSUMED_BLOCKS, &[]).await > 0.0);
+    assert!(cluster.metric(SPECULATIVE_BLOCKS, &[]).await > 0.0);
     assert_eq!(cluster.metric("splitrail_cached_tokens_total", &[]).await, 0.0);
     cluster.quiet().await;
 }
 
 #[tokio::test]
-async fn what_failed_is_not_assumed_to_be_there() {
+async fn a_failed_request_leaves_no_speculative_blocks() {
     let approximate =
         "speculative_index: { speculative_ttl: 0s, approximate_ttl: 10m }\nretries: { decode: 0 }";
     let spec = Spec { engine: silent, model: approximate.into(), ..Spec::aggregated(1) };
@@ -207,24 +207,24 @@ async fn what_failed_is_not_assumed_to_be_there() {
     cluster.engine("w0").set_fault(Fault { kind, times: Some(1) });
     let failed = cluster.http.post(COMPLETIONS, &completion(&text(50, "a"))).await;
     assert_eq!(failed.status, 502);
-    assert_eq!(cluster.metric(ASSUMED_BLOCKS, &[]).await, 0.0);
+    assert_eq!(cluster.metric(SPECULATIVE_BLOCKS, &[]).await, 0.0);
     ask(&cluster, &text(50, "a")).await;
-    assert!(cluster.metric(ASSUMED_BLOCKS, &[]).await > 0.0);
+    assert!(cluster.metric(SPECULATIVE_BLOCKS, &[]).await > 0.0);
     cluster.quiet().await;
 }
 
 #[tokio::test]
-async fn nothing_is_assumed_of_a_worker_that_went_away() {
+async fn a_worker_that_is_gone_has_no_speculative_blocks() {
     let spec = Spec { engine: silent, model: LONG.into(), ..Spec::aggregated(2) };
     let mut cluster = Cluster::start(spec).await;
     let prompt = text(50, "a");
     let holder = ask(&cluster, &prompt).await.route("decode").unwrap().to_owned();
     let worker = [("worker", holder.as_str())];
-    assert!(cluster.metric(ASSUMED_BLOCKS, &worker).await > 0.0);
+    assert!(cluster.metric(SPECULATIVE_BLOCKS, &worker).await > 0.0);
     let place = cluster.engines.iter().position(|(name, _)| *name == holder).unwrap();
     cluster.engines.remove(place).1.shutdown().await;
-    eventually("what was assumed of it is forgotten", async || {
-        cluster.metric(ASSUMED_BLOCKS, &worker).await == 0.0
+    eventually("its speculative blocks are forgotten", async || {
+        cluster.metric(SPECULATIVE_BLOCKS, &worker).await == 0.0
     })
     .await;
     assert_ne!(ask(&cluster, &prompt).await.route("decode"), Some(holder.as_str()));
@@ -232,20 +232,20 @@ async fn nothing_is_assumed_of_a_worker_that_went_away() {
 }
 
 #[tokio::test]
-async fn a_cache_that_was_cleared_is_assumed_empty() {
+async fn a_cleared_cache_has_no_speculative_blocks() {
     let spec = Spec { model: LONG.into(), ..Spec::aggregated(1) };
     let cluster = Cluster::start(spec).await;
     ask(&cluster, &text(50, "a")).await;
     cluster.settle().await;
     cluster.quiet().await;
-    let before = cluster.metric(ASSUMED_BLOCKS, &[]).await;
+    let before = cluster.metric(SPECULATIVE_BLOCKS, &[]).await;
     assert!(before > 1.0);
     let direct = splitrail_tests::Client::new(cluster.engine("w0").http_addr());
     assert_eq!(direct.post_with("/reset_prefix_cache", &[], "").await.status, 200);
     // The engine announces it with its next step.
     ask(&cluster, "b").await;
-    eventually("what was assumed is forgotten", async || {
-        cluster.metric(ASSUMED_BLOCKS, &[]).await < before
+    eventually("the speculative blocks are forgotten", async || {
+        cluster.metric(SPECULATIVE_BLOCKS, &[]).await < before
     })
     .await;
 }
