@@ -250,7 +250,7 @@ impl Trial {
     /// die of it, or reply with the KV of another prompt and say nothing.
     fn no_hand_off_was_misused(&self) {
         for (name, engine) in &self.cluster.engines {
-            assert_eq!(engine.state().totals.handoffs_misused, 0, "{name}");
+            assert_eq!(engine.state().totals.hand_offs_misused, 0, "{name}");
         }
     }
 
@@ -260,7 +260,7 @@ impl Trial {
         eventually("leases free what nobody fetched", async || {
             self.cluster.engines.iter().all(|(_, engine)| {
                 let state = engine.state();
-                (state.staged_handoffs, state.blocks_pinned, state.blocks_used) == (0, 0, 0)
+                (state.staged_hand_offs, state.blocks_pinned, state.blocks_used) == (0, 0, 0)
             })
         })
         .await;

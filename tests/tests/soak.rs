@@ -170,7 +170,7 @@ models:
             let id = worker.id;
             eventually(&format!("{when}: {id} holds nothing for a request"), async || {
                 let state = worker.engine.state();
-                (state.running, state.waiting, state.staged_handoffs, state.blocks_pinned)
+                (state.running, state.waiting, state.staged_hand_offs, state.blocks_pinned)
                     == (0, 0, 0, 0)
             })
             .await;

@@ -2,7 +2,7 @@
 
 pub(crate) mod core;
 mod counters;
-pub(crate) mod handoff;
+pub(crate) mod hand_off;
 pub(crate) mod read_back;
 pub(crate) mod request;
 mod transfer;
@@ -21,7 +21,7 @@ use self::core::{Core, Origin, Step};
 use crate::config::SimConfig;
 use crate::error::ApiError;
 use crate::events::EventSink;
-use handoff::{PullRequest, Taken, refused};
+use hand_off::{PullRequest, Taken, refused};
 use request::{Ask, Output};
 pub(crate) use transfer::PULL_PATH;
 use transfer::Puller;
@@ -160,7 +160,7 @@ impl Engine {
 
     /// Takes a hand-off for a decode engine. Its blocks are freed when the returned value is
     /// dropped.
-    pub(crate) async fn take_handoff(
+    pub(crate) async fn take_hand_off(
         self: &Arc<Self>,
         pull: &PullRequest,
     ) -> Result<Pulled, ApiError> {
@@ -169,7 +169,7 @@ impl Engine {
             false => Duration::from_millis(self.config.rendezvous_timeout_ms),
         };
         let deadline = Instant::now() + patience;
-        let forgotten = self.core().handoffs.times_forgotten(&pull.request_id);
+        let forgotten = self.core().hand_offs.times_forgotten(&pull.request_id);
         let _registered = Registered::new(&self.registered);
         loop {
             let mut staged = std::pin::pin!(self.staged.notified());
@@ -179,7 +179,7 @@ impl Engine {
             }
             if tokio::time::timeout_at(deadline, staged).await.is_err() {
                 self.core().counters.pulls_refused += 1;
-                return Err(refused("handoff_unmet", "was not staged in time"));
+                return Err(refused("hand_off_unmet", "was not staged in time"));
             }
         }
     }
@@ -198,17 +198,17 @@ impl Engine {
         } else if core.dead {
             Err(ApiError::engine_dead())
         } else if foreign {
-            Err(refused("handoff_unknown", "comes from another engine"))
-        } else if core.handoffs.times_forgotten(&pull.request_id) != forgotten {
+            Err(refused("hand_off_unknown", "comes from another engine"))
+        } else if core.hand_offs.times_forgotten(&pull.request_id) != forgotten {
             Ok(None)
         } else {
-            core.handoffs.take(pull)
+            core.hand_offs.take(pull)
         };
         match taken {
             Ok(None) => Ok(None),
             Ok(Some(taken)) => {
                 match (pull.read_tokens, pull.wanted_blocks) {
-                    (None, _) => core.counters.handoffs_pulled += 1,
+                    (None, _) => core.counters.hand_offs_pulled += 1,
                     (Some(_), 0) => core.counters.pins_released += 1,
                     (Some(_), _) => core.counters.pins_read += 1,
                 }
@@ -282,7 +282,7 @@ impl Engine {
 
     /// Waits until a request arrives, or a lease ends and frees blocks for a waiting request.
     async fn wait_for_work(&self) {
-        let expiry = self.core().handoffs.next_expiry();
+        let expiry = self.core().hand_offs.next_expiry();
         let lease_ends = async {
             match expiry {
                 Some(at) => tokio::time::sleep_until(at).await,

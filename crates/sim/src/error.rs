@@ -51,7 +51,7 @@ impl ApiError {
     /// Whether a hand-off has other blocks, tokens or another prompt than were staged, of which the real
     /// engine says nothing.
     pub(crate) fn is_misuse(&self) -> bool {
-        self.code.as_deref() == Some("handoff_mismatch")
+        self.code.as_deref() == Some("hand_off_mismatch")
     }
 
     /// The reply of an endpoint: `/v1/messages` has its own format.

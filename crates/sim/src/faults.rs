@@ -44,17 +44,17 @@ pub enum FaultKind {
         delay_ms: u64,
     },
     /// A prefill reply lacks its `kv_transfer_params`; its blocks stay pinned.
-    NoHandoff,
+    NoHandOff,
     /// A prefill reply's hand-off lacks the last block and a token; the blocks stay pinned.
-    ShortHandoff,
+    ShortHandOff,
     /// A prefill reply's hand-off names a host that belongs to nobody; the blocks stay pinned.
-    ForeignHandoff,
+    ForeignHandOff,
     /// The whole reply of a prefill leg reports other token ids of its prompt than it has computed.
     OtherPromptIds,
     /// A request whose KV has been pulled loses it before its first output. If it has a
     /// `cache_hit_threshold` above 0, it is then refused.
     Preempt,
-    /// Pulls by decode engines are refused with `handoff_refused`.
+    /// Pulls by decode engines are refused with `hand_off_refused`.
     RefusePulls,
     /// Event batches take a sequence number but are not published (they can be replayed).
     DropEventBatches,
@@ -85,9 +85,9 @@ impl FaultKind {
             Self::DieMidStream { .. } => "die_mid_stream",
             Self::TruncatedBody => "truncated_body",
             Self::SlowFirstByte { .. } => "slow_first_byte",
-            Self::NoHandoff => "no_handoff",
-            Self::ShortHandoff => "short_handoff",
-            Self::ForeignHandoff => "foreign_handoff",
+            Self::NoHandOff => "no_hand_off",
+            Self::ShortHandOff => "short_hand_off",
+            Self::ForeignHandOff => "foreign_hand_off",
             Self::OtherPromptIds => "other_prompt_ids",
             Self::Preempt => "preempt",
             Self::RefusePulls => "refuse_pulls",
@@ -111,9 +111,9 @@ pub(crate) struct RequestFaults {
     pub(crate) die_after_chunks: Option<usize>,
     pub(crate) truncate: bool,
     pub(crate) delay: Option<Duration>,
-    pub(crate) no_handoff: bool,
-    pub(crate) short_handoff: bool,
-    pub(crate) foreign_handoff: bool,
+    pub(crate) no_hand_off: bool,
+    pub(crate) short_hand_off: bool,
+    pub(crate) foreign_hand_off: bool,
     pub(crate) other_prompt_ids: bool,
     pub(crate) preempt: bool,
 }
@@ -164,9 +164,9 @@ impl FaultBoard {
         } else if self.occurs_now("truncated_body") {
             faults.truncate = true;
         }
-        faults.foreign_handoff = prefill && self.occurs_now("foreign_handoff");
-        faults.short_handoff = prefill && self.occurs_now("short_handoff");
-        faults.no_handoff = prefill && self.occurs_now("no_handoff");
+        faults.foreign_hand_off = prefill && self.occurs_now("foreign_hand_off");
+        faults.short_hand_off = prefill && self.occurs_now("short_hand_off");
+        faults.no_hand_off = prefill && self.occurs_now("no_hand_off");
         faults.other_prompt_ids = prefill && self.occurs_now("other_prompt_ids");
         faults.preempt = pull && self.occurs_now("preempt");
         faults

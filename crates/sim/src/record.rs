@@ -81,7 +81,7 @@ pub struct SimState {
     /// Number of decode engines' legs that wait for a prefill leg on this engine.
     pub registered: usize,
     /// Number of hand-offs that wait to be pulled.
-    pub staged_handoffs: usize,
+    pub staged_hand_offs: usize,
     /// Number of decode legs whose blocks are kept for a prefill leg to read.
     pub read_back_pins: usize,
     /// Whether the engine has died (see `do_remote_prefill` without block ids).
@@ -105,7 +105,7 @@ impl SimState {
             host_blocks: self.host_blocks + other.host_blocks,
             registered: self.registered + other.registered,
             read_back_pins: self.read_back_pins + other.read_back_pins,
-            staged_handoffs: self.staged_handoffs + other.staged_handoffs,
+            staged_hand_offs: self.staged_hand_offs + other.staged_hand_offs,
             dead: self.dead || other.dead,
             totals: self.totals.with(&other.totals),
         }
@@ -122,12 +122,12 @@ impl Engine {
             orphans: core.orphans(),
             blocks_total: core.cache.usable_blocks(),
             blocks_used: core.cache.usable_blocks() - core.cache.free_blocks(),
-            blocks_pinned: core.handoffs.pinned_blocks() + core.pulling_blocks,
+            blocks_pinned: core.hand_offs.pinned_blocks() + core.pulling_blocks,
             resident_blocks: core.cache.resident_blocks(),
             host_blocks: core.cache.host_blocks(),
             registered: self.registered(),
-            staged_handoffs: core.handoffs.len(),
-            read_back_pins: core.handoffs.pins(),
+            staged_hand_offs: core.hand_offs.len(),
+            read_back_pins: core.hand_offs.pins(),
             dead: core.dead,
             totals: core.counters.clone(),
         }

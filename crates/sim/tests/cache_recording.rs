@@ -128,5 +128,5 @@ fn repeated_prompts_store_what_the_engine_stores() {
 /// Prefills for a hand-off: the physical block ids are also those of the engine.
 #[test]
 fn handed_off_block_ids_are_those_of_the_engine() {
-    check("handoffs");
+    check("hand_offs");
 }

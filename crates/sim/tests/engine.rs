@@ -11,8 +11,8 @@ mod events;
 mod faults;
 #[path = "engine/generate.rs"]
 mod generate;
-#[path = "engine/handoff.rs"]
-mod handoff;
+#[path = "engine/hand_off.rs"]
+mod hand_off;
 #[path = "engine/http_api.rs"]
 mod http_api;
 #[path = "engine/msgpack.rs"]

@@ -419,7 +419,7 @@ async fn engine_failures(world: &mut World) {
         FaultKind::Reset,
         FaultKind::DieMidStream { after_chunks: 2 },
         FaultKind::TruncatedBody,
-        FaultKind::NoHandoff,
+        FaultKind::NoHandOff,
         FaultKind::RefusePulls,
     ] {
         for body in [completion("sim"), streamed(completion("sim")), tokens()] {

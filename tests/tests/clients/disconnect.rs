@@ -162,7 +162,7 @@ async fn leaving_while_prefill_runs_stops_it() {
         trial.check().await;
         let state = trial.cluster.engine("p0").state();
         assert_eq!(state.totals.aborted, 1, "the engine was told");
-        assert_eq!((state.staged_handoffs, state.blocks_used), (0, 0));
+        assert_eq!((state.staged_hand_offs, state.blocks_used), (0, 0));
         assert_eq!(trial.asked("d0").len(), 0, "decode was never asked");
         trial.finish().await;
     }

@@ -41,7 +41,7 @@ async fn a_prompt_whose_worker_fails_is_retried_and_the_batch_is_complete() {
     let faults = [
         ("p0", FaultKind::Status { status: 500 }),
         ("p1", FaultKind::Reset),
-        ("p0", FaultKind::NoHandoff),
+        ("p0", FaultKind::NoHandOff),
         ("d0", FaultKind::Status { status: 503 }),
         ("d1", FaultKind::Reset),
         ("d0", FaultKind::DieMidStream { after_chunks: 0 }),

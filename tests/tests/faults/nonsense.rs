@@ -229,7 +229,7 @@ async fn an_invalid_hand_off_does_not_reach_decode() {
             ..Spec::default()
         };
         let mut trial = Trial::start(spec).await;
-        let body = completion(&prompt(30, "handoff"));
+        let body = completion(&prompt(30, "hand-off"));
         let reply = trial.post("ok", COMPLETIONS, &body).await;
         assert_eq!(reply.status, 200, "{params}: {}", reply.text());
         let expected = reference.text(COMPLETIONS, &body).await;

@@ -30,7 +30,7 @@ fn failures() -> Vec<FaultKind> {
         FaultKind::Reset,
         FaultKind::TruncatedBody,
         FaultKind::DieMidStream { after_chunks: 0 },
-        FaultKind::NoHandoff,
+        FaultKind::NoHandOff,
     ]
 }
 
@@ -238,7 +238,7 @@ async fn an_answer_that_does_not_fit_is_the_clients_error_too() {
 async fn engines_get_a_new_request_id_with_each_attempt() {
     let mut trial = Trial::start(in_turn(3, "")).await;
     for engine in ["p0", "p1"] {
-        trial.fault(engine, FaultKind::NoHandoff, Some(1));
+        trial.fault(engine, FaultKind::NoHandOff, Some(1));
     }
     for engine in ["p0", "p2"] {
         trial.fault(engine, FaultKind::Status { status: 500 }, Some(1));

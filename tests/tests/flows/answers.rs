@@ -111,8 +111,8 @@ async fn several_samples_take_one_hand_off() {
     let reply = cluster.http.post(COMPLETIONS, &body).await;
     assert_eq!(reply.route("local"), None);
     let engines = ["p0", "p1", "d0", "d1"].map(|engine| cluster.engine(engine));
-    let staged = engines.iter().map(|engine| engine.state().totals.handoffs_staged).sum::<u64>();
-    let pulled = engines.iter().map(|engine| engine.state().totals.handoffs_pulled).sum::<u64>();
+    let staged = engines.iter().map(|engine| engine.state().totals.hand_offs_staged).sum::<u64>();
+    let pulled = engines.iter().map(|engine| engine.state().totals.hand_offs_pulled).sum::<u64>();
     assert_eq!((staged, pulled), (1, 1));
     let indices: Vec<_> =
         reply.json()["choices"].as_array().unwrap().iter().map(|c| c["index"].clone()).collect();

@@ -120,7 +120,7 @@ async fn blocks_staged_for_a_client_that_left_are_fetched_and_freed() {
     let body = completion(&prompt(40, "gone")).to_string();
     let leaving = trial.cluster.http.post_with(COMPLETIONS, &[], body);
     let staged = eventually("prefill has staged its blocks", async || {
-        trial.cluster.engine("p0").state().staged_handoffs == 1
+        trial.cluster.engine("p0").state().staged_hand_offs == 1
     });
     tokio::select! {
         reply = leaving => panic!("{reply:?}"),
@@ -129,7 +129,7 @@ async fn blocks_staged_for_a_client_that_left_are_fetched_and_freed() {
     // The lease of 30 s would free them as well, but not within this test's patience.
     trial.staged_blocks_are_freed().await;
     let totals = trial.cluster.engine("p0").state().totals;
-    assert_eq!((totals.handoffs_pulled, totals.handoffs_expired), (1, 0));
+    assert_eq!((totals.hand_offs_pulled, totals.hand_offs_expired), (1, 0));
     let fetched = trial.asked("d0");
     assert_eq!(fetched.len(), 1);
     assert_eq!(fetched[0].body["max_tokens"], 1);

@@ -273,7 +273,7 @@ const FAULTS: [(&str, FaultKind); 9] = [
     ("p0", FaultKind::Status { status: 500 }),
     ("p0", FaultKind::Reset),
     ("p0", FaultKind::TruncatedBody),
-    ("p0", FaultKind::NoHandoff),
+    ("p0", FaultKind::NoHandOff),
     ("p0", FaultKind::RefusePulls),
     ("d0", FaultKind::Status { status: 503 }),
     ("d0", FaultKind::Reset),

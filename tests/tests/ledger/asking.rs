@@ -102,7 +102,7 @@ fn disturb(dice: &mut Dice, cluster: &Cluster, unclear: bool) {
         FaultKind::Status { status: 500 },
         FaultKind::Status { status: 503 },
         FaultKind::Reset,
-        FaultKind::NoHandoff,
+        FaultKind::NoHandOff,
         FaultKind::RefusePulls,
         FaultKind::DieMidStream { after_chunks: 1 + dice.below(6) as usize },
         FaultKind::TruncatedBody,

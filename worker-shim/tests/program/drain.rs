@@ -43,7 +43,7 @@ async fn a_prefill_shim_runs_until_its_hand_offs_are_fetched() {
     let url = prefill_engine.url();
     let mut shim = Shim::start(&url, &router, &["--role", "prefill"]).await;
     let reply = shim.complete(&[("x-request-id", "r1")], &prefill()).await;
-    assert_eq!(prefill_engine.state().staged_handoffs, 1);
+    assert_eq!(prefill_engine.state().staged_hand_offs, 1);
     shim.signal(Signal::TERM);
     draining(&shim).await;
     // After the straggler wait, only the hand-off can delay the end.
@@ -51,7 +51,7 @@ async fn a_prefill_shim_runs_until_its_hand_offs_are_fetched() {
     assert_eq!(shim.exit_code(), None, "the hand-off waits to be fetched");
     fetch(&decode_engine, &reply).await;
     assert_eq!(shim.exited().await, 0);
-    assert_eq!(prefill_engine.state().staged_handoffs, 0);
+    assert_eq!(prefill_engine.state().staged_hand_offs, 0);
 }
 
 #[tokio::test]
@@ -64,5 +64,5 @@ async fn a_second_signal_ends_the_shim_at_once() {
     draining(&shim).await;
     shim.signal(Signal::INT);
     assert_eq!(shim.exited().await, 0);
-    assert_eq!(engine.state().staged_handoffs, 1, "it had not been fetched");
+    assert_eq!(engine.state().staged_hand_offs, 1, "it had not been fetched");
 }

@@ -131,7 +131,7 @@ async fn changes_are_reported_while_a_drain_waits_only_for_hand_offs() {
     let mut shim = Shim::start(&url, &router, &["--role", "prefill"]).await;
     router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     let reply = shim.complete(&[("x-request-id", "r1")], &prefill()).await;
-    assert_eq!(prefill_engine.state().staged_handoffs, 1);
+    assert_eq!(prefill_engine.state().staged_hand_offs, 1);
     // These requests do not pass through the shim, so it does not wait for them.
     let under_way = requests(&prefill_engine, prefill_engine.http_addr()).await;
     tells_more(&router, MANY).await;
@@ -146,7 +146,7 @@ async fn changes_are_reported_while_a_drain_waits_only_for_hand_offs() {
 
     fetch(&decode_engine, &reply).await;
     assert_eq!(shim.exited().await, 0);
-    assert_eq!(prefill_engine.state().staged_handoffs, 0);
+    assert_eq!(prefill_engine.state().staged_hand_offs, 0);
     agree(&router, &prefill_engine).await;
     is_gone(&router, 1).await;
 }

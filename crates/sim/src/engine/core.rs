@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
-use super::handoff::{
-    Handoff, HandoffTable, PullRequest, Source, Taken, base_name, prompt_fingerprint, refused,
+use super::hand_off::{
+    HandOff, HandOffTable, PullRequest, Source, Taken, base_name, prompt_fingerprint, refused,
     sampling_fingerprint,
 };
 use super::read_back::Read;
@@ -23,7 +23,7 @@ use crate::error::ApiError;
 pub(crate) struct Core {
     pub(crate) cache: KvCache,
     pub(crate) counters: Counters,
-    pub(crate) handoffs: HandoffTable,
+    pub(crate) hand_offs: HandOffTable,
     /// Number of blocks of hand-offs that a decode engine is reading.
     pub(crate) pulling_blocks: usize,
     pub(crate) dead: bool,
@@ -82,7 +82,7 @@ impl Core {
             cache: KvCache::new(config.kv_blocks, config.block_size)
                 .with_host_blocks(config.host_blocks),
             counters: Counters::default(),
-            handoffs: HandoffTable::default(),
+            hand_offs: HandOffTable::default(),
             pulling_blocks: 0,
             dead: false,
             waiting: VecDeque::new(),
@@ -126,10 +126,10 @@ impl Core {
         match (config.connector, &ask.remote) {
             (KvConnector::NixlPush, RemoteKv::Stage { remote_request_id, .. }) => {
                 let fingerprint = prompt_fingerprint(&ask.prompt, &ask.identity);
-                self.handoffs.open_push(base_name(remote_request_id), fingerprint)?;
+                self.hand_offs.open_push(base_name(remote_request_id), fingerprint)?;
             }
             (connector, RemoteKv::Stage { remote_request_id, .. }) if connector.is_concurrent() => {
-                self.handoffs.open(remote_request_id)?;
+                self.hand_offs.open(remote_request_id)?;
             }
             _ => {}
         }
@@ -158,7 +158,7 @@ impl Core {
         } else if let Some(request) = self.loading.remove(&id) {
             Some(request)
         } else {
-            self.handoffs.remove_disconnected(id).map(|taken| taken.request)
+            self.hand_offs.remove_disconnected(id).map(|taken| taken.request)
         };
         if let Some(mut request) = request {
             self.counters.aborted += 1;
@@ -171,19 +171,19 @@ impl Core {
     /// waits for it.
     fn forget_transfer(&mut self, request: &Request) {
         if let RemoteKv::Stage { remote_request_id, is_pushed: true } = &request.ask.remote {
-            self.handoffs.forget(remote_request_id);
+            self.hand_offs.forget(remote_request_id);
         }
     }
 
     /// Frees the blocks of hand-offs whose lease has ended.
     pub(crate) fn expire_leases(&mut self, now: Instant) {
-        for Taken { mut request, held, is_pin } in self.handoffs.expire(now) {
+        for Taken { mut request, held, is_pin } in self.hand_offs.expire(now) {
             match is_pin {
                 true => self.counters.pins_expired += 1,
-                false => self.counters.handoffs_expired += 1,
+                false => self.counters.hand_offs_expired += 1,
             }
             if held.is_some() {
-                let late = refused("handoff_unmet", "was not fetched in time");
+                let late = refused("hand_off_unmet", "was not fetched in time");
                 self.fail(&mut request, late);
             } else {
                 self.cache.release(&mut request.sequence);
@@ -202,7 +202,7 @@ impl Core {
         for mut request in lost {
             self.fail(&mut request, ApiError::engine_dead());
         }
-        for Taken { mut request, held, .. } in self.handoffs.drain() {
+        for Taken { mut request, held, .. } in self.hand_offs.drain() {
             match held {
                 Some(_) => self.fail(&mut request, ApiError::engine_dead()),
                 None => self.cache.release(&mut request.sequence),
@@ -261,7 +261,7 @@ impl Core {
                 }
                 Some((reason, stop)) => {
                     let request = self.running.remove(at);
-                    let end = End { reason, stop, handoff: None };
+                    let end = End { reason, stop, hand_off: None };
                     self.finish(request, LastToken { id: sampled.id, end }, config, origin, now);
                 }
             }
@@ -342,7 +342,7 @@ impl Core {
         if let RemoteKv::Pull(source) = &request.ask.remote {
             let lacking = prompt_blocks - hit_tokens / config.block_size;
             if source.block_ids.as_ref().is_some_and(|ids| ids.len() < lacking) {
-                self.counters.handoffs_misused += 1;
+                self.counters.hand_offs_misused += 1;
                 self.fail(&mut request, ApiError::engine_dead());
                 self.die();
                 return false;
@@ -425,12 +425,12 @@ impl Core {
             RemoteKv::Pull(_) if config.bidirectional_ttl_ms.is_some() => {
                 let ttl = Duration::from_millis(config.bidirectional_ttl_ms.unwrap_or(0));
                 let name = request.ask.name.clone();
-                let handoff = handoff_of(&request, name.clone(), config, origin);
+                let hand_off = hand_off_of(&request, name.clone(), config, origin);
                 let pinned_until_s = Some(now.elapsed().as_secs_f64() + ttl.as_secs_f64());
-                end.handoff = Some(Handoff { pinned_until_s, ..handoff });
+                end.hand_off = Some(HandOff { pinned_until_s, ..hand_off });
                 self.counters.pins_made += 1;
                 request.send(Output::Token { id, end: Some(end) });
-                self.handoffs.pin(name, request, now + ttl);
+                self.hand_offs.pin(name, request, now + ttl);
                 return;
             }
             _ => {
@@ -440,26 +440,26 @@ impl Core {
                 return;
             }
         };
-        self.counters.handoffs_staged += 1;
+        self.counters.hand_offs_staged += 1;
         let lease = Duration::from_millis(match config.connector {
             KvConnector::Sglang => config.rendezvous_timeout_ms,
             _ => config.lease_ms,
         });
         if config.connector == KvConnector::Sglang {
             // The prefill leg ends only when the decode engine has its KV.
-            self.handoffs.stage(name, request, Some((id, end)), now + lease);
+            self.hand_offs.stage(name, request, Some((id, end)), now + lease);
             return;
         }
         if matches!(config.connector, KvConnector::Nixl | KvConnector::NixlPush) {
-            end.handoff = Some(handoff_of(&request, name.clone(), config, origin));
+            end.hand_off = Some(hand_off_of(&request, name.clone(), config, origin));
         }
         request.send(Output::Token { id, end: Some(end) });
-        self.handoffs.stage(name, request, None, now + lease);
+        self.hand_offs.stage(name, request, None, now + lease);
     }
 
     fn fail(&mut self, request: &mut Request, error: ApiError) {
         self.counters.failed += 1;
-        self.counters.handoffs_misused += u64::from(error.is_misuse());
+        self.counters.hand_offs_misused += u64::from(error.is_misuse());
         request.send(Output::Failed(error));
         self.cache.release(&mut request.sequence);
     }
@@ -471,8 +471,8 @@ impl Core {
     }
 }
 
-fn handoff_of(request: &Request, name: String, config: &SimConfig, origin: &Origin) -> Handoff {
-    Handoff {
+fn hand_off_of(request: &Request, name: String, config: &SimConfig, origin: &Origin) -> HandOff {
+    HandOff {
         block_ids: request.sequence.blocks().to_vec(),
         engine_id: origin.engine_id.clone(),
         request_id: name,

@@ -26,11 +26,11 @@ pub struct Counters {
     /// Requests that failed, mostly because of a hand-off.
     pub failed: u64,
     /// Hand-offs staged for decode engines.
-    pub handoffs_staged: u64,
+    pub hand_offs_staged: u64,
     /// Hand-offs that a decode engine pulled.
-    pub handoffs_pulled: u64,
+    pub hand_offs_pulled: u64,
     /// Hand-offs whose lease ended before they were pulled.
-    pub handoffs_expired: u64,
+    pub hand_offs_expired: u64,
     /// Decode legs whose blocks were kept for a prefill leg to read.
     pub pins_made: u64,
     /// Of these, read by a prefill leg.
@@ -44,7 +44,7 @@ pub struct Counters {
     /// Requests whose hand-off belongs to another prompt, or has other blocks or another number of
     /// tokens than were staged. The real engine dies of it, or generates from the KV of other tokens
     /// and keeps that KV in its cache, without an error.
-    pub handoffs_misused: u64,
+    pub hand_offs_misused: u64,
     /// Engine steps.
     pub steps: u64,
 }
@@ -65,15 +65,15 @@ impl Counters {
                 + other.finished_cache_threshold,
             aborted: self.aborted + other.aborted,
             failed: self.failed + other.failed,
-            handoffs_staged: self.handoffs_staged + other.handoffs_staged,
-            handoffs_pulled: self.handoffs_pulled + other.handoffs_pulled,
-            handoffs_expired: self.handoffs_expired + other.handoffs_expired,
+            hand_offs_staged: self.hand_offs_staged + other.hand_offs_staged,
+            hand_offs_pulled: self.hand_offs_pulled + other.hand_offs_pulled,
+            hand_offs_expired: self.hand_offs_expired + other.hand_offs_expired,
             pins_made: self.pins_made + other.pins_made,
             pins_read: self.pins_read + other.pins_read,
             pins_expired: self.pins_expired + other.pins_expired,
             pins_released: self.pins_released + other.pins_released,
             pulls_refused: self.pulls_refused + other.pulls_refused,
-            handoffs_misused: self.handoffs_misused + other.handoffs_misused,
+            hand_offs_misused: self.hand_offs_misused + other.hand_offs_misused,
             steps: self.steps + other.steps,
         }
     }

@@ -4,7 +4,7 @@
 //! The real engine checks nothing: whatever the ids and the number of tokens say is copied under the
 //! hashes of the new prompt. Here, everything that would make a reply wrong is an error.
 
-use super::handoff::{PullRequest, Source, prompt_fingerprint, refused};
+use super::hand_off::{PullRequest, Source, prompt_fingerprint, refused};
 use super::request::Request;
 use crate::cache::Identity;
 use crate::config::SimConfig;
@@ -67,7 +67,7 @@ pub(crate) fn check_read(
 ) -> Result<(), ApiError> {
     let sequence = &pinned.sequence;
     let (blocks, block_size) = (sequence.blocks(), sequence.block_size());
-    let other = |what| Err(refused("handoff_mismatch", what));
+    let other = |what| Err(refused("hand_off_mismatch", what));
     let ids = pull.block_ids.as_deref().unwrap_or_default();
     let is_release = tokens == 1;
     if !is_release {

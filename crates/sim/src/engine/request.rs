@@ -4,7 +4,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::handoff::{Handoff, Source};
+use super::hand_off::{HandOff, Source};
 use super::read_back::Read;
 use crate::cache::{Identity, Sequence};
 use crate::config::SimConfig;
@@ -91,7 +91,7 @@ pub(crate) struct End {
     pub(crate) reason: FinishReason,
     /// The stop string that was found.
     pub(crate) stop: Option<String>,
-    pub(crate) handoff: Option<Handoff>,
+    pub(crate) hand_off: Option<HandOff>,
 }
 
 /// A sampled token.

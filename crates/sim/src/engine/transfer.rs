@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::FOR_EVER;
 use super::core::PullJob;
-use super::handoff::refused;
+use super::hand_off::refused;
 use crate::error::ApiError;
 
 /// The path at which a prefill engine answers pulls.
@@ -45,7 +45,7 @@ impl Puller {
     /// Fetches one hand-off. `meeting` is the additional time for which the prefill engine may let
     /// it wait.
     pub(crate) async fn pull(&self, job: &PullJob, meeting: Duration) -> Result<(), ApiError> {
-        let unreachable = || refused("handoff_unreachable", "comes from an engine that is gone");
+        let unreachable = || refused("hand_off_unreachable", "comes from an engine that is gone");
         let source = &job.source;
         let patience = match (source.is_found_by_id, source.waits) {
             (true, _) => FOR_EVER,
@@ -58,7 +58,7 @@ impl Puller {
             .uri(format!("http://{}:{}{PULL_PATH}", source.host, source.port))
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
-            .map_err(|_| refused("handoff_unknown", "names no usable address"))?;
+            .map_err(|_| refused("hand_off_unknown", "names no usable address"))?;
         let exchange = async {
             let response = match self.client.request(request).await {
                 Ok(response) => response,

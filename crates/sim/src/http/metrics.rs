@@ -80,7 +80,7 @@ const COUNTERS: [Counter; 8] = [
     ("vllm:prompt_tokens_total", "Prompt tokens.", |totals| totals.prompt_tokens),
     ("vllm:prompt_tokens_cached_total", "Prompt tokens not computed here.", cached),
     ("vllm:generation_tokens_total", "Generated tokens.", |totals| totals.generation_tokens),
-    ("vllm:nixl_num_kv_expired_reqs_total", EXPIRED, |totals| totals.handoffs_expired),
+    ("vllm:nixl_num_kv_expired_reqs_total", EXPIRED, |totals| totals.hand_offs_expired),
 ];
 
 const EXPIRED: &str = "Requests whose KV was not pulled within its lease.";

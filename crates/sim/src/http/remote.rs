@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::config::{KvConnector, LoadFailure, Role, SimConfig};
-use crate::engine::handoff::{Source, refused};
+use crate::engine::hand_off::{Source, refused};
 use crate::engine::read_back::Read;
 use crate::engine::request::RemoteKv;
 use crate::error::ApiError;
@@ -34,14 +34,14 @@ pub(crate) fn read_remote(
     let stages = params["do_remote_decode"] == true;
     let pulls = params["do_remote_prefill"] == true;
     if stages && pulls {
-        return Err(refused("handoff_mismatch", "asks for both legs"));
+        return Err(refused("hand_off_mismatch", "asks for both legs"));
     }
     let is_bidirectional =
         config.connector == KvConnector::Nixl && config.bidirectional_ttl_ms.is_some();
     let has_params = params.as_object().is_some_and(|params| !params.is_empty());
     if is_bidirectional && has_params && !stages && !pulls {
         // The real engine would pin the blocks of the request for ever.
-        return Err(refused("handoff_mismatch", "asks for no leg, and would pin blocks for ever"));
+        return Err(refused("hand_off_mismatch", "asks for no leg, and would pin blocks for ever"));
     }
     let has_room = !body["bootstrap_room"].is_null();
     let strange = match config.connector {
@@ -52,7 +52,7 @@ pub(crate) fn read_remote(
     };
     if strange {
         // A real engine would ignore unknown parameters, and serve something else.
-        return Err(refused("handoff_mismatch", "speaks another connector's language"));
+        return Err(refused("hand_off_mismatch", "speaks another connector's language"));
     }
     match config.connector {
         KvConnector::SharedStorage | KvConnector::None => Ok(RemoteKv::None),
@@ -64,7 +64,7 @@ pub(crate) fn read_remote(
                 KvConnector::NixlPush => Source::from_push(params, &name),
                 _ => Source::from_nixl(params),
             };
-            let lacking = || refused("handoff_unknown", "lacks fields or has wrong ones");
+            let lacking = || refused("hand_off_unknown", "lacks fields or has wrong ones");
             source.map(RemoteKv::Pull).ok_or_else(lacking)
         }
         KvConnector::Nixl | KvConnector::NixlPush | KvConnector::Mooncake if stages => {
@@ -78,7 +78,7 @@ pub(crate) fn read_remote(
             };
             let remote_request_id = remote_request_id
                 .filter(|id| !id.is_empty())
-                .ok_or_else(|| refused("handoff_unknown", "has no transfer id"))?;
+                .ok_or_else(|| refused("hand_off_unknown", "has no transfer id"))?;
             let is_pushed = config.connector == KvConnector::Mooncake;
             Ok(RemoteKv::Stage { remote_request_id, is_pushed })
         }
@@ -96,18 +96,18 @@ pub(crate) fn read_of(body: &Value, config: &SimConfig) -> Result<Option<Read>, 
     if config.bidirectional_ttl_ms.is_none() {
         // The real engine would wait for ever.
         return Err(refused(
-            "handoff_refused",
+            "hand_off_refused",
             "is to be read by a prefill leg, without bidirectional_kv_xfer",
         ));
     }
     if config.load_failure == LoadFailure::Recompute {
         // The real engine would wait for ever if it could not read.
         return Err(refused(
-            "handoff_refused",
+            "hand_off_refused",
             "is to be read by a prefill leg, with kv_load_failure_policy recompute",
         ));
     }
-    let lacking = || refused("handoff_unknown", "lacks fields or has wrong ones");
+    let lacking = || refused("hand_off_unknown", "lacks fields or has wrong ones");
     let source = Source::from_nixl(params).ok_or_else(lacking)?;
     let tokens = params["remote_num_tokens"].as_u64().filter(|tokens| *tokens > 0);
     let tokens = tokens.ok_or_else(lacking)? as usize;

@@ -15,7 +15,7 @@ use super::endpoint::Endpoint;
 use super::shape::{Choice, Shape, Usage};
 use crate::config::ThresholdReply;
 use crate::engine::Submission;
-use crate::engine::handoff::Handoff;
+use crate::engine::hand_off::HandOff;
 use crate::engine::request::{End, FinishReason, Output, RemoteKv};
 use crate::error::{ApiError, json_response};
 use crate::faults::RequestFaults;
@@ -42,7 +42,7 @@ struct Progress {
     given_any: bool,
     finish_reason: Option<&'static str>,
     stop_reason: Option<String>,
-    handoff: Option<Handoff>,
+    hand_off: Option<HandOff>,
     /// Text that was sent, if the last event repeats it.
     told: String,
 }
@@ -101,13 +101,14 @@ impl Answer {
 
     /// Of a batch only the first hand-off is returned, as by the real engine.
     fn whole(&mut self, faults: &RequestFaults) -> Value {
-        let handoff = self.choices.first_mut().and_then(|choice| choice.handoff.take());
-        let handoff = handoff.filter(|_| !faults.no_handoff);
-        let params = handoff.map(|handoff| match (faults.short_handoff, faults.foreign_handoff) {
-            (true, _) => handoff.shortened().to_json(),
-            (false, true) => handoff.of_a_stranger().to_json(),
-            (false, false) => handoff.to_json(),
-        });
+        let hand_off = self.choices.first_mut().and_then(|choice| choice.hand_off.take());
+        let hand_off = hand_off.filter(|_| !faults.no_hand_off);
+        let params =
+            hand_off.map(|hand_off| match (faults.short_hand_off, faults.foreign_hand_off) {
+                (true, _) => hand_off.shortened().to_json(),
+                (false, true) => hand_off.of_a_stranger().to_json(),
+                (false, false) => hand_off.to_json(),
+            });
         let ids = self.request.return_token_ids;
         let per_prompt = self.choices.len() / self.request.prompts.len();
         let prompt_ids = |index: usize| {
@@ -247,7 +248,7 @@ impl Answer {
 impl Progress {
     fn end(&mut self, end: End) {
         self.finish_reason = Some(end.reason.as_str());
-        self.handoff = end.handoff;
+        self.hand_off = end.hand_off;
         if let (FinishReason::Stop, Some(stop)) = (end.reason, end.stop) {
             let kept = self.text.len().saturating_sub(stop.len());
             self.text.truncate(kept);

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::{App, BODY_LIMIT_BYTES};
 use crate::config::KvConnector;
-use crate::engine::handoff::{PullRequest, refused};
+use crate::engine::hand_off::{PullRequest, refused};
 use crate::engine::{Engine, PULL_PATH, Pulled};
 use crate::error::{ApiError, json_response};
 
@@ -46,13 +46,13 @@ async fn query(State(app): State<Arc<App>>) -> Response {
 
 async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
     let Ok(pull) = serde_json::from_slice::<PullRequest>(&body) else {
-        return refused("handoff_unknown", "was asked for in an unknown way").into_response();
+        return refused("hand_off_unknown", "was asked for in an unknown way").into_response();
     };
     if app.faults.occurs_now("refuse_pulls") {
-        return refused("handoff_refused", "is refused by a fault").into_response();
+        return refused("hand_off_refused", "is refused by a fault").into_response();
     }
     if pull.kv_dtype != app.engine.config.kv_dtype {
-        return refused("handoff_mismatch", "has KV of another data type").into_response();
+        return refused("hand_off_mismatch", "has KV of another data type").into_response();
     }
     // Held during the transfer, and freed even if the decode engine disconnects.
     let pulled = match take(&app, &pull).await {
@@ -75,11 +75,11 @@ async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
 async fn take(app: &App, pull: &PullRequest) -> Result<Pulled, ApiError> {
     let named = |engine: &&Arc<Engine>| pull.engine_id.as_ref() == Some(&engine.origin.engine_id);
     if let Some(engine) = app.ranks.iter().find(named) {
-        return engine.take_handoff(pull).await;
+        return engine.take_hand_off(pull).await;
     }
     if pull.engine_id.is_some() || app.ranks.len() == 1 {
-        return app.engine.take_handoff(pull).await;
+        return app.engine.take_hand_off(pull).await;
     }
-    let asked = app.ranks.iter().map(|engine| Box::pin(engine.take_handoff(pull)));
+    let asked = app.ranks.iter().map(|engine| Box::pin(engine.take_hand_off(pull)));
     select_ok(asked).await.map(|(pulled, _)| pulled)
 }

@@ -52,7 +52,7 @@ impl Pair {
         for engine in [&self.prefill, &self.decode] {
             until("nothing is held", || {
                 let state = engine.state();
-                (state.blocks_used, state.staged_handoffs, state.running, state.waiting)
+                (state.blocks_used, state.staged_hand_offs, state.running, state.waiting)
                     == (0, 0, 0, 0)
             })
             .await;
@@ -89,7 +89,7 @@ async fn shared_storage_serves_what_another_engine_computed() {
     let params = json!({"do_remote_decode": true});
     let strange = json!({"prompt": tokens, "kv_transfer_params": params});
     let reply = post(&pair.prefill, COMPLETIONS, strange).await;
-    assert_eq!(code(&reply), refused(400, "handoff_mismatch"));
+    assert_eq!(code(&reply), refused(400, "hand_off_mismatch"));
     pair.nothing_held().await;
 }
 
@@ -125,22 +125,22 @@ async fn a_mooncake_transfer_is_refused_for_another_prompt_or_engine_or_a_second
     let tokens = prompt(1, 100);
     let prefill = || post(&pair.prefill, COMPLETIONS, pair.mooncake_prefill(&tokens, "t"));
     assert_eq!(prefill().await.status, 200);
-    assert_eq!(code(&prefill().await), refused(400, "handoff_reused"));
+    assert_eq!(code(&prefill().await), refused(400, "hand_off_reused"));
     let other = pair.mooncake_decode(&prompt(2, 100), "t");
     let reply = post(&pair.decode, COMPLETIONS, other).await;
-    assert_eq!(code(&reply), refused(400, "handoff_mismatch"));
+    assert_eq!(code(&reply), refused(400, "hand_off_mismatch"));
     let mut stale = pair.mooncake_decode(&tokens, "t");
     stale["kv_transfer_params"]["remote_engine_id"] = json!("of-a-former-life");
     let reply = post(&pair.decode, COMPLETIONS, stale).await;
-    assert_eq!(code(&reply), refused(500, "handoff_unknown"));
+    assert_eq!(code(&reply), refused(500, "hand_off_unknown"));
     let decode = || post(&pair.decode, COMPLETIONS, pair.mooncake_decode(&tokens, "t"));
     assert_eq!(decode().await.status, 200);
-    assert_eq!(code(&decode().await), refused(400, "handoff_reused"));
+    assert_eq!(code(&decode().await), refused(400, "hand_off_reused"));
     // One id for several samples counts as several uses.
     let mut several = pair.mooncake_prefill(&tokens, "u");
     several["n"] = json!(2);
     let reply = post(&pair.prefill, COMPLETIONS, several).await;
-    assert_eq!(code(&reply), refused(400, "handoff_reused"));
+    assert_eq!(code(&reply), refused(400, "hand_off_reused"));
     pair.nothing_held().await;
 }
 
@@ -174,13 +174,13 @@ async fn sglang_legs_wait_for_each_other() {
     let mut prefill = Box::pin(post(&pair.prefill, COMPLETIONS, pair.room(&tokens, json!(5))));
     tokio::select! {
         _ = &mut prefill => panic!("answered without its decode"),
-        () = until("it is staged", || pair.prefill.state().staged_handoffs == 1) => {}
+        () = until("it is staged", || pair.prefill.state().staged_hand_offs == 1) => {}
     }
     drop(prefill);
     pair.nothing_held().await;
     let (again, _) =
         tokio::join!(post(&pair.prefill, COMPLETIONS, pair.room(&tokens, json!(5))), async {});
-    assert_eq!(code(&again), refused(400, "handoff_reused"));
+    assert_eq!(code(&again), refused(400, "hand_off_reused"));
 }
 
 #[tokio::test]
@@ -198,7 +198,7 @@ async fn an_sglang_engine_refuses_requests_without_a_valid_room() {
         let mut strange = pair.room(&prompt(1, 20), json!(1));
         strange["kv_transfer_params"] = params;
         let reply = post(engine, COMPLETIONS, strange).await;
-        assert_eq!(code(&reply), refused(400, "handoff_mismatch"));
+        assert_eq!(code(&reply), refused(400, "hand_off_mismatch"));
     }
 }
 
@@ -215,7 +215,7 @@ async fn sglang_legs_must_have_equal_sampling_parameters() {
             reply = post(&pair.decode, COMPLETIONS, other) => reply,
         }
     };
-    assert_eq!(code(&decode.await), refused(400, "handoff_mismatch"));
+    assert_eq!(code(&decode.await), refused(400, "hand_off_mismatch"));
     pair.nothing_held().await;
 }
 
@@ -276,8 +276,8 @@ async fn a_mooncake_prefill_leg_that_is_cancelled_leaves_its_decode_leg_waiting_
     // A further prefill leg of the same name does not find the decode leg any more.
     let (again, decoded) = tokio::join!(prefill(), decode);
     assert_eq!(again.status, 200);
-    assert_eq!(code(&decoded), refused(500, "handoff_unmet"));
-    assert_eq!(pair.prefill.state().staged_handoffs, 1);
+    assert_eq!(code(&decoded), refused(500, "hand_off_unmet"));
+    assert_eq!(pair.prefill.state().staged_hand_offs, 1);
 }
 
 #[tokio::test]
@@ -299,7 +299,7 @@ async fn legs_wait_for_each_other_for_a_limited_time() {
             _ => pair.room(&prompt(1, 100), json!(3)),
         };
         let reply = post(&pair.decode, COMPLETIONS, body).await;
-        assert_eq!(code(&reply), refused(500, "handoff_unmet"));
+        assert_eq!(code(&reply), refused(500, "hand_off_unmet"));
         pair.nothing_held().await;
     }
     let config = SimConfig {
@@ -309,6 +309,6 @@ async fn legs_wait_for_each_other_for_a_limited_time() {
     };
     let pair = Pair::start(config).await;
     let reply = post(&pair.prefill, COMPLETIONS, pair.room(&prompt(1, 100), json!(4))).await;
-    assert_eq!(code(&reply), refused(500, "handoff_unmet"));
+    assert_eq!(code(&reply), refused(500, "hand_off_unmet"));
     pair.nothing_held().await;
 }

@@ -78,9 +78,9 @@ async fn the_leg_takes_what_it_lacks_and_hands_the_whole_prompt_over() {
     let totals = pair.fetcher.state().totals;
     assert_eq!(totals.external_kv_transfer_tokens, (PREFIX - 2 * BLOCK) as u64);
     let state = pair.owner.state();
-    assert_eq!((state.staged_handoffs, state.blocks_used), (0, 0));
+    assert_eq!((state.staged_hand_offs, state.blocks_used), (0, 0));
     let again = pair.take(&next, &cut(&given, 10, PREFIX)).await;
-    assert_eq!(code(&again), "handoff_reused");
+    assert_eq!(code(&again), "hand_off_reused");
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn wrong_counts_other_tokens_and_another_salt_are_refused() {
         }
         let reply = pair.take(&next, &cut(&given, ids, tokens)).await;
         let case = format!("{ids} ids, {tokens} tokens, {edit:?}, {salt:?}");
-        assert_eq!(code(&reply), "handoff_mismatch", "{case}: {}", reply.text());
+        assert_eq!(code(&reply), "hand_off_mismatch", "{case}: {}", reply.text());
     }
 }
 
@@ -116,6 +116,6 @@ async fn what_would_wait_for_ever_is_refused() {
         let given = pair.given(&prefix, None).await;
         let next = [&prefix[..], &prompt(2, 40)].concat();
         let reply = pair.take(&next, &cut(&given, 10, PREFIX)).await;
-        assert_eq!((reply.status, code(&reply).as_str()), (500, "handoff_refused"));
+        assert_eq!((reply.status, code(&reply).as_str()), (500, "hand_off_refused"));
     }
 }

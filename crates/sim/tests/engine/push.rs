@@ -61,7 +61,7 @@ impl Pair {
         for engine in [&self.prefill, &self.decode] {
             until("nothing is held", || {
                 let state = engine.state();
-                (state.blocks_used, state.staged_handoffs, state.orphans, state.waiting)
+                (state.blocks_used, state.staged_hand_offs, state.orphans, state.waiting)
                     == (0, 0, 0, 0)
             })
             .await;
@@ -122,7 +122,7 @@ async fn a_prefill_without_a_decode_keeps_its_blocks_for_the_lease_and_decode_th
     let pair = Pair::start(30).await;
     let tokens = prompt(1, 100);
     assert_eq!(pair.send_prefill(&tokens, "late").await.status, 200);
-    until("the lease ends", || pair.prefill.state().staged_handoffs == 0).await;
+    until("the lease ends", || pair.prefill.state().staged_hand_offs == 0).await;
     pair.leave(&tokens, "late").await;
     until("the client has left", || pair.decode.state().orphans == 1).await;
     assert_eq!(pair.send_prefill(&tokens, "late").await.status, 200);
@@ -136,17 +136,17 @@ async fn what_a_real_engine_would_get_wrong_is_refused() {
     assert_eq!(pair.send_prefill(&tokens, "one").await.status, 200);
     // The KV of another prompt.
     let reply = pair.send_decode(&prompt(2, 100), "one").await;
-    assert_eq!(code(&reply), (400, "handoff_mismatch".to_owned()));
+    assert_eq!(code(&reply), (400, "hand_off_mismatch".to_owned()));
     let reply = pair.send_prefill(&prompt(2, 100), "one").await;
-    assert_eq!(code(&reply), (400, "handoff_reused".to_owned()));
+    assert_eq!(code(&reply), (400, "hand_off_reused".to_owned()));
     assert_eq!(pair.send_decode(&tokens, "one").await.status, 200);
     // A second use of the id.
     let reply = pair.send_decode(&tokens, "one").await;
-    assert_eq!(code(&reply), (400, "handoff_reused".to_owned()));
+    assert_eq!(code(&reply), (400, "hand_off_reused".to_owned()));
     let mut params = pair.decode_params();
     params["remote_engine_id"] = json!("of-a-former-life");
     let reply = pair.decode_with(&tokens, "two", params).await;
-    assert_eq!(code(&reply), (500, "handoff_unknown".to_owned()));
+    assert_eq!(code(&reply), (500, "hand_off_unknown".to_owned()));
     pair.nothing_held().await;
 }
 

@@ -80,17 +80,17 @@ async fn whole_blocks_of_equal_tokens_are_read_once_and_freed() {
     assert_eq!((state.read_back_pins, state.blocks_used, state.totals.pins_read), (0, 0, 1));
     // Another prompt that would have to read the same.
     let again = pair.prefill(&[&history[..], &prompt(3, 20)].concat(), &read).await;
-    assert_eq!(code(&again), "handoff_reused");
+    assert_eq!(code(&again), "hand_off_reused");
 }
 
 #[tokio::test]
 async fn what_the_real_engine_would_get_wrong_is_refused() {
     for (ids, tokens, edit, expected) in [
-        (12, 189, None, "handoff_mismatch"),
-        (12, 176, None, "handoff_mismatch"),
-        (10, 176, None, "handoff_mismatch"),
-        (11, 176, Some(150), "handoff_mismatch"),
-        (11, 176, Some(3), "handoff_mismatch"),
+        (12, 189, None, "hand_off_mismatch"),
+        (12, 176, None, "hand_off_mismatch"),
+        (10, 176, None, "hand_off_mismatch"),
+        (11, 176, Some(150), "hand_off_mismatch"),
+        (11, 176, Some(3), "hand_off_mismatch"),
         (11, 176, Some(180), "none"),
     ] {
         let pair = Pair::start(600_000).await;
@@ -107,12 +107,12 @@ async fn what_the_real_engine_would_get_wrong_is_refused() {
     until("the pin has ended", || pair.decode.state().read_back_pins == 0).await;
     let next = [&history[..], &prompt(2, 20)].concat();
     let late = pair.prefill(&next, &cut(&params, 11, 176)).await;
-    assert_eq!((late.status, code(&late).as_str()), (500, "handoff_expired"));
+    assert_eq!((late.status, code(&late).as_str()), (500, "hand_off_expired"));
     let alone = start(SimConfig { role: Role::Prefill, ..SimConfig::default() }).await;
     let body =
         json!({"prompt": next, "max_tokens": 1, "kv_transfer_params": cut(&params, 11, 176)});
     let reply = post(&alone, COMPLETIONS, body).await;
-    assert_eq!(code(&reply), "handoff_refused", "without the flag");
+    assert_eq!(code(&reply), "hand_off_refused", "without the flag");
 }
 
 #[tokio::test]
@@ -126,7 +126,7 @@ async fn parameters_that_ask_for_no_leg_would_pin_blocks_for_ever_and_are_refuse
     let both_false = json!({"do_remote_prefill": false, "do_remote_decode": false});
     for params in [json!({"anything": 1}), both_false] {
         let reply = ask(params).await;
-        assert_eq!((reply.status, code(&reply)), (400, "handoff_mismatch".to_owned()));
+        assert_eq!((reply.status, code(&reply)), (400, "hand_off_mismatch".to_owned()));
     }
     for params in [json!({}), Value::Null] {
         assert_eq!(ask(params).await.status, 200);

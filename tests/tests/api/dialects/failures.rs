@@ -14,7 +14,7 @@ async fn a_failure_before_the_first_text_is_retried_and_the_client_sees_nothing(
     let alone = Cluster::start(Spec::aggregated(1)).await;
     let faults = [
         ("p0", FaultKind::Status { status: 500 }),
-        ("p0", FaultKind::NoHandoff),
+        ("p0", FaultKind::NoHandOff),
         ("p0", FaultKind::TruncatedBody),
         ("p0", FaultKind::RefusePulls),
         ("d0", FaultKind::Status { status: 503 }),
@@ -136,7 +136,7 @@ async fn an_engine_that_has_no_place_for_a_hand_off_is_not_blamed_for_it() {
     let mut trial = Trial::start(spec).await;
     // A message's reply leaves out what is null, and so has no member for it at all.
     for (path, local) in [(MESSAGES, "no_hand_off"), (RESPONSES, "no_prefill")] {
-        trial.fault("p0", FaultKind::NoHandoff, Some(1));
+        trial.fault("p0", FaultKind::NoHandOff, Some(1));
         let reply = trial.post("ok", path, &request(path, &prompt(30, path), 9)).await;
         assert_eq!((reply.status.as_u16(), reply.route("local")), (200, Some(local)));
         let usage = in_chat_words(path, &reply.json()["usage"]);

@@ -38,7 +38,7 @@ async fn a_sound_pair_has_no_findings_and_all_facts() {
     assert_eq!(result.facts("d0")["hand_offs"][0]["from"], "p0");
     assert_eq!(result.facts("d0")["hand_offs"][0]["works"], true);
     // Nothing stays pinned, and each question can be recognised.
-    assert_eq!(pair.prefill.state().staged_handoffs, 0);
+    assert_eq!(pair.prefill.state().staged_hand_offs, 0);
     for request in pair.prefill.requests().iter().chain(&pair.decode.requests()) {
         let id = request.header("x-request-id").unwrap_or_default();
         assert!(id.starts_with("splitrail-check-"), "{request:?}");

@@ -52,7 +52,7 @@ async fn every_worker_takes_part_in_a_hand_off() {
     assert_eq!(all, ["p0", "p1", "p2"]);
     assert!(!from("d0").is_empty() && !from("d1").is_empty());
     for engine in &engines {
-        assert_eq!(engine.state().staged_handoffs, 0);
+        assert_eq!(engine.state().staged_hand_offs, 0);
     }
 }
 

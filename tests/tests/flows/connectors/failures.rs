@@ -18,7 +18,8 @@ async fn nothing_is_left_behind(trial: &Trial) {
     eventually("no leg is left behind", async || {
         trial.cluster.engines.iter().all(|(_, engine)| {
             let state = engine.state();
-            (state.running, state.waiting, state.blocks_used, state.staged_handoffs) == (0, 0, 0, 0)
+            (state.running, state.waiting, state.blocks_used, state.staged_hand_offs)
+                == (0, 0, 0, 0)
         })
     })
     .await;

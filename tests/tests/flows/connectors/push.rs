@@ -286,7 +286,7 @@ async fn a_leg_whose_prefill_engine_is_gone_before_it_registers_is_counted_as_st
         // Who they are is known, so that the fault strikes a leg.
         let first = completion(&prompt(30, "first"));
         assert_eq!(trial.post("ok", COMPLETIONS, &first).await.status, 200);
-        let before = trial.cluster.engine("p0").state().totals.handoffs_staged;
+        let before = trial.cluster.engine("p0").state().totals.hand_offs_staged;
         trial.fault("d0", FaultKind::SlowFirstByte { delay_ms: 1500 }, Some(1));
         let http = splitrail_tests::Client::new(trial.cluster.running.addresses().http);
         trial.expect("ok");
@@ -297,7 +297,7 @@ async fn a_leg_whose_prefill_engine_is_gone_before_it_registers_is_counted_as_st
             eventually("prefill has replied", async || {
                 let worker = [("worker", "p0")];
                 let booked = trial.cluster.metric("splitrail_worker_requests", &worker).await;
-                trial.cluster.engine("p0").state().totals.handoffs_staged > before && booked == 0.0
+                trial.cluster.engine("p0").state().totals.hand_offs_staged > before && booked == 0.0
             })
             .await;
             let place = trial.cluster.engines.iter().position(|(name, _)| name == "p0").unwrap();

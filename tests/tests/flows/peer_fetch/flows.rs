@@ -106,7 +106,7 @@ async fn a_decode_worker_that_computes_a_prompt_fetches_its_prefix() {
 
 #[tokio::test]
 async fn a_decode_worker_whose_fetch_fails_computes_the_prompt() {
-    for fault in [FaultKind::Status { status: 500 }, FaultKind::NoHandoff] {
+    for fault in [FaultKind::Status { status: 500 }, FaultKind::NoHandOff] {
         let [first, second] = turns("fails");
         let mut trial = local(&first).await;
         trial.fault("p0", fault, Some(1));

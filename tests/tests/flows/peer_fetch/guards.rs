@@ -169,7 +169,7 @@ async fn a_hand_off_that_does_not_fit_is_not_used() {
         config.peer_fetch = true;
         config.lease_ms = SHORT_LEASE.as_millis() as u64;
     };
-    for (fault, expected) in [(FaultKind::NoHandoff, 0.0), (FaultKind::ShortHandoff, 1.0)] {
+    for (fault, expected) in [(FaultKind::NoHandOff, 0.0), (FaultKind::ShortHandOff, 1.0)] {
         let mut trial = Trial::start(Spec { engine, ..spec(2, 1) }).await;
         let [first, second] = turns("none");
         held(&mut trial, &first).await;
@@ -219,7 +219,7 @@ async fn a_hand_off_from_a_host_outside_the_fleet_is_sent_to_no_engine() {
     let mut trial = Trial::start(Spec { engine, ..spec(2, 1) }).await;
     let [first, second] = turns("host");
     held(&mut trial, &first).await;
-    trial.fault("d0", FaultKind::ForeignHandoff, Some(1));
+    trial.fault("d0", FaultKind::ForeignHandOff, Some(1));
     let reply = served(&mut trial, &second).await;
     assert_eq!(recorded(&trial, &reply).await["outcome"], "foreign_hand_off");
     assert_eq!((reply.route("prefill"), steps(&trial, "p1").len()), (Some("p1"), 0));

@@ -274,7 +274,7 @@ async fn a_missing_hand_off_is_a_local_prefill_or_a_failure_by_endpoint() {
     let reason = [("reason", "no_hand_off")];
     walk.until(5, "splitrail_local_prefills_total", |now| value(now, &reason) > 0.0).await;
     walk.fires(&["SplitrailDecodeWithoutHandOff"]).await;
-    walk.fault("p0", FaultKind::NoHandoff);
+    walk.fault("p0", FaultKind::NoHandOff);
     walk.load(1, |client, turn| fresh(40, client, turn));
     walk.page.says(5, "returns no hand-off fails with `engine_failed`", "[step 3]");
     let failed = [("worker", "p0"), ("reason", "engine_failed")];

@@ -126,9 +126,9 @@ async fn a_hand_off_that_does_not_fit_or_is_foreign_is_carried_by_no_leg() {
         config.lease_ms = SHORT_LEASE.as_millis() as u64;
     };
     for (fault, outcome) in [
-        (FaultKind::NoHandoff, "unusable"),
-        (FaultKind::ShortHandoff, "unusable"),
-        (FaultKind::ForeignHandoff, "foreign_hand_off"),
+        (FaultKind::NoHandOff, "unusable"),
+        (FaultKind::ShortHandOff, "unusable"),
+        (FaultKind::ForeignHandOff, "foreign_hand_off"),
     ] {
         let mut trial = Trial::start(Spec { engine, ..one_shot(2, 1) }).await;
         learned(&mut trial).await;

@@ -10,11 +10,11 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::request::Ask;
 use crate::cache::Identity;
 use crate::error::ApiError;
-pub(crate) use table::{HandoffTable, Taken};
+pub(crate) use table::{HandOffTable, Taken};
 
 /// `kv_transfer_params` of a prefill reply, in vLLM's NIXL shape.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Handoff {
+pub(crate) struct HandOff {
     pub(crate) block_ids: Vec<u32>,
     pub(crate) engine_id: String,
     pub(crate) request_id: String,
@@ -30,7 +30,7 @@ pub(crate) struct Handoff {
     pub(crate) pinned_until_s: Option<f64>,
 }
 
-impl Handoff {
+impl HandOff {
     /// The hand-off with a host that is reserved for documentation.
     pub(crate) fn of_a_stranger(self) -> Self {
         Self { host: "192.0.2.1".to_owned(), ..self }
@@ -211,7 +211,7 @@ pub(crate) fn sampling_fingerprint(ask: &Ask) -> u64 {
 /// time or another engine.
 pub(crate) fn refused(code: &str, what: &str) -> ApiError {
     let status = match code {
-        "handoff_reused" | "handoff_mismatch" => StatusCode::BAD_REQUEST,
+        "hand_off_reused" | "hand_off_mismatch" => StatusCode::BAD_REQUEST,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     ApiError {

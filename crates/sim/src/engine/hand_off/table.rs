@@ -48,7 +48,7 @@ enum NameState {
 
 /// All hand-offs of one prefill engine.
 #[derive(Debug, Default)]
-pub(crate) struct HandoffTable {
+pub(crate) struct HandOffTable {
     staged: HashMap<String, Staged>,
     name_states: HashMap<String, NameState>,
     /// How often the transfer of a name was forgotten.
@@ -58,7 +58,7 @@ pub(crate) struct HandoffTable {
     fate_order: VecDeque<String>,
 }
 
-impl HandoffTable {
+impl HandOffTable {
     /// Number of hand-offs that wait to be pulled.
     pub(crate) fn len(&self) -> usize {
         self.staged.len() - self.pins()
@@ -80,7 +80,7 @@ impl HandoffTable {
     /// Reserves a request's name, which may be used only once.
     pub(crate) fn open(&mut self, name: &str) -> Result<(), ApiError> {
         if self.staged.contains_key(name) || self.name_states.contains_key(name) {
-            return Err(refused("handoff_reused", "has a name that was used before"));
+            return Err(refused("hand_off_reused", "has a name that was used before"));
         }
         self.remember(name.to_owned(), NameState::Open);
         Ok(())
@@ -109,7 +109,7 @@ impl HandoffTable {
         }
         match *self.pushed_prompts.entry(name.to_owned()).or_insert(fingerprint) {
             same if same == fingerprint => Ok(()),
-            _ => Err(refused("handoff_reused", "has the request id of another prompt")),
+            _ => Err(refused("hand_off_reused", "has the request id of another prompt")),
         }
     }
 
@@ -170,38 +170,40 @@ impl HandoffTable {
         let name = self.staged_name(pull);
         let Some(staged) = name.as_ref().and_then(|name| self.staged.get(name)) else {
             return match self.name_states.get(&pull.request_id) {
-                Some(NameState::Pulled) => Err(refused("handoff_reused", "was pulled before")),
-                Some(NameState::Expired) => Err(refused("handoff_expired", "came after its lease")),
+                Some(NameState::Pulled) => Err(refused("hand_off_reused", "was pulled before")),
+                Some(NameState::Expired) => {
+                    Err(refused("hand_off_expired", "came after its lease"))
+                }
                 _ if pull.waits => Ok(None),
-                _ => Err(refused("handoff_unknown", "names no request staged here")),
+                _ => Err(refused("hand_off_unknown", "names no request staged here")),
             };
         };
         let ask = &staged.request.ask;
         let blocks = staged.request.sequence.blocks();
         if staged.is_pin && pull.read_tokens.is_none() {
-            return Err(refused("handoff_mismatch", "is for the other direction"));
+            return Err(refused("hand_off_mismatch", "is for the other direction"));
         }
         if let Some(tokens) = pull.read_tokens {
             if !staged.is_pin && tokens == 1 {
-                return Err(refused("handoff_mismatch", "is released as if it were pinned"));
+                return Err(refused("hand_off_mismatch", "is released as if it were pinned"));
             }
             check_read(&staged.request, pull, tokens)?;
             self.remember(pull.request_id.clone(), NameState::Pulled);
             return Ok(self.remove(&pull.request_id));
         }
         if pull.block_ids.as_ref().is_some_and(|ids| ids != blocks) {
-            return Err(refused("handoff_mismatch", "names other blocks than those staged"));
+            return Err(refused("hand_off_mismatch", "names other blocks than those staged"));
         }
         // The last token of a sequence has no KV.
         let staged_tokens = staged.request.sequence.tokens().len() as u64 - 1;
         if pull.num_tokens.is_some_and(|tokens| tokens != staged_tokens) {
-            return Err(refused("handoff_mismatch", "has another number of tokens"));
+            return Err(refused("hand_off_mismatch", "has another number of tokens"));
         }
         if prompt_fingerprint(&ask.prompt, &ask.identity) != pull.prompt_fingerprint {
-            return Err(refused("handoff_mismatch", "belongs to another prompt"));
+            return Err(refused("hand_off_mismatch", "belongs to another prompt"));
         }
         if pull.sampling_fingerprint.is_some_and(|of| of != sampling_fingerprint(ask)) {
-            return Err(refused("handoff_mismatch", "was sampled otherwise than decode would"));
+            return Err(refused("hand_off_mismatch", "was sampled otherwise than decode would"));
         }
         self.remember(pull.request_id.clone(), NameState::Pulled);
         Ok(name.and_then(|name| self.remove(&name)))

@@ -45,7 +45,7 @@ impl Pair {
     fn nothing_held(&self) {
         for engine in [&self.prefill, &self.decode] {
             let state = engine.state();
-            assert_eq!((state.blocks_used, state.staged_handoffs), (0, 0), "{state:?}");
+            assert_eq!((state.blocks_used, state.staged_hand_offs), (0, 0), "{state:?}");
         }
     }
 }
@@ -141,10 +141,10 @@ async fn blocks_stay_pinned_until_they_are_pulled() {
     let body = ask(&prompt(1, 100));
     let prefilled = pair.prefill(COMPLETIONS, &body).await;
     let state = pair.prefill.state();
-    assert_eq!((state.blocks_pinned, state.blocks_used, state.staged_handoffs), (7, 7, 1));
+    assert_eq!((state.blocks_pinned, state.blocks_used, state.staged_hand_offs), (7, 7, 1));
     pair.decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"]).await;
     pair.nothing_held();
-    assert_eq!(pair.prefill.state().totals.handoffs_pulled, 1);
+    assert_eq!(pair.prefill.state().totals.hand_offs_pulled, 1);
 }
 
 #[tokio::test]
@@ -154,11 +154,11 @@ async fn a_hand_off_can_be_used_once() {
     let (prefilled, _) = pair.both(COMPLETIONS, &body).await;
     let params = &prefilled["kv_transfer_params"];
     let again = pair.decode(COMPLETIONS, &body, params).await;
-    assert_eq!(code(&again), (400, "handoff_reused".to_owned()));
+    assert_eq!(code(&again), (400, "hand_off_reused".to_owned()));
     let mut streamed = body;
     streamed["stream"] = json!(true);
     let again = pair.decode(COMPLETIONS, &streamed, params).await;
-    assert_eq!(code(&again), (400, "handoff_reused".to_owned()));
+    assert_eq!(code(&again), (400, "hand_off_reused".to_owned()));
     pair.nothing_held();
 }
 
@@ -167,10 +167,10 @@ async fn an_expired_hand_off_is_refused() {
     let pair = Pair::start(SimConfig { lease_ms: 20, ..SimConfig::default() }).await;
     let body = ask(&prompt(1, 100));
     let prefilled = pair.prefill(COMPLETIONS, &body).await;
-    until("the lease ends", || pair.prefill.state().totals.handoffs_expired == 1).await;
+    until("the lease ends", || pair.prefill.state().totals.hand_offs_expired == 1).await;
     pair.nothing_held();
     let late = pair.decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"]).await;
-    assert_eq!(code(&late), (500, "handoff_expired".to_owned()));
+    assert_eq!(code(&late), (500, "hand_off_expired".to_owned()));
 }
 
 #[tokio::test]
@@ -187,19 +187,19 @@ async fn a_hand_off_that_does_not_match_is_refused() {
     let dead_port = free_port.local_addr().unwrap().port();
     drop(free_port);
     for (params, expected) in [
-        (changed("remote_engine_id", json!("beef")), (500, "handoff_unknown")),
-        (changed("remote_request_id", json!("cmpl-other")), (500, "handoff_unknown")),
-        (changed("remote_block_ids", json!([[7, 6, 5, 4, 3, 2, 1]])), (400, "handoff_mismatch")),
-        (changed("remote_port", json!(dead_port)), (500, "handoff_unreachable")),
-        (changed("remote_host", Value::Null), (500, "handoff_unknown")),
+        (changed("remote_engine_id", json!("beef")), (500, "hand_off_unknown")),
+        (changed("remote_request_id", json!("cmpl-other")), (500, "hand_off_unknown")),
+        (changed("remote_block_ids", json!([[7, 6, 5, 4, 3, 2, 1]])), (400, "hand_off_mismatch")),
+        (changed("remote_port", json!(dead_port)), (500, "hand_off_unreachable")),
+        (changed("remote_host", Value::Null), (500, "hand_off_unknown")),
     ] {
         let reply = pair.decode(COMPLETIONS, &body, &params).await;
         assert_eq!(code(&reply), (expected.0, expected.1.to_owned()), "{params}");
     }
     let other_prompt = pair.decode(COMPLETIONS, &ask(&prompt(2, 100)), &good).await;
-    assert_eq!(code(&other_prompt), (400, "handoff_mismatch".to_owned()));
+    assert_eq!(code(&other_prompt), (400, "hand_off_mismatch".to_owned()));
     // The real engine would have generated from the KV of other tokens.
-    assert_eq!(pair.decode.state().totals.handoffs_misused, 2);
+    assert_eq!(pair.decode.state().totals.hand_offs_misused, 2);
     // The hand-off can still be used after a refusal.
     assert_eq!(pair.decode(COMPLETIONS, &body, &good).await.status, 200);
     pair.nothing_held();
@@ -218,7 +218,7 @@ async fn a_hand_off_with_fewer_blocks_than_the_prompt_needs_kills_the_engine() {
         code(&pair.decode(COMPLETIONS, &ask(&prompt(3, 10)), &Value::Null).await).1,
         "engine_dead"
     );
-    assert_eq!(pair.decode.state().totals.handoffs_misused, 1);
+    assert_eq!(pair.decode.state().totals.hand_offs_misused, 1);
 }
 
 #[tokio::test]
@@ -227,11 +227,11 @@ async fn a_batch_gets_one_hand_off_and_its_decode_fails() {
     let body = json!({"prompt": [prompt(1, 40), prompt(2, 40)], "max_tokens": 4});
     let prefilled = pair.prefill(COMPLETIONS, &body).await;
     assert_eq!(prefilled["kv_transfer_params"]["remote_block_ids"][0].as_array().unwrap().len(), 3);
-    assert_eq!(pair.prefill.state().totals.handoffs_staged, 2);
+    assert_eq!(pair.prefill.state().totals.hand_offs_staged, 2);
     let decoded = pair.decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"]).await;
     assert_eq!(decoded.status, 400, "{}", decoded.text());
     // The second prompt's blocks stay pinned, because no reply contains their hand-off.
-    until("the first is pulled", || pair.prefill.state().staged_handoffs == 1).await;
+    until("the first is pulled", || pair.prefill.state().staged_hand_offs == 1).await;
     assert_eq!(pair.prefill.state().blocks_pinned, 3);
 }
 
@@ -244,9 +244,9 @@ async fn a_streamed_prefill_returns_no_hand_off_for_its_pinned_blocks() {
     leg["kv_transfer_params"] = json!({"do_remote_decode": true});
     let reply = post(&pair.prefill, COMPLETIONS, leg).await;
     assert!(reply.chunks().iter().all(|chunk| chunk.get("kv_transfer_params").is_none()));
-    assert_eq!(pair.prefill.state().totals.handoffs_staged, 1);
+    assert_eq!(pair.prefill.state().totals.hand_offs_staged, 1);
     until("the lease ends", || pair.prefill.state().blocks_pinned == 0).await;
-    assert_eq!(pair.prefill.state().totals.handoffs_expired, 1);
+    assert_eq!(pair.prefill.state().totals.hand_offs_expired, 1);
 }
 
 #[tokio::test]
@@ -285,9 +285,9 @@ async fn faults_can_be_injected_into_pulls_and_hand_offs() {
     pair.prefill.set_fault(Fault { kind: FaultKind::RefusePulls, times: Some(1) });
     let good = pair.prefill(COMPLETIONS, &body).await["kv_transfer_params"].clone();
     let refused = pair.decode(COMPLETIONS, &body, &good).await;
-    assert_eq!(code(&refused), (500, "handoff_refused".to_owned()));
+    assert_eq!(code(&refused), (500, "hand_off_refused".to_owned()));
     assert_eq!(pair.decode(COMPLETIONS, &body, &good).await.status, 200);
-    pair.prefill.set_fault(Fault { kind: FaultKind::NoHandoff, times: Some(1) });
+    pair.prefill.set_fault(Fault { kind: FaultKind::NoHandOff, times: Some(1) });
     assert_eq!(pair.prefill(COMPLETIONS, &body).await["kv_transfer_params"], Value::Null);
     assert!(pair.prefill(COMPLETIONS, &body).await["kv_transfer_params"].is_object());
 }
