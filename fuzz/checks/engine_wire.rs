@@ -1,4 +1,4 @@
-//! What comes over an engine's connection in answer to one request. The first byte chooses where
+//! What comes over an engine's connection as the reply to one request. The first byte chooses where
 //! it is cut into reads, and whether the connection ends after it; the rest is what comes.
 
 use bytes::BytesMut;
@@ -28,7 +28,7 @@ fn uneven(mut stream: &[u8], mut state: u32) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// What became of an answer.
+/// The result of a reply.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     /// It ended, and this is what came after it.
@@ -40,7 +40,7 @@ enum End {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Answer {
+struct ReadReply {
     /// Status, and whether the connection may be used again.
     head: Option<(u16, bool)>,
     /// How long the body is, where the head says it.
@@ -50,9 +50,13 @@ struct Answer {
 }
 
 /// As a connection reads: it asks for more only if what it has says nothing.
-fn read<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Answer {
-    let mut answer =
-        Answer { head: None, length: None, body: Vec::new(), end: End::Open { may_close: false } };
+fn read<'a>(parts: impl Iterator<Item = &'a [u8]>) -> ReadReply {
+    let mut answer = ReadReply {
+        head: None,
+        length: None,
+        body: Vec::new(),
+        end: End::Open { may_close: false },
+    };
     let (mut held, mut framing, mut interim) = (BytesMut::new(), None, Interim::default());
     let mut parts = parts.fuse();
     loop {
@@ -66,13 +70,13 @@ fn read<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Answer {
             }
             Ok(Step::Ended) => {
                 parts.for_each(|part| held.extend_from_slice(part));
-                return Answer { end: End::Whole(held.to_vec()), ..answer };
+                return ReadReply { end: End::Whole(held.to_vec()), ..answer };
             }
-            Err(_) => return Answer { end: End::Refused, ..answer },
+            Err(_) => return ReadReply { end: End::Refused, ..answer },
         }
     }
     let may_close = framing.is_some_and(|framing| framing.ends_with_connection());
-    Answer { end: End::Open { may_close }, ..answer }
+    ReadReply { end: End::Open { may_close }, ..answer }
 }
 
 enum Step {
@@ -84,7 +88,7 @@ enum Step {
 fn step(
     held: &mut BytesMut,
     (interim, framing): (&mut Interim, &mut Option<Framing>),
-    answer: &mut Answer,
+    answer: &mut ReadReply,
 ) -> Result<Step, Malformed> {
     let Some(framing) = framing else {
         let Some(Head { status, framing: found, keeps, .. }) = begun(held, interim)? else {
@@ -112,18 +116,18 @@ fn step(
     })
 }
 
-impl Answer {
+impl ReadReply {
     fn is_what_its_head_says(&self, stream: &[u8]) {
         let Some((status, _)) = self.head else {
             assert!(self.body.is_empty() && !matches!(self.end, End::Whole(_)));
             return;
         };
-        assert!(status >= 200, "{status} is not an answer's");
+        assert!(status >= 200, "{status} is not a reply's");
         let rest = match &self.end {
             End::Whole(rest) => rest,
             _ => return assert!(self.length.is_none_or(|bytes| (self.body.len() as u64) < bytes)),
         };
-        assert!(stream.ends_with(rest), "what follows an answer is what came");
+        assert!(stream.ends_with(rest), "what follows a reply is what came");
         match self.length {
             Some(bytes) => {
                 assert_eq!(self.body.len() as u64, bytes);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
-use splitrail_proto::v1::attach_response::Message as Answer;
+use splitrail_proto::v1::attach_response::Message as RouterMessage;
 use splitrail_proto::v1::fleet_service_client::FleetServiceClient;
 use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
@@ -68,7 +68,7 @@ impl Shim {
         let mut client = FleetServiceClient::new(channel);
         let mut answers = client.attach(request).await?.into_inner();
         match answers.message().await?.and_then(|answer| answer.message) {
-            Some(Answer::Welcome(welcome)) => Ok(Self { say, answers, welcome }),
+            Some(RouterMessage::Welcome(welcome)) => Ok(Self { say, answers, welcome }),
             other => panic!("no welcome but {other:?}"),
         }
     }
@@ -117,7 +117,7 @@ impl Shim {
     ///
     /// # Errors
     /// How it ends the stream.
-    pub async fn answer(&mut self) -> Result<Option<Answer>, Status> {
+    pub async fn answer(&mut self) -> Result<Option<RouterMessage>, Status> {
         let next = tokio::time::timeout(PATIENCE, self.answers.message()).await;
         Ok(next.expect("an answer in time")?.and_then(|answer| answer.message))
     }
@@ -126,8 +126,8 @@ impl Shim {
     pub async fn acked(&mut self, sequence: u64) {
         loop {
             match self.answer().await {
-                Ok(Some(Answer::Ack(ack))) if ack.sequence == sequence => return,
-                Ok(Some(Answer::Ack(_))) => {}
+                Ok(Some(RouterMessage::Ack(ack))) if ack.sequence == sequence => return,
+                Ok(Some(RouterMessage::Ack(_))) => {}
                 other => panic!("no ack of {sequence} but {other:?}"),
             }
         }
@@ -137,8 +137,8 @@ impl Shim {
     pub async fn resync(&mut self) -> String {
         loop {
             match self.answer().await {
-                Ok(Some(Answer::Resync(resync))) => return resync.reason,
-                Ok(Some(Answer::Ack(_))) => {}
+                Ok(Some(RouterMessage::Resync(resync))) => return resync.reason,
+                Ok(Some(RouterMessage::Ack(_))) => {}
                 other => panic!("no resync but {other:?}"),
             }
         }

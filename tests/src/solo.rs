@@ -24,7 +24,7 @@ pub struct Solo {
 }
 
 /// An engine's answer to a completion that is not streamed.
-pub fn whole_answer() -> Answer {
+pub fn whole_reply() -> Answer {
     answer_of("ok")
 }
 

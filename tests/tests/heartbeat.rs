@@ -26,7 +26,7 @@ use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{generate, text_request};
 use splitrail_tests::post::{Answer, ListeningPost};
-use splitrail_tests::solo::whole_answer;
+use splitrail_tests::solo::whole_reply;
 use tokio::sync::oneshot;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -196,7 +196,7 @@ async fn no_poll_of_a_large_request_holds_the_thread_that_serves_all_connections
     let long = long_reply();
     let answer = move |heard: &splitrail_tests::post::Heard| match heard.is_inference() {
         true if heard.text().contains(ASKS_MUCH) => Answer::json(200, &long),
-        true => whole_answer(),
+        true => whole_reply(),
         false => Answer::json(200, "{}"),
     };
     let engine = ListeningPost::start(answer).await;

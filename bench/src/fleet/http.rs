@@ -34,7 +34,7 @@ pub(crate) async fn ask(
         stream.read_to_end(&mut answer).await?;
         Ok::<_, Failure>(answer)
     };
-    let answer = timeout(PATIENCE, answering).await.map_err(|_| "no answer in time")??;
+    let answer = timeout(PATIENCE, answering).await.map_err(|_| "no reply in time")??;
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let status = answer.split(' ').nth(1).ok_or("no status line")?.parse()?;
     Ok((status, answer))

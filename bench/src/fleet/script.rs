@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
-use splitrail_proto::v1::attach_response::Message as Answer;
+use splitrail_proto::v1::attach_response::Message as RouterMessage;
 use splitrail_proto::v1::fleet_service_client::FleetServiceClient;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -84,7 +84,7 @@ impl Shim {
         let mut client = FleetServiceClient::new(channel);
         let mut answers = client.attach(Request::new(stream)).await?.into_inner();
         let first = answers.message().await?.and_then(|answer| answer.message);
-        let Some(Answer::Welcome(welcome)) = first else { return Err("no welcome".into()) };
+        let Some(RouterMessage::Welcome(welcome)) = first else { return Err("no welcome".into()) };
         self.tell(&welcome, &say, &mut answers).await
     }
 
@@ -108,12 +108,12 @@ impl Shim {
                 answer = answers.message() => answer?.and_then(|answer| answer.message),
             };
             match answer {
-                Some(Answer::Ack(ack)) if ack.sequence == SEQUENCE => {
+                Some(RouterMessage::Ack(ack)) if ack.sequence == SEQUENCE => {
                     let (router_id, at) = (welcome.router_id.clone(), Instant::now());
                     let blocks = self.cache.blocks;
                     self.wholes.send(Whole { router_id, at, blocks }).await?;
                 }
-                Some(Answer::Resync(_)) => self.snapshot(say).await?,
+                Some(RouterMessage::Resync(_)) => self.snapshot(say).await?,
                 Some(_) => {}
                 None => return Ok(()),
             }

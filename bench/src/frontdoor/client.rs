@@ -161,7 +161,7 @@ async fn one<S: AsyncRead + AsyncWrite + Unpin>(
             stream.flush().await?;
             read_answer(&mut stream, &mut buffer).await
         };
-        let head = timeout(PATIENCE, exchange).await.map_err(|_| "no answer in time")??;
+        let head = timeout(PATIENCE, exchange).await.map_err(|_| "no reply in time")??;
         let now = Instant::now();
         seen.latencies.push((now, (now - began).as_nanos() as u64));
         if checks {

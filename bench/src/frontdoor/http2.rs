@@ -54,7 +54,7 @@ async fn one(mut sender: SendRequest<Bytes>, load: &Load, ends: Instant) -> Resu
             sender = sender.clone().ready().await?;
             exchange(&mut sender, load.framing, body.clone()).await
         };
-        timeout(PATIENCE, exchange).await.map_err(|_| "no answer in time")??;
+        timeout(PATIENCE, exchange).await.map_err(|_| "no reply in time")??;
         let now = Instant::now();
         seen.latencies.push((now, (now - began).as_nanos() as u64));
     }

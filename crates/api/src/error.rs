@@ -81,7 +81,7 @@ pub enum Kind {
     /// A reused connection to an engine ended while the request was being written to it.
     StaleConnection,
     /// An engine sent the reply to another request; it was dropped.
-    ForeignAnswer,
+    ForeignReply,
     /// The reply is larger than `limits.engine_reply_size_max`.
     ReplyTooLarge,
     /// A hand-off names a host that does not belong to the fleet.
@@ -266,7 +266,7 @@ impl Error {
             Kind::EngineUnreachable
             | Kind::EngineFailed
             | Kind::StaleConnection
-            | Kind::ForeignAnswer
+            | Kind::ForeignReply
             | Kind::ForeignHandOff
             | Kind::EngineTimeout
             | Kind::BelowThreshold
@@ -295,7 +295,7 @@ impl Error {
     /// Whether the error is due to a connection and says nothing about the worker, so that the same
     /// worker may be tried again.
     pub fn is_of_the_connection(&self) -> bool {
-        matches!(self.kind, Kind::StaleConnection | Kind::ForeignAnswer)
+        matches!(self.kind, Kind::StaleConnection | Kind::ForeignReply)
     }
 
     /// The HTTP status of the reply.
@@ -324,7 +324,7 @@ impl Error {
             Kind::EngineUnreachable
             | Kind::EngineFailed
             | Kind::StaleConnection
-            | Kind::ForeignAnswer
+            | Kind::ForeignReply
             | Kind::ForeignHandOff
             | Kind::BelowThreshold
             | Kind::DecodeLost => StatusCode::BAD_GATEWAY,
@@ -387,7 +387,7 @@ impl Error {
             Kind::EngineUnreachable => "engine_unreachable",
             Kind::EngineFailed => "engine_failed",
             Kind::StaleConnection => "stale_connection",
-            Kind::ForeignAnswer => "foreign_answer",
+            Kind::ForeignReply => "foreign_reply",
             Kind::ReplyTooLarge => "reply_too_large",
             Kind::ForeignHandOff => "foreign_hand_off",
             Kind::EngineTimeout => "engine_timeout",

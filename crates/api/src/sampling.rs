@@ -69,7 +69,7 @@ impl<'a> Sampling<'a> {
     /// # Errors
     /// A 400 if the member is not a count.
     pub fn n(&self) -> Result<u32, Error> {
-        if self.has_one_answer() {
+        if self.has_one_reply() {
             return Ok(1);
         }
         Ok(self.count("n")?.unwrap_or(1))
@@ -80,7 +80,7 @@ impl<'a> Sampling<'a> {
     /// # Errors
     /// A 400 that names the member of a wrong type.
     pub fn samples(&self) -> Result<u32, Error> {
-        if self.has_one_answer() {
+        if self.has_one_reply() {
             return Ok(1);
         }
         let best_of = self.count("best_of")?.unwrap_or(1);
@@ -88,7 +88,7 @@ impl<'a> Sampling<'a> {
         Ok(self.n()?.max(best_of).max(beams))
     }
 
-    fn has_one_answer(&self) -> bool {
+    fn has_one_reply(&self) -> bool {
         matches!(self.endpoint, Endpoint::Responses | Endpoint::Messages)
     }
 

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answers_wait_for_room_as_long_as_the_client_reads() {
+    async fn replies_wait_for_room_as_long_as_the_client_reads() {
         let (room, taken_bytes) = room();
         let first = room.enter(Some(3 * MIB)).await;
         assert!(first.is_some());
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answers_do_not_wait_for_a_client_that_does_not_read() {
+    async fn replies_do_not_wait_for_a_client_that_does_not_read() {
         let (room, taken_bytes) = room();
         let _unread = room.enter(None).await;
         let waiting = (0..10).map(|_| room.enter(Some(MIB)));

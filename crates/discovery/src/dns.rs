@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 mod known;
 
 use super::{Found, Tally, address, bounded};
-use known::{Answer, Known};
+use known::{Known, Lookup};
 use splitrail_config::model::{AddressFamily, Discovery, DnsDiscovery, Worker};
 use splitrail_telemetry::LogThrottle;
 
@@ -60,20 +60,20 @@ async fn follow<F>(
     let log = LogThrottle::default();
     let mut known = Known::default();
     loop {
-        let answer = match ask(&source, tally, &log, PATIENCE, lookup()).await {
-            Answer::Addresses(found) => match chosen(config.family, found) {
-                none if none.is_empty() => Answer::NoSuchName,
-                some => Answer::Addresses(bounded(&source, some)),
+        let result = match ask(&source, tally, &log, PATIENCE, lookup()).await {
+            Lookup::Addresses(found) => match chosen(config.family, found) {
+                none if none.is_empty() => Lookup::NoSuchName,
+                some => Lookup::Addresses(bounded(&source, some)),
             },
             other => other,
         };
-        if let Answer::NoSuchName = answer {
+        if let Lookup::NoSuchName = result {
             tally.failed();
             if log.may_log() {
                 tracing::warn!(source, "DNS says that the name has no address");
             }
         }
-        if let Some(addresses) = known.take(answer, Instant::now(), config.empty_grace) {
+        if let Some(addresses) = known.take(result, Instant::now(), config.empty_grace) {
             let mut workers: Vec<_> =
                 addresses.iter().map(|address| worker(config, *address)).collect();
             workers.sort_by(|left, right| left.id.cmp(&right.id));
@@ -101,18 +101,18 @@ async fn ask(
     log: &LogThrottle,
     patience: Duration,
     asked: impl Future<Output = io::Result<Vec<IpAddr>>>,
-) -> Answer {
+) -> Lookup {
     let mut asked = pin!(asked);
     loop {
         match timeout(patience, &mut asked).await {
-            Ok(Ok(found)) => return Answer::Addresses(found),
-            Ok(Err(error)) if says_no_such_name(&error) => return Answer::NoSuchName,
+            Ok(Ok(found)) => return Lookup::Addresses(found),
+            Ok(Err(error)) if says_no_such_name(&error) => return Lookup::NoSuchName,
             Ok(Err(error)) => {
                 tally.failed();
                 if log.may_log() {
                     tracing::warn!(source, %error, "the DNS lookup failed: the known addresses are kept");
                 }
-                return Answer::None;
+                return Lookup::None;
             }
             Err(_) => {
                 tally.failed();

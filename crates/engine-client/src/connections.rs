@@ -117,8 +117,8 @@ impl From<Unanswered> for Failure {
     }
 }
 
-/// An engine's answer whose head has been read.
-pub(super) struct Answer {
+/// An engine's reply whose head has been read.
+pub(super) struct BegunReply {
     pub(super) status: StatusCode,
     pub(super) peer: Option<Peer>,
     /// The field `date`, if it has the usual form.
@@ -148,7 +148,7 @@ impl Connections {
         to: Destination<'_>,
         request: &mut EngineRequest,
         again: impl FnOnce(&mut EngineRequest) -> bool,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<BegunReply, Failure> {
         while let Some(mut wire) = self.check_out(to) {
             match wire.exchange(request).await {
                 Ok(head) => return Ok(self.begun(to, wire, head)),
@@ -175,7 +175,12 @@ impl Connections {
         Ok(self.begun(to, wire, head))
     }
 
-    fn begun(self: &Arc<Self>, to: Destination<'_>, wire: Box<Connection>, head: Head) -> Answer {
+    fn begun(
+        self: &Arc<Self>,
+        to: Destination<'_>,
+        wire: Box<Connection>,
+        head: Head,
+    ) -> BegunReply {
         let Head { status, framing, keeps, date } = head;
         let peer = wire.peer;
         let return_to = keeps.then(|| ReturnTo {
@@ -185,7 +190,7 @@ impl Connections {
             class: to.class,
         });
         let body = EngineBody { framing, wire: Some(wire), return_to, is_proven: false };
-        Answer { status, peer, date, body }
+        BegunReply { status, peer, date, body }
     }
 
     fn check_out(&self, to: Destination<'_>) -> Option<Box<Connection>> {
@@ -214,7 +219,7 @@ impl Connections {
         idle.forget_old(now);
         idle.clear();
         if idle.none_until.replace(now + QUARANTINE).is_none() {
-            tracing::warn!(%authority, "the engine, or a proxy before it, sent bytes after its answer had ended: for a minute its connections serve one request each");
+            tracing::warn!(%authority, "the engine, or a proxy before it, sent bytes after its reply had ended: for a minute its connections serve one request each");
         }
     }
 
@@ -293,7 +298,7 @@ struct ReturnTo {
     class: Class,
 }
 
-/// The body of an engine's answer. When it is proven and read to its end, its connection serves
+/// The body of an engine's reply. When it is proven and read to its end, its connection serves
 /// another request; when it is dropped earlier, the connection is closed.
 pub struct EngineBody {
     framing: Framing,

@@ -28,7 +28,7 @@ pub trait Engine: Send + Sync {
     /// Whether requests reach the engine through a shim.
     fn has_shim(&self) -> bool;
 
-    /// Which of its answers carry the id of their request.
+    /// Which of its replies carry the id of their request.
     fn echoes(&self) -> &Echoes;
 
     /// Reports that the engine cannot be reached, and why.
@@ -38,7 +38,7 @@ pub trait Engine: Send + Sync {
     fn count_resent(&self);
 
     /// Counts a reply to another request.
-    fn count_foreign_answer(&self);
+    fn count_foreign_reply(&self);
 
     /// Counts bytes that the engine, or a proxy in front of it, sent on a kept connection without a
     /// request.
@@ -82,8 +82,8 @@ impl<E: Engine + ?Sized> Engine for Arc<E> {
         (**self).count_resent();
     }
 
-    fn count_foreign_answer(&self) {
-        (**self).count_foreign_answer();
+    fn count_foreign_reply(&self) {
+        (**self).count_foreign_reply();
     }
 
     fn count_unsolicited(&self) {

@@ -29,7 +29,7 @@ pub(super) fn failure(worker: &dyn Engine, failure: &Failure) -> Error {
             return Error::engine(worker.id(), "closed the connection before it answered");
         }
         Failure::Early => {
-            return Error::engine(worker.id(), "sent an answer before it had the whole request");
+            return Error::engine(worker.id(), "sent a reply before it had the whole request");
         }
         Failure::Malformed(malformed) => return Error::engine(worker.id(), &malformed.to_string()),
         Failure::Withdrawn => {

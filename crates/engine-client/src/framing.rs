@@ -31,13 +31,13 @@ pub enum Malformed {
     #[error("sent a head of more than 32 KiB or 100 fields")]
     HeadTooLong,
     /// More than [`INTERIM_MAX`] interim replies, or [`HEAD_MAX_BYTES`] of them.
-    #[error("sent too many interim answers (1xx)")]
+    #[error("sent too many interim responses (1xx)")]
     Interim,
     /// Status 101, which was not asked for.
     #[error("switched to another protocol")]
     Switched,
     /// A transfer coding other than `chunked`.
-    #[error("sent its answer in a transfer coding other than chunked")]
+    #[error("sent its reply in a transfer coding other than chunked")]
     Coding,
     /// The `content-length` is not a number, or two values differ.
     #[error("sent a content-length that cannot be understood")]

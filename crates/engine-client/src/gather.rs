@@ -75,7 +75,7 @@ impl GatherError {
 /// The error for a reply that is larger than the configuration allows.
 pub fn too_large(key: &str) -> Error {
     let message = format!(
-        "the answer is larger than {key} allows: ask for fewer choices, log probabilities or \
+        "the reply is larger than {key} allows: ask for fewer choices, log probabilities or \
          tokens"
     );
     Error::new(Kind::ReplyTooLarge, message)

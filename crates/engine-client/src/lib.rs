@@ -43,7 +43,7 @@ pub use tls::TlsSettings;
 
 use crate::networks::Networks;
 use crate::retry_budget::RetryBudget;
-use connections::{Answer, Class, Connections, Destination};
+use connections::{BegunReply, Class, Connections, Destination};
 pub use engine::Engine;
 use failure::{failure, refusal};
 use gather::gather;
@@ -148,7 +148,7 @@ pub struct Envelope {
     pub rank: Option<u32>,
     /// Number of prompt tokens to compute, for the shim's count of queued work.
     pub prefill_tokens: Option<u64>,
-    /// Whether the request needs a new connection because kept ones may hold answers to other
+    /// Whether the request needs a new connection because kept ones may hold replies to other
     /// requests.
     pub fresh: bool,
 }
@@ -236,7 +236,7 @@ impl EngineClient {
         let (engine, fresh) = (Some(worker), envelope.fresh);
         let to = Destination { authority, process, class, engine, fresh };
         let begun = self.connections(worker).request(to, &mut request.ended(), again).await;
-        let Answer { status, peer, mut body, .. } =
+        let BegunReply { status, peer, mut body, .. } =
             begun.map_err(|error| failure(worker, &error))?;
         if status != StatusCode::OK {
             // Error replies carry no id that could be checked.
@@ -264,8 +264,8 @@ impl EngineClient {
     /// read enough of its other replies.
     ///
     /// # Errors
-    /// As [`whole`](Self::whole), or the client does not read its answers.
-    pub async fn whole_answer(
+    /// As [`whole`](Self::whole), or the client does not read its replies.
+    pub async fn whole_for_client(
         &self,
         worker: &dyn Engine,
         response: Response,
@@ -311,7 +311,7 @@ impl EngineClient {
         let (authority, process) = (worker.authority(), worker.process());
         let to = Destination { authority, process, class: REPORTS, engine: None, fresh: false };
         let begun = self.connections(worker).request(to, &mut request.ended(), |_| true).await;
-        let Answer { status, mut body, .. } = begun.map_err(|error| failure(worker, &error))?;
+        let BegunReply { status, mut body, .. } = begun.map_err(|error| failure(worker, &error))?;
         body.prove();
         if status != StatusCode::OK {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
@@ -338,14 +338,14 @@ impl EngineClient {
         let to = Destination { authority, process: 0, class: BESIDE, engine: None, fresh: false };
         let exchange = async {
             let begun = self.plain.of(guarded).request(to, &mut request, |_| true).await;
-            let Answer { status, mut body, .. } = begun.map_err(|_| "it cannot be reached")?;
+            let BegunReply { status, mut body, .. } = begun.map_err(|_| "it cannot be reached")?;
             body.prove();
             if status != StatusCode::OK {
                 return Err("it does not answer with 200");
             }
             let body = gather(&mut body, max_bytes, &self.memory, None).await;
-            let body = body.map_err(|_| "its answer is too long, or broke off")?;
-            String::from_utf8(body.into()).map_err(|_| "its answer is not UTF-8")
+            let body = body.map_err(|_| "its reply is too long, or broke off")?;
+            String::from_utf8(body.into()).map_err(|_| "its reply is not UTF-8")
         };
         let late = |_| Err("it does not answer in time");
         tokio::time::timeout(BESIDE_TIMEOUT, exchange).await.unwrap_or_else(late)
@@ -386,7 +386,7 @@ impl EngineClient {
     }
 }
 
-/// An engine's answer to an inference request, with status 200.
+/// An engine's reply to an inference request, with status 200.
 pub struct Response {
     /// The address that answered, if known.
     pub peer: Option<Peer>,

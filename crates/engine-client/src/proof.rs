@@ -16,7 +16,7 @@ use splitrail_api::{Endpoint, JsonObject};
 /// repeats it; engines write the id first.
 const FRONT_BYTES: usize = 256;
 
-/// A kind of answer: an endpoint's complete replies, or its streams.
+/// A kind of reply: an endpoint's complete replies, or its streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     path: &'static str,
@@ -78,17 +78,17 @@ impl Proof {
         if !expected || memmem::find(answer, id).is_some() || is_error(answer) {
             return Ok(());
         }
-        worker.count_foreign_answer();
+        worker.count_foreign_reply();
         if worker.echoes().missed() == Foreign::Unlearned {
             let path = self.shape.path();
             tracing::warn!(
                 worker = worker.id(),
                 path,
-                "its answers no longer carry the request's id: the id is not expected from now on"
+                "its replies no longer carry the request's id: the id is not expected from now on"
             );
         }
-        let message = format!("worker {} sent an answer to another request", worker.id());
-        Err(Error::new(Kind::ForeignAnswer, message))
+        let message = format!("worker {} sent a reply to another request", worker.id());
+        Err(Error::new(Kind::ForeignReply, message))
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
 
         fn count_resent(&self) {}
 
-        fn count_foreign_answer(&self) {}
+        fn count_foreign_reply(&self) {}
 
         fn count_unsolicited(&self) {}
     }
@@ -179,7 +179,7 @@ mod tests {
         let mine = format!(r#"{{"id":"chatcmpl-{MINE}","choices":[]}}"#);
         assert!(proof.check(&worker, mine.as_bytes()).is_ok());
         let refused = proof.check(&worker, foreign).unwrap_err();
-        assert_eq!(refused.kind(), Kind::ForeignAnswer);
+        assert_eq!(refused.kind(), Kind::ForeignReply);
         let streamed = Proof { shape: Shape::streamed(Endpoint::Chat), ..proof };
         assert!(streamed.check(&worker, foreign).is_ok(), "of its streams nothing is known");
     }

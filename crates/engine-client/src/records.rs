@@ -1,6 +1,6 @@
 //! A TCP connection that knows whether it was read up to the end of a TLS record.
 //!
-//! A record that has arrived in part may be one of the engine's answers or a message of TLS itself:
+//! A record that has arrived in part may be one of the engine's replies or a message of TLS itself:
 //! a connection in that state must not serve another request.
 
 use std::io::{self, IoSlice, Read};

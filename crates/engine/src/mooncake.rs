@@ -18,7 +18,7 @@ pub const BOOTSTRAP_PORT: u16 = 8998;
 /// The path at which a bootstrap server reports its engines' ids.
 pub const QUERY_PATH: &str = "/query";
 
-/// Maximum size of a bootstrap server's answer in bytes.
+/// Maximum size of a bootstrap server's reply in bytes.
 pub const MAX_QUERY_BYTES: usize = 1 << 20;
 
 /// Maximum number of data-parallel ranks of one engine.
@@ -67,17 +67,17 @@ impl TransferId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineIds(BTreeMap<u32, String>);
 
-/// A bootstrap server's answer that cannot be used.
+/// A bootstrap server's reply that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
     /// The reply is not an object of ranks with engine ids.
-    #[error("the bootstrap server's answer: {0}")]
+    #[error("the bootstrap server's reply: {0}")]
     Shape(#[from] ShapeError),
     /// No engine has registered yet.
     #[error("no engine has registered with the bootstrap server")]
     NoEngine,
     /// The reply has more or longer entries than a real server sends.
-    #[error("the bootstrap server's answer is out of bounds")]
+    #[error("the bootstrap server's reply is out of bounds")]
     OutOfBounds,
 }
 

@@ -44,7 +44,7 @@ pub enum WireError {
     #[error("its address lies outside the allowed networks")]
     Outside,
     /// Connecting or the handshake took too long.
-    #[error("no answer in time")]
+    #[error("no reply in time")]
     TimedOut,
     /// The peer closed the connection.
     #[error("the peer closed the connection")]

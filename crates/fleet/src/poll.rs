@@ -123,6 +123,6 @@ async fn ask(
 ) -> Result<EngineLoad, Error> {
     let get = client.get(worker, "/metrics", REPORT_MAX_BYTES);
     let asked = tokio::time::timeout(patience, get).await;
-    let late = |_| Error::new(Kind::EngineTimeout, "no answer to /metrics in time");
+    let late = |_| Error::new(Kind::EngineTimeout, "no reply to /metrics in time");
     Ok(EngineLoad::parse(&asked.map_err(late)??))
 }

@@ -32,7 +32,7 @@ struct Report {
 pub struct Others {
     /// Requests of other routers.
     pub requests: u32,
-    /// Prompt tokens of those requests whose answer has not begun.
+    /// Prompt tokens of those requests whose reply has not begun.
     pub prefill_tokens: u64,
     /// Prompt tokens of those requests in the engine's KV blocks.
     pub active_tokens: u64,

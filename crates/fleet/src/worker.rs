@@ -578,7 +578,7 @@ impl Engine for Worker {
         self.resent.iter().for_each(IntCounter::inc);
     }
 
-    fn count_foreign_answer(&self) {
+    fn count_foreign_reply(&self) {
         self.foreign_replies.iter().for_each(IntCounter::inc);
     }
 

@@ -140,7 +140,7 @@ impl Account {
     pub(super) fn finish(&mut self) {
         self.leg.end(Instant::now(), "ok");
         self.worker.record(Leg::Decode, None);
-        if let Some(leg) = self.decision.answer_completed() {
+        if let Some(leg) = self.decision.reply_completed() {
             audit_reply(&self.metrics, &self.served, &self.worker, &leg, self.settled);
         }
     }
@@ -169,7 +169,7 @@ impl Account {
     pub(super) fn fail(&mut self, error: &Error) {
         self.leg.end_with_stage(error.outcome());
         self.worker.record(Leg::Decode, Some(error));
-        self.decision.answer_lost(error.outcome());
+        self.decision.reply_lost(error.outcome());
     }
 
     /// Records that there is no reply, without a fault of the worker.

@@ -86,7 +86,7 @@ async fn ask(
     let call = async {
         let body = unit.body.to_parts();
         let response = client.post(worker, Shape::whole(endpoint), body, &envelope).await?;
-        client.whole_answer(worker, response, &context.unread).await
+        client.whole_for_client(worker, response, &context.unread).await
     };
     let reply = within(client, config.timeouts.reply, worker, "timeouts.reply", call).await;
     let reply = reply.map_err(|error| offered(error, worker, endpoint));

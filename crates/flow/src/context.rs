@@ -287,7 +287,7 @@ pub(super) fn may_retry(
 /// Counts and logs a further attempt. After a failure of a kept connection, further attempts use new
 /// connections.
 pub(super) fn retried(context: &Context, leg: &'static str, worker: &Worker, error: &Error) {
-    if matches!(error.kind(), Kind::ForeignAnswer | Kind::StaleConnection) {
+    if matches!(error.kind(), Kind::ForeignReply | Kind::StaleConnection) {
         context.distrusts_kept_connections.store(true, Relaxed);
     }
     let labels = [context.served.name(), leg, error.outcome()];

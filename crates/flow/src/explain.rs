@@ -112,7 +112,7 @@ pub struct GateExplained {
 /// One choice of a worker.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
-    /// `decode_try`, `prefill`, `decode` or `answer`.
+    /// `decode_try`, `prefill`, `decode` or `reply`.
     pub step: &'static str,
     /// The leg that is placed.
     pub leg: &'static str,
@@ -231,7 +231,7 @@ impl<'a> Way<'a> {
         self.told.flow = RequestFlow::Aggregated.name();
         match offer::able(self.served, self.endpoint, &[], Instant::now()) {
             Ok((leg, excluded)) => {
-                self.step("answer", Wish::any(leg, &excluded));
+                self.step("reply", Wish::any(leg, &excluded));
             }
             Err(error) => self.told.stops = Some(error.message().to_owned()),
         }
@@ -351,7 +351,7 @@ impl<'a> Way<'a> {
     fn alone(&mut self, leg: Leg, reason: Option<LocalReason>) {
         self.told.local_reason = reason.map(LocalReason::name);
         let may_fetch = self.may_fetch();
-        self.step("answer", Wish { may_fetch, ..Wish::any(leg, &[]) });
+        self.step("reply", Wish { may_fetch, ..Wish::any(leg, &[]) });
     }
 
     /// Whether the worker that computes the prompt may fetch a part of it.

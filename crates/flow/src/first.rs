@@ -135,7 +135,7 @@ async fn whole_reply(
         if !sending.is_gated() {
             account.began();
         }
-        client.whole_answer(worker, response, &context.unread).await
+        client.whole_for_client(worker, response, &context.unread).await
     });
     let queued = async {
         match lease {

@@ -330,7 +330,7 @@ async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Erro
             return Ok(Resumed { worker, booking, leg, reader: *reader, held });
         }
         Ok(First::Below(_) | First::Whole(_)) => {
-            Error::engine(placed.worker.id(), "does not go on with an answer")
+            Error::engine(placed.worker.id(), "does not continue the reply")
         }
         Err(error) => error,
     };

@@ -195,11 +195,11 @@ impl UnitStream {
 
     /// An error after the first event; the client always gets it.
     fn lost(&mut self, error: &Error) -> Error {
-        let message = format!("the answer broke off: {}", error.message());
+        let message = format!("the reply broke off: {}", error.message());
         let lost = Error::new(Kind::DecodeLost, message);
         self.account.leg.end(Instant::now(), error.outcome());
         self.account.worker.record(Leg::Decode, Some(error));
-        self.account.decision.answer_lost(lost.outcome());
+        self.account.decision.reply_lost(lost.outcome());
         lost
     }
 
@@ -240,7 +240,7 @@ impl UnitStream {
             let Some(migration) = &mut self.migration else { return Ok(Some(event)) };
             return match migration.note(&event) {
                 Some(told) => Ok(Some(told)),
-                None if migration.is_converted() => Err("does not go on with an answer"),
+                None if migration.is_converted() => Err("does not continue the reply"),
                 None => {
                     self.migration = None;
                     Ok(Some(event))

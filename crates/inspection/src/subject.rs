@@ -79,7 +79,7 @@ impl Engine for Subject {
 
     fn count_resent(&self) {}
 
-    fn count_foreign_answer(&self) {}
+    fn count_foreign_reply(&self) {}
 
     fn count_unsolicited(&self) {}
 }

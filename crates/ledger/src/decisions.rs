@@ -3,17 +3,16 @@
 //!
 //! Other crates read a record and report events; only events change a record.
 
-mod answer;
 mod handle;
 mod legs;
 mod parts;
 mod placement;
 mod record;
+mod reply;
 mod ring;
 #[cfg(test)]
 mod tests;
 
-pub use answer::UsageReport;
 pub use handle::DecisionHandle;
 pub use parts::{
     CandidateRecord, DrawRecord, FetchChoice, FetchRecord, Figures, ShadowRecord, VetoRecord,
@@ -21,4 +20,5 @@ pub use parts::{
 };
 pub use placement::Placement;
 pub use record::{Decision, DecisionStart};
+pub use reply::UsageReport;
 pub use ring::Decisions;

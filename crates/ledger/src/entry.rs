@@ -160,7 +160,7 @@ impl Entry {
     }
 
     /// Records the usage of the whole reply if the usage of its last leg covers only a part.
-    pub(crate) fn whole_answer(&mut self, usage: EngineUsage) {
+    pub(crate) fn whole_reply(&mut self, usage: EngineUsage) {
         if let Some(first) = self.earlier.first_mut().filter(|_| !self.closed) {
             first.prompt_tokens = Some(usage.prompt_tokens);
             self.completion_tokens = Some(usage.completion_tokens);
@@ -428,7 +428,7 @@ mod tests {
         entry.decode_worked();
         entry.decode_resumed(leg(LegKind::Decode, Some(107), 1));
         entry.decode_reported(usage(107, Some(96)));
-        entry.whole_answer(EngineUsage { completion_tokens: 11, ..usage(100, None) });
+        entry.whole_reply(EngineUsage { completion_tokens: 11, ..usage(100, None) });
         assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(11)));
         // The first leg's cached tokens were not reported, and the second leg's hits do not count
         // for them.

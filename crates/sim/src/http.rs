@@ -36,7 +36,7 @@ use crate::tokenizer;
 use ask::random_hex;
 use connection::ConnectionControl;
 use endpoint::Endpoint;
-use reply::Answer;
+use reply::PendingReply;
 use shape::Shape;
 
 pub(crate) use side_channel::router as side_channel_router;
@@ -207,10 +207,10 @@ async fn answer(
     }
     let submission = engine.submit(request.asks.clone())?;
     let stream = std::mem::take(&mut request.stream);
-    let answer = Answer::new(shape, request, config.block_size);
+    let pending = PendingReply::new(shape, request, config.block_size);
     match stream {
-        true => reply::streamed(submission, answer, faults, config.early_stream_headers).await,
-        false => reply::whole(submission, answer, faults).await,
+        true => reply::streamed(submission, pending, faults, config.early_stream_headers).await,
+        false => reply::whole(submission, pending, faults).await,
     }
 }
 

@@ -19,7 +19,7 @@ const STAGES: [&str; 9] = [
     "failed",
 ];
 
-/// The part that each prompt with an answer has once.
+/// The part that each prompt with a reply has once.
 const LAST: &str = "first_token";
 
 /// The counters of the parts at one time.

@@ -514,7 +514,7 @@ impl Stream for ScopedEvents {
         let next = match RequestIds::poll(&mut this.ids, poll, context) {
             Poll::Pending => {
                 ready!(this.cut.as_mut().poll(context));
-                let message = "the answer broke off: the router is stopping";
+                let message = "the reply broke off: the router is stopping";
                 Some(Err(Error::new(Kind::DecodeLost, message)))
             }
             Poll::Ready(next) => next,

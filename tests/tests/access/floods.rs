@@ -12,7 +12,7 @@ use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::proc::{memory, reset_peak};
-use splitrail_tests::solo::whole_answer;
+use splitrail_tests::solo::whole_reply;
 use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::trial::COMPLETIONS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -141,7 +141,7 @@ fn check_audit(file: &Path, refused: u64, seconds: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_credentials_take_no_memory_fill_no_log_and_disturb_nobody() {
     let post = ListeningPost::start(|heard| match heard.is_inference() {
-        true => whole_answer(),
+        true => whole_reply(),
         false => Answer::json(200, "{}"),
     })
     .await;

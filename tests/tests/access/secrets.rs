@@ -17,7 +17,7 @@ use splitrail_tests::grpc::{front_door, text_request};
 use splitrail_tests::leaks::{leaks, spelled};
 use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::raw;
-use splitrail_tests::solo::whole_answer;
+use splitrail_tests::solo::whole_reply;
 use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::tls::{EACH_VERSION, TlsClient, fixture};
 use splitrail_tests::trial::COMPLETIONS;
@@ -118,7 +118,7 @@ impl World {
         let key_set = keys.folder().join("jwks.json");
         replace(&key_set, &jwks(&[&signer]));
         let engine = ListeningPost::start(|heard| match heard.is_inference() {
-            true => whole_answer(),
+            true => whole_reply(),
             false => Answer::json(200, "{}"),
         })
         .await;

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use splitrail_tests::grpc::{front_door, text_request};
 use splitrail_tests::post::{Answer, Heard};
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 use splitrail_tests::{Cluster, Spec, dialect};
 
 /// Each endpoint that reaches engines, by its name in the fixture, with the least body that it takes.
@@ -116,7 +116,7 @@ fn engine(heard: &Heard) -> Answer {
             });
             Answer::events(&format!("data: {chunk}\n\ndata: [DONE]\n\n"))
         }
-        "/v1/completions" => whole_answer(),
+        "/v1/completions" => whole_reply(),
         _ => Answer::json(200, "{}"),
     }
 }

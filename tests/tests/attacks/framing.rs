@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use splitrail_tests::raw::exchange;
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -264,7 +264,7 @@ fn prompts(solo: &Solo) -> Vec<String> {
 
 #[tokio::test]
 async fn what_follows_an_ambiguous_request_reaches_no_engine() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let shapes = [lengths(), codings(), sizes(), heads()];
     let shapes: Vec<Shape> = shapes.into_iter().flatten().collect();
     assert!(shapes.len() > 80, "{}", shapes.len());
@@ -293,7 +293,7 @@ async fn what_follows_an_ambiguous_request_reaches_no_engine() {
 
 #[tokio::test]
 async fn a_request_is_the_same_wherever_its_bytes_are_cut() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let length = shape(Served, "connection: close\r\ncontent-length: LEN\r\n", plain);
     let chunked = shape(Served, format!("connection: close\r\n{CHUNKED}"), in_one_chunk);
     let mut sent = 0;

@@ -9,7 +9,7 @@ use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::post::{Answer, ListeningPost};
-use splitrail_tests::solo::whole_answer;
+use splitrail_tests::solo::whole_reply;
 
 /// Names of the machine on which the workers are.
 const OWN: [&str; 6] =
@@ -92,7 +92,7 @@ impl Pair {
         .await;
         let decode = ListeningPost::start(|heard| match heard.is_inference() {
             false => Answer::json(200, "{}"),
-            true => whole_answer(),
+            true => whole_reply(),
         })
         .await;
         let yaml = format!(

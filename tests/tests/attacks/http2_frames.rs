@@ -3,7 +3,7 @@
 use serde_json::json;
 use splitrail_tests::frames::{self, Raw2, kind};
 use splitrail_tests::proc::{memory, reset_peak};
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 
 const COMPLETIONS: &str = "/v1/completions";
 const PADDED: u8 = 8;
@@ -26,7 +26,7 @@ fn head() -> Vec<u8> {
 
 #[tokio::test]
 async fn data_frames_that_carry_next_to_nothing_end_in_a_goaway() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     is_served(&solo).await;
     let padding = [&[255][..], &[0; 255]].concat();
     for (what, flags, payload) in [
@@ -51,7 +51,7 @@ async fn data_frames_that_carry_next_to_nothing_end_in_a_goaway() {
 
 #[tokio::test]
 async fn connect_opens_no_way_through_the_router() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let fields = |fields: &[(&str, &str)]| -> Vec<u8> {
         fields.iter().flat_map(|(name, value)| frames::field(name, value)).collect()
     };

@@ -10,7 +10,7 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::Value;
 use splitrail_tests::json_reader::Json;
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 
 /// Members that would steer an engine, or a hand-off between engines.
 const FORBIDDEN: [&str; 12] = [
@@ -286,7 +286,7 @@ async fn every_parser_reads_the_same_in_a_body_that_reaches_an_engine() {
     let last = Arc::clone(&at_engine);
     let solo = Solo::start("{}", move |heard| {
         *last.lock().unwrap() = Some(heard.body.clone());
-        whole_answer()
+        whole_reply()
     })
     .await;
     let mut maker = Maker(StdRng::seed_from_u64(22));

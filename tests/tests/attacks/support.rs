@@ -8,7 +8,7 @@ use splitrail_tests::Client;
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::process::Process;
-use splitrail_tests::solo::whole_answer;
+use splitrail_tests::solo::whole_reply;
 use tempfile::TempDir;
 
 /// The router, and the engine that is written down as `w0`.
@@ -27,7 +27,7 @@ pub(super) struct Site {
 pub(super) async fn engine() -> ListeningPost {
     let models = r#"{"data":[{"id":"sim"}]}"#;
     ListeningPost::start(move |heard| match heard.is_inference() {
-        true => whole_answer(),
+        true => whole_reply(),
         false => Answer::json(200, models),
     })
     .await

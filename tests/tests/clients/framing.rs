@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use splitrail_tests::frames::{self, Raw2, kind};
 use splitrail_tests::proc::{memory, reset_peak};
 use splitrail_tests::raw::exchange;
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 use splitrail_tests::{Cluster, Spec};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -155,7 +155,7 @@ fn fields(count: usize) -> String {
 
 #[tokio::test]
 async fn heads_are_bounded_in_bytes_and_fields() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let body = completion("one").to_string();
     let mut own = length(&body);
     own += "connection: close\r\n";
@@ -197,7 +197,7 @@ async fn heads_are_bounded_in_bytes_and_fields() {
 
 #[tokio::test]
 async fn a_bomb_of_header_table_references_takes_no_memory() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     for i in 0..20 {
         let reply = solo.http.post(COMPLETIONS, &completion(&format!("warm {i}"))).await;
         assert_eq!(reply.status, 200);

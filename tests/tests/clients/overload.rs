@@ -10,7 +10,7 @@ use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{front_door, generate, text_request};
 use splitrail_tests::post::{Answer, STREAM_HEAD};
 use splitrail_tests::proc::{memory, open_files};
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 use splitrail_tests::{Client, Cluster, Spec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -50,7 +50,7 @@ async fn ten_thousand_streams_at_once() {
     let limits = "{ in_flight_max: 12000 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
-        false => whole_answer(),
+        false => whole_reply(),
     })
     .await;
     for i in 0..50 {
@@ -117,7 +117,7 @@ async fn streams_over_http1_have_a_budget_of_memory_and_files() {
     const STREAMS: usize = 2000;
     let solo = Solo::start("{}", |heard| match is_streamed(heard) {
         true => held(),
-        false => whole_answer(),
+        false => whole_reply(),
     })
     .await;
     for i in 0..50 {
@@ -163,7 +163,7 @@ async fn streams_over_http1_have_a_budget_of_memory_and_files() {
 async fn overload_is_answered_at_once_without_waiting_for_the_body() {
     let solo = Solo::start("{ in_flight_max: 4 }", |heard| match is_streamed(heard) {
         true => held(),
-        false => whole_answer(),
+        false => whole_reply(),
     })
     .await;
     let mut body = completion("held");
@@ -205,7 +205,7 @@ async fn a_greedy_client_does_not_starve_another() {
     let limits = "{ in_flight_max: 90, fair_by: { kind: header, name: x-api-key } }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
-        false => whole_answer(),
+        false => whole_reply(),
     })
     .await;
     let mut body = completion("held");
@@ -259,7 +259,7 @@ async fn all_bodies_share_a_budget() {
     let limits = "{ body_size_max: 1000000, request_memory_max: 2050000 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
-        false => whole_answer(),
+        false => whole_reply(),
     })
     .await;
     let mut body = completion(&"x".repeat(400 << 10));
@@ -290,7 +290,7 @@ async fn messages_of_grpc_calls_share_the_budget_of_bodies() {
     let limits = "{ body_size_max: 1000000, request_memory_max: 2600000 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
-        false => whole_answer(),
+        false => whole_reply(),
     })
     .await;
     let request = || text_request(&"x".repeat(400 << 10), "");
@@ -347,7 +347,7 @@ async fn connections_are_bounded_and_open_ones_are_served() {
 #[tokio::test]
 async fn accepting_goes_on_after_a_lack_of_file_descriptors() {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let pid = solo.router.pid();
     let few = open_files(pid) + 16;
     let limit = Rlimit { current: Some(few as u64), ..getrlimit(Resource::Nofile) };
@@ -373,7 +373,7 @@ async fn accepting_goes_on_after_a_lack_of_file_descriptors() {
 /// Both protocols, on one door, on connections that go on.
 #[tokio::test]
 async fn clients_of_both_protocols_are_served_on_connections_that_last() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let mut h1 = TcpStream::connect(solo.router.http).await.unwrap();
     for _ in 0..3 {
         h1.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();

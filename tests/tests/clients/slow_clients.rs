@@ -18,7 +18,7 @@ use splitrail_tests::cluster::eventually;
 use splitrail_tests::frames::{self, Raw2, kind};
 use splitrail_tests::post::{Answer, STREAM_HEAD};
 use splitrail_tests::proc::{memory, reset_peak};
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 use splitrail_tests::{Client, Cluster, Spec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -73,7 +73,7 @@ async fn drip(address: SocketAddr, first: &[u8], byte: u8) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_thousand_slow_heads_are_closed_and_others_are_served() {
-    let solo = Solo::start("{ header_timeout: 2s }", |_| whole_answer()).await;
+    let solo = Solo::start("{ header_timeout: 2s }", |_| whole_reply()).await;
     let address = solo.router.http;
     let mut slow = JoinSet::new();
     for i in 0..1000 {
@@ -122,7 +122,7 @@ async fn idle_connections_are_closed_and_busy_ones_are_not() {
     let limits = "{ header_timeout: 10s, idle_timeout: 2s }";
     let solo = Solo::start(limits, |heard| match heard.text().contains("held") {
         true => Answer::Held { first: Vec::new(), last: answered() },
-        false => whole_answer(),
+        false => whole_reply(),
     })
     .await;
     let http = solo.http.clone();
@@ -150,7 +150,7 @@ async fn idle_connections_are_closed_and_busy_ones_are_not() {
 }
 
 fn answered() -> Vec<u8> {
-    match whole_answer() {
+    match whole_reply() {
         Answer::Bytes(bytes) => bytes,
         _ => unreachable!("a whole answer is bytes"),
     }
@@ -268,7 +268,7 @@ async fn a_thousand_clients_that_do_not_read_are_closed_and_others_are_served() 
     let limits = "{ write_stall: 2s, idle_timeout: 600s }";
     let solo = Solo::start(limits, |heard| match heard.text().contains("\"stream\":true") {
         true => endless(4 << 10),
-        false => whole_answer(),
+        false => whole_reply(),
     })
     .await;
     for i in 0..20 {
@@ -313,7 +313,7 @@ async fn a_stream_that_is_not_read_is_reset_and_its_connection_goes_on() {
     let solo = Solo::start("{ write_stall: 500ms }", |heard| {
         match heard.text().contains("\"stream\":true") {
             true => endless(4 << 10),
-            false => whole_answer(),
+            false => whole_reply(),
         }
     })
     .await;

@@ -314,14 +314,14 @@ async fn every_fault(flow: &'static str, connector: KvConnector) {
 }
 
 #[tokio::test]
-async fn a_fault_before_the_first_byte_changes_no_answer() {
+async fn a_fault_before_the_first_byte_changes_no_reply() {
     for flow in ["prefill_first", "decode_first", "auto"] {
         every_fault(flow, KvConnector::Nixl).await;
     }
 }
 
 #[tokio::test]
-async fn a_fault_in_one_of_two_legs_changes_no_answer() {
+async fn a_fault_in_one_of_two_legs_changes_no_reply() {
     every_fault("prefill_first", KvConnector::Mooncake).await;
     every_fault("prefill_first", KvConnector::NixlPush).await;
     every_fault("prefill_first", KvConnector::Sglang).await;

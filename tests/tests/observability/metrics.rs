@@ -369,7 +369,7 @@ fn the_table_has_the_values_that_the_code_gives() {
         Kind::EngineUnreachable,
         Kind::EngineFailed,
         Kind::StaleConnection,
-        Kind::ForeignAnswer,
+        Kind::ForeignReply,
         Kind::ForeignHandOff,
         Kind::EngineTimeout,
         Kind::BelowThreshold,

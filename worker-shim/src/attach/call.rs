@@ -181,7 +181,7 @@ async fn connect(link: &Link, tasks: &ConnectionTasks) -> Result<Channel, Stream
     }
     match timeout(timing.connect_timeout, endpoint.connect()).await {
         Ok(connected) => connected.map_err(failed),
-        Err(_) => Err(StreamEnd::Connect("no answer in time".to_owned())),
+        Err(_) => Err(StreamEnd::Connect("no reply in time".to_owned())),
     }
 }
 

@@ -104,6 +104,6 @@ async fn an_unread_reply_does_not_block_the_request() {
     let through = within_timeout("the whole request", async { tokio::join!(uploading, taking) });
     tokio::select! {
         _ = through => {}
-        () = answering => panic!("the answer broke off"),
+        () = answering => panic!("the reply broke off"),
     }
 }

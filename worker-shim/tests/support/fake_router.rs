@@ -14,7 +14,7 @@ use splitrail_kv::{
     SnapshotRun, Tier, WorkerKey,
 };
 use splitrail_proto::v1::attach_request::Message;
-use splitrail_proto::v1::attach_response::Message as Answer;
+use splitrail_proto::v1::attach_response::Message as RouterMessage;
 use splitrail_proto::v1::fleet_service_server::{FleetService, FleetServiceServer};
 use splitrail_proto::v1::{
     Ack, AttachRequest, AttachResponse, Bye, Capabilities, Events, Hello, Load, ResyncRequest, Run,
@@ -239,7 +239,7 @@ impl FakeRouter {
             return self.known().faults.push("the first message is not a hello".to_owned());
         };
         let (welcome, stream) = self.known().greet(hello);
-        say(Answer::Welcome(welcome)).await;
+        say(RouterMessage::Welcome(welcome)).await;
         loop {
             let now = *control.borrow_and_update();
             if now.disconnects != seen.disconnects {
@@ -247,7 +247,7 @@ impl FakeRouter {
                 return;
             }
             if std::mem::replace(&mut resync, now.resync) != now.resync {
-                say(Answer::Resync(ResyncRequest { reason: "drift".to_owned() })).await;
+                say(RouterMessage::Resync(ResyncRequest { reason: "drift".to_owned() })).await;
             }
             let message = tokio::select! {
                 _ = control.changed() => continue,
@@ -261,7 +261,7 @@ impl FakeRouter {
                 return;
             };
             self.changed.send_modify(|changed| *changed += 1);
-            let ack = AttachResponse { message: Some(Answer::Ack(Ack { sequence })) };
+            let ack = AttachResponse { message: Some(RouterMessage::Ack(Ack { sequence })) };
             let _full = answers.try_send(Ok(ack));
         }
     }

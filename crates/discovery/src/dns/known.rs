@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// The result of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Lookup {
     /// At least one address.
     Addresses(Vec<IpAddr>),
     /// DNS says that there is no such name, or it has no usable address.
@@ -34,16 +34,16 @@ impl Known {
     /// answer.
     pub(super) fn take(
         &mut self,
-        answer: Answer,
+        lookup: Lookup,
         now: Instant,
         keep: Duration,
     ) -> Option<Vec<IpAddr>> {
-        let addresses = match answer {
-            Answer::Addresses(addresses) => {
+        let addresses = match lookup {
+            Lookup::Addresses(addresses) => {
                 self.absent_since = None;
                 addresses
             }
-            Answer::NoSuchName => {
+            Lookup::NoSuchName => {
                 let has_reported =
                     self.reported.as_ref().is_some_and(|addresses| !addresses.is_empty());
                 let since = *self.absent_since.get_or_insert(now);
@@ -52,7 +52,7 @@ impl Known {
                 }
                 Vec::new()
             }
-            Answer::None => return None,
+            Lookup::None => return None,
         };
         if self.reported.as_ref() == Some(&addresses) {
             return None;

@@ -33,7 +33,7 @@ fn no_such_name() -> io::Error {
     io::Error::other("failed to lookup address information: Name or service not known")
 }
 
-fn no_answer() -> io::Error {
+fn no_reply() -> io::Error {
     io::Error::other("failed to lookup address information: Temporary failure in name resolution")
 }
 
@@ -69,16 +69,16 @@ fn a_name_without_addresses_keeps_its_last_ones_for_a_while() {
     let start = Instant::now();
     let after = |s| start + Duration::from_secs(s);
     let mut known = Known::default();
-    let some = || Answer::Addresses(ips(&["10.0.0.7"]));
+    let some = || Lookup::Addresses(ips(&["10.0.0.7"]));
     assert_eq!(known.take(some(), start, KEEP), Some(ips(&["10.0.0.7"])));
     assert_eq!(known.take(some(), after(10), KEEP), None);
-    assert_eq!(known.take(Answer::NoSuchName, after(20), KEEP), None);
+    assert_eq!(known.take(Lookup::NoSuchName, after(20), KEEP), None);
     // The address came back, so the time starts again.
     assert_eq!(known.take(some(), after(30), KEEP), None);
-    assert_eq!(known.take(Answer::NoSuchName, after(40), KEEP), None);
-    assert_eq!(known.take(Answer::NoSuchName, after(339), KEEP), None);
-    assert_eq!(known.take(Answer::NoSuchName, after(340), KEEP), Some(Vec::new()));
-    assert_eq!(known.take(Answer::NoSuchName, after(350), KEEP), None);
+    assert_eq!(known.take(Lookup::NoSuchName, after(40), KEEP), None);
+    assert_eq!(known.take(Lookup::NoSuchName, after(339), KEEP), None);
+    assert_eq!(known.take(Lookup::NoSuchName, after(340), KEEP), Some(Vec::new()));
+    assert_eq!(known.take(Lookup::NoSuchName, after(350), KEEP), None);
     assert_eq!(known.take(some(), after(360), KEEP), Some(ips(&["10.0.0.7"])));
 }
 
@@ -91,10 +91,10 @@ proptest! {
         let start = Instant::now();
         let mut known = Known::default();
         if known_before {
-            known.take(Answer::Addresses(ips(&["10.0.0.7"])), start, KEEP);
+            known.take(Lookup::Addresses(ips(&["10.0.0.7"])), start, KEEP);
         }
         for s in silences {
-            prop_assert_eq!(known.take(Answer::None, start + Duration::from_secs(s), KEEP), None);
+            prop_assert_eq!(known.take(Lookup::None, start + Duration::from_secs(s), KEEP), None);
         }
         prop_assert_eq!(known.is_told(), known_before);
     }
@@ -157,10 +157,10 @@ async fn scripted(
 #[tokio::test]
 async fn what_was_found_is_told_when_it_changes_and_faults_are_counted() {
     let answers = vec![
-        Err(no_answer()),
+        Err(no_reply()),
         Ok(ips(&["10.0.0.8", "10.0.0.7"])),
         Ok(ips(&["10.0.0.7", "10.0.0.8"])),
-        Err(no_answer()),
+        Err(no_reply()),
         Err(no_such_name()),
         Ok(ips(&["10.0.0.8"])),
     ];
@@ -192,7 +192,7 @@ async fn a_resolver_that_takes_long_is_counted_and_not_asked_again() {
         Ok(ips(&["10.0.0.7"]))
     };
     let answer = ask("s", &tally, &LogThrottle::default(), Duration::from_millis(1), lookup).await;
-    assert_eq!(answer, Answer::Addresses(ips(&["10.0.0.7"])));
+    assert_eq!(answer, Lookup::Addresses(ips(&["10.0.0.7"])));
 }
 
 #[tokio::test]

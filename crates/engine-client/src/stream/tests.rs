@@ -97,7 +97,7 @@ fn record(engine: &mut Engine, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn session_tickets_and_new_keys_are_no_bytes_of_an_answer() {
+async fn session_tickets_and_new_keys_are_not_part_of_a_reply() {
     let (mut near, mut engine) = pair().await;
     // The tickets follow the handshake.
     has_arrived(&near).await;

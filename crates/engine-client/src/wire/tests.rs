@@ -91,7 +91,7 @@ async fn an_error_before_the_end_of_a_request_counts_and_the_connection_is_spent
 }
 
 #[tokio::test]
-async fn a_success_before_the_end_of_a_request_is_not_its_answer() {
+async fn a_success_before_the_end_of_a_request_is_not_its_reply() {
     let early = Unanswered::Early;
     let (fresh, kept) = (pair().await, kept_pair().await);
     assert_eq!(answered_early(fresh, 200).await, Err(early));

@@ -65,7 +65,7 @@ const ADAPTER: &str = "which adapter runs, beside `model`";
 const CODE: &str = "code that the engine runs";
 const SESSION: &str = "a session in the engine, perhaps another client's";
 const STATES: &str = "whether internal states of the model are returned";
-const WATERMARK: &str = "whether and how an answer is marked";
+const WATERMARK: &str = "whether and how a reply is marked";
 const OWN_OUTPUT: &str = "how the engine's parts pass output to each other";
 
 /// The fields.
@@ -245,7 +245,7 @@ pub const FIELDS: &[Field] = &[
     field("embed_overrides", Steers(PROMPT)),
     field("embed_override_token_id", Steers(PROMPT)),
     field("positional_embed_overrides", Steers(PROMPT)),
-    field("trace_decode_token_ids", Steers("the answer, in place of the model")),
+    field("trace_decode_token_ids", Steers("the reply, in place of the model")),
     field("return_hidden_states", Steers(STATES)),
     field("return_routed_experts", Steers(STATES)),
     field("routed_experts_prompt_start", Steers(STATES)),

@@ -96,7 +96,7 @@ fn a_trial_is_repeated_if_the_engine_is_overloaded_or_stops() {
 
 proptest! {
     #[test]
-    fn no_answer_of_an_engine_causes_a_panic(text in any::<String>(), status in 100_u16..600) {
+    fn no_reply_of_an_engine_causes_a_panic(text in any::<String>(), status in 100_u16..600) {
         let _read = (version(&text), served_model(&text), event_sources(&text, "h"));
         for trial in [Trial::Threshold, Trial::Usage, Trial::Rank] {
             let _outcome = trial.read(status, text.as_bytes());

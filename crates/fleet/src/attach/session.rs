@@ -8,7 +8,7 @@ use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_kv::{Applied, HASH_LAYOUT};
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
-use splitrail_proto::v1::attach_response::Message as Answer;
+use splitrail_proto::v1::attach_response::Message as RouterMessage;
 use tokio::sync::watch;
 use tonic::Status;
 
@@ -217,7 +217,7 @@ impl Session {
             received = stream.inbound.next() => Step::Received(Box::new(received)),
             room = ack_room, if stream.unacked.is_some() => {
                 let sequence = stream.unacked.unwrap_or_default();
-                let message = Some(Answer::Ack(v1::Ack { sequence }));
+                let message = Some(RouterMessage::Ack(v1::Ack { sequence }));
                 if let Ok(room) = room {
                     room.send(Ok(v1::AttachResponse { message }));
                 }
@@ -287,7 +287,7 @@ impl Session {
             load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
             known_sequence,
         };
-        stream.try_send(Answer::Welcome(welcome));
+        stream.try_send(RouterMessage::Welcome(welcome));
         tracing::info!(
             model = indexing.model(),
             worker = indexing.worker.id(),

@@ -131,10 +131,10 @@ async fn post(
         Ok(Err(error)) => match error.kind() {
             Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(None),
             _ => {
-                tracing::debug!(worker = worker.id(), path = shape.path(), %error, "the canary got no answer");
-                Err("no_answer")
+                tracing::debug!(worker = worker.id(), path = shape.path(), %error, "the canary got no reply");
+                Err("no_reply")
             }
         },
-        Err(_) => Err("no_answer_in_time"),
+        Err(_) => Err("no_reply_in_time"),
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn pinned_rank(worker: &Worker, chosen: Option<u16>) -> Result<Option
 }
 
 /// The identity of a worker's engine, asked by a prompt of a few tokens if it is not known. A decode
-/// engine has one as well, which shows that it does not pull. `patience` is the time for the answer, and
+/// engine has one as well, which shows that it does not pull. `patience` is the time for the reply, and
 /// for that to a question which another request has asked.
 ///
 /// # Errors
@@ -60,7 +60,7 @@ pub(super) async fn engine(
     }
     // Requests that waited for a question that failed do not each ask again.
     if failed.is_some_and(|at| at >= waits_since) {
-        return Err(unknown("it gave no answer a moment ago"));
+        return Err(unknown("it did not answer a moment ago"));
     }
     match ask(served, worker, rank, patience).await {
         Ok(engine) => {

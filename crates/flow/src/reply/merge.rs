@@ -68,7 +68,7 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
                 Err(error) => return Some(Err(error)),
             };
             let Ok(mut event) = JsonObject::parse(data) else {
-                let message = "the answer broke off: an engine sent an event that is no chunk";
+                let message = "the reply broke off: an engine sent an event that is no chunk";
                 return Some(Err(Error::new(Kind::DecodeLost, message)));
             };
             if self.id.is_none() {

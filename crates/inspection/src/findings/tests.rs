@@ -218,7 +218,7 @@ fn events_cases() -> Vec<Case> {
             w.events = EventsFact::Unreachable("network: connection refused".into());
         }),
         Case::prefill(Kind::KvEventsUnreachable, "bound to all interfaces", |w| {
-            w.events = EventsFact::Unreachable("no answer in time".into());
+            w.events = EventsFact::Unreachable("no reply in time".into());
         }),
         Case::prefill(Kind::KvEventsSilent, "tcp://10.0.0.1:5557", |w| {
             w.events = EventsFact::Silent;
@@ -240,7 +240,7 @@ fn events_cases() -> Vec<Case> {
         Case::prefill(Kind::KvReplayFails, "replay_endpoint", |w| {
             let SourcesFact::Listed(sources) = &mut w.identity.sources else { unreachable!() };
             sources[0].replay = None;
-            w.replay = ReplayFact::Fails("no answer to a replay request".into());
+            w.replay = ReplayFact::Fails("no reply to a replay request".into());
         }),
     ]
 }

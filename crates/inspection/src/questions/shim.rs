@@ -63,7 +63,7 @@ pub(crate) async fn bootstrap(asker: &Asker<'_>, connector: Connector) -> Bootst
             }
         }
     };
-    match timeout_at(patience, answers).await.unwrap_or_else(|_| Err("no answer in time".into())) {
+    match timeout_at(patience, answers).await.unwrap_or_else(|_| Err("no reply in time".into())) {
         Ok(()) => BootstrapFact::Answers,
         Err(cause) => BootstrapFact::Fails { url: server.url(), cause },
     }

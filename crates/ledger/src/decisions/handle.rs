@@ -1,5 +1,5 @@
 //! The handle of a decision record that is being written. The events are methods of the handle:
-//! they are in `placement`, `legs` and `answer`.
+//! they are in `placement`, `legs` and `reply`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -134,7 +134,7 @@ fn complete() -> DecisionHandle {
     decision.placed(placement, [candidate(of, "d1", 1, true)].into_iter());
     decision.decode_sent(leg(LegKind::Decode, "d1", 1));
     assert_eq!(decision.usage_reported(report(Some(16))), Some(48));
-    decision.answer_completed();
+    decision.reply_completed();
     decision
 }
 
@@ -317,11 +317,11 @@ impl Model {
                 self.outcome = Some("ok");
             }
             Event::Completed => {
-                decision.answer_completed();
+                decision.reply_completed();
                 self.outcome = Some("ok");
             }
             Event::Lost => {
-                decision.answer_lost("decode_lost");
+                decision.reply_lost("decode_lost");
                 self.outcome = Some("decode_lost");
             }
             Event::RequestEnded => {

@@ -283,7 +283,7 @@ impl Limits {
         }
         if prompt_tokens >= limit {
             let message = format!(
-                "This model takes {limit} tokens at most, prompt and answer together; \
+                "This model takes {limit} tokens at most, prompt and reply together; \
                  the prompt alone has {prompt_tokens}."
             );
             return Err(ApiError::bad_request("input_tokens", message));
@@ -304,7 +304,7 @@ impl Limits {
         if max_tokens > room {
             let message = format!(
                 "This model takes {limit} tokens at most; {prompt_tokens} of the prompt and \
-                 {max_tokens} of the answer are more."
+                 {max_tokens} of the reply are more."
             );
             return Err(ApiError::bad_request("max_tokens", message));
         }

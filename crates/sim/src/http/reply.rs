@@ -23,7 +23,7 @@ use crate::tokenizer;
 
 /// The state of a request's reply.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct PendingReply {
     shape: Shape,
     request: InferenceRequest,
     block_size: usize,
@@ -47,7 +47,7 @@ struct Progress {
     told: String,
 }
 
-impl Answer {
+impl PendingReply {
     pub(crate) fn new(shape: Shape, request: InferenceRequest, block_size: usize) -> Self {
         let choices = request.asks.iter().map(|_| Progress::default()).collect();
         let (cached_tokens, completion_tokens, events) = (0, 0, 0);
@@ -260,16 +260,16 @@ impl Progress {
 /// Waits for the end and returns one body.
 pub(crate) async fn whole(
     mut submission: Submission,
-    mut answer: Answer,
+    mut pending: PendingReply,
     faults: &RequestFaults,
 ) -> Result<Response, ApiError> {
-    while !answer.finished() {
+    while !pending.finished() {
         let Some((choice, output)) = submission.next().await else {
             break;
         };
-        answer.take(choice, output)?;
+        pending.take(choice, output)?;
     }
-    let body = answer.whole(faults);
+    let body = pending.whole(faults);
     if faults.die_after_chunks.is_none() && !faults.truncate {
         return Ok(json_response(StatusCode::OK, &body));
     }
@@ -287,30 +287,30 @@ pub(crate) async fn whole(
 /// Returns server-sent events.
 pub(crate) async fn streamed(
     mut submission: Submission,
-    mut answer: Answer,
+    mut pending: PendingReply,
     faults: &RequestFaults,
     early_headers: bool,
 ) -> Result<Response, ApiError> {
-    let mut ready = VecDeque::from(answer.first_events());
+    let mut ready = VecDeque::from(pending.first_events());
     if !early_headers && ready.is_empty() {
         // The status depends on the transfers' results, or otherwise on the first output.
-        let pulls = answer.request.asks.iter().any(|ask| matches!(ask.remote, RemoteKv::Pull(_)));
-        let mut awaited = if pulls { answer.choices.len() } else { 1 };
+        let pulls = pending.request.asks.iter().any(|ask| matches!(ask.remote, RemoteKv::Pull(_)));
+        let mut awaited = if pulls { pending.choices.len() } else { 1 };
         while awaited > 0 {
             let Some((choice, output)) = submission.next().await else {
                 break;
             };
             awaited -= usize::from(matches!(output, Output::Started { .. }));
             let started = matches!(output, Output::Started { .. });
-            answer.take(choice, output)?;
+            pending.take(choice, output)?;
             if !started {
-                ready.extend(answer.events(choice));
+                ready.extend(pending.events(choice));
             }
         }
     }
     let state = Streaming {
         submission,
-        answer,
+        pending,
         ready,
         chunks_left: faults.die_after_chunks,
         closing: false,
@@ -330,7 +330,7 @@ pub(crate) async fn streamed(
 #[derive(Debug)]
 struct Streaming {
     submission: Submission,
-    answer: Answer,
+    pending: PendingReply,
     ready: VecDeque<Bytes>,
     /// Number of chunks until the connection is cut.
     chunks_left: Option<usize>,
@@ -357,24 +357,24 @@ impl Streaming {
 
     /// Handles one output, or ends the stream if there are no more.
     async fn advance(&mut self) {
-        if !self.answer.finished()
+        if !self.pending.finished()
             && let Some((choice, output)) = self.submission.next().await
         {
             let started = matches!(output, Output::Started { .. });
-            match self.answer.take(choice, output) {
+            match self.pending.take(choice, output) {
                 Ok(()) if started => {}
-                Ok(()) => self.ready.extend(self.answer.events(choice)),
+                Ok(()) => self.ready.extend(self.pending.events(choice)),
                 Err(error) => self.fail(&error),
             }
             return;
         }
-        self.ready.extend(self.answer.last_events());
+        self.ready.extend(self.pending.last_events());
         self.closing = true;
     }
 
     /// An error after the headers; for a response, the real engine sends nothing and aborts.
     fn fail(&mut self, error: &ApiError) {
-        match self.answer.shape.endpoint {
+        match self.pending.shape.endpoint {
             Endpoint::Responses => {
                 self.chunks_left = Some(self.ready.len());
                 self.ready.push_back(Bytes::new()); // never sent
@@ -382,7 +382,7 @@ impl Streaming {
             Endpoint::Messages => {
                 let told = json!({"type": "internal_error", "message": error.message});
                 let told = json!({"type": "error", "error": told});
-                self.ready.push_back(self.answer.shape.named(told, 0));
+                self.ready.push_back(self.pending.shape.named(told, 0));
             }
             _ => {
                 let done = Bytes::from_static(b"data: [DONE]\n\n");

@@ -10,7 +10,7 @@ use splitrail_tests::Client;
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::post::{Answer, Heard, ListeningPost};
 use splitrail_tests::raw::request;
-use splitrail_tests::solo::whole_answer;
+use splitrail_tests::solo::whole_reply;
 use splitrail_tests::tls::{Exchanged, fixture};
 
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
@@ -126,7 +126,7 @@ pub(crate) fn completion_of(prompt: &str, stream: bool) -> Vec<u8> {
 /// An engine's answer `ok`, streamed if the request says so.
 pub(crate) fn whole_or_events(heard: &Heard) -> Answer {
     if !heard.text().contains("\"stream\":true") {
-        return whole_answer();
+        return whole_reply();
     }
     let text = json!({
         "id": "x", "object": "text_completion", "created": 1, "model": "sim",

@@ -64,7 +64,7 @@ async fn a_broken_stream_ends_with_the_error_event_of_its_dialect() {
             assert_eq!((name.as_str(), &error["type"]), ("error", &json!("error")));
             assert_eq!(error["error"]["code"], "decode_lost", "{error}");
             let message = error["error"]["message"].as_str().unwrap();
-            assert!(message.starts_with("the answer broke off"), "{message}");
+            assert!(message.starts_with("the reply broke off"), "{message}");
             if path == RESPONSES {
                 assert_eq!(
                     (&error["code"], &error["message"]),

@@ -36,8 +36,8 @@ async fn is_cut_short(stream: bool, head: &str, piece: &str, why: &str) {
 
 #[tokio::test]
 async fn interim_answers_without_end_are_an_engine_s_failure() {
-    is_cut_short(false, "", "HTTP/1.1 100 Continue\r\n\r\n", "interim answers").await;
-    is_cut_short(true, "", "HTTP/1.1 103 Early\r\nlink: x\r\n\r\n", "interim answers").await;
+    is_cut_short(false, "", "HTTP/1.1 100 Continue\r\n\r\n", "interim responses").await;
+    is_cut_short(true, "", "HTTP/1.1 103 Early\r\nlink: x\r\n\r\n", "interim responses").await;
 }
 
 #[tokio::test]

@@ -139,7 +139,7 @@ fn heads(table: &mut Table) {
     let early = "HTTP/1.1 103 Early\r\nlink: x\r\n\r\n";
     table.add(Answer, "an early hint", format!("{early}{good}"));
     let interim = "HTTP/1.1 100 Continue\r\n\r\n".repeat(10_000);
-    table.add(Refused, "ten thousand interim answers", interim + &good);
+    table.add(Refused, "ten thousand interim responses", interim + &good);
     let switch = "HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n";
     table.add(Refused, "another protocol", switch.to_owned() + &evil);
     let long = format!("x: {}\r\n", "a".repeat(33_000));

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::front::Front;
 use splitrail_tests::post::{Answer, ListeningPost};
-use splitrail_tests::solo::whole_answer;
+use splitrail_tests::solo::whole_reply;
 
 use super::{COMPLETIONS, completion};
 
@@ -50,7 +50,7 @@ async fn redirecting(inference: &Redirect, polls: &Redirect) -> ListeningPost {
         let redirect = if is_inference { &inference } else { &polls }.lock().unwrap();
         match (&*redirect, is_inference) {
             (Some((status, location)), _) => answer(*status, location),
-            (None, true) => whole_answer(),
+            (None, true) => whole_reply(),
             (None, false) => Answer::json(200, "{}"),
         }
     })

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use serde_json::json;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::raw::{connect_from, request};
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -44,7 +44,7 @@ async fn read(socket: &mut TcpStream) -> String {
 #[tokio::test]
 async fn one_address_with_all_the_connections_it_can_get_leaves_room_for_others() {
     const MAX: usize = 200;
-    let solo = Solo::start("{ connections_max: 200 }", |_| whole_answer()).await;
+    let solo = Solo::start("{ connections_max: 200 }", |_| whole_reply()).await;
     let held = dribblers(&solo, MAX + 50).await;
     let body = json!({"model": "sim", "max_tokens": 4, "prompt": "a"}).to_string();
     let completion = request("POST", "/v1/completions", &[], body.as_bytes());
@@ -63,7 +63,7 @@ async fn one_address_with_all_the_connections_it_can_get_leaves_room_for_others(
 #[tokio::test]
 async fn an_address_has_no_more_connections_than_it_may() {
     let limits = "{ connections_per_address_max: 5 }";
-    let solo = Solo::start(limits, |_| whole_answer()).await;
+    let solo = Solo::start(limits, |_| whole_reply()).await;
     // Those of the test's own clients are from the same address.
     let held = dribblers(&solo, 10).await;
     let health = request("GET", "/health", &[], b"");

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::raw::{exchange, request};
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -53,7 +53,7 @@ async fn rest(socket: &mut TcpStream) -> String {
 #[tokio::test]
 async fn a_client_that_is_asked_to_continue_and_sends_nothing_gets_a_408() {
     const CLIENTS: usize = 20;
-    let solo = Solo::start("{ body_grace: 300ms }", |_| whole_answer()).await;
+    let solo = Solo::start("{ body_grace: 300ms }", |_| whole_reply()).await;
     let mut silent = Vec::new();
     for _ in 0..CLIENTS {
         let mut socket = TcpStream::connect(solo.router.http).await.unwrap();
@@ -74,7 +74,7 @@ async fn a_client_that_is_asked_to_continue_and_sends_nothing_gets_a_408() {
 
 #[tokio::test]
 async fn a_body_that_does_not_wait_to_be_asked_for_is_one_request() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let body = completion("at once");
     let mut socket = TcpStream::connect(solo.router.http).await.unwrap();
     let all = head(&format!("{EXPECT}connection: close\r\n"), body.len()) + &body;
@@ -89,7 +89,7 @@ async fn a_body_that_does_not_wait_to_be_asked_for_is_one_request() {
 /// The client goes on as if the router had agreed, in one write.
 #[tokio::test]
 async fn no_other_protocol_begins_within_a_connection() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let upgrade = "upgrade: h2c\r\nconnection: upgrade, http2-settings\r\n\
                    http2-settings: AAMAAABkAAQAAP__\r\n";
     let body = completion("first");

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 use splitrail_tests::raw::{RawReply, exchange};
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 
 const PATHS: [&str; 3] = ["/v1/completions", "/v1/chat/completions", "/v1/messages"];
 
@@ -32,7 +32,7 @@ const JSON: &str = "content-type: application/json\r\n";
 /// A browser sends these across sites without asking the router first.
 #[tokio::test]
 async fn a_body_that_is_not_said_to_be_json_is_a_415_and_no_engine_sees_it() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     for path in PATHS {
         for fields in [
             "",
@@ -67,7 +67,7 @@ async fn a_body_that_is_not_said_to_be_json_is_a_415_and_no_engine_sees_it() {
 /// The question that a browser asks before it sends JSON across sites.
 #[tokio::test]
 async fn a_preflight_gets_no_permission() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     for path in PATHS {
         let request = format!(
             "OPTIONS {path} HTTP/1.1\r\nhost: x\r\norigin: http://evil.example\r\n\
@@ -82,7 +82,7 @@ async fn a_preflight_gets_no_permission() {
 
 #[tokio::test]
 async fn a_request_names_one_host() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let path = PATHS[0];
     let absolute = format!("http://a.example{path}");
     for (version, target, fields, status) in [
@@ -111,7 +111,7 @@ async fn a_request_names_one_host() {
 #[tokio::test]
 async fn a_router_with_a_list_of_its_names_is_called_by_no_other() {
     let listen = "http_hosts: [llm.example, 127.0.0.1]";
-    let solo = Solo::start_listening(listen, "{}", |_| whole_answer()).await;
+    let solo = Solo::start_listening(listen, "{}", |_| whole_reply()).await;
     let ask = async |host: &str| {
         let fields = format!("host: {host}\r\norigin: http://{host}\r\n{JSON}");
         post(&solo, "1.1", PATHS[0], &fields).await.status()

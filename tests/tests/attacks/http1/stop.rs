@@ -3,7 +3,7 @@
 use serde_json::json;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::raw::request;
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -21,7 +21,7 @@ async fn reply(socket: &mut TcpStream) -> String {
 
 #[tokio::test]
 async fn a_request_of_which_a_part_was_sent_before_the_stop_is_answered() {
-    let solo = Solo::start("{ drain_delay: 0s }", |_| whole_answer()).await;
+    let solo = Solo::start("{ drain_delay: 0s }", |_| whole_reply()).await;
     let health = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
     let mut begun = Vec::new();
     // One byte may still be the beginning of HTTP/2, or of a second request.
@@ -55,7 +55,7 @@ async fn a_request_of_which_a_part_was_sent_before_the_stop_is_answered() {
 /// The system accepts connections in a process's stead, and resets them if it does not take them.
 #[tokio::test]
 async fn connections_that_wait_to_be_accepted_at_the_stop_are_answered() {
-    let solo = Solo::start("{ drain_delay: 0s }", |_| whole_answer()).await;
+    let solo = Solo::start("{ drain_delay: 0s }", |_| whole_reply()).await;
     solo.router.signal("STOP");
     let mut queued = Vec::new();
     for _ in 0..600 {

@@ -4,7 +4,7 @@ use serde_json::json;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::frames::{self, Raw2, kind};
 use splitrail_tests::proc::{memory, reset_peak};
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -18,7 +18,7 @@ const WAITING: f64 = 512.0;
 async fn requests_that_wait_for_their_bodies_are_charged() {
     let limits =
         "{ request_memory_max: 8MiB, body_size_max: 1MiB, body_grace: 600s, body_timeout: 600s }";
-    let solo = Solo::start(limits, |_| whole_answer()).await;
+    let solo = Solo::start(limits, |_| whole_reply()).await;
     let body = json!({"model": "sim", "prompt": "a"});
     assert_eq!(solo.http.post(COMPLETIONS, &body).await.status, 200);
     reset_peak(solo.router.pid());

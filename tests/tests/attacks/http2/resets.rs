@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use splitrail_tests::frames::{self, Raw2, kind};
 use splitrail_tests::post::Answer;
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -33,7 +33,7 @@ async fn ended_before(client: &mut Raw2, solo: &Solo, requests: usize) -> bool {
 async fn requests_with_trailers_that_are_always_cancelled_end_in_a_goaway() {
     let solo = Solo::start("{}", |heard| match heard.text().contains("held") {
         true => Answer::Held { first: Vec::new(), last: Vec::new() },
-        false => whole_answer(),
+        false => whole_reply(),
     })
     .await;
     let body = json!({"model": "sim", "max_tokens": 4, "prompt": "held"}).to_string();

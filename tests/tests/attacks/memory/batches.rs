@@ -6,7 +6,7 @@ use splitrail_tests::client::{Client, streamed_text, whole_text};
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::post::{Answer, STREAM_HEAD};
 use splitrail_tests::proc::open_files;
-use splitrail_tests::solo::{Solo, answer_of, whole_answer};
+use splitrail_tests::solo::{Solo, answer_of, whole_reply};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -15,7 +15,7 @@ const PROMPTS: usize = 16;
 
 /// Answers wait until the engine is told to let go, those of one client's requests at once.
 fn held_for_batches(heard: &splitrail_tests::post::Heard) -> Answer {
-    let Answer::Bytes(whole) = whole_answer() else { unreachable!("a whole answer") };
+    let Answer::Bytes(whole) = whole_reply() else { unreachable!("a whole answer") };
     match heard.text().contains("single") {
         true => Answer::Bytes(whole),
         false => Answer::Held { first: Vec::new(), last: whole },
@@ -94,7 +94,7 @@ fn long_for_batches(heard: &splitrail_tests::post::Heard) -> Answer {
     let body: Value = serde_json::from_slice(&heard.body).unwrap();
     let prompt = body["prompt"].as_str().unwrap();
     if prompt == "single" {
-        return whole_answer();
+        return whole_reply();
     }
     let text = long_text(prompt);
     if body["stream"] != true {

@@ -8,7 +8,7 @@ use serde_json::json;
 use splitrail_tests::client::Client;
 use splitrail_tests::grpc::{generate, text_request};
 use splitrail_tests::proc::processor_time;
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 
 use super::{members, peak_mib};
 
@@ -22,7 +22,7 @@ fn batch(prompts: usize, members: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_with_very_many_members_is_refused_before_a_table_is_made_of_them() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let body = batch(64, &members("x", 100_000));
     let bytes_mib = body.len() as u64 >> 20;
     let peak = peak_mib(&solo, async {
@@ -45,7 +45,7 @@ async fn a_batch_with_very_many_members_is_refused_before_a_table_is_made_of_the
 #[ignore = "takes a while, and half a gigabyte"]
 #[allow(clippy::print_stderr)]
 async fn three_million_members_times_sixty_four_prompts_are_refused_beside_other_clients() {
-    let solo = Solo::start("{ body_size_max: 64MiB }", |_| whole_answer()).await;
+    let solo = Solo::start("{ body_size_max: 64MiB }", |_| whole_reply()).await;
     let body = batch(64, &members("", 3_200_000));
     let bytes_mib = body.len() as u64 >> 20;
     let is_over = AtomicBool::new(false);
@@ -78,7 +78,7 @@ async fn three_million_members_times_sixty_four_prompts_are_refused_beside_other
 /// As many members as are allowed: what one prompt shares with the others is there once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_prompts_of_a_batch_share_their_members() {
-    let solo = Solo::start("{ in_flight_max: 1000000 }", |_| whole_answer()).await;
+    let solo = Solo::start("{ in_flight_max: 1000000 }", |_| whole_reply()).await;
     let bias = members("", 4000);
     let bias = format!(r#","logit_bias":{{{}}}"#, bias.trim_start_matches(','));
     // Engines are not sent these. Escaped keys are read by another reader than plain ones.
@@ -104,7 +104,7 @@ async fn the_prompts_of_a_batch_share_their_members() {
 /// Where an operator allows very many members, they are still read once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_time_for_members_grows_with_their_number_and_not_with_its_square() {
-    let solo = Solo::start("{ object_members_max: 262144 }", |_| whole_answer()).await;
+    let solo = Solo::start("{ object_members_max: 262144 }", |_| whole_reply()).await;
     let time = async |count: usize| {
         let body = batch(1, &members("x", count));
         let before = processor_time(solo.router.pid());
@@ -121,7 +121,7 @@ async fn the_time_for_members_grows_with_their_number_and_not_with_its_square() 
 /// Objects that are read again on the way, at every endpoint.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_object_inside_a_body_has_very_many_members() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let many = format!("{{\"a\":1{}}}", members("x", 150_000));
     let cases = [
         (COMPLETIONS, format!(r#""prompt":"a","stream":true,"stream_options":{many}"#)),
@@ -154,7 +154,7 @@ async fn no_object_inside_a_body_has_very_many_members() {
 /// The bound is at 4,096 members, and the configuration moves it.
 #[tokio::test]
 async fn members_are_counted_up_to_the_configured_bound() {
-    let solo = Solo::start("{ object_members_max: 100 }", |_| whole_answer()).await;
+    let solo = Solo::start("{ object_members_max: 100 }", |_| whole_reply()).await;
     // `model`, `max_tokens` and `prompt` are there already.
     for (count, status) in [(97, 200), (98, 400)] {
         let body = batch(1, &members("x", count));

@@ -8,7 +8,7 @@ use splitrail_tests::client::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::proc::processor_time;
 use splitrail_tests::raw::request;
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -29,7 +29,7 @@ fn chat(messages: usize, bytes: usize) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chat_has_a_bounded_number_of_messages() {
-    let solo = Solo::with_template("{}", GATHERING, |_| whole_answer()).await;
+    let solo = Solo::with_template("{}", GATHERING, |_| whole_reply()).await;
     let refused = solo.http.post_with(CHAT, &[], chat(40_000, 60)).await;
     assert_eq!(refused.status, 400);
     let told = refused.text();
@@ -40,7 +40,7 @@ async fn a_chat_has_a_bounded_number_of_messages() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_template_that_takes_too_long_is_given_up_and_its_request_served() {
     let limits = "{ template_timeout: 50ms }";
-    let solo = Solo::with_template(limits, ENDLESS, |_| whole_answer()).await;
+    let solo = Solo::with_template(limits, ENDLESS, |_| whole_reply()).await;
     let reply = solo.http.post_with(CHAT, &[], chat(4000, 500)).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     let reason = "rendering_the_chat_takes_too_much_time_or_memory";
@@ -51,7 +51,7 @@ async fn a_template_that_takes_too_long_is_given_up_and_its_request_served() {
 /// A router at work on a chat that takes hours, and the client that waits for it.
 async fn rendering() -> (Solo, TcpStream) {
     let limits = "{ template_timeout: 24h, drain_delay: 10ms, drain_grace: 1h }";
-    let solo = Solo::with_template(limits, ENDLESS, |_| whole_answer()).await;
+    let solo = Solo::with_template(limits, ENDLESS, |_| whole_reply()).await;
     let mut client = TcpStream::connect(solo.router.http).await.unwrap();
     client.write_all(&request("POST", CHAT, &[], chat(4000, 1000).as_bytes())).await.unwrap();
     let before = processor_time(solo.router.pid());

@@ -5,7 +5,7 @@ use prost::Message;
 use serde_json::json;
 use splitrail_proto::v1;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, whole_reply};
 
 use super::peak_mib;
 use crate::grpc::{Caller, GENERATE, USUAL, framed};
@@ -22,7 +22,7 @@ fn list(item: &str, count: usize) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_that_no_template_reads_become_no_values() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     for item in ["0", "[]", "{}"] {
         let body = chat(&format!(r#","x":{}"#, list(item, 1_000_000)));
         let body_mib = body.len() as u64 >> 20;
@@ -40,7 +40,7 @@ async fn members_that_no_template_reads_become_no_values() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_template_reads_is_charged_before_it_is_built() {
     let limits = "{ request_memory_max: 50000000 }";
-    let solo = Solo::start(limits, |_| whole_answer()).await;
+    let solo = Solo::start(limits, |_| whole_reply()).await;
     let dense = format!(
         r#"{{"model":"sim","messages":[{{"role":"user","content":{}}}]}}"#,
         list("0", 1_000_000)
@@ -65,7 +65,7 @@ async fn what_a_template_reads_is_charged_before_it_is_built() {
 /// Lists that are read to be bounded: reading ends at the bound.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_with_too_many_entries_is_not_built_to_be_counted() {
-    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let solo = Solo::start("{}", |_| whole_reply()).await;
     let (texts, ids) = (list("\"\"", 350_000), list("0", 350_000));
     for (path, rest, limit) in [
         ("/v1/completions", format!(r#""prompt":{texts}"#), "limits.batch_prompts_max"),
@@ -96,7 +96,7 @@ async fn a_message_over_grpc_is_charged_for_what_it_becomes() {
     let text = v1::generate_request::Prompt::Text("\u{1}".repeat(4_000_000));
     for (prompt, group) in [(&chat, &[][..]), (&chat, &EMPTY_GROUP), (&text, &EMPTY_GROUP)] {
         let limits = "{ request_memory_max: 40000000 }";
-        let solo = Solo::start(limits, |_| whole_answer()).await;
+        let solo = Solo::start(limits, |_| whole_reply()).await;
         let request = v1::GenerateRequest {
             model: "sim".into(),
             prompt: Some(prompt.clone()),

@@ -1,4 +1,4 @@
-//! Small requests whose answers show what an engine supports.
+//! Small requests whose replies show what an engine supports.
 
 use serde_json::json;
 

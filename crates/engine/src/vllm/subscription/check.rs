@@ -21,7 +21,7 @@ pub enum ReplayCheckError {
     #[error(transparent)]
     Wire(#[from] WireError),
     /// The service does not answer the request, or with something else than a replay.
-    #[error("no answer to a replay request")]
+    #[error("no reply to a replay request")]
     Silent,
 }
 

@@ -9,7 +9,7 @@ use splitrail_event_plane::names;
 use splitrail_event_plane::snapshot::Label;
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
-use splitrail_proto::v1::attach_response::Message as Answer;
+use splitrail_proto::v1::attach_response::Message as RouterMessage;
 use tokio::sync::{mpsc, watch};
 use tonic::{Code, Status};
 
@@ -24,7 +24,7 @@ use super::terms;
 const QUEUE_MAX: usize = 16;
 /// Answers of the session that wait to be read.
 const ANSWERS_MAX: usize = 8;
-/// Messages that are relayed before answers are read again.
+/// Messages that are relayed before responses are read again.
 const MESSAGES_PER_TURN: usize = 32;
 /// Maximum time for a session to send its welcome.
 const WELCOME: Duration = Duration::from_secs(15);
@@ -157,7 +157,7 @@ impl Relay<'_> {
         self.send_message(Message::Hello(hello)).await?;
         let answer = tokio::time::timeout(WELCOME, self.answers.recv()).await;
         match answer.ok().flatten() {
-            Some(Ok(v1::AttachResponse { message: Some(Answer::Welcome(welcome)) })) => {
+            Some(Ok(v1::AttachResponse { message: Some(RouterMessage::Welcome(welcome)) })) => {
                 let mirror_id = self.hello.mirror_id.clone();
                 self.sent = welcome.known_sequence.map(|sequence| Position { mirror_id, sequence });
                 if self.sent.is_none() {
@@ -213,7 +213,7 @@ impl Relay<'_> {
     ) -> Result<(), Ended> {
         match answer {
             Some(Ok(answer)) => {
-                if let Some(Answer::Resync(resync)) = answer.message {
+                if let Some(RouterMessage::Resync(resync)) = answer.message {
                     self.sent = None;
                     self.need(&resync.reason, Duration::ZERO);
                 }

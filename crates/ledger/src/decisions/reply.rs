@@ -1,4 +1,4 @@
-//! The events of a prompt's answer: its usage and its end.
+//! The events of a prompt's reply: its usage and its end.
 
 use splitrail_engine::usage::EngineUsage;
 
@@ -78,7 +78,7 @@ impl DecisionHandle {
     pub fn usage_reported(&self, report: UsageReport) -> Option<u32> {
         let mut decision = self.lock();
         decision.ledger.decode_reported(report.leg);
-        decision.ledger.whole_answer(report.whole);
+        decision.ledger.whole_reply(report.whole);
         let cached = decision.ledger.cached()?;
         let cached_tokens = told(cached, report.fallback);
         if report.is_shown {
@@ -91,7 +91,7 @@ impl DecisionHandle {
     }
 
     /// The reply is complete. Returns the leg that gave it.
-    pub fn answer_completed(&self) -> Option<LegFacts> {
+    pub fn reply_completed(&self) -> Option<LegFacts> {
         let mut decision = self.lock();
         decision.outcome = Some("ok");
         decision.ledger.decode().cloned()
@@ -111,7 +111,7 @@ impl DecisionHandle {
     }
 
     /// The reply broke off: the answering leg and its prefill leg are discarded.
-    pub fn answer_lost(&self, outcome: &'static str) {
+    pub fn reply_lost(&self, outcome: &'static str) {
         let mut decision = self.lock();
         decision.outcome = Some(outcome);
         decision.ledger.discard_decode(outcome);
