@@ -15,7 +15,7 @@ impl Capabilities {
             "kv_blocks": self.kv_blocks,
             "ranks": self.ranks,
             "context_tokens": self.context_tokens,
-            "honours_threshold": self.honours_threshold,
+            "supports_cache_hit_threshold": self.supports_cache_hit_threshold,
             "reports_cached_tokens": self.reports_cached_tokens,
             "takes_rank_header": self.takes_rank_header,
             "connector": text(&self.connector),

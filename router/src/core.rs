@@ -236,8 +236,9 @@ impl Core {
             if self.settled.load(Relaxed) || self.started.elapsed() >= SYNC_TIMEOUT {
                 continue;
             }
-            let waiting =
-                |worker: &&Arc<Worker>| worker.is_up() && worker.honours_threshold().is_none();
+            let waiting = |worker: &&Arc<Worker>| {
+                worker.is_up() && worker.supports_cache_hit_threshold().is_none()
+            };
             let unasked = roster.iter().find(waiting);
             if let Some(worker) = unasked.filter(|_| served.asks_for_thresholds()) {
                 return Some(format!(

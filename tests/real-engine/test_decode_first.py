@@ -26,7 +26,7 @@ def alone(router, prompt):
 def test_the_engines_are_asked_and_do_not_honour_the_field(router):
     def known():
         workers = httpx.get(f"{router.admin}/admin/workers", timeout=30).json()["workers"]
-        return {w["id"]: w["honours_threshold"] for w in workers if w["model"] == "tiny"}
+        return {w["id"]: w["supports_cache_hit_threshold"] for w in workers if w["model"] == "tiny"}
 
     eventually(known, lambda known: known == {"p0": False, "d0": False}, "what engines honour")
 

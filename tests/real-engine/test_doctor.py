@@ -113,7 +113,7 @@ def test_nothing_stays_pinned_and_the_decode_engine_received_kv(check, prefill, 
 def test_vllm_ignores_thresholds_and_the_router_gates(check):
     code, result = check(flow="decode_first")
     assert (code, findings(result)) == (0, {})
-    assert facts(result, "d0")["honours_cache_hit_threshold"] is False
+    assert facts(result, "d0")["supports_cache_hit_threshold"] is False
 
 
 def test_a_wrong_port_is_refused(check):

@@ -33,7 +33,7 @@ def test_what_is_left_out_is_asked_of_the_engines(router, prefill, decode):
         assert worker["kv_events"] == engine.kv_events
         assert worker["events_current"] and worker["index_synced"]
         assert worker["context_tokens"] > 0
-        assert worker["honours_threshold"] is False
+        assert worker["supports_cache_hit_threshold"] is False
     config = plain_http.get(f"{router.admin}/admin/config", timeout=30).json()
     (model,) = config["models"]
     assert (model["flow"], model["connector"]) == ("decode_first", "nixl")

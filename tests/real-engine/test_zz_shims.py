@@ -76,7 +76,7 @@ def test_what_the_engines_are_is_known(fleet):
             known = worker["capabilities"]
             assert known["engine"] == "vllm" and known["engine_version"].startswith("0.32")
             assert known["block_size"] == BLOCK_SIZE and known["ranks"] == 1
-            assert known["honours_threshold"] is False and known["gates"] is True
+            assert known["supports_cache_hit_threshold"] is False and known["gates"] is True
             assert known["reports_cached_tokens"] is True
             assert known["publishes_kv_events"] and known["replays_kv_events"]
             assert worker["sources"] == ["shim"]

@@ -137,7 +137,7 @@ pub(super) fn hello(worker: u64, engine: SocketAddr, blocks: usize) -> v1::Hello
         publishes_kv_events: Some(true),
         replays_kv_events: Some(true),
         gates: Some(true),
-        honours_threshold: Some(true),
+        supports_cache_hit_threshold: Some(true),
         ..v1::Capabilities::default()
     };
     v1::Hello {

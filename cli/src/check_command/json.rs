@@ -88,7 +88,7 @@ fn of_worker(worker: &WorkerFacts, model: &Model, findings: &[&Finding]) -> Valu
             "kv_events_arrive": arrives(&worker.events),
             "kv_events_replayed": replays(&worker.replay),
             "reports_cached_tokens": reports(&worker.trial),
-            "honours_cache_hit_threshold": worker.honours_threshold,
+            "supports_cache_hit_threshold": worker.supports_cache_hit_threshold,
             "chat_tokens_agree": agrees(&worker.chat_tokens),
             "text_tokens_agree": agrees(&worker.text_tokens),
             "hand_offs": fetched.collect::<Vec<_>>(),

@@ -34,13 +34,14 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if !worker.is_up() || !worker.is_probed() || worker.honours_threshold().is_some() {
+        if !worker.is_up() || !worker.is_probed() || worker.supports_cache_hit_threshold().is_some()
+        {
             continue;
         }
         match tokio::time::timeout(PATIENCE, ask(&served, &worker)).await {
-            Ok(Ok(honours)) => {
-                worker.set_honours_threshold(Some(honours));
-                tracing::info!(worker = worker.id(), honours, "cache_hit_threshold");
+            Ok(Ok(supported)) => {
+                worker.set_supports_cache_hit_threshold(Some(supported));
+                tracing::info!(worker = worker.id(), supported, "cache_hit_threshold");
             }
             // The engine may be starting, or full; the probe is repeated.
             Ok(Err(error)) => {
@@ -126,7 +127,7 @@ async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
                 );
             }
             outcome
-                .honours_threshold
+                .supports_cache_hit_threshold
                 .ok_or_else(|| Error::engine(worker.id(), "sent no completion"))
         }
         Err(error) => match error.kind() {

@@ -146,7 +146,7 @@ pub struct Worker {
     /// Whether the first synchronisation of the index is over, or the worker has no KV events.
     synced: AtomicBool,
     /// Whether the engine supports `cache_hit_threshold`: 0 is unknown, 1 is no, 2 is yes.
-    honours_threshold: AtomicU8,
+    supports_cache_hit_threshold: AtomicU8,
     /// The circuit breaker of prefill legs, and that of all other legs.
     breakers: [Breaker; 2],
     /// How fast the engine's queue moves.
@@ -166,7 +166,7 @@ impl Worker {
         let uses_tls = config.url.starts_with("https://");
         let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
         let ranks = Ranks::new(config.data_parallel_ranks, config.takes_rank_header);
-        let honours_threshold =
+        let supports_cache_hit_threshold =
             AtomicU8::new(config.supports_cache_hit_threshold.map_or(0, |yes| 1 + u8::from(yes)));
         Self {
             index,
@@ -207,7 +207,7 @@ impl Worker {
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
             synced,
-            honours_threshold,
+            supports_cache_hit_threshold,
             breakers: [BreakerConfig::default(); 2].map(Breaker::new),
             pace: Pace::default(),
             idle_at: ArcSwapOption::empty(),
@@ -359,7 +359,7 @@ impl Worker {
     pub fn set_up(&self, up: bool, why: impl Display) -> bool {
         if !up {
             // A worker that comes back may run another version of the engine.
-            self.set_honours_threshold(None);
+            self.set_supports_cache_hit_threshold(None);
             self.ranks.set_pins(None);
             self.facts.set_block_size(None);
             self.facts.set_kv_names(KvNames::default());
@@ -468,8 +468,8 @@ impl Worker {
     }
 
     /// Whether the engine supports `cache_hit_threshold`; `None` if unknown.
-    pub fn honours_threshold(&self) -> Option<bool> {
-        match self.honours_threshold.load(Relaxed) {
+    pub fn supports_cache_hit_threshold(&self) -> Option<bool> {
+        match self.supports_cache_hit_threshold.load(Relaxed) {
             0 => None,
             known => Some(known == 2),
         }
@@ -477,9 +477,9 @@ impl Worker {
 
     /// Records whether the engine supports `cache_hit_threshold`; `None` forgets it because the
     /// process may be another one. A configured value takes precedence.
-    pub fn set_honours_threshold(&self, honours: Option<bool>) {
-        let known = self.config.supports_cache_hit_threshold.or(honours);
-        self.honours_threshold.store(known.map_or(0, |yes| 1 + u8::from(yes)), Relaxed);
+    pub fn set_supports_cache_hit_threshold(&self, supports: Option<bool>) {
+        let known = self.config.supports_cache_hit_threshold.or(supports);
+        self.supports_cache_hit_threshold.store(known.map_or(0, |yes| 1 + u8::from(yes)), Relaxed);
     }
 
     /// The last load report, unless it is too old.

@@ -219,7 +219,7 @@ pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64)
         return None;
     }
     let told = context.served.config.gate.kind == GateKind::Engine;
-    worker.honours_threshold().unwrap_or(told).then_some(wanted)
+    worker.supports_cache_hit_threshold().unwrap_or(told).then_some(wanted)
 }
 
 /// The threshold of a decode leg that follows a prefill leg: the model's `preemption_guard`, or 0

@@ -134,7 +134,7 @@ pub(super) fn verdict(
     let gate = match endpoint.dialect().names_events() {
         // On these endpoints no engine or shim has a form of reply that rejects a request.
         true => Gate::Router,
-        false => Gate::of(settings.kind, shim, worker.honours_threshold()),
+        false => Gate::of(settings.kind, shim, worker.supports_cache_hit_threshold()),
     };
     let believed = unit.unknown.is_none() && worker.overlap_is_believed(rank);
     (gate, judge(settings, gate, need, believed.then_some(believed_blocks)))

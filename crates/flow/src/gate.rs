@@ -28,12 +28,12 @@ impl Gate {
         }
     }
 
-    /// The gate for a worker. `honours` says whether its engine supports `cache_hit_threshold`;
+    /// The gate for a worker. `supports` says whether its engine supports `cache_hit_threshold`;
     /// `None` if this is not known.
-    pub fn of(kind: GateKind, shim: bool, honours: Option<bool>) -> Self {
+    pub fn of(kind: GateKind, shim: bool, supports: Option<bool>) -> Self {
         match kind {
-            GateKind::Engine if honours != Some(false) => Self::Engine,
-            GateKind::Auto if honours == Some(true) => Self::Engine,
+            GateKind::Engine if supports != Some(false) => Self::Engine,
+            GateKind::Auto if supports == Some(true) => Self::Engine,
             GateKind::Shim | GateKind::Auto if shim => Self::Shim,
             _ => Self::Router,
         }
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn who_decides_follows_what_is_known_of_the_worker() {
         use GateKind::{Auto, Engine, Router, Shim};
-        for (kind, shim, honours, gate) in [
+        for (kind, shim, supports, gate) in [
             (Auto, false, None, Gate::Router),
             (Auto, false, Some(false), Gate::Router),
             (Auto, true, None, Gate::Shim),
@@ -153,7 +153,7 @@ mod tests {
             (Shim, false, None, Gate::Router),
             (Router, true, Some(true), Gate::Router),
         ] {
-            assert_eq!(Gate::of(kind, shim, honours), gate, "{kind:?} {shim} {honours:?}");
+            assert_eq!(Gate::of(kind, shim, supports), gate, "{kind:?} {shim} {supports:?}");
         }
     }
 

@@ -61,7 +61,7 @@ pub struct WorkerFacts {
     /// The small prompt that the engine served.
     pub trial: TrialFact,
     /// Whether the engine honours `cache_hit_threshold`, if this matters.
-    pub honours_threshold: Option<bool>,
+    pub supports_cache_hit_threshold: Option<bool>,
     /// What the prefill leg of the trial returned.
     pub staged: StagedFact,
     /// The hand-offs in which the worker took part as the decode worker.
@@ -87,7 +87,7 @@ impl WorkerFacts {
             chat_tokens: TokensFact::Untested,
             text_tokens: TokensFact::Untested,
             trial: TrialFact::Untested,
-            honours_threshold: None,
+            supports_cache_hit_threshold: None,
             staged: StagedFact::Untested,
             fetched: Vec::new(),
             shim: ShimFact::Untested,

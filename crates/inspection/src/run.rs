@@ -215,7 +215,7 @@ impl Inspection<'_> {
             return None;
         }
         if matters_threshold(self.model, facts) {
-            facts.honours_threshold = trial::threshold(asker, name).await;
+            facts.supports_cache_hit_threshold = trial::threshold(asker, name).await;
         }
         // An engine that pulls would be ended by the decode leg of a push, so that decode engines are
         // asked as well which one they are.

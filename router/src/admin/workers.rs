@@ -66,7 +66,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "breakers_open": open,
         "shim": worker.config.shim,
         "capabilities": worker.shim_report.capabilities().map(|known| known.to_json()),
-        "honours_threshold": worker.honours_threshold(),
+        "supports_cache_hit_threshold": worker.supports_cache_hit_threshold(),
         "context_tokens": worker.facts.context_tokens(),
         "index_blocks": blocks,
         "ranks": ranks(served, worker),

@@ -85,13 +85,14 @@ impl Learner<'_> {
             // The first process may already be busy for an unknown time, so its trials do not wait
             // until it is idle.
             let found = self.run_trial(trial, &facts.model.name, ranks, process > 1).await;
-            outcome.honours_threshold = outcome.honours_threshold.or(found.honours_threshold);
+            outcome.supports_cache_hit_threshold =
+                outcome.supports_cache_hit_threshold.or(found.supports_cache_hit_threshold);
             outcome.reports_cached_tokens =
                 outcome.reports_cached_tokens.or(found.reports_cached_tokens);
             outcome.takes_rank_header = outcome.takes_rank_header.or(found.takes_rank_header);
             self.capabilities.send_if_modified(|capabilities| {
                 let mut now = capabilities.clone();
-                now.honours_threshold = outcome.honours_threshold;
+                now.supports_cache_hit_threshold = outcome.supports_cache_hit_threshold;
                 now.reports_cached_tokens = outcome.reports_cached_tokens;
                 now.takes_rank_header = outcome.takes_rank_header;
                 replace_if_changed(capabilities, now)
@@ -99,7 +100,7 @@ impl Learner<'_> {
         }
         self.metrics.engine_identifications.inc();
         tracing::info!(
-            honours_threshold = ?outcome.honours_threshold,
+            supports_cache_hit_threshold = ?outcome.supports_cache_hit_threshold,
             reports_cached_tokens = ?outcome.reports_cached_tokens,
             takes_rank_header = ?outcome.takes_rank_header,
             "the engine's capabilities are known"
@@ -232,7 +233,7 @@ impl EngineFacts {
             kv_blocks: self.figures.total_blocks.map(|blocks| blocks / ranks.unwrap_or(1).max(1)),
             ranks,
             context_tokens: self.model.context_tokens,
-            honours_threshold: None,
+            supports_cache_hit_threshold: None,
             reports_cached_tokens: None,
             takes_rank_header: None,
             connector: text(&settings.connector.clone().or(nixl)),

@@ -56,7 +56,7 @@ async fn a_router_learns_the_engines_identity_capabilities_and_blocks() {
             (Some(16), Some(4096), Some(1))
         );
         assert_eq!(
-            (known.honours_threshold, known.reports_cached_tokens),
+            (known.supports_cache_hit_threshold, known.reports_cached_tokens),
             (Some(false), Some(true))
         );
         assert_eq!((known.publishes_kv_events, known.replays_kv_events), (Some(true), Some(true)));
@@ -114,7 +114,10 @@ async fn a_restarted_engine_is_asked_and_followed_again() {
     agree(&router, &first).await;
     router
         .wait_for("what it can do", |known| {
-            known.capabilities.as_ref().is_some_and(|known| known.honours_threshold == Some(false))
+            known
+                .capabilities
+                .as_ref()
+                .is_some_and(|known| known.supports_cache_hit_threshold == Some(false))
         })
         .await;
     drop(first);
@@ -127,7 +130,8 @@ async fn a_restarted_engine_is_asked_and_followed_again() {
     router
         .wait_for("what the other one can do", |known| {
             let honours = |known: &splitrail_proto::v1::Capabilities| {
-                known.honours_threshold == Some(true) && known.context_tokens == Some(1000)
+                known.supports_cache_hit_threshold == Some(true)
+                    && known.context_tokens == Some(1000)
             };
             known.loads.last().is_some_and(|load| load.up)
                 && known.capabilities.as_ref().is_some_and(honours)

@@ -62,7 +62,7 @@ fn ranks_that_are_not_listed_publish_on_the_next_ports() {
 fn the_recorded_engine_ignores_a_threshold_and_knows_its_ranks() {
     let ignored = body("identity/cache_hit_threshold.txt");
     let outcome = Trial::Threshold.read(200, ignored.as_bytes()).unwrap();
-    assert_eq!(outcome.honours_threshold, Some(false));
+    assert_eq!(outcome.supports_cache_hit_threshold, Some(false));
     let refused = body("identity/rank_out_of_range.txt");
     let outcome = Trial::Rank.read(400, refused.as_bytes()).unwrap();
     assert_eq!(outcome.takes_rank_header, Some(true));
@@ -79,7 +79,8 @@ fn the_recorded_engine_ignores_a_threshold_and_knows_its_ranks() {
 #[test]
 fn a_refused_threshold_shows_nothing_about_usage() {
     let reply = br#"{"choices":[{"finish_reason":"cache_threshold"}],"usage":{"prompt_tokens":9}}"#;
-    let expected = TrialOutcome { honours_threshold: Some(true), ..TrialOutcome::default() };
+    let expected =
+        TrialOutcome { supports_cache_hit_threshold: Some(true), ..TrialOutcome::default() };
     assert_eq!(Trial::Threshold.read(200, reply), Some(expected));
     assert_eq!(Trial::Threshold.read(412, b""), Some(expected));
 }

@@ -369,7 +369,7 @@ impl Session {
         if let Some(tokens) = capabilities.context_tokens {
             worker.facts.set_context_tokens(tokens);
         }
-        worker.set_honours_threshold(capabilities.honours_threshold);
+        worker.set_supports_cache_hit_threshold(capabilities.supports_cache_hit_threshold);
         worker.ranks.set_count(capabilities.ranks.unwrap_or(1));
         worker.ranks.set_pins(capabilities.takes_rank_header);
         if capabilities.publishes_kv_events == Some(false) {
@@ -489,8 +489,8 @@ impl AttachedWorker {
             pool.speculative_index.forget(worker.index);
         } else if let Some(capabilities) = worker.shim_report.capabilities() {
             // These were reset while the engine was down.
-            if worker.honours_threshold().is_none() {
-                worker.set_honours_threshold(capabilities.honours_threshold);
+            if worker.supports_cache_hit_threshold().is_none() {
+                worker.set_supports_cache_hit_threshold(capabilities.supports_cache_hit_threshold);
             }
             if worker.ranks.pins().is_none() {
                 worker.ranks.set_pins(capabilities.takes_rank_header);

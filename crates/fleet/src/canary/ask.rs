@@ -77,7 +77,7 @@ pub(super) async fn serve(
         "model": adapter.unwrap_or(served.name()),
         "max_tokens": 1, "temperature": 0, "stream": false, "cache_salt": salt,
     });
-    if worker.honours_threshold() == Some(true) {
+    if worker.supports_cache_hit_threshold() == Some(true) {
         // The engine's default threshold must not reject the canary.
         body["cache_hit_threshold"] = 0.0.into();
     }

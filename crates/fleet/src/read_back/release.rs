@@ -97,7 +97,7 @@ async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
     let worker = asked(served, &kept.holder)?;
     let params = kept.kv.release_json()?;
     let model = serde_json::to_string(served.name()).ok()?;
-    let threshold = match worker.honours_threshold() {
+    let threshold = match worker.supports_cache_hit_threshold() {
         Some(true) => r#""cache_hit_threshold":0.0,"#,
         _ => "",
     };

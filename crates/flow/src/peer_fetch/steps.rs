@@ -238,7 +238,7 @@ impl<'a> Steps<'a> {
     /// Adds `cache_hit_threshold` for an engine that knows it.
     fn put_threshold(&self, body: &mut JsonObject, worker: &Worker, threshold: f64) {
         let told = self.asker.served.config.gate.kind == GateKind::Engine;
-        if worker.honours_threshold().unwrap_or(told) {
+        if worker.supports_cache_hit_threshold().unwrap_or(told) {
             body.set("cache_hit_threshold", threshold.to_string());
         }
     }

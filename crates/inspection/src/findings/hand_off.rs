@@ -71,7 +71,9 @@ fn gate(found: &mut Findings<'_>, worker: &WorkerFacts) {
         return;
     }
     let claims = worker.config.supports_cache_hit_threshold == Some(true);
-    if (claims || model.gate.kind == GateKind::Engine) && worker.honours_threshold == Some(false) {
+    if (claims || model.gate.kind == GateKind::Engine)
+        && worker.supports_cache_hit_threshold == Some(false)
+    {
         let what = "the engine ignores `cache_hit_threshold`, on which the configuration relies";
         found.add(Kind::ThresholdIgnored, what.to_owned());
     }

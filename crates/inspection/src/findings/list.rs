@@ -59,6 +59,7 @@ pub(super) fn is_gated(model: &Model) -> bool {
 pub(super) fn router_gates(model: &Model, worker: &WorkerFacts) -> bool {
     let by_router = matches!(model.gate.kind, GateKind::Auto | GateKind::Router);
     let by_shim = model.gate.kind == GateKind::Auto && worker.config.shim;
-    let by_engine = model.gate.kind == GateKind::Auto && worker.honours_threshold == Some(true);
+    let by_engine =
+        model.gate.kind == GateKind::Auto && worker.supports_cache_hit_threshold == Some(true);
     worker.config.role != Role::Prefill && by_router && !by_shim && !by_engine
 }

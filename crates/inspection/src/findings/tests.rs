@@ -308,16 +308,16 @@ fn hand_off_cases() -> Vec<Case> {
             .but_prefill(|w| w.identity.has_nixl = Some(false))
             .with(json!({"flow": "aggregated", "connector": "none"})),
         Case::decode(Kind::ThresholdIgnored, "no released vLLM", |w| {
-            w.honours_threshold = Some(false);
+            w.supports_cache_hit_threshold = Some(false);
         })
         .with(json!({"flow": "decode_first", "gate": {"kind": "engine"}})),
         Case::decode(Kind::ThresholdIgnored, "supports_cache_hit_threshold", |w| {
-            w.honours_threshold = Some(false);
+            w.supports_cache_hit_threshold = Some(false);
             w.config.supports_cache_hit_threshold = Some(true);
         })
         .with(json!({"flow": "decode_first"})),
         Case::decode(Kind::NoGate, "decode-first never", |w| {
-            w.honours_threshold = Some(false);
+            w.supports_cache_hit_threshold = Some(false);
             w.config.kv_events = None;
             w.config.kv_replay = None;
         })

@@ -129,7 +129,7 @@ pub(crate) async fn stage(
 pub(crate) async fn threshold(asker: &Asker<'_>, model: &str) -> Option<bool> {
     let body = Trial::Threshold.body(model);
     let reply = asker.complete(body, &question_id(), FIRST_RANK).await.ok()?;
-    Trial::Threshold.read(reply.status, &reply.body)?.honours_threshold
+    Trial::Threshold.read(reply.status, &reply.body)?.supports_cache_hit_threshold
 }
 
 /// Whether a request can be pinned to a rank of an engine that has so many; `None` if it does not

@@ -223,7 +223,7 @@ async fn a_gate_of_engines_that_ignore_thresholds_is_a_fault() {
     let keys = "block_size: 16\nflow: decode_first\ngate: { kind: engine }";
     let result = checked(&pair.yaml_with(keys)).await;
     assert!(result.only("d0", "threshold_ignored").contains("gate: { kind: auto }"));
-    assert_eq!(result.facts("d0")["honours_cache_hit_threshold"], false);
+    assert_eq!(result.facts("d0")["supports_cache_hit_threshold"], false);
     // The router's own gate needs nothing of the engine.
     let result = checked(&pair.yaml_with("block_size: 16\nflow: decode_first")).await;
     assert_eq!((result.code, result.kinds()), (Some(0), vec![]));

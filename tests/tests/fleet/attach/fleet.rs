@@ -47,7 +47,7 @@ async fn an_attached_worker_serves_and_what_it_can_do_is_shown() {
     let capabilities = v1::Capabilities {
         engine: "vllm".into(),
         context_tokens: Some(4096),
-        honours_threshold: Some(true),
+        supports_cache_hit_threshold: Some(true),
         kv_blocks: Some(77),
         ..v1::Capabilities::default()
     };
@@ -64,7 +64,7 @@ async fn an_attached_worker_serves_and_what_it_can_do_is_shown() {
     assert_eq!(shown["capabilities"]["kv_blocks"], 77);
     assert_eq!(shown["capabilities"]["engine"], "vllm");
     assert_eq!(shown["context_tokens"], 4096);
-    assert_eq!(shown["honours_threshold"], true);
+    assert_eq!(shown["supports_cache_hit_threshold"], true);
 }
 
 #[tokio::test]

@@ -95,7 +95,7 @@ async fn engines_are_asked_once_whether_they_honour_the_field() {
     let trial = Trial::start(spec).await;
     let workers = trial.cluster.admin.get("/admin/workers").await.json();
     for worker in workers["workers"].as_array().unwrap() {
-        assert_eq!(worker["honours_threshold"], json!(worker["id"] == "d0"), "{worker}");
+        assert_eq!(worker["supports_cache_hit_threshold"], json!(worker["id"] == "d0"), "{worker}");
         let probes = trial.asked(worker["id"].as_str().unwrap());
         assert_eq!(probes.len(), 1, "asked once");
         assert_eq!(probes[0].body["max_tokens"], 1);

@@ -21,7 +21,7 @@ pub enum Trial {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrialOutcome {
     /// Whether the engine honours `cache_hit_threshold`.
-    pub honours_threshold: Option<bool>,
+    pub supports_cache_hit_threshold: Option<bool>,
     /// Whether its usage reports `cached_tokens`.
     pub reports_cached_tokens: Option<bool>,
     /// Whether a request can be pinned to a rank.
@@ -65,18 +65,20 @@ impl Trial {
                     outcome.reports_cached_tokens = reply.reports_cached_tokens();
                 }
                 match self {
-                    Self::Threshold => outcome.honours_threshold = Some(turned_away),
+                    Self::Threshold => outcome.supports_cache_hit_threshold = Some(turned_away),
                     Self::Rank => outcome.takes_rank_header = Some(false),
                     Self::Usage => {}
                 }
             }
-            (Self::Threshold, 412) => outcome.honours_threshold = Some(true),
+            (Self::Threshold, 412) => outcome.supports_cache_hit_threshold = Some(true),
             // vLLM: `data_parallel_rank 1 is out of range [0, 1).`
             (Self::Rank, 400 | 422) if body.windows(4).any(|word| word == b"rank") => {
                 outcome.takes_rank_header = Some(true);
             }
             // If the engine does not serve completions in this form, nothing can be concluded.
-            (Self::Threshold, 400 | 404 | 405 | 422) => outcome.honours_threshold = Some(false),
+            (Self::Threshold, 400 | 404 | 405 | 422) => {
+                outcome.supports_cache_hit_threshold = Some(false)
+            }
             (_, 400 | 404 | 405 | 422) => {}
             _ => return None,
         }
