@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::admin::{AdminArgs, AskError, Replica, percent_encoded};
 use crate::change::{Changed, code, summary};
-use crate::cluster::{WorkerState, ask_all};
+use crate::cluster::{WorkerSnapshot, ask_all};
 use crate::output::Output;
 use crate::safe_text::printable;
 
@@ -111,7 +111,7 @@ impl Target {
     }
 
     /// Makes the change on all replicas.
-    async fn change(&self, replicas: &[Replica], method: Method) -> Vec<Changed<WorkerState>> {
+    async fn change(&self, replicas: &[Replica], method: Method) -> Vec<Changed<WorkerSnapshot>> {
         let mut path = format!("/admin/workers/{}/drain", percent_encoded(&self.id));
         if let Some(model) = &self.model {
             path += &format!("?model={}", percent_encoded(model));
@@ -120,7 +120,7 @@ impl Target {
             let (path, method) = (path.clone(), method.clone());
             async move {
                 let reply = replica.send(method, &path, HeaderMap::new(), Bytes::new()).await?;
-                let worker = WorkerState::deserialize(replica.member(&reply, "worker")?);
+                let worker = WorkerSnapshot::deserialize(replica.member(&reply, "worker")?);
                 worker.map_err(|_| replica.unreadable())
             }
         })
@@ -129,8 +129,8 @@ impl Target {
     }
 
     /// What came of the change, one line for each replica.
-    fn report(&self, changed: &[Changed<WorkerState>], done: &str) -> Vec<String> {
-        let line = |(name, reply): &Changed<WorkerState>| match reply {
+    fn report(&self, changed: &[Changed<WorkerSnapshot>], done: &str) -> Vec<String> {
+        let line = |(name, reply): &Changed<WorkerSnapshot>| match reply {
             Ok(worker) => {
                 let state = printable(&worker.state, NAME_MAX_COLUMNS);
                 format!("{name}: {} is {state}, {}", self.name(), requests(worker.requests))
@@ -145,7 +145,7 @@ impl Target {
 
     fn text(
         &self,
-        changed: &[Changed<WorkerState>],
+        changed: &[Changed<WorkerSnapshot>],
         report: &[String],
         waited: Option<(&[Replica], &Ending)>,
     ) -> String {
@@ -160,7 +160,7 @@ impl Target {
     /// What came of the wait.
     fn waited(
         &self,
-        changed: &[Changed<WorkerState>],
+        changed: &[Changed<WorkerSnapshot>],
         replicas: &[Replica],
         ending: &Ending,
     ) -> String {
@@ -206,7 +206,7 @@ fn requests(count: u64) -> String {
     }
 }
 
-fn to_json(changed: &[Changed<WorkerState>], waited: Option<(&[Replica], &Ending)>) -> Value {
+fn to_json(changed: &[Changed<WorkerSnapshot>], waited: Option<(&[Replica], &Ending)>) -> Value {
     let proof_of = |name: &str| -> Value {
         let Some((replicas, Ending::Ended(proofs))) = waited else { return Value::Null };
         let mut pairs = replicas.iter().zip(proofs);
@@ -214,7 +214,7 @@ fn to_json(changed: &[Changed<WorkerState>], waited: Option<(&[Replica], &Ending
             json!({ "is_proved": proof.is_proved(), "message": proof.text("the worker") })
         })
     };
-    let replica = |(name, reply): &Changed<WorkerState>| match reply {
+    let replica = |(name, reply): &Changed<WorkerSnapshot>| match reply {
         Ok(worker) => json!({
             "admin": name, "done": true, "state": worker.state, "requests": worker.requests,
             "without_requests": proof_of(name),

@@ -8,7 +8,9 @@ use splitrail_settings::command::Failure;
 use splitrail_telemetry::clock::unix_ms;
 
 use crate::admin::{AdminArgs, AskError, Replica};
-use crate::cluster::{MergedWorker, WorkerState, ask_all, merge, of_worker, workers, worst_code};
+use crate::cluster::{
+    MergedWorker, WorkerSnapshot, ask_all, merge, of_worker, workers, worst_code,
+};
 use crate::output::Output;
 use crate::table::{Column, lines};
 
@@ -51,7 +53,7 @@ pub(crate) async fn run(args: WorkersArgs) -> Result<Output, Failure> {
     Ok(Output { text, code })
 }
 
-type Replies = [Result<Vec<WorkerState>, AskError>];
+type Replies = [Result<Vec<WorkerSnapshot>, AskError>];
 
 fn to_json(replicas: &[Replica], replies: &Replies, merged: &[MergedWorker<'_>]) -> Value {
     let replica = |(replica, reply): (&Replica, &Result<_, AskError>)| {
@@ -142,19 +144,19 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
     text.join("\n")
 }
 
-fn waiting(worker: &WorkerState) -> Option<f64> {
+fn waiting(worker: &WorkerSnapshot) -> Option<f64> {
     worker.engine_waiting.map(|waiting| waiting as f64)
 }
 
 /// The state, and whether the worker is being prewarmed.
-fn state(worker: &WorkerState) -> String {
+fn state(worker: &WorkerSnapshot) -> String {
     match worker.prewarm.is_some_and(|prewarm| prewarm.running) {
         true => format!("{}, prewarming", worker.state),
         false => worker.state.clone(),
     }
 }
 
-fn parity(worker: &WorkerState) -> String {
+fn parity(worker: &WorkerSnapshot) -> String {
     match &worker.parity_cause {
         Some(cause) => format!("{} ({cause})", worker.parity),
         None => worker.parity.clone(),
@@ -175,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_hostile_name_neither_leaves_its_cell_nor_steers_the_terminal() {
-        let worker = WorkerState {
+        let worker = WorkerSnapshot {
             model: "m".into(),
             id: "\u{1b}[2J\nd0 serving".into(),
             role: "decode".into(),
@@ -192,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_is_prewarmed_is_shown_as_that() {
-        let of = |text: &str| state(&serde_json::from_str::<WorkerState>(text).unwrap());
+        let of = |text: &str| state(&serde_json::from_str::<WorkerSnapshot>(text).unwrap());
         let prewarm = r#"{"running": true, "prefixes": 1, "tokens": 2}"#;
         let worker = format!(r#"{{"state": "warming", "prewarm": {prewarm}}}"#);
         assert_eq!(of(&worker), "warming, prewarming");

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::snapshot::{Snapshot, WorkerState};
+use super::snapshot::{Snapshot, WorkerSnapshot};
 
 /// Kinds of what needs attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -70,7 +70,7 @@ pub(crate) fn of_replica(snapshot: &Snapshot) -> Vec<Attention> {
 }
 
 /// What is wrong with a worker, as one replica sees it.
-pub(crate) fn of_worker(worker: &WorkerState) -> Vec<Attention> {
+pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
     use AttentionKind as Kind;
     let mut found = Vec::new();
     let why = &worker.state_why;
@@ -130,17 +130,22 @@ mod tests {
 
     #[test]
     fn a_worker_in_service_needs_no_attention_and_each_fault_is_named_once() {
-        let good = WorkerState { state: "serving".into(), kv_routing: true, ..Default::default() };
+        let good =
+            WorkerSnapshot { state: "serving".into(), kv_routing: true, ..Default::default() };
         assert!(of_worker(&good).is_empty());
-        let kinds = |worker: WorkerState| -> Vec<AttentionKind> {
+        let kinds = |worker: WorkerSnapshot| -> Vec<AttentionKind> {
             of_worker(&worker).into_iter().map(|found| found.kind).collect()
         };
         use AttentionKind as Kind;
-        assert_eq!(kinds(WorkerState { state: "down".into(), ..good.clone() }), [Kind::State]);
-        assert_eq!(kinds(WorkerState { kv_routing: false, ..good.clone() }), [Kind::NoKvRouting]);
-        let mismatch = WorkerState { parity: "mismatch".into(), kv_routing: false, ..good.clone() };
+        assert_eq!(kinds(WorkerSnapshot { state: "down".into(), ..good.clone() }), [Kind::State]);
+        assert_eq!(
+            kinds(WorkerSnapshot { kv_routing: false, ..good.clone() }),
+            [Kind::NoKvRouting]
+        );
+        let mismatch =
+            WorkerSnapshot { parity: "mismatch".into(), kv_routing: false, ..good.clone() };
         assert_eq!(kinds(mismatch), [Kind::ParityMismatch]);
-        let worst = WorkerState {
+        let worst = WorkerSnapshot {
             state: "draining".into(),
             breakers_open: vec!["decode".into()],
             events_cut_off: true,

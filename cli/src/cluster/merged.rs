@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::snapshot::WorkerState;
+use super::snapshot::WorkerSnapshot;
 
 /// A worker, with the states in which replicas see it.
 #[derive(Clone, Debug)]
@@ -10,7 +10,7 @@ pub(crate) struct MergedWorker<'s> {
     pub(crate) model: &'s str,
     pub(crate) id: &'s str,
     /// The place of each replica that knows the worker, and what it says. Never empty.
-    pub(crate) seen: Vec<(usize, &'s WorkerState)>,
+    pub(crate) seen: Vec<(usize, &'s WorkerSnapshot)>,
 }
 
 /// Order of roles in tables: in the order of a request's legs.
@@ -19,7 +19,7 @@ const ROLES: [&str; 3] = ["prefill", "decode", "both"];
 /// The workers of several replicas, ordered by model, role and id; each list has the place of its
 /// replica.
 pub(crate) fn merge<'s>(
-    lists: impl IntoIterator<Item = (usize, &'s [WorkerState])>,
+    lists: impl IntoIterator<Item = (usize, &'s [WorkerSnapshot])>,
 ) -> Vec<MergedWorker<'s>> {
     let mut workers: BTreeMap<(&str, usize, &str), MergedWorker<'s>> = BTreeMap::new();
     let mut roles: BTreeMap<(&str, &str), usize> = BTreeMap::new();
@@ -43,7 +43,7 @@ pub(crate) fn merge<'s>(
 impl<'s> MergedWorker<'s> {
     /// What the replicas say, each text once, in the order of the replicas. If they differ, each
     /// text has the number of replicas that say so.
-    pub(crate) fn texts(&self, text: impl Fn(&'s WorkerState) -> String) -> String {
+    pub(crate) fn texts(&self, text: impl Fn(&'s WorkerSnapshot) -> String) -> String {
         let mut counts: Vec<(String, usize)> = Vec::new();
         for (_, worker) in &self.seen {
             let text = text(worker);
@@ -63,13 +63,13 @@ impl<'s> MergedWorker<'s> {
     }
 
     /// The sum of a figure that each replica has for itself.
-    pub(crate) fn sum(&self, figure: impl Fn(&WorkerState) -> u64) -> u64 {
+    pub(crate) fn sum(&self, figure: impl Fn(&WorkerSnapshot) -> u64) -> u64 {
         self.seen.iter().fold(0, |sum, (_, worker)| sum.saturating_add(figure(worker)))
     }
 
     /// The largest of a figure of the engine, which all replicas read from the same engine, at
     /// different times.
-    pub(crate) fn largest(&self, figure: impl Fn(&WorkerState) -> Option<f64>) -> Option<f64> {
+    pub(crate) fn largest(&self, figure: impl Fn(&WorkerSnapshot) -> Option<f64>) -> Option<f64> {
         self.seen.iter().filter_map(|(_, worker)| figure(worker)).max_by(f64::total_cmp)
     }
 }
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn replicas_that_differ_are_counted_and_requests_are_summed() {
-        let worker = |id: &str, role: &str, state: &str, requests| WorkerState {
+        let worker = |id: &str, role: &str, state: &str, requests| WorkerSnapshot {
             model: "m".into(),
             id: id.into(),
             role: role.into(),

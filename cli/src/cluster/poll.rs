@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::metrics_text::MetricsText;
-use super::snapshot::{ModelState, Snapshot, WorkerState};
+use super::snapshot::{ModelSnapshot, Snapshot, WorkerSnapshot};
 use crate::admin::{AskError, Replica};
 
 /// Reads everything that `splitrail status` shows.
@@ -19,11 +19,11 @@ pub(crate) async fn snapshot(replica: Replica) -> Result<Snapshot, AskError> {
         replica.get("/admin/models"),
     );
     let metrics = MetricsText::read(&text?);
-    let mut workers: Vec<WorkerState> = members(replica.member(&workers?, "workers")?);
+    let mut workers: Vec<WorkerSnapshot> = members(replica.member(&workers?, "workers")?);
     for worker in &mut workers {
         add_events(worker, &metrics);
     }
-    let mut models: Vec<ModelState> = members(replica.member(&models?, "models")?);
+    let mut models: Vec<ModelSnapshot> = members(replica.member(&models?, "models")?);
     for model in &mut models {
         let labels = [("model", &*model.name)];
         model.requests_in_flight = metrics.sum("splitrail_requests_in_flight", &labels) as u64;
@@ -46,7 +46,7 @@ pub(crate) async fn snapshot(replica: Replica) -> Result<Snapshot, AskError> {
 ///
 /// # Errors
 /// The first error of the paths that were asked.
-pub(crate) async fn workers(replica: Replica) -> Result<Vec<WorkerState>, AskError> {
+pub(crate) async fn workers(replica: Replica) -> Result<Vec<WorkerSnapshot>, AskError> {
     let reply = replica.get("/admin/workers").await?;
     Ok(members(replica.member(&reply, "workers")?))
 }
@@ -57,7 +57,7 @@ fn members<T: for<'de> Deserialize<'de>>(list: &Value) -> Vec<T> {
     members.filter_map(|member| T::deserialize(member).ok()).collect()
 }
 
-fn add_events(worker: &mut WorkerState, metrics: &MetricsText) {
+fn add_events(worker: &mut WorkerSnapshot, metrics: &MetricsText) {
     let labels = [("model", &*worker.model), ("worker", &*worker.id)];
     let mut current = metrics.all("splitrail_index_events_current", &labels);
     worker.events_cut_off = current.any(|series| series.value == 0.0);

@@ -14,15 +14,15 @@ pub(crate) struct Snapshot {
     /// Whether the last reload of the configuration was refused.
     pub(crate) reload_refused: bool,
     /// The models that it serves.
-    pub(crate) models: Vec<ModelState>,
+    pub(crate) models: Vec<ModelSnapshot>,
     /// The workers of all models.
-    pub(crate) workers: Vec<WorkerState>,
+    pub(crate) workers: Vec<WorkerSnapshot>,
 }
 
 /// A model of one replica.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct ModelState {
+pub(crate) struct ModelSnapshot {
     /// The configured name.
     pub(crate) name: String,
     /// The flow of requests that ask for none.
@@ -36,7 +36,7 @@ pub(crate) struct ModelState {
 /// A worker as one replica sees it; the members have the names of `GET /admin/workers`.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct WorkerState {
+pub(crate) struct WorkerSnapshot {
     pub(crate) model: String,
     pub(crate) id: String,
     pub(crate) role: String,
@@ -66,13 +66,13 @@ pub(crate) struct WorkerState {
     /// Whether the worker has KV events and they do not arrive. `GET /metrics` says so.
     pub(crate) events_cut_off: bool,
     /// How far the worker is prewarmed; `None` if it was not.
-    pub(crate) prewarm: Option<PrewarmState>,
+    pub(crate) prewarm: Option<PrewarmSnapshot>,
 }
 
 /// How far a worker is prewarmed.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct PrewarmState {
+pub(crate) struct PrewarmSnapshot {
     /// Whether it goes on.
     pub(crate) running: bool,
     /// The number of prefixes that the worker has taken over.
@@ -81,7 +81,7 @@ pub(crate) struct PrewarmState {
     pub(crate) tokens: u64,
 }
 
-impl WorkerState {
+impl WorkerSnapshot {
     /// Whether this is the worker of a model.
     pub(crate) fn is(&self, model: &str, id: &str) -> bool {
         self.model == model && self.id == id

@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::requests;
 use crate::admin::{AskError, Replica};
-use crate::cluster::{WorkerState, ask_all, workers};
+use crate::cluster::{WorkerSnapshot, ask_all, workers};
 
 /// Time between two rounds of questions.
 const ROUND: Duration = Duration::from_millis(500);
@@ -166,7 +166,7 @@ impl<'w> Wait<'w> {
     }
 
     /// Notes what a replica says. Returns whether the worker may have handed something over there.
-    fn note(&mut self, at: usize, reply: Result<Vec<WorkerState>, AskError>) -> bool {
+    fn note(&mut self, at: usize, reply: Result<Vec<WorkerSnapshot>, AskError>) -> bool {
         let one = &mut self.watched[at];
         let list = match reply {
             Ok(list) => list,
@@ -277,8 +277,8 @@ impl<'w> Wait<'w> {
 
 /// Whether no other worker of its model takes new work of its role: a router uses the last one
 /// although it drains.
-fn is_last(worker: &WorkerState, all: &[WorkerState]) -> bool {
-    let replaces = |other: &WorkerState| {
+fn is_last(worker: &WorkerSnapshot, all: &[WorkerSnapshot]) -> bool {
+    let replaces = |other: &WorkerSnapshot| {
         let has_role = other.role == worker.role || other.role == "both" || worker.role == "both";
         let takes_work = matches!(&*other.state, "joining" | "warming" | "serving");
         other.model == worker.model && other.id != worker.id && has_role && takes_work
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_worker_is_the_last_one_if_no_other_takes_new_work_of_its_role() {
-        let worker = |id: &str, role: &str, state: &str| WorkerState {
+        let worker = |id: &str, role: &str, state: &str| WorkerSnapshot {
             model: "m".into(),
             id: id.into(),
             role: role.into(),
@@ -312,7 +312,7 @@ mod tests {
             (worker("w", "both", "warming"), false),
             (worker("d1", "decode", "down"), true),
             (worker("p", "prefill", "serving"), true),
-            (WorkerState { model: "n".into(), ..worker("d1", "decode", "serving") }, true),
+            (WorkerSnapshot { model: "n".into(), ..worker("d1", "decode", "serving") }, true),
         ] {
             assert_eq!(is_last(&drained, &[drained.clone(), other]), is_last_one);
         }

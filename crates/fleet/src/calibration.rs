@@ -11,11 +11,11 @@ use splitrail_policy::threshold::{Learned, Offer, Threshold, ThresholdConfig, Ve
 #[derive(Debug)]
 pub struct Calibration {
     epoch: Instant,
-    state: Mutex<State>,
+    state: Mutex<ThresholdState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ThresholdState {
     config: ThresholdConfig,
     threshold: Threshold,
 }
@@ -24,7 +24,7 @@ impl Default for Calibration {
     fn default() -> Self {
         let config = ThresholdConfig::default();
         let threshold = Threshold::new(config, DEFAULT_THRESHOLD_RATIO);
-        Self { epoch: Instant::now(), state: Mutex::new(State { config, threshold }) }
+        Self { epoch: Instant::now(), state: Mutex::new(ThresholdState { config, threshold }) }
     }
 }
 
@@ -33,7 +33,10 @@ impl Calibration {
     pub fn configure(&self, config: ThresholdConfig) {
         let mut state = self.lock();
         if state.config != config {
-            *state = State { config, threshold: Threshold::new(config, DEFAULT_THRESHOLD_RATIO) };
+            *state = ThresholdState {
+                config,
+                threshold: Threshold::new(config, DEFAULT_THRESHOLD_RATIO),
+            };
         }
     }
 
@@ -66,7 +69,7 @@ impl Calibration {
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ThresholdState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -21,7 +21,7 @@ mod diagnose;
 mod prompt;
 
 use super::claims::Source;
-use super::parity::{Cause, Parity, State};
+use super::parity::{Cause, Parity, ParityState};
 use super::worker::Worker;
 use crate::Cluster;
 use crate::Served;
@@ -76,7 +76,7 @@ pub(super) async fn run(
 }
 
 /// Waits until the worker may have been restarted.
-async fn another(standing: &mut watch::Receiver<State>, round: u64) {
+async fn another(standing: &mut watch::Receiver<ParityState>, round: u64) {
     // The sender belongs to the worker, which this task keeps alive.
     let _changed = standing.wait_for(|state| state.round != round).await;
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 mod policy;
 
-pub use policy::{Direction, Measured, Past, Step, Verdict, judge};
+pub use policy::{Direction, DriftReaction, Measured, Past, Verdict, judge};
 
 use splitrail_config::model::DriftConfig;
 
@@ -80,9 +80,9 @@ impl Drift {
     ) -> Verdict {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
         let verdict = judge(config, measured, &past, now);
-        past.note(&verdict.step, now);
+        past.note(&verdict.reaction, now);
         self.set_discount(verdict.discount);
-        if verdict.step == Step::GiveUp {
+        if verdict.reaction == DriftReaction::Exclude {
             self.given_up.store(true, Relaxed);
         }
         verdict

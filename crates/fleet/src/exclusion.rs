@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::roster::Roster;
-use super::state::State;
+use super::state::WorkerState;
 use super::worker::Worker;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Leg, WorkerIndex};
@@ -55,12 +55,12 @@ pub fn without_taker(roster: &Roster, failed: &[Exclusion], now: Instant) -> Vec
 /// Why a worker may not get a leg because of its state or circuit breaker; `None` if it may.
 pub fn veto_by_health(worker: &Worker, leg: Leg, now: Instant) -> Option<VetoReason> {
     match worker.state() {
-        State::Ejected => Some(VetoReason::Ejected),
-        State::Down => Some(VetoReason::Down),
-        State::Draining if worker.is_quarantined() => Some(VetoReason::Quarantined),
-        State::Draining => Some(VetoReason::Draining),
-        State::Left => Some(VetoReason::Left),
-        State::Joining | State::Warming | State::Serving => {
+        WorkerState::Ejected => Some(VetoReason::Ejected),
+        WorkerState::Down => Some(VetoReason::Down),
+        WorkerState::Draining if worker.is_quarantined() => Some(VetoReason::Quarantined),
+        WorkerState::Draining => Some(VetoReason::Draining),
+        WorkerState::Left => Some(VetoReason::Left),
+        WorkerState::Joining | WorkerState::Warming | WorkerState::Serving => {
             let shut = worker.serves(leg) && !worker.breaker(leg).allows(now);
             shut.then_some(VetoReason::BreakerOpen)
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 
 use super::roster::Roster;
-use super::state::{Event, State};
+use super::state::{Event, WorkerState};
 use super::worker::Worker;
 use crate::Served;
 use splitrail_config::model::{EjectionConfig, Role};
@@ -48,10 +48,10 @@ impl Watch {
         self.ejected.retain(|worker, _| roster.get(*worker).is_some());
         for worker in roster.iter() {
             match worker.state() {
-                State::Warming if worker.life.age(now) >= slow_start => {
+                WorkerState::Warming if worker.life.age(now) >= slow_start => {
                     worker.life.change(Event::Warm, "it has been alive for long enough");
                 }
-                State::Ejected => {
+                WorkerState::Ejected => {
                     let until = self.ejected.get(&worker.index).map(|(_, until)| *until);
                     if until.is_none_or(|until| now >= until) {
                         worker.life.change(Event::Readmit, "its time is over");
@@ -87,6 +87,6 @@ impl Watch {
 }
 
 fn record(worker: &Worker) -> Record {
-    let ejected = worker.state() == State::Ejected;
+    let ejected = worker.state() == WorkerState::Ejected;
     Record { worker: worker.index, ejected, ..worker.outcomes.take() }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use prometheus::IntCounterVec;
 
-use super::state::{Event, State};
+use super::state::{Event, WorkerState};
 use splitrail_telemetry::clock::unix_ms;
 
 /// A worker's state, with the time and the cause of the last change.
@@ -38,7 +38,7 @@ impl Life {
     pub fn new(worker: &str) -> Self {
         let since = Since { at: Instant::now(), unix_ms: unix_ms(), why: "it is new".into() };
         Self {
-            state: AtomicU8::new(State::Joining as u8),
+            state: AtomicU8::new(WorkerState::Joining as u8),
             since: Mutex::new(since),
             model: String::new(),
             worker: worker.to_owned(),
@@ -52,8 +52,8 @@ impl Life {
     }
 
     /// The current state.
-    pub fn state(&self) -> State {
-        State::from_u8(self.state.load(Relaxed))
+    pub fn state(&self) -> WorkerState {
+        WorkerState::from_u8(self.state.load(Relaxed))
     }
 
     /// When and why the worker entered its state.
@@ -78,7 +78,7 @@ impl Life {
             (from.name(), to)
         };
         let (model, worker) = (&self.model, &self.worker);
-        if matches!(to, State::Down | State::Ejected) {
+        if matches!(to, WorkerState::Down | WorkerState::Ejected) {
             tracing::warn!(
                 model,
                 worker,

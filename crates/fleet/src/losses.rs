@@ -22,11 +22,11 @@ pub struct Losses {
     epoch: Instant,
     /// Whether tracking is enabled. If not, requests do not take the lock.
     is_watched: AtomicBool,
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<LossState>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LossState {
     config: CacheLossTrackingConfig,
     stream: Stream,
     window: LossWindow,
@@ -51,7 +51,7 @@ impl Losses {
         let mut state = self.lock();
         self.is_watched.store(config.is_some(), Relaxed);
         if state.as_ref().map(|state| state.config) != config {
-            *state = config.map(|config| State {
+            *state = config.map(|config| LossState {
                 config,
                 stream: Stream::new(config.blocks_max),
                 window: LossWindow::new(
@@ -128,7 +128,7 @@ impl Losses {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<State>> {
+    fn lock(&self) -> MutexGuard<'_, Option<LossState>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

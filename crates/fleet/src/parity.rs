@@ -146,15 +146,15 @@ impl Parity {
 
 /// Whether one worker agrees with the router, and whether a canary is due.
 #[derive(Debug)]
-pub struct ParityState {
-    state: watch::Sender<State>,
+pub struct ParityMonitor {
+    state: watch::Sender<ParityState>,
     /// Whether `state` lets the worker's overlap be used; read at every request.
     believed: AtomicBool,
 }
 
 /// A worker's parity at one time.
 #[derive(Clone, Copy, Debug)]
-pub struct State {
+pub struct ParityState {
     /// Incremented each time that the worker may have been restarted.
     pub round: u64,
     /// Whether canaries are sent to the worker.
@@ -163,14 +163,14 @@ pub struct State {
     pub parity: Parity,
 }
 
-impl Default for ParityState {
+impl Default for ParityMonitor {
     fn default() -> Self {
-        let state = State { round: 0, is_asked: false, parity: Parity::Unknown };
+        let state = ParityState { round: 0, is_asked: false, parity: Parity::Unknown };
         Self { state: watch::Sender::new(state), believed: AtomicBool::new(true) }
     }
 }
 
-impl ParityState {
+impl ParityMonitor {
     /// The result so far.
     pub fn parity(&self) -> Parity {
         self.state.borrow().parity
@@ -211,11 +211,11 @@ impl ParityState {
     }
 
     /// A receiver for all changes.
-    pub fn follow(&self) -> watch::Receiver<State> {
+    pub fn follow(&self) -> watch::Receiver<ParityState> {
         self.state.subscribe()
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut ParityState)) {
         self.state.send_modify(|state| {
             change(state);
             self.believed.store(state.parity.is_believed(), Relaxed);
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_verdict_counts_for_its_round_only() {
-        let standing = ParityState::default();
+        let standing = ParityMonitor::default();
         assert!(standing.is_believed(), "nobody asks");
         standing.set_asked(true);
         assert!(!standing.is_believed(), "not yet asked");

@@ -11,7 +11,7 @@ use splitrail_kv::Overlaps;
 use super::costs::RankScope;
 use super::ranks::rank_key;
 use super::roster::Roster;
-use super::state::State;
+use super::state::WorkerState;
 use super::worker::Worker;
 use splitrail_policy::{Leg, Source, loads, nanoseconds};
 pub use splitrail_workload::fetches::{FetchBooking, FetchBounds, PeerFetches, Prefix};
@@ -86,7 +86,7 @@ pub fn is_able_to_send(worker: &Worker, block_size: u32) -> bool {
     has_block_size(worker, block_size)
         && !worker.ranks.are_chosen_by_the_engine()
         && worker.takes_part_in_kv_routing()
-        && (worker.state().takes_work() || worker.state() == State::Ejected)
+        && (worker.state().takes_work() || worker.state() == WorkerState::Ejected)
 }
 
 /// Whether a worker can send a further prefix now.

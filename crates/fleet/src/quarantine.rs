@@ -5,7 +5,7 @@
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use super::state::{Event, State};
+use super::state::{Event, WorkerState};
 use super::worker::Worker;
 
 const NONE: u8 = 0;
@@ -52,7 +52,7 @@ impl Quarantine {
 impl Worker {
     /// Whether the worker is being drained.
     pub fn is_draining(&self) -> bool {
-        self.state() == State::Draining
+        self.state() == WorkerState::Draining
     }
 
     /// Starts or ends draining, and with it a quarantine. Returns whether the state changed.

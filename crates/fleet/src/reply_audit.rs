@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::Served;
 use crate::Worker;
 use crate::audit::Reporting;
-use crate::drift::{Direction, Measured, Step};
+use crate::drift::{Direction, DriftReaction, Measured};
 use crate::resync::Wish;
 use splitrail_ledger::leg::LegFacts;
 use splitrail_telemetry::Metrics;
@@ -113,9 +113,9 @@ fn act_on_drift(served: &Served, worker: &Worker) {
     let verdict = worker.drift.decide(config, &measured, Instant::now());
     let Measured { samples, over_blocks, under_blocks, .. } = measured;
     let (model, id) = (served.name(), worker.id());
-    match verdict.step {
-        Step::Fine | Step::Wait | Step::Bear => {}
-        Step::Resync(direction) => {
+    match verdict.reaction {
+        DriftReaction::NoDrift | DriftReaction::Wait | DriftReaction::Tolerate => {}
+        DriftReaction::Resync(direction) => {
             tracing::warn!(
                 model,
                 worker = id,
@@ -134,7 +134,7 @@ fn act_on_drift(served: &Served, worker: &Worker) {
                 direction == Direction::Over && past.over_resyncs >= config.resyncs_max;
             worker.resync.request(Wish { reason: RESYNC_REASON, is_last_resort });
         }
-        Step::GiveUp => tracing::error!(
+        DriftReaction::Exclude => tracing::error!(
             model,
             worker = id,
             samples,

@@ -8,7 +8,7 @@
 /// The state of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum State {
+pub enum WorkerState {
     /// New: no probe has succeeded yet, and the worker is presumed alive.
     Joining = 0,
     /// In slow start: the worker gets a growing share of new work.
@@ -46,7 +46,7 @@ pub enum Event {
     Leave,
 }
 
-impl State {
+impl WorkerState {
     /// All states, in the order of their numbers.
     pub const ALL: [Self; 7] = [
         Self::Joining,
@@ -78,7 +78,7 @@ impl State {
 
     /// The state after an event; `None` if the state does not change.
     pub fn after(self, event: Event) -> Option<Self> {
-        use State::{Down, Draining, Ejected, Joining, Left, Serving, Warming};
+        use WorkerState::{Down, Draining, Ejected, Joining, Left, Serving, Warming};
         Some(match (self, event) {
             (Left, _) => return None,
             (_, Event::Leave) => Left,
@@ -122,15 +122,15 @@ mod tests {
 
     #[test]
     fn numbers_name_states() {
-        for state in State::ALL {
-            assert_eq!(State::from_u8(state as u8), state);
+        for state in WorkerState::ALL {
+            assert_eq!(WorkerState::from_u8(state as u8), state);
         }
     }
 
     #[test]
     fn every_state_can_be_reached_from_the_first() {
-        let mut reached = vec![State::Joining];
-        for at in 0..State::ALL.len() {
+        let mut reached = vec![WorkerState::Joining];
+        for at in 0..WorkerState::ALL.len() {
             let Some(state) = reached.get(at).copied() else { break };
             for next in EVENTS.iter().filter_map(|event| state.after(*event)) {
                 if !reached.contains(&next) {
@@ -138,7 +138,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(reached.len(), State::ALL.len(), "{reached:?}");
+        assert_eq!(reached.len(), WorkerState::ALL.len(), "{reached:?}");
     }
 
     proptest! {
@@ -146,7 +146,7 @@ mod tests {
         fn whoever_left_stays_away_and_whoever_drains_gets_no_work(
             events in proptest::collection::vec(0..EVENTS.len(), 0..40)
         ) {
-            let mut state = State::Joining;
+            let mut state = WorkerState::Joining;
             let (mut drained, mut left) = (false, false);
             for event in events.into_iter().map(|at| EVENTS[at]) {
                 drained = (drained || event == Event::Drain) && event != Event::Undrain;
@@ -154,7 +154,7 @@ mod tests {
                 let after = state.after(event);
                 prop_assert_ne!(after, Some(state), "a change changes something");
                 state = after.unwrap_or(state);
-                prop_assert_eq!(left, state == State::Left);
+                prop_assert_eq!(left, state == WorkerState::Left);
                 prop_assert!(!(drained && state.takes_work()));
             }
         }
@@ -163,13 +163,13 @@ mod tests {
         fn whoever_is_dead_gets_no_work_until_it_answers(
             events in proptest::collection::vec(0..EVENTS.len(), 0..40)
         ) {
-            let mut state = State::Joining;
+            let mut state = WorkerState::Joining;
             let mut dead = false;
             for event in events.into_iter().map(|at| EVENTS[at]) {
                 // After draining, a worker is presumed alive until a probe fails.
                 dead = (dead || event == Event::Dead)
                     && !matches!(event, Event::Alive | Event::Undrain);
-                let drained = state == State::Draining;
+                let drained = state == WorkerState::Draining;
                 state = state.after(event).unwrap_or(state);
                 prop_assert!(!(dead && !drained && state.takes_work()), "{:?}", state);
             }

@@ -25,7 +25,7 @@ use super::life::Life;
 use super::missing_hand_offs::MissingHandOffs;
 use super::outcomes::OutcomeCounters;
 use super::pace::Pace;
-use super::parity::ParityState;
+use super::parity::ParityMonitor;
 use super::presence::Presence;
 use super::prewarm::PrewarmState;
 use super::push::PushState;
@@ -34,7 +34,7 @@ use super::ranks::Ranks;
 use super::read_back::Support as ReadBackSupport;
 use super::resync::Resync;
 use super::shim_report::ShimReport;
-use super::state::{Event, State};
+use super::state::{Event, WorkerState};
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use splitrail_engine_client::Engine;
@@ -127,7 +127,7 @@ pub struct Worker {
     /// The reaction to drift of the index.
     pub drift: Drift,
     /// Whether worker and router agree on tokens and block hashes.
-    pub parity: ParityState,
+    pub parity: ParityMonitor,
     /// Counts of the worker's KV events.
     pub event_stats: EventStats,
     /// Asks the task that follows the worker's KV events to read all of them again.
@@ -198,7 +198,7 @@ impl Worker {
             founder: AtomicBool::new(false),
             shim_report: ShimReport::default(),
             drift: Drift::default(),
-            parity: ParityState::default(),
+            parity: ParityMonitor::default(),
             event_stats: EventStats::default(),
             resync: Resync::default(),
             gone: CancellationToken::new(),
@@ -296,7 +296,7 @@ impl Worker {
     }
 
     /// The current state.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> WorkerState {
         self.life.state()
     }
 
@@ -304,7 +304,7 @@ impl Worker {
     /// start, at least 0.1.
     pub fn share(&self, now: Instant) -> f64 {
         const LEAST: f64 = 0.1;
-        let warming = self.state() == State::Warming && !self.founder.load(Relaxed);
+        let warming = self.state() == WorkerState::Warming && !self.founder.load(Relaxed);
         let whole_ms = self.slow_start_ms.load(Relaxed);
         if !warming || whole_ms == 0 {
             return 1.0;

@@ -85,7 +85,7 @@ pub struct PromptExplained {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_read_back: Option<WhyNot>,
     /// The choices of workers, in the order in which they would be made.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ExplainedStep>,
     /// Why the request cannot be served, or where its explanation ends.
     pub stops: Option<String>,
 }
@@ -111,7 +111,7 @@ pub struct GateExplained {
 
 /// One choice of a worker.
 #[derive(Clone, Debug, Serialize)]
-pub struct Step {
+pub struct ExplainedStep {
     /// `decode_try`, `prefill`, `decode` or `reply`.
     pub step: &'static str,
     /// The leg that is placed.
@@ -381,7 +381,7 @@ impl<'a> Way<'a> {
         let mut sources = Vec::new();
         list_sources(pool, &self.roster, self.unit, wish, now.instant, &mut sources);
         let choice = pick(&self.served.config.policy, &seen, &sources, query);
-        let mut step = Step {
+        let mut step = ExplainedStep {
             step: name,
             leg: wish.leg.name(),
             chosen: None,

@@ -79,7 +79,7 @@ pub(crate) struct Resumed {
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct CompletionChoice {
     text: Option<String>,
     finish_reason: Option<String>,
     token_ids: Option<Vec<u32>>,
@@ -154,7 +154,7 @@ impl Migration {
     }
 
     fn note_choice(&mut self, raw: &RawValue) -> Option<String> {
-        let Choice { text, finish_reason, token_ids, prompt_token_ids } =
+        let CompletionChoice { text, finish_reason, token_ids, prompt_token_ids } =
             serde_json::from_str(raw.get()).ok()?;
         self.finished |= finish_reason.is_some();
         self.pending.extend(token_ids?);

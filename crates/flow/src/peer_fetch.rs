@@ -61,12 +61,12 @@ async fn fetch_first<'a>(
     drop(booking);
     prompt.mark(Stage::PeerFetch);
     let outcome = match step {
-        Ok(Step::Given(offer)) => {
+        Ok(FetchBeforeLeg::Given(offer)) => {
             *may_fetch = false;
             placed.recomputed_tokens = offer.recomputed_tokens();
             return Some(Box::new(OneShot::new(fetching, *offer)));
         }
-        Ok(Step::Ended(outcome)) | Err(outcome) => outcome,
+        Ok(FetchBeforeLeg::Ended(outcome)) | Err(outcome) => outcome,
     };
     fetching.outcome = outcome;
     *may_fetch = outcome.has_blocks();
@@ -78,7 +78,7 @@ async fn fetch_first<'a>(
 }
 
 /// What was done for a fetch before the leg.
-enum Step {
+enum FetchBeforeLeg {
     /// All of it.
     Ended(Outcome),
     /// The source has given a hand-off, which the leg carries.
@@ -122,11 +122,11 @@ impl<'a> Fetching<'a> {
         })
     }
 
-    async fn run(&mut self) -> Result<Step, Outcome> {
+    async fn run(&mut self) -> Result<FetchBeforeLeg, Outcome> {
         let mut has_waited = false;
         while let Some(arriving) = self.fetcher.fetches.arriving(self.prefix) {
             if let Some(outcome) = self.wait_for(arriving).await {
-                return Ok(Step::Ended(outcome));
+                return Ok(FetchBeforeLeg::Ended(outcome));
             }
             has_waited = true;
         }
@@ -153,7 +153,7 @@ impl<'a> Fetching<'a> {
         roster.get(self.plan.source).is_none_or(|source| source.fetches.failed_with(fetcher, now))
     }
 
-    async fn fetch(&mut self) -> Result<Step, Outcome> {
+    async fn fetch(&mut self) -> Result<FetchBeforeLeg, Outcome> {
         let PromptContext { context, unit, .. } = self.prompt;
         let pool = &context.served.pool;
         let roster = pool.roster();
@@ -189,14 +189,14 @@ impl<'a> Fetching<'a> {
         if self.plan.one_shot {
             let source = Arc::clone(source);
             let offer = Offer::new(booking, source, given, self.prefix, pool.block_size());
-            return offer.map(|offer| Step::Given(Box::new(offer)));
+            return offer.map(|offer| FetchBeforeLeg::Given(Box::new(offer)));
         }
         let outcome = steps.take(given).await?;
         booking.arrived();
         if was_idle && booking.is_alone() && outcome == Outcome::Fetched {
             self.fetcher.costs.fetched(self.plan.tokens, sent.elapsed().as_secs_f64());
         }
-        Ok(Step::Ended(outcome))
+        Ok(FetchBeforeLeg::Ended(outcome))
     }
 }
 

@@ -188,7 +188,7 @@ struct Sequence {
 
 /// The token ids in the choice of a whole reply.
 #[derive(Deserialize)]
-struct Choice {
+struct ChoiceTokens {
     token_ids: Option<Vec<u32>>,
     prompt_token_ids: Option<Vec<u32>>,
 }
@@ -197,8 +197,9 @@ impl Sequence {
     /// The tokens by the engine's own account. The ids of a prompt that consists of ids are in the
     /// request.
     fn read(endpoint: Endpoint, unit: &Unit, reply: &JsonObject) -> Option<Self> {
-        let choices: Vec<Choice> = serde_json::from_str(reply.raw("choices")?).ok()?;
-        let [Choice { token_ids, prompt_token_ids }] = <[Choice; 1]>::try_from(choices).ok()?;
+        let choices: Vec<ChoiceTokens> = serde_json::from_str(reply.raw("choices")?).ok()?;
+        let [ChoiceTokens { token_ids, prompt_token_ids }] =
+            <[ChoiceTokens; 1]>::try_from(choices).ok()?;
         let list = |raw: Option<&str>| serde_json::from_str::<Vec<u32>>(raw?).ok();
         let prompt = match endpoint {
             Endpoint::Completions => prompt_token_ids,

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[derive(Clone, Copy, Debug)]
-    enum Step {
+    enum LedgerStep {
         PrefillSent,
         PrefillWorked,
         PrefillReported(Option<u32>, Option<u32>),
@@ -464,34 +464,41 @@ mod tests {
         Discard,
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = LedgerStep> {
         let count = || proptest::option::of(0u32..500);
         prop_oneof![
-            Just(Step::PrefillSent),
-            Just(Step::PrefillWorked),
-            (count(), count()).prop_map(|(prompt, cached)| Step::PrefillReported(prompt, cached)),
-            Just(Step::DecodeSent),
-            Just(Step::DecodeWorked),
-            Just(Step::Resumed),
-            (0u32..500, count()).prop_map(|(prompt, cached)| Step::DecodeReported(prompt, cached)),
-            Just(Step::DiscardDecode),
-            Just(Step::Discard),
+            Just(LedgerStep::PrefillSent),
+            Just(LedgerStep::PrefillWorked),
+            (count(), count())
+                .prop_map(|(prompt, cached)| LedgerStep::PrefillReported(prompt, cached)),
+            Just(LedgerStep::DecodeSent),
+            Just(LedgerStep::DecodeWorked),
+            Just(LedgerStep::Resumed),
+            (0u32..500, count())
+                .prop_map(|(prompt, cached)| LedgerStep::DecodeReported(prompt, cached)),
+            Just(LedgerStep::DiscardDecode),
+            Just(LedgerStep::Discard),
         ]
     }
 
-    fn take(entry: &mut Entry, step: Step, known: Option<u32>) -> usize {
+    fn take(entry: &mut Entry, step: LedgerStep, known: Option<u32>) -> usize {
         match step {
-            Step::PrefillSent => entry.prefill_sent(leg(LegKind::Prefill, known, 3)),
-            Step::PrefillWorked => entry.prefill_worked(),
-            Step::PrefillReported(prompt, cached) => entry.prefill_reported(prompt, cached),
-            Step::DecodeSent => entry.decode_sent(leg(LegKind::Decode, known, 2)),
-            Step::DecodeWorked => entry.decode_worked(),
-            Step::Resumed => entry.decode_resumed(leg(LegKind::Decode, known, 1)),
-            Step::DecodeReported(prompt, cached) => entry.decode_reported(usage(prompt, cached)),
-            Step::DiscardDecode => entry.discard_decode("x"),
-            Step::Discard => entry.discard("x"),
+            LedgerStep::PrefillSent => entry.prefill_sent(leg(LegKind::Prefill, known, 3)),
+            LedgerStep::PrefillWorked => entry.prefill_worked(),
+            LedgerStep::PrefillReported(prompt, cached) => entry.prefill_reported(prompt, cached),
+            LedgerStep::DecodeSent => entry.decode_sent(leg(LegKind::Decode, known, 2)),
+            LedgerStep::DecodeWorked => entry.decode_worked(),
+            LedgerStep::Resumed => entry.decode_resumed(leg(LegKind::Decode, known, 1)),
+            LedgerStep::DecodeReported(prompt, cached) => {
+                entry.decode_reported(usage(prompt, cached))
+            }
+            LedgerStep::DiscardDecode => entry.discard_decode("x"),
+            LedgerStep::Discard => entry.discard("x"),
         }
-        usize::from(matches!(step, Step::PrefillSent | Step::DecodeSent | Step::Resumed))
+        usize::from(matches!(
+            step,
+            LedgerStep::PrefillSent | LedgerStep::DecodeSent | LedgerStep::Resumed
+        ))
     }
 
     proptest! {
@@ -504,7 +511,7 @@ mod tests {
             let mut entry = Entry::default();
             let sent: usize = steps.iter().map(|step| take(&mut entry, *step, known)).sum();
             entry.close(if ok { "ok" } else { "cancelled" });
-            for late in [Step::PrefillSent, Step::DecodeReported(7, Some(7)), Step::Discard] {
+            for late in [LedgerStep::PrefillSent, LedgerStep::DecodeReported(7, Some(7)), LedgerStep::Discard] {
                 take(&mut entry, late, known);
             }
             prop_assert_eq!(entry.legs().count() + entry.discarded().len(), sent);

@@ -26,11 +26,11 @@ pub struct Timeline {
     origin: Instant,
     /// The place of the request in a trace, if it is traced.
     trace: Option<RequestTrace>,
-    state: Mutex<State>,
+    state: Mutex<TimelineState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct TimelineState {
     /// The time in each stage, over all prompts.
     totals: StageTimes,
     /// Time from the end of prefill legs to the first token, over all prompts.
@@ -92,7 +92,7 @@ pub struct RequestTimes {
     pub stages_ms: StageTimes,
 }
 
-impl State {
+impl TimelineState {
     fn cursor(&mut self, prompt: u32) -> &mut Cursor {
         let shared = self.shared;
         match (prompt as usize).checked_sub(1) {
@@ -111,7 +111,7 @@ impl Timeline {
     /// The times of a request that arrived at `origin`. It is traced if it has a place in a trace.
     pub fn new(origin: Instant, trace: Option<RequestTrace>) -> Self {
         let spans = trace.is_some().then(Box::default);
-        let state = State {
+        let state = TimelineState {
             totals: StageTimes::default(),
             hand_off: None,
             shared: Cursor::default(),
@@ -214,7 +214,7 @@ impl Timeline {
         at.saturating_duration_since(self.origin)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TimelineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

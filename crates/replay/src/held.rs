@@ -19,7 +19,7 @@ use crate::fetches::FetchBounds;
 pub struct HeldRouter {
     policy: Policy,
     queue: Queue<usize>,
-    state: Option<State>,
+    state: Option<ClusterView>,
     told: Vec<Coefficients>,
     learns: bool,
     /// The bounds of fetches between workers, if they fetch.
@@ -36,7 +36,7 @@ pub struct HeldRouter {
 
 /// What is known of the prefill workers.
 #[derive(Debug)]
-struct State {
+struct ClusterView {
     feed: Feed,
     workers: Vec<Known>,
     /// By request: when its prefill started.
@@ -89,9 +89,9 @@ impl HeldRouter {
         self
     }
 
-    fn state(&mut self, cluster: &Cluster<'_>) -> &mut State {
+    fn state(&mut self, cluster: &Cluster<'_>) -> &mut ClusterView {
         let (told, learns, fetches) = (&self.told, self.learns, self.fetches);
-        self.state.get_or_insert_with(|| State::new(cluster, told, learns, fetches))
+        self.state.get_or_insert_with(|| ClusterView::new(cluster, told, learns, fetches))
     }
 
     fn round(&mut self, cluster: &Cluster<'_>) {
@@ -107,7 +107,7 @@ impl HeldRouter {
     }
 }
 
-impl State {
+impl ClusterView {
     fn new(
         cluster: &Cluster<'_>,
         told: &[Coefficients],
@@ -145,7 +145,7 @@ impl State {
 /// The cluster from the queue's point of view.
 struct QueueView<'a, 'b> {
     cluster: &'a Cluster<'b>,
-    state: &'a State,
+    state: &'a ClusterView,
 }
 
 impl View<usize> for QueueView<'_, '_> {

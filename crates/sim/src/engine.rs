@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 pub use counters::Counters;
 
-use self::core::{Core, Origin, Step};
+use self::core::{Core, EngineStep, Origin};
 use crate::config::SimConfig;
 use crate::error::ApiError;
 use crate::events::EventSink;
@@ -244,7 +244,7 @@ impl Engine {
 
     async fn run_step(
         self: &Arc<Self>,
-        step: Step,
+        step: EngineStep,
         events: &mut EventSink,
         pulls: &mut JoinSet<()>,
         puller: &Puller,

@@ -16,11 +16,11 @@ pub struct Breaker {
     /// Whether the breaker is closed and the last request did not fail. Every decision reads this
     /// for every worker, without the lock. Changed only while `state` is locked.
     calm: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<BreakerState>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct BreakerState {
     config: BreakerConfig,
     /// Failures in a row.
     failures: u32,
@@ -40,7 +40,7 @@ struct Open {
 impl Breaker {
     /// A closed breaker.
     pub fn new(config: BreakerConfig) -> Self {
-        let state = Mutex::new(State { config, ..State::default() });
+        let state = Mutex::new(BreakerState { config, ..BreakerState::default() });
         Self { calm: AtomicBool::new(true), state }
     }
 
@@ -120,7 +120,7 @@ impl Breaker {
     }
 
     /// A poisoned lock is still used: the state stays valid at each step of a change.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BreakerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -26,11 +26,11 @@ pub struct Costs {
     epoch: Instant,
     /// Notified when a prompt has been computed.
     freed: OnceLock<Arc<Notify>>,
-    state: Mutex<State>,
+    state: Mutex<CostState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct CostState {
     prior: Coefficients,
     learner: Learner,
     busy: BusyShare,
@@ -105,7 +105,7 @@ pub struct CostsView {
 impl Costs {
     /// A cost model that starts with the configured coefficients.
     pub fn new(prior: Coefficients) -> Self {
-        let state = State {
+        let state = CostState {
             prior,
             learner: Learner::new(prior),
             busy: BusyShare::default(),
@@ -247,12 +247,12 @@ impl Costs {
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CostState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl CostState {
     /// When a rank last completed a prompt; 0 if it never did.
     fn done_ns(&self, rank: Option<u16>) -> u64 {
         self.done.iter().find(|(other, _)| *other == rank).map_or(0, |(_, done_ns)| *done_ns)

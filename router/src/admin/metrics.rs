@@ -20,7 +20,7 @@ use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::parity::Parity;
-use splitrail_fleet::state::State;
+use splitrail_fleet::state::WorkerState;
 use splitrail_policy::Leg;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_telemetry::metrics::{AvailableWorkers, TextFormat};
@@ -219,7 +219,7 @@ fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
     let (model, role) = (served.name(), worker.config.role.name());
     let labels = [model, worker.id(), role];
     metrics.worker_up.with_label_values(&labels).set(worker.is_up().into());
-    for state in State::ALL {
+    for state in WorkerState::ALL {
         let labels = [labels[0], labels[1], state.name()];
         let is = worker.state() == state;
         metrics.worker_state.with_label_values(&labels).set(is.into());

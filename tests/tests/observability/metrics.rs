@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use splitrail_api::error::{Error, Kind};
 use splitrail_fleet::parity::{Cause, Parity};
-use splitrail_fleet::state::State;
+use splitrail_fleet::state::WorkerState;
 use splitrail_flow::plan::LocalReason;
 use splitrail_kv::Tier;
 use splitrail_policy::Leg;
@@ -345,7 +345,7 @@ fn the_table_has_the_values_that_the_code_gives() {
             values.iter().filter(|value| !known(metric, label).contains(value)).collect();
         assert!(unknown.is_empty(), "{metric}, {label}: {unknown:?}");
     };
-    check("worker_state", "state", &State::ALL.map(State::name));
+    check("worker_state", "state", &WorkerState::ALL.map(WorkerState::name));
     check("worker_parity", "result", &Parity::RESULTS);
     check("canaries_total", "cause", &Cause::ALL.map(Cause::name));
     check("index_blocks", "tier", &Tier::ALL.map(Tier::name));

@@ -192,11 +192,11 @@ struct Reply<'a> {
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
     #[serde(default)]
-    choices: Vec<Choice>,
+    choices: Vec<ReplyChoice>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct ReplyChoice {
     finish_reason: Option<String>,
 }
 
@@ -207,7 +207,7 @@ impl Reply<'_> {
     }
 
     fn is_turned_away(&self) -> bool {
-        let reason = |choice: &Choice| {
+        let reason = |choice: &ReplyChoice| {
             choice.finish_reason.as_deref().is_some_and(|reason| reason == CACHE_THRESHOLD)
         };
         self.choices.iter().any(reason)

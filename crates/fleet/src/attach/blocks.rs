@@ -40,10 +40,10 @@ pub struct Blocks {
     worker: Arc<Worker>,
     /// The shim's mirror to which the blocks belong.
     mirror_id: String,
-    state: State,
+    state: BlocksState,
 }
 
-enum State {
+enum BlocksState {
     /// The worker's entries in the index may be wrong or incomplete.
     Unknown,
     /// A snapshot is being received.
@@ -77,31 +77,31 @@ impl Restoring {
 impl Blocks {
     /// Begins in the state `Unknown`.
     pub fn new(pool: Arc<Pool>, worker: Arc<Worker>) -> Self {
-        Self { pool, worker, mirror_id: String::new(), state: State::Unknown }
+        Self { pool, worker, mirror_id: String::new(), state: BlocksState::Unknown }
     }
 
     /// The number of the last change in the index, if the index has everything up to it and the
     /// blocks are those of this mirror.
     pub fn known(&self, mirror_id: &str) -> Option<u64> {
         match self.state {
-            State::Complete(sequence) if self.mirror_id == mirror_id => Some(sequence),
+            BlocksState::Complete(sequence) if self.mirror_id == mirror_id => Some(sequence),
             _ => None,
         }
     }
 
     /// Whether everything up to some change is in the index.
     pub fn is_complete(&self) -> bool {
-        matches!(self.state, State::Complete(_))
+        matches!(self.state, BlocksState::Complete(_))
     }
 
     /// Whether a snapshot is being received.
     pub fn is_restoring(&self) -> bool {
-        matches!(self.state, State::Restoring(_))
+        matches!(self.state, BlocksState::Restoring(_))
     }
 
     /// Marks the worker's entries in the index as unreliable until the next snapshot.
     pub fn distrust(&mut self) {
-        self.state = State::Unknown;
+        self.state = BlocksState::Unknown;
     }
 
     /// Applies a part of a snapshot, and adds what happened to its blocks to `sum`. Returns the
@@ -116,7 +116,7 @@ impl Blocks {
     ) -> Result<Option<u64>, Fault> {
         let rank = rank(part.rank)?;
         let continues = match &self.state {
-            State::Restoring(restoring) => {
+            BlocksState::Restoring(restoring) => {
                 restoring.sequence == part.sequence && self.mirror_id == part.mirror_id
             }
             _ => false,
@@ -124,7 +124,8 @@ impl Blocks {
         if !continues {
             self.begin(part.mirror_id, part.sequence).await;
         }
-        let State::Restoring(mut restoring) = std::mem::replace(&mut self.state, State::Unknown)
+        let BlocksState::Restoring(mut restoring) =
+            std::mem::replace(&mut self.state, BlocksState::Unknown)
         else {
             return Err(Fault::Invalid("the snapshot has not begun"));
         };
@@ -142,21 +143,21 @@ impl Blocks {
         if part.last {
             let sequence = restoring.sequence;
             drop(restoring);
-            self.state = State::Complete(sequence);
+            self.state = BlocksState::Complete(sequence);
             return Ok(Some(sequence));
         }
-        self.state = State::Restoring(restoring);
+        self.state = BlocksState::Restoring(restoring);
         Ok(None)
     }
 
     async fn begin(&mut self, mirror_id: String, sequence: u64) {
-        self.state = State::Unknown;
+        self.state = BlocksState::Unknown;
         self.mirror_id = mirror_id;
         self.pool.index().remove_worker(self.worker.index.0);
         // Removing a worker's blocks may have taken long.
         tokio::task::yield_now().await;
         let pool = Arc::clone(&self.pool);
-        self.state = State::Restoring(Restoring { pool, sequence, rank: 0, restore: None });
+        self.state = BlocksState::Restoring(Restoring { pool, sequence, rank: 0, restore: None });
     }
 
     async fn restore(
@@ -198,7 +199,7 @@ impl Blocks {
     /// # Errors
     /// Changes are missing before these, or the message is invalid.
     pub async fn events(&mut self, events: &v1::Events, sum: &mut Applied) -> Result<u64, Fault> {
-        let State::Complete(known) = self.state else {
+        let BlocksState::Complete(known) = self.state else {
             return Err(Fault::Invalid("events before a complete snapshot"));
         };
         match known.checked_add(1) {
@@ -210,7 +211,7 @@ impl Blocks {
         }
         let key = self.key(rank(events.rank)?);
         // If the message turns out to be invalid half-way, the index holds a part of it.
-        self.state = State::Unknown;
+        self.state = BlocksState::Unknown;
         for change in &events.changes {
             match change.change.as_ref().ok_or("a change is empty")? {
                 Change::Stored(stored) => {
@@ -231,7 +232,7 @@ impl Blocks {
                 }
             }
         }
-        self.state = State::Complete(events.sequence);
+        self.state = BlocksState::Complete(events.sequence);
         Ok(events.sequence)
     }
 

@@ -53,7 +53,7 @@ enum After {
 }
 
 /// The next event for a session.
-enum Step {
+enum SessionEvent {
     Received(Box<Result<Option<Received>, Status>>),
     After(After),
     /// The fleet has replaced the worker by a new one with the same id.
@@ -136,11 +136,11 @@ impl Session {
             {
                 attached.indexing.count_resync(reason);
             }
-            let received = match self.step(&mut stream).await {
-                Step::Received(received) => *received,
-                Step::After(after) => return after,
-                Step::Due => continue,
-                Step::ResyncRequested(reason) => {
+            let received = match self.next_event(&mut stream).await {
+                SessionEvent::Received(received) => *received,
+                SessionEvent::After(after) => return after,
+                SessionEvent::Due => continue,
+                SessionEvent::ResyncRequested(reason) => {
                     if let Some(attached) = &mut self.attached {
                         attached.blocks.distrust();
                         attached.indexing.worker.set_events_current(false);
@@ -148,7 +148,7 @@ impl Session {
                     stream.resync.need(reason);
                     continue;
                 }
-                Step::Replaced => match self.claim_worker(&hello) {
+                SessionEvent::Replaced => match self.claim_worker(&hello) {
                     Ok(()) => {
                         stream.resync.need("worker_replaced");
                         continue;
@@ -177,7 +177,7 @@ impl Session {
         }
     }
 
-    async fn step(&mut self, stream: &mut ShimStream) -> Step {
+    async fn next_event(&mut self, stream: &mut ShimStream) -> SessionEvent {
         let gone = self.attached.as_ref().map(|attached| attached.indexing.worker.gone.clone());
         let gone = gone.unwrap_or_default();
         let due = stream.resync.due().map(tokio::time::Instant::from_std);
@@ -203,18 +203,18 @@ impl Session {
             biased;
             () = self.context.stop.cancelled() => {
                 stream.end(Status::unavailable("the router stops"));
-                Step::After(After::Nothing)
+                SessionEvent::After(After::Nothing)
             }
             () = self.guard.evicted.cancelled() => {
                 stream.end(Status::aborted("another shim speaks for this worker"));
-                Step::After(After::Nothing)
+                SessionEvent::After(After::Nothing)
             }
             pending = self.guard.streams.recv() => {
                 stream.end(Status::aborted("a newer stream takes the place of this one"));
-                Step::After(pending.map_or(After::Nothing, After::NewStream))
+                SessionEvent::After(pending.map_or(After::Nothing, After::NewStream))
             }
-            () = gone.cancelled() => Step::Replaced,
-            received = stream.inbound.next() => Step::Received(Box::new(received)),
+            () = gone.cancelled() => SessionEvent::Replaced,
+            received = stream.inbound.next() => SessionEvent::Received(Box::new(received)),
             room = ack_room, if stream.unacked.is_some() => {
                 let sequence = stream.unacked.unwrap_or_default();
                 let message = Some(RouterMessage::Ack(v1::Ack { sequence }));
@@ -222,11 +222,11 @@ impl Session {
                     room.send(Ok(v1::AttachResponse { message }));
                 }
                 stream.mark_acked();
-                Step::Due
+                SessionEvent::Due
             }
-            reason = resync_requested => Step::ResyncRequested(reason),
-            () = resync_due => Step::Due,
-            () = outbound.closed() => Step::After(After::Silence),
+            reason = resync_requested => SessionEvent::ResyncRequested(reason),
+            () = resync_due => SessionEvent::Due,
+            () = outbound.closed() => SessionEvent::After(After::Silence),
         }
     }
 

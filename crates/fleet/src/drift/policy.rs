@@ -50,36 +50,36 @@ pub struct Past {
 }
 
 impl Past {
-    /// Records a step.
-    pub fn note(&mut self, step: &Step, now: Instant) {
-        match step {
-            Step::Fine => (self.over_resyncs, self.under_resyncs) = (0, 0),
-            Step::Resync(direction) => {
+    /// Records a reaction at a time.
+    pub fn note(&mut self, reaction: &DriftReaction, now: Instant) {
+        match reaction {
+            DriftReaction::NoDrift => (self.over_resyncs, self.under_resyncs) = (0, 0),
+            DriftReaction::Resync(direction) => {
                 self.last_resync = Some(now);
                 match direction {
                     Direction::Over => self.over_resyncs += 1,
                     Direction::Under => self.under_resyncs += 1,
                 }
             }
-            Step::Wait | Step::Bear | Step::GiveUp => {}
+            DriftReaction::Wait | DriftReaction::Tolerate | DriftReaction::Exclude => {}
         }
     }
 }
 
-/// A reaction.
+/// What the router does about the drift of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum DriftReaction {
     /// Nothing: there is no drift, so earlier resynchronisations have helped.
-    Fine,
+    NoDrift,
     /// Nothing yet: too few replies, or the last resynchronisation was too recent, or drift is
     /// ignored.
     Wait,
     /// Nothing any more: resynchronising does not help, and the drift does no harm.
-    Bear,
+    Tolerate,
     /// Read the worker's KV events again.
     Resync(Direction),
     /// Exclude the worker from KV routing.
-    GiveUp,
+    Exclude,
 }
 
 /// A decision.
@@ -89,13 +89,13 @@ pub struct Verdict {
     /// not found, divided by the blocks that were estimated.
     pub discount: f64,
     /// The reaction.
-    pub step: Step,
+    pub reaction: DriftReaction,
 }
 
 /// Decides the reaction to one worker's measurements.
 pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instant) -> Verdict {
     if !config.enabled || measured.samples < config.samples_min {
-        return Verdict { discount: 0.0, step: Step::Wait };
+        return Verdict { discount: 0.0, reaction: DriftReaction::Wait };
     }
     let beyond =
         |blocks: f64, bound: f64, whole: f64, share: f64| blocks > bound && blocks > share * whole;
@@ -119,15 +119,15 @@ pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instan
     let waits = past
         .last_resync
         .is_some_and(|last| now.saturating_duration_since(last) < config.resync_interval_min);
-    let step = match (over, under) {
-        (false, false) => Step::Fine,
-        _ if waits => Step::Wait,
-        (true, _) if past.over_resyncs >= config.resyncs_max => Step::GiveUp,
-        (true, _) => Step::Resync(Direction::Over),
-        (false, true) if past.under_resyncs >= config.resyncs_max => Step::Bear,
-        (false, true) => Step::Resync(Direction::Under),
+    let reaction = match (over, under) {
+        (false, false) => DriftReaction::NoDrift,
+        _ if waits => DriftReaction::Wait,
+        (true, _) if past.over_resyncs >= config.resyncs_max => DriftReaction::Exclude,
+        (true, _) => DriftReaction::Resync(Direction::Over),
+        (false, true) if past.under_resyncs >= config.resyncs_max => DriftReaction::Tolerate,
+        (false, true) => DriftReaction::Resync(Direction::Under),
     };
-    Verdict { discount, step }
+    Verdict { discount, reaction }
 }
 
 #[cfg(test)]
@@ -168,43 +168,54 @@ mod tests {
     #[test]
     fn a_promise_that_is_not_kept_counts_for_what_is_left_of_it() {
         let verdict = first(measured(40.0, 10.0));
-        assert_eq!(verdict, Verdict { discount: 0.75, step: Step::Resync(Direction::Over) });
+        assert_eq!(
+            verdict,
+            Verdict { discount: 0.75, reaction: DriftReaction::Resync(Direction::Over) }
+        );
         assert_eq!(first(measured(40.0, 0.0)).discount, 1.0);
         for fine in [measured(40.0, 31.0), measured(3.0, 0.0), measured(0.0, 0.0)] {
-            assert_eq!(first(fine), Verdict { discount: 0.0, step: Step::Fine }, "{fine:?}");
+            assert_eq!(
+                first(fine),
+                Verdict { discount: 0.0, reaction: DriftReaction::NoDrift },
+                "{fine:?}"
+            );
         }
         let few = Measured { samples: 31, ..measured(40.0, 0.0) };
-        assert_eq!(first(few), Verdict { discount: 0.0, step: Step::Wait });
+        assert_eq!(first(few), Verdict { discount: 0.0, reaction: DriftReaction::Wait });
     }
 
     #[test]
     fn to_find_more_than_was_promised_costs_nothing_but_readings() {
         let more = measured(10.0, 60.0);
-        assert_eq!(first(more), Verdict { discount: 0.0, step: Step::Resync(Direction::Under) });
+        assert_eq!(
+            first(more),
+            Verdict { discount: 0.0, reaction: DriftReaction::Resync(Direction::Under) }
+        );
         let tired = Past { under_resyncs: 3, ..Past::default() };
         let verdict = judge(&CONFIG, &more, &tired, Instant::now());
-        assert_eq!(verdict, Verdict { discount: 0.0, step: Step::Bear });
+        assert_eq!(verdict, Verdict { discount: 0.0, reaction: DriftReaction::Tolerate });
     }
 
-    /// The steps of a worker that is judged every minute.
-    fn course(minutes: u64, drifts: impl Fn(u64) -> Measured) -> Vec<Step> {
+    /// The reactions of a worker that is judged every minute.
+    fn course(minutes: u64, drifts: impl Fn(u64) -> Measured) -> Vec<DriftReaction> {
         let (start, mut past) = (Instant::now(), Past::default());
-        let steps = (0..minutes).map(|minute| {
+        let reactions = (0..minutes).map(|minute| {
             let now = start + Duration::from_secs(60 * minute);
             let verdict = judge(&CONFIG, &drifts(minute), &past, now);
-            past.note(&verdict.step, now);
-            verdict.step
+            past.note(&verdict.reaction, now);
+            verdict.reaction
         });
-        steps.collect()
+        reactions.collect()
     }
 
     #[test]
     fn who_cannot_be_helped_is_read_as_often_as_allowed_and_then_given_up() {
-        let steps = course(20, |_| measured(40.0, 0.0));
-        let at =
-            |wanted: Step| (0..steps.len()).filter(|i| steps[*i] == wanted).collect::<Vec<_>>();
-        assert_eq!(at(Step::Resync(Direction::Over)), [0, 5, 10]);
-        assert_eq!(at(Step::GiveUp)[0], 15);
+        let reactions = course(20, |_| measured(40.0, 0.0));
+        let at = |wanted: DriftReaction| {
+            (0..reactions.len()).filter(|i| reactions[*i] == wanted).collect::<Vec<_>>()
+        };
+        assert_eq!(at(DriftReaction::Resync(Direction::Over)), [0, 5, 10]);
+        assert_eq!(at(DriftReaction::Exclude)[0], 15);
     }
 
     #[test]
@@ -212,10 +223,13 @@ mod tests {
         // Drifts for one minute in seven: each resynchronisation helps.
         let drifts =
             |minute: u64| measured(40.0, if minute.is_multiple_of(7) { 0.0 } else { 40.0 });
-        let steps = course(70, drifts);
-        let readings = steps.iter().filter(|step| matches!(step, Step::Resync(_))).count();
+        let reactions = course(70, drifts);
+        let readings = reactions
+            .iter()
+            .filter(|reaction| matches!(reaction, DriftReaction::Resync(_)))
+            .count();
         assert_eq!(readings, 10);
-        assert!(!steps.contains(&Step::GiveUp));
+        assert!(!reactions.contains(&DriftReaction::Exclude));
     }
 
     proptest! {
@@ -239,14 +253,14 @@ mod tests {
             prop_assert!((0.0..=1.0).contains(&verdict.discount));
             let broken = samples >= 32 && over > 4.0 && over > 0.25 * promised;
             prop_assert_eq!(verdict.discount > 0.0, broken);
-            match verdict.step {
-                Step::GiveUp => prop_assert!(broken && over_resyncs >= 3),
-                Step::Resync(Direction::Over) => prop_assert!(broken && over_resyncs < 3),
-                Step::Resync(Direction::Under) => prop_assert!(!broken && under_resyncs < 3),
-                Step::Fine => prop_assert!(!broken),
-                Step::Wait | Step::Bear => {}
+            match verdict.reaction {
+                DriftReaction::Exclude => prop_assert!(broken && over_resyncs >= 3),
+                DriftReaction::Resync(Direction::Over) => prop_assert!(broken && over_resyncs < 3),
+                DriftReaction::Resync(Direction::Under) => prop_assert!(!broken && under_resyncs < 3),
+                DriftReaction::NoDrift => prop_assert!(!broken),
+                DriftReaction::Wait | DriftReaction::Tolerate => {}
             }
-            if matches!(verdict.step, Step::Resync(_) | Step::GiveUp) {
+            if matches!(verdict.reaction, DriftReaction::Resync(_) | DriftReaction::Exclude) {
                 prop_assert!(ago.is_none_or(|ago| ago >= 300));
             }
         }

@@ -72,7 +72,7 @@ pub(super) struct Brought {
 
 /// What a worker that is prewarmed does next.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Choice {
+pub(super) enum NextFetch {
     /// It fetches.
     Fetch(Offer),
     /// It waits: a worker that holds more than it has something better to do.
@@ -99,26 +99,26 @@ pub(super) struct Offer {
 }
 
 /// Chooses the prefix whose missing blocks are worth most, of those that a worker can send now.
-pub(super) fn choose(need: &Need<'_>, hot: &[Hot], senders: &Senders) -> Choice {
+pub(super) fn choose(need: &Need<'_>, hot: &[Hot], senders: &Senders) -> NextFetch {
     let mut best: Option<Offer> = None;
-    let mut other = Choice::Done;
+    let mut other = NextFetch::Done;
     for (at, hot) in hot.iter().enumerate() {
         match need.look(at, hot, senders) {
-            Choice::Fetch(offer) if best.is_none_or(|best| offer.worth > best.worth) => {
+            NextFetch::Fetch(offer) if best.is_none_or(|best| offer.worth > best.worth) => {
                 best = Some(offer);
             }
-            Choice::Fetch(_) | Choice::Done => {}
-            Choice::Full => other = Choice::Full,
-            Choice::Wait if other == Choice::Done => other = Choice::Wait,
-            Choice::Wait => {}
+            NextFetch::Fetch(_) | NextFetch::Done => {}
+            NextFetch::Full => other = NextFetch::Full,
+            NextFetch::Wait if other == NextFetch::Done => other = NextFetch::Wait,
+            NextFetch::Wait => {}
         }
     }
-    best.map_or(other, Choice::Fetch)
+    best.map_or(other, NextFetch::Fetch)
 }
 
 impl Need<'_> {
     /// What the worker would do if this were the only prefix.
-    fn look(&self, at: usize, hot: &Hot, senders: &Senders) -> Choice {
+    fn look(&self, at: usize, hot: &Hot, senders: &Senders) -> NextFetch {
         let hashes = &hot.prefix.hashes[..];
         let (own, others): (Vec<_>, Vec<_>) =
             hot.held.iter().partition(|held| held.by.worker == self.worker.0);
@@ -141,11 +141,11 @@ impl Need<'_> {
         };
         let most = able.iter().map(|(blocks, _)| *blocks).max().unwrap_or(0).min(reach);
         if most < least || !is_open(most) {
-            return Choice::Done;
+            return NextFetch::Done;
         }
         let reach = reach.min(held_here.saturating_add(self.room_blocks));
         if reach < least {
-            return Choice::Full;
+            return NextFetch::Full;
         }
         // Another fetch brings a part of it.
         let is_coming = self.running.iter().any(|other| other.get(held) == hashes.get(held));
@@ -153,12 +153,12 @@ impl Need<'_> {
             sender.is_free && self.from.get(&sender.worker).is_none_or(|used| *used < self.from_max)
         });
         let free = free.min_by_key(|(blocks, sender)| (usize::MAX - blocks, sender.load));
-        let Some((blocks, sender)) = free.filter(|_| !is_coming) else { return Choice::Wait };
+        let Some((blocks, sender)) = free.filter(|_| !is_coming) else { return NextFetch::Wait };
         let blocks = (*blocks).min(reach);
         if !is_open(blocks) {
-            return Choice::Wait;
+            return NextFetch::Wait;
         }
-        Choice::Fetch(Offer {
+        NextFetch::Fetch(Offer {
             at,
             blocks,
             brought_blocks: blocks - held_here,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use splitrail_kv::{BlockHash, Tier};
 use tokio::task::{AbortHandle, Id};
 
-use super::choose::{Brought, Choice, Hot, Need, Offer, Senders, choose, is_needed_by_clients};
+use super::choose::{Brought, Hot, Need, NextFetch, Offer, Senders, choose, is_needed_by_clients};
 use super::fetch::Plan;
 use crate::peer_fetch::Outcome;
 use splitrail_config::model::PrewarmConfig;
@@ -99,7 +99,7 @@ pub(super) struct View<'a> {
 }
 
 /// What becomes of a worker that is prewarmed.
-pub(super) enum Step {
+pub(super) enum JoinStep {
     Fetch(Plan),
     Wait,
     End(End),
@@ -154,7 +154,7 @@ impl Join {
     }
 
     /// What the worker does next, if it has a place for a fetch.
-    pub(super) fn step(&mut self, worker: &Arc<Worker>, view: &View<'_>, now: Instant) -> Step {
+    pub(super) fn step(&mut self, worker: &Arc<Worker>, view: &View<'_>, now: Instant) -> JoinStep {
         let (served, bounds) = (view.served, view.bounds);
         let block_size = served.pool.block_size().max(1);
         let arriving: u64 = self.running.iter().map(|running| running.tokens).sum();
@@ -162,10 +162,10 @@ impl Join {
         let tokens_left = tokens_max.saturating_sub(self.tokens + arriving);
         let is_idle = self.running.is_empty();
         if tokens_left < u64::from(bounds.min_tokens) {
-            return if is_idle { Step::End(End::Tokens) } else { Step::Wait };
+            return if is_idle { JoinStep::End(End::Tokens) } else { JoinStep::Wait };
         }
         let choice = if self.is_held_back(worker, bounds, block_size, now) {
-            Choice::Wait
+            NextFetch::Wait
         } else {
             let in_time = tokens_in_time(worker, served.config.timeouts.peer_fetch, now);
             self.brought.retain(|(until, _)| *until > now);
@@ -190,17 +190,19 @@ impl Join {
             )
         };
         let since = match choice {
-            Choice::Done if is_idle => *self.idle_since.get_or_insert(now),
+            NextFetch::Done if is_idle => *self.idle_since.get_or_insert(now),
             _ => {
                 self.idle_since = None;
                 now
             }
         };
         match choice {
-            Choice::Fetch(offer) => self.plan(offer, worker, view).map_or(Step::Wait, Step::Fetch),
-            Choice::Full if is_idle => Step::End(End::Full),
-            Choice::Done if now >= since + SETTLED => Step::End(End::Done),
-            Choice::Full | Choice::Done | Choice::Wait => Step::Wait,
+            NextFetch::Fetch(offer) => {
+                self.plan(offer, worker, view).map_or(JoinStep::Wait, JoinStep::Fetch)
+            }
+            NextFetch::Full if is_idle => JoinStep::End(End::Full),
+            NextFetch::Done if now >= since + SETTLED => JoinStep::End(End::Done),
+            NextFetch::Full | NextFetch::Done | NextFetch::Wait => JoinStep::Wait,
         }
     }
 

@@ -9,13 +9,13 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 use super::choose::Hot;
 use super::fetch::{Plan, fetch};
-use super::join::{End, Join, Running, Step, View};
+use super::join::{End, Join, JoinStep, Running, View};
 use super::view::{list_senders, look_up};
 use crate::peer_fetch::Outcome;
 use splitrail_config::model::PrewarmConfig;
 use splitrail_engine_client::Engine as _;
 use splitrail_fleet::peer_fetch::FetchBounds;
-use splitrail_fleet::state::State;
+use splitrail_fleet::state::WorkerState;
 use splitrail_fleet::{Pool, Roster, Served, Worker};
 use splitrail_policy::{Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
@@ -127,9 +127,9 @@ impl Joins {
                 let (roster, senders, from) = (&roster, &senders, &from);
                 let view = View { served, roster, bounds, hot, senders, from };
                 match seen.step(&view, now) {
-                    Step::Fetch(plan) => self.begin(index, served, metrics, plan),
-                    Step::Wait => break,
-                    Step::End(end) => seen.end(&self.model, metrics, end),
+                    JoinStep::Fetch(plan) => self.begin(index, served, metrics, plan),
+                    JoinStep::Wait => break,
+                    JoinStep::End(end) => seen.end(&self.model, metrics, end),
                 }
             }
         }
@@ -224,7 +224,7 @@ impl Seen {
         }
         let began = join.began?;
         match worker.state() {
-            State::Down | State::Draining | State::Left => Some(End::Stopped),
+            WorkerState::Down | WorkerState::Draining | WorkerState::Left => Some(End::Stopped),
             _ => (now >= began + config.time_max).then_some(End::Time),
         }
     }
@@ -244,11 +244,11 @@ impl Seen {
     }
 
     /// What becomes of the worker now.
-    fn step(&mut self, view: &View<'_>, now: Instant) -> Step {
+    fn step(&mut self, view: &View<'_>, now: Instant) -> JoinStep {
         let has_place = self.has_place(&view.served.config.prewarm, now);
         match &mut self.join {
             Some(join) if has_place => join.step(&self.worker, view, now),
-            _ => Step::Wait,
+            _ => JoinStep::Wait,
         }
     }
 

@@ -31,7 +31,7 @@ pub fn turned_away(dialect: Dialect, data: &[u8]) -> bool {
 pub fn begun(data: &[u8]) -> Vec<u64> {
     let event: Event<'_> = dialect::read(data).unwrap_or_default();
     let shown = event.choices.iter().filter(|choice| choice.has_output());
-    shown.map(Choice::place).collect()
+    shown.map(ChunkChoice::place).collect()
 }
 
 fn choices(reply: &Value) -> impl Iterator<Item = &Value> {
@@ -42,11 +42,11 @@ fn choices(reply: &Value) -> impl Iterator<Item = &Value> {
 #[derive(Default, Deserialize)]
 struct Event<'a> {
     #[serde(borrow, default)]
-    choices: Vec<Choice<'a>>,
+    choices: Vec<ChunkChoice<'a>>,
 }
 
 #[derive(Deserialize)]
-struct Choice<'a> {
+struct ChunkChoice<'a> {
     #[serde(borrow)]
     index: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -59,7 +59,7 @@ struct Choice<'a> {
     delta: Option<&'a RawValue>,
 }
 
-impl Choice<'_> {
+impl ChunkChoice<'_> {
     fn place(&self) -> u64 {
         self.index.and_then(|index| index.get().parse().ok()).unwrap_or(0)
     }

@@ -192,13 +192,13 @@ pub(crate) fn edit(
 /// hand-off only for a reply that was cut off by its length limit.
 pub(crate) fn ended(dialect: Dialect, reply: &JsonObject) -> bool {
     #[derive(Deserialize)]
-    struct Choice {
+    struct EndedChoice {
         finish_reason: Option<String>,
     }
     let text = |key| reply.raw(key).and_then(|raw| serde_json::from_str::<String>(raw).ok());
     let (reason, cut_off) = match dialect {
         Dialect::Chunks => {
-            let choices = reply.raw("choices").map(serde_json::from_str::<Vec<Choice>>);
+            let choices = reply.raw("choices").map(serde_json::from_str::<Vec<EndedChoice>>);
             let first = choices.and_then(Result::ok).and_then(|all| all.into_iter().next());
             (first.and_then(|choice| choice.finish_reason), "length")
         }

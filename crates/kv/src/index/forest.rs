@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::heads::Heads;
 use super::run::Run;
-use super::shared::{RUNS_PER_CHUNK, Shared, Slots, State};
+use super::shared::{IndexState, RUNS_PER_CHUNK, Shared, Slots};
 use super::strips::{Place, Strips, reserve_some};
 use super::sync::{AtomicU64, Ordering, Swapped};
 use super::words::{Allocator, CHUNK_WORDS, WORDS_MAX, capacity_of};
@@ -74,14 +74,14 @@ pub(super) struct Forest {
     shared: Arc<Shared>,
     /// States that readers may still use. The last owner of a state frees what only the state
     /// holds; that must not be a reader.
-    replaced: Vec<Arc<State>>,
+    replaced: Vec<Arc<IndexState>>,
 }
 
 impl Forest {
     pub(super) fn new() -> Self {
         let heads = Arc::new(Heads::with_room(0));
         let slots = Arc::<Slots>::default();
-        let state = State {
+        let state = IndexState {
             words: Default::default(),
             runs: Vec::new(),
             heads: Arc::clone(&heads),
@@ -466,7 +466,7 @@ impl Forest {
     }
 
     pub(super) fn publish(&mut self) {
-        let old = self.shared.state.swap(Arc::new(State {
+        let old = self.shared.state.swap(Arc::new(IndexState {
             words: self.words.words.clone(),
             runs: self.runs.clone(),
             heads: Arc::clone(&self.heads),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::overlaps::Overlaps;
 use super::run::{Full, Partial, Run, Stretch, View};
-use super::shared::{Shared, State};
+use super::shared::{IndexState, Shared};
 use super::sync::{Ordering, look_again};
 use crate::hash::BlockHash;
 use crate::prefetch::prefetch;
@@ -40,7 +40,7 @@ impl IndexReader {
 
     fn find_in(
         &self,
-        state: &State,
+        state: &IndexState,
         hashes: &[BlockHash],
         out: &mut Overlaps,
     ) -> Result<(), Changed> {
@@ -52,7 +52,7 @@ impl IndexReader {
     }
 
     /// Handles the case that numbers in the state were reused while the walk used them.
-    fn allow_for_reuse(&self, state: &State, out: &mut Overlaps) -> Result<(), Changed> {
+    fn allow_for_reuse(&self, state: &IndexState, out: &mut Overlaps) -> Result<(), Changed> {
         if self.shared.reused.load(Ordering::Acquire) <= state.reused {
             return Ok(());
         }
@@ -75,7 +75,7 @@ enum End {
     Missing,
 }
 
-fn walk(state: &State, hashes: &[BlockHash], out: &mut Overlaps) -> Result<End, Changed> {
+fn walk(state: &IndexState, hashes: &[BlockHash], out: &mut Overlaps) -> Result<End, Changed> {
     out.clear();
     if !Arc::ptr_eq(&out.slots, &state.slots) {
         out.slots = Arc::clone(&state.slots);
@@ -130,7 +130,7 @@ fn close(depth: u32, out: &mut Overlaps) {
 /// Reads one run, repeatedly if it was changed meanwhile: how far the prompt follows it, which
 /// workers continue (`next`), and which end within it (`singles`).
 fn step(
-    state: &State,
+    state: &IndexState,
     run: &Run,
     rest: &[BlockHash],
     depth: u32,
@@ -166,7 +166,7 @@ fn step(
 /// A chained hash stands for its whole prefix: if the last blocks are equal, all are, and the first
 /// difference can be found by binary search.
 #[inline]
-fn matched(state: &State, view: &View, rest: &[BlockHash]) -> Option<u32> {
+fn matched(state: &IndexState, view: &View, rest: &[BlockHash]) -> Option<u32> {
     let len = view.len as usize;
     // The next run is looked up by this hash.
     rest.get(len).map(prefetch);
@@ -193,7 +193,7 @@ fn matched(state: &State, view: &View, rest: &[BlockHash]) -> Option<u32> {
 }
 
 #[inline]
-fn read_full(state: &State, full: Full, out: &mut Overlaps) -> Option<()> {
+fn read_full(state: &IndexState, full: Full, out: &mut Overlaps) -> Option<()> {
     out.next.clear();
     if let Some((at, words)) = full.as_row() {
         let row = state.words.get(at, words)?;
@@ -214,7 +214,7 @@ fn read_full(state: &State, full: Full, out: &mut Overlaps) -> Option<()> {
 
 #[inline]
 fn read_partial(
-    state: &State,
+    state: &IndexState,
     view: &View,
     matched: u32,
     depth: u32,
@@ -260,7 +260,7 @@ fn take_partial(partial: Partial, matched: u32, depth: u32, out: &mut Overlaps) 
 
 /// Counts the blocks that are not in the fastest tier. Rarely needed.
 fn read_tiers(
-    state: &State,
+    state: &IndexState,
     view: &View,
     matched: u32,
     depth: u32,

@@ -14,7 +14,7 @@ pub(super) const RUNS_PER_CHUNK: usize = if cfg!(loom) { 4 } else { 256 };
 /// Everything that a reader needs. The state is replaced as a whole when it grows, or when a worker
 /// joins or leaves, which is rare; runs and words change in place.
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct IndexState {
     pub(super) words: Words,
     pub(super) runs: Vec<Arc<[Run]>>,
     pub(super) heads: Arc<Heads>,
@@ -26,7 +26,7 @@ pub(super) struct State {
     pub(super) reused: u64,
 }
 
-impl State {
+impl IndexState {
     #[inline]
     pub(super) fn run(&self, run: u32) -> Option<&Run> {
         let (chunk, place) = (run as usize / RUNS_PER_CHUNK, run as usize % RUNS_PER_CHUNK);
@@ -99,7 +99,7 @@ impl Slots {
 /// The current state, as readers find it.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) state: Swapped<State>,
+    pub(super) state: Swapped<IndexState>,
     /// How often a number of a slot or of a chunk was reused. The counter is raised before anything
     /// is written there: a reader with an earlier state cannot know what the number means now.
     pub(super) reused: AtomicU64,

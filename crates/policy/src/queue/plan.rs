@@ -31,7 +31,7 @@ struct Placed {
 
 /// The state of a round.
 #[derive(Default)]
-struct State {
+struct RoundState {
     placed: Vec<Placed>,
     /// The number of workers with room left; `None` before the first request was examined.
     rooms: Option<usize>,
@@ -68,7 +68,7 @@ impl Lead {
     }
 }
 
-impl State {
+impl RoundState {
     /// Counts the workers that may get a request now, and finds out when the next one may.
     fn count_rooms(&mut self, candidates: &[Candidate], lead: Lead) {
         let able = || candidates.iter().filter(|candidate| candidate.up || !lead.any_up);
@@ -138,7 +138,7 @@ impl<T> Queue<T> {
             order.retain(|place| *place != oldest);
             order.insert(0, oldest);
         }
-        let mut state = State::default();
+        let mut state = RoundState::default();
         for place in order {
             if state.rooms == Some(0) {
                 break;
@@ -157,7 +157,7 @@ impl<T> Queue<T> {
         now_ns: u64,
         policy: &Policy,
         view: &mut impl View<T>,
-        state: &mut State,
+        state: &mut RoundState,
     ) {
         let mut candidates = Vec::new();
         view.candidates(&self.waiting[place].item.key, &mut candidates);

@@ -50,7 +50,7 @@ pub(crate) struct PullJob {
 
 /// What one step does.
 #[derive(Debug, Default)]
-pub(crate) struct Step {
+pub(crate) struct EngineStep {
     pub(crate) computed_prompt_tokens: u64,
     /// Blocks that are loaded from host memory first.
     pub(crate) loaded_blocks: u64,
@@ -211,8 +211,8 @@ impl Core {
     }
 
     /// Starts a step: first running sequences, then new ones. `None` if there is nothing to do.
-    pub(crate) fn begin_step(&mut self, config: &SimConfig) -> Option<Step> {
-        let mut step = Step::default();
+    pub(crate) fn begin_step(&mut self, config: &SimConfig) -> Option<EngineStep> {
+        let mut step = EngineStep::default();
         for request in &mut self.running {
             let tokens = request.sequence.tokens().len();
             // Admission reserved blocks for every running sequence's growth.
@@ -319,7 +319,7 @@ impl Core {
     }
 
     /// Takes the next waiting request. False if there is none or it does not fit.
-    fn admit_next(&mut self, config: &SimConfig, step: &mut Step) -> bool {
+    fn admit_next(&mut self, config: &SimConfig, step: &mut EngineStep) -> bool {
         let Some(mut request) = self.waiting.pop_front() else {
             return false;
         };

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::ask::InferenceRequest;
 use super::endpoint::Endpoint;
-use super::shape::{Choice, Shape, Usage};
+use super::shape::{ReplyChoice, Shape, Usage};
 use crate::config::ThresholdReply;
 use crate::engine::Submission;
 use crate::engine::hand_off::HandOff;
@@ -116,11 +116,11 @@ impl PendingReply {
             ids[0] ^= u32::from(faults.other_prompt_ids);
             ids
         };
-        let choices: Vec<Choice> = self
+        let choices: Vec<ReplyChoice> = self
             .choices
             .iter_mut()
             .enumerate()
-            .map(|(index, progress)| Choice {
+            .map(|(index, progress)| ReplyChoice {
                 text: std::mem::take(&mut progress.text),
                 finish_reason: progress.finish_reason,
                 stop_reason: progress.stop_reason.take(),
@@ -187,11 +187,11 @@ impl PendingReply {
     fn last_events(&mut self) -> Vec<Bytes> {
         if self.shape.endpoint.names_events() {
             let progress = &mut self.choices[0];
-            let choice = Choice {
+            let choice = ReplyChoice {
                 text: std::mem::take(&mut progress.told),
                 finish_reason: progress.finish_reason,
                 stop_reason: progress.stop_reason.take(),
-                ..Choice::default()
+                ..ReplyChoice::default()
             };
             let events = self.shape.closing_events(&choice, self.usage());
             return self.numbered(events);
@@ -214,7 +214,7 @@ impl PendingReply {
         let first = !std::mem::replace(&mut progress.given_any, true);
         let prompt_token_ids =
             (ids && first).then(|| self.request.prompts[choice / per_prompt].clone());
-        let mut body = Choice {
+        let mut body = ReplyChoice {
             text,
             finish_reason: progress.finish_reason,
             stop_reason: progress.stop_reason.clone(),
@@ -229,7 +229,7 @@ impl PendingReply {
         };
         if first && opens {
             let prompt_token_ids = body.prompt_token_ids.take();
-            let opening = Choice { prompt_token_ids, ..Choice::default() };
+            let opening = ReplyChoice { prompt_token_ids, ..ReplyChoice::default() };
             chunks.push(self.shape.chunk(choice, &opening, chat));
         }
         if !body.text.is_empty() || ended || tokens_only {

@@ -37,7 +37,7 @@ pub(crate) struct Usage {
 
 /// One choice of a complete reply.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Choice {
+pub(crate) struct ReplyChoice {
     pub(crate) text: String,
     pub(crate) finish_reason: Option<&'static str>,
     pub(crate) stop_reason: Option<String>,
@@ -47,7 +47,12 @@ pub(crate) struct Choice {
 
 impl Shape {
     /// A complete reply.
-    pub(crate) fn whole(&self, choices: &[Choice], usage: Usage, params: Option<Value>) -> Value {
+    pub(crate) fn whole(
+        &self,
+        choices: &[ReplyChoice],
+        usage: Usage,
+        params: Option<Value>,
+    ) -> Value {
         if let Some(named) = self.whole_named(choices.first(), usage, &params) {
             return named;
         }
@@ -103,7 +108,7 @@ impl Shape {
     }
 
     /// A stream's chunk with one choice.
-    pub(crate) fn chunk(&self, index: usize, choice: &Choice, role: bool) -> Value {
+    pub(crate) fn chunk(&self, index: usize, choice: &ReplyChoice, role: bool) -> Value {
         match self.endpoint {
             Endpoint::Generate => self.envelope(json!([self.choice(index, choice)])),
             Endpoint::Completions => self.envelope(json!([{
@@ -183,7 +188,7 @@ impl Shape {
         })
     }
 
-    fn choice(&self, index: usize, choice: &Choice) -> Value {
+    fn choice(&self, index: usize, choice: &ReplyChoice) -> Value {
         match self.endpoint {
             Endpoint::Generate => json!({
                 "index": index,

@@ -142,12 +142,12 @@ impl Body for StreamedBody {
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
-    choices: Vec<Choice>,
+    choices: Vec<ChunkChoice>,
     usage: Option<ChunkUsage>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct ChunkChoice {
     #[serde(default)]
     index: u32,
     text: Option<String>,
@@ -183,7 +183,7 @@ fn convert(
     out: &mut BytesMut,
 ) -> Option<()> {
     let chunk: Chunk = read(data)?;
-    for Choice { index, text, delta, finish_reason } in chunk.choices {
+    for ChunkChoice { index, text, delta, finish_reason } in chunk.choices {
         let (text, reasoning) = match delta {
             Some(delta) if is_chat => (delta.content, delta.reasoning),
             _ => (text, None),

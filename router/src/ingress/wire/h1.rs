@@ -20,14 +20,14 @@ const TRANSFER_ENCODING: &[u8] = b"transfer-encoding";
 /// The heads and bodies of a connection's requests.
 #[derive(Debug, Default)]
 pub(super) struct Heads {
-    state: State,
+    state: FramingState,
     /// The part of the current line that arrived with earlier reads.
     cut: Vec<u8>,
     head: Head,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum FramingState {
     /// Before a request, or in its first line.
     #[default]
     First,
@@ -80,8 +80,10 @@ impl Heads {
 
     pub(super) fn position(&self) -> Position {
         match self.state {
-            State::First if self.cut.is_empty() && self.head.empty_lines == 0 => Position::Between,
-            State::First | State::Fields => Position::Head,
+            FramingState::First if self.cut.is_empty() && self.head.empty_lines == 0 => {
+                Position::Between
+            }
+            FramingState::First | FramingState::Fields => Position::Head,
             _ => Position::Body,
         }
     }
@@ -89,45 +91,47 @@ impl Heads {
     /// Takes at least one byte.
     fn step(&mut self, bytes: &[u8]) -> Result<usize, Ambiguous> {
         match self.state {
-            State::First | State::Fields | State::Trailers => return self.line(bytes),
-            State::Body(left) => {
+            FramingState::First | FramingState::Fields | FramingState::Trailers => {
+                return self.line(bytes);
+            }
+            FramingState::Body(left) => {
                 let taken = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
                 match left - taken as u64 {
-                    0 => self.state = State::First,
-                    left => self.state = State::Body(left),
+                    0 => self.state = FramingState::First,
+                    left => self.state = FramingState::Body(left),
                 }
                 return Ok(taken);
             }
-            State::Chunk(left) => {
+            FramingState::Chunk(left) => {
                 let taken = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
                 match left - taken as u64 {
-                    0 => self.state = State::ChunkEnd(b'\r'),
-                    left => self.state = State::Chunk(left),
+                    0 => self.state = FramingState::ChunkEnd(b'\r'),
+                    left => self.state = FramingState::Chunk(left),
                 }
                 return Ok(taken);
             }
-            State::Size(size, digits) => {
+            FramingState::Size(size, digits) => {
                 self.state = match (bytes[0], digits) {
-                    (b'\r', 1..) => State::SizeEnd(size),
+                    (b'\r', 1..) => FramingState::SizeEnd(size),
                     // 15 digits are an exabyte, so no count overflows.
                     (digit, 0..15) => {
                         let digit = char::from(digit).to_digit(16).ok_or(Ambiguous)?;
-                        State::Size(size << 4 | u64::from(digit), digits + 1)
+                        FramingState::Size(size << 4 | u64::from(digit), digits + 1)
                     }
                     _ => return Err(Ambiguous),
                 }
             }
-            State::SizeEnd(size) => {
+            FramingState::SizeEnd(size) => {
                 self.state = match (bytes[0], size) {
-                    (b'\n', 0) => State::Trailers,
-                    (b'\n', size) => State::Chunk(size),
+                    (b'\n', 0) => FramingState::Trailers,
+                    (b'\n', size) => FramingState::Chunk(size),
                     _ => return Err(Ambiguous),
                 }
             }
-            State::ChunkEnd(expected) => {
+            FramingState::ChunkEnd(expected) => {
                 self.state = match (bytes[0], expected) {
-                    (b'\r', b'\r') => State::ChunkEnd(b'\n'),
-                    (b'\n', b'\n') => State::Size(0, 0),
+                    (b'\r', b'\r') => FramingState::ChunkEnd(b'\n'),
+                    (b'\n', b'\n') => FramingState::Size(0, 0),
                     _ => return Err(Ambiguous),
                 }
             }
@@ -157,21 +161,21 @@ impl Heads {
 
     fn ended(&mut self, line: &[u8]) -> Result<(), Ambiguous> {
         match (self.state, line) {
-            (State::First, []) => {
+            (FramingState::First, []) => {
                 self.head.empty_lines += 1;
                 if self.head.empty_lines > EMPTY_LINES_MAX {
                     return Err(Ambiguous);
                 }
             }
-            (State::First, _) => self.state = State::Fields,
-            (State::Trailers, []) => self.next_message(State::First),
-            (State::Trailers, _) => {}
+            (FramingState::First, _) => self.state = FramingState::Fields,
+            (FramingState::Trailers, []) => self.next_message(FramingState::First),
+            (FramingState::Trailers, _) => {}
             (_, []) => {
                 let body = match (self.head.length, self.head.chunked) {
                     (Some(_), true) => return Err(Ambiguous),
-                    (None, true) => State::Size(0, 0),
-                    (None | Some(0), false) => State::First,
-                    (Some(length), false) => State::Body(length),
+                    (None, true) => FramingState::Size(0, 0),
+                    (None | Some(0), false) => FramingState::First,
+                    (Some(length), false) => FramingState::Body(length),
                 };
                 self.next_message(body);
             }
@@ -180,7 +184,7 @@ impl Heads {
         Ok(())
     }
 
-    fn next_message(&mut self, state: State) {
+    fn next_message(&mut self, state: FramingState) {
         self.state = state;
         self.head = Head::default();
     }

@@ -1,6 +1,6 @@
 //! What shims tell of blocks and load gets into the index, whole or not at all.
 
-use splitrail_fleet::state::State;
+use splitrail_fleet::state::WorkerState;
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_proto::v1::change::Change;
@@ -134,7 +134,7 @@ async fn who_says_good_bye_gets_no_new_work_and_leaves_with_its_stream() {
     shim.acked(1).await;
     shim.say(Message::Bye(v1::Bye { reason: "stopping".to_owned(), grace_ms: 1000 })).await;
     eventually("it drains", async || {
-        worker(&router, "s0").is_some_and(|worker| worker.state() == State::Draining)
+        worker(&router, "s0").is_some_and(|worker| worker.state() == WorkerState::Draining)
     })
     .await;
     drop(shim);

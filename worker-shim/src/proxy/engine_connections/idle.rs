@@ -20,14 +20,14 @@ const DISTRUST: Duration = Duration::from_secs(60);
 /// Connections without a request.
 #[derive(Debug)]
 pub(super) struct IdleConnections {
-    state: Mutex<State>,
+    state: Mutex<IdleState>,
     connections_max: usize,
     /// Connections on which the engine sent bytes that answer no request.
     unsolicited: IntCounter,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct IdleState {
     /// The last used one is at the end.
     connections: VecDeque<(Instant, Box<Connection>)>,
     /// No connection is kept until this time.
@@ -82,7 +82,7 @@ impl IdleConnections {
         state.connections.clear();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, IdleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -14,7 +14,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 type Opening = Pin<Box<dyn Future<Output = Result<Connection, WireError>> + Send>>;
 
-enum State {
+enum ReplayState {
     Idle,
     Opening(Opening),
     Streaming(Connection),
@@ -22,7 +22,7 @@ enum State {
 
 /// The client of a replay endpoint.
 pub(super) struct ReplayClient {
-    state: State,
+    state: ReplayState,
     /// When the replay is given up.
     deadline: Instant,
     timeout: Duration,
@@ -38,7 +38,13 @@ impl ReplayClient {
     /// An idle client, which gives up a replay after a silence of `timeout`, and accepts messages
     /// of up to `max_message_bytes`.
     pub(super) fn new(timeout: Duration, max_message_bytes: usize, admits: Option<Admits>) -> Self {
-        Self { state: State::Idle, deadline: Instant::now(), timeout, max_message_bytes, admits }
+        Self {
+            state: ReplayState::Idle,
+            deadline: Instant::now(),
+            timeout,
+            max_message_bytes,
+            admits,
+        }
     }
 
     /// Requests the batches from a number on, and gives up a running replay.
@@ -46,7 +52,7 @@ impl ReplayClient {
         let (endpoint, admits) = (endpoint.clone(), self.admits.clone());
         let (timeout, max_message_bytes) = (self.timeout, self.max_message_bytes);
         self.deadline = Instant::now() + timeout;
-        self.state = State::Opening(Box::pin(async move {
+        self.state = ReplayState::Opening(Box::pin(async move {
             loop {
                 let (admits, role) = (admits.as_ref(), Role::Dealer);
                 let opened =
@@ -68,13 +74,13 @@ impl ReplayClient {
 
     /// Gives up a running replay.
     pub(super) fn stop(&mut self) {
-        self.state = State::Idle;
+        self.state = ReplayState::Idle;
     }
 
     /// The next message of the running replay; pending if there is none. Cancel-safe. After the end
     /// or a failure the client is idle.
     pub(super) async fn next(&mut self) -> Result<Replayed, ReplayFailed> {
-        if matches!(self.state, State::Idle) {
+        if matches!(self.state, ReplayState::Idle) {
             return pending().await;
         }
         let next = tokio::select! {
@@ -96,15 +102,15 @@ impl ReplayClient {
     }
 }
 
-async fn receive(state: &mut State) -> Result<Vec<bytes::Bytes>, WireError> {
+async fn receive(state: &mut ReplayState) -> Result<Vec<bytes::Bytes>, WireError> {
     loop {
         match state {
-            State::Idle => return pending().await,
-            State::Opening(opening) => {
+            ReplayState::Idle => return pending().await,
+            ReplayState::Opening(opening) => {
                 let connection = opening.await?;
-                *state = State::Streaming(connection);
+                *state = ReplayState::Streaming(connection);
             }
-            State::Streaming(connection) => return connection.receive().await,
+            ReplayState::Streaming(connection) => return connection.receive().await,
         }
     }
 }

@@ -76,7 +76,7 @@ fn fixture() -> Fixture {
 }
 
 impl Fixture {
-    fn choose(&self, hot: &[Hot], senders: &Senders) -> Choice {
+    fn choose(&self, hot: &[Hot], senders: &Senders) -> NextFetch {
         let brought: Vec<&Brought> = self.brought.iter().collect();
         let running: Vec<&[BlockHash]> = self.running.iter().map(|hashes| &hashes[..]).collect();
         let need = Need {
@@ -97,7 +97,7 @@ impl Fixture {
     /// Which prefix is fetched, how much of it, how much of that is new, and from whom.
     fn fetched(&self, hot: &[Hot], senders: &Senders) -> (usize, usize, usize, u32) {
         match self.choose(hot, senders) {
-            Choice::Fetch(Offer { at, blocks, brought_blocks, source, .. }) => {
+            NextFetch::Fetch(Offer { at, blocks, brought_blocks, source, .. }) => {
                 (at, blocks, brought_blocks, source.0)
             }
             other => panic!("{other:?}"),
@@ -128,9 +128,13 @@ fn a_failed_prefix_is_tried_once_more() {
     for (tries, is_open) in [(0, true), (1, true), (2, false), (u32::MAX, false)] {
         fixture.tried.insert(*hashes(&[1]).last().unwrap(), tries);
         let choice = fixture.choose(&prefixes, &senders(&[(1, true)]));
-        assert_eq!(matches!(choice, Choice::Fetch(_)), is_open, "after {tries}");
+        assert_eq!(matches!(choice, NextFetch::Fetch(_)), is_open, "after {tries}");
         let paused = fixture.choose(&prefixes, &senders(&[(1, false)]));
-        assert_eq!(paused, if is_open { Choice::Wait } else { Choice::Done }, "after {tries}");
+        assert_eq!(
+            paused,
+            if is_open { NextFetch::Wait } else { NextFetch::Done },
+            "after {tries}"
+        );
     }
 }
 
@@ -138,15 +142,15 @@ fn a_failed_prefix_is_tried_once_more() {
 fn a_worker_waits_for_those_that_hold_more_and_for_nobody_else() {
     let prefixes = hot(&[(&[1], 2, &[(1, 0, 10), (2, 0, 3)])]);
     let choose = |senders: &Senders| fixture().choose(&prefixes, senders);
-    assert_eq!(choose(&senders(&[(1, false)])), Choice::Wait, "busy, or paused after a failure");
-    assert_eq!(choose(&senders(&[(2, true)])), Choice::Done, "less than a fetch must bring");
-    assert_eq!(choose(&senders(&[])), Choice::Done, "it can never send");
+    assert_eq!(choose(&senders(&[(1, false)])), NextFetch::Wait, "busy, or paused after a failure");
+    assert_eq!(choose(&senders(&[(2, true)])), NextFetch::Done, "less than a fetch must bring");
+    assert_eq!(choose(&senders(&[])), NextFetch::Done, "it can never send");
     let mut used = fixture();
     used.from.insert(WorkerIndex(1), 2);
-    assert_eq!(used.choose(&prefixes, &senders(&[(1, true)])), Choice::Wait);
+    assert_eq!(used.choose(&prefixes, &senders(&[(1, true)])), NextFetch::Wait);
     let mut coming = fixture();
     coming.running.push(hashes(&[1, 2]));
-    assert_eq!(coming.choose(&prefixes, &senders(&[(1, true)])), Choice::Wait);
+    assert_eq!(coming.choose(&prefixes, &senders(&[(1, true)])), NextFetch::Wait);
 }
 
 #[test]
@@ -158,7 +162,7 @@ fn what_a_fetch_has_brought_is_not_fetched_again_before_events_tell_of_it() {
     fixture.brought.push(Brought { rank: 0, hashes: hashes(&[1, 2]).into() });
     assert_eq!(fixture.fetched(&prefixes, &all), (1, 20, 10, 1), "the rest of the other one");
     fixture.brought.push(Brought { rank: 0, hashes: hashes(&[1, 3]).into() });
-    assert_eq!(fixture.choose(&prefixes, &all), Choice::Done);
+    assert_eq!(fixture.choose(&prefixes, &all), NextFetch::Done);
 }
 
 #[test]
@@ -170,7 +174,7 @@ fn a_prefix_is_brought_to_one_rank_and_counts_as_what_that_rank_lacks() {
     fixture.rank = 1;
     assert_eq!(fixture.fetched(&prefixes, &all), (0, 20, 20, 1), "it lacks the beginning too");
     fixture.brought.push(Brought { rank: 0, hashes: hashes(&[1, 2]).into() });
-    assert_eq!(fixture.choose(&prefixes, &all), Choice::Done, "another rank has it");
+    assert_eq!(fixture.choose(&prefixes, &all), NextFetch::Done, "another rank has it");
 }
 
 #[test]
@@ -183,11 +187,11 @@ fn a_prefix_is_cut_to_what_may_come_and_to_the_room() {
     fixture.room_blocks = 4;
     assert_eq!(fixture.fetched(&prefixes, &all), (0, 9, 4, 1));
     fixture.room_blocks = 3;
-    assert_eq!(fixture.choose(&prefixes, &all), Choice::Full, "less than a fetch must bring");
+    assert_eq!(fixture.choose(&prefixes, &all), NextFetch::Full, "less than a fetch must bring");
     let held = hot(&[(&[1], 2, &[(1, 0, 10), (WORKER, 0, 10)])]);
-    assert_eq!(fixture.choose(&held, &all), Choice::Done, "it needs no room");
+    assert_eq!(fixture.choose(&held, &all), NextFetch::Done, "it needs no room");
     fixture.blocks_max = 3;
-    assert_eq!(fixture.choose(&prefixes, &all), Choice::Done, "nothing would arrive in time");
+    assert_eq!(fixture.choose(&prefixes, &all), NextFetch::Done, "nothing would arrive in time");
 }
 
 #[test]

@@ -4,14 +4,14 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::super::endpoint::Endpoint;
-use super::{Choice, Shape, Usage};
+use super::{ReplyChoice, Shape, Usage};
 use crate::config::UsageReport;
 
 impl Shape {
     /// A complete reply; `None` for other endpoints.
     pub(super) fn whole_named(
         &self,
-        choice: Option<&Choice>,
+        choice: Option<&ReplyChoice>,
         usage: Usage,
         params: &Option<Value>,
     ) -> Option<Value> {
@@ -23,7 +23,7 @@ impl Shape {
         }
     }
 
-    fn message(&self, choice: &Choice, usage: Usage, params: &Option<Value>) -> Value {
+    fn message(&self, choice: &ReplyChoice, usage: Usage, params: &Option<Value>) -> Value {
         let (reason, sequence) = stop_reason(choice);
         let mut reply = json!({
             "id": self.id, "type": "message", "role": "assistant",
@@ -55,7 +55,12 @@ impl Shape {
     }
 
     /// A response; without a choice, one that has just started.
-    fn response(&self, choice: Option<&Choice>, usage: Usage, params: &Option<Value>) -> Value {
+    fn response(
+        &self,
+        choice: Option<&ReplyChoice>,
+        usage: Usage,
+        params: &Option<Value>,
+    ) -> Value {
         let asked = |key: &str, default: Value| match &self.asked[key] {
             Value::Null => default,
             said => said.clone(),
@@ -91,7 +96,7 @@ impl Shape {
         response
     }
 
-    fn item(&self, choice: &Choice, status: &str) -> Value {
+    fn item(&self, choice: &ReplyChoice, status: &str) -> Value {
         let content = match status {
             "completed" => vec![part(&choice.text)],
             _ => Vec::new(),
@@ -132,7 +137,7 @@ impl Shape {
             }
             _ if !has_text => Vec::new(),
             _ => {
-                let item = self.item(&Choice::default(), "in_progress");
+                let item = self.item(&ReplyChoice::default(), "in_progress");
                 vec![
                     json!({"type": "response.output_item.added", "output_index": 0, "item": item}),
                     json!({
@@ -162,7 +167,7 @@ impl Shape {
     }
 
     /// The last events of a stream. `choice` is the complete reply.
-    pub(crate) fn closing_events(&self, choice: &Choice, usage: Usage) -> Vec<Value> {
+    pub(crate) fn closing_events(&self, choice: &ReplyChoice, usage: Usage) -> Vec<Value> {
         let has_text = !choice.text.is_empty();
         if self.endpoint == Endpoint::Messages {
             let (reason, sequence) = stop_reason(choice);
@@ -226,7 +231,7 @@ fn response_usage(usage: Usage) -> Value {
 }
 
 /// Why a message ended, and the stop sequence that was found.
-fn stop_reason(choice: &Choice) -> (Option<&'static str>, Option<&str>) {
+fn stop_reason(choice: &ReplyChoice) -> (Option<&'static str>, Option<&str>) {
     match (choice.finish_reason, &choice.stop_reason) {
         (Some("length"), _) => (Some("max_tokens"), None),
         (Some("stop"), Some(met)) => (Some("stop_sequence"), Some(met)),
