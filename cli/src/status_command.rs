@@ -36,7 +36,7 @@ struct Status {
 }
 
 /// Something that needs attention, and on which replicas.
-struct Found {
+struct AttentionItem {
     attention: Attention,
     /// Places of the replicas.
     replicas: Vec<usize>,
@@ -76,13 +76,13 @@ impl Status {
     }
 
     /// What needs attention, each once, with the replicas that say so.
-    fn found(&self) -> Vec<Found> {
-        let mut all: Vec<Found> = Vec::new();
+    fn found(&self) -> Vec<AttentionItem> {
+        let mut all: Vec<AttentionItem> = Vec::new();
         for (at, snapshot) in self.reached() {
             for attention in of_replica(snapshot) {
                 match all.iter_mut().find(|found| found.attention == attention) {
                     Some(found) => found.replicas.push(at),
-                    None => all.push(Found { attention, replicas: vec![at] }),
+                    None => all.push(AttentionItem { attention, replicas: vec![at] }),
                 }
             }
         }
@@ -212,7 +212,7 @@ impl Status {
         let found = self.found();
         let several = self.reached().count() > 1;
         let show = |text: &str| printable(text, ATTENTION_MAX_COLUMNS);
-        for Found { attention, replicas } in found.iter().take(ATTENTION_LINES_MAX) {
+        for AttentionItem { attention, replicas } in found.iter().take(ATTENTION_LINES_MAX) {
             let about = match (&attention.worker, &attention.model) {
                 (Some(worker), Some(model)) => {
                     format!("worker {} of {}: ", show(worker), show(model))

@@ -26,14 +26,14 @@ pub(crate) fn check(data: &[u8]) {
     }
 }
 
-/// A worker in an index of its own, and what is told of its blocks.
-struct Told {
+/// A worker in an index of its own, and the published changes of its blocks.
+struct PublishedChanges {
     pool: Arc<Pool>,
     number: u32,
     blocks: Blocks,
 }
 
-impl Told {
+impl PublishedChanges {
     fn new() -> Self {
         let config = IndexConfig {
             model: "m".to_owned(),
@@ -60,7 +60,7 @@ impl Told {
 
 /// A stored snapshot: read part by part, each bounded before it is read.
 async fn stored(mut bytes: &[u8]) {
-    let mut told = Told::new();
+    let mut told = PublishedChanges::new();
     let mut sum = Applied::default();
     let whole = bytes;
     let mut taken = 0;
@@ -84,7 +84,7 @@ async fn stored(mut bytes: &[u8]) {
 
 /// Messages of events, one behind the other.
 async fn events(mut bytes: &[u8]) {
-    let mut told = Told::new();
+    let mut told = PublishedChanges::new();
     let mut sum = Applied::default();
     while let Ok(message) = PlaneEvents::decode_length_delimited(&mut bytes) {
         is_the_same_again(&message);

@@ -82,7 +82,7 @@ impl Charge {
 
     /// Ties the charge to `bytes`: it ends when the last reference to them is dropped.
     pub fn hold(self, bytes: Vec<u8>) -> Bytes {
-        Bytes::from_owner(Held { bytes, _charge: self })
+        Bytes::from_owner(ChargedBytes { bytes, _charge: self })
     }
 
     /// The size of the charge in bytes.
@@ -92,12 +92,12 @@ impl Charge {
 }
 
 /// Bytes and their charge.
-struct Held {
+struct ChargedBytes {
     bytes: Vec<u8>,
     _charge: Charge,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for ChargedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 mod known;
 
-use super::{Found, Tally, address, bounded};
+use super::{FoundWorkers, Tally, address, bounded};
 use known::{Known, Lookup};
 use splitrail_config::model::{AddressFamily, Discovery, DnsDiscovery, Worker};
 use splitrail_telemetry::LogThrottle;
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const EAGER: Duration = Duration::from_secs(1);
 
 /// Follows a name until the task is aborted or the receiver is gone.
-pub async fn run(config: DnsDiscovery, sink: Sender<Found>, tally: Tally) {
+pub async fn run(config: DnsDiscovery, sink: Sender<FoundWorkers>, tally: Tally) {
     let (name, port) = (config.name.clone(), config.port);
     let lookup = || {
         let name = name.clone();
@@ -50,7 +50,7 @@ pub async fn find_once(config: &DnsDiscovery) -> io::Result<Vec<Worker>> {
 /// Like `run`, with any resolver.
 async fn follow<F>(
     config: &DnsDiscovery,
-    sink: &Sender<Found>,
+    sink: &Sender<FoundWorkers>,
     tally: &Tally,
     lookup: impl Fn() -> F,
 ) where
@@ -79,7 +79,7 @@ async fn follow<F>(
             workers.sort_by(|left, right| left.id.cmp(&right.id));
             tracing::info!(source, workers = workers.len(), "found by DNS");
             tally.found(workers.len());
-            if sink.send(Found { workers }).await.is_err() {
+            if sink.send(FoundWorkers { workers }).await.is_err() {
                 return;
             }
         }

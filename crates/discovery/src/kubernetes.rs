@@ -18,7 +18,7 @@ use tower::limit::RateLimitLayer;
 
 mod pods;
 
-use super::{Found, Tally};
+use super::{FoundWorkers, Tally};
 use pods::Pods;
 use splitrail_config::model::{Discovery, KubernetesDiscovery};
 use splitrail_telemetry::LogThrottle;
@@ -36,7 +36,7 @@ const RATE_REQUESTS: u64 = 20;
 const RATE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Follows pods until the task is aborted or the receiver is gone.
-pub async fn run(config: KubernetesDiscovery, sink: Sender<Found>, tally: Tally) {
+pub async fn run(config: KubernetesDiscovery, sink: Sender<FoundWorkers>, tally: Tally) {
     let source = Discovery::Kubernetes(config.clone()).name();
     let mut following = Following {
         pods: Pods::new(source.clone(), config.clone()),
@@ -63,7 +63,7 @@ struct Following {
     source: String,
     config: KubernetesDiscovery,
     pods: Pods,
-    sink: Sender<Found>,
+    sink: Sender<FoundWorkers>,
     tally: Tally,
     log: LogThrottle,
 }

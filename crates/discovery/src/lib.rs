@@ -23,7 +23,7 @@ pub const WORKERS_MAX: usize = 4096;
 
 /// The complete list of workers of a source. Replaces its earlier list.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Found {
+pub struct FoundWorkers {
     /// The workers, each once, sorted by id. A worker whose address has changed keeps its id.
     pub workers: Vec<Worker>,
 }
@@ -64,7 +64,7 @@ pub struct Followed {
     pub name: String,
     /// The lists of the source. The first one is sent when the source has been reached, even if it
     /// is empty.
-    pub found: mpsc::Receiver<Found>,
+    pub found: mpsc::Receiver<FoundWorkers>,
 }
 
 /// Follows the sources of `model` except its shims. The tasks run in `tasks` and end with it. A

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use splitrail_config::model::{KubernetesDiscovery, Role};
-use splitrail_discovery::{Found, Tally, kubernetes};
+use splitrail_discovery::{FoundWorkers, Tally, kubernetes};
 use splitrail_telemetry::Metrics;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -27,7 +27,7 @@ const FORBIDDEN: &str = include_str!("fixtures/kubernetes/forbidden.json");
 struct Followed {
     server: ApiServer,
     metrics: Metrics,
-    found: mpsc::Receiver<Found>,
+    found: mpsc::Receiver<FoundWorkers>,
     _task: JoinSet<()>,
 }
 
@@ -54,7 +54,7 @@ impl Followed {
         (followed, watch)
     }
 
-    async fn found(&mut self) -> Found {
+    async fn found(&mut self) -> FoundWorkers {
         timeout(Duration::from_secs(60), self.found.recv()).await.unwrap().unwrap()
     }
 

@@ -5,7 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
-use splitrail_policy::threshold::{Learned, Offer, Threshold, ThresholdConfig, Verdict, Way};
+use splitrail_policy::threshold::{
+    Learned, Offer, PredictedWay, Threshold, ThresholdConfig, Verdict,
+};
 
 /// The self-calibrating threshold of one model.
 #[derive(Debug)]
@@ -53,7 +55,7 @@ impl Calibration {
     }
 
     /// Learns from the time to first token of a request that took a way.
-    pub fn observe(&self, now: Instant, local: bool, way: &Way, ttft_ms: f64) {
+    pub fn observe(&self, now: Instant, local: bool, way: &PredictedWay, ttft_ms: f64) {
         let now_ns = self.ns(now);
         self.lock().threshold.observe(now_ns, local, way, ttft_ms);
     }

@@ -7,14 +7,14 @@ use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_kv::{Overlap, Overlaps, WorkerKey};
 
 use super::booking::Booked;
-use super::costs::{RankScope, Seen};
+use super::costs::{RankScope, WorkerCosts};
 use super::peer_fetch::{FetchBounds, can_take, takes_prefixes};
 use super::ranks::Rank;
 use super::ranks::rank_key;
 use super::read_back::Offers;
 use super::roster::Roster;
 use super::shim_report::Others;
-use super::speculative_index::Found;
+use super::speculative_index::SpeculativeOverlaps;
 use super::worker::Worker;
 use splitrail_config::model::SaturationConfig;
 use splitrail_policy::{Candidate, Leg};
@@ -22,7 +22,7 @@ use splitrail_policy::{Candidate, Leg};
 /// Makes the candidates for one prompt at one time.
 pub(super) struct CandidateBuilder<'a> {
     overlaps: &'a Overlaps,
-    found: &'a Found,
+    found: &'a SpeculativeOverlaps,
     /// The load that is assumed of workers whose last report is too old.
     busiest: Others,
     busy: SaturationConfig,
@@ -42,7 +42,7 @@ pub(super) struct CandidateBuilder<'a> {
 }
 
 /// The load of a worker or of one of its ranks.
-struct Work {
+struct RankLoad {
     requests: u32,
     prefill_tokens: u64,
     /// The part of `prefill_tokens` that other routers have sent.
@@ -51,7 +51,7 @@ struct Work {
 }
 
 /// What a worker or one of its ranks holds of the prompt.
-struct Held {
+struct HeldBlocks {
     /// The overlap that KV events confirmed; empty if the events are not trusted.
     overlap: Overlap,
     /// Whether the worker's KV events are trusted.
@@ -61,19 +61,19 @@ struct Held {
 }
 
 /// A worker or one of its ranks.
-struct Place<'a> {
+struct RankView<'a> {
     worker: &'a Worker,
     /// The rank that the leg would be pinned to.
     rank: Option<u16>,
-    work: Work,
-    held: Held,
+    work: RankLoad,
+    held: HeldBlocks,
 }
 
 impl<'a> CandidateBuilder<'a> {
     pub(super) fn new(
         roster: &Roster,
         overlaps: &'a Overlaps,
-        found: &'a Found,
+        found: &'a SpeculativeOverlaps,
         busy: SaturationConfig,
         uses_costs: bool,
         now: Instant,
@@ -122,7 +122,7 @@ impl<'a> CandidateBuilder<'a> {
                 true => self.of_whichever_rank(worker),
             };
             let work = self.work(worker, load.as_deref());
-            let place = Place { worker, rank: None, work, held };
+            let place = RankView { worker, rank: None, work, held };
             able.push(self.candidate(place, leg, load.as_deref()));
             return;
         }
@@ -132,21 +132,21 @@ impl<'a> CandidateBuilder<'a> {
             let current = takes_part && worker.ranks.are_known() && rank.is_current();
             let held = self.of_rank(worker, number, current);
             let work = self.work_of_rank(worker, load.as_deref(), number, rank, count);
-            let place = Place { worker, rank: Some(number), work, held };
+            let place = RankView { worker, rank: Some(number), work, held };
             able.push(self.candidate(place, leg, load.as_deref()));
         }
     }
 
-    fn candidate(&self, place: Place<'_>, leg: Leg, load: Option<&EngineLoad>) -> Candidate {
-        let Place { worker, rank, work, held } = place;
-        let Held { overlap, current, sent, computed } = held;
+    fn candidate(&self, place: RankView<'_>, leg: Leg, load: Option<&EngineLoad>) -> Candidate {
+        let RankView { worker, rank, work, held } = place;
+        let HeldBlocks { overlap, current, sent, computed } = held;
         let whose = match worker.ranks.are_chosen_by_the_engine() {
             true => RankScope::Any(worker.ranks.count().into()),
             false => RankScope::Rank(rank),
         };
         let costs = match self.uses_costs {
             true => worker.costs.seen(self.now, whose, work.others_tokens),
-            false => Seen::default(),
+            false => WorkerCosts::default(),
         };
         let read = self.reads.as_ref().and_then(|reads| reads.to(self.now, worker));
         let candidate = Candidate {
@@ -193,13 +193,13 @@ impl<'a> CandidateBuilder<'a> {
         if can { within_ns } else { 0 }
     }
 
-    fn of_rank(&self, worker: &Worker, rank: u16, current: bool) -> Held {
+    fn of_rank(&self, worker: &Worker, rank: u16, current: bool) -> HeldBlocks {
         let key = rank_key(worker.index, rank);
         // Only a current index counts as confirmed.
         let overlap = if current { self.overlap(key) } else { Overlap::default() };
         let sent = self.found.speculative.get(key);
         let computed = self.found.approximate.get(key);
-        Held { overlap, current, sent, computed }
+        HeldBlocks { overlap, current, sent, computed }
     }
 
     fn overlap(&self, key: WorkerKey) -> Overlap {
@@ -208,22 +208,22 @@ impl<'a> CandidateBuilder<'a> {
 
     /// For a worker that chooses the rank itself: the blocks that all ranks hold. Nothing is
     /// assumed, because the router does not know to which rank prompts went.
-    fn of_whichever_rank(&self, worker: &Worker) -> Held {
+    fn of_whichever_rank(&self, worker: &Worker) -> HeldBlocks {
         let current = worker.overlap_is_believed(None);
         let of_rank = |rank| self.overlap(rank_key(worker.index, rank));
         let ranks = (0..worker.ranks.count()).filter(|_| current);
         let overlap = ranks.map(of_rank).min_by_key(|overlap| overlap.blocks).unwrap_or_default();
-        Held { overlap, current, sent: 0, computed: 0 }
+        HeldBlocks { overlap, current, sent: 0, computed: 0 }
     }
 
     /// The load of a worker; with several ranks, the mean load of one rank, rounded up.
-    fn work(&self, worker: &Worker, load: Option<&EngineLoad>) -> Work {
+    fn work(&self, worker: &Worker, load: Option<&EngineLoad>) -> RankLoad {
         let reported = load.map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
         let others = worker.shim_report.others(self.now, self.busiest);
         let work = booked_and(&worker.booked, others, reported);
         match u64::from(worker.ranks.count()) {
             1 => work,
-            ranks => Work {
+            ranks => RankLoad {
                 requests: u64::from(work.requests).div_ceil(ranks) as u32,
                 prefill_tokens: work.prefill_tokens.div_ceil(ranks),
                 others_tokens: work.others_tokens.div_ceil(ranks),
@@ -241,7 +241,7 @@ impl<'a> CandidateBuilder<'a> {
         number: u16,
         rank: &Rank,
         ranks: u64,
-    ) -> Work {
+    ) -> RankLoad {
         let others = worker.shim_report.others(self.now, self.busiest);
         let others = Others {
             requests: u64::from(others.requests).div_ceil(ranks) as u32,
@@ -253,9 +253,9 @@ impl<'a> CandidateBuilder<'a> {
     }
 }
 
-fn booked_and(booked: &Booked, others: Others, reported: u64) -> Work {
+fn booked_and(booked: &Booked, others: Others, reported: u64) -> RankLoad {
     let requests = booked.requests().saturating_add(others.requests);
-    Work {
+    RankLoad {
         requests: requests.max(u32::try_from(reported).unwrap_or(u32::MAX)),
         prefill_tokens: booked.prefill_tokens().saturating_add(others.prefill_tokens),
         others_tokens: others.prefill_tokens,

@@ -78,7 +78,7 @@ struct Member {
 }
 
 /// A worker and the sources that report it.
-pub struct Known {
+pub struct KnownWorker {
     /// The worker.
     pub worker: Arc<Worker>,
     /// The sources that report the worker, the leading one first.
@@ -367,11 +367,11 @@ impl Fleet {
     }
 
     /// The worker with this id and the sources that report it.
-    pub fn known(&self, model: &str, id: &str) -> Option<Known> {
+    pub fn known(&self, model: &str, id: &str) -> Option<KnownWorker> {
         let models = self.models();
         let member = models.get(model)?.by_id.get(id)?;
         let sources = member.claims.sources().collect();
-        Some(Known { worker: Arc::clone(&member.worker), sources })
+        Some(KnownWorker { worker: Arc::clone(&member.worker), sources })
     }
 
     /// Adds, replaces, keeps or removes one worker so that it matches its claims.

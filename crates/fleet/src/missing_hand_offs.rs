@@ -16,20 +16,20 @@ const PAUSES: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::f
 /// The dialects in which one worker returns no hand-off. It has no clock: callers pass the time.
 #[derive(Debug, Default)]
 pub struct MissingHandOffs {
-    responses: Place,
-    messages: Place,
+    responses: DialectHandOffs,
+    messages: DialectHandOffs,
 }
 
 /// Hand-offs in one dialect.
 #[derive(Debug)]
-struct Place {
+struct DialectHandOffs {
     breaker: Breaker,
     /// Whether the last reply had a hand-off. A single reply without one is then ignored, and the
     /// next reply decides.
     was_there: AtomicBool,
 }
 
-impl Default for Place {
+impl Default for DialectHandOffs {
     fn default() -> Self {
         Self { breaker: Breaker::new(PAUSES), was_there: AtomicBool::new(false) }
     }
@@ -37,7 +37,7 @@ impl Default for Place {
 
 impl MissingHandOffs {
     /// `None` for chat completions: there, a missing hand-off is a failure of the engine.
-    fn of(&self, dialect: Dialect) -> Option<&Place> {
+    fn of(&self, dialect: Dialect) -> Option<&DialectHandOffs> {
         match dialect {
             Dialect::Chunks => None,
             Dialect::Responses => Some(&self.responses),

@@ -18,7 +18,7 @@ use super::ranks::rank_key;
 use super::read_back::ReadBack;
 use super::resync::Wish;
 use super::roster::Roster;
-use super::speculative_index::{Found, SpeculativeIndex};
+use super::speculative_index::{SpeculativeIndex, SpeculativeOverlaps};
 use super::waiting::Waiting;
 use super::worker::Worker;
 use crate::losses::Losses;
@@ -28,7 +28,7 @@ use splitrail_policy::{Candidate, Leg, Source, WorkerIndex};
 
 thread_local! {
     /// Buffers for a lookup in the index, reused so that lookups do not allocate.
-    static FOUND: RefCell<(Overlaps, Found)> = RefCell::default();
+    static FOUND: RefCell<(Overlaps, SpeculativeOverlaps)> = RefCell::default();
 }
 
 /// Selects the workers that become candidates.

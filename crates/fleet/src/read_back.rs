@@ -18,7 +18,7 @@ use splitrail_engine::nixl::PinnedKv;
 use splitrail_engine_client::Engine as _;
 use splitrail_kv::BlockHash;
 use splitrail_policy::{KvFormat, WorkerIndex};
-pub use splitrail_workload::pins::Found;
+pub use splitrail_workload::pins::ReadablePin;
 use splitrail_workload::pins::{Bounds, Store};
 
 use crate::Worker;
@@ -59,14 +59,14 @@ pub(crate) struct Offers<'a> {
     read_back: &'a ReadBack,
     prompt: &'a [BlockHash],
     /// The best pin of any worker.
-    best: Found,
+    best: ReadablePin,
     /// How its holder stores KV.
     best_format: KvFormat,
 }
 
 impl Offers<'_> {
     /// What this worker can read. A worker does not read from itself, so that it may be another pin.
-    pub(crate) fn to(&self, now: Instant, reader: &Worker) -> Option<Found> {
+    pub(crate) fn to(&self, now: Instant, reader: &Worker) -> Option<ReadablePin> {
         if !reader.takes_part_in_kv_routing() || !reader.read_back.may_read(now) {
             return None;
         }
@@ -118,7 +118,7 @@ impl ReadBack {
 
     /// What a prefill leg on `reader` can read of a prompt, given as the hashes of its leading blocks
     /// without the last token.
-    pub fn find(&self, now: Instant, prompt: &[BlockHash], reader: &Worker) -> Option<Found> {
+    pub fn find(&self, now: Instant, prompt: &[BlockHash], reader: &Worker) -> Option<ReadablePin> {
         if prompt.is_empty() || self.is_distrusted() || !reader.read_back.may_read(now) {
             return None;
         }

@@ -26,7 +26,7 @@ pub struct SpeculativeIndex {
 
 /// The estimates for one prompt.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct SpeculativeOverlaps {
     /// Leading blocks that were just sent to a worker.
     pub speculative: RecentOverlaps,
     /// Leading blocks that a worker without events has computed.
@@ -77,7 +77,7 @@ impl SpeculativeIndex {
     }
 
     /// Looks up the estimates for a prompt.
-    pub fn find(&self, now: Instant, hashes: &[BlockHash], found: &mut Found) {
+    pub fn find(&self, now: Instant, hashes: &[BlockHash], found: &mut SpeculativeOverlaps) {
         let sides = [
             (&self.speculative, &mut found.speculative),
             (&self.approximate, &mut found.approximate),

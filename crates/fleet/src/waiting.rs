@@ -30,13 +30,13 @@ const LOOK_AT_LEAST: Duration = Duration::from_millis(250);
 pub struct Waiting {
     epoch: Instant,
     /// The queue of prefill legs and the queue of aggregated legs.
-    queues: [Mutex<Line>; 2],
+    queues: [Mutex<WaitingQueue>; 2],
     /// Notified when a worker has finished a prompt.
     freed: Arc<Notify>,
 }
 
 #[derive(Debug)]
-struct Line {
+struct WaitingQueue {
     queue: Queue<Arc<Waiter>>,
     /// When the next worker is predicted to have room.
     due: Option<Instant>,
@@ -108,7 +108,8 @@ struct Waiter {
 
 impl Default for Waiting {
     fn default() -> Self {
-        let line = || Mutex::new(Line { queue: Queue::new(QueueConfig::default()), due: None });
+        let line =
+            || Mutex::new(WaitingQueue { queue: Queue::new(QueueConfig::default()), due: None });
         Self { epoch: Instant::now(), queues: [line(), line()], freed: Arc::default() }
     }
 }
@@ -199,7 +200,7 @@ impl Waiting {
         pool: &Pool,
         asked: Asked,
         reply: oneshot::Sender<Box<Granted>>,
-    ) -> Result<Place<'_>, NoRoom> {
+    ) -> Result<QueuePlace<'_>, NoRoom> {
         let now = Instant::now();
         let (leg, query, urgency) = (asked.leg, asked.query, asked.urgency);
         let item = Item {
@@ -218,7 +219,7 @@ impl Waiting {
             why: refused.predicted_ttft_ms.map_or(Why::Full, Why::Late),
             retry_after_seconds: refused.retry_after_seconds(),
         })?;
-        Ok(Place { line, ticket, waits: true })
+        Ok(QueuePlace { line, ticket, waits: true })
     }
 
     /// Runs one scheduling round. Each released request is booked at once, so that the next round
@@ -256,7 +257,7 @@ impl Waiting {
         }
     }
 
-    fn line(&self, leg: Leg) -> &Mutex<Line> {
+    fn line(&self, leg: Leg) -> &Mutex<WaitingQueue> {
         &self.queues[usize::from(leg != Leg::Prefill)]
     }
 
@@ -267,20 +268,20 @@ impl Waiting {
 }
 
 /// A request's place in a queue. Dropping it removes the request.
-struct Place<'a> {
-    line: &'a Mutex<Line>,
+struct QueuePlace<'a> {
+    line: &'a Mutex<WaitingQueue>,
     ticket: Ticket,
     waits: bool,
 }
 
-impl Place<'_> {
+impl QueuePlace<'_> {
     /// The request has got a booking and has left the queue.
     fn given(mut self) {
         self.waits = false;
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
         if self.waits {
             let _left = lock(self.line).queue.remove(self.ticket);
@@ -339,7 +340,7 @@ impl View<Arc<Waiter>> for Sight<'_> {
     }
 }
 
-fn lock(line: &Mutex<Line>) -> MutexGuard<'_, Line> {
+fn lock(line: &Mutex<WaitingQueue>) -> MutexGuard<'_, WaitingQueue> {
     line.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -48,16 +48,16 @@ use splitrail_workload::fetches::PeerFetches;
 const LOAD_STALE: Duration = Duration::from_secs(5);
 
 /// Borrows a load report that is recent enough, without copying it.
-pub struct Recent(Guard<Arc<Report>>);
+pub struct RecentLoad(Guard<Arc<LoadReport>>);
 
 #[derive(Debug, Default)]
-struct Report {
+struct LoadReport {
     /// When the report was requested; `None` before the first report.
     asked: Option<Instant>,
     load: EngineLoad,
 }
 
-impl Deref for Recent {
+impl Deref for RecentLoad {
     type Target = EngineLoad;
 
     fn deref(&self) -> &EngineLoad {
@@ -154,7 +154,7 @@ pub struct Worker {
     /// The time of the last report that no request waits in the engine's queue.
     idle_at: ArcSwapOption<Instant>,
     /// The last load report.
-    load: ArcSwap<Report>,
+    load: ArcSwap<LoadReport>,
 }
 
 impl Worker {
@@ -483,9 +483,9 @@ impl Worker {
     }
 
     /// The last load report, unless it is too old.
-    pub fn load(&self, now: Instant) -> Option<Recent> {
+    pub fn load(&self, now: Instant) -> Option<RecentLoad> {
         let report = self.load.load();
-        (now.saturating_duration_since(report.asked?) < LOAD_STALE).then(|| Recent(report))
+        (now.saturating_duration_since(report.asked?) < LOAD_STALE).then(|| RecentLoad(report))
     }
 
     /// Records a load report that was requested at `asked`.
@@ -493,7 +493,7 @@ impl Worker {
         if load.waiting == Some(0) {
             self.idle_at.store(Some(Arc::new(asked)));
         }
-        self.load.store(Arc::new(Report { asked: Some(asked), load }));
+        self.load.store(Arc::new(LoadReport { asked: Some(asked), load }));
     }
 
     /// Number of requests in the engine's queue by its last report; 0 if unknown.

@@ -153,7 +153,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
     let prompts = prepared.units.iter().filter(|unit| !unit.further_sample).map(|unit| {
         if !endpoint.generates() {
-            return Way::new(prepared, unit).auxiliary();
+            return Explainer::new(prepared, unit).auxiliary();
         }
         let open = is_open(served, flow, threshold);
         let remote = || prefill_wish(served, endpoint, unit, prepared.options);
@@ -168,7 +168,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
             context_tokens: served.pool.context_tokens(),
             no_hand_off: none_comes(served, endpoint, Instant::now()),
         };
-        Way::new(prepared, unit).go(plan(&served.config, facts), auto)
+        Explainer::new(prepared, unit).go(plan(&served.config, facts), auto)
     });
     Ok(Explanation {
         model: served.name().to_owned(),
@@ -181,7 +181,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
 }
 
 /// The state of the explanation of one prompt.
-struct Way<'a> {
+struct Explainer<'a> {
     served: &'a Served,
     endpoint: Endpoint,
     options: Options,
@@ -192,7 +192,7 @@ struct Way<'a> {
     told: PromptExplained,
 }
 
-impl<'a> Way<'a> {
+impl<'a> Explainer<'a> {
     fn new(prepared: &'a Prepared, unit: &'a Unit) -> Self {
         let Prepared { served, endpoint, options, .. } = prepared;
         let told = PromptExplained {

@@ -178,18 +178,20 @@ pub(super) async fn first_events(
             .of_dialect(dialect, client.reply_max_bytes());
         let samples = if sending.is_gated() { context.options.samples } else { 0 };
         match hold(reader, dialect, worker, samples as usize).await? {
-            Held::Events(reader, events) => {
+            FirstEvents::Events(reader, events) => {
                 Ok(First::Events(Box::new(reader.with_idle(idle)), events))
             }
-            Held::Below(reader, event) => below(reader, dialect, event, client).await,
+            FirstEvents::Below(reader, event) => below(reader, dialect, event, client).await,
             // The reader is dropped with its connection, which cancels the samples that run.
-            Held::Partly => Ok(First::Below(None)),
+            FirstEvents::Partly => Ok(First::Below(None)),
         }
     });
     within(client, limit, worker, "timeouts.first_token", call).await
 }
 
-enum Held {
+/// What the first events of a streamed reply show.
+enum FirstEvents {
+    /// The leg runs. The events have been read and not passed on yet.
     Events(EventReader, VecDeque<Bytes>),
     /// The leg was rejected, with the event that says so.
     Below(EventReader, Bytes),
@@ -205,7 +207,7 @@ async fn hold(
     dialect: Dialect,
     worker: &Worker,
     samples: usize,
-) -> Result<Held, Error> {
+) -> Result<FirstEvents, Error> {
     let mut events = VecDeque::new();
     let mut running = BTreeSet::new();
     loop {
@@ -214,7 +216,7 @@ async fn hold(
                 return Err(Error::engine(worker.id(), "answered with an empty stream"));
             }
             // The stream ended without any output, which is a valid reply.
-            return Ok(Held::Events(reader, events));
+            return Ok(FirstEvents::Events(reader, events));
         };
         let data = data_of(dialect, &event);
         let only_opens = match Chunk::read(dialect, &data) {
@@ -225,7 +227,7 @@ async fn hold(
         if turned_away(dialect, &data) {
             let only = running.is_empty();
             drop(data);
-            return Ok(if only { Held::Below(reader, event) } else { Held::Partly });
+            return Ok(if only { FirstEvents::Below(reader, event) } else { FirstEvents::Partly });
         }
         match dialect {
             Dialect::Chunks => running.extend(begun(&data)),
@@ -238,7 +240,7 @@ async fn hold(
             continue;
         }
         if running.len() >= samples || events.len() >= HELD_PER_SAMPLE * samples {
-            return Ok(Held::Events(reader, events));
+            return Ok(FirstEvents::Events(reader, events));
         }
     }
 }

@@ -22,7 +22,7 @@ use super::generate::{Generated, conclude, mark};
 use super::hand_off::{Carried, Lead, RoomMembers, not_for_decode};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
-use super::prefill::{self, Said, Tries, without_prefill};
+use super::prefill::{self, PrefillReply, Tries, without_prefill};
 use super::push::{PushPair, within_lease};
 use super::repair::{Registration, Repair};
 use super::sending::Sending;
@@ -344,7 +344,7 @@ fn handed_over(
     sending: &Sending<'_>,
     worker: &Worker,
     appointment: &Appointment,
-    said: &Said,
+    said: &PrefillReply,
 ) -> Result<(), Failed> {
     let PromptContext { context, decision, .. } = sending.prompt;
     let mut carried = None;

@@ -213,7 +213,7 @@ pub(super) fn without_prefill(prompt: PromptContext<'_>, last: &Error) -> Result
 }
 
 /// The reply of a prefill engine.
-pub(super) struct Said {
+pub(super) struct PrefillReply {
     reply: JsonObject,
     dialect: Dialect,
     /// The address that the reply came from.
@@ -223,7 +223,7 @@ pub(super) struct Said {
     usage: Option<EngineUsage>,
 }
 
-impl Said {
+impl PrefillReply {
     /// Whether the reply ended with its first token by itself. An engine returns a hand-off only
     /// for a reply that was cut off by its length limit.
     pub(super) fn ended(&self) -> bool {
@@ -311,7 +311,7 @@ pub(super) async fn send(
     placed: &Placed,
     body: Parcel,
     repair: Option<&mut Repair>,
-) -> Result<Said, Error> {
+) -> Result<PrefillReply, Error> {
     let PromptContext { context, unit, .. } = prompt;
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
@@ -352,7 +352,7 @@ pub(super) async fn send(
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse_in(dialect, raw).ok());
     booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
     worker.series.leg_took("prefill", ended.duration_since(started).as_secs_f64());
-    Ok(Said { reply, dialect, peer, begun, usage })
+    Ok(PrefillReply { reply, dialect, peer, begun, usage })
 }
 
 /// The call of a prefill leg, which owns all that it needs.

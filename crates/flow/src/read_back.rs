@@ -24,7 +24,7 @@ use splitrail_api::request::Options;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::{Connector, Model, PeerFetch};
 use splitrail_fleet::costs::RankScope;
-use splitrail_fleet::read_back::{Found, Left, ReadBack, Reading};
+use splitrail_fleet::read_back::{Left, ReadBack, ReadablePin, Reading};
 use splitrail_fleet::{Served, Worker};
 use splitrail_ledger::decisions::Decision;
 use splitrail_ledger::leg::{LegFacts, ReadBackOffer};
@@ -268,7 +268,7 @@ pub(super) fn readable(
     worker: &Worker,
     held_blocks: u32,
     readable_blocks: u32,
-) -> Option<Found> {
+) -> Option<ReadablePin> {
     if !worker.takes_part_in_kv_routing() {
         return None;
     }

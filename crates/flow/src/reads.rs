@@ -9,7 +9,7 @@ use super::context::{PromptContext, expected};
 use super::hand_off::Lead;
 use super::peer_fetch::OneShot;
 use super::place::Placed;
-use super::prefill::{Said, body, send};
+use super::prefill::{PrefillReply, body, send};
 use super::read_back;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Fault};
@@ -55,7 +55,7 @@ impl<'a> Reads<'a> {
         prompt: PromptContext<'_>,
         envelope: &Envelope,
         placed: &Placed,
-    ) -> Result<Said, Error> {
+    ) -> Result<PrefillReply, Error> {
         match self {
             Self::ReadBack(reading) => send_reading(prompt, envelope, placed, reading).await,
             Self::OneShot(one_shot) => one_shot.send(envelope, placed).await,
@@ -106,7 +106,7 @@ async fn send_reading(
     envelope: &Envelope,
     placed: &Placed,
     mut reading: Reading,
-) -> Result<Said, Error> {
+) -> Result<PrefillReply, Error> {
     let worker = &placed.worker;
     let params = reading.json().unwrap_or_else(|| PREFILL_PARAMS_JSON.to_owned());
     let (body, receipt) = reading_body(prompt, worker, &params)?;

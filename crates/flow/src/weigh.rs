@@ -13,7 +13,7 @@ use splitrail_fleet::Served;
 use splitrail_ledger::decisions::{DecisionHandle, WeighedRecord};
 use splitrail_policy::Leg;
 use splitrail_policy::queue::shortest_prefill_ms;
-use splitrail_policy::threshold::{Offer, Verdict, Way};
+use splitrail_policy::threshold::{Offer, PredictedWay, Verdict};
 
 /// The comparison of local and remote prefill for one prompt.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ impl Weighed {
     pub(super) fn record(&self, served: &Served) -> WeighedRecord {
         let Verdict { local, explored, at_decode, at_prefill, hit_ratio } = self.verdict;
         let roster = served.pool.roster();
-        let fetch = |way: Option<Way>| Some(fetch_choice(&roster, way?.fetch?));
+        let fetch = |way: Option<PredictedWay>| Some(fetch_choice(&roster, way?.fetch?));
         WeighedRecord {
             remote_ms: at_prefill.map(|way| way.cost_ms),
             local_ms: at_decode.map(|way| way.cost_ms),

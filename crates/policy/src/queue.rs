@@ -174,7 +174,7 @@ pub trait View<T> {
 #[derive(Debug)]
 pub struct Queue<T> {
     config: QueueConfig,
-    waiting: Vec<Entry<T>>,
+    waiting: Vec<WaitingItem<T>>,
     next_number: u64,
     /// The credit of the oldest request, in milliseconds of prefill.
     credit_ms: f64,
@@ -184,7 +184,7 @@ pub struct Queue<T> {
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct WaitingItem<T> {
     item: Item<T>,
     number: u64,
     /// The shortest predicted prefill on any worker, as of the last evaluation.
@@ -232,7 +232,7 @@ impl<T> Queue<T> {
         let number = self.next_number;
         self.next_number += 1;
         self.fair.joined(item.tenant);
-        self.waiting.push(Entry { item, number, prefill_ms });
+        self.waiting.push(WaitingItem { item, number, prefill_ms });
         Ok(Ticket(number))
     }
 

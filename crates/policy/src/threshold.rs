@@ -113,7 +113,7 @@ pub struct Offer<'a> {
 
 /// The prediction for one of the two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Way {
+pub struct PredictedWay {
     /// The candidate that computes the prompt.
     pub index: CandidateIndex,
     /// The predicted time to the first token, in milliseconds.
@@ -131,7 +131,7 @@ pub struct Way {
     pub fetch: Option<FetchPlan>,
 }
 
-impl Way {
+impl PredictedWay {
     /// The loss by exploring this way, if the first token takes `ttft_ms`.
     fn explored_ms(&self, ttft_ms: f64) -> f64 {
         if self.instead_ms > 0.0 { (ttft_ms - self.instead_ms).max(0.0) } else { 0.0 }
@@ -147,16 +147,16 @@ pub struct Verdict {
     pub explored: bool,
     /// The best decode worker for a local prefill; `None` if there is none, or none has enough
     /// budget for long steps.
-    pub at_decode: Option<Way>,
+    pub at_decode: Option<PredictedWay>,
     /// The best prefill worker for a remote prefill; `None` if there is none.
-    pub at_prefill: Option<Way>,
+    pub at_prefill: Option<PredictedWay>,
     /// The largest share of the prompt, from 0 to 1, that any decode worker holds.
     pub hit_ratio: f64,
 }
 
 impl Verdict {
     /// The chosen way.
-    pub fn way(&self) -> Option<&Way> {
+    pub fn way(&self) -> Option<&PredictedWay> {
         if self.local { self.at_decode.as_ref() } else { self.at_prefill.as_ref() }
     }
 }
@@ -258,7 +258,7 @@ impl Threshold {
     }
 
     /// Learns from a request that took a way and had its first token after `ttft_ms`.
-    pub fn observe(&mut self, now_ns: u64, local: bool, way: &Way, ttft_ms: f64) {
+    pub fn observe(&mut self, now_ns: u64, local: bool, way: &PredictedWay, ttft_ms: f64) {
         let (fit, observed_ns) = if local {
             (&mut self.local, &mut self.local_ns)
         } else {
@@ -289,7 +289,14 @@ impl Threshold {
         }
     }
 
-    fn explores(&self, now_ns: u64, cheaper: bool, local: &Way, remote: &Way, draw: u64) -> bool {
+    fn explores(
+        &self,
+        now_ns: u64,
+        cheaper: bool,
+        local: &PredictedWay,
+        remote: &PredictedWay,
+        draw: u64,
+    ) -> bool {
         let (other, best, seen_ns) =
             if cheaper { (remote, local, self.remote_ns) } else { (local, remote, self.local_ns) };
         mix(draw ^ 0x6578_706c_6f72_6521).is_multiple_of(EXPLORED_OF)

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use splitrail_policy::learn::BusyShare;
 use splitrail_policy::threshold::{
-    DEFAULT_THRESHOLD_RATIO, Learned, Offer, Threshold, ThresholdConfig, Way,
+    DEFAULT_THRESHOLD_RATIO, Learned, Offer, PredictedWay, Threshold, ThresholdConfig,
 };
 use splitrail_policy::{Candidate, Coefficients, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
@@ -36,7 +36,7 @@ pub struct AutoRouter<R> {
     seed: u64,
     decode: Vec<Decode>,
     /// The chosen way of requests that have no token yet.
-    gone: HashMap<usize, (bool, Way)>,
+    gone: HashMap<usize, (bool, PredictedWay)>,
 }
 
 /// The local prefills of a decode worker.

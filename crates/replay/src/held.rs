@@ -38,14 +38,14 @@ pub struct HeldRouter {
 #[derive(Debug)]
 struct ClusterView {
     feed: Feed,
-    workers: Vec<Known>,
+    workers: Vec<KnownWorker>,
     /// By request: when its prefill started.
     began_ns: Vec<u64>,
 }
 
 /// What is known of one prefill worker.
 #[derive(Debug)]
-struct Known {
+struct KnownWorker {
     learner: Option<Learner>,
     /// Prefills that it has started, and when they are predicted to end.
     running: Vec<(usize, u64)>,
@@ -117,7 +117,7 @@ impl ClusterView {
         let known = |worker: usize| {
             let prior = told.get(worker).or(told.last()).copied().unwrap_or_default();
             let learner = learns.then(|| Learner::new(prior));
-            Known { learner, running: Vec::new() }
+            KnownWorker { learner, running: Vec::new() }
         };
         Self {
             feed: Feed::new(cluster, Sight::Pending, &[Sight::Pending], told).fetching(fetches),

@@ -21,7 +21,7 @@ use self::core::{Core, EngineStep, Origin};
 use crate::config::SimConfig;
 use crate::error::ApiError;
 use crate::events::EventSink;
-use hand_off::{PullRequest, Taken, refused};
+use hand_off::{PullRequest, TakenHandOff, refused};
 use request::{Ask, Output};
 pub(crate) use transfer::PULL_PATH;
 use transfer::Puller;
@@ -88,7 +88,7 @@ impl Drop for Submission {
 #[derive(Debug)]
 pub(crate) struct Pulled {
     engine: Arc<Engine>,
-    taken: Option<Taken>,
+    taken: Option<TakenHandOff>,
 }
 
 impl Pulled {
@@ -100,7 +100,7 @@ impl Pulled {
 
 impl Drop for Pulled {
     fn drop(&mut self) {
-        if let Some(Taken { mut request, held, .. }) = self.taken.take() {
+        if let Some(TakenHandOff { mut request, held, .. }) = self.taken.take() {
             let mut core = self.engine.core();
             core.pulling_blocks -= request.sequence.blocks().len();
             core.cache.release(&mut request.sequence);

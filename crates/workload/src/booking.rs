@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use super::costs::Work;
+use super::costs::PromptWork;
 
 /// Sums of a worker's bookings. Relaxed atomics suffice, because the counters are only statistics
 /// for placement.
@@ -42,7 +42,7 @@ pub struct Booking {
     prefill_tokens: u64,
     active_tokens: u64,
     /// The prompt's place in the worker's queue, if the worker computes it.
-    work: Option<Work>,
+    work: Option<PromptWork>,
 }
 
 impl Booking {
@@ -72,7 +72,7 @@ impl Booking {
     }
 
     /// Adds the prompt that the worker computes, from whose duration the cost model learns.
-    pub fn with_work(mut self, work: Work) -> Self {
+    pub fn with_work(mut self, work: PromptWork) -> Self {
         self.work = Some(work);
         self
     }

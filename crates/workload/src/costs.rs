@@ -67,7 +67,7 @@ pub enum RankScope {
 
 /// What a decision needs to know of a worker's costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Seen {
+pub struct WorkerCosts {
     /// Nanoseconds until one more prompt could begin.
     pub wait_ns: u64,
     /// Number of this router's prompts that the worker has not begun.
@@ -140,7 +140,7 @@ impl Costs {
     }
 
     /// The current costs and waiting time, if other routers have sent `others_tokens` to compute.
-    pub fn seen(&self, now: Instant, whose: RankScope, others_tokens: u64) -> Seen {
+    pub fn seen(&self, now: Instant, whose: RankScope, others_tokens: u64) -> WorkerCosts {
         let now_ns = self.ns(now);
         let mut state = self.lock();
         let coefficients = state.coefficients(now_ns);
@@ -152,7 +152,7 @@ impl Costs {
                 (left_ns / ranks.max(1), queued.div_ceil(ranks.max(1) as usize))
             }
         };
-        Seen {
+        WorkerCosts {
             wait_ns: left_ns.saturating_add(others as u64),
             waiting: u32::try_from(queued.saturating_sub(1)).unwrap_or(u32::MAX),
             busy_share: state.busy.at(now_ns),
@@ -169,7 +169,7 @@ impl Costs {
         new_tokens: u64,
         context_tokens: u64,
         unheard: bool,
-    ) -> Work {
+    ) -> PromptWork {
         let now_ns = self.ns(now);
         let mut state = self.lock();
         let coefficients = state.coefficients(now_ns);
@@ -180,7 +180,7 @@ impl Costs {
         state.queue.push_back(Queued { number, rank, begun_ns: now_ns, predicted_ns, unheard });
         state.busy.set(now_ns, true);
         let (costs, loaded) = (Arc::clone(self), [0; Tier::COUNT]);
-        Work { costs, number, new_tokens, context_tokens, loaded, read_tokens: 0 }
+        PromptWork { costs, number, new_tokens, context_tokens, loaded, read_tokens: 0 }
     }
 
     /// Learns from a hand-off: the KV of `tokens` arrived within `seconds`.
@@ -285,7 +285,7 @@ impl CostState {
 /// A prompt that a worker has to compute. Dropping it removes it from the queue without learning
 /// from it.
 #[derive(Debug)]
-pub struct Work {
+pub struct PromptWork {
     costs: Arc<Costs>,
     number: u64,
     new_tokens: u64,
@@ -296,7 +296,7 @@ pub struct Work {
     read_tokens: u64,
 }
 
-impl Work {
+impl PromptWork {
     /// Says how many blocks of the context the worker holds in each tier: those that are not in
     /// accelerator memory are loaded.
     pub fn loading(mut self, blocks_by_tier: [u32; Tier::COUNT], block_size: u32) -> Self {
@@ -342,7 +342,7 @@ impl Work {
     }
 }
 
-impl Drop for Work {
+impl Drop for PromptWork {
     fn drop(&mut self) {
         // Has no effect after `done`, which has already removed the prompt.
         let _seconds = self.costs.leave(Instant::now(), self.number, false);

@@ -90,7 +90,7 @@ struct Left {
 
 /// What a prompt can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ReadablePin {
     id: u64,
     /// The worker that keeps the blocks.
     pub holder: WorkerIndex,
@@ -98,7 +98,7 @@ pub struct Found {
     pub blocks: usize,
 }
 
-impl Found {
+impl ReadablePin {
     /// The number of the pin.
     pub fn pin(self) -> u64 {
         self.id
@@ -220,23 +220,23 @@ impl<T> Store<T> {
         now: Instant,
         prompt: &[BlockHash],
         may_read: impl Fn(WorkerIndex, &T) -> bool,
-    ) -> Option<Found> {
+    ) -> Option<ReadablePin> {
         let blocks = prompt.partition_point(|hash| self.with(*hash).next().is_some());
         let deepest = prompt.get(blocks.checked_sub(1)?)?;
         let tried = self.with(*deepest).rev().take(TRIED_MAX);
         let mut found = tried.filter_map(|id| Some((id, self.pins.get(&id)?)));
         let (id, pin) =
             found.find(|(_, pin)| pin.ends > now && may_read(pin.holder, &pin.payload))?;
-        Some(Found { id, holder: pin.holder, blocks })
+        Some(ReadablePin { id, holder: pin.holder, blocks })
     }
 
     /// What a pin that was found carries.
-    pub fn payload(&self, found: Found) -> Option<&T> {
+    pub fn payload(&self, found: ReadablePin) -> Option<&T> {
         self.pins.get(&found.id).map(|pin| &pin.payload)
     }
 
     /// Takes a pin out, to be read: it is found no more.
-    pub fn take(&mut self, found: Found) -> Option<Pin<T>> {
+    pub fn take(&mut self, found: ReadablePin) -> Option<Pin<T>> {
         self.remove(found.id)
     }
 

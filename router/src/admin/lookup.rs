@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::context::Admin;
 use super::refusal::{Refusal, Result};
-use splitrail_fleet::membership::Known;
+use splitrail_fleet::membership::KnownWorker;
 use splitrail_fleet::{Served, Serving};
 
 /// The query of a path that names a worker: the model of the worker, which is required if several
@@ -37,7 +37,7 @@ pub(super) fn the_worker<'s>(
     serving: &'s Serving,
     id: &str,
     model: Option<&str>,
-) -> Result<(&'s Arc<Served>, Known)> {
+) -> Result<(&'s Arc<Served>, KnownWorker)> {
     let models = match model {
         Some(_) => std::slice::from_ref(the_model(serving, model)?),
         None => &serving.models,

@@ -37,7 +37,7 @@ mod weigh;
 pub(super) use call::answer;
 use health::Readiness;
 use library::Guard;
-use places::Places;
+use places::CallPlaces;
 
 /// The gRPC API: `FrontDoorService`, health and reflection. The future updates health watches until
 /// the router stops.
@@ -45,7 +45,7 @@ pub fn routes(
     core: &Arc<Core>,
     stop: CancellationToken,
 ) -> (Routes, impl Future<Output = io::Result<()>> + use<>) {
-    let places = Places::new(Arc::clone(core));
+    let places = CallPlaces::new(Arc::clone(core));
     let (readiness, told) = Readiness::new(Arc::clone(core), stop, Arc::clone(&places));
     let guard = Guard { core: Arc::clone(core), places };
     let all = open(readiness).layer(from_fn_with_state(guard, library::guarded));

@@ -72,13 +72,13 @@ pub struct Scope {
     /// The time from which on the client does not wait for the reply, if it has named one.
     deadline: Option<tokio::time::Instant>,
     /// Set once the model is known.
-    placed: Option<Placed>,
+    placed: Option<PlacedRequest>,
     /// Whether the head of the reply says that the request is served: an error is told in the body.
     is_replied: bool,
     ended: bool,
 }
 
-struct Placed {
+struct PlacedRequest {
     served: Arc<Served>,
     flow: &'static str,
     number: u64,
@@ -96,7 +96,7 @@ struct Placed {
     trace: Option<TraceId>,
 }
 
-impl Placed {
+impl PlacedRequest {
     /// The value of the label `stream`.
     fn stream_label(&self) -> &'static str {
         if self.stream { "true" } else { "false" }
@@ -248,7 +248,7 @@ impl Scope {
         };
         self.core.live.insert(number, live);
         self.options = Some(context.options);
-        self.placed = Some(Placed {
+        self.placed = Some(PlacedRequest {
             served: Arc::clone(&context.served),
             flow: flow_name(context),
             number,
@@ -444,7 +444,7 @@ impl Scope {
 
     /// Records the time per output token of a stream with one sample, which is known only if the
     /// request has completed.
-    fn observe_pace(&self, placed: &Placed, now: Instant, tokens: u64) {
+    fn observe_pace(&self, placed: &PlacedRequest, now: Instant, tokens: u64) {
         let Some(begun) = self.begun.filter(|_| placed.stream && placed.one_sample) else { return };
         if tokens >= 2 {
             let seconds = now.duration_since(begun).as_secs_f64() / (tokens - 1) as f64;
@@ -455,7 +455,7 @@ impl Scope {
 
     /// Completes the request's decisions with its times. Before, writes them to the record file, if
     /// the request is one of those that are recorded: the lines have the times themselves.
-    fn complete_decisions(&self, placed: &Placed, arrived_unix_ms: u64, seconds: f64) {
+    fn complete_decisions(&self, placed: &PlacedRequest, arrived_unix_ms: u64, seconds: f64) {
         let begun = self.begun.filter(|_| placed.stream);
         let ttft = begun.map(|begun| begun.duration_since(self.identity.arrived));
         let times = RequestTimes {

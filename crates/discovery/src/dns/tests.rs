@@ -148,7 +148,7 @@ async fn scripted(
         _ = end.recv() => {}
     }
     let mut all = Vec::new();
-    while let Ok(Found { workers }) = found.try_recv() {
+    while let Ok(FoundWorkers { workers }) = found.try_recv() {
         all.push(workers.into_iter().map(|worker| worker.id).collect());
     }
     (all, metrics.discovery_errors.with_label_values(&["m", "s"]).get())

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
 
-use crate::{Found, WORKERS_MAX, address, bounded};
+use crate::{FoundWorkers, WORKERS_MAX, address, bounded};
 use splitrail_config::PodPort;
 use splitrail_config::model::{KubernetesDiscovery, Role, Worker};
 
@@ -85,7 +85,7 @@ impl Pods {
 
     /// Takes an event. Returns all workers if they are to be reported: after the first list, and
     /// when they have changed.
-    pub(super) fn take(&mut self, event: Event<Pod>) -> Option<Found> {
+    pub(super) fn take(&mut self, event: Event<Pod>) -> Option<FoundWorkers> {
         match event {
             Event::Init => {
                 self.listed = Some(BTreeMap::new());
@@ -120,7 +120,7 @@ impl Pods {
             return None;
         }
         self.reported = Some(workers.clone());
-        Some(Found { workers })
+        Some(FoundWorkers { workers })
     }
 
     fn put(&self, pods: &mut BTreeMap<String, Seen>, pod: &Pod) {

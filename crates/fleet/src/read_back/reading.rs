@@ -7,7 +7,7 @@ use splitrail_engine::nixl::PinnedKv;
 use splitrail_engine_client::{Engine, Receipt};
 use splitrail_kv::BlockHash;
 use splitrail_telemetry::Metrics;
-use splitrail_workload::pins::{Found, Pin};
+use splitrail_workload::pins::{Pin, ReadablePin};
 
 use super::{Kept, ReadBack, release};
 use crate::{Served, Worker};
@@ -61,7 +61,11 @@ impl ReadBack {
     }
 
     /// Takes pinned KV, to be read by a prefill leg.
-    pub fn take(served: &Arc<Served>, metrics: &Arc<Metrics>, found: Found) -> Option<Reading> {
+    pub fn take(
+        served: &Arc<Served>,
+        metrics: &Arc<Metrics>,
+        found: ReadablePin,
+    ) -> Option<Reading> {
         let pin = served.pool.read_back.store().take(found)?;
         Some(Reading {
             blocks: found.blocks,

@@ -8,7 +8,7 @@ use tokio::time::Instant as Moment;
 use super::steps::Given;
 use super::{Fetching, Outcome};
 use crate::place::Placed;
-use crate::prefill::{Said, send};
+use crate::prefill::{PrefillReply, send};
 use crate::read_back::{check_tokens, read_failed};
 use crate::reads::reading_body;
 use crate::staged::{Prefilled, UnderWay};
@@ -78,7 +78,11 @@ impl<'a> OneShot<'a> {
     }
 
     /// Sends the leg, and checks that its engine computed the prompt that the router knows.
-    pub(crate) async fn send(self, envelope: &Envelope, placed: &Placed) -> Result<Said, Error> {
+    pub(crate) async fn send(
+        self,
+        envelope: &Envelope,
+        placed: &Placed,
+    ) -> Result<PrefillReply, Error> {
         let Self { mut fetching, offer } = self;
         let Offer { booking, source, given, params, tokens } = offer;
         let (prompt, worker) = (fetching.prompt, &placed.worker);

@@ -16,12 +16,12 @@ const HOLDERS_MAX: usize = 64;
 pub(super) struct Hot {
     pub(super) prefix: HotPrefix,
     /// Those that hold most come first.
-    pub(super) held: Vec<Held>,
+    pub(super) held: Vec<HeldPrefix>,
 }
 
 /// Leading blocks of a prefix on a worker, or on one of its ranks.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct HeldPrefix {
     pub(super) by: WorkerKey,
     pub(super) blocks: usize,
 }
@@ -169,7 +169,7 @@ impl Need<'_> {
     }
 
     /// Leading blocks of a prefix that a rank of the worker holds.
-    fn held(&self, hashes: &[BlockHash], own: &[&Held], rank: u16) -> usize {
+    fn held(&self, hashes: &[BlockHash], own: &[&HeldPrefix], rank: u16) -> usize {
         let indexed = own.iter().filter(|held| held.by.rank == rank).map(|held| held.blocks);
         let brought = self.brought.iter().filter(|brought| brought.rank == rank);
         let brought = brought.map(|brought| common_blocks(hashes, &brought.hashes));

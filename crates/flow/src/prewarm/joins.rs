@@ -30,7 +30,7 @@ const HOT_AGE_MAX: Duration = Duration::from_millis(250);
 pub(super) struct Joins {
     model: String,
     pool: Weak<Pool>,
-    workers: HashMap<WorkerIndex, Seen>,
+    workers: HashMap<WorkerIndex, PrefillWorker>,
     /// The hot prefixes, and when they were looked up.
     hot: Option<(Instant, Arc<[Hot]>)>,
     /// Fetches under way; a worker has at most `prewarm.fetches_max`.
@@ -40,7 +40,7 @@ pub(super) struct Joins {
 }
 
 /// A worker that serves prefill legs.
-struct Seen {
+struct PrefillWorker {
     worker: Arc<Worker>,
     /// The process of its engine.
     process: u64,
@@ -153,7 +153,7 @@ impl Joins {
                 Ok(ended) => ended,
                 Err(error) => (error.id(), (Outcome::Failed, Duration::ZERO)),
             };
-            for Seen { worker, join, .. } in self.workers.values_mut() {
+            for PrefillWorker { worker, join, .. } in self.workers.values_mut() {
                 let Some(join) = join else { continue };
                 let tokens = join.note_ended(id, ended, link_share, now);
                 if let Some(tokens) = tokens.filter(|_| ended.0.has_blocks()) {
@@ -176,7 +176,7 @@ impl Joins {
         });
         for worker in roster.iter().filter(|worker| worker.serves(Leg::Prefill)) {
             let process = worker.process();
-            let seen = self.workers.entry(worker.index).or_insert_with(|| Seen {
+            let seen = self.workers.entry(worker.index).or_insert_with(|| PrefillWorker {
                 worker: Arc::clone(worker),
                 process,
                 // What was there before the router has its blocks already.
@@ -213,7 +213,7 @@ impl Joins {
     }
 }
 
-impl Seen {
+impl PrefillWorker {
     /// Begins the prewarming of the worker when it is ready. Returns why it ends, if it does.
     fn advance(&mut self, config: &PrewarmConfig, now: Instant) -> Option<End> {
         let is_ready = self.is_ready(now);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use splitrail_kv::Overlaps;
 
-use super::choose::{Held, Hot, Sender, Senders, is_needed_by_clients};
+use super::choose::{HeldPrefix, Hot, Sender, Senders, is_needed_by_clients};
 use splitrail_fleet::costs::RankScope;
 use splitrail_fleet::peer_fetch::{FetchBounds, can_send, is_able_to_send};
 use splitrail_fleet::ranks::rank_key;
@@ -25,8 +25,8 @@ pub(super) fn look_up(served: &Served) -> Vec<Hot> {
     let hot = hottest.map(|prefix| {
         pool.find(&prefix.hashes, &mut overlaps);
         let held = overlaps.iter();
-        let held = held.map(|(by, overlap)| Held { by, blocks: overlap.blocks as usize });
-        let mut held: Vec<Held> = held.collect();
+        let held = held.map(|(by, overlap)| HeldPrefix { by, blocks: overlap.blocks as usize });
+        let mut held: Vec<HeldPrefix> = held.collect();
         held.sort_by_key(|held| Reverse(held.blocks));
         Hot { prefix, held }
     });

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::{Entry, Order, Queue};
+use super::{Order, Queue, WaitingItem};
 
 /// The keys by which requests are ordered, smallest first.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ impl<T> Queue<T> {
     /// The position of the request that has waited longest.
     pub(super) fn oldest(&self) -> Option<usize> {
         let age = |place: &usize| {
-            let Entry { item, number, .. } = &self.waiting[*place];
+            let WaitingItem { item, number, .. } = &self.waiting[*place];
             (item.arrival_ns, *number)
         };
         (0..self.waiting.len()).min_by_key(age)
@@ -54,7 +54,7 @@ impl<T> Queue<T> {
         let total: f64 = self.waiting.iter().map(|entry| entry.prefill_ms).sum();
         let usual_ms = total / self.waiting.len().max(1) as f64;
         let fairness_ms = self.config.fairness_ms;
-        let rank = |entry: &Entry<T>| Rank {
+        let rank = |entry: &WaitingItem<T>| Rank {
             class: entry.item.class,
             ahead: self.fair.ahead_ms(entry.item.tenant) > fairness_ms,
             latest_ms: latest_ms(entry, now_ns, usual_ms),
@@ -71,7 +71,7 @@ impl<T> Queue<T> {
 /// When a request must begin to meet its deadline, if that is soon: within its own prefill time or
 /// the mean one, whichever is longer, because about that time passes before a worker is free. A
 /// deadline that cannot be met any more does not count.
-fn latest_ms<T>(entry: &Entry<T>, now_ns: u64, usual_ms: f64) -> f64 {
+fn latest_ms<T>(entry: &WaitingItem<T>, now_ns: u64, usual_ms: f64) -> f64 {
     let Some(deadline_ns) = entry.item.deadline_ns else { return f64::INFINITY };
     let slack_ms = (deadline_ns as f64 - now_ns as f64) / 1e6 - entry.prefill_ms;
     let soon_ms = entry.prefill_ms.max(usual_ms);

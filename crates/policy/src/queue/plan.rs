@@ -17,7 +17,7 @@ const RENEWED: usize = 8;
 pub(crate) const FETCH_LEAD_NS: u64 = 1_000_000_000;
 
 /// A worker with the requests that this round has placed on it.
-struct Placed {
+struct PlacedWorker {
     worker: WorkerIndex,
     rank: Option<u16>,
     wait_ns: u64,
@@ -32,7 +32,7 @@ struct Placed {
 /// The state of a round.
 #[derive(Default)]
 struct RoundState {
-    placed: Vec<Placed>,
+    placed: Vec<PlacedWorker>,
     /// The number of workers with room left; `None` before the first request was examined.
     rooms: Option<usize>,
     due_ns: Option<u64>,
@@ -92,11 +92,11 @@ impl RoundState {
         lead: Lead,
     ) -> bool {
         let (worker, rank) = (chosen.worker, chosen.rank);
-        let is = |placed: &Placed| (placed.worker, placed.rank) == (worker, rank);
+        let is = |placed: &PlacedWorker| (placed.worker, placed.rank) == (worker, rank);
         let at = self.placed.iter().position(is).unwrap_or_else(|| {
             let (wait_ns, incoming_ns, held) = (0, 0, false);
             let places = Vec::new();
-            self.placed.push(Placed { worker, rank, wait_ns, places, incoming_ns, held });
+            self.placed.push(PlacedWorker { worker, rank, wait_ns, places, incoming_ns, held });
             self.placed.len() - 1
         });
         let placed = &mut self.placed[at];
@@ -220,7 +220,8 @@ impl<T> Queue<T> {
         // Remove from the last position to the first, so that positions stay valid.
         let mut order: Vec<usize> = (0..released.len()).collect();
         order.sort_unstable_by_key(|i| std::cmp::Reverse(released[*i].0));
-        let mut entries: Vec<Option<super::Entry<T>>> = released.iter().map(|_| None).collect();
+        let mut entries: Vec<Option<super::WaitingItem<T>>> =
+            released.iter().map(|_| None).collect();
         for i in order {
             entries[i] = Some(self.waiting.swap_remove(released[i].0));
         }

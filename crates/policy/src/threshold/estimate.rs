@@ -1,6 +1,6 @@
 //! Predicts the time of local and of remote prefill.
 
-use super::{Offer, Threshold, Way, trust};
+use super::{Offer, PredictedWay, Threshold, trust};
 use crate::candidate::{Candidate, Leg, Query};
 use crate::fetch::{BestSources, FetchPlan, MARGIN_RATIO, copy_ms};
 use crate::index::CandidateIndex;
@@ -39,7 +39,7 @@ impl Threshold {
         now_ns: u64,
         offer: &Offer<'_>,
         sources: &BestSources,
-    ) -> Option<Way> {
+    ) -> Option<PredictedWay> {
         let [scale, _] = self.remote.scales(trust(now_ns, self.remote_ns));
         let after = decode_ms(offer)?;
         let price = extra_work_price(offer.prefill, offer.waiting);
@@ -51,7 +51,15 @@ impl Threshold {
             let ttft_ms = raw_ms * scale;
             let cost_ms = ttft_ms + price * terms.extra_work_ms * scale + terms.copy_ms;
             let (instead_ms, excess_ms) = (0.0, 0.0);
-            Way { index, ttft_ms, cost_ms, parts_ms: [raw_ms, 0.0], instead_ms, excess_ms, fetch }
+            PredictedWay {
+                index,
+                ttft_ms,
+                cost_ms,
+                parts_ms: [raw_ms, 0.0],
+                instead_ms,
+                excess_ms,
+                fetch,
+            }
         };
         let up = CandidateIndex::all(offer.prefill.len())
             .zip(offer.prefill)
@@ -65,7 +73,7 @@ impl Threshold {
         now_ns: u64,
         offer: &Offer<'_>,
         sources: &BestSources,
-    ) -> Option<Way> {
+    ) -> Option<PredictedWay> {
         let [scale, interference] = self.local.scales(trust(now_ns, self.local_ns));
         let price = extra_work_price(offer.decode, 0);
         let query = &offer.query;
@@ -82,7 +90,8 @@ impl Threshold {
             let cost_ms = ttft_ms + price * (own_ms + local.fetch_ms * scale);
             let parts_ms = [local.longer_ms, local.shorter_ms];
             let (instead_ms, excess_ms) = (0.0, local.excess_ms);
-            let way = Way { index, ttft_ms, cost_ms, parts_ms, instead_ms, excess_ms, fetch };
+            let way =
+                PredictedWay { index, ttft_ms, cost_ms, parts_ms, instead_ms, excess_ms, fetch };
             Some((way, own_ms))
         };
         let best = |(index, candidate): (CandidateIndex, &Candidate)| {

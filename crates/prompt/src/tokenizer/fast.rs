@@ -30,11 +30,11 @@ const PIECE_BYTES: usize = 4 << 10;
 pub(super) struct Fast {
     library: Library,
     /// Present if texts may be cut into pieces.
-    cut: Option<Cut>,
+    cut: Option<PieceTokenizer>,
 }
 
 /// What is needed to tokenise a text in pieces.
-struct Cut {
+struct PieceTokenizer {
     memo: Memo,
     /// The additions without and with special tokens.
     around: [Around; 2],
@@ -152,7 +152,7 @@ impl Fast {
                 });
             }
         }
-        let cut = around.map(|around| Cut { memo: Memo::new(MEMO_BYTES), around });
+        let cut = around.map(|around| PieceTokenizer { memo: Memo::new(MEMO_BYTES), around });
         Ok(Self { cut, ..fast })
     }
 
@@ -177,7 +177,8 @@ impl Fast {
         add_special_tokens: bool,
         chain: &mut Chain,
     ) -> Option<()> {
-        let Some(Cut { memo, around }) = self.cut.as_ref().filter(|_| text.len() > PIECE_BYTES)
+        let Some(PieceTokenizer { memo, around }) =
+            self.cut.as_ref().filter(|_| text.len() > PIECE_BYTES)
         else {
             chain.append(&self.whole(text, add_special_tokens)?);
             return Some(());

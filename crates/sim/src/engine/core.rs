@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
 use super::hand_off::{
-    HandOff, HandOffTable, PullRequest, Source, Taken, base_name, prompt_fingerprint, refused,
-    sampling_fingerprint,
+    HandOff, HandOffTable, PullRequest, Source, TakenHandOff, base_name, prompt_fingerprint,
+    refused, sampling_fingerprint,
 };
 use super::read_back::Read;
 use super::request::{Ask, End, FinishReason, Output, OutputSender, RemoteKv, Request};
@@ -177,7 +177,7 @@ impl Core {
 
     /// Frees the blocks of hand-offs whose lease has ended.
     pub(crate) fn expire_leases(&mut self, now: Instant) {
-        for Taken { mut request, held, is_pin } in self.hand_offs.expire(now) {
+        for TakenHandOff { mut request, held, is_pin } in self.hand_offs.expire(now) {
             match is_pin {
                 true => self.counters.pins_expired += 1,
                 false => self.counters.hand_offs_expired += 1,
@@ -202,7 +202,7 @@ impl Core {
         for mut request in lost {
             self.fail(&mut request, ApiError::engine_dead());
         }
-        for Taken { mut request, held, .. } in self.hand_offs.drain() {
+        for TakenHandOff { mut request, held, .. } in self.hand_offs.drain() {
             match held {
                 Some(_) => self.fail(&mut request, ApiError::engine_dead()),
                 None => self.cache.release(&mut request.sequence),

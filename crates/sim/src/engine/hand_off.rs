@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::request::Ask;
 use crate::cache::Identity;
 use crate::error::ApiError;
-pub(crate) use table::{HandOffTable, Taken};
+pub(crate) use table::{HandOffTable, TakenHandOff};
 
 /// `kv_transfer_params` of a prefill reply, in vLLM's NIXL shape.
 #[derive(Debug, Clone, PartialEq)]

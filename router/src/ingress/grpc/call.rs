@@ -64,7 +64,7 @@ where
             return response.map(|()| Outgoing::Whole(Full::default()));
         }
     };
-    let known = Known::default();
+    let known = CallFacts::default();
     let endpoint = method.endpoint();
     let log = CallLog { core: &core, identity: &identity, endpoint, known: &known };
     let mut answered = pin!(async {
@@ -102,12 +102,12 @@ pub(super) struct CallLog<'a> {
     core: &'a Core,
     identity: &'a Identity,
     endpoint: &'static str,
-    known: &'a Known,
+    known: &'a CallFacts,
 }
 
 /// What is known of a call besides its identity.
 #[derive(Default)]
-struct Known {
+struct CallFacts {
     tenant: OnceLock<Name>,
     /// Whether the call is in the access log, or will be when its scope ends.
     is_told: AtomicBool,

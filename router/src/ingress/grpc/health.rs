@@ -23,14 +23,14 @@ use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::head::Deadline;
-use super::places::{Place, Places};
+use super::places::{CallPlace, CallPlaces};
 use crate::core::Core;
 
 /// The service `grpc.health.v1`, consistent with `/ready`.
 pub(super) struct Readiness {
     core: Arc<Core>,
     stop: CancellationToken,
-    places: Arc<Places>,
+    places: Arc<CallPlaces>,
     /// The current status, for watches.
     sender: Arc<watch::Sender<ServingStatus>>,
 }
@@ -43,7 +43,7 @@ impl Readiness {
     pub(super) fn new(
         core: Arc<Core>,
         stop: CancellationToken,
-        places: Arc<Places>,
+        places: Arc<CallPlaces>,
     ) -> (Self, impl Future<Output = io::Result<()>> + use<>) {
         let sender = Arc::new(watch::Sender::new(status_of(&core)));
         let refreshing = refresh_periodically(Arc::clone(&core), stop.clone(), Arc::clone(&sender));
@@ -127,7 +127,7 @@ struct OpenWatch {
     last: Option<ServingStatus>,
     deadline: Option<Deadline>,
     is_over: bool,
-    _place: Place,
+    _place: CallPlace,
 }
 
 impl OpenWatch {

@@ -17,7 +17,7 @@ use super::super::certificate::ClientCertificate;
 use super::super::identify::identify;
 use super::super::request_body::BoundedBody;
 use super::head::{self, Deadline};
-use super::places::{Place, Places};
+use super::places::{CallPlace, CallPlaces};
 use crate::core::Core;
 use splitrail_api::error::Error;
 
@@ -25,7 +25,7 @@ use splitrail_api::error::Error;
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) core: Arc<Core>,
-    pub(super) places: Arc<Places>,
+    pub(super) places: Arc<CallPlaces>,
 }
 
 /// Prefix of the paths of all reflection services.
@@ -57,14 +57,14 @@ pub(super) async fn guarded(
     let serving = guard.core.serving();
     let request = request.map(|body| {
         let body = BoundedBody::new(body, &guard.core, &serving.limits, 0);
-        Body::new(Placed { body, _place: place })
+        Body::new(CallBody { body, _place: place })
     });
     drop(serving);
     next.run(request).await
 }
 
 /// The place of a reflection call, which needs a credential like other calls.
-fn reflecting(guard: &Guard, peer: SocketAddr, request: &Request) -> Result<Place, Status> {
+fn reflecting(guard: &Guard, peer: SocketAddr, request: &Request) -> Result<CallPlace, Status> {
     let certificate = request.extensions().get::<Arc<ClientCertificate>>();
     let certificate = certificate.map(|certificate| &**certificate);
     identify(&guard.core, "grpc", peer.ip(), request.headers(), certificate)
@@ -73,12 +73,12 @@ fn reflecting(guard: &Guard, peer: SocketAddr, request: &Request) -> Result<Plac
 }
 
 /// The body of a call, with the call's place.
-struct Placed {
+struct CallBody {
     body: BoundedBody<Body>,
-    _place: Option<Place>,
+    _place: Option<CallPlace>,
 }
 
-impl HttpBody for Placed {
+impl HttpBody for CallBody {
     type Data = Bytes;
     type Error = Error;
 

@@ -10,12 +10,12 @@ use crate::admission::{SHARE_OF_FREE, client_prefix};
 use crate::core::Core;
 
 /// The open calls by client address. They are rare, so a lock is sufficient.
-pub(super) struct Places {
+pub(super) struct CallPlaces {
     core: Arc<Core>,
     open: Mutex<HashMap<IpAddr, usize>>,
 }
 
-impl Places {
+impl CallPlaces {
     /// Places by the value of `limits.grpc_watches_max` at the time of each call.
     pub(super) fn new(core: Arc<Core>) -> Arc<Self> {
         Arc::new(Self { core, open: Mutex::default() })
@@ -25,13 +25,13 @@ impl Places {
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` if no place is free for it.
-    pub(super) fn take(self: &Arc<Self>, address: IpAddr) -> Result<Place, Status> {
+    pub(super) fn take(self: &Arc<Self>, address: IpAddr) -> Result<CallPlace, Status> {
         let max = self.core.serving().limits.grpc_watches_max;
         let address = client_prefix(address);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if has_room(&open, address, max) {
             *open.entry(address).or_default() += 1;
-            return Ok(Place { places: Arc::clone(self), address });
+            return Ok(CallPlace { places: Arc::clone(self), address });
         }
         self.core.metrics.shed.with_label_values(&["none", "grpc_watches"]).inc();
         let message = format!(
@@ -50,12 +50,12 @@ fn has_room(open: &HashMap<IpAddr, usize>, address: IpAddr, max: usize) -> bool 
 }
 
 /// A place. Dropping it returns it.
-pub(super) struct Place {
-    places: Arc<Places>,
+pub(super) struct CallPlace {
+    places: Arc<CallPlaces>,
     address: IpAddr,
 }
 
-impl Drop for Place {
+impl Drop for CallPlace {
     fn drop(&mut self) {
         let mut open = self.places.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(held) = open.get_mut(&self.address) {

@@ -104,7 +104,7 @@ fn a_name_that_is_too_long_for_an_id_is_cut_and_stays_apart_from_others() {
     assert_eq!((one.len(), one == other), (ID_MAX, false));
 }
 
-fn names(found: Option<Found>) -> Option<Vec<String>> {
+fn names(found: Option<FoundWorkers>) -> Option<Vec<String>> {
     Some(found?.workers.into_iter().map(|worker| worker.id).collect())
 }
 
@@ -175,7 +175,7 @@ proptest! {
     ) {
         let mut followed = two();
         let mut state = [Some(true), Some(true)];
-        let mut told = names(Some(Found { workers: followed.reported.clone().unwrap() }));
+        let mut told = names(Some(FoundWorkers { workers: followed.reported.clone().unwrap() }));
         for (index, step) in steps {
             let ready = json!(if step == 1 { "True" } else { "False" });
             let changed = pod(index, &[(READY[index], ready)]);

@@ -28,12 +28,12 @@ const BESIDE: usize = 64;
 pub(super) struct Slots {
     max: usize,
     by_token: Mutex<BTreeMap<String, Arc<Slot>>>,
-    held: Arc<Held>,
+    held: Arc<HeldBytes>,
 }
 
 /// Total size of the messages that wait in all slots.
 #[derive(Default)]
-struct Held {
+struct HeldBytes {
     bytes: AtomicUsize,
     freed: Notify,
 }
@@ -53,7 +53,7 @@ pub(super) struct Slot {
     pub(super) is_relayed: AtomicBool,
     /// Earliest time at which the next relay may start.
     pub(super) not_before: Mutex<Instant>,
-    held: Arc<Held>,
+    held: Arc<HeldBytes>,
 }
 
 #[derive(Default)]

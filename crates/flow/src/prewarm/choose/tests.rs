@@ -40,8 +40,8 @@ fn hot(prefixes: &[Used<'_>]) -> Vec<Hot> {
         let prefix = hottest.iter().find(|prefix| prefix.hashes.last().copied() == last).unwrap();
         let held = held
             .iter()
-            .map(|&(worker, rank, blocks)| Held { by: WorkerKey { worker, rank }, blocks });
-        let mut held: Vec<Held> = held.collect();
+            .map(|&(worker, rank, blocks)| HeldPrefix { by: WorkerKey { worker, rank }, blocks });
+        let mut held: Vec<HeldPrefix> = held.collect();
         held.sort_by_key(|held| std::cmp::Reverse(held.blocks));
         Hot { prefix: prefix.clone(), held }
     });

@@ -16,7 +16,7 @@ const REMEMBERED: usize = 4096;
 /// A request whose hand-off was taken from the table, with the end for which its client still
 /// waits.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct TakenHandOff {
     pub(crate) request: Request,
     pub(crate) held: Option<(u32, End)>,
     /// Whether the blocks are those of a decode leg, for a prefill leg to read.
@@ -32,7 +32,7 @@ struct Staged {
     is_pin: bool,
 }
 
-impl From<Staged> for Taken {
+impl From<Staged> for TakenHandOff {
     fn from(Staged { request, held, is_pin, .. }: Staged) -> Self {
         Self { request, held, is_pin }
     }
@@ -138,7 +138,7 @@ impl HandOffTable {
     }
 
     /// Removes hand-offs whose lease has ended; the caller must free their blocks.
-    pub(crate) fn expire(&mut self, now: Instant) -> Vec<Taken> {
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<TakenHandOff> {
         if self.next_expiry().is_none_or(|ends| ends > now) {
             return Vec::new();
         }
@@ -152,21 +152,21 @@ impl HandOffTable {
     }
 
     /// Removes the hand-off of a request whose client has disconnected.
-    pub(crate) fn remove_disconnected(&mut self, id: u64) -> Option<Taken> {
+    pub(crate) fn remove_disconnected(&mut self, id: u64) -> Option<TakenHandOff> {
         let waits = |staged: &Staged| staged.held.is_some() && staged.request.id == id;
         let name = self.staged.iter().find(|(_, staged)| waits(staged))?.0.clone();
         self.remove(&name)
     }
 
     /// Removes all staged hand-offs, for an engine that dies.
-    pub(crate) fn drain(&mut self) -> Vec<Taken> {
+    pub(crate) fn drain(&mut self) -> Vec<TakenHandOff> {
         let staged = self.staged.drain().map(|(_, staged)| staged);
-        staged.map(Taken::from).collect()
+        staged.map(TakenHandOff::from).collect()
     }
 
     /// Takes a hand-off for a decode engine, once, if everything matches; `None` while it may still
     /// be staged.
-    pub(crate) fn take(&mut self, pull: &PullRequest) -> Result<Option<Taken>, ApiError> {
+    pub(crate) fn take(&mut self, pull: &PullRequest) -> Result<Option<TakenHandOff>, ApiError> {
         let name = self.staged_name(pull);
         let Some(staged) = name.as_ref().and_then(|name| self.staged.get(name)) else {
             return match self.name_states.get(&pull.request_id) {
@@ -209,8 +209,8 @@ impl HandOffTable {
         Ok(name.and_then(|name| self.remove(&name)))
     }
 
-    fn remove(&mut self, name: &str) -> Option<Taken> {
-        self.staged.remove(name).map(Taken::from)
+    fn remove(&mut self, name: &str) -> Option<TakenHandOff> {
+        self.staged.remove(name).map(TakenHandOff::from)
     }
 
     fn remember(&mut self, name: String, state: NameState) {
