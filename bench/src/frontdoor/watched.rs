@@ -67,7 +67,8 @@ pub(super) fn watched(
     if collector.received_bytes() == 0 {
         return Err("no spans have arrived".into());
     }
-    let row = |name, goal| row_of(&cell, (name, OFF), ("CPU per request", "us", |f| f.cpu_us), goal);
+    let row =
+        |name, goal| row_of(&cell, (name, OFF), ("CPU per request", "us", |f| f.cpu_us), goal);
     let mut rows = vec![row(WATCHED, Some(Goal::RatioAtMost(1.08))), row(ACCESS_LOG, None)];
     for (measure, percent) in [("lines lost", lost.lines), ("spans lost", lost.spans)] {
         rows.push(Row::alone(WATCHED, measure, (percent, "%"), Some(Goal::AtMost(0.0))));
@@ -93,7 +94,8 @@ fn lost_percent(metrics: &str, name: &str, good: &str) -> f64 {
     let (mut lost, mut all) = (0.0, 0.0);
     let good = format!("result=\"{good}\"");
     for line in metrics.lines().filter(|line| line.starts_with(&format!("{name}{{"))) {
-        let count: f64 = line.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0.0);
+        let count: f64 =
+            line.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0.0);
         all += count;
         if !line.contains(&good) {
             lost += count;
@@ -107,7 +109,7 @@ mod tests {
     use super::lost_percent;
 
     #[test]
-    fn what_is_lost_is_a_share_of_one_counter() {
+    fn the_lost_share_is_computed_from_one_counter() {
         let text = "# TYPE a_total counter\na_total{result=\"written\"} 30\n\
                     a_total{result=\"queue_full\"} 10\nab_total{result=\"queue_full\"} 5\n";
         assert_eq!(lost_percent(text, "a_total", "written"), 25.0);

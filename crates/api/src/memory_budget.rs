@@ -213,7 +213,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_held_is_the_sum_of_the_charges(
+        fn held_memory_is_the_sum_of_all_charges(
             steps in prop::collection::vec((0_usize..4, 0_usize..400, any::<bool>()), 0..60),
         ) {
             const MAX_BYTES: usize = 1000;

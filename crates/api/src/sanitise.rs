@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_listed_goes_and_what_looks_alike_in_a_value_stays() {
+    fn unlisted_fields_are_removed_and_equal_text_within_values_stays() {
         let tools = r#"[{"function":{"parameters":{"properties":{"kv_transfer_params":{"type":"string"}}}}}]"#;
         let text = format!(
             r#"{{"model":"m","kv\u005ftransfer_params":{{"do_remote_prefill":true}},"response_format":{tools},"bootstrap_room":7,"priority":1,"ünknown":1,"made_up":2}}"#
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_model_opens_passes_except_what_only_the_router_may_set() {
+    fn fields_opened_for_a_model_pass_except_those_that_only_the_router_may_set() {
         let text = r#"{"priority":1,"made_up":2,"rid":3,"bootstrap_host":"h","vllm_xargs":{"session_id":"s","rid":4}}"#;
         let opened = ["priority", "made_up", "rid", "bootstrap_host", "session_id"];
         let (left, counts, names) = clean(text, &opened);

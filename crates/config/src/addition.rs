@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_connector_cannot_do_is_refused() {
+    fn an_addition_that_its_connector_does_not_support_is_refused() {
         let text = r#"{"worker": {"id": "w", "role": "both", "url": "http://a:1"}}"#;
         assert!(problems(text, Some(Connector::Sglang))[0].contains("worker.role: both"));
         let text = r#"{"worker": {"id": "w", "role": "prefill", "url": "http://a:1", "bootstrap": "http://a:2"}}"#;

@@ -148,7 +148,7 @@ fn a_source_has_the_roles_that_it_may_find() {
 }
 
 #[test]
-fn what_a_policy_or_gate_looks_at_may_come_from_a_source() {
+fn policies_and_gates_may_rely_on_data_from_a_discovery_source() {
     let keys = |discovery: &str| {
         found_by(discovery, "    policy: { kind: kv_overlap }\n")
             .replace("{ kind: none }", "{ kind: huggingface, path: tokenizer }")

@@ -55,7 +55,7 @@ fn a_broker_elsewhere_wants_a_login_that_cannot_be_read_on_the_way() {
 }
 
 #[test]
-fn what_no_broker_can_be_reached_with_is_refused() {
+fn broker_addresses_that_cannot_work_are_refused() {
     refused("{ kind: nats, servers: ['nats://u:p@a:4222'] }", "has a user or password");
     refused("{ kind: nats, servers: ['nats://a'] }", "has no port");
     refused("{ kind: nats, servers: [] }", "servers");

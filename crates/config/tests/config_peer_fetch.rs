@@ -43,7 +43,7 @@ fn one_shot_needs_the_engines_policy_on_failures_written_down() {
 }
 
 #[test]
-fn what_a_fetch_needs_is_said_where_it_is_missing() {
+fn a_missing_requirement_of_peer_fetch_is_reported_at_its_place() {
     for (keys, part) in [
         ("connector: mooncake", "needs `connector: nixl`"),
         ("policy: { kind: kv_overlap }", "needs `policy: { kind: predicted_ttft }`"),

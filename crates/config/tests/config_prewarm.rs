@@ -30,7 +30,7 @@ fn prewarming_is_off_until_it_is_switched_on() {
 }
 
 #[test]
-fn what_prewarming_needs_is_said_where_it_is_missing() {
+fn a_missing_requirement_of_prewarming_is_reported_at_its_place() {
     for (keys, place, part) in [
         ("prewarm: { enabled: true }", (4, 25), "needs `peer_fetch`"),
         (

@@ -72,7 +72,7 @@ fn unknown_keys_are_refused_at_every_level() {
 }
 
 #[test]
-fn what_later_versions_may_have_is_named_as_such() {
+fn keys_of_later_versions_are_reported_as_unsupported_by_this_version() {
     let top = ["cache_isolation"];
     let mut cases: Vec<(String, String)> = Vec::new();
     for key in top {

@@ -81,7 +81,7 @@ fn an_exporter_that_could_not_work_is_refused() {
 }
 
 #[test]
-fn what_is_probably_not_meant_is_a_warning() {
+fn probable_mistakes_in_tracing_are_warnings() {
     let header = "headers: [{ name: x, value: { kind: env, name: PATH } }]";
     for (text, part) in [
         (otlp("endpoint: 'http://c:4318'"), "the usual port of OTLP/HTTP"),

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_worker_lacks_is_remembered_for_a_while_and_by_endpoint() {
+    fn a_missing_endpoint_is_remembered_for_a_time_by_worker_and_endpoint() {
         let offers = EndpointSupport::default();
         let now = Instant::now();
         assert!(!offers.is_lacking(Endpoint::Embeddings, now));

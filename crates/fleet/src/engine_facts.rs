@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_down_stands_whatever_an_engine_says() {
+    fn configured_event_addresses_take_precedence_over_the_engines() {
         for (keys, publishes, publisher) in [
             (r#", "kv_events": "tcp://w:2", "kv_replay": "tcp://w:3""#, true, Some("tcp://w:2")),
             (r#", "kv_events": "none""#, false, None),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_what_the_engine_says_last() {
+    fn omitted_event_addresses_follow_the_latest_report_of_the_engine() {
         let facts = facts("");
         assert_eq!((facts.asks_for_events(), facts.publishes()), (true, None));
         assert!(facts.set_publication(said("tcp://*:9")));

@@ -93,7 +93,7 @@ mod tests {
     const S: Duration = Duration::from_secs(1);
 
     #[test]
-    fn what_did_not_come_is_tried_again_now_and_then_and_by_dialect() {
+    fn missing_hand_offs_are_tried_again_at_intervals_by_dialect() {
         let (missing_hand_offs, start) = (MissingHandOffs::default(), Instant::now());
         assert!(missing_hand_offs.may_come(Dialect::Messages, start));
         missing_hand_offs.begin(Dialect::Messages, start);

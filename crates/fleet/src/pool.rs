@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_is_underway_until_it_is_confirmed_or_its_time_has_come() {
+    fn sent_blocks_are_underway_until_confirmed_or_expired() {
         let (pool, worker, hashes) = assuming(SPECULATIVE);
         worker.set_events_current(true);
         let start = Instant::now();

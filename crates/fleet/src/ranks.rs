@@ -202,7 +202,7 @@ mod tests {
     use crate::Booking;
 
     #[test]
-    fn what_is_configured_stands_whatever_an_engine_says() {
+    fn configured_ranks_take_precedence_over_the_engines_report() {
         let ranks = Ranks::new(Some(2), Some(false));
         ranks.expect();
         assert!(ranks.are_known());

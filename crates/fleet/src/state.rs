@@ -143,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_left_stays_away_and_whoever_drains_gets_no_work(
+        fn a_worker_that_left_stays_left_and_a_draining_worker_gets_no_work(
             events in proptest::collection::vec(0..EVENTS.len(), 0..40)
         ) {
             let mut state = WorkerState::Joining;
@@ -160,7 +160,7 @@ mod tests {
         }
 
         #[test]
-        fn whoever_is_dead_gets_no_work_until_it_answers(
+        fn a_worker_that_is_down_gets_no_work_until_it_answers(
             events in proptest::collection::vec(0..EVENTS.len(), 0..40)
         ) {
             let mut state = WorkerState::Joining;

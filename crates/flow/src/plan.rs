@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_serves_nothing_alone_always_has_both_legs() {
+    fn workers_that_serve_no_request_alone_always_get_both_legs() {
         let model = Model { connector: Connector::Sglang, ..model() };
         let changes: [Change; 4] = [
             |facts| facts.prompt_tokens = Some(1),

@@ -42,7 +42,7 @@ fn lengths(prefixes: &[HotPrefix]) -> Vec<usize> {
 }
 
 #[test]
-fn what_prompts_have_in_common_is_one_prefix() {
+fn the_common_blocks_of_prompts_are_one_hot_prefix() {
     let mut hot = HotPrefixes::new(WIDE, BLOCK);
     assert!(!send(&mut hot, 0, &[1, 2, 3, 4, 5]), "used once");
     assert_eq!((hot.hottest(0, 100, 100), hot.len()), (vec![], 1));
@@ -129,7 +129,7 @@ fn the_prefixes_of_most_worth_come_first_and_no_more_than_are_asked_for() {
 }
 
 #[test]
-fn what_prefixes_have_in_common_is_not_copied_without_a_bound() {
+fn copies_of_the_common_blocks_of_hot_prefixes_are_bounded() {
     let mut hot = HotPrefixes::new(WIDE, BLOCK);
     let common: Vec<u32> = (1_000_000..1_060_000).collect();
     for tail in (0..6).flat_map(|tail| [tail, tail]) {

@@ -503,7 +503,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_happens_no_leg_is_lost_counted_twice_or_wasted_with_its_prefill(
+        fn after_any_events_each_leg_is_counted_once_as_used_or_wasted(
             steps in proptest::collection::vec(step(), 0..24),
             known in proptest::option::of(0u32..500),
             ok: bool,

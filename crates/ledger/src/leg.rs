@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_source_has_computed_for_the_request_is_not_told_as_cached() {
+    fn tokens_that_a_source_computed_for_the_request_are_not_cached_tokens() {
         let expected = Expected {
             overlap: overlap([7, 0, 0, 0]),
             fetched_blocks: 5,

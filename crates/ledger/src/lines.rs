@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_queued_is_written_in_order_before_the_task_ends() {
+    async fn queued_lines_are_written_in_order_before_the_task_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l");
         let (book, metrics) = open(&path, Rotate::default());

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_source_must_load_is_counted_up_to_each_tier() {
+    fn blocks_that_a_source_must_load_are_counted_up_to_each_tier() {
         let costs = Coefficients { load_bytes_per_second: [1e9, 2e9, 1e8], ..Default::default() };
         let costs = Coefficients { kv_bytes_per_token: 1e6, ..costs };
         let all: Vec<_> = loads([4, 2, 1, 1], &costs, 10).collect();

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_of_other_names_may_hold_is_not_lost_by_eviction() {
+    fn blocks_of_a_worker_without_parity_do_not_count_as_evicted() {
         // No overlap of such a worker is believed.
         let reach = Reach {
             prompt_blocks: 10,

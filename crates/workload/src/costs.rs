@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_teaches_nothing() {
+    fn failed_prompts_do_not_train_the_cost_model() {
         let (costs, at) = costs();
         drop(costs.begin(at(0), None, 1000, 0, false));
         assert_eq!(costs.view(at(5000)).prefill.observations, 0);

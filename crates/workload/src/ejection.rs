@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_fails_more_than_the_others_goes() {
+    fn a_worker_that_fails_more_than_the_others_is_ejected() {
         let records = [record(0, 60, 10.0), record(1, 2, 10.0), record(2, 0, 10.0)];
         assert_eq!(outliers(&records, &config()), [(WorkerIndex(0), Cause::Failures)]);
         let all = [record(0, 60, 10.0), record(1, 60, 10.0), record(2, 60, 10.0)];
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_many_times_slower_goes() {
+    fn a_worker_that_is_many_times_slower_is_ejected() {
         let records = [record(0, 0, 100.0), record(1, 0, 10.0), record(2, 0, 12.0)];
         assert_eq!(outliers(&records, &config()), [(WorkerIndex(0), Cause::Slow)]);
         let off = EjectionConfig { slow_factor: 0, ..config() };

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_charged_and_gives_way_to_requests() {
+    fn hot_prefixes_are_charged_and_give_way_to_requests() {
         let (store, memory) = (HotStore::default(), Arc::new(MemoryBudget::default()));
         let record = |hashes: &[BlockHash], max_bytes| {
             let prompt = RecentPrompt { model: "m", hashes, block_size: 2 };
@@ -269,7 +269,7 @@ mod tests {
         assert!(store.hottest(100, 100).is_empty(), "of this size, it was used once");
     }
     #[test]
-    fn what_is_remembered_is_forgotten_while_requests_need_the_memory() {
+    fn hot_prefixes_are_dropped_while_requests_need_the_memory() {
         let (store, memory) = (HotStore::default(), Arc::new(MemoryBudget::default()));
         store.configure(&model(true));
         let max_bytes = 100_000;

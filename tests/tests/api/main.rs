@@ -1,8 +1,8 @@
 //! The APIs of clients: OpenAI, Anthropic, token ids, gRPC, and what generates nothing.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod auxiliary;
 mod dialects;
-mod errands;
 mod generate;
 mod grpc;
 mod media;

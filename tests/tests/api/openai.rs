@@ -144,7 +144,7 @@ async fn an_unknown_model_is_a_404_that_names_it_and_reaches_no_engine() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_body_is_said_by_name_and_no_engine_is_asked() {
+async fn mistakes_in_a_body_are_named_and_no_engine_is_asked() {
     let cluster = start().await;
     let cases = [
         (CHAT, json!({"messages": []}), "model"),

@@ -21,7 +21,7 @@ fn bytes(path: &Path) -> u64 {
 }
 
 #[tokio::test]
-async fn what_the_router_writes_is_for_its_user_alone() {
+async fn files_of_the_router_are_readable_by_its_user_only() {
     let files = tempfile::tempdir().unwrap();
     let path = |name: &str| files.path().join(name);
     // A file that is there keeps its permissions, for a group that is to read it.

@@ -263,7 +263,7 @@ fn prompts(solo: &Solo) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_follows_an_ambiguous_request_reaches_no_engine() {
+async fn bytes_after_an_ambiguous_request_reach_no_engine() {
     let solo = Solo::start("{}", |_| whole_reply()).await;
     let shapes = [lengths(), codings(), sizes(), heads()];
     let shapes: Vec<Shape> = shapes.into_iter().flatten().collect();

@@ -183,7 +183,7 @@ fn a_configuration_s_fetches_and_costs_are_those_of_the_replay() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_the_right_exit_code() {
+fn mistakes_are_reported_with_their_exit_code() {
     let files = Files::new();
     files.write("bad.yaml", "models: []\nmodel: 1\n");
     let cases: [(&[&str], i32, &str); 5] = [

@@ -55,7 +55,7 @@ fn asked(engine: &SimEngine) -> usize {
 }
 
 #[tokio::test]
-async fn whoever_fails_more_than_the_others_is_left_alone_and_let_in_again() {
+async fn a_worker_that_fails_more_than_the_others_is_ejected_and_readmitted() {
     let health = "{ ejection: { interval: 1s, requests_min: 3, base_time: 100ms, ejected_percent_max: 50 } }";
     let mut trial = Trial::start(in_turn(3, health)).await;
     trial.fault("w1", FaultKind::Status { status: 500 }, None);

@@ -181,7 +181,7 @@ async fn garbage_is_counted_and_never_makes_the_router_claim_too_much() {
 }
 
 #[tokio::test]
-async fn what_garbage_hid_is_replayed() {
+async fn events_hidden_by_garbage_are_replayed() {
     let cluster = after_garbage().await;
     ask(&cluster.http, &text(20, "after")).await;
     for prompt in ["before", "hidden", "after"] {

@@ -227,7 +227,7 @@ async fn it_goes_on_as_often_as_decode_may_be_retried() {
 }
 
 #[tokio::test]
-async fn what_would_not_be_exact_ends_with_an_error() {
+async fn a_migration_that_would_not_be_exact_ends_with_an_error() {
     // Without hand-offs: what breaks here are streams, not what fetches for several samples.
     let model = "migrate: true\nlocal_prefill_max_tokens: 10000";
     let mut trial = Trial::start(in_turn(2, model)).await;

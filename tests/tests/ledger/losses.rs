@@ -15,7 +15,7 @@ async fn figures(cluster: &Cluster) -> ([f64; 5], f64, f64) {
 }
 
 #[tokio::test]
-async fn what_goes_round_robin_loses_by_being_diverted_and_the_parts_add_up() {
+async fn round_robin_loses_cached_tokens_by_diversion_and_the_parts_add_up() {
     let spec = Spec {
         policy: "{ kind: round_robin }",
         model: "cache_loss_tracking: {}\n".into(),
@@ -35,7 +35,7 @@ async fn what_goes_round_robin_loses_by_being_diverted_and_the_parts_add_up() {
 }
 
 #[tokio::test]
-async fn what_was_evicted_is_told_from_what_was_never_there() {
+async fn evicted_blocks_are_distinguished_from_blocks_never_held() {
     let spec = Spec {
         model: "cache_loss_tracking: {}\n".into(),
         engine: |_, config| config.kv_blocks = 128,

@@ -135,7 +135,7 @@ async fn a_body_that_does_not_come_is_a_408_and_frees_its_place() {
 }
 
 #[tokio::test]
-async fn what_outlives_the_grace_is_told_so() {
+async fn requests_that_outlive_the_drain_grace_get_an_error() {
     let spec = Spec {
         limits: "{ drain_delay: 1ms, drain_grace: 50ms }",
         engine: |_, config| config.decode_us_per_step = 20_000,

@@ -130,7 +130,7 @@ fn the_chart_has_the_rules_that_promtool_tests() {
 }
 
 #[test]
-fn what_operators_watch_is_there_only_if_it_is_asked_for() {
+fn monitoring_objects_are_rendered_only_if_requested() {
     let monitored = text("deploy/helm/golden/monitored.yaml");
     let plain = text("deploy/kubernetes/splitrail.yaml");
     for kind in ["PrometheusRule", "PodMonitor"] {

@@ -26,7 +26,7 @@ fn step<'a>(told: &'a Value, name: &str) -> &'a Value {
 }
 
 #[tokio::test]
-async fn what_is_explained_is_what_then_happens() {
+async fn an_explanation_predicts_what_then_happens() {
     let cluster = Cluster::start(Spec::default()).await;
     let body = completion(&prompt(60, "a"));
     let warm = cluster.http.post(COMPLETIONS, &body).await;
@@ -144,7 +144,7 @@ async fn a_request_that_was_served_is_explained_by_its_id() {
 }
 
 #[tokio::test]
-async fn what_the_front_door_refuses_is_refused_here_in_its_words() {
+async fn explain_refuses_what_the_front_door_refuses_with_the_same_message() {
     let cluster = Cluster::start(Spec::default()).await;
     let admin = &cluster.admin;
     let unknown = json!({"model": "other", "prompt": "x"});

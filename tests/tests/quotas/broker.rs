@@ -115,7 +115,7 @@ async fn replicas_admit_the_limit_together_wherever_the_requests_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_tenant_used_before_it_was_removed_and_added_again_stays_used() {
+async fn the_use_of_a_tenant_stays_after_it_is_removed_and_added_again() {
     let server = NatsServer::start().await;
     let mut replicas = three(&server, Duration::from_secs(20)).await;
     admit_together(&mut replicas, LIMIT).await;

@@ -102,7 +102,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_built_is_what_would_be_read(
+        fn a_built_object_equals_its_parsed_text(
             members in proptest::collection::btree_map(".{0,8}", ".{0,20}", 0..6),
             ids in proptest::collection::vec(0u32.., 0..5),
         ) {

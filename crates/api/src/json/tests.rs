@@ -20,7 +20,7 @@ fn edits_leave_other_values_byte_for_byte() {
 }
 
 #[test]
-fn what_is_no_object_is_a_400() {
+fn a_body_that_is_not_an_object_is_refused_with_400() {
     for text in ["[]", "1", "\"x\"", "null", "{\"a\":1,\"a\":2}", "{} {}", ""] {
         assert_eq!(JsonObject::parse_str(text).unwrap_err().status(), 400, "{text}");
     }

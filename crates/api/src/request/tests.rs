@@ -43,7 +43,7 @@ fn a_threshold_is_checked_and_taken_out_of_the_body() {
 }
 
 #[test]
-fn what_only_the_answering_leg_carries_is_checked_before_a_prefill() {
+fn members_that_only_the_decode_leg_carries_are_checked_before_a_prefill() {
     let refusable = |endpoint, members: &str| {
         let text = format!(r#"{{"model":"m","prompt":"x","messages":[],{members}}}"#);
         parse(endpoint, &text).unwrap().options.refusable

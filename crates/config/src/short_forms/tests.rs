@@ -99,7 +99,7 @@ fn five_lines_make_a_cluster() {
 }
 
 #[test]
-fn what_is_written_out_means_the_same_when_it_is_read_again() {
+fn a_short_form_that_is_written_out_is_read_as_the_same_configuration() {
     let (_folder, hub) = cache("Qwen/Qwen3-8B", &["tokenizer.json"]);
     let off = "    queue: none\n    cache_loss_tracking: none\n    tokenizer: none\n";
     for text in [FIVE_LINES.to_owned(), format!("{FIVE_LINES}{off}")] {
@@ -285,7 +285,7 @@ fn the_queue_comes_with_predictions_and_can_be_switched_off() {
 }
 
 #[test]
-fn what_is_off_because_of_other_keys_is_said() {
+fn the_notes_name_features_that_other_keys_turn_off() {
     let (_folder, hub) = cache("Qwen/Qwen3-8B", &["tokenizer.json"]);
     let notes = |hub: &Hub, lines: &str| {
         let loaded = read(hub, &format!("{FIVE_LINES}{lines}")).unwrap();

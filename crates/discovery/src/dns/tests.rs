@@ -155,7 +155,7 @@ async fn scripted(
 }
 
 #[tokio::test]
-async fn what_was_found_is_told_when_it_changes_and_faults_are_counted() {
+async fn found_addresses_are_reported_when_they_change_and_faults_are_counted() {
     let answers = vec![
         Err(no_reply()),
         Ok(ips(&["10.0.0.8", "10.0.0.7"])),

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_wrong_or_rare_takes_a_closer_look() {
+    fn wrong_or_rare_json_goes_to_the_slow_reader() {
         for text in [
             "",
             "{",

@@ -42,7 +42,7 @@ async fn a_port_at_which_nothing_listens_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn what_is_published_after_the_connection_is_read() {
+async fn events_published_after_the_connection_are_read() {
     let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let mut stream = subscription(&engine).listen().await.unwrap();
     // A publisher drops what it sends before it has seen the subscription.

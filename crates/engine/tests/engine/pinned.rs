@@ -29,7 +29,7 @@ fn a_recorded_reply_is_cut_to_whole_blocks_and_otherwise_kept_byte_for_byte() {
 }
 
 #[test]
-fn what_cannot_be_read_exactly_can_only_be_released() {
+fn a_pin_that_cannot_be_read_exactly_can_only_be_released() {
     let other = pinned(RECORDED);
     let count = NotExact::Count { ids: 10, tokens: 299, block_size: 16 };
     assert_eq!(other.check(16), Err(count), "blocks of another size");

@@ -28,7 +28,7 @@ fn a_recorded_hand_off_is_cut_to_the_whole_blocks_that_a_prefill_leg_takes() {
 }
 
 #[test]
-fn what_cannot_be_taken_exactly_is_not_cut() {
+fn a_hand_off_that_cannot_be_cut_exactly_is_not_cut() {
     assert_eq!(cut(RECORDED, 11, 32), None, "the last block is not full");
     assert_eq!(cut(RECORDED, 0, 32), None);
     assert_eq!(cut(RECORDED, 10, 16), None, "blocks of another size");

@@ -80,7 +80,7 @@ fn each_rank_is_a_candidate_with_its_own_blocks_and_bookings() {
 }
 
 #[test]
-fn what_one_rank_is_cut_off_from_says_nothing_of_the_other() {
+fn interrupted_events_of_one_rank_do_not_affect_the_other() {
     let (pool, worker, hashes) = pool(true, [2, 3]);
     worker.ranks.get(0).unwrap().set_current(false);
     let blocks: Vec<_> = seen(&pool, &hashes).iter().map(|c| c.overlap_blocks).collect();
@@ -88,7 +88,7 @@ fn what_one_rank_is_cut_off_from_says_nothing_of_the_other() {
 }
 
 #[test]
-fn what_one_rank_has_put_into_a_store_can_be_loaded_by_the_other() {
+fn blocks_that_one_rank_has_stored_remotely_can_be_loaded_by_the_other() {
     let (pool, worker, hashes) = pool(true, [2, 1]);
     let stores = |rank, parent, i, tier| {
         let (blocks, parent) = (vec![block(i)], Some(EngineHash(parent)));

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_helped_begins_a_new_count() {
+    fn a_resynchronisation_that_helped_resets_the_count() {
         // Drifts for one minute in seven: each resynchronisation helps.
         let drifts =
             |minute: u64| measured(40.0, if minute.is_multiple_of(7) { 0.0 } else { 40.0 });

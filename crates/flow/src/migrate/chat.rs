@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_parser_made_is_seen() {
+    fn text_that_a_parser_of_the_engine_has_made_is_recognised() {
         let read = |delta: &str| {
             let choice = JsonObject::parse_str(&format!(r#"{{"delta":{delta}}}"#)).unwrap();
             let added = read_delta(&choice).unwrap();

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_in_anything_else_teaches_nothing() {
+    fn events_that_differ_in_more_than_their_text_make_no_template() {
         for events in [
             [r#"{"choices":[1]}"#, r#"{"choices":[2]}"#],
             // If keys were accepted as the differing text, events with usage and errors would be
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_covered_would_be_read_as_nothing_special(
+        fn an_event_that_a_template_covers_has_neither_usage_nor_error(
             events in proptest::collection::vec(event(), 2..12),
         ) {
             let mut alike = Alike::default();

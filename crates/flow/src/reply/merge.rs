@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_some_prompts_had_cached_does_not_pass_for_that_of_all() {
+    fn cached_tokens_of_some_prompts_are_not_reported_for_the_batch() {
         let reply = |details: &str| {
             reply(&format!(
                 r#"{{"choices":[{{"index":0}}],"usage":{{"prompt_tokens":9,"prompt_tokens_details":{details}}}}}"#

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rare_in_usage_survives_the_rewrite() {
+    fn unusual_members_of_usage_survive_the_rewrite() {
         let raw = r#"{ "x" : 1e3, "y\u0041\"": {"a": 1}, "prompt_tok\u0065ns_details": {"b" : 2e5, "c\n":[1 ,2]} }"#;
         let told = |told| rewrite(Dialect::Chunks, raw, told).unwrap();
         let kept = r#"{"x":1e3,"yA\"":{"a": 1},"prompt_tokens_details":{"b":2e5,"c\n":[1 ,2]"#;

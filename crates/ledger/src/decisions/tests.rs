@@ -356,7 +356,7 @@ fn report_leg(event: Event, worker: &str, decision: &DecisionHandle) {
 
 proptest! {
     #[test]
-    fn whatever_happens_attempts_workers_and_outcome_stay_consistent(
+    fn after_any_events_attempts_workers_and_outcome_are_consistent(
         events in proptest::collection::vec(event(), 0..40),
     ) {
         let (mut model, handle) = (Model::default(), begun());

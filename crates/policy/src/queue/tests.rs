@@ -165,7 +165,7 @@ fn the_shortest_prefill_goes_first_or_else_the_first_that_came() {
 }
 
 #[test]
-fn what_is_cached_makes_a_long_prompt_short() {
+fn a_long_prompt_with_cached_blocks_counts_as_short() {
     let mut fleet = Fleet::new(1);
     let mut queue = Queue::new(config());
     fleet.held[0].extend(0..50);

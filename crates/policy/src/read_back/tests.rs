@@ -37,7 +37,7 @@ fn decide(candidates: &[Candidate], sources: &[Source]) -> Choice {
 }
 
 #[test]
-fn what_is_read_is_not_computed_and_takes_the_time_of_a_hand_off() {
+fn read_back_tokens_are_not_computed_and_take_the_time_of_a_hand_off() {
     let choice = decide(&[reader(0, 40, 90)], &[]);
     let terms = choice.terms[0];
     // 5 ms and 800 x 327,680 bytes at 100 GB/s; then 170 tokens after 1,440.
@@ -61,7 +61,7 @@ fn a_worker_that_can_read_is_as_good_as_one_that_holds_unless_reading_is_slow() 
 }
 
 #[test]
-fn what_takes_longer_to_read_than_to_compute_is_computed() {
+fn a_pin_that_is_slower_to_read_than_to_compute_is_computed() {
     let mut slow = reader(0, 40, 90);
     slow.coefficients.bandwidth_bytes_per_second = 1e9;
     let without = decide(&[Candidate { readable_blocks: 0, ..slow }], &[]);

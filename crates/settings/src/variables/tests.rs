@@ -111,7 +111,7 @@ fn a_dollar_is_doubled_or_stands_alone() {
 }
 
 #[test]
-fn what_is_no_variable_is_an_error_with_its_place() {
+fn text_that_is_not_a_variable_is_an_error_with_its_place() {
     for text in ["${", "${A", "${}", "${1}", "${A B}", "${A:?b}", "${A:-${B}}", "${A-b}"] {
         let problem = problem(&format!("count: 1\nname: '{text}'\n"), &[("A", "x"), ("B", "y")]);
         assert_eq!(

@@ -106,7 +106,7 @@ async fn wrong_counts_other_tokens_and_another_salt_are_refused() {
 }
 
 #[tokio::test]
-async fn what_would_wait_for_ever_is_refused() {
+async fn a_one_shot_leg_that_would_wait_forever_is_refused() {
     for change in [
         |fetcher: &mut SimConfig| fetcher.bidirectional_ttl_ms = None,
         |fetcher: &mut SimConfig| fetcher.load_failure = LoadFailure::Recompute,

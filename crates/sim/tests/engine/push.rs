@@ -130,7 +130,7 @@ async fn a_prefill_without_a_decode_keeps_its_blocks_for_the_lease_and_decode_th
 }
 
 #[tokio::test]
-async fn what_a_real_engine_would_get_wrong_is_refused() {
+async fn pushes_that_a_real_engine_would_get_wrong_are_refused() {
     let pair = Pair::start(30_000).await;
     let tokens = prompt(1, 100);
     assert_eq!(pair.send_prefill(&tokens, "one").await.status, 200);

@@ -84,7 +84,7 @@ async fn whole_blocks_of_equal_tokens_are_read_once_and_freed() {
 }
 
 #[tokio::test]
-async fn what_the_real_engine_would_get_wrong_is_refused() {
+async fn reads_that_a_real_engine_would_get_wrong_are_refused() {
     for (ids, tokens, edit, expected) in [
         (12, 189, None, "hand_off_mismatch"),
         (12, 176, None, "hand_off_mismatch"),

@@ -54,7 +54,7 @@ fn a_pin_is_found_by_any_prompt_that_shares_whole_blocks_and_taken_once() {
 }
 
 #[test]
-fn what_is_left_to_its_end_counts_until_then_or_until_its_process_is_gone() {
+fn an_abandoned_pin_counts_until_it_expires_or_its_process_is_gone() {
     let (mut store, now) = (Store::new(PLENTY), Instant::now());
     let four = [1, 2, 3, 4, 5, 6, 7, 8];
     let leave = |store: &mut Store<_>, process, seconds| {
@@ -174,7 +174,7 @@ proptest! {
     /// Against a list that compares tokens: what is found shares exactly the tokens that it says,
     /// nothing shares more, nothing is found after its end, bounds hold, and each pin leaves once.
     #[test]
-    fn what_is_found_has_equal_tokens_and_each_pin_leaves_once(
+    fn a_found_pin_shares_its_tokens_and_each_pin_leaves_once(
         steps in proptest::collection::vec(step(), 1..40),
         blocks_max in 2u64..20,
         pins in 1usize..8,

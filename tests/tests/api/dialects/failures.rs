@@ -217,7 +217,7 @@ async fn a_worker_from_which_no_hand_off_comes_is_passed_over_for_one_from_which
 }
 
 #[tokio::test]
-async fn what_an_engine_was_seen_not_to_hand_over_says_nothing_of_the_next_process() {
+async fn missing_hand_offs_of_an_engine_are_forgotten_with_its_process() {
     let spec = Spec { prefill: 1, engine: without_names, ..in_turn() };
     let mut trial = Trial::start(spec).await;
     let mut asked = Vec::new();

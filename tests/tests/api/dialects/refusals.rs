@@ -46,7 +46,7 @@ async fn errors_are_openai_s_and_of_messages_anthropic_s_around_them() {
 }
 
 #[tokio::test]
-async fn what_would_need_a_kept_response_is_refused_before_an_engine_sees_it() {
+async fn requests_that_need_a_stored_response_are_refused_before_any_engine() {
     let mut trial = Trial::start(Spec::default()).await;
     for (member, value) in [
         ("store", json!(true)),

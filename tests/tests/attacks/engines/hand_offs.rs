@@ -70,7 +70,7 @@ async fn a_hand_off_that_may_have_been_received_is_never_sent_again() {
 }
 
 #[tokio::test]
-async fn what_replaces_a_hand_off_goes_to_the_engine_on_a_new_connection() {
+async fn a_replaced_hand_off_is_sent_on_a_new_connection() {
     // The second prefill of a request ends once another request has left a connection behind.
     let both = Arc::new(Barrier::new(2));
     let ends = Arc::clone(&both);

@@ -38,7 +38,7 @@ async fn members_that_no_template_reads_become_no_values() {
 
 /// What a template does read finds its memory, or the request is shed: others are served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_template_reads_is_charged_before_it_is_built() {
+async fn values_for_a_template_are_charged_before_they_are_built() {
     let limits = "{ request_memory_max: 50000000 }";
     let solo = Solo::start(limits, |_| whole_reply()).await;
     let dense = format!(

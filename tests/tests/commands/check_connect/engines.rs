@@ -46,7 +46,7 @@ async fn a_sound_pair_has_no_findings_and_all_facts() {
 }
 
 #[tokio::test]
-async fn what_a_file_leaves_out_is_asked_of_the_engines() {
+async fn engines_are_asked_for_keys_that_a_file_omits() {
     let pair = Pair::sound().await;
     let (prefill, decode) = (pair.prefill.url(), pair.decode.url());
     let yaml = format!(

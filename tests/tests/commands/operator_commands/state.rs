@@ -119,7 +119,7 @@ async fn hostile(id: &'static str) -> ListeningPost {
 }
 
 #[tokio::test]
-async fn what_a_router_or_a_worker_says_cannot_steer_the_terminal() {
+async fn text_from_routers_and_workers_cannot_control_the_terminal() {
     let id = "\u{1b}[2J\u{202e}d9\nd9";
     let post = hostile(id).await;
     let url = post.url();

@@ -113,7 +113,7 @@ async fn a_router_without_a_file_fetches_the_tokenizer_of_its_model() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_fetched_is_told_at_its_place_and_leaves_nothing() {
+async fn a_failed_download_is_reported_at_its_place_and_leaves_no_file() {
     for (fault, token, code, told) in [
         (Fault::Gated, "", 77, "the model is gated, and HF_TOKEN is not set"),
         (Fault::Gated, "hf_other", 77, "the account of HF_TOKEN has no access"),

@@ -66,7 +66,7 @@ async fn a_newer_stream_of_the_same_shim_takes_over() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_or_is_not_served_is_refused() {
+async fn invalid_or_unserved_attachments_are_refused() {
     let router = router("").await;
     let refused = async |hello: v1::Hello| {
         let attached = Shim::attach(door(&router), hello).await;

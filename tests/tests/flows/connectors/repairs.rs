@@ -93,7 +93,7 @@ async fn a_router_that_stops_lets_its_repairs_end() {
 }
 
 #[tokio::test]
-async fn what_the_router_makes_of_a_worker_ends_no_repair_of_its_engine() {
+async fn a_repair_goes_on_while_the_router_considers_its_worker_down() {
     let model = "breaker: { failures: 0 }".into();
     let mut trial = Trial::start(Spec { model, ..slow() }).await;
     // A connection to each worker fails while its engine computes.
@@ -173,7 +173,7 @@ async fn hundreds_of_clients_that_leave_together_strand_nothing() {
 }
 
 #[tokio::test]
-async fn what_a_repair_uses_is_booked_and_charged() {
+async fn the_work_of_a_repair_is_booked_and_charged() {
     const NOTE_BYTES: usize = 4 << 20;
     let mut trial = Trial::start(slow()).await;
     let mut body = completion(&prompt(60, "uses"));

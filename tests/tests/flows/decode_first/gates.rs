@@ -173,7 +173,7 @@ async fn a_client_cannot_speak_for_the_router_to_a_shim() {
 }
 
 #[tokio::test]
-async fn what_no_event_confirms_opens_no_gate() {
+async fn unconfirmed_blocks_open_no_gate() {
     fn mute(name: &str, config: &mut SimConfig) {
         config.honour_threshold = false;
         if name == "d0" {

@@ -48,7 +48,7 @@ async fn a_request_gets_the_flow_it_asks_for_where_that_is_allowed() {
 }
 
 #[tokio::test]
-async fn what_the_model_does_not_allow_is_refused_by_name() {
+async fn a_flow_that_the_model_does_not_allow_is_refused_by_name() {
     let mut trial = Trial::start(Spec { prefill: 1, decode: 1, ..Spec::default() }).await;
     for flow in ["aggregated", "decode_first", "decode_only", "auto", "sideways", ""] {
         trial.expect("invalid_request");

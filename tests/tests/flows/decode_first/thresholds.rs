@@ -36,7 +36,7 @@ async fn the_body_goes_before_the_header_and_that_before_the_model() {
 }
 
 #[tokio::test]
-async fn what_is_no_share_is_refused_in_every_flow() {
+async fn a_threshold_outside_0_to_1_is_refused_in_every_flow() {
     for spec in [Spec::aggregated(1), Spec::default(), asking()] {
         let mut trial = Trial::start(spec).await;
         let before: usize =

@@ -45,7 +45,7 @@ async fn a_prefix_is_fetched_from_its_own_namespace_alone() {
 }
 
 #[tokio::test]
-async fn what_is_shorter_than_it_must_be_is_computed() {
+async fn a_prefix_below_the_minimum_is_computed() {
     let model = EAGER.replace("min_tokens: 16", "min_tokens: 4000");
     let mut trial = Trial::start(Spec { model, ..spec(2, 1) }).await;
     let [first, second] = turns("min");
@@ -55,7 +55,7 @@ async fn what_is_shorter_than_it_must_be_is_computed() {
 }
 
 #[tokio::test]
-async fn what_is_faster_computed_is_not_fetched() {
+async fn a_prefix_that_is_faster_to_compute_is_not_fetched() {
     let model = EAGER.replace("fetch_base_ms: 0", "fetch_base_ms: 1000000");
     let mut trial = Trial::start(Spec { model, ..spec(2, 1) }).await;
     let [first, second] = turns("slow");

@@ -102,7 +102,7 @@ async fn a_pin_is_not_read_after_the_end_of_the_configured_time() {
 
 /// A reply that ends after its pool was replaced leaves a pin that no later request can find.
 #[tokio::test]
-async fn what_the_last_replies_of_a_replaced_pool_leave_pinned_is_freed() {
+async fn pins_of_the_last_replies_of_a_replaced_pool_are_freed() {
     let mut trial = Trial::start(reading(1, 1, "")).await;
     complete(&mut trial, &prompt_ids(100, 1), 50).await;
     trial.fault("d0", FaultKind::SlowFirstByte { delay_ms: 2000 }, Some(1));
@@ -131,7 +131,7 @@ async fn what_the_last_replies_of_a_replaced_pool_leave_pinned_is_freed() {
 
 /// The second step of a peer fetch leaves its prompt pinned, as any leg that takes a hand-off does.
 #[tokio::test]
-async fn what_a_fetch_leaves_pinned_on_the_only_prefill_worker_is_freed_by_a_decode_worker() {
+async fn a_pin_that_a_fetch_leaves_on_the_only_prefill_worker_is_freed_by_a_decode_worker() {
     let engine = |name: &str, config: &mut SimConfig| {
         bidirectional(name, config);
         config.peer_fetch = true;

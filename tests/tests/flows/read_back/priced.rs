@@ -70,7 +70,7 @@ async fn a_worker_that_can_read_is_chosen_as_if_it_held_what_it_reads() {
 }
 
 #[tokio::test]
-async fn what_takes_longer_to_read_than_to_compute_is_computed() {
+async fn a_pin_that_is_slower_to_read_than_to_compute_is_computed() {
     let mut trial = Trial::start(priced(1, 1_000_000)).await;
     let next = next_turn(&mut trial).await;
     let body = of_ids(&next, 12);

@@ -28,7 +28,7 @@ fn line(yaml: &str, text: &str) -> usize {
 }
 
 #[tokio::test]
-async fn what_needs_a_restart_is_refused_with_its_place() {
+async fn changes_that_need_a_restart_are_refused_with_their_place() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let yaml = but(&cluster.yaml, "hash_seed: 7", "hash_seed: 8\nrng_seed: 1");
     let yaml = but(&yaml, "grpc: 127.0.0.1:0, ", "");

@@ -172,7 +172,7 @@ async fn another_block_size_makes_another_index_and_is_ready_all_the_while() {
 }
 
 #[tokio::test]
-async fn what_was_replaced_is_freed_with_the_last_request_that_uses_it() {
+async fn a_replaced_pool_is_freed_with_the_last_request_that_uses_it() {
     let spec =
         Spec { engine: |_, config| config.decode_us_per_step = 10_000, ..Spec::aggregated(1) };
     let cluster = Cluster::start(spec).await;

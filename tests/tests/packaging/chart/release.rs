@@ -120,7 +120,7 @@ fn body(words: &str, max_tokens: u32) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_chart_deploys_serves_from_decode_caches_and_drains_with_a_request_in_flight() {
+async fn a_release_of_the_chart_serves_from_decode_caches_and_drains_with_a_request_in_flight() {
     let release = Release::start().await;
     release.serves_a_decode_first_hit().await;
     let queue = [("model", "qwen3-8b")];

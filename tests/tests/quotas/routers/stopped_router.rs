@@ -14,7 +14,7 @@ const LEAVER: usize = ROUTERS - 1;
 const USED: u64 = 5;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_it_has_not_used_is_free_at_once() {
+async fn the_unused_share_of_a_stopped_router_is_free_at_once() {
     let tenant = limited_by_tokens("acme", 160);
     let mut routers = Routers::start(Plan::plain(&[tenant])).await;
     within(20, "all routers have shares", async || {

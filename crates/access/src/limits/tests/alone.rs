@@ -69,7 +69,7 @@ fn a_router_admits_its_share_of_each_limit() {
 }
 
 #[test]
-fn what_was_used_stays_used_when_a_limit_changes() {
+fn used_amounts_stay_when_a_limit_changes() {
     let tenant = Limits::local(&limits(0, 0, 0), 1.0);
     let _used = tenant.reserve(START, 700).unwrap();
     tenant.change(&limits(2, 1000, 0), 1.0, START);

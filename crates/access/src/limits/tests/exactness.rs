@@ -58,7 +58,7 @@ fn a_share_is_not_used_before_the_record_has_it() {
 }
 
 #[test]
-fn what_was_used_on_a_day_is_not_given_back_while_a_clock_may_be_slow() {
+fn a_days_use_is_not_returned_while_a_clock_may_be_slow() {
     let mut cluster = ready([2000, -2000]);
     while cluster.used(DAY, 0, |_| true) < 5900 {
         cluster.reserve(0, 100);

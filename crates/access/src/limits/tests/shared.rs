@@ -147,7 +147,7 @@ fn a_dead_replica_s_entry_is_removed_after_a_day() {
 }
 
 #[test]
-fn what_a_dead_replica_may_have_used_of_the_day_stays_used_until_midnight() {
+fn the_share_of_a_dead_replica_stays_used_until_midnight() {
     let mut cluster = ready();
     assert_eq!(flood(&mut cluster, 2, 2000), 1);
     cluster.run(3000);

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_a_closer_look_is_not_built() {
+    fn json_for_the_slow_reader_is_not_built() {
         let deep = |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n));
         assert!(value(&deep(90)).is_some());
         for text in
@@ -161,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_built_again(json in json(), pretty in any::<bool>()) {
+        fn written_json_is_built_as_the_same_value(json in json(), pretty in any::<bool>()) {
             let text = if pretty { format!("{json:#}") } else { json.to_string() };
             prop_assert_eq!(value(&text), Some(json));
         }

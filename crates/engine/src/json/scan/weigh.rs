@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_ends_as_well() {
+    fn counting_ends_on_text_that_is_not_json() {
         for text in ["", "\"", "\"\\", "]]]", "[\"a", "\"\n\u{1}"] {
             let _any = of(text);
         }
@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_counted_is_what_would_be_built(value in value()) {
+        fn counted_values_equal_those_that_a_parser_builds(value in value()) {
             let (values, members, objects) = count(&value);
             for text in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
                 let weight = of(&text);

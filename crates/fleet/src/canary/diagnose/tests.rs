@@ -100,7 +100,7 @@ fn blocks_that_are_not_found_name_why() {
 }
 
 #[test]
-fn what_may_have_other_reasons_is_no_mismatch() {
+fn missing_blocks_with_other_possible_reasons_are_no_mismatch() {
     let part = Blocks { found: 1, ..GOOD };
     assert_eq!(blocks(&part), Verdict::Unclear("evicted"));
     let full = Blocks { found: 0, is_truncated: true, ..GOOD };

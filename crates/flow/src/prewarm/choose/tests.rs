@@ -154,7 +154,7 @@ fn a_worker_waits_for_those_that_hold_more_and_for_nobody_else() {
 }
 
 #[test]
-fn what_a_fetch_has_brought_is_not_fetched_again_before_events_tell_of_it() {
+fn fetched_blocks_are_not_fetched_again_before_their_events_arrive() {
     let prefixes = hot(&[(&[1, 2], 4, &[(1, 0, 20)]), (&[1, 3], 2, &[(1, 0, 20)])]);
     let mut fixture = fixture();
     let all = senders(&[(1, true)]);

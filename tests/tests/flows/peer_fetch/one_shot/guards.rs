@@ -145,7 +145,7 @@ async fn a_hand_off_that_does_not_fit_or_is_foreign_is_carried_by_no_leg() {
 }
 
 #[tokio::test]
-async fn what_a_source_has_lost_and_computes_again_is_not_told_as_cached() {
+async fn blocks_that_a_source_lost_and_computes_again_are_not_reported_as_cached() {
     let reference = Reference::start().await;
     let engine = |name: &str, config: &mut SimConfig| {
         flagged(name, config);

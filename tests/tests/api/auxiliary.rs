@@ -142,7 +142,7 @@ async fn the_tokens_of_embeddings_are_in_the_books_and_none_of_them_is_cached() 
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_them_is_said_by_name_before_an_engine_is_asked() {
+async fn mistakes_in_auxiliary_requests_are_named_before_an_engine_is_asked() {
     let limits = "{ drain_delay: 1ms, embedding_inputs_max: 2, body_size_max: 4096 }";
     let trial = &mut Trial::start(Spec { limits, ..embedding(1) }).await;
     for (path, body, param) in [
@@ -178,7 +178,7 @@ async fn what_is_wrong_with_them_is_said_by_name_before_an_engine_is_asked() {
 }
 
 #[tokio::test]
-async fn what_the_engine_refuses_is_relayed_and_not_tried_again() {
+async fn a_refusal_by_the_engine_is_relayed_and_not_retried() {
     let trial = &mut Trial::start(embedding(2)).await;
     let mut body = input("x");
     body["dimensions"] = 99.into();
@@ -373,7 +373,7 @@ async fn a_message_s_tokens_are_counted_as_it_will_be_served() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_count_is_said_in_anthropic_s_words() {
+async fn mistakes_in_a_token_count_are_reported_in_anthropics_format() {
     let trial = &mut Trial::start(Spec::aggregated(1)).await;
     let good = counted(json!([{"role": "user", "content": "x"}]));
     for (key, value, outcome, status, kind) in [
@@ -430,7 +430,7 @@ async fn without_a_tokenizer_endpoint_that_is_said() {
 }
 
 #[tokio::test]
-async fn what_would_become_of_them_can_be_asked() {
+async fn auxiliary_requests_can_be_explained() {
     let cluster = Cluster::start(embedding(2)).await;
     let headers = [("content-type", "application/json")];
     let ask = async |query: &str, body: Value| {
