@@ -14,7 +14,7 @@ pub(super) type Imports = BTreeMap<String, BTreeSet<String>>;
 const REEXPORTS_MAX: usize = 8;
 
 /// A path as it is written, or from the root of the crate.
-type Path = Vec<String>;
+pub(super) type Path = Vec<String>;
 
 /// Reads the imports of all modules of a crate.
 pub(super) fn imports(modules: &Modules) -> Imports {
@@ -45,6 +45,17 @@ pub(super) fn imports(modules: &Modules) -> Imports {
         }
     }
     imports
+}
+
+/// All paths that a module names, as they are written: those of its `use` items and those in its
+/// code.
+pub(super) fn named_paths(code: &str) -> Vec<Path> {
+    let (uses, rest) = split_uses(code);
+    let mut leaves = Vec::new();
+    for (_, tree) in &uses {
+        expand(&[], tree, &mut leaves);
+    }
+    leaves.into_iter().map(|(path, _)| path).chain(paths(&rest)).collect()
 }
 
 /// The sets of modules that import each other, directly or through others; only those of two and

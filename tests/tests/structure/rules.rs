@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::imports::{cycles, imports};
-use super::sources::Modules;
+use super::imports::{cycles, imports, named_paths};
+use super::sources::{Modules, functions};
 
 /// Files that may import each other in a cycle.
 pub(super) const CYCLE_MAX_FILES: usize = 5;
@@ -13,18 +13,29 @@ pub(super) const CRATE_MAX_LINES: usize = 12_000;
 /// Lines of a file of Rust.
 pub(super) const FILE_MAX_LINES: usize = 600;
 
-/// What a pure crate does not name: an executor, a clock, randomness, input and output.
-const IMPURE: [&str; 9] = [
-    "tokio::",
-    "rand::",
-    "Instant::now",
-    "SystemTime::now",
+/// Lines of code of a function, without its signature, comments and empty lines.
+pub(super) const FUNCTION_MAX_LINES: usize = 70;
+
+/// The paths that a pure crate does not name: executors, clocks, randomness, input and output.
+const IMPURE_PATHS: [&str; 13] = [
+    "tokio",
+    "futures",
+    "rand",
+    "getrandom",
     "std::fs",
     "std::net",
     "std::io",
+    "std::os",
     "std::process",
     "std::env",
+    "std::thread",
+    "std::time::Instant",
+    "std::time::SystemTime",
 ];
+
+/// Calls that read a clock or print without naming one of these paths.
+const IMPURE_CALLS: [&str; 6] =
+    ["Instant::now", "SystemTime::now", ".elapsed()", "print!(", "println!(", "dbg!("];
 
 /// For each crate, the crates of this repository that it depends on.
 pub(super) type Dependencies = BTreeMap<String, BTreeSet<String>>;
@@ -111,7 +122,15 @@ pub(super) fn wide_cycles(crate_name: &str, modules: &Modules) -> Vec<String> {
 pub(super) fn impure(crate_name: &str, modules: &Modules) -> Vec<String> {
     let mut wrong = Vec::new();
     for (module, code) in modules {
-        for word in IMPURE.iter().filter(|word| code.contains(**word)) {
+        let paths: Vec<String> = named_paths(code).iter().map(|path| path.join("::")).collect();
+        let is_named = |impure: &str| {
+            let below =
+                |path: &String| path.strip_prefix(impure).map(|rest| rest.starts_with("::"));
+            paths.iter().any(|path| path == impure || below(path) == Some(true))
+        };
+        let named = IMPURE_PATHS.iter().filter(|path| is_named(path));
+        let called = IMPURE_CALLS.iter().filter(|call| code.contains(**call));
+        for word in named.chain(called) {
             wrong.push(format!(
                 "`{crate_name}` is pure, and its module `{module}` has `{word}`: let the caller pass the \
                  time, the random number or the data"
@@ -119,6 +138,18 @@ pub(super) fn impure(crate_name: &str, modules: &Modules) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// The functions of a file that ships have at most [`FUNCTION_MAX_LINES`] lines of code.
+pub(super) fn long_functions(file: &str, code: &str) -> Vec<String> {
+    let long = functions(code).into_iter().filter(|(_, lines)| *lines > FUNCTION_MAX_LINES);
+    long.map(|(name, lines)| {
+        format!(
+            "{file}: the function `{name}` has {lines} lines of code, {FUNCTION_MAX_LINES} are allowed: \
+             give its parts names of their own"
+        )
+    })
+    .collect()
 }
 
 /// A crate's lines and a file's are bounded.
@@ -212,13 +243,59 @@ mod planted {
     #[test]
     fn a_clock_in_a_pure_crate_and_a_pure_crate_over_another_are_found() {
         let found = impure("index", &modules(&[("a", "fn f() { std::time::Instant::now(); }")]));
-        assert!(found[0].contains("its module `a` has `Instant::now`"), "{found:?}");
+        assert!(found[0].contains("its module `a` has `std::time::Instant`"), "{found:?}");
         let document = DOCUMENT
             .replace("| `fleet` | `index` | |", "| `fleet` | `index` | pure |\n| `b` | | |");
         let document = document.replace("| `index` | | pure |", "| `index` | `b` | pure |");
         let actual = actual(&[("index", &["b"]), ("fleet", &["index"]), ("b", &[])]);
         let found = wrong_dependencies(&table(&document), &actual);
         assert_eq!(found, ["`index` is pure and depends on `b`, which is not"]);
+    }
+
+    #[test]
+    fn impurity_is_found_in_any_way_of_writing_it() {
+        for text in [
+            "use std::{collections::BTreeMap, fs};",
+            "use std::{\n    cmp::Ordering,\n    time::{Duration, Instant},\n};",
+            "use std::time::SystemTime as Clock;",
+            "use tokio;",
+            "fn f() -> tokio::time::Sleep {}",
+            "fn f() { std::env::var(\"A\"); }",
+            "fn f(at: At) -> Duration { at.elapsed() }",
+            "fn f() { println!(\"a\"); }",
+        ] {
+            let found = impure("index", &modules(&[("a", text)]));
+            assert_eq!(found.len(), 1, "{text}: {found:?}");
+        }
+        for text in [
+            "use std::time::Duration;",
+            "use std::{sync::Arc, iter};",
+            "use crate::random;",
+            "// use std::fs;\nfn f() {}",
+            "fn f(instant: u64) -> u64 { instant }",
+        ] {
+            assert_eq!(impure("index", &modules(&[("a", text)])), Vec::<String>::new(), "{text}");
+        }
+    }
+
+    /// A function with this number of lines of code, with a comment and an empty line.
+    fn function(lines: usize) -> String {
+        let body = "        step();\n".repeat(lines - 1);
+        format!(
+            "impl A {{\n    pub(crate) async fn long<T>(\n        &self,\n    ) -> Result<T>\n    where\n        \
+             T: B,\n    {{\n        // Why.\n\n{body}        Ok(())\n    }}\n\n    fn short() {{}}\n}}\n\n\
+             trait B {{\n    fn declared();\n}}\n"
+        )
+    }
+
+    #[test]
+    fn a_function_with_a_line_of_code_too_many_is_found() {
+        assert_eq!(long_functions("a.rs", &function(70)), Vec::<String>::new());
+        let found = long_functions("a.rs", &function(71));
+        assert!(
+            found[0].starts_with("a.rs: the function `long` has 71 lines of code"),
+            "{found:?}"
+        );
     }
 
     #[test]

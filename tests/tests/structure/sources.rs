@@ -52,3 +52,41 @@ pub(super) fn code(text: &str) -> String {
     let code: Vec<&str> = lines.filter(|line| !line.trim_start().starts_with("//")).collect();
     code.join("\n")
 }
+
+/// The functions of a file in the style of rustfmt, each with its number of lines of code: those
+/// between its braces, without comments and empty lines.
+pub(super) fn functions(code: &str) -> Vec<(&str, usize)> {
+    let lines: Vec<&str> = code.lines().collect();
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let mut functions = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let Some(name) = function_name(line) else { continue };
+        // The signature ends with the first line that opens the body, or declares that there is none.
+        let ends = |line: &&str| line.ends_with('{') || line.ends_with('}') || line.ends_with(';');
+        let Some(opens) = lines[at..].iter().position(|line| ends(&line.trim_end())) else {
+            continue;
+        };
+        if !lines[at + opens].trim_end().ends_with('{') {
+            continue;
+        }
+        let body = lines[at + opens + 1..].iter();
+        let body =
+            body.take_while(|later| later.trim_end() != format!("{}}}", &line[..indent(line)]));
+        let is_code =
+            |line: &&&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
+        functions.push((name, body.filter(is_code).count()));
+    }
+    functions
+}
+
+/// The name of the function whose signature begins on a line.
+fn function_name(line: &str) -> Option<&str> {
+    let (before, after) = line.split_once("fn ")?;
+    let mut words = before.split_whitespace();
+    let is_modifier = |word: &str| {
+        word.starts_with("pub") || matches!(word, "const" | "async" | "unsafe" | "extern" | "\"C\"")
+    };
+    let is_name = |char: char| char.is_alphanumeric() || char == '_';
+    let end = after.find(|char| !is_name(char)).unwrap_or(after.len());
+    (words.all(is_modifier) && end > 0).then(|| &after[..end])
+}
