@@ -1,3 +1,4 @@
+//! The shim's configuration: its defaults, flags, secrets and mistakes.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;

@@ -1,3 +1,5 @@
+//! The short forms of a model: what they are written out as, what follows from other keys, and
+//! which cached tokenizers they find.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsString;

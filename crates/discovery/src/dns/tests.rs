@@ -1,3 +1,5 @@
+//! Discovery by DNS: which addresses become workers, how long they are kept, and how often a
+//! resolver is asked.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::VecDeque;

@@ -1,3 +1,5 @@
+//! Connections to engines over TLS: when a kept one is usable, and how replies and handshakes end.
+
 use std::future::poll_fn;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+//! Candidates of workers with data-parallel ranks: blocks, speculative blocks and load of each
+//! rank.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! The intake of KV events: when an incomplete index is read again, and which addresses of an
+//! engine are used.
 #![allow(clippy::unwrap_used)]
 
 use splitrail_engine::vllm::events::Skipped;

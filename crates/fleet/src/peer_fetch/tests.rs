@@ -1,3 +1,6 @@
+//! Peer fetches: which workers can send and take prefixes, within which bounds, and what becomes of
+//! failures.
+
 use splitrail_kv::{
     BlockHash, EngineHash, HashSeed, IndexConfig, KvEvent, Namespace, StoredBlock, Tier,
     chain_hashes,

@@ -1,3 +1,5 @@
+//! Findings of an inspection: each fault has exactly one, with a remedy, and a sound cluster has
+//! none.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;

@@ -1,3 +1,5 @@
+//! The rules of other routers decide as published, and configurations can name some of them.
+
 use super::*;
 use crate::{Policy, WorkerIndex, pick};
 

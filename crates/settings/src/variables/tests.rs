@@ -1,3 +1,5 @@
+//! Environment variables in configuration files: types, defaults, escapes, and mistakes with
+//! places.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;

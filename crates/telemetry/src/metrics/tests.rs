@@ -1,3 +1,5 @@
+//! The metrics: their names, series and documentation, and the text formats in which they are
+//! served.
 #![allow(clippy::unwrap_used)]
 
 use super::*;

@@ -1,3 +1,5 @@
+//! The store of pins: which prompts find a pin, and when a pin leaves the store.
+
 use std::time::Duration;
 
 use proptest::prelude::*;

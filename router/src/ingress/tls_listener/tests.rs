@@ -1,3 +1,5 @@
+//! Client certificates on a TLS listener: requests know the names in them.
+
 use std::path::{Path, PathBuf};
 
 use axum::Router;

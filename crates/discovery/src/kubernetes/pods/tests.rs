@@ -1,3 +1,4 @@
+//! Pods as workers: which pods count, with which ids, roles and ports, after any order of changes.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;

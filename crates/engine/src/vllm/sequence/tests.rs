@@ -1,3 +1,5 @@
+//! The sequence of KV event batches: gaps, replays, restarts and overflows lead to the right
+//! actions.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;

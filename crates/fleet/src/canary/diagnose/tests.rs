@@ -1,3 +1,4 @@
+//! The diagnosis of canaries: which cause a difference in tokens or blocks is reported as.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;

@@ -1,3 +1,4 @@
+//! The choice of the next hot prefix for a worker that is prewarmed.
 #![allow(clippy::unwrap_used)]
 
 use splitrail_kv::{HotBounds, HotPrefixes};
