@@ -1,8 +1,8 @@
-//! A fleet of processes under load in which things are killed, cut off and exchanged. Whatever
-//! happens: no wrong answer, no hang, and after a while every router's picture is true again.
+//! A cluster of processes under load in which processes are killed, paused and replaced. In any case
+//! no reply is wrong, no request hangs, and after a time the index of every router is right again.
 //!
-//! `SPLITRAIL_CHAOS_ROUNDS` says how often something is killed, `SPLITRAIL_CHAOS_SEED` repeats a
-//! run; the seed is printed.
+//! `SPLITRAIL_CHAOS_ROUNDS` is the number of rounds of kills, `SPLITRAIL_CHAOS_BROKER_ROUNDS` that of
+//! kills of the broker, and `SPLITRAIL_CHAOS_SEED` repeats a run; the seed is printed.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use tokio::sync::Mutex;

@@ -241,3 +241,25 @@ export class Parts {
     }
   }
 }
+
+/** Parts, or a text in their place while there is nothing to divide. */
+export class PartsOrText {
+  constructor(host, parts) {
+    this.drawn = el("div");
+    this.parts = new Parts(this.drawn, parts);
+    this.text = el("p", { class: "empty" });
+    host.append(this.drawn, this.text);
+  }
+
+  show(values, whole, format) {
+    this.drawn.hidden = false;
+    this.text.hidden = true;
+    this.parts.show(values, whole, format);
+  }
+
+  showText(text) {
+    this.drawn.hidden = true;
+    this.text.hidden = false;
+    setText(this.text, text);
+  }
+}

@@ -1,6 +1,6 @@
 // Where cache hits were lost, and what the shadow policy would have done.
 
-import { Parts } from "./charts.js";
+import { Parts, PartsOrText } from "./charts.js";
 import { el, setText } from "./dom.js";
 import { age, count, percent, words } from "./format.js";
 
@@ -16,20 +16,13 @@ const LOSSES = [
 export class Hits {
   constructor(host, note) {
     this.note = note;
-    this.drawn = el("div");
-    this.parts = new Parts(this.drawn, LOSSES);
-    this.nothing = el("p", { class: "empty" });
-    host.append(this.drawn, this.nothing);
+    this.parts = new PartsOrText(host, LOSSES);
   }
 
   show(loss) {
-    const some = loss !== undefined && loss.best_blocks > 0;
-    this.drawn.hidden = !some;
-    this.nothing.hidden = some;
-    if (!some) {
+    if (loss === undefined || loss.best_blocks === 0) {
       setText(this.note, "");
-      setText(
-        this.nothing,
+      this.parts.showText(
         loss === undefined
           ? "Not tracked: the model has no tokenizer, or cache_loss_tracking: none."
           : "No prompt has repeated an earlier one lately: there was nothing to find.",

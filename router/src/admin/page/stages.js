@@ -1,7 +1,7 @@
 // Where the time up to the first token goes.
 
-import { Parts } from "./charts.js";
-import { el, setText } from "./dom.js";
+import { PartsOrText } from "./charts.js";
+import { setText } from "./dom.js";
 import { ms } from "./format.js";
 
 const ROUTER = ["tokenize", "match", "pick"];
@@ -19,19 +19,17 @@ const STAGES = [
 export class Stages {
   constructor(host, note) {
     this.note = note;
-    this.drawn = el("div");
-    this.parts = new Parts(this.drawn, STAGES);
-    this.nothing = el("p", { class: "empty", text: "No prompt was answered in the last minute." });
-    host.append(this.drawn, this.nothing);
+    this.parts = new PartsOrText(host, STAGES);
   }
 
   show({ stages_ms: stages, hand_off_ms: handOff }) {
-    const some = stages !== undefined;
-    this.drawn.hidden = !some;
-    this.nothing.hidden = some;
-    const handedOver = handOff === undefined ? "" : `, hand-off ${ms(handOff)}`;
-    setText(this.note, some ? `Mean of the last minute${handedOver}` : "");
-    if (!some) return;
+    if (stages === undefined) {
+      setText(this.note, "");
+      this.parts.showText("No prompt was answered in the last minute.");
+      return;
+    }
+    const handOffTime = handOff === undefined ? "" : `, hand-off ${ms(handOff)}`;
+    setText(this.note, `Mean of the last minute${handOffTime}`);
     const sum = (keys) => keys.reduce((total, key) => total + (stages[key] || 0), 0);
     const parts = { ...stages, router: sum(ROUTER), attempts: sum(FAILED) };
     const whole = STAGES.reduce((total, { key }) => total + (parts[key] || 0), 0);
