@@ -5,7 +5,7 @@ use std::sync::Arc;
 use splitrail_access::{Access, AccessError};
 use splitrail_config::Config;
 use splitrail_fleet::Serving;
-use splitrail_fleet::models::{ModelError, models};
+use splitrail_fleet::models::{ModelError, SharedParts, models};
 use splitrail_ledger::books::Books;
 use splitrail_telemetry::Metrics;
 
@@ -42,7 +42,7 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let config = Arc::new(config);
     let metrics = Metrics::new().map_err(|error| AssembleError::Defect(error.to_string()))?;
     let memory = Arc::default();
-    let models = models(&config, (&memory, &metrics), None)?;
+    let models = models(&config, SharedParts { memory: &memory, metrics: &metrics }, None)?;
     let access = Access::new(&config, &metrics, None)?;
     let books = Books::open(&config, &metrics).map_err(AssembleError::File)?;
     let audit = Audit::open(&config.audit, &metrics).map_err(AssembleError::File)?;
@@ -59,6 +59,7 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
 /// A model's credential, tokenizer or chat template cannot be loaded.
 pub fn reassemble(config: Config, core: &Core, before: &Serving) -> Result<Serving, ModelError> {
     let config = Arc::new(config);
-    let models = models(&config, (&core.memory, &core.metrics), Some(before))?;
+    let shared = SharedParts { memory: &core.memory, metrics: &core.metrics };
+    let models = models(&config, shared, Some(before))?;
     Ok(Serving::new(models, config))
 }

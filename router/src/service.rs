@@ -24,6 +24,7 @@ use splitrail_flow::run::begin;
 use splitrail_ledger::decisions::{Decision, DecisionHandle, DecisionStart};
 use splitrail_ledger::entry::Entry;
 use splitrail_ledger::timeline::Stage;
+use splitrail_request_log::identity::ClientTrace;
 use splitrail_telemetry::clock::unix_ms;
 
 mod cost;
@@ -191,7 +192,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let tokenized = timeline.lap(Stage::Tokenize, Instant::now());
     let seconds = tokenized.as_secs_f64();
     served.series.stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
-    let (traceparent, tracestate) = scope.trace_context();
+    let ClientTrace { traceparent, tracestate } = scope.trace_context();
     let (arrived, client) = scope.origin();
     let priority_max = tenant.as_ref().and_then(|tenant| tenant.priority_max);
     let urgency = call.steering.urgency(&served.config, arrived, client, priority_max);

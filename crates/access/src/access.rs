@@ -113,7 +113,7 @@ impl Access {
             // Before, the name may have been an identity of another tenant.
             let earlier = earlier.filter(|tenant| *tenant.name == *of.name);
             let earlier = earlier.map(|tenant| &**tenant);
-            let tenant = Tenant::new(of, place, salt_key.clone(), (&counting, clock), earlier);
+            let tenant = Tenant::new(of, place, salt_key.clone(), &counting, clock, earlier);
             let tenant = Arc::new(tenant);
             for name in std::iter::once(&of.name).chain(&of.identities) {
                 tenants.insert(name.as_str().into(), Arc::clone(&tenant));

@@ -80,7 +80,8 @@ impl Tenant {
         config: &TenantConfig,
         place: usize,
         salt_key: SaltKey,
-        (counting, clock): (&Counting, SteadyClock),
+        counting: &Counting,
+        clock: SteadyClock,
         before: Option<&Self>,
     ) -> Self {
         // The hash is only a name for the tenant; 0 stands for clients that are not distinguished.
@@ -190,8 +191,8 @@ mod tests {
 
     fn tenant(config: serde_json::Value) -> Tenant {
         let config = serde_json::from_value(config).unwrap();
-        let counting = (&Counting::Local(1.0), SteadyClock::start());
-        Tenant::new(&config, 0, SaltKey::new(Some("secret")), counting, None)
+        let (key, clock) = (SaltKey::new(Some("secret")), SteadyClock::start());
+        Tenant::new(&config, 0, key, &Counting::Local(1.0), clock, None)
     }
 
     #[test]

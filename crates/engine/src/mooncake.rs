@@ -86,6 +86,17 @@ struct Entry {
     engine_id: String,
 }
 
+/// The engine of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankEngine<'a> {
+    /// The rank.
+    pub rank: u32,
+    /// The id of its engine.
+    pub id: &'a str,
+    /// Whether there are no other ranks. Otherwise a request must be pinned to this one.
+    pub is_only: bool,
+}
+
 impl EngineIds {
     /// Parses the reply to [`QUERY_PATH`].
     ///
@@ -106,15 +117,12 @@ impl EngineIds {
         Ok(Self(entries.into_iter().map(|(rank, entry)| (rank, entry.engine_id)).collect()))
     }
 
-    /// The id of a rank's engine, and whether there are other ranks.
-    pub fn of_rank(&self, rank: u32) -> Option<(&str, bool)> {
-        Some((self.0.get(&rank)?, self.0.len() > 1))
-    }
-
-    /// The lowest rank with its engine's id, and whether there are other ranks, in which case a
-    /// request must be pinned to this one.
-    pub fn first(&self) -> Option<(u32, &str, bool)> {
-        let (rank, id) = self.0.first_key_value()?;
-        Some((*rank, id, self.0.len() > 1))
+    /// The engine of a rank, or of the lowest rank if none is given.
+    pub fn of_rank(&self, rank: Option<u32>) -> Option<RankEngine<'_>> {
+        let (rank, id) = match rank {
+            Some(rank) => self.0.get_key_value(&rank)?,
+            None => self.0.first_key_value()?,
+        };
+        Some(RankEngine { rank: *rank, id, is_only: self.0.len() == 1 })
     }
 }

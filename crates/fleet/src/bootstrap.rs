@@ -31,11 +31,8 @@ impl EngineIdentity {
     /// The engine id, and the rank that requests must be pinned to if there are several: the given
     /// rank, or otherwise the first. `None` if there is no such rank.
     pub fn of_rank(&self, rank: Option<u16>) -> Option<(&str, Option<u32>)> {
-        let (rank, id, several) = match rank.map(u32::from) {
-            Some(rank) => self.0.of_rank(rank).map(|(id, several)| (rank, id, several))?,
-            None => self.0.first()?,
-        };
-        Some((id, several.then_some(rank)))
+        let engine = self.0.of_rank(rank.map(u32::from))?;
+        Some((engine.id, (!engine.is_only).then_some(engine.rank)))
     }
 }
 

@@ -166,10 +166,10 @@ impl Indexing {
             return false;
         }
         let index = self.pool.index();
-        let (room, limit) = index.room(self.key());
+        let limit = index.limit();
         let room = match self.rank {
             None => limit.saturating_sub(index.held(self.worker.index.0)),
-            Some(_) => room,
+            Some(_) => index.room(self.key()),
         };
         room >= limit / 8
     }

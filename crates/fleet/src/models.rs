@@ -62,8 +62,20 @@ pub enum ModelError {
     },
 }
 
-/// What all models share: the memory budget and the metrics.
-type Common<'a> = (&'a Arc<MemoryBudget>, &'a Metrics);
+/// What all models share.
+#[derive(Clone, Copy)]
+pub struct SharedParts<'a> {
+    /// The budget of memory that requests and replies hold.
+    pub memory: &'a Arc<MemoryBudget>,
+    /// The router's metrics.
+    pub metrics: &'a Metrics,
+}
+
+/// How a client proves itself to engines, and how it checks them.
+struct EngineTrust {
+    authorization: Option<HeaderValue>,
+    tls: Arc<TlsSettings>,
+}
 
 /// Builds the served models of a configuration. Parts that do not change are taken over from the
 /// configuration that is served now (`before`): indexes, bookings, connections, tokenizers.
@@ -73,7 +85,7 @@ type Common<'a> = (&'a Arc<MemoryBudget>, &'a Metrics);
 /// If a credential, tokenizer or chat template cannot be read.
 pub fn models(
     config: &Config,
-    common: Common<'_>,
+    common: SharedParts<'_>,
     before: Option<&Serving>,
 ) -> Result<Vec<Arc<Served>>, ModelError> {
     let assembled = config.models.iter().map(|model| {
@@ -86,7 +98,7 @@ pub fn models(
 fn assemble_model(
     model: &Model,
     config: &Config,
-    (memory, metrics): Common<'_>,
+    common: SharedParts<'_>,
     before: Option<(&Arc<Served>, &Serving)>,
 ) -> Result<Arc<Served>, ModelError> {
     let authorization = authorization(model)?;
@@ -122,8 +134,8 @@ fn assemble_model(
     let client = match keep(|kept| kept.client && kept.credential && kept.tls && kept.budget) {
         Some(served) => served.client.clone(),
         None => {
-            let tls = TlsSettings::new(tls);
-            new_client(model, config, (memory, metrics), (authorization, tls), &retry_budget)
+            let trust = EngineTrust { authorization, tls: TlsSettings::new(tls) };
+            new_client(model, config, common, trust, &retry_budget)
         }
     };
     let pool = match keep(|kept| kept.pool) {
@@ -190,16 +202,17 @@ pub fn lone_client(
     config: &Config,
     metrics: &Metrics,
 ) -> Result<EngineClient, ModelError> {
-    let credentials = (authorization(model)?, TlsSettings::new(tls_files(model)?));
+    let (authorization, tls) = (authorization(model)?, TlsSettings::new(tls_files(model)?));
     let budget = Arc::new(RetryBudget::new(model.retries.budget_percent));
-    Ok(new_client(model, config, (&Arc::default(), metrics), credentials, &budget))
+    let common = SharedParts { memory: &Arc::default(), metrics };
+    Ok(new_client(model, config, common, EngineTrust { authorization, tls }, &budget))
 }
 
 fn new_client(
     model: &Model,
     config: &Config,
-    (memory, metrics): Common<'_>,
-    (authorization, tls): (Option<HeaderValue>, Arc<TlsSettings>),
+    SharedParts { memory, metrics }: SharedParts<'_>,
+    EngineTrust { authorization, tls }: EngineTrust,
     retry_budget: &Arc<RetryBudget>,
 ) -> EngineClient {
     let limits = &config.limits;

@@ -29,13 +29,13 @@ pub fn audit_reply(
         return;
     }
     let audit = &worker.audit;
-    count(served, worker, (&audit.usage, "usage"), has_usage);
+    count(served, worker, &audit.usage, "usage", has_usage);
     // A leg that receives KV may count transferred tokens as cached.
     if leg.receives {
         return;
     }
-    let cached_tokens = (&audit.cached_tokens, "cached_tokens");
-    count(served, worker, cached_tokens, leg.cached_tokens.is_some());
+    let has_cached = leg.cached_tokens.is_some();
+    count(served, worker, &audit.cached_tokens, "cached_tokens", has_cached);
     let Some((engine, prompt_tokens)) = leg.cached_tokens.zip(leg.prompt_tokens) else { return };
     audit.count_hits(prompt_tokens, engine);
     let expected = &leg.expected;
@@ -87,7 +87,8 @@ fn compare(
 fn count(
     served: &Served,
     worker: &Worker,
-    (reporting, figure): (&Reporting, &'static str),
+    reporting: &Reporting,
+    figure: &'static str,
     reported: bool,
 ) {
     worker.series.reported(figure, reported);

@@ -25,7 +25,7 @@ use super::prewarm::recent::remember;
 use super::read_back;
 use super::reads::{Reads, record_leg};
 use super::repair::Repair;
-use super::staged::{FetchRequest, Prefilled, Staged};
+use super::staged::{FetchRequest, HandOffOrigin, Prefilled, Staged};
 use super::weigh::prefill_wish;
 use crate::prepare::Unit;
 use crate::reply::dialect;
@@ -419,14 +419,13 @@ async fn prefill(
         context.served.admit_host(worker, hand_off.remote_host(), said.peer)?;
         let lease = Lease::of(context.served.config.lease, &hand_off, said.begun);
         let fetch = FetchRequest::of(context, unit);
-        Some(Staged::new(
-            (&context.served, &context.metrics),
-            fetch,
-            worker.index,
-            &envelope,
-            hand_off,
-            lease,
-        ))
+        let origin = HandOffOrigin {
+            served: &context.served,
+            metrics: &context.metrics,
+            worker: worker.index,
+            envelope: &envelope,
+        };
+        Some(Staged::new(origin, fetch, hand_off, lease))
     };
     Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
 }

@@ -115,8 +115,11 @@ struct PrefillLeg {
     metrics: Arc<Metrics>,
     endpoint: Endpoint,
     worker: Arc<Worker>,
-    /// The rank of the leg, the tokens that it computes, and those of the whole prompt.
-    booked: (Option<u16>, u64, u64),
+    rank: Option<u16>,
+    /// The tokens that the leg computes.
+    uncached_tokens: u64,
+    /// The tokens of the whole prompt.
+    prompt_tokens: u64,
     body: Parts,
     /// The charge for the memory of the body.
     _memory: Arc<Charge>,
@@ -139,13 +142,14 @@ impl Repair {
     ) -> Self {
         let PromptContext { context, unit, .. } = sending.prompt;
         let (worker, decode) = (&prefill.worker, &sending.placed.worker);
-        let uncached = uncached_tokens(context, unit, prefill.speculative_blocks);
         let leg = PrefillLeg {
             served: Arc::clone(&context.served),
             metrics: Arc::clone(&context.metrics),
             endpoint: context.endpoint,
             worker: Arc::clone(worker),
-            booked: (prefill.rank, uncached, unit.weight_tokens),
+            rank: prefill.rank,
+            uncached_tokens: uncached_tokens(context, unit, prefill.speculative_blocks),
+            prompt_tokens: unit.weight_tokens,
             body,
             _memory: Arc::clone(&context.memory),
             decode: Arc::clone(decode),
@@ -231,9 +235,8 @@ struct Task {
 
 impl Task {
     fn new(leg: &Arc<PrefillLeg>) -> Self {
-        let (rank, uncached, prompt) = leg.booked;
-        let prefill = leg.worker.book(rank, uncached, prompt);
-        let decode = leg.decode.book(leg.decode_rank, 0, prompt);
+        let prefill = leg.worker.book(leg.rank, leg.uncached_tokens, leg.prompt_tokens);
+        let decode = leg.decode.book(leg.decode_rank, 0, leg.prompt_tokens);
         Self { leg: Arc::clone(leg), outcome: Some(leg.left()), _bookings: [prefill, decode] }
     }
 
@@ -357,7 +360,7 @@ impl PrefillLeg {
                 model = self.served.name(),
                 worker = self.decode.id(),
                 prefill = self.worker.id(),
-                prompt_tokens = self.booked.2,
+                prompt_tokens = self.prompt_tokens,
                 "a decode leg waits for KV that never comes: its engine keeps the blocks of the \
                  prompt until it is restarted (said at most twice a minute; \
                  unused_hand_offs_total counts)"

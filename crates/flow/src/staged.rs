@@ -58,16 +58,23 @@ impl FetchRequest {
     }
 }
 
+/// The prefill leg that a hand-off comes from.
+pub(super) struct HandOffOrigin<'a> {
+    pub(super) served: &'a Arc<Served>,
+    pub(super) metrics: &'a Arc<Metrics>,
+    pub(super) worker: WorkerIndex,
+    pub(super) envelope: &'a Envelope,
+}
+
 impl Staged {
     /// The hand-off of a prefill leg that has succeeded.
     pub(super) fn new(
-        (served, metrics): (&Arc<Served>, &Arc<Metrics>),
+        origin: HandOffOrigin<'_>,
         fetch: FetchRequest,
-        worker: WorkerIndex,
-        envelope: &Envelope,
         hand_off: HandOff,
         lease: Lease,
     ) -> Self {
+        let HandOffOrigin { served, metrics, worker, envelope } = origin;
         Self {
             hand_off: Some(hand_off),
             lease,

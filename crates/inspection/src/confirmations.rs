@@ -3,8 +3,8 @@
 use splitrail_config::model::{Connector, Model};
 
 use crate::facts::{
-    BootstrapFact, EventsFact, FetchOutcome, ReplayFact, ShimFact, StagedFact, TokensFact,
-    TrialFact, WorkerFacts,
+    BootstrapFact, EventsFact, FetchOutcome, ReplayFact, ShimFact, ShimStatus, StagedFact,
+    TokensFact, TrialFact, WorkerFacts,
 };
 
 /// What is right about a worker, one line for each topic. Contains texts of engines, whose control
@@ -121,10 +121,8 @@ fn hand_offs(worker: &WorkerFacts) -> Vec<String> {
 
 fn shim(worker: &WorkerFacts) -> Option<String> {
     let ShimFact::Reports(status) = &worker.shim else { return None };
-    let (live, routers) = status.live_routers;
-    let (current, ranks) = status.current_ranks;
+    let ShimStatus { id, current_ranks, ranks, live_routers, routers, .. } = status;
     Some(format!(
-        "shim {}: mirror current for {current} of {ranks} ranks, {live} of {routers} routers",
-        status.id
+        "shim {id}: mirror current for {current_ranks} of {ranks} ranks, {live_routers} of {routers} routers"
     ))
 }

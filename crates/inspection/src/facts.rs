@@ -160,8 +160,10 @@ pub struct Identity {
     pub block_size: Option<u32>,
     /// Number of data-parallel ranks.
     pub ranks: Option<u32>,
-    /// The data type of the KV, and its layout if the engine was started with one.
-    pub kv_names: (Option<String>, Option<String>),
+    /// The data type of the KV.
+    pub kv_dtype: Option<String>,
+    /// The layout of the KV, if the engine was started with one.
+    pub kv_layout: Option<String>,
     /// Whether metrics show the NIXL connector; `None` without metrics.
     pub has_nixl: Option<bool>,
     /// Where KV events are published.
@@ -346,10 +348,14 @@ pub struct ShimStatus {
     pub role: String,
     /// Why no work should be sent; `None` if it should.
     pub unready: Option<String>,
-    /// Number of ranks whose events arrive without a gap, and number of all ranks.
-    pub current_ranks: (usize, usize),
-    /// Number of routers that receive changes, and number of all routers.
-    pub live_routers: (usize, usize),
+    /// Number of ranks whose events arrive without a gap.
+    pub current_ranks: usize,
+    /// Number of all ranks.
+    pub ranks: usize,
+    /// Number of routers that receive changes.
+    pub live_routers: usize,
+    /// Number of all routers.
+    pub routers: usize,
     /// The last error of a router that receives none.
     pub router_error: Option<String>,
     /// Whether the shim is connected to its broker; `None` without one.

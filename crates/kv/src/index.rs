@@ -251,10 +251,10 @@ impl Index {
         self.workers.get(&worker).map_or([0; Tier::COUNT], |worker| worker.counts)
     }
 
-    /// How many more engine hashes a worker may have, and its maximum.
-    pub fn room(&self, worker: WorkerKey) -> (usize, usize) {
+    /// The number of further engine hashes that a worker may have.
+    pub fn room(&self, worker: WorkerKey) -> usize {
         let held = self.workers.get(&worker).map_or(0, |worker| worker.names.len());
-        (self.limit().saturating_sub(held), self.limit())
+        self.limit().saturating_sub(held)
     }
 
     /// Number of distinct engine hashes of a worker, over all its ranks.
@@ -280,7 +280,8 @@ impl Index {
         self.forest.bytes() + self.workers.values().map(Worker::bytes).sum::<usize>()
     }
 
-    fn limit(&self) -> usize {
+    /// The maximum number of distinct engine hashes of each worker.
+    pub fn limit(&self) -> usize {
         self.config.max_blocks_per_worker.min(NAMES_MAX)
     }
 }

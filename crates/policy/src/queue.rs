@@ -222,7 +222,7 @@ impl<T> Queue<T> {
         view: &mut impl View<T>,
     ) -> Result<Ticket, Refused<T>> {
         if self.waiting.len() >= self.config.max_waiting {
-            let retry_after_ms = self.backlog_ms(&item, view).map_or(1e3, |(wait, _)| wait);
+            let retry_after_ms = self.backlog_ms(&item, view).unwrap_or(1e3);
             return Err(Refused::full(item, retry_after_ms));
         }
         let mut candidates = Vec::new();

@@ -104,7 +104,8 @@ impl AccessLog {
         config: &AccessLogConfig,
         identity: &Identity,
         endpoint: &'static str,
-        (refusal, tenant): (Option<&Status>, Option<&Name>),
+        refusal: Option<&Status>,
+        tenant: Option<&Name>,
     ) {
         let outcome = refusal.map_or("ok", outcome_of);
         if self.takes(config, outcome) {

@@ -30,7 +30,7 @@ pub(crate) fn encode(families: &[MetricFamily], exemplars: &ExemplarStore) -> St
             line(&mut out, format_args!("# UNIT {name} {unit}"));
         }
         for series in family.get_metric() {
-            put_series(&mut out, (name, kind), series, exemplars);
+            put_series(&mut out, name, kind, series, exemplars);
         }
     }
     out.push_str("# EOF\n");
@@ -43,7 +43,8 @@ fn has_unit(name: &str, unit: &str) -> bool {
 
 fn put_series(
     out: &mut String,
-    (name, kind): (&str, &str),
+    name: &str,
+    kind: &str,
     series: &Metric,
     exemplars: &ExemplarStore,
 ) {

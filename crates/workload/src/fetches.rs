@@ -148,9 +148,14 @@ impl PeerFetches {
         self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of fetches under way: from the worker, and to the worker.
-    pub fn running(&self) -> (u32, u32) {
-        (self.sent.running.load(Relaxed), self.taken.running.load(Relaxed))
+    /// Number of fetches under way from the worker.
+    pub fn sending(&self) -> u32 {
+        self.sent.running.load(Relaxed)
+    }
+
+    /// Number of fetches under way to the worker.
+    pub fn taking(&self) -> u32 {
+        self.taken.running.load(Relaxed)
     }
 }
 

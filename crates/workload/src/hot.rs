@@ -88,11 +88,12 @@ impl HotStore {
 
     /// Remembers a prompt. Returns whether its token ids are wanted, for [`Self::learn`]: those of one
     /// prompt with the same first block are, until [`Self::learning_ended`]. `memory` is the budget of
-    /// all requests, and its bound.
+    /// all requests, of at most `memory_max_bytes`.
     pub fn record(
         &self,
         prompt: RecentPrompt<'_>,
-        (memory, memory_max_bytes): (&Arc<MemoryBudget>, usize),
+        memory: &Arc<MemoryBudget>,
+        memory_max_bytes: usize,
     ) -> bool {
         let (now_ms, block_size) = (self.now_ms(), prompt.block_size as usize);
         let mut kept = self.kept();
@@ -234,7 +235,7 @@ mod tests {
         let (store, memory) = (HotStore::default(), Arc::new(MemoryBudget::default()));
         let record = |hashes: &[BlockHash], max_bytes| {
             let prompt = RecentPrompt { model: "m", hashes, block_size: 2 };
-            store.record(prompt, (&memory, max_bytes))
+            store.record(prompt, &memory, max_bytes)
         };
         assert!(!record(&hashes(1, 10), 1 << 20) && store.bytes() == 0, "it is off");
         store.configure(&model(true));
@@ -263,7 +264,7 @@ mod tests {
         store.configure(&model(true));
         for block_size in [2, 2, 4] {
             let prompt = RecentPrompt { model: "m", hashes: &hashes(1, 10), block_size };
-            store.record(prompt, (&memory, 1 << 20));
+            store.record(prompt, &memory, 1 << 20);
         }
         store.learn(&hashes(1, 10), &[7; 40]);
         assert!(store.hottest(100, 100).is_empty(), "of this size, it was used once");
@@ -275,7 +276,7 @@ mod tests {
         let max_bytes = 100_000;
         for name in 0..50 {
             let prompt = RecentPrompt { model: "m", hashes: &hashes(name, 20), block_size: 2 };
-            store.record(prompt, (&memory, max_bytes));
+            store.record(prompt, &memory, max_bytes);
         }
         let before = store.bytes();
         store.give_way(max_bytes);

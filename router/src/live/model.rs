@@ -108,7 +108,8 @@ impl ModelView {
         core: &Core,
         served: &Served,
         spans: Option<Spans<'_>>,
-        (flows, workers): (Vec<Flow>, Vec<WorkerView>),
+        flows: Vec<Flow>,
+        workers: Vec<WorkerView>,
     ) -> Self {
         let config = &served.config;
         let minute = spans.map(|spans| spans.minute);

@@ -47,7 +47,7 @@ pub(super) fn snapshot(readings: &LastReadings, core: &Core) -> Snapshot {
         workers.sort_by_key(|worker| (worker.config.role, worker.id().to_owned()));
         let view = |worker: &Arc<Worker>| WorkerView::new(served, worker, spans, now_unix_ms);
         let workers = workers.into_iter().map(view).collect();
-        ModelView::new(core, served, spans, (recent.flows(served.name()), workers))
+        ModelView::new(core, served, spans, recent.flows(served.name()), workers)
     });
     Snapshot {
         schema: SCHEMA,

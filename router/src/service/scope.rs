@@ -287,14 +287,15 @@ impl Scope {
 
     /// The trace context for engines, as `traceparent` and `tracestate`: that of the request's span
     /// if the request is traced. Otherwise the client's `traceparent` is passed on alone.
-    pub(super) fn trace_context(&self) -> (Option<HeaderValue>, Option<HeaderValue>) {
+    pub(super) fn trace_context(&self) -> ClientTrace {
         let ClientTrace { traceparent, tracestate } = &self.identity.trace;
         match self.timeline.trace() {
             Some(trace) => {
                 let own = HeaderValue::try_from(trace.context.to_header()).ok();
-                (own, tracestate.clone().filter(|_| trace.parent_id.is_some()))
+                let tracestate = tracestate.clone().filter(|_| trace.parent_id.is_some());
+                ClientTrace { traceparent: own, tracestate }
             }
-            None => (traceparent.clone(), None),
+            None => ClientTrace { traceparent: traceparent.clone(), tracestate: None },
         }
     }
 

@@ -209,8 +209,8 @@ impl RankIntake {
         if !self.truncated_since.is_some_and(due) {
             return false;
         }
-        let (free, limit) = self.mirror.state().capacity(self.source.rank);
-        free >= limit / 8
+        let state = self.mirror.state();
+        state.room(self.source.rank) >= state.blocks_max() / 8
     }
 
     fn forget(&mut self) {

@@ -216,9 +216,14 @@ impl MirrorState {
         blocks == 0 || index.is_some_and(|index| index.holds(key(rank), blocks, last))
     }
 
-    /// The number of further blocks of a rank that fit, and the maximum number.
-    pub(crate) fn capacity(&self, rank: u16) -> (usize, usize) {
-        self.index.as_ref().map_or((0, 0), |index| index.room(key(rank)))
+    /// The number of further blocks of a rank that fit.
+    pub(crate) fn room(&self, rank: u16) -> usize {
+        self.index.as_ref().map_or(0, |index| index.room(key(rank)))
+    }
+
+    /// The maximum number of blocks of each rank.
+    pub(crate) fn blocks_max(&self) -> usize {
+        self.index.as_ref().map_or(0, |index| index.limit())
     }
 
     /// The number of blocks of a rank in all tiers.

@@ -74,11 +74,9 @@ fn routers(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<'static>> {
     order.sort_by_key(|router| router.snapshot.as_ref().is_some_and(|snapshot| snapshot.ready));
     let is_all = order.len() <= ROUTERS_MAX;
     let shown = if is_all { view.routers.iter().collect() } else { order };
-    let mut lines: Vec<_> = shown
-        .iter()
-        .take(ROUTERS_MAX)
-        .map(|router| router_line(router, name_width, width, (differ, paint)))
-        .collect();
+    let layout = RouterLayout { name_width, width, differ };
+    let mut lines: Vec<_> =
+        shown.iter().take(ROUTERS_MAX).map(|router| router_line(router, &layout, paint)).collect();
     if !is_all {
         lines.push(plain(format!("and {} more routers", shown.len() - ROUTERS_MAX)));
     }
@@ -88,12 +86,18 @@ fn routers(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<'static>> {
     lines
 }
 
-fn router_line(
-    router: &Router,
+/// What all lines of routers have in common.
+struct RouterLayout {
+    /// Columns of the names.
     name_width: usize,
+    /// Columns of the terminal.
     width: usize,
-    (differ, paint): (bool, Paint),
-) -> Line<'static> {
+    /// Whether the routers run different configurations.
+    differ: bool,
+}
+
+fn router_line(router: &Router, layout: &RouterLayout, paint: Paint) -> Line<'static> {
+    let RouterLayout { name_width, width, differ } = *layout;
     let name = cell(&router.name, name_width);
     let room = width.saturating_sub(name_width + 2);
     let Some(snapshot) = &router.snapshot else {

@@ -107,7 +107,8 @@ impl<'n> Workers<'n> {
             let hint = "one entry per engine; one that does both parts belongs into `workers`";
             // One port serves either scheme.
             let engine = url.split_once("://").map_or(url.as_str(), |(_, engine)| engine);
-            is_new = unique(&mut self.urls, (engine, &url), at, &place.key("url"), hint, report);
+            let address = Address { key: engine, text: &url, at };
+            is_new = unique(&mut self.urls, address, &place.key("url"), hint, report);
         }
         // The id of a URL that is there twice is there twice as well, which is the same mistake.
         if let Some((node, id)) = text(worker, "id").filter(|_| is_new || !place.is_url()) {
@@ -125,7 +126,8 @@ impl<'n> Workers<'n> {
         {
             let hint = "each engine publishes its own events: give each its own port";
             let key = place.key("kv_events");
-            unique(&mut self.publishers, (&publisher, &publisher), at, &key, hint, report);
+            let address = Address { key: &publisher, text: &publisher, at };
+            unique(&mut self.publishers, address, &key, hint, report);
         }
         address(worker, "kv_replay", tcp, place, report);
         if let Some((node, _)) = text(worker, "kv_replay")
@@ -161,17 +163,26 @@ fn address(
     }
 }
 
+/// An address in a file.
+struct Address<'a> {
+    /// The part that no two entries may have in common.
+    key: &'a str,
+    /// The address as messages name it.
+    text: &'a str,
+    at: Place,
+}
+
 /// Reports an address whose `key` was seen before. Returns whether it is new.
 fn unique(
     seen: &mut HashMap<String, Place>,
-    (key, address): (&str, &str),
-    at: Place,
+    address: Address<'_>,
     path: &str,
     hint: &str,
     report: &mut Report,
 ) -> bool {
+    let Address { key, text, at } = address;
     if let Some(first) = seen.get(key) {
-        report.error(at, format!("`{path}` {address} {}", taken(*first)), hint);
+        report.error(at, format!("`{path}` {text} {}", taken(*first)), hint);
         return false;
     }
     seen.insert(key.to_owned(), at);

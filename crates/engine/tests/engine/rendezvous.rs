@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use splitrail_engine::mooncake::{EngineIds, MAX_QUERY_BYTES, QueryError, TransferId};
+use splitrail_engine::mooncake::{EngineIds, MAX_QUERY_BYTES, QueryError, RankEngine, TransferId};
 use splitrail_engine::sglang::Room;
 
 fn value(json: &str) -> Value {
@@ -32,9 +32,13 @@ fn mooncake_legs_carry_one_transfer_id() {
 #[test]
 fn a_bootstrap_server_names_its_ranks() {
     let one = r#"{"0":{"engine_id":"a","worker_addr":{"0":{"0":"tcp://h:1"}}}}"#;
-    assert_eq!(EngineIds::parse(one).unwrap().first(), Some((0, "a", false)));
+    let only = RankEngine { rank: 0, id: "a", is_only: true };
+    assert_eq!(EngineIds::parse(one).unwrap().of_rank(None), Some(only));
     let two = r#"{"1":{"engine_id":"b"},"0":{"engine_id":"a"}}"#;
-    assert_eq!(EngineIds::parse(two).unwrap().first(), Some((0, "a", true)));
+    let two = EngineIds::parse(two).unwrap();
+    assert_eq!(two.of_rank(None), Some(RankEngine { is_only: false, ..only }));
+    assert_eq!(two.of_rank(Some(1)), Some(RankEngine { rank: 1, id: "b", is_only: false }));
+    assert_eq!(two.of_rank(Some(2)), None);
 }
 
 #[test]
@@ -56,7 +60,7 @@ proptest! {
     fn any_answer_of_a_bootstrap_server_is_read_or_refused(text in ".{0,64}") {
         // Must not panic, and never returns an empty list.
         if let Ok(ids) = EngineIds::parse(&text) {
-            prop_assert!(ids.first().is_some());
+            prop_assert!(ids.of_rank(None).is_some());
         }
     }
 

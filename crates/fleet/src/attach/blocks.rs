@@ -174,7 +174,7 @@ impl Blocks {
                 else {
                     return Ok(());
                 };
-                let limit = index.room(self.key(restoring.rank)).1;
+                let limit = index.limit();
                 let mut blocks = 0;
                 while blocks < BLOCKS_PER_LOCK
                     && let Some(run) = runs.next()
@@ -253,7 +253,7 @@ impl Blocks {
                     return;
                 }
                 // The index bounds each rank; this bounds all ranks of the worker together.
-                let (room, limit) = index.room(key);
+                let (room, limit) = (index.room(key), index.limit());
                 let held = index.held(key.worker);
                 let (fits, beyond) = match held + room == limit {
                     true => (piece, &[][..]),

@@ -17,7 +17,7 @@ use splitrail_telemetry::Metrics;
 use crate::Cluster;
 use crate::Served;
 use crate::Worker;
-use crate::models::models;
+use crate::models::{SharedParts, models};
 
 /// Maximum number of blocks per worker in the index.
 const BOUND: u64 = 16;
@@ -39,7 +39,8 @@ models:
     let loaded = splitrail_config::parse("test.yaml", &yaml, &folder);
     let config = Arc::new(loaded.unwrap_or_else(|problems| panic!("{problems}")).config);
     let metrics = Arc::new(Metrics::new().unwrap());
-    let models = models(&config, (&Arc::default(), &metrics), None).unwrap();
+    let models =
+        models(&config, SharedParts { memory: &Arc::default(), metrics: &metrics }, None).unwrap();
     let cluster = Arc::new(Cluster::new(models, config, metrics));
     let served = Arc::clone(&cluster.serving().models[0]);
     let config = served.config.workers[0].clone();

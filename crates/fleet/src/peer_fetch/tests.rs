@@ -127,10 +127,11 @@ fn a_worker_has_no_more_fetches_than_it_may_and_none_is_left_behind() {
     let second = begin().unwrap();
     assert!(!first.is_alone());
     assert!(begin().is_none());
-    assert_eq!((other.fetches.incoming_ns(), holder.fetches.running()), (1000, (2, 0)));
+    let fetches = |worker: &Worker| (worker.fetches.sending(), worker.fetches.taking());
+    assert_eq!((other.fetches.incoming_ns(), fetches(&holder)), (1000, (2, 0)));
     assert_eq!(sources(&pool, &hashes, Instant::now()), []);
     drop((first, second));
-    assert_eq!((other.fetches.incoming_ns(), holder.fetches.running()), (0, (0, 0)));
+    assert_eq!((other.fetches.incoming_ns(), fetches(&holder)), (0, (0, 0)));
     assert!(other.fetches.arriving(prefix(&hashes)).is_none());
     assert_eq!(sources(&pool, &hashes, Instant::now()), [(0, 3)]);
 }

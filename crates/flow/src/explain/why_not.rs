@@ -96,7 +96,7 @@ impl Chosen<'_> {
         }
         if !seen.can_fetch {
             let fetches = &worker.fetches;
-            let is_full = fetches.running().1 >= bounds.max_per_worker;
+            let is_full = fetches.taking() >= bounds.max_per_worker;
             let is_allowed = fetches.may_take(bounds, self.now);
             return Some(if is_full {
                 WhyNot::Full
@@ -136,7 +136,7 @@ impl Chosen<'_> {
         let why = |holder: &Worker| {
             if !holder.state().takes_work() {
                 WhyNot::SourceUnavailable
-            } else if holder.fetches.running().0 >= bounds.max_per_worker {
+            } else if holder.fetches.sending() >= bounds.max_per_worker {
                 WhyNot::Full
             } else if !holder.fetches.may_send(bounds, self.now) {
                 WhyNot::Cooldown

@@ -16,7 +16,7 @@ use crate::lease::Lease;
 use crate::legs;
 use crate::read_back::discard_whole;
 use crate::reply::choices::turned_away;
-use crate::staged::{FetchRequest, Prefilled, Staged, UnderWay, leave};
+use crate::staged::{FetchRequest, HandOffOrigin, Prefilled, Staged, UnderWay, leave};
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
@@ -181,8 +181,8 @@ impl<'a> Steps<'a> {
             by: Some(Arc::clone(self.workers.fetcher)),
             memory: self.asker.memory.cloned(),
         };
-        let hand_off =
-            Staged::new((served, metrics), fetch, source.index, envelope, hand_off, lease);
+        let origin = HandOffOrigin { served, metrics, worker: source.index, envelope };
+        let hand_off = Staged::new(origin, fetch, hand_off, lease);
         let recomputed_tokens = cached.map_or(0, |cached| promised.saturating_sub(cached));
         Ok(Given { hand_off, recomputed_tokens, body })
     }

@@ -1,7 +1,7 @@
 //! One fetch of prewarming.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use splitrail_kv::BlockHash;
@@ -49,6 +49,13 @@ impl Drop for Counted<'_> {
         let labels = [self.served.name(), self.outcome.name()];
         self.metrics.prewarm_fetches.with_label_values(&labels).inc();
     }
+}
+
+/// A fetch that has ended, and how long it took.
+#[derive(Clone, Copy)]
+pub(super) struct EndedFetch {
+    pub(super) outcome: Outcome,
+    pub(super) took: Duration,
 }
 
 /// Fetches a prefix, and counts it.

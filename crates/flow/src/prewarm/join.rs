@@ -8,7 +8,7 @@ use splitrail_kv::{BlockHash, Tier};
 use tokio::task::{AbortHandle, Id};
 
 use super::choose::{Brought, Hot, Need, NextFetch, Offer, Senders, choose, is_needed_by_clients};
-use super::fetch::Plan;
+use super::fetch::{EndedFetch, Plan};
 use crate::peer_fetch::Outcome;
 use splitrail_config::model::PrewarmConfig;
 use splitrail_fleet::costs::RankScope;
@@ -125,10 +125,11 @@ impl Join {
     pub(super) fn note_ended(
         &mut self,
         id: Id,
-        (outcome, took): (Outcome, Duration),
+        ended: EndedFetch,
         link_share: f64,
         now: Instant,
     ) -> Option<u64> {
+        let EndedFetch { outcome, took } = ended;
         let at = self.running.iter().position(|running| running.id == id)?;
         let Running { rank, hashes, tokens, .. } = self.running.swap_remove(at);
         let tries = self.tried.entry(*hashes.last()?).or_default();
@@ -214,7 +215,7 @@ impl Join {
         block_size: u32,
         now: Instant,
     ) -> bool {
-        let (taken, own) = (worker.fetches.running().1, self.running.len() as u32);
+        let (taken, own) = (worker.fetches.taking(), self.running.len() as u32);
         !can_take(worker, bounds, block_size, now)
             || is_needed_by_clients(worker.waiting(now), taken, own)
     }

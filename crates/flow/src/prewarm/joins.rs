@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use super::choose::Hot;
-use super::fetch::{Plan, fetch};
+use super::fetch::{EndedFetch, Plan, fetch};
 use super::join::{End, Join, JoinStep, Running, View};
 use super::view::{list_senders, look_up};
 use crate::peer_fetch::Outcome;
@@ -34,7 +34,7 @@ pub(super) struct Joins {
     /// The hot prefixes, and when they were looked up.
     hot: Option<(Instant, Arc<[Hot]>)>,
     /// Fetches under way; a worker has at most `prewarm.fetches_max`.
-    fetches: JoinSet<(Outcome, Duration)>,
+    fetches: JoinSet<EndedFetch>,
     /// Told when one ends.
     fetched: Arc<Notify>,
 }
@@ -151,12 +151,14 @@ impl Joins {
         while let Some(ended) = self.fetches.try_join_next_with_id() {
             let (id, ended) = match ended {
                 Ok(ended) => ended,
-                Err(error) => (error.id(), (Outcome::Failed, Duration::ZERO)),
+                Err(error) => {
+                    (error.id(), EndedFetch { outcome: Outcome::Failed, took: Duration::ZERO })
+                }
             };
             for PrefillWorker { worker, join, .. } in self.workers.values_mut() {
                 let Some(join) = join else { continue };
                 let tokens = join.note_ended(id, ended, link_share, now);
-                if let Some(tokens) = tokens.filter(|_| ended.0.has_blocks()) {
+                if let Some(tokens) = tokens.filter(|_| ended.outcome.has_blocks()) {
                     worker.prewarm.took(tokens);
                     metrics.prewarmed_tokens.with_label_values(&[&self.model]).inc_by(tokens);
                 }
@@ -207,7 +209,7 @@ impl Joins {
             let begun = Instant::now();
             let outcome = fetch(served, metrics, plan).await;
             fetched.notify_one();
-            (outcome, begun.elapsed())
+            EndedFetch { outcome, took: begun.elapsed() }
         });
         join.running.push(Running { id: task.id(), task, source, rank, hashes, tokens });
     }

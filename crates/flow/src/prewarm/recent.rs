@@ -29,7 +29,7 @@ pub(crate) fn remember(prompt: PromptContext<'_>) {
     let Some(model) = unit.body.raw("model") else { return };
     let recent = RecentPrompt { model, hashes: &unit.hashes, block_size: pool.block_size() };
     let (memory, memory_max_bytes) = context.preparer.memory();
-    if !pool.hot.record(recent, (memory, memory_max_bytes)) {
+    if !pool.hot.record(recent, memory, memory_max_bytes) {
         return;
     }
     let Some(first) = unit.hashes.first() else { return };

@@ -47,7 +47,7 @@ pub(super) fn list_senders(
     for worker in roster.iter().filter(|worker| is_able_to_send(worker, block_size)) {
         let own = from.get(&worker.index).copied().unwrap_or(0);
         let is_free = can_send(worker, bounds, block_size, now)
-            && !is_needed_by_clients(worker.waiting(now), worker.fetches.running().0, own);
+            && !is_needed_by_clients(worker.waiting(now), worker.fetches.sending(), own);
         let active_tokens = worker.booked.active_tokens();
         for number in 0..worker.ranks.count() {
             let rank = worker.ranks.are_pinned().then_some(number);

@@ -20,8 +20,8 @@ pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
         found.add(Kind::BlockSizesDiffer, what);
     }
     if found.model.connector != Connector::None {
-        let dtypes = by_value(&reached, |worker| worker.identity.kv_names.0.clone());
-        let layouts = by_value(&reached, |worker| worker.identity.kv_names.1.clone());
+        let dtypes = by_value(&reached, |worker| worker.identity.kv_dtype.clone());
+        let layouts = by_value(&reached, |worker| worker.identity.kv_layout.clone());
         for (what, values) in [("data types", dtypes), ("layouts", layouts)] {
             if values.len() > 1 {
                 let what = format!("{what} of the KV differ: {}", listed(&values));

@@ -17,9 +17,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
         }
         ShimFact::Reports(status) => status,
     };
-    let ShimStatus {
-        unready, current_ranks: (current, ranks), live_routers: (live, routers), ..
-    } = status;
+    let ShimStatus { unready, current_ranks, ranks, live_routers, routers, .. } = status;
     let role = worker.config.role.name();
     if status.id != worker.config.id || status.role != role {
         let what = format!(
@@ -31,14 +29,16 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     if let Some(why) = unready {
         found.add(Kind::ShimUnready, format!("the shim takes no work: {why}"));
     }
-    if current < ranks || *ranks == 0 {
-        let what = format!("the shim's mirror is current for {current} of {ranks} ranks");
+    if current_ranks < ranks || *ranks == 0 {
+        let what = format!("the shim's mirror is current for {current_ranks} of {ranks} ranks");
         found.add(Kind::ShimMirrorStale, what);
     }
-    if live < routers {
+    if live_routers < routers {
         let error = status.router_error.as_ref().map(|error| format!(": {error}"));
-        let what =
-            format!("the shim reports to {live} of {routers} routers{}", error.unwrap_or_default());
+        let what = format!(
+            "the shim reports to {live_routers} of {routers} routers{}",
+            error.unwrap_or_default()
+        );
         found.add(Kind::ShimDetached, what);
     }
     if status.broker_connected == Some(false) {

@@ -48,7 +48,8 @@ fn worker(id: &str, role: &str) -> WorkerFacts {
         models: vec![served("m")],
         block_size: Some(32),
         ranks: Some(1),
-        kv_names: (Some("auto".into()), None),
+        kv_dtype: Some("auto".into()),
+        kv_layout: None,
         has_nixl: Some(true),
         sources: SourcesFact::Listed(vec![source]),
     };
@@ -189,7 +190,7 @@ fn identity_cases() -> Vec<Case> {
         })
         .with(json!({"block_size": "auto"})),
         Case::prefill(Kind::KvFormatsDiffer, "auto (d0), fp8 (p0)", |w| {
-            w.identity.kv_names.0 = Some("fp8".into());
+            w.identity.kv_dtype = Some("fp8".into());
         }),
         Case::prefill(Kind::ContextsDiffer, "1024 (p0), 2048 (d0)", |w| {
             w.identity.models[0].context_tokens = Some(1024);
@@ -332,8 +333,10 @@ fn shim_cases() -> Vec<Case> {
         let mut status = ShimStatus {
             id: "p0".into(),
             role: "prefill".into(),
-            current_ranks: (1, 1),
-            live_routers: (2, 2),
+            current_ranks: 1,
+            ranks: 1,
+            live_routers: 2,
+            routers: 2,
             ..ShimStatus::default()
         };
         change(&mut status);
@@ -350,11 +353,11 @@ fn shim_cases() -> Vec<Case> {
         }),
         Case::prefill(Kind::ShimMismatch, "`p1`", |w| shim(w, |status| status.id = "p1".into())),
         Case::prefill(Kind::ShimMirrorStale, "0 of 1 ranks", |w| {
-            shim(w, |status| status.current_ranks = (0, 1));
+            shim(w, |status| status.current_ranks = 0);
         }),
         Case::prefill(Kind::ShimDetached, "1 of 2 routers: wrong token", |w| {
             shim(w, |status| {
-                status.live_routers = (1, 2);
+                status.live_routers = 1;
                 status.router_error = Some("wrong token".into());
             });
         }),

@@ -84,10 +84,8 @@ fn identity(
         models: listed,
         block_size: load.as_ref().and_then(|load| load.block_size),
         ranks: load.as_ref().and_then(|load| load.ranks),
-        kv_names: load
-            .as_ref()
-            .map(|load| (load.kv_dtype.clone(), load.kv_layout.clone()))
-            .unwrap_or_default(),
+        kv_dtype: load.as_ref().and_then(|load| load.kv_dtype.clone()),
+        kv_layout: load.as_ref().and_then(|load| load.kv_layout.clone()),
         has_nixl: load.as_ref().map(|load| load.has_nixl),
         sources: match text(sources).map(|text| event_sources(&text, asker.subject.host())) {
             None | Some(Err(SourcesError::Shape)) => SourcesFact::Unknown,

@@ -47,15 +47,13 @@ impl<T> Queue<T> {
         Err(Refused { item, predicted_ttft_ms: Some(predicted_ms), retry_after_ms })
     }
 
-    /// The predicted wait of a request that is not in the queue, and its prefill.
-    pub(super) fn backlog_ms(&self, item: &Item<T>, view: &mut impl View<T>) -> Option<(f64, f64)> {
+    /// The predicted wait of a request that is not in the queue; `None` without a worker that is up.
+    pub(super) fn backlog_ms(&self, item: &Item<T>, view: &mut impl View<T>) -> Option<f64> {
         let mut candidates = Vec::new();
         view.candidates(&item.key, &mut candidates);
         let prefill_ms = shortest_prefill_ms(&candidates, &item.query);
-        candidates.iter().any(|candidate| candidate.up).then(|| {
-            let wait_ms = self.wait_ms(item, prefill_ms, &candidates);
-            (wait_ms, prefill_ms)
-        })
+        let is_any_up = candidates.iter().any(|candidate| candidate.up);
+        is_any_up.then(|| self.wait_ms(item, prefill_ms, &candidates))
     }
 
     /// The time until the first worker is free and the requests before this one are served by all

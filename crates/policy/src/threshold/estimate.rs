@@ -26,6 +26,14 @@ struct Local {
     excess_ms: f64,
 }
 
+/// The sums of the longer and of the shorter parts of some steps that mix prefill and decode.
+#[derive(Clone, Copy, Default)]
+struct MixedSteps {
+    longer_ms: f64,
+    /// Multiplied by the configured interference.
+    shorter_ms: f64,
+}
+
 /// The duration of a decode step on a worker with its present load.
 pub(super) fn step_ms(candidate: &Candidate) -> f64 {
     let requests = u64::from(candidate.requests);
@@ -132,15 +140,15 @@ impl Threshold {
         let step_ms = step_ms(at);
         // The context of the prefills before this one is not known; no context is the best
         // estimate.
-        let (ahead_longer, ahead_shorter) = self.mixed(at, at.prefill_tokens, 0);
-        let (own_longer_ms, own_shorter_ms) = self.mixed(at, new, cached);
+        let ahead = self.mixed(at, at.prefill_tokens, 0);
+        let own = self.mixed(at, new, cached);
         let base_ms = at.coefficients.prefill_base_seconds * 1e3;
         let context = at.active_tokens.saturating_add(query.prompt_tokens);
         let first_ms = at.coefficients.step_seconds(u64::from(at.requests) + 1, context) * 1e3;
 
         // On average, half of the running step is left when the request arrives. The worker's wait
         // is for the same prompts as those ahead.
-        let queue_ms = (at.wait_ns as f64 / 1e6).max(ahead_longer);
+        let queue_ms = (at.wait_ns as f64 / 1e6).max(ahead.longer_ms);
         let wait_ms = queue_ms + step_ms / 2.0 + ms(load_seconds(at, query));
         let fetch_ms = fetch.map_or(0.0, |fetch| (fetch.ready_ms - wait_ms).max(0.0));
 
@@ -150,29 +158,28 @@ impl Threshold {
         let longest_ms = step_ms.max(last_ms) * scale
             + step_ms.min(last_ms) * self.config.interference * interference;
         let free = longest_ms <= self.config.tbt_goal_ms * FREE_SHARE;
-        let taken_ms = own_longer_ms * scale + own_shorter_ms * interference;
+        let taken_ms = own.longer_ms * scale + own.shorter_ms * interference;
         let quiet_ms = self.steps(new) * step_ms;
         Local {
-            longer_ms: wait_ms + fetch_ms + base_ms + own_longer_ms + first_ms,
-            shorter_ms: ahead_shorter + own_shorter_ms,
-            own_longer_ms: base_ms + own_longer_ms,
-            own_shorter_ms,
+            longer_ms: wait_ms + fetch_ms + base_ms + own.longer_ms + first_ms,
+            shorter_ms: ahead.shorter_ms + own.shorter_ms,
+            own_longer_ms: base_ms + own.longer_ms,
+            own_shorter_ms: own.shorter_ms,
             fetch_ms,
             excess_ms: if free { 0.0 } else { (taken_ms - quiet_ms).max(0.0) },
         }
     }
 
-    /// The sums of the longer and of the shorter parts of all steps that `tokens` tokens take. The
-    /// shorter parts are multiplied by the configured interference.
-    fn mixed(&self, at: &Candidate, tokens: u64, context: u64) -> (f64, f64) {
+    /// The steps that `tokens` tokens take after `context` tokens.
+    fn mixed(&self, at: &Candidate, tokens: u64, context: u64) -> MixedSteps {
         let steps = self.steps(tokens);
         if steps == 0.0 {
-            return (0.0, 0.0);
+            return MixedSteps::default();
         }
         let chunk_ms = at.coefficients.span_seconds(tokens, context) * 1e3 / steps;
         let step_ms = step_ms(at);
         let shorter = chunk_ms.min(step_ms) * self.config.interference;
-        (steps * chunk_ms.max(step_ms), steps * shorter)
+        MixedSteps { longer_ms: steps * chunk_ms.max(step_ms), shorter_ms: steps * shorter }
     }
 
     fn steps(&self, tokens: u64) -> f64 {

@@ -268,11 +268,10 @@ impl Ended<'_> {
                 LegKind::Decode => (DECODE_LEG, SpanKind::Client),
             },
         };
-        let times = (below.begin, below.end);
         let head = Head {
             parent_id: Some(parent_id),
             flags: LOCAL_PARENT,
-            ..self.head(own_id, name, kind, times)
+            ..self.head(own_id, name, kind, below.begin, below.end)
         };
         otlp::span(out, &head, |out| {
             let is_failed = match below.part {
@@ -309,7 +308,8 @@ impl Ended<'_> {
         span_id: u64,
         name: &'static str,
         kind: SpanKind,
-        (begin, end): (Duration, Duration),
+        begin: Duration,
+        end: Duration,
     ) -> Head<'_> {
         let arrived = self.summary.arrived_unix();
         // 64 bits last until the year 2554.

@@ -118,10 +118,10 @@ impl CallLog<'_> {
         if self.known.is_told.swap(true, Relaxed) {
             return answered;
         }
-        let told = (answered.as_ref().err(), self.known.tenant.get());
+        let (refusal, tenant) = (answered.as_ref().err(), self.known.tenant.get());
         let serving = self.core.serving();
         let config = &serving.config.access_log;
-        self.core.access_log.called(config, self.identity, self.endpoint, told);
+        self.core.access_log.called(config, self.identity, self.endpoint, refusal, tenant);
         answered
     }
 
@@ -218,7 +218,7 @@ where
         let error = Error::new(Kind::Internal, "the reply is not a stream");
         return Err(status(&ids, &error));
     };
-    let body = StreamedBody::new(events, ids, (decision, shows_route), is_chat, deadline);
+    let body = StreamedBody::new(events, ids, decision, shows_route, is_chat, deadline);
     Ok((Body::new(body), reply.removed_fields))
 }
 

@@ -55,7 +55,8 @@ impl StreamedBody {
     pub(super) fn new(
         events: Events,
         ids: RequestIds,
-        (decision, shows_route): (DecisionHandle, bool),
+        decision: DecisionHandle,
+        shows_route: bool,
         is_chat: bool,
         deadline: Option<Deadline>,
     ) -> Self {

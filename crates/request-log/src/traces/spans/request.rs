@@ -20,11 +20,11 @@ impl Ended<'_> {
     /// Appends the span of the request.
     pub(super) fn put_request_span(&self, out: &mut Vec<u8>) {
         let (summary, trace) = (self.summary, self.trace);
-        let times = (Duration::ZERO, summary.total);
+        let (id, begin, end) = (trace.context.span_id, Duration::ZERO, summary.total);
         let head = Head {
             parent_id: trace.parent_id,
             flags: if trace.parent_id.is_some() { REMOTE_PARENT } else { LOCAL_PARENT },
-            ..self.head(trace.context.span_id, REQUEST, SpanKind::Server, times)
+            ..self.head(id, REQUEST, SpanKind::Server, begin, end)
         };
         otlp::span(out, &head, |out| {
             put_request(out, summary);
