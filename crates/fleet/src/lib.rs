@@ -4,13 +4,11 @@
 pub mod attach;
 pub mod audit;
 pub mod bootstrap;
-pub mod calibration;
 mod canary;
 mod candidates;
 pub mod claims;
 pub mod cluster;
 pub mod drift;
-pub mod endpoint_support;
 pub mod engine_facts;
 pub mod event_stats;
 pub mod exclusion;
@@ -64,5 +62,7 @@ pub use ranks::Ranks;
 pub use roster::Roster;
 pub use served::{Named, Served, Serving, Tokenizing};
 pub use splitrail_engine_client::hosts::Hosts;
-pub use splitrail_workload::{Booked, Booking, booking, breaker, costs, pace};
+pub use splitrail_workload::{
+    Booked, Booking, booking, breaker, calibration, costs, endpoint_support, pace,
+};
 pub use worker::Worker;

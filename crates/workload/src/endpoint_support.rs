@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::breaker::Breaker;
+use crate::breaker::Breaker;
 use splitrail_api::Endpoint;
 use splitrail_config::model::BreakerConfig;
 
