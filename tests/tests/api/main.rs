@@ -1,4 +1,4 @@
-//! The APIs of clients: OpenAI, Anthropic, token ids, gRPC, and what generates nothing.
+//! The APIs of clients: OpenAI, Anthropic, token ids, gRPC, and auxiliary endpoints.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod auxiliary;
