@@ -1,5 +1,5 @@
-//! What many workers cost a router, and what a shim costs beside its engine: real
-//! processes on loopback, driven by scripts from this one.
+//! The cost of many workers for a router, and of a shim for its engine: real processes on loopback,
+//! and scripted peers in this process.
 
 mod beside;
 mod broker;

@@ -1,5 +1,5 @@
-//! What the router costs a request: real processes on loopback in front of engines that
-//! answer at once, side by side with nginx as a plain proxy.
+//! The cost of a request in the router: real processes on loopback in front of mock engines,
+//! compared with nginx as a plain proxy.
 
 mod access;
 mod client;

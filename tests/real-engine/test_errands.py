@@ -1,4 +1,4 @@
-"""What generates nothing: embeddings by a server that embeds, tokens and texts by the pair."""
+"""Auxiliary endpoints: embeddings by a server that embeds, tokens and texts by the pair."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""A P/D answer is the answer of one engine on its own, token for token and log-probability for
+"""A P/D reply is the reply of one engine on its own, token for token and log-probability for
 log-probability.
 
 The engine's greedy output is the same cold or warm, alone or beside others, on

@@ -1,4 +1,4 @@
-"""Whatever breaks between router and engines, no hand-off is sent twice and no answer is wrong.
+"""Faults between router and engines: no hand-off is sent twice, and no reply is wrong.
 
 Two proxies stand in front of each engine, so that each leg has a second worker to be
 retried on. A request that meets a fault may fail, but it must say so.

@@ -1,4 +1,4 @@
-"""The witness itself: wrong KV shows in the log-probabilities, whatever the text says.
+"""The witness itself: wrong KV shows in the log-probabilities, even if the text is the same.
 
 Hand-offs are spoilt between the engines, past the router, which never sends such. The prompts have
 salts of their own: the decode engine keeps what it fetches as if it were right.

@@ -1,5 +1,5 @@
-//! A listening post: stands where an engine should be, writes down every request
-//! that arrives, whatever its path, and answers what the test wants.
+//! A scripted server in the place of an engine: it records every request that arrives, on any path,
+//! and replies as the test specifies.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

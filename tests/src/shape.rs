@@ -1,4 +1,4 @@
-//! What every error looks like, whoever refused and why.
+//! The form of every error, independent of the reason and of the component that refuses.
 
 use http::StatusCode;
 use serde_json::Value;

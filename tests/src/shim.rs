@@ -1,4 +1,4 @@
-//! A shim by script: it says what a test wants it to say.
+//! A scripted shim: it sends the messages that a test specifies.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Requests without end against several routers, each answer held against the right one.
+//! Continuous requests to several routers; each reply is compared with the right one.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

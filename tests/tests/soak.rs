@@ -1,7 +1,7 @@
-//! Network faults without end between a router process and its engines, and load beside them.
-//! Latency, resets, truncated answers, black holes and partitions that lose KV events come as a
-//! seed says. Whatever happens: every request ends, no answer is wrong, requests fail only where
-//! a fault explains it, and memory, descriptors and metric series stay flat.
+//! Random network faults between a router process and its engines, under load. A seed chooses among
+//! latency, resets, truncated replies, black holes and partitions that lose KV events. In any case
+//! every request ends, no reply is wrong, requests fail only because of a fault, and memory,
+//! descriptors and metric series stay flat.
 //!
 //! `SPLITRAIL_SOAK_S` says for how many seconds (10 without it), `SPLITRAIL_SOAK_SEED` repeats a
 //! run; the seed is printed. An hour:

@@ -1,4 +1,4 @@
-//! `frontdoor`: what the router costs a request, beside nginx and other routers.
+//! `frontdoor`: the cost of a request in the router, compared with nginx and other routers.
 
 fn main() -> Result<(), splitrail_bench::frontdoor::Failure> {
     splitrail_bench::frontdoor::main()

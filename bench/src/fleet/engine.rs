@@ -1,5 +1,5 @@
-//! An engine by script: it says what it is, streams answers, and publishes KV events, with
-//! replay of all of them.
+//! A scripted engine: it reports its identity, streams replies, and publishes KV events, all of
+//! which it can replay.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! nginx in a shim's place, passing on and nothing else: what the same streams cost
-//! whoever reads and writes them.
+//! nginx in the place of a shim, as a plain proxy: the cost of the same streams for those who read
+//! and write them.
 
 use std::fs;
 use std::net::SocketAddr;

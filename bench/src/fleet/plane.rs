@@ -1,5 +1,5 @@
-//! Shims by script over the event plane: snapshots in the broker's store, a tail of changes
-//! behind each, signs of life, and answers to routers' questions, in the forms of real ones.
+//! Scripted shims on the event plane, with the messages of real ones: snapshots in the broker's
+//! store, changes after each snapshot, heartbeats, and replies to routers' questions.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

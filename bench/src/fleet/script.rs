@@ -1,5 +1,5 @@
-//! Shims by script: they attach as the real ones do, tell what they are told to hold, and
-//! attach again when the router is gone.
+//! Scripted shims: they attach as real ones do, report the blocks that they are given, and attach
+//! again when a router is gone.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

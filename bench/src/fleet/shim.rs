@@ -1,5 +1,5 @@
-//! A shim beside its engine, with a large mirror: processor time, memory, and what it adds
-//! to a request's way. nginx passes on the same requests in the same run, where it is installed.
+//! A shim with a large mirror: its processor time, its memory, and the latency that it adds to a
+//! request. If nginx is installed, it forwards the same requests in the same run.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Requests at a steady pace, each by the next way, so that all ways meet the same moments.
+//! Requests at a constant rate, over the compared paths in turn, so that all paths see the same
+//! conditions.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

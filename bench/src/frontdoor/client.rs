@@ -1,4 +1,4 @@
-//! Closed-loop clients: each sends its next request when it has the answer to the last.
+//! Closed-loop clients: each sends its next request when it has received the previous reply.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

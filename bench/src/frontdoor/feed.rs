@@ -1,5 +1,5 @@
-//! The KV events of an engine that holds some prompts and much else: a replay for whoever asks
-//! for it, and all the time new conversations that come and go.
+//! The KV events of an engine that holds some prompts and many other blocks: a replay on request,
+//! and a stream of new conversations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Engines that answer at once: what is measured is what stands before them.
+//! Mock engines that reply immediately, so that only what is in front of them is measured.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What this router is compared with: nginx as a plain proxy, and another router if it is there.
+//! The peers that the router is compared with: nginx as a plain proxy, and another router if it is
+//! installed.
 
 use std::fs;
 use std::net::SocketAddr;

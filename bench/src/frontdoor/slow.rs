@@ -1,5 +1,5 @@
-//! Thousands of streams at once that say a word now and then: what each costs in memory, and
-//! what they do to the requests beside them.
+//! Thousands of concurrent streams with rare events: the memory of each, and their effect on other
+//! requests.
 
 use std::net::SocketAddr;
 use std::path::Path;

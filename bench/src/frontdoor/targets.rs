@@ -1,5 +1,5 @@
-//! What stands before the engines: nothing, this router in several ways, and its peers
-//! (`peers`). All of them are processes with two threads for requests.
+//! The compared targets in front of the engines: none, this router in several configurations, and
+//! its peers (`peers`). All of them are processes with two threads for requests.
 
 use std::fmt::Write as _;
 use std::fs;

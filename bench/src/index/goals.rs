@@ -1,4 +1,4 @@
-//! What the index is meant to reach, row by row.
+//! The goals of the index, row by row.
 
 /// A bound on a row.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,4 +1,5 @@
-//! Whatever happens to a configuration file, reading it ends well.
+//! Any change of a configuration file leads to a configuration or to located errors, never to a
+//! panic.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! Mistakes in single keys: each is told at its place, and all at once.
+//! Mistakes in single keys: each is reported at its place, and all are reported together.
 #![allow(clippy::unwrap_used)]
 
 #[path = "fixtures/config/support.rs"]

@@ -1,6 +1,7 @@
-//! The draining of a worker, and whether it is in quarantine: its cache may hold KV under hashes of other tokens, so that a
-//! later prompt would be answered from it. It gets no work and none of its blocks is believed, until
-//! its engine is another process or an operator takes it back into service.
+//! The drain of a worker, and its quarantine. The cache of a worker in quarantine may hold KV under
+//! the hashes of other tokens, and a later prompt could read it. The worker gets no work and none
+//! of its blocks counts, until its engine is another process or an operator takes the worker back
+//! into service.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};

@@ -1,4 +1,4 @@
-//! What an inspection has found out, without a judgement.
+//! The facts that an inspection collects, before they are judged.
 
 use std::io;
 

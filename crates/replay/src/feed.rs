@@ -1,4 +1,4 @@
-//! What a router would know of the cluster: the candidates of a decision.
+//! The candidates of a decision, as a router would see them in the simulated cluster.
 
 use splitrail_policy::learn::BusyShare;
 use splitrail_policy::published::Sight;

@@ -1,4 +1,4 @@
-//! The policies that a replay knows by name.
+//! The policies that a replay can be given by name.
 
 use splitrail_policy::{Policy, Published};
 use splitrail_sim::cluster::Pool;

@@ -1,4 +1,4 @@
-"""Prompts that nobody has sent before.
+"""New prompts, which no earlier test has sent.
 
 The engines keep their caches for as long as they run, so a test that needs a
 cold prompt makes a new one. Random token ids keep the tiny model's output

@@ -1,5 +1,5 @@
-//! TLS towards engines: the same answers as without it, and no answer from an engine whose
-//! certificate is not valid.
+//! TLS towards engines: the same replies as without it, and none from an engine whose certificate
+//! is not valid.
 
 mod certificates;
 mod kept;

@@ -1,4 +1,4 @@
-//! Floods of wrong credentials take no memory, fill no log, and disturb nobody.
+//! Floods of wrong credentials take no memory, fill no log, and do not affect other clients.
 
 use std::net::SocketAddr;
 use std::path::Path;

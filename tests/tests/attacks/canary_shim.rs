@@ -1,6 +1,6 @@
 //! No prompt, completion, token id or key is in the shim's log at TRACE, on any path. A shim
-//! process stands before an engine, attached to a router, while marked requests take every way
-//! through both; then all it said is searched.
+//! process runs in front of an engine, attached to a router, while marked requests take every path
+//! through both; then the whole log is searched.
 
 use std::path::Path;
 

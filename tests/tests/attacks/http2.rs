@@ -1,4 +1,4 @@
-//! HTTP/2 clients: answers that are not read, resets, floods of frames.
+//! HTTP/2 clients: replies that are not read, resets, floods of frames.
 
 mod answers;
 mod arriving;

@@ -1,4 +1,4 @@
-//! Floods of HTTP/2 frames end in a GOAWAY, cost no memory, and disturb nobody.
+//! Floods of HTTP/2 frames end in a GOAWAY, cost no memory, and do not affect other clients.
 
 use serde_json::{Value, json};
 use splitrail_tests::frames::{self, Flooded, Raw2, kind};

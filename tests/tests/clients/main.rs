@@ -1,5 +1,5 @@
-//! Clients that leave, are slow, send too much or come all at once: what they get, and what others
-//! notice of them.
+//! Clients that leave, are slow, send too much or arrive all together: what they get, and how this
+//! affects other clients.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod bounds;

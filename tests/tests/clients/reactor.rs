@@ -1,6 +1,6 @@
-//! Long prompts are somebody else's work: the threads that serve connections go on
-//! while they are parsed and tokenised. No clock decides here, but order: what is
-//! short must be done while what is long is still being worked on.
+//! Long prompts do not block the threads that serve connections while they are parsed and
+//! tokenised. The criterion is order, not time: short requests must end while a long one is still
+//! being prepared.
 
 use serde_json::{Value, json};
 use splitrail_sim::write_tokenizer;

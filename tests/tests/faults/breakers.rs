@@ -1,4 +1,4 @@
-//! Workers that fail are left alone for a while, and retries have a budget.
+//! Circuit breakers exclude failing workers for a time, and retries have a budget.
 
 use splitrail_sim::FaultKind;
 use splitrail_tests::Spec;

@@ -1,4 +1,5 @@
-//! Decode workers that fail after the first byte: the client is told, in full.
+//! Decode workers that fail after the first byte: the client gets the text so far and a complete
+//! error event.
 
 use splitrail_sim::FaultKind;
 use splitrail_tests::Spec;

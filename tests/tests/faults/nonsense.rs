@@ -1,5 +1,5 @@
-//! Engines that answer what no engine should: bytes that cannot be an answer are no
-//! answer, and what cannot be a hand-off goes to nobody.
+//! Engines that reply with nonsense: bytes that cannot be a reply become an error, and parameters
+//! that cannot be a hand-off reach no engine.
 
 use serde_json::json;
 use splitrail_tests::Spec;

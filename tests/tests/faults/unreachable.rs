@@ -1,5 +1,5 @@
-//! Workers that nobody can reach: passed over while there are others, a typed error
-//! where there are none.
+//! Unreachable workers: other workers are used if there are any; otherwise the client gets a typed
+//! error.
 
 use splitrail_tests::client::{streamed_text, whole_text};
 use splitrail_tests::cluster::eventually;

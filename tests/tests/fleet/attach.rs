@@ -1,4 +1,4 @@
-//! Shims by script against a real router: who may attach, what becomes of what they tell.
+//! Scripted shims attach to a real router: which may attach, and how their reports are used.
 
 mod admission;
 mod blocks;

@@ -1,5 +1,5 @@
-//! A worker that does not agree with the router on prompts or KV blocks is found out when it
-//! joins, with the cause; one whose cache is not what its events say is found out by its replies.
+//! A worker that disagrees with the router on tokens or KV blocks is detected when it joins, with
+//! the cause; a worker whose cache differs from its events is detected by its replies.
 
 mod causes;
 mod drift;

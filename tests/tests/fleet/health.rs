@@ -1,5 +1,5 @@
-//! How workers are watched: who fails more than the others is left alone, who is new starts
-//! slowly, who drains gets no new work. Workers come and go while requests run.
+//! Health of workers: a worker that fails more than the others is ejected, a new worker starts
+//! slowly, a draining worker gets no new work. Workers join and leave while requests run.
 
 use serde_json::{Value, json};
 use splitrail_config::model::Worker as WorkerConfig;

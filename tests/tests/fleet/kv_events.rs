@@ -1,5 +1,5 @@
-//! What the router believes about caches is what engines have, whatever happens to
-//! the events in between; and where it cannot know, it claims nothing.
+//! The index agrees with the caches of engines after any disturbance of KV events; where it cannot
+//! know, it counts no blocks.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! Routers and shims over a broker (NATS): the same picture as over streams, whatever
-//! becomes of the broker. These tests need `nats-server`.
+//! Routers and shims over a broker (NATS): the same index as over streams, whatever happens to the
+//! broker. These tests need `nats-server`.
 
 mod hostile;
 mod picture;

@@ -1,4 +1,4 @@
-//! Every flow serves the same answers; only the way differs.
+//! All flows give the same replies.
 
 use serde_json::{Value, json};
 use splitrail_sim::{Fault, FaultKind};

@@ -1,5 +1,5 @@
-//! Decode first: a decode worker that holds enough of a prompt serves it alone, and
-//! nobody ever sees an attempt that was turned away.
+//! Decode-first: a decode worker that holds enough of a prompt serves it alone, and a rejected
+//! attempt is never visible to the client.
 
 mod gates;
 mod guard;

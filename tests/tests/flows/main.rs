@@ -1,4 +1,4 @@
-//! Every way of a request from prefill to decode, and that the answers are the same.
+//! Every flow of a request from prefill to decode, with the same replies in all of them.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod answers;

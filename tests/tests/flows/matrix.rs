@@ -1,5 +1,5 @@
-//! Every flow, hand-off, gate, endpoint and shape of request together: whatever the way, the text is
-//! that of one engine alone, the usage adds up, and nothing is left behind.
+//! All combinations of flow, hand-off, gate, endpoint and form of request: the text is that of one
+//! engine alone, the usage adds up, and no state is left behind.
 
 use serde_json::{Value, json};
 use splitrail_sim::{FaultKind, KvConnector, SimConfig};

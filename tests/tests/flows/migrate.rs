@@ -1,5 +1,5 @@
-//! `migrate: true`: an answer whose decode worker is lost goes on upon another one, where
-//! that is exact.
+//! `migrate: true`: a reply whose decode worker is lost continues on another one if the result is
+//! exactly the same.
 
 use serde_json::{Value, json};
 use splitrail_sim::FaultKind;

@@ -1,5 +1,5 @@
-//! A prefill worker takes a prefix from a worker that holds it, and whatever goes wrong with that,
-//! the request is served as without it.
+//! A prefill worker takes a prefix from a worker that holds it. If this fails, the request is
+//! served as without the fetch.
 //!
 //! The simulated engines accept a hand-off once, for the very tokens, blocks and counts that were
 //! staged. Every test ends with `Trial::finish`.

@@ -1,5 +1,5 @@
-//! A prefill worker that restarts or joins takes over the prefixes that recent prompts use most, and
-//! whatever goes wrong with that, requests are served as without it.
+//! A prefill worker that restarts or joins takes over the prefixes that recent prompts use most. If
+//! this fails, requests are served as without prewarming.
 
 mod bounds;
 mod joins;

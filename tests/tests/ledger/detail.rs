@@ -1,4 +1,4 @@
-//! `usage.splitrail`: what clients that ask are told of their prompts' tokens.
+//! `usage.splitrail`: the prompt tokens by source, for clients that ask for them.
 
 use serde_json::{Value, json};
 use splitrail_sim::{DecodeUsage, UsageReport};

@@ -1,6 +1,5 @@
-//! The ledger is true: what clients were told, what `/metrics` says, what lies in the
-//! ledger file and what the engines have counted themselves is the same, over thousands
-//! of random requests and whatever fails.
+//! The ledger is right: the usage in replies, `/metrics`, the ledger file and the engines' own
+//! counters agree over thousands of random requests and under faults.
 //!
 //! The auditor here knows nothing of the router's code: it reads bytes that came over
 //! HTTP, files, and the simulated engines' own counters.

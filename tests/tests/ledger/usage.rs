@@ -1,5 +1,5 @@
-//! Usage is true, whatever the flow, the endpoint, the engine's dialect and the
-//! client's wishes are. The witness is what the simulated engines count themselves.
+//! Usage is right for every flow, endpoint and dialect of engines and for every wish of clients,
+//! compared with the counters of the simulated engines.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,5 +1,5 @@
-//! What operators are told: metrics, dashboards, alerts and guides, access log and traces. The suites
-//! that start a real Prometheus need the feature `prometheus`.
+//! The outputs for operators: metrics, dashboards, alerts and guides, access log and traces. The
+//! suites that start a real Prometheus need the feature `prometheus`.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod access_log;

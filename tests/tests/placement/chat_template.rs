@@ -1,4 +1,4 @@
-//! The router writes chats as its engines do, whatever options they were started with.
+//! The router renders chats as its engines do, with all options of their start.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! Limits that replicas share over a real broker, which need `nats-server`. They are of minutes on the
-//! clock: nothing that takes the processors for long runs beside them.
+//! Limits that replicas share over a real broker, which need `nats-server`. The limits count
+//! minutes of the clock, so no test that needs the processors for long runs at the same time.
 #![cfg(feature = "nats")]
 #![allow(missing_docs, clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! What shims say while nothing happens: signs of life, and answers to routers' questions.
+//! What shims send while nothing changes: heartbeats, and replies to routers' questions.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

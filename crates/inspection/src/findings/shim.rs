@@ -1,4 +1,4 @@
-//! What the worker's shim reports.
+//! Findings from the report of a worker's shim.
 
 use super::list::Findings;
 use crate::facts::{ShimFact, ShimStatus, WorkerFacts};

@@ -1,4 +1,4 @@
-//! Certificates that are replaced while the router runs.
+//! Certificates can be replaced while the router runs.
 
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::tls::{TlsClient, ask};

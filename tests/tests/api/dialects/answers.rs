@@ -1,4 +1,5 @@
-//! Answers by every way: the text is a chat's, the usage is true, and the rest is as it came.
+//! Replies in every flow: the text is that of a chat, the usage is right, and all other members are
+//! unchanged.
 
 use splitrail_sim::{KvConnector, UsageReport};
 use splitrail_tests::canned::{Canned, Then};

@@ -1,4 +1,4 @@
-//! A failure before the first text of an answer is retried on another worker; a failure after it is
+//! A failure before the first text of a reply is retried on another worker; a failure after it is
 //! reported in the error event of the dialect.
 
 use splitrail_sim::FaultKind;

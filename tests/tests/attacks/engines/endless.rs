@@ -1,4 +1,4 @@
-//! Engines whose answers have no end before they begin.
+//! Engines whose replies have endless heads.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Answers whose framing is broken or can be read in two ways: a typed error or the right answer,
-//! and the next request on that worker gets its own.
+//! Replies whose framing is broken or ambiguous: a typed error or the right reply, and the next
+//! request on that worker gets its own reply.
 
 use splitrail_tests::front::Front;
 use splitrail_tests::raw_engine::{RawEngine, Then, Turn};

@@ -1,4 +1,4 @@
-//! A hand-off is used once, whatever becomes of the connection that it was sent on.
+//! A hand-off is used once, in whatever way the connection ends on which it was sent.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

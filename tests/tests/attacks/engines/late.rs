@@ -1,5 +1,5 @@
-//! An engine, or a proxy before it, that writes on a kept connection after its answer has ended:
-//! what it writes must not become the answer to the next request.
+//! An engine, or a proxy in front of it, that writes on a kept connection after its reply has
+//! ended: these bytes must not become the reply to the next request.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Connections that are held: whoever has many leaves room for others.
+//! A client that holds many connections leaves room for others.
 
 use std::net::Ipv4Addr;
 

@@ -1,4 +1,4 @@
-//! Answers that wait for a client which does not read them, or reads slowly.
+//! Replies to clients that read slowly or not at all.
 
 use std::time::Duration;
 

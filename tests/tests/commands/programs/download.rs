@@ -1,4 +1,4 @@
-//! `--download`: the tokenizer of a model comes from the hub, and what cannot be fetched is told at the
+//! `--download`: the tokenizer of a model comes from the hub, and a failure is reported at the
 //! place where the model is named.
 
 use std::path::Path;

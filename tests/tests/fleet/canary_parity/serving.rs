@@ -1,4 +1,4 @@
-//! What being asked costs, and when it happens.
+//! When canaries are sent, and what they cost.
 
 use splitrail_sim::{Fault, FaultKind, PromptDialect};
 use splitrail_tests::cluster::{eventually, restarted};

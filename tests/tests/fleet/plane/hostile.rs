@@ -1,4 +1,4 @@
-//! Whoever can reach the broker is not believed everything.
+//! Messages of a hostile client of the broker are checked before they are used.
 
 use splitrail_event_plane::names;
 use splitrail_proto::v1;

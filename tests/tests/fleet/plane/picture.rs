@@ -1,4 +1,4 @@
-//! Two routers that have nothing in common but a broker.
+//! Two routers that share only a broker have the same index.
 
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;

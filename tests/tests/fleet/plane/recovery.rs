@@ -1,4 +1,4 @@
-//! Whatever is lost on the way, the picture becomes true again.
+//! After any loss of messages, the index becomes right again.
 
 use splitrail_event_plane::{async_nats::jetstream, names};
 use splitrail_tests::cluster::eventually;

@@ -1,4 +1,4 @@
-//! A fleet with a broker.
+//! A cluster with a broker.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Undisturbed: what clients are told, and what engines have done for it.
+//! Every connector without faults: what clients get, and what engines have done for it.
 
 use serde_json::{Value, json};
 use splitrail_sim::KvConnector;

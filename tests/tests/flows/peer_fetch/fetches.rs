@@ -1,4 +1,4 @@
-//! What is fetched, and what is told of it.
+//! Which prefixes are fetched, and what is reported of the fetches.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! Fetches in every flow: whoever computes a prompt may fetch a part of it, and `auto` decides with
-//! what the fetch saves.
+//! Peer fetches in every flow: the worker that computes a prompt may fetch a part of it, and `auto`
+//! takes account of that.
 
 use serde_json::{Value, json};
 use splitrail_sim::{FaultKind, SimConfig};

@@ -1,4 +1,5 @@
-//! What is remembered for prewarming is seen by nobody, and nothing with a salt is.
+//! Prompts that are remembered for prewarming appear in no output, and prompts with a salt are not
+//! remembered.
 
 use serde_json::{Value, json};
 use splitrail_sim::{Role, SimConfig, SimEngine, write_tokenizer};

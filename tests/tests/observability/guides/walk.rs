@@ -1,5 +1,5 @@
-//! A cluster with a fault, the shipped router in front, Prometheus beside it, and a page that is
-//! followed.
+//! A cluster with a fault, the shipped router in front of it, Prometheus, and a guide that is
+//! followed step by step.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Whatever becomes of the file: it is taken over as a whole, or nothing changes.
+//! Any change of the configuration file is applied as a whole or not at all.
 
 use std::sync::Arc;
 

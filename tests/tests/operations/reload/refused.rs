@@ -1,4 +1,4 @@
-//! What cannot be taken over changes nothing, and is told with its place.
+//! A change that cannot be applied is refused with its place and changes nothing.
 
 use std::sync::Arc;
 

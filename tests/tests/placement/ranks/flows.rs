@@ -1,6 +1,6 @@
-//! A prompt that comes again goes to the rank that holds it, in every flow and by every
-//! connector: simulated engines send whatever is not pinned to the next rank, where nothing of
-//! it is.
+//! A repeated prompt goes to the rank that holds it, in every flow and with every connector.
+//! Simulated engines send a request without a rank to the next rank, which does not hold the
+//! prompt.
 
 use std::collections::{BTreeMap, BTreeSet};
 

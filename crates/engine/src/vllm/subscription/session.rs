@@ -1,4 +1,4 @@
-//! The life of a subscription: connect, follow, connect again.
+//! The connection cycle of a subscription: connect, follow, reconnect.
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};

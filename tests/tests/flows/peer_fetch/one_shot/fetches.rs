@@ -1,4 +1,4 @@
-//! What prefill legs take, and what is told of it.
+//! Which prefixes prefill legs take in one shot, and what is reported of them.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
