@@ -213,7 +213,7 @@ async fn an_api_server_behind_tls_is_greeted_with_a_handshake() {
 }
 
 #[tokio::test]
-async fn it_ends_when_nobody_listens() {
+async fn discovery_ends_when_its_receiver_is_dropped() {
     let (mut followed, mut watch) = Followed::watching().await;
     followed.found.close();
     watch.send(&line("MODIFIED", 48300, READY, json!("False"))).await;

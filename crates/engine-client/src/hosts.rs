@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host_has_many_names() {
+    fn all_names_of_this_host_are_recognised() {
         let fleet = hosts(&["127.0.0.1:8000"]);
         for host in ["localhost", "127.0.0.1", "::1", "127.0.1.1"] {
             assert!(fleet.admit(host, None, &[]), "{host}");

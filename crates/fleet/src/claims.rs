@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn another_address_fills_nothing() {
+    fn a_claim_with_another_address_adds_nothing() {
         let mut claims = Claims::default();
         claims.insert(Source::Dns(0), worker("w0", "http://a:1", Some("tcp://a:5557")));
         claims.insert(Source::Shim, worker("w0", "http://a:9", None));

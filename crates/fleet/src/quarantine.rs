@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_end_ends_no_draining_that_others_want() {
+    fn the_end_of_a_quarantine_ends_no_other_drain() {
         let quarantine = Quarantine::default();
         assert!(!quarantine.is_on() && !quarantine.set_drained(true) && !quarantine.end());
         quarantine.begin(false);

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_longer_than_that_and_who_has_is_out_of_the_queue() {
+    async fn a_request_waits_at_most_max_wait_and_then_leaves_the_queue() {
         let pool = pool();
         pool.waiting.configure(QueueConfig { max_wait_ms: 20.0, ..QueueConfig::default() });
         let began = Instant::now();

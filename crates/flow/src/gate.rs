@@ -140,7 +140,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn who_decides_follows_what_is_known_of_the_worker() {
+    fn the_gate_follows_what_is_known_of_the_worker() {
         use GateKind::{Auto, Engine, Router, Shim};
         for (kind, shim, supports, gate) in [
             (Auto, false, None, Gate::Router),

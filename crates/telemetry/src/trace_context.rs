@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_later_version_the_known_part_is_read() {
+    fn the_known_part_of_a_later_version_is_read() {
         let later = format!("{}-what-ever", GOOD.replace("00-4", "cc-4"));
         assert_eq!(TraceContext::parse(&later), TraceContext::parse(GOOD));
     }

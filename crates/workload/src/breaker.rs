@@ -181,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_always_lets_somebody_through_in_the_end(steps in proptest::collection::vec(0..4u8, 0..60)) {
+        fn a_breaker_always_admits_a_trial_in_the_end(steps in proptest::collection::vec(0..4u8, 0..60)) {
             let (breaker, mut now) = (breaker(), Instant::now());
             for step in steps {
                 match step {

@@ -222,7 +222,7 @@ async fn a_worker_that_fails_is_replaced_and_then_left_alone() {
 }
 
 #[tokio::test]
-async fn who_leaves_frees_everything() {
+async fn an_auxiliary_request_whose_client_leaves_frees_everything() {
     let trial = &mut Trial::start(embedding(1)).await;
     trial.fault("w0", FaultKind::Hang, Some(1));
     trial.expect("cancelled");
@@ -288,7 +288,7 @@ async fn engines_that_generate_have_no_embeddings_and_are_not_held_at_fault() {
 }
 
 #[tokio::test]
-async fn in_a_mixed_fleet_they_go_where_they_are_offered() {
+async fn auxiliary_requests_go_to_workers_that_support_their_endpoint() {
     let spec = Spec { engine: |name, config| config.embeds = name == "w2", ..embedding(3) };
     let trial = &mut Trial::start(spec).await;
     for _ in 0..4 {

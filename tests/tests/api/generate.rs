@@ -87,7 +87,7 @@ async fn mistakes_are_named_before_any_engine_is_asked() {
 }
 
 #[tokio::test]
-async fn who_asks_for_decode_only_is_told_that_too_little_is_cached() {
+async fn a_miss_of_decode_only_is_reported() {
     let spec = Spec { model: "request_flows: [decode_only]".into(), ..Spec::default() };
     let mut trial = Trial::start(spec).await;
     let mut body = generate(&token_ids(100, 4));

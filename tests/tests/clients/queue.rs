@@ -87,7 +87,7 @@ async fn the_shortest_goes_first() {
 }
 
 #[tokio::test]
-async fn in_order_of_arrival_if_so_configured() {
+async fn the_queue_serves_in_order_of_arrival_if_configured() {
     let mut line = Line::begin("order: arrival").await;
     line.send("first", 300, &[], 0.0).await;
     line.send("long", 150, &[], 1.0).await;
@@ -107,7 +107,7 @@ async fn a_client_s_priority_counts_as_far_as_it_may() {
 }
 
 #[tokio::test]
-async fn who_leaves_while_it_waits_costs_nothing() {
+async fn a_waiting_request_whose_client_leaves_costs_nothing() {
     let mut line = Line::begin("").await;
     line.send("first", 300, &[], 0.0).await;
     let mut gone = JoinSet::new();
@@ -155,7 +155,7 @@ async fn a_full_queue_refuses() {
 }
 
 #[tokio::test]
-async fn who_has_waited_too_long_is_refused_and_may_come_again() {
+async fn a_request_that_has_waited_too_long_is_refused_and_may_be_retried() {
     let mut line = Line::begin("max_wait: 300ms").await;
     // Over three seconds of prefill.
     line.send("first", 400, &[], 0.0).await;

@@ -56,7 +56,7 @@ async fn a_failing_worker_gets_no_requests_of_either_leg_until_it_recovers() {
 }
 
 #[tokio::test]
-async fn while_it_is_open_only_a_trial_reaches_the_worker() {
+async fn only_a_trial_reaches_a_worker_whose_breaker_is_open() {
     // It stays open for longer than this test lasts.
     let model = "breaker: { failures: 2, cooldown: 10m }";
     let mut trial = Trial::start(in_turn(2, 1, model)).await;
@@ -73,7 +73,7 @@ async fn while_it_is_open_only_a_trial_reaches_the_worker() {
 }
 
 #[tokio::test]
-async fn where_every_breaker_is_open_the_real_error_is_told() {
+async fn if_all_breakers_are_open_the_error_of_the_engine_is_reported() {
     let model = "breaker: { failures: 2, cooldown: 10m }\non_no_prefill: local";
     let mut trial = Trial::start(in_turn(1, 1, model)).await;
     trial.fault("d0", FaultKind::Status { status: 500 }, None);
@@ -91,7 +91,7 @@ async fn where_every_breaker_is_open_the_real_error_is_told() {
 }
 
 #[tokio::test]
-async fn neither_a_client_s_mistake_nor_a_full_engine_opens_a_breaker() {
+async fn mistakes_of_clients_and_full_engines_open_no_breaker() {
     let model = "breaker: { failures: 1, cooldown: 10m }\nretries: { prefill: 0, decode: 0 }";
     let mut trial = Trial::start(in_turn(1, 1, model)).await;
     for (status, times) in [(400, 3), (429, 3)] {

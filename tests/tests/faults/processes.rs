@@ -185,7 +185,7 @@ async fn a_decode_engine_killed_before_a_whole_reply_is_replaced_with_a_new_pref
 }
 
 #[tokio::test]
-async fn with_every_engine_killed_each_request_is_a_typed_error() {
+async fn requests_get_typed_errors_when_all_engines_are_killed() {
     let mut processes = Processes::start(&["p0", "d0"], quick, LIMITS).await;
     assert_eq!(processes.http.post(CHAT, &chat("before")).await.status, 200);
     for engine in &mut processes.engines {

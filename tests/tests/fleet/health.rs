@@ -97,7 +97,7 @@ async fn no_more_are_ejected_than_the_cap_allows() {
 }
 
 #[tokio::test]
-async fn who_joins_later_starts_slowly_and_who_was_there_does_not() {
+async fn workers_that_join_later_start_slowly_and_initial_ones_do_not() {
     let mut trial = Trial::start(in_turn(1, "{ slow_start: 10m }")).await;
     let newcomer = join(&trial, "late").await;
     eventually("it was heard of", async || state(&trial, "late").await == "warming").await;

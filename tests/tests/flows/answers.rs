@@ -200,7 +200,7 @@ async fn a_retried_request_is_one_local_prefill() {
 }
 
 #[tokio::test]
-async fn where_the_others_are_down_the_real_error_is_told_and_no_retry_counted() {
+async fn if_all_other_workers_are_down_the_error_is_reported_without_a_retry() {
     let model = "on_no_prefill: fail".into();
     let mut cluster = Cluster::start(Spec { model, ..Spec::default() }).await;
     take_away(&mut cluster, "p0").await;

@@ -202,7 +202,7 @@ async fn token_ids_that_the_client_asked_for_are_whole_too() {
 }
 
 #[tokio::test]
-async fn it_goes_on_as_often_as_decode_may_be_retried() {
+async fn a_reply_migrates_as_often_as_decode_may_be_retried() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(3, "migrate: true\nretries: { decode: 2 }")).await;
     trial.fault("d0", dies_after(3), Some(1));

@@ -145,7 +145,7 @@ async fn canned(reply: String) -> (Cluster, Canned) {
 }
 
 #[tokio::test]
-async fn where_an_engine_has_no_usage_at_all_the_router_counts_the_prompt_and_tells_nothing() {
+async fn without_usage_of_the_engine_the_router_counts_the_prompt_and_reports_no_cached_tokens() {
     let reply = r#"{"id":"c","object":"text_completion","choices":[{"index":0,"text":"hm","finish_reason":"stop"}]}"#;
     let (cluster, _engine) = canned(Canned::reply("application/json", reply)).await;
     for _ in 0..3 {

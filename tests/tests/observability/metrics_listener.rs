@@ -15,7 +15,7 @@ async fn listening(more: &str) -> (Cluster, Client) {
 }
 
 #[tokio::test]
-async fn it_serves_metrics_and_health_and_nothing_else() {
+async fn the_metrics_listener_serves_metrics_and_health_and_nothing_else() {
     let (cluster, metrics) = listening("").await;
     assert_eq!(metrics.get("/health").await.status, 200);
     let text = metrics.get("/metrics").await.text();
@@ -61,7 +61,7 @@ async fn the_format_is_the_one_that_the_scraper_prefers() {
 }
 
 #[tokio::test]
-async fn it_serves_until_a_drain_has_ended() {
+async fn the_metrics_listener_serves_until_a_drain_has_ended() {
     let (cluster, metrics) = listening("").await;
     let Cluster { running, files: _files, engines: _engines, .. } = cluster;
     let mut draining = JoinSet::new();
@@ -75,7 +75,7 @@ async fn it_serves_until_a_drain_has_ended() {
 }
 
 #[tokio::test]
-async fn it_may_have_tls_and_ask_for_certificates_of_scrapers() {
+async fn the_metrics_listener_may_have_tls_and_require_client_certificates() {
     let path = |name: &str| fixture(name).display().to_string();
     let (cert, key, ca) = (path("router.pem"), path("router.key"), path("clients/ca.pem"));
     let tls = format!(", tls: {{ cert: \"{cert}\", key: \"{key}\", client_ca: \"{ca}\" }}");

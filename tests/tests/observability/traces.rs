@@ -316,7 +316,7 @@ async fn spans_go_over_tls_to_a_collector_with_the_right_certificate_only() {
 }
 
 #[tokio::test]
-async fn who_is_not_sampled_has_no_spans_and_keeps_its_trace_context() {
+async fn an_unsampled_request_has_no_spans_and_keeps_its_trace_context() {
     let collector = Collector::start(Protocol::Http, Reply::Take).await;
     let traced = Traced::start(Spec::aggregated(1), &collector.tracing(", sample_ratio: 0")).await;
     let unsampled = format!("00-{TRACE}-{PARENT}-00");
@@ -429,7 +429,7 @@ async fn spans_are_exported_before_the_router_ends() {
 }
 
 #[tokio::test]
-async fn nobody_at_the_endpoint_costs_no_request_anything() {
+async fn an_unreachable_collector_costs_requests_nothing() {
     let traced = Traced::start(
         Spec::default(),
         "tracing: { otlp: { endpoint: 'http://127.0.0.1:1', timeout: 200ms } }\n",

@@ -244,7 +244,7 @@ async fn a_thousand_workers_and_as_many_decisions_as_are_read_keep_the_pace_and_
 }
 
 #[tokio::test]
-async fn there_are_64_places_for_subscribers() {
+async fn at_most_64_subscribers_are_served() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let mut subscribers = Vec::new();
     for _ in 0..64 {

@@ -102,7 +102,7 @@ async fn a_gate_says_what_it_needs_who_decides_and_what_follows() {
 }
 
 #[tokio::test]
-async fn who_is_not_considered_is_named_with_the_reason() {
+async fn excluded_workers_are_named_with_their_reasons() {
     let cluster = Cluster::start(Spec::default()).await;
     let body = completion(&prompt(40, "d"));
     cluster.admin.post_with("/admin/workers/p1/drain", &JSON, "").await;

@@ -245,7 +245,7 @@ fn a_key_that_is_escaped_is_what_it_says() {
 }
 
 #[test]
-fn of_members_that_are_not_picked_only_the_syntax_counts() {
+fn unread_members_are_checked_for_syntax_only() {
     let picked = |text: &'static [u8]| pick_from_slice(text, NAMES).map_err(|error| error.fault);
     for text in [
         &br#"{"b":[1 ,2],"a":null,"x":1}"#[..],

@@ -112,7 +112,7 @@ fn blocks_that_one_rank_has_stored_remotely_can_be_loaded_by_the_other() {
 }
 
 #[test]
-fn where_the_engine_chooses_the_rank_only_what_all_have_counts() {
+fn if_the_engine_chooses_the_rank_only_blocks_on_all_ranks_count() {
     let (pool, worker, hashes) = pool(false, [2, 3]);
     let _bookings = [0, 1, 2].map(|_| worker.book(None, 10, 20));
     pool.speculative_index.sent(Instant::now(), &worker, None, &hashes);

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_helped_is_read_as_often_as_allowed_and_then_given_up() {
+    fn lasting_drift_is_resynchronised_up_to_the_maximum_and_then_excluded() {
         let reactions = course(20, |_| measured(40.0, 0.0));
         let at = |wanted: DriftReaction| {
             (0..reactions.len()).filter(|i| reactions[*i] == wanted).collect::<Vec<_>>()

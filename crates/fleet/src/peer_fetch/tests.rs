@@ -172,7 +172,7 @@ fn a_worker_that_failed_is_left_alone_for_a_while() {
 }
 
 #[tokio::test]
-async fn who_wants_the_same_prefix_learns_whether_it_has_arrived() {
+async fn requests_for_the_same_prefix_learn_whether_it_has_arrived() {
     let (_pool, [holder, other], hashes) = pool("");
     let fetched = prefix(&hashes);
     for arrives in [true, false] {

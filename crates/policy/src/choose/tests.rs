@@ -104,7 +104,7 @@ fn each_leg_reads_its_own_load() {
 }
 
 #[test]
-fn who_has_enough_is_spared_unless_all_have() {
+fn saturated_workers_are_passed_over_unless_all_are_saturated() {
     let busy = Candidate { busy: true, overlap_blocks: 9, ..up(0) };
     let idle = up(1);
     let choice = pick(&OVERLAP, &[busy, idle], &[], query(Leg::Prefill)).unwrap();
@@ -284,7 +284,7 @@ fn a_choice_says_what_it_is_made_of() {
 }
 
 #[test]
-fn of_two_that_are_drawn_the_less_loaded_is_taken() {
+fn power_of_two_takes_the_less_loaded_of_two_random_candidates() {
     let candidates: Vec<Candidate> =
         (0..4).map(|i| Candidate { prefill_tokens: 100 * u64::from(i), ..up(i) }).collect();
     let mut taken = [0i32; 4];

@@ -99,7 +99,7 @@ fn a_worker_that_becomes_slow_is_known_to_be_after_some_dozens_of_requests() {
 }
 
 #[test]
-fn who_is_not_observed_is_believed_less_and_less() {
+fn learned_costs_fade_without_observations() {
     let prior = Coefficients::default();
     let mut learner = Learner::new(prior);
     teach(&mut learner, &slower(&prior, 4.0), 3, 100, 0.0);

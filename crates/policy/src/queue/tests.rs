@@ -319,7 +319,7 @@ fn a_round_says_when_the_next_is_due_and_a_worker_gets_its_next_a_little_before(
 }
 
 #[test]
-fn who_goes_is_forgotten_and_the_dead_get_requests_only_where_nobody_lives() {
+fn requests_that_leave_are_forgotten_and_dead_workers_are_a_last_resort() {
     let mut fleet = Fleet::new(2);
     let mut queue = Queue::new(config());
     fleet.up[0] = false;
@@ -347,7 +347,7 @@ proptest! {
     /// Regardless of the number and length of later requests, a request is released when the work
     /// of older requests, divided by their share, has been done.
     #[test]
-    fn nobody_starves(
+    fn no_request_starves(
         share in 0.05f64..0.5,
         old in proptest::collection::vec((1u64..60, 0i32..3, 0u64..3), 1..8),
         young in proptest::collection::vec((1u64..8, 0i32..3, 0u64..3), 600),

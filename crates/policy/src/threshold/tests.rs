@@ -132,7 +132,7 @@ proptest! {
     /// Whatever the true durations of both ways are: in steady state, neither always-remote nor
     /// always-local prefill would have been better by more than a twentieth.
     #[test]
-    fn never_much_worse_than_the_better_of_always_and_never(
+    fn the_threshold_is_never_much_worse_than_always_or_never_prefilling_remotely(
         local_off in 0.3f64..4.0, remote_off in 0.3f64..4.0,
     ) {
         let mut threshold = gentle();

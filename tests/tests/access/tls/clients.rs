@@ -12,7 +12,7 @@ fn is_served(reply: &Exchanged) -> bool {
 }
 
 #[tokio::test]
-async fn where_certificates_are_required_only_those_of_the_authority_are_accepted() {
+async fn required_certificates_must_be_of_the_authority() {
     let router = Secured::start(&format!("{ROUTER}, {CA}, client_certificates: required")).await;
     let mut refused = 0;
     for versions in EACH_VERSION {
@@ -34,7 +34,7 @@ async fn where_certificates_are_required_only_those_of_the_authority_are_accepte
 }
 
 #[tokio::test]
-async fn where_certificates_are_optional_a_foreign_one_is_refused_nevertheless() {
+async fn a_foreign_certificate_is_refused_even_if_certificates_are_optional() {
     let router = Secured::start(&format!("{ROUTER}, {CA}, client_certificates: optional")).await;
     for (identity, expected) in
         [(None, true), (Some("clients/acme"), true), (Some("stranger"), false)]

@@ -157,7 +157,7 @@ async fn an_engine_s_silence_is_filled_as_in_chats() {
 }
 
 #[tokio::test]
-async fn who_wants_details_has_them_where_usage_is() {
+async fn requested_usage_details_are_beside_the_usage() {
     let mut trial = Trial::start(Spec::default()).await;
     let headers = [("x-splitrail-usage", "detail")];
     for path in BOTH {
@@ -202,7 +202,7 @@ async fn a_decode_worker_that_holds_enough_serves_alone_by_the_index() {
 }
 
 #[tokio::test]
-async fn who_asks_for_decode_only_is_told_in_its_dialect_that_too_little_is_cached() {
+async fn a_miss_of_decode_only_is_reported_in_the_dialect_of_the_request() {
     let spec = Spec { model: "request_flows: [decode_only]".into(), ..Spec::default() };
     let mut trial = Trial::start(spec).await;
     let headers = [("x-splitrail-flow", "decode_only")];

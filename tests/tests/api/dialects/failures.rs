@@ -152,7 +152,7 @@ fn without_names(name: &str, config: &mut splitrail_sim::SimConfig) {
 }
 
 #[tokio::test]
-async fn where_hand_offs_do_not_come_one_prefill_finds_it_out_for_all() {
+async fn one_prefill_finds_out_for_all_requests_that_hand_offs_are_missing() {
     const REQUESTS: usize = 12;
     for flow in ["prefill_first", "decode_first"] {
         let spec = Spec { prefill: 1, flow, engine: without_names, ..in_turn() };

@@ -78,7 +78,7 @@ models:
 }
 
 #[tokio::test]
-async fn another_model_is_named() {
+async fn a_finding_names_the_other_model_that_an_engine_serves() {
     let (result, _pair) = with(|config| SimConfig { model: "qwen".into(), ..config }).await;
     assert!(result.only("p0", "wrong_model").contains("serves `qwen`, not `sim`"));
     assert_eq!(result.code, Some(69));

@@ -126,7 +126,7 @@ async fn a_shim_that_does_not_come_back_takes_its_worker_with_it() {
 }
 
 #[tokio::test]
-async fn who_says_good_bye_gets_no_new_work_and_leaves_with_its_stream() {
+async fn a_shim_that_says_bye_gets_no_new_work_and_leaves_with_its_stream() {
     let router = router("").await;
     let mut shim = attach(&router, hello("s0", URL)).await;
     shim.snapshot("s0-mirror", 1, vec![]).await;

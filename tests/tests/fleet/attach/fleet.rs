@@ -111,7 +111,7 @@ async fn a_worker_of_old_reports_is_taken_to_be_as_busy_as_the_busiest() {
 }
 
 #[tokio::test]
-async fn another_worker_in_its_place_is_told_everything_anew() {
+async fn a_replaced_worker_gets_a_complete_snapshot_again() {
     let router = router("").await;
     let mut shim = attach(&router, hello("s0", URL)).await;
     shim.snapshot("m", 1, vec![run(None, 1..=3)]).await;

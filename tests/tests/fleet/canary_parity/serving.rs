@@ -43,7 +43,7 @@ async fn one_tiny_request_is_asked_and_nobody_counts_it() {
 }
 
 #[tokio::test]
-async fn who_is_not_asked_is_believed() {
+async fn a_worker_without_canaries_is_trusted() {
     let spec = Spec { model: "canary: { enabled: false }".into(), ..Spec::aggregated(1) };
     let cluster = Cluster::start(spec).await;
     let seen = worker(&cluster, "w0").await;

@@ -19,7 +19,7 @@ async fn counted(stand: &Stand, name: &str, labels: &[(&str, &str)], at_least: f
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_speaks_for_another_worker_nor_from_anywhere() {
+async fn a_client_of_the_broker_cannot_report_for_another_worker() {
     let stand = Stand::start(plan()).await;
     some_traffic(&stand, 12).await;
     stand.true_picture("requests").await;

@@ -51,7 +51,7 @@ async fn a_prefill_that_fails_ends_its_decode_at_once_and_another_takes_over() {
 }
 
 #[tokio::test]
-async fn where_no_prefill_works_decode_is_not_left_waiting() {
+async fn a_decode_leg_does_not_wait_if_no_prefill_succeeds() {
     for connector in CONCURRENT {
         let spec = Spec { model: "on_no_prefill: fail".into(), ..pd(connector, 1, 1) };
         let mut trial = Trial::start(spec).await;

@@ -70,7 +70,7 @@ async fn an_engine_that_honours_the_field_is_asked_and_may_turn_a_request_away()
 }
 
 #[tokio::test]
-async fn where_no_engine_knows_the_field_the_index_decides() {
+async fn the_index_gates_if_no_engine_supports_the_threshold() {
     let spec = Spec { engine: ignoring, ..with_model("") };
     let mut trial = Trial::start(spec).await;
     let seen = the_four(&mut trial).await;

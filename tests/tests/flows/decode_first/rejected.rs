@@ -33,22 +33,22 @@ async fn all_are_turned_away(engine: fn(&str, &mut SimConfig)) {
 }
 
 #[tokio::test]
-async fn by_the_finish_reason_of_a_first_event() {
+async fn an_engine_rejects_with_the_finish_reason_of_the_first_event() {
     all_are_turned_away(|_, _| {}).await;
 }
 
 #[tokio::test]
-async fn by_the_finish_reason_of_a_later_event() {
+async fn an_engine_rejects_with_the_finish_reason_of_a_later_event() {
     all_are_turned_away(|_, config| config.threshold_reply = ThresholdReply::AfterOpening).await;
 }
 
 #[tokio::test]
-async fn by_status_412() {
+async fn an_engine_rejects_with_status_412() {
     all_are_turned_away(|_, config| config.threshold_reply = ThresholdReply::Status412).await;
 }
 
 #[tokio::test]
-async fn by_status_412_inside_a_stream() {
+async fn an_engine_rejects_with_status_412_inside_a_stream() {
     all_are_turned_away(|_, config| {
         config.threshold_reply = ThresholdReply::Status412;
         config.early_stream_headers = true;

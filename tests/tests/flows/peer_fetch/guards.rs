@@ -22,7 +22,7 @@ async fn fetches_nothing(trial: &mut Trial, body: &Value) {
 }
 
 #[tokio::test]
-async fn it_is_off_unless_it_is_switched_on() {
+async fn peer_fetch_is_off_by_default() {
     let mut trial = Trial::start(Spec { model: String::new(), ..spec(2, 1) }).await;
     let [first, second] = turns("off");
     held(&mut trial, &first).await;

@@ -36,7 +36,7 @@ fn choosing(name: &str, config: &mut SimConfig) {
 }
 
 #[tokio::test]
-async fn where_the_engine_chooses_only_what_all_its_ranks_hold_is_told() {
+async fn if_the_engine_chooses_the_rank_only_blocks_on_all_ranks_are_reported() {
     let mut trial = Trial::start(Spec { engine: choosing, ..Spec::aggregated(1) }).await;
     known(&trial.cluster, false).await;
     // It takes its ranks in turn: the second time the other one has it, too.
@@ -53,7 +53,7 @@ async fn where_the_engine_chooses_only_what_all_its_ranks_hold_is_told() {
 }
 
 #[tokio::test]
-async fn where_the_engine_chooses_the_gate_opens_when_all_its_ranks_hold_enough() {
+async fn if_the_engine_chooses_the_rank_the_gate_opens_when_all_ranks_hold_enough() {
     for worker in [(|_| "") as fn(&str) -> &'static str, |_| ", shim: true"] {
         let flow = "decode_first";
         let spec =
