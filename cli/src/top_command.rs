@@ -113,7 +113,7 @@ async fn once(replicas: &[Replica], options: &Options) -> Output {
 }
 
 /// What happened while the view was waiting.
-enum Happening {
+enum TopEvent {
     Action(Option<Action>),
     Update(Option<Update>),
     Stop,
@@ -136,17 +136,17 @@ async fn watch(replicas: &[Replica], mut options: Options) -> Result<(), Failure
         let shown = frozen.as_ref().unwrap_or(&routers);
         screen.draw(&View::new(shown, &options), &options, paint)?;
         let happening = tokio::select! {
-            action = keys.next() => Happening::Action(action),
-            update = stream.next() => Happening::Update(update),
-            _ = terminate.recv() => Happening::Stop,
-            _ = hang_up.recv() => Happening::Stop,
-            _ = interrupt.recv() => Happening::Stop,
+            action = keys.next() => TopEvent::Action(action),
+            update = stream.next() => TopEvent::Update(update),
+            _ = terminate.recv() => TopEvent::Stop,
+            _ = hang_up.recv() => TopEvent::Stop,
+            _ = interrupt.recv() => TopEvent::Stop,
         };
         match happening {
-            Happening::Stop
-            | Happening::Action(None | Some(Action::Quit))
-            | Happening::Update(None) => return Ok(()),
-            Happening::Action(Some(action)) => {
+            TopEvent::Stop
+            | TopEvent::Action(None | Some(Action::Quit))
+            | TopEvent::Update(None) => return Ok(()),
+            TopEvent::Action(Some(action)) => {
                 if action == Action::Redraw {
                     screen.clear()?;
                 }
@@ -158,7 +158,7 @@ async fn watch(replicas: &[Replica], mut options: Options) -> Result<(), Failure
                     frozen = Some(routers.clone());
                 }
             }
-            Happening::Update(Some(update)) => {
+            TopEvent::Update(Some(update)) => {
                 note(&mut routers, update);
                 // One frame for all that has come.
                 while let Some(update) = stream.try_next() {

@@ -6,10 +6,10 @@ use splitrail_access::{Access, AccessError};
 use splitrail_config::Config;
 use splitrail_fleet::Serving;
 use splitrail_fleet::models::{ModelError, SharedParts, models};
-use splitrail_ledger::books::Books;
+use splitrail_ledger::request_files::RequestFiles;
 use splitrail_telemetry::Metrics;
 
-use crate::core::{Core, Telling};
+use crate::core::{Core, RequestLogs};
 use splitrail_ledger::audit::Audit;
 use splitrail_request_log::access_log::AccessLog;
 use splitrail_request_log::traces::Traces;
@@ -44,12 +44,12 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let memory = Arc::default();
     let models = models(&config, SharedParts { memory: &memory, metrics: &metrics }, None)?;
     let access = Access::new(&config, &metrics, None)?;
-    let books = Books::open(&config, &metrics).map_err(AssembleError::File)?;
+    let request_files = RequestFiles::open(&config, &metrics).map_err(AssembleError::File)?;
     let audit = Audit::open(&config.audit, &metrics).map_err(AssembleError::File)?;
     let access_log = AccessLog::open(&config.access_log, &metrics).map_err(AssembleError::File)?;
     let traces = Traces::open(&config, &metrics).map_err(AssembleError::Traces)?;
-    let telling = Telling { books, audit, access_log, traces };
-    Ok(Arc::new(Core::new(models, config, metrics, memory, access, telling)))
+    let logs = RequestLogs { request_files, audit, access_log, traces };
+    Ok(Arc::new(Core::new(models, config, metrics, memory, access, logs)))
 }
 
 /// Builds what serves a configuration in place of another one. Everything that stays the same is

@@ -21,8 +21,8 @@ use splitrail_fleet::parity::Parity;
 use splitrail_fleet::{Cluster, Served, Serving, Worker};
 use splitrail_flow::prepare::Preparer;
 use splitrail_ledger::audit::Audit;
-use splitrail_ledger::books::Books;
 use splitrail_ledger::decisions::Decisions;
+use splitrail_ledger::request_files::RequestFiles;
 use splitrail_policy::Leg;
 use splitrail_request_log::access_log::AccessLog;
 use splitrail_request_log::traces::Traces;
@@ -45,9 +45,9 @@ pub struct LiveRequest {
 }
 
 /// What is told of requests, operators and credentials: files, the access log and traces.
-pub struct Telling {
+pub struct RequestLogs {
     /// Writers of the records of ended requests.
-    pub books: Books,
+    pub request_files: RequestFiles,
     /// What is written down about operators and refused credentials.
     pub audit: Audit,
     /// What is written down about requests of clients.
@@ -65,7 +65,7 @@ pub struct Core {
     /// The most recent decisions.
     pub decisions: Decisions,
     /// Writers of the records of ended requests.
-    pub books: Books,
+    pub request_files: RequestFiles,
     /// Requests in flight, by the router's internal number. Bounded by `in_flight`.
     pub live: DashMap<u64, LiveRequest, FxBuildHasher>,
     /// Places for requests; `limits.in_flight_max` of them.
@@ -100,7 +100,7 @@ impl Core {
         metrics: Metrics,
         memory: Arc<MemoryBudget>,
         access: Access,
-        Telling { books, audit, access_log, traces }: Telling,
+        RequestLogs { request_files, audit, access_log, traces }: RequestLogs,
     ) -> Self {
         metrics.set_config(config.digest());
         let limits = &config.limits;
@@ -113,7 +113,7 @@ impl Core {
         Self {
             metrics,
             decisions,
-            books,
+            request_files,
             live: DashMap::default(),
             in_flight,
             access: ArcSwap::from_pointee(access),

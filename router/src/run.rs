@@ -376,7 +376,8 @@ impl Tls {
 /// Starts the writers of ended requests, which run until they are closed.
 fn ledger_writers(core: &Core, close: &CancellationToken) -> JoinSet<()> {
     let mut writers = JoinSet::new();
-    let lines = [&core.books.ledger, core.books.recorder.lines()].map(Lines::take_writer);
+    let lines =
+        [&core.request_files.ledger, core.request_files.recorder.lines()].map(Lines::take_writer);
     let others = [core.audit.take_writer(), core.access_log.take_writer()];
     for writer in lines.into_iter().chain(others).flatten() {
         writers.spawn(writer.run(close.clone()));

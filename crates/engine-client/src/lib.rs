@@ -21,11 +21,11 @@ mod gather;
 mod guarded;
 pub mod hosts;
 pub mod networks;
-mod parcel;
 mod proof;
 mod question;
 mod records;
 pub mod retry_budget;
+mod revocable_body;
 mod stream;
 mod timers;
 mod tls;
@@ -35,9 +35,9 @@ pub use connections::EngineBody;
 pub use failure::refusal_event;
 pub use gather::ReplyMemory;
 pub use gather::too_large;
-pub use parcel::{Parcel, Receipt};
 pub use proof::{Proof, Shape};
 pub use question::{NoReply, Question, WholeReply};
+pub use revocable_body::{RevocableBody, SendState};
 pub use timers::{Late, Timer, Timers};
 pub use tls::TlsSettings;
 
@@ -135,7 +135,7 @@ pub const NO_SUCH_RANK: &str = "has no such data-parallel rank";
 /// The headers of an engine request. The only header of the client that is passed on is the trace
 /// context.
 #[derive(Clone, Debug)]
-pub struct Envelope {
+pub struct LegHeaders {
     /// An id made by the router, the same for all legs of one attempt.
     pub request_id: HeaderValue,
     /// W3C trace context.
@@ -196,31 +196,31 @@ impl EngineClient {
         &self,
         worker: &dyn Engine,
         shape: Shape,
-        body: impl Into<Parcel>,
-        envelope: &Envelope,
+        body: impl Into<RevocableBody>,
+        leg_headers: &LegHeaders,
     ) -> Result<Response, Error> {
         let mut request = EngineRequest::new("POST", worker.authority(), shape.path(), body.into());
         if let Some(value) = &self.authorization {
             request.field("authorization", value);
         }
         request.field("content-type", &JSON);
-        request.id(X_REQUEST_ID, &envelope.request_id);
-        if let Some(trace) = &envelope.traceparent {
+        request.id(X_REQUEST_ID, &leg_headers.request_id);
+        if let Some(trace) = &leg_headers.traceparent {
             request.field(TRACEPARENT, trace);
-            if let Some(state) = &envelope.tracestate {
+            if let Some(state) = &leg_headers.tracestate {
                 request.field(TRACESTATE, state);
             }
         }
-        if let Some(rank) = envelope.rank {
+        if let Some(rank) = leg_headers.rank {
             request.number(X_RANK, rank.into());
         }
-        if let Some(tokens) = envelope.prefill_tokens.filter(|_| worker.has_shim()) {
+        if let Some(tokens) = leg_headers.prefill_tokens.filter(|_| worker.has_shim()) {
             request.number(X_PREFILL_TOKENS, tokens);
         }
-        if let Some(gate) = &envelope.gate {
+        if let Some(gate) = &leg_headers.gate {
             request.field(X_GATE, gate);
         }
-        let mut request_id = envelope.request_id.clone();
+        let mut request_id = leg_headers.request_id.clone();
         let again = |request: &mut EngineRequest| {
             let allowed = self.retry_budget.withdraw();
             if allowed {
@@ -233,7 +233,7 @@ impl EngineClient {
         };
         let class = shape.number();
         let (authority, process) = (worker.authority(), worker.process());
-        let (engine, fresh) = (Some(worker), envelope.fresh);
+        let (engine, fresh) = (Some(worker), leg_headers.fresh);
         let to = Destination { authority, process, class, engine, fresh };
         let begun = self.connections(worker).request(to, &mut request.ended(), again).await;
         let BegunReply { status, peer, mut body, .. } =
@@ -243,7 +243,7 @@ impl EngineClient {
             body.prove();
             return Err(refusal(worker, status, body).await);
         }
-        let proof = Proof { request_id, shape, teaches: envelope.gate.is_none() };
+        let proof = Proof { request_id, shape, teaches: leg_headers.gate.is_none() };
         Ok(Response { peer, body, proof })
     }
 

@@ -22,12 +22,12 @@ const SPARE_MAX: usize = 64;
 /// The spare timers of a client.
 #[derive(Debug, Default)]
 pub struct Timers {
-    parts: [Mutex<Vec<Spare>>; PARTS],
+    parts: [Mutex<Vec<SpareTimer>>; PARTS],
 }
 
 /// A timer that is set, for calls with the same timeout.
 #[derive(Debug)]
-struct Spare {
+struct SpareTimer {
     limit: Duration,
     sleep: Pin<Box<Sleep>>,
 }
@@ -58,7 +58,7 @@ impl Timers {
         self.of(limit).bound(call).await
     }
 
-    fn part(&self) -> &Mutex<Vec<Spare>> {
+    fn part(&self) -> &Mutex<Vec<SpareTimer>> {
         &self.parts[PART.with(|part| *part)]
     }
 
@@ -120,7 +120,7 @@ impl Timer {
         let Some(sleep) = self.sleep.take() else { return };
         let mut spare = self.timers.part().lock().unwrap_or_else(PoisonError::into_inner);
         if spare.len() < SPARE_MAX {
-            spare.push(Spare { limit: self.limit, sleep });
+            spare.push(SpareTimer { limit: self.limit, sleep });
         }
     }
 }

@@ -24,7 +24,7 @@ use rustls::AlertDescription;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 
 use crate::framing::{Framing, Head, Interim, Malformed, Piece, begun};
-use crate::parcel::Parcel;
+use crate::revocable_body::RevocableBody;
 use crate::stream::{Arrived, Stream};
 
 /// Number of bytes of a body of unknown length that are read together, and that wait for a client
@@ -86,12 +86,17 @@ pub(super) struct EngineRequest {
     head: Vec<u8>,
     /// Offset of the request's id in the head.
     id_at: usize,
-    body: Parcel,
+    body: RevocableBody,
 }
 
 impl EngineRequest {
     /// A request with only those header fields that every request has.
-    pub(super) fn new(method: &str, authority: &Authority, path: &str, body: Parcel) -> Self {
+    pub(super) fn new(
+        method: &str,
+        authority: &Authority,
+        path: &str,
+        body: RevocableBody,
+    ) -> Self {
         let mut head = Vec::with_capacity(320);
         for part in [method, " ", path, " HTTP/1.1\r\nhost: ", authority.as_str(), "\r\n"] {
             head.extend_from_slice(part.as_bytes());

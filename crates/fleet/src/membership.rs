@@ -436,7 +436,8 @@ impl Fleet {
             worker.costs.tell(served.pool.waiting.freed());
             let worker = worker.watched(served.name(), health, transitions);
             let worker = worker.with_counts(served.name(), &self.cluster.metrics);
-            let worker = if self.has_begun.load(Relaxed) { worker } else { worker.founding() };
+            let worker =
+                if self.has_begun.load(Relaxed) { worker } else { worker.as_initial_member() };
             if let Some(predecessor) = predecessor {
                 worker.succeed_to(predecessor);
             }

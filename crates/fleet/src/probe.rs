@@ -20,7 +20,7 @@ use crate::Served;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::text::random_id;
-use splitrail_engine_client::{Envelope, NO_SUCH_RANK, Shape};
+use splitrail_engine_client::{LegHeaders, NO_SUCH_RANK, Shape};
 
 /// Interval at which the task checks whether a probe is due.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -101,7 +101,7 @@ async fn send(
 ) -> Result<Bytes, Error> {
     let body = Bytes::from(trial.body(served.name()));
     let request_id = HeaderValue::from_str(&random_id());
-    let envelope = Envelope {
+    let leg_headers = LegHeaders {
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
         tracestate: None,
@@ -111,7 +111,7 @@ async fn send(
         fresh: false,
     };
     let shape = Shape::whole(Endpoint::Completions);
-    let response = served.client.post(worker, shape, body, &envelope).await?;
+    let response = served.client.post(worker, shape, body, &leg_headers).await?;
     served.client.whole(worker, response).await
 }
 

@@ -121,7 +121,7 @@ pub struct Worker {
     slow_start_ms: AtomicU64,
     /// Whether the worker was there when the router started and has not been down since. Such
     /// workers have no slow start, since all of them are new.
-    founder: AtomicBool,
+    initial_member: AtomicBool,
     /// What the worker's shim reports.
     pub shim_report: ShimReport,
     /// The reaction to drift of the index.
@@ -195,7 +195,7 @@ impl Worker {
             unsolicited: None,
             foreign_replies: None,
             slow_start_ms: AtomicU64::new(0),
-            founder: AtomicBool::new(false),
+            initial_member: AtomicBool::new(false),
             shim_report: ShimReport::default(),
             drift: Drift::default(),
             parity: ParityMonitor::default(),
@@ -249,7 +249,7 @@ impl Worker {
         if before.is_probed() {
             self.set_probed(before.is_up(), why);
         }
-        self.founder.store(before.founder.load(Relaxed), Relaxed);
+        self.initial_member.store(before.initial_member.load(Relaxed), Relaxed);
     }
 
     /// Sets the slow start, and the counter of state changes.
@@ -286,13 +286,13 @@ impl Worker {
     }
 
     /// Marks the worker as there since the start of the router.
-    pub fn founding(self) -> Self {
-        Self { founder: AtomicBool::new(true), ..self }
+    pub fn as_initial_member(self) -> Self {
+        Self { initial_member: AtomicBool::new(true), ..self }
     }
 
     /// Whether the worker was there when the router started and has not been down since.
-    pub fn is_founder(&self) -> bool {
-        self.founder.load(Relaxed)
+    pub fn is_initial_member(&self) -> bool {
+        self.initial_member.load(Relaxed)
     }
 
     /// The current state.
@@ -304,7 +304,7 @@ impl Worker {
     /// start, at least 0.1.
     pub fn share(&self, now: Instant) -> f64 {
         const LEAST: f64 = 0.1;
-        let warming = self.state() == WorkerState::Warming && !self.founder.load(Relaxed);
+        let warming = self.state() == WorkerState::Warming && !self.initial_member.load(Relaxed);
         let whole_ms = self.slow_start_ms.load(Relaxed);
         if !warming || whole_ms == 0 {
             return 1.0;
@@ -363,7 +363,7 @@ impl Worker {
             self.ranks.set_pins(None);
             self.facts.set_block_size(None);
             self.facts.set_kv_names(KvNames::default());
-            self.founder.store(false, Relaxed);
+            self.initial_member.store(false, Relaxed);
         }
         self.life.change(if up { Event::Alive } else { Event::Dead }, why);
         let is_news = self.up.swap(up, Relaxed) != up;

@@ -14,7 +14,7 @@ use super::offer::{able, begin, end, next_leg, offered};
 use super::place::{Placed, Wish, place, place_in_turn};
 use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::RequestFlow;
-use splitrail_engine_client::{Envelope, Shape};
+use splitrail_engine_client::{LegHeaders, Shape};
 use splitrail_fleet::{Exclusion, Served};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::Stage;
@@ -75,17 +75,17 @@ async fn ask(
     let (worker, endpoint) = (&placed.worker, context.endpoint);
     let started = Instant::now();
     let mut leg = prompt.leg(LegKind::Decode, worker);
-    let mut envelope = traced(attempt(context, decision), &leg);
+    let mut leg_headers = traced(attempt(context, decision), &leg);
     let mut _booking = None;
     if endpoint.computes() {
         let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
         decision.decode_sent(leg);
         _booking = Some(book(context, unit, placed, started, false));
-        envelope = Envelope { prefill_tokens: Some(unit.weight_tokens), ..envelope };
+        leg_headers = LegHeaders { prefill_tokens: Some(unit.weight_tokens), ..leg_headers };
     }
     let call = async {
         let body = unit.body.to_parts();
-        let response = client.post(worker, Shape::whole(endpoint), body, &envelope).await?;
+        let response = client.post(worker, Shape::whole(endpoint), body, &leg_headers).await?;
         client.whole_for_client(worker, response, &context.unread).await
     };
     let reply = within(client, config.timeouts.reply, worker, "timeouts.reply", call).await;

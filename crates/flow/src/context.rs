@@ -23,7 +23,7 @@ use splitrail_api::steering::Urgency;
 use splitrail_api::text::random_id;
 use splitrail_api::unread::Unread;
 use splitrail_config::model::{Connector, GateKind, RequestFlow};
-use splitrail_engine_client::{EngineClient, Envelope, Late};
+use splitrail_engine_client::{EngineClient, Late, LegHeaders};
 use splitrail_fleet::Served;
 use splitrail_fleet::{Booking, Worker};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
@@ -107,11 +107,11 @@ impl PromptContext<'_> {
     }
 }
 
-/// The envelope of a traced leg, whose engine continues the trace from the leg.
-pub(super) fn traced(envelope: Envelope, leg: &LegSpan) -> Envelope {
+/// The leg_headers of a traced leg, whose engine continues the trace from the leg.
+pub(super) fn traced(leg_headers: LegHeaders, leg: &LegSpan) -> LegHeaders {
     match leg.traceparent().and_then(|header| HeaderValue::try_from(header).ok()) {
-        Some(header) => Envelope { traceparent: Some(header), ..envelope },
-        None => envelope,
+        Some(header) => LegHeaders { traceparent: Some(header), ..leg_headers },
+        None => leg_headers,
     }
 }
 
@@ -190,15 +190,15 @@ pub(super) async fn within<T>(
 
 /// Begins an attempt. Each attempt has an id of its own: the request ids of an engine must be
 /// unique, and with the client's id a client could refer to the request of another client.
-pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope {
+pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> LegHeaders {
     decision.attempt_begun();
-    envelope(context)
+    leg_headers(context)
 }
 
-/// The envelope of requests with an id that no other requests have.
-pub(super) fn envelope(context: &Context) -> Envelope {
+/// The leg_headers of requests with an id that no other requests have.
+pub(super) fn leg_headers(context: &Context) -> LegHeaders {
     let request_id = HeaderValue::try_from(random_id());
-    Envelope {
+    LegHeaders {
         // Hexadecimal digits are always a valid header value, so the fallback is never used.
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: context.traceparent.clone(),

@@ -201,16 +201,16 @@ async fn send(
     gate: Option<Gate>,
 ) -> Result<Generated, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
-    let mut envelope = attempt(context, decision);
+    let mut leg_headers = attempt(context, decision);
     let threshold = match gate {
         Some(Gate::Engine) => Some(need.threshold),
         _ => carried_threshold(context, &placed.worker, 0.0),
     };
     if gate == Some(Gate::Shim) {
         let header = gate::header(unit.namespace, placed.rank.unwrap_or(0), need, &unit.hashes);
-        envelope.gate = header.and_then(|header| HeaderValue::from_str(&header).ok());
+        leg_headers.gate = header.and_then(|header| HeaderValue::from_str(&header).ok());
     }
-    let sending = Sending { prompt, envelope: &envelope, placed, threshold };
+    let sending = Sending { prompt, leg_headers: &leg_headers, placed, threshold };
     generate(&sending, &mut None).await
 }
 

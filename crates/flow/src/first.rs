@@ -20,7 +20,7 @@ use crate::reply::dialect::{Chunk, data_of, usage_of};
 use crate::reply::event_reader::EventReader;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::{Endpoint, JsonObject};
-use splitrail_engine_client::{EngineClient, Parcel, Shape, refusal_event};
+use splitrail_engine_client::{EngineClient, RevocableBody, Shape, refusal_event};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 
@@ -45,7 +45,7 @@ const OPENING_MAX: usize = 16;
 pub(super) async fn ask(
     sending: &Sending<'_>,
     account: &Account,
-    body: Parcel,
+    body: RevocableBody,
     lease: Option<Lease>,
 ) -> Result<First, Error> {
     below_if_412(if sending.prompt.context.options.stream {
@@ -67,16 +67,16 @@ fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
 /// Sends the leg that fetches a hand-off.
 pub(super) async fn fetch(
     sending: &Sending<'_>,
-    body: Parcel,
+    body: RevocableBody,
     lease: Option<Lease>,
 ) -> Result<(), Error> {
-    let Sending { prompt, envelope, placed, .. } = *sending;
+    let Sending { prompt, leg_headers, placed, .. } = *sending;
     let context = prompt.context;
-    let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
+    let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
     let Served { config, client, .. } = context.served.as_ref();
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
-        let response = client.post(worker, shape, body, envelope).await?;
+        let response = client.post(worker, shape, body, leg_headers).await?;
         let reply = client.whole(worker, response).await?;
         read_back::discard_whole(&context.served, &context.metrics, worker, reply);
         Ok(())
@@ -119,17 +119,17 @@ pub(super) async fn queued_past(lease: Lease, worker: &Worker, sent: Instant) {
 async fn whole_reply(
     sending: &Sending<'_>,
     account: &Account,
-    body: Parcel,
+    body: RevocableBody,
     lease: Option<Lease>,
 ) -> Result<First, Error> {
-    let Sending { prompt, envelope, placed, .. } = *sending;
+    let Sending { prompt, leg_headers, placed, .. } = *sending;
     let context = prompt.context;
-    let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
+    let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
     let Served { config, client, .. } = context.served.as_ref();
     let sent = Instant::now();
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
-        let response = client.post(worker, shape, body, envelope).await?;
+        let response = client.post(worker, shape, body, leg_headers).await?;
         // Engines send the status of a whole reply when the reply is complete. If the leg may be
         // rejected, only the body shows whether it is a reply.
         if !sending.is_gated() {
@@ -161,16 +161,16 @@ async fn whole_reply(
 pub(super) async fn first_events(
     sending: &Sending<'_>,
     endpoint: Endpoint,
-    body: Parcel,
+    body: RevocableBody,
 ) -> Result<First, Error> {
-    let Sending { prompt, envelope, placed, .. } = *sending;
+    let Sending { prompt, leg_headers, placed, .. } = *sending;
     let context = prompt.context;
-    let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
+    let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
     let Served { config, client, .. } = context.served.as_ref();
     let limit = config.timeouts.first_token;
     let idle = config.timeouts.stream_idle;
     let call = pin!(async {
-        let response = client.post(worker, Shape::streamed(endpoint), body, envelope).await?;
+        let response = client.post(worker, Shape::streamed(endpoint), body, leg_headers).await?;
         // Until the first event, the time-out of the leg applies instead of the idle time-out.
         let patience = limit.max(idle);
         let dialect = endpoint.dialect();

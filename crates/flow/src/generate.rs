@@ -8,14 +8,14 @@ use splitrail_engine::usage::EngineUsage;
 use super::account::Account;
 use super::context::{PromptContext, traced, uncached_tokens};
 use super::first::{First, ask, fetch};
-use super::hand_off::Carried;
+use super::hand_off::DecodeParams;
 use super::relay::{UnitStream, whole};
 use super::sending::Sending;
 use super::staged::{Prefilled, Staged, UnderWay};
 use crate::boxed::pinned;
 use splitrail_api::JsonObject;
 use splitrail_api::error::Error;
-use splitrail_engine_client::{Envelope, Parcel};
+use splitrail_engine_client::{LegHeaders, RevocableBody};
 use splitrail_fleet::costs::RankScope;
 use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::Stage;
@@ -61,21 +61,21 @@ pub(super) async fn generate(
     let handed_over = prefilled.is_some();
     let to_compute = to_compute(sending, handed_over);
     let leg = prompt.leg(LegKind::Decode, &placed.worker);
-    let envelope = traced(sending.envelope.clone(), &leg);
-    let envelope = &Envelope { prefill_tokens: Some(to_compute), ..envelope };
-    let sending = &Sending { envelope, ..*sending };
+    let leg_headers = traced(sending.leg_headers.clone(), &leg);
+    let leg_headers = &LegHeaders { prefill_tokens: Some(to_compute), ..leg_headers };
+    let sending = &Sending { leg_headers, ..*sending };
     let account = Account::open(sending, started, handed_over, leg);
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
-    let carried = hand_off.as_deref().map_or(Carried::Nothing, Carried::Params);
+    let carried = hand_off.as_deref().map_or(DecodeParams::Nothing, DecodeParams::Params);
     let fetches = hand_off.is_some() && sending.fetches_first();
     let body = if fetches { sending.fetching_body(carried)? } else { sending.body(carried)? };
-    let (body, receipt) = Parcel::new(body);
+    let (body, send_state) = RevocableBody::new(body);
     let body = if hand_off.is_some() { body.once() } else { body };
-    let mut under_way = UnderWay::new(prefilled, hand_off, receipt);
+    let mut under_way = UnderWay::new(prefilled, hand_off, send_state);
     let (body, lease) = if fetches {
         match pinned(|| fetch(sending, body, lease)).await {
-            Ok(()) => (Ok(sending.body(Carried::Nothing)?.into()), None),
+            Ok(()) => (Ok(sending.body(DecodeParams::Nothing)?.into()), None),
             Err(error) => (Err(error), None),
         }
     } else {

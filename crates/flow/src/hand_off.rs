@@ -24,7 +24,7 @@ pub type RoomMembers = [(&'static str, String); 3];
 
 /// What the body of a prefill leg says about the decode leg.
 #[derive(Clone, Copy, Debug)]
-pub enum Lead<'a> {
+pub enum PrefillParams<'a> {
     /// NIXL: a decode leg will follow; the reply says how to reach the blocks.
     Pulled,
     /// NIXL: the same, and first the KV of these parameters is read from another worker.
@@ -44,7 +44,7 @@ pub enum Lead<'a> {
     Met(&'a RoomMembers),
 }
 
-impl Lead<'_> {
+impl PrefillParams<'_> {
     /// Whether the prefill engine samples the first token of the reply, and so must use the
     /// client's sampling parameters. Otherwise the token of the prefill leg is thrown away.
     pub fn samples(self) -> bool {
@@ -89,7 +89,7 @@ impl Matched<'_> {
 
 /// What the body of a decode leg says about its prefill leg.
 #[derive(Clone, Copy, Debug)]
-pub enum Carried<'a> {
+pub enum DecodeParams<'a> {
     /// Nothing: there was no prefill leg, or the blocks are in a storage where any request finds
     /// them.
     Nothing,
@@ -101,7 +101,7 @@ pub enum Carried<'a> {
     Room(&'a RoomMembers),
 }
 
-impl Carried<'_> {
+impl DecodeParams<'_> {
     /// Adds the members to the body of the decode leg.
     pub fn put(self, body: &mut JsonObject) {
         match self {

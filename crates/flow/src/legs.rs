@@ -1,6 +1,6 @@
 //! The bodies that are sent to the engine of each leg: the client's body with a few members replaced.
 
-use super::hand_off::{Carried, Lead};
+use super::hand_off::{DecodeParams, PrefillParams};
 use splitrail_api::error::Error;
 use splitrail_api::request::Options;
 use splitrail_api::sampling::edit_sampling;
@@ -23,7 +23,7 @@ pub fn generate(
     body: JsonObject,
     endpoint: Endpoint,
     asked: Options,
-    carried: Carried<'_>,
+    carried: DecodeParams<'_>,
 ) -> Result<Parts, Error> {
     // Streams with named events contain usage without being asked for it.
     let mut body = match endpoint.dialect().names_events() {
@@ -39,7 +39,11 @@ pub fn generate(
 ///
 /// # Errors
 /// An error with status 400 if `sampling_params` must be an object and is not.
-pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<Parts, Error> {
+pub fn prefill(
+    body: &JsonObject,
+    endpoint: Endpoint,
+    lead: PrefillParams<'_>,
+) -> Result<Parts, Error> {
     // An engine that samples the first token of the reply stops by itself after this token.
     let mut body = if lead.samples() { unstreamed(body) } else { one_token(body, endpoint)? };
     lead.put(&mut body);
@@ -52,7 +56,11 @@ pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<
 ///
 /// # Errors
 /// An error with status 400 if `sampling_params` must be an object and is not.
-pub fn fetch(body: &JsonObject, endpoint: Endpoint, carried: Carried<'_>) -> Result<Parts, Error> {
+pub fn fetch(
+    body: &JsonObject,
+    endpoint: Endpoint,
+    carried: DecodeParams<'_>,
+) -> Result<Parts, Error> {
     let mut body = one_token(body, endpoint)?;
     carried.put(&mut body);
     Ok(body.to_parts())
@@ -126,7 +134,7 @@ mod tests {
     fn a_prefill_leg_asks_for_one_token_and_keeps_the_rest() {
         let text = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"min_tokens":4,"stop":["x"],"temperature":0.25}"#;
         let body = JsonObject::parse_str(text).unwrap();
-        let body = prefill(&body, Endpoint::Chat, Lead::Pulled).unwrap();
+        let body = prefill(&body, Endpoint::Chat, PrefillParams::Pulled).unwrap();
         let sent: serde_json::Value = serde_json::from_slice(&body.into_bytes()).unwrap();
         assert_eq!(
             sent,
@@ -142,7 +150,7 @@ mod tests {
     fn a_prefill_leg_keeps_sampling_parameters_that_stand_apart_byte_for_byte() {
         let text = r#"{"model":"m","token_ids":[1 ,2],"sampling_params":{"temperature":0.10,"max_tokens":9,"n":3,"stop":["x"],"x":{"y" : 1}},"stream":true,"max_tokens":7}"#;
         let body = JsonObject::parse_str(text).unwrap();
-        let body = prefill(&body, Endpoint::Generate, Lead::Pulled).unwrap();
+        let body = prefill(&body, Endpoint::Generate, PrefillParams::Pulled).unwrap();
         assert_eq!(
             String::from_utf8_lossy(&body.into_bytes()),
             r#"{"model":"m","token_ids":[1 ,2],"sampling_params":{"temperature":0.10,"max_tokens":1,"x":{"y" : 1},"ignore_eos":true},"stream":false,"max_tokens":7,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}"#
@@ -170,7 +178,7 @@ mod tests {
             ),
         ] {
             let body = JsonObject::parse_str(body).unwrap();
-            let sent = prefill(&body, endpoint, Lead::Pulled).unwrap().into_bytes();
+            let sent = prefill(&body, endpoint, PrefillParams::Pulled).unwrap().into_bytes();
             assert_eq!(String::from_utf8_lossy(&sent), format!("{expected}{params}}}"));
         }
     }
@@ -179,7 +187,7 @@ mod tests {
     fn a_prefill_leg_asks_for_one_token_under_every_name() {
         let text = r#"{"max_tokens":5,"max_completion_tokens":6,"max_output_tokens":7,"n":2,"best_of":4,"use_beam_search":true}"#;
         let body = JsonObject::parse_str(text).unwrap();
-        let sent = prefill(&body, Endpoint::Completions, Lead::Stored).unwrap();
+        let sent = prefill(&body, Endpoint::Completions, PrefillParams::Stored).unwrap();
         let sent: serde_json::Value = serde_json::from_slice(&sent.into_bytes()).unwrap();
         for key in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
             assert_eq!(sent[key], 1, "{key}");
@@ -202,30 +210,33 @@ mod tests {
         let whole = r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"x":1.50"#;
         let meeting = r#","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#;
         let led = |lead| text(prefill(&body, Endpoint::Completions, lead).unwrap());
-        assert_eq!(led(Lead::Stored), format!("{cut}}}"));
+        assert_eq!(led(PrefillParams::Stored), format!("{cut}}}"));
         let params = r#"{"transfer_id":"t"}"#;
-        assert_eq!(led(Lead::Pushed(params)), format!(r#"{cut},"kv_transfer_params":{params}}}"#));
+        assert_eq!(
+            led(PrefillParams::Pushed(params)),
+            format!(r#"{cut},"kv_transfer_params":{params}}}"#)
+        );
         // SGLang's prefill engine samples the first token with the client's parameters; its reply
         // is not streamed.
         let sampling = whole.replace("\"stream\":true", "\"stream\":false");
-        assert_eq!(led(Lead::Met(&members)), format!("{sampling}{meeting}"));
+        assert_eq!(led(PrefillParams::Met(&members)), format!("{sampling}{meeting}"));
 
         let completions = Endpoint::Completions;
         let given =
             |carried| text(generate(body.clone(), completions, asked(false), carried).unwrap());
-        assert_eq!(given(Carried::Nothing), format!("{whole}}}"));
+        assert_eq!(given(DecodeParams::Nothing), format!("{whole}}}"));
         let request_id = Some("\"resp_1\"");
         let matched = Matched { params: r#"{"a":2}"#, request_id };
         let named = r#","kv_transfer_params":{"a":2},"request_id":"resp_1"}"#;
-        assert_eq!(led(Lead::Matched(matched)), format!("{cut}{named}"));
-        assert_eq!(given(Carried::Matched(matched)), format!("{whole}{named}"));
+        assert_eq!(led(PrefillParams::Matched(matched)), format!("{cut}{named}"));
+        assert_eq!(given(DecodeParams::Matched(matched)), format!("{whole}{named}"));
         let plain = Matched { request_id: None, ..matched };
-        let plain = given(Carried::Matched(plain));
+        let plain = given(DecodeParams::Matched(plain));
         assert_eq!(plain, format!(r#"{whole},"kv_transfer_params":{{"a":2}}}}"#));
-        let pushed = Carried::Params(r#"{"a":1}"#);
+        let pushed = DecodeParams::Params(r#"{"a":1}"#);
         assert_eq!(given(pushed), format!(r#"{whole},"kv_transfer_params":{{"a":1}}}}"#));
-        assert_eq!(given(Carried::Room(&members)), format!("{whole}{meeting}"));
-        let fetched = fetch(&body, Endpoint::Completions, Carried::Params("{}")).unwrap();
+        assert_eq!(given(DecodeParams::Room(&members)), format!("{whole}{meeting}"));
+        let fetched = fetch(&body, Endpoint::Completions, DecodeParams::Params("{}")).unwrap();
         assert_eq!(text(fetched), format!(r#"{cut},"kv_transfer_params":{{}}}}"#));
     }
 
@@ -235,7 +246,8 @@ mod tests {
         let body = JsonObject::parse_str(text).unwrap();
         let options = |include_usage| {
             let asked = Options { stream: true, include_usage, ..Options::PLAIN };
-            let sent = generate(body.clone(), Endpoint::Chat, asked, Carried::Nothing).unwrap();
+            let sent =
+                generate(body.clone(), Endpoint::Chat, asked, DecodeParams::Nothing).unwrap();
             let sent = sent.into_bytes();
             serde_json::from_slice::<serde_json::Value>(&sent).unwrap()["stream_options"].clone()
         };

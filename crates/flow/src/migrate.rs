@@ -21,7 +21,7 @@ use super::context::{
     Context, PromptContext, attempt, book, carried_threshold, expected, may_retry, traced,
 };
 use super::first::{First, first_events};
-use super::hand_off::Carried;
+use super::hand_off::DecodeParams;
 use super::legs;
 use super::place::{Placed, Wish, computed, place, sent};
 use super::sending::Sending;
@@ -29,7 +29,7 @@ use crate::prepare::Unit;
 use crate::reply::event_reader::EventReader;
 use splitrail_api::error::Error;
 use splitrail_api::{Endpoint, JsonObject};
-use splitrail_engine_client::Parcel;
+use splitrail_engine_client::RevocableBody;
 use splitrail_fleet::{Booking, Exclusion, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
@@ -310,16 +310,16 @@ async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Erro
     let PromptContext { context, unit, decision, .. } = prompt;
     placed.worker.breaker(Leg::Decode).begin(Instant::now());
     let mut leg = prompt.leg(LegKind::Decode, &placed.worker);
-    let envelope = traced(attempt(context, decision), &leg);
+    let leg_headers = traced(attempt(context, decision), &leg);
     let threshold = carried_threshold(context, &placed.worker, 0.0);
     let mut body = unit.body.clone();
     if let Some(threshold) = threshold {
         body.set("cache_hit_threshold", threshold.to_string());
     }
     let booking = book(context, unit, placed, Instant::now(), true);
-    let body = legs::generate(body, Endpoint::Completions, context.options, Carried::Nothing)?;
-    let body: Parcel = body.into();
-    let sending = Sending { prompt, envelope: &envelope, placed, threshold };
+    let body = legs::generate(body, Endpoint::Completions, context.options, DecodeParams::Nothing)?;
+    let body: RevocableBody = body.into();
+    let sending = Sending { prompt, leg_headers: &leg_headers, placed, threshold };
     let expected = expected(context, unit, placed);
     let facts = LegFacts::new(LegKind::Decode, placed.worker.id(), expected);
     decision.resume_sent(facts);

@@ -19,7 +19,7 @@ use super::context::{
 };
 use super::first::{First, ask, fetch};
 use super::generate::{Generated, conclude, mark};
-use super::hand_off::{Carried, Lead, RoomMembers, not_for_decode};
+use super::hand_off::{DecodeParams, PrefillParams, RoomMembers, not_for_decode};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, PrefillReply, Tries, without_prefill};
@@ -28,7 +28,7 @@ use super::repair::{Registration, Repair};
 use super::sending::Sending;
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_config::model::Connector;
-use splitrail_engine_client::{Envelope, Parcel};
+use splitrail_engine_client::{LegHeaders, RevocableBody};
 use splitrail_fleet::Worker;
 use splitrail_fleet::bootstrap::{Bootstrap, EngineIdentity};
 use splitrail_ledger::leg::{LegFacts, LegKind};
@@ -94,11 +94,11 @@ pub(super) async fn pair_or_local(
         let mut excluded = attempts.failed().to_vec();
         excluded.extend(not_for_decode(&context.served.pool.roster(), &prefill.worker));
         let decode = place(prompt, Wish::any(Leg::Decode, &excluded))?;
-        let envelope = attempt(context, decision);
+        let leg_headers = attempt(context, decision);
         let guard = preemption_guard(prompt);
         let sending = Sending {
             prompt,
-            envelope: &envelope,
+            leg_headers: &leg_headers,
             placed: &decode,
             threshold: carried_threshold(context, &decode.worker, guard),
         };
@@ -144,10 +144,14 @@ enum Appointment {
 }
 
 impl Appointment {
-    async fn make(context: &Context, placed: &Placed, envelope: &Envelope) -> Result<Self, Error> {
+    async fn make(
+        context: &Context,
+        placed: &Placed,
+        leg_headers: &LegHeaders,
+    ) -> Result<Self, Error> {
         let worker = &placed.worker;
         if context.served.config.connector == Connector::NixlPush {
-            return Ok(Self::Push(PushPair::make(context, placed, envelope).await?));
+            return Ok(Self::Push(PushPair::make(context, placed, leg_headers).await?));
         }
         let bootstrap = bootstrap(worker)?;
         if context.served.config.connector == Connector::Sglang {
@@ -165,19 +169,19 @@ impl Appointment {
         Ok(Self::Transfer { params: [prefill, decode], engine, rank })
     }
 
-    fn lead(&self) -> Lead<'_> {
+    fn lead(&self) -> PrefillParams<'_> {
         match self {
-            Self::Transfer { params: [prefill, _], .. } => Lead::Pushed(prefill),
-            Self::Room(members) => Lead::Met(members),
-            Self::Push(pair) => Lead::Matched(pair.lead()),
+            Self::Transfer { params: [prefill, _], .. } => PrefillParams::Pushed(prefill),
+            Self::Room(members) => PrefillParams::Met(members),
+            Self::Push(pair) => PrefillParams::Matched(pair.lead()),
         }
     }
 
-    fn carried(&self) -> Carried<'_> {
+    fn carried(&self) -> DecodeParams<'_> {
         match self {
-            Self::Transfer { params: [_, decode], .. } => Carried::Params(decode),
-            Self::Room(members) => Carried::Room(members),
-            Self::Push(pair) => Carried::Matched(pair.carried()),
+            Self::Transfer { params: [_, decode], .. } => DecodeParams::Params(decode),
+            Self::Room(members) => DecodeParams::Room(members),
+            Self::Push(pair) => DecodeParams::Matched(pair.carried()),
         }
     }
 
@@ -191,15 +195,15 @@ impl Appointment {
         matches!(self, Self::Transfer { .. } | Self::Push(_))
     }
 
-    /// The envelope of the prefill leg, pinned to the rank of the engine whose id the decode leg
+    /// The leg_headers of the prefill leg, pinned to the rank of the engine whose id the decode leg
     /// carries.
-    fn envelope(&self, envelope: &Envelope) -> Envelope {
+    fn leg_headers(&self, leg_headers: &LegHeaders) -> LegHeaders {
         let rank = match self {
             Self::Transfer { rank, .. } => *rank,
             Self::Room(_) => None,
             Self::Push(pair) => pair.rank,
         };
-        Envelope { rank, ..envelope.clone() }
+        LegHeaders { rank, ..leg_headers.clone() }
     }
 }
 
@@ -219,7 +223,7 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
 
 async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Failed> {
     let PromptContext { context, unit, decision, .. } = sending.prompt;
-    let appointment = Appointment::make(context, prefill, sending.envelope).await;
+    let appointment = Appointment::make(context, prefill, sending.leg_headers).await;
     let appointment = appointment.map_err(Failed::Prefill)?;
     let decode = &sending.placed.worker;
     decode.breaker(Leg::Decode).begin(Instant::now());
@@ -233,7 +237,7 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Fail
     let facts = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
     decision.prefill_sent(facts);
     let leg = sending.prompt.leg(LegKind::Decode, &sending.placed.worker);
-    let sending = &Sending { envelope: &traced(sending.envelope.clone(), &leg), ..*sending };
+    let sending = &Sending { leg_headers: &traced(sending.leg_headers.clone(), &leg), ..*sending };
     let started = Instant::now();
     let mut account = Account::open(sending, started, true, leg);
     let met = meet(sending, &account, prefill, &appointment).await;
@@ -269,25 +273,25 @@ async fn meet(
     let PromptContext { context, unit, .. } = sending.prompt;
     let body = prefill::body(context, unit, &prefill.worker, appointment.lead());
     let body = body.map_err(Failed::Prefill)?;
-    let envelope = appointment.envelope(sending.envelope);
+    let leg_headers = appointment.leg_headers(sending.leg_headers);
     let carried = appointment.carried();
     let decode_body = match sending.fetches_first() {
         true => sending.fetching_body(carried),
         false => sending.body(carried),
     };
-    let (decode_body, receipt) = Parcel::new(decode_body.map_err(Failed::Decode)?);
-    let registration = Registration::new(receipt);
+    let (decode_body, send_state) = RevocableBody::new(decode_body.map_err(Failed::Decode)?);
+    let registration = Registration::new(send_state);
     let mut repair = appointment.decode_waits_for_prefill().then(|| {
         let (body, registration) = (body.clone(), registration.clone());
-        let repair = Repair::new(sending, prefill, registration, body, &envelope);
+        let repair = Repair::new(sending, prefill, registration, body, &leg_headers);
         match appointment {
             Appointment::Push(pair) => repair.of_push(pair.engine()),
             Appointment::Transfer { .. } | Appointment::Room(_) => repair,
         }
     });
     // The name of the pair may be used only once, so no body must be sent twice.
-    let body = Parcel::new(body).0.once();
-    let prefilling = prefill::send(sending.prompt, &envelope, prefill, body, repair.as_mut());
+    let body = RevocableBody::new(body).0.once();
+    let prefilling = prefill::send(sending.prompt, &leg_headers, prefill, body, repair.as_mut());
     let mut prefilling = pin!(prefilling);
     // Dropped before the prefill leg, which then sees how far this one has come.
     let mut decoding = pin!(decode(sending, account, decode_body.once(), &registration));
@@ -377,7 +381,7 @@ fn late(prefill: &Worker, error: Error) -> Failed {
 async fn decode(
     sending: &Sending<'_>,
     account: &Account,
-    body: Parcel,
+    body: RevocableBody,
     registration: &Registration,
 ) -> Result<First, Error> {
     let begun = async {
@@ -389,7 +393,7 @@ async fn decode(
         let fetched = fetch(sending, body, None).await;
         registration.ended(&fetched);
         fetched?;
-        ask(sending, account, sending.body(Carried::Nothing)?.into(), None).await
+        ask(sending, account, sending.body(DecodeParams::Nothing)?.into(), None).await
     };
     let begun = begun.await;
     mark(sending.prompt, &begun);

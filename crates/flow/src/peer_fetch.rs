@@ -14,7 +14,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 use tokio::time::{Instant as Moment, timeout_at};
 
-use super::context::{PromptContext, envelope};
+use super::context::{PromptContext, leg_headers};
 use super::place::{Placed, fetch_choice};
 use splitrail_fleet::Worker;
 use splitrail_fleet::costs::RankScope;
@@ -182,7 +182,7 @@ impl<'a> Fetching<'a> {
         let workers = Workers { source, source_rank: self.plan.rank, fetcher: &self.fetcher };
         let (served, metrics) = (&context.served, &context.metrics);
         let (body, memory) = (&unit.body, Some(&context.memory));
-        let asker = Asker { served, metrics, body, memory, envelope: envelope(context) };
+        let asker = Asker { served, metrics, body, memory, leg_headers: leg_headers(context) };
         let steps = Steps::new(asker, &booking, workers, self.prefix, self.deadline);
         let sent = Instant::now();
         let given = steps.give(&ids.ids).await?;

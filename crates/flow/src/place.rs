@@ -9,7 +9,7 @@ use splitrail_kv::Tier;
 use super::context::{Context, PromptContext};
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, Kind};
-use splitrail_engine_client::Envelope;
+use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::Served;
 use splitrail_fleet::waiting::{Asked, Granted, NoRoom, Why};
 use splitrail_fleet::{Booking, CandidateQuery, Exclusion, Pool, Roster, Worker};
@@ -65,11 +65,11 @@ impl Placed {
         self.room.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The envelope of a leg to this worker: pinned to the chosen rank, unless the envelope names a
+    /// The leg_headers of a leg to this worker: pinned to the chosen rank, unless the leg_headers names a
     /// rank already.
-    pub(super) fn pinned(&self, envelope: &Envelope) -> Envelope {
-        let rank = envelope.rank.or(self.rank.map(u32::from));
-        Envelope { rank, ..envelope.clone() }
+    pub(super) fn pinned(&self, leg_headers: &LegHeaders) -> LegHeaders {
+        let rank = leg_headers.rank.or(self.rank.map(u32::from));
+        LegHeaders { rank, ..leg_headers.clone() }
     }
 
     /// Whether the engine's count of cached tokens should equal the count of the index. It need not

@@ -15,7 +15,7 @@ use super::context::{
     Context, PromptContext, attempt, book, carried_threshold, may_retry, nothing_handed_over,
     prefill_made_local, retried, traced, uncached_tokens, within,
 };
-use super::hand_off::{Lead, missing, spared};
+use super::hand_off::{PrefillParams, missing, spared};
 use super::lease::Lease;
 use super::legs;
 use super::peer_fetch::fetch_planned;
@@ -32,7 +32,7 @@ use crate::reply::dialect;
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{Connector, OnNoPrefill};
-use splitrail_engine_client::{Envelope, Parcel, Peer, Shape};
+use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
 use splitrail_fleet::Served;
 use splitrail_fleet::reply_audit::audit_reply;
 use splitrail_fleet::{Exclusion, Pool, Worker};
@@ -142,12 +142,12 @@ pub(super) async fn prefill_or_local(
         };
         let one_shot = fetch_planned(prompt, &mut placed, &mut tries.wish.may_fetch).await;
         sent(context, unit, &placed);
-        let envelope = attempt(context, decision);
+        let leg_headers = attempt(context, decision);
         let reading = Reads::of(prompt, &placed, one_shot, tries.wish.readable_blocks);
         record_leg(prompt, &mut placed, reading.as_ref());
         let started = Instant::now();
         let reads = reading.is_some();
-        let prefilled = prefill(prompt, envelope, &placed, reading).await;
+        let prefilled = prefill(prompt, leg_headers, &placed, reading).await;
         let distrusted = context.served.pool.read_back.is_distrusted();
         let failed = prefilled.as_ref().is_err_and(|error| error.fault() != Fault::Client);
         let failed_to_read = reads && failed && !distrusted;
@@ -286,7 +286,7 @@ pub(super) fn body(
     context: &Context,
     unit: &Unit,
     worker: &Worker,
-    lead: Lead<'_>,
+    lead: PrefillParams<'_>,
 ) -> Result<Parts, Error> {
     let mut body = unit.body.clone();
     if let Some(threshold) = carried_threshold(context, worker, 0.0) {
@@ -307,9 +307,9 @@ pub(super) struct Replied {
 /// Sends a prefill leg and reads its reply. With `repair`, the leg may outlive the request.
 pub(super) async fn send(
     prompt: PromptContext<'_>,
-    envelope: &Envelope,
+    leg_headers: &LegHeaders,
     placed: &Placed,
-    body: Parcel,
+    body: RevocableBody,
     repair: Option<&mut Repair>,
 ) -> Result<PrefillReply, Error> {
     let PromptContext { context, unit, .. } = prompt;
@@ -320,9 +320,9 @@ pub(super) async fn send(
     worker.breaker(Leg::Prefill).begin(started);
     let mut booking = book(context, unit, placed, started, true);
     let mut leg = prompt.leg(LegKind::Prefill, worker);
-    let envelope = traced(placed.pinned(envelope), &leg);
-    let envelope = Envelope { prefill_tokens: Some(uncached), ..envelope };
-    let call = post(prompt, worker, body, envelope.clone());
+    let leg_headers = traced(placed.pinned(leg_headers), &leg);
+    let leg_headers = LegHeaders { prefill_tokens: Some(uncached), ..leg_headers };
+    let call = post(prompt, worker, body, leg_headers.clone());
     let lease_left = placed.lease_ends.map(|at| at.saturating_duration_since(started.into()));
     let (limit, key) = match lease_left.filter(|left| *left < config.timeouts.prefill) {
         Some(left) => (left, "lease"),
@@ -331,7 +331,7 @@ pub(super) async fn send(
     let replied = match repair {
         None => within(client, limit, worker, key, pin!(call)).await,
         Some(repair) => {
-            let call = pin!(repair.run(envelope, call));
+            let call = pin!(repair.run(leg_headers, call));
             within(client, limit, worker, key, call).await
         }
     };
@@ -359,13 +359,13 @@ pub(super) async fn send(
 fn post(
     prompt: PromptContext<'_>,
     worker: &Arc<Worker>,
-    body: Parcel,
-    envelope: Envelope,
+    body: RevocableBody,
+    leg_headers: LegHeaders,
 ) -> impl Future<Output = Result<Replied, Error>> + Send + use<> {
     let (served, worker) = (Arc::clone(&prompt.context.served), Arc::clone(worker));
     let (shape, decision) = (Shape::whole(prompt.context.endpoint), prompt.decision.clone());
     async move {
-        let response = served.client.post(&*worker, shape, body, &envelope).await?;
+        let response = served.client.post(&*worker, shape, body, &leg_headers).await?;
         // The engine has computed the prompt and staged its blocks by now.
         decision.prefill_worked();
         let begun = tokio::time::Instant::now();
@@ -378,7 +378,7 @@ fn post(
 /// no hand-off.
 async fn prefill(
     prompt: PromptContext<'_>,
-    envelope: Envelope,
+    leg_headers: LegHeaders,
     placed: &Placed,
     reading: Option<Reads<'_>>,
 ) -> Result<Result<Prefilled, LocalReason>, Error> {
@@ -388,11 +388,11 @@ async fn prefill(
     worker.missing_hand_offs.begin(context.endpoint.dialect(), Instant::now());
     let reads_back = matches!(reading, Some(Reads::ReadBack(_)));
     let said = match reading {
-        Some(reading) => Box::pin(reading.send(prompt, &envelope, placed)).await?,
+        Some(reading) => Box::pin(reading.send(prompt, &leg_headers, placed)).await?,
         None => {
-            let lead = if stored { Lead::Stored } else { Lead::Pulled };
+            let lead = if stored { PrefillParams::Stored } else { PrefillParams::Pulled };
             let body = body(context, unit, worker, lead)?;
-            send(prompt, &envelope, placed, body.into(), None).await?
+            send(prompt, &leg_headers, placed, body.into(), None).await?
         }
     };
     if worker.is_quarantined() {
@@ -423,11 +423,11 @@ async fn prefill(
             served: &context.served,
             metrics: &context.metrics,
             worker: worker.index,
-            envelope: &envelope,
+            leg_headers: &leg_headers,
         };
         Some(Staged::new(origin, fetch, hand_off, lease))
     };
-    Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
+    Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, leg_headers }))
 }
 
 /// Remembers whether a worker returns hand-offs for an endpoint.

@@ -27,7 +27,7 @@ use identity::{engine, pinned_rank};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
-use splitrail_engine_client::Envelope;
+use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::{Served, Worker};
 
 /// How long a decode engine may take to say who it is: as long as a busy one may need for a few tokens.
@@ -47,18 +47,18 @@ pub(super) struct PushPair {
 }
 
 impl PushPair {
-    /// Makes the data of a pair. The engines match its legs by the id in `envelope`, which is the
+    /// Makes the data of a pair. The engines match its legs by the id in `leg_headers`, which is the
     /// router's, new for each attempt, and cannot be guessed.
     pub(super) async fn make(
         context: &Context,
         prefill: &Placed,
-        envelope: &Envelope,
+        leg_headers: &LegHeaders,
     ) -> Result<Self, Error> {
         let Served { config, .. } = context.served.as_ref();
         let worker = &prefill.worker;
         let rank = pinned_rank(worker, prefill.rank)?;
         let engine = engine(&context.served, worker, rank, config.timeouts.prefill).await?;
-        let id = envelope.request_id.to_str().unwrap_or_default();
+        let id = leg_headers.request_id.to_str().unwrap_or_default();
         let decode_params = engine.decode_params_json(id);
         Ok(Self { engine, rank, decode_params, request_id: own_member(context.endpoint) })
     }

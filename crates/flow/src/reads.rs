@@ -6,14 +6,14 @@ use std::time::Instant;
 use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 
 use super::context::{PromptContext, expected};
-use super::hand_off::Lead;
+use super::hand_off::PrefillParams;
 use super::peer_fetch::OneShot;
 use super::place::Placed;
 use super::prefill::{PrefillReply, body, send};
 use super::read_back;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Fault};
-use splitrail_engine_client::{Envelope, Parcel, Receipt};
+use splitrail_engine_client::{LegHeaders, RevocableBody, SendState};
 use splitrail_fleet::Worker;
 use splitrail_fleet::read_back::Reading;
 use splitrail_ledger::leg::{LegFacts, LegKind};
@@ -53,12 +53,12 @@ impl<'a> Reads<'a> {
     pub(super) async fn send(
         self,
         prompt: PromptContext<'_>,
-        envelope: &Envelope,
+        leg_headers: &LegHeaders,
         placed: &Placed,
     ) -> Result<PrefillReply, Error> {
         match self {
-            Self::ReadBack(reading) => send_reading(prompt, envelope, placed, reading).await,
-            Self::OneShot(one_shot) => one_shot.send(envelope, placed).await,
+            Self::ReadBack(reading) => send_reading(prompt, leg_headers, placed, reading).await,
+            Self::OneShot(one_shot) => one_shot.send(leg_headers, placed).await,
         }
     }
 }
@@ -93,26 +93,26 @@ pub(super) fn reading_body(
     prompt: PromptContext<'_>,
     worker: &Worker,
     params: &str,
-) -> Result<(Parcel, Receipt), Error> {
+) -> Result<(RevocableBody, SendState), Error> {
     let PromptContext { context, unit, .. } = prompt;
     let asks_for_ids = context.endpoint != Endpoint::Generate;
-    let lead = Lead::Reads { params, asks_for_ids };
-    let (parcel, receipt) = Parcel::new(body(context, unit, worker, lead)?);
-    Ok((parcel.once(), receipt))
+    let lead = PrefillParams::Reads { params, asks_for_ids };
+    let (revocable, send_state) = RevocableBody::new(body(context, unit, worker, lead)?);
+    Ok((revocable.once(), send_state))
 }
 
 async fn send_reading(
     prompt: PromptContext<'_>,
-    envelope: &Envelope,
+    leg_headers: &LegHeaders,
     placed: &Placed,
     mut reading: Reading,
 ) -> Result<PrefillReply, Error> {
     let worker = &placed.worker;
     let params = reading.json().unwrap_or_else(|| PREFILL_PARAMS_JSON.to_owned());
-    let (body, receipt) = reading_body(prompt, worker, &params)?;
-    reading.is_in(receipt);
+    let (body, send_state) = reading_body(prompt, worker, &params)?;
+    reading.is_in(send_state);
     worker.read_back.begin(Instant::now());
-    match send(prompt, envelope, placed, body, None).await {
+    match send(prompt, leg_headers, placed, body, None).await {
         Ok(said) => {
             reading.done();
             read_back::verify(prompt, worker, said.reply())?;

@@ -13,10 +13,10 @@ use super::context::PromptContext;
 use super::migrate::Migration;
 use super::read_back;
 use super::sending::Sending;
-use crate::reply::alike::Alike;
 use crate::reply::choices::turned_away;
 use crate::reply::dialect::{self, Chunk, data_of};
 use crate::reply::event_reader::EventReader;
+use crate::reply::event_template::EventTemplate;
 use crate::reply::merge::Events;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, Kind};
@@ -69,7 +69,7 @@ pub struct UnitStream {
     gaps: Histogram,
     pace: Pace,
     /// Recognises events that need not be parsed.
-    alike: Alike,
+    template: EventTemplate,
 }
 
 /// The times of a stream's events.
@@ -109,7 +109,7 @@ impl UnitStream {
             tells_usage: prompt.context.options.include_usage,
             gaps: prompt.context.inter_token(prompt.decision),
             pace: Pace::begin(Instant::now()),
-            alike: Alike::default(),
+            template: EventTemplate::default(),
         }
     }
 
@@ -205,17 +205,17 @@ impl UnitStream {
 
     /// Reads what the router needs to know about an event.
     fn read<'a>(&mut self, dialect: Dialect, data: &'a [u8]) -> Option<Chunk<'a>> {
-        // The name of an event is a text too, and it decides what is read, so `alike` cannot be
+        // The name of an event is a text too, and it decides what is read, so `template` cannot be
         // used.
         if dialect.names_events() {
             return Chunk::read(dialect, data);
         }
-        if self.alike.covers(data) {
+        if self.template.covers(data) {
             return Some(Chunk::default());
         }
         let chunk = Chunk::read(dialect, data)?;
         if !chunk.is_error && chunk.usage.is_none() {
-            self.alike.learn(data);
+            self.template.learn(data);
         }
         Some(chunk)
     }

@@ -28,7 +28,7 @@ use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, Parts};
 use splitrail_engine::nixl_push::{PushEngine, PushReply};
-use splitrail_engine_client::{Envelope, Parcel, Receipt, Shape};
+use splitrail_engine_client::{LegHeaders, RevocableBody, SendState, Shape};
 use splitrail_fleet::{Booking, Cluster, Served, Worker};
 use splitrail_telemetry::Metrics;
 use tokio::time::Instant;
@@ -57,14 +57,14 @@ type Call = Pin<Box<dyn Future<Output = Result<Replied, Error>> + Send>>;
 /// A decode leg that its engine may have registered with the prefill engine.
 #[derive(Clone, Debug)]
 pub(super) struct Registration {
-    receipt: Receipt,
+    send_state: SendState,
     is_over: Arc<AtomicBool>,
 }
 
 impl Registration {
-    /// For a leg that is about to be sent with the body of this receipt.
-    pub(super) fn new(receipt: Receipt) -> Self {
-        Self { receipt, is_over: Arc::default() }
+    /// For a leg that is about to be sent with the body of this state.
+    pub(super) fn new(send_state: SendState) -> Self {
+        Self { send_state, is_over: Arc::default() }
     }
 
     /// Notes how the leg ended. An engine that has answered, if only with an error, does not wait.
@@ -82,7 +82,7 @@ impl Registration {
     /// Whether the engine may have the leg and wait for its KV. If not, it will not get the leg
     /// either.
     fn may_wait(&self) -> bool {
-        !self.is_over.load(Relaxed) && !self.receipt.take_back()
+        !self.is_over.load(Relaxed) && !self.send_state.take_back()
     }
 }
 
@@ -105,7 +105,7 @@ pub(super) struct Repair {
     cluster: Arc<Cluster>,
     leg: Arc<PrefillLeg>,
     registration: Registration,
-    envelope: Envelope,
+    leg_headers: LegHeaders,
     progress: Progress,
 }
 
@@ -138,7 +138,7 @@ impl Repair {
         prefill: &Placed,
         registration: Registration,
         body: Parts,
-        envelope: &Envelope,
+        leg_headers: &LegHeaders,
     ) -> Self {
         let PromptContext { context, unit, .. } = sending.prompt;
         let (worker, decode) = (&prefill.worker, &sending.placed.worker);
@@ -158,8 +158,8 @@ impl Repair {
             restarts: [worker.presence.restarts(), decode.presence.restarts()],
         };
         let cluster = Arc::clone(&context.preparer.cluster);
-        let envelope = prefill.pinned(envelope);
-        Self { cluster, leg: Arc::new(leg), registration, envelope, progress: Progress::Failed }
+        let leg_headers = prefill.pinned(leg_headers);
+        Self { cluster, leg: Arc::new(leg), registration, leg_headers, progress: Progress::Failed }
     }
 
     /// For a pair whose decode engine registers with `engine`, which pushes the KV.
@@ -175,10 +175,10 @@ impl Repair {
     /// kept.
     pub(super) async fn run(
         &mut self,
-        envelope: Envelope,
+        leg_headers: LegHeaders,
         call: impl Future<Output = Result<Replied, Error>> + Send + 'static,
     ) -> Result<Replied, Error> {
-        self.envelope = envelope;
+        self.leg_headers = leg_headers;
         self.progress = Progress::UnderWay(Box::pin(call));
         let replied = poll_fn(|cx| match &mut self.progress {
             Progress::UnderWay(call) => call.as_mut().poll(cx),
@@ -201,22 +201,22 @@ impl Drop for Repair {
         let (repairs, leg) = (&self.cluster.repairs, &self.leg);
         // As many as requests are served, so that clients which leave together are all repaired.
         let max = self.cluster.serving().limits.in_flight_max;
-        let envelope = self.envelope.clone();
+        let leg_headers = self.leg_headers.clone();
         // A repair that finds no room counts its leg as left.
         let _runs = match std::mem::replace(&mut self.progress, Progress::Replied) {
             Progress::UnderWay(call) => {
-                repairs.run_among(max, Task::new(leg).run(Some(call), envelope))
+                repairs.run_among(max, Task::new(leg).run(Some(call), leg_headers))
             }
             Progress::Pushes(until) if Instant::now() < until => {
                 let leg = Arc::clone(leg);
                 repairs.run_among(max, async move {
                     if !leg.still_runs(until).await {
-                        Task::new(&leg).run(None, envelope).await;
+                        Task::new(&leg).run(None, leg_headers).await;
                     }
                 })
             }
             Progress::Failed | Progress::Pushes(_) => {
-                repairs.run_among(max, Task::new(leg).run(None, envelope))
+                repairs.run_among(max, Task::new(leg).run(None, leg_headers))
             }
             Progress::Replied => return,
             Progress::AnotherReplied => return leg.count(leg.left()),
@@ -241,10 +241,10 @@ impl Task {
     }
 
     /// Lets a call end, if one is under way, and sends the leg again until it ends well.
-    async fn run(mut self, call: Option<Call>, envelope: Envelope) {
+    async fn run(mut self, call: Option<Call>, leg_headers: LegHeaders) {
         let leg = Arc::clone(&self.leg);
         self.outcome = tokio::select! {
-            outcome = leg.finish(call, envelope) => Some(outcome),
+            outcome = leg.finish(call, leg_headers) => Some(outcome),
             () = leg.decode_gone() => None,
         };
     }
@@ -261,12 +261,12 @@ impl Drop for Task {
 impl PrefillLeg {
     /// Lets a call end, and sends the leg again until it ends well. Returns the outcome for the
     /// metric.
-    async fn finish(&self, call: Option<Call>, envelope: Envelope) -> &'static str {
+    async fn finish(&self, call: Option<Call>, leg_headers: LegHeaders) -> &'static str {
         let timeouts = &self.served.config.timeouts;
         let deadline = Instant::now() + REPAIR_MAX;
         let [mut pause, longest] = PAUSES;
         let mut down_since = None;
-        let mut call = call.unwrap_or_else(|| self.call(envelope.clone()));
+        let mut call = call.unwrap_or_else(|| self.call(leg_headers.clone()));
         loop {
             let is_unreachable = match tokio::time::timeout(timeouts.prefill, call).await {
                 Ok(Ok(replied)) => {
@@ -286,7 +286,7 @@ impl PrefillLeg {
                 return self.left();
             }
             pause = (2 * pause).min(longest);
-            call = self.call(envelope.clone());
+            call = self.call(leg_headers.clone());
         }
     }
 
@@ -304,14 +304,14 @@ impl PrefillLeg {
     }
 
     /// Sends the leg again.
-    fn call(&self, envelope: Envelope) -> Call {
+    fn call(&self, leg_headers: LegHeaders) -> Call {
         let (served, worker) = (Arc::clone(&self.served), Arc::clone(&self.worker));
-        let body = Parcel::new(self.body.clone()).0.once();
+        let body = RevocableBody::new(self.body.clone()).0.once();
         let shape = Shape::whole(self.endpoint);
         Box::pin(async move {
             // Many legs that failed together must not be too much for an engine that comes back.
             let _permit = worker.presence.resends.acquire().await;
-            let response = served.client.post(&*worker, shape, body, &envelope).await?;
+            let response = served.client.post(&*worker, shape, body, &leg_headers).await?;
             let begun = Instant::now();
             Ok(Replied { body: served.client.whole(&*worker, response).await?, begun, peer: None })
         })

@@ -2,11 +2,11 @@
 //! those of a batch, and is the only place that decides the usage that clients see. No module of
 //! the legs is imported here.
 
-pub(crate) mod alike;
 pub mod choices;
 pub mod detail;
 pub mod dialect;
 pub(crate) mod event_reader;
+pub(crate) mod event_template;
 pub mod merge;
 pub mod sse;
 pub mod usage;

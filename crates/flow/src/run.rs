@@ -189,7 +189,7 @@ async fn last_leg(
     let pool = &context.served.pool;
     let mut excluded = attempts.failed().to_vec();
     // Both legs of an attempt carry the same id.
-    let envelope = match &staged {
+    let leg_headers = match &staged {
         Some(prefilled) => {
             excluded.extend(not_for_decode(&pool.roster(), &prefilled.worker));
             let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
@@ -208,7 +208,7 @@ async fn last_leg(
                 *staged = None;
                 return Ok(None);
             }
-            prefilled.envelope.clone()
+            prefilled.leg_headers.clone()
         }
         None => attempt(context, decision),
     };
@@ -229,7 +229,7 @@ async fn last_leg(
         Leg::Prefill | Leg::Aggregated => 0.0,
     };
     let threshold = carried_threshold(context, &placed.worker, guard);
-    let sending = Sending { prompt, envelope: &envelope, placed: &placed, threshold };
+    let sending = Sending { prompt, leg_headers: &leg_headers, placed: &placed, threshold };
     // The engine may have received the hand-off, so an attempt after a failure needs a new one.
     let generated = pinned(|| generate(&sending, staged)).await;
     if matches!(generated, Ok(Generated::Begun(_))) {

@@ -3,20 +3,20 @@
 use std::time::Duration;
 
 use super::context::PromptContext;
-use super::hand_off::Carried;
+use super::hand_off::DecodeParams;
 use super::legs;
 use super::migrate::is_exact;
 use super::place::Placed;
 use super::read_back;
 use splitrail_api::error::Error;
 use splitrail_api::{JsonObject, Parts};
-use splitrail_engine_client::Envelope;
+use splitrail_engine_client::LegHeaders;
 
 /// A leg that generates the client's reply, with everything needed to send it.
 #[derive(Clone, Copy)]
 pub(super) struct Sending<'a> {
     pub(super) prompt: PromptContext<'a>,
-    pub(super) envelope: &'a Envelope,
+    pub(super) leg_headers: &'a LegHeaders,
     pub(super) placed: &'a Placed,
     /// The value of `cache_hit_threshold` in the body.
     pub(super) threshold: Option<f64>,
@@ -30,7 +30,7 @@ impl Sending<'_> {
 
     /// Whether the worker may reject the leg. If so, events are held back until they show output.
     pub(super) fn is_gated(&self) -> bool {
-        self.envelope.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)
+        self.leg_headers.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)
     }
 
     /// Whether a leg of its own fetches the hand-off first. One hand-off cannot serve several
@@ -40,17 +40,17 @@ impl Sending<'_> {
     }
 
     /// The body of the leg that generates the reply.
-    pub(super) fn body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
+    pub(super) fn body(&self, carried: DecodeParams<'_>) -> Result<Parts, Error> {
         let context = self.prompt.context;
         let mut body = self.gated_body(self.threshold);
-        if matches!(carried, Carried::Params(_)) && read_back::asks_for_ids(self) {
+        if matches!(carried, DecodeParams::Params(_)) && read_back::asks_for_ids(self) {
             body.set("return_token_ids", "true");
         }
         legs::generate(body, context.endpoint, context.options, carried)
     }
 
     /// The body of the leg that fetches a hand-off first.
-    pub(super) fn fetching_body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
+    pub(super) fn fetching_body(&self, carried: DecodeParams<'_>) -> Result<Parts, Error> {
         let body = self.gated_body(self.threshold.map(|_| 0.0));
         legs::fetch(&body, self.prompt.context.endpoint, carried)
     }

@@ -11,14 +11,14 @@ use splitrail_engine::nixl::HandOff;
 use tokio::time::Instant;
 
 use super::context::Context;
-use super::hand_off::Carried;
+use super::hand_off::DecodeParams;
 use super::lease::Lease;
 use super::legs;
 use super::read_back;
 use crate::prepare::Unit;
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject};
-use splitrail_engine_client::{Envelope, Parcel, Receipt, Shape};
+use splitrail_engine_client::{LegHeaders, RevocableBody, SendState, Shape};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 use splitrail_policy::{Leg, WorkerIndex};
@@ -31,7 +31,7 @@ pub(super) struct Staged {
     metrics: Arc<Metrics>,
     served: Arc<Served>,
     fetch: FetchRequest,
-    envelope: Envelope,
+    leg_headers: LegHeaders,
     /// The prefill worker, which cannot fetch from itself.
     worker: WorkerIndex,
 }
@@ -63,7 +63,7 @@ pub(super) struct HandOffOrigin<'a> {
     pub(super) served: &'a Arc<Served>,
     pub(super) metrics: &'a Arc<Metrics>,
     pub(super) worker: WorkerIndex,
-    pub(super) envelope: &'a Envelope,
+    pub(super) leg_headers: &'a LegHeaders,
 }
 
 impl Staged {
@@ -74,14 +74,14 @@ impl Staged {
         hand_off: HandOff,
         lease: Lease,
     ) -> Self {
-        let HandOffOrigin { served, metrics, worker, envelope } = origin;
+        let HandOffOrigin { served, metrics, worker, leg_headers } = origin;
         Self {
             hand_off: Some(hand_off),
             lease,
             metrics: Arc::clone(metrics),
             served: Arc::clone(served),
             fetch,
-            envelope: envelope.clone(),
+            leg_headers: leg_headers.clone(),
             worker,
         }
     }
@@ -109,17 +109,17 @@ impl Staged {
         let Some(worker) = self.fetcher().filter(|_| !left.is_zero()) else { return false };
         let params = hand_off.into_json();
         let FetchRequest { endpoint, body, weight_tokens, .. } = &self.fetch;
-        let body = legs::fetch(body, *endpoint, Carried::Params(&params));
+        let body = legs::fetch(body, *endpoint, DecodeParams::Params(&params));
         let Ok(body) = body else { return false };
         let booking = worker.book(None, 0, *weight_tokens);
         let (metrics, served) = (Arc::clone(&self.metrics), Arc::clone(&self.served));
         let held = (booking, self.fetch.memory.clone());
-        let (envelope, shape) = (self.envelope.clone(), Shape::whole(*endpoint));
-        let body = Parcel::new(body).0.once();
+        let (leg_headers, shape) = (self.leg_headers.clone(), Shape::whole(*endpoint));
+        let body = RevocableBody::new(body).0.once();
         let release = async move {
             let _held = held;
             let fetched = async {
-                let response = served.client.post(&worker, shape, body, &envelope).await?;
+                let response = served.client.post(&worker, shape, body, &leg_headers).await?;
                 served.client.whole(&worker, response).await
             };
             let fetched = tokio::time::timeout(left, fetched).await;
@@ -151,7 +151,7 @@ pub(super) struct Prefilled {
     /// The prefill worker.
     pub(super) worker: Arc<Worker>,
     /// The attempt's id, which the decode leg carries as well.
-    pub(super) envelope: Envelope,
+    pub(super) leg_headers: LegHeaders,
     /// The hand-off for one decode leg; `None` if the connector uses shared storage.
     pub(super) staged: Option<Staged>,
 }
@@ -167,23 +167,23 @@ impl Prefilled {
 pub(super) struct UnderWay {
     prefilled: Option<Prefilled>,
     json: Option<Box<str>>,
-    receipt: Receipt,
+    send_state: SendState,
 }
 
 impl UnderWay {
-    /// The hand-off is in the body to which `receipt` belongs.
+    /// The hand-off is in the body to which `send_state` belongs.
     pub(super) fn new(
         prefilled: Option<Prefilled>,
         json: Option<Box<str>>,
-        receipt: Receipt,
+        send_state: SendState,
     ) -> Self {
-        Self { prefilled, json, receipt }
+        Self { prefilled, json, send_state }
     }
 
     /// The prefill with its unused hand-off, if no byte of the hand-off was sent.
     pub(super) fn take_back(&mut self) -> Option<Prefilled> {
         let json = self.json.take()?;
-        let mut prefilled = self.prefilled.take().filter(|_| self.receipt.take_back())?;
+        let mut prefilled = self.prefilled.take().filter(|_| self.send_state.take_back())?;
         prefilled.staged.as_mut()?.hand_off = HandOff::from_reply(&json).ok();
         Some(prefilled)
     }

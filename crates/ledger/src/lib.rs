@@ -5,7 +5,6 @@
 //! and a line of the ledger file; `recorder` writes decisions for replay.
 
 pub mod audit;
-pub mod books;
 pub mod close;
 pub mod decisions;
 pub mod entry;
@@ -14,6 +13,7 @@ pub mod leg;
 pub mod lines;
 pub mod record;
 pub mod recorder;
+pub mod request_files;
 pub mod summary;
 pub mod timeline;
 pub mod veto;

@@ -43,14 +43,14 @@ pub struct RequestRecord {
     /// Prompt tokens of discarded attempts. They are not part of the other figures.
     pub wasted_prompt_tokens: u64,
     /// The usage in the reply; `None` if there was none.
-    pub told: Option<ToldRecord>,
+    pub told: Option<ReplyUsage>,
     /// The prompts, in the order of the request.
     pub prompts: Vec<PromptRecord>,
 }
 
 /// The usage that a client received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct ToldRecord {
+pub struct ReplyUsage {
     /// `usage.prompt_tokens`.
     pub prompt_tokens: u64,
     /// `usage.completion_tokens`.
@@ -317,11 +317,11 @@ impl RequestRecord {
 }
 
 /// The usage that the reply to these prompts has, if all of them have some.
-fn told_of(entries: &[Entry]) -> Option<ToldRecord> {
+fn told_of(entries: &[Entry]) -> Option<ReplyUsage> {
     let told: Vec<(&Entry, ReportedUsage)> =
         entries.iter().map(|entry| Some((entry, entry.told()?))).collect::<Option<_>>()?;
     let once = || told.iter().filter(|(entry, _)| !entry.is_further_sample());
-    Some(ToldRecord {
+    Some(ReplyUsage {
         prompt_tokens: total(once().map(|(_, told)| Some(told.prompt_tokens)))?,
         completion_tokens: total(told.iter().map(|(_, told)| Some(told.completion_tokens)))?,
         cached_tokens: total(once().map(|(_, told)| told.cached_tokens)),

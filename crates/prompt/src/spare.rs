@@ -7,13 +7,13 @@ use std::cell::Cell;
 const MAX_BYTES: usize = 256 << 10;
 
 thread_local! {
-    static TEXT: Spare<u8> = const { Spare::new() };
-    static IDS: Spare<u32> = const { Spare::new() };
+    static TEXT: SpareBuffer<u8> = const { SpareBuffer::new() };
+    static IDS: SpareBuffer<u32> = const { SpareBuffer::new() };
 }
 
-struct Spare<T>(Cell<Vec<T>>);
+struct SpareBuffer<T>(Cell<Vec<T>>);
 
-impl<T> Spare<T> {
+impl<T> SpareBuffer<T> {
     const fn new() -> Self {
         Self(Cell::new(Vec::new()))
     }

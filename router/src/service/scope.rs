@@ -231,7 +231,7 @@ impl Scope {
         let mut followed = losses.came(units.iter().map(|unit| &unit.hashes[..]));
         followed.retain(|_| watched);
         // A request that generates nothing cannot be replayed.
-        let takes = context.endpoint.generates() && self.core.books.recorder.takes_one();
+        let takes = context.endpoint.generates() && self.core.request_files.recorder.takes_one();
         let recorded = takes.then(|| {
             let block_size = context.served.pool.block_size();
             let prompt = |unit: &Unit| Prompt::new(&unit.hashes, block_size, unit.weight_tokens);
@@ -420,7 +420,7 @@ impl Scope {
             arrived_unix_ms,
             ended_unix_ms,
         };
-        let (series, ledger) = (&placed.served.series, &self.core.books.ledger);
+        let (series, ledger) = (&placed.served.series, &self.core.request_files.ledger);
         let used = close(metrics, series, ledger, &ended, &placed.decisions);
         if let Some(reservation) = self.reservation.take() {
             let tokens = cost::actual(&placed.served.config.token_weights, used);
@@ -464,7 +464,7 @@ impl Scope {
             total_ms: seconds * 1e3,
             stages_ms: self.timeline.times(),
         };
-        let recorder = &self.core.books.recorder;
+        let recorder = &self.core.request_files.recorder;
         for (prompt, decision) in placed.recorded.iter().flatten().zip(&placed.decisions) {
             decision.with(|decision| {
                 recorder.write(self.endpoint, arrived_unix_ms, times, prompt, decision);

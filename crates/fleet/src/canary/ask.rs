@@ -14,7 +14,7 @@ use splitrail_api::Endpoint;
 use splitrail_api::error::Kind;
 use splitrail_api::text::random_id;
 use splitrail_engine::vllm::tokenize::{self, ids};
-use splitrail_engine_client::{Envelope, Shape};
+use splitrail_engine_client::{LegHeaders, Shape};
 
 /// The engine's reply to the prompt.
 pub(super) struct Reply {
@@ -111,7 +111,7 @@ async fn post(
     body: &Value,
 ) -> Result<Option<Value>, &'static str> {
     let request_id = HeaderValue::from_str(&random_id());
-    let envelope = Envelope {
+    let leg_headers = LegHeaders {
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
         tracestate: None,
@@ -123,7 +123,8 @@ async fn post(
     };
     let client = &served.client;
     let exchange = async {
-        let response = client.post(worker, shape, Bytes::from(body.to_string()), &envelope).await?;
+        let response =
+            client.post(worker, shape, Bytes::from(body.to_string()), &leg_headers).await?;
         client.whole(worker, response).await
     };
     match tokio::time::timeout(served.config.canary.timeout, exchange).await {

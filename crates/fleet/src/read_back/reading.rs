@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use splitrail_engine::nixl::PinnedKv;
-use splitrail_engine_client::{Engine, Receipt};
+use splitrail_engine_client::{Engine, SendState};
 use splitrail_kv::BlockHash;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, ReadablePin};
@@ -70,7 +70,7 @@ impl ReadBack {
         Some(Reading {
             blocks: found.blocks,
             pin: Some(pin),
-            receipt: None,
+            send_state: None,
             served: Arc::clone(served),
             metrics: Arc::clone(metrics),
         })
@@ -83,7 +83,7 @@ impl ReadBack {
 pub struct Reading {
     blocks: usize,
     pin: Option<Pin<Kept>>,
-    receipt: Option<Receipt>,
+    send_state: Option<SendState>,
     served: Arc<Served>,
     metrics: Arc<Metrics>,
 }
@@ -105,9 +105,9 @@ impl Reading {
         self.pin.as_ref()?.payload.kv.read_json(self.blocks, block_size)
     }
 
-    /// The parameters are in the body to which `receipt` belongs.
-    pub fn is_in(&mut self, receipt: Receipt) {
-        self.receipt = Some(receipt);
+    /// The parameters are in the body to which `send_state` belongs.
+    pub fn is_in(&mut self, send_state: SendState) {
+        self.send_state = Some(send_state);
     }
 
     /// Gives the pin up after a failure. Returns whether the leg may have been sent.
@@ -119,7 +119,7 @@ impl Reading {
     /// the leg may have been sent.
     fn give_up(&mut self) -> bool {
         let Some(pin) = self.pin.take() else { return true };
-        let was_sent = self.receipt.as_ref().is_some_and(|receipt| !receipt.take_back());
+        let was_sent = self.send_state.as_ref().is_some_and(|send_state| !send_state.take_back());
         let mut store = self.served.pool.read_back.store();
         if was_sent {
             store.leave(&pin, pin.payload.process);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
-use splitrail_engine_client::{Engine as _, Envelope, Parcel, Shape};
+use splitrail_engine_client::{Engine as _, LegHeaders, RevocableBody, Shape};
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, Why};
@@ -106,7 +106,7 @@ async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
         kept.first_token
     );
     let request_id = HeaderValue::from_str(&random_id());
-    let envelope = Envelope {
+    let leg_headers = LegHeaders {
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
         tracestate: None,
@@ -116,10 +116,10 @@ async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
         fresh: false,
     };
     let _booking = worker.book(None, 1, 1);
-    let body = Parcel::new(bytes::Bytes::from(body)).0.once();
+    let body = RevocableBody::new(bytes::Bytes::from(body)).0.once();
     let exchange = async {
         let shape = Shape::whole(Endpoint::Completions);
-        let response = served.client.post(&worker, shape, body, &envelope).await?;
+        let response = served.client.post(&worker, shape, body, &leg_headers).await?;
         served.client.whole(&worker, response).await
     };
     let replied = tokio::time::timeout(TIMEOUT, exchange).await;

@@ -13,7 +13,7 @@ use crate::read_back::{check_tokens, read_failed};
 use crate::reads::reading_body;
 use crate::staged::{Prefilled, UnderWay};
 use splitrail_api::error::{Error, Fault, Kind};
-use splitrail_engine_client::Envelope;
+use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::Worker;
 use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
 
@@ -80,23 +80,23 @@ impl<'a> OneShot<'a> {
     /// Sends the leg, and checks that its engine computed the prompt that the router knows.
     pub(crate) async fn send(
         self,
-        envelope: &Envelope,
+        leg_headers: &LegHeaders,
         placed: &Placed,
     ) -> Result<PrefillReply, Error> {
         let Self { mut fetching, offer } = self;
         let Offer { booking, source, given, params, tokens } = offer;
         let (prompt, worker) = (fetching.prompt, &placed.worker);
         fetching.outcome = Outcome::Failed;
-        let (body, receipt) = reading_body(prompt, worker, &params)?;
+        let (body, send_state) = reading_body(prompt, worker, &params)?;
         let Given { mut hand_off, recomputed_tokens, .. } = given;
         let spent = hand_off.spend();
-        let (own, staged) = (envelope.clone(), Some(hand_off));
-        let prefilled = Prefilled { worker: source, envelope: own, staged };
+        let (own, staged) = (leg_headers.clone(), Some(hand_off));
+        let prefilled = Prefilled { worker: source, leg_headers: own, staged };
         // Releases the hand-off if it is dropped before a byte of it was sent.
-        let mut under_way = UnderWay::new(Some(prefilled), spent, receipt);
+        let mut under_way = UnderWay::new(Some(prefilled), spent, send_state);
         fetching.outcome = Outcome::Cancelled;
         worker.read_back.begin(Instant::now());
-        let (outcome, ended) = match send(prompt, envelope, placed, body, None).await {
+        let (outcome, ended) = match send(prompt, leg_headers, placed, body, None).await {
             Ok(said) => match check_tokens(prompt, worker, said.reply()) {
                 Err(error) => (Outcome::Mismatch, Err(error)),
                 Ok(()) if said.cached_tokens().is_some_and(|cached| cached != tokens) => {

@@ -11,7 +11,7 @@ use splitrail_engine::usage::EngineUsage;
 use tokio::time::{Instant as Moment, timeout_at};
 
 use super::outcome::Outcome;
-use crate::hand_off::{Carried, Lead};
+use crate::hand_off::{DecodeParams, PrefillParams};
 use crate::lease::Lease;
 use crate::legs;
 use crate::read_back::discard_whole;
@@ -21,7 +21,7 @@ use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::GateKind;
-use splitrail_engine_client::{Envelope, Parcel, Peer, Shape};
+use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
 use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
 use splitrail_fleet::reply_audit::audit_source;
 use splitrail_fleet::{Served, Worker};
@@ -55,8 +55,8 @@ pub(crate) struct Asker<'a> {
     pub(crate) body: &'a JsonObject,
     /// The charge for the memory of the body, if a client's request has it.
     pub(crate) memory: Option<&'a Arc<Charge>>,
-    /// The envelope of both requests: as the legs of an attempt, they have the same id.
-    pub(crate) envelope: Envelope,
+    /// The leg_headers of both requests: as the legs of an attempt, they have the same id.
+    pub(crate) leg_headers: LegHeaders,
 }
 
 /// The workers of a fetch.
@@ -137,18 +137,19 @@ impl<'a> Steps<'a> {
 
     /// Asks the source for the prefix and one more token.
     async fn ask(&self, body: JsonObject) -> Result<Given, Outcome> {
-        let Asker { served, metrics, envelope, .. } = &self.asker;
+        let Asker { served, metrics, leg_headers, .. } = &self.asker;
         let source = self.workers.source;
         let tokens = self.prefix_tokens + 1;
         let mut asked = body.clone();
         // An engine that knows the threshold computes nothing if it has lost a block.
         let least = (f64::from(self.prefix_tokens) - 0.5) / f64::from(tokens);
         self.put_threshold(&mut asked, source, least);
-        let asked = legs::prefill(&asked, ENDPOINT, Lead::Pulled).map_err(|_| Outcome::Failed)?;
+        let asked =
+            legs::prefill(&asked, ENDPOINT, PrefillParams::Pulled).map_err(|_| Outcome::Failed)?;
         let epoch = source.audit.epoch();
         let _booking = source.book(self.workers.source_rank, 1, u64::from(tokens));
         let rank = self.workers.source_rank.map(u32::from);
-        let pinned = Envelope { rank, prefill_tokens: Some(1), ..envelope.clone() };
+        let pinned = LegHeaders { rank, prefill_tokens: Some(1), ..leg_headers.clone() };
         let (reply, begun, peer) = self.send(source, asked.into(), &pinned).await?;
         let reply = JsonObject::parse(reply).map_err(|_| Outcome::Failed)?;
         let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
@@ -181,7 +182,7 @@ impl<'a> Steps<'a> {
             by: Some(Arc::clone(self.workers.fetcher)),
             memory: self.asker.memory.cloned(),
         };
-        let origin = HandOffOrigin { served, metrics, worker: source.index, envelope };
+        let origin = HandOffOrigin { served, metrics, worker: source.index, leg_headers };
         let hand_off = Staged::new(origin, fetch, hand_off, lease);
         let recomputed_tokens = cached.map_or(0, |cached| promised.saturating_sub(cached));
         Ok(Given { hand_off, recomputed_tokens, body })
@@ -189,21 +190,22 @@ impl<'a> Steps<'a> {
 
     /// Lets the worker take the hand-off.
     async fn send_hand_off(&self, given: Given) -> Result<(), Outcome> {
-        let Asker { served, metrics, envelope, .. } = &self.asker;
+        let Asker { served, metrics, leg_headers, .. } = &self.asker;
         let Given { mut hand_off, body, .. } = given;
         let params = hand_off.spend().ok_or(Outcome::Failed)?;
         let mut asked = body;
         self.put_threshold(&mut asked, self.workers.fetcher, 0.0);
-        let parts: Result<Parts, Error> = legs::fetch(&asked, ENDPOINT, Carried::Params(&params));
-        let (parcel, receipt) = Parcel::new(parts.map_err(|_| Outcome::Failed)?);
+        let parts: Result<Parts, Error> =
+            legs::fetch(&asked, ENDPOINT, DecodeParams::Params(&params));
+        let (revocable, send_state) = RevocableBody::new(parts.map_err(|_| Outcome::Failed)?);
         let rank = self.prefix.rank.map(u32::from);
-        let envelope = Envelope { rank, prefill_tokens: Some(0), ..envelope.clone() };
+        let leg_headers = LegHeaders { rank, prefill_tokens: Some(0), ..leg_headers.clone() };
         let worker = Arc::clone(self.workers.source);
         let staged = Some(hand_off);
-        let prefilled = Prefilled { worker, envelope: envelope.clone(), staged };
+        let prefilled = Prefilled { worker, leg_headers: leg_headers.clone(), staged };
         // Releases the hand-off if it is dropped before a byte of it was sent.
-        let _under_way = UnderWay::new(Some(prefilled), Some(params), receipt);
-        let (reply, ..) = self.send(self.workers.fetcher, parcel.once(), &envelope).await?;
+        let _under_way = UnderWay::new(Some(prefilled), Some(params), send_state);
+        let (reply, ..) = self.send(self.workers.fetcher, revocable.once(), &leg_headers).await?;
         // An engine that keeps KV for read-back keeps that of this request as well.
         discard_whole(served, metrics, self.workers.fetcher, reply);
         Ok(())
@@ -213,8 +215,8 @@ impl<'a> Steps<'a> {
     async fn send(
         &self,
         worker: &Arc<Worker>,
-        body: Parcel,
-        envelope: &Envelope,
+        body: RevocableBody,
+        leg_headers: &LegHeaders,
     ) -> Result<(Bytes, Moment, Option<std::net::IpAddr>), Outcome> {
         let client = &self.asker.served.client;
         let failed = |error: Error| match error.kind() {
@@ -224,7 +226,7 @@ impl<'a> Steps<'a> {
                 Outcome::Failed
             }
         };
-        let response = client.post(worker, Shape::whole(ENDPOINT), body, envelope).await;
+        let response = client.post(worker, Shape::whole(ENDPOINT), body, leg_headers).await;
         let response = response.map_err(failed)?;
         let begun = Moment::now();
         let peer = response.peer.map(|Peer(address)| address);
@@ -277,7 +279,8 @@ mod tests {
         let request = r#"{"model":"a","messages":[{"role":"user","content":"x"}],"cache_salt":"s",
             "priority":-5,"max_tokens":50,"stream":true,"kv_transfer_params":{"a":1},"stop":["x"]}"#;
         let request = JsonObject::parse_str(request).unwrap();
-        let sent = legs::prefill(&body(&request, &[7, 8, 9]).unwrap(), ENDPOINT, Lead::Pulled);
+        let sent =
+            legs::prefill(&body(&request, &[7, 8, 9]).unwrap(), ENDPOINT, PrefillParams::Pulled);
         let sent = String::from_utf8(sent.unwrap().into_bytes().to_vec()).unwrap();
         let expected = format!(
             r#"{{"model":"a","cache_salt":"s","priority":-5,"prompt":[7,8,9],"temperature":0,"stream":false,"max_tokens":1,"ignore_eos":true,"kv_transfer_params":{PREFILL_PARAMS_JSON}}}"#

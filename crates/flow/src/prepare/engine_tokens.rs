@@ -22,7 +22,7 @@ use splitrail_api::error::{Error, Kind};
 use splitrail_api::text::random_id;
 use splitrail_config::model::{EngineTokenizer, TokenizerConfig};
 use splitrail_engine::vllm::tokenize::reply_ids;
-use splitrail_engine_client::{Envelope, Late, Shape};
+use splitrail_engine_client::{Late, LegHeaders, Shape};
 use splitrail_fleet::{Cluster, Served, Worker, excluded};
 use splitrail_policy::Leg;
 
@@ -197,7 +197,7 @@ async fn send(
     let Question { body, mut chain, .. } = question;
     let tokens_max = body.len() * TOKENS_PER_BYTE + TEMPLATE_TOKENS;
     let request_id = HeaderValue::from_str(&random_id()).map_err(|_| FAILED)?;
-    let envelope = Envelope {
+    let leg_headers = LegHeaders {
         request_id,
         traceparent: None,
         tracestate: None,
@@ -209,7 +209,7 @@ async fn send(
     let (leg, client) = (Leg::Aggregated, &served.client);
     begin(worker, leg, ENDPOINT);
     let call = async {
-        let response = client.post(worker, Shape::whole(ENDPOINT), body, &envelope).await?;
+        let response = client.post(worker, Shape::whole(ENDPOINT), body, &leg_headers).await?;
         client.whole(worker, response).await
     };
     let late = |Late| Err(Error::new(Kind::EngineTimeout, "tokenizer.timeout has passed"));

@@ -9,7 +9,7 @@ use splitrail_kv::BlockHash;
 use crate::peer_fetch::{Asker, Outcome, Steps, Workers};
 use splitrail_api::JsonObject;
 use splitrail_api::text::random_id;
-use splitrail_engine_client::Envelope;
+use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::costs::RankScope;
 use splitrail_fleet::peer_fetch::{FetchBooking, FetchBounds, Prefix};
 use splitrail_fleet::{Served, Worker};
@@ -92,7 +92,7 @@ async fn run(
     let mut ids = known.ids;
     ids.push(*ids.first().ok_or(Outcome::Unusable)?);
     let (body, memory) = (&body, Some(&memory));
-    let asker = Asker { served, metrics, body, memory, envelope: envelope() };
+    let asker = Asker { served, metrics, body, memory, leg_headers: leg_headers() };
     let workers = Workers { source, source_rank: *source_rank, fetcher };
     let begun = Instant::now();
     let deadline = begun + served.config.timeouts.peer_fetch;
@@ -104,9 +104,9 @@ async fn run(
     Ok(outcome)
 }
 
-fn envelope() -> Envelope {
+fn leg_headers() -> LegHeaders {
     let request_id = HeaderValue::from_str(&random_id());
-    Envelope {
+    LegHeaders {
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
         tracestate: None,

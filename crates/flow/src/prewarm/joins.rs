@@ -182,7 +182,7 @@ impl Joins {
                 worker: Arc::clone(worker),
                 process,
                 // What was there before the router has its blocks already.
-                join: (!worker.is_founder()).then(|| Join::new(now)),
+                join: (!worker.is_initial_member()).then(|| Join::new(now)),
             });
             if seen.process != process {
                 seen.end(model, metrics, End::Stopped);

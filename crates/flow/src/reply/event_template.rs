@@ -13,14 +13,14 @@ const MISSES_MAX: u32 = 8;
 
 /// The last parsed event of a stream whose events have no names, and the position of its text.
 #[derive(Debug, Default)]
-pub(crate) struct Alike {
+pub(crate) struct EventTemplate {
     event: Vec<u8>,
     /// Start and end of the text in the event, once they are known.
     text: Option<(usize, usize)>,
     misses: u32,
 }
 
-impl Alike {
+impl EventTemplate {
     /// Whether an event equals the last one except for a text without escapes. The result of
     /// parsing the last event then applies to this event too.
     pub(crate) fn covers(&self, event: &[u8]) -> bool {
@@ -64,24 +64,24 @@ mod tests {
         format!(r#"{{"id":"a","choices":[{{"index":0,"delta":{{"content":"{text}"}},"x":null}}]}}"#)
     }
 
-    fn after(events: &[&str]) -> Alike {
-        let mut alike = Alike::default();
-        events.iter().for_each(|event| alike.learn(event.as_bytes()));
-        alike
+    fn after(events: &[&str]) -> EventTemplate {
+        let mut template = EventTemplate::default();
+        events.iter().for_each(|event| template.learn(event.as_bytes()));
+        template
     }
 
     #[test]
     fn events_that_differ_in_their_text_are_covered() {
-        let alike = after(&[&chunk("a"), &chunk(" the")]);
+        let template = after(&[&chunk("a"), &chunk(" the")]);
         for text in ["", "x", " the", "日本", "a long stretch of text that goes on and on"] {
-            assert!(alike.covers(chunk(text).as_bytes()), "{text}");
+            assert!(template.covers(chunk(text).as_bytes()), "{text}");
         }
         let finish = chunk("").replace("null", "\"stop\"");
         let usage = r#"{"id":"a","choices":[],"usage":{"prompt_tokens":1}}"#;
         for event in [&*chunk("\\n"), &chunk("\u{1}"), &finish, usage, "", "{"] {
-            assert!(!alike.covers(event.as_bytes()), "{event}");
+            assert!(!template.covers(event.as_bytes()), "{event}");
         }
-        assert!(!alike.covers(&[chunk("\u{e9}").as_bytes(), b"\xff"].concat()));
+        assert!(!template.covers(&[chunk("\u{e9}").as_bytes(), b"\xff"].concat()));
     }
 
     #[test]
@@ -94,23 +94,23 @@ mod tests {
             [r#"{"some" : {}}"#, r#"{"other" : {}}"#],
             [r#"{"a":null}"#, r#"{"a":"x"}"#],
         ] {
-            let alike = after(&events);
+            let template = after(&events);
             for event in [r#"{"error":{}}"#, r#"{"usage" : {}}"#, events[0], r#"{"a":"y"}"#, ""] {
-                assert!(!alike.covers(event.as_bytes()), "{events:?} {event}");
+                assert!(!template.covers(event.as_bytes()), "{events:?} {event}");
             }
-            assert!(alike.covers(events[1].as_bytes()), "but the same once more");
+            assert!(template.covers(events[1].as_bytes()), "but the same once more");
         }
     }
 
     #[test]
     fn a_stream_without_such_events_is_soon_left_alone() {
-        let mut alike = Alike::default();
+        let mut template = EventTemplate::default();
         for number in 0..100 {
-            alike.learn(format!(r#"{{"choices":[{number}]}}"#).as_bytes());
+            template.learn(format!(r#"{{"choices":[{number}]}}"#).as_bytes());
         }
-        assert!(alike.event.starts_with(br#"{"choices":[8]"#), "and is kept no longer");
-        alike.learn(&[b' '; MAX_BYTES + 1]);
-        assert!(alike.event.len() < MAX_BYTES);
+        assert!(template.event.starts_with(br#"{"choices":[8]"#), "and is kept no longer");
+        template.learn(&[b' '; MAX_BYTES + 1]);
+        assert!(template.event.len() < MAX_BYTES);
     }
 
     /// Events that are valid JSON or nearly valid JSON.
@@ -131,14 +131,14 @@ mod tests {
         fn an_event_that_a_template_covers_has_neither_usage_nor_error(
             events in proptest::collection::vec(event(), 2..12),
         ) {
-            let mut alike = Alike::default();
+            let mut template = EventTemplate::default();
             for event in &events {
                 let read = Chunk::read(Dialect::Chunks, event.as_bytes());
                 let is_plain = read.is_some_and(|read| !read.is_error && read.usage.is_none());
-                if alike.covers(event.as_bytes()) {
+                if template.covers(event.as_bytes()) {
                     prop_assert!(is_plain, "{:?}", events);
                 } else if is_plain {
-                    alike.learn(event.as_bytes());
+                    template.learn(event.as_bytes());
                 }
             }
         }

@@ -7,14 +7,14 @@ use super::recorder::Recorder;
 use splitrail_config::Config;
 
 /// The files to which finished requests are written.
-pub struct Books {
+pub struct RequestFiles {
     /// The ledger file, for billing.
     pub ledger: Lines,
     /// The record file, for replay.
     pub recorder: Recorder,
 }
 
-impl Books {
+impl RequestFiles {
     /// Opens the files that a configuration names.
     ///
     /// # Errors

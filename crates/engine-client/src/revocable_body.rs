@@ -16,23 +16,23 @@ const SENT: u8 = 1;
 const TAKEN_BACK: u8 = 2;
 
 /// The body of a request that is being sent.
-pub struct Parcel {
+pub struct RevocableBody {
     parts: Parts,
     state: Arc<AtomicU8>,
     /// Whether an engine must not receive the body twice.
     once: bool,
 }
 
-/// The sender's handle to a [`Parcel`].
+/// The sender's handle to a [`RevocableBody`].
 #[derive(Clone, Debug)]
-pub struct Receipt(Arc<AtomicU8>);
+pub struct SendState(Arc<AtomicU8>);
 
-impl Parcel {
+impl RevocableBody {
     /// Creates a body that may be sent again if a connection is lost before the reply, with its
     /// handle.
-    pub fn new(parts: impl Into<Parts>) -> (Self, Receipt) {
+    pub fn new(parts: impl Into<Parts>) -> (Self, SendState) {
         let state = Arc::new(AtomicU8::new(UNSENT));
-        (Self { parts: parts.into(), state: Arc::clone(&state), once: false }, Receipt(state))
+        (Self { parts: parts.into(), state: Arc::clone(&state), once: false }, SendState(state))
     }
 
     /// Makes it a body that an engine must not receive twice, because it carries a hand-off or the
@@ -67,29 +67,29 @@ impl Parcel {
 }
 
 /// Bodies contain prompts, so their bytes are not shown.
-impl fmt::Debug for Parcel {
+impl fmt::Debug for RevocableBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut parcel = f.debug_struct("Parcel");
-        parcel
+        let mut revocable = f.debug_struct("RevocableBody");
+        revocable
             .field("is_unsent", &self.is_unsent())
             .field("once", &self.once)
             .finish_non_exhaustive()
     }
 }
 
-impl From<Bytes> for Parcel {
+impl From<Bytes> for RevocableBody {
     fn from(bytes: Bytes) -> Self {
         Self::new(bytes).0
     }
 }
 
-impl From<Parts> for Parcel {
+impl From<Parts> for RevocableBody {
     fn from(parts: Parts) -> Self {
         Self::new(parts).0
     }
 }
 
-impl Receipt {
+impl SendState {
     /// Takes the body back; `false` if it may have been sent. A body that was taken back is never
     /// sent.
     pub fn take_back(&self) -> bool {
@@ -105,28 +105,28 @@ mod tests {
 
     #[test]
     fn a_body_is_either_sent_or_taken_back() {
-        let (parcel, receipt) = Parcel::new(BODY);
-        assert_eq!(parcel.send().cloned().map(Parts::into_bytes), Some(BODY));
-        assert!(!receipt.take_back());
-        let (parcel, receipt) = Parcel::new(BODY);
-        assert!(receipt.take_back());
-        assert!(!receipt.take_back(), "it can be used once");
-        assert!(parcel.send().is_none());
+        let (revocable, send_state) = RevocableBody::new(BODY);
+        assert_eq!(revocable.send().cloned().map(Parts::into_bytes), Some(BODY));
+        assert!(!send_state.take_back());
+        let (revocable, send_state) = RevocableBody::new(BODY);
+        assert!(send_state.take_back());
+        assert!(!send_state.take_back(), "it can be used once");
+        assert!(revocable.send().is_none());
     }
 
     #[test]
     fn a_hand_off_is_sent_once_and_other_bodies_after_each_lost_connection() {
-        let (parcel, _) = Parcel::new(BODY);
-        assert!(parcel.send().is_some() && parcel.send().is_some());
-        let (parcel, _) = Parcel::new(BODY);
-        let parcel = parcel.once();
-        assert!(parcel.send().is_some() && parcel.send().is_none());
+        let (revocable, _) = RevocableBody::new(BODY);
+        assert!(revocable.send().is_some() && revocable.send().is_some());
+        let (revocable, _) = RevocableBody::new(BODY);
+        let revocable = revocable.once();
+        assert!(revocable.send().is_some() && revocable.send().is_none());
     }
 
     #[test]
     fn a_body_shows_none_of_its_bytes() {
-        let (parcel, _) = Parcel::new(BODY);
-        let shown = format!("{parcel:?}");
+        let (revocable, _) = RevocableBody::new(BODY);
+        let shown = format!("{revocable:?}");
         assert!(!shown.contains("body") && !shown.contains("98"), "{shown}");
     }
 }
