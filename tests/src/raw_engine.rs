@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use crate::post::{Heard, read_request};
+use crate::scripted_server::{ReceivedRequest, read_request};
 
 /// What the engine does with a request.
 pub struct Turn {
@@ -61,7 +61,7 @@ pub fn reply(status: u16, content_type: &str, body: &str) -> String {
 /// A request for inference, and how many came before it on its connection.
 pub struct Asked {
     /// The request.
-    pub heard: Heard,
+    pub heard: ReceivedRequest,
     /// Requests before it on the same connection.
     pub before: usize,
 }
@@ -73,7 +73,7 @@ type Script = dyn Fn(&Asked) -> Turn + Send + Sync;
 
 struct Shared {
     script: Box<Script>,
-    heard: Mutex<Vec<Heard>>,
+    heard: Mutex<Vec<ReceivedRequest>>,
     is_ill: AtomicBool,
 }
 
@@ -118,7 +118,7 @@ impl RawEngine {
     }
 
     /// Requests for inference so far.
-    pub fn heard(&self) -> Vec<Heard> {
+    pub fn heard(&self) -> Vec<ReceivedRequest> {
         self.shared.heard.lock().expect("a lock").clone()
     }
 }

@@ -8,12 +8,12 @@ use tempfile::TempDir;
 use crate::binary::RouterProcess;
 use crate::client::Client;
 use crate::cluster::{eventually, metric_in};
-use crate::post::{Answer, Heard, ListeningPost};
+use crate::scripted_server::{ReceivedRequest, ScriptedReply, ScriptedServer};
 
 /// The router, its engine and clients of both doors.
 pub struct Solo {
     /// The engine.
-    pub post: ListeningPost,
+    pub post: ScriptedServer,
     /// The router.
     pub router: RouterProcess,
     /// A client of the front door.
@@ -24,18 +24,18 @@ pub struct Solo {
 }
 
 /// An engine's answer to a completion that is not streamed.
-pub fn whole_reply() -> Answer {
+pub fn whole_reply() -> ScriptedReply {
     answer_of("ok")
 }
 
 /// The same with this text.
-pub fn answer_of(text: &str) -> Answer {
+pub fn answer_of(text: &str) -> ScriptedReply {
     let answer = json!({
         "id": "x", "object": "text_completion", "created": 1, "model": "sim",
         "choices": [{"index": 0, "text": text, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     });
-    Answer::json(200, &answer.to_string())
+    ScriptedReply::json(200, &answer.to_string())
 }
 
 impl Solo {
@@ -43,7 +43,7 @@ impl Solo {
     /// `script`.
     pub async fn start(
         limits: &str,
-        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+        script: impl Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync + 'static,
     ) -> Self {
         Self::start_from("", limits, ("", None), script).await
     }
@@ -52,7 +52,7 @@ impl Solo {
     pub async fn start_with(
         limits: &str,
         model: &str,
-        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+        script: impl Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync + 'static,
     ) -> Self {
         Self::start_from("", limits, (model, None), script).await
     }
@@ -61,7 +61,7 @@ impl Solo {
     pub async fn start_listening(
         listen: &str,
         limits: &str,
-        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+        script: impl Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync + 'static,
     ) -> Self {
         Self::start_from(listen, limits, ("", None), script).await
     }
@@ -70,7 +70,7 @@ impl Solo {
     pub async fn with_template(
         limits: &str,
         template: &str,
-        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+        script: impl Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync + 'static,
     ) -> Self {
         Self::start_from("", limits, ("", Some(template)), script).await
     }
@@ -79,11 +79,11 @@ impl Solo {
         listen: &str,
         limits: &str,
         (model, template): (&str, Option<&str>),
-        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+        script: impl Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync + 'static,
     ) -> Self {
-        let post = ListeningPost::start(move |heard| match heard.is_inference() {
+        let post = ScriptedServer::start(move |heard| match heard.is_inference() {
             true => script(heard),
-            false => Answer::json(200, "{}"),
+            false => ScriptedReply::json(200, "{}"),
         })
         .await;
         let files = tempfile::tempdir().expect("a temporary folder");

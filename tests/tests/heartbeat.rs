@@ -25,7 +25,7 @@ use splitrail_sim::write_tokenizer;
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{generate, text_request};
-use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::whole_reply;
 use tokio::sync::oneshot;
 
@@ -194,12 +194,14 @@ fn large_calls() -> Vec<(&'static str, v1::GenerateRequest)> {
 #[allow(clippy::print_stderr)]
 async fn no_poll_of_a_large_request_holds_the_thread_that_serves_all_connections() {
     let long = long_reply();
-    let answer = move |heard: &splitrail_tests::post::Heard| match heard.is_inference() {
-        true if heard.text().contains(ASKS_MUCH) => Answer::json(200, &long),
+    let answer = move |heard: &splitrail_tests::scripted_server::ReceivedRequest| match heard
+        .is_inference()
+    {
+        true if heard.text().contains(ASKS_MUCH) => ScriptedReply::json(200, &long),
         true => whole_reply(),
-        false => Answer::json(200, "{}"),
+        false => ScriptedReply::json(200, "{}"),
     };
-    let engine = ListeningPost::start(answer).await;
+    let engine = ScriptedServer::start(answer).await;
     let files = tempfile::tempdir().unwrap();
     let router = OneThread::start(files.path(), &engine.url()).await;
     let headers = [("content-type", "application/json")];

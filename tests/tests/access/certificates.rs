@@ -163,7 +163,7 @@ async fn a_certificate_of_another_authority_fails_the_handshake() {
         assert!(grpc(&router, Some(identity), Some(&key)).await.is_err(), "{identity}");
     }
     let heard = router.post.heard();
-    assert!(!heard.iter().any(splitrail_tests::post::Heard::is_inference));
+    assert!(!heard.iter().any(splitrail_tests::scripted_server::ReceivedRequest::is_inference));
     let refused = router.metric("splitrail_refused_credentials_total", &[]).await;
     assert_eq!(refused, 0.0, "no request was read");
     assert_eq!(http(&router, client(None), Some(&key)).await, (Some(200), false));

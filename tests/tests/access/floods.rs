@@ -10,8 +10,8 @@ use serde_json::Value;
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::{eventually, metric_in};
-use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::proc::{memory, reset_peak};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::whole_reply;
 use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::trial::COMPLETIONS;
@@ -140,9 +140,9 @@ fn check_audit(file: &Path, refused: u64, seconds: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_credentials_take_no_memory_fill_no_log_and_disturb_nobody() {
-    let post = ListeningPost::start(|heard| match heard.is_inference() {
+    let post = ScriptedServer::start(|heard| match heard.is_inference() {
         true => whole_reply(),
-        false => Answer::json(200, "{}"),
+        false => ScriptedReply::json(200, "{}"),
     })
     .await;
     let mut keys = Keys::empty();

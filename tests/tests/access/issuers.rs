@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::tenants::{Keys, bearer, complete};
 use splitrail_tests::trial::{completion, prompt};
 use splitrail_tests::{Client, Cluster, Spec};
@@ -28,8 +28,8 @@ async fn start(keys: &Keys, place: &str) -> Cluster {
 }
 
 /// A server of a key set on loopback.
-async fn key_server(set: String) -> ListeningPost {
-    ListeningPost::start(move |_| Answer::json(200, &set)).await
+async fn key_server(set: String) -> ScriptedServer {
+    ScriptedServer::start(move |_| ScriptedReply::json(200, &set)).await
 }
 
 async fn status(client: &Client, credential: &str) -> u16 {
@@ -176,10 +176,11 @@ async fn an_issuer_that_a_reload_removes_is_not_trusted_or_asked_any_more() {
 #[tokio::test]
 async fn a_fetch_ends_with_the_reload_that_removes_its_issuer() {
     let keys = Keys::empty();
-    let held = || ListeningPost::start(|_| Answer::Held { first: Vec::new(), last: Vec::new() });
+    let held =
+        || ScriptedServer::start(|_| ScriptedReply::Held { first: Vec::new(), last: Vec::new() });
     let [first, second] = [held().await, held().await];
     let cluster = start(&keys, &first.url()).await;
-    let asked = |server: &ListeningPost| server.open() == 1;
+    let asked = |server: &ScriptedServer| server.open() == 1;
     eventually("keys are asked for", async || asked(&first)).await;
     let next = cluster.yaml.replace(&first.url(), &second.url());
     assert_eq!(cluster.reload(&next).await.status, 200);
@@ -200,9 +201,9 @@ async fn an_issuer_that_a_reload_keeps_has_its_keys() {
     let set = jwks(&[&signer]);
     let is_away = Arc::new(AtomicBool::new(false));
     let away = Arc::clone(&is_away);
-    let server = ListeningPost::start(move |_| match away.load(Relaxed) {
-        true => Answer::json(500, "{}"),
-        false => Answer::json(200, &set),
+    let server = ScriptedServer::start(move |_| match away.load(Relaxed) {
+        true => ScriptedReply::json(500, "{}"),
+        false => ScriptedReply::json(200, &set),
     })
     .await;
     let cluster = start(&keys, &server.url()).await;
@@ -233,7 +234,7 @@ async fn tokens_are_refused_while_their_issuer_has_never_been_reached() {
     let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let signer = Signer::ed("e");
-    let server = ListeningPost::start(|_| Answer::json(503, "{}")).await;
+    let server = ScriptedServer::start(|_| ScriptedReply::json(503, "{}")).await;
     let cluster = start(&keys, &server.url()).await;
     let token = signer.token(&claims("acme"));
     eventually("the fetch fails", async || refreshes(&cluster, "failed").await >= 1.0).await;

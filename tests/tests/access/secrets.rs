@@ -15,8 +15,8 @@ use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{front_door, text_request};
 use splitrail_tests::leaks::{leaks, spelled};
-use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::raw;
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::whole_reply;
 use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::tls::{EACH_VERSION, TlsClient, fixture};
@@ -56,7 +56,7 @@ struct World {
     signer: Signer,
     /// The key of an operator.
     operator: String,
-    _servers: [ListeningPost; 2],
+    _servers: [ScriptedServer; 2],
     secrets: Vec<String>,
     /// What clients were told.
     told: String,
@@ -117,12 +117,13 @@ impl World {
         let signer = Signer::ed("e");
         let key_set = keys.folder().join("jwks.json");
         replace(&key_set, &jwks(&[&signer]));
-        let engine = ListeningPost::start(|heard| match heard.is_inference() {
+        let engine = ScriptedServer::start(|heard| match heard.is_inference() {
             true => whole_reply(),
-            false => Answer::json(200, "{}"),
+            false => ScriptedReply::json(200, "{}"),
         })
         .await;
-        let broken = ListeningPost::start(|_| Answer::json(200, &format!("[\"{SERVER}\"]"))).await;
+        let broken =
+            ScriptedServer::start(|_| ScriptedReply::json(200, &format!("[\"{SERVER}\"]"))).await;
         let yaml = configuration(&keys, &key_set, &broken.url(), &engine.url());
         let log = keys.folder().join("router.log");
         let env = [("RUST_LOG", "trace"), ("NO_COLOR", "1")];

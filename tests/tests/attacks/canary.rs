@@ -14,7 +14,7 @@ use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{front_door, generate, text_request};
 use splitrail_tests::leaks::{leaks, spelled};
-use splitrail_tests::post::{Answer, Heard, ListeningPost};
+use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply, ScriptedServer};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -75,9 +75,9 @@ const SCRIPTS: [(u64, u16); 10] = [
     (10, 502),
 ];
 
-fn script(heard: &Heard) -> Answer {
+fn script(heard: &ReceivedRequest) -> ScriptedReply {
     if !heard.is_inference() {
-        return Answer::json(200, "");
+        return ScriptedReply::json(200, "");
     }
     let body: Value = serde_json::from_str(&heard.text()).unwrap();
     let chunk = json!({"id": "x", "object": "text_completion", "created": 1, "model": "raw",
@@ -99,44 +99,46 @@ fn script(heard: &Heard) -> Answer {
                 "remote_engine_id": HAND_OFF, "remote_host": HAND_OFF, "remote_port": 1})
             }
         };
-        return Answer::json(200, &whole.to_string());
+        return ScriptedReply::json(200, &whole.to_string());
     }
     let stream = body["stream"] == true;
     match body["seed"].as_u64() {
-        Some(2) => Answer::json(400, &said.to_string()),
-        Some(3) => Answer::json(500, &said.to_string()),
+        Some(2) => ScriptedReply::json(400, &said.to_string()),
+        Some(3) => ScriptedReply::json(500, &said.to_string()),
         // Cut off, no JSON, an error in place of the first event.
-        Some(4) if stream => Answer::events(&format!("data: {chunk}\n\n")),
-        Some(4) => Answer::json(200, &chunk.to_string()[..60]),
+        Some(4) if stream => ScriptedReply::events(&format!("data: {chunk}\n\n")),
+        Some(4) => ScriptedReply::json(200, &chunk.to_string()[..60]),
         Some(5) if stream => {
-            Answer::events(&format!("data: {COMPLETION}\n\ndata: {{\"{COMPLETION}\n\n"))
+            ScriptedReply::events(&format!("data: {COMPLETION}\n\ndata: {{\"{COMPLETION}\n\n"))
         }
-        Some(5) => Answer::json(200, COMPLETION),
-        Some(6) if stream => Answer::events(&format!("data: {said}\n\n")),
-        Some(6) => Answer::Bytes(COMPLETION.into()),
+        Some(5) => ScriptedReply::json(200, COMPLETION),
+        Some(6) if stream => ScriptedReply::events(&format!("data: {said}\n\n")),
+        Some(6) => ScriptedReply::Bytes(COMPLETION.into()),
         // Usage that makes no sense.
         Some(7) => {
             let mut odd = chunk.clone();
             odd["usage"] = json!({"prompt_tokens": COMPLETION, "completion_tokens": -1});
             match stream {
-                true => Answer::events(&format!("data: {odd}\n\ndata: [DONE]\n\n")),
-                false => Answer::json(200, &odd.to_string()),
+                true => ScriptedReply::events(&format!("data: {odd}\n\ndata: [DONE]\n\n")),
+                false => ScriptedReply::json(200, &odd.to_string()),
             }
         }
-        Some(8) => Answer::json(401, &said.to_string()),
-        Some(9) => Answer::json(429, &said.to_string()),
-        Some(10) => Answer::Bytes(format!("HTTP/1.1 200 OK\r\n{COMPLETION}\0\r\n\r\n").into()),
-        _ if stream => {
-            Answer::events(&format!("data: {chunk}\n\ndata: {chunk}\n\ndata: [DONE]\n\n"))
+        Some(8) => ScriptedReply::json(401, &said.to_string()),
+        Some(9) => ScriptedReply::json(429, &said.to_string()),
+        Some(10) => {
+            ScriptedReply::Bytes(format!("HTTP/1.1 200 OK\r\n{COMPLETION}\0\r\n\r\n").into())
         }
-        _ => Answer::json(200, &chunk.to_string()),
+        _ if stream => {
+            ScriptedReply::events(&format!("data: {chunk}\n\ndata: {chunk}\n\ndata: [DONE]\n\n"))
+        }
+        _ => ScriptedReply::json(200, &chunk.to_string()),
     }
 }
 
 struct World {
     router: RouterProcess,
     engines: Vec<SimEngine>,
-    _post: ListeningPost,
+    _post: ScriptedServer,
     http: Client,
     admin: Client,
     /// Everything that clients were told, with what was asked.
@@ -160,7 +162,7 @@ impl World {
             engine(Role::Decode).await,
             engine(Role::Decode).await,
         ];
-        let post = ListeningPost::start(script).await;
+        let post = ScriptedServer::start(script).await;
         let mut workers = String::new();
         for (id, engine) in engines.iter().enumerate() {
             let role = if id < 2 { "prefill" } else { "decode" };

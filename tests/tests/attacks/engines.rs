@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 use splitrail_tests::client::Reply;
 use splitrail_tests::front::Front;
-use splitrail_tests::post::Heard;
 use splitrail_tests::raw_engine::reply;
+use splitrail_tests::scripted_server::ReceivedRequest;
 
 mod endless;
 mod framing;
@@ -22,7 +22,7 @@ fn completion(text: &str) -> Value {
 }
 
 /// The prompt of a request that [`completion`] made.
-fn prompt_of(heard: &Heard) -> String {
+fn prompt_of(heard: &ReceivedRequest) -> String {
     let body: Value = serde_json::from_slice(&heard.body).unwrap();
     body["prompt"].as_str().unwrap_or_default().to_owned()
 }
@@ -38,13 +38,13 @@ fn generated(id: &str, text: &str) -> String {
 }
 
 /// The answer of an engine that repeats the id of the request, and its prompt.
-fn echo(heard: &Heard) -> String {
+fn echo(heard: &ReceivedRequest) -> String {
     let id = format!("cmpl-{}", heard.header("x-request-id"));
     reply(200, "application/json", &generated(&id, &prompt_of(heard)))
 }
 
 /// The same of an engine whose ids say nothing of the request.
-fn no_echo(heard: &Heard) -> String {
+fn no_echo(heard: &ReceivedRequest) -> String {
     reply(200, "application/json", &generated("cmpl-1", &prompt_of(heard)))
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use splitrail_tests::grpc::{front_door, text_request};
-use splitrail_tests::post::{Answer, Heard};
+use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply};
 use splitrail_tests::solo::{Solo, whole_reply};
 use splitrail_tests::{Cluster, Spec, dialect};
 
@@ -106,7 +106,7 @@ fn steering() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn engine(heard: &Heard) -> Answer {
+fn engine(heard: &ReceivedRequest) -> ScriptedReply {
     match &*heard.target {
         "/v1/completions" if heard.text().contains("\"stream\":true") => {
             let chunk = json!({
@@ -114,10 +114,10 @@ fn engine(heard: &Heard) -> Answer {
                 "choices": [{"index": 0, "text": "ok", "finish_reason": "stop"}],
                 "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
             });
-            Answer::events(&format!("data: {chunk}\n\ndata: [DONE]\n\n"))
+            ScriptedReply::events(&format!("data: {chunk}\n\ndata: [DONE]\n\n"))
         }
         "/v1/completions" => whole_reply(),
-        _ => Answer::json(200, "{}"),
+        _ => ScriptedReply::json(200, "{}"),
     }
 }
 

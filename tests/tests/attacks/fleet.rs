@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use serde_json::json;
 use splitrail_proto::v1;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::shim::{Shim, hello, run};
 use tonic::Code;
 use tonic::transport::Endpoint;
@@ -171,11 +171,11 @@ async fn an_engine_that_claims_256_ranks_does_not_make_the_router_try_the_ports_
     let metrics: String = (0..256)
         .map(|rank| format!("vllm:num_requests_running{{engine=\"{rank}\"}} 0\n"))
         .collect();
-    let claiming = ListeningPost::start(move |heard| match heard.target.as_str() {
-        "/metrics" => Answer::Bytes(
+    let claiming = ScriptedServer::start(move |heard| match heard.target.as_str() {
+        "/metrics" => ScriptedReply::Bytes(
             format!("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{metrics}").into_bytes(),
         ),
-        _ => Answer::json(200, r#"{"data":[{"id":"sim"}]}"#),
+        _ => ScriptedReply::json(200, r#"{"data":[{"id":"sim"}]}"#),
     })
     .await;
     let (first, ports) = listening_ports(40);

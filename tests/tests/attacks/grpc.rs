@@ -14,8 +14,8 @@ use hyper_util::client::legacy::Client as Hyper;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::post::{Answer, Heard, STREAM_HEAD};
 use splitrail_tests::raw::{exchange, request};
+use splitrail_tests::scripted_server::{ReceivedRequest, STREAM_HEAD, ScriptedReply};
 use splitrail_tests::solo::Solo;
 
 pub(super) const GENERATE: &str = "/splitrail.v1.FrontDoorService/Generate";
@@ -47,8 +47,8 @@ pub(super) fn framed(message: &[u8]) -> Vec<u8> {
     [&[0][..], &length, message].concat()
 }
 
-fn engine(_: &Heard) -> Answer {
-    Answer::events(&[CHUNK, LAST].concat())
+fn engine(_: &ReceivedRequest) -> ScriptedReply {
+    ScriptedReply::events(&[CHUNK, LAST].concat())
 }
 
 /// A client with one connection.
@@ -190,12 +190,12 @@ async fn a_call_of_a_wrong_form_gets_a_status_and_reaches_no_engine() {
 
 #[tokio::test]
 async fn a_deadline_ends_a_call_and_its_work_at_the_engine() {
-    let head = |_: &Heard| Answer::Held { first: Vec::new(), last: Vec::new() };
-    let within = |_: &Heard| Answer::Held {
+    let head = |_: &ReceivedRequest| ScriptedReply::Held { first: Vec::new(), last: Vec::new() };
+    let within = |_: &ReceivedRequest| ScriptedReply::Held {
         first: [STREAM_HEAD, CHUNK.as_bytes()].concat(),
         last: Vec::new(),
     };
-    let scripts: [fn(&Heard) -> Answer; 2] = [head, within];
+    let scripts: [fn(&ReceivedRequest) -> ScriptedReply; 2] = [head, within];
     for script in scripts {
         let solo = Solo::start("{}", script).await;
         let fields = [USUAL[0], USUAL[1], ("grpc-timeout", "300m")];

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::whole_reply;
 
 /// Names of the machine on which the workers are.
@@ -64,8 +64,8 @@ const BASE: &str = r#""do_remote_prefill":true,"do_remote_decode":false,"remote_
 
 struct Pair {
     http: Client,
-    decode: ListeningPost,
-    _prefill: ListeningPost,
+    decode: ScriptedServer,
+    _prefill: ScriptedServer,
     _router: RouterProcess,
     /// What the prefill engine answers as its hand-off.
     hand_off: Arc<Mutex<String>>,
@@ -75,8 +75,8 @@ impl Pair {
     async fn start(folder: &Path) -> Self {
         let hand_off: Arc<Mutex<String>> = Arc::default();
         let next = Arc::clone(&hand_off);
-        let prefill = ListeningPost::start(move |heard| match heard.is_inference() {
-            false => Answer::json(200, "{}"),
+        let prefill = ScriptedServer::start(move |heard| match heard.is_inference() {
+            false => ScriptedReply::json(200, "{}"),
             true => {
                 let answer = json!({
                     "id": "x", "object": "text_completion", "created": 1, "model": "m",
@@ -86,12 +86,12 @@ impl Pair {
                 let answer = answer.to_string();
                 let members = answer.strip_suffix('}').unwrap();
                 let hand_off = next.lock().unwrap().clone();
-                Answer::json(200, &format!("{members},\"kv_transfer_params\":{hand_off}}}"))
+                ScriptedReply::json(200, &format!("{members},\"kv_transfer_params\":{hand_off}}}"))
             }
         })
         .await;
-        let decode = ListeningPost::start(|heard| match heard.is_inference() {
-            false => Answer::json(200, "{}"),
+        let decode = ScriptedServer::start(|heard| match heard.is_inference() {
+            false => ScriptedReply::json(200, "{}"),
             true => whole_reply(),
         })
         .await;
@@ -125,7 +125,7 @@ models:
     /// Serves a request with this hand-off; the status, and the host that decode was named.
     async fn host_at_decode(&self, hand_off: &str) -> (u16, String, Option<Value>) {
         *self.hand_off.lock().unwrap() = hand_off.to_owned();
-        let asked = |post: &ListeningPost| {
+        let asked = |post: &ScriptedServer| {
             post.heard().into_iter().filter(|heard| heard.is_inference()).collect::<Vec<_>>()
         };
         let before = asked(&self.decode).len();

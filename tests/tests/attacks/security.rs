@@ -12,8 +12,8 @@ use serde_json::{Map, Value, json};
 use splitrail_sim::{Fault, FaultKind, RecordedRequest};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{generate, text_request};
-use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::raw::{exchange, request};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::shape::error_object;
 use splitrail_tests::{Cluster, Spec};
 
@@ -29,14 +29,14 @@ fn completion(text: &str) -> Value {
 }
 
 /// A post that answers every request for inference, behind a router.
-async fn behind_a_post(model: String) -> (ListeningPost, Cluster) {
+async fn behind_a_post(model: String) -> (ScriptedServer, Cluster) {
     let answer = json!({
         "id": "x", "object": "text_completion", "created": 1, "model": "sim",
         "choices": [{"index": 0, "text": "ok", "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     })
     .to_string();
-    let post = ListeningPost::start(move |_| Answer::json(200, &answer)).await;
+    let post = ScriptedServer::start(move |_| ScriptedReply::json(200, &answer)).await;
     let worker = format!("{{ id: post, role: both, url: \"{}\" }}", post.url());
     let cluster = Cluster::start(Spec {
         policy: "{ kind: round_robin }",

@@ -6,14 +6,14 @@ use std::path::Path;
 use serde_json::{Value, json};
 use splitrail_tests::Client;
 use splitrail_tests::cluster::{eventually, metric_in};
-use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::process::Process;
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::whole_reply;
 use tempfile::TempDir;
 
 /// The router, and the engine that is written down as `w0`.
 pub(super) struct Site {
-    pub(super) engine: ListeningPost,
+    pub(super) engine: ScriptedServer,
     pub(super) http: Client,
     pub(super) admin: Client,
     /// The fleet listener.
@@ -24,11 +24,11 @@ pub(super) struct Site {
 }
 
 /// An engine that answers everything.
-pub(super) async fn engine() -> ListeningPost {
+pub(super) async fn engine() -> ScriptedServer {
     let models = r#"{"data":[{"id":"sim"}]}"#;
-    ListeningPost::start(move |heard| match heard.is_inference() {
+    ScriptedServer::start(move |heard| match heard.is_inference() {
         true => whole_reply(),
-        false => Answer::json(200, models),
+        false => ScriptedReply::json(200, models),
     })
     .await
 }

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{generate, text_request};
-use splitrail_tests::post::{Answer, ListeningPost, STREAM_HEAD};
 use splitrail_tests::raw::{exchange, flood, request};
+use splitrail_tests::scripted_server::{STREAM_HEAD, ScriptedReply, ScriptedServer};
 use splitrail_tests::shape::{error_object, openai_error};
 use splitrail_tests::{Cluster, Spec};
 use tonic::Code;
@@ -490,15 +490,15 @@ async fn a_client_that_does_not_read_holds_its_engine_back_and_nobody_else() {
         "choices": [{"index": 0, "text": "t".repeat(16 << 10), "finish_reason": null}],
     });
     let piece = format!("data: {event}\n\n").into_bytes();
-    let post = ListeningPost::start(move |heard| {
+    let post = ScriptedServer::start(move |heard| {
         if heard.text().contains("\"stream\":true") {
-            Answer::Endless {
+            ScriptedReply::Endless {
                 head: STREAM_HEAD.to_vec(),
                 piece: piece.clone(),
                 max_bytes: FLOOD_BYTES,
             }
         } else {
-            Answer::json(if heard.is_inference() { 500 } else { 200 }, "")
+            ScriptedReply::json(if heard.is_inference() { 500 } else { 200 }, "")
         }
     })
     .await;

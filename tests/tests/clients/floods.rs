@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use splitrail_tests::frames::{self, Flooded, Raw2, kind};
-use splitrail_tests::post::Answer;
 use splitrail_tests::proc::{memory, reset_peak};
+use splitrail_tests::scripted_server::ScriptedReply;
 use splitrail_tests::solo::{Solo, whole_reply};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -29,7 +29,7 @@ fn headers(stream: u32, flags: u8) -> Vec<u8> {
 /// A router whose engine does not answer prompts that are to be `held`.
 async fn solo() -> Solo {
     Solo::start("{}", |heard| match heard.text().contains("held") {
-        true => Answer::Held { first: Vec::new(), last: Vec::new() },
+        true => ScriptedReply::Held { first: Vec::new(), last: Vec::new() },
         false => whole_reply(),
     })
     .await

@@ -8,8 +8,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{front_door, generate, text_request};
-use splitrail_tests::post::{Answer, STREAM_HEAD};
 use splitrail_tests::proc::{memory, open_files};
+use splitrail_tests::scripted_server::{STREAM_HEAD, ScriptedReply};
 use splitrail_tests::solo::{Solo, whole_reply};
 use splitrail_tests::{Client, Cluster, Spec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,13 +31,13 @@ fn event(text: &str, end: Option<&str>) -> String {
 }
 
 /// Streams that have begun and end when the post says so.
-fn held() -> Answer {
+fn held() -> ScriptedReply {
     let first = [STREAM_HEAD, event("begun", None).as_bytes()].concat();
     let last = event("ended", Some("length")) + "data: [DONE]\n\n";
-    Answer::Held { first, last: last.into_bytes() }
+    ScriptedReply::Held { first, last: last.into_bytes() }
 }
 
-fn is_streamed(heard: &splitrail_tests::post::Heard) -> bool {
+fn is_streamed(heard: &splitrail_tests::scripted_server::ReceivedRequest) -> bool {
     heard.text().contains("\"stream\":true")
 }
 

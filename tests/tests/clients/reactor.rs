@@ -8,7 +8,7 @@ use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::client::whole_text;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{generate, text_request};
-use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::shape::openai_error;
 use splitrail_tests::{Client, Cluster, Spec};
 use tokio::task::JoinSet;
@@ -89,7 +89,7 @@ async fn memory_does_not_grow_with_waiting_work() {
     let answer = json!({"choices": [{"index": 0, "text": "ok", "finish_reason": "stop"}],
         "usage": {"prompt_tokens": BYTES, "completion_tokens": 1, "total_tokens": BYTES + 1}});
     let answer = answer.to_string();
-    let post = ListeningPost::start(move |_| Answer::json(200, &answer)).await;
+    let post = ScriptedServer::start(move |_| ScriptedReply::json(200, &answer)).await;
     let files = tempfile::tempdir().unwrap();
     write_tokenizer(files.path()).unwrap();
     let yaml = format!(

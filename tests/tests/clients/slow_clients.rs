@@ -16,8 +16,8 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::frames::{self, Raw2, kind};
-use splitrail_tests::post::{Answer, STREAM_HEAD};
 use splitrail_tests::proc::{memory, reset_peak};
+use splitrail_tests::scripted_server::{STREAM_HEAD, ScriptedReply};
 use splitrail_tests::solo::{Solo, whole_reply};
 use splitrail_tests::{Client, Cluster, Spec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -121,7 +121,7 @@ async fn slow_http2_heads_are_closed() {
 async fn idle_connections_are_closed_and_busy_ones_are_not() {
     let limits = "{ header_timeout: 10s, idle_timeout: 2s }";
     let solo = Solo::start(limits, |heard| match heard.text().contains("held") {
-        true => Answer::Held { first: Vec::new(), last: answered() },
+        true => ScriptedReply::Held { first: Vec::new(), last: answered() },
         false => whole_reply(),
     })
     .await;
@@ -151,7 +151,7 @@ async fn idle_connections_are_closed_and_busy_ones_are_not() {
 
 fn answered() -> Vec<u8> {
     match whole_reply() {
-        Answer::Bytes(bytes) => bytes,
+        ScriptedReply::Bytes(bytes) => bytes,
         _ => unreachable!("a whole answer is bytes"),
     }
 }
@@ -247,13 +247,13 @@ async fn a_grpc_message_that_never_arrives_exceeds_its_deadline() {
 }
 
 /// An engine that has more to say than anybody holds for a client.
-fn endless(text_bytes: usize) -> Answer {
+fn endless(text_bytes: usize) -> ScriptedReply {
     let event = json!({
         "id": "x", "object": "text_completion", "created": 1, "model": "sim",
         "choices": [{"index": 0, "text": "t".repeat(text_bytes), "finish_reason": null}],
     });
     let piece = format!("data: {event}\n\n").into_bytes();
-    Answer::Endless { head: STREAM_HEAD.to_vec(), piece, max_bytes: 64 << 20 }
+    ScriptedReply::Endless { head: STREAM_HEAD.to_vec(), piece, max_bytes: 64 << 20 }
 }
 
 fn streamed() -> Value {

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use splitrail_sim::RecordedRequest;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::post::Answer;
+use splitrail_tests::scripted_server::ScriptedReply;
 use splitrail_tests::solo::{Solo, whole_reply};
 use splitrail_tests::trial::{CHAT, COMPLETIONS, chat, completion, prompt};
 use splitrail_tests::{Cluster, Spec};
@@ -146,7 +146,7 @@ async fn a_prompt_that_the_endpoint_cannot_express_is_not_asked_about() {
 async fn an_engine_that_gives_no_tokens_in_time_is_waited_for_no_longer() {
     let model = "    tokenizer: { kind: engine, timeout: 50ms, in_flight_max: 1 }\n";
     let solo = Solo::start_with("{}", model, |heard| match heard.target.as_str() {
-        TOKENIZE => Answer::Held { first: Vec::new(), last: Vec::new() },
+        TOKENIZE => ScriptedReply::Held { first: Vec::new(), last: Vec::new() },
         _ => whole_reply(),
     })
     .await;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use splitrail_tests::front::Front;
-use splitrail_tests::post::Heard;
 use splitrail_tests::raw_engine::{Asked, RawEngine, Then, Turn, reply};
+use splitrail_tests::scripted_server::ReceivedRequest;
 use splitrail_tests::tls_server::{ServerCertificate, TlsServer};
 
 use super::section;
@@ -18,7 +18,7 @@ const REQUESTS_EACH: usize = 50;
 const COMPLETIONS: &str = "/v1/completions";
 
 /// The answer of an engine that repeats the prompt.
-fn answer(heard: &Heard) -> String {
+fn answer(heard: &ReceivedRequest) -> String {
     let body: Value = serde_json::from_slice(&heard.body).unwrap();
     let answer = json!({
         "id": "cmpl-1", "object": "text_completion", "created": 1, "model": "sim",

@@ -1,8 +1,8 @@
 //! The memory of idle connections.
 
 use splitrail_tests::binary::RouterProcess;
-use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::proc::{memory, reset_peak};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::tls::{TlsClient, ask, fixture, over};
 use tokio::net::TcpStream;
 
@@ -12,7 +12,7 @@ const CLIENTS: u64 = 1000;
 
 #[tokio::test]
 async fn a_thousand_idle_connections_take_little_memory() {
-    let post = ListeningPost::start(|_| Answer::json(200, "{}")).await;
+    let post = ScriptedServer::start(|_| ScriptedReply::json(200, "{}")).await;
     let path = |name: &str| fixture(name).display().to_string();
     let tls = format!("cert: {:?}, key: {:?}", path("router.pem"), path("router.key"));
     let listener = format!("{{ address: 127.0.0.1:0, tls: {{ {tls} }} }}");

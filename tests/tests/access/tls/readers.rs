@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::post::{Answer, STREAM_HEAD};
 use splitrail_tests::raw::connect_narrow;
+use splitrail_tests::scripted_server::{STREAM_HEAD, ScriptedReply};
 use splitrail_tests::solo::answer_of;
 use splitrail_tests::tls::{TlsClient, exchange, over};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -67,7 +67,11 @@ async fn a_stream_whose_client_does_not_read_is_ended() {
             "data: {{\"id\":\"x\",\"object\":\"text_completion\",\"created\":1,\"model\":\"sim\",\
              \"choices\":[{{\"index\":0,\"text\":\"{text}\",\"finish_reason\":null}}]}}\n\n"
         );
-        Answer::Endless { head: STREAM_HEAD.to_vec(), piece: piece.into(), max_bytes: 64 << 20 }
+        ScriptedReply::Endless {
+            head: STREAM_HEAD.to_vec(),
+            piece: piece.into(),
+            max_bytes: 64 << 20,
+        }
     };
     let limits = "{ write_stall: 500ms, idle_timeout: 600s }";
     let router = Secured::start_with(ROUTER, limits, "", endless).await;

@@ -10,7 +10,7 @@ use rustls::version::TLS13;
 use splitrail_proto::v1;
 use splitrail_proto::v1::front_door_service_client::FrontDoorServiceClient;
 use splitrail_tests::grpc::text_request;
-use splitrail_tests::post::Answer;
+use splitrail_tests::scripted_server::ScriptedReply;
 use splitrail_tests::tls::{EACH_VERSION, TlsClient, ask, exchange, fixture, over};
 use splitrail_tests::{Client, raw};
 use tokio::net::TcpStream;
@@ -118,7 +118,9 @@ async fn a_listener_may_speak_both_for_a_migration() {
 async fn the_admin_listener_speaks_tls() {
     let listen =
         format!("{{ http: 127.0.0.1:0, admin: {{ address: 127.0.0.1:0, tls: {{ {ROUTER} }} }} }}");
-    let post = splitrail_tests::post::ListeningPost::start(|_| Answer::json(200, "{}")).await;
+    let post =
+        splitrail_tests::scripted_server::ScriptedServer::start(|_| ScriptedReply::json(200, "{}"))
+            .await;
     let running = run(&yaml(&listen, "{}", "", &post.url())).await;
     let mut stream = H1.connect(running.addresses().admin).await.unwrap();
     assert_eq!(ask(&mut stream, "/ready").await, 200);
@@ -162,9 +164,11 @@ async fn a_drain_completes_replies_and_closes_idle_connections_properly() {
         if !heard.text().contains("\"stream\":true") {
             return whole_or_events(heard);
         }
-        let Answer::Bytes(bytes) = whole_or_events(heard) else { return whole_or_events(heard) };
+        let ScriptedReply::Bytes(bytes) = whole_or_events(heard) else {
+            return whole_or_events(heard);
+        };
         let at = bytes.windows(4).rposition(|four| four == b"data").unwrap_or_default();
-        Answer::Held { first: bytes[..at].to_vec(), last: bytes[at..].to_vec() }
+        ScriptedReply::Held { first: bytes[..at].to_vec(), last: bytes[at..].to_vec() }
     })
     .await;
     let address = router.running.addresses().http;
@@ -176,7 +180,11 @@ async fn a_drain_completes_replies_and_closes_idle_connections_properly() {
     let streaming = H1.connect(address).await.unwrap();
     tasks.spawn(async move { exchange(streaming, &completion(true)).await });
     splitrail_tests::cluster::eventually("the engine has the request", async || {
-        router.post.heard().iter().any(splitrail_tests::post::Heard::is_inference)
+        router
+            .post
+            .heard()
+            .iter()
+            .any(splitrail_tests::scripted_server::ReceivedRequest::is_inference)
     })
     .await;
     let Secured { running, post, .. } = router;

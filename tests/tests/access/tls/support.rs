@@ -8,8 +8,8 @@ use splitrail_router::assemble::assemble;
 use splitrail_router::run::{Running, wait_ready};
 use splitrail_tests::Client;
 use splitrail_tests::cluster::{eventually, metric_in};
-use splitrail_tests::post::{Answer, Heard, ListeningPost};
 use splitrail_tests::raw::request;
+use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::whole_reply;
 use splitrail_tests::tls::{Exchanged, fixture};
 
@@ -24,7 +24,7 @@ pub(crate) const ROUTER: &str = "cert: router.pem, key: router.key";
 /// A router and its engine.
 pub(crate) struct Secured {
     pub(crate) running: Running,
-    pub(crate) post: ListeningPost,
+    pub(crate) post: ScriptedServer,
     /// A client of the admin listener, which has no TLS unless the test says so.
     admin: Client,
 }
@@ -42,11 +42,11 @@ impl Secured {
         tls: &str,
         limits: &str,
         top: &str,
-        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+        script: impl Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync + 'static,
     ) -> Self {
-        let post = ListeningPost::start(move |heard| match heard.is_inference() {
+        let post = ScriptedServer::start(move |heard| match heard.is_inference() {
             true => script(heard),
-            false => Answer::json(200, "{}"),
+            false => ScriptedReply::json(200, "{}"),
         })
         .await;
         let listener = format!("{{ address: 127.0.0.1:0, tls: {{ {tls} }} }}");
@@ -124,7 +124,7 @@ pub(crate) fn completion_of(prompt: &str, stream: bool) -> Vec<u8> {
 }
 
 /// An engine's answer `ok`, streamed if the request says so.
-pub(crate) fn whole_or_events(heard: &Heard) -> Answer {
+pub(crate) fn whole_or_events(heard: &ReceivedRequest) -> ScriptedReply {
     if !heard.text().contains("\"stream\":true") {
         return whole_reply();
     }
@@ -136,7 +136,7 @@ pub(crate) fn whole_or_events(heard: &Heard) -> Answer {
         "id": "x", "object": "text_completion", "created": 1, "model": "sim", "choices": [],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     });
-    Answer::events(&format!("data: {text}\n\ndata: {usage}\n\ndata: [DONE]\n\n"))
+    ScriptedReply::events(&format!("data: {text}\n\ndata: {usage}\n\ndata: [DONE]\n\n"))
 }
 
 /// Puts a certificate and its key where a router reads them.

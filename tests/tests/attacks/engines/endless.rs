@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use splitrail_tests::client::streamed_text;
 use splitrail_tests::front::Front;
-use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::raw_engine::{RawEngine, Then, Turn};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::Solo;
 
 use super::{COMPLETIONS, generated};
@@ -20,7 +20,7 @@ const STREAM_HEAD: &str =
 
 async fn is_cut_short(stream: bool, head: &str, piece: &str, why: &str) {
     let (head, piece) = (head.as_bytes().to_vec(), piece.repeat(256).into_bytes());
-    let solo = Solo::start("{}", move |_| Answer::Endless {
+    let solo = Solo::start("{}", move |_| ScriptedReply::Endless {
         head: head.clone(),
         piece: piece.clone(),
         max_bytes: FLOOD_BYTES,
@@ -30,7 +30,7 @@ async fn is_cut_short(stream: bool, head: &str, piece: &str, why: &str) {
     let reply = solo.http.post(COMPLETIONS, &body).await;
     assert_eq!(reply.status, 502, "{}", reply.text());
     assert!(reply.text().contains(why), "{}", reply.text());
-    let written = ListeningPost::written_bytes(&solo.post);
+    let written = ScriptedServer::written_bytes(&solo.post);
     assert!(written < READ_MAX_BYTES, "{written} bytes were taken");
 }
 

@@ -5,9 +5,9 @@ use serde_json::json;
 use splitrail_tests::canned::Canned;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::front::Front;
-use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::proc::memory;
 use splitrail_tests::raw_engine::{RawEngine, Turn, reply};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::Solo;
 
 use super::{COMPLETIONS, ask, generated, no_breaker_is_open};
@@ -69,9 +69,9 @@ async fn an_engine_that_says_too_much_of_itself_costs_neither_memory_nor_log() {
     let card = json!({"id": "\u{1b}[31m\n".repeat(10_000), "max_model_len": 2048});
     let models = json!({"data": vec![card; 20]}).to_string();
     for (path, text) in [("/metrics", metrics), ("/v1/models", models)] {
-        let post = ListeningPost::start(move |heard| match heard.target == path {
-            true => Answer::json(200, &text),
-            false => Answer::json(200, "{}"),
+        let post = ScriptedServer::start(move |heard| match heard.target == path {
+            true => ScriptedReply::json(200, &text),
+            false => ScriptedReply::json(200, "{}"),
         })
         .await;
         // The router is ready with this one, whatever it makes of the other.
@@ -104,7 +104,7 @@ async fn replies_that_are_gathered_have_a_bound_in_common() {
     let (first, last) = whole.as_bytes().split_at(whole.len() - 1);
     let (first, last) = (first.to_vec(), last.to_vec());
     let solo = Solo::start("{ body_size_max: 65536, request_memory_max: 8388608 }", move |_| {
-        Answer::Held { first: first.clone(), last: last.clone() }
+        ScriptedReply::Held { first: first.clone(), last: last.clone() }
     })
     .await;
     let body = json!({"model": "sim", "prompt": "x", "max_tokens": 2});

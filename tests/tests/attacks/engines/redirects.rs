@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::front::Front;
-use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::whole_reply;
 
 use super::{COMPLETIONS, completion};
@@ -43,27 +43,27 @@ impl Elsewhere {
 type Redirect = Arc<Mutex<Option<(u16, String)>>>;
 
 /// An engine that answers inference, and polls, with a redirect if there is one.
-async fn redirecting(inference: &Redirect, polls: &Redirect) -> ListeningPost {
+async fn redirecting(inference: &Redirect, polls: &Redirect) -> ScriptedServer {
     let (inference, polls) = (Arc::clone(inference), Arc::clone(polls));
-    ListeningPost::start(move |heard| {
+    ScriptedServer::start(move |heard| {
         let is_inference = heard.is_inference();
         let redirect = if is_inference { &inference } else { &polls }.lock().unwrap();
         match (&*redirect, is_inference) {
             (Some((status, location)), _) => answer(*status, location),
             (None, true) => whole_reply(),
-            (None, false) => Answer::json(200, "{}"),
+            (None, false) => ScriptedReply::json(200, "{}"),
         }
     })
     .await
 }
 
-fn answer(status: u16, location: &str) -> Answer {
+fn answer(status: u16, location: &str) -> ScriptedReply {
     let head = format!("HTTP/1.1 {status} X\r\nlocation: {location}\r\n");
-    Answer::Bytes((head + "content-length: 0\r\nconnection: close\r\n\r\n").into_bytes())
+    ScriptedReply::Bytes((head + "content-length: 0\r\nconnection: close\r\n\r\n").into_bytes())
 }
 
 /// Each request that the engine got was for a path of the router's choice.
-fn asks_for_no_other_path(post: &ListeningPost) {
+fn asks_for_no_other_path(post: &ScriptedServer) {
     assert!(post.heard().iter().all(|heard| !heard.target.contains("elsewhere")));
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::post::Answer;
 use splitrail_tests::raw::{connect_narrow, exchange, read_slowly, request};
+use splitrail_tests::scripted_server::ScriptedReply;
 use splitrail_tests::solo::{Solo, answer_of};
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
@@ -72,7 +72,7 @@ async fn a_slow_engine_is_not_held_against_its_reader() {
     let limits = "{ reply_grace: 50ms, reply_rate_min: 1048576, write_stall: 50ms }";
     let solo = Solo::start(limits, move |_| {
         let (first, last) = (first.clone().into_bytes(), last.clone().into_bytes());
-        Answer::Held { first, last }
+        ScriptedReply::Held { first, last }
     })
     .await;
     let address = solo.router.http;
@@ -92,7 +92,7 @@ async fn an_event_of_several_lines_of_data_is_the_same_event_for_the_client() {
     let events = "data: {\"id\":\"x\",\"object\":\"text_completion\",\"created\":1,\"choices\":[\n\
                   data: {\"index\":0,\"text\":\"a\",\r\ndata: \"finish_reason\":\"stop\"}]}\n\n\
                   data: [DONE]\n\n";
-    let solo = Solo::start("{}", move |_| Answer::events(events)).await;
+    let solo = Solo::start("{}", move |_| ScriptedReply::events(events)).await;
     let mut client = solo
         .http
         .stream(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use splitrail_tests::frames::{self, Raw2, kind};
-use splitrail_tests::post::Answer;
+use splitrail_tests::scripted_server::ScriptedReply;
 use splitrail_tests::solo::{Solo, whole_reply};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -32,7 +32,7 @@ async fn ended_before(client: &mut Raw2, solo: &Solo, requests: usize) -> bool {
 #[tokio::test]
 async fn requests_with_trailers_that_are_always_cancelled_end_in_a_goaway() {
     let solo = Solo::start("{}", |heard| match heard.text().contains("held") {
-        true => Answer::Held { first: Vec::new(), last: Vec::new() },
+        true => ScriptedReply::Held { first: Vec::new(), last: Vec::new() },
         false => whole_reply(),
     })
     .await;

@@ -5,8 +5,8 @@ use serde_json::json;
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::frames::{self, Raw2, kind};
-use splitrail_tests::post::Answer;
 use splitrail_tests::proc::{memory, processor_time, reset_peak};
+use splitrail_tests::scripted_server::ScriptedReply;
 use splitrail_tests::solo::{Solo, whole_reply};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -97,10 +97,10 @@ async fn is_answered(rider: &mut Raw2) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frames_within_the_budget_are_cheap_and_those_beyond_it_end_in_a_goaway() {
-    let Answer::Bytes(whole) = whole_reply() else { unreachable!("a whole answer") };
+    let ScriptedReply::Bytes(whole) = whole_reply() else { unreachable!("a whole answer") };
     let solo = Solo::start("{}", move |heard| match heard.text().contains("held") {
-        true => Answer::Held { first: Vec::new(), last: whole.clone() },
-        false => Answer::Bytes(whole.clone()),
+        true => ScriptedReply::Held { first: Vec::new(), last: whole.clone() },
+        false => ScriptedReply::Bytes(whole.clone()),
     })
     .await;
     let pid = solo.router.pid();

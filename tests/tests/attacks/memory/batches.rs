@@ -4,8 +4,8 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use splitrail_tests::client::{Client, streamed_text, whole_text};
 use splitrail_tests::cluster::{eventually, metric_in};
-use splitrail_tests::post::{Answer, STREAM_HEAD};
 use splitrail_tests::proc::open_files;
+use splitrail_tests::scripted_server::{STREAM_HEAD, ScriptedReply};
 use splitrail_tests::solo::{Solo, answer_of, whole_reply};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -14,11 +14,11 @@ const COMPLETIONS: &str = "/v1/completions";
 const PROMPTS: usize = 16;
 
 /// Answers wait until the engine is told to let go, those of one client's requests at once.
-fn held_for_batches(heard: &splitrail_tests::post::Heard) -> Answer {
-    let Answer::Bytes(whole) = whole_reply() else { unreachable!("a whole answer") };
+fn held_for_batches(heard: &splitrail_tests::scripted_server::ReceivedRequest) -> ScriptedReply {
+    let ScriptedReply::Bytes(whole) = whole_reply() else { unreachable!("a whole answer") };
     match heard.text().contains("single") {
-        true => Answer::Bytes(whole),
-        false => Answer::Held { first: Vec::new(), last: whole },
+        true => ScriptedReply::Bytes(whole),
+        false => ScriptedReply::Held { first: Vec::new(), last: whole },
     }
 }
 
@@ -90,7 +90,7 @@ fn long_text(prompt: &str) -> String {
 }
 
 /// The answers of an engine, which are long for prompts of batches and held until it lets go.
-fn long_for_batches(heard: &splitrail_tests::post::Heard) -> Answer {
+fn long_for_batches(heard: &splitrail_tests::scripted_server::ReceivedRequest) -> ScriptedReply {
     let body: Value = serde_json::from_slice(&heard.body).unwrap();
     let prompt = body["prompt"].as_str().unwrap();
     if prompt == "single" {
@@ -98,8 +98,8 @@ fn long_for_batches(heard: &splitrail_tests::post::Heard) -> Answer {
     }
     let text = long_text(prompt);
     if body["stream"] != true {
-        let Answer::Bytes(last) = answer_of(&text) else { unreachable!("a whole answer") };
-        return Answer::Held { first: Vec::new(), last };
+        let ScriptedReply::Bytes(last) = answer_of(&text) else { unreachable!("a whole answer") };
+        return ScriptedReply::Held { first: Vec::new(), last };
     }
     let event = |text: &str, end: Option<&str>| {
         let event = json!({
@@ -111,7 +111,7 @@ fn long_for_batches(heard: &splitrail_tests::post::Heard) -> Answer {
     let (first, last) = text.split_at(text.len() / 2);
     let first = [STREAM_HEAD, event(first, None).as_bytes()].concat();
     let last = event(last, Some("stop")) + "data: [DONE]\n\n";
-    Answer::Held { first, last: last.into_bytes() }
+    ScriptedReply::Held { first, last: last.into_bytes() }
 }
 
 /// What became of a batch: its status, `Retry-After`, and the texts of its answers.

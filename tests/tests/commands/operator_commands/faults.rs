@@ -3,7 +3,7 @@
 use tokio::net::TcpListener;
 
 use splitrail_tests::ports::HeldPort;
-use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::unanswering::Unanswering;
 
 use super::support::{Routers, run};
@@ -34,7 +34,7 @@ async fn routers_that_cannot_be_reached_do_not_hide_the_others() {
 async fn errors_say_what_is_wrong_with_an_address() {
     let routers = Routers::start(1).await;
     let http = routers.routers[0].http.to_string();
-    let other = ListeningPost::start(|_| Answer::json(200, "{\"a\": 1}")).await;
+    let other = ScriptedServer::start(|_| ScriptedReply::json(200, "{\"a\": 1}")).await;
     let other = other.url();
     let free = HeldPort::take();
     for (admin, what) in [

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use splitrail_tests::Client;
-use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 
 use super::support::{ADMIN, Routers, command, run};
@@ -71,8 +71,8 @@ async fn workers_lists_all_with_the_states_in_which_routers_see_them() {
 }
 
 /// What pretends to be a router, with a hostile name wherever a reply has room for one.
-async fn hostile(id: &'static str) -> ListeningPost {
-    ListeningPost::start(move |heard| {
+async fn hostile(id: &'static str) -> ScriptedServer {
+    ScriptedServer::start(move |heard| {
         let worker = json!({
             "model": "m", "id": id, "role": "decode", "url": id, "state": "draining",
             "state_why": id, "breakers_open": [id], "parity": "mismatch", "parity_cause": id,
@@ -85,10 +85,12 @@ async fn hostile(id: &'static str) -> ListeningPost {
         });
         let path = heard.target.split('?').next().unwrap_or_default();
         let reply = match path {
-            "/ready" => return Answer::json(503, &json!({"reason": id}).to_string()),
-            "/metrics" => return Answer::events("splitrail_build_info{version=\"\u{1b}[2J\"} 1\n"),
+            "/ready" => return ScriptedReply::json(503, &json!({"reason": id}).to_string()),
+            "/metrics" => {
+                return ScriptedReply::events("splitrail_build_info{version=\"\u{1b}[2J\"} 1\n");
+            }
             "/admin/live" => {
-                return Answer::events(&format!("event: snapshot\ndata: {live}\n\n"));
+                return ScriptedReply::events(&format!("event: snapshot\ndata: {live}\n\n"));
             }
             "/admin/workers" => json!({"workers": [worker]}),
             "/admin/models" => json!({"models": [{"name": "m", "flow": id}]}),
@@ -111,9 +113,9 @@ async fn hostile(id: &'static str) -> ListeningPost {
                 },
             }),
             drain if drain.ends_with("/drain") => json!({"worker": worker}),
-            _ => return Answer::json(409, &json!({"error": {"message": id}}).to_string()),
+            _ => return ScriptedReply::json(409, &json!({"error": {"message": id}}).to_string()),
         };
-        Answer::json(200, &reply.to_string())
+        ScriptedReply::json(200, &reply.to_string())
     })
     .await
 }

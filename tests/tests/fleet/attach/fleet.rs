@@ -10,7 +10,7 @@ use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_sim::{Role, SimConfig, SimEngine};
 use splitrail_tests::cluster::{Cluster, eventually};
-use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::shim::{hello, run};
 
 use super::support::{attach, held, is_believed, router, router_with, served, worker};
@@ -145,11 +145,11 @@ async fn a_replaced_worker_gets_a_complete_snapshot_again() {
 
 #[tokio::test]
 async fn redirects_of_workers_are_not_followed() {
-    let elsewhere = ListeningPost::start(|_| Answer::json(200, "{}")).await;
+    let elsewhere = ScriptedServer::start(|_| ScriptedReply::json(200, "{}")).await;
     let target = elsewhere.url();
-    let redirecting = ListeningPost::start(move |_| {
+    let redirecting = ScriptedServer::start(move |_| {
         let head = format!("HTTP/1.1 302 X\r\nlocation: {target}/v1/completions\r\n");
-        Answer::Bytes((head + "content-length: 0\r\nconnection: close\r\n\r\n").into_bytes())
+        ScriptedReply::Bytes((head + "content-length: 0\r\nconnection: close\r\n\r\n").into_bytes())
     })
     .await;
     let router = router("").await;

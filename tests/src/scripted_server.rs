@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
-pub struct Heard {
+pub struct ReceivedRequest {
     /// Its method.
     pub method: String,
     /// Its target, as written on the wire.
@@ -23,7 +23,7 @@ pub struct Heard {
     pub body: Vec<u8>,
 }
 
-impl Heard {
+impl ReceivedRequest {
     /// Whether it asks for inference.
     pub fn is_inference(&self) -> bool {
         self.method == "POST"
@@ -42,7 +42,7 @@ impl Heard {
 }
 
 /// What to answer.
-pub enum Answer {
+pub enum ScriptedReply {
     /// A whole reply, head included; then the connection is closed.
     Bytes(Vec<u8>),
     /// A head, then a piece again and again, up to so many bytes.
@@ -69,7 +69,7 @@ const SEND_BUFFER_BYTES: u32 = 64 << 10;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
 
-impl Answer {
+impl ScriptedReply {
     /// A JSON reply.
     pub fn json(status: u16, body: &str) -> Self {
         let length = body.len();
@@ -89,26 +89,28 @@ impl Answer {
 pub const STREAM_HEAD: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
 
-type Script = dyn Fn(&Heard) -> Answer + Send + Sync;
+type Script = dyn Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync;
 
 /// The post. Dropping it closes its door and its connections.
-pub struct ListeningPost {
+pub struct ScriptedServer {
     address: SocketAddr,
     shared: Arc<Shared>,
     _tasks: JoinSet<()>,
 }
 
 struct Shared {
-    heard: Mutex<Vec<Heard>>,
+    heard: Mutex<Vec<ReceivedRequest>>,
     written_bytes: AtomicUsize,
     open: AtomicUsize,
     released: watch::Sender<bool>,
     script: Box<Script>,
 }
 
-impl ListeningPost {
+impl ScriptedServer {
     /// Opens a post that answers as `script` says.
-    pub async fn start(script: impl Fn(&Heard) -> Answer + Send + Sync + 'static) -> Self {
+    pub async fn start(
+        script: impl Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync + 'static,
+    ) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_send_buffer_size(SEND_BUFFER_BYTES).expect("a buffer");
         socket.bind(([127, 0, 0, 1], 0).into()).expect("a port");
@@ -143,7 +145,7 @@ impl ListeningPost {
     }
 
     /// Everything that arrived so far.
-    pub fn heard(&self) -> Vec<Heard> {
+    pub fn heard(&self) -> Vec<ReceivedRequest> {
         self.shared.heard.lock().expect("a lock").clone()
     }
 
@@ -170,8 +172,8 @@ async fn attend(mut socket: TcpStream, shared: &Shared) -> std::io::Result<()> {
     let answer = (shared.script)(&heard);
     shared.heard.lock().expect("a lock").push(heard);
     match answer {
-        Answer::Bytes(bytes) => socket.write_all(&bytes).await?,
-        Answer::Endless { head, piece, max_bytes } => {
+        ScriptedReply::Bytes(bytes) => socket.write_all(&bytes).await?,
+        ScriptedReply::Endless { head, piece, max_bytes } => {
             socket.write_all(&head).await?;
             shared.open.fetch_add(1, Relaxed);
             let mut written = 0;
@@ -181,7 +183,7 @@ async fn attend(mut socket: TcpStream, shared: &Shared) -> std::io::Result<()> {
             }
             shared.open.fetch_sub(1, Relaxed);
         }
-        Answer::Held { first, last } => {
+        ScriptedReply::Held { first, last } => {
             socket.write_all(&first).await?;
             shared.open.fetch_add(1, Relaxed);
             let mut released = shared.released.subscribe();
@@ -200,7 +202,9 @@ async fn attend(mut socket: TcpStream, shared: &Shared) -> std::io::Result<()> {
 }
 
 /// Reads a request; `None` if the connection ends before it is whole.
-pub(crate) async fn read_request(socket: &mut TcpStream) -> std::io::Result<Option<Heard>> {
+pub(crate) async fn read_request(
+    socket: &mut TcpStream,
+) -> std::io::Result<Option<ReceivedRequest>> {
     let mut bytes = Vec::new();
     let mut buffer = vec![0; 16 << 10];
     let head_bytes = loop {
@@ -215,7 +219,7 @@ pub(crate) async fn read_request(socket: &mut TcpStream) -> std::io::Result<Opti
     let head = String::from_utf8_lossy(&bytes[..head_bytes]).into_owned();
     let mut lines = head.split("\r\n");
     let mut first = lines.next().unwrap_or_default().split(' ');
-    let mut heard = Heard {
+    let mut heard = ReceivedRequest {
         method: first.next().unwrap_or_default().to_owned(),
         target: first.next().unwrap_or_default().to_owned(),
         headers: lines
