@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_server_can_be_started_again_on_a_port_that_nobody_else_gets() {
+    async fn a_server_can_be_restarted_on_a_held_port() {
         let held = HeldPort::take();
         for _ in 0..2 {
             assert!(TcpStream::connect(held.address()).await.is_err(), "nobody listens");

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_whose_hashes_begin_alike_are_told_apart() {
+    fn keys_with_similar_hashes_are_distinguished() {
         let file = File::new();
         let (key, entry) = tenant_key("acme", None);
         // Hashes that differ from that of the key in their last digit, or in all after the first 16.

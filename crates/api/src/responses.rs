@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_that_an_engine_runs_are_told_from_those_of_the_client() {
+    fn tools_of_the_engine_are_distinguished_from_those_of_the_client() {
         for (tools, takes) in [
             ("null", false),
             ("[]", false),

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_told_as_many_names_as_there_is_room_for() {
+    fn a_reply_names_as_many_removed_fields_as_fit() {
         let members: Vec<String> = (0..1000).map(|i| format!(r#""unknown_{i}":0"#)).collect();
         let (_, counts, names) = clean(&format!("{{{}}}", members.join(",")), &[]);
         assert_eq!(counts, [0, 0, 1000]);

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_told_with_its_place() {
+    fn every_mistake_is_reported_with_its_place() {
         let text = "{\"modl\": \"m\",\n \"worker\": {\"id\": \"w w\", \"url\": \"https://a\",\n  \"kv_replay\": \"tcp://a:2\"}}";
         let told = problems(text, None);
         assert_eq!(told.len(), 5, "{told:#?}");

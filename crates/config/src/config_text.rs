@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_download_is_told_at_the_place_of_the_id() {
+    fn a_failed_download_is_reported_at_the_place_of_the_id() {
         let at = Place { line: 3, column: 16 };
         let text = ConfigText::new("x.yaml", String::new(), Path::new("."));
         let missing = MissingTokenizer::new("org/x", "models[0].tokenizer".to_owned(), at);

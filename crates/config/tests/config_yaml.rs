@@ -70,7 +70,7 @@ fn aliases_stand_for_whole_values() {
 }
 
 #[test]
-fn a_key_that_is_there_twice_is_told_with_both_places() {
+fn a_duplicate_key_is_reported_with_both_places() {
     let (line, column, told) =
         only_problem(&valid_but("hash_seed: 7", "hash_seed: 7\nhash_seed: 8"));
     assert_eq!((line, column), (6, 1));

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_is_asked_anew_and_chats_always_are() {
+    fn another_process_is_asked_again_and_chats_always_are() {
         let (missing_hand_offs, now) = (MissingHandOffs::default(), Instant::now());
         for dialect in [Dialect::Responses, Dialect::Messages, Dialect::Chunks] {
             missing_hand_offs.missed(dialect, now);

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_the_prefill_leg_gave_is_told_by_it() {
+    fn a_reply_of_the_prefill_leg_has_the_figures_of_that_leg() {
         let mut entry = Entry::default();
         entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
         entry.prefill_reported(Some(100), Some(32));

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_twice_as_slow_as_told_is_found_out_though_its_prompts_queue() {
+    fn a_worker_twice_as_slow_as_configured_is_learned_although_its_prompts_queue() {
         let (costs, at) = costs();
         let prior = Coefficients::default();
         let mut now_ms = 0;
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_whose_end_nobody_hears_is_done_when_it_should_be() {
+    fn a_prompt_whose_end_is_not_observed_ends_at_its_predicted_time() {
         let (costs, at) = costs();
         let _both = [0, 0].map(|_| costs.begin(at(0), None, 12_000, 0, true));
         let wait_ms = |ms| costs.seen(at(ms), RankScope::Rank(None), 0).wait_ns / 1_000_000;

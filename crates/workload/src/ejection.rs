@@ -158,7 +158,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn somebody_is_always_left_and_the_order_does_not_matter(
+        fn at_least_one_worker_stays_in_any_order_of_reports(
             records in records(), ejected_percent_max in 0u32..=100, turn in 0usize..30
         ) {
             let config = EjectionConfig { ejected_percent_max, ..config() };

@@ -139,7 +139,7 @@ fn check_audit(file: &Path, refused: u64, seconds: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_credentials_take_no_memory_fill_no_log_and_disturb_nobody() {
+async fn wrong_credentials_take_no_memory_fill_no_log_and_affect_no_other_client() {
     let post = ScriptedServer::start(|heard| match heard.is_inference() {
         true => whole_reply(),
         false => ScriptedReply::json(200, "{}"),

@@ -110,7 +110,7 @@ async fn keys_are_rotated_while_requests_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_of_unknown_keys_causes_few_fetches_and_disturbs_nobody() {
+async fn a_storm_of_unknown_keys_causes_few_fetches_and_affects_no_other_request() {
     const REQUESTS: usize = 10_000;
     const CLIENTS: usize = 16;
     let keys = Keys::empty();

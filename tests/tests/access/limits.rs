@@ -19,7 +19,7 @@ fn number(reply: &Reply, name: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn requests_of_a_minute_are_counted_and_the_client_is_told() {
+async fn requests_of_a_minute_are_counted_and_reported_to_the_client() {
     let mut keys = Keys::empty();
     let [acme, free] = ["acme", "free"].map(|name| keys.tenant(name));
     let cluster = limited(&keys, "{ requests_per_minute: 2 }").await;

@@ -394,7 +394,7 @@ async fn mistakes_in_a_token_count_are_reported_in_anthropics_format() {
 }
 
 #[tokio::test]
-async fn a_prefill_worker_tokenises_where_nobody_else_is_up() {
+async fn a_prefill_worker_tokenises_if_no_other_worker_is_up() {
     let nobody = HeldPort::take();
     let spec = Spec {
         prefill: 1,

@@ -159,7 +159,7 @@ async fn text_chat_and_token_ids_get_the_answers_that_http_gives() {
 }
 
 #[tokio::test]
-async fn a_cold_prompts_zero_is_a_figure_and_silence_is_told_as_configured() {
+async fn a_cold_prompt_reports_zero_and_a_missing_figure_follows_the_configuration() {
     let zero = Cluster::start(Spec::default()).await;
     let prompt = Prompt::Text(words(40, "c"));
     let cold = answer(&mut door(&zero).await, generate(prompt.clone())).await;
@@ -260,7 +260,7 @@ async fn absent_parameters_are_left_to_the_engine() {
 }
 
 #[tokio::test]
-async fn mistakes_are_told_by_status_code_before_any_engine_is_asked() {
+async fn mistakes_are_reported_by_status_code_before_any_engine_is_asked() {
     let cluster = Cluster::start(Spec::default()).await;
     let mut door = door(&cluster).await;
     let good = || generate(Prompt::Text("hello".into()));
@@ -339,7 +339,7 @@ async fn every_field_with_a_place_of_its_own_must_be_given_there() {
 }
 
 #[tokio::test]
-async fn engines_failures_are_told_by_status_code() {
+async fn failures_of_engines_are_reported_by_status_code() {
     let spec = Spec {
         model: "retries: { prefill: 0, decode: 0 }\ntimeouts: { first_token: 3s }".into(),
         ..Spec::aggregated(1)
@@ -405,7 +405,7 @@ async fn call_of(cluster: &Cluster, pieces: Vec<Bytes>) -> (String, usize) {
 }
 
 #[tokio::test]
-async fn a_message_is_one_however_it_comes_and_what_is_none_is_told() {
+async fn a_message_is_read_in_any_form_and_an_invalid_one_is_reported() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let encoded = generate(Prompt::Text(words(2000, "p"))).encode_to_vec();
     let prefix = [&[0][..], &(encoded.len() as u32).to_be_bytes()].concat();

@@ -278,7 +278,7 @@ async fn no_field_that_steers_reaches_an_engine_over_grpc() {
 }
 
 #[tokio::test]
-async fn a_model_opens_fields_by_name_and_clients_are_told_what_was_removed() {
+async fn a_model_opens_fields_by_name_and_removed_fields_are_reported() {
     let opened = "    pass_unknown: [priority, made_up]\n";
     let solo = Solo::start_with("{}", opened, engine).await;
     let body = json!({

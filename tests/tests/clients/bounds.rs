@@ -484,7 +484,7 @@ async fn compressed_bodies_are_a_415_that_no_engine_sees() {
 /// A client that asks for a stream and does not read it holds its engine back:
 /// what the router keeps for it is a part of what the engine would send.
 #[tokio::test]
-async fn a_client_that_does_not_read_holds_its_engine_back_and_nobody_else() {
+async fn a_client_that_does_not_read_holds_back_its_own_engine_request_only() {
     let event = json!({
         "id": "x", "object": "text_completion", "created": 1, "model": "sim",
         "choices": [{"index": 0, "text": "t".repeat(16 << 10), "finish_reason": null}],

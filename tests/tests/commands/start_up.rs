@@ -106,7 +106,7 @@ async fn the_configuration_that_runs_is_one_that_check_has_nothing_to_say_of() {
 }
 
 #[test]
-fn variables_that_a_shell_would_fill_and_that_stay_as_they_are_are_told() {
+fn shell_variables_that_stay_unchanged_are_reported() {
     let files = tempfile::tempdir().unwrap();
     let config = CONFIG.replace("name: sim", "name: $MODEL");
     std::fs::write(files.path().join("splitrail.yaml"), config).unwrap();
@@ -173,7 +173,7 @@ async fn a_refused_reload_takes_one_line_of_the_log_for_each_mistake() {
 
 /// systemd waits for this message before it says that the service has started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_service_manager_is_told_once_a_program_is_bound() {
+async fn the_service_manager_is_notified_once_a_program_is_bound() {
     let files = tempfile::tempdir().unwrap();
     let place = files.path().join("notify");
     let socket = UnixDatagram::bind(&place).unwrap();

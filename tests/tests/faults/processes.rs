@@ -206,7 +206,7 @@ async fn requests_get_typed_errors_when_all_engines_are_killed() {
 }
 
 #[tokio::test]
-async fn an_engine_that_is_started_again_is_used_again_and_its_index_starts_anew() {
+async fn a_restarted_engine_is_used_again_with_a_new_index() {
     let mut processes = Processes::start(&["p0", "d0"], quick, LIMITS).await;
     let body = chat(&prompt(60, "again"));
     let d0 = processes.engines[1].client("http");

@@ -306,7 +306,7 @@ async fn a_cleared_cache_is_cleared_in_the_index() {
 }
 
 #[tokio::test]
-async fn blocks_of_another_size_are_counted_never_matched_and_disturb_nobody() {
+async fn blocks_of_another_size_are_counted_and_never_matched() {
     let cluster =
         Cluster::start(Spec { engine: |_, config| config.block_size = 32, ..Spec::default() })
             .await;

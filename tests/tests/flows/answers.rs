@@ -159,7 +159,7 @@ async fn the_last_of_two_all_round_workers_serves_alone() {
 }
 
 #[tokio::test]
-async fn nothing_is_prefilled_where_nobody_can_decode() {
+async fn no_prompt_is_prefilled_without_a_decode_worker() {
     let mut cluster = Cluster::start(Spec { prefill: 1, decode: 1, ..Spec::default() }).await;
     take_away(&mut cluster, "d0").await;
     for _ in 0..3 {
@@ -228,7 +228,7 @@ async fn an_answer_of_one_token_is_not_computed_on_decode_where_that_is_forbidde
 }
 
 #[tokio::test]
-async fn an_answer_of_one_token_on_decode_is_told_as_a_prefill_that_is_missing() {
+async fn a_reply_of_one_token_on_a_decode_worker_is_reported_as_missing_prefill() {
     let mut trial = Trial::start(Spec { prefill: 1, decode: 1, ..Spec::default() }).await;
     trial.cluster.engines.remove(0).1.shutdown().await;
     let mut body = completion(&prompt(40, "one"));

@@ -67,7 +67,7 @@ async fn a_threshold_that_is_named_goes_before_the_costs() {
 }
 
 #[tokio::test]
-async fn without_prefill_workers_it_is_said_and_not_taken_for_cheaper() {
+async fn missing_prefill_workers_are_reported_and_not_taken_for_cheaper() {
     let mut trial = Trial::start(spec("")).await;
     trial.cluster.engines.remove(0).1.shutdown().await;
     let reference = Reference::start().await;
@@ -78,7 +78,7 @@ async fn without_prefill_workers_it_is_said_and_not_taken_for_cheaper() {
 }
 
 #[tokio::test]
-async fn a_threshold_that_is_found_gates_decode_first_and_is_told() {
+async fn a_learned_threshold_gates_decode_first_and_is_reported() {
     let model = format!("{COSTS}\nauto: {{ tbt_goal: 10s }}\ncache_hit_threshold: auto\n");
     let worker = |name: &str| if name == "d0" { SLOW } else { "" };
     let spec =

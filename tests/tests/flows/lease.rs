@@ -86,7 +86,7 @@ async fn a_whole_answer_that_waits_in_a_queue_past_the_lease_gets_a_new_prefill(
 }
 
 #[tokio::test]
-async fn a_hand_off_that_nobody_received_serves_the_next_decode_worker() {
+async fn a_hand_off_that_no_engine_received_serves_the_next_decode_worker() {
     let mut trial = Trial::start(in_turn(2, "")).await;
     let reference = Reference::start().await;
     let place = trial.cluster.engines.iter().position(|(name, _)| name == "d0").unwrap();

@@ -42,7 +42,7 @@ fn leg(kind: &str, hit: u64, moved: u64, computed: u64, sources: [&str; 2]) -> V
 }
 
 #[tokio::test]
-async fn a_pd_prompt_is_told_leg_by_leg() {
+async fn a_pd_prompt_is_reported_leg_by_leg() {
     let cluster = Cluster::start(Spec { prefill: 1, decode: 1, ..Spec::default() }).await;
     let text = "x".repeat(100);
     let body = completion(&text);
@@ -73,7 +73,7 @@ async fn a_decode_worker_that_does_it_all_speaks_for_itself() {
 }
 
 #[tokio::test]
-async fn each_prompt_of_a_batch_has_its_own_and_nobody_gets_it_unasked() {
+async fn each_prompt_of_a_batch_has_its_own_detail_and_only_on_request() {
     let cluster = Cluster::start(Spec::default()).await;
     let mut body = completion("");
     body["prompt"] = json!([prompt(20, "a"), prompt(30, "b"), prompt(40, "c")]);
@@ -104,7 +104,7 @@ async fn each_prompt_of_a_batch_has_its_own_and_nobody_gets_it_unasked() {
 }
 
 #[tokio::test]
-async fn no_estimate_is_told_that_the_fallback_keeps_from_clients() {
+async fn no_estimate_is_reported_that_the_fallback_hides() {
     for (fallback, told) in [("zero", json!(0)), ("omit", Value::Null)] {
         let cluster = Cluster::start(Spec {
             model: format!("cached_tokens_fallback: {fallback}"),

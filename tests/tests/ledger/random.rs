@@ -432,7 +432,7 @@ async fn all_witnesses_agree_on_hand_offs_of_old_engines() {
 }
 
 #[tokio::test]
-async fn all_witnesses_agree_on_hand_offs_where_nobody_says_what_was_cached() {
+async fn all_witnesses_agree_on_hand_offs_without_reported_cached_tokens() {
     audit(|| Spec { engine: old_silent, ..Spec::default() }, "estimate").await;
 }
 

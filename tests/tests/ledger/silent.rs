@@ -177,7 +177,7 @@ async fn without_usage_of_the_engine_the_router_counts_the_prompt_and_reports_no
 }
 
 #[tokio::test]
-async fn details_that_nobody_here_knows_are_passed_on_beside_the_routers() {
+async fn unknown_usage_details_are_passed_on_beside_the_routers() {
     let usage = r#"{"prompt_tokens":17,"total_tokens":18,"completion_tokens":1,"prompt_tokens_details":{"audio_tokens":7,"cached_tokens":16,"of_tomorrow":{"a":[1]}},"cost":0.25}"#;
     let reply = format!(
         r#"{{"id":"c","choices":[{{"index":0,"text":"x","finish_reason":"stop"}}],"usage":{usage}}}"#

@@ -96,7 +96,7 @@ async fn an_operators_word_goes_before_the_files_until_it_is_taken_back() {
 }
 
 #[tokio::test]
-async fn mistakes_are_told_with_their_places_and_change_nothing() {
+async fn mistakes_are_reported_with_their_places_and_change_nothing() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let admin = &cluster.admin;
     let before = admin.get("/admin/models").await.json();

@@ -65,7 +65,7 @@ models:
 }
 
 #[tokio::test]
-async fn output_that_nobody_reads_is_no_panic() {
+async fn unread_output_is_no_panic() {
     let mut command = Command::new(binary::built("splitrail"));
     command.args(["schema", "--markdown"]).stdin(Stdio::null()).stderr(Stdio::piped());
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -74,7 +74,7 @@ async fn output_that_nobody_reads_is_no_panic() {
 }
 
 #[tokio::test]
-async fn a_late_engine_holds_up_nobody_but_its_own_model() {
+async fn a_late_engine_delays_only_its_own_model() {
     let engine = SimEngine::start(SimConfig::default()).await.unwrap();
     let late = HeldPort::take();
     let files = tempfile::tempdir().unwrap();

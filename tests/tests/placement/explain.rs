@@ -82,7 +82,7 @@ async fn explaining_serves_books_and_counts_nothing() {
 }
 
 #[tokio::test]
-async fn a_gate_says_what_it_needs_who_decides_and_what_follows() {
+async fn an_explained_gate_names_its_requirement_its_component_and_the_next_leg() {
     let cluster = Cluster::start(Spec { flow: "decode_first", ..Spec::default() }).await;
     let body = chat(&prompt(60, "c"));
     let half = [("x-splitrail-cache-hit-threshold", "0.5")];

@@ -27,7 +27,7 @@ fn a_body_that_is_not_an_object_is_refused_with_400() {
 }
 
 #[test]
-fn a_body_that_is_not_utf8_is_told_so_wherever_that_is() {
+fn invalid_utf8_is_reported_anywhere_in_a_body() {
     for text in
         [&b"{\"a\":\"\xff\"}"[..], b"{\"\xc3\":1}", b"{\"a\":1}\x80", b"\xff", b"{\"a\":\xe9}"]
     {

@@ -8,7 +8,7 @@ fn parse(endpoint: Endpoint, text: &str) -> Result<Inbound, Error> {
 }
 
 #[test]
-fn prompts_of_every_shape_are_told_apart() {
+fn prompts_of_every_form_are_recognised() {
     let shapes = [
         (r#""text""#, 1, false),
         ("[1,2,3]", 1, false),

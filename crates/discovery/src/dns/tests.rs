@@ -173,7 +173,7 @@ async fn found_addresses_are_reported_when_they_change_and_faults_are_counted() 
 }
 
 #[tokio::test]
-async fn a_name_that_never_had_an_address_is_told_as_nobody() {
+async fn a_name_that_never_had_an_address_reports_no_workers() {
     let (told, _) = scripted(vec![Err(no_such_name()), Err(no_such_name())], KEEP).await;
     assert_eq!(told, [Vec::<String>::new()]);
     let gone = vec![Ok(ips(&["10.0.0.7"])), Err(no_such_name())];

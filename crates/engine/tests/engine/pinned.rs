@@ -42,7 +42,7 @@ fn a_pin_that_cannot_be_read_exactly_can_only_be_released() {
 }
 
 #[test]
-fn values_without_pinned_kv_are_told_apart_from_broken_ones() {
+fn values_without_pinned_kv_are_distinguished_from_broken_ones() {
     let hand_off = RECORDED.replace("\"do_remote_decode\":true", "\"do_remote_decode\":false");
     for raw in ["null", "{}", &*hand_off, r#"{"do_remote_prefill":true}"#] {
         assert!(PinnedKv::from_reply(raw).unwrap().is_none(), "{raw}");

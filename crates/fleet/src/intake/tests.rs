@@ -103,7 +103,7 @@ fn due(intake: &Intake) -> Instant {
 }
 
 #[test]
-fn an_index_that_lacks_blocks_is_made_anew_once_there_is_room_and_not_at_once() {
+fn an_incomplete_index_is_rebuilt_once_there_is_room_and_after_a_time() {
     let mut intake = intake();
     stored(0..BOUND).into_iter().for_each(|update| intake.take(update));
     assert!(!intake.part.worker.index_is_truncated());
@@ -155,7 +155,7 @@ async fn serve(engine: &SimEngine, prompt: &str, n: u32) {
 }
 
 #[tokio::test]
-async fn the_index_is_read_anew_when_evictions_make_room() {
+async fn the_index_is_rebuilt_when_evictions_make_room() {
     let engine =
         SimEngine::start(SimConfig { kv_blocks: 40, ..SimConfig::default() }).await.unwrap();
     let (events, replay) =

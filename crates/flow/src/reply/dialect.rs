@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_told_by_the_event_s_type_and_never_by_text() {
+    fn the_end_of_a_stream_follows_from_the_event_type_and_never_from_text() {
         for (dialect, event, expected) in [
             (Dialect::Messages, "event: message_stop\ndata: {\"type\":\"message_stop\"}", true),
             (Dialect::Messages, "data: {\"type\":\"message_stop\"}", true),

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_that_clients_are_not_told_is_taken_out_wherever_it_stands() {
+    fn a_figure_that_clients_must_not_see_is_removed_everywhere() {
         for (details, expected) in [
             (r#"{"cached_tokens":4}"#, "{}"),
             (r#"{"cached_tokens":4,"x":1}"#, r#"{"x":1}"#),

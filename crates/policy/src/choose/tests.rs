@@ -153,7 +153,7 @@ fn round_robin_takes_each_live_one_in_turn() {
 }
 
 #[test]
-fn the_dead_are_tried_only_where_nobody_lives() {
+fn dead_workers_are_tried_only_if_all_are_dead() {
     let dead = Candidate { up: false, ..up(0) };
     assert_eq!(pick(&OVERLAP, &[], &[], query(Leg::Prefill)), None);
     assert!(pick(&OVERLAP, &[dead], &[], query(Leg::Prefill)).is_some());

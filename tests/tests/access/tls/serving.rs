@@ -88,7 +88,7 @@ async fn grpc_is_served_over_tls_by_http2_only() {
 }
 
 #[tokio::test]
-async fn a_plain_request_is_told_that_the_port_speaks_tls() {
+async fn a_plain_request_to_a_tls_port_gets_an_explanation() {
     let router = Secured::start(ROUTER).await;
     let address = router.running.addresses().http;
     for request in [completion(false), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec()] {

@@ -117,7 +117,7 @@ async fn events_are_relayed_with_their_names_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a_message_s_first_event_tells_what_a_prefill_has_told() {
+async fn the_first_event_of_a_message_has_the_figures_of_the_prefill_leg() {
     let mut trial = Trial::start(Spec { prefill: 1, decode: 1, ..Spec::default() }).await;
     let body = request(MESSAGES, &prompt(30, "first"), 5);
     for warm in [false, true] {

@@ -96,7 +96,7 @@ async fn methods_that_a_path_does_not_have_are_refused_with_those_it_has() {
 }
 
 #[tokio::test]
-async fn readiness_is_told_on_both_listeners_and_health_is_only_life() {
+async fn readiness_is_served_on_both_listeners_and_health_means_alive() {
     let cluster = start().await;
     for client in [&cluster.http, &cluster.admin] {
         assert_eq!(client.get("/health").await.status, 200);

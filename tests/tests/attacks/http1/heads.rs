@@ -31,7 +31,7 @@ const JSON: &str = "content-type: application/json\r\n";
 
 /// A browser sends these across sites without asking the router first.
 #[tokio::test]
-async fn a_body_that_is_not_said_to_be_json_is_a_415_and_no_engine_sees_it() {
+async fn a_body_without_the_content_type_json_is_a_415_and_no_engine_sees_it() {
     let solo = Solo::start("{}", |_| whole_reply()).await;
     for path in PATHS {
         for fields in [

@@ -139,7 +139,7 @@ async fn a_hundred_and_ninety_nine_unread_answers_of_eight_megabytes_are_reset()
 
 /// The engine's replies wait at the engine, but for a beginning of each.
 #[tokio::test]
-async fn answers_that_nobody_reads_are_not_gathered_beyond_the_room_of_their_connection() {
+async fn unread_replies_are_not_buffered_beyond_the_window_of_their_connection() {
     const STREAMS: u32 = 100;
     let limits = "{ write_stall: 1s, idle_timeout: 600s, unread_replies_size_max: 2097152 }";
     let solo = answering(limits, 1 << 20).await;

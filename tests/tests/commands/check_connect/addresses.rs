@@ -82,7 +82,7 @@ async fn the_port_of_kv_events_is_no_http_server() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_engine_is_told_apart() {
+async fn a_server_that_is_no_engine_is_recognised() {
     let pair = Pair::sound().await;
     // The side channel serves other paths only.
     let url = pair.decode.bootstrap_url();
@@ -121,7 +121,7 @@ async fn a_certificate_that_is_not_trusted_is_explained() {
 }
 
 #[tokio::test]
-async fn an_engine_that_asks_for_a_key_is_told_apart_and_the_key_is_never_shown() {
+async fn an_engine_that_requires_a_key_is_recognised_and_the_key_is_never_shown() {
     const KEY: &str = "sk-a-key-of-the-engines";
     let key = Some(KEY.to_owned());
     let keyed = |config: SimConfig| SimConfig { api_key: key.clone(), ..config };

@@ -85,7 +85,7 @@ async fn a_finding_names_the_other_model_that_an_engine_serves() {
 }
 
 #[tokio::test]
-async fn an_engine_without_kv_events_is_told_from_a_wrong_address() {
+async fn an_engine_without_kv_events_is_distinguished_from_a_wrong_address() {
     let (result, pair) = with(|config| config).await;
     assert_eq!(result.code, Some(0));
     let right = pair.prefill.kv_events_endpoint().unwrap().to_owned();
@@ -108,7 +108,7 @@ async fn an_engine_without_kv_events_is_told_from_a_wrong_address() {
 }
 
 #[tokio::test]
-async fn kv_events_that_do_not_arrive_or_cannot_be_read_are_told_apart() {
+async fn missing_and_unreadable_kv_events_are_distinguished() {
     for (kind, finding) in [
         (FaultKind::DropEventBatches, "kv_events_silent"),
         (FaultKind::GarbageEvents, "kv_events_unreadable"),

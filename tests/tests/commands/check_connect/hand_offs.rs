@@ -87,7 +87,7 @@ fn pushing(config: SimConfig) -> SimConfig {
 }
 
 #[tokio::test]
-async fn engines_that_push_hand_over_and_are_told_from_engines_that_are_pulled_from() {
+async fn engines_that_push_are_tried_and_distinguished_from_engines_that_pull() {
     // The decode engine was asked who it is, as the prefill leg of a hand-off that nobody takes.
     let lease_ms = 1_000;
     let decode = SimConfig { lease_ms, ..decode() };

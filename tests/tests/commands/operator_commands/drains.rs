@@ -181,7 +181,7 @@ async fn ctrl_c_during_the_wait_leaves_the_worker_drained_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_wait_notices_that_somebody_has_taken_the_worker_back() {
+async fn a_wait_notices_that_the_worker_was_undrained() {
     let routers = Routers::start(1).await;
     let (_events, busy) = routers.endless(0).await;
     let waiting = Running::start(&["drain", &busy, "--wait", "--admin", &routers.admins()]);

@@ -159,7 +159,7 @@ fn explain_names_all_that_it_can_explain() {
 }
 
 #[test]
-fn a_dead_admin_port_is_told_with_its_address_and_what_to_do() {
+fn an_unreachable_admin_listener_is_reported_with_its_address_and_a_hint() {
     let input = "{\"model\": \"sim\", \"prompt\": \"a\"}";
     let ran = Run { input, ..Run::default() }.with(&[
         "explain",

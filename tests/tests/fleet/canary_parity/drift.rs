@@ -29,7 +29,7 @@ async fn forget_in_silence(cluster: &Cluster, in_replay: bool) {
 }
 
 #[tokio::test]
-async fn a_worker_that_lost_blocks_in_silence_is_discounted_read_anew_and_believed_again() {
+async fn a_worker_that_lost_blocks_silently_is_discounted_resynchronised_and_trusted_again() {
     // The replay knows better than the stream.
     let cluster = Cluster::start(drifting(", resyncs_max: 1")).await;
     let prompts = prompts(12);
@@ -69,7 +69,7 @@ async fn a_worker_that_lost_blocks_in_silence_is_discounted_read_anew_and_believ
 }
 
 #[tokio::test]
-async fn a_worker_is_discounted_for_as_long_as_it_may_not_be_read_anew() {
+async fn a_worker_is_discounted_until_it_may_be_resynchronised() {
     let cluster = Cluster::start(drifting(", resync_interval_min: 10m")).await;
     let prompts = prompts(16);
     for prompt in &prompts {
@@ -149,7 +149,7 @@ async fn an_index_is_kept_while_its_engine_does_not_have_all_events_any_more() {
 }
 
 #[tokio::test]
-async fn a_worker_that_reading_anew_does_not_help_takes_no_part_any_more() {
+async fn a_worker_that_resynchronising_does_not_help_is_excluded() {
     let cluster = Cluster::start(drifting(", resync_interval_min: 0s, resyncs_max: 2")).await;
     let prompts = prompts(40);
     for prompt in &prompts {

@@ -13,7 +13,7 @@ fn served(cluster: &Cluster, id: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn one_tiny_request_is_asked_and_nobody_counts_it() {
+async fn one_small_trial_request_is_sent_and_not_counted() {
     let cluster =
         Cluster::start(Spec { model: super::support::ASKED.into(), ..Spec::default() }).await;
     for id in ["p0", "p1", "d0", "d1"] {

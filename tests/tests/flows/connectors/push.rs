@@ -353,7 +353,7 @@ async fn a_stream_that_has_not_begun_within_the_lease_gets_a_new_pair() {
 }
 
 #[tokio::test]
-async fn an_engine_that_pulls_is_not_used_and_the_client_is_told_which_connector_it_has() {
+async fn an_engine_that_pulls_is_not_used_and_the_error_names_its_connector() {
     let spec = Spec {
         model: "on_no_prefill: fail".into(),
         engine: |_, config| config.connector = KvConnector::Nixl,

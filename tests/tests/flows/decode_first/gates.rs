@@ -123,7 +123,7 @@ async fn the_index_spares_the_question_where_a_worker_surely_holds_too_little() 
 }
 
 #[tokio::test]
-async fn a_shim_is_told_which_blocks_are_needed_and_decides() {
+async fn a_shim_gets_the_required_blocks_and_decides() {
     let spec = Spec {
         prefill: 1,
         decode: 1,

@@ -44,7 +44,7 @@ async fn a_gap_on_one_rank_drops_that_rank_only() {
 }
 
 #[tokio::test]
-async fn ranks_that_nobody_configured_are_learned_and_configured_ones_stand() {
+async fn unconfigured_ranks_are_learned_and_configured_ones_stay() {
     for (written, ranks, pins) in
         [("", 2, json!(true)), (", data_parallel_ranks: 1", 1, json!(null))]
     {

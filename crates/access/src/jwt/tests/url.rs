@@ -246,7 +246,7 @@ async fn a_storm_of_unknown_keys_causes_at_most_one_fetch_in_ten_seconds() {
 }
 
 #[tokio::test]
-async fn a_source_ends_when_it_is_told_to() {
+async fn a_source_ends_on_request() {
     for reply in [Reply::Silence, found(&jwks(&[&Signer::ed("k")]))] {
         let server = KeyServer::start(reply).await;
         let mut source = Running::start(server.url(), FAST);

@@ -22,7 +22,7 @@ fn limits(requests: u64, minute: u64, day: u64) -> TenantLimits {
 }
 
 #[test]
-fn a_request_is_refused_when_a_limit_is_used_up_and_admitted_when_told() {
+fn a_request_beyond_a_limit_is_refused_and_admitted_after_the_named_time() {
     let limits = Limits::local(&limits(3, 1000, 5000), 1.0);
     let at = START + 1_000;
     let _first = limits.reserve(at, 600).unwrap();
@@ -189,7 +189,7 @@ proptest! {
 
     /// After the time that a refused request is told, the same request is admitted, and not before.
     #[test]
-    fn a_refused_request_is_told_when_it_fits(
+    fn a_refusal_says_when_the_request_will_fit(
         requests in prop::collection::vec((0_u64..8_000, 0_u64..400), 1..100),
     ) {
         let mut account = Account::new(kind::shares(&limits(10, 1000, 5000), 1.0), MINUTE_MS, None);

@@ -34,7 +34,7 @@ fn total(cluster: &Cluster, kind: LimitKind) -> u64 {
 }
 
 #[test]
-fn a_limit_is_divided_evenly_while_nobody_needs_more() {
+fn a_limit_is_divided_evenly_while_no_replica_needs_more() {
     let mut cluster = ready();
     assert_eq!(total(&cluster, REQUESTS), 60);
     for replica in 0..3 {
@@ -270,7 +270,7 @@ fn after_a_limit_was_lowered_a_minute_has_no_more_than_the_lower_limit() {
 }
 
 #[test]
-fn a_request_that_lacks_a_share_is_told_to_retry_soon() {
+fn a_request_without_a_share_gets_a_short_retry_after() {
     let mut cluster = ready();
     flood(&mut cluster, 0, 1);
     let time = cluster.time(0);

@@ -125,7 +125,7 @@ fn two() -> Pods {
 }
 
 #[test]
-fn a_list_is_told_whole_and_what_is_gone_from_the_next_one_has_left() {
+fn a_list_is_reported_as_a_whole_and_missing_pods_have_left() {
     let mut pods = two();
     assert_eq!(listed(&mut pods, vec![pod(1, &[]), pod(0, &[])]), None);
     assert_eq!(listed(&mut pods, vec![pod(1, &[])]).unwrap(), ["decode-0"]);
@@ -145,7 +145,7 @@ fn a_list_that_breaks_off_changes_nothing() {
 }
 
 #[test]
-fn changes_of_a_pod_are_told_if_they_matter() {
+fn relevant_changes_of_a_pod_are_reported() {
     let mut pods = two();
     let heartbeat = pod(1, &[("/metadata/resourceVersion", json!("50000"))]);
     assert_eq!(pods.take(Event::Apply(heartbeat)), None);

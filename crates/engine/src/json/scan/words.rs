@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn each_byte_is_told_at_each_place_of_a_block() {
+    fn each_byte_is_found_at_each_place_of_a_block() {
         for byte in 0..=u8::MAX {
             for place in 0..BLOCK {
                 for others in [b' ', 0x7f, 0x80, 0xff, b'!', b'#', b'[', b']'] {

@@ -140,7 +140,7 @@ fn a_failed_prefix_is_tried_once_more() {
 }
 
 #[test]
-fn a_worker_waits_for_those_that_hold_more_and_for_nobody_else() {
+fn a_prewarmed_worker_waits_only_for_workers_that_hold_more() {
     let prefixes = hot(&[(&[1], 2, &[(1, 0, 10), (2, 0, 3)])]);
     let choose = |senders: &Senders| fixture().choose(&prefixes, senders);
     assert_eq!(choose(&senders(&[(1, false)])), NextFetch::Wait, "busy, or paused after a failure");
