@@ -161,7 +161,7 @@ async fn blocks_that_no_decode_worker_can_fetch_fire_hand_offs_unused() {
         let body = completion(&prompt(40, &format!("left{turn}-"))).to_string();
         let leaving = watched.cluster.http.post_with(COMPLETIONS, &[], body);
         let staged = eventually("prefill has staged its blocks", async || {
-            watched.cluster.engine("p0").state().staged_handoffs > 0
+            watched.cluster.engine("p0").state().staged_hand_offs > 0
         });
         tokio::select! {
             _ = leaving => {}
