@@ -22,7 +22,7 @@ END
 
 #[test]
 fn a_network_that_lets_no_connection_pass_is_named_with_what_to_change() {
-    let machine = Machine::with_hosts(&[]);
+    let Some(machine) = Machine::with_hosts(&[]) else { return };
     machine.install(&built("splitrail"));
     let printed: Value = serde_json::from_str(&machine.run(CHECK)).unwrap();
     let workers = printed["models"][0]["workers"].as_array().unwrap();
