@@ -26,7 +26,7 @@ def _messages(files):
     return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
 
-def _files_of_service(channel):
+def _files_of_service(channel, metadata):
     file = text_format.Parse(REFLECTION, descriptor_pb2.FileDescriptorProto())
     standard = descriptor_pb2.FileDescriptorProto()
     descriptor_pb2.DESCRIPTOR.CopyToProto(standard)
@@ -37,7 +37,7 @@ def _files_of_service(channel):
         response_deserializer=message("reflection.Response").FromString,
     )
     request = message("reflection.Request")(file_containing_symbol=SERVICE)
-    (response,) = ask(iter([request]), timeout=30)
+    (response,) = ask(iter([request]), metadata=metadata, timeout=30)
     return response.files.file
 
 
@@ -47,7 +47,7 @@ class FrontDoor:
     def __init__(self, address, key):
         self._channel = grpc.insecure_channel(address)
         self._metadata = [("authorization", f"Bearer {key}")]
-        message = _messages(_files_of_service(self._channel))
+        message = _messages(_files_of_service(self._channel, self._metadata))
         self._request = message("splitrail.v1.GenerateRequest")
         self._call = self._channel.unary_stream(
             f"/{SERVICE}/Generate",
