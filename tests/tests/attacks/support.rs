@@ -100,3 +100,8 @@ impl Site {
         }
     }
 }
+
+/// Whether attacks have the size that they were found with, and not the one that a quick run has.
+pub(super) fn is_full_size() -> bool {
+    std::env::var_os("SPLITRAIL_FULL_SIZE").is_some()
+}
