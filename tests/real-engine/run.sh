@@ -24,8 +24,8 @@
 # SPLITRAIL_PEER_PORTS                            18117 18118; two servers that take prefixes from each other
 # SPLITRAIL_PRELOADED                             see engines.sh; a new folder, and none if it is set and empty
 # SPLITRAIL_EVERY_KILL                            1: engines are killed at every step of a push, a fetch and a
-#                                                 read, not only at some, and one is prewarmed (35 restarts,
-#                                                 some twenty minutes)
+#                                                 read, not only at some, and one is prewarmed (some 45
+#                                                 restarts, half an hour)
 # SPLITRAIL_TEST_LOGS                             configurations and logs of the routers (default: a new folder)
 set -euo pipefail
 

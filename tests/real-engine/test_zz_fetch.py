@@ -3,6 +3,9 @@
 Its tests come late by name, since the engines take longer to start than they take.
 """
 
+import contextlib
+import itertools
+
 import pytest
 
 from support import kills, outcome, pairs, prompts, proxy, witness
@@ -114,12 +117,15 @@ def test_what_was_generated_is_fetched_by_the_next_turn(cluster):
 
 
 # The source of a prefix, or the engine that fetches it, is killed at a step.
-KILLS = (
-    ("source", "in the first step"),
-    ("source", "between the steps"),
-    ("fetcher", "in the second step"),
-    ("fetcher", "after the second step"),
+STEPS = (
+    "in the first step",
+    "between the steps",
+    "in the second step",
+    "after the second step",
+    "before decode pulls",
+    "while decode pulls",
 )
+KILLS = tuple(itertools.product(("source", "fetcher"), STEPS))
 TELLING = (("source", "between the steps"),)
 
 
@@ -136,7 +142,7 @@ def spared(pair, decode):
 
 @pytest.mark.parametrize(("victim", "step"), kills.chosen(KILLS, TELLING))
 def test_an_engine_is_killed_during_a_fetch(spared, pair, decode, victim, step):
-    prefix = prompts.token_ids(320)
+    router, prefix = spared.router, prompts.token_ids(320)
     prompt = prefix + prompts.token_ids(50)
     spared.hold([prefix])
     spared.nothing_is_held()
@@ -146,20 +152,22 @@ def test_an_engine_is_killed_during_a_fetch(spared, pair, decode, victim, step):
         "between the steps": ("prefill", asked),
         "in the second step": ("prefill", asked),
         "after the second step": ("prefill", prompt),
+        "before decode pulls": ("decode", prompt),
+        "while decode pulls": ("decode", prompt),
     }[step]
+    sends, takes = {
+        "in the second step": (pair.decode, pair.prefill),
+        "while decode pulls": (pair.prefill, pair.decode),
+    }.get(step, (None, None))
     killed, survivor = (pair.decode, pair.prefill)[:: 1 if victim == "source" else -1]
-    with spared.book.fault(role, proxy.HOLD, body, times=1) as fault:
+    with contextlib.ExitStack() as alone, spared.book.fault(role, proxy.HOLD, body, 1) as fault:
+        # The source is to decode, too.
+        alone.enter_context(router.draining("d1"))
         with kills.Kill(spared, killed, prompt) as kill:
-            kills.happened(fault, step)
-            if step == "in the second step":
-                # Its source does not send.
-                with pair.frozen(pair.decode):
-                    fault.go.set()
-                    eventually(pair.prefill.kv_usage, bool, "the fetch has begun")
-                    kill.strike()
-            else:
-                kill.strike()
-                fault.go.set()
+            kills.strike_at(kill, fault, step, sends, takes, reached=alone.close)
     assert kill.outcome.done, "another engine answers"
     spared.nothing_is_held(survivor, decode, patience_s=kills.LEASE_S)
+    # What the survivor has in its cache is right.
+    witness.assert_exact(router.complete(prompt), kill.expected)
     kills.recover(spared, killed)
+    witness.assert_exact(router.complete(prompt), kill.expected)
