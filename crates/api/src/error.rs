@@ -118,7 +118,7 @@ struct Rare {
     is_reply: bool,
     /// Whether an engine refuses what the router has added to the request.
     is_of_additions: bool,
-    /// Whether clients are not told which worker failed, and how.
+    /// Whether the message is withheld from clients, because it names the worker.
     is_withheld: bool,
 }
 
