@@ -13,10 +13,10 @@ import sys
 import torch
 from safetensors.torch import save_file
 
-from make_tiny_model import HIDDEN, KV_HIDDEN, LAYERS
+from make_tiny_model import HIDDEN, LAYERS
 
 RANK = 8
-TARGETS = {"q_proj": HIDDEN, "v_proj": KV_HIDDEN}
+TARGETS = {"q_proj": HIDDEN, "v_proj": HIDDEN // 2}
 
 
 def make_weights():

@@ -34,7 +34,9 @@ pub struct RoomBounds {
 
 impl From<&Limits> for RoomBounds {
     fn from(limits: &Limits) -> Self {
-        let patience = limits.write_stall;
+        // Room is freed by the resets of stalled replies. They began to wait for their client a
+        // little later than other replies began to wait for room.
+        let patience = limits.write_stall + limits.write_stall / 4;
         let pace_bytes = patience.as_secs_f64() * limits.reply_min_bytes_per_s as f64;
         let all_places = places(limits.unread_replies_max_bytes);
         Self { all_places, patience, pace_bytes: (pace_bytes as u64).max(1) }

@@ -267,6 +267,8 @@ pub(super) struct ReplyPieces {
     body: Outgoing,
     /// The rest of the body's last item that has not been yielded.
     rest: Bytes,
+    /// Whether a part of that item has been yielded.
+    is_split: bool,
     /// What the client has taken; only for HTTP/2 streams, because an HTTP/1 connection has only
     /// one reply at a time.
     taken: Option<Arc<BodyProgress>>,
@@ -280,27 +282,39 @@ const HTTP1_PIECE_BYTES: usize = 64 << 10;
 /// The same for an HTTP/2 stream: the length of a frame.
 const HTTP2_PIECE_BYTES: usize = 16 << 10;
 
-/// Number of bytes by which a piece may exceed an HTTP/2 stream's window without being monitored.
+/// Number of bytes by which an item of a stream may exceed an HTTP/2 stream's window without being
+/// monitored.
 const HTTP2_UNWATCHED_BYTES: usize = 1 << 10;
 
 impl ReplyPieces {
     fn new(body: Outgoing, taken: Option<Arc<BodyProgress>>, active: Option<Active>) -> Self {
-        Self { body, rest: Bytes::new(), taken, _active: active }
+        Self { body, rest: Bytes::new(), is_split: false, taken, _active: active }
     }
 
     /// The next piece of the body's last item.
     ///
     /// The library gives a piece to an HTTP/2 stream as soon as its window allows one byte, and
-    /// ends the stream's task with the last piece. So the last byte of a long last piece is yielded
-    /// separately: by then the window has allowed everything before it.
+    /// ends the stream's task with the last piece. So the last byte is yielded separately: by then
+    /// the window has allowed everything before it. Short items of a stream are yielded whole, but
+    /// no part of a longer item, because it keeps all of the item in memory.
     fn piece(&mut self) -> Bytes {
         let bytes = self.rest.len();
-        match self.taken {
-            None if bytes <= HTTP1_PIECE_BYTES => std::mem::take(&mut self.rest),
-            None => self.rest.split_to(HTTP1_PIECE_BYTES),
-            Some(_) if bytes <= HTTP2_UNWATCHED_BYTES => std::mem::take(&mut self.rest),
-            Some(_) => self.rest.split_to(HTTP2_PIECE_BYTES.min(bytes - 1)),
+        let bytes_max = match self.taken {
+            None => HTTP1_PIECE_BYTES,
+            Some(_) if bytes <= 1 => bytes,
+            Some(_) if bytes <= HTTP2_UNWATCHED_BYTES && !self.is_last_or_split() => bytes,
+            Some(_) => HTTP2_PIECE_BYTES.min(bytes - 1),
+        };
+        self.is_split = bytes > bytes_max;
+        match self.is_split {
+            true => self.rest.split_to(bytes_max),
+            false => std::mem::take(&mut self.rest),
         }
+    }
+
+    /// Whether the body's last item is known to end the body, or a part of it has been yielded.
+    fn is_last_or_split(&self) -> bool {
+        self.is_split || self.body.is_end_stream()
     }
 }
 

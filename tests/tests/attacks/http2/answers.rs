@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::frames::{self, Raw2, kind};
 use splitrail_tests::proc::{memory, reset_peak};
@@ -12,8 +12,12 @@ use crate::support::is_full_size;
 
 const COMPLETIONS: &str = "/v1/completions";
 
+fn body_of(prompt: &str) -> Value {
+    json!({"model": "sim", "max_tokens": 4, "prompt": prompt})
+}
+
 fn completion(prompt: &str) -> Vec<u8> {
-    json!({"model": "sim", "max_tokens": 4, "prompt": prompt}).to_string().into_bytes()
+    body_of(prompt).to_string().into_bytes()
 }
 
 /// A router whose engine answers with a text of so many bytes, but for prompts that are `short`.
@@ -64,7 +68,8 @@ async fn a_steady_reader_gets_all_of_a_long_answer_however_short_the_idle_timeou
 #[tokio::test]
 async fn finished_answers_that_are_not_read_are_reset_and_their_memory_comes_back() {
     const STREAMS: u32 = 40;
-    let solo = answering("{ write_stall: 1s, idle_timeout: 600s }", 1 << 20).await;
+    let limits = "{ write_stall: 1s, idle_timeout: 600s, unread_replies_size_max: 64MiB }";
+    let solo = answering(limits, 1 << 20).await;
     assert_eq!(
         solo.http.post(COMPLETIONS, &json!({"model": "sim", "prompt": "short"})).await.status,
         200
@@ -72,7 +77,7 @@ async fn finished_answers_that_are_not_read_are_reset_and_their_memory_comes_bac
     let before = memory(solo.router.pid());
     let mut client = Raw2::connect(solo.router.http, &frames::initial_window(1)).await;
     client.write(&frames::window(0, 1 << 20)).await;
-    let of = |path, body: serde_json::Value| (path, body.to_string().into_bytes());
+    let of = |path, body: Value| (path, body.to_string().into_bytes());
     let requests = [
         (COMPLETIONS, completion("long")),
         of("/tokenize", json!({"model": "sim", "prompt": "long"})),
@@ -203,16 +208,50 @@ async fn the_last_bytes_of_an_answer_are_waited_for_no_longer_than_the_first() {
     let solo = answering("{ write_stall: 1s, idle_timeout: 600s }", BYTES).await;
     let mut client = Raw2::connect(solo.router.http, &frames::initial_window(9_000)).await;
     client.write(&frames::request(1, COMPLETIONS, &completion("long"))).await;
+    assert_eq!(bytes_before_reset(&mut client).await, 9_000, "as much as the window takes");
+}
+
+/// The last piece is short, and keeps all of the reply in memory.
+#[tokio::test]
+async fn an_end_of_a_kilobyte_is_waited_for_no_longer_than_the_rest_of_a_long_answer() {
+    const PIECE_BYTES: usize = 16 << 10;
+    let solo = answering("{ write_stall: 1s, idle_timeout: 600s }", 1 << 20).await;
+    let all_bytes = solo.http.post(COMPLETIONS, &body_of("long")).await.body.len();
+    let end_bytes = all_bytes % PIECE_BYTES;
+    assert!((2..1 << 10).contains(&end_bytes), "{end_bytes}");
+    let window = u32::try_from(all_bytes - end_bytes + 1).unwrap();
+    let mut client = Raw2::connect(solo.router.http, &frames::initial_window(window)).await;
+    client.write(&frames::window(0, 1 << 24)).await;
+    client.write(&frames::request(1, COMPLETIONS, &completion("long"))).await;
+    assert_eq!(bytes_before_reset(&mut client).await, window as usize);
+    let stalled = [("listener", "http"), ("reason", "stream_stall")];
+    assert_eq!(solo.metric("splitrail_connections_cut_total", &stalled).await, 1.0);
+    eventually("the memory has come back", async || {
+        solo.metric("splitrail_request_memory_bytes", &[]).await == 0.0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_refusal_that_is_not_read_is_reset() {
+    let solo = answering("{ write_stall: 1s, idle_timeout: 600s }", 1).await;
+    let mut client = Raw2::connect(solo.router.http, &frames::initial_window(1)).await;
+    let unknown = json!({"model": "nobody", "prompt": "long"}).to_string();
+    client.write(&frames::request(1, COMPLETIONS, unknown.as_bytes())).await;
+    assert_eq!(bytes_before_reset(&mut client).await, 1);
+}
+
+/// Reads the first stream until it is reset.
+async fn bytes_before_reset(client: &mut Raw2) -> usize {
     let mut bytes = 0;
     loop {
         let frame = client.next_of(1).await.expect("the connection goes on");
         match frame.kind {
             kind::DATA => bytes += frame.payload.len(),
-            kind::RST_STREAM => break,
+            kind::RST_STREAM => return bytes,
             _ => {}
         }
     }
-    assert_eq!(bytes, 9_000, "as much as the window takes");
 }
 
 #[tokio::test]

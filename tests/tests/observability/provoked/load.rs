@@ -46,3 +46,29 @@ async fn bodies_that_fill_the_memory_of_requests_fire_request_memory_saturated()
     watched.fires(&["SplitrailRequestMemorySaturated"]).await;
     hanging.shutdown().await;
 }
+
+#[tokio::test]
+async fn a_request_that_fills_the_cache_fires_kv_cache_full() {
+    let spec = Spec {
+        engine: |_, config| {
+            // One block cannot be used; a request needs all others.
+            (config.kv_blocks, config.block_size) = (65, 16);
+            config.decode_us_per_step = 500_000;
+        },
+        ..Spec::aggregated(1)
+    };
+    let watched = Watched::start(spec).await;
+    watched.is_healthy().await;
+    let http = watched.cluster.http.clone();
+    let mut filling = JoinSet::new();
+    filling.spawn(async move {
+        for turn in 0.. {
+            let mut body = completion("");
+            body["prompt"] = (0..1000).map(|token| 100 + (token + turn) % 200).collect();
+            (body["max_tokens"], body["ignore_eos"]) = (24.into(), true.into());
+            http.post(COMPLETIONS, &body).await;
+        }
+    });
+    watched.fires(&["SplitrailKvCacheFull"]).await;
+    filling.shutdown().await;
+}
