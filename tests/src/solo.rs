@@ -99,6 +99,10 @@ impl Solo {
             true => "",
             false => "    tokenizer: { kind: huggingface, path: . }\n",
         };
+        let timeouts = match model.contains("timeouts:") {
+            true => "",
+            false => "    timeouts: { stream_idle: 600s, first_token: 600s, reply: 600s }\n",
+        };
         let yaml = format!(
             "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0, {listen} }}
 limits: {limits}
@@ -108,8 +112,7 @@ models:
 {tokenizer}    flow: aggregated
     policy: {{ kind: round_robin }}
     canary: {{ enabled: false }}
-    timeouts: {{ stream_idle: 600s, first_token: 600s, reply: 600s }}
-{model}    workers:
+{timeouts}{model}    workers:
       - {{ id: w0, role: both, url: \"{}\" }}
 ",
             post.url()

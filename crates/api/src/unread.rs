@@ -6,8 +6,10 @@
 //! long replies of a connection share a limit: after its first 256 KiB, an engine's reply is read
 //! further only when there is room for all of it.
 
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -94,13 +96,16 @@ pub struct Unread {
     /// sent.
     is_joint: bool,
     place: OnceCell<OwnedSemaphorePermit>,
+    /// Whether an engine's reply has waited for room.
+    has_waited: AtomicBool,
 }
 
 impl Unread {
     /// A reply that occupies no room yet, on a connection with this room. It may be made of several
     /// engine replies.
     pub fn new(shed: &IntCounterVec, room: Option<Arc<UnreadRoom>>, is_joint: bool) -> Self {
-        Self { shed: shed.clone(), room, is_joint, place: OnceCell::new() }
+        let (place, has_waited) = (OnceCell::new(), AtomicBool::new(false));
+        Self { shed: shed.clone(), room, is_joint, place, has_waited }
     }
 
     /// Waits until a reply of which `bytes` have arrived may be read further. `whole` is its total
@@ -111,8 +116,27 @@ impl Unread {
     pub async fn room_for(&self, bytes: usize, whole: Option<usize>) -> Result<(), Error> {
         let Some(room) = self.room.as_ref().filter(|_| bytes > FREE_BYTES) else { return Ok(()) };
         let whole = whole.filter(|_| !self.is_joint);
-        let enter = async || room.enter(whole).await.ok_or_else(|| self.refuse());
+        let enter = async || {
+            let mut entering = pin!(room.enter(whole));
+            let entered = match futures_util::poll!(&mut entering) {
+                Poll::Ready(entered) => entered,
+                Poll::Pending => {
+                    self.has_waited.store(true, Relaxed);
+                    entering.await
+                }
+            };
+            entered.ok_or_else(|| self.refuse())
+        };
         self.place.get_or_try_init(enter).await.map(drop)
+    }
+
+    /// The error for a reply that took too long: the client's fault and not the engine's if the
+    /// reply has waited for room, because the client reads its other replies slowly.
+    pub fn attribute(&self, error: Error) -> Error {
+        match error.kind() == Kind::EngineTimeout && self.has_waited.load(Relaxed) {
+            true => self.refuse(),
+            false => error,
+        }
     }
 
     /// Counts a request that is refused because its client does not read other replies.

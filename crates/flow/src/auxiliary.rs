@@ -89,7 +89,7 @@ async fn ask(
         client.whole_for_client(worker, response, &context.unread).await
     };
     let reply = within(client, config.timeouts.reply, worker, "timeouts.reply", call).await;
-    let reply = reply.map_err(|error| offered(error, worker, endpoint));
+    let reply = reply.map_err(|error| offered(context.unread.attribute(error), worker, endpoint));
     let (stage, outcome) = match &reply {
         Ok(_) => (Stage::FirstToken, "ok"),
         Err(error) => (Stage::Failed, error.outcome()),

@@ -145,7 +145,7 @@ async fn whole_reply(
     };
     let call = within(client, config.timeouts.reply, worker, "timeouts.reply", call);
     let reply = tokio::select! {
-        reply = call => reply?,
+        reply = call => reply.map_err(|error| context.unread.attribute(error))?,
         () = queued => return Err(lease_expired(worker)),
     };
     let (dialect, bytes) = (context.endpoint.dialect(), reply.len());

@@ -211,6 +211,30 @@ async fn the_last_bytes_of_an_answer_are_waited_for_no_longer_than_the_first() {
     assert_eq!(bytes_before_reset(&mut client).await, 9_000, "as much as the window takes");
 }
 
+/// A client that reads one reply slowly, and requests further ones that wait for room.
+#[tokio::test]
+async fn a_reply_that_waits_for_its_client_past_the_timeout_is_no_fault_of_the_worker() {
+    const WAITING: u32 = 5;
+    const PIECE_BYTES: u32 = 16 << 10;
+    let limits = "{ write_stall: 1s, unread_replies_size_max: 1MiB, reply_rate_min: 10B/s }";
+    let model = "    timeouts: { reply: 3s }\n";
+    let text = "y".repeat(1 << 20);
+    let solo = Solo::start_with(limits, model, move |_| answer_of(&text)).await;
+    let mut client = Raw2::connect(solo.router.http, &frames::initial_window(PIECE_BYTES)).await;
+    client.write(&frames::request(1, COMPLETIONS, &completion("long"))).await;
+    let head = client.next_of(1).await.expect("a reply");
+    assert_eq!(head.kind, kind::HEADERS);
+    for i in 1..=WAITING {
+        client.write(&frames::request(2 * i + 1, COMPLETIONS, &completion("long"))).await;
+    }
+    let (bytes, ended) = read(&mut client, 1, Duration::from_millis(200)).await;
+    assert!(ended && bytes > 1 << 20, "{bytes}");
+    let refused = [("reason", "unread_replies")];
+    assert_eq!(solo.metric("splitrail_shed_total", &refused).await, f64::from(WAITING));
+    assert_eq!(solo.metric("splitrail_worker_leg_failures_total", &[]).await, 0.0);
+    assert_eq!(solo.metric("splitrail_retries_total", &[]).await, 0.0);
+}
+
 /// The last piece is short, and keeps all of the reply in memory.
 #[tokio::test]
 async fn an_end_of_a_kilobyte_is_waited_for_no_longer_than_the_rest_of_a_long_answer() {
