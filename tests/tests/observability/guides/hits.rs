@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use splitrail_sim::{FaultKind, PromptDialect, UsageReport};
 use splitrail_tests::Spec;
-use splitrail_tests::cluster::eventually;
+use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::trial::{CHAT, COMPLETIONS, chat, completion, prompt};
 use tokio::task::JoinSet;
 
@@ -216,4 +216,30 @@ async fn an_engine_that_evicts_in_silence_is_stale() {
     let w0 = [("worker", "w0")];
     walk.until(3, "splitrail_worker_overlap_discount_ratio", |now| value(now, &w0) > 0.0).await;
     walk.fires(&["SplitrailIndexDrifts"]).await;
+}
+
+#[tokio::test]
+async fn a_prompt_that_is_cached_is_reported_as_less() {
+    let model = "canary: { timeout: 5s, interval: 10m }".into();
+    let walk = Walk::start(PAGE, Spec { prefill: 1, decode: 1, model, ..Spec::default() }).await;
+    walk.page.says(2, "`parity: ok`", "go on");
+    for worker in ["p0", "d0"] {
+        walk.worker(2, worker, |worker| worker["parity"] == "ok").await;
+    }
+    let mut body = completion("");
+    body["prompt"] = (100..243).collect();
+    let mut cached = Value::Null;
+    for _ in 0..2 {
+        let reply = walk.http.post(COMPLETIONS, &body).await.json();
+        cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    }
+    walk.page.says(5, "The last token of a prompt is always computed", "143 tokens");
+    walk.page.says(5, "The last token of a prompt is always computed", "at most 128");
+    assert_eq!(cached, 128);
+    walk.page.says(5, "KV that the decode worker received by a hand-off", "never as cached");
+    let metrics = walk.admin.get("/metrics").await.text();
+    let transferred = [("source", "external_kv_transfer")];
+    assert!(metric_in(&metrics, "splitrail_prompt_tokens_total", &transferred) >= 128.0);
+    assert_eq!(metric_in(&metrics, "splitrail_cached_tokens_total", &[]), 128.0);
+    walk.fires(&[]).await;
 }

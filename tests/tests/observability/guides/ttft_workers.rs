@@ -4,6 +4,7 @@
 use splitrail_sim::FaultKind;
 use splitrail_tests::Client;
 use splitrail_tests::Spec;
+use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use tokio::task::JoinSet;
 
@@ -110,5 +111,43 @@ async fn a_drained_worker_is_found_by_its_state() {
     walk.page.says(3, "workers are down, ejected or draining", "`state_why` says why");
     let drained = walk.worker(3, "p0", |worker| worker["state"] == "draining").await;
     assert!(drained["state_why"].as_str().is_some_and(|why| why.contains("operator")), "{drained}");
+    walk.fires(&[]).await;
+}
+
+#[tokio::test]
+async fn a_slow_fetch_is_found_by_its_outcome() {
+    let spec = Spec {
+        prefill: 2,
+        decode: 1,
+        policy: "{ kind: predicted_ttft }",
+        model: "peer_fetch: two_step\npeer_fetch_min_tokens: 16\ntimeouts: { peer_fetch: 1s }\n\
+                costs: { fetch_base_ms: 0, prefill_us_per_token: 1000000 }"
+            .into(),
+        engine: |name, config| {
+            config.peer_fetch = true;
+            // It sends what `p1` fetches.
+            if name == "d0" {
+                config.transfer_us_per_block = 500_000;
+            }
+        },
+        ..Spec::default()
+    };
+    let walk = Walk::start(PAGE, spec).await;
+    let [p0, p1] = ["p0", "p1"].map(|worker| format!("/admin/workers/{worker}/drain"));
+    assert_eq!(walk.admin.post_with(&p1, &[], "").await.status, 200);
+    walk.http.stream(COMPLETIONS, &fresh(60, 0, 0)).await.rest().await;
+    let metric = async |name: &str, labels: &[(&str, &str)]| {
+        metric_in(&walk.admin.get("/metrics").await.text(), name, labels)
+    };
+    eventually("the index has what p0 holds", async || {
+        metric("splitrail_index_blocks", &[("worker", "p0")]).await > 1.0
+    })
+    .await;
+    assert_eq!(walk.admin.delete(&p1).await.status, 200);
+    assert_eq!(walk.admin.post_with(&p0, &[], "").await.status, 200);
+    walk.http.stream(COMPLETIONS, &fresh(60, 0, 0)).await.rest().await;
+    walk.largest_part_is("peer_fetch", "if `splitrail_peer_fetches_total` has other outcomes")
+        .await;
+    assert_eq!(metric("splitrail_peer_fetches_total", &[("outcome", "timed_out")]).await, 1.0);
     walk.fires(&[]).await;
 }

@@ -66,7 +66,8 @@ async fn a_request_that_fills_the_cache_fires_kv_cache_full() {
             let mut body = completion("");
             body["prompt"] = (0..1000).map(|token| 100 + (token + turn) % 200).collect();
             (body["max_tokens"], body["ignore_eos"]) = (24.into(), true.into());
-            http.post(COMPLETIONS, &body).await;
+            body["stream"] = true.into();
+            http.stream(COMPLETIONS, &body).await.rest().await;
         }
     });
     watched.fires(&["SplitrailKvCacheFull"]).await;
