@@ -3,6 +3,7 @@
 
 mod answers;
 mod failures;
+mod identities;
 mod legs;
 mod push;
 mod repairs;

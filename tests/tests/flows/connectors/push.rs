@@ -17,7 +17,7 @@ use super::{pd, replace, requests, restart};
 
 const MINE: &str = "chosen-by-the-client";
 
-fn push(prefill: usize, decode: usize) -> Spec {
+pub(super) fn push(prefill: usize, decode: usize) -> Spec {
     pd(KvConnector::NixlPush, prefill, decode)
 }
 

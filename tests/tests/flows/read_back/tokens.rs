@@ -114,6 +114,52 @@ async fn a_decode_engine_that_counts_other_tokens_has_nothing_to_read() {
     trial.finish().await;
 }
 
+/// A decode engine that keeps its blocks at this host, and names this number of block ids too many.
+fn decode_at(asked: &Asked, host: &str, too_many: usize) -> Turn {
+    let body: Value = serde_json::from_slice(&asked.heard.body).unwrap();
+    let prompt = body["prompt"].clone();
+    let tokens = prompt.as_array().map_or(0, Vec::len);
+    let mut kept = Value::Null;
+    if body["kv_transfer_params"].is_object() {
+        kept = params(false, tokens + ANSWER - 1);
+        kept["remote_host"] = host.into();
+        let ids = kept["remote_block_ids"][0].as_array_mut().unwrap();
+        ids.extend((0..too_many).map(|id| json!(1000 + id)));
+    }
+    completion(&prompt, &prompt_ids(ANSWER, 77), 0, &kept)
+}
+
+/// The parameters of the legs that read what another engine keeps, or release it.
+fn carried(p: &RawEngine) -> Vec<Value> {
+    let params = p.heard().into_iter().map(|heard| {
+        let body: Value = serde_json::from_slice(&heard.body).unwrap();
+        body["kv_transfer_params"].clone()
+    });
+    params.filter(|params| params["remote_block_ids"].is_array()).collect()
+}
+
+#[tokio::test]
+async fn what_is_kept_at_a_host_outside_the_fleet_is_neither_read_nor_released() {
+    let p = RawEngine::start(|asked| prefill(asked, same)).await;
+    let d = RawEngine::start(|asked| decode_at(asked, "192.0.2.1", 0)).await;
+    let mut trial = cluster(&p, &d).await;
+    next_turn(&mut trial, 1).await;
+    assert_eq!(carried(&p), Vec::<Value>::new());
+    assert_eq!(reads(&trial, "read").await, 0.0);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_pin_with_a_block_id_too_many_is_released_and_never_read() {
+    let p = RawEngine::start(|asked| prefill(asked, same)).await;
+    let d = RawEngine::start(|asked| decode_at(asked, "127.0.0.1", 1)).await;
+    let mut trial = cluster(&p, &d).await;
+    next_turn(&mut trial, 1).await;
+    assert!(carried(&p).iter().all(|params| params["remote_num_tokens"] == 1));
+    assert_eq!((reads(&trial, "read").await, ends(&trial, "unusable").await), (0.0, 2.0));
+    trial.finish().await;
+}
+
 async fn drain(trial: &Trial, id: &str) {
     let path = format!("/admin/workers/{id}/drain");
     assert_eq!(trial.cluster.admin.post(&path, &json!({})).await.status, 200);
