@@ -124,14 +124,15 @@ fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
     let PromptContext { context, unit, .. } = prompt;
     let (worker, costs) = (&placed.worker, &placed.worker.costs);
     let (requests, context_tokens) = (worker.booked.requests(), worker.booked.active_tokens());
-    let step = costs.seen(Instant::now(), RankScope::Rank(None), 0).coefficients;
+    let now = Instant::now();
+    let step = costs.seen(now, RankScope::Rank(None), 0).coefficients;
     let step_seconds = step.step_seconds(u64::from(requests), context_tokens);
     let held = u64::from(placed.believed_blocks) * u64::from(context.served.pool.block_size());
     let took_seconds = took.as_secs_f64();
     // If the step's duration is not learned yet, its prediction may exceed the measured time; at
     // least a tenth of the measured time is then taken for the hand-off.
     let seconds = (took_seconds - step_seconds).max(took_seconds / 10.0);
-    costs.handed_over(unit.weight_tokens.saturating_sub(held), seconds);
+    costs.handed_over(now, unit.weight_tokens.saturating_sub(held), seconds);
 }
 
 /// Evaluates how the reply of a leg has begun. After an error, its prefill leg is not discarded

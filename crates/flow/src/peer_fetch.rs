@@ -194,7 +194,8 @@ impl<'a> Fetching<'a> {
         let outcome = steps.take(given).await?;
         booking.arrived();
         if was_idle && booking.is_alone() && outcome == Outcome::Fetched {
-            self.fetcher.costs.fetched(self.plan.tokens, sent.elapsed().as_secs_f64());
+            let took_seconds = sent.elapsed().as_secs_f64();
+            self.fetcher.costs.fetched(Instant::now(), self.plan.tokens, took_seconds);
         }
         Ok(FetchBeforeLeg::Ended(outcome))
     }

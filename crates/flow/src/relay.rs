@@ -173,7 +173,8 @@ impl UnitStream {
         let worker = &self.account.worker;
         let requests = u64::from(worker.booked.requests());
         if let Some(seconds) = self.pace.mean_seconds() {
-            worker.costs.stepped(requests, worker.booked.active_tokens(), seconds);
+            let context_tokens = worker.booked.active_tokens();
+            worker.costs.stepped(self.pace.last, requests, context_tokens, seconds);
         }
     }
 

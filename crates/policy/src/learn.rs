@@ -16,7 +16,8 @@ use crate::coefficients::Coefficients;
 pub use busy::BusyShare;
 pub use fit::Fit;
 
-/// If the last observation is older than this, the learned coefficients are gradually trusted less.
+/// If the last observation of a stage is older than this, what was learned of that stage is gradually
+/// trusted less.
 const TRUSTED_SECONDS: f64 = 60.0;
 /// After each further period of this length, half of the difference from the prior is left.
 const HALF_LIFE_SECONDS: f64 = 300.0;
@@ -24,19 +25,43 @@ const HALF_LIFE_SECONDS: f64 = 300.0;
 /// Learns the coefficients of one worker.
 ///
 /// **Exploration.** A worker that was found slow gets little work, and so could never be found fast
-/// again. No request is sent at random for that. Instead, while the worker is not observed, its
-/// coefficients return to the prior: after the first minute the difference is halved every five
-/// minutes, until the worker is chosen again and observed.
+/// again. No request is sent at random for that. Instead, while a stage of the worker is not
+/// observed, its coefficients return to the prior: after the first minute the difference is halved
+/// every five minutes, until the worker is chosen again and observed. Each stage has its own time,
+/// since a decode worker computes no prompts, and a prefill worker does not decode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Learner {
     prior: Coefficients,
-    prefill: Fit<3>,
-    hand_off: Fit<2>,
-    fetch: Fit<2>,
-    read: Fit<1>,
-    load: Fit<3>,
-    step: Fit<3>,
+    prefill: Stage<3>,
+    hand_off: Stage<2>,
+    fetch: Stage<2>,
+    read: Stage<1>,
+    load: Stage<3>,
+    step: Stage<3>,
+}
+
+/// What was learned of one stage, and when.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Stage<const N: usize> {
+    fit: Fit<N>,
+    /// The time of the last usable observation, in nanoseconds.
     observed_ns: u64,
+}
+
+impl<const N: usize> Stage<N> {
+    /// Learns as [`Fit::observe`].
+    fn observe(&mut self, now_ns: u64, parts: [f64; N], seconds: f64) {
+        if self.fit.observe(parts, seconds) {
+            self.observed_ns = now_ns;
+        }
+    }
+
+    /// The scales as far as they are trusted at the time `now_ns`.
+    fn scales(&self, now_ns: u64) -> [f64; N] {
+        let idle_seconds = now_ns.saturating_sub(self.observed_ns) as f64 / 1e9;
+        let half_lives = (idle_seconds - TRUSTED_SECONDS).max(0.0) / HALF_LIFE_SECONDS;
+        self.fit.scales(0.5f64.powf(half_lives))
+    }
 }
 
 /// The observations behind an estimate, and its quality.
@@ -56,13 +81,12 @@ impl Learner {
     pub fn new(prior: Coefficients) -> Self {
         Self {
             prior,
-            prefill: Fit::default(),
-            hand_off: Fit::default(),
-            fetch: Fit::default(),
-            read: Fit::default(),
-            load: Fit::default(),
-            step: Fit::default(),
-            observed_ns: 0,
+            prefill: Stage::default(),
+            hand_off: Stage::default(),
+            fetch: Stage::default(),
+            read: Stage::default(),
+            load: Stage::default(),
+            step: Stage::default(),
         }
     }
 
@@ -75,24 +99,22 @@ impl Learner {
             self.prior.prefill_seconds_per_token * new,
             self.prior.prefill_seconds_per_token_pair * new * (context + new / 2.0),
         ];
-        if self.prefill.observe(parts, seconds) {
-            self.observed_ns = now_ns;
-        }
+        self.prefill.observe(now_ns, parts, seconds);
     }
 
     /// Learns from a hand-off of the KV of `tokens` tokens that took `seconds`.
-    pub fn hand_off(&mut self, tokens: u64, seconds: f64) {
+    pub fn hand_off(&mut self, now_ns: u64, tokens: u64, seconds: f64) {
         let bytes = tokens as f64 * self.prior.kv_bytes_per_token;
         let parts =
             [self.prior.hand_off_base_seconds, bytes / self.prior.bandwidth_bytes_per_second];
-        self.hand_off.observe(parts, seconds);
+        self.hand_off.observe(now_ns, parts, seconds);
     }
 
     /// Learns from a fetch of the KV of `tokens` tokens that took `seconds`, without waits for
     /// earlier transfers.
-    pub fn fetch(&mut self, tokens: u64, seconds: f64) {
+    pub fn fetch(&mut self, now_ns: u64, tokens: u64, seconds: f64) {
         let parts = [self.prior.fetch_base_seconds, self.prior.fetch_link_seconds(tokens)];
-        self.fetch.observe(parts, seconds);
+        self.fetch.observe(now_ns, parts, seconds);
     }
 
     /// Learns from a prefill of `new_tokens` after `context_tokens` that took `seconds`, of which
@@ -112,7 +134,7 @@ impl Learner {
         let parts = SLOWER.map(|tier| loaded[tier as usize] as f64 * per_token[tier as usize]);
         // A prefill that took less than predicted says that loading took no time.
         let least = parts.iter().sum::<f64>() / 100.0;
-        self.load.observe(parts, (seconds - prefill).max(least));
+        self.load.observe(now_ns, parts, (seconds - prefill).max(least));
     }
 
     /// Learns from a prefill of `new_tokens` after `context_tokens` that took `seconds`, of which
@@ -130,31 +152,28 @@ impl Learner {
         let prefill = costs.prefill_seconds(prompt_tokens, context_tokens);
         let part = costs.hand_off_seconds(read_tokens);
         // A prefill that took less than predicted says that reading took no time.
-        self.read.observe([part], (seconds - prefill).max(part / 100.0));
+        self.read.observe(now_ns, [part], (seconds - prefill).max(part / 100.0));
     }
 
     /// Learns from a decode step of `requests` requests that have `context_tokens` tokens of
     /// context in total and that took `seconds`.
-    pub fn step(&mut self, requests: u64, context_tokens: u64, seconds: f64) {
+    pub fn step(&mut self, now_ns: u64, requests: u64, context_tokens: u64, seconds: f64) {
         let parts = [
             self.prior.step_base_seconds,
             self.prior.step_seconds_per_request * requests as f64,
             self.prior.step_seconds_per_context_token * context_tokens as f64,
         ];
-        self.step.observe(parts, seconds);
+        self.step.observe(now_ns, parts, seconds);
     }
 
     /// The learned coefficients at the time `now_ns`.
     pub fn coefficients(&self, now_ns: u64) -> Coefficients {
-        let idle_seconds = now_ns.saturating_sub(self.observed_ns) as f64 / 1e9;
-        let half_lives = (idle_seconds - TRUSTED_SECONDS).max(0.0) / HALF_LIFE_SECONDS;
-        let trust = 0.5f64.powf(half_lives);
-        let [prefill_base, per_token, per_pair] = self.prefill.scales(trust);
-        let [hand_off_base, transfer] = self.hand_off.scales(trust);
-        let [fetch_base, fetch_transfer] = self.fetch.scales(trust);
-        let [read_ratio] = self.read.scales(trust);
-        let load = self.load.scales(trust);
-        let [step_base, per_request, per_context] = self.step.scales(trust);
+        let [prefill_base, per_token, per_pair] = self.prefill.scales(now_ns);
+        let [hand_off_base, transfer] = self.hand_off.scales(now_ns);
+        let [fetch_base, fetch_transfer] = self.fetch.scales(now_ns);
+        let [read_ratio] = self.read.scales(now_ns);
+        let load = self.load.scales(now_ns);
+        let [step_base, per_request, per_context] = self.step.scales(now_ns);
         let prior = &self.prior;
         Coefficients {
             prefill_base_seconds: prior.prefill_base_seconds * prefill_base,
@@ -177,32 +196,32 @@ impl Learner {
 
     /// The quality of the estimate for prefills.
     pub fn prefill_evidence(&self) -> Evidence {
-        self.prefill.evidence()
+        self.prefill.fit.evidence()
     }
 
     /// The quality of the estimate for hand-offs.
     pub fn hand_off_evidence(&self) -> Evidence {
-        self.hand_off.evidence()
+        self.hand_off.fit.evidence()
     }
 
     /// The quality of the estimate for fetches.
     pub fn fetch_evidence(&self) -> Evidence {
-        self.fetch.evidence()
+        self.fetch.fit.evidence()
     }
 
     /// The quality of the estimate for reads.
     pub fn read_evidence(&self) -> Evidence {
-        self.read.evidence()
+        self.read.fit.evidence()
     }
 
     /// The quality of the estimate for loads from slower tiers.
     pub fn load_evidence(&self) -> Evidence {
-        self.load.evidence()
+        self.load.fit.evidence()
     }
 
     /// The quality of the estimate for decode steps.
     pub fn step_evidence(&self) -> Evidence {
-        self.step.evidence()
+        self.step.fit.evidence()
     }
 }
 

@@ -99,7 +99,7 @@ async fn run(
     let outcome = Steps::new(asker, &booking, workers, prefix, deadline.into()).run(&ids).await?;
     booking.arrived();
     if was_idle && booking.is_alone() && outcome == Outcome::Fetched {
-        fetcher.costs.fetched(*tokens, begun.elapsed().as_secs_f64());
+        fetcher.costs.fetched(Instant::now(), *tokens, begun.elapsed().as_secs_f64());
     }
     Ok(outcome)
 }

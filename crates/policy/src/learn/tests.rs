@@ -118,17 +118,25 @@ fn hand_offs_and_steps_are_learned_as_well() {
     let mut learner = Learner::new(Coefficients { step_base_seconds: 5e-3, ..Default::default() });
     for i in 0..200 {
         let (tokens, requests) = (prompt(7, i).0, 1 + i % 60);
-        learner.hand_off(tokens, truth.hand_off_seconds(tokens));
+        let now_ns = (3_400 + i) * SECOND;
+        learner.hand_off(now_ns, tokens, truth.hand_off_seconds(tokens));
         let context = requests * 3_000;
-        learner.step(requests, context, truth.step_seconds(requests, context));
+        learner.step(now_ns, requests, context, truth.step_seconds(requests, context));
     }
-    let learned = learner.coefficients(0);
+    // A decode worker has computed no prompt for an hour.
+    let learned = learner.coefficients(3_600 * SECOND);
     for tokens in [200, 5_000, 20_000] {
         let ratio = learned.hand_off_seconds(tokens) / truth.hand_off_seconds(tokens);
         assert!((0.95..1.05).contains(&ratio), "{tokens}: {ratio}");
     }
-    let ratio = learned.step_seconds(20, 60_000) / truth.step_seconds(20, 60_000);
-    assert!((0.95..1.05).contains(&ratio), "{ratio}");
+    let step_ratio =
+        |costs: &Coefficients| costs.step_seconds(20, 60_000) / truth.step_seconds(20, 60_000);
+    assert!((0.95..1.05).contains(&step_ratio(&learned)), "{}", step_ratio(&learned));
+    // Prompts that it computes by then say nothing of its steps.
+    learner.prefill(36_000 * SECOND, 1_000, 0, truth.prefill_seconds(1_000, 0));
+    let later = step_ratio(&learner.coefficients(36_000 * SECOND));
+    let prior = step_ratio(&Coefficients { step_base_seconds: 5e-3, ..Default::default() });
+    assert!((later / prior - 1.0).abs() < 0.01, "{later} {prior}");
     assert!(learner.hand_off_evidence().error < 0.1 && learner.step_evidence().error < 0.1);
 }
 
@@ -154,7 +162,7 @@ fn slow_fetches_and_loads_are_found_out() {
     let mut learner = Learner::new(prior);
     for i in 0..200 {
         let tokens = 1_000 + 997 * (i % 40);
-        learner.fetch(tokens, 2.0 * prior.fetch_seconds(tokens));
+        learner.fetch(0, tokens, 2.0 * prior.fetch_seconds(tokens));
         // Host memory is twice as slow as told, the disk as fast as told.
         let loaded = [0, tokens, tokens / 2, 0];
         let load = [0.0, 2.0, 1.0, 0.0].into_iter().zip(prior.load_seconds_per_token());
