@@ -78,7 +78,8 @@ pub(super) async fn fetch(
         let shape = Shape::whole(context.endpoint);
         let response = client.post(worker, shape, body, leg_headers).await?;
         let reply = client.whole(worker, response).await?;
-        read_back::discard_whole(&context.served, &context.metrics, worker, reply);
+        let dialect = context.endpoint.dialect();
+        read_back::discard_whole(&context.served, &context.metrics, worker, dialect, reply);
         Ok(())
     });
     let limit = config.timeouts.first_token;

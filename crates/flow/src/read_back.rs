@@ -11,6 +11,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::PinnedKv;
 use splitrail_kv::{BlockHash, hashes_after};
 
@@ -19,6 +20,7 @@ use super::migrate::without;
 use super::place::{Placed, query};
 use super::sending::Sending;
 use crate::prepare::Unit;
+use crate::reply::dialect;
 use splitrail_api::error::Error;
 use splitrail_api::request::Options;
 use splitrail_api::{Endpoint, JsonObject};
@@ -91,7 +93,11 @@ pub(super) fn keep(sending: &Sending<'_>, reply: &mut JsonObject) {
 fn keep_pinned(sending: &Sending<'_>, reply: &JsonObject) {
     let PromptContext { context, unit, .. } = sending.prompt;
     let (served, holder) = (&context.served, &sending.placed.worker);
-    let Some(kv) = pinned(served, holder, reply) else { return };
+    // vLLM's front end finds stop strings and aborts the request, after which the engine keeps nothing
+    // of it.
+    let shows_absence =
+        !dialect::ended(context.endpoint.dialect(), reply) || !has_stop_strings(&unit.body);
+    let Some(kv) = pinned(served, holder, reply, shows_absence) else { return };
     let known = Sequence::read(context.endpoint, unit, reply);
     let known = known.filter(|known| known.agrees(context, unit));
     let first_token = known.as_ref().and_then(|known| known.tokens.first().copied());
@@ -116,10 +122,11 @@ pub(super) fn discard(
     served: &Arc<Served>,
     metrics: &Arc<Metrics>,
     holder: &Arc<Worker>,
+    dialect: Dialect,
     reply: &JsonObject,
 ) {
     if is_configured(&served.config)
-        && let Some(kv) = pinned(served, holder, reply)
+        && let Some(kv) = pinned(served, holder, reply, !dialect::ended(dialect, reply))
     {
         let (first_token, since) = (ANY_TOKEN, Instant::now());
         let holder = Arc::clone(holder);
@@ -133,23 +140,38 @@ pub(super) fn discard_whole(
     served: &Arc<Served>,
     metrics: &Arc<Metrics>,
     holder: &Arc<Worker>,
+    dialect: Dialect,
     reply: Bytes,
 ) {
     if is_configured(&served.config)
         && let Ok(reply) = JsonObject::parse(reply)
     {
-        discard(served, metrics, holder, &reply);
+        discard(served, metrics, holder, dialect, &reply);
     }
 }
 
+/// Whether a request has strings that end its reply.
+fn has_stop_strings(body: &JsonObject) -> bool {
+    let is_set = |raw: Option<&str>| raw.is_some_and(|raw| !matches!(raw, "null" | "[]"));
+    let sampling = body.raw("sampling_params").map(JsonObject::parse_str);
+    is_set(body.raw("stop"))
+        || is_set(body.raw("stop_sequences"))
+        || matches!(sampling, Some(Ok(sampling)) if is_set(sampling.raw("stop")))
+}
+
 /// What the engine of a decode leg with a hand-off keeps pinned, as its reply says. The reply shows
-/// as well whether the engine keeps anything.
-fn pinned(served: &Served, holder: &Worker, reply: &JsonObject) -> Option<PinnedKv> {
+/// as well that the engine keeps something, or that it keeps nothing if `shows_absence`.
+fn pinned(
+    served: &Served,
+    holder: &Worker,
+    reply: &JsonObject,
+    shows_absence: bool,
+) -> Option<PinnedKv> {
     let (model, worker) = (served.name(), holder.id());
     let kv = match PinnedKv::from_reply(reply.raw("kv_transfer_params").unwrap_or("null")) {
         Ok(Some(kv)) => kv,
         Ok(None) => {
-            if holder.read_back.set_pins(false) {
+            if shows_absence && holder.read_back.set_pins(false) {
                 let what = "the engine keeps nothing pinned after a decode leg: without \
                             bidirectional_kv_xfer it takes part in no read-back and takes no prefix \
                             in one shot";

@@ -50,7 +50,8 @@ fn hide_hand_off(reply: &mut JsonObject) {
 /// streamed reply are not known.
 fn withdraw_hand_off(account: &Account, holder: &mut JsonObject) {
     if !matches!(holder.raw("kv_transfer_params"), None | Some("null")) {
-        read_back::discard(&account.served, &account.metrics, &account.worker, holder);
+        let Account { served, metrics, worker, dialect, .. } = account;
+        read_back::discard(served, metrics, worker, *dialect, holder);
     }
     hide_hand_off(holder);
 }

@@ -114,7 +114,8 @@ impl Staged {
         let booking = worker.book(None, 0, *weight_tokens);
         let (metrics, served) = (Arc::clone(&self.metrics), Arc::clone(&self.served));
         let held = (booking, self.fetch.memory.clone());
-        let (leg_headers, shape) = (self.leg_headers.clone(), Shape::whole(*endpoint));
+        let endpoint = *endpoint;
+        let (leg_headers, shape) = (self.leg_headers.clone(), Shape::whole(endpoint));
         let body = RevocableBody::new(body).0.once();
         let release = async move {
             let _held = held;
@@ -125,7 +126,8 @@ impl Staged {
             let fetched = tokio::time::timeout(left, fetched).await;
             let outcome = if matches!(fetched, Ok(Ok(_))) { "fetched" } else { "failed" };
             if let Ok(Ok(reply)) = fetched {
-                read_back::discard_whole(&served, &metrics, &worker, reply);
+                let dialect = endpoint.dialect();
+                read_back::discard_whole(&served, &metrics, &worker, dialect, reply);
             }
             count(&metrics, &served, outcome);
         };

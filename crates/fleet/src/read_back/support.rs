@@ -35,10 +35,13 @@ impl Support {
         }
     }
 
-    /// Records what a decode leg's reply says. Returns whether this is news.
+    /// Records what a decode leg's reply says. An engine that has kept KV once can do it, whatever a
+    /// later reply of the same process says. Returns whether this is news.
     pub fn set_pins(&self, pins: bool) -> bool {
-        let known = 1 + u8::from(pins);
-        self.pins.swap(known, Relaxed) != known
+        match pins {
+            true => self.pins.swap(2, Relaxed) != 2,
+            false => self.pins.compare_exchange(0, 1, Relaxed, Relaxed).is_ok(),
+        }
     }
 
     /// Whether a prefill leg on the worker may read.
@@ -86,7 +89,9 @@ mod tests {
         assert!(!support.may_read(now + 30 * S), "one trial at a time");
         support.ended(true, now + 31 * S);
         assert!(support.may_read(now + 31 * S));
+        assert!(support.set_pins(false) && !support.set_pins(false));
         assert!(support.set_pins(true) && !support.set_pins(true));
+        assert!(!support.set_pins(false), "it has kept KV");
         assert_eq!(support.pins(), Some(true));
         support.ended(false, now);
         support.forget();

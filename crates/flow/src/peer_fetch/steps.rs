@@ -207,7 +207,7 @@ impl<'a> Steps<'a> {
         let _under_way = UnderWay::new(Some(prefilled), Some(params), send_state);
         let (reply, ..) = self.send(self.workers.fetcher, revocable.once(), &leg_headers).await?;
         // An engine that keeps KV for read-back keeps that of this request as well.
-        discard_whole(served, metrics, self.workers.fetcher, reply);
+        discard_whole(served, metrics, self.workers.fetcher, Dialect::Chunks, reply);
         Ok(())
     }
 

@@ -416,13 +416,15 @@ impl Core {
             FinishReason::Length => self.counters.finished_length += 1,
             FinishReason::Stop => self.counters.finished_stop += 1,
         }
+        // The front end finds stop strings, and aborts the request: its blocks are kept for nobody.
+        let is_aborted = end.stop.is_some();
         // Only a reply that ended because of its length is continued by another engine; an engine
         // that pushes does so in any case.
-        let continues =
-            end.reason == FinishReason::Length || config.connector == KvConnector::NixlPush;
+        let continues = !is_aborted
+            && (end.reason == FinishReason::Length || config.connector == KvConnector::NixlPush);
         let name = match &request.ask.remote {
             RemoteKv::Stage { remote_request_id, .. } if continues => remote_request_id.clone(),
-            RemoteKv::Pull(_) if config.bidirectional_ttl_ms.is_some() => {
+            RemoteKv::Pull(_) if config.bidirectional_ttl_ms.is_some() && !is_aborted => {
                 let ttl = Duration::from_millis(config.bidirectional_ttl_ms.unwrap_or(0));
                 let name = request.ask.name.clone();
                 let hand_off = hand_off_of(&request, name.clone(), config, origin);

@@ -156,3 +156,24 @@ async fn a_short_remainder_is_computed_and_the_pin_freed() {
     assert_eq!(cached_tokens(&reply.json()), 96);
     assert_eq!(pair.decode.state().totals.pins_released, 1);
 }
+
+#[tokio::test]
+async fn a_reply_that_a_stop_string_ends_leaves_nothing_pinned() {
+    let pair = Pair::start(600_000).await;
+    let plain = json!({"do_remote_decode": true, "do_remote_prefill": false});
+    let mut stop = Value::Null;
+    for stops in [false, true] {
+        let tokens = prompt(1, 100);
+        let prefilled = pair.prefill(&tokens, &plain).await.json();
+        let body = json!({
+            "prompt": tokens, "max_tokens": 40, "stop": stop,
+            "kv_transfer_params": prefilled["kv_transfer_params"],
+        });
+        let reply = post(&pair.decode, COMPLETIONS, body).await.json();
+        let choice = &reply["choices"][0];
+        assert_eq!(choice["finish_reason"] == "stop", stops, "{reply}");
+        assert_eq!(reply["kv_transfer_params"].is_null(), stops, "{reply}");
+        assert_eq!(pair.decode.state().totals.pins_made, 1, "by the first reply");
+        stop = choice["text"].as_str().unwrap().get(10..13).into();
+    }
+}

@@ -78,6 +78,7 @@ async fn why_a_fetch_takes_two_steps() {
     fetcher.read_back.ended(false, Instant::now());
     assert_eq!(no_one_shot(&trial, &second).await, "cooldown");
     fetcher.read_back.ended(true, Instant::now());
+    fetcher.read_back.forget();
     fetcher.read_back.set_pins(false);
     assert_eq!(no_one_shot(&trial, &second).await, "flag_absent");
     fetcher.read_back.set_pins(true);

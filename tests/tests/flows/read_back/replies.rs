@@ -54,11 +54,6 @@ async fn streams_are_not_asked_for_ids_since_their_engines_do_not_say_what_they_
 async fn engines_without_the_flag_are_recognised_by_their_first_reply_and_left_alone() {
     let spec = Spec { engine: |_, _| {}, ..reading(1, 1, "") };
     let mut trial = Trial::start(spec).await;
-    let keeps = async |trial: &Trial| {
-        let workers = trial.cluster.admin.get("/admin/workers").await.json();
-        let workers = workers["workers"].as_array().unwrap().clone();
-        workers.iter().find(|w| w["id"] == "d0").unwrap()["keeps_for_read_back"].clone()
-    };
     assert_eq!(keeps(&trial).await, Value::Null);
     for asked in [true, false] {
         let (path, body) = either(1, &prompt(20, &format!("plain{asked}-")));
@@ -68,6 +63,34 @@ async fn engines_without_the_flag_are_recognised_by_their_first_reply_and_left_a
         assert_eq!(ids.as_bool().unwrap_or(false), asked);
         assert_eq!(keeps(&trial).await, false);
     }
+    trial.finish().await;
+}
+
+async fn keeps(trial: &Trial) -> Value {
+    let workers = trial.cluster.admin.get("/admin/workers").await.json();
+    let workers = workers["workers"].as_array().unwrap().clone();
+    workers.iter().find(|worker| worker["id"] == "d0").unwrap()["keeps_for_read_back"].clone()
+}
+
+/// vLLM aborts such a request in its engine, which then keeps nothing of it.
+#[tokio::test]
+async fn a_reply_that_a_stop_string_ends_does_not_show_that_the_engine_keeps_nothing() {
+    let mut trial = Trial::start(reading(1, 1, "")).await;
+    let mut body = super::of_ids(&prompt_ids(100, 3), 40);
+    let reply = trial.post("ok", COMPLETIONS, &body).await.json();
+    assert_eq!(keeps(&trial).await, true);
+    let text = reply["choices"][0]["text"].as_str().unwrap();
+    body["stop"] = text[10..13].into();
+    let ended = trial.post("ok", COMPLETIONS, &body).await.json();
+    assert_eq!(ended["choices"][0]["finish_reason"], "stop");
+    assert_eq!(keeps(&trial).await, true);
+    trial.finish().await;
+    // Of an engine that has shown nothing yet.
+    let mut trial = Trial::start(reading(1, 1, "")).await;
+    trial.post("ok", COMPLETIONS, &body).await;
+    assert_eq!(keeps(&trial).await, Value::Null);
+    complete(&mut trial, &prompt_ids(100, 4), 40).await;
+    assert_eq!(keeps(&trial).await, true);
     trial.finish().await;
 }
 
