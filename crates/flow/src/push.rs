@@ -23,7 +23,7 @@ use super::lease::{Lease, middle_since};
 use super::place::Placed;
 use super::repair::Registration;
 use super::sending::Sending;
-use identity::{engine, pinned_rank};
+use identity::{Unknown, engine, pinned_rank};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
@@ -72,7 +72,8 @@ impl PushPair {
         let Served { config, .. } = context.served.as_ref();
         let rank = decode.rank.map(u32::from);
         let patience = config.timeouts.prefill.min(DECODE_PATIENCE);
-        engine(&context.served, &decode.worker, rank, patience).await.map(drop)
+        engine(&context.served, &decode.worker, rank, patience).await?;
+        Ok(())
     }
 
     /// The engine with which decode registers.
@@ -113,18 +114,22 @@ impl PushPair {
     }
 
     /// Asks a prefill worker again who its engine is, after decode has failed. Returns whether that
-    /// is another one by now than the one of this pair, which was the cause then.
+    /// is another one by now than the one of this pair, which was the cause then. A worker that is too
+    /// busy to say so in time counts as the same engine.
     ///
     /// # Errors
-    /// The worker does not say it, so it was the cause.
+    /// The worker cannot be reached, or says something else, so it was the cause.
     pub(super) async fn is_of_another_engine(
         &self,
         context: &Context,
         worker: &Worker,
     ) -> Result<bool, Error> {
         self.forget(worker);
-        let now = engine(&context.served, worker, self.rank, RELEARN_PATIENCE).await?;
-        Ok(now != self.engine)
+        match engine(&context.served, worker, self.rank, RELEARN_PATIENCE).await {
+            Ok(now) => Ok(now != self.engine),
+            Err(Unknown::Late(_)) => Ok(false),
+            Err(Unknown::Failed(error)) => Err(error),
+        }
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) async fn engine(
     worker: &Worker,
     rank: Option<u32>,
     patience: Duration,
-) -> Result<Arc<PushEngine>, Error> {
+) -> Result<Arc<PushEngine>, Unknown> {
     if let Some(engine) = worker.push.known(rank) {
         return Ok(engine);
     }
@@ -53,14 +53,14 @@ pub(super) async fn engine(
         Error::engine(worker.id(), &format!("cannot hand over, its engine is not known: {what}"))
     };
     let Ok(mut failed) = timeout(patience, worker.push.asking()).await else {
-        return Err(unknown("it has not answered yet"));
+        return Err(Unknown::Late(unknown("it has not answered yet")));
     };
     if let Some(engine) = worker.push.known(rank) {
         return Ok(engine);
     }
     // Requests that waited for a question that failed do not each ask again.
     if failed.is_some_and(|at| at >= waits_since) {
-        return Err(unknown("it did not answer a moment ago"));
+        return Err(Unknown::Late(unknown("it did not answer a moment ago")));
     }
     match ask(served, worker, rank, patience).await {
         Ok(engine) => {
@@ -70,18 +70,36 @@ pub(super) async fn engine(
         }
         Err(error) => {
             *failed = Some(Instant::now());
-            match error {
-                NoIdentity::Failed(error) => Err(error),
-                NoIdentity::Unusable(what) => Err(unknown(&what)),
-            }
+            Err(match error {
+                NoIdentity::Failed(error) => Unknown::Failed(error),
+                NoIdentity::Unusable(what) => Unknown::Failed(unknown(what.as_str())),
+                NoIdentity::Late => Unknown::Late(unknown("it did not answer in time")),
+            })
         }
     }
 }
 
-/// Why there is no identity.
+/// Why the identity of an engine is not known.
+pub(super) enum Unknown {
+    /// The engine cannot be reached, or what it says cannot be used.
+    Failed(Error),
+    /// The engine has not answered yet: it may only be busy.
+    Late(Error),
+}
+
+impl From<Unknown> for Error {
+    fn from(unknown: Unknown) -> Self {
+        match unknown {
+            Unknown::Failed(error) | Unknown::Late(error) => error,
+        }
+    }
+}
+
+/// Why a question was not answered with an identity.
 enum NoIdentity {
     Failed(Error),
     Unusable(String),
+    Late,
 }
 
 async fn ask(
@@ -119,7 +137,7 @@ fn no_reply(worker: &Worker, why: &NoReply) -> NoIdentity {
             let message = format!("worker {} cannot be reached", worker.id());
             NoIdentity::Failed(Error::new(Kind::EngineUnreachable, message))
         }
-        NoReply::Late => NoIdentity::Unusable("it did not answer in time".to_owned()),
+        NoReply::Late => NoIdentity::Late,
         _ => NoIdentity::Unusable("it gave no complete reply".to_owned()),
     }
 }

@@ -1,6 +1,8 @@
 //! Who the engines of a push say that they are: in the reply to the router's question, and in replies to
 //! legs.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use serde_json::{Value, json};
 use splitrail_tests::Spec;
 use splitrail_tests::raw_engine::{RawEngine, Turn, reply};
@@ -104,4 +106,36 @@ async fn who_an_engine_is_by_now_is_learned_from_the_reply_to_a_leg_without_a_qu
     assert_eq!(named(&d, "remote_engine_id"), ["a", "b"]);
     assert_eq!(questions(&p), 1);
     trial.finish().await;
+}
+
+/// Decode fails, and by then the prefill engine is too busy to say again who it is.
+#[tokio::test]
+async fn a_prefill_engine_that_says_late_who_it_is_is_not_blamed_for_decode() {
+    let told = AtomicUsize::new(0);
+    let p = RawEngine::start(move |request| {
+        let body: Value = serde_json::from_slice(&request.heard.body).unwrap();
+        // The first question is answered, and after the pair has failed none in time.
+        match body["prompt"] == QUESTION && told.fetch_add(1, Relaxed) == 0 {
+            true => identity(["a", HERE]),
+            false => Turn::answer(Vec::new()),
+        }
+    })
+    .await;
+    let d = RawEngine::start(|request| {
+        let body: Value = serde_json::from_slice(&request.heard.body).unwrap();
+        match body["prompt"] == QUESTION {
+            true => identity(["d", HERE]),
+            false => Turn::answer(reply(503, "application/json", "{}")),
+        }
+    })
+    .await;
+    let mut trial = scripted(&p, &d).await;
+    let reply = trial.post("engine_failed", COMPLETIONS, &completion(&prompt(30, "q"))).await;
+    assert!(reply.status.is_server_error(), "{}", reply.text());
+    assert_eq!(questions(&p), 2);
+    let failures = async |worker, leg| {
+        let labels = [("worker", worker), ("leg", leg)];
+        trial.cluster.metric("splitrail_worker_leg_failures_total", &labels).await
+    };
+    assert_eq!((failures("p0", "prefill").await, failures("d0", "decode").await), (0.0, 1.0));
 }
