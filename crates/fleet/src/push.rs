@@ -68,9 +68,13 @@ impl PushState {
         });
     }
 
-    /// Forgets everything, since the engine's process is or may be another one.
-    pub fn forget_all(&self) {
+    /// Forgets who the engine is, since its process is or may be another one.
+    pub fn forget_identities(&self) {
         self.known.store(Arc::default());
+    }
+
+    /// Forgets stranded legs, since the engine's own reports are those of a new process.
+    pub fn begins_anew(&self) {
         self.stranded.store(0, Relaxed);
     }
 
@@ -129,8 +133,9 @@ mod tests {
     fn another_process_holds_no_stranded_leg() {
         let state = PushState::default();
         state.strand();
-        assert_eq!(state.stranded(), 1);
-        state.forget_all();
+        state.forget_identities();
+        assert_eq!(state.stranded(), 1, "it was only out of reach");
+        state.begins_anew();
         assert_eq!(state.stranded(), 0);
     }
 }

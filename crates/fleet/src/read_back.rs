@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use splitrail_engine::nixl::PinnedKv;
-use splitrail_engine_client::Engine as _;
 use splitrail_kv::BlockHash;
 use splitrail_policy::{KvFormat, WorkerIndex};
 pub use splitrail_workload::pins::ReadablePin;
 use splitrail_workload::pins::{Bounds, Store};
 
 use crate::Worker;
+use crate::state::WorkerState;
 
 mod reading;
 mod release;
@@ -41,16 +41,30 @@ const BOUNDS: Bounds = Bounds { pins: 16_384, bytes: 64 << 20 };
 struct Kept {
     kv: PinnedKv,
     holder: Arc<Worker>,
-    /// The process of the engine that keeps the blocks.
-    process: u64,
+    /// The process of the engine that keeps the blocks: an engine that was only out of reach has them
+    /// still.
+    process: u32,
     /// The first token of the prompt, for the request that releases the blocks.
     first_token: u32,
 }
 
 impl Kept {
+    /// Whether the engine may still keep the blocks, be its worker in the fleet or not. Another process
+    /// in its place has none of them, and an engine that is to release them there waits for the process
+    /// that is gone.
+    fn is_there(&self) -> bool {
+        self.holder.presence.restarts() == self.process
+    }
+
+    /// Whether a prefill leg may read the blocks now. A holder that gets no new work gets no new readers
+    /// either, since its engine may be about to be stopped.
+    fn is_readable(&self) -> bool {
+        self.is_there() && self.holder.state().takes_work() && !self.holder.is_quarantined()
+    }
+
+    /// Whether no prefill leg will read the blocks. A holder that is out of reach may come back.
     fn is_lost(&self) -> bool {
-        let is_gone = self.holder.gone.is_cancelled() || self.holder.process() != self.process;
-        is_gone || self.holder.is_quarantined()
+        !self.is_readable() && (!self.is_there() || self.holder.state() != WorkerState::Down)
     }
 }
 
@@ -108,7 +122,7 @@ impl ReadBack {
         if prompt.is_empty() || self.is_distrusted() {
             return None;
         }
-        let is_kept = |_, kept: &Kept| !kept.is_lost();
+        let is_kept = |_, kept: &Kept| kept.is_readable();
         let store = self.store();
         let best = store.find(now, prompt, is_kept)?;
         let holder = store.payload(best).map(|kept| &kept.holder);
@@ -123,7 +137,7 @@ impl ReadBack {
             return None;
         }
         let may_read = |holder, kept: &Kept| {
-            let is_other = holder != reader.index && !kept.is_lost();
+            let is_other = holder != reader.index && kept.is_readable();
             is_other && kept.holder.stores_kv_as(reader)
         };
         self.store().find(now, prompt, may_read)

@@ -437,7 +437,7 @@ impl Worker {
         self.costs.forget();
         self.endpoint_support.forget();
         self.missing_hand_offs.forget();
-        self.push.forget_all();
+        self.push.forget_identities();
         self.read_back.forget();
         self.presence.may_begin_anew();
         self.echoes.forget();
@@ -449,6 +449,7 @@ impl Worker {
     /// Records that the engine's reports are of a new process, to which no connection exists yet.
     pub fn begins_anew(&self) {
         self.presence.begins_anew();
+        self.push.begins_anew();
         self.echoes.forget();
         if self.quarantine.end() {
             self.set_draining(false, "its engine is another process, with an empty cache");

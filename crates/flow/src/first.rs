@@ -26,8 +26,8 @@ use splitrail_fleet::Worker;
 
 /// How a leg's reply begins.
 pub(super) enum First {
-    /// The whole reply has arrived.
-    Whole(JsonObject),
+    /// The whole reply has arrived. The time is that at which it began to.
+    Whole(JsonObject, Instant),
     /// A stream, with its first events.
     Events(Box<EventReader>, VecDeque<Bytes>),
     /// There is no reply: the engine rejected the leg for its threshold.
@@ -131,12 +131,13 @@ async fn whole_reply(
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
         let response = client.post(worker, shape, body, leg_headers).await?;
+        let begun = Instant::now();
         // Engines send the status of a whole reply when the reply is complete. If the leg may be
         // rejected, only the body shows whether it is a reply.
         if !sending.is_gated() {
             account.began();
         }
-        client.whole_for_client(worker, response, &context.unread).await
+        Ok((client.whole_for_client(worker, response, &context.unread).await?, begun))
     });
     let queued = async {
         match lease {
@@ -145,14 +146,14 @@ async fn whole_reply(
         }
     };
     let call = within(client, config.timeouts.reply, worker, "timeouts.reply", call);
-    let reply = tokio::select! {
+    let (reply, begun) = tokio::select! {
         reply = call => reply.map_err(|error| context.unread.attribute(error))?,
         () = queued => return Err(lease_expired(worker)),
     };
     let (dialect, bytes) = (context.endpoint.dialect(), reply.len());
     let read = move || match turned_away(dialect, &reply) {
         true => Ok(First::Below(usage_of(dialect, &reply))),
-        false => JsonObject::parse(reply).map(First::Whole),
+        false => JsonObject::parse(reply).map(|reply| First::Whole(reply, begun)),
     };
     let read = context.preparer.run_sized(bytes, read).await?;
     read.map_err(|_| Error::engine(worker.id(), "sent a reply that is not JSON"))

@@ -111,7 +111,7 @@ pub(super) async fn generate(
 /// Records the stage that ends when a leg's reply begins or the leg fails. Returns the present time.
 pub(super) fn mark(prompt: PromptContext<'_>, begun: &Result<First, Error>) -> Instant {
     prompt.mark(match begun {
-        Ok(First::Whole(_) | First::Events(..)) => Stage::FirstToken,
+        Ok(First::Whole(..) | First::Events(..)) => Stage::FirstToken,
         Ok(First::Below(_)) => Stage::DecodeTry,
         Err(_) => Stage::Failed,
     })
@@ -145,8 +145,8 @@ pub(super) fn conclude(
     let Sending { prompt, placed, .. } = *sending;
     let decision = prompt.decision;
     let error = match begun {
-        Ok(First::Whole(reply)) => {
-            let reply = whole(sending, &mut account, reply);
+        Ok(First::Whole(reply, since)) => {
+            let reply = whole(sending, &mut account, reply, since);
             return Ok(Generated::Begun(Begun::Whole(reply)));
         }
         Ok(First::Events(reader, held)) => {

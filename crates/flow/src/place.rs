@@ -49,8 +49,8 @@ pub(super) struct Placed {
     pub(super) fetched_blocks: u32,
     /// The number of tokens that the leg reads from another worker.
     pub(super) read_tokens: u64,
-    /// When the lease of what the leg reads ends: the leg must have ended by then.
-    pub(super) lease_ends: Option<tokio::time::Instant>,
+    /// When the leg must have ended, because of what it reads.
+    pub(super) read_deadline: Option<ReadDeadline>,
     /// The last tokens of what was or is fetched, which their source has computed for this leg.
     pub(super) recomputed_tokens: u32,
     /// Whether a peer fetch has brought blocks that the index may not have yet.
@@ -97,6 +97,14 @@ impl Placed {
         self.believed_blocks = self.believed_blocks.max(blocks);
         self.speculative_blocks = self.speculative_blocks.max(blocks);
     }
+}
+
+/// When a leg that reads KV from another worker must have ended.
+#[derive(Clone, Copy)]
+pub(super) struct ReadDeadline {
+    pub(super) at: tokio::time::Instant,
+    /// The key of the configuration that it follows from.
+    pub(super) key: &'static str,
 }
 
 /// Which workers a leg may be placed on.
@@ -291,7 +299,7 @@ fn settle(
         fetch: choice.fetch(),
         fetched_blocks: 0,
         read_tokens: 0,
-        lease_ends: None,
+        read_deadline: None,
         recomputed_tokens: 0,
         has_fetched: false,
         room: Mutex::new(room),

@@ -323,11 +323,13 @@ pub(super) async fn send(
     let leg_headers = traced(placed.pinned(leg_headers), &leg);
     let leg_headers = LegHeaders { prefill_tokens: Some(uncached), ..leg_headers };
     let call = post(prompt, worker, body, leg_headers.clone());
-    let lease_left = placed.lease_ends.map(|at| at.saturating_duration_since(started.into()));
-    let (limit, key) = match lease_left.filter(|left| *left < config.timeouts.prefill) {
-        Some(left) => (left, "lease"),
-        None => (config.timeouts.prefill, "timeouts.prefill"),
-    };
+    let (mut limit, mut key) = (config.timeouts.prefill, "timeouts.prefill");
+    if let Some(deadline) = placed.read_deadline {
+        let left = deadline.at.saturating_duration_since(started.into());
+        if left < limit {
+            (limit, key) = (left, deadline.key);
+        }
+    }
     let replied = match repair {
         None => within(client, limit, worker, key, pin!(call)).await,
         Some(repair) => {

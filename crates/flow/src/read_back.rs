@@ -70,9 +70,9 @@ pub(super) fn asks_for_ids(sending: &Sending<'_>) -> bool {
         && sending.placed.worker.read_back.pins() != Some(false)
 }
 
-/// Remembers what the engine of a whole reply keeps pinned, and removes from the reply the token ids
+/// Remembers what the engine of a whole reply, which began to arrive at `since`, keeps pinned, and removes from the reply the token ids
 /// that only the router has asked for.
-pub(super) fn keep(sending: &Sending<'_>, reply: &mut JsonObject) {
+pub(super) fn keep(sending: &Sending<'_>, reply: &mut JsonObject, since: Instant) {
     let PromptContext { context, unit, decision, .. } = sending.prompt;
     let served = &context.served;
     if !is_configured(&served.config) {
@@ -83,14 +83,14 @@ pub(super) fn keep(sending: &Sending<'_>, reply: &mut JsonObject) {
     if context.options.samples != 1 || !decision.with(received) {
         return;
     }
-    keep_pinned(sending, reply);
+    keep_pinned(sending, reply, since);
     let asked = unit.body.raw("return_token_ids") == Some("true");
     if is_on(&served.config, context.endpoint) && context.endpoint != Endpoint::Generate && !asked {
         hide_ids(reply);
     }
 }
 
-fn keep_pinned(sending: &Sending<'_>, reply: &JsonObject) {
+fn keep_pinned(sending: &Sending<'_>, reply: &JsonObject, since: Instant) {
     let PromptContext { context, unit, .. } = sending.prompt;
     let (served, holder) = (&context.served, &sending.placed.worker);
     // vLLM's front end finds stop strings and aborts the request, after which the engine keeps nothing
@@ -111,7 +111,7 @@ fn keep_pinned(sending: &Sending<'_>, reply: &JsonObject) {
         holder: Arc::clone(holder),
         first_token: first_token.unwrap_or(ANY_TOKEN),
         hashes: hashes.unwrap_or_default(),
-        since: Instant::now(),
+        since,
     };
     ReadBack::keep(served, &context.metrics, left);
 }

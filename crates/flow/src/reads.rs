@@ -8,7 +8,7 @@ use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 use super::context::{PromptContext, expected};
 use super::hand_off::PrefillParams;
 use super::peer_fetch::OneShot;
-use super::place::Placed;
+use super::place::{Placed, ReadDeadline};
 use super::prefill::{PrefillReply, body, send};
 use super::read_back;
 use splitrail_api::Endpoint;
@@ -21,7 +21,7 @@ use splitrail_ledger::leg::{LegFacts, LegKind};
 /// What a prefill leg reads.
 pub(super) enum Reads<'a> {
     /// Pinned KV of a decode worker.
-    ReadBack(Reading),
+    ReadBack(Box<Reading>),
     /// The prefix of a peer fetch.
     OneShot(Box<OneShot<'a>>),
 }
@@ -37,7 +37,10 @@ impl<'a> Reads<'a> {
     ) -> Option<Self> {
         match one_shot {
             Some(one_shot) => Some(Self::OneShot(one_shot)),
-            None => read_back::take(prompt, placed, readable_blocks).map(Self::ReadBack),
+            None => {
+                let reading = read_back::take(prompt, placed, readable_blocks)?;
+                Some(Self::ReadBack(Box::new(reading)))
+            }
         }
     }
 
@@ -57,7 +60,7 @@ impl<'a> Reads<'a> {
         placed: &Placed,
     ) -> Result<PrefillReply, Error> {
         match self {
-            Self::ReadBack(reading) => send_reading(prompt, leg_headers, placed, reading).await,
+            Self::ReadBack(reading) => send_reading(prompt, leg_headers, placed, *reading).await,
             Self::OneShot(one_shot) => one_shot.send(leg_headers, placed).await,
         }
     }
@@ -78,10 +81,14 @@ pub(super) fn record_leg(
         leg.expected.comparable = false;
     }
     match reads {
-        Some(Reads::ReadBack(reading)) => leg.read_back = read_back::offer(context, reading),
+        Some(Reads::ReadBack(reading)) => {
+            leg.read_back = read_back::offer(context, reading);
+            placed.read_deadline =
+                reading.deadline().map(|at| ReadDeadline { at: at.into(), key: "read_back_pin" });
+        }
         Some(Reads::OneShot(one_shot)) => {
             leg.fetch_offer = Some(one_shot.tokens());
-            placed.lease_ends = Some(one_shot.lease_ends());
+            placed.read_deadline = Some(ReadDeadline { at: one_shot.lease_ends(), key: "lease" });
         }
         None => {}
     }

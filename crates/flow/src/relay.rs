@@ -22,18 +22,19 @@ use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, Kind};
 use splitrail_policy::Leg;
 
-/// A whole reply: the engine's reply with the client's usage.
+/// A whole reply, which began to arrive at `begun`: the engine's reply with the client's usage.
 pub(super) fn whole(
     sending: &Sending<'_>,
     account: &mut Account,
     mut reply: JsonObject,
+    begun: Instant,
 ) -> JsonObject {
     account.began();
     let usage = reply.raw("usage").filter(|raw| *raw != "null");
     if let Some(told) = usage.and_then(|raw| account.settle(raw, None, true)) {
         reply.set("usage", told);
     }
-    read_back::keep(sending, &mut reply);
+    read_back::keep(sending, &mut reply, begun);
     hide_hand_off(&mut reply);
     account.finish();
     reply

@@ -26,10 +26,14 @@ pub struct Pin<T> {
     pub hashes: Box<[BlockHash]>,
     /// The worker that keeps the blocks.
     pub holder: WorkerIndex,
+    /// The number of the process of the worker's engine: another one keeps nothing.
+    pub process: u32,
     /// The number of blocks that the worker keeps.
     pub blocks: u32,
     /// From when on the blocks must not be read.
     pub ends: Instant,
+    /// When the worker's engine frees the blocks by itself: not before `ends`.
+    pub freed: Instant,
     /// Bytes of memory that `payload` takes besides its own size.
     pub payload_bytes: usize,
     /// What a reader needs.
@@ -79,13 +83,14 @@ impl Why {
     }
 }
 
-/// Blocks of a pin that is read no more and not released either, because an engine may be reading it.
+/// Blocks of a pin that is read no more and not released either, because an engine may be reading it, its
+/// release has failed, or its engine is about to free it.
 #[derive(Debug)]
 struct Left {
     holder: WorkerIndex,
-    process: u64,
+    process: u32,
     blocks: u32,
-    ends: Instant,
+    freed: Instant,
 }
 
 /// What a prompt can read.
@@ -194,17 +199,16 @@ impl<T> Store<T> {
         None
     }
 
-    /// Counts the blocks of a pin that was taken as kept by this process of its worker until the pin
-    /// ends.
-    pub fn leave(&mut self, pin: &Pin<T>, process: u64) {
-        let Pin { holder, blocks, ends, .. } = *pin;
+    /// Counts the blocks of a pin that is not in the store as kept until its engine frees them.
+    pub fn leave(&mut self, pin: &Pin<T>) {
+        let Pin { holder, process, blocks, freed, .. } = *pin;
         if self.left.len() >= LEFT_MAX
             && let Some(oldest) = self.left.pop_front()
         {
             uncount(&mut self.holders, oldest.holder, oldest.blocks);
         }
         self.holders.entry(holder).or_default().1 += u64::from(blocks);
-        self.left.push_back(Left { holder, process, blocks, ends });
+        self.left.push_back(Left { holder, process, blocks, freed });
     }
 
     /// Removes all pins, and adds none any more.
@@ -241,19 +245,21 @@ impl<T> Store<T> {
     }
 
     /// Removes the pins that have ended by now, which their workers have freed by themselves or are
-    /// about to free.
+    /// about to free. Their blocks count until they are freed.
     pub fn expire(&mut self, now: Instant) -> usize {
-        self.forget_left(|_, _, ends| ends <= now);
         let over: Vec<u64> =
             self.pins.iter().filter(|(_, pin)| pin.ends <= now).map(|(id, _)| *id).collect();
-        over.into_iter().filter_map(|id| self.remove(id)).count()
+        let over: Vec<_> = over.into_iter().filter_map(|id| self.remove(id)).collect();
+        over.iter().for_each(|pin| self.leave(pin));
+        self.forget_left(|_, _, freed| freed <= now);
+        over.len()
     }
 
     /// Counts the blocks of pins that were left no more whose worker, process and end satisfy `is_over`.
-    pub fn forget_left(&mut self, is_over: impl Fn(WorkerIndex, u64, Instant) -> bool) {
+    pub fn forget_left(&mut self, is_over: impl Fn(WorkerIndex, u32, Instant) -> bool) {
         let holders = &mut self.holders;
-        self.left.retain(|Left { holder, process, blocks, ends }| {
-            let is_over = is_over(*holder, *process, *ends);
+        self.left.retain(|Left { holder, process, blocks, freed }| {
+            let is_over = is_over(*holder, *process, *freed);
             if is_over {
                 uncount(holders, *holder, *blocks);
             }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use splitrail_engine::nixl::PinnedKv;
-use splitrail_engine_client::{Engine, SendState};
+use splitrail_engine_client::SendState;
 use splitrail_kv::BlockHash;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, ReadablePin};
 
 use super::{Kept, ReadBack, release};
-use crate::{Served, Worker};
+use crate::{Booking, Served, Worker};
 
 /// The bound on a worker's pinned blocks if the engine does not report how many blocks it has.
 const UNKNOWN_BLOCKS_MAX: u64 = 1024;
@@ -26,7 +26,8 @@ pub struct Left {
     /// The hashes of the full blocks whose tokens are known; none, if the KV cannot be read back
     /// exactly.
     pub hashes: Vec<BlockHash>,
-    /// When the engine's reply began to arrive: the blocks were not pinned later.
+    /// When the engine's reply began to arrive: the blocks were not pinned later. (Of KV that cannot be
+    /// read back, when the reply had arrived.)
     pub since: Instant,
 }
 
@@ -42,18 +43,16 @@ impl ReadBack {
         if !is_exact || served.pool.read_back.is_distrusted() {
             hashes.clear();
         }
+        let process = holder.presence.restarts();
         let pin = Pin {
             hashes: hashes.into(),
             holder: holder.index,
+            process,
             blocks: u32::try_from(kv.blocks()).unwrap_or(u32::MAX),
             ends: since + usable(served.config.read_back_pin),
+            freed: since + served.config.read_back_pin,
             payload_bytes: kv.bytes(),
-            payload: Kept {
-                kv,
-                process: holder.process(),
-                holder: Arc::clone(&holder),
-                first_token,
-            },
+            payload: Kept { kv, process, holder: Arc::clone(&holder), first_token },
         };
         let blocks_max = blocks_max(served, &holder);
         let out = served.pool.read_back.store().keep(pin, blocks_max);
@@ -69,6 +68,7 @@ impl ReadBack {
         let pin = served.pool.read_back.store().take(found)?;
         Some(Reading {
             blocks: found.blocks,
+            _booking: pin.payload.holder.book(None, 0, 0),
             pin: Some(pin),
             send_state: None,
             served: Arc::clone(served),
@@ -82,6 +82,8 @@ impl ReadBack {
 /// its blocks count as kept until its end.
 pub struct Reading {
     blocks: usize,
+    /// The holder is not free of work, and so not to be stopped, while its blocks are read.
+    _booking: Booking,
     pin: Option<Pin<Kept>>,
     send_state: Option<SendState>,
     served: Arc<Served>,
@@ -97,6 +99,12 @@ impl Reading {
     /// The worker that keeps the blocks.
     pub fn holder(&self) -> Option<&Arc<Worker>> {
         self.pin.as_ref().map(|pin| &pin.payload.holder)
+    }
+
+    /// When the leg that reads must have ended: in the middle between the end of the time in which it may
+    /// begin and the time at which the engine frees the blocks.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.pin.as_ref().map(|pin| pin.ends + (pin.freed - pin.ends) / 2)
     }
 
     /// The prefill leg's `kv_transfer_params`, as JSON.
@@ -122,7 +130,7 @@ impl Reading {
         let was_sent = self.send_state.as_ref().is_some_and(|send_state| !send_state.take_back());
         let mut store = self.served.pool.read_back.store();
         if was_sent {
-            store.leave(&pin, pin.payload.process);
+            store.leave(&pin);
             drop(store);
             self.ended("left");
         } else if let Some(out) = store.put(pin) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
-use splitrail_engine_client::{Engine as _, LegHeaders, RevocableBody, Shape};
+use splitrail_engine_client::{LegHeaders, RevocableBody, Shape};
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, Why};
@@ -31,42 +31,34 @@ const AT_ONCE: usize = 32;
 pub(super) fn several(served: &Arc<Served>, metrics: &Arc<Metrics>, pins: Vec<(Pin<Kept>, Why)>) {
     for (pin, why) in pins {
         count_end(served, metrics, why);
-        if is_kept(&pin) {
-            let release = one(Arc::clone(served), Arc::clone(metrics), pin.payload);
-            if !served.releases.run(release) {
-                count(metrics, served, "left");
-            }
+        if pin.payload.is_there() {
+            let release = Release::new(served, metrics, pin);
+            // Without room for it, it is dropped and counts as left.
+            let _runs = served.releases.run(release.run());
         }
     }
 }
 
-/// Whether the engine may still keep the blocks of a pin, be its worker in the fleet or not. Another
-/// process in its place has none of them, and an engine that is to release them there waits for the
-/// process that is gone.
-fn is_kept(pin: &Pin<Kept>) -> bool {
-    pin.payload.holder.process() == pin.payload.process
-}
-
 /// Takes all pins of a model that must be released, because the router stops or the pool is replaced.
 /// No pin is added any more.
-pub(super) fn close(served: &Served, metrics: &Metrics) -> Vec<Kept> {
+pub(super) fn close(served: &Arc<Served>, metrics: &Arc<Metrics>) -> Vec<Release> {
     let pins = served.pool.read_back.store().close();
     let kept = pins.into_iter().filter_map(|(pin, why)| {
         count_end(served, metrics, why);
-        is_kept(&pin).then_some(pin.payload)
+        pin.payload.is_there().then(|| Release::new(served, metrics, pin))
     });
     kept.collect()
 }
 
-/// Releases these pins of a model. Ends when all are released, and after some seconds in any case.
-pub(super) async fn release_all(served: Arc<Served>, metrics: Arc<Metrics>, pins: Vec<Kept>) {
+/// Releases pins of a model. Ends when all are released, and after some seconds in any case.
+pub(super) async fn release_all(releases: Vec<Release>) {
     let mut tasks = JoinSet::new();
     let all = async {
-        for kept in pins {
+        for release in releases {
             if tasks.len() >= AT_ONCE {
                 let _ended = tasks.join_next().await;
             }
-            tasks.spawn(one(Arc::clone(&served), Arc::clone(&metrics), kept));
+            tasks.spawn(release.run());
         }
         while tasks.join_next().await.is_some() {}
     };
@@ -76,20 +68,42 @@ pub(super) async fn release_all(served: Arc<Served>, metrics: Arc<Metrics>, pins
 /// Releases the pins of all models, for a router that stops: side by side, since a prefill worker of
 /// one model that does not answer must not delay the others.
 pub async fn release_of(serving: &Serving, metrics: &Arc<Metrics>) {
-    let all = serving.models.iter().map(|served| {
-        let pins = close(served, metrics);
-        release_all(Arc::clone(served), Arc::clone(metrics), pins)
-    });
+    let all = serving.models.iter().map(|served| release_all(close(served, metrics)));
     all.collect::<JoinSet<()>>().join_all().await;
 }
 
-async fn one(served: Arc<Served>, metrics: Arc<Metrics>, kept: Kept) {
-    let outcome = match ask(&served, &kept).await {
-        Some(true) => "released",
-        Some(false) => "failed",
-        None => "left",
-    };
-    count(&metrics, &served, outcome);
+/// The release of one pin. If it is dropped before it has ended, its blocks are left to the engine.
+pub(super) struct Release {
+    served: Arc<Served>,
+    metrics: Arc<Metrics>,
+    pin: Pin<Kept>,
+    outcome: &'static str,
+}
+
+impl Release {
+    fn new(served: &Arc<Served>, metrics: &Arc<Metrics>, pin: Pin<Kept>) -> Self {
+        let (served, metrics) = (Arc::clone(served), Arc::clone(metrics));
+        Self { served, metrics, pin, outcome: "left" }
+    }
+
+    async fn run(mut self) {
+        self.outcome = match ask(&self.served, &self.pin.payload).await {
+            Some(true) => "released",
+            Some(false) => "failed",
+            None => "left",
+        };
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        let labels = [self.served.name(), self.outcome];
+        self.metrics.read_back_releases.with_label_values(&labels).inc();
+        if self.outcome != "released" {
+            // The engine frees the blocks at the end of the pin.
+            self.served.pool.read_back.store().leave(&self.pin);
+        }
+    }
 }
 
 /// Whether another engine was made to release the pin; `None` if there is none to ask.
@@ -143,10 +157,6 @@ fn asked(served: &Served, holder: &Worker) -> Option<Arc<Worker>> {
         (!worker.serves(Leg::Prefill), !has_shown, worker.booked.prefill_tokens())
     };
     able.min_by_key(order).cloned()
-}
-
-pub(super) fn count(metrics: &Metrics, served: &Served, outcome: &str) {
-    metrics.read_back_releases.with_label_values(&[served.name(), outcome]).inc();
 }
 
 fn count_end(served: &Served, metrics: &Metrics, why: Why) {

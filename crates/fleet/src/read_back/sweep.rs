@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use splitrail_engine_client::Engine as _;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::Why;
 use tokio::time::MissedTickBehavior;
@@ -17,11 +16,9 @@ const SWEEP: Duration = Duration::from_millis(500);
 /// Releases all pins of a pool that is served no more, in the background. Those that its last requests
 /// leave are released at once.
 pub(crate) fn stop(served: &Arc<Served>, metrics: &Arc<Metrics>) {
-    let pins = close(served, metrics);
-    let count = pins.len();
-    let all = release_all(Arc::clone(served), Arc::clone(metrics), pins);
-    if count > 0 && !served.releases.run(all) {
-        (0..count).for_each(|_| release::count(metrics, served, "left"));
+    let releases = close(served, metrics);
+    if !releases.is_empty() {
+        let _runs = served.releases.run(release_all(releases));
     }
 }
 
@@ -38,8 +35,9 @@ pub(crate) async fn run(served: Arc<Served>, metrics: Arc<Metrics>) {
 fn sweep(served: &Arc<Served>, metrics: &Arc<Metrics>, now: Instant) {
     let is_on = served.config.read_back && !served.pool.read_back.is_distrusted();
     let roster = served.pool.roster();
-    let is_gone =
-        |holder, process, _| roster.get(holder).is_none_or(|worker| worker.process() != process);
+    let is_gone = |holder, process, _| {
+        roster.get(holder).is_none_or(|worker| worker.presence.restarts() != process)
+    };
     let (over, lost) = {
         let mut store = served.pool.read_back.store();
         if store.is_empty() {

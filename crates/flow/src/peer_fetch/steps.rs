@@ -24,7 +24,7 @@ use splitrail_config::model::GateKind;
 use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
 use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
 use splitrail_fleet::reply_audit::audit_source;
-use splitrail_fleet::{Served, Worker};
+use splitrail_fleet::{Booking, Served, Worker};
 use splitrail_telemetry::Metrics;
 
 /// The endpoint of both requests: the only one that takes token ids and a cache salt on every engine.
@@ -78,6 +78,8 @@ pub(super) struct Given {
     pub(super) recomputed_tokens: u32,
     /// The body of both requests, without what each of them adds.
     body: JsonObject,
+    /// The source is not free of work, and so not to be stopped, until its blocks were taken.
+    _booking: Booking,
 }
 
 impl Given {
@@ -147,7 +149,7 @@ impl<'a> Steps<'a> {
         let asked =
             legs::prefill(&asked, ENDPOINT, PrefillParams::Pulled).map_err(|_| Outcome::Failed)?;
         let epoch = source.audit.epoch();
-        let _booking = source.book(self.workers.source_rank, 1, u64::from(tokens));
+        let _asked = source.book(self.workers.source_rank, 1, u64::from(tokens));
         let rank = self.workers.source_rank.map(u32::from);
         let pinned = LegHeaders { rank, prefill_tokens: Some(1), ..leg_headers.clone() };
         let (reply, begun, peer) = self.send(source, asked.into(), &pinned).await?;
@@ -185,7 +187,8 @@ impl<'a> Steps<'a> {
         let origin = HandOffOrigin { served, metrics, worker: source.index, leg_headers };
         let hand_off = Staged::new(origin, fetch, hand_off, lease);
         let recomputed_tokens = cached.map_or(0, |cached| promised.saturating_sub(cached));
-        Ok(Given { hand_off, recomputed_tokens, body })
+        let _booking = source.book(self.workers.source_rank, 0, 0);
+        Ok(Given { hand_off, recomputed_tokens, body, _booking })
     }
 
     /// Lets the worker take the hand-off.

@@ -22,8 +22,10 @@ fn pin(tokens: &[u32], holder: u32, ends: Instant) -> Pin<Vec<u32>> {
     Pin {
         hashes: hashes(tokens).into(),
         holder: WorkerIndex(holder),
+        process: 0,
         blocks: tokens.len().div_ceil(BLOCK) as u32,
         ends,
+        freed: ends,
         payload_bytes: 0,
         payload: tokens.to_vec(),
     }
@@ -62,8 +64,9 @@ fn an_abandoned_pin_counts_until_it_expires_or_its_process_is_gone() {
     let leave = |store: &mut Store<_>, process, seconds| {
         assert!(store.keep(pin(&four, 0, later(now, seconds)), 10).is_empty());
         let found = store.find(now, &hashes(&four), |_, _| true).unwrap();
-        let taken = store.take(found).unwrap();
-        store.leave(&taken, process);
+        let mut taken = store.take(found).unwrap();
+        taken.process = process;
+        store.leave(&taken);
     };
     leave(&mut store, 1, 9);
     leave(&mut store, 2, 5);

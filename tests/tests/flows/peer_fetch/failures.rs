@@ -58,6 +58,24 @@ async fn a_source_that_fails_is_left_alone_and_the_prompt_is_computed() {
 }
 
 #[tokio::test]
+async fn a_source_is_not_free_of_work_until_its_prefix_is_taken() {
+    let mut trial = Trial::start(slow(2)).await;
+    let [first, second] = turns("books");
+    let pair = held(&mut trial, &first).await;
+    // The second step ends with the time for the fetch.
+    trial.fault(pair.other, FaultKind::SlowFirstByte { delay_ms: 3_600_000 }, Some(1));
+    trial.expect("ok");
+    let request = Sent::new(&trial, &second);
+    eventually("the hand-off is being taken", async || steps(&trial, pair.other).len() == 1).await;
+    let labels = [("worker", pair.holder.as_str())];
+    assert_eq!(trial.cluster.metric("splitrail_worker_requests", &labels).await, 1.0);
+    assert_eq!(request.reply().await.status, 200);
+    assert_eq!(ended(&trial, "timed_out").await, 1.0);
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
 async fn a_source_that_dies_between_the_steps_costs_the_fetch_alone() {
     let mut trial = Trial::start(slow(2)).await;
     let [first, second] = turns("dies");

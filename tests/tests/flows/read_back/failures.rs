@@ -2,6 +2,7 @@
 
 use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::Spec;
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{COMPLETIONS, Trial};
 
 use super::{complete, ends, ids_of, nothing_is_pinned, of_ids, prompt_ids, reading, reads};
@@ -128,9 +129,7 @@ async fn a_client_that_leaves_during_a_read_leaves_nothing_held() {
     let body = of_ids(&next, 12);
     let leaving = trial.cluster.http.post(COMPLETIONS, &body);
     let asked = trial.counts(["p0"])[0];
-    let begun = splitrail_tests::cluster::eventually("the leg is there", async || {
-        trial.counts(["p0"])[0] > asked
-    });
+    let begun = eventually("the leg is there", async || trial.counts(["p0"])[0] > asked);
     tokio::select! {
         reply = leaving => panic!("{reply:?}"),
         () = begun => {}
@@ -138,5 +137,24 @@ async fn a_client_that_leaves_during_a_read_leaves_nothing_held() {
     nothing_is_pinned(&trial).await;
     assert_eq!(ends(&trial, "left").await, 1.0);
     assert_eq!(pinned(&trial), 12, "until the end by the router's own clock");
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_worker_is_not_free_of_work_while_it_is_read() {
+    let mut trial = Trial::start(Spec { engine: soon, ..reading(1, 1, "") }).await;
+    let next = history(&mut trial, 1).await;
+    trial.fault("p0", FaultKind::SlowFirstByte { delay_ms: 3_600_000 }, Some(1));
+    trial.expect("cancelled");
+    let body = of_ids(&next, 12);
+    let reading = trial.cluster.http.post(COMPLETIONS, &body);
+    let labels = [("worker", "d0")];
+    let booked = async || trial.cluster.metric("splitrail_worker_requests", &labels).await;
+    assert_eq!(booked().await, 0.0);
+    tokio::select! {
+        reply = reading => panic!("{reply:?}"),
+        () = eventually("its holder is booked", async || booked().await == 1.0) => {}
+    }
+    eventually("it is free", async || booked().await == 0.0).await;
     trial.finish().await;
 }

@@ -7,7 +7,8 @@ use splitrail_tests::client::Client;
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
 
-use super::{bidirectional, complete, ends, ids_of, of_ids, prompt_ids, reading};
+use super::tokens::{drain, undrain};
+use super::{bidirectional, complete, ends, ids_of, of_ids, prompt_ids, reading, reads};
 
 #[tokio::test]
 async fn a_decode_worker_keeps_at_most_its_share_of_blocks_and_frees_the_oldest() {
@@ -221,5 +222,59 @@ async fn a_leg_that_only_fetches_leaves_nothing_pinned() {
     let roster = core.models[0].pool.roster();
     let keeper = roster.iter().find(|worker| worker.id() == "d0").unwrap();
     assert_eq!(keeper.read_back.pins(), Some(true));
+    trial.finish().await;
+}
+
+/// A first turn, and the prompt of the next one.
+async fn next_of(trial: &mut Trial, salt: u64) -> Vec<u64> {
+    let first = prompt_ids(100, salt);
+    let reply = complete(trial, &first, 90).await;
+    [first, ids_of(&reply), prompt_ids(20, salt + 500)].concat()
+}
+
+#[tokio::test]
+async fn pins_of_a_worker_that_drains_are_released_and_not_read() {
+    let mut trial = Trial::start(reading(1, 1, "")).await;
+    let next = next_of(&mut trial, 1).await;
+    drain(&trial, "d0").await;
+    eventually("its engine may be stopped", async || {
+        let state = trial.cluster.engine("d0").state();
+        (state.read_back_pins, state.blocks_used) == (0, 0) && ends(&trial, "holder").await == 1.0
+    })
+    .await;
+    undrain(&trial, "d0").await;
+    complete(&mut trial, &next, 4).await;
+    assert_eq!(reads(&trial, "read").await, 0.0);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_was_only_out_of_reach_keeps_its_pins_and_a_new_process_has_none() {
+    let mut trial = Trial::start(reading(1, 1, "")).await;
+    let next = next_of(&mut trial, 1).await;
+    let up = async |trial: &Trial| {
+        trial.cluster.metric("splitrail_worker_up", &[("worker", "d0")]).await == 1.0
+    };
+    let serving = trial.cluster.running.core().serving();
+    let keeper = serving.models[0].pool.roster().named("d0").cloned().unwrap();
+    keeper.set_up(false, "a connection to it failed");
+    eventually("it is back", async || up(&trial).await).await;
+    complete(&mut trial, &next, 4).await;
+    assert_eq!((reads(&trial, "read").await, ends(&trial, "holder").await), (1.0, 0.0));
+    // The pin of the turn that has read.
+    trial.cluster.restart("d0").await;
+    eventually("its pin is forgotten", async || ends(&trial, "holder").await == 1.0).await;
+    assert_eq!(serving.models[0].pool.read_back.pinned_blocks(keeper.index), 0);
+}
+
+/// Nothing else ends the leg.
+#[tokio::test]
+async fn a_leg_that_reads_ends_before_the_engine_frees_the_pin() {
+    let model = "read_back_pin: 10s\ntimeouts: { prefill: 1h }";
+    let mut trial = Trial::start(reading(1, 1, model)).await;
+    let next = next_of(&mut trial, 1).await;
+    trial.fault("p0", FaultKind::SlowFirstByte { delay_ms: 3_600_000 }, Some(1));
+    complete(&mut trial, &next, 4).await;
+    assert_eq!((reads(&trial, "failed").await, trial.retries("prefill").await), (1.0, 1.0));
     trial.finish().await;
 }

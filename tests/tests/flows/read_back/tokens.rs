@@ -160,12 +160,12 @@ async fn a_pin_with_a_block_id_too_many_is_released_and_never_read() {
     trial.finish().await;
 }
 
-async fn drain(trial: &Trial, id: &str) {
+pub(super) async fn drain(trial: &Trial, id: &str) {
     let path = format!("/admin/workers/{id}/drain");
     assert_eq!(trial.cluster.admin.post(&path, &json!({})).await.status, 200);
 }
 
-async fn undrain(trial: &Trial, id: &str) {
+pub(super) async fn undrain(trial: &Trial, id: &str) {
     let path = format!("/admin/workers/{id}/drain");
     assert_eq!(trial.cluster.admin.delete(&path).await.status, 200);
 }
