@@ -16,7 +16,7 @@ const BLOCK_BYTES: usize = 48;
 const PIN_BYTES: usize = 256;
 /// Maximum number of pins that are left to their end and still counted for their workers.
 const LEFT_MAX: usize = 4096;
-/// Maximum number of pins with the same blocks that are tried for one prompt.
+/// Maximum number of pins that are tried for one prompt.
 const TRIED_MAX: usize = 8;
 
 /// KV that a worker keeps pinned.
@@ -218,20 +218,30 @@ impl<T> Store<T> {
     }
 
     /// The pin that shares the most leading blocks with a prompt, of those that have not ended and
-    /// that `may_read` allows. The newest one, if several share as many.
+    /// that `may_read` allows. The newest one, if several share as many. Gives up after a few that
+    /// have ended or are not allowed.
     pub fn find(
         &self,
         now: Instant,
         prompt: &[BlockHash],
         may_read: impl Fn(WorkerIndex, &T) -> bool,
     ) -> Option<ReadablePin> {
-        let blocks = prompt.partition_point(|hash| self.with(*hash).next().is_some());
-        let deepest = prompt.get(blocks.checked_sub(1)?)?;
-        let tried = self.with(*deepest).rev().take(TRIED_MAX);
-        let mut found = tried.filter_map(|id| Some((id, self.pins.get(&id)?)));
-        let (id, pin) =
-            found.find(|(_, pin)| pin.ends > now && may_read(pin.holder, &pin.payload))?;
-        Some(ReadablePin { id, holder: pin.holder, blocks })
+        // A pin with a block has all blocks before it. So there are pins that were not tried up to some
+        // depth, and none beyond it.
+        let mut tried = Vec::new();
+        let mut depth = prompt.len();
+        while tried.len() < TRIED_MAX {
+            let newest = |hash: BlockHash| self.with(hash).rev().find(|id| !tried.contains(id));
+            let blocks = prompt[..depth].partition_point(|hash| newest(*hash).is_some());
+            let id = newest(*prompt.get(blocks.checked_sub(1)?)?)?;
+            let pin = self.pins.get(&id)?;
+            if pin.ends > now && may_read(pin.holder, &pin.payload) {
+                return Some(ReadablePin { id, holder: pin.holder, blocks });
+            }
+            tried.push(id);
+            depth = blocks;
+        }
+        None
     }
 
     /// What a pin that was found carries.

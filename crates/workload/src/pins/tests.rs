@@ -83,6 +83,43 @@ fn an_abandoned_pin_counts_until_it_expires_or_its_process_is_gone() {
 }
 
 #[test]
+fn the_blocks_of_an_ended_pin_count_until_the_engine_frees_them() {
+    let (mut store, now) = (Store::new(PLENTY), Instant::now());
+    let four = Pin { freed: later(now, 10), ..pin(&[1, 2, 3, 4, 5, 6, 7, 8], 0, later(now, 9)) };
+    assert!(store.keep(four, 4).is_empty());
+    assert_eq!((store.expire(later(now, 9)), store.len()), (1, 0));
+    assert_eq!(store.blocks(WorkerIndex(0)), 4);
+    assert_eq!(store.keep(pin(&[3, 4], 0, later(now, 19)), 4)[0].1, Why::Bound);
+    assert_eq!(store.expire(later(now, 10)), 0);
+    assert_eq!(store.blocks(WorkerIndex(0)), 0);
+}
+
+#[test]
+fn a_pin_that_may_not_be_read_hides_no_shorter_one() {
+    let (mut store, now) = (Store::new(PLENTY), Instant::now());
+    let end = later(now, 9);
+    store.keep(pin(&[1, 2, 3, 4, 7, 7], 0, end), NO_BOUND);
+    store.keep(pin(&[1, 2, 8, 8], 1, end), NO_BOUND);
+    store.keep(pin(&[1, 2, 3, 4, 5, 6, 7, 8], 2, later(now, 5)), NO_BOUND);
+    let prompt = hashes(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    let find = |at, not: &[u32]| {
+        let found = store.find(at, &prompt, |holder, _| !not.contains(&holder.0))?;
+        Some((found.holder.0, found.blocks))
+    };
+    assert_eq!(find(now, &[]), Some((2, 4)));
+    assert_eq!(find(now, &[2]), Some((0, 2)));
+    assert_eq!(find(later(now, 5), &[]), Some((0, 2)));
+    assert_eq!(find(now, &[2, 0]), Some((1, 1)));
+    assert_eq!(find(now, &[2, 0, 1]), None);
+    for blocks in 4..(TRIED_MAX as u32 + 4) {
+        let tokens: Vec<u32> = (1..=2 * blocks).collect();
+        store.put(pin(&tokens, 2, end));
+    }
+    let prompt = hashes(&(1..=40).collect::<Vec<u32>>());
+    assert!(store.find(now, &prompt, |holder, _| holder.0 != 2).is_none(), "it gives up");
+}
+
+#[test]
 fn a_closed_store_gives_everything_back() {
     let (mut store, now) = (Store::new(PLENTY), Instant::now());
     store.keep(pin(&[1, 2], 0, later(now, 9)), NO_BOUND);
@@ -213,8 +250,8 @@ proptest! {
                     let found = store.find(now, &hashes(tokens), |_, _| true);
                     let live = model.iter().filter(|(_, _, ends)| *ends > now);
                     let best = live.map(|(pinned, ..)| shared(tokens, pinned)).max().unwrap_or(0);
+                    prop_assert_eq!(found.map_or(0, |found| found.blocks), best);
                     if let Some(found) = found {
-                        prop_assert!(found.blocks >= best && found.blocks > 0);
                         let taken = store.take(found).unwrap();
                         prop_assert_eq!(shared(tokens, &taken.payload), found.blocks);
                         prop_assert!(taken.ends > now);
