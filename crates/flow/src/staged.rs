@@ -141,8 +141,11 @@ impl Staged {
             return Some(Arc::clone(worker));
         }
         let roster = self.served.pool.roster();
+        let from = roster.get(self.worker);
         let able = roster.iter().filter(|worker| {
-            worker.serves(Leg::Decode) && worker.is_up() && worker.index != self.worker
+            let is_other = worker.index != self.worker;
+            let is_alike = from.is_none_or(|from| worker.stores_kv_as(from));
+            worker.serves(Leg::Decode) && worker.is_up() && is_other && is_alike
         });
         able.min_by_key(|worker| worker.booked.active_tokens()).cloned()
     }

@@ -2,8 +2,9 @@
 //! Simulated engines refuse it, as real ones do.
 
 use serde_json::{Value, json};
-use splitrail_sim::SimConfig;
+use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::Spec;
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
 
 fn body(salt: &str) -> Value {
@@ -52,6 +53,27 @@ async fn a_hand_off_goes_only_to_an_engine_that_stores_kv_alike() {
     let reply = trial.post("ok", COMPLETIONS, &body("e")).await;
     assert_eq!((reply.route("prefill"), reply.route("decode")), (None, Some("d1")));
     trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_hand_off_that_nobody_used_is_released_by_no_engine_that_stores_kv_otherwise() {
+    let spec = Spec { prefill: 1, decode: 2, engine: mixed, ..Spec::default() };
+    let mut trial = Trial::start(spec).await;
+    trial.fault("p0", FaultKind::SlowFirstByte { delay_ms: 700 }, Some(1));
+    let http = trial.cluster.http.clone();
+    let mut sent = tokio::task::JoinSet::new();
+    sent.spawn(async move { http.post(COMPLETIONS, &body("u")).await });
+    eventually("the prefill leg is there", async || trial.asked("p0").len() == 1).await;
+    // The only worker that could take it.
+    let place = trial.cluster.engines.iter().position(|(name, _)| name == "d0").unwrap();
+    trial.cluster.engines.remove(place).1.shutdown().await;
+    sent.join_next().await.unwrap().unwrap();
+    let unused = async |outcome| {
+        let labels = [("outcome", outcome)];
+        trial.cluster.metric("splitrail_unused_hand_offs_total", &labels).await
+    };
+    eventually("it is left to its lease", async || unused("left").await == 1.0).await;
+    assert_eq!(trial.cluster.engine("d1").state().totals.hand_offs_misused, 0);
 }
 
 #[tokio::test]
