@@ -22,7 +22,6 @@ use super::peer_fetch::fetch_planned;
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::prewarm::recent::remember;
-use super::read_back;
 use super::reads::{Reads, record_leg};
 use super::repair::Repair;
 use super::staged::{FetchRequest, HandOffOrigin, Prefilled, Staged};
@@ -235,9 +234,14 @@ impl PrefillReply {
         &self.reply
     }
 
-    /// The number of prompt tokens that the engine did not compute, if it says so.
+    /// The number of prompt tokens that the engine did not compute, if it says so: in its usage, or else
+    /// in its hand-off.
     pub(super) fn cached_tokens(&self) -> Option<u32> {
-        self.usage.and_then(|usage| usage.cached_tokens)
+        let carried = || {
+            let said = HandOff::from_reply(self.reply.raw("kv_transfer_params")?);
+            said.ok()?.remote_prefill_cached_tokens()
+        };
+        self.usage.and_then(|usage| usage.cached_tokens).or_else(carried)
     }
 
     /// What the reply says of an engine that pushes KV.
@@ -268,8 +272,8 @@ impl PrefillReply {
         Lease::new(self.begun, lease, None, tokio::time::Instant::now())
     }
 
-    /// Enters the usage in the ledger. `carried` is the count of cached tokens in the hand-off,
-    /// which is used if the usage has no such count.
+    /// Enters the usage in the ledger. `carried` is the count of cached tokens of an engine that pushes,
+    /// which is used if there is no other one.
     pub(super) fn report(
         &self,
         context: &Context,
@@ -277,7 +281,11 @@ impl PrefillReply {
         worker: &Worker,
         carried: Option<u32>,
     ) {
-        report(context, decision, worker, self.usage, carried);
+        let prompt_tokens = self.usage.map(|usage| usage.prompt_tokens);
+        let cached_tokens = self.cached_tokens().or(carried);
+        if let Some(leg) = decision.prefill_reported(prompt_tokens, cached_tokens) {
+            audit_reply(&context.metrics, &context.served, worker, &leg, self.usage.is_some());
+        }
     }
 }
 
@@ -388,7 +396,6 @@ async fn prefill(
     let worker = &placed.worker;
     let stored = context.served.config.connector == Connector::SharedStorage;
     worker.missing_hand_offs.begin(context.endpoint.dialect(), Instant::now());
-    let reads_back = matches!(reading, Some(Reads::ReadBack(_)));
     let said = match reading {
         Some(reading) => Box::pin(reading.send(prompt, &leg_headers, placed)).await?,
         None => {
@@ -407,13 +414,7 @@ async fn prefill(
     } else {
         let hand_off = said.hand_off(worker);
         note(worker, context.endpoint, &hand_off);
-        let named = hand_off.as_ref().ok().and_then(|said| said.as_ref().ok());
-        let carried = named.and_then(HandOff::remote_prefill_cached_tokens);
-        said.report(context, decision, worker, carried);
-        if reads_back {
-            let leg = decision.with(|decision| decision.ledger().prefill().cloned());
-            read_back::ended(context, worker, leg.as_ref());
-        }
+        said.report(context, decision, worker, None);
         let hand_off = match hand_off? {
             Ok(hand_off) => hand_off,
             Err(reason) => return Ok(Err(reason)),
@@ -446,21 +447,5 @@ fn note(worker: &Worker, endpoint: Endpoint, said: &Result<Result<HandOff, Local
             tracing::warn!(worker = id, endpoint, "{what}");
         }
         _ => {}
-    }
-}
-
-/// Enters the usage of a prefill leg in the ledger. `carried` is the count of cached tokens in the
-/// hand-off, which is used if the usage has no such count.
-fn report(
-    context: &Context,
-    decision: &DecisionHandle,
-    worker: &Worker,
-    usage: Option<EngineUsage>,
-    carried: Option<u32>,
-) {
-    let prompt_tokens = usage.map(|usage| usage.prompt_tokens);
-    let cached_tokens = usage.and_then(|usage| usage.cached_tokens).or(carried);
-    if let Some(leg) = decision.prefill_reported(prompt_tokens, cached_tokens) {
-        audit_reply(&context.metrics, &context.served, worker, &leg, usage.is_some());
     }
 }

@@ -29,7 +29,7 @@ use splitrail_fleet::costs::RankScope;
 use splitrail_fleet::read_back::{Left, ReadBack, ReadablePin, Reading};
 use splitrail_fleet::{Served, Worker};
 use splitrail_ledger::decisions::Decision;
-use splitrail_ledger::leg::{LegFacts, ReadBackOffer};
+use splitrail_ledger::leg::ReadBackOffer;
 use splitrail_policy::{Leg, read_plan};
 use splitrail_telemetry::Metrics;
 
@@ -321,18 +321,6 @@ pub(super) fn offer(context: &Context, reading: &Reading) -> Option<ReadBackOffe
     Some(ReadBackOffer { worker, tokens })
 }
 
-/// Checks that the engine of a leg that has read back computed the prompt that the router knows.
-///
-/// # Errors
-/// As [`check_tokens`].
-pub(super) fn verify(
-    prompt: PromptContext<'_>,
-    worker: &Worker,
-    reply: &JsonObject,
-) -> Result<(), Error> {
-    check_tokens(prompt, worker, reply).inspect_err(|_| count(prompt.context, "mismatch"))
-}
-
 /// Checks that the engine of a leg that has read KV from another worker computed the prompt that the
 /// router knows.
 ///
@@ -367,24 +355,46 @@ pub(super) fn check_tokens(
     Err(Error::engine(worker.id(), "has read KV of other tokens than those of its prompt"))
 }
 
-/// Records how a leg that was to read back ended: with the leg's figures, or with an error.
-pub(super) fn ended(context: &Context, worker: &Worker, leg: Option<&LegFacts>) {
-    let now = Instant::now();
-    if leg.is_none() {
-        read_failed(&context.served, worker, now);
-    } else {
-        worker.read_back.ended(true, now);
+/// Counts how a leg that was to read back has ended. A leg that is dropped before it has an outcome was
+/// cancelled.
+pub(super) struct Ending<'a> {
+    context: &'a Context,
+    /// The outcome for the metric; `None` if the leg was not sent.
+    pub(super) outcome: Option<&'static str>,
+}
+
+impl<'a> Ending<'a> {
+    pub(super) fn new(context: &'a Context) -> Self {
+        Self { context, outcome: Some("cancelled") }
     }
-    let tokens = leg.map(|leg| leg.cached_tokens.map_or(0, |tokens| leg.read_back_tokens(tokens)));
-    match tokens {
-        None => count(context, "failed"),
-        Some(0) => count(context, "not_needed"),
-        Some(tokens) => {
-            count(context, "read");
-            let read = context.metrics.read_back_tokens.with_label_values(&[context.served.name()]);
-            read.inc_by(tokens.into());
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if let Some(outcome) = self.outcome {
+            let labels = [self.context.served.name(), outcome];
+            self.context.metrics.read_backs.with_label_values(&labels).inc();
         }
     }
+}
+
+/// The outcome of a leg that was to read back and has succeeded, by the engine's count of cached tokens.
+pub(super) fn read(
+    prompt: PromptContext<'_>,
+    worker: &Worker,
+    cached_tokens: Option<u32>,
+) -> &'static str {
+    let PromptContext { context, decision, .. } = prompt;
+    worker.read_back.ended(true, Instant::now());
+    let Some(cached_tokens) = cached_tokens else { return "unknown" };
+    let leg = decision.with(|decision| decision.ledger().prefill().cloned());
+    let tokens = leg.map_or(0, |leg| leg.read_back_tokens(cached_tokens));
+    if tokens == 0 {
+        return "not_needed";
+    }
+    let read = context.metrics.read_back_tokens.with_label_values(&[context.served.name()]);
+    read.inc_by(tokens.into());
+    "read"
 }
 
 /// Records that a leg that was to read KV from another worker failed.
@@ -395,8 +405,4 @@ pub(super) fn read_failed(served: &Served, worker: &Worker, now: Instant) {
                     kv_load_failure_policy fail?";
         tracing::warn!(model = served.name(), worker = worker.id(), "{what}");
     }
-}
-
-fn count(context: &Context, outcome: &str) {
-    context.metrics.read_backs.with_label_values(&[context.served.name(), outcome]).inc();
 }

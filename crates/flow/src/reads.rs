@@ -10,7 +10,7 @@ use super::hand_off::PrefillParams;
 use super::peer_fetch::OneShot;
 use super::place::{Placed, ReadDeadline};
 use super::prefill::{PrefillReply, body, send};
-use super::read_back;
+use super::read_back::{self, check_tokens, read_failed};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Fault};
 use splitrail_engine_client::{LegHeaders, RevocableBody, SendState};
@@ -119,17 +119,26 @@ async fn send_reading(
     let (body, send_state) = reading_body(prompt, worker, &params)?;
     reading.is_in(send_state);
     worker.read_back.begin(Instant::now());
+    let mut ending = read_back::Ending::new(prompt.context);
     match send(prompt, leg_headers, placed, body, None).await {
         Ok(said) => {
             reading.done();
-            read_back::verify(prompt, worker, said.reply())?;
+            ending.outcome = Some("mismatch");
+            check_tokens(prompt, worker, said.reply())?;
+            ending.outcome = Some(read_back::read(prompt, worker, said.cached_tokens()));
             Ok(said)
         }
         Err(error) => {
-            // An engine that refuses what the client asks for says nothing of reading.
-            if reading.was_sent() && error.fault() != Fault::Client {
-                read_back::ended(prompt.context, worker, None);
-            }
+            ending.outcome = match (reading.was_sent(), error.fault()) {
+                // Another leg may read the same.
+                (false, _) => None,
+                // An engine that refuses what the client asks for says nothing of reading.
+                (true, Fault::Client) => Some("refused"),
+                (true, _) => {
+                    read_failed(&prompt.context.served, worker, Instant::now());
+                    Some("failed")
+                }
+            };
             Err(error)
         }
     }

@@ -232,8 +232,9 @@ metrics! {
     /// Memory for the hot prefixes that the router remembers for prewarming.
     hot_prefix_memory: IntGaugeVec("hot_prefix_memory_bytes"; "model");
     /// Prefill legs that were to read KV back from a decode worker, by outcome: read, not_needed (the
-    /// engine had or computed the tokens itself), failed, or mismatch (the engine's tokens are not
-    /// those of the router; read-back is off for the model then).
+    /// engine had or computed the tokens itself), unknown (the engine reported no count of cached
+    /// tokens), failed, refused (for what the client asks), cancelled (the client left, say), or mismatch
+    /// (the engine's tokens are not those of the router; read-back is off for the model then).
     read_backs: IntCounterVec("read_backs_total"; "model", "outcome" in READ_BACKS);
     /// Prompt tokens that prefill workers have read back from decode workers.
     read_back_tokens: IntCounterVec("read_back_tokens_total"; "model");

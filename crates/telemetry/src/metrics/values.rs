@@ -50,7 +50,8 @@ pub(crate) const WASTE: &[&str] = &[
     "internal",
 ];
 /// How prefill legs that were to read KV back ended.
-pub(crate) const READ_BACKS: &[&str] = &["read", "not_needed", "failed", "mismatch"];
+pub(crate) const READ_BACKS: &[&str] =
+    &["read", "not_needed", "unknown", "failed", "refused", "cancelled", "mismatch"];
 /// Why pinned KV is no longer known.
 pub(crate) const PIN_ENDS: &[&str] =
     &["read", "left", "expired", "unusable", "superseded", "bound", "holder", "stopped"];

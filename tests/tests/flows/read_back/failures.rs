@@ -107,6 +107,7 @@ async fn a_request_that_an_engine_refuses_for_what_it_asks_pauses_no_reads() {
     let reply = trial.post("engine_rejected", COMPLETIONS, &of_ids(&next, 12)).await;
     assert_eq!(reply.status, 400, "{}", reply.text());
     assert_eq!(trial.retries("prefill").await, 0.0);
+    assert_eq!(reads(&trial, "refused").await, 1.0);
     // They are read no more, and stay pinned.
     assert_eq!((pinned(&trial), ends(&trial, "left").await), (12, 1.0));
     let next = history(&mut trial, 2).await;
@@ -135,7 +136,7 @@ async fn a_client_that_leaves_during_a_read_leaves_nothing_held() {
         () = begun => {}
     }
     nothing_is_pinned(&trial).await;
-    assert_eq!(ends(&trial, "left").await, 1.0);
+    assert_eq!((ends(&trial, "left").await, reads(&trial, "cancelled").await), (1.0, 1.0));
     assert_eq!(pinned(&trial), 12, "until the end by the router's own clock");
     trial.finish().await;
 }

@@ -12,7 +12,12 @@ use super::{BLOCK, complete, ends, ids_of, of_ids, prompt_ids, reading, reads};
 const ANSWER: usize = 90;
 
 /// A completion's reply with these tokens; `pins` says that its blocks stay pinned.
-pub(super) fn completion(prompt: &Value, ids: &[u64], cached: u64, params: &Value) -> Turn {
+pub(super) fn completion(
+    prompt: &Value,
+    ids: &[u64],
+    cached: impl Into<Option<u64>>,
+    params: &Value,
+) -> Turn {
     let tokens = prompt.as_array().map_or(0, Vec::len);
     let choice = json!({
         "index": 0, "text": "", "finish_reason": "length", "token_ids": ids,
@@ -20,7 +25,7 @@ pub(super) fn completion(prompt: &Value, ids: &[u64], cached: u64, params: &Valu
     });
     let usage = json!({
         "prompt_tokens": tokens, "completion_tokens": ids.len(),
-        "total_tokens": tokens + ids.len(), "prompt_tokens_details": {"cached_tokens": cached},
+        "total_tokens": tokens + ids.len(), "prompt_tokens_details": {"cached_tokens": cached.into()},
     });
     let body = json!({"choices": [choice], "usage": usage, "kv_transfer_params": params});
     Turn::answer(reply(200, "application/json", &body.to_string()))
@@ -158,6 +163,31 @@ async fn a_pin_with_a_block_id_too_many_is_released_and_never_read() {
     assert!(carried(&p).iter().all(|params| params["remote_num_tokens"] == 1));
     assert_eq!((reads(&trial, "read").await, ends(&trial, "unusable").await), (0.0, 2.0));
     trial.finish().await;
+}
+
+/// A prefill engine that reads, and has no count of cached tokens in its usage; with `carries`, it has
+/// one in its hand-off.
+fn silent(asked: &Asked, carries: bool) -> Turn {
+    let body: Value = serde_json::from_slice(&asked.heard.body).unwrap();
+    let read = body["kv_transfer_params"]["remote_num_tokens"].as_u64();
+    let prompt = body["prompt"].clone();
+    let mut staged = params(true, prompt.as_array().map_or(0, Vec::len));
+    if carries {
+        staged["remote_prefill_cached_tokens"] = read.unwrap_or(0).into();
+    }
+    completion(&prompt, &[9], None, &staged)
+}
+
+#[tokio::test]
+async fn what_was_read_is_counted_by_the_usage_or_the_hand_off_and_otherwise_unknown() {
+    for (carries, outcome) in [(true, "read"), (false, "unknown")] {
+        let p = RawEngine::start(move |asked| silent(asked, carries)).await;
+        let d = RawEngine::start(|asked| decode(asked, same)).await;
+        let mut trial = cluster(&p, &d).await;
+        next_turn(&mut trial, 1).await;
+        assert_eq!((reads(&trial, outcome).await, reads(&trial, "not_needed").await), (1.0, 0.0));
+        trial.finish().await;
+    }
 }
 
 pub(super) async fn drain(trial: &Trial, id: &str) {
