@@ -12,6 +12,7 @@ use splitrail_fleet::{Roster, Served, Worker};
 use splitrail_policy::{Candidate, FetchPlan, Leg, Source};
 
 use crate::peer_fetch::fetchable::is_fetchable;
+use crate::place::query;
 use crate::prepare::Unit;
 use crate::read_back::{is_on, reports_ids};
 
@@ -156,7 +157,7 @@ impl Chosen<'_> {
     /// Why a fetch takes two steps; `None` if it takes one shot, or there is none.
     pub(super) fn one_shot(&self) -> Option<WhyNot> {
         let plan = self.plan.filter(|plan| !plan.one_shot)?;
-        let Self { served, endpoint, unit, worker, seen, .. } = self;
+        let Self { served, endpoint, unit, worker, .. } = self;
         let is_configured = served.config.peer_fetch == PeerFetch::OneShot;
         Some(if !is_configured {
             WhyNot::Off
@@ -174,11 +175,17 @@ impl Chosen<'_> {
             why
         } else if plan.tokens < TAKEN_MIN_TOKENS {
             WhyNot::MinTokens
-        } else if seen.readable_blocks > plan.blocks {
+        } else if self.reads_behind(plan.blocks) {
             WhyNot::ReadsBack
         } else {
             WhyNot::Lease
         })
+    }
+
+    /// Whether the leg would read something back behind so many leading blocks.
+    fn reads_behind(&self, blocks: u32) -> bool {
+        let query = query(&self.served.pool, self.unit, self.leg, 0, 0);
+        self.seen.spared(&query, blocks).read_tokens > 0
     }
 
     /// Why nothing is read back, by a leg that reads nothing; `readable_blocks` are those that it might.

@@ -3,8 +3,11 @@
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
+use splitrail_kv::BlockHash;
 use splitrail_sim::SimConfig;
-use splitrail_tests::trial::SHORT_LEASE;
+use splitrail_tests::client::Client;
+use splitrail_tests::trial::{COMPLETIONS, SHORT_LEASE};
 use splitrail_tests::{Spec, Trial};
 
 use super::{EAGER, drain, held, served, spec, turns, undrain};
@@ -106,5 +109,52 @@ async fn why_nothing_is_read_back() {
     assert_eq!(why(&trial, &other).await, "cooldown");
     pool.read_back.distrust();
     assert_eq!(why(&trial, &other).await, "distrusted");
+    trial.finish().await;
+}
+
+/// Prefill legs that could read more than they take, if reading were not slower than computing.
+#[tokio::test]
+async fn a_read_that_is_too_dear_is_not_why_a_fetch_takes_two_steps() {
+    let engine = |_: &str, config: &mut SimConfig| {
+        config.peer_fetch = true;
+        config.bidirectional_ttl_ms = Some(480_000);
+    };
+    let model = EAGER.replace("two_step", "one_shot\nkv_load_failure_policy: fail");
+    let costs = "costs: { hand_off_base_ms: 1000000,";
+    let model = format!("read_back: true\nlease: 1s\n{}", model.replace("costs: {", costs));
+    let mut trial = Trial::start(Spec { engine, model, ..spec(2, 2) }).await;
+    let first: Vec<u64> = (0..100).map(|i| 3 + (i * 11 + i / 7) % 250).collect();
+    let of_ids = |ids: &[u64]| {
+        json!({
+            "model": "sim", "max_tokens": 90, "temperature": 0, "prompt": ids,
+            "return_token_ids": true,
+        })
+    };
+    drain(&trial, "p1").await;
+    let reply = served(&mut trial, &of_ids(&first)).await;
+    let keeper = reply.route("decode").unwrap().to_owned();
+    // The other decode worker holds the prompt alone.
+    let source = trial.cluster.engine(if keeper == "d0" { "d1" } else { "d0" }).url();
+    let source = Client::new(source.strip_prefix("http://").unwrap().parse().unwrap());
+    let mut short = of_ids(&first);
+    short["max_tokens"] = 1.into();
+    assert_eq!(source.post(COMPLETIONS, &short).await.status, 200);
+    trial.cluster.settle().await;
+    undrain(&trial, "p1").await;
+    drain(&trial, "p0").await;
+    let ids = reply.json()["choices"][0]["token_ids"].as_array().unwrap().clone();
+    let ids = ids.iter().map(|id| id.as_u64().unwrap());
+    let next: Vec<u64> = first.into_iter().chain(ids).chain([7; 20]).collect();
+    let serving = trial.cluster.running.core().serving();
+    let pool = &serving.models[0].pool;
+    let [fetcher, keeper] = ["p1", &keeper].map(|id| pool.roster().named(id).cloned().unwrap());
+    fetcher.read_back.set_pins(true);
+    // The one that keeps more has failed as a source.
+    let prefix = Prefix { rank: None, blocks: 1, last: BlockHash(1) };
+    let bounds = pool.fetch_bounds().unwrap();
+    let booking = FetchBooking::begin(&keeper.fetches, &fetcher.fetches, prefix, bounds, 0);
+    booking.unwrap().source_did(false, Instant::now());
+    let told = told(&trial, &of_ids(&next)).await;
+    assert_eq!(told["steps"][0]["no_one_shot"], "lease", "{told}");
     trial.finish().await;
 }
