@@ -205,18 +205,20 @@ impl Drop for Repair {
         // A repair that finds no room counts its leg as left.
         let _runs = match std::mem::replace(&mut self.progress, Progress::Replied) {
             Progress::UnderWay(call) => {
-                repairs.run_among(max, Task::new(leg).run(Some(call), leg_headers))
+                repairs.run_among(max, Task::new(leg).booked().run(Some(call), leg_headers))
             }
             Progress::Pushes(until) if Instant::now() < until => {
-                let leg = Arc::clone(leg);
+                let task = Task::new(leg);
                 repairs.run_among(max, async move {
-                    if !leg.still_runs(until).await {
-                        Task::new(&leg).run(None, leg_headers).await;
+                    if task.leg.still_runs(until).await {
+                        task.not_needed();
+                    } else {
+                        task.booked().run(None, leg_headers).await;
                     }
                 })
             }
             Progress::Failed | Progress::Pushes(_) => {
-                repairs.run_among(max, Task::new(leg).run(None, leg_headers))
+                repairs.run_among(max, Task::new(leg).booked().run(None, leg_headers))
             }
             Progress::Replied => return,
             Progress::AnotherReplied => return leg.count(leg.left()),
@@ -224,20 +226,32 @@ impl Drop for Repair {
     }
 }
 
-/// A repair that has begun, with what it books on both workers. If it is dropped before it has ended,
-/// its decode leg counts as left.
+/// A repair that is to run, with what it books on both workers. If it is dropped before it has ended, its
+/// decode leg counts as left.
 struct Task {
     leg: Arc<PrefillLeg>,
     /// The outcome for the metric; `None` if nothing waits any more.
     outcome: Option<&'static str>,
-    _bookings: [Booking; 2],
+    bookings: Option<[Booking; 2]>,
 }
 
 impl Task {
     fn new(leg: &Arc<PrefillLeg>) -> Self {
+        Self { leg: Arc::clone(leg), outcome: Some(leg.left()), bookings: None }
+    }
+
+    /// Books the work of a leg that is sent.
+    fn booked(mut self) -> Self {
+        let leg = &self.leg;
         let prefill = leg.worker.book(leg.rank, leg.uncached_tokens, leg.prompt_tokens);
         let decode = leg.decode.book(leg.decode_rank, 0, leg.prompt_tokens);
-        Self { leg: Arc::clone(leg), outcome: Some(leg.left()), _bookings: [prefill, decode] }
+        self.bookings = Some([prefill, decode]);
+        self
+    }
+
+    /// Ends the repair of a leg that nothing waits for.
+    fn not_needed(mut self) {
+        self.outcome = None;
     }
 
     /// Lets a call end, if one is under way, and sends the leg again until it ends well.

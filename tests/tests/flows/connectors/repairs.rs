@@ -254,3 +254,38 @@ async fn a_decode_engine_that_does_not_say_who_it_is_is_left_alone_after_some_fa
     assert!(trial.asked("d0").is_empty());
     trial.finish().await;
 }
+
+#[tokio::test]
+async fn a_repair_without_room_counts_its_leg_as_stranded() {
+    let spec = pd(KvConnector::NixlPush, 1, 1);
+    let mut trial =
+        Trial::start(Spec { limits: "{ in_flight_max: 1 }", model: "lease: 20s".into(), ..spec })
+            .await;
+    // Who they are is known, so that the faults strike legs.
+    let known_before = completion(&prompt(5, "known"));
+    assert_eq!(trial.post("ok", COMPLETIONS, &known_before).await.status, 200);
+    let asked = trial.asked("d0").len();
+    trial.fault("p0", FaultKind::Hang, Some(1));
+    trial.expect("cancelled");
+    leave(trial.cluster.http.post(COMPLETIONS, &completion(&prompt(30, "first"))), async {
+        eventually("decode has its leg", async || trial.asked("d0").len() > asked).await;
+    })
+    .await;
+    let cluster = &trial.cluster;
+    eventually("the request has ended", async || cluster.running.core().live.is_empty()).await;
+    // Its repair waits for the prefill leg, and takes the only place. Of the second pair, prefill has
+    // replied, and decode has not registered.
+    let before = cluster.engine("p0").state().totals.hand_offs_staged;
+    trial.fault("d0", FaultKind::SlowFirstByte { delay_ms: 3_600_000 }, Some(1));
+    trial.expect("cancelled");
+    let cluster = &trial.cluster;
+    leave(cluster.http.post(COMPLETIONS, &completion(&prompt(30, "second"))), async {
+        eventually("prefill has replied", async || {
+            let booked = cluster.metric("splitrail_worker_requests", &[("worker", "p0")]).await;
+            cluster.engine("p0").state().totals.hand_offs_staged > before && booked == 1.0
+        })
+        .await;
+    })
+    .await;
+    eventually("it is counted", async || repairs(cluster, "stranded").await == 1.0).await;
+}
