@@ -16,12 +16,24 @@ use super::worker::Worker;
 use splitrail_policy::{Leg, Source, loads, nanoseconds};
 pub use splitrail_workload::fetches::{FetchBooking, FetchBounds, PeerFetches, Prefix};
 
+/// From this used share of its KV cache on, a worker takes no KV from other workers. vLLM 0.32 preempts
+/// requests when its cache is full, and one that was to take KV waits for ever afterwards and keeps its
+/// blocks.
+const KV_USED_MAX: f64 = 0.9;
+
+/// Whether a worker has room for KV from other workers, by its last load report.
+pub fn has_room(worker: &Worker, now: Instant) -> bool {
+    let used = worker.load(now).and_then(|load| load.kv_used_ratio);
+    used.is_none_or(|used| used < KV_USED_MAX)
+}
+
 /// Whether a worker can take a prefix from another one now. Requests must be pinned to a rank, or
 /// there must be only one: the steps of a fetch meet in one rank's cache.
 pub fn can_take(worker: &Worker, bounds: FetchBounds, block_size: u32, now: Instant) -> bool {
     has_block_size(worker, block_size)
         && !worker.ranks.are_chosen_by_the_engine()
         && worker.fetches.may_take(bounds, now)
+        && has_room(worker, now)
 }
 
 /// Whether a prefill leg on the worker may take a prefix by itself: its engine has shown that it has
@@ -31,6 +43,7 @@ pub fn takes_prefixes(worker: &Worker, now: Instant) -> bool {
     worker.takes_part_in_kv_routing()
         && worker.read_back.pins() == Some(true)
         && worker.read_back.may_read(now)
+        && has_room(worker, now)
 }
 
 /// The engine's block size is not known to be another one.

@@ -21,6 +21,7 @@ pub use splitrail_workload::pins::ReadablePin;
 use splitrail_workload::pins::{Bounds, Store};
 
 use crate::Worker;
+use crate::peer_fetch::has_room;
 use crate::state::WorkerState;
 
 mod reading;
@@ -81,7 +82,8 @@ pub(crate) struct Offers<'a> {
 impl Offers<'_> {
     /// What this worker can read. A worker does not read from itself, so that it may be another pin.
     pub(crate) fn to(&self, now: Instant, reader: &Worker) -> Option<ReadablePin> {
-        if !reader.takes_part_in_kv_routing() || !reader.read_back.may_read(now) {
+        let can_read = reader.read_back.may_read(now) && has_room(reader, now);
+        if !reader.takes_part_in_kv_routing() || !can_read {
             return None;
         }
         let is_possible =
@@ -133,7 +135,8 @@ impl ReadBack {
     /// What a prefill leg on `reader` can read of a prompt, given as the hashes of its leading blocks
     /// without the last token.
     pub fn find(&self, now: Instant, prompt: &[BlockHash], reader: &Worker) -> Option<ReadablePin> {
-        if prompt.is_empty() || self.is_distrusted() || !reader.read_back.may_read(now) {
+        let can_read = reader.read_back.may_read(now) && has_room(reader, now);
+        if prompt.is_empty() || self.is_distrusted() || !can_read {
             return None;
         }
         let may_read = |holder, kept: &Kept| {

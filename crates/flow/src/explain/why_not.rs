@@ -7,7 +7,7 @@ use serde::Serialize;
 use splitrail_api::Endpoint;
 use splitrail_api::request::Options;
 use splitrail_config::model::PeerFetch;
-use splitrail_fleet::peer_fetch::FetchBounds;
+use splitrail_fleet::peer_fetch::{FetchBounds, has_room};
 use splitrail_fleet::{Roster, Served, Worker};
 use splitrail_policy::{Candidate, FetchPlan, Leg, Source};
 
@@ -41,6 +41,8 @@ pub enum WhyNot {
     FlagUnknown,
     /// The engine has shown that it has no `bidirectional_kv_xfer`.
     FlagAbsent,
+    /// So much of the worker's KV cache is in use that its engine might preempt the leg.
+    CacheFull,
     /// The worker, or the other one, has failed in it lately.
     Cooldown,
     /// As many fetches as there may be are running on the worker, or on the other one.
@@ -99,7 +101,9 @@ impl Chosen<'_> {
             let fetches = &worker.fetches;
             let is_full = fetches.taking() >= bounds.max_per_worker;
             let is_allowed = fetches.may_take(bounds, self.now);
-            return Some(if is_full {
+            return Some(if !has_room(worker, self.now) {
+                WhyNot::CacheFull
+            } else if is_full {
                 WhyNot::Full
             } else if !is_allowed {
                 WhyNot::Cooldown
@@ -242,6 +246,9 @@ impl Chosen<'_> {
     fn reader(&self) -> Option<WhyNot> {
         if !self.worker.takes_part_in_kv_routing() {
             return Some(WhyNot::NotBelieved);
+        }
+        if !has_room(self.worker, self.now) {
+            return Some(WhyNot::CacheFull);
         }
         (!self.worker.read_back.may_read(self.now)).then_some(WhyNot::Cooldown)
     }

@@ -332,6 +332,10 @@ impl Core {
         if self.gate(&request, hit_tokens + stored_tokens, config) {
             return true;
         }
+        if self.would_wait_for_ever(&request, hit_tokens, config) {
+            self.fail(&mut request, refused("hand_off_refused", "is to be read into a full cache"));
+            return true;
+        }
         let prompt_blocks = request.prompt_tokens().div_ceil(config.block_size);
         let keep_free = self.reserved_blocks() + request.blocks_at_most() - prompt_blocks;
         if self.cache.admit(&mut request.sequence, keep_free).is_none() {
@@ -371,6 +375,19 @@ impl Core {
         request.send(Output::Started { cached_tokens: request.cached_tokens });
         self.running.push(request);
         true
+    }
+
+    /// Whether a leg that reads KV comes when nearly all blocks are in use. The real engine may preempt it
+    /// for another request, and then neither continues it nor frees its blocks.
+    fn would_wait_for_ever(
+        &self,
+        request: &Request,
+        hit_tokens: usize,
+        config: &SimConfig,
+    ) -> bool {
+        let reads = request.ask.reads.as_ref();
+        let wanted = reads.map_or(0, |read| read.wanted_tokens(hit_tokens, config));
+        wanted > 0 && self.cache.free_blocks() < self.cache.usable_blocks() / 20
     }
 
     /// Refuses a request whose cached share is below its threshold. KV that comes from a prefill

@@ -1,7 +1,9 @@
 //! A read that fails costs time and nothing else.
 
+use serde_json::json;
 use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::Spec;
+use splitrail_tests::client::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{COMPLETIONS, Trial};
 
@@ -157,5 +159,36 @@ async fn a_worker_is_not_free_of_work_while_it_is_read() {
         () = eventually("its holder is booked", async || booked().await == 1.0) => {}
     }
     eventually("it is free", async || booked().await == 0.0).await;
+    trial.finish().await;
+}
+
+/// vLLM may preempt a leg that reads when its cache is full, and then never continues it. The simulated
+/// engine refuses it.
+#[tokio::test]
+async fn nothing_is_read_into_a_cache_that_is_nearly_full() {
+    let engine = |name: &str, config: &mut SimConfig| {
+        config.bidirectional_ttl_ms = Some(480_000);
+        if name == "p0" {
+            config.kv_blocks = 401;
+        }
+    };
+    let mut trial = Trial::start(Spec { engine, ..reading(1, 1, "") }).await;
+    let next = history(&mut trial, 1).await;
+    // A hand-off that nobody takes holds 382 of 400 blocks.
+    let mut large = of_ids(&prompt_ids(382 * 16, 2), 1);
+    large["kv_transfer_params"] = json!({"do_remote_decode": true, "do_remote_prefill": false});
+    let prefill = trial.cluster.engine("p0").url();
+    let prefill = Client::new(prefill.strip_prefix("http://").unwrap().parse().unwrap());
+    assert_eq!(prefill.post(COMPLETIONS, &large).await.status, 200);
+    let headers = [("content-type", "application/json")];
+    let body = of_ids(&next, 12);
+    eventually("the router knows", async || {
+        let told = trial.cluster.admin.post_with("/admin/explain", &headers, body.to_string());
+        told.await.json()["explanation"]["prompts"][0]["no_read_back"] == "cache_full"
+    })
+    .await;
+    let reply = complete(&mut trial, &next, 12).await;
+    assert_eq!(ids_of(&reply), expected(&next).await);
+    assert_eq!((reads(&trial, "read").await, reads(&trial, "failed").await), (0.0, 0.0));
     trial.finish().await;
 }
