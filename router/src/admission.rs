@@ -16,11 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use dashmap::DashMap;
 use http::HeaderMap;
 
+use splitrail_api::shares::{SHARE_OF_FREE, client_prefix};
 use splitrail_api::steering::ClientShare;
 use splitrail_config::model::FairBy;
-
-/// Number of places that a client of weight 1 may hold for each free place.
-pub const SHARE_OF_FREE: usize = 8;
 
 /// The free places. Only their number is stored, because no request waits for one.
 #[derive(Debug)]
@@ -76,14 +74,19 @@ impl Admission {
         peer: IpAddr,
         headers: &HeaderMap,
     ) -> Option<ClientShare> {
-        let number = match fair_by {
-            FairBy::None {} => return None,
-            FairBy::Address {} => self.hasher.hash_one(client_prefix(peer)),
+        match fair_by {
+            FairBy::None {} => None,
+            FairBy::Address {} => Some(self.of_address(peer)),
             FairBy::Header { name } => {
-                self.hasher.hash_one(headers.get(name).map(|value| value.as_bytes()))
+                let number = self.hasher.hash_one(headers.get(name).map(|value| value.as_bytes()));
+                Some(ClientShare { number, weight: 1.0 })
             }
-        };
-        Some(ClientShare { number, weight: 1.0 })
+        }
+    }
+
+    /// The client that an address stands for.
+    pub fn of_address(&self, peer: IpAddr) -> ClientShare {
+        ClientShare { number: self.hasher.hash_one(client_prefix(peer)), weight: 1.0 }
     }
 
     /// Whether a client may take a place while `free` places are free.
@@ -128,15 +131,6 @@ impl Admission {
 fn most(client: ClientShare, free: usize) -> usize {
     let most = free as f64 * SHARE_OF_FREE as f64 * client.weight;
     (most as usize).max(free.min(1))
-}
-
-/// The address that stands for a client: for IPv6 the /64 prefix, because one site has 2^64
-/// addresses.
-pub fn client_prefix(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
-        v4 => v4,
-    }
 }
 
 /// Places of one request. Dropping this value removes them from the client's share.

@@ -1,6 +1,5 @@
 //! The listeners for clients: read requests within bounds and write replies.
 
-mod addresses;
 pub mod certificate;
 mod checked_socket;
 mod client_stream;

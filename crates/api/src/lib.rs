@@ -13,6 +13,7 @@ pub mod request;
 mod responses;
 pub mod sampling;
 pub mod sanitise;
+pub mod shares;
 pub mod steering;
 pub mod text;
 pub mod unread;

@@ -40,7 +40,7 @@ use tokens::Tokens;
 
 use super::Fleet;
 use crate::Cluster;
-use connection::Peer;
+use connection::{Acceptor, Peer};
 use context::AttachContext;
 use credentials::Allowed;
 use inbound::Inbound;
@@ -48,13 +48,15 @@ use receive::receive;
 use registry::SessionRegistry;
 use splitrail_api::text::random_id;
 use splitrail_config::model::{ClientWorkers, Events, NatsEvents};
+use splitrail_telemetry::LogThrottle;
 use tls::Certificates;
 
 /// Maximum size of a shim's message in bytes; a message carries some thousands of blocks.
 const MESSAGE_MAX_BYTES: usize = 1 << 20;
 /// Maximum number of streams of one connection: a shim needs one, and a second one to replace it.
 const STREAMS_MAX: u32 = 4;
-/// Connections beside those of attached shims: connections that are being opened or closed.
+/// Connections beside those of attached shims: connections that are being opened or closed. Also an
+/// eighth of `fleet.attach_max`, so that all shims may come from one address.
 const CONNECTIONS_BESIDE: usize = 64;
 /// Answers that wait for a shim to read them.
 const ANSWERS_MAX: usize = 8;
@@ -95,6 +97,7 @@ impl FleetListener {
             cluster,
             fleet,
             config,
+            refused: LogThrottle::default(),
         });
         let mut serving = JoinSet::new();
         if let Events::Nats(events) = events {
@@ -153,8 +156,14 @@ fn serve(
     let tls = config.tls.as_ref();
     let tls = tls.map(|files| Certificates::open(files, expires(), Instant::now()));
     let tokens = Tokens::open(config, Instant::now()).map_err(io::Error::other)?;
-    let incoming =
-        connection::incoming(listener, config.attach_max + CONNECTIONS_BESIDE, tls.transpose()?);
+    let acceptor = Acceptor {
+        listener,
+        context: Arc::clone(&context),
+        tls: tls.transpose()?,
+        shares: Arc::default(),
+        connections_max: config.attach_max + config.attach_max / 8 + CONNECTIONS_BESIDE,
+    };
+    let incoming = acceptor.incoming();
     let until = context.stop.clone().cancelled_owned();
     let service = Service { context, tokens, tasks };
     let service = FleetServiceServer::new(service).max_decoding_message_size(MESSAGE_MAX_BYTES);
@@ -196,7 +205,7 @@ impl FleetService for Service {
         let mut allowed = Allowed::default();
         if let Some(tokens) = &self.tokens {
             let given = request.metadata().get("authorization").map(|value| value.as_bytes());
-            let Some(workers) = tokens.accept(given, Instant::now()) else {
+            let Some(workers) = tokens.accept(given, Instant::now()).await else {
                 self.context.count(Code::Unauthenticated);
                 return Err(Status::unauthenticated("`authorization: Bearer TOKEN` is needed"));
             };
@@ -208,22 +217,13 @@ impl FleetService for Service {
         if by_names {
             allowed.bind_to_certificate(peer.and_then(Peer::certificate));
         }
-        if let Some(peer) = peer {
-            peer.mark_authenticated();
-        }
+        let peer = peer.cloned().unwrap_or_default();
         let (outbound, answers) = mpsc::channel(ANSWERS_MAX);
         let mut tasks = lock(&self.tasks);
+        // Bounded by the connections and their streams, and by the sessions.
         while tasks.try_join_next().is_some() {}
-        if tasks.len() >= 2 * self.context.config.attach_max + CONNECTIONS_BESIDE {
-            self.context.count(Code::ResourceExhausted);
-            return Err(Status::resource_exhausted("`fleet.attach_max` shims are attached"));
-        }
-        tasks.spawn(receive(
-            Arc::clone(&self.context),
-            Inbound::Stream(Box::new(request.into_inner())),
-            outbound,
-            allowed,
-        ));
+        let inbound = Inbound::of_stream(request.into_inner(), peer);
+        tasks.spawn(receive(Arc::clone(&self.context), inbound, outbound, allowed));
         drop(tasks);
         let answers = futures_util::stream::unfold(answers, async |mut answers| {
             let answer = answers.recv().await?;

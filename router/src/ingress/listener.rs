@@ -10,11 +10,11 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::addresses::Addresses;
 use super::connection::{self, Bounds, Common};
 use super::connection_service::Routes;
 use super::tls_listener::TlsListener;
 use crate::core::Core;
+use splitrail_api::shares::AddressShares;
 use splitrail_config::model::Limits;
 use splitrail_telemetry::LogThrottle;
 use splitrail_telemetry::metrics::Scope;
@@ -116,7 +116,7 @@ struct Open {
     core: Arc<Core>,
     common: Common,
     connections: JoinSet<()>,
-    addresses: Addresses,
+    addresses: Arc<AddressShares>,
     /// The gauge of open connections.
     count: IntGauge,
 }
@@ -128,7 +128,7 @@ impl Open {
         let cut = core.metrics.connections_cut.clone();
         let count = core.metrics.connections.with_label_values(&[name]);
         let common = Common { routes, tls, listener: name, cut, stop };
-        let (connections, addresses) = (JoinSet::new(), Addresses::default());
+        let (connections, addresses) = (JoinSet::new(), Arc::default());
         Self { core, common, connections, addresses, count }
     }
 
@@ -139,24 +139,23 @@ impl Open {
             let Limits { connections_max, connections_per_address_max, .. } = *limits;
             (Bounds::from(limits), connections_max, connections_per_address_max)
         };
-        let free = max.saturating_sub(self.connections.len());
-        let has_share = self.addresses.has_room(peer.ip(), free, of_one_max);
-        if free == 0 || !has_share {
-            self.common.count(if free == 0 {
-                "connections_max"
-            } else {
-                "connections_per_address"
-            });
+        let of_one_max = if of_one_max == 0 { usize::MAX } else { of_one_max };
+        let is_full = self.connections.len() >= max;
+        let place = self.addresses.take(peer.ip(), max, of_one_max).filter(|_| !is_full);
+        let Some(place) = place else {
+            self.common.count(if is_full { "connections_max" } else { "connections_per_address" });
             if self.common.tls.is_none() {
                 // Whether the client reads it does not matter.
                 let _unheard = socket.try_write(OVER_LIMIT_REPLY);
             }
             return;
-        }
+        };
         prompt_socket(&socket);
         let serving = connection::serve(socket, peer, bounds, self.common.clone());
-        let task = self.connections.spawn(serving).id();
-        self.addresses.begins(task, peer.ip());
+        self.connections.spawn(async move {
+            let _place = place;
+            serving.await;
+        });
         self.count.set(self.connections.len() as i64);
     }
 
@@ -175,13 +174,10 @@ impl Open {
 
     /// Waits until a connection ends.
     async fn wait_for_end(&mut self) {
-        let task = match self.connections.join_next_with_id().await {
-            Some(Ok((task, ()))) => task,
-            Some(Err(panicked)) => panicked.id(),
+        if self.connections.join_next().await.is_none() {
             // There are no connections.
-            None => std::future::pending().await,
-        };
-        self.addresses.ends(task);
+            std::future::pending().await
+        }
         self.count.set(self.connections.len() as i64);
     }
 }

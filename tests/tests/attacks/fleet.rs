@@ -1,14 +1,19 @@
 //! Shims and brokers: who may speak for which worker, and what hostile events cost.
 
-use std::net::TcpListener;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde_json::json;
 use splitrail_proto::v1;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::raw::connect_from;
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::shim::{Shim, hello, run};
+use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
@@ -142,6 +147,78 @@ async fn a_token_speaks_only_for_the_workers_that_it_is_for() {
     }
     say_hello(prefill, "w0", &written_down).await.ok().unwrap();
     drop(kept);
+}
+
+/// The host that takes as many places as it gets.
+const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const ATTACH_CALLS: &str = "splitrail_attach_calls_total";
+
+/// A shim of another host attaches, and its worker is told apart by its name.
+async fn another_host_attaches(fleet: &Site, id: &str) -> Shim {
+    let own = engine().await;
+    let attached =
+        tokio::time::timeout(Duration::from_secs(30), attach(fleet, None, hello(id, &own.url())));
+    attached.await.expect("a place is free for another host").ok().unwrap()
+}
+
+#[tokio::test]
+async fn silent_connections_of_one_host_leave_places_for_the_shims_of_others() {
+    let fleet = Site::start(
+        "fleet: { attach_max: 8 }",
+        "    discovery: [{ kind: shim }]",
+        tempfile::tempdir().unwrap(),
+    )
+    .await;
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(connect_from(GREEDY, fleet.door).await);
+    }
+    let _attached = another_host_attaches(&fleet, "s0").await;
+    // The router greets each with its settings.
+    let open = |socket: &TcpStream| match socket.try_read(&mut [0; 1024]) {
+        Ok(bytes) => bytes > 0,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    };
+    assert!(open(&silent[0]), "the shim has not waited for the end of the silent connections");
+    let refused = fleet.metric(ATTACH_CALLS, &[("result", "resource_exhausted")]).await;
+    assert!((35.0..50.0).contains(&refused), "{refused}");
+    // They are closed in the end.
+    for socket in &silent {
+        eventually("it is closed", async || !open(socket)).await;
+    }
+}
+
+#[tokio::test]
+async fn connections_whose_hello_is_refused_are_closed_and_leave_places_for_others() {
+    let fleet = Site::start(
+        "fleet: { attach_max: 8 }",
+        "    discovery: [{ kind: shim }]",
+        tempfile::tempdir().unwrap(),
+    )
+    .await;
+    let greedy = || {
+        let endpoint = Endpoint::from_shared(format!("http://{}", fleet.door)).unwrap();
+        endpoint.local_address(Some(GREEDY.into()))
+    };
+    let unknown = v1::Hello { model: "none".into(), ..hello("s1", "http://127.0.0.1:9") };
+    let held = join_all((0..72).map(async |_| {
+        let channel = greedy().connect().await.ok()?;
+        let refused = Shim::attach_over(channel.clone(), None, unknown.clone()).await.err()?;
+        (refused.code() == Code::NotFound).then_some(channel)
+    }));
+    let held: Vec<_> = held.await.into_iter().flatten().collect();
+    assert!(held.len() >= 60, "{}", held.len());
+    let mut attached = another_host_attaches(&fleet, "s0").await;
+    eventually("the places of the refused are free again", async || {
+        let Ok(channel) = greedy().connect().await else { return false };
+        let refused = Shim::attach_over(channel, None, unknown.clone()).await.err();
+        refused.is_some_and(|status| status.code() == Code::NotFound)
+    })
+    .await;
+    drop(held);
+    // An attached shim's connection stays.
+    attached.snapshot("s0-mirror", 3, vec![run(None, 1..=3)]).await;
+    attached.acked(3).await;
 }
 
 /// Ports in a row, each with the number of connections that came to it.

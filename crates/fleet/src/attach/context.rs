@@ -9,6 +9,7 @@ use super::registry::SessionRegistry;
 use crate::Cluster;
 use crate::Fleet;
 use splitrail_config::model::FleetConfig;
+use splitrail_telemetry::LogThrottle;
 
 /// The state that all sessions share.
 pub(super) struct AttachContext {
@@ -18,6 +19,8 @@ pub(super) struct AttachContext {
     pub(super) router_id: String,
     pub(super) registry: Arc<SessionRegistry>,
     pub(super) stop: CancellationToken,
+    /// Limits the log lines about refused streams.
+    pub(super) refused: LogThrottle,
 }
 
 impl AttachContext {

@@ -5,13 +5,23 @@ use splitrail_proto::v1::attach_request::Message;
 use tokio::sync::{mpsc, watch};
 use tonic::{Status, Streaming};
 
+use super::connection::{OpenStream, Peer};
+
 /// The source of a shim's messages.
 #[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "only the event plane makes these"))]
 pub(super) enum Inbound {
     /// The shim's own stream.
-    Stream(Box<Streaming<v1::AttachRequest>>),
+    Stream(Box<OwnStream>),
     /// The event plane.
     Plane(Relayed),
+}
+
+/// A shim's own stream, and the connection that carries it.
+pub(super) struct OwnStream {
+    messages: Streaming<v1::AttachRequest>,
+    peer: Peer,
+    /// Set once the hello was accepted.
+    open: Option<OpenStream>,
 }
 
 /// Messages that a relay took from the event plane.
@@ -33,11 +43,23 @@ pub(super) enum Received {
 }
 
 impl Inbound {
+    /// The messages of a stream whose hello has not been read.
+    pub(super) fn of_stream(messages: Streaming<v1::AttachRequest>, peer: Peer) -> Self {
+        Self::Stream(Box::new(OwnStream { messages, peer, open: None }))
+    }
+
+    /// Notes that the hello was accepted: a stream's connection then stays open until its end.
+    pub(super) fn accept(&mut self) {
+        if let Self::Stream(stream) = self {
+            stream.open = Some(stream.peer.open_stream());
+        }
+    }
+
     /// The next item; `None` at the end of the input. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<Received>, Status> {
         match self {
             Self::Stream(stream) => {
-                let request = stream.message().await?;
+                let request = stream.messages.message().await?;
                 Ok(request.map(|request| Received::Message(request.message.map(Box::new))))
             }
             Self::Plane(relayed) => Ok(relayed.received.recv().await),

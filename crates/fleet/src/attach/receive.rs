@@ -27,6 +27,7 @@ pub(super) async fn receive(
     };
     let refused = match checked {
         Ok(hello) => {
+            inbound.accept();
             match context.registry.register(Box::new(PendingStream { hello, inbound, outbound })) {
                 Registration::Passed => return,
                 Registration::Own(guard, stream) => {
@@ -39,6 +40,8 @@ pub(super) async fn receive(
     };
     let (status, outbound) = refused;
     context.count(status.code());
-    tracing::warn!(%status, "a shim is refused");
+    if context.refused.may_log() {
+        tracing::warn!(%status, "a shim is refused");
+    }
     let _gone = outbound.try_send(Err(status));
 }

@@ -11,6 +11,7 @@ use splitrail_config::model::{ClientCertificates, FleetTls};
 use splitrail_config::tls::{Protocols, ReloadedTls, ServerTerms};
 
 /// The TLS configuration of the fleet listener, kept up to date with the configured files.
+#[derive(Clone)]
 pub(super) struct Certificates {
     tls: Arc<ReloadedTls>,
     /// The time at which the certificate expires.
@@ -33,17 +34,20 @@ impl Certificates {
         Ok(Self { tls: Arc::new(tls), expires })
     }
 
-    /// The TLS configuration for a connection that begins now.
-    pub(super) fn current(&self, now: Instant) -> Arc<ServerConfig> {
-        match self.tls.due(now).map(|due| due.read()) {
-            Some(Ok(true)) => {
+    /// The TLS configuration for a connection that begins now. If the files are to be read again,
+    /// waits for that; other connections do not.
+    pub(super) async fn current(&self, now: Instant) -> Arc<ServerConfig> {
+        let Some(due) = self.tls.due(now) else { return self.tls.config() };
+        match tokio::task::spawn_blocking(|| due.read()).await {
+            Ok(Ok(true)) => {
                 self.expires.set(self.tls.expires_unix_s().unwrap_or_default());
                 tracing::info!("fleet.tls: the files have changed and are in use from now on");
             }
-            Some(Err(error)) => {
+            Ok(Err(error)) => {
                 tracing::error!("fleet.tls.{error}: the previous certificate stays in use");
             }
-            Some(Ok(false)) | None => {}
+            // The reader has ended with the runtime, or panicked, which is logged.
+            Ok(Ok(false)) | Err(_) => {}
         }
         self.tls.config()
     }

@@ -1,6 +1,6 @@
 //! The tokens by which shims authenticate.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::credentials::Workers;
@@ -12,7 +12,7 @@ const READ_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// The accepted tokens: those in the configured files, one on each line.
 pub(super) struct Tokens {
-    sources: Vec<Source>,
+    sources: Arc<[Source]>,
     read_at: Mutex<Instant>,
 }
 
@@ -23,6 +23,18 @@ struct Source {
     secret: Secret,
     workers: Workers,
     known: Mutex<Vec<String>>,
+}
+
+impl Source {
+    fn read_again(&self) {
+        match self.secret.resolve_lines() {
+            Ok(tokens) => *self.known.lock().unwrap_or_else(PoisonError::into_inner) = tokens,
+            // The file may be in the middle of being replaced.
+            Err(error) => {
+                tracing::error!(%error, "{}: the previous tokens stay in use", self.key);
+            }
+        }
+    }
 }
 
 impl Tokens {
@@ -46,21 +58,22 @@ impl Tokens {
             })
             .collect();
         let sources = sources?;
-        Ok((!sources.is_empty()).then(|| Self { sources, read_at: Mutex::new(now) }))
+        Ok((!sources.is_empty())
+            .then(|| Self { sources: sources.into(), read_at: Mutex::new(now) }))
     }
 
     /// The workers that the token in an `authorization` header is for; `None` if the token is not
     /// accepted. The duration depends on the length of a token, not on its content.
-    pub(super) fn accept(
+    pub(super) async fn accept(
         &self,
         authorization: Option<&[u8]>,
         now: Instant,
     ) -> Option<Vec<Workers>> {
         const SCHEME: &[u8] = b"bearer ";
-        self.read_again(now);
+        self.read_again(now).await;
         let (scheme, given) = authorization.and_then(|value| value.split_at_checked(7))?;
         let mut accepted = Vec::new();
-        for source in &self.sources {
+        for source in &*self.sources {
             let mut is_one = false;
             for token in source.known.lock().unwrap_or_else(PoisonError::into_inner).iter() {
                 is_one |= is_same(given, token.as_bytes());
@@ -72,24 +85,21 @@ impl Tokens {
         (!accepted.is_empty() && scheme.eq_ignore_ascii_case(SCHEME)).then_some(accepted)
     }
 
-    /// Reads the files again, at most once per `READ_INTERVAL_MIN`.
-    fn read_again(&self, now: Instant) {
-        let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.saturating_duration_since(*read_at) < READ_INTERVAL_MIN {
-            return;
-        }
-        *read_at = now;
-        for source in &self.sources {
-            match source.secret.resolve_lines() {
-                Ok(tokens) => {
-                    *source.known.lock().unwrap_or_else(PoisonError::into_inner) = tokens;
-                }
-                // The file may be in the middle of being replaced.
-                Err(error) => {
-                    tracing::error!(%error, "{}: the previous tokens stay in use", source.key);
-                }
+    /// Reads the files again, at most once per `READ_INTERVAL_MIN`. Other calls do not wait for
+    /// that.
+    async fn read_again(&self, now: Instant) {
+        {
+            let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
+            if now.saturating_duration_since(*read_at) < READ_INTERVAL_MIN {
+                return;
             }
+            *read_at = now;
         }
+        let sources = Arc::clone(&self.sources);
+        let reading =
+            tokio::task::spawn_blocking(move || sources.iter().for_each(Source::read_again));
+        // The reader has ended with the runtime, or panicked, which is logged.
+        let _ended = reading.await;
     }
 }
 
@@ -99,8 +109,8 @@ mod tests {
     use super::*;
     use splitrail_config::model::FleetToken;
 
-    #[test]
-    fn each_line_of_the_token_file_is_accepted_and_a_new_file_replaces_all() {
+    #[tokio::test]
+    async fn each_line_of_the_token_file_is_accepted_and_a_new_file_replaces_all() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens");
         std::fs::write(&path, "one-token\n\n  two-token \n").unwrap();
@@ -108,32 +118,32 @@ mod tests {
         let token = Some(Secret::File { path: path.clone() });
         let config = FleetConfig { token, ..FleetConfig::default() };
         let tokens = Tokens::open(&config, start).unwrap().unwrap();
-        let accepts = |token: &str, now| {
-            tokens.accept(Some(format!("Bearer {token}").as_bytes()), now).is_some()
+        let accepts = async |token: &str, now| {
+            tokens.accept(Some(format!("Bearer {token}").as_bytes()), now).await.is_some()
         };
-        assert!(accepts("one-token", start) && accepts("two-token", start));
+        assert!(accepts("one-token", start).await && accepts("two-token", start).await);
         for other in ["", "one-toke", "one-tokenX", "one-tokem", "one-token two-token"] {
-            assert!(!accepts(other, start), "{other}");
+            assert!(!accepts(other, start).await, "{other}");
         }
-        assert!(tokens.accept(None, start).is_none());
-        assert!(tokens.accept(Some(b"one-token"), start).is_none());
-        assert!(tokens.accept(Some(b"Basic  one-token"), start).is_none());
+        assert!(tokens.accept(None, start).await.is_none());
+        assert!(tokens.accept(Some(b"one-token"), start).await.is_none());
+        assert!(tokens.accept(Some(b"Basic  one-token"), start).await.is_none());
 
         std::fs::write(&path, "two-token\nthree-token").unwrap();
-        assert!(accepts("one-token", start), "the file is not read again so soon");
+        assert!(accepts("one-token", start).await, "the file is not read again so soon");
         let later = start + READ_INTERVAL_MIN;
-        assert!(!accepts("one-token", later));
-        assert!(accepts("two-token", later) && accepts("three-token", later));
+        assert!(!accepts("one-token", later).await);
+        assert!(accepts("two-token", later).await && accepts("three-token", later).await);
 
         std::fs::remove_file(&path).unwrap();
         assert!(
-            accepts("three-token", later + READ_INTERVAL_MIN),
+            accepts("three-token", later + READ_INTERVAL_MIN).await,
             "the previous tokens stay until there are others"
         );
     }
 
-    #[test]
-    fn a_token_is_for_the_workers_of_every_entry_that_holds_it() {
+    #[tokio::test]
+    async fn a_token_is_for_the_workers_of_every_entry_that_holds_it() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = folder.path().join(name);
@@ -148,9 +158,9 @@ mod tests {
         let now = Instant::now();
         let tokens = Tokens::open(&config, now).unwrap().unwrap();
         let of = |text: &str| Workers::Listed([text.to_owned()].into());
-        assert_eq!(tokens.accept(Some(b"Bearer one"), now), Some(vec![of("p*")]));
-        assert_eq!(tokens.accept(Some(b"Bearer both"), now), Some(vec![of("p*"), of("d*")]));
-        assert_eq!(tokens.accept(Some(b"Bearer three"), now), None);
+        assert_eq!(tokens.accept(Some(b"Bearer one"), now).await, Some(vec![of("p*")]));
+        assert_eq!(tokens.accept(Some(b"Bearer both"), now).await, Some(vec![of("p*"), of("d*")]));
+        assert_eq!(tokens.accept(Some(b"Bearer three"), now).await, None);
         assert!(Tokens::open(&FleetConfig::default(), now).unwrap().is_none());
     }
 }

@@ -23,8 +23,9 @@ use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::head::Deadline;
-use super::places::{CallPlace, CallPlaces};
+use super::places::CallPlaces;
 use crate::core::Core;
+use splitrail_api::shares::AddressPlace;
 
 /// The service `grpc.health.v1`, consistent with `/ready`.
 pub(super) struct Readiness {
@@ -127,7 +128,7 @@ struct OpenWatch {
     last: Option<ServingStatus>,
     deadline: Option<Deadline>,
     is_over: bool,
-    _place: CallPlace,
+    _place: AddressPlace,
 }
 
 impl OpenWatch {

@@ -17,9 +17,10 @@ use super::super::certificate::ClientCertificate;
 use super::super::identify::identify;
 use super::super::request_body::BoundedBody;
 use super::head::{self, Deadline};
-use super::places::{CallPlace, CallPlaces};
+use super::places::CallPlaces;
 use crate::core::Core;
 use splitrail_api::error::Error;
+use splitrail_api::shares::AddressPlace;
 
 /// The state of the check.
 #[derive(Clone)]
@@ -64,7 +65,7 @@ pub(super) async fn guarded(
 }
 
 /// The place of a reflection call, which needs a credential like other calls.
-fn reflecting(guard: &Guard, peer: SocketAddr, request: &Request) -> Result<CallPlace, Status> {
+fn reflecting(guard: &Guard, peer: SocketAddr, request: &Request) -> Result<AddressPlace, Status> {
     let certificate = request.extensions().get::<Arc<ClientCertificate>>();
     let certificate = certificate.map(|certificate| &**certificate);
     identify(&guard.core, "grpc", peer.ip(), request.headers(), certificate)
@@ -75,7 +76,7 @@ fn reflecting(guard: &Guard, peer: SocketAddr, request: &Request) -> Result<Call
 /// The body of a call, with the call's place.
 struct CallBody {
     body: BoundedBody<Body>,
-    _place: Option<CallPlace>,
+    _place: Option<AddressPlace>,
 }
 
 impl HttpBody for CallBody {
