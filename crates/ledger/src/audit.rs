@@ -12,9 +12,11 @@ use splitrail_config::model::AuditConfig;
 use splitrail_telemetry::Metrics;
 use splitrail_telemetry::clock::unix_ms;
 
-/// Maximum number of lines about refused credentials in a second. The next line says how many were
-/// left out.
+/// Maximum number of lines in a second about requests without a role that were refused. The next
+/// line says how many were left out.
 const REFUSALS_PER_SECOND: u32 = 10;
+/// Maximum number of characters of a path.
+const PATH_MAX_CHARS: usize = 256;
 
 /// Writes the audit file, if one is configured.
 pub struct Audit {
@@ -22,7 +24,7 @@ pub struct Audit {
     refusals: Mutex<Refusals>,
 }
 
-/// The lines about refused credentials in the current second.
+/// The lines about refused requests in the current second.
 #[derive(Default)]
 struct Refusals {
     second: u64,
@@ -56,6 +58,14 @@ struct Line<'a, T> {
     event: &'a str,
     #[serde(flatten)]
     facts: T,
+}
+
+#[derive(Serialize)]
+struct RefusedChange<'a> {
+    #[serde(flatten)]
+    change: Change<'a>,
+    #[serde(skip_serializing_if = "is_zero")]
+    left_out: u64,
 }
 
 #[derive(Serialize)]
@@ -93,9 +103,16 @@ impl Audit {
         self.lines.take_writer()
     }
 
-    /// Records a request to change something.
-    pub fn change(&self, change: Change<'_>) {
-        self.write("change", change);
+    /// Records a request to change something. Of refused ones without a role, only some are
+    /// recorded.
+    pub fn change(&self, mut change: Change<'_>) {
+        let end = change.path.char_indices().nth(PATH_MAX_CHARS).map(|(end, _)| end);
+        change.path = &change.path[..end.unwrap_or(change.path.len())];
+        if change.role.is_some() || !matches!(change.status, 401 | 403) {
+            self.write("change", change);
+        } else if let Some(left_out) = self.may_write_refusal() {
+            self.write("change", RefusedChange { change, left_out });
+        }
     }
 
     /// Records a reload of the configuration: `changed`, `unchanged` or `refused`.
@@ -105,24 +122,27 @@ impl Audit {
 
     /// Records a refused credential, unless there were many in this second.
     pub fn refused(&self, listener: &'static str, address: IpAddr, reason: &'static str) {
-        if !self.lines.is_open() {
-            return;
-        }
-        let left_out = {
-            let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-            let second = unix_ms() / 1000;
-            if refusals.second != second {
-                (refusals.second, refusals.written) = (second, 0);
-            }
-            if refusals.written >= REFUSALS_PER_SECOND {
-                refusals.left_out += 1;
-                return;
-            }
-            refusals.written += 1;
-            std::mem::take(&mut refusals.left_out)
-        };
+        let Some(left_out) = self.may_write_refusal() else { return };
         let address = address.to_canonical();
         self.write("refused_credential", RefusedCredential { listener, address, reason, left_out });
+    }
+
+    /// Counts a refusal. If it may be written, the number of those that were left out before it.
+    fn may_write_refusal(&self) -> Option<u64> {
+        if !self.lines.is_open() {
+            return None;
+        }
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let second = unix_ms() / 1000;
+        if refusals.second != second {
+            (refusals.second, refusals.written) = (second, 0);
+        }
+        if refusals.written >= REFUSALS_PER_SECOND {
+            refusals.left_out += 1;
+            return None;
+        }
+        refusals.written += 1;
+        Some(std::mem::take(&mut refusals.left_out))
     }
 
     fn write(&self, event: &str, facts: impl Serialize) {
