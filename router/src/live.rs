@@ -3,16 +3,18 @@
 //! One task samples for all subscribers, who share the bytes of the latest snapshot. A subscriber
 //! that reads slowly misses snapshots; none are kept for it.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use serde_json::Value;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::core::Core;
+use splitrail_api::shares::{AddressPlace, AddressShares};
 
 mod decisions;
 mod history;
@@ -35,7 +37,7 @@ pub const SUBSCRIBERS_MAX: usize = 64;
 pub struct Live {
     /// The latest snapshot as a server-sent event; empty while there are no subscribers.
     latest: watch::Sender<Bytes>,
-    places: Arc<Semaphore>,
+    places: Arc<AddressShares>,
     /// Notified when a subscriber finds no snapshot.
     wanted: Notify,
     /// Cancelled at the end of a drain.
@@ -48,7 +50,7 @@ impl Default for Live {
     fn default() -> Self {
         Self {
             latest: watch::Sender::new(Bytes::new()),
-            places: Arc::new(Semaphore::new(SUBSCRIBERS_MAX)),
+            places: Arc::default(),
             wanted: Notify::new(),
             ended: CancellationToken::new(),
             history: Mutex::default(),
@@ -59,8 +61,11 @@ impl Default for Live {
 /// Why nobody can subscribe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotSubscribed {
-    /// There are [`SUBSCRIBERS_MAX`] subscribers.
-    #[error("{SUBSCRIBERS_MAX} subscribers watch this router already; close one of them")]
+    /// There are [`SUBSCRIBERS_MAX`] subscribers, or too many of the address.
+    #[error(
+        "{SUBSCRIBERS_MAX} subscribers may watch this router, and those of one address leave places \
+         for others; close one of them"
+    )]
     Full,
     /// The router has drained.
     #[error("the router has drained")]
@@ -76,16 +81,16 @@ impl Live {
         (live, task)
     }
 
-    /// Subscribes to the snapshots.
+    /// Subscribes a client of this address to the snapshots.
     ///
     /// # Errors
     /// There are too many subscribers, or the router has drained.
-    pub fn subscribe(&self) -> Result<Subscriber, NotSubscribed> {
+    pub fn subscribe(&self, address: IpAddr) -> Result<Subscriber, NotSubscribed> {
         if self.ended.is_cancelled() {
             return Err(NotSubscribed::Ended);
         }
-        let place = Arc::clone(&self.places).try_acquire_owned();
-        let place = place.map_err(|_| NotSubscribed::Full)?;
+        let place = self.places.take(address, SUBSCRIBERS_MAX, usize::MAX);
+        let place = place.ok_or(NotSubscribed::Full)?;
         let mut snapshots = self.latest.subscribe();
         let is_empty = snapshots.borrow().is_empty();
         match is_empty {
@@ -113,7 +118,7 @@ pub struct Subscriber {
     ended: CancellationToken,
     /// When this subscriber may be sent the next snapshot.
     next_at: Instant,
-    _place: OwnedSemaphorePermit,
+    _place: AddressPlace,
 }
 
 impl Subscriber {
@@ -187,40 +192,45 @@ async fn sample(live: Arc<Live>, core: Arc<Core>) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::net::Ipv4Addr;
     use std::time::Duration;
 
     use super::*;
 
+    const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
     #[tokio::test]
     async fn a_subscriber_that_was_away_gets_the_latest_snapshot_and_no_other() {
         let live = Live::default();
-        let mut subscriber = live.subscribe().unwrap();
+        let mut subscriber = live.subscribe(ADDRESS).unwrap();
         for number in 0..10_000u32 {
             live.latest.send_replace(Bytes::from(number.to_string()));
         }
         assert_eq!(subscriber.next().await.unwrap(), "9999");
         live.latest.send_replace(Bytes::from_static(b"later"));
         assert_eq!(subscriber.next().await.unwrap(), "later");
-        let mut second = live.subscribe().unwrap();
+        let mut second = live.subscribe(ADDRESS).unwrap();
         assert_eq!(second.next().await.unwrap(), "later");
     }
 
     #[tokio::test]
     async fn places_are_bounded_and_come_back() {
         let live = Live::default();
-        let mut all: Vec<_> = (0..SUBSCRIBERS_MAX).map(|_| live.subscribe().unwrap()).collect();
-        assert_eq!(live.subscribe().err(), Some(NotSubscribed::Full));
+        let mut all: Vec<_> = std::iter::from_fn(|| live.subscribe(ADDRESS).ok()).collect();
+        assert_eq!(all.len(), SUBSCRIBERS_MAX * 8 / 9 + 1);
+        assert_eq!(live.subscribe(ADDRESS).err(), Some(NotSubscribed::Full));
+        drop(live.subscribe("10.0.0.1".parse().unwrap()).unwrap());
         all.pop();
-        drop(live.subscribe().unwrap());
+        drop(live.subscribe(ADDRESS).unwrap());
         drop(all);
         live.end();
-        assert_eq!(live.subscribe().err(), Some(NotSubscribed::Ended));
+        assert_eq!(live.subscribe(ADDRESS).err(), Some(NotSubscribed::Ended));
     }
 
     #[tokio::test]
     async fn a_subscriber_learns_of_the_end() {
         let live = Live::default();
-        let mut subscriber = live.subscribe().unwrap();
+        let mut subscriber = live.subscribe(ADDRESS).unwrap();
         live.end();
         assert_eq!(subscriber.next().await, None);
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::FromRef;
+use tokio::sync::Semaphore;
 
 use crate::core::Core;
 use crate::live::Live;
@@ -20,6 +21,9 @@ pub struct Admin {
     pub reload: Reload,
     /// The snapshots that operators watch.
     pub live: Arc<Live>,
+    /// The permit to copy a worker's blocks out of the index, which takes tens of megabytes and
+    /// locks the index.
+    pub index_copy: Arc<Semaphore>,
 }
 
 impl Admin {
@@ -30,6 +34,7 @@ impl Admin {
             fleet: Arc::clone(fleet),
             reload: reload.clone(),
             live: Arc::clone(live),
+            index_copy: Arc::new(Semaphore::new(1)),
         }
     }
 }

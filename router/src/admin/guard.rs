@@ -80,9 +80,6 @@ pub(super) async fn guard(
     response
 }
 
-/// The path of the live stream.
-const LIVE: &str = "/admin/live";
-
 /// Maximum number of characters of a request id in the audit file.
 const REQUEST_ID_MAX: usize = 128;
 
@@ -139,12 +136,12 @@ fn check<B>(
     }
     let site = request.headers().get(SEC_FETCH_SITE);
     if matches!(*request.method(), Method::GET | Method::HEAD) {
-        // A page of another site cannot read the stream, but could take the places of those who
-        // watch.
+        // A page of another site cannot read a reply, but could take the places of those who watch,
+        // and make the router do costly work.
         let is_of_this_site = site.is_none_or(|site| site == "same-origin" || site == "none");
-        return match is_of_this_site || request.uri().path() != LIVE {
+        return match is_of_this_site || is_public(request.uri().path()) {
             true => Ok(()),
-            false => Err("other web pages may not watch this router"),
+            false => Err("other web pages may not read from this router"),
         };
     }
     if role.is_none() && !peer.to_canonical().is_loopback() {
@@ -261,13 +258,16 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_sites_cannot_take_a_place_at_the_stream() {
-        let watched = |site: &'static str| {
-            let request = http::Request::builder().uri(LIVE).header(SEC_FETCH_SITE, site);
+    fn pages_of_other_sites_read_only_what_is_public() {
+        let reads = |site: &'static str, path: &str| {
+            let request = http::Request::builder().uri(path).header(SEC_FETCH_SITE, site);
             let ip = "127.0.0.1".parse().unwrap();
             check(ip, ip, None, &request.body(()).unwrap()).is_ok()
         };
-        assert!(watched("same-origin") && watched("none"));
-        assert!(!watched("cross-site") && !watched("same-site"));
+        for path in ["/admin/live", "/metrics", "/admin/workers/w/index"] {
+            assert!(reads("same-origin", path) && reads("none", path), "{path}");
+            assert!(!reads("cross-site", path) && !reads("same-site", path), "{path}");
+        }
+        assert!(reads("cross-site", "/health") && reads("cross-site", "/"));
     }
 }

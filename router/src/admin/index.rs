@@ -1,14 +1,18 @@
 //! The blocks that the index has of one worker, for comparison with the engine's own list.
 
+use std::sync::Arc;
+
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
+use http::StatusCode;
 use serde_json::{Map, Value, json};
 use splitrail_kv::{Frozen, Tier, WorkerKey};
 
 use super::context::Admin;
 use super::lookup::{Which, the_worker};
-use super::refusal::Result;
+use super::refusal::{Refusal, Result};
 use crate::ingress::reply::json_reply;
+use splitrail_fleet::Served;
 use splitrail_policy::mix;
 
 /// A worker's blocks for each rank: their number and a digest. The digest is the sum (modulo 2^64)
@@ -21,16 +25,34 @@ pub(super) async fn show(
 ) -> Result<Response> {
     let serving = admin.core.serving();
     let (served, known) = the_worker(&admin, &serving, &id, which.model.as_deref())?;
-    let worker = known.worker.index.0;
-    // Copied while the index is locked; the rest is done without the lock.
-    let ranks: Vec<(WorkerKey, [usize; Tier::COUNT], Frozen)> = {
+    let (worker, model) = (known.worker.index.0, served.name().to_owned());
+    let served = Arc::clone(served);
+    let permit = Arc::clone(&admin.index_copy).acquire_owned().await;
+    let ranks = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        ranks(&served, worker)
+    });
+    let ranks = ranks.await.map_err(|_| {
+        let message = "the index could not be read: a defect";
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    })?;
+    Ok(json_reply(json!({"model": model, "id": id, "ranks": ranks})))
+}
+
+/// What the index has of each rank. Each is copied while the index is locked; the rest is done
+/// without the lock.
+fn ranks(served: &Served, worker: u32) -> Vec<Value> {
+    let keys: Vec<_> = {
         let index = served.pool.index();
-        let keys: Vec<_> = index.workers().filter(|key| key.worker == worker).collect();
-        keys.into_iter().map(|key| (key, index.block_counts(key), index.freeze(key))).collect()
+        index.workers().filter(|key| key.worker == worker).collect()
     };
-    let ranks: Vec<_> =
-        ranks.iter().map(|(key, counts, frozen)| view(*key, counts, frozen)).collect();
-    Ok(json_reply(json!({"model": served.name(), "id": id, "ranks": ranks})))
+    let rank = |key: WorkerKey| {
+        let index = served.pool.index();
+        let (counts, frozen) = (index.block_counts(key), index.freeze(key));
+        drop(index);
+        view(key, &counts, &frozen)
+    };
+    keys.into_iter().map(rank).collect()
 }
 
 fn view(key: WorkerKey, counts: &[usize; Tier::COUNT], frozen: &Frozen) -> Value {

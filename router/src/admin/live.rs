@@ -1,10 +1,11 @@
 //! The stream of snapshots for those who watch the router, as server-sent events.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Query, State};
+use axum::extract::{ConnectInfo, Query, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::{Stream, stream};
@@ -27,8 +28,12 @@ const DRAINED: Bytes = Bytes::from_static(b"event: end\ndata: {\"reason\":\"drai
 const REVOKED: Bytes = Bytes::from_static(b"event: end\ndata: {\"reason\":\"credential\"}\n\n");
 
 /// Snapshots of the cluster, until the router has drained.
-pub(super) async fn stream(State(admin): State<Admin>, headers: HeaderMap) -> Response {
-    match admin.live.subscribe() {
+pub(super) async fn stream(
+    State(admin): State<Admin>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+) -> Response {
+    match admin.live.subscribe(peer.ip()) {
         Ok(subscriber) => {
             let body = Body::from_stream(events(admin.core, headers, subscriber));
             let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];

@@ -113,6 +113,58 @@ async fn web_pages_and_other_names_neither_read_nor_change_anything() {
 }
 
 #[tokio::test]
+async fn changes_of_web_pages_do_not_fill_the_audit_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let audit = folder.path().join("audit.jsonl");
+    let site = Site::start(&format!("audit: {{ path: {audit:?} }}"), "", folder).await;
+    let path = format!("/admin/workers/{}", "w".repeat(2000));
+    let of_a_page = [("origin", "http://evil.example")];
+    for _ in 0..1000 {
+        assert_eq!(site.admin.post_with(&path, &of_a_page, "").await.status, 403);
+    }
+    let lines = || -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(&audit).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let left_out = || lines().last().and_then(|line| line["left_out"].as_u64());
+    // The first line of a later second says how many there were.
+    eventually("a line names what was left out", async || {
+        site.admin.post_with("/admin/reload", &of_a_page, "").await;
+        left_out().is_some()
+    })
+    .await;
+    let all = lines();
+    let seconds = all.last().unwrap()["unix_ms"].as_u64().unwrap() / 1000
+        - all[0]["unix_ms"].as_u64().unwrap() / 1000;
+    assert!(all.len() as u64 <= 10 * (seconds + 1), "{} lines in {seconds} s", all.len());
+    assert!(all.iter().all(|line| line["path"].as_str().unwrap().len() <= 256));
+    assert_eq!((&all[0]["event"], &all[0]["status"]), (&"change".into(), &403.into()));
+    // What an operator does is always written down.
+    assert_eq!(site.admin.post_with("/admin/workers/w0/drain", &[], "").await.status, 200);
+    eventually("the change is written down", async || {
+        lines().iter().any(|line| line["path"] == "/admin/workers/w0/drain")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn web_pages_of_other_sites_start_no_costly_read() {
+    let site = site("").await;
+    for (path, fetch_site, status) in [
+        ("/metrics", "cross-site", 403),
+        ("/admin/workers/w0/index", "cross-site", 403),
+        ("/admin/decisions", "same-site", 403),
+        ("/admin/workers/w0/index", "same-origin", 200),
+        ("/metrics", "none", 200),
+        ("/health", "cross-site", 200),
+        ("/", "cross-site", 200),
+    ] {
+        let reply = site.admin.get_with(path, &[("sec-fetch-site", fetch_site)]).await;
+        assert_eq!(reply.status, status, "{path} {fetch_site} {}", reply.text());
+    }
+}
+
+#[tokio::test]
 async fn a_worker_is_added_only_where_workers_and_their_events_may_be() {
     let site = site("fleet: { networks: [127.0.0.1/32] }").await;
     let beside = engine().await;
