@@ -44,6 +44,7 @@ static VERIFIER: LazyLock<Verifier> = LazyLock::new(|| {
         refresh_interval: Duration::from_secs(3600),
         tenant_claim: "sub".to_owned(),
         role_claim: Some("roles".to_owned()),
+        tenants: None,
     };
     let x = encode(ISSUER.public_key());
     let key = json!({ "kty": "OKP", "crv": "Ed25519", "kid": "k", "x": x });

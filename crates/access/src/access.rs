@@ -40,7 +40,7 @@ pub struct Access {
     /// Whether requests need a credential.
     asks: bool,
     keys: Vec<KeySource>,
-    issuers: Vec<Arc<Issuer>>,
+    issuers: Vec<Trusted>,
     certificate: Option<CertificateName>,
     /// The tenants, by name and by identity.
     tenants: HashMap<Box<str>, Arc<Tenant>>,
@@ -48,6 +48,19 @@ pub struct Access {
     default: Option<Arc<Tenant>>,
     counting: Counting,
     clock: SteadyClock,
+}
+
+/// An issuer, and the tenants that its tokens may name.
+struct Trusted {
+    issuer: Arc<Issuer>,
+    /// The names of the tenants; `None` for all.
+    tenants: Option<Vec<String>>,
+}
+
+impl Trusted {
+    fn may_name(&self, tenant: &Tenant) -> bool {
+        self.tenants.as_ref().is_none_or(|names| names.iter().any(|name| **name == *tenant.name))
+    }
 }
 
 /// The sender of a request to the admin listener.
@@ -127,11 +140,12 @@ impl Access {
                 Auth::Keys { file } => keys.push(KeySource::open(file).map_err(AccessError::Keys)?),
                 Auth::Jwt(auth) => {
                     let known = before.into_iter().flat_map(|before| &before.issuers);
-                    let mut known = known.filter(|issuer| issuer.is_configured_as(auth));
-                    issuers.push(match known.next() {
-                        Some(issuer) => Arc::clone(issuer),
+                    let mut known = known.filter(|known| known.issuer.is_configured_as(auth));
+                    let issuer = match known.next() {
+                        Some(known) => Arc::clone(&known.issuer),
                         None => Arc::new(Issuer::new(auth, metrics)?),
-                    });
+                    };
+                    issuers.push(Trusted { issuer, tenants: auth.tenants.clone() });
                 }
                 Auth::ClientCertificate { tenant } => certificate = Some(*tenant),
             }
@@ -207,8 +221,12 @@ impl Access {
             return Ok(self.default.clone());
         }
         if let Some(credential) = credential::of(headers) {
-            if let Some(claims) = self.claims(credential, now) {
-                return self.named(&claims?.tenant).map(Some);
+            let tenant = |trusted: &Trusted, claims: Claims| {
+                let tenant = self.named(&claims.tenant)?;
+                trusted.may_name(&tenant).then_some(tenant).ok_or(Refusal::NoTenant)
+            };
+            if let Some(tenant) = self.by_token(credential, now, tenant) {
+                return tenant.map(Some);
             }
             return match self.key(credential, now)?.grant {
                 Grant::Tenant(name) => self.named(&name).map(Some),
@@ -234,10 +252,12 @@ impl Access {
         let Some(credential) = credential::of(headers).filter(|_| self.asks) else {
             return Ok(None);
         };
-        if let Some(claims) = self.claims(credential, now) {
-            let claims = claims?;
+        let operator = |_: &Trusted, claims: Claims| {
             let role = claims.role.ok_or(Refusal::WrongUse)?;
-            return Ok(Some(Operator { role, key: claims.tenant.as_str().into() }));
+            Ok(Operator { role, key: claims.tenant.as_str().into() })
+        };
+        if let Some(operator) = self.by_token(credential, now, operator) {
+            return operator.map(Some);
         }
         let KeyHolder { id, grant } = self.key(credential, now)?;
         match grant {
@@ -246,14 +266,22 @@ impl Access {
         }
     }
 
-    /// The claims of a JSON Web Token; `None` if the credential is none, or if no tokens are
-    /// accepted.
-    fn claims(&self, credential: &str, now: SystemTime) -> Option<Result<Claims, Refusal>> {
+    /// Whom a JSON Web Token names, as `sender` reads its claims; `None` if the credential is none,
+    /// or if no tokens are accepted.
+    fn by_token<T>(
+        &self,
+        credential: &str,
+        now: SystemTime,
+        sender: impl Fn(&Trusted, Claims) -> Result<T, Refusal>,
+    ) -> Option<Result<T, Refusal>> {
         if self.issuers.is_empty() || !credential::is_token(credential) {
             return None;
         }
         let now_unix_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let mut results = self.issuers.iter().filter_map(|of| of.claims(credential, now_unix_s));
+        let mut results = self.issuers.iter().filter_map(|trusted| {
+            let claims = trusted.issuer.claims(credential, now_unix_s)?;
+            Some(claims.and_then(|claims| sender(trusted, claims)))
+        });
         let first = results.next().unwrap_or(Err(Refusal::Unknown));
         // One issuer may be configured several times, for example for several audiences.
         Some(first.or_else(|refusal| results.find_map(Result::ok).ok_or(refusal)))
@@ -262,7 +290,7 @@ impl Access {
     /// The tasks that keep the keys of issuers of tokens current, as far as they have not been taken
     /// before. Each ends after a reload by which its issuer is gone.
     pub fn take_tasks(&self) -> Vec<impl Future<Output = ()> + Send + use<>> {
-        self.issuers.iter().filter_map(|issuer| issuer.take_task()).collect()
+        self.issuers.iter().filter_map(|trusted| trusted.issuer.take_task()).collect()
     }
 
     /// Reads the files again that have changed. May wait for a disk.

@@ -10,6 +10,11 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::jwt::{Claims, JwksSource, JwtRefusal, Verifier};
 use crate::refusal::Refusal;
 
+/// The part of a configuration that the verification of tokens needs.
+fn verified(auth: &JwtAuth) -> JwtAuth {
+    JwtAuth { tenants: None, ..auth.clone() }
+}
+
 /// An issuer of tokens. A reload that does not change its configuration keeps it, with its keys.
 /// Dropping it ends the task that keeps the keys current.
 pub(crate) struct Issuer {
@@ -30,7 +35,7 @@ impl Issuer {
         let source = JwksSource::new(auth, metrics)?;
         let stop = CancellationToken::new();
         Ok(Self {
-            auth: auth.clone(),
+            auth: verified(auth),
             verifier: source.verifier(),
             source: Mutex::new(Some(source)),
             _stops: stop.clone().drop_guard(),
@@ -38,9 +43,9 @@ impl Issuer {
         })
     }
 
-    /// Whether the issuer has this configuration.
+    /// Whether the issuer's tokens are verified with this configuration.
     pub(crate) fn is_configured_as(&self, auth: &JwtAuth) -> bool {
-        self.auth == *auth
+        self.auth == verified(auth)
     }
 
     /// The claims of a token; `None` if the token is of another issuer.

@@ -122,3 +122,34 @@ fn each_credential_is_checked() {
     let told: Vec<_> = problems(&two).iter().map(|problem| problem.message.clone()).collect();
     assert!(told.len() == 2 && told[1].starts_with("`auth[1].jwks` uses http"), "{told:?}");
 }
+
+#[test]
+fn an_issuer_that_can_name_the_tenants_of_another_is_a_warning() {
+    let item = |issuer: &str, tenants: &str| {
+        format!(
+            "  - {{ kind: jwt, issuer: {issuer}, audience: a, jwks: \"https://id.example/keys\"{tenants} }}\n"
+        )
+    };
+    let warned = |items: &[String]| {
+        let text = format!("{VALID}\ntenants: [ {{ name: acme }} ]\nauth:\n{}", items.concat());
+        let loaded = parse(&text).unwrap_or_else(|problems| panic!("{problems}\n{text}"));
+        let told = loaded.warnings.iter().map(|problem| problem.message.clone());
+        told.filter(|message| message.contains("tenants of the other issuers")).count()
+    };
+    let named = ", tenants: [acme]";
+    assert_eq!(warned(&[item("one", "")]), 0);
+    assert_eq!(warned(&[item("one", ""), item("one", "")]), 0, "two audiences of one issuer");
+    assert_eq!(warned(&[item("one", ""), item("two", "")]), 2);
+    assert_eq!(warned(&[item("one", named), item("two", "")]), 1);
+    assert_eq!(warned(&[item("one", named), item("two", named)]), 0);
+}
+
+#[test]
+fn an_issuer_names_tenants_that_exist() {
+    refused(
+        "jwks.json",
+        "    tenants: [acme]\n",
+        5,
+        "`auth[0].tenants`: no tenant is called \"acme\"",
+    );
+}

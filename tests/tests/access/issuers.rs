@@ -13,7 +13,7 @@ use splitrail_tests::trial::{completion, prompt};
 use splitrail_tests::{Client, Cluster, Spec};
 use tokio::task::JoinSet;
 
-use super::issuer::{Signer, claims, jwks, jwt, replace};
+use super::issuer::{ISSUER, Signer, claims, claims_with, jwks, jwt, replace};
 
 const TENANTS: &str = "tenants: [ { name: acme } ]";
 
@@ -170,6 +170,43 @@ async fn an_issuer_that_a_reload_removes_is_not_trusted_or_asked_any_more() {
     assert_eq!(status(&cluster.http, &token).await, 401, "the next request is refused");
     assert_eq!(cluster.reload(&cluster.yaml).await.status, 200);
     assert_eq!(status(&cluster.http, &token).await, 200, "the issuer is back");
+}
+
+/// Two issuers, each with tenants of its own.
+#[tokio::test]
+async fn an_issuer_names_no_tenant_of_another() {
+    let keys = Keys::empty();
+    let [own, partner] = ["own", "partner"].map(Signer::ed);
+    let item = |name: &str, signer: &Signer, tenants: &str| {
+        let file = keys.folder().join(name);
+        replace(&file, &jwks(&[signer]));
+        let item = jwt(&file.display().to_string());
+        let item = item.replace(ISSUER, &format!("https://{name}.example"));
+        item.replace(" }", &format!(", tenants: [{tenants}] }}"))
+    };
+    let auth = [item("own", &own, "acme"), item("partner", &partner, "guest")].join(", ");
+    let tenants = "tenants: [ { name: acme, identities: [acme-id] }, { name: guest } ]";
+    let top = format!("auth: [ {auth} ]\n{tenants}");
+    let cluster = Cluster::start(Spec { top, ..Spec::aggregated(1) }).await;
+    let token = |name: &str, signer: &Signer, tenant: &str| {
+        let issuer = format!("https://{name}.example");
+        signer.token(&claims_with(tenant, &serde_json::json!({ "iss": issuer })))
+    };
+    for (name, signer, tenant, expected) in [
+        ("own", &own, "acme", 200),
+        ("own", &own, "acme-id", 200),
+        ("own", &own, "guest", 403),
+        ("partner", &partner, "guest", 200),
+        ("partner", &partner, "acme", 403),
+        ("partner", &partner, "acme-id", 403),
+    ] {
+        let found = status(&cluster.http, &token(name, signer, tenant)).await;
+        assert_eq!(found, expected, "{name} says {tenant}");
+    }
+    // A reload may give it further tenants, and keeps its keys.
+    let wider = cluster.yaml.replace("tenants: [guest]", "tenants: [guest, acme]");
+    assert_eq!(cluster.reload(&wider).await.status, 200);
+    assert_eq!(status(&cluster.http, &token("partner", &partner, "acme")).await, 200);
 }
 
 /// The task of the first configuration's issuer, and that of a later one's.

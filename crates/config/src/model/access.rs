@@ -88,6 +88,9 @@ pub struct JwtAuth {
     #[serde(default)]
     #[schemars(length(min = 1, max = 256))]
     pub role_claim: Option<String>,
+    /// The names of the tenants that the issuer's tokens may name. Without a value, all.
+    #[serde(default)]
+    pub tenants: Option<Vec<String>>,
 }
 
 fn refresh_interval() -> Duration {

@@ -18,6 +18,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     for (index, node) in auth.iter().enumerate() {
         credential(node, index, base_dir, &tenants, report);
     }
+    jwt::check_issuers(auth, report);
     default_tenant(root, &tenants, report);
     salt_key(root, base_dir, report);
     open_listeners(root, auth, report);
@@ -81,7 +82,18 @@ fn credential(
             let at = node.get("file").unwrap_or(node).at;
             key_file(&base_dir.join(file), index, at, tenants, report);
         }
-        Some("jwt") => jwt::check(node, &format!("auth[{index}]"), base_dir, report),
+        Some("jwt") => {
+            jwt::check(node, &format!("auth[{index}]"), base_dir, report);
+            let named = node.get("tenants").map(Node::items).unwrap_or_default();
+            for node in named {
+                let Some(name) = node.text().filter(|name| !tenants.contains(name)) else {
+                    continue;
+                };
+                let message =
+                    format!("`auth[{index}].tenants`: no tenant is called \"{}\"", shown(name));
+                report.error(node.at, message, "the name of one of `tenants`");
+            }
+        }
         // The rule about certificates is one about listeners.
         _ => {}
     }

@@ -28,6 +28,25 @@ pub(super) fn check(node: &Node, path: &str, base_dir: &Path, report: &mut Repor
     }
 }
 
+/// Warns of an issuer that can name the tenants of another one. `auth` are all items of `auth`.
+pub(super) fn check_issuers(auth: &[Node], report: &mut Report) {
+    let issuer = |node: &Node| match serde_json::from_value::<Auth>(node.to_json()) {
+        Ok(Auth::Jwt(auth)) => Some(auth),
+        _ => None,
+    };
+    let issuers: Vec<(usize, JwtAuth)> =
+        auth.iter().enumerate().filter_map(|(index, node)| Some((index, issuer(node)?))).collect();
+    for (index, of) in issuers.iter().filter(|(_, of)| of.tenants.is_none()) {
+        if issuers.iter().any(|(_, other)| other.issuer != of.issuer) {
+            let message = format!(
+                "`auth[{index}]`: its issuer can name the tenants of the other issuers as well"
+            );
+            let hint = "list the tenants that its tokens may name: `tenants: [NAME]`";
+            report.warn(auth[*index].at, message, hint);
+        }
+    }
+}
+
 fn key_file(file: &Path, node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
     let at = node.get("jwks").unwrap_or(node).at;
     let named = shown(&file.display().to_string());

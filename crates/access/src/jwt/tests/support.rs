@@ -148,6 +148,7 @@ pub(super) fn auth() -> JwtAuth {
         refresh_interval: Duration::from_secs(3600),
         tenant_claim: "org".to_owned(),
         role_claim: Some("roles".to_owned()),
+        tenants: None,
     }
 }
 
