@@ -10,12 +10,13 @@ use futures_util::future::try_join_all;
 
 use crate::core::Core;
 use splitrail_api::error::{Error, Kind};
+use splitrail_api::memory_budget::MemoryBudget;
 use splitrail_api::steering::Steering;
 use splitrail_api::text::push_number;
 use splitrail_api::unread::{Unread, UnreadRoom};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::RequestFlow;
-use splitrail_flow::context::{Context, flow_name};
+use splitrail_flow::context::{Context, ReplyRoom, flow_name};
 use splitrail_flow::generate::Begun;
 use splitrail_flow::prepare::{Payload, Prepared, Unit, prepare};
 use splitrail_flow::reply::detail::Detail;
@@ -176,7 +177,8 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let timeline = Arc::clone(scope.timeline());
     timeline.lap(Stage::Receive, Instant::now());
     let tenant = scope.tenant().cloned();
-    let prepared = prepare(&core.preparer, call.endpoint, call.body, tenant.as_ref()).await?;
+    let prepared =
+        prepare(&core.preparer, call.endpoint, call.body, tenant.as_ref(), scope.memory()).await?;
     prepared.count(&core.metrics);
     let Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory } =
         prepared;
@@ -197,6 +199,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let priority_max = tenant.as_ref().and_then(|tenant| tenant.priority_max);
     let urgency = call.steering.urgency(&served.config, arrived, client, priority_max);
     let unread = Arc::new(Unread::new(&core.metrics.shed, call.room, units.len() > 1));
+    let unread = ReplyRoom { unread, memory: Arc::clone(scope.memory()) };
     let context = Arc::new(Context {
         metrics: Arc::clone(&core.metrics),
         preparer: Arc::clone(&core.preparer),
@@ -231,8 +234,8 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         dialect: endpoint.dialect(),
     });
     let places = Places { n: options.n, samples_apart };
-    let body = match combine(core, begun, places, detail).await? {
-        ReplyBody::Whole(reply) => ReplyBody::Whole(Arc::clone(&context.unread).bind(reply)),
+    let body = match combine(core, scope.memory(), begun, places, detail).await? {
+        ReplyBody::Whole(reply) => ReplyBody::Whole(Arc::clone(&context.unread.unread).bind(reply)),
         events => events,
     };
     Ok(Reply {
@@ -260,12 +263,14 @@ async fn begin_all(
 /// Combines the replies of all prompts into one, off the reactor if they are long.
 async fn combine(
     core: &Arc<Core>,
+    memory: &Arc<MemoryBudget>,
     begun: Vec<Begun>,
     places: Places,
     detail: Option<Detail>,
 ) -> Result<ReplyBody, Error> {
     let (bytes, combining) = (begun.iter().map(bytes).sum(), Arc::clone(core));
-    let work = move || one_reply(&combining, begun, places, detail);
+    let memory = Arc::clone(memory);
+    let work = move || one_reply(&combining, &memory, begun, places, detail);
     core.preparer.run_sized(bytes, work).await?
 }
 
@@ -281,6 +286,7 @@ fn bytes(begun: &Begun) -> usize {
 /// Combines the replies of all prompts into one.
 fn one_reply(
     core: &Core,
+    memory: &Arc<MemoryBudget>,
     mut begun: Vec<Begun>,
     places: Places,
     detail: Option<Detail>,
@@ -296,28 +302,31 @@ fn one_reply(
         (_, last) => merged(begun.into_iter().chain(last), places)?,
     };
     Ok(match (merged, detail) {
-        (Merged::Whole(reply), None) => ReplyBody::Whole(written(core, &reply)?),
+        (Merged::Whole(reply), None) => ReplyBody::Whole(written(core, memory, &reply)?),
         (Merged::Events(events), None) => ReplyBody::Events(events),
         (Merged::Whole(mut reply), Some(detail)) => {
             detail.add(&mut reply);
-            ReplyBody::Whole(written(core, &reply)?)
+            ReplyBody::Whole(written(core, memory, &reply)?)
         }
         (Merged::Events(events), Some(detail)) => ReplyBody::Events(detail.add_to_stream(events)),
     })
 }
 
-/// The bytes of a reply; the memory of a long one is charged until it is sent.
-fn written(core: &Core, reply: &JsonObject) -> Result<Bytes, Error> {
+/// The bytes of a reply; the memory of all but short ones is charged until it is sent.
+fn written(core: &Core, memory: &Arc<MemoryBudget>, reply: &JsonObject) -> Result<Bytes, Error> {
+    const SHORT_BYTES: usize = 4 << 10;
     const LONG_BYTES: usize = 64 << 10;
     let bytes = reply.bytes();
-    if bytes < LONG_BYTES {
+    if bytes < SHORT_BYTES {
         return Ok(reply.to_bytes());
     }
-    let mut charge = core.memory.charge();
+    let mut charge = memory.charge();
     if !charge.grow(bytes, core.serving().limits.request_memory_max_bytes) {
         return Err(core.shed_memory());
     }
-    Ok(charge.hold(reply.to_bytes().into()))
+    let written = reply.to_bytes();
+    // What was gathered from several pieces is charged already. A copy ends that charge.
+    Ok(if bytes < LONG_BYTES { charge.hold(written) } else { charge.hold(Vec::from(written)) })
 }
 
 enum Merged {

@@ -4,14 +4,20 @@
 //! before it is allocated: the bytes of a body, what is built from them, and the bytes of a reply
 //! that wait for the client. `limits.request_memory_max` is the bound. A [`Charge`] is stored
 //! with the bytes that it accounts for, and ends when it is dropped.
+//!
+//! Clients share the budget as they share places in flight: each may hold at most
+//! [`SHARE_OF_FREE`] times what is free, so that one client cannot take the memory of all others.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 use prometheus::IntCounterVec;
 
 use crate::error::{Error, Kind};
+use crate::shares::SHARE_OF_FREE;
+use crate::steering::ClientShare;
 use splitrail_config::model::Limits;
 
 /// Counts a request that is refused because all requests together would hold more than
@@ -23,17 +29,85 @@ pub fn shed(counted: &IntCounterVec) -> Error {
 
 /// The error where the memory of all requests is in use.
 pub fn full() -> Error {
-    let message = "the memory of all requests has reached limits.request_memory_max; retry later";
+    let message = "the memory of all requests has reached limits.request_memory_max, or this client \
+                   holds its share of it; retry later";
     Error::new(Kind::Overloaded, message)
 }
 
-/// The total of the current charges of all requests.
+/// The total of the current charges of all requests, or of those of one client.
 #[derive(Debug, Default)]
 pub struct MemoryBudget {
     held_bytes: AtomicUsize,
+    /// The budgets of the clients that have requests, by their numbers.
+    clients: Mutex<HashMap<u64, Weak<MemoryBudget>>>,
+    /// The client, if the budget is that of one.
+    of: Option<OfClient>,
+}
+
+/// The client of a budget, and the budget that it shares with the others.
+#[derive(Debug)]
+struct OfClient {
+    client: ClientShare,
+    all: Arc<MemoryBudget>,
+}
+
+impl OfClient {
+    /// Whether the client may hold `bytes` more while `free_bytes` are left after that. One that
+    /// holds nothing always may.
+    fn may_hold(&self, held_bytes: usize, bytes: usize, free_bytes: usize) -> bool {
+        let share = free_bytes as f64 * SHARE_OF_FREE as f64 * self.client.weight;
+        held_bytes == 0 || held_bytes.saturating_add(bytes) as f64 <= share
+    }
 }
 
 impl MemoryBudget {
+    /// The budget of a client: its charges count here as well.
+    pub fn of_client(self: &Arc<Self>, client: ClientShare) -> Arc<Self> {
+        let mut clients = self.clients();
+        if let Some(known) = clients.get(&client.number).and_then(Weak::upgrade) {
+            return known;
+        }
+        let of = Some(OfClient { client, all: Arc::clone(self) });
+        let (held_bytes, further) = Default::default();
+        let budget = Arc::new(Self { held_bytes, clients: further, of });
+        clients.insert(client.number, Arc::downgrade(&budget));
+        budget
+    }
+
+    /// A panic while the lock was held cannot leave the map half-changed.
+    fn clients(&self) -> MutexGuard<'_, HashMap<u64, Weak<Self>>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds `bytes` if the total is then at most `max_bytes`, and the client has its share.
+    fn add(&self, bytes: usize, max_bytes: usize) -> bool {
+        let all = self.of.as_ref().map_or(self, |of| &*of.all);
+        let before = all.held_bytes.fetch_add(bytes, Relaxed);
+        let free = before.checked_add(bytes).and_then(|held| max_bytes.checked_sub(held));
+        let fits = free.is_some_and(|free| match &self.of {
+            None => true,
+            Some(of) => {
+                let held = self.held_bytes.fetch_add(bytes, Relaxed);
+                let fits = of.may_hold(held, bytes, free);
+                if !fits {
+                    self.held_bytes.fetch_sub(bytes, Relaxed);
+                }
+                fits
+            }
+        });
+        if !fits {
+            all.held_bytes.fetch_sub(bytes, Relaxed);
+        }
+        fits
+    }
+
+    fn subtract(&self, bytes: usize) {
+        self.held_bytes.fetch_sub(bytes, Relaxed);
+        if let Some(of) = &self.of {
+            of.all.held_bytes.fetch_sub(bytes, Relaxed);
+        }
+    }
+
     /// A new charge of 0 bytes.
     pub fn charge(self: &Arc<Self>) -> Charge {
         Charge { budget: Arc::clone(self), bytes: 0 }
@@ -54,16 +128,14 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Charges `bytes` more if the total of all charges then is at most `max_bytes`. Otherwise
-    /// returns `false` and changes nothing: the request must be refused, with [`shed`], before
-    /// anything is allocated.
+    /// Charges `bytes` more if the total of all charges then is at most `max_bytes`, and the client
+    /// does not exceed its share. Otherwise returns `false` and changes nothing: the request must be
+    /// refused, with [`shed`], before anything is allocated.
     #[must_use]
     pub fn grow(&mut self, bytes: usize, max_bytes: usize) -> bool {
-        let before = self.budget.held_bytes.fetch_add(bytes, Relaxed);
-        let fits = before.checked_add(bytes).is_some_and(|held| held <= max_bytes);
-        match fits {
-            true => self.bytes += bytes,
-            false => drop(self.budget.held_bytes.fetch_sub(bytes, Relaxed)),
+        let fits = self.budget.add(bytes, max_bytes);
+        if fits {
+            self.bytes += bytes;
         }
         fits
     }
@@ -72,16 +144,17 @@ impl Charge {
     pub fn shrink(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        self.budget.held_bytes.fetch_sub(bytes, Relaxed);
+        self.budget.subtract(bytes);
     }
 
     /// Adds another charge of the same budget to this one.
     pub fn join(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.budget, &other.budget), "charges of two clients");
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
     /// Ties the charge to `bytes`: it ends when the last reference to them is dropped.
-    pub fn hold(self, bytes: Vec<u8>) -> Bytes {
+    pub fn hold(self, bytes: impl AsRef<[u8]> + Send + 'static) -> Bytes {
         Bytes::from_owner(ChargedBytes { bytes, _charge: self })
     }
 
@@ -92,20 +165,32 @@ impl Charge {
 }
 
 /// Bytes and their charge.
-struct ChargedBytes {
-    bytes: Vec<u8>,
+struct ChargedBytes<B> {
+    bytes: B,
     _charge: Charge,
 }
 
-impl AsRef<[u8]> for ChargedBytes {
+impl<B: AsRef<[u8]>> AsRef<[u8]> for ChargedBytes<B> {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.as_ref()
+    }
+}
+
+impl Drop for MemoryBudget {
+    fn drop(&mut self) {
+        let Some(of) = &self.of else { return };
+        let mut clients = of.all.clients();
+        // Another budget of the client may have taken the place meanwhile.
+        let is_own = |known: &Weak<Self>| known.strong_count() == 0;
+        if clients.get(&of.client.number).is_some_and(is_own) {
+            clients.remove(&of.client.number);
+        }
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.budget.held_bytes.fetch_sub(self.bytes, Relaxed);
+        self.budget.subtract(self.bytes);
     }
 }
 
@@ -209,6 +294,26 @@ mod tests {
         assert_eq!((&part[..], budget.held_bytes()), (&b"bo"[..], 4));
         drop(part);
         assert_eq!(budget.held_bytes(), 0);
+    }
+
+    #[test]
+    fn one_client_leaves_memory_to_others_and_takes_none_when_it_has_left() {
+        let all = Arc::new(MemoryBudget::default());
+        let client = |number| all.of_client(ClientShare { number, weight: 1.0 });
+        let (mut greedy, mut further) = (client(1).charge(), client(1).charge());
+        assert!(greedy.grow(500, 900) && further.grow(300, 900), "eight ninths");
+        assert!(!greedy.grow(1, 900) && !client(1).charge().grow(1, 900));
+        let mut other = client(2).charge();
+        assert!(other.grow(80, 900), "a client that holds nothing gets what is free");
+        assert!(!other.grow(81, 900));
+        assert_eq!(all.held_bytes(), 880);
+        drop(greedy);
+        assert!(other.grow(100, 900));
+        assert_eq!((all.held_bytes(), client(1).held_bytes()), (480, 300));
+        further.shrink(100);
+        drop((further, other));
+        assert_eq!(all.held_bytes(), 0);
+        assert!(all.clients().is_empty(), "a client without charges is forgotten");
     }
 
     proptest! {

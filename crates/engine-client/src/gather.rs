@@ -1,5 +1,6 @@
 //! Gathers a reply that is not streamed from its pieces.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -26,6 +27,23 @@ pub struct ReplyMemory {
     pub max_bytes: usize,
     /// Counts requests that are refused for load.
     pub shed: IntCounterVec,
+}
+
+/// What a reply for a client may take.
+#[derive(Clone)]
+pub struct ReplyRoom {
+    /// The room among the unread replies of the client's connection.
+    pub unread: Arc<Unread>,
+    /// The memory of the client's requests.
+    pub memory: Arc<MemoryBudget>,
+}
+
+impl Deref for ReplyRoom {
+    type Target = Unread;
+
+    fn deref(&self) -> &Unread {
+        &self.unread
+    }
 }
 
 impl ReplyMemory {
@@ -88,7 +106,7 @@ pub(super) async fn gather(
     body: &mut EngineBody,
     max_bytes: usize,
     memory: &ReplyMemory,
-    unread: Option<&Unread>,
+    room: Option<&ReplyRoom>,
 ) -> Result<Bytes, GatherError> {
     let mut first = Bytes::new();
     let mut whole: Option<Gathered> = None;
@@ -109,11 +127,12 @@ pub(super) async fn gather(
             continue;
         }
         let left = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-        if let Some(unread) = unread {
+        if let Some(room) = room {
             let whole_bytes = body.size_hint().exact().map(|_| length.saturating_add(left));
-            unread.room_for(length, whole_bytes).await.map_err(GatherError::NoRoom)?;
+            room.unread.room_for(length, whole_bytes).await.map_err(GatherError::NoRoom)?;
         }
-        let whole = whole.get_or_insert_with(|| Gathered::new(memory));
+        let budget = room.map_or(&memory.budget, |room| &room.memory);
+        let whole = whole.get_or_insert_with(|| Gathered::new(budget));
         for data in [std::mem::take(&mut first), data] {
             whole.push(&data, left.min(max_bytes - length), memory.max_bytes)?;
         }
@@ -128,8 +147,8 @@ struct Gathered {
 }
 
 impl Gathered {
-    fn new(memory: &ReplyMemory) -> Self {
-        Self { bytes: Vec::new(), charge: memory.budget.charge() }
+    fn new(budget: &Arc<MemoryBudget>) -> Self {
+        Self { bytes: Vec::new(), charge: budget.charge() }
     }
 
     /// Appends bytes; `left` is the number of bytes after these, as far as it is known.

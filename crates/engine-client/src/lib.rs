@@ -33,8 +33,8 @@ mod wire;
 
 pub use connections::EngineBody;
 pub use failure::refusal_event;
-pub use gather::ReplyMemory;
 pub use gather::too_large;
+pub use gather::{ReplyMemory, ReplyRoom};
 pub use proof::{Proof, Shape};
 pub use question::{NoReply, Question, WholeReply};
 pub use revocable_body::{RevocableBody, SendState};
@@ -50,7 +50,6 @@ use gather::gather;
 use guarded::Resolver;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
-use splitrail_api::unread::Unread;
 pub use wire::Broken;
 use wire::EngineRequest;
 pub use wire::Peer;
@@ -269,20 +268,20 @@ impl EngineClient {
         &self,
         worker: &dyn Engine,
         response: Response,
-        unread: &Unread,
+        room: &ReplyRoom,
     ) -> Result<Bytes, Error> {
-        self.gathered(worker, response, Some(unread)).await
+        self.gathered(worker, response, Some(room)).await
     }
 
     async fn gathered(
         &self,
         worker: &dyn Engine,
         response: Response,
-        unread: Option<&Unread>,
+        room: Option<&ReplyRoom>,
     ) -> Result<Bytes, Error> {
         let Response { mut body, proof, .. } = response;
         const KEY: &str = "limits.engine_reply_size_max";
-        let reply = gather(&mut body, self.reply_max_bytes, &self.memory, unread).await;
+        let reply = gather(&mut body, self.reply_max_bytes, &self.memory, room).await;
         let reply = reply.map_err(|error| error.of(worker, KEY, &self.memory))?;
         proof.check(worker, &reply)?;
         body.prove();

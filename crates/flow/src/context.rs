@@ -21,8 +21,8 @@ use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_api::steering::Urgency;
 use splitrail_api::text::random_id;
-use splitrail_api::unread::Unread;
 use splitrail_config::model::{Connector, GateKind, RequestFlow};
+pub use splitrail_engine_client::ReplyRoom;
 use splitrail_engine_client::{EngineClient, Late, LegHeaders};
 use splitrail_fleet::Served;
 use splitrail_fleet::{Booking, Worker};
@@ -64,8 +64,9 @@ pub struct Context {
     pub urgency: Urgency,
     /// The times of the request.
     pub timeline: Arc<Timeline>,
-    /// The share that this reply takes of the bound on unread replies of its connection.
-    pub unread: Arc<Unread>,
+    /// What the reply takes of the bound on unread replies of its connection, and of the memory of
+    /// its client.
+    pub unread: ReplyRoom,
     /// Whether an attempt used a kept connection that had ended, or that carried the reply to
     /// another request. Further attempts then use new connections, because other kept connections
     /// may have the same fault.

@@ -175,8 +175,8 @@ pub(super) async fn first_events(
         let response = client.post(worker, Shape::streamed(endpoint), body, leg_headers).await?;
         // Until the first event, the time-out of the leg applies instead of the idle time-out.
         let patience = limit.max(idle);
-        let dialect = endpoint.dialect();
-        let reader = EventReader::new(client, response, Arc::clone(worker), patience)
+        let (dialect, memory) = (endpoint.dialect(), &context.unread.memory);
+        let reader = EventReader::new(client, response, Arc::clone(worker), patience, memory)
             .of_dialect(dialect, client.reply_max_bytes());
         let samples = if sending.is_gated() { context.options.samples } else { 0 };
         match hold(reader, dialect, worker, samples as usize).await? {

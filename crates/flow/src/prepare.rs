@@ -290,7 +290,8 @@ impl Preparer {
     }
 }
 
-/// Prepares the body of a request of a tenant, or of anyone if the router has no tenants.
+/// Prepares the body of a request of a tenant, or of anyone if the router has no tenants. What it
+/// takes is charged to `budget`.
 ///
 /// # Errors
 /// An error with status 400 or 404 for a mistake of the client; a 403 if the tenant may not use the
@@ -300,6 +301,7 @@ pub async fn prepare(
     endpoint: Endpoint,
     payload: Payload,
     tenant: Option<&Arc<Tenant>>,
+    budget: &Arc<MemoryBudget>,
 ) -> Result<Prepared, Error> {
     let serving = preparer.cluster.serving();
     let template_max = serving.limits.template_timeout;
@@ -307,17 +309,18 @@ pub async fn prepare(
         drop(serving);
         let watch = Watch { abandoned: None, template_max };
         let tenant = tenant.map(|tenant| &**tenant);
-        let computed = watch::with(watch, || compute(preparer, endpoint, payload, tenant))?;
+        let computed = watch::with(watch, || compute(preparer, endpoint, payload, tenant, budget))?;
         return Ok(answered(preparer, computed).await);
     }
     drop(serving);
     let computing = Arc::clone(preparer);
-    let tenant = tenant.cloned();
+    let (tenant, budget) = (tenant.cloned(), Arc::clone(budget));
     let waiting = Waiting::default();
     let watch = Watch { abandoned: Some(Arc::clone(&waiting.is_over)), template_max };
     let bytes = payload.bytes();
-    let work =
-        move || watch::with(watch, || compute(&computing, endpoint, payload, tenant.as_deref()));
+    let work = move || {
+        watch::with(watch, || compute(&computing, endpoint, payload, tenant.as_deref(), &budget))
+    };
     let computed = preparer.run_off_reactor(bytes, work).await??;
     Ok(answered(preparer, computed).await)
 }
@@ -357,12 +360,13 @@ fn compute(
     endpoint: Endpoint,
     payload: Payload,
     tenant: Option<&Tenant>,
+    budget: &Arc<MemoryBudget>,
 ) -> Result<Computed, Error> {
     let cluster = &preparer.cluster;
     let serving = cluster.serving();
     let limits = &serving.limits;
     let refuse = || memory_budget::shed(&cluster.metrics.shed);
-    let meter = || Meter::new(preparer.memory.charge(), limits.request_memory_max_bytes, &refuse);
+    let meter = || Meter::new(budget.charge(), limits.request_memory_max_bytes, &refuse);
     let mut memory = Memory { kept: meter(), work: meter() };
     let mut inbound = payload.read(endpoint, &serving, &mut memory)?;
     let (served, adapter) = address(&serving, &mut inbound, tenant)?;

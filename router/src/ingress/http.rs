@@ -31,7 +31,7 @@ use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Fault, Kind};
-use splitrail_api::memory_budget::Charge;
+use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::request::unknown_model;
 use splitrail_api::steering::{ClientShare, Steering};
 use splitrail_api::unread::UnreadRoom;
@@ -187,7 +187,7 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
     let serving = core.serving();
-    let client = sender.share;
+    let client = Client { share: sender.share, memory: Arc::clone(&sender.memory) };
     let mut scope = Scope::open(core, endpoint, identity.clone(), sender);
     let ids = scope.ids().clone();
     let usage_detail = request.headers().contains_key(X_USAGE);
@@ -239,19 +239,25 @@ impl EarlyReply {
     }
 }
 
+/// What a request is charged to before its body is complete.
+struct Client {
+    share: Option<ClientShare>,
+    memory: Arc<MemoryBudget>,
+}
+
 async fn receive<B>(
     core: &Arc<Core>,
     limits: &Limits,
-    client: Option<ClientShare>,
+    client: Client,
     request: http::Request<B>,
 ) -> Result<(Steering, Bytes, Charge), Error>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    core.check_free_places(client)?;
+    core.check_free_places(client.share)?;
     check_headers(request.headers())?;
     let steering = Steering::read(request.headers())?;
-    let body = BoundedBody::new(request.into_body(), core, limits, 0);
+    let body = BoundedBody::new(request.into_body(), core, limits, &client.memory, 0);
     let (body, held) = body.whole().await?;
     Ok((steering, body, held))
 }
@@ -263,7 +269,7 @@ where
 /// As for requests of clients.
 pub(crate) async fn whole(body: Body, core: &Arc<Core>) -> Result<(Bytes, Charge), Error> {
     let serving = core.serving();
-    BoundedBody::new(body, core, &serving.limits, 0).whole().await
+    BoundedBody::new(body, core, &serving.limits, &core.memory, 0).whole().await
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {

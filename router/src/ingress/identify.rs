@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use http::HeaderMap;
 use splitrail_access::{CertificateNames, Refusal, Tenant};
 use splitrail_api::error::Error;
+use splitrail_api::memory_budget::MemoryBudget;
 use splitrail_api::steering::ClientShare;
 
 use super::certificate::ClientCertificate;
@@ -19,6 +20,8 @@ pub struct Sender {
     pub tenant: Option<Arc<Tenant>>,
     /// The client to which the request's places are charged; `None` if places are not shared.
     pub share: Option<ClientShare>,
+    /// The budget for the memory of the client's requests.
+    pub memory: Arc<MemoryBudget>,
 }
 
 impl Sender {
@@ -52,7 +55,9 @@ pub fn identify(
             core.admission.client(&serving.limits.fair_by, peer, headers)
         }
     };
-    Ok(Sender { tenant, share })
+    // Without shares, the client is told apart by its address.
+    let holder = share.unwrap_or_else(|| core.admission.of_address(peer));
+    Ok(Sender { tenant, share, memory: core.memory.of_client(holder) })
 }
 
 /// Counts and records a refused credential; returns the error for the client.

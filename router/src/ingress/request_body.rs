@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::core::Core;
 use splitrail_api::error::{Error, Kind};
-use splitrail_api::memory_budget::Charge;
+use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_config::model::Limits;
 
 /// Maximum memory in bytes that is reserved for a body because of its announced length.
@@ -73,7 +73,14 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     /// A body with up to `framing_bytes` of framing in addition to `limits.body_size_max`.
-    pub(super) fn new(body: B, core: &Arc<Core>, limits: &Limits, framing_bytes: usize) -> Self {
+    /// It is charged to `memory`.
+    pub(super) fn new(
+        body: B,
+        core: &Arc<Core>,
+        limits: &Limits,
+        memory: &Arc<MemoryBudget>,
+        framing_bytes: usize,
+    ) -> Self {
         let pace = Pace {
             timeout: limits.body_timeout,
             grace: limits.body_grace,
@@ -85,7 +92,7 @@ where
             all_max_bytes: limits.request_memory_max_bytes,
             pace,
         };
-        let (core, held) = (Arc::clone(core), core.memory.charge());
+        let (core, held) = (Arc::clone(core), memory.charge());
         Self { body, bounds, core, held, bytes: 0, waiting: None }
     }
 

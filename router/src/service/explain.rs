@@ -25,7 +25,7 @@ pub async fn dry_run(
     steering: Steering,
     tenant: Option<&Arc<Tenant>>,
 ) -> Result<Value, Error> {
-    let prepared = prepare(&core.preparer, endpoint, payload, tenant).await?;
+    let prepared = prepare(&core.preparer, endpoint, payload, tenant, &core.memory).await?;
     let explanation = explain(&prepared, steering)?;
     Ok(json!({ "dry_run": true, "explanation": explanation }))
 }

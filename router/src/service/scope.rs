@@ -20,7 +20,7 @@ use splitrail_access::limits::Reservation;
 use splitrail_access::{Tenant, TenantPlaces};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
-use splitrail_api::memory_budget::Charge;
+use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_api::steering::ClientShare;
@@ -329,6 +329,11 @@ impl Scope {
         let cut = Box::pin(self.core.abort.token().clone().cancelled_owned());
         let ids = Some(self.ids.clone());
         Box::pin(ScopedEvents { scope: Some(self), events, ids, cut })
+    }
+
+    /// The budget for the memory of the sender's requests.
+    pub(super) fn memory(&self) -> &Arc<MemoryBudget> {
+        &self.sender.memory
     }
 
     /// Notes that the request has ended at the beginning of its reply, which was complete.

@@ -2,5 +2,6 @@
 
 mod answers;
 mod arriving;
+mod long_events;
 mod resets;
 mod riders;

@@ -255,8 +255,9 @@ async fn a_greedy_client_does_not_starve_another() {
 
 #[tokio::test]
 async fn all_bodies_share_a_budget() {
-    // Beside two bodies and their hashes, there is no room to tokenise a third.
-    let limits = "{ body_size_max: 1000000, request_memory_max: 2050000 }";
+    // In the share of one client, eight ninths, there is no room to tokenise a third body beside two
+    // and their hashes.
+    let limits = "{ body_size_max: 1000000, request_memory_max: 2306250 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
         false => whole_reply(),
@@ -287,7 +288,7 @@ async fn all_bodies_share_a_budget() {
 #[tokio::test]
 async fn messages_of_grpc_calls_share_the_budget_of_bodies() {
     // A message is there twice: as it was sent, and decoded.
-    let limits = "{ body_size_max: 1000000, request_memory_max: 2600000 }";
+    let limits = "{ body_size_max: 1000000, request_memory_max: 2925000 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
         false => whole_reply(),

@@ -11,7 +11,7 @@ use splitrail_engine::dialect::Dialect;
 use super::dialect::{self, data_of};
 use super::sse::{Piece, Splitter, Uncut};
 use splitrail_api::error::{Error, Kind};
-use splitrail_api::memory_budget::{Charge, shed};
+use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
 use splitrail_engine_client::{
     Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large,
 };
@@ -41,12 +41,14 @@ pub(crate) struct EventReader {
 }
 
 impl EventReader {
-    /// Reads events of at most the size that the client allows for a reply, at most `idle` apart.
+    /// Reads events of at most the size that the client allows for a reply, at most `idle` apart. A
+    /// long event is charged to `budget` while it arrives.
     pub(crate) fn new(
         client: &EngineClient,
         response: Response,
         worker: Arc<Worker>,
         idle: Duration,
+        budget: &Arc<MemoryBudget>,
     ) -> Self {
         let splitter = Splitter::new(client.reply_max_bytes());
         let patience = client.timers().of(idle);
@@ -54,7 +56,7 @@ impl EventReader {
         let Response { body, proof, .. } = response;
         let (body, proof) = (Some(body), Some(proof));
         let memory = client.memory();
-        let (charge, memory_max_bytes) = (memory.budget.charge(), memory.max_bytes);
+        let (charge, memory_max_bytes) = (budget.charge(), memory.max_bytes);
         Self {
             body,
             proof,

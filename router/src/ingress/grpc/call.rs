@@ -164,7 +164,7 @@ where
         error.to_grpc()
     })?;
     check_encoding(request.headers())?;
-    let body = BoundedBody::new(request.into_body(), core, limits, FRAMING_BYTES);
+    let body = BoundedBody::new(request.into_body(), core, limits, &sender.memory, FRAMING_BYTES);
     let (message, held) = receive(body, limits.body_max_bytes).await?;
     Ok(Received { message, held, sender })
 }

@@ -56,8 +56,9 @@ pub(super) async fn guarded(
         false => None,
     };
     let serving = guard.core.serving();
+    let memory = guard.core.memory.of_client(guard.core.admission.of_address(peer.ip()));
     let request = request.map(|body| {
-        let body = BoundedBody::new(body, &guard.core, &serving.limits, 0);
+        let body = BoundedBody::new(body, &guard.core, &serving.limits, &memory, 0);
         Body::new(CallBody { body, _place: place })
     });
     drop(serving);

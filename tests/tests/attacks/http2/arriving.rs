@@ -11,13 +11,13 @@ const COMPLETIONS: &str = "/v1/completions";
 const CONNECTIONS: usize = 20;
 const STREAMS: u32 = 100;
 
-/// Requests that may wait for their bodies: the budget, by what each counts.
+/// Requests that may wait for their bodies: eight ninths of the budget, by what each counts.
 const WAITING: f64 = 512.0;
 
 #[tokio::test]
 async fn requests_that_wait_for_their_bodies_are_charged() {
     let limits =
-        "{ request_memory_max: 8MiB, body_size_max: 1MiB, body_grace: 600s, body_timeout: 600s }";
+        "{ request_memory_max: 9MiB, body_size_max: 1MiB, body_grace: 600s, body_timeout: 600s }";
     let solo = Solo::start(limits, |_| whole_reply()).await;
     let body = json!({"model": "sim", "prompt": "a"});
     assert_eq!(solo.http.post(COMPLETIONS, &body).await.status, 200);

@@ -40,7 +40,7 @@ async fn bodies_that_fill_the_memory_of_requests_fire_request_memory_saturated()
         .await;
         let [used, all] = ["splitrail_request_memory_bytes", "splitrail_request_memory_max_bytes"];
         let used = watched.cluster.metric(used, &[]).await;
-        used > 0.9 * watched.cluster.metric(all, &[]).await
+        used > 0.8 * watched.cluster.metric(all, &[]).await
     })
     .await;
     watched.fires(&["SplitrailRequestMemorySaturated"]).await;
