@@ -198,8 +198,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let (arrived, client) = scope.origin();
     let priority_max = tenant.as_ref().and_then(|tenant| tenant.priority_max);
     let urgency = call.steering.urgency(&served.config, arrived, client, priority_max);
-    let unread = Arc::new(Unread::new(&core.metrics.shed, call.room, units.len() > 1));
-    let unread = ReplyRoom { unread, memory: Arc::clone(scope.memory()) };
+    let unread = reply_room(core, scope, call.room, units.len());
     let context = Arc::new(Context {
         metrics: Arc::clone(&core.metrics),
         preparer: Arc::clone(&core.preparer),
@@ -244,6 +243,17 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         removed_fields: removed.header(),
         body,
     })
+}
+
+/// What the reply to so many prompts is charged to.
+fn reply_room(
+    core: &Core,
+    scope: &Scope,
+    room: Option<Arc<UnreadRoom>>,
+    prompts: usize,
+) -> ReplyRoom {
+    let unread = Arc::new(Unread::new(&core.metrics.shed, room, prompts > 1));
+    ReplyRoom { unread, memory: Arc::clone(scope.memory()) }
 }
 
 /// Begins the replies of all prompts, each with its own decision.
