@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerFetch {
-    /// It computes what it does not hold.
+    /// The worker computes what it does not hold.
     #[default]
     Off,
     /// Where that is predicted to be faster, the worker that holds the prefix is first asked for a
@@ -25,10 +25,10 @@ pub enum PeerFetch {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum KvLoadFailurePolicy {
-    /// It fails the request.
+    /// The engine fails the request.
     Fail,
-    /// It computes what it cannot read. With vLLM 0.32, a prefill leg that reads waits for ever
-    /// instead, and keeps its blocks.
+    /// The engine computes what it cannot read. With vLLM 0.32, a prefill leg that reads waits
+    /// without end instead, and keeps its blocks.
     Recompute,
 }
 
