@@ -43,7 +43,7 @@ pub use crate::fleet::Failure;
 
 /// The model's name.
 const MODEL: &str = "bench";
-/// Of a router to which nobody comes but engines with their news.
+/// The workload of a router that gets KV events from engines and no requests.
 const TOLD: &str = "CPU at 320 KV events/s, no requests";
 /// Tokens per KV block.
 const BLOCK_SIZE: usize = 16;

@@ -1,5 +1,4 @@
-//! An engine's whole reply: its usage is told anew, and replies of a batch are
-//! made into one.
+//! An engine's whole reply: its usage is rewritten, and the replies of a batch are merged.
 
 use serde_json::Value;
 use serde_json::value::RawValue;

@@ -31,11 +31,11 @@ fn uneven(mut stream: &[u8], mut state: u32) -> impl Iterator<Item = &[u8]> {
 /// The result of a reply.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// It ended, and this is what came after it.
+    /// The reply ended; the bytes that follow it.
     Whole(Vec<u8>),
-    /// It was to go on; whether the connection may end here.
+    /// The reply is incomplete; whether the connection may end here.
     Open { may_close: bool },
-    /// It is not HTTP, or can be read in two ways.
+    /// The bytes are not HTTP, or can be read in two ways.
     Refused,
 }
 

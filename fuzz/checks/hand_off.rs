@@ -11,8 +11,8 @@ pub(crate) fn check(data: &[u8]) {
     let Ok(hand_off) = HandOff::from_reply(raw.get()) else {
         return;
     };
-    // Read a second time, by other code, which is stricter where nobody looks: a
-    // number beyond a float or half a character, in a field that means nothing.
+    // Parsed again by serde_json, which also rejects faults in members that the router ignores: a
+    // number that no float can hold, or half of a surrogate pair.
     let Ok(value) = serde_json::from_str::<Value>(raw.get()) else {
         return;
     };

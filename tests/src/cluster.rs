@@ -52,7 +52,7 @@ pub struct Spec {
     pub fleet: bool,
     /// The `limits`, as a YAML flow mapping.
     pub limits: &'static str,
-    /// Further workers as YAML items, for addresses where nobody lives.
+    /// Further workers as YAML items, for addresses at which nothing listens.
     pub extra_workers: Vec<String>,
     /// Another tokenizer's folder than the simulated model's.
     pub tokenizer: Option<PathBuf>,

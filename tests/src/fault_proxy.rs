@@ -99,7 +99,7 @@ struct Shared {
 }
 
 impl FaultProxy {
-    /// A proxy in front of `to`. Without a schedule it does nothing of its own accord.
+    /// A proxy in front of `to`. Without a schedule it causes no faults by itself.
     pub async fn start(to: SocketAddr, schedule: Option<Schedule>) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");

@@ -1,4 +1,4 @@
-//! Ports that a test keeps while nobody listens on them.
+//! Ports that a test reserves while nothing listens on them.
 
 use std::net::SocketAddr;
 use std::ops::Range;

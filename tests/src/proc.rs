@@ -22,7 +22,7 @@ pub fn memory(pid: u32) -> Memory {
     Memory { now_kib: figure("VmRSS:"), peak_kib: figure("VmHWM:") }
 }
 
-/// From now on, the peak is counted anew.
+/// Resets the peak of the process's memory.
 pub fn reset_peak(pid: u32) {
     // 5 means the peak; proc_pid_clear_refs(5).
     std::fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("a peak to reset");

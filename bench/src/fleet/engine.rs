@@ -102,7 +102,7 @@ impl Feed {
 async fn publish_all(mut socket: PubSocket, mut batches: mpsc::Receiver<(u64, Bytes)>) {
     while let Some((number, payload)) = batches.recv().await {
         let number = Bytes::copy_from_slice(&number.to_be_bytes());
-        // Whoever does not hear it asks for a replay.
+        // A subscriber that misses the message asks for a replay.
         let _lost = send(&mut socket, vec![Bytes::new(), number, payload]).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Rows: for people as a table, for tools as JSON. Few have a peer to compare with.
+//! The rows of results: a table for people, JSON for tools. Few rows have a peer to compare with.
 
 use std::io::{self, Write};
 
@@ -28,7 +28,7 @@ impl Report {
     /// Adds a figure, and prints it.
     ///
     /// # Errors
-    /// Where standard output is closed.
+    /// Standard output is closed.
     pub(super) fn add(
         &mut self,
         workload: &str,
@@ -49,7 +49,7 @@ impl Report {
     /// The same for a figure which should be at most `goal`.
     ///
     /// # Errors
-    /// Where standard output is closed.
+    /// Standard output is closed.
     pub(super) fn add_bounded(
         &mut self,
         workload: &str,
@@ -64,7 +64,7 @@ impl Report {
     /// The same for a figure beside that of a peer.
     ///
     /// # Errors
-    /// Where standard output is closed.
+    /// Standard output is closed.
     pub(super) fn add_beside(
         &mut self,
         workload: &str,
@@ -144,7 +144,7 @@ fn decimals(figure: f64) -> usize {
 /// Prints the table's head.
 ///
 /// # Errors
-/// Where standard output is closed.
+/// Standard output is closed.
 pub(super) fn print_head() -> io::Result<()> {
     print_line(&format!(
         "{:<32} {:<44} {:>10} {:<14} {:<9} met",
@@ -155,7 +155,7 @@ pub(super) fn print_head() -> io::Result<()> {
 /// Prints a line at once: a run takes minutes.
 ///
 /// # Errors
-/// Where standard output is closed.
+/// Standard output is closed.
 pub(crate) fn print_line(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;

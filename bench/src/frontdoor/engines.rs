@@ -20,7 +20,7 @@ const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message
                         message['content'] + '<|im_end|>\n' }}{% endfor %}\
                         {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Engines of whom nobody knows what they hold.
+/// Mock engines whose blocks the router does not know.
 pub(super) struct Engines {
     pub(super) aggregated: Vec<Mock>,
     pub(super) prefill: Vec<Mock>,

@@ -69,7 +69,7 @@ impl Mock {
                 while connections.try_join_next().is_some() {}
                 let words = Arc::clone(&words);
                 connections.spawn(async move {
-                    // Whoever hangs up has had enough.
+                    // The client may close the connection at any time.
                     let _gone = serve(stream, &words).await;
                 });
             }
@@ -125,7 +125,7 @@ async fn answer(stream: &mut TcpStream, words: &Words, body: &[u8]) -> std::io::
     }
     stream.write_all(STREAM_HEAD).await?;
     if says(SLOW) {
-        // Until whoever asked has had enough.
+        // Until the client disconnects.
         for chunk in words.chunks[..CHUNKS - 1].iter().cycle() {
             stream.write_all(chunk).await?;
             sleep(PAUSE).await;

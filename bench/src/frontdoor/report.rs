@@ -1,4 +1,4 @@
-//! Rows: for people as tables, for tools as JSON.
+//! The rows of results: tables for people, JSON for tools.
 
 use std::io;
 
@@ -14,13 +14,13 @@ pub(super) struct Cell {
     pub(super) size: &'static str,
     /// Clients at once.
     pub(super) clients: usize,
-    /// Whether answers were streams.
+    /// Whether replies were streams.
     pub(super) streams: bool,
     /// By target.
     pub(super) figures: Vec<(&'static str, Figures)>,
 }
 
-/// What is told of a cell, and which way is good.
+/// The figures of a cell, with their units.
 const MEASURES: [(&str, &str, fn(&Figures) -> f64); 5] = [
     ("requests", "1/s", |f| f.per_s),
     ("p50", "ms", |f| f.p50_ms),
@@ -169,7 +169,7 @@ impl Cell {
     /// Prints it.
     ///
     /// # Errors
-    /// Where standard output is closed.
+    /// Standard output is closed.
     pub(super) fn print(&self) -> io::Result<()> {
         print_line(&format!("\n{}, {} at once", self.size, self.clients))?;
         print_line(&format!(

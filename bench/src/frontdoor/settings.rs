@@ -107,7 +107,7 @@ pub(super) fn compare_and(
     let mut all: Rounds = variants.iter().map(|variant| (variant.name, Vec::new())).collect();
     for start in 0..STARTS * variants.len() {
         let mut targets = Vec::new();
-        // Whoever starts first is not always the same.
+        // Each variant starts first in turn.
         let order = variants.iter().cycle().skip(start % variants.len()).take(variants.len());
         for Variant { name, further, variable } in order.copied() {
             let settings = Settings { further, ..Kind::Aggregated(engines).into() };

@@ -101,7 +101,7 @@ impl Prompt {
         [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat().into()
     }
 
-    /// A chat whose answer goes on until whoever asked has had enough.
+    /// A chat whose reply continues until its client disconnects.
     pub(super) fn slow(&self) -> String {
         let chat = self.chat(true);
         let open = chat.strip_suffix('}').unwrap_or(&chat);

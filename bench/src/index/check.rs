@@ -1,5 +1,5 @@
-//! Are they right? Every workload compares all three indexes with the exact
-//! model, before a clock runs.
+//! Correctness: every workload compares all three indexes with the exact model before it is
+//! measured.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Rows: for people as a table, for tools as JSON.
+//! The rows of results: a table for people, JSON for tools.
 
 use std::io::{self, Write};
 
@@ -126,7 +126,7 @@ fn short(figure: f64) -> String {
 /// Prints the table's head.
 ///
 /// # Errors
-/// Where standard output is closed.
+/// Standard output is closed.
 pub fn print_head() -> io::Result<()> {
     print_line(&format!(
         "{:<30} {:<36} {:>10} {:>10} {:>10} {:<12} {:>6}  {:<9} met",
@@ -137,7 +137,7 @@ pub fn print_head() -> io::Result<()> {
 /// Prints one row.
 ///
 /// # Errors
-/// Where standard output is closed.
+/// Standard output is closed.
 pub fn print_row(row: &Row) -> io::Result<()> {
     print_line(&row.line())
 }
@@ -145,7 +145,7 @@ pub fn print_row(row: &Row) -> io::Result<()> {
 /// Prints a line at once: a run takes minutes.
 ///
 /// # Errors
-/// Where standard output is closed.
+/// Standard output is closed.
 pub fn print_line(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;

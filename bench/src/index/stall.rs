@@ -11,7 +11,7 @@ const LOOKS: usize = 64;
 /// The longest of many looks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stall {
-    /// What it took, whoever is to blame, in nanoseconds.
+    /// Its duration in nanoseconds, whatever its cause.
     pub longest_ns: u64,
     /// The longest, each less the time in which its thread was ready and had no processor, as
     /// far as this kernel knows: what a hypervisor took is still in it.

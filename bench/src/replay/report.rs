@@ -1,4 +1,4 @@
-//! Rows: for people as a table, for tools as JSON.
+//! The rows of results: a table for people, JSON for tools.
 
 use std::io::{self, Write};
 
@@ -50,7 +50,7 @@ impl Report {
     /// Prints a row and keeps it.
     ///
     /// # Errors
-    /// Where standard output is closed.
+    /// Standard output is closed.
     pub(super) fn add(&mut self, row: Row) -> io::Result<()> {
         print_line(&row.line())?;
         self.rows.push(row);
@@ -105,7 +105,7 @@ impl Row {
 /// Prints the table's head.
 ///
 /// # Errors
-/// Where standard output is closed.
+/// Standard output is closed.
 pub(super) fn print_head() -> io::Result<()> {
     print_line(&format!(
         "{:<26} {:<32} {:<6} {:>10} {:<16} {:>8} {:>6} {:<9} met",
@@ -116,7 +116,7 @@ pub(super) fn print_head() -> io::Result<()> {
 /// Prints a line at once.
 ///
 /// # Errors
-/// Where standard output is closed.
+/// Standard output is closed.
 pub(super) fn print_line(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 /// How a client leaves.
 #[derive(Clone, Copy, Debug)]
 enum Leaving {
-    /// It closes its socket.
+    /// The client closes its socket.
     Close,
     /// Its connection is reset, as by a process that is killed with bytes unread.
     Reset,

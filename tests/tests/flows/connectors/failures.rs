@@ -93,7 +93,7 @@ async fn a_decode_that_fails_gets_a_new_prefill_under_a_new_name() {
     for connector in CONCURRENT {
         for kind in [FaultKind::Status { status: 500 }, FaultKind::Reset] {
             // What Mooncake has staged for a decode that failed waits for the engine's own
-            // time-out: it may have been received, and so is not sent again.
+            // timeout: it may have been received, and so is not sent again.
             let engine = |_: &str, config: &mut SimConfig| config.lease_ms = 700;
             let spec = Spec { engine, ..pd(connector, 1, 2) };
             let mut trial = Trial::start(spec).await;

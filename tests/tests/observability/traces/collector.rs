@@ -31,13 +31,13 @@ pub(crate) enum Protocol {
 /// How a collector replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// It takes all spans.
+    /// The collector takes all spans.
     Take,
-    /// It refuses them for good.
+    /// The collector refuses them with a status after which they are not sent again.
     Refuse,
-    /// What it says is no OTLP.
+    /// The reply is not OTLP.
     Nonsense,
-    /// It says nothing.
+    /// The collector never replies.
     Never,
 }
 

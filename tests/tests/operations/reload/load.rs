@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 const RELOADS: usize = 50;
 const CLIENTS: usize = 6;
 
-/// The file of a turn: workers come and go, policies, time-outs and pools change.
+/// The file of a turn: workers come and go, policies, timeouts and pools change.
 fn yaml(turn: usize, engines: &[(String, SimEngine)]) -> String {
     let workers: String = engines
         .iter()
