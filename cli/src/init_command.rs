@@ -139,12 +139,12 @@ pub(crate) async fn run(args: InitArgs) -> Result<(), Failure> {
     print_text(next.as_bytes())
 }
 
-/// What came of the file with the token.
+/// What was done with the file of the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token {
-    /// It was there.
+    /// The file existed and was not changed.
     Kept,
-    /// It was written.
+    /// The file was written.
     Made,
 }
 

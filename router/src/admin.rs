@@ -1,5 +1,5 @@
-//! The admin listener: metrics, health, the state of the router, and changes that an operator may
-//! make while it runs, and a page that shows it live. It is on loopback by default; it shows addresses and decisions, but no
+//! The admin listener: metrics, health, the state of the router, a page that shows it live, and
+//! changes by operators. It is on loopback by default, and shows addresses and decisions, but no
 //! content and no keys.
 
 use std::net::SocketAddr;

@@ -20,7 +20,7 @@ impl Environment {
     /// The environment of this process.
     ///
     /// # Errors
-    /// It forbids downloads, or a value cannot be used.
+    /// The environment forbids downloads, or a value cannot be used.
     pub(super) fn of_process() -> Result<Self, DownloadError> {
         Self::of(|name| std::env::var(name).ok().filter(|value| !value.trim().is_empty()))
     }

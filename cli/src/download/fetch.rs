@@ -124,7 +124,7 @@ impl Reply {
     /// Reads the body.
     ///
     /// # Errors
-    /// It is larger than `max_bytes`, breaks off, or stops coming.
+    /// The body is larger than `max_bytes`, breaks off, or stops arriving.
     pub(super) async fn read(mut self, max_bytes: usize) -> Result<Vec<u8>, DownloadError> {
         let place = self.at.shown();
         let too_large = || {

@@ -172,7 +172,7 @@ impl Described {
     /// Reads the content, and compares it with its name.
     ///
     /// # Errors
-    /// It does not come whole, is too large, or is not what the hub has announced.
+    /// The content is incomplete, too large, or not what the hub has announced.
     pub(super) async fn read(self) -> Result<Vec<u8>, DownloadError> {
         let content = self.reply.read(self.file.max_bytes).await?;
         match is_content_of(&self.blob, &content) {

@@ -38,17 +38,17 @@ pub(super) enum Ending {
 /// What is known of one replica in the end.
 #[derive(Clone, Debug)]
 pub(super) enum Proof {
-    /// It has not answered the last question.
+    /// The replica has not replied to the last question.
     Unknown,
-    /// It has no requests on the worker, and no hand-off from it that may still be fetched.
+    /// The replica has no requests on the worker, and knows no hand-off from it that may still be fetched.
     NoRequests,
-    /// It had this number of requests when the time was over.
+    /// The replica still had this number of requests on the worker when the time was over.
     Requests(u64),
     /// Requests that were prefilled on the worker may still fetch their hand-offs.
     HandOffs,
-    /// It cannot be asked any more.
+    /// The replica cannot be asked any more.
     Gone(AskError),
-    /// It does not list the worker any more.
+    /// The replica does not list the worker any more.
     Left,
     /// Somebody has taken the worker back into service.
     Undrained,

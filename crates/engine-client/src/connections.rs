@@ -212,7 +212,7 @@ impl Connections {
 
     /// Closes the idle connections to an engine that sent unsolicited bytes, and keeps none for a
     /// while: such bytes may arrive after the next request was written, where they look like its
-    /// answer.
+    /// reply.
     fn keep_none(&self, authority: &Authority) {
         let now = Instant::now();
         let mut idle = self.idle.entry(authority.clone()).or_default();

@@ -88,8 +88,7 @@ impl Secured {
     /// Reads the records that have arrived. Messages of TLS itself, such as a session ticket after
     /// the handshake or a new key (RFC 8446, section 4.6), are no bytes of a reply: the connection
     /// stays usable. It is not usable after the engine's `close_notify`, even if TCP is still
-    /// connected, and not in the middle of a record, of which nobody knows whether it begins an
-    /// answer.
+    /// connected, and not in the middle of a record, because the record may begin a reply.
     fn arrived(&mut self) -> Arrived {
         let (records, session) = self.stream.get_mut();
         let mut read = 0;

@@ -51,7 +51,7 @@ fn has_block_size(worker: &Worker, block_size: u32) -> bool {
     worker.facts.block_size().is_none_or(|tokens| tokens == block_size)
 }
 
-/// The leg whose circuit breaker speaks for a worker as a source.
+/// The leg whose circuit breaker also counts failures of the worker as a source.
 fn leg_of(worker: &Worker) -> Leg {
     if worker.serves(Leg::Prefill) { Leg::Prefill } else { Leg::Decode }
 }

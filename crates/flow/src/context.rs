@@ -108,7 +108,7 @@ impl PromptContext<'_> {
     }
 }
 
-/// The leg_headers of a traced leg, whose engine continues the trace from the leg.
+/// The headers of a traced leg, whose engine continues the trace from the leg.
 pub(super) fn traced(leg_headers: LegHeaders, leg: &LegSpan) -> LegHeaders {
     match leg.traceparent().and_then(|header| HeaderValue::try_from(header).ok()) {
         Some(header) => LegHeaders { traceparent: Some(header), ..leg_headers },
@@ -196,7 +196,7 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> LegHeader
     leg_headers(context)
 }
 
-/// The leg_headers of requests with an id that no other requests have.
+/// Headers for a leg, with an id that no other request has.
 pub(super) fn leg_headers(context: &Context) -> LegHeaders {
     let request_id = HeaderValue::try_from(random_id());
     LegHeaders {

@@ -173,7 +173,7 @@ pub(super) async fn first_events(
     let idle = config.timeouts.stream_idle;
     let call = pin!(async {
         let response = client.post(worker, Shape::streamed(endpoint), body, leg_headers).await?;
-        // Until the first event, the time-out of the leg applies instead of the idle time-out.
+        // Until the first event, the timeout of the leg applies instead of the idle timeout.
         let patience = limit.max(idle);
         let (dialect, memory) = (endpoint.dialect(), &context.unread.memory);
         let reader = EventReader::new(client, response, Arc::clone(worker), patience, memory)

@@ -195,7 +195,7 @@ impl Appointment {
         matches!(self, Self::Transfer { .. } | Self::Push(_))
     }
 
-    /// The leg_headers of the prefill leg, pinned to the rank of the engine whose id the decode leg
+    /// The headers of the prefill leg, pinned to the rank of the engine whose id the decode leg
     /// carries.
     fn leg_headers(&self, leg_headers: &LegHeaders) -> LegHeaders {
         let rank = match self {
@@ -366,7 +366,7 @@ fn handed_over(
     Ok(())
 }
 
-/// Classifies a decode leg that failed before the prefill leg was answered: a time-out counts
+/// Classifies a decode leg that failed before the prefill leg was answered: a timeout counts
 /// against the prefill worker, because the decode engine was waiting for its KV.
 fn late(prefill: &Worker, error: Error) -> Failed {
     if error.kind() != Kind::EngineTimeout {

@@ -65,8 +65,8 @@ impl Placed {
         self.room.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The leg_headers of a leg to this worker: pinned to the chosen rank, unless the leg_headers names a
-    /// rank already.
+    /// The headers of a leg to this worker: pinned to the chosen rank, unless they name a rank
+    /// already.
     pub(super) fn pinned(&self, leg_headers: &LegHeaders) -> LegHeaders {
         let rank = leg_headers.rank.or(self.rank.map(u32::from));
         LegHeaders { rank, ..leg_headers.clone() }

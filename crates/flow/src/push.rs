@@ -30,10 +30,11 @@ use splitrail_api::text::random_id;
 use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::{Served, Worker};
 
-/// How long a decode engine may take to say who it is: as long as a busy one may need for a few tokens.
+/// Maximum time in which a decode engine must say who it is: as long as a busy one may need for a few
+/// tokens.
 const DECODE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a failed pair waits for the answer whether its prefill engine is another one by now.
+/// Maximum time in which a failed pair waits to learn whether its prefill engine has restarted.
 const RELEARN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The data of one pair: with which engine decode registers, and under which id.
@@ -67,7 +68,7 @@ impl PushPair {
     /// decode leg of a push.
     ///
     /// # Errors
-    /// It does not, or does not say so.
+    /// The engine does not take pushed KV, or its reply does not say so.
     pub(super) async fn check_decode(context: &Context, decode: &Placed) -> Result<(), Error> {
         let Served { config, .. } = context.served.as_ref();
         let rank = decode.rank.map(u32::from);

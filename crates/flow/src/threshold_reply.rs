@@ -1,4 +1,4 @@
-//! The reply to a `decode_only` request of whose prompt too little is cached. The router makes the
+//! The reply to a `decode_only` request if too little of its prompt is cached. The router makes the
 //! reply that an engine with support for `cache_hit_threshold` would make.
 
 use bytes::Bytes;

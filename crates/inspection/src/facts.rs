@@ -29,11 +29,11 @@ pub struct SourceFact {
 /// The state of a source of workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceState {
-    /// It found this number of workers.
+    /// The source lists this number of workers.
     Found(usize),
-    /// It cannot be reached; the cause.
+    /// The source cannot be reached; the cause.
     Failed(String),
-    /// It cannot be asked once: its workers are known only while a router runs.
+    /// The source cannot be asked once: its workers are known only while a router runs.
     NotAsked,
 }
 
@@ -181,14 +181,14 @@ impl Identity {
 /// What an engine says about where it publishes KV events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SourcesFact {
-    /// It does not say, as older versions.
+    /// The engine does not say, as older versions.
     #[default]
     Unknown,
-    /// It publishes none.
+    /// The engine publishes no KV events.
     None,
-    /// It publishes at addresses that are not TCP.
+    /// The engine publishes at addresses that are not TCP.
     NotTcp,
-    /// It publishes here, by rank.
+    /// The engine publishes at these addresses, by rank.
     Listed(Vec<EventSource>),
 }
 
@@ -266,12 +266,12 @@ pub struct TokenDifference {
 pub enum TrialFact {
     /// No prompt was sent.
     Untested,
-    /// It was served.
+    /// The request was served.
     Served {
         /// Whether usage has `prompt_tokens_details.cached_tokens`.
         reports_cached_tokens: bool,
     },
-    /// It was refused or failed; the status and the engine's message.
+    /// The request was refused or failed; the status and the engine's message.
     Refused {
         /// The status code.
         status: u16,
@@ -324,7 +324,7 @@ pub enum FetchOutcome {
     },
     /// There was no complete reply; the reason.
     NoReply(String),
-    /// It was not tested; the reason.
+    /// The hand-off was not tested; the reason.
     Untested(&'static str),
 }
 
@@ -367,13 +367,13 @@ pub struct ShimStatus {
 pub enum BootstrapFact {
     /// The connector needs none.
     Untested,
-    /// It cannot be used; its URL and the cause.
+    /// The server cannot be used; its URL and the cause.
     Fails {
         /// The URL.
         url: String,
         /// The cause.
         cause: String,
     },
-    /// It answers.
+    /// The server answers.
     Answers,
 }

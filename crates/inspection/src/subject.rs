@@ -10,7 +10,7 @@ use splitrail_engine_client::echoes::Echoes;
 /// Where a worker is from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It is listed in the configuration.
+    /// The worker is listed in the configuration.
     Listed,
     /// A source found it; the source's name.
     Found(String),

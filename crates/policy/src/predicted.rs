@@ -11,8 +11,8 @@
 //! prefill on the fleet's usual worker: a slow worker costs more time for its own request, but
 //! takes nothing from other requests, which would lose if it were idle. `fetch` is 0 unless the
 //! worker takes leading blocks from another worker (`fetch.rs`); `prefill` and `work` are then
-//! those of the rest. So it is with `read`, what the worker reads back from a decode worker
-//! (`read_back.rs`). `load` is for blocks that the worker holds in slower tiers (`load.rs`).
+//! those of the rest. The same holds for `read`, what the worker reads back from a decode
+//! worker (`read_back.rs`). `load` is for blocks that the worker holds in slower tiers (`load.rs`).
 //!
 //! **The price of extra work.** Computing on one worker what another worker holds delays all later
 //! requests. Their number follows from the load: a server that is busy for the share `rho` of its

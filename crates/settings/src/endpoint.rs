@@ -1,4 +1,4 @@
-//! Addresses of engines: exactly `SCHEME://HOST:PORT`.
+//! Addresses of servers (engines, brokers, sockets of KV events): exactly `SCHEME://HOST:PORT`.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,6 +7,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 pub type BadEndpoint = (String, String);
 
 /// Checks `text` and returns it in a normal form, so that equal addresses are equal texts.
+///
+/// # Errors
+/// The text is not such an address.
 pub fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
     let form = format!("write `{scheme}://HOST:PORT`");
     if scheme == "http" && scheme_of(text).is_some_and(|found| found.eq_ignore_ascii_case("https"))
@@ -17,6 +20,9 @@ pub fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
 }
 
 /// Like [`parse`], for the address of a server that may use TLS: the scheme is `http` or `https`.
+///
+/// # Errors
+/// The text is not such an address.
 pub fn parse_http(text: &str) -> Result<String, BadEndpoint> {
     let form = "write `http://HOST:PORT` or `https://HOST:PORT`".to_owned();
     parse_one_of(text, &["http", "https"], form)

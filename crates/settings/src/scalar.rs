@@ -78,6 +78,9 @@ pub enum BadDuration {
 }
 
 /// Parses numbers with units, largest first: `250ms`, `30s`, `1m30s`, `2h`.
+///
+/// # Errors
+/// The text has another form, or is a duration of more than [`DURATION_MAX`].
 pub fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
     let mut rest = text;
     let mut units = UNITS.iter();
@@ -126,6 +129,9 @@ pub fn format_duration(duration: Duration) -> String {
 }
 
 /// Deserializes a duration by [`parse_duration`].
+///
+/// # Errors
+/// The value is not a text, or [`parse_duration`] refuses it.
 pub fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_duration(&text).map_err(|why| de::Error::custom(format!("`{text}` {why}")))
@@ -137,6 +143,9 @@ pub fn duration_text<S: Serializer>(duration: &Duration, serializer: S) -> Resul
 }
 
 /// Deserializes a duration by [`parse_duration`], or null.
+///
+/// # Errors
+/// The value is neither null nor a text that [`parse_duration`] accepts.
 pub fn optional_duration<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Duration>, D::Error> {

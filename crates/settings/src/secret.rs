@@ -41,10 +41,10 @@ pub enum SecretError {
     /// Its file is larger than any credential.
     #[error("the secret's file is larger than {SECRET_MAX_BYTES} bytes")]
     TooLarge,
-    /// It consists of white space only.
+    /// The secret consists of white space only.
     #[error("the secret is empty")]
     Empty,
-    /// It contains a space, a line break or another character that a bearer token cannot have.
+    /// The secret contains a space, a line break or another character that a bearer token cannot have.
     #[error("the secret holds a character that no header can carry")]
     Characters,
 }

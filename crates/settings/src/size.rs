@@ -132,6 +132,9 @@ pub fn format_rate(bytes_per_s: u64) -> String {
 }
 
 /// Deserializes a size: a number of bytes, or a text by [`parse_size`].
+///
+/// # Errors
+/// The value is neither, or does not fit into `T`.
 pub fn size<'de, T: TryFrom<u64>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     fitting(deserializer.deserialize_any(BytesVisitor(parse_size))?)
 }
@@ -145,6 +148,9 @@ pub fn size_text<T: TryInto<u64> + Copy, S: Serializer>(
 }
 
 /// Deserializes a rate: a number of bytes per second, or a text by [`parse_rate`].
+///
+/// # Errors
+/// The value is neither, or does not fit into `T`.
 pub fn rate<'de, T: TryFrom<u64>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     fitting(deserializer.deserialize_any(BytesVisitor(parse_rate))?)
 }

@@ -78,11 +78,11 @@ impl KvConnector {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoadFailure {
-    /// It fails the request.
+    /// The engine fails the request.
     #[default]
     Fail,
-    /// It computes what it cannot read, as a decode engine. A prefill leg of the real engine that is to
-    /// read waits for ever then, so none is accepted.
+    /// The engine computes what it cannot read if it is a decode engine. A prefill leg of the real
+    /// engine that is to read would then wait without end, so none is accepted.
     Recompute,
 }
 

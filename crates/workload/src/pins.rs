@@ -58,7 +58,7 @@ pub struct Bounds {
 /// Why a pin left the store without having been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It has no full block of known tokens.
+    /// The pin has no full block of known tokens.
     Unusable,
     /// A later pin has all of its tokens, and more.
     Superseded,

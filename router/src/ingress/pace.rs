@@ -34,9 +34,9 @@ impl From<&Limits> for RequiredPace {
 /// Why a client reads too slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slow {
-    /// It reads nothing.
+    /// The client reads nothing.
     Stalled,
-    /// It reads less than the minimum pace.
+    /// The client reads less than the minimum pace.
     TooSlow,
 }
 

@@ -234,7 +234,7 @@ mod tests {
         let pace = Pace { timeout: s(60), grace: s(5), min_bytes_per_s: 1000 };
         assert_eq!(pace.allows(0), s(5));
         assert_eq!(pace.allows(10_000), s(15));
-        assert_eq!(pace.allows(1 << 30), s(60), "and never more than the time-out");
+        assert_eq!(pace.allows(1 << 30), s(60), "and never more than the timeout");
         assert_eq!(Pace { min_bytes_per_s: 0, ..pace }.allows(0), s(60));
     }
 }

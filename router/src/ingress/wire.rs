@@ -31,7 +31,7 @@ pub(super) struct Refusal {
     /// Number of the given bytes that may still be read: they end before the message or frame with
     /// the fault.
     pub(super) good_bytes: usize,
-    /// Why.
+    /// The reason for the refusal.
     pub(super) offence: Offence,
 }
 

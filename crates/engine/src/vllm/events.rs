@@ -108,6 +108,9 @@ impl Decoder {
 
 /// Decodes one payload on its own. For a stream, use [`Decoder`]: a removal gives a cache group
 /// only by number, and an earlier payload said what the number means.
+///
+/// # Errors
+/// The payload is larger than `limits` allow, or is not a batch of KV events.
 pub fn decode_batch(payload: &[u8], limits: &DecodeLimits) -> Result<EventBatch, DecodeError> {
     decode_with(payload, limits, &mut GroupFilter::default())
 }

@@ -135,7 +135,7 @@ impl Subscription {
 pub enum Update {
     /// All batches so far are void: drop what is known of the engine's cache.
     Reset {
-        /// Why.
+        /// The reason for the reset.
         reason: ResetReason,
     },
     /// The next batch. Without a reset between them, batches are consecutive and come from one
@@ -175,7 +175,7 @@ pub enum Update {
     /// The engine cannot be reached, so that what is known may be out of date, until the next
     /// `Synced`. Reported once for each outage.
     Disconnected {
-        /// Why.
+        /// The error that ended the connection.
         error: WireError,
     },
 }

@@ -59,7 +59,7 @@ pub enum WhyNot {
     NothingKept,
     /// No decode worker keeps more of the prompt, and one keeps as many blocks as it may.
     PinsFull,
-    /// It would bring too few tokens.
+    /// The fetch would bring too few tokens.
     MinTokens,
     /// The leg reads back, and can take only one set of blocks.
     ReadsBack,

@@ -55,7 +55,7 @@ pub(crate) struct Asker<'a> {
     pub(crate) body: &'a JsonObject,
     /// The charge for the memory of the body, if a client's request has it.
     pub(crate) memory: Option<&'a Arc<Charge>>,
-    /// The leg_headers of both requests: as the legs of an attempt, they have the same id.
+    /// The headers of both requests: like the legs of one attempt, they have the same id.
     pub(crate) leg_headers: LegHeaders,
 }
 

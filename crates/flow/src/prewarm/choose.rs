@@ -73,13 +73,13 @@ pub(super) struct Brought {
 /// What a worker that is prewarmed does next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum NextFetch {
-    /// It fetches.
+    /// The worker fetches this prefix.
     Fetch(Offer),
-    /// It waits: a worker that holds more than it has something better to do.
+    /// The worker waits: another fetch is bringing the prefix, or no worker that holds it may send now.
     Wait,
-    /// It holds all hot prefixes that other workers can send.
+    /// The worker holds all hot prefixes that other workers can send.
     Done,
-    /// It has no room.
+    /// The worker has no room.
     Full,
 }
 

@@ -32,15 +32,15 @@ const FILLED_MAX: f64 = 0.9;
 /// Why prewarming of a worker ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It holds all hot prefixes that other workers can send.
+    /// The worker holds all hot prefixes that other workers can send.
     Done,
-    /// It has taken over `prewarm.tokens_max` tokens.
+    /// The worker has taken over `prewarm.tokens_max` tokens.
     Tokens,
     /// `prewarm.time_max` is over.
     Time,
-    /// Its cache is full.
+    /// The worker's cache is full.
     Full,
-    /// It drains, is down, has restarted or has left, or prewarming was switched off.
+    /// The worker drains, is down, has restarted or has left, or prewarming was switched off.
     Stopped,
 }
 

@@ -17,7 +17,7 @@ use splitrail_engine_client::{
 };
 use splitrail_fleet::Worker;
 
-/// An engine may send comments without any event for this many times the idle time-out. Comments
+/// An engine may send comments without any event for this many times the idle timeout. Comments
 /// keep the connection open but are no progress.
 const COMMENTS_PATIENCE: u32 = 10;
 

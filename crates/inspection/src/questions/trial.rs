@@ -34,9 +34,9 @@ pub(crate) struct Staged {
 
 /// How a decode engine gets the KV of a staged prompt.
 pub(crate) enum StagedKv {
-    /// It pulls.
+    /// The decode engine pulls.
     Pull(HandOff),
-    /// It registers with this engine, which pushes.
+    /// The decode engine registers with this engine, which pushes.
     Push(PushEngine),
 }
 

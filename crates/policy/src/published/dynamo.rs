@@ -1,4 +1,4 @@
-//! The policy of the fewest blocks to compute, of this prompt and of queued prompts.
+//! Dynamo's rule: the worker with the fewest blocks to compute, for this prompt and for queued ones.
 
 use super::Sight;
 use crate::candidate::{Candidate, Query};

@@ -1,4 +1,5 @@
-//! The policy of a weighted sum of scores: the prefix counts twice, the queue once.
+//! llm-d's rule: the worker with the highest sum of scores, in which the prefix counts twice and the
+//! queue once.
 
 use crate::candidate::{Candidate, Query};
 

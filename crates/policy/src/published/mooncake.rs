@@ -1,4 +1,4 @@
-//! The policy of the earliest predicted end of the prefill.
+//! Mooncake's rule: the worker whose prefill is predicted to end first.
 
 use super::{Chosen, Sight, cached_tokens};
 use crate::candidate::{Candidate, Query};

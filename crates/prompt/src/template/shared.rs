@@ -1,6 +1,6 @@
 //! Texts and lists as shared template values.
 //!
-//! One of three files of this crate with `unsafe`: a shared text is preceded by two reference
+//! One of two files of this crate with `unsafe`: a shared text is preceded by two reference
 //! counts (sixteen bytes), and the standard library copies the text after them in one step, which
 //! is slow on some processors; see [`STEP_BYTES`].
 

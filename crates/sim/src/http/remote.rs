@@ -8,8 +8,8 @@ use crate::engine::read_back::Read;
 use crate::engine::request::RemoteKv;
 use crate::error::ApiError;
 
-/// Whether a request has NIXL's `do_remote_prefill` without block ids, that of NIXL in push mode without
-/// a remote request id, or Mooncake's at a prefill engine.
+/// Whether the request would end a real engine's process: it has NIXL's `do_remote_prefill` without
+/// block ids, that of NIXL in push mode without a remote request id, or Mooncake's at a prefill engine.
 pub(crate) fn is_deadly(body: &Value, config: &SimConfig) -> bool {
     let params = &body["kv_transfer_params"];
     let blocks = &params["remote_block_ids"];
@@ -52,7 +52,7 @@ pub(crate) fn read_remote(
     };
     if strange {
         // A real engine would ignore unknown parameters, and serve something else.
-        return Err(refused("hand_off_mismatch", "speaks another connector's language"));
+        return Err(refused("hand_off_mismatch", "has the parameters of another connector"));
     }
     match config.connector {
         KvConnector::SharedStorage | KvConnector::None => Ok(RemoteKv::None),

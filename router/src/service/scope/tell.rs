@@ -24,12 +24,12 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// It ended well.
+    /// The request was served.
     pub(super) fn ok(protocol: Protocol) -> Self {
         Self { outcome: "ok", result: "ok", status: protocol.ok(), unknown_model: None }
     }
 
-    /// It failed. `is_replied` says whether the head of the reply was sent before.
+    /// The request failed. `is_replied` says whether the head of the reply was sent before.
     pub(super) fn failed(protocol: Protocol, error: &Error, is_replied: bool) -> Self {
         // Over HTTP, the status of a stream is sent before its events.
         let status = match (protocol, is_replied) {

@@ -18,15 +18,15 @@ use tokio_rustls::TlsAcceptor;
 /// What the server does with a connection.
 #[derive(Clone)]
 pub(super) enum Reply {
-    /// It replies with these bytes and closes.
+    /// The server replies with these bytes and closes.
     Bytes(Vec<u8>),
-    /// It closes before it reads anything.
+    /// The server closes before it reads anything.
     Close,
-    /// It reads the request and never replies.
+    /// The server reads the request and never replies.
     Silence,
-    /// It replies with these bytes, and then forever with one byte in a while.
+    /// The server replies with these bytes, and then with one byte from time to time, without end.
     Trickle(Vec<u8>),
-    /// It replies with these bytes, and then with zeros for as long as somebody reads.
+    /// The server replies with these bytes, and then with zeros for as long as somebody reads.
     Endless(Vec<u8>),
 }
 
