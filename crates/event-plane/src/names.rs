@@ -70,7 +70,7 @@ pub fn terms(engine_model: &str) -> String {
     format!("{ROOT}.terms.{}", token(engine_model))
 }
 
-/// The subjects of these questions for all models.
+/// The subjects of the requests for hash terms of all models.
 #[must_use]
 pub fn terms_of_all() -> String {
     format!("{ROOT}.terms.*")
