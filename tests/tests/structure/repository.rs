@@ -1,11 +1,12 @@
 //! This repository keeps the rules.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
+use super::documents::{Texts, broken_links, functions, stale_names, unknown_tests};
 use super::imports::imports;
 use super::rules::{
     CRATE_MAX_LINES, Dependencies, FILE_MAX_LINES, impure, long_functions, table, too_long,
@@ -51,16 +52,23 @@ fn packages() -> Vec<Package> {
 }
 
 /// The files of Rust under a folder, by their path below it.
-fn rust_files(folder: &Path) -> BTreeMap<String, String> {
-    let mut files = BTreeMap::new();
+fn rust_files(folder: &Path) -> Texts {
+    files(folder, ".rs")
+}
+
+/// The files under a folder whose names end with `suffix`, by their path below it. Symbolic links are
+/// not followed.
+fn files(folder: &Path, suffix: &str) -> Texts {
+    let mut files = Texts::new();
     let mut open = vec![folder.to_owned()];
     while let Some(path) = open.pop() {
         for entry in std::fs::read_dir(&path).unwrap() {
-            let path = entry.unwrap().path();
+            let entry = entry.unwrap();
+            let (path, kind) = (entry.path(), entry.file_type().unwrap());
             let name = path.file_name().unwrap().to_string_lossy();
-            if path.is_dir() && name != "target" && !name.starts_with('.') {
+            if kind.is_dir() && name != "target" && !name.starts_with('.') {
                 open.push(path);
-            } else if name.ends_with(".rs") {
+            } else if kind.is_file() && name.ends_with(suffix) {
                 let below = path.strip_prefix(folder).unwrap().to_string_lossy().into_owned();
                 files.insert(below, std::fs::read_to_string(&path).unwrap());
             }
@@ -69,7 +77,7 @@ fn rust_files(folder: &Path) -> BTreeMap<String, String> {
     files
 }
 
-fn modules(files: &BTreeMap<String, String>) -> Modules {
+fn modules(files: &Texts) -> Modules {
     files.iter().filter_map(|(file, text)| Some((module_of(file)?, code(text)))).collect()
 }
 
@@ -141,6 +149,25 @@ fn tests_that_guard_the_movement_of_kv_exist() {
     let exists = |name: &str| all.iter().any(|text| text.contains(&format!("fn {name}()")));
     let missing: Vec<&str> = named.into_iter().filter(|name| !exists(name)).collect();
     assert!(missing.is_empty(), "docs/hand-offs.md names tests that do not exist: {missing:?}");
+}
+
+#[test]
+fn tests_that_documents_name_exist() {
+    let sources = rust_files(&root());
+    let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
+    let known: BTreeSet<&str> = sources.values().flat_map(|text| functions(text)).collect();
+    let unknown = unknown_tests(&read("docs/security.md"), &known);
+    assert!(unknown.is_empty(), "docs/security.md names tests that do not exist: {unknown:#?}");
+    let stale = stale_names(&read("tests/renamed-tests.tsv"), &sources);
+    assert!(stale.is_empty(), "rows of tests/renamed-tests.tsv without a test: {stale:#?}");
+}
+
+#[test]
+fn links_between_documents_lead_to_files_and_headings() {
+    let documents = files(&root(), ".md");
+    assert!(documents.len() > 40, "{:?}", documents.keys());
+    let broken = broken_links(&documents, &|path| root().join(path).exists());
+    assert!(broken.is_empty(), "broken links: {broken:#?}");
 }
 
 #[test]
