@@ -23,8 +23,9 @@ impl AdminAddress {
         };
         match url {
             Ok(url) => Ok(Self { url }),
-            Err((why, _)) => Err(format!(
-                "the address {why}: write HOST:PORT, http://HOST:PORT or https://HOST:PORT"
+            Err(bad) => Err(format!(
+                "the address {}: write HOST:PORT, http://HOST:PORT or https://HOST:PORT",
+                bad.why
             )),
         }
     }

@@ -24,14 +24,15 @@ impl EngineAddress {
             true => endpoint::parse_http(text),
             false => endpoint::parse_http(&format!("http://{text}")),
         };
-        url.map(Self::Url).map_err(|(why, _)| {
+        url.map(Self::Url).map_err(|bad| {
+            let why = bad.why;
             format!("the address {why}: write HOST:PORT, http://HOST:PORT or dns://NAME:PORT")
         })
     }
 
     fn parse_dns(text: &str) -> Result<Self, String> {
         let url = endpoint::parse_http(&format!("http://{text}"))
-            .map_err(|(why, _)| format!("the DNS name {why}: write dns://NAME:PORT"))?;
+            .map_err(|bad| format!("the DNS name {}: write dns://NAME:PORT", bad.why))?;
         let (name, port) = url.trim_start_matches("http://").rsplit_once(':').unwrap_or_default();
         if name.starts_with('[') || name.parse::<IpAddr>().is_ok() {
             return Err("is an address and no DNS name: write HOST:PORT without dns://".to_owned());

@@ -130,7 +130,7 @@ fn parse_for(
 /// # Errors
 /// What is wrong with the address, without the text.
 pub fn engine_address(text: &str) -> Result<String, String> {
-    endpoint::parse_http(text).map_err(|(why, _)| why)
+    endpoint::parse_http(text).map_err(|bad| bad.why)
 }
 
 /// Like [`engine_address`], for a server beside an engine, which never uses TLS: `http://HOST:PORT`.
@@ -138,7 +138,7 @@ pub fn engine_address(text: &str) -> Result<String, String> {
 /// # Errors
 /// What is wrong with the address, without the text.
 pub fn http_address(text: &str) -> Result<String, String> {
-    endpoint::parse(text, "http").map_err(|(why, _)| why)
+    endpoint::parse(text, "http").map_err(|bad| bad.why)
 }
 
 /// The JSON Schema (2020-12) of a configuration file, with the meaning and the default

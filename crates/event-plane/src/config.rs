@@ -140,7 +140,7 @@ fn is_here(text: &str) -> bool {
 /// Checks that a text names a server; the error does not repeat the text.
 fn server(text: &str) -> Result<(), String> {
     let scheme = if text.starts_with("tls://") { "tls" } else { "nats" };
-    splitrail_settings::endpoint::parse(text, scheme).map(|_| ()).map_err(|(why, _)| why)
+    splitrail_settings::endpoint::parse(text, scheme).map(|_| ()).map_err(|bad| bad.why)
 }
 
 #[cfg(test)]

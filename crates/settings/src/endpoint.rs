@@ -2,9 +2,14 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Why a text is not an address: the end of the message, and a hint. Neither repeats the text,
-/// which may contain a password.
-pub type BadEndpoint = (String, String);
+/// Why a text is not an address. No member repeats the text, which may contain a password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadEndpoint {
+    /// The end of the message, which begins with the name of the value.
+    pub why: String,
+    /// How to write the address.
+    pub hint: String,
+}
 
 /// Checks `text` and returns it in a normal form, so that equal addresses are equal texts.
 ///
@@ -14,7 +19,8 @@ pub fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
     let form = format!("write `{scheme}://HOST:PORT`");
     if scheme == "http" && scheme_of(text).is_some_and(|found| found.eq_ignore_ascii_case("https"))
     {
-        return Err(("uses https, which is not supported here".to_owned(), form));
+        let why = "uses https, which is not supported here".to_owned();
+        return Err(BadEndpoint { why, hint: form });
     }
     parse_one_of(text, &[scheme], form)
 }
@@ -33,7 +39,7 @@ fn scheme_of(text: &str) -> Option<&str> {
 }
 
 fn parse_one_of(text: &str, schemes: &[&str], form: String) -> Result<String, BadEndpoint> {
-    let bad = |why: &str| Err((why.to_owned(), form.clone()));
+    let bad = |why: &str| Err(BadEndpoint { why: why.to_owned(), hint: form.clone() });
     let Some((found, rest)) = text.split_once("://") else {
         return bad("has no scheme");
     };
@@ -58,8 +64,8 @@ fn parse_one_of(text: &str, schemes: &[&str], form: String) -> Result<String, Ba
         _ => return bad("has a port that is not from 1 to 65535"),
     };
     if host == "*" {
-        let hint = "`*` is what an engine binds; write the address to connect to";
-        return Err(("has no host".to_owned(), hint.to_owned()));
+        let hint = "`*` is what an engine binds; write the address to connect to".to_owned();
+        return Err(BadEndpoint { why: "has no host".to_owned(), hint });
     }
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(inner) => match inner.parse::<Ipv6Addr>() {
@@ -137,7 +143,7 @@ mod tests {
             assert_eq!(parse_http(text), Ok(text.to_owned()));
         }
         for text in ["HTTPS://a:1", "tcp://a:1", "https://a", "https://u:p@a:1", "https://a:1/v1"] {
-            let (_, hint) = parse_http(text).unwrap_err();
+            let BadEndpoint { hint, .. } = parse_http(text).unwrap_err();
             assert_eq!(hint, "write `http://HOST:PORT` or `https://HOST:PORT`", "{text}");
         }
         assert_eq!(parse_http("https://Host:0443"), Ok("https://host:443".to_owned()));

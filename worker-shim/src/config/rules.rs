@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
+use splitrail_settings::endpoint::{self, BadEndpoint};
 use splitrail_settings::problem::Report;
 use splitrail_settings::scalar::parse_duration;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
-use splitrail_settings::{Secret, endpoint};
+use splitrail_settings::Secret;
 
 /// The range of `load_interval`. Shorter intervals would disturb the engine; with longer ones
 /// the load would be out of date.
@@ -20,7 +21,7 @@ const LOAD_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     if let Some(node) = root.get("advertise")
         && let Some(text) = node.text()
-        && let Err((why, hint)) = endpoint::parse_http(text)
+        && let Err(BadEndpoint { why, hint }) = endpoint::parse_http(text)
     {
         report.error(node.at, format!("`advertise` {why}"), hint);
     }
@@ -29,7 +30,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     {
         if let Some(node) = root.get(key)
             && let Some(text) = node.text()
-            && let Err((why, hint)) = endpoint::parse(text, scheme)
+            && let Err(BadEndpoint { why, hint }) = endpoint::parse(text, scheme)
         {
             report.error(node.at, format!("`{key}` {why}"), hint);
         }
@@ -92,7 +93,7 @@ fn routers(root: &Node, report: &mut Report) {
             continue;
         }
         match endpoint::parse(&format!("http://{text}"), "http") {
-            Err((why, _)) => {
+            Err(BadEndpoint { why, .. }) => {
                 let message = format!("`router[{index}]` {why}");
                 report.error(node.at, message, "write `HOST:PORT`, a router's `listen.fleet`");
             }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Secret;
 use crate::scalar;
-use splitrail_settings::endpoint;
+use splitrail_settings::endpoint::{self, BadEndpoint};
 
 /// Traces of requests.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
@@ -109,7 +109,7 @@ impl OtlpConfig {
     ///
     /// # Errors
     /// What is wrong with it, and what to write instead, without the text.
-    pub fn target(&self) -> Result<OtlpTarget, (String, String)> {
+    pub fn target(&self) -> Result<OtlpTarget, BadEndpoint> {
         const PATH: &str = "/v1/traces";
         let scheme_end = self.endpoint.find("://").map_or(0, |at| at + "://".len());
         let path_at = self.endpoint[scheme_end..].find('/').map(|at| at + scheme_end);
@@ -119,11 +119,11 @@ impl OtlpConfig {
             (OtlpProtocol::Http, path) if is_path(path) => path,
             (OtlpProtocol::Http, _) => {
                 let hint = "write a path of letters, digits and `-._~/%`";
-                return Err(("has an invalid path".to_owned(), hint.to_owned()));
+                return Err(BadEndpoint { why: "has an invalid path".into(), hint: hint.into() });
             }
             (OtlpProtocol::Grpc, _) => {
                 let hint = "OTLP/gRPC has no path: delete it, or write `protocol: http`";
-                return Err(("has a path".to_owned(), hint.to_owned()));
+                return Err(BadEndpoint { why: "has a path".into(), hint: hint.into() });
             }
         };
         let origin = endpoint::parse_http(origin)?;

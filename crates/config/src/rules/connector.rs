@@ -4,7 +4,7 @@ use crate::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};
 use crate::scalar::BlockSize;
 use crate::short_forms::WorkerPlace;
 use crate::value::{typed, typed_or};
-use splitrail_settings::endpoint;
+use splitrail_settings::endpoint::{self, BadEndpoint};
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
@@ -100,7 +100,7 @@ fn networks(model: &Node, path: &str, connector: Connector, report: &mut Report)
 fn bootstrap(worker: &Node, path: &str, connector: Connector, report: &mut Report) {
     let Some(node) = worker.get("bootstrap") else { return };
     let Some(text) = node.text() else { return };
-    if let Err((why, hint)) = endpoint::parse(text, "http") {
+    if let Err(BadEndpoint { why, hint }) = endpoint::parse(text, "http") {
         report.error(node.at, format!("`{path}.bootstrap` {why}"), hint);
     }
     if !connector.has_bootstrap() || typed::<Role>(worker, "role") == Some(Role::Decode) {

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::model::{OtlpConfig, OtlpProtocol, OtlpTarget, TracingConfig};
 use crate::tls::authorities;
 use crate::value::typed;
+use splitrail_settings::endpoint::BadEndpoint;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::{Node, Value};
 
@@ -51,7 +52,7 @@ fn endpoint(section: &Node, otlp: &OtlpConfig, report: &mut Report) -> Option<Ot
     let at = section.get("endpoint").unwrap_or(section).at;
     let target = match otlp.target() {
         Ok(target) => target,
-        Err((why, hint)) => {
+        Err(BadEndpoint { why, hint }) => {
             report.error(at, format!("`tracing.otlp.endpoint` {why}"), hint);
             return None;
         }

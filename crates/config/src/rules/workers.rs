@@ -156,7 +156,7 @@ fn address(
     let (node, address) = text(worker, key)?;
     match parse(address) {
         Ok(address) => Some((node.at, address)),
-        Err((why, hint)) => {
+        Err(BadEndpoint { why, hint }) => {
             report.error(node.at, format!("`{}` {why}", place.key(key)), hint);
             None
         }

@@ -82,7 +82,7 @@ impl Refused {
 impl Collector {
     /// The collector of a configuration. Reads its secrets and certificates.
     pub(super) fn new(config: &OtlpConfig) -> Result<Self, String> {
-        let target = config.target().map_err(|(why, _)| format!("endpoint {why}"))?;
+        let target = config.target().map_err(|bad| format!("endpoint {}", bad.why))?;
         let mut headers = HeaderMap::new();
         for header in &config.headers {
             let name = HeaderName::from_bytes(header.name.as_bytes());
