@@ -7,7 +7,6 @@
 //! The mirror never waits for a router.
 
 mod change_log;
-mod log_throttle;
 mod messages;
 mod rank_follower;
 mod snapshot;
@@ -29,7 +28,6 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 pub(crate) use self::change_log::ChangePosition;
-pub(crate) use self::log_throttle::KeyedLogThrottle;
 pub(crate) use self::snapshot::{Snapshot, SnapshotParts};
 pub use self::source::RankSource;
 pub use self::status::{MirrorStatus, RankStatus};

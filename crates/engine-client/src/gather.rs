@@ -69,22 +69,26 @@ pub(super) enum GatherError {
 impl GatherError {
     /// The error for a request; `key` names the limit in the configuration.
     pub(super) fn of(self, worker: &dyn Engine, key: &str, memory: &ReplyMemory) -> Error {
-        match self {
-            Self::NoMemory => memory.shed(),
-            Self::Broken(broken) => Error::engine(worker.id(), &broken.to_string()),
-            Self::TooLong => too_large(key),
-            Self::NoRoom(error) => error,
-        }
+        self.or_too_long(worker, memory, || too_large(key))
     }
 
     /// The error for a report that an engine makes about itself.
     pub(super) fn of_report(self, worker: &dyn Engine, memory: &ReplyMemory) -> Error {
+        self.or_too_long(worker, memory, || {
+            Error::engine(worker.id(), "sent a report about itself of more than 4 MiB")
+        })
+    }
+
+    fn or_too_long(
+        self,
+        worker: &dyn Engine,
+        memory: &ReplyMemory,
+        too_long: impl FnOnce() -> Error,
+    ) -> Error {
         match self {
             Self::NoMemory => memory.shed(),
             Self::Broken(broken) => Error::engine(worker.id(), &broken.to_string()),
-            Self::TooLong => {
-                Error::engine(worker.id(), "sent a report about itself of more than 4 MiB")
-            }
+            Self::TooLong => too_long(),
             Self::NoRoom(error) => error,
         }
     }

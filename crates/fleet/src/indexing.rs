@@ -2,7 +2,6 @@
 //! follows its KV events: counts what was applied, logs what could not be applied, and records
 //! whether the part is reliable.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use super::pool::Pool;
 use super::ranks::rank_key;
 use super::worker::Worker;
 use crate::Cluster;
+use splitrail_settings::log_throttle::KeyedLogThrottle;
 use splitrail_telemetry::clock::unix_ms;
 
 /// Minimum time for which a worker's part of the index lacks blocks before it is rebuilt.
@@ -23,9 +23,6 @@ const TRUNCATED_MAX: Duration = Duration::from_secs(3600);
 /// The reason, in metrics and logs, for blocks beyond the size limit of the index.
 pub(super) const OVER_LIMIT: &str = "over_limit";
 
-/// Minimum time between two log lines of one kind about one worker.
-const QUIET: Duration = Duration::from_secs(30);
-
 /// One worker's part of its model's index. It outlives changes of the configuration that keep the
 /// pool, so it holds nothing else of the model.
 pub(super) struct Indexing {
@@ -35,8 +32,8 @@ pub(super) struct Indexing {
     pub(super) worker: Arc<Worker>,
     /// The rank; `None` if a shim reports all ranks.
     rank: Option<u16>,
-    /// When a log line of each kind was last written.
-    said: BTreeMap<&'static str, Instant>,
+    /// Limits log lines about the worker.
+    log_throttle: KeyedLogThrottle,
     /// The time since when the index has left out blocks because of its size limit.
     truncated: Option<Instant>,
     /// Minimum time in this state before the part is rebuilt.
@@ -64,7 +61,7 @@ impl Indexing {
             pool,
             worker,
             rank,
-            said: BTreeMap::new(),
+            log_throttle: KeyedLogThrottle::default(),
             truncated: None,
             truncated_min: TRUNCATED_MIN,
         }
@@ -216,12 +213,7 @@ impl Indexing {
 
     /// Whether a log line of this kind is due. Prevents a log line per invalid message.
     pub(super) fn may_log(&mut self, kind: &'static str) -> bool {
-        let now = Instant::now();
-        let due = self.said.get(kind).is_none_or(|last| now.duration_since(*last) >= QUIET);
-        if due {
-            self.said.insert(kind, now);
-        }
-        due
+        self.log_throttle.may_log(kind)
     }
 
     pub(super) fn model(&self) -> &str {

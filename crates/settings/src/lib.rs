@@ -11,6 +11,7 @@ mod check;
 pub mod command;
 pub mod endpoint;
 pub mod file;
+pub mod log_throttle;
 pub mod logging;
 pub mod problem;
 pub mod process;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use splitrail_proto::v1::{Capabilities, Load};
+use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -14,7 +15,7 @@ use super::claims::Claims;
 use super::status::{Stage, StatusEntry};
 use super::stream_end::StreamEnd;
 use super::{Address, Config, Timing, call};
-use crate::mirror::{KeyedLogThrottle, Mirror};
+use crate::mirror::Mirror;
 
 /// The parts of the shim that are reported to every router.
 #[derive(Clone, Debug)]

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::net::lookup_host;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
@@ -14,7 +15,6 @@ use tokio::time::{sleep, timeout};
 use super::claims::Claims;
 use super::link::{Link, ShimState};
 use super::{Address, Config};
-use crate::mirror::KeyedLogThrottle;
 
 /// Maximum number of routers.
 const ROUTERS_MAX: usize = 256;

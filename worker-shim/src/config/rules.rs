@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
+use splitrail_settings::Secret;
 use splitrail_settings::endpoint::{self, BadEndpoint};
 use splitrail_settings::problem::Report;
 use splitrail_settings::scalar::parse_duration;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
-use splitrail_settings::Secret;
 
 /// The range of `load_interval`. Shorter intervals would disturb the engine; with longer ones
 /// the load would be out of date.

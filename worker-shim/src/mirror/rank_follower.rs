@@ -5,11 +5,12 @@ use std::time::Duration;
 use splitrail_engine::vllm::events::EventBatch;
 use splitrail_engine::vllm::subscription::{Subscription, SyncOutcome, Update};
 use splitrail_kv::Applied;
+use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::{KeyedLogThrottle, Mirror, RankSource};
+use super::{Mirror, RankSource};
 
 /// Maximum number of batches between the subscription and the mirror. A full queue leaves
 /// events in the kernel's buffers, and finally at the engine.

@@ -7,13 +7,14 @@ use prost::Message as _;
 use splitrail_event_plane::{Broker, names};
 use splitrail_kv::HashSeed;
 use splitrail_proto::v1::{Capabilities, PlaneAsk, Welcome};
+use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::config::Config;
 use super::session::PlaneSession;
 use crate::attach::IncompatibleRouter;
-use crate::mirror::{HashTerms, KeyedLogThrottle};
+use crate::mirror::HashTerms;
 
 /// How long the shim waits for further replies after the first one.
 const FURTHER_REPLIES_TIMEOUT: Duration = Duration::from_millis(200);

@@ -9,11 +9,12 @@ use bytes::Bytes;
 use prost::Message as _;
 use splitrail_event_plane::names;
 use splitrail_proto::v1::{Events, PlaneEvents};
+use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::session::PlaneSession;
-use crate::mirror::{ChangePosition, KeyedLogThrottle};
+use crate::mirror::ChangePosition;
 
 /// Size in bytes from which a message gets no further change. The last change may exceed it.
 const MESSAGE_BYTES: usize = 256 << 10;

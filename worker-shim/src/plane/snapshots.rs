@@ -5,10 +5,11 @@ use std::time::Duration;
 use splitrail_event_plane::async_nats::jetstream::object_store::ObjectMetadata;
 use splitrail_event_plane::names;
 use splitrail_event_plane::snapshot::{Label, Stored};
+use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::session::PlaneSession;
-use crate::mirror::{ChangePosition, KeyedLogThrottle, SnapshotParts};
+use crate::mirror::{ChangePosition, SnapshotParts};
 
 /// Minimum time between two snapshots, however many are requested.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(500);
