@@ -178,7 +178,8 @@ mod tests {
 
     #[test]
     fn examples_and_links_to_other_hosts_are_not_checked() {
-        let page = "```\n[a](none.md)\n# no heading\n```\n[b](https://none.example/#c) `a[0](1 2)`\n";
+        let page =
+            "```\n[a](none.md)\n# no heading\n```\n[b](https://none.example/#c) `a[0](1 2)`\n";
         assert_eq!(broken(page), Vec::<String>::new());
         assert_eq!(broken(&format!("{page}[c](#no-heading)")).len(), 1);
     }

@@ -1,6 +1,7 @@
 //! The worker's KV blocks: their size, and the events about them.
 
 use splitrail_config::BlockSize;
+use splitrail_engine::vllm::identity::EventSource;
 
 use super::list::{Findings, needs_events};
 use crate::facts::{EventsFact, ReplayFact, SourcesFact, WorkerFacts};
@@ -81,6 +82,11 @@ fn configured(found: &mut Findings<'_>, worker: &WorkerFacts, address: &str) {
             found.add(Kind::KvEventsUnreadable, format!("the KV events from {address}: {cause}"));
         }
     }
+    replay(found, worker, own);
+}
+
+/// `own` is where the engine says that it publishes.
+fn replay(found: &mut Findings<'_>, worker: &WorkerFacts, own: Option<&EventSource>) {
     match (&worker.config.kv_replay, &worker.replay) {
         (Some(address), ReplayFact::Fails(cause)) => {
             let what = format!("no replay of KV events from {address}: {cause}");

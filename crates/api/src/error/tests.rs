@@ -1,0 +1,64 @@
+use super::*;
+
+#[test]
+fn messages_of_client_errors_are_not_logged() {
+    let refused = Error::rejected(400, "prompt `secret` is too long".into(), None);
+    assert!(!refused.to_string().contains("secret"));
+    assert!(refused.to_openai().contains("secret"), "the client itself is told");
+    let failed = Error::new(Kind::EngineFailed, "worker p0 answered with status 500");
+    assert!(failed.to_string().contains("p0"));
+}
+
+#[test]
+fn a_withheld_message_is_in_no_reply() {
+    let failed = Error::engine("d1", "answered with status 500").withheld();
+    let replies = [Dialect::Chunks, Dialect::Responses, Dialect::Messages]
+        .map(|dialect| failed.to_body(dialect) + &failed.to_event(dialect));
+    assert!(!replies.concat().contains("d1"), "{replies:?}");
+    assert!(!failed.to_grpc().message().contains("d1"));
+    assert!(failed.to_string().contains("d1"), "logs have the message");
+    let mistake = Error::invalid("input", "`input` is missing").withheld();
+    assert!(mistake.to_openai().contains("is missing"), "the client itself is told");
+}
+
+#[test]
+fn each_dialect_has_errors_where_its_clients_look() {
+    let error = Error::invalid("input", "`input` is missing");
+    let body = |dialect| serde_json::from_str::<Value>(&error.to_body(dialect)).ok();
+    let openai = body(Dialect::Chunks);
+    assert_eq!(body(Dialect::Responses), openai);
+    let mut anthropic = openai.unwrap_or_default();
+    anthropic["type"] = json!("error");
+    assert_eq!(body(Dialect::Messages), Some(anthropic), "a superset");
+    for (kind, name) in [
+        (Kind::UnknownModel, "not_found_error"),
+        (Kind::BodyTooLarge, "request_too_large"),
+        (Kind::Busy(1), "rate_limit_error"),
+        (Kind::NoWorker, "overloaded_error"),
+        (Kind::EngineTimeout, "timeout_error"),
+        (Kind::EngineFailed, "api_error"),
+        (Kind::EngineRejected(422), "invalid_request_error"),
+    ] {
+        let event = Error::new(kind, "x").to_event(Dialect::Messages);
+        let data = event.strip_prefix("event: error\ndata: ").unwrap_or_default();
+        let told: Value = serde_json::from_str(data).unwrap_or_default();
+        assert_eq!((&told["type"], &told["error"]["type"]), (&json!("error"), &json!(name)));
+    }
+}
+
+#[test]
+fn only_what_another_worker_may_do_better_is_worth_one() {
+    for (kind, another) in [
+        (Kind::EngineUnreachable, true),
+        (Kind::EngineFailed, true),
+        (Kind::ForeignHandOff, true),
+        (Kind::EngineTimeout, true),
+        (Kind::EngineRejected(429), true),
+        (Kind::EngineRejected(400), false),
+        (Kind::DecodeLost, false),
+        (Kind::InvalidRequest, false),
+        (Kind::NoWorker, false),
+    ] {
+        assert_eq!(Error::new(kind, "").worth_another_worker(), another, "{kind:?}");
+    }
+}
