@@ -11,4 +11,4 @@ pub(crate) use ask_all::{ask_all, worst_code};
 pub(crate) use attention::{Attention, of_replica, of_worker};
 pub(crate) use merged::{MergedWorker, merge};
 pub(crate) use poll::{snapshot, workers};
-pub(crate) use snapshot::{Snapshot, WorkerSnapshot};
+pub(crate) use snapshot::{ReplicaState, WorkerSnapshot};

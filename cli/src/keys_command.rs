@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use splitrail_access::keys::{Grant, generate};
-use splitrail_config::keys::{self, KeyEntry, KeysFile, Role};
+use splitrail_config::keys::{self, KeyEntry, KeysFile, OperatorRole};
 use splitrail_settings::command::{Failure, exit};
 use splitrail_settings::process::write_whole;
 
@@ -85,8 +85,8 @@ pub(crate) fn run(args: KeysArgs) -> Result<String, Failure> {
 fn new(args: NewArgs) -> Result<String, Failure> {
     let grant = match (args.tenant, args.role) {
         (Some(tenant), _) => Grant::Tenant(tenant.into()),
-        (None, Some(RoleArg::Admin)) => Grant::Role(Role::Admin),
-        (None, _) => Grant::Role(Role::Read),
+        (None, Some(RoleArg::Admin)) => Grant::Role(OperatorRole::Admin),
+        (None, _) => Grant::Role(OperatorRole::Read),
     };
     let now = SystemTime::now();
     let expires = args.expires.map(|days| {
@@ -130,7 +130,7 @@ fn list(path: &Path, as_json: bool) -> Result<String, Failure> {
     for key in &file.keys {
         let of = match (&key.tenant, key.role) {
             (Some(tenant), _) => format!("tenant {tenant}"),
-            (None, role) => format!("role {}", role.map_or("", Role::name)),
+            (None, role) => format!("role {}", role.map_or("", OperatorRole::name)),
         };
         let is_over = key.expires_at().is_some_and(|expires| expires <= now);
         let expires = match (&key.expires, is_over) {

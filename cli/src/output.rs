@@ -17,7 +17,7 @@ impl Output {
         print_line(&self.text)?;
         match self.code {
             0 => Ok(()),
-            code => Err(Failure::told(code)),
+            code => Err(Failure::already_reported(code)),
         }
     }
 }

@@ -9,7 +9,7 @@ use splitrail_config::model::PeerFetch;
 use splitrail_config::{Flow, HitThreshold, Parts, Role};
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_replay::{
-    Entry, FetchBounds, Named, Report, compare, cost_model, svg, sweep, table, trace,
+    Entry, FetchBounds, NamedPolicy, PolicyReport, compare, cost_model, svg, sweep, table, trace,
 };
 use splitrail_settings::command::{Failure, exit, print_error, print_line};
 
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     write_reports(args, &reports)
 }
 
-fn write_reports(args: &ReplayArgs, reports: &[Report]) -> Result<(), Failure> {
+fn write_reports(args: &ReplayArgs, reports: &[PolicyReport]) -> Result<(), Failure> {
     if let Some(path) = &args.svg {
         write_file(path, |out| out.write_all(svg::svg(reports).as_bytes()))?;
     }
@@ -107,12 +107,15 @@ fn entries(args: &ReplayArgs) -> Result<Vec<Entry>, Failure> {
     Ok(entries)
 }
 
-fn policies(names: &[String], configured: Option<&Named>) -> Result<Vec<Named>, Failure> {
+fn policies(
+    names: &[String],
+    configured: Option<&NamedPolicy>,
+) -> Result<Vec<NamedPolicy>, Failure> {
     let named = |name: &str| {
         match configured {
         Some(policy) if name == CONFIGURED => Ok(policy.clone()),
-        _ => Named::parse(name).ok_or_else(|| {
-            let names = Named::names().join(", ");
+        _ => NamedPolicy::parse(name).ok_or_else(|| {
+            let names = NamedPolicy::names().join(", ");
             let message = format!(
                 "--policy {name}: not the name of a policy ({names}, or one that a configuration can name)"
             );
@@ -128,7 +131,7 @@ fn policies(names: &[String], configured: Option<&Named>) -> Result<Vec<Named>, 
 }
 
 /// The cluster and the policy that a configuration describes.
-fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named), Failure> {
+fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, NamedPolicy), Failure> {
     let loaded = splitrail_config::load(path, Parts::ALL)
         .map_err(|problems| Failure::of_problems(&problems, false))?;
     let models = loaded.config.models;
@@ -168,7 +171,7 @@ fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named)
         }),
         cost: Some(cost_model(&found.costs.into())),
     };
-    Ok((configured, Named::of(found.policy, found.queue.is_some())))
+    Ok((configured, NamedPolicy::of(found.policy, found.queue.is_some())))
 }
 
 fn numbered(path: &Path, number: usize) -> PathBuf {

@@ -8,7 +8,7 @@ use splitrail_settings::command::{Failure, exit};
 
 use crate::admin::{AdminArgs, AskError, Replica};
 use crate::cluster::{
-    Attention, MergedWorker, Snapshot, ask_all, merge, of_replica, snapshot, worst_code,
+    Attention, MergedWorker, ReplicaState, ask_all, merge, of_replica, snapshot, worst_code,
 };
 use crate::output::Output;
 use crate::safe_text::printable;
@@ -32,7 +32,7 @@ pub(crate) struct StatusArgs {
 
 /// What all replicas said, in the order in which they were named.
 struct Status {
-    replicas: Vec<(Replica, Result<Snapshot, AskError>)>,
+    replicas: Vec<(Replica, Result<ReplicaState, AskError>)>,
 }
 
 /// Something that needs attention, and on which replicas.
@@ -58,7 +58,7 @@ pub(crate) async fn run(args: StatusArgs) -> Result<Output, Failure> {
 }
 
 impl Status {
-    fn reached(&self) -> impl Iterator<Item = (usize, &Snapshot)> {
+    fn reached(&self) -> impl Iterator<Item = (usize, &ReplicaState)> {
         let all = self.replicas.iter().enumerate();
         all.filter_map(|(at, (_, reply))| Some((at, reply.as_ref().ok()?)))
     }
@@ -92,7 +92,7 @@ impl Status {
     }
 
     fn to_json(&self) -> Value {
-        let replica = |(replica, reply): &(Replica, Result<Snapshot, AskError>)| match reply {
+        let replica = |(replica, reply): &(Replica, Result<ReplicaState, AskError>)| match reply {
             Err(error) => json!({
                 "admin": replica.name(), "reached": false, "error": error.message(),
             }),
@@ -141,7 +141,7 @@ impl Status {
             Column::figure("queued"),
             Column::figure("workers"),
         ];
-        let row = |(replica, reply): &(Replica, Result<Snapshot, AskError>)| {
+        let row = |(replica, reply): &(Replica, Result<ReplicaState, AskError>)| {
             let mut row = vec![replica.name()];
             match reply {
                 Err(_) => row.extend(["-", "not reached", "-", "-", "-", "-"].map(str::to_owned)),
@@ -238,7 +238,7 @@ impl Status {
 }
 
 /// The number of workers by role and state.
-fn workers_by_state(snapshot: &Snapshot) -> BTreeMap<&str, BTreeMap<&str, usize>> {
+fn workers_by_state(snapshot: &ReplicaState) -> BTreeMap<&str, BTreeMap<&str, usize>> {
     let mut roles: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
     for worker in &snapshot.workers {
         *roles.entry(&worker.role).or_default().entry(&worker.state).or_default() += 1;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use prost::Message as _;
 use splitrail_config::model::Worker as WorkerConfig;
-use splitrail_fleet::attach::Blocks;
+use splitrail_fleet::attach::ShimBlocks;
 use splitrail_fleet::{Pool, Worker};
 use splitrail_kv::{Applied, HashSeed, IndexConfig};
 use splitrail_proto::v1::AttachRequest;
@@ -29,7 +29,7 @@ async fn play(mut data: &[u8]) {
     let config = r#"{"id": "w", "role": "both", "url": "http://w:1"}"#;
     let config: WorkerConfig = serde_json::from_str(config).expect("a worker");
     let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().expect("w")));
-    let mut blocks = Blocks::new(Arc::clone(&pool), Arc::clone(&worker));
+    let mut blocks = ShimBlocks::new(Arc::clone(&pool), Arc::clone(&worker));
     let number = worker.index.0;
     while let Ok(request) = AttachRequest::decode_length_delimited(&mut data) {
         let mut sum = Applied::default();

@@ -17,7 +17,7 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
-use splitrail_router::ingress::framing::{FramingCheck, Refused};
+use splitrail_router::ingress::framing::{FramingCheck, InvalidBytes};
 
 /// Polls after which a connection in memory must have come to its end.
 const POLLS_MAX: usize = 10_000;
@@ -108,7 +108,7 @@ fn passed(pieces: &[&[u8]]) -> Passed {
     for piece in pieces {
         match check.feed(piece) {
             Ok(()) => passed.pieces.push(piece.to_vec()),
-            Err(Refused { good_bytes, invalid_bytes }) => {
+            Err(InvalidBytes { good_bytes, invalid_bytes }) => {
                 passed.pieces.push(piece[..good_bytes].to_vec());
                 passed.pieces.push(invalid_bytes.to_vec());
                 passed.refused = true;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use prost::Message as _;
 use splitrail_config::model::Worker as WorkerConfig;
 use splitrail_event_plane::{names, snapshot};
-use splitrail_fleet::attach::Blocks;
+use splitrail_fleet::attach::ShimBlocks;
 use splitrail_fleet::{Pool, Worker};
 use splitrail_kv::{Applied, HashSeed, IndexConfig};
 use splitrail_proto::v1::{PlaneAsk, PlaneEvents, PlaneReport};
@@ -30,7 +30,7 @@ pub(crate) fn check(data: &[u8]) {
 struct PublishedChanges {
     pool: Arc<Pool>,
     number: u32,
-    blocks: Blocks,
+    blocks: ShimBlocks,
 }
 
 impl PublishedChanges {
@@ -45,7 +45,7 @@ impl PublishedChanges {
         let config = r#"{"id": "w", "role": "both", "url": "http://w:1"}"#;
         let config: WorkerConfig = serde_json::from_str(config).expect("a worker");
         let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().expect("w")));
-        let blocks = Blocks::new(Arc::clone(&pool), Arc::clone(&worker));
+        let blocks = ShimBlocks::new(Arc::clone(&pool), Arc::clone(&worker));
         Self { pool, number: worker.index.0, blocks }
     }
 

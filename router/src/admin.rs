@@ -13,7 +13,7 @@ use axum::routing::{delete, get, post};
 
 use crate::core::Core;
 use crate::ingress::reply::{health, ready, reply_error};
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 
 mod change;
 mod context;
@@ -38,7 +38,7 @@ pub fn metrics_routes(core: Arc<Core>) -> Router {
     Router::new()
         .route("/metrics", get(metrics::public))
         .route("/health", get(health))
-        .fallback(async || reply_error(Error::new(Kind::UnknownPath, "there is no such path")))
+        .fallback(async || reply_error(Error::new(ErrorKind::UnknownPath, "there is no such path")))
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(0))
         .with_state(metrics::PublicMetrics::new(core))
@@ -46,7 +46,7 @@ pub fn metrics_routes(core: Arc<Core>) -> Router {
 
 async fn no_such_method() -> Response {
     let message = "the path exists, but not with this method";
-    reply_error(Error::new(Kind::MethodNotAllowed, message))
+    reply_error(Error::new(ErrorKind::MethodNotAllowed, message))
 }
 
 /// The admin listener's routes; `bound` is its own address.
@@ -70,7 +70,7 @@ pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
         .route("/admin/workers/{id}/index", get(index::show))
         .route("/admin/workers/{id}/drain", post(change::drain).delete(change::undrain))
         .route("/admin/reload", post(change::reload))
-        .fallback(async || reply_error(Error::new(Kind::UnknownPath, "there is no such path")))
+        .fallback(async || reply_error(Error::new(ErrorKind::UnknownPath, "there is no such path")))
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
         .layer(from_fn(move |peer, request, next| {

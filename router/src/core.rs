@@ -12,7 +12,7 @@ use crate::abort::AbortToken;
 use crate::admission::{Admission, FreePlaces, Share};
 use rustc_hash::FxBuildHasher;
 use splitrail_access::Access;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{self, MemoryBudget};
 use splitrail_api::name::Name;
 use splitrail_api::steering::ClientShare;
@@ -166,19 +166,19 @@ impl Core {
         self.in_flight.leave(share.places());
     }
 
-    fn shed(&self, reason: &str, kind: Kind, message: &'static str) -> Error {
+    fn shed(&self, reason: &str, kind: ErrorKind, message: &'static str) -> Error {
         self.metrics.shed.with_label_values(&["none", reason]).inc();
         Error::new(kind, message)
     }
 
     fn shed_full(&self) -> Error {
         let message = "the router already serves limits.in_flight_max requests";
-        self.shed("in_flight_max", Kind::Overloaded, message)
+        self.shed("in_flight_max", ErrorKind::Overloaded, message)
     }
 
     fn shed_share(&self) -> Error {
         let message = "the router is busy, and this client has its share (limits.fair_by)";
-        self.shed("fair_share", Kind::OverShare, message)
+        self.shed("fair_share", ErrorKind::OverShare, message)
     }
 
     /// Counts a request that is refused because all requests together would hold more than

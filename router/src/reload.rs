@@ -18,8 +18,8 @@ mod report;
 
 use leftovers::Leftovers;
 use prepare::Prepared;
-pub use prepare::Refused;
-pub use report::{Report, problem_json};
+pub use prepare::ReloadError;
+pub use report::{ReloadReport, problem_json};
 
 use crate::core::Core;
 use splitrail_fleet::{Fleet, Serving};
@@ -31,7 +31,7 @@ const WAITING_MAX: usize = 16;
 const LOGGED_MAX: usize = 50;
 
 /// Receives the result of a reload.
-type ResultSender = oneshot::Sender<Result<Report, Refused>>;
+type ResultSender = oneshot::Sender<Result<ReloadReport, ReloadError>>;
 
 /// Requests reloads. Cheap to clone.
 #[derive(Clone)]
@@ -70,12 +70,12 @@ impl Reload {
     ///
     /// # Errors
     /// Why nothing has changed.
-    pub async fn now(&self) -> Result<Report, Refused> {
+    pub async fn now(&self) -> Result<ReloadReport, ReloadError> {
         let (result_sender, outcome) = oneshot::channel();
         if self.requests.try_send(Some(result_sender)).is_err() {
-            return Err(Refused::Busy);
+            return Err(ReloadError::Busy);
         }
-        outcome.await.unwrap_or(Err(Refused::Draining))
+        outcome.await.unwrap_or(Err(ReloadError::Draining))
     }
 
     /// Requests a reload without waiting; its result is logged.
@@ -91,10 +91,10 @@ async fn once(
     core: &Arc<Core>,
     fleet: &Arc<Fleet>,
     file: Option<&Path>,
-) -> Result<Report, Refused> {
-    let file = file.ok_or(Refused::NoFile)?.to_owned();
+) -> Result<ReloadReport, ReloadError> {
+    let file = file.ok_or(ReloadError::NoFile)?.to_owned();
     if core.is_draining() {
-        return Err(Refused::Draining);
+        return Err(ReloadError::Draining);
     }
     let before = core.serving();
     let (core, fleet) = (Arc::clone(core), Arc::clone(fleet));
@@ -106,17 +106,22 @@ async fn once(
         core.access.load().apply_limits();
         outcome
     });
-    reloading.await.unwrap_or_else(|error| Err(Refused::Defect(error.to_string())))
+    reloading.await.unwrap_or_else(|error| Err(ReloadError::Defect(error.to_string())))
 }
 
 /// Reads the file and applies it. May wait for a disk and for the index.
-fn apply(core: &Core, fleet: &Fleet, file: &Path, before: &Serving) -> Result<Report, Refused> {
+fn apply(
+    core: &Core,
+    fleet: &Fleet,
+    file: &Path,
+    before: &Serving,
+) -> Result<ReloadReport, ReloadError> {
     let Prepared { serving, access, report } = prepare::prepare(file, core, before)?;
     if core.is_draining() {
-        return Err(Refused::Draining);
+        return Err(ReloadError::Draining);
     }
     let decisions_kept = serving.limits.decisions_kept;
-    fleet.serve(Arc::new(serving)).map_err(Refused::Fleet)?;
+    fleet.serve(Arc::new(serving)).map_err(ReloadError::Fleet)?;
     access.declare(&core.metrics);
     core.access.store(Arc::new(access));
     core.decisions.keep(decisions_kept);
@@ -124,7 +129,7 @@ fn apply(core: &Core, fleet: &Fleet, file: &Path, before: &Serving) -> Result<Re
     Ok(report)
 }
 
-fn log_outcome(core: &Core, outcome: &Result<Report, Refused>) {
+fn log_outcome(core: &Core, outcome: &Result<ReloadReport, ReloadError>) {
     let result = match outcome {
         Ok(report) if report.is_empty() => "unchanged",
         Ok(_) => "changed",
@@ -146,7 +151,7 @@ fn log_outcome(core: &Core, outcome: &Result<Report, Refused>) {
         }
         Err(refused) => {
             // The others say nothing about the file.
-            if !matches!(refused, Refused::NoFile | Refused::Draining | Refused::Busy) {
+            if !matches!(refused, ReloadError::NoFile | ReloadError::Draining | ReloadError::Busy) {
                 core.metrics.set_reload_refused();
             }
             let problems = refused.problems();

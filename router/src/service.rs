@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use crate::core::Core;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::MemoryBudget;
 use splitrail_api::steering::Steering;
 use splitrail_api::text::push_number;
@@ -150,7 +150,7 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Box<Scope>) -> Resul
             biased;
             answered = answering => answered,
             () = core.abort.token().cancelled() => {
-                Err(Error::new(Kind::Overloaded, "the router is stopping"))
+                Err(Error::new(ErrorKind::Overloaded, "the router is stopping"))
             }
         }
     };
@@ -167,7 +167,7 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Box<Scope>) -> Resul
         }
         Err(error) => {
             scope.fail(&error);
-            Err(scope.told(error))
+            Err(scope.for_client(error))
         }
     }
 }
@@ -191,8 +191,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     }
     // The body takes precedence over the header.
     let threshold = threshold.or(call.steering.threshold);
-    let tokenized = timeline.lap(Stage::Tokenize, Instant::now());
-    let seconds = tokenized.as_secs_f64();
+    let seconds = timeline.lap(Stage::Tokenize, Instant::now()).as_secs_f64();
     served.series.stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
     let ClientTrace { traceparent, tracestate } = scope.trace_context();
     let (arrived, client) = scope.origin();

@@ -1,8 +1,8 @@
 //! Support for the whole-system suites: simulated clusters with a real router in
 //! front, and a client that sees bytes.
 
+pub mod accounting;
 pub mod binary;
-pub mod books;
 pub mod broker;
 pub mod canned;
 pub mod client;
@@ -20,6 +20,7 @@ pub mod page;
 pub mod ports;
 pub mod proc;
 pub mod process;
+pub mod process_cluster;
 pub mod pty;
 pub mod raw;
 pub mod raw_engine;
@@ -27,7 +28,6 @@ pub mod scripted_server;
 pub mod shape;
 pub mod shim;
 pub mod solo;
-pub mod stand;
 pub mod tenants;
 pub mod tls;
 pub mod tls_server;

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use splitrail_access::keys::{Grant, generate};
-use splitrail_config::keys::{KeyEntry, Role};
+use splitrail_config::keys::{KeyEntry, OperatorRole};
 use tempfile::TempDir;
 
 use crate::client::Reply;
@@ -47,7 +47,7 @@ impl Keys {
     }
 
     /// Adds a key of an operator; returns the key.
-    pub fn role(&mut self, role: Role) -> String {
+    pub fn role(&mut self, role: OperatorRole) -> String {
         self.add(&Grant::Role(role), None)
     }
 

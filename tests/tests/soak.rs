@@ -25,7 +25,7 @@ use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::fault_proxy::{FaultProxy, Hits, Schedule};
 use splitrail_tests::proc::{memory, open_files};
-use splitrail_tests::stand::digest;
+use splitrail_tests::process_cluster::digest;
 use splitrail_tests::traffic::Traffic;
 use tempfile::TempDir;
 use tokio::time::timeout;

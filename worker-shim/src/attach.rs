@@ -41,7 +41,7 @@ use crate::mirror::Mirror;
 
 /// The routers to attach to, and the worker that attaches.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct AttachConfig {
     /// The routers. Each name is resolved periodically, and the shim attaches to all its
     /// addresses.
     pub routers: Vec<Address>,
@@ -113,7 +113,7 @@ impl Default for Timing {
 /// Keeps the shim attached to all routers until the future is dropped. When `leaving` fires,
 /// the routers are asked to send no more work.
 pub async fn run(
-    config: Config,
+    config: AttachConfig,
     mirror: Mirror,
     capabilities: watch::Receiver<Capabilities>,
     load: watch::Receiver<Load>,

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 use splitrail_settings::variables::escaped_json;
 use splitrail_settings::{Dialect, Problem, Problems, file, reference};
@@ -65,7 +65,7 @@ pub fn load(path: &Path) -> Result<Loaded, Problems> {
 /// # Errors
 /// All problems of the text with their positions.
 pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
-    let rules = |root: &mut Node, report: &mut Report| rules::check(root, base_dir, report);
+    let rules = |root: &mut Node, report: &mut ProblemReport| rules::check(root, base_dir, report);
     let checked = file::parse::<Config>(name, text, &schema(), &DIALECT, rules)?;
     let file::Checked { value: mut config, warnings, .. } = checked;
     config.anchor(base_dir);

@@ -40,7 +40,7 @@ use crate::ticks;
 
 /// Settings of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct MirrorConfig {
     /// Maximum number of mirrored blocks per rank. Further blocks are left out.
     pub blocks_max: usize,
     /// The hash seed that routers must use. `None` accepts the seed of the first router.
@@ -54,7 +54,7 @@ pub struct Config {
     pub read_every: Duration,
 }
 
-impl Default for Config {
+impl Default for MirrorConfig {
     fn default() -> Self {
         Self {
             blocks_max: 8 << 20,
@@ -92,7 +92,7 @@ struct MirrorInner {
 impl Mirror {
     /// Creates a mirror. It holds nothing before a router has sent its hash settings
     /// ([`Mirror::agree`]) and [`Mirror::follow`] runs.
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: MirrorConfig) -> Self {
         let read_every = config.read_every;
         let state = MirrorState::new(config);
         let position = watch::Sender::new(state.position());

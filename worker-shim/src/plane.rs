@@ -24,7 +24,7 @@ mod session;
 mod snapshots;
 mod status;
 
-pub use self::config::Config;
+pub use self::config::PlaneConfig;
 #[cfg(feature = "nats")]
 pub use self::publisher::run;
 pub use self::status::{PlaneStatus, SharedPlaneStatus};

@@ -42,7 +42,7 @@ use self::miss::MissResponder;
 
 /// Settings of the proxy.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ProxyConfig {
     /// The engine's host and port. The connection uses plain HTTP.
     pub engine: Authority,
     /// Paths that are forwarded in addition to the built-in ones.
@@ -84,7 +84,7 @@ impl Default for Limits {
     }
 }
 
-impl Config {
+impl ProxyConfig {
     /// The default settings for an engine.
     pub fn new(engine: Authority) -> Self {
         Self {
@@ -106,7 +106,7 @@ pub type LocalRoutes = Arc<dyn Fn(&Request<()>) -> Option<Response<Bytes>> + Sen
 pub struct Proxy(Arc<ProxyInner>);
 
 struct ProxyInner {
-    config: Config,
+    config: ProxyConfig,
     engine: EngineConnections,
     residency: Arc<dyn Residency>,
     capabilities: watch::Receiver<Capabilities>,
@@ -127,7 +127,7 @@ impl Proxy {
     /// # Errors
     /// If the registry already has metrics of these names.
     pub fn new(
-        config: Config,
+        config: ProxyConfig,
         residency: Arc<dyn Residency>,
         capabilities: watch::Receiver<Capabilities>,
         local: LocalRoutes,

@@ -99,11 +99,11 @@ impl RunningShim {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let metrics = Arc::new(Metrics::new()?);
         let (engine, watcher) = Engine::new(settings::engine(&config)?);
-        let mirror = Mirror::new(mirror::Config {
+        let mirror = Mirror::new(mirror::MirrorConfig {
             blocks_max: config.limits.mirror_blocks_max,
             ring_bytes_max: config.limits.change_log_max_bytes,
             seed: config.hash_seed.map(HashSeed),
-            ..mirror::Config::default()
+            ..mirror::MirrorConfig::default()
         });
         let attached = attach::RouterStatuses::default();
         let published = plane::SharedPlaneStatus::default();

@@ -93,14 +93,14 @@ impl Shim {
 }
 
 fn shim(sources: Vec<RankSource>, router: &FakeRouter) -> Shim {
-    shim_with(mirror::Config::default(), sources, router)
+    shim_with(mirror::MirrorConfig::default(), sources, router)
 }
 
-fn shim_with(config: mirror::Config, sources: Vec<RankSource>, router: &FakeRouter) -> Shim {
+fn shim_with(config: mirror::MirrorConfig, sources: Vec<RankSource>, router: &FakeRouter) -> Shim {
     let mirror = Mirror::new(config);
     let (capabilities, told_capabilities) = watch::channel(Capabilities::default());
     let (load, told_load) = watch::channel(Load::default());
-    let config = attach::Config {
+    let config = attach::AttachConfig {
         routers: vec![format!("localhost:{}", router.address.port()).parse().unwrap()],
         worker_id: "p0".to_owned(),
         role: WorkerRole::Both,
@@ -191,7 +191,7 @@ async fn pending_events_are_read_on_request_and_reach_routers_completely() {
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
     // An interval beyond the end of the test: once the engine is busy, only requests read events.
     let read_every = Duration::from_secs(3600);
-    let config = mirror::Config { read_every, ..mirror::Config::default() };
+    let config = mirror::MirrorConfig { read_every, ..mirror::MirrorConfig::default() };
     let shim = shim_with(config, vec![source(&engine, 0)], &router);
     for seed in 0..60 {
         complete(&engine, &prompt(seed)).await;
@@ -210,7 +210,7 @@ async fn a_bye_is_sent_at_once_and_pending_changes_follow_it() {
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
     // As above, events of a busy engine are read only on request.
     let read_every = Duration::from_secs(3600);
-    let config = mirror::Config { read_every, ..mirror::Config::default() };
+    let config = mirror::MirrorConfig { read_every, ..mirror::MirrorConfig::default() };
     let shim = shim_with(config, vec![source(&engine, 0)], &router);
     for seed in 0..10 {
         complete(&engine, &prompt(seed)).await;
@@ -335,8 +335,10 @@ async fn lost_events_are_replayed_and_ranks_stay_separate() {
 async fn the_blocks_of_an_engine_that_stays_away_are_dropped() {
     let engine = SimEngine::start(small()).await.unwrap();
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
-    let config =
-        mirror::Config { disconnect_max: Duration::from_millis(200), ..mirror::Config::default() };
+    let config = mirror::MirrorConfig {
+        disconnect_max: Duration::from_millis(200),
+        ..mirror::MirrorConfig::default()
+    };
     let shim = shim_with(config, vec![source(&engine, 0)], &router);
     complete(&engine, &prompt(1)).await;
     agree(&router, 0, &engine).await;

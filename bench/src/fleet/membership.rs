@@ -7,7 +7,7 @@ use std::time::Instant;
 use splitrail_config::model::Role;
 use splitrail_config::model::Worker as WorkerConfig;
 use splitrail_fleet::ranks::rank_key;
-use splitrail_fleet::{CandidateQuery, Roster, Source};
+use splitrail_fleet::{CandidateQuery, Roster, WorkerSource};
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Tier};
 use splitrail_policy::Leg;
 
@@ -39,7 +39,7 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
         .map(|place| HashedBlock { engine: EngineHash(mix(place)), hash: BlockHash(!mix(place)) })
         .collect();
     for number in 0..size {
-        let worker = fleet.claim(MODEL, Source::Shim, worker(number)?)?;
+        let worker = fleet.claim(MODEL, WorkerSource::Shim, worker(number)?)?;
         pool.index().store(rank_key(worker.index, 0), None, &prompt, Tier::Device);
         worker.set_probed(true, "it is the benchmark's");
         worker.set_events_current(true);
@@ -48,9 +48,9 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
     let newcomer = worker(size)?;
     for _ in 0..rounds {
         let (id, config) = (newcomer.id.as_str(), newcomer.clone());
-        time(&mut joins, || fleet.claim(MODEL, Source::Shim, config)).map(drop)?;
+        time(&mut joins, || fleet.claim(MODEL, WorkerSource::Shim, config)).map(drop)?;
         time(&mut drains, || fleet.drain(MODEL, id, true)).ok_or("it is not there")?;
-        time(&mut leaves, || fleet.revoke(MODEL, Source::Shim, id));
+        time(&mut leaves, || fleet.revoke(MODEL, WorkerSource::Shim, id));
         let roster = pool.roster();
         time(&mut copies, || black_box(Roster::new(roster.iter().cloned().collect())));
     }

@@ -1,7 +1,7 @@
 //! What policies reach: ours against the best of the published ones that can be built.
 
 use splitrail_policy::Published;
-use splitrail_replay::{Entry, Named, Report, Scenario};
+use splitrail_replay::{Entry, NamedPolicy, PolicyReport, Scenario};
 
 use super::report::{Goal, Row, print_line};
 use super::{Failure, Run};
@@ -27,27 +27,27 @@ const MORE: [Case; 3] = [
 ];
 
 pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
-    let Some(ours) = Named::parse(OURS) else {
+    let Some(ours) = NamedPolicy::parse(OURS) else {
         return Ok(print_line(&format!("# there is no policy {OURS}"))?);
     };
     let more: &[Case] = if run.quick { &[] } else { &MORE };
     for (load, blocks, mean_s, p99_s, ceiling) in CASES.iter().chain(more).copied() {
         let mut scenario = Scenario { utilisation: Some(load), ..Scenario::default() };
         scenario.cluster.prefill_cache_blocks = blocks;
-        let serve = |policy: &Named| {
+        let serve = |policy: &NamedPolicy| {
             let entry = Entry { policy: policy.clone(), scenario: scenario.clone() };
             entry.serve(&run.workload, &mut |_| {}).1
         };
         let mine = serve(&ours);
-        let published = Published::ALL.iter().filter_map(|policy| Named::by_name(policy.name()));
+        let published = Published::ALL.iter().filter_map(|policy| NamedPolicy::by_name(policy.name()));
         // Who fetches prefixes from peers has a network that the others do not.
-        let others: Vec<Report> =
+        let others: Vec<PolicyReport> =
             published.filter(|policy| policy.name != "mooncake_fetch").map(|p| serve(&p)).collect();
         let workload = format!("load {load}, {blocks} blocks");
         let goal = |limit: Option<f64>, goal: fn(f64) -> Goal| {
             limit.filter(|_| run.is_reference).map(goal)
         };
-        let measures: [(&str, &'static str, fn(&Report) -> f64, Option<Goal>); 4] = [
+        let measures: [(&str, &'static str, fn(&PolicyReport) -> f64, Option<Goal>); 4] = [
             ("TTFT mean", "s", |r| r.ttft.mean_s, goal(mean_s, Goal::AtMost)),
             ("TTFT p99", "s", |r| r.ttft.p99_s, goal(p99_s, Goal::AtMost)),
             ("share of the ceiling", "%", |r| -r.ceiling_percent, goal(ceiling, Goal::AtLeast)),

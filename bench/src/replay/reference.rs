@@ -1,7 +1,7 @@
 //! The reference model against figures of an independent implementation, which are of the
 //! conversation trace with eight prefill and four decode workers.
 
-use splitrail_replay::{Entry, Named, Report, Scenario};
+use splitrail_replay::{Entry, NamedPolicy, PolicyReport, Scenario};
 
 use super::report::{Goal, Row, print_line};
 use super::{Failure, Run};
@@ -93,10 +93,10 @@ pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-fn serve(run: &Run, name: &str, load: f64, blocks: usize) -> Report {
+fn serve(run: &Run, name: &str, load: f64, blocks: usize) -> PolicyReport {
     let mut scenario = Scenario { utilisation: Some(load), ..Scenario::default() };
     scenario.cluster.prefill_cache_blocks = blocks;
-    let Some(policy) = Named::by_name(name) else { return Report::default() };
+    let Some(policy) = NamedPolicy::by_name(name) else { return PolicyReport::default() };
     Entry { policy, scenario }.serve(&run.workload, &mut |_| {}).1
 }
 
@@ -112,8 +112,8 @@ fn add(run: &mut Run, measure: String, differ: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-fn figures(report: &Report) -> [f64; 8] {
-    let Report { ceiling_percent, ttft, good30_percent, good5_percent, imbalance, .. } = report;
+fn figures(report: &PolicyReport) -> [f64; 8] {
+    let PolicyReport { ceiling_percent, ttft, good30_percent, good5_percent, imbalance, .. } = report;
     [
         *ceiling_percent,
         ttft.mean_s,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use splitrail_replay::{Entry, Named, Scenario};
+use splitrail_replay::{Entry, NamedPolicy, Scenario};
 
 use super::report::{Goal, Row};
 use super::{Failure, Run};
@@ -15,7 +15,7 @@ const POLICIES: [&str; 4] = ["round_robin", "work_aware", "predicted_ttft", "poo
 
 pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
     let rounds = if run.quick { 3 } else { 9 };
-    for policy in POLICIES.into_iter().filter_map(Named::parse) {
+    for policy in POLICIES.into_iter().filter_map(NamedPolicy::parse) {
         let measure = policy.name.clone();
         let scenario = Scenario { utilisation: Some(1.3), ..Scenario::default() };
         let entry = Entry { policy, scenario };

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::snapshot::{Snapshot, WorkerSnapshot};
+use super::snapshot::{ReplicaState, WorkerSnapshot};
 
 /// Kinds of what needs attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -55,7 +55,7 @@ impl Attention {
 }
 
 /// What is wrong with a replica and with its workers, as it sees them.
-pub(crate) fn of_replica(snapshot: &Snapshot) -> Vec<Attention> {
+pub(crate) fn of_replica(snapshot: &ReplicaState) -> Vec<Attention> {
     let mut found = Vec::new();
     if let Some(reason) = &snapshot.not_ready {
         found.push(Attention::new(AttentionKind::NotReady, format!("not ready: {reason}")));

@@ -4,14 +4,14 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::metrics_text::MetricsText;
-use super::snapshot::{ModelSnapshot, Snapshot, WorkerSnapshot};
+use super::snapshot::{ModelSnapshot, ReplicaState, WorkerSnapshot};
 use crate::admin::{AskError, Replica};
 
 /// Reads everything that `splitrail status` shows.
 ///
 /// # Errors
 /// The first error of the paths that were asked.
-pub(crate) async fn snapshot(replica: Replica) -> Result<Snapshot, AskError> {
+pub(crate) async fn snapshot(replica: Replica) -> Result<ReplicaState, AskError> {
     let (ready, text, workers, models) = tokio::join!(
         replica.readiness(),
         replica.get_text("/metrics"),
@@ -31,7 +31,7 @@ pub(crate) async fn snapshot(replica: Replica) -> Result<Snapshot, AskError> {
     }
     let version = metrics.all("splitrail_build_info", &[]).next();
     let reloaded = metrics.all("splitrail_config_last_reload_successful", &[]).next();
-    Ok(Snapshot {
+    Ok(ReplicaState {
         version: version.map(|series| series.label("version").to_owned()).unwrap_or_default(),
         // As the `ETag` of `GET /admin/config` has it.
         config_hash: format!("{:012x}", metrics.sum("splitrail_config_hash", &[]) as u64),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// One replica at one moment.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Snapshot {
+pub(crate) struct ReplicaState {
     /// The replica's version.
     pub(crate) version: String,
     /// The hash of its running configuration.

@@ -10,7 +10,7 @@ pub(super) const SCHEMA: u32 = 1;
 /// One router at one moment.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Snapshot {
+pub(super) struct LiveSnapshot {
     pub(super) schema: u32,
     pub(super) time_unix_ms: u64,
     pub(super) uptime_ms: u64,

@@ -149,7 +149,7 @@ fn without_colour_no_cell_has_one() {
 
 #[test]
 fn workers_that_do_not_fit_are_scrolled_to() {
-    let mut first: super::live::Snapshot = serde_json::from_str(HEALTHY).unwrap();
+    let mut first: super::live::LiveSnapshot = serde_json::from_str(HEALTHY).unwrap();
     let worker = first.models[0].workers[0].clone();
     first.models[0].workers = (0..40)
         .map(|at| super::live::Worker { id: format!("p{at:02}"), ..worker.clone() })

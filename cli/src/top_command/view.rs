@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::live::{Decision, Model, Percentiles, Snapshot, Sources, Worker};
+use super::live::{Decision, LiveSnapshot, Model, Percentiles, Sources, Worker};
 use super::options::{Options, Sort};
 
 /// What is known of one router.
@@ -10,7 +10,7 @@ use super::options::{Options, Sort};
 pub(super) struct Router {
     pub(super) name: String,
     /// The latest snapshot; `None` if the router cannot be followed now.
-    pub(super) snapshot: Option<Snapshot>,
+    pub(super) snapshot: Option<LiveSnapshot>,
     /// Why it cannot be followed; `None` before the first try has ended.
     pub(super) error: Option<String>,
 }

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::live::{SCHEMA, Snapshot};
+use super::live::{LiveSnapshot, SCHEMA};
 use crate::admin::{AskError, Event, Replica};
 
 /// The path of the stream.
@@ -26,7 +26,7 @@ const WAITING_MAX: usize = 64;
 pub(super) struct Update {
     /// The place of the replica.
     pub(super) replica: usize,
-    pub(super) news: Result<Snapshot, AskError>,
+    pub(super) news: Result<LiveSnapshot, AskError>,
 }
 
 /// The streams of all replicas. Dropping it ends them.
@@ -86,9 +86,9 @@ async fn once(
 }
 
 /// The snapshot of an event, if it is one that this program knows.
-fn read(replica: &Replica, event: &Event) -> Result<Option<Snapshot>, AskError> {
+fn read(replica: &Replica, event: &Event) -> Result<Option<LiveSnapshot>, AskError> {
     match event.name.as_str() {
-        "snapshot" => match serde_json::from_slice::<Snapshot>(&event.data) {
+        "snapshot" => match serde_json::from_slice::<LiveSnapshot>(&event.data) {
             Ok(snapshot) if snapshot.schema == SCHEMA => Ok(Some(snapshot)),
             _ => Err(replica.unreadable()),
         },

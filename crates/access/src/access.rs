@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use http::HeaderMap;
 use splitrail_config::Problems;
 use splitrail_config::jwks::BadJwksUrl;
-use splitrail_config::keys::Role;
+use splitrail_config::keys::OperatorRole;
 #[cfg(feature = "nats")]
 use splitrail_config::model::Events;
 use splitrail_config::model::{Auth, CertificateName, Config, Quotas};
@@ -67,7 +67,7 @@ impl Trusted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operator {
     /// What the operator may do.
-    pub role: Role,
+    pub role: OperatorRole,
     /// The id of the operator's key, or the tenant in the operator's token.
     pub key: Arc<str>,
 }

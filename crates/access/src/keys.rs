@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use splitrail_config::Problems;
-use splitrail_config::keys::{self, KeyEntry, Role};
+use splitrail_config::keys::{self, KeyEntry, OperatorRole};
 use splitrail_settings::secret::is_same;
 
 use crate::refusal::Refusal;
@@ -37,7 +37,7 @@ pub enum Grant {
     /// Requests of the tenant with this name.
     Tenant(Arc<str>),
     /// The admin listener.
-    Role(Role),
+    Role(OperatorRole),
 }
 
 /// The keys of one file, kept up to date with it.
@@ -271,12 +271,12 @@ mod tests {
         let file = File::new();
         let (acme, acme_entry) = tenant_key("acme", None);
         let (admin, admin_entry) =
-            generate(&Grant::Role(Role::Admin), None, None, SystemTime::now()).unwrap();
+            generate(&Grant::Role(OperatorRole::Admin), None, None, SystemTime::now()).unwrap();
         file.write(&[&acme_entry, &admin_entry]);
         let source = KeySource::open(&file.path()).unwrap();
         let holder = |key: &str| source.holder(key, SystemTime::now()).map(|holder| holder.grant);
         assert_eq!(holder(&acme), Ok(Grant::Tenant("acme".into())));
-        assert_eq!(holder(&admin), Ok(Grant::Role(Role::Admin)));
+        assert_eq!(holder(&admin), Ok(Grant::Role(OperatorRole::Admin)));
         for other in ["", "sr-", &acme[1..], &acme_entry.sha256, &format!("{acme}0")] {
             assert_eq!(holder(other), Err(Refusal::Unknown), "{other}");
         }

@@ -19,5 +19,5 @@ pub mod tenant;
 pub use access::{Access, AccessError, CertificateNames, Operator};
 pub use places::TenantPlaces;
 pub use refusal::Refusal;
-pub use splitrail_config::keys::Role;
+pub use splitrail_config::keys::OperatorRole;
 pub use tenant::Tenant;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use splitrail_api::error::{Error, Kind, LimitReached};
+use splitrail_api::error::{Error, ErrorKind, LimitReached};
 
 use crate::tenant::Tenant;
 
@@ -41,7 +41,7 @@ impl TenantPlaces {
         // A batch that is larger than the limit can never be admitted.
         let retry_after_ms = (whole <= max).then_some(1000);
         let (limit, unit) = ("requests_in_flight", "requests");
-        let kind = Kind::LimitReached(LimitReached { limit, unit, retry_after_ms });
+        let kind = ErrorKind::LimitReached(LimitReached { limit, unit, retry_after_ms });
         let message = format!(
             "the tenant may have {max} requests in flight, and each prompt counts \
              (limits.requests_in_flight)"

@@ -1,6 +1,6 @@
 //! Why a credential is refused.
 
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 
 /// Why a request is refused because of its credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,15 +35,15 @@ impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
         let (kind, message) = match refusal {
             Refusal::Missing => (
-                Kind::Unauthenticated,
+                ErrorKind::Unauthenticated,
                 "the request has no credential: send `authorization: Bearer KEY` or `x-api-key: KEY`",
             ),
-            Refusal::Unknown => (Kind::Unauthenticated, "the API key or token is not valid"),
-            Refusal::Expired => (Kind::Unauthenticated, "the API key or token has expired"),
+            Refusal::Unknown => (ErrorKind::Unauthenticated, "the API key or token is not valid"),
+            Refusal::Expired => (ErrorKind::Unauthenticated, "the API key or token has expired"),
             Refusal::NoTenant => {
-                (Kind::NotPermitted, "the credential names no tenant of this router")
+                (ErrorKind::NotPermitted, "the credential names no tenant of this router")
             }
-            Refusal::WrongUse => (Kind::NotPermitted, "the credential is not for this use"),
+            Refusal::WrongUse => (ErrorKind::NotPermitted, "the credential is not for this use"),
         };
         Self::new(kind, message)
     }

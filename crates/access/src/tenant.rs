@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use std::sync::Arc;
 
 use rustc_hash::FxHasher;
-use splitrail_api::error::{Error, Kind, LimitReached};
+use splitrail_api::error::{Error, ErrorKind, LimitReached};
 use splitrail_api::name::Name;
 use splitrail_api::steering::ClientShare;
 use splitrail_config::model::{CacheGroup, TenantConfig, TenantLimits};
@@ -70,7 +70,7 @@ fn refuse(exceeded: Exceeded, tokens: u64) -> Error {
             format!("the tenant has used up its limit on {unit} (limits.{key})")
         }
     };
-    Error::new(Kind::LimitReached(LimitReached { limit: key, unit, retry_after_ms }), message)
+    Error::new(ErrorKind::LimitReached(LimitReached { limit: key, unit, retry_after_ms }), message)
 }
 
 impl Tenant {
@@ -171,7 +171,7 @@ impl Tenant {
             return Ok(());
         }
         let message = format!("the tenant may not use the model `{model}`");
-        Err(Error::new(Kind::NotPermitted, message).with_param("model"))
+        Err(Error::new(ErrorKind::NotPermitted, message).with_param("model"))
     }
 
     /// The salt of a request with this salt of its client. It separates the request's cached blocks

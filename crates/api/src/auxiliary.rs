@@ -4,7 +4,7 @@
 use serde_json::value::RawValue;
 
 use super::json::JsonObject;
-use super::list::{self, Fault};
+use super::list::{self, ListError};
 use super::request::{Endpoint, check_messages};
 use crate::error::Error;
 use splitrail_config::model::Limits;
@@ -57,8 +57,8 @@ fn check_input(raw: &str, limits: &Limits) -> Result<(), Error> {
     }
     let max = limits.embedding_inputs_max;
     let entries: Vec<&RawValue> = list::entries(raw, max).map_err(|fault| match fault {
-        Fault::Wrong => wrong(),
-        Fault::TooLong => {
+        ListError::Wrong => wrong(),
+        ListError::TooLong => {
             let limit = "limits.embedding_inputs_max";
             Error::invalid("input", format!("`input` has more than {max} entries ({limit})"))
         }

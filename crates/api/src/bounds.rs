@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde_json::value::RawValue;
 
 use super::json::JsonObject;
-use super::list::{self, Fault};
+use super::list::{self, ListError};
 use crate::error::Error;
 use splitrail_config::model::Limits;
 
@@ -121,8 +121,8 @@ fn stops(body: &JsonObject, key: &'static str, limits: &Limits) -> Result<(), Er
         _ => (list::entries::<Cow<'_, str>>(raw, max).map(drop), "a string or a list of strings"),
     };
     read.map_err(|fault| match fault {
-        Fault::Wrong => Error::invalid(key, format!("`{key}` must be {expected}")),
-        Fault::TooLong => {
+        ListError::Wrong => Error::invalid(key, format!("`{key}` must be {expected}")),
+        ListError::TooLong => {
             let message = format!("`{key}` has more than {max} entries (limits.stop_max)");
             Error::invalid(key, message)
         }

@@ -36,7 +36,7 @@ pub struct LimitReached {
 
 /// What went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ErrorKind {
     /// The request is malformed or asks for something that is not allowed.
     InvalidRequest,
     /// The body is larger than `limits.body_size_max`.
@@ -101,7 +101,7 @@ pub enum Kind {
 /// An error of one request.
 #[derive(Clone, Debug)]
 pub struct Error {
-    kind: Kind,
+    kind: ErrorKind,
     message: Cow<'static, str>,
     param: Option<Cow<'static, str>>,
     /// What few errors have; boxed so that results stay small.
@@ -124,7 +124,7 @@ struct Rare {
 
 impl Error {
     /// An error of a kind with a message.
-    pub fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
+    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, message: message.into(), param: None, rare: None }
     }
 
@@ -133,17 +133,20 @@ impl Error {
         param: impl Into<Cow<'static, str>>,
         message: impl Into<Cow<'static, str>>,
     ) -> Self {
-        Self { param: Some(param.into()), ..Self::new(Kind::InvalidRequest, message) }
+        Self { param: Some(param.into()), ..Self::new(ErrorKind::InvalidRequest, message) }
     }
 
     /// An engine's refusal with the engine's own message.
     pub fn rejected(status: u16, message: String, param: Option<String>) -> Self {
-        Self { param: param.map(Cow::Owned), ..Self::new(Kind::EngineRejected(status), message) }
+        Self {
+            param: param.map(Cow::Owned),
+            ..Self::new(ErrorKind::EngineRejected(status), message)
+        }
     }
 
     /// An engine's failure; the message names the worker.
     pub fn engine(worker: &str, what: &str) -> Self {
-        Self::new(Kind::EngineFailed, format!("worker {worker} {what}"))
+        Self::new(ErrorKind::EngineFailed, format!("worker {worker} {what}"))
     }
 
     /// Sets the machine-readable code.
@@ -188,10 +191,12 @@ impl Error {
     }
 
     /// The message for the client.
-    fn told(&self) -> Cow<'_, str> {
+    fn client_message(&self) -> Cow<'_, str> {
         match (self.rare.as_ref().is_some_and(|rare| rare.is_withheld), self.fault()) {
             (true, Fault::Engine) => "the request failed at an engine".into(),
-            (true, _) if self.kind == Kind::NoWorker => "no worker can take the request".into(),
+            (true, _) if self.kind == ErrorKind::NoWorker => {
+                "no worker can take the request".into()
+            }
             _ => Cow::Borrowed(&self.message),
         }
     }
@@ -204,7 +209,7 @@ impl Error {
 
     /// Whether an engine has replied with the error. Otherwise its request may still run there.
     pub fn is_reply(&self) -> bool {
-        matches!(self.kind, Kind::EngineRejected(_) | Kind::BelowThreshold)
+        matches!(self.kind, ErrorKind::EngineRejected(_) | ErrorKind::BelowThreshold)
             || self.rare.as_ref().is_some_and(|rare| rare.is_reply)
     }
 
@@ -219,7 +224,7 @@ impl Error {
     }
 
     /// The kind of the error.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
@@ -235,67 +240,68 @@ impl Error {
 
     /// Whether the error means that the model is overloaded.
     pub fn is_busy(&self) -> bool {
-        matches!(self.kind, Kind::Busy(_))
+        matches!(self.kind, ErrorKind::Busy(_))
     }
 
     /// Whose fault the error is.
     pub fn fault(&self) -> Fault {
         match self.kind {
-            Kind::InvalidRequest
-            | Kind::BodyTooLarge
-            | Kind::BodyTimeout
-            | Kind::UnsupportedMedia
-            | Kind::ForbiddenHost
-            | Kind::Unauthenticated
-            | Kind::NotPermitted
-            | Kind::LimitReached(_)
-            | Kind::UnknownModel
-            | Kind::UnknownPath
-            | Kind::MethodNotAllowed
-            | Kind::NotOffered
+            ErrorKind::InvalidRequest
+            | ErrorKind::BodyTooLarge
+            | ErrorKind::BodyTimeout
+            | ErrorKind::UnsupportedMedia
+            | ErrorKind::ForbiddenHost
+            | ErrorKind::Unauthenticated
+            | ErrorKind::NotPermitted
+            | ErrorKind::LimitReached(_)
+            | ErrorKind::UnknownModel
+            | ErrorKind::UnknownPath
+            | ErrorKind::MethodNotAllowed
+            | ErrorKind::NotOffered
             // The size of a reply is determined by the request: `n`, `logprobs`, `max_tokens`.
-            | Kind::ReplyTooLarge
-            | Kind::ClientGone => Fault::Client,
+            | ErrorKind::ReplyTooLarge
+            | ErrorKind::ClientGone => Fault::Client,
             // An engine that does not accept the router's credential, does not know the model or
             // the path, is overloaded, or has its own threshold (412) says nothing about the
             // client's request.
-            Kind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 412 | 429 | 501) => {
+            ErrorKind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 412 | 429 | 501) => {
                 Fault::Engine
             }
-            Kind::EngineRejected(_) => Fault::Client,
-            Kind::EngineUnreachable
-            | Kind::EngineFailed
-            | Kind::StaleConnection
-            | Kind::ForeignReply
-            | Kind::ForeignHandOff
-            | Kind::EngineTimeout
-            | Kind::BelowThreshold
-            | Kind::LeaseExpired
-            | Kind::DecodeLost => Fault::Engine,
-            Kind::Overloaded
-            | Kind::OverShare
-            | Kind::Busy(_)
-            | Kind::NoWorker
-            | Kind::Internal => Fault::Router,
+            ErrorKind::EngineRejected(_) => Fault::Client,
+            ErrorKind::EngineUnreachable
+            | ErrorKind::EngineFailed
+            | ErrorKind::StaleConnection
+            | ErrorKind::ForeignReply
+            | ErrorKind::ForeignHandOff
+            | ErrorKind::EngineTimeout
+            | ErrorKind::BelowThreshold
+            | ErrorKind::LeaseExpired
+            | ErrorKind::DecodeLost => Fault::Engine,
+            ErrorKind::Overloaded
+            | ErrorKind::OverShare
+            | ErrorKind::Busy(_)
+            | ErrorKind::NoWorker
+            | ErrorKind::Internal => Fault::Router,
         }
     }
 
     /// Whether the same request may succeed on another worker.
     pub fn worth_another_worker(&self) -> bool {
-        self.fault() == Fault::Engine && self.kind != Kind::DecodeLost
+        self.fault() == Fault::Engine && self.kind != ErrorKind::DecodeLost
     }
 
     /// Whether the error counts against the worker that it came from. It does not if the worker is
     /// only full, or if the request or a connection is at fault.
     pub fn speaks_against_its_worker(&self) -> bool {
-        let full = matches!(self.kind, Kind::EngineRejected(408 | 429) | Kind::BelowThreshold);
+        let full =
+            matches!(self.kind, ErrorKind::EngineRejected(408 | 429) | ErrorKind::BelowThreshold);
         self.fault() == Fault::Engine && !full && !self.is_of_the_connection()
     }
 
     /// Whether the error is due to a connection and says nothing about the worker, so that the same
     /// worker may be tried again.
     pub fn is_of_the_connection(&self) -> bool {
-        matches!(self.kind, Kind::StaleConnection | Kind::ForeignReply)
+        matches!(self.kind, ErrorKind::StaleConnection | ErrorKind::ForeignReply)
     }
 
     /// The HTTP status of the reply.
@@ -303,44 +309,50 @@ impl Error {
         match self.kind {
             // Clients retry after a 5xx; a reply that is too large would be generated several times
             // for nothing.
-            Kind::InvalidRequest | Kind::ReplyTooLarge | Kind::ClientGone => {
+            ErrorKind::InvalidRequest | ErrorKind::ReplyTooLarge | ErrorKind::ClientGone => {
                 StatusCode::BAD_REQUEST
             }
-            Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-            Kind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Kind::ForbiddenHost | Kind::NotPermitted => StatusCode::FORBIDDEN,
-            Kind::Unauthenticated => StatusCode::UNAUTHORIZED,
-            Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered => StatusCode::NOT_FOUND,
-            Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Kind::Overloaded | Kind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::OverShare | Kind::Busy(_) | Kind::LimitReached(_) | Kind::EngineRejected(429) => {
-                StatusCode::TOO_MANY_REQUESTS
+            ErrorKind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ErrorKind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            ErrorKind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            ErrorKind::ForbiddenHost | ErrorKind::NotPermitted => StatusCode::FORBIDDEN,
+            ErrorKind::Unauthenticated => StatusCode::UNAUTHORIZED,
+            ErrorKind::UnknownModel | ErrorKind::UnknownPath | ErrorKind::NotOffered => {
+                StatusCode::NOT_FOUND
             }
-            Kind::EngineRejected(_) if self.fault() == Fault::Engine => StatusCode::BAD_GATEWAY,
-            Kind::EngineRejected(status) => {
+            ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            ErrorKind::Overloaded | ErrorKind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::OverShare
+            | ErrorKind::Busy(_)
+            | ErrorKind::LimitReached(_)
+            | ErrorKind::EngineRejected(429) => StatusCode::TOO_MANY_REQUESTS,
+            ErrorKind::EngineRejected(_) if self.fault() == Fault::Engine => {
+                StatusCode::BAD_GATEWAY
+            }
+            ErrorKind::EngineRejected(status) => {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST)
             }
-            Kind::EngineUnreachable
-            | Kind::EngineFailed
-            | Kind::StaleConnection
-            | Kind::ForeignReply
-            | Kind::ForeignHandOff
-            | Kind::BelowThreshold
-            | Kind::DecodeLost => StatusCode::BAD_GATEWAY,
-            Kind::EngineTimeout | Kind::LeaseExpired => StatusCode::GATEWAY_TIMEOUT,
-            Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorKind::EngineUnreachable
+            | ErrorKind::EngineFailed
+            | ErrorKind::StaleConnection
+            | ErrorKind::ForeignReply
+            | ErrorKind::ForeignHandOff
+            | ErrorKind::BelowThreshold
+            | ErrorKind::DecodeLost => StatusCode::BAD_GATEWAY,
+            ErrorKind::EngineTimeout | ErrorKind::LeaseExpired => StatusCode::GATEWAY_TIMEOUT,
+            ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
     /// Seconds after which a client may retry, if a retry makes sense.
     pub fn retry_after_s(&self) -> Option<u32> {
         match self.kind {
-            Kind::Overloaded | Kind::OverShare | Kind::NoWorker | Kind::EngineRejected(429) => {
-                Some(1)
-            }
-            Kind::Busy(seconds) => Some(seconds),
-            Kind::LimitReached(LimitReached { retry_after_ms: Some(ms), .. }) => {
+            ErrorKind::Overloaded
+            | ErrorKind::OverShare
+            | ErrorKind::NoWorker
+            | ErrorKind::EngineRejected(429) => Some(1),
+            ErrorKind::Busy(seconds) => Some(seconds),
+            ErrorKind::LimitReached(LimitReached { retry_after_ms: Some(ms), .. }) => {
                 Some(u32::try_from(ms.div_ceil(1000)).unwrap_or(u32::MAX))
             }
             _ => None,
@@ -351,7 +363,7 @@ impl Error {
     /// seconds. OpenAI's clients read the header `retry-after-ms` first.
     pub fn retry_after_ms(&self) -> Option<u64> {
         match self.kind {
-            Kind::LimitReached(reached) => reached.retry_after_ms,
+            ErrorKind::LimitReached(reached) => reached.retry_after_ms,
             _ => None,
         }
     }
@@ -359,42 +371,44 @@ impl Error {
     /// Whether clients that retry by status alone should not: OpenAI's clients read the header
     /// `x-should-retry`.
     pub fn should_not_retry(&self) -> bool {
-        matches!(self.kind, Kind::LimitReached(LimitReached { retry_after_ms: None, .. }))
+        matches!(self.kind, ErrorKind::LimitReached(LimitReached { retry_after_ms: None, .. }))
     }
 
     /// The short name used in metrics, logs and `code`.
     pub fn outcome(&self) -> &'static str {
         match self.kind {
-            Kind::InvalidRequest => "invalid_request",
-            Kind::BodyTooLarge => "body_too_large",
-            Kind::BodyTimeout => "body_timeout",
-            Kind::UnsupportedMedia => "unsupported_media",
-            Kind::ForbiddenHost => "forbidden_host",
-            Kind::Unauthenticated => "invalid_api_key",
-            Kind::NotPermitted => "permission_denied",
-            Kind::LimitReached(LimitReached { retry_after_ms: None, .. }) => "insufficient_quota",
-            Kind::LimitReached(_) => "rate_limit_exceeded",
-            Kind::UnknownModel => "model_not_found",
-            Kind::UnknownPath => "path_not_found",
-            Kind::MethodNotAllowed => "method_not_allowed",
-            Kind::ClientGone => "cancelled",
-            Kind::Overloaded => "overloaded",
-            Kind::OverShare => "over_share",
-            Kind::Busy(_) => "busy",
-            Kind::NoWorker => "no_worker",
-            Kind::EngineRejected(_) => "engine_rejected",
-            Kind::NotOffered => "not_offered",
-            Kind::EngineUnreachable => "engine_unreachable",
-            Kind::EngineFailed => "engine_failed",
-            Kind::StaleConnection => "stale_connection",
-            Kind::ForeignReply => "foreign_reply",
-            Kind::ReplyTooLarge => "reply_too_large",
-            Kind::ForeignHandOff => "foreign_hand_off",
-            Kind::EngineTimeout => "engine_timeout",
-            Kind::BelowThreshold => "below_threshold",
-            Kind::LeaseExpired => "lease_expired",
-            Kind::DecodeLost => "decode_lost",
-            Kind::Internal => "internal",
+            ErrorKind::InvalidRequest => "invalid_request",
+            ErrorKind::BodyTooLarge => "body_too_large",
+            ErrorKind::BodyTimeout => "body_timeout",
+            ErrorKind::UnsupportedMedia => "unsupported_media",
+            ErrorKind::ForbiddenHost => "forbidden_host",
+            ErrorKind::Unauthenticated => "invalid_api_key",
+            ErrorKind::NotPermitted => "permission_denied",
+            ErrorKind::LimitReached(LimitReached { retry_after_ms: None, .. }) => {
+                "insufficient_quota"
+            }
+            ErrorKind::LimitReached(_) => "rate_limit_exceeded",
+            ErrorKind::UnknownModel => "model_not_found",
+            ErrorKind::UnknownPath => "path_not_found",
+            ErrorKind::MethodNotAllowed => "method_not_allowed",
+            ErrorKind::ClientGone => "cancelled",
+            ErrorKind::Overloaded => "overloaded",
+            ErrorKind::OverShare => "over_share",
+            ErrorKind::Busy(_) => "busy",
+            ErrorKind::NoWorker => "no_worker",
+            ErrorKind::EngineRejected(_) => "engine_rejected",
+            ErrorKind::NotOffered => "not_offered",
+            ErrorKind::EngineUnreachable => "engine_unreachable",
+            ErrorKind::EngineFailed => "engine_failed",
+            ErrorKind::StaleConnection => "stale_connection",
+            ErrorKind::ForeignReply => "foreign_reply",
+            ErrorKind::ReplyTooLarge => "reply_too_large",
+            ErrorKind::ForeignHandOff => "foreign_hand_off",
+            ErrorKind::EngineTimeout => "engine_timeout",
+            ErrorKind::BelowThreshold => "below_threshold",
+            ErrorKind::LeaseExpired => "lease_expired",
+            ErrorKind::DecodeLost => "decode_lost",
+            ErrorKind::Internal => "internal",
         }
     }
 
@@ -402,11 +416,11 @@ impl Error {
     /// the router and its engines.
     pub fn result(&self) -> &'static str {
         match (self.fault(), self.kind) {
-            (_, Kind::ClientGone) => "cancelled",
-            (_, Kind::LimitReached(_)) => "limited",
+            (_, ErrorKind::ClientGone) => "cancelled",
+            (_, ErrorKind::LimitReached(_)) => "limited",
             (Fault::Client, _) => "invalid",
-            (_, Kind::Overloaded | Kind::OverShare | Kind::Busy(_)) => "shed",
-            (_, Kind::EngineRejected(429)) => "shed",
+            (_, ErrorKind::Overloaded | ErrorKind::OverShare | ErrorKind::Busy(_)) => "shed",
+            (_, ErrorKind::EngineRejected(429)) => "shed",
             (Fault::Engine | Fault::Router, _) => "failed",
         }
     }
@@ -414,7 +428,7 @@ impl Error {
     /// The tenant's limit that the request has reached, by its key in the configuration.
     pub fn limit_reached(&self) -> Option<&'static str> {
         match self.kind {
-            Kind::LimitReached(reached) => Some(reached.limit),
+            ErrorKind::LimitReached(reached) => Some(reached.limit),
             _ => None,
         }
     }
@@ -426,22 +440,25 @@ impl Error {
 
     fn openai(&self) -> Value {
         let kind = match (self.fault(), self.kind) {
-            (Fault::Client, Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered) => {
-                "not_found_error"
-            }
-            (_, Kind::NotPermitted) => "permission_error",
-            (_, Kind::LimitReached(LimitReached { retry_after_ms: None, .. })) => {
+            (
+                Fault::Client,
+                ErrorKind::UnknownModel | ErrorKind::UnknownPath | ErrorKind::NotOffered,
+            ) => "not_found_error",
+            (_, ErrorKind::NotPermitted) => "permission_error",
+            (_, ErrorKind::LimitReached(LimitReached { retry_after_ms: None, .. })) => {
                 "insufficient_quota"
             }
-            (_, Kind::LimitReached(reached)) => reached.unit,
+            (_, ErrorKind::LimitReached(reached)) => reached.unit,
             (Fault::Client, _) => "invalid_request_error",
-            (_, Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429)) => "rate_limit_error",
-            (_, Kind::Overloaded | Kind::NoWorker) => "service_unavailable_error",
+            (_, ErrorKind::OverShare | ErrorKind::Busy(_) | ErrorKind::EngineRejected(429)) => {
+                "rate_limit_error"
+            }
+            (_, ErrorKind::Overloaded | ErrorKind::NoWorker) => "service_unavailable_error",
             (Fault::Engine, _) => "engine_error",
             (Fault::Router, _) => "internal_error",
         };
         let code = self.code();
-        json!({"message": self.told(), "type": kind, "param": self.param, "code": code})
+        json!({"message": self.client_message(), "type": kind, "param": self.param, "code": code})
     }
 
     /// The error as the body of a reply in this dialect: OpenAI's object; in Anthropic's dialect
@@ -462,7 +479,7 @@ impl Error {
                 // OpenAI's events have the members at the top level; its clients read `error`.
                 let code = self.code();
                 let event = json!({
-                    "type": "error", "message": self.told(), "code": code, "param": self.param,
+                    "type": "error", "message": self.client_message(), "code": code, "param": self.param,
                     "error": self.openai(),
                 });
                 format!("event: error\ndata: {event}")
@@ -491,20 +508,24 @@ impl Error {
     pub fn to_grpc(&self) -> tonic::Status {
         use tonic::Code;
         let code = match (self.fault(), self.kind) {
-            (_, Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered) => Code::NotFound,
-            (_, Kind::Unauthenticated) => Code::Unauthenticated,
-            (_, Kind::NotPermitted) => Code::PermissionDenied,
-            (_, Kind::LimitReached(_)) => Code::ResourceExhausted,
-            (_, Kind::BodyTooLarge | Kind::Overloaded | Kind::OverShare) => Code::ResourceExhausted,
-            (_, Kind::Busy(_) | Kind::EngineRejected(429)) => Code::ResourceExhausted,
-            (_, Kind::BodyTimeout) => Code::DeadlineExceeded,
+            (_, ErrorKind::UnknownModel | ErrorKind::UnknownPath | ErrorKind::NotOffered) => {
+                Code::NotFound
+            }
+            (_, ErrorKind::Unauthenticated) => Code::Unauthenticated,
+            (_, ErrorKind::NotPermitted) => Code::PermissionDenied,
+            (_, ErrorKind::LimitReached(_)) => Code::ResourceExhausted,
+            (_, ErrorKind::BodyTooLarge | ErrorKind::Overloaded | ErrorKind::OverShare) => {
+                Code::ResourceExhausted
+            }
+            (_, ErrorKind::Busy(_) | ErrorKind::EngineRejected(429)) => Code::ResourceExhausted,
+            (_, ErrorKind::BodyTimeout) => Code::DeadlineExceeded,
             (Fault::Client, _) => Code::InvalidArgument,
-            (_, Kind::EngineTimeout | Kind::LeaseExpired) => Code::DeadlineExceeded,
-            (_, Kind::DecodeLost) => Code::Aborted,
-            (_, Kind::Internal) => Code::Internal,
+            (_, ErrorKind::EngineTimeout | ErrorKind::LeaseExpired) => Code::DeadlineExceeded,
+            (_, ErrorKind::DecodeLost) => Code::Aborted,
+            (_, ErrorKind::Internal) => Code::Internal,
             _ => Code::Unavailable,
         };
-        let mut status = tonic::Status::new(code, self.told());
+        let mut status = tonic::Status::new(code, self.client_message());
         status.set_source(Arc::new(self.clone()));
         status
     }

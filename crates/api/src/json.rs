@@ -20,7 +20,7 @@ mod checked;
 pub use build::{Builder, write_text};
 
 use super::parts::Parts;
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 
 /// Minimum length of a part of the client's text that is sent without being copied.
 const APART_BYTES: usize = 4 << 10;
@@ -421,11 +421,11 @@ impl From<ShapeError> for Error {
     fn from(error: ShapeError) -> Self {
         let what = match error.fault {
             Fault::NotUtf8 => {
-                return Self::new(Kind::InvalidRequest, "the body is not valid UTF-8");
+                return Self::new(ErrorKind::InvalidRequest, "the body is not valid UTF-8");
             }
             Fault::Kind => {
                 let message = "a JSON object was expected";
-                return Self::new(Kind::InvalidRequest, message).with_code("invalid_json");
+                return Self::new(ErrorKind::InvalidRequest, message).with_code("invalid_json");
             }
             Fault::TooManyMembers { max } => {
                 &format!("has an object with more than {max} members (limits.object_members_max)")
@@ -437,7 +437,7 @@ impl From<ShapeError> for Error {
             Fault::Syntax => "is not valid JSON",
         };
         let message = format!("the body {what} (line {}, column {})", error.line, error.column);
-        Self::new(Kind::InvalidRequest, message).with_code("invalid_json")
+        Self::new(ErrorKind::InvalidRequest, message).with_code("invalid_json")
     }
 }
 

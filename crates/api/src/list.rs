@@ -11,7 +11,7 @@ use crate::memory_budget::Meter;
 
 /// Why a list is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum ListError {
     /// The list has too many entries.
     TooLong,
     /// The value is not a list, or an entry has another type.
@@ -22,7 +22,10 @@ pub(super) enum Fault {
 ///
 /// # Errors
 /// If there are more than `max` entries, or one of another type.
-pub(super) fn entries<'a, T: Deserialize<'a>>(raw: &'a str, max: usize) -> Result<Vec<T>, Fault> {
+pub(super) fn entries<'a, T: Deserialize<'a>>(
+    raw: &'a str,
+    max: usize,
+) -> Result<Vec<T>, ListError> {
     let mut list = Vec::new();
     let is_full = Cell::new(false);
     let read = each(raw, |entry| {
@@ -33,8 +36,8 @@ pub(super) fn entries<'a, T: Deserialize<'a>>(raw: &'a str, max: usize) -> Resul
         !is_full.get()
     });
     match (read, is_full.get()) {
-        (_, true) => Err(Fault::TooLong),
-        (false, _) => Err(Fault::Wrong),
+        (_, true) => Err(ListError::TooLong),
+        (false, _) => Err(ListError::Wrong),
         (true, _) => Ok(list),
     }
 }
@@ -105,7 +108,7 @@ mod tests {
     use serde_json::value::RawValue;
 
     use super::*;
-    use crate::error::Kind;
+    use crate::error::ErrorKind;
     use crate::memory_budget::MemoryBudget;
 
     #[test]
@@ -113,9 +116,9 @@ mod tests {
         assert_eq!(entries::<u32>("[1, 2]", 2), Ok(vec![1, 2]));
         assert_eq!(entries::<u32>("[]", 0), Ok(vec![]));
         // Nothing after the first surplus entry is read.
-        assert_eq!(entries::<u32>("[1,2,3,\"x\"", 2), Err(Fault::TooLong));
+        assert_eq!(entries::<u32>("[1,2,3,\"x\"", 2), Err(ListError::TooLong));
         for wrong in ["[1,\"a\"]", "[1", "[1] 2", "7", "{}", "[-1]", "null"] {
-            assert_eq!(entries::<u32>(wrong, 2), Err(Fault::Wrong), "{wrong}");
+            assert_eq!(entries::<u32>(wrong, 2), Err(ListError::Wrong), "{wrong}");
             assert!(!is_of::<u32>(wrong), "{wrong}");
         }
         assert!(is_of::<u32>("[1,2,3]") && is_of::<&RawValue>("[{},[],\"\"]"));
@@ -124,7 +127,7 @@ mod tests {
     #[test]
     fn token_ids_are_charged_before_they_are_there() {
         let budget = Arc::new(MemoryBudget::default());
-        let full = || Error::new(Kind::Overloaded, "full");
+        let full = || Error::new(ErrorKind::Overloaded, "full");
         let mut meter = Meter::new(budget.charge(), 12, &full);
         assert_eq!(token_ids("[1,2, 3]", &mut meter).unwrap(), Some(vec![1, 2, 3]));
         assert_eq!(budget.held_bytes(), 12);

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use bytes::Bytes;
 use prometheus::IntCounterVec;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 use crate::shares::SHARE_OF_FREE;
 use crate::steering::ClientShare;
 use splitrail_config::model::Limits;
@@ -31,7 +31,7 @@ pub fn shed(counted: &IntCounterVec) -> Error {
 pub fn full() -> Error {
     let message = "the memory of all requests has reached limits.request_memory_max, or this client \
                    holds its share of it; retry later";
-    Error::new(Kind::Overloaded, message)
+    Error::new(ErrorKind::Overloaded, message)
 }
 
 /// The total of the current charges of all requests, or of those of one client.
@@ -233,7 +233,7 @@ impl Meter<'static> {
     /// A meter with its own budget and no limit.
     pub fn free() -> Self {
         fn full() -> Error {
-            Error::new(Kind::Internal, "a budget without a bound is full")
+            Error::new(ErrorKind::Internal, "a budget without a bound is full")
         }
         Self::new(Arc::new(MemoryBudget::default()).charge(), usize::MAX, &full)
     }

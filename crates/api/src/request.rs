@@ -6,11 +6,11 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json;
 
 use super::json::{JsonObject, Piece};
-use super::list::{self, Fault};
+use super::list::{self, ListError};
 use super::sampling::Sampling;
 use super::sanitise::Removed;
 use super::{auxiliary, bounds, responses, sanitise};
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 use crate::memory_budget::{Allowance, Memory, Meter};
 use splitrail_config::model::Limits;
 
@@ -490,8 +490,8 @@ fn completion_prompts(
     }
     let max = limits.batch_prompts_max;
     let items: Vec<&RawValue> = list::entries(raw, max).map_err(|fault| match fault {
-        Fault::Wrong => wrong(),
-        Fault::TooLong => {
+        ListError::Wrong => wrong(),
+        ListError::TooLong => {
             let limit = "limits.batch_prompts_max";
             Error::invalid("prompt", format!("`prompt` has more than {max} entries ({limit})"))
         }
@@ -526,7 +526,7 @@ pub fn unknown_model(name: &str, known: &[String]) -> Error {
     // The name comes from the client; it is cut to 128 characters to bound the reply.
     let shown: String = name.chars().take(128).collect();
     let message = format!("the model `{shown}` does not exist; known: {}", known.join(", "));
-    Error::new(Kind::UnknownModel, message).with_unknown_model(shown)
+    Error::new(ErrorKind::UnknownModel, message).with_unknown_model(shown)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use prometheus::IntCounterVec;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 use splitrail_config::model::Limits;
 
 /// Size in bytes up to which a reply needs no room, so that small replies never wait.
@@ -133,7 +133,7 @@ impl Unread {
     /// The error for a reply that took too long: the client's fault and not the engine's if the
     /// reply has waited for room, because the client reads its other replies slowly.
     pub fn attribute(&self, error: Error) -> Error {
-        match error.kind() == Kind::EngineTimeout && self.has_waited.load(Relaxed) {
+        match error.kind() == ErrorKind::EngineTimeout && self.has_waited.load(Relaxed) {
             true => self.refuse(),
             false => error,
         }
@@ -144,7 +144,7 @@ impl Unread {
         self.shed.with_label_values(&["none", "unread_replies"]).inc();
         let message = "unread replies of this connection have reached \
                        limits.unread_replies_size_max; read them first";
-        Error::new(Kind::OverShare, message)
+        Error::new(ErrorKind::OverShare, message)
     }
 
     /// Ties the room to the reply's bytes: it becomes free when the last of them is dropped.

@@ -8,7 +8,7 @@ use serde::de::IgnoredAny;
 use super::dialect::ADDITION_DIALECT;
 use super::model::{Connector, Flow, Worker};
 use super::rules;
-use splitrail_settings::problem::{Place, Problem, Problems, Report};
+use splitrail_settings::problem::{Place, Problem, ProblemReport, Problems};
 use splitrail_settings::{file, tree};
 
 /// The file name in problems: the worker is in a request's body.
@@ -39,14 +39,14 @@ impl Addition {
         joins: impl FnOnce(Option<&str>) -> Option<(Flow, Connector)>,
     ) -> Result<Self, Problems> {
         if let Err(error) = serde_json::from_str::<IgnoredAny>(text) {
-            let mut report = Report::new(NAME);
+            let mut report = ProblemReport::new(NAME);
             let place = Place { line: error.line().max(1), column: error.column().max(1) };
             let hint = "send `{\"model\": NAME, \"worker\": {\"id\": ..., \"role\": ..., \
                         \"url\": ...}}`";
             report.error(place, "this is not JSON".to_owned(), hint);
             return Err(report.into_problems());
         }
-        let rules = |root: &mut tree::Node, report: &mut Report| {
+        let rules = |root: &mut tree::Node, report: &mut ProblemReport| {
             if let Some(worker) = root.get("worker") {
                 let model = root.get("model").and_then(tree::Node::text);
                 rules::check_worker(worker, "worker", joins(model), report);

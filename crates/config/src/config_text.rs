@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use splitrail_settings::file;
-use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::problem::{Place, ProblemReport};
 use splitrail_settings::words::shown;
 
 use crate::dialect::DIALECT;
@@ -111,7 +111,7 @@ impl ConfigText {
     #[must_use]
     pub fn not_fetched(&self, missing: &MissingTokenizer, why: &str, hint: &str) -> Problems {
         let MissingTokenizer { id, path, at } = missing;
-        let mut report = Report::new(&self.name);
+        let mut report = ProblemReport::new(&self.name);
         let message = format!("`{path}` \"{}\" cannot be downloaded: {why}", shown(id));
         report.error(*at, message, hint);
         self.by_flag(report.into_problems())

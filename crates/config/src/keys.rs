@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 use splitrail_settings::{Problems, file};
 
@@ -34,7 +34,7 @@ pub struct KeyEntry {
     /// What the key allows on the admin listener. A key with a role cannot be used for requests to
     /// models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub role: Option<Role>,
+    pub role: Option<OperatorRole>,
     /// The SHA-256 of the key, in hexadecimal digits.
     #[schemars(length(min = 64, max = 64), regex(pattern = r"^[0-9a-f]+$"))]
     pub sha256: String,
@@ -55,14 +55,14 @@ pub struct KeyEntry {
     Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq, PartialOrd, Ord,
 )]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
+pub enum OperatorRole {
     /// Read: metrics, configuration, workers, decisions.
     Read,
     /// Read, and change: drain, reload, add and remove workers.
     Admin,
 }
 
-impl Role {
+impl OperatorRole {
     /// The role with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
@@ -125,7 +125,7 @@ pub fn parse(name: &str, text: &str) -> Result<KeysFile, Problems> {
     Ok(file::parse(name, text, &schema, &KEYS_DIALECT, rules)?.value)
 }
 
-fn rules(root: &mut Node, report: &mut Report) {
+fn rules(root: &mut Node, report: &mut ProblemReport) {
     let mut seen = [HashMap::new(), HashMap::new()];
     let keys = root.get("keys").map(Node::items).unwrap_or_default();
     for (index, key) in keys.iter().enumerate() {
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(keys[0].digest().unwrap()[..2], [0x9f, 0x86]);
         let expires = keys[0].expires_at().unwrap();
         assert_eq!(humantime::format_rfc3339(expires).to_string(), "2027-01-31T00:00:00Z");
-        assert_eq!((keys[1].role, keys[1].expires_at()), (Some(Role::Admin), None));
+        assert_eq!((keys[1].role, keys[1].expires_at()), (Some(OperatorRole::Admin), None));
     }
 
     #[test]

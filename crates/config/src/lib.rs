@@ -111,7 +111,7 @@ fn parse_for(
     base_dir: &Path,
 ) -> Result<Loaded, Problems> {
     let mut notes = Vec::new();
-    let rules = |root: &mut tree::Node, report: &mut problem::Report| {
+    let rules = |root: &mut tree::Node, report: &mut problem::ProblemReport| {
         parts.check(root, report);
         let expanded = short_forms::expand(root, base_dir, hub, report);
         notes = expanded.notes;

@@ -1,7 +1,7 @@
 //! Optional parts of the router, and the check that a configuration needs only parts that the build
 //! has.
 
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 
 /// The optional parts of a build. Each is a cargo feature.
@@ -20,7 +20,7 @@ impl Parts {
     pub const ALL: Self = Self { kubernetes: true, nats: true, otlp: true };
 
     /// Reports settings that need a part which the build does not have.
-    pub(crate) fn check(self, root: &Node, report: &mut Report) {
+    pub(crate) fn check(self, root: &Node, report: &mut ProblemReport) {
         let models = root.get("models").map(Node::items).unwrap_or_default();
         for (model, node) in models.iter().enumerate() {
             let sources = node.get("discovery").map(Node::items).unwrap_or_default();
@@ -41,7 +41,7 @@ impl Parts {
     }
 }
 
-fn lacking(has: bool, part: &str, key: &str, kind: Option<&Node>, report: &mut Report) {
+fn lacking(has: bool, part: &str, key: &str, kind: Option<&Node>, report: &mut ProblemReport) {
     let Some(node) = kind else { return };
     if !has && node.text() == Some(part) {
         let message = format!("`{key}: {part}` is not part of this build");

@@ -37,7 +37,7 @@ use super::scalar::parse_duration;
 use super::short_forms::WorkerPlace;
 use crate::value::{typed, typed_or};
 use splitrail_engine::fields::is_router_only;
-use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::problem::{Place, ProblemReport};
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 use workers::Workers;
@@ -51,7 +51,7 @@ pub(super) fn check(
     root: &Node,
     places: &[Vec<WorkerPlace>],
     base_dir: &Path,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) {
     listen(root, report);
     listener_tls::check(root, base_dir, report);
@@ -98,7 +98,7 @@ pub(super) fn check_worker(
     worker: &Node,
     path: &str,
     joins: Option<(Flow, Connector)>,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) {
     let place = WorkerPlace::mapping(path);
     Workers::check_one(worker, &place, report);
@@ -107,7 +107,7 @@ pub(super) fn check_worker(
     }
 }
 
-fn listen(root: &Node, report: &mut Report) {
+fn listen(root: &Node, report: &mut ProblemReport) {
     let defaults = Listen::default();
     let section = root.get("listen");
     let mut bound: Vec<(&str, SocketAddr)> = Vec::new();
@@ -155,7 +155,7 @@ fn listen(root: &Node, report: &mut Report) {
     }
 }
 
-fn file_of_lines(root: &Node, name: &str, base_dir: &Path, report: &mut Report) {
+fn file_of_lines(root: &Node, name: &str, base_dir: &Path, report: &mut ProblemReport) {
     let Some(section) = root.get(name) else { return };
     let Some(Some(path)) = typed::<Option<std::path::PathBuf>>(section, "path") else { return };
     let at = section.get("path").unwrap_or(section).at;
@@ -188,7 +188,7 @@ struct Names {
 }
 
 impl Names {
-    fn check(&mut self, model: &Node, path: &str, report: &mut Report) {
+    fn check(&mut self, model: &Node, path: &str, report: &mut ProblemReport) {
         if let Some(name) = model.get("name") {
             self.add(name, &format!("{path}.name"), report);
         }
@@ -200,7 +200,7 @@ impl Names {
         }
     }
 
-    fn add(&mut self, node: &Node, path: &str, report: &mut Report) {
+    fn add(&mut self, node: &Node, path: &str, report: &mut ProblemReport) {
         let Some(name) = node.text() else { return };
         if name.trim() != name || name.chars().any(char::is_control) {
             let message = format!("`{path}` holds white space at an end, or a control character");
@@ -228,7 +228,7 @@ impl Names {
 }
 
 /// Reports fields in `pass_unknown` that only the router may set.
-fn pass_unknown(model: &Node, path: &str, report: &mut Report) {
+fn pass_unknown(model: &Node, path: &str, report: &mut ProblemReport) {
     let items = model.get("pass_unknown").map(Node::items).unwrap_or_default();
     for (index, item) in items.iter().enumerate() {
         if item.text().is_some_and(is_router_only) {
@@ -241,7 +241,7 @@ fn pass_unknown(model: &Node, path: &str, report: &mut Report) {
     }
 }
 
-fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
+fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut ProblemReport) {
     let Some(Policy::KvOverlap { .. }) = typed::<Policy>(model, "policy") else {
         return;
     };
@@ -274,7 +274,7 @@ fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) 
     }
 }
 
-fn timeouts(model: &Node, path: &str, report: &mut Report) {
+fn timeouts(model: &Node, path: &str, report: &mut ProblemReport) {
     for entry in model.get("timeouts").map(Node::entries).unwrap_or_default() {
         let duration = entry.value.text().and_then(|text| parse_duration(text).ok());
         if duration.is_some_and(|duration| duration.is_zero()) {
@@ -284,7 +284,7 @@ fn timeouts(model: &Node, path: &str, report: &mut Report) {
     }
 }
 
-fn canary(model: &Node, path: &str, report: &mut Report) {
+fn canary(model: &Node, path: &str, report: &mut ProblemReport) {
     for key in ["timeout", "interval"] {
         let Some(node) = model.get("canary").and_then(|canary| canary.get(key)) else { continue };
         if node.text().and_then(|text| parse_duration(text).ok()).is_some_and(|d| d.is_zero()) {
@@ -294,7 +294,7 @@ fn canary(model: &Node, path: &str, report: &mut Report) {
     }
 }
 
-fn lease(model: &Node, path: &str, report: &mut Report) {
+fn lease(model: &Node, path: &str, report: &mut ProblemReport) {
     let Some(node) = model.get("lease") else { return };
     if node.text().and_then(|text| parse_duration(text).ok()).is_some_and(|d| d.is_zero()) {
         let message = format!("`{path}.lease` is zero");
@@ -302,7 +302,7 @@ fn lease(model: &Node, path: &str, report: &mut Report) {
     }
 }
 
-fn secret(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+fn secret(model: &Node, path: &str, base_dir: &Path, report: &mut ProblemReport) {
     let Some(node) = model.get("engine_api_key") else {
         return;
     };

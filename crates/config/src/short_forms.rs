@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 
@@ -32,7 +32,12 @@ pub(crate) struct Expanded {
 
 /// Writes out the short forms of all models under `root`. Relative paths start at `base_dir`;
 /// tokenizers that are named are looked up in `hub`. What cannot be written out stays as it is.
-pub(crate) fn expand(root: &mut Node, base_dir: &Path, hub: &Hub, report: &mut Report) -> Expanded {
+pub(crate) fn expand(
+    root: &mut Node,
+    base_dir: &Path,
+    hub: &Hub,
+    report: &mut ProblemReport,
+) -> Expanded {
     let mut expanded = Expanded::default();
     let models = root.get_mut("models").map(Node::items_mut).unwrap_or_default();
     for (index, model) in models.iter_mut().enumerate() {

@@ -19,9 +19,9 @@ use splitrail_config::model::{AddressFamily, Discovery, DnsDiscovery, Worker};
 use splitrail_telemetry::LogThrottle;
 
 /// Time after which a lookup counts as failed.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum interval between lookups until the first list has been reported.
-const EAGER: Duration = Duration::from_secs(1);
+const FIRST_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
 /// Follows a name until the task is aborted or the receiver is gone.
 pub async fn run(config: DnsDiscovery, sink: Sender<FoundWorkers>, tally: Tally) {
@@ -60,7 +60,7 @@ async fn follow<F>(
     let log = LogThrottle::default();
     let mut known = Known::default();
     loop {
-        let result = match ask(&source, tally, &log, PATIENCE, lookup()).await {
+        let result = match ask(&source, tally, &log, LOOKUP_TIMEOUT, lookup()).await {
             Lookup::Addresses(found) => match chosen(config.family, found) {
                 none if none.is_empty() => Lookup::NoSuchName,
                 some => Lookup::Addresses(bounded(&source, some)),
@@ -83,10 +83,10 @@ async fn follow<F>(
                 return;
             }
         }
-        let period = if known.is_told() {
+        let period = if known.has_reported() {
             config.refresh_interval
         } else {
-            config.refresh_interval.min(EAGER)
+            config.refresh_interval.min(FIRST_INTERVAL_MAX)
         };
         // The random part keeps routers from querying DNS at the same time.
         sleep(period + period.mul_f64(rand::random::<f64>() / 10.0)).await;

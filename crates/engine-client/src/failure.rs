@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Limited};
 use super::engine::Engine;
 use crate::connections::Failure;
 use crate::{EngineBody, NO_SUCH_RANK};
-use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine::fields::is_router_only;
 
 /// Maximum number of bytes of an error reply that are read for its message.
@@ -23,7 +23,7 @@ pub(super) fn failure(worker: &dyn Engine, failure: &Failure) -> Error {
                 "worker {} ended a kept connection as a request was written to it",
                 worker.id()
             );
-            return Error::new(Kind::StaleConnection, message);
+            return Error::new(ErrorKind::StaleConnection, message);
         }
         Failure::Closed => {
             return Error::engine(worker.id(), "closed the connection before it answered");
@@ -33,7 +33,7 @@ pub(super) fn failure(worker: &dyn Engine, failure: &Failure) -> Error {
         }
         Failure::Malformed(malformed) => return Error::engine(worker.id(), &malformed.to_string()),
         Failure::Withdrawn => {
-            return Error::new(Kind::Internal, "a request was withdrawn while it was sent");
+            return Error::new(ErrorKind::Internal, "a request was withdrawn while it was sent");
         }
     };
     let cause = io_cause(error.as_ref());
@@ -43,14 +43,14 @@ pub(super) fn failure(worker: &dyn Engine, failure: &Failure) -> Error {
             "no file descriptor is free to connect to an engine: raise the limit on open files"
         );
         return Error::new(
-            Kind::Overloaded,
+            ErrorKind::Overloaded,
             "the router has no free file descriptor for a connection to an engine",
         );
     }
     let cause =
         cause.map_or_else(|| "no connection within the timeout".to_owned(), ToString::to_string);
     worker.set_unreachable(format_args!("it cannot be reached: {cause}"));
-    Error::new(Kind::EngineUnreachable, format!("worker {} cannot be reached", worker.id()))
+    Error::new(ErrorKind::EngineUnreachable, format!("worker {} cannot be reached", worker.id()))
 }
 
 pub(super) fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
@@ -76,7 +76,7 @@ fn rejection(
     engine_error: Option<(String, Option<String>)>,
 ) -> Error {
     let message = format!("worker {} refused with status {status}", worker.id());
-    let own = Error::new(Kind::EngineRejected(status), message);
+    let own = Error::new(ErrorKind::EngineRejected(status), message);
     match engine_error {
         // A client cannot choose a rank, so a wrong rank is not the client's fault.
         Some((message, _)) if message.starts_with("data_parallel_rank") => {

@@ -11,7 +11,7 @@ use prometheus::IntCounterVec;
 use super::engine::Engine;
 use crate::connections::EngineBody;
 use crate::wire::Broken;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
 use splitrail_api::unread::Unread;
 
@@ -100,7 +100,7 @@ pub fn too_large(key: &str) -> Error {
         "the reply is larger than {key} allows: ask for fewer choices, log probabilities or \
          tokens"
     );
-    Error::new(Kind::ReplyTooLarge, message)
+    Error::new(ErrorKind::ReplyTooLarge, message)
 }
 
 /// Reads a complete body. A body that arrives in one piece is not copied. Otherwise each byte is

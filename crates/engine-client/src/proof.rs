@@ -9,7 +9,7 @@ use memchr::{memchr_iter, memmem};
 
 use super::engine::Engine;
 use crate::echoes::Foreign;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::{Endpoint, JsonObject};
 
 /// Number of leading bytes in which the id is searched while it is not known whether the engine
@@ -65,9 +65,9 @@ impl Proof {
     ///
     /// # Errors
     /// The reply is for another request.
-    pub fn check(&self, worker: &dyn Engine, answer: &[u8]) -> Result<(), Error> {
+    pub fn check(&self, worker: &dyn Engine, reply: &[u8]) -> Result<(), Error> {
         let (id, kind) = (self.request_id.as_bytes(), self.shape.number());
-        let front = &answer[..answer.len().min(FRONT_BYTES)];
+        let front = &reply[..reply.len().min(FRONT_BYTES)];
         if contains(front, id) {
             if self.teaches {
                 worker.echoes().came(kind);
@@ -75,7 +75,7 @@ impl Proof {
             return Ok(());
         }
         let expected = worker.echoes().are_expected(kind);
-        if !expected || memmem::find(answer, id).is_some() || is_error(answer) {
+        if !expected || memmem::find(reply, id).is_some() || is_error(reply) {
             return Ok(());
         }
         worker.count_foreign_reply();
@@ -88,7 +88,7 @@ impl Proof {
             );
         }
         let message = format!("worker {} sent a reply to another request", worker.id());
-        Err(Error::new(Kind::ForeignReply, message))
+        Err(Error::new(ErrorKind::ForeignReply, message))
     }
 }
 
@@ -100,11 +100,11 @@ fn contains(text: &[u8], id: &[u8]) -> bool {
 }
 
 /// Error replies carry no id.
-fn is_error(answer: &[u8]) -> bool {
-    if memmem::find(answer, b"\"error\"").is_none() {
+fn is_error(reply: &[u8]) -> bool {
+    if memmem::find(reply, b"\"error\"").is_none() {
         return false;
     }
-    let parsed = JsonObject::parse_str(&String::from_utf8_lossy(answer));
+    let parsed = JsonObject::parse_str(&String::from_utf8_lossy(reply));
     parsed.is_ok_and(|object| !matches!(object.raw("error"), None | Some("null")))
 }
 
@@ -179,7 +179,7 @@ mod tests {
         let mine = format!(r#"{{"id":"chatcmpl-{MINE}","choices":[]}}"#);
         assert!(proof.check(&worker, mine.as_bytes()).is_ok());
         let refused = proof.check(&worker, foreign).unwrap_err();
-        assert_eq!(refused.kind(), Kind::ForeignReply);
+        assert_eq!(refused.kind(), ErrorKind::ForeignReply);
         let streamed = Proof { shape: Shape::streamed(Endpoint::Chat), ..proof };
         assert!(streamed.check(&worker, foreign).is_ok(), "of its streams nothing is known");
     }

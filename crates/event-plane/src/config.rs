@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use splitrail_settings::Secret;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 
 /// The broker, and the credentials for it.
@@ -76,7 +76,7 @@ impl BrokerConfig {
 
 /// Reports every violated rule for the broker, which is configured in `section` (`name` in
 /// messages).
-pub fn check(section: &Node, name: &str, base_dir: &Path, report: &mut Report) {
+pub fn check(section: &Node, name: &str, base_dir: &Path, report: &mut ProblemReport) {
     let servers = section.get("servers").map(Node::items).unwrap_or_default();
     for (index, node) in servers.iter().enumerate() {
         let Some(text) = node.text() else { continue };
@@ -107,7 +107,7 @@ pub fn check(section: &Node, name: &str, base_dir: &Path, report: &mut Report) {
 }
 
 /// Warns of a broker on another host without a login, and of a login that is sent in clear text.
-fn exposed(section: &Node, name: &str, report: &mut Report) {
+fn exposed(section: &Node, name: &str, report: &mut ProblemReport) {
     let login = section.get("login").filter(|login| login.value != Value::Null);
     let servers = section.get("servers").map(Node::items).unwrap_or_default();
     let elsewhere = servers.iter().find(|node| node.text().is_some_and(|text| !is_here(text)));

@@ -35,8 +35,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-pub use blocks::{Blocks, Fault, RANKS_MAX};
-use tokens::Tokens;
+pub use blocks::{Fault, RANKS_MAX, ShimBlocks};
+use tokens::ShimTokens;
 
 use super::Fleet;
 use crate::Cluster;
@@ -58,8 +58,8 @@ const STREAMS_MAX: u32 = 4;
 /// Connections beside those of attached shims: connections that are being opened or closed. Also an
 /// eighth of `fleet.attach_max`, so that all shims may come from one address.
 const CONNECTIONS_BESIDE: usize = 64;
-/// Answers that wait for a shim to read them.
-const ANSWERS_MAX: usize = 8;
+/// Maximum number of messages that wait for a shim to read them.
+const REPLIES_MAX: usize = 8;
 /// Maximum size of a call's headers in bytes.
 const HEADERS_MAX_BYTES: u32 = 16 << 10;
 /// Interval of HTTP/2 keep-alive pings, and the maximum time for the reply to one.
@@ -155,7 +155,7 @@ fn serve(
     let expires = || expires.with_label_values(&["fleet"]);
     let tls = config.tls.as_ref();
     let tls = tls.map(|files| Certificates::open(files, expires(), Instant::now()));
-    let tokens = Tokens::open(config, Instant::now()).map_err(io::Error::other)?;
+    let tokens = ShimTokens::open(config, Instant::now()).map_err(io::Error::other)?;
     let acceptor = Acceptor {
         listener,
         context: Arc::clone(&context),
@@ -190,7 +190,7 @@ fn lock(tasks: &Tasks) -> std::sync::MutexGuard<'_, JoinSet<()>> {
 /// The implementation of the gRPC service.
 struct Service {
     context: Arc<AttachContext>,
-    tokens: Option<Tokens>,
+    tokens: Option<ShimTokens>,
     tasks: Tasks,
 }
 
@@ -218,17 +218,17 @@ impl FleetService for Service {
             allowed.bind_to_certificate(peer.and_then(Peer::certificate));
         }
         let peer = peer.cloned().unwrap_or_default();
-        let (outbound, answers) = mpsc::channel(ANSWERS_MAX);
+        let (outbound, replies) = mpsc::channel(REPLIES_MAX);
         let mut tasks = lock(&self.tasks);
         // Bounded by the connections and their streams, and by the sessions.
         while tasks.try_join_next().is_some() {}
         let inbound = Inbound::of_stream(request.into_inner(), peer);
         tasks.spawn(receive(Arc::clone(&self.context), inbound, outbound, allowed));
         drop(tasks);
-        let answers = futures_util::stream::unfold(answers, async |mut answers| {
-            let answer = answers.recv().await?;
-            Some((answer, answers))
+        let replies = futures_util::stream::unfold(replies, async |mut replies| {
+            let reply = replies.recv().await?;
+            Some((reply, replies))
         });
-        Ok(Response::new(Box::pin(answers)))
+        Ok(Response::new(Box::pin(replies)))
     }
 }

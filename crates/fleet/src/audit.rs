@@ -27,10 +27,10 @@ pub struct Audit {
     epoch: AtomicU64,
     /// Number of comparisons in this epoch.
     samples: AtomicU64,
-    promised: Drift,
-    found: Drift,
-    over: Drift,
-    under: Drift,
+    promised: MovingAverage,
+    found: MovingAverage,
+    over: MovingAverage,
+    under: MovingAverage,
     /// Prompt tokens of legs that computed their prompt and reported cached tokens.
     prompt_tokens: AtomicU64,
     /// The part of these tokens that the engine had cached.
@@ -56,9 +56,9 @@ pub(super) struct Reporting {
 
 /// A moving average. Relaxed atomics suffice: a lost race loses one sample.
 #[derive(Debug, Default)]
-struct Drift(AtomicU64);
+struct MovingAverage(AtomicU64);
 
-impl Drift {
+impl MovingAverage {
     fn get(&self) -> f64 {
         f64::from_bits(self.0.load(Relaxed))
     }
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn drift_follows_what_lasts_and_forgets_what_does_not() {
-        let drift = Drift::default();
+        let drift = MovingAverage::default();
         drift.add(16.0);
         assert!((drift.get() - 1.0).abs() < 1e-9);
         for _ in 0..100 {

@@ -20,13 +20,13 @@ mod ask;
 mod diagnose;
 mod prompt;
 
-use super::claims::Source;
+use super::claims::WorkerSource;
 use super::parity::{Cause, Parity, ParityState};
 use super::worker::Worker;
 use crate::Cluster;
 use crate::Served;
 use ask::{Refused, Reply};
-use diagnose::{Blocks, Verdict};
+use diagnose::{CanaryBlocks, CanaryResult};
 use prompt::Prompt;
 use splitrail_api::text::random_id;
 use splitrail_config::model::Flow;
@@ -44,10 +44,10 @@ pub(super) async fn run(
     cluster: Arc<Cluster>,
     served: Arc<Served>,
     worker: Arc<Worker>,
-    leading: Source,
+    leading: WorkerSource,
 ) {
     let config = served.config.canary;
-    let has_shim = leading == Source::Shim;
+    let has_shim = leading == WorkerSource::Shim;
     let canary = Canary { cluster, served, worker: Arc::clone(&worker), has_shim };
     let mut standing = worker.parity.follow();
     let mut pause = AGAIN_MIN;
@@ -59,11 +59,11 @@ pub(super) async fn run(
         };
         canary.judge(round, verdict);
         let again = match verdict {
-            Verdict::Unclear(_) => {
+            CanaryResult::Unclear(_) => {
                 pause = (pause * 2).min(config.interval);
                 pause
             }
-            Verdict::Agree | Verdict::Differ(_) => {
+            CanaryResult::Agree | CanaryResult::Differ(_) => {
                 pause = AGAIN_MIN;
                 config.interval
             }
@@ -91,7 +91,7 @@ struct Canary {
 
 impl Canary {
     /// Asks once, as soon as the worker can answer.
-    async fn ask(&self) -> Verdict {
+    async fn ask(&self) -> CanaryResult {
         let Self { served, worker, .. } = self;
         served.pool.block_size_known().await;
         while !(worker.is_up() && worker.is_probed()) {
@@ -102,24 +102,30 @@ impl Canary {
         let has_events = expects_events && self.events_come().await;
         let prompt = match prompt::make(served, worker.facts.context_tokens()).await {
             Ok(prompt) => prompt,
-            Err(why) => return Verdict::Unclear(why),
+            Err(why) => return CanaryResult::Unclear(why),
         };
         let engine = match ask::tokens(served, worker, &prompt).await {
             Ok(tokens) => tokens,
-            Err(why) => return Verdict::Unclear(why),
+            Err(why) => return CanaryResult::Unclear(why),
         };
         if let Some(cause) = diagnose::tokens(&prompt.tokens, &engine) {
-            return Verdict::Differ(cause);
+            return CanaryResult::Differ(cause);
         }
         let compared = diagnose::is_compared(&prompt.tokens, &engine);
         // An engine never answers one leg of a pair alone.
         let alone = served.config.connector.serves_alone();
         if !alone && served.config.flow != Flow::Aggregated {
-            return if compared { Verdict::Agree } else { Verdict::Unclear("not_served_alone") };
+            return if compared {
+                CanaryResult::Agree
+            } else {
+                CanaryResult::Unclear("not_served_alone")
+            };
         }
         match self.serve(&prompt, None, has_events).await {
-            Verdict::Agree if expects_events && !has_events => Verdict::Unclear("events_cut_off"),
-            Verdict::Agree => self.serve_adapter(&prompt, has_events).await,
+            CanaryResult::Agree if expects_events && !has_events => {
+                CanaryResult::Unclear("events_cut_off")
+            }
+            CanaryResult::Agree => self.serve_adapter(&prompt, has_events).await,
             other => other,
         }
     }
@@ -145,32 +151,37 @@ impl Canary {
     }
 
     /// Repeats the test with the first adapter. One is enough to see how events name adapters.
-    async fn serve_adapter(&self, prompt: &Prompt, has_events: bool) -> Verdict {
+    async fn serve_adapter(&self, prompt: &Prompt, has_events: bool) -> CanaryResult {
         let Some(adapter) = self.served.config.adapters.first().filter(|_| has_events) else {
-            return Verdict::Agree;
+            return CanaryResult::Agree;
         };
         match self.serve(prompt, Some(adapter), has_events).await {
             // Adapters may be loaded later, or on other workers.
-            Verdict::Unclear(_) => Verdict::Agree,
+            CanaryResult::Unclear(_) => CanaryResult::Agree,
             other => other,
         }
     }
 
     /// Lets the engine serve the prompt once, and looks for its blocks in the index.
-    async fn serve(&self, prompt: &Prompt, adapter: Option<&str>, has_events: bool) -> Verdict {
+    async fn serve(
+        &self,
+        prompt: &Prompt,
+        adapter: Option<&str>,
+        has_events: bool,
+    ) -> CanaryResult {
         let Self { served, worker, .. } = self;
         let salt = format!("splitrail-canary-{}", random_id());
         let before = worker.event_stats.now();
         let reply = match ask::serve(served, worker, prompt, adapter, &salt).await {
             Ok(reply) => reply,
-            Err(Refused(why)) => return Verdict::Unclear(why),
+            Err(Refused(why)) => return CanaryResult::Unclear(why),
         };
         let tokens = prompt.sent(reply.is_chat);
         if let Some(cause) = diagnose::count(reply.is_chat, tokens.len(), reply.prompt_tokens) {
-            return Verdict::Differ(cause);
+            return CanaryResult::Differ(cause);
         }
         if !has_events {
-            return Verdict::Agree;
+            return CanaryResult::Agree;
         }
         let places = Places::new(self, prompt, tokens, adapter, &salt);
         let deadline = Instant::now() + served.config.canary.timeout;
@@ -178,22 +189,22 @@ impl Canary {
             let blocks = self.look(&places, &reply);
             let witnessed = worker.event_stats.now().since(before);
             if blocks.is_settled() || Instant::now() >= deadline {
-                return diagnose::blocks(&Blocks { witnessed, ..blocks });
+                return diagnose::blocks(&CanaryBlocks { witnessed, ..blocks });
             }
             if !self.events_are_current() {
-                return Verdict::Unclear("events_cut_off");
+                return CanaryResult::Unclear("events_cut_off");
             }
             tokio::time::sleep(GLANCE).await;
         }
     }
 
-    fn look(&self, places: &Places, reply: &Reply) -> Blocks {
+    fn look(&self, places: &Places, reply: &Reply) -> CanaryBlocks {
         let Self { served, worker, .. } = self;
         let held = |hashes: &Vec<BlockHash>| served.pool.indexed_blocks(worker, hashes);
         let is_held =
             |hashes: &Vec<BlockHash>| !hashes.is_empty() && held(hashes) as usize == hashes.len();
         let load = worker.load(std::time::Instant::now());
-        Blocks {
+        CanaryBlocks {
             wanted: places.right.len() as u32,
             found: held(&places.right),
             unsalted: is_held(&places.unsalted),
@@ -203,18 +214,18 @@ impl Canary {
             engine_block_size: load.and_then(|load| load.block_size),
             cached_tokens: reply.cached_tokens,
             is_truncated: worker.index_is_truncated(),
-            ..Blocks::default()
+            ..CanaryBlocks::default()
         }
     }
 
     /// Records, counts and logs a verdict.
-    fn judge(&self, round: u64, verdict: Verdict) {
+    fn judge(&self, round: u64, verdict: CanaryResult) {
         let (model, worker) = (self.served.name(), self.worker.id());
         let before = self.worker.parity.parity();
         let (parity, why) = match verdict {
-            Verdict::Agree => (Parity::Ok, "none"),
-            Verdict::Differ(cause) => (Parity::Mismatch(cause), cause.name()),
-            Verdict::Unclear(why) => (Parity::Unknown, why),
+            CanaryResult::Agree => (Parity::Ok, "none"),
+            CanaryResult::Differ(cause) => (Parity::Mismatch(cause), cause.name()),
+            CanaryResult::Unclear(why) => (Parity::Unknown, why),
         };
         self.worker.parity.judge(round, parity);
         self.cluster.metrics.canaries.with_label_values(&[model, parity.name(), why]).inc();

@@ -11,7 +11,7 @@ use splitrail_config::model::{Discovery, Model, Worker as WorkerConfig};
 /// no operator has given the worker another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum WorkerSource {
     /// A shim that is attached.
     Shim,
     /// An operator, on the admin listener.
@@ -24,7 +24,7 @@ pub enum Source {
     Dns(usize),
 }
 
-impl Source {
+impl WorkerSource {
     /// The sources in a model's `discovery`, in their order.
     pub fn of(model: &Model) -> impl Iterator<Item = Self> + '_ {
         model.discovery.iter().enumerate().map(|(place, discovery)| match discovery {
@@ -48,37 +48,38 @@ impl Source {
 
 /// What the sources report of one worker, by source and by the id that each uses.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Claims(BTreeMap<(Source, String), WorkerConfig>);
+pub(super) struct Claims(BTreeMap<(WorkerSource, String), WorkerConfig>);
 
 impl Claims {
     /// Records what a source reports, replacing what it reported before.
-    pub(super) fn insert(&mut self, source: Source, config: WorkerConfig) {
+    pub(super) fn insert(&mut self, source: WorkerSource, config: WorkerConfig) {
         self.0.insert((source, config.id.clone()), config);
     }
 
     /// Withdraws what a source reported under this id.
-    pub(super) fn remove(&mut self, source: Source, id: &str) {
+    pub(super) fn remove(&mut self, source: WorkerSource, id: &str) {
         self.0.remove(&(source, id.to_owned()));
     }
 
     /// Whether a source reports the worker under this id.
-    pub(super) fn has(&self, source: Source, id: &str) -> bool {
+    pub(super) fn has(&self, source: WorkerSource, id: &str) -> bool {
         self.0.contains_key(&(source, id.to_owned()))
     }
 
     /// The sources that report the worker, the leading one first.
-    pub(super) fn sources(&self) -> impl Iterator<Item = Source> + '_ {
+    pub(super) fn sources(&self) -> impl Iterator<Item = WorkerSource> + '_ {
         self.0.keys().map(|(source, _)| *source)
     }
 
     /// The ids that a source uses for the worker.
-    pub(super) fn named_by(&self, source: Source) -> impl Iterator<Item = &str> {
+    pub(super) fn named_by(&self, source: WorkerSource) -> impl Iterator<Item = &str> {
         self.0.keys().filter(move |(by, _)| *by == source).map(|(_, id)| id.as_str())
     }
 
     /// What an operator specified: on the admin listener, or otherwise in the configuration.
     pub(super) fn written(&self) -> Option<&WorkerConfig> {
-        let by_an_operator = |source: Source| matches!(source, Source::Admin | Source::Config);
+        let by_an_operator =
+            |source: WorkerSource| matches!(source, WorkerSource::Admin | WorkerSource::Config);
         self.0.iter().find(|((source, _), _)| by_an_operator(*source)).map(|(_, config)| config)
     }
 
@@ -86,10 +87,10 @@ impl Claims {
     /// no source counts. Only sources that give the leading source's address fill in missing
     /// values, since another address may belong to another engine. A shim is ignored if an operator
     /// has given another address.
-    pub(super) fn worker(&self, id: &str) -> Option<(Source, WorkerConfig)> {
+    pub(super) fn worker(&self, id: &str) -> Option<(WorkerSource, WorkerConfig)> {
         let written = self.written().map(|config| config.url.as_str());
-        let counts = |source: Source, config: &WorkerConfig| {
-            source != Source::Shim || written.is_none_or(|url| url == config.url)
+        let counts = |source: WorkerSource, config: &WorkerConfig| {
+            source != WorkerSource::Shim || written.is_none_or(|url| url == config.url)
         };
         let mut claims = self.0.iter().filter(|((source, _), config)| counts(*source, config));
         let ((source, _), leading) = claims.next()?;
@@ -103,7 +104,7 @@ impl Claims {
             worker.data_parallel_ranks = worker.data_parallel_ranks.or(other.data_parallel_ranks);
             worker.takes_rank_header = worker.takes_rank_header.or(other.takes_rank_header);
         }
-        worker.shim |= *source == Source::Shim;
+        worker.shim |= *source == WorkerSource::Shim;
         Some((*source, worker))
     }
 }
@@ -122,37 +123,37 @@ mod tests {
     #[test]
     fn the_shim_leads_and_the_file_fills_gaps() {
         let mut claims = Claims::default();
-        claims.insert(Source::Config, worker("w0", "http://a:1", Some("tcp://a:5557")));
-        assert_eq!(claims.worker("w0").unwrap().0, Source::Config);
-        claims.insert(Source::Shim, worker("pod-1", "http://a:1", None));
+        claims.insert(WorkerSource::Config, worker("w0", "http://a:1", Some("tcp://a:5557")));
+        assert_eq!(claims.worker("w0").unwrap().0, WorkerSource::Config);
+        claims.insert(WorkerSource::Shim, worker("pod-1", "http://a:1", None));
         let (source, merged) = claims.worker("w0").unwrap();
-        assert_eq!((source, merged.id.as_str(), merged.shim), (Source::Shim, "w0", true));
+        assert_eq!((source, merged.id.as_str(), merged.shim), (WorkerSource::Shim, "w0", true));
         assert_eq!(merged.kv_events.as_deref(), Some("tcp://a:5557"));
-        claims.remove(Source::Shim, "pod-1");
+        claims.remove(WorkerSource::Shim, "pod-1");
         assert!(!claims.worker("w0").unwrap().1.shim);
-        claims.remove(Source::Config, "w0");
+        claims.remove(WorkerSource::Config, "w0");
         assert!(claims.worker("w0").is_none());
     }
 
     #[test]
     fn a_claim_with_another_address_adds_nothing() {
         let mut claims = Claims::default();
-        claims.insert(Source::Dns(0), worker("w0", "http://a:1", Some("tcp://a:5557")));
-        claims.insert(Source::Shim, worker("w0", "http://a:9", None));
+        claims.insert(WorkerSource::Dns(0), worker("w0", "http://a:1", Some("tcp://a:5557")));
+        claims.insert(WorkerSource::Shim, worker("w0", "http://a:9", None));
         let merged = claims.worker("w0").unwrap().1;
         assert_eq!((merged.url.as_str(), merged.kv_events), ("http://a:9", None));
     }
 
     #[test]
     fn a_shim_leads_only_at_the_address_that_is_written_down() {
-        for source in [Source::Config, Source::Admin] {
+        for source in [WorkerSource::Config, WorkerSource::Admin] {
             let mut claims = Claims::default();
-            claims.insert(Source::Shim, worker("w0", "http://a:9", None));
+            claims.insert(WorkerSource::Shim, worker("w0", "http://a:9", None));
             claims.insert(source, worker("w0", "http://a:1", None));
             let (leading, merged) = claims.worker("w0").unwrap();
             assert_eq!((leading, merged.url.as_str(), merged.shim), (source, "http://a:1", false));
             claims.remove(source, "w0");
-            assert_eq!(claims.worker("w0").unwrap().0, Source::Shim);
+            assert_eq!(claims.worker("w0").unwrap().0, WorkerSource::Shim);
         }
     }
 }

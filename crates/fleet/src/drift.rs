@@ -14,7 +14,7 @@ use serde::Serialize;
 
 mod policy;
 
-pub use policy::{Direction, DriftReaction, Measured, Past, Verdict, judge};
+pub use policy::{Direction, DriftReaction, DriftVerdict, Measured, Past, judge};
 
 use splitrail_config::model::DriftConfig;
 
@@ -77,7 +77,7 @@ impl Drift {
         config: &DriftConfig,
         measured: &Measured,
         now: Instant,
-    ) -> Verdict {
+    ) -> DriftVerdict {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
         let verdict = judge(config, measured, &past, now);
         past.note(&verdict.reaction, now);

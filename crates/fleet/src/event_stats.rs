@@ -40,7 +40,7 @@ impl EventStats {
     pub fn applied(&self, events: usize, sum: &Applied) {
         let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Relaxed);
         if events > 0 {
-            self.heard();
+            self.record_event_time();
         }
         add(&self.events, events);
         add(&self.stored, sum.stored);
@@ -50,7 +50,7 @@ impl EventStats {
     }
 
     /// Events came, or a synchronisation of the index ended.
-    pub fn heard(&self) {
+    pub fn record_event_time(&self) {
         self.heard_unix_ms.store(unix_ms(), Relaxed);
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use super::claims::Source;
+use super::claims::WorkerSource;
 use super::worker::Worker;
 use super::{canary, intake, poll, probe};
 use crate::Cluster;
@@ -27,7 +27,7 @@ impl Tasks {
         cluster: &Arc<Cluster>,
         served: &Arc<Served>,
         worker: &Arc<Worker>,
-        leading: Source,
+        leading: WorkerSource,
     ) {
         self.asking = ask(cluster, served, worker, leading);
     }
@@ -39,10 +39,10 @@ pub(super) fn follow(
     cluster: &Arc<Cluster>,
     served: &Arc<Served>,
     worker: &Arc<Worker>,
-    leading: Source,
+    leading: WorkerSource,
 ) -> Tasks {
     let mut events = JoinSet::new();
-    if leading != Source::Shim && worker.facts.publishes() != Some(false) {
+    if leading != WorkerSource::Shim && worker.facts.publishes() != Some(false) {
         let (cluster, pool, followed) =
             (Arc::clone(cluster), Arc::clone(&served.pool), worker.clone());
         let model: Arc<str> = served.name().into();
@@ -59,7 +59,7 @@ fn ask(
     cluster: &Arc<Cluster>,
     served: &Arc<Served>,
     worker: &Arc<Worker>,
-    leading: Source,
+    leading: WorkerSource,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     // The canary compares tokens, so it needs the router's tokenizer.
@@ -72,7 +72,7 @@ fn ask(
             canary::run(Arc::clone(&cluster), Arc::clone(&served), Arc::clone(&asked), leading)
         }));
     }
-    if leading == Source::Shim {
+    if leading == WorkerSource::Shim {
         return tasks;
     }
     let (model, polled) = (Arc::clone(served), Arc::clone(worker));

@@ -70,7 +70,7 @@ impl Indexing {
     /// Marks this part of the index as complete and current.
     pub(super) fn in_step(&self) {
         self.set_current(true);
-        self.worker.event_stats.heard();
+        self.worker.event_stats.record_event_time();
         if self.worker.events_are_current() {
             self.worker.set_synced();
         }

@@ -18,7 +18,7 @@ use super::follow::supervise;
 use super::indexing::{Indexing, OVER_LIMIT};
 use super::pool::Pool;
 use super::ranks::rank_key;
-use super::resync::Wish;
+use super::resync::ResyncRequest;
 use super::worker::Worker;
 use crate::Cluster;
 use splitrail_engine_client::networks::literal;
@@ -182,7 +182,7 @@ async fn follow(
         let replays = subscription.clone();
         let following = subscription.run(sink, CancellationToken::new());
         // Requests to resynchronise that were made earlier are fulfilled by starting here.
-        let mut wishes = intake.part.worker.resync.wishes();
+        let mut requests = intake.part.worker.resync.requests();
         // What the index held before may be outdated.
         intake.part.forget();
         intake.oldest_batch = None;
@@ -193,13 +193,13 @@ async fn follow(
                         Some(update) => intake.take(update),
                         None => std::future::pending().await,
                     },
-                    wish = wishes.next() => if intake.should_begin_anew(&replays, wish).await {
-                        return wish.reason;
+                    request = requests.next() => if intake.should_begin_anew(&replays, request).await {
+                        return request.reason;
                     },
                 }
                 if intake.part.has_room_again(Instant::now()) {
-                    let wish = Wish { reason: OVER_LIMIT, is_last_resort: false };
-                    if intake.should_begin_anew(&replays, wish).await {
+                    let request = ResyncRequest { reason: OVER_LIMIT, is_last_resort: false };
+                    if intake.should_begin_anew(&replays, request).await {
                         return OVER_LIMIT;
                     }
                     intake.part.wait_longer();
@@ -338,8 +338,8 @@ impl Intake {
 
     /// Whether all events are read again. An engine keeps a bounded number of batches (vLLM: 10,000 by
     /// default). Of blocks that it has stored earlier only the index knows, which is therefore kept.
-    async fn should_begin_anew(&mut self, replays: &Subscription, wish: Wish) -> bool {
-        let Wish { reason, is_last_resort } = wish;
+    async fn should_begin_anew(&mut self, replays: &Subscription, request: ResyncRequest) -> bool {
+        let ResyncRequest { reason, is_last_resort } = request;
         let oldest_batch = replays.oldest_batch().await;
         if is_last_resort || oldest_batch == Some(0) {
             return true;

@@ -53,7 +53,7 @@ pub const PARTS: Parts =
     Parts { kubernetes: cfg!(feature = "kubernetes"), nats: cfg!(feature = "nats"), otlp: false };
 
 pub use bootstrap::Bootstrap;
-pub use claims::Source;
+pub use claims::WorkerSource;
 pub use cluster::Cluster;
 pub use exclusion::{Exclusion, excluded, veto_by_health};
 pub use membership::Fleet;

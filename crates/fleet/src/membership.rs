@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use http::uri::Authority;
 use tokio::task::JoinSet;
 
-use super::claims::{Claims, Source};
+use super::claims::{Claims, WorkerSource};
 use super::follow::{Tasks, follow};
 use super::state::Event;
 use super::worker::Worker;
@@ -71,7 +71,7 @@ struct Members {
 
 struct Member {
     claims: Claims,
-    leading: Source,
+    leading: WorkerSource,
     worker: Arc<Worker>,
     /// The tasks that follow the worker. They end when this is dropped.
     tasks: Tasks,
@@ -82,7 +82,7 @@ pub struct KnownWorker {
     /// The worker.
     pub worker: Arc<Worker>,
     /// The sources that report the worker, the leading one first.
-    pub sources: Vec<Source>,
+    pub sources: Vec<WorkerSource>,
 }
 
 fn members_of<'a>(
@@ -126,7 +126,7 @@ impl Fleet {
             let none = || self.found(served);
             let members = models.entry(served.name().to_owned()).or_insert_with(none);
             self.change(members, served, &mut left);
-            self.set_members(members, Source::Config, &served.config.workers)?;
+            self.set_members(members, WorkerSource::Config, &served.config.workers)?;
         }
         self.cluster.serve(Arc::clone(&serving));
         left.into_iter().for_each(Member::retire);
@@ -156,8 +156,8 @@ impl Fleet {
     /// Restarts a model's discovery. Sources that are no longer configured lose their workers.
     fn discover(&self, members: &mut Members, before: &Served) {
         members.discovery = JoinSet::new();
-        let kept: Vec<Source> = Source::of(&members.served.config).collect();
-        for source in Source::of(&before.config) {
+        let kept: Vec<WorkerSource> = WorkerSource::of(&members.served.config).collect();
+        for source in WorkerSource::of(&before.config) {
             if !kept.contains(&source) {
                 // This cannot fail: the source reports no workers.
                 let _none = self.set_members(members, source, &[]);
@@ -218,7 +218,7 @@ impl Fleet {
     pub fn claim(
         &self,
         model: &str,
-        source: Source,
+        source: WorkerSource,
         config: WorkerConfig,
     ) -> Result<Arc<Worker>, ClaimError> {
         let mut models = self.models();
@@ -228,11 +228,11 @@ impl Fleet {
     fn claim_in(
         &self,
         members: &mut Members,
-        source: Source,
+        source: WorkerSource,
         config: WorkerConfig,
     ) -> Result<Arc<Worker>, ClaimError> {
         let address = address(&config)?;
-        if source != Source::Config {
+        if source != WorkerSource::Config {
             self.admit(&config, &address, members.is_written_down(&address))?;
         }
         let id = members.known_as(&config.id, &address).unwrap_or(&config.id).to_owned();
@@ -292,14 +292,14 @@ impl Fleet {
     }
 
     /// Withdraws a source's report of a worker, by the id that the source uses.
-    pub fn revoke(&self, model: &str, source: Source, id: &str) {
+    pub fn revoke(&self, model: &str, source: WorkerSource, id: &str) {
         let mut models = self.models();
         if let Some(members) = models.get_mut(model) {
             self.revoke_in(members, source, id);
         }
     }
 
-    fn revoke_in(&self, members: &mut Members, source: Source, id: &str) {
+    fn revoke_in(&self, members: &mut Members, source: WorkerSource, id: &str) {
         let known = members.by_id.iter().find(|(_, member)| member.claims.has(source, id));
         let Some((name, member)) = known else { return };
         let (name, mut claims) = (name.clone(), member.claims.clone());
@@ -318,7 +318,7 @@ impl Fleet {
     pub fn set_source(
         &self,
         model: &str,
-        source: Source,
+        source: WorkerSource,
         workers: &[WorkerConfig],
     ) -> Result<(), ClaimError> {
         let mut models = self.models();
@@ -330,7 +330,7 @@ impl Fleet {
     fn set_members(
         &self,
         members: &mut Members,
-        source: Source,
+        source: WorkerSource,
         workers: &[WorkerConfig],
     ) -> Result<(), ClaimError> {
         let claimed = members.by_id.values().flat_map(|member| member.claims.named_by(source));
@@ -360,7 +360,7 @@ impl Fleet {
     }
 
     /// The id that a source uses for the worker with this id.
-    pub fn named_by(&self, model: &str, source: Source, id: &str) -> Option<String> {
+    pub fn named_by(&self, model: &str, source: WorkerSource, id: &str) -> Option<String> {
         let models = self.models();
         let member = models.get(model)?.by_id.get(id)?;
         member.claims.named_by(source).next().map(str::to_owned)
@@ -417,7 +417,7 @@ impl Fleet {
         served: &Arc<Served>,
         config: WorkerConfig,
         authority: Authority,
-        leading: Source,
+        leading: WorkerSource,
         predecessor: Option<&Worker>,
     ) -> (Arc<Worker>, Tasks) {
         let Model { breaker, health, .. } = &served.config;
@@ -433,7 +433,7 @@ impl Fleet {
             let worker = worker.with_guard(!written_down, !events_written_down);
             let costs = worker.config.costs.unwrap_or(served.config.costs);
             worker.costs.set_prior(costs.into());
-            worker.costs.tell(served.pool.waiting.freed());
+            worker.costs.notify_when_freed(served.pool.waiting.freed());
             let worker = worker.watched(served.name(), health, transitions);
             let worker = worker.with_counts(served.name(), &self.cluster.metrics);
             let worker =
@@ -500,7 +500,7 @@ impl Members {
     /// Renames a worker if its only source gives it a new id. Returns the id before.
     fn rename(
         &mut self,
-        source: Source,
+        source: WorkerSource,
         worker: &WorkerConfig,
         gone: &HashSet<String>,
     ) -> Option<String> {
@@ -539,7 +539,7 @@ fn address(config: &WorkerConfig) -> Result<Authority, ClaimError> {
 }
 
 /// Passes each list of a source to the fleet, which adds and removes workers accordingly.
-async fn enter(fleet: Weak<Fleet>, model: String, origin: Source, mut followed: Followed) {
+async fn enter(fleet: Weak<Fleet>, model: String, origin: WorkerSource, mut followed: Followed) {
     while let Some(found) = followed.found.recv().await {
         let Some(fleet) = fleet.upgrade() else { return };
         if let Err(error) = fleet.set_source(&model, origin, &found.workers) {

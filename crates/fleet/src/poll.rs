@@ -10,7 +10,7 @@ use super::engine_facts::KvNames;
 use super::learn::learn;
 use super::worker::Worker;
 use crate::Served;
-use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine_client::{Engine as _, EngineClient};
 
 /// Maximum size in bytes of an engine's `/metrics`. vLLM's metrics take about 60
@@ -123,6 +123,6 @@ async fn ask(
 ) -> Result<EngineLoad, Error> {
     let get = client.get(worker, "/metrics", REPORT_MAX_BYTES);
     let asked = tokio::time::timeout(patience, get).await;
-    let late = |_| Error::new(Kind::EngineTimeout, "no reply to /metrics in time");
+    let late = |_| Error::new(ErrorKind::EngineTimeout, "no reply to /metrics in time");
     Ok(EngineLoad::parse(&asked.map_err(late)??))
 }

@@ -16,7 +16,7 @@ use super::peer_fetch::{FetchBounds, list_sources};
 use super::prewarm::HotStore;
 use super::ranks::rank_key;
 use super::read_back::ReadBack;
-use super::resync::Wish;
+use super::resync::ResyncRequest;
 use super::roster::Roster;
 use super::speculative_index::{SpeculativeIndex, SpeculativeOverlaps};
 use super::waiting::Waiting;
@@ -193,7 +193,7 @@ impl Pool {
         for worker in roster.iter() {
             self.speculative_index.forget(worker.index);
             worker.parity.forget();
-            worker.resync.request(Wish { reason: "block_size", is_last_resort: true });
+            worker.resync.request(ResyncRequest { reason: "block_size", is_last_resort: true });
         }
     }
 
@@ -301,7 +301,7 @@ impl Pool {
 
     /// Decode workers whose engine's queue, by their load reports, takes longer than `left`: the
     /// lease of a hand-off would expire before they fetch it.
-    pub fn late(&self, left: Duration, now: Instant) -> Vec<Exclusion> {
+    pub fn workers_too_late(&self, left: Duration, now: Instant) -> Vec<Exclusion> {
         let roster = self.roster.load();
         let able = roster.iter().filter(|worker| worker.serves(Leg::Decode));
         let late = able.filter(|worker| worker.pace.wait(worker.waiting(now)) > left);

@@ -18,7 +18,7 @@ use tokio::time::MissedTickBehavior;
 use super::worker::Worker;
 use crate::Served;
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::text::random_id;
 use splitrail_engine_client::{LegHeaders, NO_SUCH_RANK, Shape};
 
@@ -86,7 +86,7 @@ async fn ask_rank(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> 
         Err(error) => match error.kind() {
             _ if error.message().ends_with(NO_SUCH_RANK) => Ok(true),
             // The engine rejects the request for another reason than its rank.
-            Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
+            ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
             _ => Err(error),
         },
     }
@@ -131,9 +131,9 @@ async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
                 .ok_or_else(|| Error::engine(worker.id(), "sent no completion"))
         }
         Err(error) => match error.kind() {
-            Kind::EngineRejected(412) => Ok(true),
+            ErrorKind::EngineRejected(412) => Ok(true),
             // The engine does not support the request in this form, so the router uses its index.
-            Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
+            ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
             _ => Err(error),
         },
     }

@@ -87,8 +87,8 @@ impl Ranks {
     }
 
     /// Records the reported number of ranks. A configured number takes precedence.
-    pub fn set_count(&self, said: u32) {
-        let said = u16::try_from(said).unwrap_or(u16::MAX);
+    pub fn set_count(&self, reported: u32) {
+        let said = u16::try_from(reported).unwrap_or(u16::MAX);
         let count = self.configured.unwrap_or(said).clamp(1, RANKS_MAX);
         self.known.send_if_modified(|known| {
             if *known == Some(count) {

@@ -7,7 +7,7 @@ use crate::Served;
 use crate::Worker;
 use crate::audit::Reporting;
 use crate::drift::{Direction, DriftReaction, Measured};
-use crate::resync::Wish;
+use crate::resync::ResyncRequest;
 use splitrail_ledger::leg::LegFacts;
 use splitrail_telemetry::Metrics;
 
@@ -133,7 +133,7 @@ fn act_on_drift(served: &Served, worker: &Worker) {
             // still has is better than that.
             let is_last_resort =
                 direction == Direction::Over && past.over_resyncs >= config.resyncs_max;
-            worker.resync.request(Wish { reason: RESYNC_REASON, is_last_resort });
+            worker.resync.request(ResyncRequest { reason: RESYNC_REASON, is_last_resort });
         }
         DriftReaction::Exclude => tracing::error!(
             model,

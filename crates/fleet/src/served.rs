@@ -9,7 +9,7 @@ use splitrail_telemetry::{LabelledSeries, LogThrottle, ModelSeries};
 use super::pool::Pool;
 use super::releases::Releases;
 use super::worker::Worker;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{Config, GateKind, Limits, Model, RequestFlow};
 use splitrail_engine_client::EngineClient;
 use splitrail_engine_client::hosts::Hosts;
@@ -81,7 +81,7 @@ impl Served {
             "worker {} handed over from a host outside the fleet (see hand_off_networks)",
             worker.id()
         );
-        Err(Error::new(Kind::ForeignHandOff, message))
+        Err(Error::new(ErrorKind::ForeignHandOff, message))
     }
 
     /// The configured name, which is also the label in metrics.

@@ -17,11 +17,11 @@ use super::booking::Booked;
 #[derive(Debug, Default)]
 pub struct ShimReport {
     capabilities: ArcSwapOption<v1::Capabilities>,
-    load: ArcSwapOption<Report>,
+    load: ArcSwapOption<ShimLoad>,
 }
 
 #[derive(Debug)]
-struct Report {
+struct ShimLoad {
     /// From this time on the report is too old to be used alone.
     stale_at: Instant,
     others: Others,
@@ -100,7 +100,7 @@ impl ShimReport {
 
     /// Records the load of other routers; it is stale after `lasts`.
     pub fn set_others(&self, now: Instant, lasts: Duration, others: Others) {
-        self.load.store(Some(Arc::new(Report { stale_at: now + lasts, others })));
+        self.load.store(Some(Arc::new(ShimLoad { stale_at: now + lasts, others })));
     }
 
     /// Whether the last report is too old to be used alone.

@@ -35,7 +35,7 @@ use super::read_back::Support as ReadBackSupport;
 use super::resync::Resync;
 use super::shim_report::ShimReport;
 use super::state::{Event, WorkerState};
-use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::echoes::Echoes;
@@ -331,7 +331,7 @@ impl Worker {
         }
         let breaker = self.breaker(leg);
         let of_engine = failed.filter(|error| error.fault() == Fault::Engine);
-        if let Some(error) = of_engine.filter(|error| error.kind() != Kind::BelowThreshold) {
+        if let Some(error) = of_engine.filter(|error| error.kind() != ErrorKind::BelowThreshold) {
             let leg = if leg == Leg::Prefill { Leg::Prefill } else { Leg::Decode };
             self.series.leg_failed(leg.name(), error.outcome());
         }

@@ -10,7 +10,7 @@ use super::context::{PromptContext, book, expected};
 use super::sending::Sending;
 use crate::reply::usage::rewrite;
 use splitrail_api::JsonObject;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_fleet::Served;
 use splitrail_fleet::reply_audit::audit_reply;
 use splitrail_fleet::{Booking, Worker};
@@ -148,7 +148,7 @@ impl Account {
     /// Records that the engine rejected the leg because it holds too little of the prompt. The
     /// cached tokens that it reports are checked against the index like those of any other reply.
     pub(super) fn turned_away(&mut self, usage: Option<EngineUsage>) {
-        let error = Error::new(Kind::BelowThreshold, "");
+        let error = Error::new(ErrorKind::BelowThreshold, "");
         self.leg.end_with_stage(error.outcome());
         self.worker.record(Leg::Decode, Some(&error));
         let leg = self.decision.threshold_rejected(usage, error.outcome());

@@ -2,7 +2,7 @@
 
 use super::context::{Context, PromptContext, may_retry};
 use super::peer_fetch::fetchable::may_fetch;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
@@ -48,8 +48,9 @@ impl Attempts {
         let reason = VetoReason::of_failure(error.kind());
         self.failed.push(Exclusion::new(worker.index, reason));
         let others = context.served.pool.any_up(leg, &self.failed);
-        let stale = error.kind() == Kind::StaleConnection;
-        if stale || !others && (error.kind() == Kind::LeaseExpired || error.is_of_the_connection())
+        let stale = error.kind() == ErrorKind::StaleConnection;
+        if stale
+            || !others && (error.kind() == ErrorKind::LeaseExpired || error.is_of_the_connection())
         {
             // The worker may be tried again: it was too slow once but may be in time with a new
             // prefill, or a connection to it was lost, which says nothing about the next
@@ -73,7 +74,7 @@ impl Attempts {
         worker: &Worker,
         error: Error,
     ) -> Result<(), Error> {
-        let used = u32::from(error.kind() != Kind::StaleConnection);
+        let used = u32::from(error.kind() != ErrorKind::StaleConnection);
         match self.left.checked_sub(used) {
             Some(left) if may_retry(context, "decode", worker, &error) => {
                 self.left = left;

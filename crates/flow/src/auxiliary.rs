@@ -12,7 +12,7 @@ use super::context::{Context, PromptContext, attempt, book, expected, traced, wi
 use super::generate::Begun;
 use super::offer::{able, begin, end, next_leg, offered};
 use super::place::{Placed, Wish, place, place_in_turn};
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::RequestFlow;
 use splitrail_engine_client::{LegHeaders, Shape};
 use splitrail_fleet::{Exclusion, Served};
@@ -49,7 +49,7 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
             }
             Err(error) => {
                 decision.decode_failed(error.outcome());
-                if error.kind() == Kind::NotOffered {
+                if error.kind() == ErrorKind::NotOffered {
                     // A worker without this endpoint is asked only once in a while, so this retry
                     // needs no bound and no budget.
                     worker.endpoint_support.lacks(endpoint, Instant::now());

@@ -15,7 +15,7 @@ use super::plan::LocalReason;
 use crate::prepare::{Preparer, Unit};
 use splitrail_access::Tenant;
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
 use splitrail_api::request::Options;
@@ -185,7 +185,7 @@ pub(super) async fn within<T>(
 ) -> Result<T, Error> {
     client.timers().bound(limit, call).await.unwrap_or_else(|Late| {
         let message = format!("worker {} took longer than {key} ({limit:?})", worker.id());
-        Err(Error::new(Kind::EngineTimeout, message))
+        Err(Error::new(ErrorKind::EngineTimeout, message))
     })
 }
 
@@ -288,7 +288,7 @@ pub(super) fn may_retry(
 /// Counts and logs a further attempt. After a failure of a kept connection, further attempts use new
 /// connections.
 pub(super) fn retried(context: &Context, leg: &'static str, worker: &Worker, error: &Error) {
-    if matches!(error.kind(), Kind::ForeignReply | Kind::StaleConnection) {
+    if matches!(error.kind(), ErrorKind::ForeignReply | ErrorKind::StaleConnection) {
         context.distrusts_kept_connections.store(true, Relaxed);
     }
     let labels = [context.served.name(), leg, error.outcome()];

@@ -17,7 +17,7 @@ use super::plan::{Plan, Then};
 use super::sending::Sending;
 use crate::prepare::Unit;
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::Model;
 use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::DecisionHandle;
@@ -50,13 +50,13 @@ pub(super) async fn decode_try(
         decision.decode_try_begun(plan.name(), plan.gate);
         let alone = Wish::any(Leg::Aggregated, attempts.failed());
         // A client that is told `cache_threshold` asks what is cached, and not what could be.
-        let may_fetch = attempts.may_fetch && plan.then != Then::Tell;
+        let may_fetch = attempts.may_fetch && plan.then != Then::ThresholdReply;
         let wish = Wish { blocks: need.blocks, may_fetch, ..alone };
         let mut placed = place(prompt, wish)?;
-        if plan.then == Then::Tell && !placed.worker.is_up() {
+        if plan.then == Then::ThresholdReply && !placed.worker.is_up() {
             let message =
                 format!("model {} has no decode worker that is up", context.served.name());
-            return Err(Error::new(Kind::NoWorker, message));
+            return Err(Error::new(ErrorKind::NoWorker, message));
         }
         let Placed { worker, rank, believed_blocks, .. } = &placed;
         let holder = Holder { worker, rank: *rank, believed_blocks: *believed_blocks };
@@ -101,7 +101,7 @@ pub(super) async fn decode_try(
             Err(error) => {
                 note(context, decision, decided, "failed");
                 attempts.again_elsewhere(context, Leg::Aggregated, &placed.worker, error)?;
-                if plan.then != Then::Tell {
+                if plan.then != Then::ThresholdReply {
                     return Ok(Tried::Failed);
                 }
             }

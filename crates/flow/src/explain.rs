@@ -189,13 +189,13 @@ struct Explainer<'a> {
     roster: std::sync::Arc<Roster>,
     /// The workers that return no hand-offs for the endpoint.
     missing: Vec<Exclusion>,
-    told: PromptExplained,
+    explained: PromptExplained,
 }
 
 impl<'a> Explainer<'a> {
     fn new(prepared: &'a Prepared, unit: &'a Unit) -> Self {
         let Prepared { served, endpoint, options, .. } = prepared;
-        let told = PromptExplained {
+        let explained = PromptExplained {
             prompt_index: unit.prompt_index,
             prompt_tokens: unit.prompt_tokens,
             prompt_unknown: unit.unknown,
@@ -213,43 +213,43 @@ impl<'a> Explainer<'a> {
         };
         let missing = missing(served, *endpoint, Instant::now());
         let (endpoint, options) = (*endpoint, *options);
-        Self { served, endpoint, options, unit, roster: served.pool.roster(), missing, told }
+        Self { served, endpoint, options, unit, roster: served.pool.roster(), missing, explained }
     }
 
     fn go(mut self, plan: Plan, auto: Option<Weighed>) -> PromptExplained {
-        self.told.auto = auto.map(|weighed| weighed.record(self.served));
-        self.told.flow = plan.name();
+        self.explained.auto = auto.map(|weighed| weighed.record(self.served));
+        self.explained.flow = plan.name();
         let serves = plan.gate.is_some_and(|threshold| self.decode_try(threshold, plan.then));
         if !serves {
             self.then(plan.then);
         }
-        self.told
+        self.explained
     }
 
     /// Explains a request of an auxiliary endpoint, which one worker serves.
     fn auxiliary(mut self) -> PromptExplained {
-        self.told.flow = RequestFlow::Aggregated.name();
+        self.explained.flow = RequestFlow::Aggregated.name();
         match offer::able(self.served, self.endpoint, &[], Instant::now()) {
             Ok((leg, excluded)) => {
                 self.step("reply", Wish::any(leg, &excluded));
             }
-            Err(error) => self.told.stops = Some(error.message().to_owned()),
+            Err(error) => self.explained.stops = Some(error.message().to_owned()),
         }
-        self.told
+        self.explained
     }
 
     /// Explains the decode-first step. True if a decode worker certainly serves the prompt alone,
     /// or if the explanation ends here.
     fn decode_try(&mut self, threshold: f64, then: Then) -> bool {
         let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
-        let may_fetch = then != Then::Tell && self.may_fetch();
+        let may_fetch = then != Then::ThresholdReply && self.may_fetch();
         let wish = Wish { blocks: need.blocks, may_fetch, ..Wish::any(Leg::Aggregated, &[]) };
         let Some(chosen) = self.step("decode_try", wish) else { return true };
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
         let holder = Holder { worker, rank: chosen.rank, believed_blocks: held };
         let (gate, verdict) = verdict(&self.served.config, self.endpoint, self.unit, holder, &need);
-        self.told.gate = Some(GateExplained {
+        self.explained.gate = Some(GateExplained {
             cache_hit_threshold: threshold,
             needed_blocks: need.blocks,
             believed_blocks: held,
@@ -268,7 +268,9 @@ impl<'a> Explainer<'a> {
     fn then(&mut self, then: Then) {
         let pool = &self.served.pool;
         match then {
-            Then::Tell => self.told.stops = Some("the client is told `cache_threshold`".into()),
+            Then::ThresholdReply => {
+                self.explained.stops = Some("the client is told `cache_threshold`".into())
+            }
             Then::Aggregated(reason) => self.alone(Leg::Aggregated, reason),
             Then::OnPrefill if pool.any_up(Leg::Prefill, &[]) => {
                 self.alone(Leg::Prefill, Some(LocalReason::OneToken));
@@ -291,7 +293,7 @@ impl<'a> Explainer<'a> {
         let wish = prefill_wish(self.served, self.endpoint, self.unit, self.options);
         let wish = Wish { excluded: &spared, ..wish };
         let Some(prefill) = self.step("prefill", wish) else { return };
-        self.tell_read_back(&prefill, wish.readable_blocks);
+        self.explain_read_back(&prefill, wish.readable_blocks);
         let Some(worker) = self.roster.get(prefill.worker) else { return };
         let mut excluded = not_for_decode(&self.roster, worker);
         let others = pool.any_up(Leg::Decode, &excluded);
@@ -300,20 +302,20 @@ impl<'a> Explainer<'a> {
         if others && !pool.any_up(Leg::Decode, &excluded) {
             let message = "no decode worker can take a hand-off in time: their queues are longer \
                            than its lease";
-            self.told.stops = Some(message.to_owned());
+            self.explained.stops = Some(message.to_owned());
         }
     }
 
     /// What the prefill leg would read back, or why nothing.
-    fn tell_read_back(&mut self, prefill: &Candidate, readable_blocks: u32) {
-        self.told.read_back = self.read_back(prefill, readable_blocks);
-        if self.told.read_back.is_some() {
+    fn explain_read_back(&mut self, prefill: &Candidate, readable_blocks: u32) {
+        self.explained.read_back = self.read_back(prefill, readable_blocks);
+        if self.explained.read_back.is_some() {
             return;
         }
         let Some(worker) = self.roster.get(prefill.worker) else { return };
         let chosen = self.chosen(Leg::Prefill, worker, prefill, None, Instant::now());
         let why = chosen.read_back(readable_blocks);
-        self.told.no_read_back = (why != WhyNot::Off).then_some(why);
+        self.explained.no_read_back = (why != WhyNot::Off).then_some(why);
     }
 
     fn chosen<'b>(
@@ -343,13 +345,13 @@ impl<'a> Explainer<'a> {
     fn too_late(&self) -> Vec<Exclusion> {
         let Model { connector, lease, .. } = &self.served.config;
         match connector {
-            Connector::Nixl => self.served.pool.late(usable(*lease), Instant::now()),
+            Connector::Nixl => self.served.pool.workers_too_late(usable(*lease), Instant::now()),
             _ => Vec::new(),
         }
     }
 
     fn alone(&mut self, leg: Leg, reason: Option<LocalReason>) {
-        self.told.local_reason = reason.map(LocalReason::name);
+        self.explained.local_reason = reason.map(LocalReason::name);
         let may_fetch = self.may_fetch();
         self.step("reply", Wish { may_fetch, ..Wish::any(leg, &[]) });
     }
@@ -363,10 +365,10 @@ impl<'a> Explainer<'a> {
         let Model { on_no_prefill, name, .. } = &self.served.config;
         if *on_no_prefill == OnNoPrefill::Fail {
             let what = if reason == LocalReason::NoDecode { "decode" } else { "prefill" };
-            self.told.stops = Some(format!("model {name} has no {what} worker that is up"));
+            self.explained.stops = Some(format!("model {name} has no {what} worker that is up"));
             return;
         }
-        self.told.flow = "aggregated";
+        self.explained.flow = "aggregated";
         self.alone(Leg::Aggregated, Some(reason));
     }
 
@@ -418,9 +420,10 @@ impl<'a> Explainer<'a> {
             Candidate { speculative_blocks: seen.speculative_blocks.max(fetched_blocks), ..seen }
         });
         if chosen.is_none() {
-            self.told.stops = Some(format!("no worker is left for {} ({name})", wish.leg.name()));
+            self.explained.stops =
+                Some(format!("no worker is left for {} ({name})", wish.leg.name()));
         }
-        self.told.steps.push(step);
+        self.explained.steps.push(step);
         chosen
     }
 }

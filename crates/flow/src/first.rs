@@ -18,7 +18,7 @@ use super::sending::Sending;
 use crate::reply::choices::{begun, turned_away};
 use crate::reply::dialect::{Chunk, data_of, usage_of};
 use crate::reply::event_reader::EventReader;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{EngineClient, RevocableBody, Shape, refusal_event};
 use splitrail_fleet::Served;
@@ -59,7 +59,7 @@ pub(super) async fn ask(
 /// Some engines reject a request below its threshold with status 412.
 fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
     begun.or_else(|error| match error.kind() {
-        Kind::EngineRejected(412) => Ok(First::Below(None)),
+        ErrorKind::EngineRejected(412) => Ok(First::Below(None)),
         _ => Err(error),
     })
 }
@@ -102,7 +102,7 @@ async fn in_lease<T>(
 /// The error for a decode leg that has not taken its hand-off in time.
 pub(super) fn lease_expired(worker: &Worker) -> Error {
     let message = format!("worker {} has not taken a hand-off within its lease", worker.id());
-    Error::new(Kind::LeaseExpired, message)
+    Error::new(ErrorKind::LeaseExpired, message)
 }
 
 /// Completes at the end of a lease if the leg, sent at `sent`, may still be in the worker's queue.

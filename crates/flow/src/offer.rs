@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::{Exclusion, Pool, Served, Worker, excluded};
 use splitrail_ledger::veto::VetoReason;
@@ -30,7 +30,7 @@ pub(super) fn able(
     let may_have = |worker: &Arc<Worker>| worker.is_up() && !lacks(worker);
     if roster.iter().any(|worker| lacks(worker)) && !roster.iter().any(may_have) {
         let message = format!("no worker of model {} offers {}", served.name(), endpoint.path());
-        return Err(Error::new(Kind::NotOffered, message));
+        return Err(Error::new(ErrorKind::NotOffered, message));
     }
     // As with legs: if the breakers of all workers are open, all workers are tried nevertheless.
     let shut =
@@ -88,10 +88,10 @@ pub(super) fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<
 /// failed, but the worker is healthy. The error of an engine that does not know the model is kept.
 pub(super) fn offered(error: Error, worker: &Worker, endpoint: Endpoint) -> Error {
     match (error.kind(), error.param()) {
-        (Kind::EngineRejected(404), Some("model")) => error,
-        (Kind::EngineRejected(404 | 405 | 501), _) => {
+        (ErrorKind::EngineRejected(404), Some("model")) => error,
+        (ErrorKind::EngineRejected(404 | 405 | 501), _) => {
             let message = format!("worker {} does not offer {}", worker.id(), endpoint.path());
-            Error::new(Kind::NotOffered, message)
+            Error::new(ErrorKind::NotOffered, message)
         }
         _ => error,
     }

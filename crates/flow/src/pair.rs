@@ -26,7 +26,7 @@ use super::prefill::{self, PrefillReply, Tries, without_prefill};
 use super::push::{PushPair, within_lease};
 use super::repair::{Registration, Repair};
 use super::sending::Sending;
-use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_config::model::Connector;
 use splitrail_engine_client::{LegHeaders, RevocableBody};
 use splitrail_fleet::Worker;
@@ -177,11 +177,11 @@ impl Appointment {
         }
     }
 
-    fn carried(&self) -> DecodeParams<'_> {
+    fn decode_params(&self) -> DecodeParams<'_> {
         match self {
             Self::Transfer { params: [_, decode], .. } => DecodeParams::Params(decode),
             Self::Room(members) => DecodeParams::Room(members),
-            Self::Push(pair) => DecodeParams::Matched(pair.carried()),
+            Self::Push(pair) => DecodeParams::Matched(pair.decode_params()),
         }
     }
 
@@ -217,7 +217,7 @@ fn room() -> Room {
 }
 
 fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
-    let malformed = || Error::new(Kind::Internal, "a bootstrap server's address is malformed");
+    let malformed = || Error::new(ErrorKind::Internal, "a bootstrap server's address is malformed");
     worker.bootstrap.as_ref().ok_or_else(malformed)
 }
 
@@ -240,7 +240,7 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Fail
     let sending = &Sending { leg_headers: &traced(sending.leg_headers.clone(), &leg), ..*sending };
     let started = Instant::now();
     let mut account = Account::open(sending, started, true, leg);
-    let met = meet(sending, &account, prefill, &appointment).await;
+    let met = run_both_legs(sending, &account, prefill, &appointment).await;
     if matches!(met, Ok(First::Events(..))) {
         sending.observe_first_event(started.elapsed());
     }
@@ -264,7 +264,7 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Fail
 
 /// Sends both legs and waits until the decode leg answers. When one leg fails, the other is
 /// cancelled by dropping its connection.
-async fn meet(
+async fn run_both_legs(
     sending: &Sending<'_>,
     account: &Account,
     prefill: &Placed,
@@ -274,7 +274,7 @@ async fn meet(
     let body = prefill::body(context, unit, &prefill.worker, appointment.lead());
     let body = body.map_err(Failed::Prefill)?;
     let leg_headers = appointment.leg_headers(sending.leg_headers);
-    let carried = appointment.carried();
+    let carried = appointment.decode_params();
     let decode_body = match sending.fetches_first() {
         true => sending.fetching_body(carried),
         false => sending.body(carried),
@@ -296,7 +296,7 @@ async fn meet(
     // Dropped before the prefill leg, which then sees how far this one has come.
     let mut decoding = pin!(decode(sending, account, decode_body.once(), &registration));
     let begun = tokio::select! {
-        begun = &mut decoding => begun.map_err(|error| late(&prefill.worker, error))?,
+        begun = &mut decoding => begun.map_err(|error| classify_decode_failure(&prefill.worker, error))?,
         prefilled = &mut prefilling => {
             let handed_over = prefilled.map_err(Failed::Prefill).and_then(|prefilled| {
                 handed_over(sending, &prefill.worker, appointment, &prefilled)?;
@@ -368,12 +368,12 @@ fn handed_over(
 
 /// Classifies a decode leg that failed before the prefill leg was answered: a timeout counts
 /// against the prefill worker, because the decode engine was waiting for its KV.
-fn late(prefill: &Worker, error: Error) -> Failed {
-    if error.kind() != Kind::EngineTimeout {
+fn classify_decode_failure(prefill: &Worker, error: Error) -> Failed {
+    if error.kind() != ErrorKind::EngineTimeout {
         return Failed::Decode(error);
     }
     let message = format!("worker {} did not hand over: {}", prefill.id(), error.message());
-    Failed::Prefill(Error::new(Kind::EngineTimeout, message))
+    Failed::Prefill(Error::new(ErrorKind::EngineTimeout, message))
 }
 
 /// Sends the decode leg with the body that carries the hand-off. For several samples, that is a leg

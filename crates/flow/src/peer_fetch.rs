@@ -28,9 +28,9 @@ mod one_shot;
 mod outcome;
 mod steps;
 
-use one_shot::Offer;
 pub(crate) use one_shot::OneShot;
-pub(crate) use outcome::Outcome;
+use one_shot::OneShotHandOff;
+pub(crate) use outcome::PeerFetchOutcome;
 pub(crate) use steps::{Asker, Steps, Workers};
 
 /// Runs the fetch that was chosen together with the worker of a leg, if there is one. After a fetch
@@ -71,7 +71,7 @@ async fn fetch_first<'a>(
     fetching.outcome = outcome;
     *may_fetch = outcome.has_blocks();
     if outcome.has_blocks() {
-        placed.received(fetching.prefix.blocks, outcome != Outcome::Shared);
+        placed.received(fetching.prefix.blocks, outcome != PeerFetchOutcome::Shared);
         placed.recomputed_tokens = outcome.recomputed_tokens();
     }
     None
@@ -80,9 +80,9 @@ async fn fetch_first<'a>(
 /// What was done for a fetch before the leg.
 enum FetchBeforeLeg {
     /// All of it.
-    Ended(Outcome),
+    Ended(PeerFetchOutcome),
     /// The source has given a hand-off, which the leg carries.
-    Given(Box<Offer>),
+    Given(Box<OneShotHandOff>),
 }
 
 /// A fetch under way. A fetch that is dropped before it has an outcome was cancelled.
@@ -96,7 +96,7 @@ struct Fetching<'a> {
     begun: Instant,
     /// By when the requests before the leg must have ended.
     deadline: Moment,
-    outcome: Outcome,
+    outcome: PeerFetchOutcome,
 }
 
 impl<'a> Fetching<'a> {
@@ -118,11 +118,11 @@ impl<'a> Fetching<'a> {
             fetcher: Arc::clone(&placed.worker),
             begun: Instant::now(),
             deadline: Moment::now() + context.served.config.timeouts.peer_fetch,
-            outcome: Outcome::Cancelled,
+            outcome: PeerFetchOutcome::Cancelled,
         })
     }
 
-    async fn run(&mut self) -> Result<FetchBeforeLeg, Outcome> {
+    async fn run(&mut self) -> Result<FetchBeforeLeg, PeerFetchOutcome> {
         let mut has_waited = false;
         while let Some(arriving) = self.fetcher.fetches.arriving(self.prefix) {
             if let Some(outcome) = self.wait_for(arriving).await {
@@ -131,18 +131,18 @@ impl<'a> Fetching<'a> {
             has_waited = true;
         }
         if has_waited && self.have_failed() {
-            return Err(Outcome::Failed);
+            return Err(PeerFetchOutcome::Failed);
         }
         self.fetch().await
     }
 
     /// Waits for another request's fetch of the same prefix. `None` if that request ends without the
     /// prefix: its fetch failed, or its client left. Then one of those who wait fetches in its place.
-    async fn wait_for(&self, mut arriving: watch::Receiver<bool>) -> Option<Outcome> {
+    async fn wait_for(&self, mut arriving: watch::Receiver<bool>) -> Option<PeerFetchOutcome> {
         let arrived = arriving.wait_for(|has_arrived| *has_arrived);
         match timeout_at(self.deadline, arrived).await {
-            Ok(arrived) => arrived.is_ok().then_some(Outcome::Shared),
-            Err(_) => Some(Outcome::TimedOut),
+            Ok(arrived) => arrived.is_ok().then_some(PeerFetchOutcome::Shared),
+            Err(_) => Some(PeerFetchOutcome::TimedOut),
         }
     }
 
@@ -153,14 +153,14 @@ impl<'a> Fetching<'a> {
         roster.get(self.plan.source).is_none_or(|source| source.fetches.failed_with(fetcher, now))
     }
 
-    async fn fetch(&mut self) -> Result<FetchBeforeLeg, Outcome> {
+    async fn fetch(&mut self) -> Result<FetchBeforeLeg, PeerFetchOutcome> {
         let PromptContext { context, unit, .. } = self.prompt;
         let pool = &context.served.pool;
         let roster = pool.roster();
-        let source = roster.get(self.plan.source).ok_or(Outcome::Gone)?;
+        let source = roster.get(self.plan.source).ok_or(PeerFetchOutcome::Gone)?;
         let hashes = &unit.hashes[..self.prefix.blocks as usize];
         if !pool.holds(source, self.plan.rank, hashes) {
-            return Err(Outcome::Gone);
+            return Err(PeerFetchOutcome::Gone);
         }
         let costs = self.fetcher.costs.seen(self.begun, RankScope::Rank(None), 0).coefficients;
         let transfer_ns = nanoseconds(costs.fetch_link_seconds(self.plan.tokens));
@@ -171,12 +171,12 @@ impl<'a> Fetching<'a> {
             self.bounds,
             transfer_ns,
         );
-        let booking = booking.ok_or(Outcome::Full)?;
+        let booking = booking.ok_or(PeerFetchOutcome::Full)?;
         let was_idle = booking.is_alone() && source.booked.prefill_tokens() == 0;
         // The booking keeps others from computing the ids of the same prefix.
         let ids = context.preparer.prompt_ids(&context.served, context.endpoint, unit);
-        let ids = timeout_at(self.deadline, ids).await.map_err(|_| Outcome::TimedOut)?;
-        let ids = ids.ok_or(Outcome::Unusable)?;
+        let ids = timeout_at(self.deadline, ids).await.map_err(|_| PeerFetchOutcome::TimedOut)?;
+        let ids = ids.ok_or(PeerFetchOutcome::Unusable)?;
         // The engine may be another process by now.
         self.plan.one_shot &= takes_prefixes(&self.fetcher, Instant::now());
         let workers = Workers { source, source_rank: self.plan.rank, fetcher: &self.fetcher };
@@ -188,12 +188,12 @@ impl<'a> Fetching<'a> {
         let given = steps.give(&ids.ids).await?;
         if self.plan.one_shot {
             let source = Arc::clone(source);
-            let offer = Offer::new(booking, source, given, self.prefix, pool.block_size());
+            let offer = OneShotHandOff::new(booking, source, given, self.prefix, pool.block_size());
             return offer.map(|offer| FetchBeforeLeg::Given(Box::new(offer)));
         }
         let outcome = steps.take(given).await?;
         booking.arrived();
-        if was_idle && booking.is_alone() && outcome == Outcome::Fetched {
+        if was_idle && booking.is_alone() && outcome == PeerFetchOutcome::Fetched {
             let took_seconds = sent.elapsed().as_secs_f64();
             self.fetcher.costs.fetched(Instant::now(), self.plan.tokens, took_seconds);
         }

@@ -8,7 +8,7 @@ use splitrail_kv::Tier;
 
 use super::context::{Context, PromptContext};
 use crate::prepare::Unit;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::Served;
 use splitrail_fleet::waiting::{Asked, Granted, NoRoom, Why};
@@ -190,7 +190,7 @@ pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed,
             let now = Moment { instant: started, unix_ms: unix_ms() };
             note_vetoed(decision, &roster, wish, candidates, now);
             let message = format!("model {} has no worker left for {}", config.name, leg.name());
-            return Err(Error::new(Kind::NoWorker, message));
+            return Err(Error::new(ErrorKind::NoWorker, message));
         }
         let pick = Pick { roster: &roster, candidates, choice };
         let placed = settle(prompt, query, wish, pick, None);
@@ -259,7 +259,7 @@ fn refused(context: &Context, no_room: NoRoom) -> Error {
         }
     };
     context.metrics.shed.with_label_values(&[name, reason]).inc();
-    Error::new(Kind::Busy(seconds), message)
+    Error::new(ErrorKind::Busy(seconds), message)
 }
 
 /// Records and counts a choice.
@@ -276,7 +276,7 @@ fn settle(
     let chosen = candidates[choice.index];
     let Some(worker) = roster.get(chosen.worker).map(Arc::clone) else {
         // This cannot happen: the candidates were taken from the same roster.
-        return Err(Error::new(Kind::Internal, "a candidate is not in its roster"));
+        return Err(Error::new(ErrorKind::Internal, "a candidate is not in its roster"));
     };
     record(prompt, query, wish, pick);
     shadow(prompt, query, wish, pick);

@@ -56,14 +56,14 @@ pub enum Then {
     /// A prefill worker answers alone, because the request asks for one token only.
     OnPrefill,
     /// The client gets a reply with the finish reason `cache_threshold`: too little is cached.
-    Tell,
+    ThresholdReply,
 }
 
 impl Plan {
     /// The name of the planned flow in metrics and records.
     pub fn name(&self) -> &'static str {
         let flow = match (self.gate, self.then) {
-            (_, Then::Tell) => RequestFlow::DecodeOnly,
+            (_, Then::ThresholdReply) => RequestFlow::DecodeOnly,
             (Some(_), _) => RequestFlow::DecodeFirst,
             (None, Then::PrefillFirst) => RequestFlow::PrefillFirst,
             (None, Then::Aggregated(_) | Then::OnPrefill) => RequestFlow::Aggregated,
@@ -138,7 +138,7 @@ pub fn plan(model: &Model, facts: Facts) -> Plan {
         RequestFlow::Aggregated | RequestFlow::PrefillFirst => None,
     };
     if facts.flow == RequestFlow::DecodeOnly {
-        return Plan { gate, then: Then::Tell };
+        return Plan { gate, then: Then::ThresholdReply };
     }
     if facts.flow == RequestFlow::Aggregated || model.connector == Connector::None {
         return Plan { gate: None, then: Then::Aggregated(None) };

@@ -28,7 +28,7 @@ use super::staged::{FetchRequest, HandOffOrigin, Prefilled, Staged};
 use super::weigh::prefill_wish;
 use crate::prepare::Unit;
 use crate::reply::dialect;
-use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{Connector, OnNoPrefill};
 use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
@@ -115,7 +115,7 @@ impl Tries {
 /// The error for a prefill leg that no worker can take.
 pub(super) fn no_prefill_worker(context: &Context) -> Error {
     let message = format!("model {} has no prefill worker that is up", context.served.name());
-    Error::new(Kind::NoWorker, message)
+    Error::new(ErrorKind::NoWorker, message)
 }
 
 /// Runs the prefill leg. `None` if the decode worker is to compute the prompt: no prefill leg
@@ -197,7 +197,7 @@ pub(super) fn without_prefill(prompt: PromptContext<'_>, last: &Error) -> Result
     let context = prompt.context;
     if context.served.config.on_no_prefill == OnNoPrefill::Fail {
         let message = format!("no prefill worker did its part; the last error: {}", last.message());
-        return Err(Error::new(Kind::NoWorker, message));
+        return Err(Error::new(ErrorKind::NoWorker, message));
     }
     if context.served.no_prefill.may_log() {
         tracing::warn!(

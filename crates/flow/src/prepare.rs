@@ -12,7 +12,7 @@ use splitrail_kv::{BlockHash, Chain, Namespace};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use splitrail_access::Tenant;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{self, Allowance, Charge, Memory, MemoryBudget, Meter};
 use splitrail_api::request::{Options, Prompt, unknown_model};
 use splitrail_api::sampling::edit_sampling;
@@ -285,7 +285,7 @@ impl Preparer {
             let _permits = permits;
             work()
         };
-        let defect = |_| Error::new(Kind::Internal, "a request could not be prepared");
+        let defect = |_| Error::new(ErrorKind::Internal, "a request could not be prepared");
         tokio::task::spawn_blocking(with_permits).await.map_err(defect)
     }
 }
@@ -352,7 +352,7 @@ impl Drop for Waiting {
 
 async fn acquire(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error> {
     let permit = Arc::clone(semaphore).acquire_owned().await;
-    permit.map_err(|_| Error::new(Kind::Internal, "the router is stopping"))
+    permit.map_err(|_| Error::new(ErrorKind::Internal, "the router is stopping"))
 }
 
 fn compute(
@@ -383,7 +383,7 @@ fn compute(
         std::mem::take(&mut inbound.prompts).into_iter().enumerate()
     {
         if watch::is_abandoned() {
-            return Err(Error::new(Kind::ClientGone, "the client left"));
+            return Err(Error::new(ErrorKind::ClientGone, "the client left"));
         }
         let mut body = inbound.body.clone();
         if let Some(raw) = raw {
@@ -480,7 +480,7 @@ fn check_connector(served: &Served, endpoint: Endpoint) -> Result<(), Error> {
     }
     let (path, connector) = (endpoint.path(), config.connector.name());
     let message = format!("this model's workers (connector {connector}) cannot serve {path}");
-    Err(Error::new(Kind::InvalidRequest, message))
+    Err(Error::new(ErrorKind::InvalidRequest, message))
 }
 
 /// Separates the cached blocks of a tenant's request from those of other cache groups.

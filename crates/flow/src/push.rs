@@ -88,7 +88,7 @@ impl PushPair {
     }
 
     /// What the body of the decode leg says.
-    pub(super) fn carried(&self) -> Matched<'_> {
+    pub(super) fn decode_params(&self) -> Matched<'_> {
         Matched { params: &self.decode_params, request_id: self.request_id.as_deref() }
     }
 

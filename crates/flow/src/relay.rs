@@ -19,7 +19,7 @@ use crate::reply::event_reader::EventReader;
 use crate::reply::event_template::EventTemplate;
 use crate::reply::merge::Events;
 use splitrail_api::JsonObject;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_policy::Leg;
 
 /// A whole reply, which began to arrive at `begun`: the engine's reply with the client's usage.
@@ -199,7 +199,7 @@ impl UnitStream {
     /// An error after the first event; the client always gets it.
     fn lost(&mut self, error: &Error) -> Error {
         let message = format!("the reply broke off: {}", error.message());
-        let lost = Error::new(Kind::DecodeLost, message);
+        let lost = Error::new(ErrorKind::DecodeLost, message);
         self.account.leg.end(Instant::now(), error.outcome());
         self.account.worker.record(Leg::Decode, Some(error));
         self.account.decision.reply_lost(lost.outcome());

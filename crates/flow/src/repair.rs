@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, Parts};
 use splitrail_engine::nixl_push::{PushEngine, PushReply};
@@ -288,7 +288,7 @@ impl PrefillLeg {
                     return if is_other { self.left() } else { "finished" };
                 }
                 Ok(Err(error)) if error.is_lasting_refusal() => return self.left(),
-                Ok(Err(error)) => error.kind() == Kind::EngineUnreachable,
+                Ok(Err(error)) => error.kind() == ErrorKind::EngineUnreachable,
                 Err(_) => false,
             };
             let is_down = is_unreachable || fails_probes(&self.worker);

@@ -26,7 +26,7 @@ use super::threshold_reply;
 use super::weigh::{is_open, learned_ratio, prefill_wish, weigh};
 use crate::boxed::pinned;
 use crate::prepare::Unit;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{OnNoPrefill, RequestFlow};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
@@ -82,7 +82,7 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
     if plan.gate.is_some() {
         match Box::pin(decode_try(prompt, plan, &mut attempts)).await? {
             Tried::Answered(begun) => return Ok(begun),
-            Tried::Below(usage) if plan.then == Then::Tell => {
+            Tried::Below(usage) if plan.then == Then::ThresholdReply => {
                 return threshold_reply::reply(prompt, usage);
             }
             Tried::Below(_) | Tried::Failed => {}
@@ -155,11 +155,11 @@ async fn first_leg(
         }
         Then::PrefillFirst if config.on_no_prefill == OnNoPrefill::Fail => {
             let message = format!("model {} has no decode worker that is up", config.name);
-            Err(Error::new(Kind::NoWorker, message))
+            Err(Error::new(ErrorKind::NoWorker, message))
         }
         // A prefill now would stage blocks that no decode worker fetches. An attempt without a
         // prefill shows what is wrong, or that a decode worker is up again.
-        Then::PrefillFirst | Then::Tell => {
+        Then::PrefillFirst | Then::ThresholdReply => {
             prefill_made_local(prompt, LocalReason::NoDecode);
             Ok(alone)
         }
@@ -193,7 +193,8 @@ async fn last_leg(
         Some(prefilled) => {
             excluded.extend(not_for_decode(&pool.roster(), &prefilled.worker));
             let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
-            let late = left.map(|left| pool.late(left, Instant::now())).unwrap_or_default();
+            let late =
+                left.map(|left| pool.workers_too_late(left, Instant::now())).unwrap_or_default();
             excluded.extend(&late);
             let over = left.is_some_and(|left| left.is_zero());
             if over || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
@@ -202,7 +203,7 @@ async fn last_leg(
                 let prefill = Arc::clone(&prefilled.worker);
                 let message =
                     format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
-                let error = Error::new(Kind::LeaseExpired, message);
+                let error = Error::new(ErrorKind::LeaseExpired, message);
                 decision.attempt_discarded(error.outcome());
                 attempts.again(context, &prefill, error)?;
                 *staged = None;
@@ -257,7 +258,7 @@ fn conclude(
                 worker.id(),
                 if leg == Leg::Decode { "it was preempted" } else { "its own" }
             );
-            attempts.again(context, worker, Error::new(Kind::BelowThreshold, message))?;
+            attempts.again(context, worker, Error::new(ErrorKind::BelowThreshold, message))?;
             Ok(None)
         }
         Err(error) => {

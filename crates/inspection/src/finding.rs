@@ -30,7 +30,7 @@ impl Severity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// What kind of finding it is.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// How much it matters.
     pub severity: Severity,
     /// The model's name.
@@ -49,11 +49,11 @@ macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident $name:literal $severity:ident $remedy:literal,)*) => {
         /// The kinds of findings.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-        pub enum Kind {
+        pub enum FindingKind {
             $($(#[$doc])* #[serde(rename = $name)] $kind,)*
         }
 
-        impl Kind {
+        impl FindingKind {
             /// All kinds.
             pub const ALL: &[Self] = &[$(Self::$kind,)*];
 
@@ -251,12 +251,12 @@ kinds! {
 
 impl Finding {
     /// A finding about one worker, with the usual severity and remedy of its kind.
-    pub(crate) fn of_worker(kind: Kind, model: &str, worker: &str, what: String) -> Self {
+    pub(crate) fn of_worker(kind: FindingKind, model: &str, worker: &str, what: String) -> Self {
         Self { worker: Some(worker.to_owned()), ..Self::of_model(kind, model, what) }
     }
 
     /// A finding about several workers of a model.
-    pub(crate) fn of_model(kind: Kind, model: &str, what: String) -> Self {
+    pub(crate) fn of_model(kind: FindingKind, model: &str, what: String) -> Self {
         let (severity, remedy) = (kind.severity(), kind.remedy().to_owned());
         Self { kind, severity, model: model.to_owned(), worker: None, what, remedy }
     }

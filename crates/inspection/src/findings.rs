@@ -3,7 +3,7 @@
 use splitrail_config::model::Model;
 
 use crate::facts::{ModelFacts, SourceState, WorkerFacts};
-use crate::finding::{Finding, Kind};
+use crate::finding::{Finding, FindingKind};
 use list::Findings;
 
 mod blocks;
@@ -26,13 +26,15 @@ pub fn findings(model: &Model, facts: &ModelFacts) -> Vec<Finding> {
         let name = &source.name;
         match &source.state {
             SourceState::Found(0) => {
-                found.add(Kind::SourceEmpty, format!("{name} found no worker"))
+                found.add(FindingKind::SourceEmpty, format!("{name} found no worker"))
             }
             SourceState::Found(_) => {}
-            SourceState::Failed(cause) => found.add(Kind::SourceFails, format!("{name}: {cause}")),
+            SourceState::Failed(cause) => {
+                found.add(FindingKind::SourceFails, format!("{name}: {cause}"))
+            }
             SourceState::NotAsked => {
                 let what = format!("the workers of {name} are known to running routers only");
-                found.add(Kind::SourceNotAsked, what);
+                found.add(FindingKind::SourceNotAsked, what);
             }
         }
     }

@@ -18,7 +18,7 @@ mod subject;
 pub use bounds::Bounds;
 pub use confirmations::confirmations;
 pub use facts::{ModelFacts, SourceFact, SourceState, WorkerFacts};
-pub use finding::{Finding, Kind, Severity};
+pub use finding::{Finding, FindingKind, Severity};
 pub use findings::findings;
 pub use run::{Subjects, inspect};
 pub use subject::{Origin, SubjectWorker};

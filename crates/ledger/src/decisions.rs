@@ -15,8 +15,8 @@ mod tests;
 
 pub use handle::DecisionHandle;
 pub use parts::{
-    CandidateRecord, DrawRecord, FetchChoice, FetchRecord, Figures, ShadowRecord, VetoRecord,
-    WeighedRecord,
+    CandidateFigures, CandidateRecord, DrawRecord, FetchChoice, FetchRecord, ShadowRecord,
+    VetoRecord, WeighedRecord,
 };
 pub use placement::Placement;
 pub use record::{Decision, DecisionStart};

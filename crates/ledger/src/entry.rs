@@ -63,12 +63,12 @@ pub struct Entry {
     turned_away: Option<LegFacts>,
     discarded: Vec<Discarded>,
     completion_tokens: Option<u32>,
-    told: Option<ReportedUsage>,
+    client_usage: Option<ReportedUsage>,
     /// Whether the entry is for a further sample of a prompt that has an entry already. It has legs
     /// of its own, but its prompt is not counted again.
     further_sample: bool,
     /// Whether no count of cached tokens is reported for the prompt.
-    untold: bool,
+    without_cached_tokens: bool,
     /// Whether the request has ended; later events change nothing.
     closed: bool,
 }
@@ -82,7 +82,7 @@ impl Entry {
 
     /// An entry for a prompt without a count of cached tokens, such as that of an embedding.
     pub fn without_cached_tokens() -> Self {
-        Self { untold: true, ..Self::default() }
+        Self { without_cached_tokens: true, ..Self::default() }
     }
 
     /// Whether the prompt is counted with another entry.
@@ -186,8 +186,8 @@ impl Entry {
     }
 
     /// Records the usage that the client gets.
-    pub(crate) fn tell(&mut self, told: ReportedUsage) {
-        self.told = Some(told);
+    pub(crate) fn record_client_usage(&mut self, told: ReportedUsage) {
+        self.client_usage = Some(told);
     }
 
     /// Discards the answering leg. Its prefill leg, or legs whose output was delivered before it,
@@ -286,7 +286,7 @@ impl Entry {
     /// engine's own figure: they were not computed. Tokens of a hand-off are never included, nor
     /// tokens that the source of a peer fetch has computed for the request.
     pub fn cached(&self) -> Option<Cached> {
-        if self.untold {
+        if self.without_cached_tokens {
             return None;
         }
         let work =
@@ -303,8 +303,8 @@ impl Entry {
     }
 
     /// The usage that the client received, if any.
-    pub fn told(&self) -> Option<ReportedUsage> {
-        self.told
+    pub fn client_usage(&self) -> Option<ReportedUsage> {
+        self.client_usage
     }
 
     /// The prompt's length according to either engine, for a leg whose own engine did not report

@@ -52,7 +52,7 @@ struct Shared {
     queued_bytes: AtomicUsize,
     /// Records lost since the last line that reported a loss.
     lost: AtomicU64,
-    said: LogThrottle,
+    log_throttle: LogThrottle,
 }
 
 /// The receiving end of the queue, which owns the file.
@@ -76,7 +76,7 @@ impl Lines {
         records: IntCounterVec,
     ) -> io::Result<Self> {
         let (queued_bytes, lost, said) = Default::default();
-        let shared = Arc::new(Shared { section, records, queued_bytes, lost, said });
+        let shared = Arc::new(Shared { section, records, queued_bytes, lost, log_throttle: said });
         let Some(path) = path else {
             return Ok(Self { queue: None, shared, writer: Mutex::default() });
         };
@@ -124,7 +124,7 @@ impl Shared {
     fn lose(&self, records: usize, result: &str, why: &str) {
         self.lost.fetch_add(records as u64, Relaxed);
         self.records.with_label_values(&[result]).inc_by(records as u64);
-        if self.said.may_log() {
+        if self.log_throttle.may_log() {
             let file = self.section;
             tracing::error!(
                 file,

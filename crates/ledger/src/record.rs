@@ -43,7 +43,8 @@ pub struct RequestRecord {
     /// Prompt tokens of discarded attempts. They are not part of the other figures.
     pub wasted_prompt_tokens: u64,
     /// The usage in the reply; `None` if there was none.
-    pub told: Option<ReplyUsage>,
+    #[serde(rename = "told")]
+    pub client_usage: Option<ReplyUsage>,
     /// The prompts, in the order of the request.
     pub prompts: Vec<PromptRecord>,
 }
@@ -218,7 +219,8 @@ impl PromptRecord {
         }
         if record.cached_source == Some(Origin::Estimate) {
             record.cached_source = None;
-            record.cached_tokens = entry.cached().and_then(|cached| told(cached, fallback));
+            record.cached_tokens =
+                entry.cached().and_then(|cached| reported_cached_tokens(cached, fallback));
         }
         let discarded = record.discarded.iter_mut().map(|discarded| &mut discarded.leg);
         for leg in record.legs.iter_mut().chain(discarded) {
@@ -310,16 +312,16 @@ impl RequestRecord {
             ),
             completion_tokens: total(each().map(|prompt| prompt.completion_tokens)),
             wasted_prompt_tokens: wasted.map(|leg| u64::from(leg.wasted_prompt_tokens)).sum(),
-            told: told_of(entries).filter(|_| ok || entries.len() == 1),
+            client_usage: client_usage_of(entries).filter(|_| ok || entries.len() == 1),
             prompts,
         }
     }
 }
 
 /// The usage that the reply to these prompts has, if all of them have some.
-fn told_of(entries: &[Entry]) -> Option<ReplyUsage> {
+fn client_usage_of(entries: &[Entry]) -> Option<ReplyUsage> {
     let told: Vec<(&Entry, ReportedUsage)> =
-        entries.iter().map(|entry| Some((entry, entry.told()?))).collect::<Option<_>>()?;
+        entries.iter().map(|entry| Some((entry, entry.client_usage()?))).collect::<Option<_>>()?;
     let once = || told.iter().filter(|(entry, _)| !entry.is_further_sample());
     Some(ReplyUsage {
         prompt_tokens: total(once().map(|(_, told)| Some(told.prompt_tokens)))?,
@@ -346,7 +348,7 @@ fn is_zero(value: &u32) -> bool {
 }
 
 /// The count of cached tokens in the client's usage; `None` leaves the key out.
-pub fn told(cached: Cached, fallback: CachedTokensFallback) -> Option<u32> {
+pub fn reported_cached_tokens(cached: Cached, fallback: CachedTokensFallback) -> Option<u32> {
     match (cached.source, fallback) {
         (Origin::Estimate, CachedTokensFallback::Zero) => Some(0),
         (Origin::Estimate, CachedTokensFallback::Omit) => None,
@@ -365,14 +367,20 @@ mod tests {
     #[test]
     fn the_fallback_decides_only_where_the_engine_is_silent() {
         let estimate = Cached { tokens: 256, source: Origin::Estimate };
-        assert_eq!(told(estimate, CachedTokensFallback::Estimate), Some(256));
-        assert_eq!(told(estimate, CachedTokensFallback::Zero), Some(0));
-        assert_eq!(told(estimate, CachedTokensFallback::Omit), None);
+        assert_eq!(reported_cached_tokens(estimate, CachedTokensFallback::Estimate), Some(256));
+        assert_eq!(reported_cached_tokens(estimate, CachedTokensFallback::Zero), Some(0));
+        assert_eq!(reported_cached_tokens(estimate, CachedTokensFallback::Omit), None);
         for source in [Origin::EnginePrefill, Origin::EngineDecode] {
             for tokens in [0, 32] {
                 let spoken = Cached { tokens, source };
-                assert_eq!(told(spoken, CachedTokensFallback::Omit), Some(tokens));
-                assert_eq!(told(spoken, CachedTokensFallback::Zero), Some(tokens));
+                assert_eq!(
+                    reported_cached_tokens(spoken, CachedTokensFallback::Omit),
+                    Some(tokens)
+                );
+                assert_eq!(
+                    reported_cached_tokens(spoken, CachedTokensFallback::Zero),
+                    Some(tokens)
+                );
             }
         }
     }
@@ -380,7 +388,11 @@ mod tests {
     fn answered(mut entry: Entry, prompt_tokens: u32, cached_tokens: Option<u32>) -> Entry {
         entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expected::default()));
         entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 4, cached_tokens });
-        entry.tell(ReportedUsage { prompt_tokens, completion_tokens: 4, cached_tokens });
+        entry.record_client_usage(ReportedUsage {
+            prompt_tokens,
+            completion_tokens: 4,
+            cached_tokens,
+        });
         entry
     }
 
@@ -405,7 +417,7 @@ mod tests {
         let record = record(&[first, second], "ok");
         let figures = (record.prompt_tokens, record.cached_tokens, record.completion_tokens);
         assert_eq!(figures, (Some(100), Some(0), Some(8)));
-        let told = record.told.unwrap();
+        let told = record.client_usage.unwrap();
         assert_eq!((told.prompt_tokens, told.cached_tokens), (100, Some(0)));
         assert_eq!(told.completion_tokens, 8);
         assert_eq!(record.prompts[1].legs.len(), 1, "what its leg did is its own");
@@ -422,8 +434,8 @@ mod tests {
         let record_of = |entries: &[Entry]| record(entries, "ok");
         assert_eq!(record_of(&[one(), one()]).prompt_tokens, Some(200));
         let part = record_of(&[one(), untold()]);
-        assert_eq!((part.prompt_tokens, part.cached_tokens, part.told), (None, None, None));
+        assert_eq!((part.prompt_tokens, part.cached_tokens, part.client_usage), (None, None, None));
         let failed = record(&[one(), one()], "decode_lost");
-        assert_eq!((failed.prompt_tokens, failed.told), (None, None));
+        assert_eq!((failed.prompt_tokens, failed.client_usage), (None, None));
     }
 }

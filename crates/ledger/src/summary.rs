@@ -114,18 +114,18 @@ fn share(part: u64, whole: u64) -> f64 {
 #[derive(Debug)]
 pub struct Summary {
     last: BTreeMap<String, Totals>,
-    said: Instant,
+    logged_at: Instant,
 }
 
 impl Summary {
     /// A summary whose first interval begins at `now`.
     pub fn new(now: Instant) -> Self {
-        Self { last: BTreeMap::new(), said: now }
+        Self { last: BTreeMap::new(), logged_at: now }
     }
 
     /// Logs the totals of each model that has had requests since the last call.
     pub fn say(&mut self, metrics: &Metrics, models: &[&str], now: Instant) {
-        let passed = now.saturating_duration_since(std::mem::replace(&mut self.said, now));
+        let passed = now.saturating_duration_since(std::mem::replace(&mut self.logged_at, now));
         self.last.retain(|model, _| models.contains(&model.as_str()));
         for &model in models {
             let last = self.last.entry(model.to_owned()).or_default();

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use splitrail_api::error::Kind;
+use splitrail_api::error::ErrorKind;
 
 /// Why a worker could not take a leg. `docs/http.md` explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -52,10 +52,10 @@ pub enum VetoReason {
 
 impl VetoReason {
     /// The reason of a worker that failed an attempt, for the attempts that follow.
-    pub fn of_failure(kind: Kind) -> Self {
+    pub fn of_failure(kind: ErrorKind) -> Self {
         match kind {
-            Kind::LeaseExpired => Self::Lease,
-            Kind::ForeignHandOff => Self::ForeignHandOff,
+            ErrorKind::LeaseExpired => Self::Lease,
+            ErrorKind::ForeignHandOff => Self::ForeignHandOff,
             _ => Self::Failed,
         }
     }

@@ -58,7 +58,7 @@ pub enum Published {
 
 /// Which leading blocks a policy counts as present on a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum VisibleBlocks {
     /// Blocks that the worker holds now.
     Present,
     /// Blocks of prompts that were routed to the worker lately.
@@ -67,7 +67,7 @@ pub enum Sight {
     Pending,
 }
 
-impl Sight {
+impl VisibleBlocks {
     /// The number of leading blocks on a candidate.
     pub fn blocks(self, candidate: &Candidate) -> u32 {
         match self {
@@ -141,11 +141,11 @@ impl Published {
 
     /// The blocks that the policy counts as present. Bookings of tokens and times are computed from
     /// them.
-    pub fn sight(self) -> Sight {
+    pub fn visible_blocks(self) -> VisibleBlocks {
         match self {
-            Self::ApproxPrefix | Self::DynamoApprox => Sight::Recent,
-            Self::DynamoPending | Self::MooncakePending | Self::WorkAware => Sight::Pending,
-            _ => Sight::Present,
+            Self::ApproxPrefix | Self::DynamoApprox => VisibleBlocks::Recent,
+            Self::DynamoPending | Self::MooncakePending | Self::WorkAware => VisibleBlocks::Pending,
+            _ => VisibleBlocks::Present,
         }
     }
 
@@ -154,7 +154,7 @@ impl Published {
         if candidates.is_empty() {
             return None;
         }
-        let sight = self.sight();
+        let sight = self.visible_blocks();
         let costs = |cost: &dyn Fn(&Candidate) -> f64| candidates.iter().map(cost).collect();
         let chosen = match self {
             Self::Random => drawn(vec![0.0; candidates.len()], query.draw),

@@ -211,7 +211,7 @@ impl Threshold {
         }
     }
 
-    /// Compares both ways. This changes nothing: the caller reports with [`Threshold::gone`] that a
+    /// Compares both ways. This changes nothing: the caller reports with [`Threshold::record_way_taken`] that a
     /// request takes the chosen way.
     pub fn compare(&self, now_ns: u64, offer: &Offer<'_>) -> Verdict {
         let mut sources = BestSources::default();
@@ -238,7 +238,7 @@ impl Threshold {
     }
 
     /// Records that a request takes the way of a verdict.
-    pub fn gone(&mut self, now_ns: u64, verdict: &Verdict, offer: &Offer<'_>) {
+    pub fn record_way_taken(&mut self, now_ns: u64, verdict: &Verdict, offer: &Offer<'_>) {
         if let (Some(local), Some(remote)) = (verdict.at_decode, verdict.at_prefill) {
             let saved_ms = remote.cost_ms - local.cost_ms;
             self.curve.compared(now_ns, verdict.hit_ratio, saved_ms);

@@ -5,12 +5,12 @@
 //! `{% generation %}` tag; values print and behave as Python's. All of this is
 //! reproduced on minijinja, which is close to Jinja2 but not the same.
 
-mod apart;
 mod clock;
 mod content_format;
 mod pyjson;
 mod pystr;
 mod shared;
+mod split_concat;
 mod watched;
 
 use std::collections::BTreeMap;
@@ -138,7 +138,7 @@ impl ChatTemplate {
             .map_err(|error| syntax_error(&error))?;
         let content_format = content_format::detect(&tree);
         drop(tree);
-        let source = apart::split_concatenations(&source, syntax.clone());
+        let source = split_concat::split_concatenations(&source, syntax.clone());
         let mut environment = environment(syntax);
         environment
             .add_template_owned(NAME.to_owned(), source)
@@ -260,7 +260,7 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
     });
     env.add_function("strftime_now", clock::strftime_now);
-    env.add_filter(apart::TEXT, apart::text);
+    env.add_filter(split_concat::TEXT, split_concat::text);
     env.add_filter("tojson", pyjson::tojson);
     env.add_filter("indent", pystr::indent);
     env.add_filter("trim", |value: Value, chars: Option<&str>| match value.as_str() {

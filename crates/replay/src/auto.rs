@@ -32,7 +32,7 @@ pub trait Sees: Router {
 pub struct AutoRouter<R> {
     policy: R,
     threshold: Threshold,
-    told: Coefficients,
+    assumed_coefficients: Coefficients,
     seed: u64,
     decode: Vec<Decode>,
     /// The chosen way of requests that have no token yet.
@@ -48,11 +48,23 @@ struct Decode {
 }
 
 impl<R: Sees> AutoRouter<R> {
-    /// `told` are the assumed costs of decode workers.
-    pub fn new(policy: R, config: ThresholdConfig, told: Coefficients, seed: u64) -> Self {
+    /// `assumed_coefficients` are those of decode workers.
+    pub fn new(
+        policy: R,
+        config: ThresholdConfig,
+        assumed_coefficients: Coefficients,
+        seed: u64,
+    ) -> Self {
         // Starts with the default threshold until something is learned.
         let threshold = Threshold::new(config, DEFAULT_THRESHOLD_RATIO);
-        Self { policy, threshold, told, seed, decode: Vec::new(), gone: HashMap::new() }
+        Self {
+            policy,
+            threshold,
+            assumed_coefficients,
+            seed,
+            decode: Vec::new(),
+            gone: HashMap::new(),
+        }
     }
 
     /// What has been learned.
@@ -77,7 +89,7 @@ impl<R: Sees> AutoRouter<R> {
                 overlap_blocks,
                 speculative_blocks: overlap_blocks,
                 busy_share: known.busy.at(cluster.now_ns()),
-                coefficients: self.told,
+                coefficients: self.assumed_coefficients,
                 ..Candidate::default()
             };
             feed.fetcher(cluster, Peer::Decode(worker), &mut candidate);
@@ -107,7 +119,7 @@ impl<R: Sees> Router for AutoRouter<R> {
             ahead_ms,
         };
         let verdict = self.threshold.compare(now_ns, &offer);
-        self.threshold.gone(now_ns, &verdict, &offer);
+        self.threshold.record_way_taken(now_ns, &verdict, &offer);
         let Some(way) = verdict.way().copied() else {
             return self.policy.arrive(cluster, request);
         };

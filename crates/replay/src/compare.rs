@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 use splitrail_policy::mix;
-use splitrail_sim::cluster::{Outcome, Workload};
+use splitrail_sim::cluster::{SimulationResult, Workload};
 
 /// Number of stretches into which a trace is cut.
 const STRETCHES: usize = 50;
@@ -56,7 +56,11 @@ const MEASURES: [Measure; 6] = [
 ];
 
 /// The differences of two outcomes of the same trace.
-pub fn compare(workload: &Workload, first: &Outcome, second: &Outcome) -> Vec<Difference> {
+pub fn compare(
+    workload: &Workload,
+    first: &SimulationResult,
+    second: &SimulationResult,
+) -> Vec<Difference> {
     let sides = [samples(workload, first), samples(workload, second)];
     let mut scratch = Vec::with_capacity(sides[0].len());
     let mut differences: Vec<Difference> = MEASURES
@@ -103,7 +107,7 @@ pub fn table(differences: &[Difference], first: &str, second: &str) -> String {
     text
 }
 
-fn samples(workload: &Workload, outcome: &Outcome) -> Vec<Sample> {
+fn samples(workload: &Workload, outcome: &SimulationResult) -> Vec<Sample> {
     let rows = outcome.rows.iter().zip(workload.requests());
     rows.map(|(row, request)| Sample {
         ttft_s: (!row.rejected).then(|| row.ttft_ns() as f64 / 1e9),
@@ -153,19 +157,23 @@ fn hits(samples: &mut [Sample]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use splitrail_sim::cluster::Row;
+    use splitrail_sim::cluster::RequestResult;
     use splitrail_sim::cluster::workload::WorkloadBuilder;
 
     use super::*;
 
-    fn outcome(ttft_ns: impl Fn(u64) -> u64) -> (Workload, Outcome) {
+    fn outcome(ttft_ns: impl Fn(u64) -> u64) -> (Workload, SimulationResult) {
         let mut builder = WorkloadBuilder::new(16);
         let rows = (0..1000).map(|i| {
             builder.push(i as f64, 16, 1, &[i]);
-            Row { arrival_ns: i, first_token_ns: i + ttft_ns(i), ..Row::default() }
+            RequestResult {
+                arrival_ns: i,
+                first_token_ns: i + ttft_ns(i),
+                ..RequestResult::default()
+            }
         });
         let rows = rows.collect();
-        (builder.finish(), Outcome { rows, ..Outcome::default() })
+        (builder.finish(), SimulationResult { rows, ..SimulationResult::default() })
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Adapts a policy to the cluster's router interface.
 
-use splitrail_policy::published::{Published, Sight};
+use splitrail_policy::published::{Published, VisibleBlocks};
 use splitrail_policy::{
     Candidate, CandidateIndex, Coefficients, FetchPlan, Policy, Source, mix, pick,
 };
@@ -21,18 +21,18 @@ pub enum Chooser {
 
 impl Chooser {
     /// What bookings are made from.
-    fn sight(&self) -> Sight {
+    fn sight(&self) -> VisibleBlocks {
         match self {
-            Self::Published(policy) => policy.sight(),
-            Self::Configured(_) => Sight::Pending,
+            Self::Published(policy) => policy.visible_blocks(),
+            Self::Configured(_) => VisibleBlocks::Pending,
         }
     }
 
     /// What must be known of candidates.
-    fn sees(&self) -> Vec<Sight> {
+    fn sees(&self) -> Vec<VisibleBlocks> {
         match self {
-            Self::Published(policy) => vec![policy.sight()],
-            Self::Configured(_) => vec![Sight::Pending, Sight::Recent],
+            Self::Published(policy) => vec![policy.visible_blocks()],
+            Self::Configured(_) => vec![VisibleBlocks::Pending, VisibleBlocks::Recent],
         }
     }
 }
@@ -69,7 +69,7 @@ struct Last {
 #[derive(Debug)]
 pub struct PolicyRouter {
     chooser: Chooser,
-    told: Vec<Coefficients>,
+    assumed_coefficients: Vec<Coefficients>,
     /// A decode worker that holds at least this share of a prompt's blocks computes the rest
     /// itself.
     local_threshold: Option<f64>,
@@ -85,12 +85,12 @@ pub struct PolicyRouter {
 }
 
 impl PolicyRouter {
-    /// `told` are the assumed coefficients of each worker; the last one applies to all further
+    /// `assumed_coefficients` has one entry for each worker; the last one applies to all further
     /// workers.
-    pub fn new(chooser: Chooser, told: Vec<Coefficients>, seed: u64) -> Self {
+    pub fn new(chooser: Chooser, assumed_coefficients: Vec<Coefficients>, seed: u64) -> Self {
         Self {
             chooser,
-            told,
+            assumed_coefficients,
             local_threshold: None,
             draws: RandomNumbers(seed),
             turn: 0,
@@ -143,8 +143,10 @@ impl PolicyRouter {
         let (sight, sees) = (self.chooser.sight(), self.chooser.sees());
         let is_configured = matches!(self.chooser, Chooser::Configured(_));
         let fetches = self.fetches.filter(|_| is_configured);
-        let told = &self.told;
-        self.feed.get_or_insert_with(|| Feed::new(cluster, sight, &sees, told).fetching(fetches))
+        let assumed_coefficients = &self.assumed_coefficients;
+        self.feed.get_or_insert_with(|| {
+            Feed::new(cluster, sight, &sees, assumed_coefficients).fetching(fetches)
+        })
     }
 }
 

@@ -1,16 +1,16 @@
 //! A policy and the scenario in which it serves a trace: one row of a replay's table.
 
-use splitrail_sim::cluster::{Outcome, Workload};
+use splitrail_sim::cluster::{SimulationResult, Workload};
 
-use crate::named::Named;
-use crate::report::Report;
+use crate::named::NamedPolicy;
+use crate::report::PolicyReport;
 use crate::scenario::Scenario;
 
 /// A policy and the scenario in which it serves the trace.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// The policy.
-    pub policy: Named,
+    pub policy: NamedPolicy,
     /// The scenario.
     pub scenario: Scenario,
 }
@@ -18,10 +18,15 @@ pub struct Entry {
 impl Entry {
     /// Serves the trace. `watch` is called from time to time with the number of requests that have
     /// arrived.
-    pub fn serve(&self, workload: &Workload, watch: &mut dyn FnMut(usize)) -> (Outcome, Report) {
+    pub fn serve(
+        &self,
+        workload: &Workload,
+        watch: &mut dyn FnMut(usize),
+    ) -> (SimulationResult, PolicyReport) {
         let outcome = self.scenario.run(workload, &self.policy, watch);
         let load = self.scenario.utilisation;
-        let report = Report { load, ..Report::new(&self.policy.name, workload, &outcome) };
+        let report =
+            PolicyReport { load, ..PolicyReport::new(&self.policy.name, workload, &outcome) };
         (outcome, report)
     }
 }

@@ -1,7 +1,7 @@
 //! The candidates of a decision, as a router would see them in the simulated cluster.
 
 use splitrail_policy::learn::BusyShare;
-use splitrail_policy::published::Sight;
+use splitrail_policy::published::VisibleBlocks;
 use splitrail_policy::{
     Candidate, Coefficients, FetchPlan, KvFormat, Leg, Query, Source, WorkerIndex,
 };
@@ -16,7 +16,7 @@ const RECENT_NS: u64 = 120_000_000_000;
 #[derive(Debug)]
 pub struct Feed {
     /// What bookings are made from.
-    sight: Sight,
+    sight: VisibleBlocks,
     /// The fetches of prefixes between workers.
     fetches: Fetches,
     coefficients: Vec<Coefficients>,
@@ -37,18 +37,29 @@ pub struct Feed {
 impl Feed {
     /// `sight` says which blocks count as present for bookings, and `sees` what candidates must
     /// contain.
-    pub fn new(cluster: &Cluster<'_>, sight: Sight, sees: &[Sight], told: &[Coefficients]) -> Self {
+    pub fn new(
+        cluster: &Cluster<'_>,
+        sight: VisibleBlocks,
+        sees: &[VisibleBlocks],
+        assumed_coefficients: &[Coefficients],
+    ) -> Self {
         let workers = cluster.prefill_workers();
         let blocks = cluster.workload().distinct_blocks() as usize;
         let requests = cluster.workload().requests().len();
         let of = |which| if sees.contains(&which) { workers } else { 0 };
-        let known = |worker| told.get(worker).or(told.last()).copied().unwrap_or_default();
+        let known = |worker| {
+            assumed_coefficients
+                .get(worker)
+                .or(assumed_coefficients.last())
+                .copied()
+                .unwrap_or_default()
+        };
         Self {
             sight,
             fetches: Fetches::default(),
             coefficients: (0..workers).map(known).collect(),
-            pending: vec![vec![0; blocks]; of(Sight::Pending)],
-            recent: vec![vec![0; blocks]; of(Sight::Recent)],
+            pending: vec![vec![0; blocks]; of(VisibleBlocks::Pending)],
+            recent: vec![vec![0; blocks]; of(VisibleBlocks::Recent)],
             booked_tokens: vec![0; workers],
             waiting_ns: vec![0; workers],
             busy: vec![BusyShare::default(); workers],

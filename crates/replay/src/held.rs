@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use splitrail_policy::learn::Learner;
-use splitrail_policy::published::Sight;
+use splitrail_policy::published::VisibleBlocks;
 use splitrail_policy::queue::{Item, Queue, QueueConfig, View, shortest_prefill_ms};
 use splitrail_policy::{Candidate, Coefficients, FetchPlan, Policy, Source, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
@@ -20,7 +20,7 @@ pub struct HeldRouter {
     policy: Policy,
     queue: Queue<usize>,
     state: Option<ClusterView>,
-    told: Vec<Coefficients>,
+    assumed_coefficients: Vec<Coefficients>,
     learns: bool,
     /// The bounds of fetches between workers, if they fetch.
     fetches: Option<FetchBounds>,
@@ -52,14 +52,19 @@ struct KnownWorker {
 }
 
 impl HeldRouter {
-    /// `told` are the initial coefficients of each worker, the last one for all further workers. If
+    /// `assumed_coefficients` are the initial ones of each worker, the last one for all others. If
     /// the router learns, they are replaced by what it observes.
-    pub fn new(policy: Policy, queue: QueueConfig, told: Vec<Coefficients>, seed: u64) -> Self {
+    pub fn new(
+        policy: Policy,
+        queue: QueueConfig,
+        assumed_coefficients: Vec<Coefficients>,
+        seed: u64,
+    ) -> Self {
         Self {
             policy,
             queue: Queue::new(queue),
             state: None,
-            told,
+            assumed_coefficients,
             learns: false,
             fetches: None,
             local_threshold: None,
@@ -90,8 +95,10 @@ impl HeldRouter {
     }
 
     fn state(&mut self, cluster: &Cluster<'_>) -> &mut ClusterView {
-        let (told, learns, fetches) = (&self.told, self.learns, self.fetches);
-        self.state.get_or_insert_with(|| ClusterView::new(cluster, told, learns, fetches))
+        let (assumed_coefficients, learns, fetches) =
+            (&self.assumed_coefficients, self.learns, self.fetches);
+        self.state
+            .get_or_insert_with(|| ClusterView::new(cluster, assumed_coefficients, learns, fetches))
     }
 
     fn round(&mut self, cluster: &Cluster<'_>) {
@@ -110,17 +117,27 @@ impl HeldRouter {
 impl ClusterView {
     fn new(
         cluster: &Cluster<'_>,
-        told: &[Coefficients],
+        assumed_coefficients: &[Coefficients],
         learns: bool,
         fetches: Option<FetchBounds>,
     ) -> Self {
         let known = |worker: usize| {
-            let prior = told.get(worker).or(told.last()).copied().unwrap_or_default();
+            let prior = assumed_coefficients
+                .get(worker)
+                .or(assumed_coefficients.last())
+                .copied()
+                .unwrap_or_default();
             let learner = learns.then(|| Learner::new(prior));
             KnownWorker { learner, running: Vec::new() }
         };
         Self {
-            feed: Feed::new(cluster, Sight::Pending, &[Sight::Pending], told).fetching(fetches),
+            feed: Feed::new(
+                cluster,
+                VisibleBlocks::Pending,
+                &[VisibleBlocks::Pending],
+                assumed_coefficients,
+            )
+            .fetching(fetches),
             workers: (0..cluster.prefill_workers()).map(known).collect(),
             began_ns: vec![0; cluster.workload().requests().len()],
         }

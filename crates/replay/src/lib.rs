@@ -24,7 +24,7 @@ pub mod trace;
 
 pub use entry::{Entry, sweep};
 pub use fetches::FetchBounds;
-pub use named::{Kind, Named};
+pub use named::{NamedPolicy, ReplayPolicy};
 pub use preset::Model;
-pub use report::Report;
+pub use report::PolicyReport;
 pub use scenario::{Scenario, coefficients, cost_model};

@@ -1,7 +1,7 @@
 //! Determines where a run's cache hits were lost.
 
 use splitrail_policy::loss::{Loss, Reach};
-use splitrail_sim::cluster::{Outcome, Workload};
+use splitrail_sim::cluster::{SimulationResult, Workload};
 
 /// The best possible hits, the actual hits, and the reasons for the difference. Refused requests
 /// were not placed and are left out.
@@ -9,7 +9,7 @@ use splitrail_sim::cluster::{Outcome, Workload};
 /// Whether a block was computed, and which worker held it, is determined at the moment at which the
 /// request was placed. Blocks that were held then and were gone when the prefill began are `stale`:
 /// in a run without delays, they were evicted while the request waited at its worker.
-pub fn loss(workload: &Workload, outcome: &Outcome) -> Loss {
+pub fn loss(workload: &Workload, outcome: &SimulationResult) -> Loss {
     let mut computed_ns = vec![u64::MAX; workload.distinct_blocks() as usize];
     for (request, row) in outcome.rows.iter().enumerate().filter(|(_, row)| !row.rejected) {
         for block in workload.blocks(request) {

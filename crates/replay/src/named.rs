@@ -5,16 +5,16 @@ use splitrail_sim::cluster::Pool;
 
 /// A policy and its name in reports.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Named {
+pub struct NamedPolicy {
     /// The name in tables.
     pub name: String,
     /// The policy.
-    pub kind: Kind,
+    pub kind: ReplayPolicy,
 }
 
 /// The kinds of policies.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum ReplayPolicy {
     /// A policy that others have published.
     Published(Published),
     /// A policy of a configuration.
@@ -38,10 +38,10 @@ fn kind_of(policy: &Policy) -> String {
     value["kind"].as_str().unwrap_or("policy").to_owned()
 }
 
-impl Named {
+impl NamedPolicy {
     /// A configured policy.
     pub fn configured(name: impl Into<String>, policy: Policy) -> Self {
-        Self { name: name.into(), kind: Kind::Configured(policy) }
+        Self { name: name.into(), kind: ReplayPolicy::Configured(policy) }
     }
 
     /// Parses a policy's name, or a policy as JSON in the form of a configuration (`{"kind":
@@ -64,18 +64,18 @@ impl Named {
     /// The policy with this name: a published one, a configurable one with or without its queue, or
     /// a reference.
     pub fn by_name(name: &str) -> Option<Self> {
-        let oracle = |look_ahead, fetch| Kind::Oracle { look_ahead, fetch };
+        let oracle = |look_ahead, fetch| ReplayPolicy::Oracle { look_ahead, fetch };
         let kind = match name {
             "oracle" => oracle(false, false),
             "oracle_la" => oracle(true, false),
             "oracle_fetch" => oracle(false, true),
             "oracle_fetch_la" => oracle(true, true),
-            "predicted_ttft" => Kind::Held(Policy::predicted_ttft()),
-            "predicted_ttft_direct" => Kind::Configured(Policy::predicted_ttft()),
-            "pooled_lru" => Kind::Pooled(Pool::SharedLru),
-            "pooled_belady" => Kind::Pooled(Pool::SharedClairvoyant),
-            "pooled_sjf" => Kind::Pooled(Pool::SharedShortestFirst),
-            _ => Kind::Published(Published::named(name)?),
+            "predicted_ttft" => ReplayPolicy::Held(Policy::predicted_ttft()),
+            "predicted_ttft_direct" => ReplayPolicy::Configured(Policy::predicted_ttft()),
+            "pooled_lru" => ReplayPolicy::Pooled(Pool::SharedLru),
+            "pooled_belady" => ReplayPolicy::Pooled(Pool::SharedClairvoyant),
+            "pooled_sjf" => ReplayPolicy::Pooled(Pool::SharedShortestFirst),
+            _ => ReplayPolicy::Published(Published::named(name)?),
         };
         Some(Self { name: name.to_owned(), kind })
     }
@@ -83,7 +83,7 @@ impl Named {
     /// A configured policy under the name of its kind, with or without the router's queue.
     pub fn of(policy: Policy, held: bool) -> Self {
         let name = kind_of(&policy);
-        let kind = if held { Kind::Held(policy) } else { Kind::Configured(policy) };
+        let kind = if held { ReplayPolicy::Held(policy) } else { ReplayPolicy::Configured(policy) };
         Self { name, kind }
     }
 
@@ -110,16 +110,16 @@ mod tests {
 
     #[test]
     fn policy_names_and_configured_policies_are_distinguished() {
-        for name in Named::names() {
-            assert_eq!(Named::parse(name).map(|named| named.name).as_deref(), Some(name));
+        for name in NamedPolicy::names() {
+            assert_eq!(NamedPolicy::parse(name).map(|named| named.name).as_deref(), Some(name));
         }
-        let configured = Named::parse("kv_overlap").expect("a policy of the configuration");
+        let configured = NamedPolicy::parse("kv_overlap").expect("a policy of the configuration");
         assert_eq!(configured.name, "kv_overlap");
-        assert!(matches!(configured.kind, Kind::Configured(Policy::KvOverlap { .. })));
+        assert!(matches!(configured.kind, ReplayPolicy::Configured(Policy::KvOverlap { .. })));
         assert_eq!(
-            Named::parse("{\"kind\": \"random\"}"),
-            Some(Named::of(Policy::Random {}, false))
+            NamedPolicy::parse("{\"kind\": \"random\"}"),
+            Some(NamedPolicy::of(Policy::Random {}, false))
         );
-        assert_eq!((Named::parse("best"), Named::parse("{\"kind\": 1}")), (None, None));
+        assert_eq!((NamedPolicy::parse("best"), NamedPolicy::parse("{\"kind\": 1}")), (None, None));
     }
 }

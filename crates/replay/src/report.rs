@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use splitrail_policy::loss::Loss;
-use splitrail_sim::cluster::{Outcome, Row, Workload};
+use splitrail_sim::cluster::{RequestResult, SimulationResult, Workload};
 
 use crate::compare::Difference;
 use crate::loss::loss;
@@ -40,7 +40,7 @@ impl Spread {
 
 /// The figures of one policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Report {
+pub struct PolicyReport {
     /// The name of the policy.
     pub policy: String,
     /// The share of time for which all prefill workers would be busy if nothing were cached, if it
@@ -80,9 +80,9 @@ pub struct Report {
 const SECOND_NS: u64 = 1_000_000_000;
 const MILLISECOND_NS: u64 = 1_000_000;
 
-impl Report {
+impl PolicyReport {
     /// Computes the figures of an outcome.
-    pub fn new(policy: &str, workload: &Workload, outcome: &Outcome) -> Self {
+    pub fn new(policy: &str, workload: &Workload, outcome: &SimulationResult) -> Self {
         let rows = &outcome.rows;
         let requests = rows.len();
         let mut scratch = Vec::new();
@@ -100,7 +100,8 @@ impl Report {
             percent(count as f64, requests as f64)
         };
         let hits: u64 = rows.iter().map(|row| u64::from(row.hit_blocks)).sum();
-        let local = |row: &&Row| row.decode_worker.is_some() && row.prefill_worker.is_none();
+        let local =
+            |row: &&RequestResult| row.decode_worker.is_some() && row.prefill_worker.is_none();
         let busy = &outcome.prefill_busy_ns;
         let busy_mean = busy.iter().sum::<u64>() as f64 / busy.len().max(1) as f64;
         let last_arrival = rows.last().map_or(0, |row| row.arrival_ns);

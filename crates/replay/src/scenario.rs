@@ -4,14 +4,14 @@ use splitrail_policy::queue::QueueConfig;
 use splitrail_policy::threshold::ThresholdConfig;
 use splitrail_policy::{Coefficients, Published};
 use splitrail_sim::cluster::{
-    self, Cluster, ClusterConfig, CostModel, Decision, Outcome, Pool, Router, Workload,
+    self, Cluster, ClusterConfig, CostModel, Decision, Pool, Router, SimulationResult, Workload,
 };
 
 use crate::auto::{AutoRouter, Sees};
 use crate::driver::{Chooser, PolicyRouter};
 use crate::fetches::FetchBounds;
 use crate::held::HeldRouter;
-use crate::named::{Kind, Named};
+use crate::named::{NamedPolicy, ReplayPolicy};
 use crate::oracle::OracleRouter;
 
 /// How a trace is served, except for the policy.
@@ -43,7 +43,7 @@ pub struct Scenario {
     pub seed: u64,
     /// The coefficients that a router assumes for each worker; if empty, the true ones without
     /// slowness.
-    pub told: Vec<Coefficients>,
+    pub assumed_coefficients: Vec<Coefficients>,
 }
 
 impl Default for Scenario {
@@ -61,7 +61,7 @@ impl Default for Scenario {
             learns: false,
             fetches: None,
             seed: 1,
-            told: Vec::new(),
+            assumed_coefficients: Vec::new(),
         }
     }
 }
@@ -128,38 +128,43 @@ impl Scenario {
     pub fn run(
         &self,
         workload: &Workload,
-        policy: &Named,
+        policy: &NamedPolicy,
         watch: &mut dyn FnMut(usize),
-    ) -> Outcome {
+    ) -> SimulationResult {
         let arrivals_ns = self.arrivals_ns(workload);
         let mut serve = |config: &ClusterConfig, chooser| {
-            let router = PolicyRouter::new(chooser, self.told(), self.seed)
+            let router = PolicyRouter::new(chooser, self.assumed_coefficients(), self.seed)
                 .fetching(self.fetches)
                 .with_local_threshold(self.local_threshold);
             self.run_router(workload, &arrivals_ns, config, router, watch)
         };
         match &policy.kind {
-            Kind::Published(published) => serve(&self.cluster, Chooser::Published(*published)),
-            Kind::Configured(policy) => serve(&self.cluster, Chooser::Configured(policy.clone())),
-            Kind::Held(policy) => {
-                let (told, queue) = (self.told(), self.queue);
-                let router = HeldRouter::new(policy.clone(), queue, told, self.seed)
-                    .learning(self.learns)
-                    .fetching(self.fetches)
-                    .with_local_threshold(self.local_threshold);
+            ReplayPolicy::Published(published) => {
+                serve(&self.cluster, Chooser::Published(*published))
+            }
+            ReplayPolicy::Configured(policy) => {
+                serve(&self.cluster, Chooser::Configured(policy.clone()))
+            }
+            ReplayPolicy::Held(policy) => {
+                let (assumed_coefficients, queue) = (self.assumed_coefficients(), self.queue);
+                let router =
+                    HeldRouter::new(policy.clone(), queue, assumed_coefficients, self.seed)
+                        .learning(self.learns)
+                        .fetching(self.fetches)
+                        .with_local_threshold(self.local_threshold);
                 self.run_router(workload, &arrivals_ns, &self.cluster, router, watch)
             }
             // If iterations mix requests, no projection is exact: uses the most similar policy that
             // needs none.
-            Kind::Oracle { fetch, .. } if self.cluster.budget_tokens.is_some() => {
+            ReplayPolicy::Oracle { fetch, .. } if self.cluster.budget_tokens.is_some() => {
                 let near = if *fetch { Published::MooncakeFetch } else { Published::Mooncake };
                 serve(&self.cluster, Chooser::Published(near))
             }
-            Kind::Oracle { look_ahead, fetch } => {
+            ReplayPolicy::Oracle { look_ahead, fetch } => {
                 let mut router = OracleRouter::new(*look_ahead, *fetch, self.local_threshold);
                 cluster::run(workload, &arrivals_ns, &self.cluster, &mut router, watch)
             }
-            Kind::Pooled(pool) => {
+            ReplayPolicy::Pooled(pool) => {
                 let config = ClusterConfig { pool: *pool, ..self.cluster.clone() };
                 debug_assert_ne!(*pool, Pool::Separate);
                 cluster::run(workload, &arrivals_ns, &config, &mut NoRouter, watch)
@@ -175,22 +180,22 @@ impl Scenario {
         config: &ClusterConfig,
         mut router: R,
         watch: &mut dyn FnMut(usize),
-    ) -> Outcome {
+    ) -> SimulationResult {
         let Some(tbt_goal_ms) = self.auto_tbt_goal_ms else {
             return cluster::run(workload, arrivals_ns, config, &mut router, watch);
         };
         // An operator knows the engine's chunk size; the interference must be learned.
         let chunk_tokens = config.chunk_tokens;
         let auto = ThresholdConfig { tbt_goal_ms, chunk_tokens, ..ThresholdConfig::default() };
-        let told = coefficients(&config.cost);
-        let mut router = AutoRouter::new(router, auto, told, self.seed);
+        let assumed_coefficients = coefficients(&config.cost);
+        let mut router = AutoRouter::new(router, auto, assumed_coefficients, self.seed);
         cluster::run(workload, arrivals_ns, config, &mut router, watch)
     }
 
-    fn told(&self) -> Vec<Coefficients> {
-        match self.told.is_empty() {
+    fn assumed_coefficients(&self) -> Vec<Coefficients> {
+        match self.assumed_coefficients.is_empty() {
             true => vec![coefficients(&self.cluster.cost)],
-            false => self.told.clone(),
+            false => self.assumed_coefficients.clone(),
         }
     }
 }

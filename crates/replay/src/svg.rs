@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::Report;
+use crate::report::PolicyReport;
 
 const WIDTH: f64 = 900.0;
 const PANEL: f64 = 320.0;
@@ -34,7 +34,7 @@ impl Axis {
 }
 
 /// Draws the chart; reports without a load are left out.
-pub fn svg(reports: &[Report]) -> String {
+pub fn svg(reports: &[PolicyReport]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for report in reports {
         if !names.contains(&report.policy.as_str()) {
@@ -74,7 +74,7 @@ pub fn svg(reports: &[Report]) -> String {
         let colour = COLOURS[i % COLOURS.len()];
         let mine = || reports.iter().filter(|report| report.policy == *name);
         for ((_, dash), time) in DASHES.iter().zip([0, 1, 2]) {
-            let y = |r: &Report| [r.ttft.p50_s, r.ttft.p90_s, r.ttft.p99_s][time];
+            let y = |r: &PolicyReport| [r.ttft.p50_s, r.ttft.p90_s, r.ttft.p99_s][time];
             let points = mine().filter_map(|r| Some((x.at(r.load?), ttft.at(decade(y(r))))));
             picture.line(points, colour, dash);
         }
@@ -170,12 +170,12 @@ mod tests {
 
     #[test]
     fn the_lines_of_each_policy_stay_within_the_picture() {
-        let report = |policy: &str, load, p99_s| Report {
+        let report = |policy: &str, load, p99_s| PolicyReport {
             policy: policy.to_owned(),
             load: Some(load),
             ceiling_percent: 50.0,
             ttft: Spread { mean_s: 1.0, p50_s: 0.5, p90_s: 2.0, p99_s },
-            ..Report::default()
+            ..PolicyReport::default()
         };
         let reports = [report("a<b", 0.5, 3.0), report("a<b", 1.5, 300.0), report("c", 1.0, 9.0)];
         let text = svg(&reports);

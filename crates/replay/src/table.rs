@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::report::Report;
+use crate::report::PolicyReport;
 
 /// One column of a table.
-type Column = (&'static str, fn(&Report) -> String);
+type Column = (&'static str, fn(&PolicyReport) -> String);
 
 const COLUMNS: [Column; 16] = [
     ("policy", |r| r.policy.clone()),
@@ -47,21 +47,21 @@ const LOSSES: [Column; 9] = [
     ("parity", |r| of_best(r, r.loss.parity_blocks)),
 ];
 
-fn of_best(report: &Report, blocks: u64) -> String {
+fn of_best(report: &PolicyReport, blocks: u64) -> String {
     format!("{:.1} %", 100.0 * blocks as f64 / report.loss.best_blocks.max(1) as f64)
 }
 
 /// One line per report, under a header; times in seconds.
-pub fn table(reports: &[Report]) -> String {
+pub fn table(reports: &[PolicyReport]) -> String {
     lines_of(&COLUMNS, reports)
 }
 
 /// The table of lost hits.
-pub fn losses(reports: &[Report]) -> String {
+pub fn losses(reports: &[PolicyReport]) -> String {
     lines_of(&LOSSES, reports)
 }
 
-fn lines_of<const N: usize>(columns: &[Column; N], reports: &[Report]) -> String {
+fn lines_of<const N: usize>(columns: &[Column; N], reports: &[PolicyReport]) -> String {
     let header = columns.map(|(name, _)| name.to_owned());
     let cells = reports.iter().map(|report| columns.map(|(_, cell)| cell(report)));
     let lines: Vec<[String; N]> = std::iter::once(header).chain(cells).collect();
@@ -88,11 +88,11 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let reports = ["a", "a_longer_name"].map(|name| Report {
+        let reports = ["a", "a_longer_name"].map(|name| PolicyReport {
             policy: name.to_owned(),
             load: Some(0.9),
             requests: 12_345,
-            ..Report::default()
+            ..PolicyReport::default()
         });
         for text in [table(&reports), losses(&reports)] {
             let lines: Vec<&str> = text.lines().collect();

@@ -3,8 +3,8 @@
 
 use splitrail_policy::{Coefficients, mix};
 use splitrail_replay::trace::{Select, read};
-use splitrail_replay::{Entry, FetchBounds, Named, Report, Scenario, coefficients};
-use splitrail_sim::cluster::{Outcome, Row, Workload};
+use splitrail_replay::{Entry, FetchBounds, NamedPolicy, PolicyReport, Scenario, coefficients};
+use splitrail_sim::cluster::{RequestResult, SimulationResult, Workload};
 
 /// An even fraction in (0, 1].
 fn even(seed: u64, i: u64) -> f64 {
@@ -52,12 +52,12 @@ fn busy() -> Scenario {
     scenario
 }
 
-fn serve(workload: &Workload, name: &str, scenario: &Scenario) -> (Outcome, Report) {
-    let entry = Entry { policy: Named::parse(name).unwrap(), scenario: scenario.clone() };
+fn serve(workload: &Workload, name: &str, scenario: &Scenario) -> (SimulationResult, PolicyReport) {
+    let entry = Entry { policy: NamedPolicy::parse(name).unwrap(), scenario: scenario.clone() };
     entry.serve(workload, &mut |_| {})
 }
 
-fn mean_s(outcome: &Outcome, from: usize) -> f64 {
+fn mean_s(outcome: &SimulationResult, from: usize) -> f64 {
     let rows = &outcome.rows[from..];
     rows.iter().map(|row| row.ttft_ns() as f64 / 1e9).sum::<f64>() / rows.len() as f64
 }
@@ -93,10 +93,14 @@ fn wrong_coefficients_are_corrected_within_a_thousand_requests() {
         prefill_seconds_per_token_pair: truth.prefill_seconds_per_token_pair * factor,
         ..truth
     };
-    let informed = Scenario { told: vec![times(2.0), truth], ..scenario.clone() };
+    let informed = Scenario { assumed_coefficients: vec![times(2.0), truth], ..scenario.clone() };
     let informed_s = mean_s(&serve(&workload, "predicted_ttft", &informed).0, 1_000);
     for factor in [0.5, 2.0] {
-        let wrong = Scenario { told: vec![times(factor)], learns: true, ..scenario.clone() };
+        let wrong = Scenario {
+            assumed_coefficients: vec![times(factor)],
+            learns: true,
+            ..scenario.clone()
+        };
         let learned_s = mean_s(&serve(&workload, "predicted_ttft", &wrong).0, 1_000);
         assert!(learned_s < 1.1 * informed_s, "{factor}: {learned_s} s, informed {informed_s} s");
     }
@@ -130,15 +134,15 @@ fn fetches_keep_to_their_bounds() {
     // Slow enough for several fetches to want the same worker.
     scenario.cluster.cost.transfer_bytes_per_s = 10e9;
     let (outcome, _) = serve(&workload, "predicted_ttft", &scenario);
-    let fetches = |outcome: &Outcome| {
+    let fetches = |outcome: &SimulationResult| {
         let with = outcome.rows.iter().enumerate().filter(|(_, row)| row.fetch_from.is_some());
         with.map(|(i, row)| (i, row.clone())).collect::<Vec<_>>()
     };
     let bounded = fetches(&outcome);
     assert!(bounded.len() > 20, "{}", bounded.len());
-    let at_once = |all: &[(usize, Row)]| {
+    let at_once = |all: &[(usize, RequestResult)]| {
         let most = all.iter().map(|(_, one)| {
-            let under_way = |other: &&(usize, Row)| {
+            let under_way = |other: &&(usize, RequestResult)| {
                 (other.1.placed_ns..other.1.fetch_ready_ns).contains(&one.placed_ns)
             };
             let others = || all.iter().filter(under_way);
@@ -169,7 +173,7 @@ fn auto_fetches_for_local_and_remote_prefills_and_waits_no_longer_for_it() {
         scenario.cluster.interference = 0.3;
         serve(&workload, "predicted_ttft", &scenario).0
     });
-    let fetched = |outcome: &Outcome, is_local: bool| {
+    let fetched = |outcome: &SimulationResult, is_local: bool| {
         let rows = outcome.rows.iter().filter(|row| row.prefill_worker.is_none() == is_local);
         rows.filter(|row| row.fetched_blocks > 0).count()
     };

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use splitrail_replay::trace::{Select, read};
-use splitrail_replay::{Entry, FetchBounds, Model, Named, Report, Scenario};
+use splitrail_replay::{Entry, FetchBounds, Model, NamedPolicy, PolicyReport, Scenario};
 use splitrail_sim::cluster::{InsertAt, Workload};
 
 /// Conversations whose prompts grow, in bursts: (conversation, blocks added, output).
@@ -30,7 +30,7 @@ fn turns() -> impl Strategy<Value = Vec<(u64, u64, u32)>> {
 }
 
 fn names() -> Vec<&'static str> {
-    [Named::names(), vec!["kv_overlap"]].concat()
+    [NamedPolicy::names(), vec!["kv_overlap"]].concat()
 }
 
 proptest! {
@@ -51,7 +51,7 @@ proptest! {
         scenario.cluster.insert_at = if insert_early { InsertAt::Start } else { InsertAt::End };
         for name in names() {
             // An oracle panics where its projection is not what happens.
-            let entry = Entry { policy: Named::parse(name).unwrap(), scenario: scenario.clone() };
+            let entry = Entry { policy: NamedPolicy::parse(name).unwrap(), scenario: scenario.clone() };
             let (outcome, report) = entry.serve(&workload, &mut |_| {});
             prop_assert_eq!(report.rejected, 0, "{}", name);
             prop_assert!(outcome.rows.iter().all(|row| row.first_token_ns > row.arrival_ns));
@@ -68,9 +68,9 @@ fn busy() -> (Workload, Scenario) {
     (workload(&turns), scenario)
 }
 
-fn report(name: &str) -> Report {
+fn report(name: &str) -> PolicyReport {
     let (workload, scenario) = busy();
-    let entry = Entry { policy: Named::parse(name).unwrap(), scenario };
+    let entry = Entry { policy: NamedPolicy::parse(name).unwrap(), scenario };
     entry.serve(&workload, &mut |_| {}).1
 }
 
@@ -88,7 +88,7 @@ fn the_seed_matters_only_to_policies_that_choose_at_random() {
     let (workload, scenario) = busy();
     let served = |name: &str, seed| {
         let scenario = Scenario { seed, ..scenario.clone() };
-        scenario.run(&workload, &Named::parse(name).unwrap(), &mut |_| {})
+        scenario.run(&workload, &NamedPolicy::parse(name).unwrap(), &mut |_| {})
     };
     assert_ne!(served("random", 1), served("random", 2));
     assert_eq!(served("mooncake", 1), served("mooncake", 2));

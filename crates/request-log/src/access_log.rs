@@ -26,7 +26,7 @@ const TARGET: &str = "access";
 
 /// The outcome of a request that was refused: an extension of the reply, for the access log.
 #[derive(Clone, Copy, Debug)]
-pub struct Outcome(pub &'static str);
+pub struct RefusalOutcome(pub &'static str);
 
 /// The tenant of a request: an extension of the reply, for the access log.
 #[derive(Clone, Debug)]
@@ -84,8 +84,8 @@ impl AccessLog {
         reply: &http::Response<B>,
     ) {
         let status = reply.status();
-        let outcome = match reply.extensions().get::<Outcome>() {
-            Some(Outcome(outcome)) => outcome,
+        let outcome = match reply.extensions().get::<RefusalOutcome>() {
+            Some(RefusalOutcome(outcome)) => outcome,
             None if status.is_success() => "ok",
             None => "refused",
         };

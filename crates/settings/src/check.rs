@@ -6,13 +6,13 @@ mod scalars;
 
 use scalars::sized;
 
-use crate::problem::{Place, Report};
+use crate::problem::{Place, ProblemReport};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
 use crate::tree::{Node, Value};
 use crate::words::{Dialect, join, place_name, shown, suggest};
 
 /// Reports whatever `schema` does not allow in the tree under `root`.
-pub(crate) fn check(root: &Node, schema: &Json, dialect: &Dialect, report: &mut Report) {
+pub(crate) fn check(root: &Node, schema: &Json, dialect: &Dialect, report: &mut ProblemReport) {
     Checker { schema, dialect, report }.any(root, schema, "");
 }
 
@@ -20,7 +20,7 @@ struct Checker<'c> {
     /// The whole schema, for references into it.
     schema: &'c Json,
     dialect: &'c Dialect,
-    report: &'c mut Report,
+    report: &'c mut ProblemReport,
 }
 
 impl<'c> Checker<'c> {

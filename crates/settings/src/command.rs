@@ -57,7 +57,7 @@ impl Failure {
     }
 
     /// A failure that the command's output explains.
-    pub fn told(code: u8) -> Self {
+    pub fn already_reported(code: u8) -> Self {
         Self::new(code, "")
     }
 

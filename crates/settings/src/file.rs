@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
-use crate::problem::{Place, Problem, Problems, Report};
+use crate::problem::{Place, Problem, ProblemReport, Problems};
 use crate::tree::{self, Node};
 use crate::words::{Dialect, join, place_name, shown};
 use crate::{check, renames, variables};
@@ -32,7 +32,7 @@ pub fn read_from(
     name: &str,
     dialect: &Dialect,
 ) -> Result<String, Problems> {
-    let mut report = Report::new(name);
+    let mut report = ProblemReport::new(name);
     let mut bytes = Vec::new();
     let read =
         source.and_then(|source| source.take(FILE_MAX_BYTES as u64 + 1).read_to_end(&mut bytes));
@@ -83,7 +83,7 @@ pub fn parse<T: DeserializeOwned>(
     text: &str,
     schema: &Json,
     dialect: &Dialect,
-    rules: impl FnOnce(&mut Node, &mut Report),
+    rules: impl FnOnce(&mut Node, &mut ProblemReport),
 ) -> Result<Checked<T>, Problems> {
     let environment = |name: &str| std::env::var(name);
     parse_with(&environment, name, text, schema, dialect, rules)
@@ -96,9 +96,9 @@ pub(crate) fn parse_with<T: DeserializeOwned>(
     text: &str,
     schema: &Json,
     dialect: &Dialect,
-    rules: impl FnOnce(&mut Node, &mut Report),
+    rules: impl FnOnce(&mut Node, &mut ProblemReport),
 ) -> Result<Checked<T>, Problems> {
-    let mut report = Report::new(name);
+    let mut report = ProblemReport::new(name);
     if text.len() > FILE_MAX_BYTES {
         too_large(&mut report, dialect);
         return Err(report.into_problems());
@@ -130,7 +130,7 @@ pub(crate) fn parse_with<T: DeserializeOwned>(
 
 /// Warns of texts that look as if they were to be filled from the environment, in a file in which
 /// nothing is.
-fn literal_variables(node: &Node, path: &str, dialect: &Dialect, report: &mut Report) {
+fn literal_variables(node: &Node, path: &str, dialect: &Dialect, report: &mut ProblemReport) {
     match &node.value {
         tree::Value::Str(text) if !dialect.is_secret(path) => {
             let Some(variable) = variables::first(text) else { return };
@@ -153,7 +153,7 @@ fn literal_variables(node: &Node, path: &str, dialect: &Dialect, report: &mut Re
     }
 }
 
-fn too_large(report: &mut Report, dialect: &Dialect) {
+fn too_large(report: &mut ProblemReport, dialect: &Dialect) {
     let message = format!("the file is larger than {FILE_MAX_BYTES} bytes");
     report.error(Place::START, message, dialect.too_large);
 }

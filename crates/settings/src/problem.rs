@@ -130,7 +130,7 @@ impl std::error::Error for Problems {}
 
 /// Collects problems while a file is checked.
 #[derive(Debug)]
-pub struct Report {
+pub struct ProblemReport {
     file: String,
     errors: Vec<Problem>,
     errors_omitted: usize,
@@ -141,7 +141,7 @@ pub struct Report {
     unknown: HashSet<Place>,
 }
 
-impl Report {
+impl ProblemReport {
     /// An empty report for the file of that name.
     pub fn new(file: &str) -> Self {
         Self {

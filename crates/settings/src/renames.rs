@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::problem::{Place, Report};
+use crate::problem::{Place, ProblemReport};
 use crate::scalar::format_duration;
 use crate::tree::{Entry, Node, Value};
 use crate::words::{Dialect, join};
@@ -12,7 +12,7 @@ use crate::words::{Dialect, join};
 pub(crate) struct OldNames(Vec<(Place, String, String)>);
 
 impl OldNames {
-    pub(crate) fn warn(self, report: &mut Report) {
+    pub(crate) fn warn(self, report: &mut ProblemReport) {
         for (at, message, hint) in self.0 {
             report.warn(at, message, hint);
         }
@@ -21,7 +21,7 @@ impl OldNames {
 
 /// Replaces the old names of keys in the tree under `root` by their new names. A mapping with a key
 /// under both names is an error; the value under the old name is then dropped.
-pub(crate) fn apply(root: &mut Node, dialect: &Dialect, report: &mut Report) -> OldNames {
+pub(crate) fn apply(root: &mut Node, dialect: &Dialect, report: &mut ProblemReport) -> OldNames {
     let mut renamer = Renamer { report, found: Vec::new() };
     let rows: Vec<Row> = dialect.renamed_keys.iter().map(|(old, new)| Row::new(old, new)).collect();
     renamer.node(root, "", &rows);
@@ -60,7 +60,7 @@ impl Row {
 }
 
 struct Renamer<'r> {
-    report: &'r mut Report,
+    report: &'r mut ProblemReport,
     found: Vec<(Place, String, String)>,
 }
 
@@ -178,7 +178,7 @@ mod tests {
 
     /// The tree after the renames as JSON, the warnings, and the errors.
     fn renamed(text: &str) -> (serde_json::Value, Vec<String>, Vec<String>) {
-        let mut report = Report::new("f");
+        let mut report = ProblemReport::new("f");
         let mut root = tree::read(text, &DIALECT, &mut report).unwrap();
         let old_names = apply(&mut root, &DIALECT, &mut report);
         let found = old_names.0.into_iter();

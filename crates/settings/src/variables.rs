@@ -14,7 +14,7 @@ use std::env::VarError;
 use serde_json::Value as Json;
 
 use crate::file::FILE_MAX_BYTES;
-use crate::problem::{Place, Report};
+use crate::problem::{Place, ProblemReport};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
 use crate::tree::{Entry, Node, Value, allowed, resolve_plain};
 use crate::words::{Dialect, join, place_name};
@@ -34,7 +34,7 @@ pub(crate) fn fill(
     schema: &Json,
     environment: Lookup<'_>,
     dialect: &Dialect,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) {
     let mut filler = Filler { schema, environment, dialect, report, bytes_left: FILE_MAX_BYTES };
     filler.node(root, &alternatives(schema, follow(schema, schema)).0, "");
@@ -140,7 +140,7 @@ struct Filler<'f> {
     schema: &'f Json,
     environment: Lookup<'f>,
     dialect: &'f Dialect,
-    report: &'f mut Report,
+    report: &'f mut ProblemReport,
     /// How many bytes the values of variables may still add.
     bytes_left: usize,
 }

@@ -28,7 +28,7 @@ pub use cache::Cache;
 pub use config::{ClusterConfig, InsertAt, Pool};
 pub use cost::CostModel;
 pub use lru::Lru;
-pub use outcome::{Outcome, Row};
+pub use outcome::{RequestResult, SimulationResult};
 pub use router::{Decision, Peer, Placement, Router};
 pub use run::run;
 pub use state::Cluster;

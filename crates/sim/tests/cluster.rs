@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use splitrail_sim::cluster::workload::WorkloadBuilder;
 use splitrail_sim::cluster::{
-    Cluster, ClusterConfig, CostModel, Decision, InsertAt, Outcome, Peer, Placement, Pool, Router,
-    Workload, run,
+    Cluster, ClusterConfig, CostModel, Decision, InsertAt, Peer, Placement, Pool, Router,
+    SimulationResult, Workload, run,
 };
 
 const S: u64 = 1_000_000_000;
@@ -57,13 +57,17 @@ impl Router for Told {
     }
 }
 
-fn serve(config: &ClusterConfig, requests: &[(u64, &[u64], u32)], told: Vec<Decision>) -> Outcome {
+fn serve(
+    config: &ClusterConfig,
+    requests: &[(u64, &[u64], u32)],
+    told: Vec<Decision>,
+) -> SimulationResult {
     let (workload, arrivals) = trace(requests);
     run(&workload, &arrivals, config, &mut Told(told), &mut |_| {})
 }
 
 /// (hits, prefill start, prefill end, moved tokens, KV ready, first token, last token), in s.
-fn told(outcome: &Outcome, request: usize) -> (u32, u64, u64, u32, u64, u64, u64) {
+fn told(outcome: &SimulationResult, request: usize) -> (u32, u64, u64, u32, u64, u64, u64) {
     let row = &outcome.rows[request];
     let s = |ns: u64| {
         assert_eq!(ns % S, 0, "whole seconds: {row:?}");
@@ -264,7 +268,7 @@ fn a_pool_has_one_queue_and_one_cache() {
     let config = ClusterConfig { prefill_workers: 2, pool: Pool::SharedLru, ..small() };
     let requests = [(0, &[1, 2, 3][..], 1), (0, &[9], 1), (0, &[5, 6, 7], 1), (0, &[9, 8], 1)];
     let outcome = serve(&config, &requests, Vec::new());
-    let served = |outcome: &Outcome| -> Vec<_> {
+    let served = |outcome: &SimulationResult| -> Vec<_> {
         let row = |i: usize| (outcome.rows[i].prefill_worker.unwrap(), told(outcome, i).1);
         (0..4).map(row).collect()
     };
@@ -379,7 +383,7 @@ impl Router for Watching {
     }
 }
 
-fn watched(case: &Case) -> (Outcome, u64) {
+fn watched(case: &Case) -> (SimulationResult, u64) {
     let told = Told(case.decisions.clone());
     let mut router = Watching { told, computed_tokens: 0 };
     let outcome = run(&case.workload, &case.arrivals, &case.config, &mut router, &mut |_| {});

@@ -24,7 +24,7 @@ mod values;
 
 pub use available::AvailableWorkers;
 pub use declare::Scope;
-pub use definition::{Definition, Kind, LabelDefinition};
+pub use definition::{Definition, LabelDefinition, MetricKind};
 pub use scrape::TextFormat;
 
 metrics! {

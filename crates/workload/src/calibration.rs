@@ -49,7 +49,7 @@ impl Calibration {
         let mut state = self.lock();
         let verdict = state.threshold.compare(now_ns, offer);
         if goes {
-            state.threshold.gone(now_ns, &verdict, offer);
+            state.threshold.record_way_taken(now_ns, &verdict, offer);
         }
         verdict
     }

@@ -118,7 +118,7 @@ impl Costs {
     }
 
     /// Sets what to notify when a prompt has been computed. Only the first call counts.
-    pub fn tell(&self, freed: &Arc<Notify>) {
+    pub fn notify_when_freed(&self, freed: &Arc<Notify>) {
         let _once = self.freed.set(Arc::clone(freed));
     }
 

@@ -11,12 +11,12 @@ use serde_json::json;
 
 use super::context::Admin;
 use super::lookup::{Which, the_model, the_worker};
-use super::refusal::{Refusal, Result};
+use super::refusal::{AdminError, Result};
 use super::workers::view;
 use crate::ingress::reply::json_reply;
-use crate::reload::Refused;
+use crate::reload::ReloadError;
 use splitrail_config::Addition;
-use splitrail_fleet::{Fleet, Source};
+use splitrail_fleet::{Fleet, WorkerSource};
 use splitrail_settings::logging::warn_of;
 
 /// Adds or redefines a worker, until it is removed or the router ends.
@@ -28,10 +28,14 @@ pub(super) async fn add(
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     if kind.split(';').next().map(str::trim) != Some("application/json") {
         let message = "send it as `content-type: application/json`";
-        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media", message));
+        return Err(AdminError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media",
+            message,
+        ));
     }
     let text = std::str::from_utf8(&body)
-        .map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "invalid_json", "it is not UTF-8"))?;
+        .map_err(|_| AdminError::new(StatusCode::BAD_REQUEST, "invalid_json", "it is not UTF-8"))?;
     let serving = admin.core.serving();
     let joins = |model: Option<&str>| {
         let config = &the_model(&serving, model).ok()?.config;
@@ -40,7 +44,7 @@ pub(super) async fn add(
     let Addition { model, worker, warnings } =
         Addition::parse(text, joins).map_err(|problems| {
             let message = format!("the worker has {} problem(s)", problems.count());
-            Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+            AdminError::new(StatusCode::BAD_REQUEST, "invalid_request", message)
                 .with_problems(problems.as_slice())
         })?;
     warn_of(&warnings);
@@ -56,13 +60,13 @@ pub(super) async fn add(
     });
     if let Some(twin) = twin {
         let message = format!("`worker.kv_events` is already used by worker {}", twin.id());
-        return Err(Refusal::new(StatusCode::CONFLICT, "conflict", message));
+        return Err(AdminError::new(StatusCode::CONFLICT, "conflict", message));
     }
     let model = served.name().to_owned();
-    let joined = off_reactor(&admin, move |fleet| fleet.claim(&model, Source::Admin, worker));
+    let joined = off_reactor(&admin, move |fleet| fleet.claim(&model, WorkerSource::Admin, worker));
     let worker = joined
         .await?
-        .map_err(|error| Refusal::new(StatusCode::CONFLICT, "conflict", error.to_string()))?;
+        .map_err(|error| AdminError::new(StatusCode::CONFLICT, "conflict", error.to_string()))?;
     tracing::info!(model = served.name(), worker = worker.id(), "an operator has added a worker");
     let known = before.get(worker.index).is_some() || before.named(worker.id()).is_some();
     let status = if known { StatusCode::OK } else { StatusCode::CREATED };
@@ -78,16 +82,16 @@ pub(super) async fn remove(
     let serving = admin.core.serving();
     let (served, known) = the_worker(&admin, &serving, &id, which.model.as_deref())?;
     let sources: Vec<_> = known.sources.iter().map(|source| source.name()).collect();
-    let Some(name) = admin.fleet.named_by(served.name(), Source::Admin, &id) else {
+    let Some(name) = admin.fleet.named_by(served.name(), WorkerSource::Admin, &id) else {
         let message = format!(
             "worker {id} was not added here; it is known from: {}. Remove it there, or drain it",
             sources.join(", ")
         );
-        let refusal = Refusal::new(StatusCode::CONFLICT, "conflict", message);
+        let refusal = AdminError::new(StatusCode::CONFLICT, "conflict", message);
         return Err(refusal.with("sources", json!(sources)));
     };
     let model = served.name().to_owned();
-    off_reactor(&admin, move |fleet| fleet.revoke(&model, Source::Admin, &name)).await?;
+    off_reactor(&admin, move |fleet| fleet.revoke(&model, WorkerSource::Admin, &name)).await?;
     tracing::info!(model = served.name(), worker = id, "an operator has removed a worker");
     let left = admin.fleet.known(served.name(), &id);
     let left = left.map(|known| view(&admin, served, &known.worker));
@@ -125,13 +129,17 @@ fn set_draining(admin: &Admin, id: &str, which: &Which, draining: bool) -> Resul
 pub(super) async fn reload(State(admin): State<Admin>) -> Result<Response> {
     let report = admin.reload.now().await.map_err(|refused| {
         let (status, code) = match &refused {
-            Refused::Problems { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "configuration_refused"),
-            Refused::Fleet(_) | Refused::NoFile => (StatusCode::CONFLICT, "conflict"),
-            Refused::Draining | Refused::Busy => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
-            Refused::Defect(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+            ReloadError::Problems { .. } => {
+                (StatusCode::UNPROCESSABLE_ENTITY, "configuration_refused")
+            }
+            ReloadError::Fleet(_) | ReloadError::NoFile => (StatusCode::CONFLICT, "conflict"),
+            ReloadError::Draining | ReloadError::Busy => {
+                (StatusCode::SERVICE_UNAVAILABLE, "overloaded")
+            }
+            ReloadError::Defect(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         };
         let message = format!("{refused}; nothing has changed");
-        Refusal::new(status, code, message).with_problems(refused.problems())
+        AdminError::new(status, code, message).with_problems(refused.problems())
     })?;
     Ok(json_reply(report.to_json()))
 }
@@ -145,6 +153,6 @@ async fn off_reactor<T: Send + 'static>(
     let fleet = Arc::clone(&admin.fleet);
     let changing = tokio::task::spawn_blocking(move || change(&fleet)).await;
     changing.map_err(|error| {
-        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", error.to_string())
+        AdminError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", error.to_string())
     })
 }

@@ -9,7 +9,7 @@ use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
 use super::context::Admin;
-use super::refusal::{Refusal, Result};
+use super::refusal::{AdminError, Result};
 use crate::ingress::reply::json_reply;
 use crate::service::explain;
 use splitrail_api::Endpoint;
@@ -43,7 +43,11 @@ pub(super) async fn show(
     if kind.split(';').next().map(str::trim) != Some("application/json") {
         let message = "send the request as `content-type: application/json`, or name one that \
                        was served with `?request_id=`";
-        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media", message));
+        return Err(AdminError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media",
+            message,
+        ));
     }
     let endpoint = endpoint(wanted.endpoint.as_deref(), &body)?;
     let steering = Steering::read(&headers).map_err(refused)?;
@@ -52,7 +56,7 @@ pub(super) async fn show(
         None => None,
         Some(name) => Some(access.tenant(name).cloned().ok_or_else(|| {
             let message = format!("no tenant is called `{name}`");
-            Refusal::new(StatusCode::NOT_FOUND, "unknown_tenant", message)
+            AdminError::new(StatusCode::NOT_FOUND, "unknown_tenant", message)
         })?),
     };
     drop(access);
@@ -67,7 +71,7 @@ fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
         return Endpoint::at(path).ok_or_else(|| {
             let known = Endpoint::ALL.map(Endpoint::path).join(", ");
             let message = format!("`endpoint` must be one of {known}");
-            Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+            AdminError::new(StatusCode::BAD_REQUEST, "invalid_request", message)
         });
     }
     #[derive(Deserialize)]
@@ -93,16 +97,16 @@ fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
 }
 
 /// The refusal with the front door's status.
-fn refused(error: Error) -> Refusal {
+fn refused(error: Error) -> AdminError {
     let status = StatusCode::from_u16(error.status().as_u16());
     let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    Refusal::new(status, error.outcome(), error.message())
+    AdminError::new(status, error.outcome(), error.message())
 }
 
 /// The decisions for a request, as far as they are still kept.
 fn past(admin: &Admin, id: &str) -> Result<Response> {
     explain::past(&admin.core, id, None).map(json_reply).ok_or_else(|| {
         let message = explain::not_kept(&admin.core, id);
-        Refusal::new(StatusCode::NOT_FOUND, "unknown_request", message)
+        AdminError::new(StatusCode::NOT_FOUND, "unknown_request", message)
     })
 }

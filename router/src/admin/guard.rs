@@ -17,13 +17,13 @@ use http::uri::Authority;
 use http::{HeaderMap, Method, StatusCode};
 
 use super::page::is_page;
-use super::refusal::Refusal;
+use super::refusal::AdminError;
 use crate::core::Core;
 use crate::ingress::http::whole;
 use crate::ingress::identify::refused;
 use crate::ingress::reply::reply_error;
-use splitrail_access::{Refusal as Refused, Role};
-use splitrail_api::error::{Error, Kind};
+use splitrail_access::{OperatorRole, Refusal as Refused};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::AdminAccess;
 use splitrail_ledger::audit::Change;
 use splitrail_request_log::identity::X_REQUEST_ID;
@@ -47,7 +47,7 @@ pub(super) async fn guard(
     let role = operator.as_ref().map(|operator| operator.role);
     let access = core.serving().config.listen.admin_access;
     let refused = match check(bound.ip(), peer.ip(), role, &request) {
-        Err(why) => Some(Refusal::new(StatusCode::FORBIDDEN, "forbidden", why).into_response()),
+        Err(why) => Some(AdminError::new(StatusCode::FORBIDDEN, "forbidden", why).into_response()),
         Ok(()) => check_role(access, role, &request).err().map(reply_error),
     };
     let change = is_change(&request).then(|| {
@@ -69,7 +69,7 @@ pub(super) async fn guard(
     if let Some((method, path, request_id)) = &change {
         core.audit.change(Change {
             key: operator.as_ref().map(|operator| &*operator.key),
-            role: role.map(Role::name),
+            role: role.map(OperatorRole::name),
             address: peer.ip().to_canonical(),
             method: method.as_str(),
             path,
@@ -100,15 +100,16 @@ fn is_change<B>(request: &http::Request<B>) -> bool {
 /// A 401 without a role, a 403 with one that may only read.
 fn check_role<B>(
     access: AdminAccess,
-    role: Option<Role>,
+    role: Option<OperatorRole>,
     request: &http::Request<B>,
 ) -> Result<(), Error> {
-    let needed = if is_change(request) { Role::Admin } else { Role::Read };
+    let needed = if is_change(request) { OperatorRole::Admin } else { OperatorRole::Read };
     match (access, role) {
         (_, Some(role)) if role >= needed => Ok(()),
-        (_, Some(_)) => {
-            Err(Error::new(Kind::NotPermitted, "changes need a credential of the role `admin`"))
-        }
+        (_, Some(_)) => Err(Error::new(
+            ErrorKind::NotPermitted,
+            "changes need a credential of the role `admin`",
+        )),
         (AdminAccess::Open, None) => Ok(()),
         (AdminAccess::Roles, None) if is_public(request.uri().path()) => Ok(()),
         (AdminAccess::Roles, None) => Err(Refused::Missing.into()),
@@ -126,7 +127,7 @@ pub(super) fn may_still_read(core: &Core, headers: &HeaderMap) -> bool {
 fn check<B>(
     bound: IpAddr,
     peer: IpAddr,
-    role: Option<Role>,
+    role: Option<OperatorRole>,
     request: &http::Request<B>,
 ) -> Result<(), &'static str> {
     // A web page may use a host name of its own that resolves to loopback (DNS rebinding).
@@ -185,7 +186,7 @@ mod tests {
         for (access, role, method, path, expected) in [
             (Open, None, Method::GET, "/metrics", 200),
             (Open, None, Method::POST, "/admin/reload", 200),
-            (Open, Some(Role::Read), Method::POST, "/admin/reload", 403),
+            (Open, Some(OperatorRole::Read), Method::POST, "/admin/reload", 403),
             (Roles, None, Method::GET, "/metrics", 401),
             (Roles, None, Method::POST, "/admin/explain", 401),
             (Roles, None, Method::GET, "/health", 200),
@@ -194,10 +195,10 @@ mod tests {
             (Roles, None, Method::GET, "/page/", 401),
             (Roles, None, Method::GET, "/admin/live", 401),
             (Roles, None, Method::POST, "/admin/reload", 401),
-            (Roles, Some(Role::Read), Method::GET, "/metrics", 200),
-            (Roles, Some(Role::Read), Method::POST, "/admin/explain", 200),
-            (Roles, Some(Role::Read), Method::DELETE, "/admin/workers/w", 403),
-            (Roles, Some(Role::Admin), Method::DELETE, "/admin/workers/w", 200),
+            (Roles, Some(OperatorRole::Read), Method::GET, "/metrics", 200),
+            (Roles, Some(OperatorRole::Read), Method::POST, "/admin/explain", 200),
+            (Roles, Some(OperatorRole::Read), Method::DELETE, "/admin/workers/w", 403),
+            (Roles, Some(OperatorRole::Admin), Method::DELETE, "/admin/workers/w", 200),
         ] {
             let found = status(access, role, method.clone(), path);
             assert_eq!(found, expected, "{access:?} {role:?} {method} {path}");
@@ -210,7 +211,7 @@ mod tests {
         let request = request.body(()).unwrap();
         let [bound, peer] = ["0.0.0.0", "10.0.0.1"].map(|address| address.parse().unwrap());
         assert!(check(bound, peer, None, &request).is_err());
-        assert!(check(bound, peer, Some(Role::Admin), &request).is_ok());
+        assert!(check(bound, peer, Some(OperatorRole::Admin), &request).is_ok());
     }
 
     fn admitted(bound: &str, peer: &str, method: Method, headers: &[(&str, &str)]) -> bool {

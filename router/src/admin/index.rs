@@ -10,7 +10,7 @@ use splitrail_kv::{Frozen, Tier, WorkerKey};
 
 use super::context::Admin;
 use super::lookup::{Which, the_worker};
-use super::refusal::{Refusal, Result};
+use super::refusal::{AdminError, Result};
 use crate::ingress::reply::json_reply;
 use splitrail_fleet::Served;
 use splitrail_policy::mix;
@@ -34,7 +34,7 @@ pub(super) async fn show(
     });
     let ranks = ranks.await.map_err(|_| {
         let message = "the index could not be read: a defect";
-        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+        AdminError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     })?;
     Ok(json_reply(json!({"model": model, "id": id, "ranks": ranks})))
 }

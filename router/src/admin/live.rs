@@ -15,11 +15,11 @@ use serde::Deserialize;
 
 use super::context::Admin;
 use super::guard::may_still_read;
-use super::refusal::{Refusal, Result};
+use super::refusal::{AdminError, Result};
 use crate::core::Core;
 use crate::ingress::reply::{json_reply, reply_error};
 use crate::live::{NotSubscribed, Subscriber};
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 
 /// The last event of a stream whose router has drained.
 const DRAINED: Bytes = Bytes::from_static(b"event: end\ndata: {\"reason\":\"drained\"}\n\n");
@@ -40,7 +40,7 @@ pub(super) async fn stream(
             (headers, body).into_response()
         }
         Err(why @ (NotSubscribed::Full | NotSubscribed::Ended)) => {
-            reply_error(Error::new(Kind::Overloaded, why.to_string()))
+            reply_error(Error::new(ErrorKind::Overloaded, why.to_string()))
         }
     }
 }
@@ -82,7 +82,7 @@ pub(super) async fn history(
     let served = super::lookup::the_model(&serving, query.model.as_deref())?;
     let history = admin.live.history(served.name()).ok_or_else(|| {
         let message = "nothing has been read of this model yet; retry in a few seconds";
-        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+        AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     })?;
     Ok(json_reply(history))
 }

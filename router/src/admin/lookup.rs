@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::context::Admin;
-use super::refusal::{Refusal, Result};
+use super::refusal::{AdminError, Result};
 use splitrail_fleet::membership::KnownWorker;
 use splitrail_fleet::{Served, Serving};
 
@@ -24,7 +24,7 @@ pub(super) fn the_model<'s>(serving: &'s Serving, name: Option<&str>) -> Result<
     match (name, &serving.models[..]) {
         (Some(name), _) => serving.model(name).ok_or_else(|| {
             let message = format!("model {name} is not served");
-            Refusal::new(StatusCode::NOT_FOUND, "model_not_found", message)
+            AdminError::new(StatusCode::NOT_FOUND, "model_not_found", message)
         }),
         (None, [only]) => Ok(only),
         (None, all) => Err(ambiguous("there are several models", all.iter().map(|m| m.name()))),
@@ -48,7 +48,7 @@ pub(super) fn the_worker<'s>(
         (Some(only), true) => Ok(only),
         (None, _) => {
             let message = format!("there is no worker {id}");
-            Err(Refusal::new(StatusCode::NOT_FOUND, "worker_not_found", message))
+            Err(AdminError::new(StatusCode::NOT_FOUND, "worker_not_found", message))
         }
         (Some(last), false) => {
             let models = found.iter().chain([&last]).map(|(served, _)| served.name());
@@ -57,8 +57,8 @@ pub(super) fn the_worker<'s>(
     }
 }
 
-fn ambiguous<'m>(what: &str, models: impl Iterator<Item = &'m str>) -> Refusal {
+fn ambiguous<'m>(what: &str, models: impl Iterator<Item = &'m str>) -> AdminError {
     let message = format!("{what}: say which one (`model`)");
     let models: Vec<_> = models.collect();
-    Refusal::new(StatusCode::CONFLICT, "ambiguous", message).with("models", json!(models))
+    AdminError::new(StatusCode::CONFLICT, "ambiguous", message).with("models", json!(models))
 }

@@ -10,10 +10,10 @@ use crate::reload::problem_json;
 use splitrail_config::Problem;
 
 /// The result of a call that may be refused.
-pub(super) type Result<T> = std::result::Result<T, Refusal>;
+pub(super) type Result<T> = std::result::Result<T, AdminError>;
 
 /// A refusal: the front door's error object, and further members for an operator.
-pub(super) struct Refusal {
+pub(super) struct AdminError {
     status: StatusCode,
     code: &'static str,
     message: String,
@@ -21,7 +21,7 @@ pub(super) struct Refusal {
     more: Vec<(&'static str, Value)>,
 }
 
-impl Refusal {
+impl AdminError {
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self { status, code, message: message.into(), more: Vec::new() }
     }
@@ -38,7 +38,7 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
         let kind = match self.status.as_u16() {
             404 => "not_found_error",

@@ -71,7 +71,7 @@ impl Common {
 
 /// The bounds of one connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(super) struct ConnectionBounds {
     timeouts: ConnectionTimeouts,
     header_max_bytes: usize,
     headers_max: usize,
@@ -79,7 +79,7 @@ pub(super) struct Bounds {
     unread: RoomBounds,
 }
 
-impl From<&Limits> for Bounds {
+impl From<&Limits> for ConnectionBounds {
     fn from(limits: &Limits) -> Self {
         let &Limits { header_max_bytes, headers_max, http2_streams_max, .. } = limits;
         let (timeouts, unread) = (limits.into(), limits.into());
@@ -89,7 +89,12 @@ impl From<&Limits> for Bounds {
 
 /// Serves a connection until the client ends it, or the router stops or closes it. Dropping the
 /// future ends the connection with all its requests.
-pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, common: Common) {
+pub(super) async fn serve(
+    socket: TcpStream,
+    peer: SocketAddr,
+    bounds: ConnectionBounds,
+    common: Common,
+) {
     let began = Instant::now();
     // Checking a token takes its lock, so each connection gets a child token.
     let common = Common { stop: common.stop.child_token(), ..common };
@@ -176,7 +181,12 @@ async fn silent_at_stop(stop: &CancellationToken, activity: &ConnectionActivity)
     }
 }
 
-async fn serve_http2(socket: Socket, service: ConnectionService, bounds: Bounds, driven: Driven) {
+async fn serve_http2(
+    socket: Socket,
+    service: ConnectionService,
+    bounds: ConnectionBounds,
+    driven: Driven,
+) {
     let activity = Arc::clone(&driven.activity);
     let streams = Streams::new(bounds.timeouts.required_pace, activity, &driven.common);
     let connection = pin!(http2(bounds, streams.clone()).serve_connection(socket, service));
@@ -264,7 +274,7 @@ impl Graceful for http2::Connection<Socket, ConnectionService, Streams> {
     }
 }
 
-fn http1(bounds: Bounds) -> http1::Builder {
+fn http1(bounds: ConnectionBounds) -> http1::Builder {
     let mut library = http1::Builder::new();
     library
         .max_header_size(bounds.header_max_bytes)
@@ -275,7 +285,7 @@ fn http1(bounds: Bounds) -> http1::Builder {
     library
 }
 
-fn http2(bounds: Bounds, streams: Streams) -> http2::Builder<Streams> {
+fn http2(bounds: ConnectionBounds, streams: Streams) -> http2::Builder<Streams> {
     let mut library = http2::Builder::new(streams);
     library
         .max_header_list_size(u32::try_from(bounds.header_max_bytes).unwrap_or(u32::MAX))

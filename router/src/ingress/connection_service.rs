@@ -20,7 +20,7 @@ use tower::Service;
 
 use super::certificate::ClientCertificate;
 use super::connection_activity::ConnectionActivity;
-use super::head::Heads;
+use super::head::HeadLimits;
 use super::streams::BodyProgress;
 use super::{grpc, http as openai};
 use crate::core::Core;
@@ -159,7 +159,7 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
         // The protocol is never changed, so the following bytes would be ambiguous.
         let last = is_h1
             && (request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
-        let heads = Heads { headers_max: self.headers_max, hosts: &self.routes.hosts };
+        let heads = HeadLimits { headers_max: self.headers_max, hosts: &self.routes.hosts };
         let routed = match heads.refusal(&request) {
             None => {
                 let certificate = self.certificate.clone();

@@ -10,7 +10,7 @@ pub struct FramingCheck(WireCheck);
 
 /// Bytes that do not pass the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct InvalidBytes {
     /// Number of the given bytes that pass: they end before the message with the fault.
     pub good_bytes: usize,
     /// The bytes that the HTTP library reads instead of the rest, before the end of the connection.
@@ -34,9 +34,9 @@ impl FramingCheck {
     ///
     /// # Errors
     /// Not all of them pass. No further bytes may be given after that.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Refused> {
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), InvalidBytes> {
         let fed = self.0.feed(bytes, Instant::now);
-        fed.map_err(|refusal| Refused {
+        fed.map_err(|refusal| InvalidBytes {
             good_bytes: refusal.good_bytes,
             invalid_bytes: self.0.invalid_bytes(),
         })

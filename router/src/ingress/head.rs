@@ -5,21 +5,21 @@ use http::header::{CONNECTION, HOST};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 
 use super::reply::{error_dialect, error_in};
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 
 /// Paths that health checks request by address and not by host name.
 const ANY_HOST: [&str; 2] = ["/health", "/ready"];
 
 /// The limits on heads.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heads<'a> {
+pub(super) struct HeadLimits<'a> {
     /// Maximum number of fields of a head. For HTTP/1 the library checks it.
     pub(super) headers_max: usize,
     /// Host names that requests may use; any if empty.
     pub(super) hosts: &'a [String],
 }
 
-impl Heads<'_> {
+impl HeadLimits<'_> {
     /// The reply to a request whose head is refused.
     pub(super) fn refusal<B>(&self, request: &Request<B>) -> Option<Response<Body>> {
         if request.version() >= Version::HTTP_2 && request.headers().len() > self.headers_max {
@@ -28,7 +28,7 @@ impl Heads<'_> {
             return Some(response);
         }
         let error = self.check_host(request).err()?;
-        let is_malformed = error.kind() == Kind::InvalidRequest;
+        let is_malformed = error.kind() == ErrorKind::InvalidRequest;
         let mut response = error_in(error_dialect(request.uri()), error);
         if is_malformed && request.version() < Version::HTTP_2 {
             // Others may have parsed the head, and what follows it, differently.
@@ -59,7 +59,7 @@ impl Heads<'_> {
             true => Ok(()),
             false => {
                 let message = "this host name is not allowed (listen.http_hosts)";
-                Err(Error::new(Kind::ForbiddenHost, message))
+                Err(Error::new(ErrorKind::ForbiddenHost, message))
             }
         }
     }
@@ -108,7 +108,7 @@ mod tests {
             request = request.header(HOST, *field);
         }
         let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
-        let heads = Heads { headers_max: 1, hosts: &hosts };
+        let heads = HeadLimits { headers_max: 1, hosts: &hosts };
         let refusal = heads.refusal(&request.body(()).unwrap());
         refusal.map_or(200, |refusal| refusal.status().as_u16())
     }

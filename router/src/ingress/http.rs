@@ -30,7 +30,7 @@ use super::request_body::BoundedBody;
 use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::request::unknown_model;
 use splitrail_api::steering::{ClientShare, Steering};
@@ -76,7 +76,10 @@ fn all(core: Arc<Core>) -> Router {
         .route("/health", get(health))
         .route("/ready", get(ready))
         .fallback(async |uri: Uri| {
-            error_in(error_dialect(&uri), Error::new(Kind::UnknownPath, "there is no such path"))
+            error_in(
+                error_dialect(&uri),
+                Error::new(ErrorKind::UnknownPath, "there is no such path"),
+            )
         })
         .method_not_allowed_fallback(async |uri: Uri| error_in(error_dialect(&uri), wrong_method()))
         .layer(middleware::from_fn_with_state(Arc::clone(&core), name_reply))
@@ -84,7 +87,7 @@ fn all(core: Arc<Core>) -> Router {
 }
 
 fn wrong_method() -> Error {
-    Error::new(Kind::MethodNotAllowed, "the path exists, but not with this method")
+    Error::new(ErrorKind::MethodNotAllowed, "the path exists, but not with this method")
 }
 
 /// Gives each reply the header with the request's id, so that clients can name the request when
@@ -133,7 +136,7 @@ async fn name_sender(
 /// Responses are not stored.
 async fn no_response() -> Response {
     let message = "there is no such response: responses are not kept here";
-    reply_error(Error::new(Kind::UnknownPath, message).with_code("response_not_found"))
+    reply_error(Error::new(ErrorKind::UnknownPath, message).with_code("response_not_found"))
 }
 
 /// Serves an inference request.
@@ -278,7 +281,7 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     if headers.get_all(CONTENT_ENCODING).iter().any(|encoding| encoding != identity) {
         let message = "compressed bodies are not accepted: send the body as it is, without \
              `content-encoding`";
-        return Err(Error::new(Kind::UnsupportedMedia, message));
+        return Err(Error::new(ErrorKind::UnsupportedMedia, message));
     }
     if headers.get_all(X_USAGE).iter().any(|value| value != "detail") {
         let message = "the header `x-splitrail-usage` can only be `detail`";
@@ -297,7 +300,7 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), Error> {
         return Ok(());
     }
     let message = "the body must be JSON: send the header `content-type: application/json`";
-    Err(Error::new(Kind::UnsupportedMedia, message).with_param("content-type"))
+    Err(Error::new(ErrorKind::UnsupportedMedia, message).with_param("content-type"))
 }
 
 /// Whether a media type is JSON or a JSON-based one (`application/x+json`).
@@ -406,13 +409,13 @@ async fn show_model(
     id: Result<Path<String>, PathRejection>,
 ) -> Response {
     let Ok(Path(id)) = id else {
-        return reply_error(Error::new(Kind::InvalidRequest, "the path is not valid UTF-8"));
+        return reply_error(Error::new(ErrorKind::InvalidRequest, "the path is not valid UTF-8"));
     };
     let serving = core.serving();
     match serving.names.get(&id) {
         Some(_) if !sender.may_use(&id) => {
             let message = format!("the tenant may not use the model `{id}`");
-            reply_error(Error::new(Kind::NotPermitted, message).with_param("model"))
+            reply_error(Error::new(ErrorKind::NotPermitted, message).with_param("model"))
         }
         Some(named) => json_reply(describe(&serving, &id, named)),
         None => {

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{self, Bounds, Common};
+use super::connection::{self, Common, ConnectionBounds};
 use super::connection_service::Routes;
 use super::tls_listener::TlsListener;
 use crate::core::Core;
@@ -137,7 +137,7 @@ impl Open {
         let (bounds, max, of_one_max) = {
             let limits = &self.core.serving().limits;
             let Limits { connections_max, connections_per_address_max, .. } = *limits;
-            (Bounds::from(limits), connections_max, connections_per_address_max)
+            (ConnectionBounds::from(limits), connections_max, connections_per_address_max)
         };
         let of_one_max = if of_one_max == 0 { usize::MAX } else { of_one_max };
         let is_full = self.connections.len() >= max;

@@ -14,8 +14,8 @@ use splitrail_engine::dialect::Dialect;
 
 use crate::core::Core;
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, Kind};
-use splitrail_request_log::access_log::Outcome;
+use splitrail_api::error::{Error, ErrorKind};
+use splitrail_request_log::access_log::RefusalOutcome;
 
 /// Milliseconds after which a client may retry; OpenAI's clients read it before `retry-after`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
@@ -31,7 +31,7 @@ pub fn reply_error(error: Error) -> Response {
 pub fn error_in(dialect: Dialect, error: Error) -> Response {
     let mut response = Response::new(Body::from(error.to_body(dialect)));
     *response.status_mut() = error.status();
-    response.extensions_mut().insert(Outcome(error.outcome()));
+    response.extensions_mut().insert(RefusalOutcome(error.outcome()));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(seconds) = error.retry_after_s() {
@@ -45,18 +45,18 @@ pub fn error_in(dialect: Dialect, error: Error) -> Response {
     }
     match error.kind() {
         // RFC 9110, section 11.6.1, and RFC 6750, section 3.
-        Kind::Unauthenticated => {
+        ErrorKind::Unauthenticated => {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         // The accepted content type; RFC 9110, section 15.5.16.
-        Kind::UnsupportedMedia if error.param() == Some("content-type") => {
+        ErrorKind::UnsupportedMedia if error.param() == Some("content-type") => {
             headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         }
-        Kind::UnsupportedMedia => {
+        ErrorKind::UnsupportedMedia => {
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         // The rest of the body is not read.
-        Kind::BodyTimeout => {
+        ErrorKind::BodyTimeout => {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         _ => {}

@@ -12,7 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::core::Core;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_config::model::Limits;
 
@@ -30,7 +30,7 @@ const LEFT_MIN_BYTES: usize = 64 << 10;
 /// A body that is passed on as it arrives. The error is reported to the client.
 pub(super) struct BoundedBody<B> {
     body: B,
-    bounds: Bounds,
+    bounds: BodyBounds,
     core: Arc<Core>,
     held: Charge,
     bytes: usize,
@@ -39,11 +39,11 @@ pub(super) struct BoundedBody<B> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Bounds {
+struct BodyBounds {
     /// Maximum size in bytes including framing.
     max_bytes: usize,
     /// The part of `max_bytes` for the body itself, for messages.
-    told_max_bytes: usize,
+    payload_max_bytes: usize,
     /// Maximum memory in bytes of all bodies together.
     all_max_bytes: usize,
     pace: Pace,
@@ -86,9 +86,9 @@ where
             grace: limits.body_grace,
             min_bytes_per_s: limits.body_min_bytes_per_s,
         };
-        let bounds = Bounds {
+        let bounds = BodyBounds {
             max_bytes: limits.body_max_bytes + framing_bytes,
-            told_max_bytes: limits.body_max_bytes,
+            payload_max_bytes: limits.body_max_bytes,
             all_max_bytes: limits.request_memory_max_bytes,
             pace,
         };
@@ -133,9 +133,9 @@ where
     }
 
     fn too_large(&self) -> Error {
-        let max_bytes = self.bounds.told_max_bytes;
+        let max_bytes = self.bounds.payload_max_bytes;
         let message = format!("the body has more than {max_bytes} bytes (limits.body_size_max)");
-        Error::new(Kind::BodyTooLarge, message)
+        Error::new(ErrorKind::BodyTooLarge, message)
     }
 
     fn too_slow(&self, waited: Duration) -> Error {
@@ -147,7 +147,7 @@ where
                  (limits.body_rate_min)"
             ),
         };
-        Error::new(Kind::BodyTimeout, message)
+        Error::new(ErrorKind::BodyTimeout, message)
     }
 
     fn took(&mut self, bytes: usize) -> Result<(), Error> {
@@ -208,7 +208,8 @@ where
             }
         };
         Poll::Ready(frame.map(|frame| {
-            let gone = |_| Error::new(Kind::ClientGone, "the body could not be read to its end");
+            let gone =
+                |_| Error::new(ErrorKind::ClientGone, "the body could not be read to its end");
             let frame = frame.map_err(gone)?;
             this.took(frame.data_ref().map_or(0, Bytes::len))?;
             Ok(frame)

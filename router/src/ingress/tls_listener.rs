@@ -97,22 +97,29 @@ impl TlsListener {
 
     /// Recognises TLS, and completes the handshake. A client that is refused is told why, as far as
     /// its protocol allows.
-    pub(super) async fn accept(&self, socket: RecordedSocket) -> Result<Accepted, Refused> {
+    pub(super) async fn accept(
+        &self,
+        socket: RecordedSocket,
+    ) -> Result<Accepted, RefusedConnection> {
         match socket.peek().await {
             Ok(Some(HANDSHAKE_RECORD)) => {}
             Ok(Some(_)) if self.accepts_plain_text => return Ok(Accepted::plain(socket)),
             // The first letter of a method.
-            Ok(Some(b'A'..=b'Z')) => return Err(Refused::told(PLAIN_TEXT, socket)),
+            Ok(Some(b'A'..=b'Z')) => {
+                return Err(RefusedConnection::with_reason(PLAIN_TEXT, socket));
+            }
             // The TLS library answers with an alert.
             Ok(Some(_)) => {}
-            Ok(None) | Err(_) => return Err(Refused::left()),
+            Ok(None) | Err(_) => return Err(RefusedConnection::left()),
         }
         let acceptor = TlsAcceptor::from(self.config().await);
         match acceptor.accept(socket).into_fallible().await {
             Ok(session) => Ok(session.into()),
             Err((error, socket)) => {
                 tracing::debug!(%error, listener = self.name, "a TLS handshake failed");
-                Err(reason(&error).map_or_else(Refused::left, |why| Refused::told(why, socket)))
+                Err(reason(&error).map_or_else(RefusedConnection::left, |why| {
+                    RefusedConnection::with_reason(why, socket)
+                }))
             }
         }
     }
@@ -156,19 +163,19 @@ fn reason(error: &io::Error) -> Option<&'static str> {
 }
 
 /// A connection that is not served.
-pub(super) struct Refused {
+pub(super) struct RefusedConnection {
     /// Why, as metrics name the reason; `None` if the client has left by itself.
     pub(super) reason: Option<&'static str>,
     /// The socket, if the client is still there.
     socket: Option<RecordedSocket>,
 }
 
-impl Refused {
+impl RefusedConnection {
     fn left() -> Self {
         Self { reason: None, socket: None }
     }
 
-    fn told(reason: &'static str, socket: RecordedSocket) -> Self {
+    fn with_reason(reason: &'static str, socket: RecordedSocket) -> Self {
         Self { reason: Some(reason), socket: Some(socket) }
     }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 mod h1;
 mod h2;
 
-use h1::Heads;
+use h1::Http1Framing;
 use h2::Frames;
 
 /// The first bytes of an HTTP/2 client; RFC 9113, section 3.4.
@@ -27,7 +27,7 @@ pub(super) enum Offence {
 
 /// A refusal of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct WireRefusal {
     /// Number of the given bytes that may still be read: they end before the message or frame with
     /// the fault.
     pub(super) good_bytes: usize,
@@ -65,7 +65,7 @@ pub(super) enum Protocol {
 enum Reader {
     /// Only this many bytes of the preface have arrived.
     Unknown(usize),
-    One(Heads),
+    One(Http1Framing),
     Two(Box<Frames>),
 }
 
@@ -79,7 +79,11 @@ impl WireCheck {
     ///
     /// # Errors
     /// Not all of them pass; the following ones must not be read.
-    pub(super) fn feed(&mut self, bytes: &[u8], now: impl Fn() -> Instant) -> Result<(), Refusal> {
+    pub(super) fn feed(
+        &mut self,
+        bytes: &[u8],
+        now: impl Fn() -> Instant,
+    ) -> Result<(), WireRefusal> {
         let mut rest = bytes;
         if let Reader::Unknown(seen) = self.reader {
             let expected = &PREFACE[seen..];
@@ -92,10 +96,10 @@ impl WireCheck {
                 return Ok(());
             } else {
                 // The bytes that looked like the preface were the start of a first line.
-                let mut heads = Heads::default();
+                let mut heads = Http1Framing::default();
                 let first = heads.feed(&PREFACE[..seen + same], &mut self.heads);
                 self.reader = Reader::One(heads);
-                first.map_err(|_| Refusal { good_bytes: 0, offence: Offence::Framing })?;
+                first.map_err(|_| WireRefusal { good_bytes: 0, offence: Offence::Framing })?;
             }
         }
         let before = bytes.len() - rest.len();
@@ -104,7 +108,7 @@ impl WireCheck {
             Reader::Two(frames) => (frames.feed(rest, &mut self.heads, now), Offence::Flood),
             Reader::Unknown(_) => (Ok(()), Offence::Framing),
         };
-        fed.map_err(|good| Refusal {
+        fed.map_err(|good| WireRefusal {
             good_bytes: if good == 0 { 0 } else { before + good },
             offence,
         })
@@ -174,6 +178,6 @@ mod tests {
         }
         let mut wire = WireCheck::new();
         let refused = wire.feed(b"PRI * HTTP/2.0\n\n", Instant::now).unwrap_err();
-        assert_eq!(refused, Refusal { good_bytes: 0, offence: Offence::Framing });
+        assert_eq!(refused, WireRefusal { good_bytes: 0, offence: Offence::Framing });
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::diff::changes;
-use super::report::Report;
+use super::report::ReloadReport;
 use crate::assemble::reassemble;
 use crate::core::Core;
 use splitrail_access::Access;
@@ -14,7 +14,7 @@ use splitrail_fleet::models::ModelError;
 
 /// Why a reload has changed nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum ReloadError {
     /// The file has mistakes, or changes keys that cannot change while the router runs.
     #[error("the configuration has {count} problem(s)")]
     Problems {
@@ -40,7 +40,7 @@ pub enum Refused {
     Defect(String),
 }
 
-impl Refused {
+impl ReloadError {
     /// The problems of the file, if they are the reason.
     pub fn problems(&self) -> &[Problem] {
         match self {
@@ -55,7 +55,7 @@ impl Refused {
     }
 }
 
-impl From<Problems> for Refused {
+impl From<Problems> for ReloadError {
     fn from(problems: Problems) -> Self {
         Self::Problems { listed: problems.as_slice().to_vec(), count: problems.count() }
     }
@@ -83,11 +83,11 @@ const FIXED: [&[&str]; 14] = [
 pub(super) struct Prepared {
     pub(super) serving: Serving,
     pub(super) access: Access,
-    pub(super) report: Report,
+    pub(super) report: ReloadReport,
 }
 
 /// Builds what a file configures, in place of the current state, which is not changed.
-pub(super) fn prepare(file: &Path, core: &Core, before: &Serving) -> Result<Prepared, Refused> {
+pub(super) fn prepare(file: &Path, core: &Core, before: &Serving) -> Result<Prepared, ReloadError> {
     let loaded = splitrail_config::load(file, crate::PARTS)?;
     let changes = changes(&before.config, &loaded.config);
     let fixed = changes.iter().filter_map(|change| {
@@ -99,23 +99,23 @@ pub(super) fn prepare(file: &Path, core: &Core, before: &Serving) -> Result<Prep
     });
     let fixed: Vec<_> = fixed.collect();
     if !fixed.is_empty() {
-        return Err(Refused::listing(fixed));
+        return Err(ReloadError::listing(fixed));
     }
     let source = loaded.source().clone();
     let places: Vec<String> = loaded.config.models.iter().map(|model| model.name.clone()).collect();
     let access =
         Access::new(&loaded.config, &core.metrics, Some(&core.access.load())).map_err(|error| {
             let hint = "`splitrail check` says the same";
-            Refused::listing(vec![source.problem(&["auth"], error.to_string(), hint)])
+            ReloadError::listing(vec![source.problem(&["auth"], error.to_string(), hint)])
         })?;
     let serving = reassemble(loaded.config, core, before);
     let serving = serving.map_err(|error| located(&error, &source, &places))?;
-    let report = Report::new(before, &serving, changes, loaded.warnings);
+    let report = ReloadReport::new(before, &serving, changes, loaded.warnings);
     Ok(Prepared { serving, access, report })
 }
 
 /// The place in the file of the resource that is not available.
-fn located(error: &ModelError, source: &Source, models: &[String]) -> Refused {
+fn located(error: &ModelError, source: &Source, models: &[String]) -> ReloadError {
     const READABLE: &str = "the router must be able to read it";
     const CHECK: &str = "`splitrail check` says the same";
     let (model, keys, hint) = match error {
@@ -128,5 +128,5 @@ fn located(error: &ModelError, source: &Source, models: &[String]) -> Refused {
     };
     let place = models.iter().position(|name| name == model).unwrap_or_default().to_string();
     let path = [&["models", place.as_str()], &keys[..]].concat();
-    Refused::listing(vec![source.problem(&path, error.to_string(), hint)])
+    ReloadError::listing(vec![source.problem(&path, error.to_string(), hint)])
 }

@@ -8,7 +8,7 @@ use splitrail_fleet::Serving;
 
 /// The changes of a reload.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct ReloadReport {
     /// Every changed value.
     pub changes: Vec<Change>,
     /// Paths whose value stayed the same while its target has changed: a credential, or the files
@@ -20,7 +20,7 @@ pub struct Report {
     pub config_digest: u64,
 }
 
-impl Report {
+impl ReloadReport {
     pub(super) fn new(
         before: &Serving,
         after: &Serving,

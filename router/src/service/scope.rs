@@ -19,7 +19,7 @@ use crate::ingress::identify::Sender;
 use splitrail_access::limits::Reservation;
 use splitrail_access::{Tenant, TenantPlaces};
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::name::Name;
 use splitrail_api::request::Options;
@@ -39,9 +39,9 @@ use splitrail_settings::logging::RequestIds;
 use splitrail_telemetry::clock::unix_ms;
 use splitrail_telemetry::{EndedRequest, Metrics, TraceId};
 
-mod tell;
+mod log;
 
-use tell::Ending;
+use log::Ending;
 
 /// The request's places, its entry among the live requests, its metrics and its records: dropping
 /// the scope frees and closes them on every path.
@@ -184,7 +184,7 @@ impl Scope {
                 "the request has more than {max} prompts, or samples that are sent apart \
                  (limits.in_flight_max)"
             );
-            return Err(Error::new(Kind::InvalidRequest, message));
+            return Err(Error::new(ErrorKind::InvalidRequest, message));
         }
         if units > 1 {
             self.take_places(1, units - 1, units)?;
@@ -362,7 +362,7 @@ impl Scope {
     }
 
     /// The error as the client is told it: only tenants with `debug` learn which worker failed.
-    pub(super) fn told(&self, error: Error) -> Error {
+    pub(super) fn for_client(&self, error: Error) -> Error {
         match &self.sender.tenant {
             Some(tenant) if !tenant.debug => error.withheld(),
             _ => error,
@@ -384,7 +384,7 @@ impl Scope {
             return;
         }
         let used = self.settle(now, ending.outcome, ending.result);
-        self.tell(now, ending, used);
+        self.write_logs(now, ending, used);
     }
 
     /// Closes the records of the request, counts it, and settles what it has used.
@@ -521,7 +521,7 @@ impl Stream for ScopedEvents {
             Poll::Pending => {
                 ready!(this.cut.as_mut().poll(context));
                 let message = "the reply broke off: the router is stopping";
-                Some(Err(Error::new(Kind::DecodeLost, message)))
+                Some(Err(Error::new(ErrorKind::DecodeLost, message)))
             }
             Poll::Ready(next) => next,
         };
@@ -529,7 +529,7 @@ impl Stream for ScopedEvents {
             Some(Ok(event)) => return Poll::Ready(Some(Ok(event))),
             Some(Err(error)) => {
                 scope.fail(&error);
-                Some(Err(scope.told(error)))
+                Some(Err(scope.for_client(error)))
             }
             None => {
                 scope.end();

@@ -1,7 +1,7 @@
 //! Roles on the admin listener, and the audit file.
 
 use serde_json::Value;
-use splitrail_config::keys::Role;
+use splitrail_config::keys::OperatorRole;
 use splitrail_tests::client::Reply;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::live::LiveStream;
@@ -19,7 +19,7 @@ async fn change(client: &Client, path: &str, key: &str) -> Reply {
 #[tokio::test]
 async fn operators_need_a_role_and_what_they_do_is_written_down() {
     let mut keys = Keys::empty();
-    let [admin, read] = [Role::Admin, Role::Read].map(|role| keys.role(role));
+    let [admin, read] = [OperatorRole::Admin, OperatorRole::Read].map(|role| keys.role(role));
     let tenant = keys.tenant("acme");
     let audit = keys.folder().join("audit.jsonl");
     let top = format!("audit: {{ path: {:?} }}", audit.display().to_string());
@@ -61,7 +61,7 @@ async fn operators_need_a_role_and_what_they_do_is_written_down() {
 #[tokio::test]
 async fn with_roles_even_reading_needs_a_credential() {
     let mut keys = Keys::empty();
-    let read = keys.role(Role::Read);
+    let read = keys.role(OperatorRole::Read);
     let spec = Spec { admin_access: ", admin_access: roles", ..Spec::aggregated(1) };
     let cluster = start(&keys, "tenants: [ { name: acme } ]", spec).await;
     assert_eq!(cluster.admin.get("/metrics").await.status, 401);
@@ -75,7 +75,7 @@ async fn with_roles_even_reading_needs_a_credential() {
 #[tokio::test]
 async fn the_live_stream_needs_a_key_and_ends_when_the_key_is_revoked() {
     let mut keys = Keys::empty();
-    let (read, tenant) = (keys.role(Role::Read), keys.tenant("acme"));
+    let (read, tenant) = (keys.role(OperatorRole::Read), keys.tenant("acme"));
     let spec = Spec { admin_access: ", admin_access: roles", ..Spec::aggregated(1) };
     let cluster = start(&keys, "tenants: [ { name: acme } ]", spec).await;
     // The page has no data; it asks for a key.

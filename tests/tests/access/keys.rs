@@ -2,7 +2,7 @@
 
 use futures_util::stream;
 use serde_json::json;
-use splitrail_config::keys::Role;
+use splitrail_config::keys::OperatorRole;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::dialect::MESSAGES;
 use splitrail_tests::grpc::front_door;
@@ -21,7 +21,7 @@ const TENANTS: &str = "tenants: [ { name: acme } ]";
 async fn a_request_needs_a_valid_key() {
     let mut keys = Keys::empty();
     let (key, expired) = (keys.tenant("acme"), keys.expired("acme"));
-    let admin = keys.role(Role::Admin);
+    let admin = keys.role(OperatorRole::Admin);
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
     let body = completion(&prompt(8, "a"));
     for header in [("authorization", bearer(&key)), ("x-api-key", key.clone())] {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
-use splitrail_config::keys::Role;
+use splitrail_config::keys::OperatorRole;
 use splitrail_proto::v1::ListModelsRequest;
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;
@@ -113,7 +113,7 @@ record: {{ path: {:?} }}",
 impl World {
     async fn start() -> Self {
         let mut keys = Keys::empty();
-        let operator = keys.role(Role::Admin);
+        let operator = keys.role(OperatorRole::Admin);
         let signer = Signer::ed("e");
         let key_set = keys.folder().join("jwks.json");
         replace(&key_set, &jwks(&[&signer]));

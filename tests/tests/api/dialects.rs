@@ -9,6 +9,6 @@ mod support {
     pub(crate) use splitrail_tests::{Cluster, Spec, Trial};
 }
 
-mod answers;
 mod failures;
 mod refusals;
+mod replies;

@@ -4,7 +4,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 use splitrail_tests::binary::built;
 use splitrail_tests::cluster::eventually;
@@ -111,7 +111,7 @@ fn parsed(name: &str, text: &str) -> Value {
     };
     // No schema describes it: only what the text holds matters.
     let (any, mut read) = (serde_json::json!({}), None);
-    let rules = |root: &mut Node, _: &mut Report| read = Some(root.to_json());
+    let rules = |root: &mut Node, _: &mut ProblemReport| read = Some(root.to_json());
     let checked = splitrail_settings::file::parse::<Value>(name, text, &any, &PLAIN, rules);
     read.unwrap_or_else(|| panic!("{:?}", checked.err()))
 }

@@ -1,7 +1,7 @@
 //! HTTP/2 clients: replies that are not read, resets, floods of frames.
 
-mod answers;
 mod arriving;
+mod empty_frames;
 mod long_events;
+mod replies;
 mod resets;
-mod riders;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
-use splitrail_tests::stand::{Kind, Plan, Stand};
+use splitrail_tests::process_cluster::{Plan, ProcessCluster, ProcessKind};
 use splitrail_tests::traffic::Traffic;
 
 /// Seeds with which something was wrong once.
@@ -23,7 +23,7 @@ pub(crate) struct Kills {
     /// Maximum time before killed processes start again, in milliseconds.
     pub(crate) pause_max_ms: u64,
     /// Chooses the processes that a round kills.
-    pub(crate) victims: fn(&Stand, &mut StdRng) -> Vec<usize>,
+    pub(crate) victims: fn(&ProcessCluster, &mut StdRng) -> Vec<usize>,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -48,8 +48,8 @@ async fn after_any_kill_every_index_is_right_again_and_no_reply_was_wrong() {
 }
 
 /// A random process other than the broker.
-pub(crate) fn engine_shim_or_router(stand: &Stand, rng: &mut StdRng) -> usize {
-    let kind = *[Kind::Engine, Kind::Shim, Kind::Router].choose(rng).unwrap();
+pub(crate) fn engine_shim_or_router(stand: &ProcessCluster, rng: &mut StdRng) -> usize {
+    let kind = *[ProcessKind::Engine, ProcessKind::Shim, ProcessKind::Router].choose(rng).unwrap();
     *stand.of(kind).choose(rng).unwrap()
 }
 
@@ -73,9 +73,10 @@ impl Kills {
     async fn run_seed(&self, seed: u64, rounds: u64) {
         eprintln!("SPLITRAIL_CHAOS_SEED={seed} {}={rounds}", self.rounds_variable);
         let mut rng = StdRng::seed_from_u64(seed);
-        let mut stand = Stand::start(Plan { broker: self.broker, ..Plan::default() }).await;
+        let mut stand =
+            ProcessCluster::start(Plan { broker: self.broker, ..Plan::default() }).await;
         let routers: Vec<_> =
-            stand.of(Kind::Router).into_iter().map(|at| stand.posts[at].http).collect();
+            stand.of(ProcessKind::Router).into_iter().map(|at| stand.posts[at].http).collect();
         let traffic = Traffic::start(&routers, 4, seed).await;
         for round in 0..rounds {
             traffic.go_on();

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use splitrail_tests::stand::{Kind, Plan, Stand};
+use splitrail_tests::process_cluster::{Plan, ProcessCluster, ProcessKind};
 use splitrail_tests::traffic::Traffic;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -86,9 +86,9 @@ async fn a_silent_partition_is_noticed_and_repaired() {
         }
     };
     let plan = Plan { between, ..Plan::default() };
-    let (wires, stand) = tokio::join!(wires, Stand::start(plan));
+    let (wires, stand) = tokio::join!(wires, ProcessCluster::start(plan));
     let routers: Vec<_> =
-        stand.of(Kind::Router).into_iter().map(|at| stand.posts[at].http).collect();
+        stand.of(ProcessKind::Router).into_iter().map(|at| stand.posts[at].http).collect();
     let traffic = Traffic::start(&routers, 4, 11).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     // One router hears nothing of any worker any more; requests go on.

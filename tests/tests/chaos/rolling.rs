@@ -1,12 +1,12 @@
 //! Everything is exchanged, one after the other, under load: no request notices.
 
-use splitrail_tests::stand::{Kind, Plan, Stand};
+use splitrail_tests::process_cluster::{Plan, ProcessCluster, ProcessKind};
 use splitrail_tests::traffic::Traffic;
 
-async fn stand_with_traffic() -> (Stand, Traffic) {
-    let stand = Stand::start(Plan::default()).await;
+async fn stand_with_traffic() -> (ProcessCluster, Traffic) {
+    let stand = ProcessCluster::start(Plan::default()).await;
     let routers: Vec<_> =
-        stand.of(Kind::Router).into_iter().map(|at| stand.posts[at].http).collect();
+        stand.of(ProcessKind::Router).into_iter().map(|at| stand.posts[at].http).collect();
     let traffic = Traffic::start(&routers, 4, 7).await;
     (stand, traffic)
 }
@@ -15,8 +15,8 @@ async fn stand_with_traffic() -> (Stand, Traffic) {
 async fn all_workers_are_replaced_and_no_request_fails() {
     let _alone = super::ALONE.lock().await;
     let (mut stand, traffic) = stand_with_traffic().await;
-    for shim in stand.of(Kind::Shim) {
-        let engine = stand.place(Kind::Engine, &stand.posts[shim].name.clone());
+    for shim in stand.of(ProcessKind::Shim) {
+        let engine = stand.place(ProcessKind::Engine, &stand.posts[shim].name.clone());
         // The shim says that it goes, and waits for what is under way.
         stand.stop(shim).await;
         stand.stop(engine).await;
@@ -35,7 +35,7 @@ async fn all_workers_are_replaced_and_no_request_fails() {
 async fn both_routers_are_replaced_and_no_request_fails() {
     let _alone = super::ALONE.lock().await;
     let (mut stand, traffic) = stand_with_traffic().await;
-    for router in stand.of(Kind::Router) {
+    for router in stand.of(ProcessKind::Router) {
         stand.stop(router).await;
         stand.run(router).await;
         traffic.pause().await;

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use splitrail_config::model::Worker as WorkerConfig;
-use splitrail_fleet::Source;
+use splitrail_fleet::WorkerSource;
 use splitrail_sim::{FaultKind, Role, SimConfig, SimEngine};
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
@@ -45,7 +45,7 @@ async fn join(trial: &Trial, id: &str) -> SimEngine {
     let engine = SimEngine::start(config).await.unwrap();
     let worker = json!({"id": id, "role": "both", "url": engine.url()});
     let worker: WorkerConfig = serde_json::from_value(worker).unwrap();
-    trial.cluster.running.fleet().claim("sim", Source::Admin, worker).unwrap();
+    trial.cluster.running.fleet().claim("sim", WorkerSource::Admin, worker).unwrap();
     engine
 }
 
@@ -145,7 +145,7 @@ async fn a_worker_that_leaves_takes_its_series_with_it_and_ends_what_it_has() {
         streams.push(trial.stream("ok", COMPLETIONS, &slow).await);
     }
     assert_eq!(asked(&engine), 1);
-    trial.cluster.running.fleet().revoke("sim", Source::Admin, "guest");
+    trial.cluster.running.fleet().revoke("sim", WorkerSource::Admin, "guest");
     assert_eq!(state(&trial, "guest").await, "absent");
     send(&mut trial, 2, "after").await;
     for mut stream in streams {

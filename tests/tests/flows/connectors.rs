@@ -1,12 +1,12 @@
 //! Every connector carries a prompt from prefill to decode, in its own way, to the same
 //! answer.
 
-mod answers;
 mod failures;
 mod identities;
 mod legs;
 mod push;
 mod repairs;
+mod replies;
 
 use serde_json::{Value, json};
 use splitrail_sim::{KvConnector, SimConfig, SimEngine};

@@ -1,7 +1,6 @@
 //! Every flow of a request from prefill to decode, with the same replies in all of them.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-mod answers;
 mod auto;
 mod connectors;
 mod decode_first;
@@ -13,3 +12,4 @@ mod migrate;
 mod peer_fetch;
 mod prewarm;
 mod read_back;
+mod replies;

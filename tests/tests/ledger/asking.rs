@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use splitrail_sim::tokenizer::byte_token;
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::Cluster;
-use splitrail_tests::books::Dice;
+use splitrail_tests::accounting::Dice;
 use splitrail_tests::trial::{CHAT, COMPLETIONS, GENERATE};
 
 /// What requests and engines may do.

@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 use splitrail_sim::{SimConfig, SimEngine};
+use splitrail_tests::accounting::ledger_lines;
 use splitrail_tests::binary::{self, RouterProcess};
-use splitrail_tests::books::ledger_lines;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::proc::signal;
 use splitrail_tests::trial::{CHAT, COMPLETIONS, completion, prompt, streamed};

@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use serde_json::Value;
 use splitrail_sim::{DecodeUsage, KvConnector, SimConfig, UsageReport};
-use splitrail_tests::books::{Scrape, ledger_lines};
+use splitrail_tests::accounting::{Scrape, ledger_lines};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Cluster, Spec};
 

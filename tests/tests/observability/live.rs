@@ -9,7 +9,7 @@ use splitrail_sim::{Role, SimConfig, SimEngine, write_tokenizer};
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::stand::{Kind, Plan, Stand};
+use splitrail_tests::process_cluster::{Plan, ProcessCluster, ProcessKind};
 use splitrail_tests::tls::fixture;
 use tokio::task::JoinSet;
 
@@ -102,8 +102,8 @@ async fn every_query_of_the_dashboard_returns_data_of_a_router_under_load() {
     let http = Client::new(router.http);
     eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
     let plan = Plan { broker: true, prefill: 1, decode: 1, routers: 1, ..Plan::default() };
-    let stand = Stand::start(plan).await;
-    let behind_broker = stand.posts[stand.place(Kind::Router, "r0")].admin;
+    let stand = ProcessCluster::start(plan).await;
+    let behind_broker = stand.posts[stand.place(ProcessKind::Router, "r0")].admin;
     let targets = [router.metrics.unwrap(), behind_broker];
     let rules = ["recording.yaml", "alerts.yaml"].map(|name| path(name).canonicalize().unwrap());
     let prometheus = Prometheus::start(folder.path(), &targets, &rules).await;

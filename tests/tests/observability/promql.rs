@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use splitrail_telemetry::Metrics;
-use splitrail_telemetry::metrics::{Definition, Kind};
+use splitrail_telemetry::metrics::{Definition, MetricKind};
 
 /// Labels that Prometheus adds, or that expressions of ours make.
 const ADDED: [&str; 4] = ["instance", "job", "le", "hash"];
@@ -58,11 +58,11 @@ fn tokens(expr: &str) -> Vec<Token> {
 fn definition(series: &str) -> Option<&'static Definition> {
     let name = series.strip_prefix("splitrail_")?;
     Metrics::definitions().iter().find(|metric| match metric.kind {
-        Kind::Histogram => {
+        MetricKind::Histogram => {
             let rest = name.strip_prefix(metric.name);
             rest.is_some_and(|rest| matches!(rest, "_bucket" | "_count" | "_sum"))
         }
-        Kind::Counter | Kind::Gauge => name == metric.name,
+        MetricKind::Counter | MetricKind::Gauge => name == metric.name,
     })
 }
 

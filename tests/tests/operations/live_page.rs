@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use splitrail_config::keys::Role;
+use splitrail_config::keys::OperatorRole;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::live::LiveStream;
 use splitrail_tests::process::Processes;
@@ -247,7 +247,7 @@ async fn the_page_holds_no_more_after_thousands_of_snapshots() {
 #[tokio::test]
 async fn with_roles_the_page_asks_for_a_key_and_keeps_it_nowhere() {
     let mut keys = Keys::empty();
-    let read = keys.role(Role::Read);
+    let read = keys.role(OperatorRole::Read);
     let spec = Spec { admin_access: ", admin_access: roles", ..Spec::aggregated(2) };
     let cluster = tenants::start(&keys, "tenants: [ { name: acme } ]", spec).await;
     let browser = Browser::start().await;

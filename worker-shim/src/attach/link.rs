@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::claims::Claims;
 use super::status::{Stage, StatusEntry};
 use super::stream_end::StreamEnd;
-use super::{Address, Config, Timing, call};
+use super::{Address, AttachConfig, Timing, call};
 use crate::mirror::Mirror;
 
 /// The parts of the shim that are reported to every router.
@@ -42,7 +42,7 @@ impl fmt::Debug for InstanceSecret {
 /// One router at one address.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) config: Arc<Config>,
+    pub(super) config: Arc<AttachConfig>,
     pub(super) shim: ShimState,
     /// The configured address that was resolved to `address`.
     pub(super) name: Address,

@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 
 use super::claims::Claims;
 use super::link::{Link, ShimState};
-use super::{Address, Config};
+use super::{Address, AttachConfig};
 
 /// Maximum number of routers.
 const ROUTERS_MAX: usize = 256;
@@ -29,7 +29,7 @@ struct AttachedRouter {
 }
 
 /// Keeps one task for each address that the routers' names resolve to. Never ends.
-pub(super) async fn attach_to_all(config: Config, shim: ShimState) {
+pub(super) async fn attach_to_all(config: AttachConfig, shim: ShimState) {
     let config = Arc::new(config);
     let claims = Arc::new(Claims::default());
     let mut tasks = JoinSet::new();

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::engine::{BLOCK_SIZE, Engine};
 use self::fake_router::{FakeRouter, content, welcome};
-use super::{Config, RouterStatus, RouterStatuses, Stage, Timing};
+use super::{AttachConfig, RouterStatus, RouterStatuses, Stage, Timing};
 use crate::mirror::{self, Mirror};
 
 /// A shim without sockets to an engine. The simulated engine changes the mirror directly.
@@ -33,8 +33,8 @@ struct Shim {
     _tasks: JoinSet<()>,
 }
 
-fn config(routers: &[&FakeRouter]) -> Config {
-    Config {
+fn config(routers: &[&FakeRouter]) -> AttachConfig {
+    AttachConfig {
         routers: routers.iter().map(|router| router.address.to_string().parse().unwrap()).collect(),
         worker_id: "p0".to_owned(),
         role: WorkerRole::Prefill,
@@ -57,15 +57,15 @@ fn config(routers: &[&FakeRouter]) -> Config {
 
 /// A mirror whose ring holds only a few changes.
 fn small_mirror() -> Mirror {
-    Mirror::new(mirror::Config {
+    Mirror::new(mirror::MirrorConfig {
         blocks_max: 1 << 16,
         ring_bytes_max: 4 << 10,
-        ..mirror::Config::default()
+        ..mirror::MirrorConfig::default()
     })
 }
 
 impl Shim {
-    fn start(mirror: Mirror, config: Config) -> Self {
+    fn start(mirror: Mirror, config: AttachConfig) -> Self {
         let (capabilities, reported_capabilities) = watch::channel(Capabilities {
             engine: "vllm".to_owned(),
             block_size: Some(BLOCK_SIZE),

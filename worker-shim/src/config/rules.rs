@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use splitrail_settings::Secret;
 use splitrail_settings::endpoint::{self, BadEndpoint};
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::scalar::parse_duration;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
@@ -18,7 +18,7 @@ use splitrail_settings::words::shown;
 const LOAD_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(10));
 
 /// Reports all violated rules of the tree under `root`.
-pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
+pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     if let Some(node) = root.get("advertise")
         && let Some(text) = node.text()
         && let Err(BadEndpoint { why, hint }) = endpoint::parse_http(text)
@@ -62,7 +62,7 @@ fn typed<T: DeserializeOwned>(node: &Node, key: &str) -> Option<T> {
     serde_json::from_value(node.get(key)?.to_json()).ok()
 }
 
-fn listen(root: &Node, report: &mut Report) {
+fn listen(root: &Node, report: &mut ProblemReport) {
     let Some(address) = typed::<SocketAddr>(root, "listen") else { return };
     let at = root.get("listen").unwrap_or(root).at;
     if address.ip().is_unspecified() && root.get("advertise").is_none() {
@@ -72,7 +72,7 @@ fn listen(root: &Node, report: &mut Report) {
     }
 }
 
-fn routers(root: &Node, report: &mut Report) {
+fn routers(root: &Node, report: &mut ProblemReport) {
     let routers = root.get("router").map(Node::items).unwrap_or_default();
     let is_plane = root.get("events").and_then(|events| events.get("kind")?.text()) == Some("nats");
     if !is_plane && routers.is_empty() {
@@ -118,7 +118,7 @@ fn routers(root: &Node, report: &mut Report) {
     }
 }
 
-fn load_interval(root: &Node, report: &mut Report) {
+fn load_interval(root: &Node, report: &mut ProblemReport) {
     let (least, most) = LOAD_INTERVAL;
     if let Some(node) = root.get("load_interval")
         && let Some(Ok(interval)) = node.text().map(parse_duration)
@@ -129,7 +129,7 @@ fn load_interval(root: &Node, report: &mut Report) {
     }
 }
 
-fn secret(root: &Node, key: &str, base_dir: &Path, report: &mut Report) {
+fn secret(root: &Node, key: &str, base_dir: &Path, report: &mut ProblemReport) {
     let Some(Some(mut secret)) = typed::<Option<Secret>>(root, key) else { return };
     let at = root.get(key).unwrap_or(root).at;
     if let Secret::File { path } = &mut secret {
@@ -144,7 +144,7 @@ fn secret(root: &Node, key: &str, base_dir: &Path, report: &mut Report) {
     }
 }
 
-fn tls(root: &Node, base_dir: &Path, report: &mut Report) {
+fn tls(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let Some(section) = root.get("tls") else { return };
     for key in ["ca", "cert", "key"] {
         let Some(path) = typed::<PathBuf>(section, key) else { continue };

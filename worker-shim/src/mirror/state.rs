@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use splitrail_kv::{Applied, BlockHash, Frozen, Index, IndexConfig, KvEvent, WorkerKey};
 
-use super::Config;
+use super::MirrorConfig;
 use super::change_log::{ChangeLog, ChangePosition};
 use super::messages::{ChangeMessages, MESSAGE_BLOCKS_MAX};
 use super::status::{MirrorStatus, RankStatus};
@@ -17,7 +17,7 @@ const STEP_BLOCKS: usize = 2 * MESSAGE_BLOCKS_MAX;
 /// The index, the recent changes, and the state of each rank.
 #[derive(Debug)]
 pub(crate) struct MirrorState {
-    pub(crate) config: Config,
+    pub(crate) config: MirrorConfig,
     terms: Option<HashTerms>,
     /// The number of agreements on `terms` that still exist.
     agreeing_routers: usize,
@@ -42,7 +42,7 @@ fn key(rank: u16) -> WorkerKey {
 }
 
 impl MirrorState {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: MirrorConfig) -> Self {
         let log = ChangeLog::new(config.ring_bytes_max);
         let ranks = BTreeMap::new();
         Self { config, terms: None, agreeing_routers: 0, index: None, log, ranks, snapshots: 0 }

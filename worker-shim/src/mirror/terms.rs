@@ -81,7 +81,7 @@ impl Drop for Agreement {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::mirror::Config;
+    use crate::mirror::MirrorConfig;
 
     #[test]
     fn a_configured_seed_overrides_the_routers() {
@@ -91,7 +91,8 @@ mod tests {
             block_size: 16,
             blocks_max: 0,
         };
-        let mirror = Mirror::new(Config { seed: Some(HashSeed(7)), ..Config::default() });
+        let mirror =
+            Mirror::new(MirrorConfig { seed: Some(HashSeed(7)), ..MirrorConfig::default() });
         assert_eq!(mirror.agree(terms(8)).unwrap_err(), Disagreement::Pinned);
         let _agreement = mirror.agree(terms(7)).unwrap();
         assert_eq!(mirror.agree(terms(8)).unwrap_err(), Disagreement::Pinned);

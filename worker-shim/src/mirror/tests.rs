@@ -15,7 +15,7 @@ fn terms() -> HashTerms {
 
 /// A mirror that has caught up with an engine that holds nothing.
 fn mirror(blocks_max: usize) -> (Mirror, RankIntake, Agreement) {
-    let mirror = Mirror::new(Config { blocks_max, ..Config::default() });
+    let mirror = Mirror::new(MirrorConfig { blocks_max, ..MirrorConfig::default() });
     let agreement = mirror.agree(terms()).unwrap();
     mirror.update(|state| state.expect([0].into_iter()));
     let events = "tcp://127.0.0.1:1".parse().unwrap();

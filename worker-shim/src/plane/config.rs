@@ -9,7 +9,7 @@ use super::status::SharedPlaneStatus;
 
 /// The broker to connect to, and the worker that publishes.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct PlaneConfig {
     /// The broker.
     pub broker: BrokerConfig,
     /// The worker's id, unique in its model.

@@ -11,7 +11,7 @@ use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::config::Config;
+use super::config::PlaneConfig;
 use super::session::PlaneSession;
 use crate::attach::IncompatibleRouter;
 use crate::mirror::HashTerms;
@@ -44,7 +44,7 @@ fn hash_alike(one: &Welcome, other: &Welcome) -> bool {
 
 /// Asks until a router replies. Prefers the `earlier` settings if any router still uses them.
 pub(super) async fn wait_for_terms(
-    config: &Config,
+    config: &PlaneConfig,
     broker: &Broker,
     capabilities: &watch::Receiver<Capabilities>,
     earlier: Option<&Welcome>,
@@ -91,7 +91,7 @@ pub(super) async fn wait_for_change(plane: &PlaneSession) {
 
 /// Asks all routers once. Returns the acceptable replies, completed with a block size.
 async fn ask(
-    config: &Config,
+    config: &PlaneConfig,
     broker: &Broker,
     block_size: Option<u32>,
     log_throttle: &mut KeyedLogThrottle,

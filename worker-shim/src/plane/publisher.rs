@@ -8,7 +8,7 @@ use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::config::Config;
+use super::config::PlaneConfig;
 use super::session::PlaneSession;
 use super::{hash_terms, publish, report, requests, snapshots};
 use crate::mirror::Mirror;
@@ -19,7 +19,7 @@ const UNUSABLE_RETRY: Duration = Duration::from_secs(30);
 /// Publishes until the future is dropped. When `leaving` fires, the routers are asked to send
 /// no more work.
 pub async fn run(
-    config: Config,
+    config: PlaneConfig,
     mirror: Mirror,
     capabilities: watch::Receiver<Capabilities>,
     load: watch::Receiver<Load>,
@@ -75,7 +75,7 @@ pub async fn run(
     }
 }
 
-async fn connect(config: &Config) -> Broker {
+async fn connect(config: &PlaneConfig) -> Broker {
     loop {
         match Broker::connect(&config.broker, &format!("splitrail-shim {}", config.worker_id)).await
         {

@@ -5,7 +5,7 @@ use splitrail_proto::v1::{Capabilities, Hello, Load, Welcome};
 use tokio::sync::{Mutex, Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::config::Config;
+use super::config::PlaneConfig;
 use crate::attach::PROTOCOL;
 use crate::mirror::{ChangePosition, Mirror};
 
@@ -26,7 +26,7 @@ pub(super) struct PublishProgress {
 
 /// The state that all tasks of the event plane share while the hash settings stay the same.
 pub(super) struct PlaneSession {
-    pub(super) config: Config,
+    pub(super) config: PlaneConfig,
     pub(super) broker: Broker,
     pub(super) instance_id: String,
     pub(super) mirror: Mirror,

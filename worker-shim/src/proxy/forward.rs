@@ -22,7 +22,7 @@ use super::engine_connections::{EngineBody, SendError};
 use super::gate::{self, GateRequirement};
 use super::hand_off_scan::HandOffScanner;
 use super::headers::{remove_hop_by_hop, take_prefill_tokens};
-use super::metrics::Outcome;
+use super::metrics::RequestOutcome;
 use super::paths::{self, EndpointKind, PathMatch};
 use super::refusal::Refusal;
 use super::traffic::RequestTicket;
@@ -37,7 +37,7 @@ enum Decision {
     Refuse(Refusal),
     /// The engine does not hold the required blocks.
     Miss(EndpointKind),
-    Forward(EndpointKind, OwnedSemaphorePermit, Outcome),
+    Forward(EndpointKind, OwnedSemaphorePermit, RequestOutcome),
 }
 
 /// Answers a request. Dropping the future or the body of the reply aborts the request on the
@@ -49,13 +49,13 @@ pub(super) async fn handle(
     let mut recorder = proxy.outcomes.start_request();
     let (mut parts, mut body) = request.into_parts();
     let (response, outcome) = match proxy.decide(&mut parts).await {
-        Decision::Local(response) => (response, Outcome::Local),
+        Decision::Local(response) => (response, RequestOutcome::Local),
         Decision::Refuse(refusal) => {
             discard(&mut body).await;
             (refusal.response(), outcome_of(refusal))
         }
         Decision::Miss(kind) => match proxy.misses.answer(kind, &parts.headers, &mut body).await {
-            Ok(response) => (response, Outcome::GateMiss),
+            Ok(response) => (response, RequestOutcome::GateMiss),
             Err(refusal) => {
                 discard(&mut body).await;
                 (refusal.response(), outcome_of(refusal))
@@ -75,16 +75,16 @@ pub(super) async fn handle(
     Ok(response.map(|body| ReplyBody::Own(Full::new(body))))
 }
 
-fn outcome_of(refusal: Refusal) -> Outcome {
+fn outcome_of(refusal: Refusal) -> RequestOutcome {
     match refusal {
         Refusal::MalformedGate | Refusal::GateUnsupported | Refusal::MalformedBody => {
-            Outcome::GateMalformed
+            RequestOutcome::GateMalformed
         }
-        Refusal::UnreadableBody => Outcome::GateMiss,
-        Refusal::UnknownPath | Refusal::WrongMethod => Outcome::RefusedPath,
-        Refusal::Busy => Outcome::Busy,
-        Refusal::EngineUnreachable => Outcome::EngineUnreachable,
-        Refusal::EngineFailed => Outcome::EngineFailed,
+        Refusal::UnreadableBody => RequestOutcome::GateMiss,
+        Refusal::UnknownPath | Refusal::WrongMethod => RequestOutcome::RefusedPath,
+        Refusal::Busy => RequestOutcome::Busy,
+        Refusal::EngineUnreachable => RequestOutcome::EngineUnreachable,
+        Refusal::EngineFailed => RequestOutcome::EngineFailed,
     }
 }
 
@@ -101,12 +101,12 @@ impl ProxyInner {
             PathMatch::Unknown => return Decision::Refuse(Refusal::UnknownPath),
         };
         let outcome = match gate::take(&mut parts.headers) {
-            Ok(None) => Outcome::Forwarded,
+            Ok(None) => RequestOutcome::Forwarded,
             Ok(Some(_)) if !kind.can_be_gated() => {
                 return Decision::Refuse(Refusal::GateUnsupported);
             }
             Ok(Some(requirement)) if self.passes_gate(&requirement, &mut parts.headers).await => {
-                Outcome::GateHit
+                RequestOutcome::GateHit
             }
             Ok(Some(_)) => return Decision::Miss(kind),
             Err(_) => return Decision::Refuse(Refusal::MalformedGate),

@@ -4,7 +4,7 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum RequestOutcome {
     /// The engine replied.
     Forwarded,
     /// The engine replied to a request whose required blocks it holds.
@@ -27,7 +27,7 @@ pub(super) enum Outcome {
     Local,
 }
 
-impl Outcome {
+impl RequestOutcome {
     const ALL: [(Self, &'static str); 10] = [
         (Self::Forwarded, "forwarded"),
         (Self::GateHit, "gate_hit"),
@@ -58,7 +58,7 @@ pub(super) fn unsolicited_data_connections(registry: &Registry) -> prometheus::R
 
 /// One counter per outcome.
 #[derive(Debug)]
-pub(super) struct OutcomeCounters([IntCounter; Outcome::ALL.len()]);
+pub(super) struct OutcomeCounters([IntCounter; RequestOutcome::ALL.len()]);
 
 impl OutcomeCounters {
     /// Creates the counters and registers them.
@@ -72,12 +72,12 @@ impl OutcomeCounters {
         );
         let family = IntCounterVec::new(options, &["outcome"])?;
         registry.register(Box::new(family.clone()))?;
-        Ok(Self(Outcome::ALL.map(|(_, label)| family.with_label_values(&[label]))))
+        Ok(Self(RequestOutcome::ALL.map(|(_, label)| family.with_label_values(&[label]))))
     }
 
     /// Starts to count a request.
     pub(super) fn start_request(&self) -> OutcomeRecorder<'_> {
-        OutcomeRecorder { outcomes: self, outcome: Outcome::ClientGone }
+        OutcomeRecorder { outcomes: self, outcome: RequestOutcome::ClientGone }
     }
 }
 
@@ -85,8 +85,8 @@ impl OutcomeCounters {
 #[derive(Debug)]
 pub(super) struct OutcomeRecorder<'a> {
     outcomes: &'a OutcomeCounters,
-    /// The outcome so far. [`Outcome::ClientGone`] until another one is set.
-    pub(super) outcome: Outcome,
+    /// The outcome so far. [`RequestOutcome::ClientGone`] until another one is set.
+    pub(super) outcome: RequestOutcome,
 }
 
 impl Drop for OutcomeRecorder<'_> {
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn each_outcome_has_its_own_counter() {
-        for (index, (outcome, _)) in Outcome::ALL.into_iter().enumerate() {
+        for (index, (outcome, _)) in RequestOutcome::ALL.into_iter().enumerate() {
             assert_eq!(outcome as usize, index);
         }
     }

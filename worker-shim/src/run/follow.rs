@@ -13,9 +13,9 @@ use crate::plane;
 /// The parts that [`run`] connects.
 pub(super) struct FollowerInputs {
     /// The settings of the attachments. The model's name comes from the engine.
-    pub(super) attach: attach::Config,
+    pub(super) attach: attach::AttachConfig,
     /// The settings of the event plane, which replaces the streams to routers.
-    pub(super) plane: Option<plane::Config>,
+    pub(super) plane: Option<plane::PlaneConfig>,
     pub(super) mirror: Mirror,
     pub(super) engine: Engine,
     pub(super) leaving: CancellationToken,
@@ -47,14 +47,14 @@ async fn follow_identity(inputs: &FollowerInputs, identity: &Identity) {
         replay: source.replay.clone(),
     };
     let sources = identity.sources.iter().map(source).collect();
-    let config = attach::Config { model: identity.model.clone(), ..inputs.attach.clone() };
+    let config = attach::AttachConfig { model: identity.model.clone(), ..inputs.attach.clone() };
     let (capabilities, load) = (inputs.engine.capabilities.clone(), inputs.engine.load.clone());
     let (mirror, leaving) = (inputs.mirror.clone(), inputs.leaving.clone());
     let reporting = async {
         match &inputs.plane {
             #[cfg(feature = "nats")]
             Some(plane) => {
-                let config = plane::Config { model: identity.model.clone(), ..plane.clone() };
+                let config = plane::PlaneConfig { model: identity.model.clone(), ..plane.clone() };
                 plane::run(config, mirror, capabilities, load, leaving).await;
             }
             #[cfg(not(feature = "nats"))]

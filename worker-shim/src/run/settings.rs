@@ -41,8 +41,8 @@ fn authority(config: &Config) -> Result<Authority, StartError> {
     address.parse().map_err(|_| StartError::Address("engine"))
 }
 
-pub(super) fn proxy(config: &Config) -> Result<proxy::Config, StartError> {
-    let mut settings = proxy::Config::new(authority(config)?);
+pub(super) fn proxy(config: &Config) -> Result<proxy::ProxyConfig, StartError> {
+    let mut settings = proxy::ProxyConfig::new(authority(config)?);
     settings.limits.connections_max = config.limits.connections_max;
     settings.limits.requests_max = config.limits.requests_max;
     settings.lease = config.lease.unwrap_or(settings.lease);
@@ -53,7 +53,7 @@ pub(super) fn attach(
     config: &Config,
     bound: SocketAddr,
     status: attach::RouterStatuses,
-) -> Result<attach::Config, StartError> {
+) -> Result<attach::AttachConfig, StartError> {
     let routers: Result<Vec<Address>, _> =
         config.router.iter().map(|router| router.parse()).collect();
     let token = match &config.token {
@@ -68,7 +68,7 @@ pub(super) fn attach(
             set.map(attach::Token::Text)
         }
     };
-    Ok(attach::Config {
+    Ok(attach::AttachConfig {
         routers: routers.map_err(|_| StartError::Address("router"))?,
         worker_id: config.id.clone(),
         role: role(config),
@@ -88,9 +88,9 @@ pub(super) fn plane(
     config: &Config,
     bound: SocketAddr,
     status: plane::SharedPlaneStatus,
-) -> Option<plane::Config> {
+) -> Option<plane::PlaneConfig> {
     let Events::Nats(broker) = &config.events else { return None };
-    Some(plane::Config {
+    Some(plane::PlaneConfig {
         broker: broker.clone(),
         worker_id: config.id.clone(),
         role: role(config),

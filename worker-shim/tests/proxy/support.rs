@@ -14,7 +14,7 @@ use hyper_util::rt::TokioExecutor;
 use prometheus::Registry;
 use serde_json::Value;
 use splitrail_proto::v1::Capabilities;
-use splitrail_shim::proxy::{Config, GateRequirement, Proxy, Residency, Traffic, serve};
+use splitrail_shim::proxy::{GateRequirement, Proxy, ProxyConfig, Residency, Traffic, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -62,8 +62,8 @@ impl ProxyUnderTest {
     }
 
     /// Starts a proxy with other settings.
-    pub(crate) async fn with(engine: SocketAddr, configure: impl FnOnce(&mut Config)) -> Self {
-        let mut config = Config::new(engine.to_string().parse().unwrap());
+    pub(crate) async fn with(engine: SocketAddr, configure: impl FnOnce(&mut ProxyConfig)) -> Self {
+        let mut config = ProxyConfig::new(engine.to_string().parse().unwrap());
         configure(&mut config);
         let holding = Arc::new(Holding::default());
         let (capabilities, known) = watch::channel(Capabilities::default());

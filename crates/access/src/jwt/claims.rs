@@ -5,7 +5,7 @@ use splitrail_api::json::JsonObject;
 use splitrail_config::JwtAuth;
 
 use super::JwtRefusal;
-use crate::Role;
+use crate::OperatorRole;
 
 /// How far the clocks of router and issuer may differ, in seconds.
 pub const LEEWAY_S: u64 = 30;
@@ -19,7 +19,7 @@ pub struct Claims {
     /// The value of `tenant_claim`: from 1 to 2048 bytes.
     pub tenant: String,
     /// The greatest role in `role_claim`, if that is configured.
-    pub role: Option<Role>,
+    pub role: Option<OperatorRole>,
     /// The time after which the token is not valid any more, in seconds since 1970, without leeway.
     pub expires_unix_s: u64,
 }
@@ -110,7 +110,7 @@ impl ClaimRules {
             .ok_or(JwtRefusal::NoTenant)?;
         let role = self.role_claim.as_deref().and_then(|name| claim::<Texts>(claims, name));
         let role = role.and_then(|names| {
-            names.as_slice().iter().filter_map(|name| Role::from_name(name)).max()
+            names.as_slice().iter().filter_map(|name| OperatorRole::from_name(name)).max()
         });
         let claims = Claims { tenant, role, expires_unix_s };
         Ok(VerifiedToken::new(claims, valid_from_unix_s))

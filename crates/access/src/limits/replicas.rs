@@ -66,12 +66,12 @@ pub struct Replicas {
     clock: SteadyClock,
     wants_share: Arc<Notify>,
     /// By the key of the record; as many as tenants are configured.
-    tenants: Mutex<HashMap<String, Arc<Tenant>>>,
+    tenants: Mutex<HashMap<String, Arc<SharedTenant>>>,
 }
 
 /// The limits of a tenant, and the key of their record.
 #[derive(Debug)]
-struct Tenant {
+struct SharedTenant {
     name: String,
     key: String,
     /// The id of this replica in the record. A tenant that is removed and added again gets another
@@ -132,7 +132,7 @@ impl Replicas {
             return Arc::clone(&known.limits);
         }
         let made = Limits::shared(limits, self.terms, Arc::clone(&self.wants_share), now_ms);
-        let entry = Tenant {
+        let entry = SharedTenant {
             name: tenant.to_owned(),
             key: key.clone(),
             replica: format!("{}-{}", self.id, self.numbered.fetch_add(1, Ordering::Relaxed)),
@@ -193,7 +193,7 @@ impl Replicas {
         }
     }
 
-    fn tenants(&self) -> MutexGuard<'_, HashMap<String, Arc<Tenant>>> {
+    fn tenants(&self) -> MutexGuard<'_, HashMap<String, Arc<SharedTenant>>> {
         self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -203,7 +203,7 @@ impl Replicas {
         self.tenants().values().map(|tenant| tenant.name.clone()).collect()
     }
 
-    fn all(&self) -> Vec<Arc<Tenant>> {
+    fn all(&self) -> Vec<Arc<SharedTenant>> {
         self.tenants().values().cloned().collect()
     }
 
@@ -266,7 +266,7 @@ impl Replicas {
     }
 
     /// The tenants whose record should be read.
-    fn due(&self) -> Vec<Arc<Tenant>> {
+    fn due(&self) -> Vec<Arc<SharedTenant>> {
         let now_ms = self.clock.now_ms();
         let mut due = self.all();
         due.retain(|tenant| {
@@ -280,7 +280,7 @@ impl Replicas {
     async fn renew_all(
         &self,
         store: &Store,
-        tenants: Vec<Arc<Tenant>>,
+        tenants: Vec<Arc<SharedTenant>>,
         purpose: Purpose,
     ) -> Result<(), Failure> {
         let mut renewals = FuturesUnordered::new();
@@ -302,7 +302,7 @@ impl Replicas {
     async fn renew(
         &self,
         store: &Store,
-        tenant: Arc<Tenant>,
+        tenant: Arc<SharedTenant>,
         purpose: Purpose,
     ) -> Result<(), Failure> {
         tenant.is_stale.store(false, Ordering::Relaxed);

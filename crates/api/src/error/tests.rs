@@ -5,7 +5,7 @@ fn messages_of_client_errors_are_not_logged() {
     let refused = Error::rejected(400, "prompt `secret` is too long".into(), None);
     assert!(!refused.to_string().contains("secret"));
     assert!(refused.to_openai().contains("secret"), "the client itself is told");
-    let failed = Error::new(Kind::EngineFailed, "worker p0 answered with status 500");
+    let failed = Error::new(ErrorKind::EngineFailed, "worker p0 answered with status 500");
     assert!(failed.to_string().contains("p0"));
 }
 
@@ -31,13 +31,13 @@ fn each_dialect_has_errors_where_its_clients_look() {
     anthropic["type"] = json!("error");
     assert_eq!(body(Dialect::Messages), Some(anthropic), "a superset");
     for (kind, name) in [
-        (Kind::UnknownModel, "not_found_error"),
-        (Kind::BodyTooLarge, "request_too_large"),
-        (Kind::Busy(1), "rate_limit_error"),
-        (Kind::NoWorker, "overloaded_error"),
-        (Kind::EngineTimeout, "timeout_error"),
-        (Kind::EngineFailed, "api_error"),
-        (Kind::EngineRejected(422), "invalid_request_error"),
+        (ErrorKind::UnknownModel, "not_found_error"),
+        (ErrorKind::BodyTooLarge, "request_too_large"),
+        (ErrorKind::Busy(1), "rate_limit_error"),
+        (ErrorKind::NoWorker, "overloaded_error"),
+        (ErrorKind::EngineTimeout, "timeout_error"),
+        (ErrorKind::EngineFailed, "api_error"),
+        (ErrorKind::EngineRejected(422), "invalid_request_error"),
     ] {
         let event = Error::new(kind, "x").to_event(Dialect::Messages);
         let data = event.strip_prefix("event: error\ndata: ").unwrap_or_default();
@@ -49,15 +49,15 @@ fn each_dialect_has_errors_where_its_clients_look() {
 #[test]
 fn only_what_another_worker_may_do_better_is_worth_one() {
     for (kind, another) in [
-        (Kind::EngineUnreachable, true),
-        (Kind::EngineFailed, true),
-        (Kind::ForeignHandOff, true),
-        (Kind::EngineTimeout, true),
-        (Kind::EngineRejected(429), true),
-        (Kind::EngineRejected(400), false),
-        (Kind::DecodeLost, false),
-        (Kind::InvalidRequest, false),
-        (Kind::NoWorker, false),
+        (ErrorKind::EngineUnreachable, true),
+        (ErrorKind::EngineFailed, true),
+        (ErrorKind::ForeignHandOff, true),
+        (ErrorKind::EngineTimeout, true),
+        (ErrorKind::EngineRejected(429), true),
+        (ErrorKind::EngineRejected(400), false),
+        (ErrorKind::DecodeLost, false),
+        (ErrorKind::InvalidRequest, false),
+        (ErrorKind::NoWorker, false),
     ] {
         assert_eq!(Error::new(kind, "").worth_another_worker(), another, "{kind:?}");
     }

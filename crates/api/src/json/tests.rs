@@ -146,7 +146,7 @@ fn an_object_has_a_bounded_number_of_members_at_every_depth() {
         }
     }
     let full = JsonObject::parse_strictly(object(100).into(), 100, |_| {
-        Err(Error::new(Kind::Overloaded, "no room"))
+        Err(Error::new(ErrorKind::Overloaded, "no room"))
     });
     assert_eq!(full.unwrap_err().status(), 503);
 }

@@ -7,12 +7,12 @@ use super::jwt;
 use crate::keys;
 use crate::model::{Auth, ClientCertificates, Listen, Listener, ListenerTls, Secret};
 use crate::value::typed;
-use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::problem::{Place, ProblemReport};
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 
 /// Reports every violation of a rule about who may use the router.
-pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
+pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let tenants = tenants(root, report);
     let auth = root.get("auth").map(Node::items).unwrap_or_default();
     for (index, node) in auth.iter().enumerate() {
@@ -32,7 +32,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
 }
 
 /// The names and identities of the tenants.
-fn tenants<'n>(root: &'n Node, report: &mut Report) -> HashSet<&'n str> {
+fn tenants<'n>(root: &'n Node, report: &mut ProblemReport) -> HashSet<&'n str> {
     let served = served_names(root);
     let mut names: HashMap<&str, usize> = HashMap::new();
     let tenants = root.get("tenants").map(Node::items).unwrap_or_default();
@@ -74,7 +74,7 @@ fn credential(
     index: usize,
     base_dir: &Path,
     tenants: &HashSet<&str>,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) {
     match node.get("kind").and_then(Node::text) {
         Some("keys") => {
@@ -99,7 +99,13 @@ fn credential(
     }
 }
 
-fn key_file(path: &Path, index: usize, at: Place, tenants: &HashSet<&str>, report: &mut Report) {
+fn key_file(
+    path: &Path,
+    index: usize,
+    at: Place,
+    tenants: &HashSet<&str>,
+    report: &mut ProblemReport,
+) {
     let loaded = match keys::load(path) {
         Ok(loaded) => loaded,
         Err(problems) => {
@@ -126,14 +132,14 @@ fn default_name(root: &Node) -> Option<&Node> {
     root.get("defaults")?.get("tenant").filter(|node| node.text().is_some())
 }
 
-fn default_tenant(root: &Node, tenants: &HashSet<&str>, report: &mut Report) {
+fn default_tenant(root: &Node, tenants: &HashSet<&str>, report: &mut ProblemReport) {
     let Some(node) = default_name(root) else { return };
     let Some(name) = node.text().filter(|name| !tenants.contains(name)) else { return };
     let message = format!("`defaults.tenant`: no tenant is called \"{}\"", shown(name));
     report.error(node.at, message, "add it to `tenants`");
 }
 
-fn salt_key(root: &Node, base_dir: &Path, report: &mut Report) {
+fn salt_key(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let Some(node) = root.get("cache_salt_key") else { return };
     let Some(Some(mut secret)) = typed::<Option<Secret>>(root, "cache_salt_key") else { return };
     if let Secret::File { path } = &mut secret {
@@ -147,7 +153,7 @@ fn salt_key(root: &Node, base_dir: &Path, report: &mut Report) {
 
 /// Warns of listeners that other hosts can reach and that ask for no credential, and of credentials
 /// that travel in clear text.
-fn open_listeners(root: &Node, auth: &[Node], report: &mut Report) {
+fn open_listeners(root: &Node, auth: &[Node], report: &mut ProblemReport) {
     let defaults = Listen::default();
     let section = root.get("listen");
     let clients = [("http", Some(defaults.http)), ("grpc", defaults.grpc)];

@@ -2,11 +2,11 @@
 
 use crate::model::AccessLogConfig;
 use crate::value::typed;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 
 /// Warns about settings of an access log that is off.
-pub(super) fn check(root: &Node, report: &mut Report) {
+pub(super) fn check(root: &Node, report: &mut ProblemReport) {
     let Some(section) = root.get("access_log") else { return };
     let Some(config) = typed::<AccessLogConfig>(root, "access_log") else { return };
     let is_set =

@@ -5,12 +5,12 @@ use crate::scalar::BlockSize;
 use crate::short_forms::WorkerPlace;
 use crate::value::{typed, typed_or};
 use splitrail_settings::endpoint::{self, BadEndpoint};
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 
 /// Reports every violation of a rule about the connector of `model`.
-pub(super) fn check(model: &Node, path: &str, places: &[WorkerPlace], report: &mut Report) {
+pub(super) fn check(model: &Node, path: &str, places: &[WorkerPlace], report: &mut ProblemReport) {
     let Some(connector) = typed_or(model, "connector", Connector::default()) else { return };
     networks(model, path, connector, report);
     let flow = typed::<Flow>(model, "flow");
@@ -25,7 +25,7 @@ pub(super) fn check(model: &Node, path: &str, places: &[WorkerPlace], report: &m
 
 /// Reports settings that need a worker to serve a request alone. With SGLang, a request always
 /// needs a pair of workers.
-fn only_pairs(model: &Node, path: &str, report: &mut Report) {
+fn only_pairs(model: &Node, path: &str, report: &mut ProblemReport) {
     let place = |key: &str| model.get(key).or(model.get("connector")).unwrap_or(model).at;
     let asked = model.get("request_flows").map(Node::items).unwrap_or_default();
     let asked = asked.iter().enumerate();
@@ -63,7 +63,7 @@ pub(super) fn worker(
     place: &WorkerPlace,
     flow: Option<Flow>,
     connector: Connector,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) {
     bootstrap(worker, place.path(), connector, report);
     let pairs = !connector.serves_alone() && flow != Some(Flow::Aggregated);
@@ -77,7 +77,7 @@ pub(super) fn worker(
     }
 }
 
-fn networks(model: &Node, path: &str, connector: Connector, report: &mut Report) {
+fn networks(model: &Node, path: &str, connector: Connector, report: &mut ProblemReport) {
     let Some(list) = model.get("hand_off_networks") else { return };
     for (index, node) in list.items().iter().enumerate() {
         let Some(text) = node.text() else { continue };
@@ -97,7 +97,7 @@ fn networks(model: &Node, path: &str, connector: Connector, report: &mut Report)
     }
 }
 
-fn bootstrap(worker: &Node, path: &str, connector: Connector, report: &mut Report) {
+fn bootstrap(worker: &Node, path: &str, connector: Connector, report: &mut ProblemReport) {
     let Some(node) = worker.get("bootstrap") else { return };
     let Some(text) = node.text() else { return };
     if let Err(BadEndpoint { why, hint }) = endpoint::parse(text, "http") {

@@ -8,7 +8,7 @@ use crate::model::{Connector, Discovery, KubernetesDiscovery, Role};
 use crate::scalar::parse_duration;
 use crate::value::{typed, typed_or};
 use splitrail_settings::endpoint;
-use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::problem::{Place, ProblemReport};
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
@@ -23,7 +23,7 @@ pub(super) fn check<'n>(
     path: &str,
     base_dir: &Path,
     workers: &mut Workers<'n>,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) {
     let connector = typed_or(model, "connector", Connector::default());
     let mut seen: HashMap<String, Place> = HashMap::new();
@@ -63,7 +63,7 @@ fn twice(
     source: &Discovery,
     at: Place,
     path: &str,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) {
     let name = source.name();
     if let Some(first) = seen.get(&name) {
@@ -79,7 +79,7 @@ fn given<'n>(node: &'n Node, key: &str) -> Option<&'n Node> {
     node.get(key).filter(|value| value.value != Value::Null)
 }
 
-fn dns(node: &Node, path: &str, report: &mut Report) {
+fn dns(node: &Node, path: &str, report: &mut ProblemReport) {
     if let Some((name, at)) = node.get("name").and_then(|name| Some((name.text()?, name.at))) {
         // A trailing dot keeps resolvers from trying their search domains.
         let host = name.strip_suffix('.').unwrap_or(name);
@@ -102,7 +102,7 @@ fn dns(node: &Node, path: &str, report: &mut Report) {
     }
 }
 
-fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut ProblemReport) {
     if let Some((selector, at)) =
         node.get("selector").and_then(|node| Some((node.text()?, node.at)))
         && !selector.is_empty()
@@ -139,7 +139,7 @@ fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
 }
 
 /// Checks the ports of a DNS or Kubernetes source, including whether the connector needs them.
-fn ports(node: &Node, path: &str, connector: Option<Connector>, report: &mut Report) {
+fn ports(node: &Node, path: &str, connector: Option<Connector>, report: &mut ProblemReport) {
     let role = typed::<Role>(node, "role");
     if let Some(replay) = given(node, "kv_replay_port")
         && given(node, "kv_events_port").is_none()

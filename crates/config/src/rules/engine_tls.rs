@@ -5,11 +5,11 @@ use std::path::Path;
 use crate::engine_tls::EngineTlsFiles;
 use crate::model::{EngineTls, UrlScheme};
 use crate::value::typed;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 
 /// Reports files of `engine_tls` that cannot be used, and a section that nothing uses.
-pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut ProblemReport) {
     let section = model.get("engine_tls").filter(|node| node.value != Value::Null);
     let Some(section) = section else { return };
     let Some(Some(mut tls)) = typed::<Option<EngineTls>>(model, "engine_tls") else { return };

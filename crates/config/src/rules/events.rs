@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::model::{Events, FleetConfig};
 use crate::value::typed;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 
 /// Whether shims can report over a broker.
@@ -14,7 +14,7 @@ pub(super) fn is_plane(root: &Node) -> bool {
 }
 
 /// Reports every violation of a rule about `events`.
-pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
+pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let Some(section) = root.get("events").filter(|_| is_plane(root)) else { return };
     splitrail_event_plane::config::check(section, "events", base_dir, report);
     let Some(Events::Nats(events)) = typed::<Events>(root, "events") else { return };

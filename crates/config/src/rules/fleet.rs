@@ -8,12 +8,12 @@ use crate::model::{ClientCertificates, ClientWorkers, FleetConfig, FleetTls, Net
 use crate::scalar::parse_duration;
 use crate::tls::{Protocols, ServerTerms, TlsFiles, TlsPaths};
 use crate::value::typed;
-use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::problem::{Place, ProblemReport};
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
 /// Reports every violation of a rule about `fleet` and `listen.fleet`.
-pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
+pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let section = root.get("fleet");
     let listener = root.get("listen").and_then(|listen| {
         let address: SocketAddr = typed::<Option<SocketAddr>>(listen, "fleet").flatten()?;
@@ -46,7 +46,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
 
 /// Checks that shims must authenticate: a program that can attach can direct prompts to any address
 /// that it is allowed to name.
-fn proven(section: Option<&Node>, at: Place, address: SocketAddr, report: &mut Report) {
+fn proven(section: Option<&Node>, at: Place, address: SocketAddr, report: &mut ProblemReport) {
     let key = |key: &str| {
         let node = section.and_then(|fleet| fleet.get(key));
         node.filter(|node| node.value != Value::Null)
@@ -94,7 +94,7 @@ fn any_worker(tokens: &Node) -> bool {
 
 /// Warns about models that need shims although there is no fleet listener to attach to. A shim that
 /// is not attached mirrors no blocks, so that its gate always answers no.
-fn open_models(root: &Node, report: &mut Report) {
+fn open_models(root: &Node, report: &mut ProblemReport) {
     for (index, model) in root.get("models").map(Node::items).unwrap_or_default().iter().enumerate()
     {
         let sources = model.get("discovery").map(Node::items).unwrap_or_default();
@@ -111,7 +111,7 @@ fn open_models(root: &Node, report: &mut Report) {
     }
 }
 
-fn networks(section: &Node, report: &mut Report) {
+fn networks(section: &Node, report: &mut ProblemReport) {
     let list = section.get("networks").map(Node::items).unwrap_or_default();
     for (index, node) in list.iter().enumerate() {
         let Some(text) = node.text() else { continue };
@@ -123,7 +123,7 @@ fn networks(section: &Node, report: &mut Report) {
     }
 }
 
-fn durations(section: &Node, report: &mut Report) {
+fn durations(section: &Node, report: &mut ProblemReport) {
     let defaults = FleetConfig::default();
     let duration = |key: &str, default: Duration| match section.get(key) {
         Some(node) => node.text().and_then(|text| parse_duration(text).ok()),
@@ -147,7 +147,7 @@ fn durations(section: &Node, report: &mut Report) {
     }
 }
 
-fn tokens(section: &Node, base_dir: &Path, report: &mut Report) {
+fn tokens(section: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let shared = section.get("token").map(|node| ("fleet.token".to_owned(), node));
     let secret = typed::<Option<Secret>>(section, "token").flatten();
     token(shared.zip(secret), base_dir, report);
@@ -166,7 +166,7 @@ fn tokens(section: &Node, base_dir: &Path, report: &mut Report) {
     }
 }
 
-fn token(found: Option<((String, &Node), Secret)>, base_dir: &Path, report: &mut Report) {
+fn token(found: Option<((String, &Node), Secret)>, base_dir: &Path, report: &mut ProblemReport) {
     let Some(((key, node), mut secret)) = found else { return };
     if let Secret::File { path } = &mut secret {
         *path = base_dir.join(&*path);
@@ -182,7 +182,7 @@ fn token(found: Option<((String, &Node), Secret)>, base_dir: &Path, report: &mut
     }
 }
 
-fn tls(section: &Node, base_dir: &Path, report: &mut Report) {
+fn tls(section: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let Some(node) = section.get("tls") else { return };
     let Some(Some(mut tls)) = typed::<Option<FleetTls>>(section, "tls") else { return };
     for path in [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca) {

@@ -3,11 +3,11 @@
 use super::workers::Workers;
 use crate::model::{Connector, Flow, Gate, GateKind, RequestFlow, TokenizerConfig};
 use crate::value::{typed, typed_or};
-use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::problem::{Place, ProblemReport};
 use splitrail_settings::tree::Node;
 
 /// Checks a model's own flow and the flows that its requests may select.
-pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
+pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mut ProblemReport) {
     let own = typed::<Flow>(model, "flow").map(RequestFlow::from);
     if let (Some(own), Some(node)) = (own, model.get("flow")) {
         let named = NamedFlow { flow: own, path, key: "flow", at: node.at };
@@ -32,7 +32,7 @@ pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mu
 
 /// Warns about decode-first if neither the router nor a shim can know what the engines hold: every
 /// prompt would then be prefilled remotely.
-fn sees_anything(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
+fn sees_anything(model: &Node, path: &str, workers: &Workers<'_>, report: &mut ProblemReport) {
     let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");
     let blind = matches!(tokenizer, Some(TokenizerConfig::None {}));
     let seen = (workers.decode_publishes || workers.decode_has_shim) && !blind;
@@ -57,7 +57,7 @@ struct NamedFlow<'a> {
 }
 
 /// Reports what a model lacks for a flow.
-fn feasible(model: &Node, named: NamedFlow<'_>, workers: &Workers<'_>, report: &mut Report) {
+fn feasible(model: &Node, named: NamedFlow<'_>, workers: &Workers<'_>, report: &mut ProblemReport) {
     let NamedFlow { flow, path, key, at } = named;
     let name = flow.name();
     let all = model.get("workers").unwrap_or(model).at;
@@ -85,7 +85,7 @@ fn feasible(model: &Node, named: NamedFlow<'_>, workers: &Workers<'_>, report: &
     }
 }
 
-fn gate(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
+fn gate(model: &Node, path: &str, workers: &Workers<'_>, report: &mut ProblemReport) {
     let Some(node) = model.get("gate") else { return };
     let Some(Gate { kind, .. }) = typed::<Gate>(model, "gate") else { return };
     let at = node.get("kind").unwrap_or(node).at;

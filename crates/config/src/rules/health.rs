@@ -1,11 +1,11 @@
 //! Rules about health checks and outlier ejection.
 
 use crate::scalar::parse_duration;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 
 /// Reports intervals and times that are too short to be useful.
-pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
+pub(super) fn check(model: &Node, path: &str, report: &mut ProblemReport) {
     let health = model.get("health");
     let ejection = health.and_then(|health| health.get("ejection"));
     for (parent, below, key) in [

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::jwks::{JwksUrl, KeySet, read_file};
 use crate::model::{Auth, JwtAuth};
 use crate::tls::authorities;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
@@ -15,7 +15,7 @@ const REFRESH_MIN: Duration = Duration::from_secs(10);
 
 /// Reports every violation of a rule by an item of `auth`, if its kind is `jwt`. `path` is the path
 /// of the item, such as `auth[0]`.
-pub(super) fn check(node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+pub(super) fn check(node: &Node, path: &str, base_dir: &Path, report: &mut ProblemReport) {
     let Ok(Auth::Jwt(auth)) = serde_json::from_value::<Auth>(node.to_json()) else { return };
     match auth.jwks_file() {
         Some(file) => {
@@ -29,7 +29,7 @@ pub(super) fn check(node: &Node, path: &str, base_dir: &Path, report: &mut Repor
 }
 
 /// Warns of an issuer that can name the tenants of another one. `auth` are all items of `auth`.
-pub(super) fn check_issuers(auth: &[Node], report: &mut Report) {
+pub(super) fn check_issuers(auth: &[Node], report: &mut ProblemReport) {
     let issuer = |node: &Node| match serde_json::from_value::<Auth>(node.to_json()) {
         Ok(Auth::Jwt(auth)) => Some(auth),
         _ => None,
@@ -47,7 +47,7 @@ pub(super) fn check_issuers(auth: &[Node], report: &mut Report) {
     }
 }
 
-fn key_file(file: &Path, node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+fn key_file(file: &Path, node: &Node, path: &str, base_dir: &Path, report: &mut ProblemReport) {
     let at = node.get("jwks").unwrap_or(node).at;
     let named = shown(&file.display().to_string());
     let text = match read_file(&base_dir.join(file)) {
@@ -75,7 +75,7 @@ fn key_file(file: &Path, node: &Node, path: &str, base_dir: &Path, report: &mut 
     }
 }
 
-fn url(auth: &JwtAuth, node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+fn url(auth: &JwtAuth, node: &Node, path: &str, base_dir: &Path, report: &mut ProblemReport) {
     let at = |key: &str| node.get(key).unwrap_or(node).at;
     match JwksUrl::parse(&auth.jwks) {
         Err(error) => {
@@ -102,7 +102,7 @@ fn url(auth: &JwtAuth, node: &Node, path: &str, base_dir: &Path, report: &mut Re
 }
 
 /// Warns of a key that has no effect with these `jwks`.
-fn unused(node: &Node, path: &str, key: &str, report: &mut Report) {
+fn unused(node: &Node, path: &str, key: &str, report: &mut ProblemReport) {
     let given = node.get(key).filter(|node| node.value != Value::Null);
     if let Some(given) = given {
         let message = format!("`{path}.{key}` does nothing with this `jwks`");

@@ -3,12 +3,12 @@
 use crate::model::Limits;
 use crate::scalar::parse_duration;
 use crate::value::typed;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::size::format_size;
 use splitrail_settings::tree::Node;
 
 /// Reports times that are too short for any client, and limits that contradict each other.
-pub(super) fn check(root: &Node, report: &mut Report) {
+pub(super) fn check(root: &Node, report: &mut ProblemReport) {
     let Some(limits) = root.get("limits") else { return };
     for key in ["header_timeout", "idle_timeout", "write_stall", "reply_grace", "body_timeout"] {
         let Some(node) = limits.get(key) else { continue };

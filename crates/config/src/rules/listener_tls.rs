@@ -6,12 +6,12 @@ use std::time::SystemTime;
 use crate::model::{ClientCertificates, ListenerTls};
 use crate::tls::{Protocols, ServerTerms, TlsFileError, TlsFiles, TlsPaths};
 use crate::value::typed;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 
 /// Reports every violation of a rule about `listen.http.tls`, `listen.grpc.tls`, `listen.admin.tls`
 /// and `listen.metrics.tls`.
-pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
+pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let Some(listen) = root.get("listen") else { return };
     for key in ["http", "grpc", "admin", "metrics"] {
         if let Some(listener) = listen.get(key) {
@@ -28,7 +28,7 @@ struct Section<'n> {
 }
 
 impl Section<'_> {
-    fn check(&self, report: &mut Report) {
+    fn check(&self, report: &mut ProblemReport) {
         let Some(node) = self.listener.get("tls").filter(|node| node.value != Value::Null) else {
             return;
         };

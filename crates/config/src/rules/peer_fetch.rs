@@ -2,11 +2,11 @@
 
 use crate::model::{Connector, KvLoadFailurePolicy, PeerFetch, Policy, TokenizerConfig};
 use crate::value::typed_or;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 
 /// Reports peer fetches that cannot happen.
-pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
+pub(super) fn check(model: &Node, path: &str, report: &mut ProblemReport) {
     let Some(fetch) = typed_or(model, "peer_fetch", PeerFetch::default()) else { return };
     if fetch == PeerFetch::Off {
         return;

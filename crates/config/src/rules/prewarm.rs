@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use crate::model::{Limits, PeerFetch, PrewarmConfig, peer_fetch};
 use crate::value::{typed, typed_or};
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::size::format_size;
 use splitrail_settings::tree::Node;
 
 /// Reports prewarming that cannot happen.
-pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut Report) {
+pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut ProblemReport) {
     let Some(section) = model.get("prewarm") else { return };
     let Some(config) = typed::<PrewarmConfig>(model, "prewarm") else { return };
     if config.time_max == Duration::ZERO {
@@ -43,7 +43,7 @@ pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut Report) 
 }
 
 /// Warns if what all models remember may take more than half of the memory of all requests.
-pub(super) fn check_memory(root: &Node, report: &mut Report) {
+pub(super) fn check_memory(root: &Node, report: &mut ProblemReport) {
     let most = typed_or(root, "limits", Limits::default());
     let Some(Limits { request_memory_max_bytes, .. }) = most else { return };
     let mut sum_bytes = 0_usize;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::scalar::{format_duration, parse_duration};
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 
 /// The least and the greatest value of each duration: section, key and both values.
@@ -16,7 +16,7 @@ const RANGES: [(&str, &str, Duration, Duration); 5] = [
 ];
 
 /// Reports durations that are too short or too long.
-pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
+pub(super) fn check(model: &Node, path: &str, report: &mut ProblemReport) {
     for (section, key, least, most) in RANGES {
         let Some(node) = model.get(section).and_then(|section| section.get(key)) else { continue };
         let Some(duration) = node.text().and_then(|text| parse_duration(text).ok()) else {

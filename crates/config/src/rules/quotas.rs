@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::events::is_plane;
 use crate::model::Quotas;
 use crate::value::typed;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 
 /// Minimum lease of a share, of which a quarter passes between renewals.
@@ -14,7 +14,7 @@ const LEASE_MIN: Duration = Duration::from_secs(20);
 const LEASE_MAX: Duration = Duration::from_secs(3600);
 
 /// Reports every violation of a rule about `quotas`.
-pub(super) fn check(root: &Node, report: &mut Report) {
+pub(super) fn check(root: &Node, report: &mut ProblemReport) {
     let Some(section) = root.get("quotas") else { return };
     let Some(Quotas::Nats(quotas)) = typed::<Quotas>(root, "quotas") else { return };
     if !is_plane(root) {

@@ -2,11 +2,11 @@
 
 use crate::model::{CostsConfig, Policy};
 use crate::value::{typed, typed_or};
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 
 /// Warns of a slower tier that is said to be faster than a faster one: it counts as equally fast.
-pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
+pub(super) fn check(model: &Node, path: &str, report: &mut ProblemReport) {
     costs(model, path, report);
     let workers = model.get("workers").map(Node::items).unwrap_or_default();
     for (index, worker) in workers.iter().enumerate() {
@@ -24,7 +24,7 @@ pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
     }
 }
 
-fn costs(holder: &Node, path: &str, report: &mut Report) {
+fn costs(holder: &Node, path: &str, report: &mut ProblemReport) {
     let Some(costs) = typed_or(holder, "costs", CostsConfig::default()) else { return };
     let seconds = [
         ("host_gb_per_second", 1.0 / costs.host_gb_per_second),
@@ -36,7 +36,12 @@ fn costs(holder: &Node, path: &str, report: &mut Report) {
 
 /// `tiers` are keys and costs, from the fastest tier to the slowest. Keys that are not written have
 /// their defaults, and are no reason for a warning.
-fn in_order(section: Option<&Node>, path: &str, tiers: [(&str, f64); 3], report: &mut Report) {
+fn in_order(
+    section: Option<&Node>,
+    path: &str,
+    tiers: [(&str, f64); 3],
+    report: &mut ProblemReport,
+) {
     for pair in tiers.windows(2) {
         let [(faster, faster_cost), (slower, cost)] = pair else { continue };
         let key = |key: &str| section.and_then(|section| section.get(key));

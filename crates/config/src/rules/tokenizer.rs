@@ -5,11 +5,11 @@ use std::path::Path;
 use crate::model::{Connector, TokenizerConfig};
 use crate::value::typed;
 use splitrail_engine::template_kwargs::is_control_kwarg;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 
-pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut ProblemReport) {
     let node = model.get("tokenizer").unwrap_or(model);
     let tokenizer = match typed::<TokenizerConfig>(model, "tokenizer") {
         Some(TokenizerConfig::Huggingface(tokenizer)) => tokenizer,

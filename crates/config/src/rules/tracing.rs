@@ -7,7 +7,7 @@ use crate::model::{OtlpConfig, OtlpProtocol, OtlpTarget, TracingConfig};
 use crate::tls::authorities;
 use crate::value::typed;
 use splitrail_settings::endpoint::BadEndpoint;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 
 /// Headers that the protocol itself sets.
@@ -23,7 +23,7 @@ const OF_THE_PROTOCOL: [&str; 8] = [
 ];
 
 /// Reports every violation of a rule about `tracing`.
-pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
+pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let section = root.get("tracing").and_then(|tracing| tracing.get("otlp"));
     let Some(section) = section.filter(|node| node.value != Value::Null) else { return };
     let Some(mut tracing) = typed::<TracingConfig>(root, "tracing") else { return };
@@ -48,7 +48,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     }
 }
 
-fn endpoint(section: &Node, otlp: &OtlpConfig, report: &mut Report) -> Option<OtlpTarget> {
+fn endpoint(section: &Node, otlp: &OtlpConfig, report: &mut ProblemReport) -> Option<OtlpTarget> {
     let at = section.get("endpoint").unwrap_or(section).at;
     let target = match otlp.target() {
         Ok(target) => target,
@@ -83,7 +83,7 @@ fn is_loopback(target: &OtlpTarget) -> bool {
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-fn headers(section: &Node, otlp: &OtlpConfig, report: &mut Report) {
+fn headers(section: &Node, otlp: &OtlpConfig, report: &mut ProblemReport) {
     let nodes = section.get("headers").map(Node::items).unwrap_or_default();
     for (index, (header, node)) in otlp.headers.iter().zip(nodes).enumerate() {
         let path = format!("tracing.otlp.headers[{index}]");

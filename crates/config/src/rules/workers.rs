@@ -6,7 +6,7 @@ use crate::model::{NO_EVENTS, Role};
 use crate::short_forms::WorkerPlace;
 use crate::value::typed;
 use splitrail_settings::endpoint::{self, BadEndpoint};
-use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::problem::{Place, ProblemReport};
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
@@ -36,7 +36,7 @@ impl<'n> Workers<'n> {
         model: &'n Node,
         path: &str,
         places: &[WorkerPlace],
-        report: &mut Report,
+        report: &mut ProblemReport,
     ) -> Self {
         let mut workers = Self::default();
         let list = model.get("workers").map(Node::items).unwrap_or_default();
@@ -85,11 +85,11 @@ impl<'n> Workers<'n> {
     }
 
     /// Checks a worker by itself.
-    pub(super) fn check_one(worker: &'n Node, place: &WorkerPlace, report: &mut Report) {
+    pub(super) fn check_one(worker: &'n Node, place: &WorkerPlace, report: &mut ProblemReport) {
         Self::default().add(worker, place, report);
     }
 
-    fn add(&mut self, worker: &'n Node, place: &WorkerPlace, report: &mut Report) {
+    fn add(&mut self, worker: &'n Node, place: &WorkerPlace, report: &mut ProblemReport) {
         let role = typed::<Role>(worker, "role");
         // An engine whose events are not written down is asked for them.
         let events = text(worker, "kv_events").filter(|(_, address)| *address != NO_EVENTS);
@@ -151,7 +151,7 @@ fn address(
     key: &str,
     parse: impl Fn(&str) -> Result<String, BadEndpoint>,
     place: &WorkerPlace,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) -> Option<(Place, String)> {
     let (node, address) = text(worker, key)?;
     match parse(address) {
@@ -178,7 +178,7 @@ fn unique(
     address: Address<'_>,
     path: &str,
     hint: &str,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) -> bool {
     let Address { key, text, at } = address;
     if let Some(first) = seen.get(key) {

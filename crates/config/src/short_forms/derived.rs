@@ -1,6 +1,6 @@
 //! Keys that follow from others where they are left out: flow, connector, queue and loss tracking.
 
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 
 use crate::model::{Connector, Discovery, Flow, Policy, RequestFlow, Role, TokenizerConfig};
@@ -8,7 +8,7 @@ use crate::value::typed;
 
 /// Writes out the keys of `model` that follow from others. Returns what was derived, and what is off
 /// because of other keys.
-pub(super) fn expand(model: &mut Node, path: &str, report: &mut Report) -> Vec<String> {
+pub(super) fn expand(model: &mut Node, path: &str, report: &mut ProblemReport) -> Vec<String> {
     let roles = Roles::of(model);
     let blind =
         matches!(typed::<TokenizerConfig>(model, "tokenizer"), Some(TokenizerConfig::None {}));

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
@@ -19,7 +19,7 @@ pub(super) fn expand(
     path: &str,
     base_dir: &Path,
     hub: &Hub,
-    report: &mut Report,
+    report: &mut ProblemReport,
 ) -> Option<String> {
     let path = format!("{path}.tokenizer");
     match model.get("tokenizer").map(|node| (node.at, node.text().map(str::to_owned))) {
@@ -134,7 +134,7 @@ fn download(name: &str, hub: &Hub) -> String {
 }
 
 /// Gives a model without a tokenizer the one of its name, or none.
-fn by_name(model: &mut Node, hub: &Hub, report: &mut Report) -> Option<String> {
+fn by_name(model: &mut Node, hub: &Hub, report: &mut ProblemReport) -> Option<String> {
     let (at, name) = model.get("name").and_then(|node| Some((node.at, node.text()?.to_owned())))?;
     let folder = match hub.find(&name) {
         Cached::Tokenizer(folder) => Some(folder),

@@ -1,7 +1,7 @@
 //! Lists of URLs: each becomes a worker with an id that is made of its role and its address.
 
 use splitrail_settings::endpoint;
-use splitrail_settings::problem::Report;
+use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Entry, Node, Value};
 
 use crate::model::Role;
@@ -40,7 +40,7 @@ impl WorkerPlace {
 
 /// Writes the lists of URLs of `model` out as `workers`. Returns where each worker is written.
 /// Lists that the schema does not allow stay where they are.
-pub(super) fn expand(model: &mut Node, path: &str, report: &mut Report) -> Vec<WorkerPlace> {
+pub(super) fn expand(model: &mut Node, path: &str, report: &mut ProblemReport) -> Vec<WorkerPlace> {
     let (mut all, mut places, mut first) = (Vec::new(), Vec::new(), None);
     for (list, role) in
         [("workers", Role::Both), ("prefill", Role::Prefill), ("decode", Role::Decode)]
@@ -74,7 +74,7 @@ fn is_allowed(list: &Node, mappings: bool) -> bool {
         && (mappings || list.items().iter().all(|item| item.text().is_some()))
 }
 
-fn from_url(item: &Node, url: &str, role: Role, path: &str, report: &mut Report) -> Node {
+fn from_url(item: &Node, url: &str, role: Role, path: &str, report: &mut ProblemReport) -> Node {
     let text = |text: &str| Node::new(item.at, Value::Str(text.to_owned()));
     let mut worker = Node::new(item.at, Value::Map(Vec::new()));
     // The rules report what is wrong with an address.

@@ -24,7 +24,7 @@ pub(super) struct Known {
 
 impl Known {
     /// Whether any list has been reported yet.
-    pub(super) fn is_told(&self) -> bool {
+    pub(super) fn has_reported(&self) -> bool {
         self.reported.is_some()
     }
 

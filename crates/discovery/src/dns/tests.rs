@@ -98,7 +98,7 @@ proptest! {
         for s in silences {
             prop_assert_eq!(known.take(Lookup::None, start + Duration::from_secs(s), KEEP), None);
         }
-        prop_assert_eq!(known.is_told(), known_before);
+        prop_assert_eq!(known.has_reported(), known_before);
     }
 
     #[test]

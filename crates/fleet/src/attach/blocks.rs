@@ -35,7 +35,7 @@ impl From<Invalid> for Fault {
 }
 
 /// The blocks of one worker, as its shim reported them.
-pub struct Blocks {
+pub struct ShimBlocks {
     pool: Arc<Pool>,
     worker: Arc<Worker>,
     /// The shim's mirror to which the blocks belong.
@@ -74,7 +74,7 @@ impl Restoring {
     }
 }
 
-impl Blocks {
+impl ShimBlocks {
     /// Begins in the state `Unknown`.
     pub fn new(pool: Arc<Pool>, worker: Arc<Worker>) -> Self {
         Self { pool, worker, mirror_id: String::new(), state: BlocksState::Unknown }

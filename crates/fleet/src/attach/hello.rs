@@ -13,7 +13,7 @@ use super::credentials::Allowed;
 use super::inbound::{Inbound, Received};
 use crate::Cluster;
 use crate::Served;
-use crate::{Fleet, Source};
+use crate::{Fleet, WorkerSource};
 use splitrail_config::model::{Discovery, Role, Worker as WorkerConfig};
 use splitrail_config::{engine_address, http_address};
 use splitrail_engine_client::networks::literal;
@@ -207,10 +207,10 @@ async fn admit(cluster: &Cluster, host: &str) -> Result<(), Status> {
 /// Adds the worker of a request to the fleet, unless its id belongs to a worker at another address.
 pub(super) fn claim(fleet: &Fleet, hello: &CheckedHello) -> Result<Arc<crate::Worker>, Status> {
     let (model, id) = (hello.served.name(), hello.config.id.as_str());
-    match fleet.claim(model, Source::Shim, hello.config.clone()) {
+    match fleet.claim(model, WorkerSource::Shim, hello.config.clone()) {
         Ok(worker) if worker.authority == hello.authority => Ok(worker),
         Ok(_) => {
-            fleet.revoke(model, Source::Shim, id);
+            fleet.revoke(model, WorkerSource::Shim, id);
             Err(Status::already_exists("another shim speaks for this worker"))
         }
         Err(error) => Err(Status::not_found(error.to_string())),

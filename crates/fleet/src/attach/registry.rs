@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::hello::CheckedHello;
 use super::inbound::Inbound;
-use crate::{Fleet, Source};
+use crate::{Fleet, WorkerSource};
 use splitrail_proto::v1;
 use splitrail_settings::secret::is_same;
 use splitrail_telemetry::Metrics;
@@ -138,7 +138,7 @@ impl SessionRegistry {
     fn evict(&self, sessions: &mut Sessions, key: &(String, String)) {
         if let Some(reservation) = sessions.by_name.remove(key) {
             reservation.evicted.cancel();
-            self.fleet.revoke(&key.0, Source::Shim, &key.1);
+            self.fleet.revoke(&key.0, WorkerSource::Shim, &key.1);
         }
     }
 
@@ -193,7 +193,7 @@ impl Drop for SessionGuard {
             .is_some_and(|reservation| reservation.number == self.number)
         {
             sessions.by_name.remove(&self.key);
-            self.registry.fleet.revoke(&self.key.0, Source::Shim, &self.key.1);
+            self.registry.fleet.revoke(&self.key.0, WorkerSource::Shim, &self.key.1);
         }
     }
 }

@@ -12,14 +12,14 @@ use splitrail_proto::v1::attach_response::Message as RouterMessage;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::blocks::{Blocks, Fault};
+use super::blocks::{Fault, ShimBlocks};
 use super::context::AttachContext;
 use super::hello::{self, CheckedHello};
 use super::inbound::Received;
 use super::registry::{PendingStream, SessionGuard};
 use super::stream::ShimStream;
 use crate::indexing::{Indexing, OVER_LIMIT};
-use crate::resync::ResyncWishes;
+use crate::resync::ResyncRequests;
 use crate::shim_report::Others;
 
 /// The session of one worker.
@@ -34,12 +34,12 @@ pub(super) struct Session {
 
 /// The worker, and the state of its blocks.
 struct AttachedWorker {
-    blocks: Blocks,
+    blocks: ShimBlocks,
     indexing: Indexing,
     /// Whether its shim has sent `Bye`.
     is_leaving: bool,
     /// Requests to build the worker's part of the index again.
-    resync_requests: ResyncWishes,
+    resync_requests: ResyncRequests,
 }
 
 /// What follows a stream.
@@ -241,9 +241,9 @@ impl Session {
         let is_same = |attached: &AttachedWorker| Arc::ptr_eq(&attached.indexing.worker, &worker);
         if !self.attached.as_ref().is_some_and(is_same) {
             worker.set_unsynced();
-            let blocks = Blocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
+            let blocks = ShimBlocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
             let cluster = Arc::clone(&self.context.cluster);
-            let resync_requests = worker.resync.wishes();
+            let resync_requests = worker.resync.requests();
             let indexing =
                 Indexing::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
             self.attached =

@@ -26,7 +26,7 @@ const ACK_AFTER: Duration = Duration::from_millis(100);
 pub(super) struct ShimStream {
     pub(super) inbound: Inbound,
     pub(super) outbound: Outbound,
-    pub(super) resync: Resync,
+    pub(super) resync: SnapshotRequest,
     /// The last change in the index, if it has not been acknowledged.
     pub(super) unacked: Option<u64>,
     /// When the oldest change that is not acknowledged was applied.
@@ -41,13 +41,13 @@ pub(super) struct ShimStream {
 
 /// The state of the requests for a snapshot.
 #[derive(Debug)]
-pub(super) struct Resync {
+pub(super) struct SnapshotRequest {
     wanted: Option<&'static str>,
     asked_at: Option<Instant>,
     not_before: Instant,
 }
 
-impl Resync {
+impl SnapshotRequest {
     fn new(now: Instant) -> Self {
         Self { wanted: None, asked_at: None, not_before: now }
     }
@@ -99,7 +99,7 @@ impl ShimStream {
         let opened = Self {
             inbound,
             outbound,
-            resync: Resync::new(now),
+            resync: SnapshotRequest::new(now),
             unacked: None,
             unacked_since: now,
             since_ack: 0,
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn a_snapshot_is_requested_once_and_not_too_often() {
         let start = Instant::now();
-        let mut resync = Resync::new(start);
+        let mut resync = SnapshotRequest::new(start);
         assert_eq!(resync.take(start), None);
         resync.need("gap");
         resync.need("nonsense");

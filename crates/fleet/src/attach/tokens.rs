@@ -11,13 +11,13 @@ use splitrail_settings::secret::is_same;
 const READ_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// The accepted tokens: those in the configured files, one on each line.
-pub(super) struct Tokens {
-    sources: Arc<[Source]>,
+pub(super) struct ShimTokens {
+    sources: Arc<[TokenSource]>,
     read_at: Mutex<Instant>,
 }
 
 /// A file or variable with tokens, and the workers that they are for.
-struct Source {
+struct TokenSource {
     /// Its key in the configuration.
     key: String,
     secret: Secret,
@@ -25,7 +25,7 @@ struct Source {
     known: Mutex<Vec<String>>,
 }
 
-impl Source {
+impl TokenSource {
     fn read_again(&self) {
         match self.secret.resolve_lines() {
             Ok(tokens) => *self.known.lock().unwrap_or_else(PoisonError::into_inner) = tokens,
@@ -37,7 +37,7 @@ impl Source {
     }
 }
 
-impl Tokens {
+impl ShimTokens {
     /// Reads the tokens for the first time; `None` if no tokens are configured.
     ///
     /// # Errors
@@ -50,11 +50,11 @@ impl Tokens {
             let workers = Workers::Listed(token.workers.clone().into());
             (format!("fleet.tokens[{place}].token"), &token.token, workers)
         });
-        let sources: Result<Vec<Source>, String> = shared
+        let sources: Result<Vec<TokenSource>, String> = shared
             .chain(bound)
             .map(|(key, secret, workers)| {
                 let known = secret.resolve_lines().map_err(|error| format!("{key}: {error}"))?;
-                Ok(Source { key, secret: secret.clone(), workers, known: Mutex::new(known) })
+                Ok(TokenSource { key, secret: secret.clone(), workers, known: Mutex::new(known) })
             })
             .collect();
         let sources = sources?;
@@ -97,7 +97,7 @@ impl Tokens {
         }
         let sources = Arc::clone(&self.sources);
         let reading =
-            tokio::task::spawn_blocking(move || sources.iter().for_each(Source::read_again));
+            tokio::task::spawn_blocking(move || sources.iter().for_each(TokenSource::read_again));
         // The reader has ended with the runtime, or panicked, which is logged.
         let _ended = reading.await;
     }
@@ -117,7 +117,7 @@ mod tests {
         let start = Instant::now();
         let token = Some(Secret::File { path: path.clone() });
         let config = FleetConfig { token, ..FleetConfig::default() };
-        let tokens = Tokens::open(&config, start).unwrap().unwrap();
+        let tokens = ShimTokens::open(&config, start).unwrap().unwrap();
         let accepts = async |token: &str, now| {
             tokens.accept(Some(format!("Bearer {token}").as_bytes()), now).await.is_some()
         };
@@ -156,11 +156,11 @@ mod tests {
             ..FleetConfig::default()
         };
         let now = Instant::now();
-        let tokens = Tokens::open(&config, now).unwrap().unwrap();
+        let tokens = ShimTokens::open(&config, now).unwrap().unwrap();
         let of = |text: &str| Workers::Listed([text.to_owned()].into());
         assert_eq!(tokens.accept(Some(b"Bearer one"), now).await, Some(vec![of("p*")]));
         assert_eq!(tokens.accept(Some(b"Bearer both"), now).await, Some(vec![of("p*"), of("d*")]));
         assert_eq!(tokens.accept(Some(b"Bearer three"), now).await, None);
-        assert!(Tokens::open(&FleetConfig::default(), now).unwrap().is_none());
+        assert!(ShimTokens::open(&FleetConfig::default(), now).unwrap().is_none());
     }
 }

@@ -6,12 +6,12 @@ use bytes::Bytes;
 use http::HeaderValue;
 use serde_json::{Value, json};
 
-use super::diagnose::Tokens;
+use super::diagnose::CanaryTokens;
 use super::prompt::{Prompt, messages};
 use crate::Served;
 use crate::Worker;
 use splitrail_api::Endpoint;
-use splitrail_api::error::Kind;
+use splitrail_api::error::ErrorKind;
 use splitrail_api::text::random_id;
 use splitrail_engine::vllm::tokenize::{self, ids};
 use splitrail_engine_client::{LegHeaders, Shape};
@@ -38,9 +38,9 @@ pub(super) async fn tokens(
     served: &Served,
     worker: &Arc<Worker>,
     prompt: &Prompt,
-) -> Result<Tokens, &'static str> {
+) -> Result<CanaryTokens, &'static str> {
     let (model, text) = (served.name(), prompt.text.as_str());
-    let mut tokens = Tokens::default();
+    let mut tokens = CanaryTokens::default();
     if prompt.tokens.chat.is_some() {
         let body = tokenize::chat_body(model, &messages(text));
         tokens.chat = match post(served, worker, Shape::whole(Endpoint::Tokenize), &body).await? {
@@ -130,7 +130,7 @@ async fn post(
     match tokio::time::timeout(served.config.canary.timeout, exchange).await {
         Ok(Ok(reply)) => Ok(serde_json::from_slice(&reply).ok()),
         Ok(Err(error)) => match error.kind() {
-            Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(None),
+            ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(None),
             _ => {
                 tracing::debug!(worker = worker.id(), path = shape.path(), %error, "the canary got no reply");
                 Err("no_reply")

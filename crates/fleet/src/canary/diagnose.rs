@@ -7,7 +7,7 @@ use crate::event_stats::EventCounts;
 
 /// The tokens of the prompt in its two forms; `None` if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tokens {
+pub(super) struct CanaryTokens {
     /// As a chat, by the template.
     pub(super) chat: Option<Vec<u32>>,
     /// As plain text.
@@ -16,7 +16,7 @@ pub(super) struct Tokens {
 
 /// The result of one canary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum CanaryResult {
     /// The worker agrees with the router.
     Agree,
     /// The worker does not agree with the router.
@@ -27,7 +27,7 @@ pub(super) enum Verdict {
 
 /// What was observed of the prompt's blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Blocks {
+pub(super) struct CanaryBlocks {
     /// Number of full blocks of the prompt.
     pub(super) wanted: u32,
     /// Number of leading blocks of the prompt that the index has of the worker.
@@ -50,7 +50,7 @@ pub(super) struct Blocks {
     pub(super) witnessed: EventCounts,
 }
 
-impl Blocks {
+impl CanaryBlocks {
     /// Whether waiting longer changes nothing.
     pub(super) fn is_settled(&self) -> bool {
         self.found == self.wanted || self.unsalted || self.other_adapter || self.other_special
@@ -58,13 +58,13 @@ impl Blocks {
 }
 
 /// Whether any form is known on both sides.
-pub(super) fn is_compared(ours: &Tokens, engines: &Tokens) -> bool {
+pub(super) fn is_compared(ours: &CanaryTokens, engines: &CanaryTokens) -> bool {
     let both = |a: &Option<Vec<u32>>, b: &Option<Vec<u32>>| a.is_some() && b.is_some();
     both(&ours.chat, &engines.chat) || both(&ours.plain, &engines.plain)
 }
 
 /// Why the tokens differ, if they do.
-pub(super) fn tokens(ours: &Tokens, engines: &Tokens) -> Option<Cause> {
+pub(super) fn tokens(ours: &CanaryTokens, engines: &CanaryTokens) -> Option<Cause> {
     let compare = |ours: &Option<Vec<u32>>, engines: &Option<Vec<u32>>| {
         Some(difference(ours.as_deref()?, engines.as_deref()?))
     };
@@ -90,30 +90,30 @@ pub(super) fn count(is_chat: bool, ours: usize, engines: Option<u64>) -> Option<
 
 /// Why the blocks are not found as expected. Considers blocks that are found under other names
 /// first, then what the engine reports of itself, then the results of its events.
-pub(super) fn blocks(seen: &Blocks) -> Verdict {
-    let Blocks { wanted, found, witnessed, .. } = *seen;
+pub(super) fn blocks(seen: &CanaryBlocks) -> CanaryResult {
+    let CanaryBlocks { wanted, found, witnessed, .. } = *seen;
     let cached = seen.cached_tokens.is_some_and(|tokens| tokens > 0);
     let other_size = seen.engine_block_size.is_some_and(|tokens| tokens != seen.block_size);
     let nothing_stored = witnessed.stored == 0;
     if wanted == 0 {
-        return Verdict::Unclear("context_too_short");
+        return CanaryResult::Unclear("context_too_short");
     }
     if cached || seen.unsalted {
-        return Verdict::Differ(Cause::Salt);
+        return CanaryResult::Differ(Cause::Salt);
     }
     match seen {
-        _ if found == wanted => Verdict::Agree,
-        _ if seen.other_adapter => Verdict::Differ(Cause::Adapter),
-        _ if seen.other_special => Verdict::Differ(Cause::SpecialTokens),
+        _ if found == wanted => CanaryResult::Agree,
+        _ if seen.other_adapter => CanaryResult::Differ(Cause::Adapter),
+        _ if seen.other_special => CanaryResult::Differ(Cause::SpecialTokens),
         _ if other_size || (witnessed.malformed > 0 && nothing_stored) => {
-            Verdict::Differ(Cause::BlockSize)
+            CanaryResult::Differ(Cause::BlockSize)
         }
-        _ if witnessed.events == 0 => Verdict::Differ(Cause::EventsAbsent),
-        _ if seen.is_truncated || witnessed.over_limit > 0 => Verdict::Unclear("over_limit"),
-        _ if found > 0 => Verdict::Unclear("evicted"),
-        _ if witnessed.other_rank > 0 && nothing_stored => Verdict::Differ(Cause::Rank),
-        _ if witnessed.parentless > 0 => Verdict::Differ(Cause::UnknownParent),
-        _ => Verdict::Differ(Cause::Unmatched),
+        _ if witnessed.events == 0 => CanaryResult::Differ(Cause::EventsAbsent),
+        _ if seen.is_truncated || witnessed.over_limit > 0 => CanaryResult::Unclear("over_limit"),
+        _ if found > 0 => CanaryResult::Unclear("evicted"),
+        _ if witnessed.other_rank > 0 && nothing_stored => CanaryResult::Differ(Cause::Rank),
+        _ if witnessed.parentless > 0 => CanaryResult::Differ(Cause::UnknownParent),
+        _ => CanaryResult::Differ(Cause::Unmatched),
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::diagnose::Tokens;
+use super::diagnose::CanaryTokens;
 use crate::Served;
 use splitrail_api::text::random_id;
 use splitrail_prompt::compare::SAMPLE;
@@ -22,7 +22,7 @@ pub(super) struct Prompt {
     /// The user's message in a chat; the whole prompt otherwise.
     pub(super) text: String,
     /// The tokens according to the router's tokenizer.
-    pub(super) tokens: Tokens,
+    pub(super) tokens: CanaryTokens,
     /// The special tokens with which plain prompts begin.
     leading: Vec<u32>,
 }
@@ -72,7 +72,7 @@ fn compute(
         view.and_then(|view| model.tokenize_chat(view, (unix_ms() / 1000) as i64))
     };
     let chat = chat.ok().map(|tokens| tokens.ids);
-    Ok(Prompt { text, tokens: Tokens { chat, plain: Some(whole) }, leading })
+    Ok(Prompt { text, tokens: CanaryTokens { chat, plain: Some(whole) }, leading })
 }
 
 /// The prompt as a chat.
@@ -83,7 +83,7 @@ pub(super) fn messages(text: &str) -> Value {
 impl Prompt {
     /// The tokens of the form that was sent.
     pub(super) fn sent(&self, is_chat: bool) -> &[u32] {
-        let Tokens { chat, plain } = &self.tokens;
+        let CanaryTokens { chat, plain } = &self.tokens;
         let form = if is_chat { chat } else { plain };
         form.as_deref().unwrap_or_default()
     }

@@ -84,7 +84,7 @@ pub enum DriftReaction {
 
 /// A decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Verdict {
+pub struct DriftVerdict {
     /// The share of the worker's overlap to ignore, from 0 to 1: the blocks that were estimated and
     /// not found, divided by the blocks that were estimated.
     pub discount: f64,
@@ -93,9 +93,9 @@ pub struct Verdict {
 }
 
 /// Decides the reaction to one worker's measurements.
-pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instant) -> Verdict {
+pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instant) -> DriftVerdict {
     if !config.enabled || measured.samples < config.samples_min {
-        return Verdict { discount: 0.0, reaction: DriftReaction::Wait };
+        return DriftVerdict { discount: 0.0, reaction: DriftReaction::Wait };
     }
     let beyond =
         |blocks: f64, bound: f64, whole: f64, share: f64| blocks > bound && blocks > share * whole;
@@ -127,7 +127,7 @@ pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instan
         (false, true) if past.under_resyncs >= config.resyncs_max => DriftReaction::Tolerate,
         (false, true) => DriftReaction::Resync(Direction::Under),
     };
-    Verdict { discount, reaction }
+    DriftVerdict { discount, reaction }
 }
 
 #[cfg(test)]
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    fn first(measured: Measured) -> Verdict {
+    fn first(measured: Measured) -> DriftVerdict {
         judge(&CONFIG, &measured, &Past::default(), Instant::now())
     }
 
@@ -170,18 +170,18 @@ mod tests {
         let verdict = first(measured(40.0, 10.0));
         assert_eq!(
             verdict,
-            Verdict { discount: 0.75, reaction: DriftReaction::Resync(Direction::Over) }
+            DriftVerdict { discount: 0.75, reaction: DriftReaction::Resync(Direction::Over) }
         );
         assert_eq!(first(measured(40.0, 0.0)).discount, 1.0);
         for fine in [measured(40.0, 31.0), measured(3.0, 0.0), measured(0.0, 0.0)] {
             assert_eq!(
                 first(fine),
-                Verdict { discount: 0.0, reaction: DriftReaction::NoDrift },
+                DriftVerdict { discount: 0.0, reaction: DriftReaction::NoDrift },
                 "{fine:?}"
             );
         }
         let few = Measured { samples: 31, ..measured(40.0, 0.0) };
-        assert_eq!(first(few), Verdict { discount: 0.0, reaction: DriftReaction::Wait });
+        assert_eq!(first(few), DriftVerdict { discount: 0.0, reaction: DriftReaction::Wait });
     }
 
     #[test]
@@ -189,11 +189,11 @@ mod tests {
         let more = measured(10.0, 60.0);
         assert_eq!(
             first(more),
-            Verdict { discount: 0.0, reaction: DriftReaction::Resync(Direction::Under) }
+            DriftVerdict { discount: 0.0, reaction: DriftReaction::Resync(Direction::Under) }
         );
         let tired = Past { under_resyncs: 3, ..Past::default() };
         let verdict = judge(&CONFIG, &more, &tired, Instant::now());
-        assert_eq!(verdict, Verdict { discount: 0.0, reaction: DriftReaction::Tolerate });
+        assert_eq!(verdict, DriftVerdict { discount: 0.0, reaction: DriftReaction::Tolerate });
     }
 
     /// The reactions of a worker that is judged every minute.

@@ -6,19 +6,19 @@ use std::time::Instant;
 use tokio::time::Instant as Moment;
 
 use super::steps::Given;
-use super::{Fetching, Outcome};
+use super::{Fetching, PeerFetchOutcome};
 use crate::place::Placed;
 use crate::prefill::{PrefillReply, send};
 use crate::read_back::{check_tokens, read_failed};
 use crate::reads::reading_body;
 use crate::staged::{Prefilled, UnderWay};
-use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::Worker;
 use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
 
 /// A hand-off for a prefill leg.
-pub(super) struct Offer {
+pub(super) struct OneShotHandOff {
     booking: FetchBooking,
     /// The worker that keeps the blocks.
     source: Arc<Worker>,
@@ -29,7 +29,7 @@ pub(super) struct Offer {
     tokens: u32,
 }
 
-impl Offer {
+impl OneShotHandOff {
     /// # Errors
     /// If the hand-off cannot be cut exactly.
     pub(super) fn new(
@@ -38,9 +38,9 @@ impl Offer {
         given: Given,
         prefix: Prefix,
         block_size: u32,
-    ) -> Result<Self, Outcome> {
+    ) -> Result<Self, PeerFetchOutcome> {
         let params = given.hand_off.prefix_params(prefix.blocks, block_size);
-        let params = params.ok_or(Outcome::Unusable)?;
+        let params = params.ok_or(PeerFetchOutcome::Unusable)?;
         Ok(Self { booking, source, given, params, tokens: prefix.blocks * block_size })
     }
 
@@ -53,11 +53,11 @@ impl Offer {
 /// hand-off is released; otherwise the source keeps the blocks until they are read or the lease ends.
 pub(crate) struct OneShot<'a> {
     fetching: Fetching<'a>,
-    offer: Offer,
+    offer: OneShotHandOff,
 }
 
 impl<'a> OneShot<'a> {
-    pub(super) fn new(fetching: Fetching<'a>, offer: Offer) -> Self {
+    pub(super) fn new(fetching: Fetching<'a>, offer: OneShotHandOff) -> Self {
         Self { fetching, offer }
     }
 
@@ -84,9 +84,9 @@ impl<'a> OneShot<'a> {
         placed: &Placed,
     ) -> Result<PrefillReply, Error> {
         let Self { mut fetching, offer } = self;
-        let Offer { booking, source, given, params, tokens } = offer;
+        let OneShotHandOff { booking, source, given, params, tokens } = offer;
         let (prompt, worker) = (fetching.prompt, &placed.worker);
-        fetching.outcome = Outcome::Failed;
+        fetching.outcome = PeerFetchOutcome::Failed;
         let (body, send_state) = reading_body(prompt, worker, &params)?;
         let Given { mut hand_off, recomputed_tokens, .. } = given;
         let spent = hand_off.spend();
@@ -94,18 +94,20 @@ impl<'a> OneShot<'a> {
         let prefilled = Prefilled { worker: source, leg_headers: own, staged };
         // Releases the hand-off if it is dropped before a byte of it was sent.
         let mut under_way = UnderWay::new(Some(prefilled), spent, send_state);
-        fetching.outcome = Outcome::Cancelled;
+        fetching.outcome = PeerFetchOutcome::Cancelled;
         worker.read_back.begin(Instant::now());
         let (outcome, ended) = match send(prompt, leg_headers, placed, body, None).await {
             Ok(said) => match check_tokens(prompt, worker, said.reply()) {
-                Err(error) => (Outcome::Mismatch, Err(error)),
+                Err(error) => (PeerFetchOutcome::Mismatch, Err(error)),
                 Ok(()) if said.cached_tokens().is_some_and(|cached| cached != tokens) => {
-                    (Outcome::Declined, Ok(said))
+                    (PeerFetchOutcome::Declined, Ok(said))
                 }
                 Ok(()) => (Given::taken(recomputed_tokens), Ok(said)),
             },
-            Err(error) if error.kind() == Kind::EngineTimeout => (Outcome::TimedOut, Err(error)),
-            Err(error) => (Outcome::Failed, Err(error)),
+            Err(error) if error.kind() == ErrorKind::EngineTimeout => {
+                (PeerFetchOutcome::TimedOut, Err(error))
+            }
+            Err(error) => (PeerFetchOutcome::Failed, Err(error)),
         };
         fetching.outcome = outcome;
         let now = Instant::now();

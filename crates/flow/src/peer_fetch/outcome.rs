@@ -2,7 +2,7 @@
 
 /// How a peer fetch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum PeerFetchOutcome {
     /// The worker holds the prefix.
     Fetched,
     /// The engine of a leg that could take the prefix held it or computed it.
@@ -32,7 +32,7 @@ pub(crate) enum Outcome {
     Cancelled,
 }
 
-impl Outcome {
+impl PeerFetchOutcome {
     /// The outcome in metrics and records.
     pub(crate) fn name(self) -> &'static str {
         match self {

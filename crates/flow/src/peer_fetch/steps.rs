@@ -10,14 +10,14 @@ use splitrail_engine::nixl::HandOff;
 use splitrail_engine::usage::EngineUsage;
 use tokio::time::{Instant as Moment, timeout_at};
 
-use super::outcome::Outcome;
+use super::outcome::PeerFetchOutcome;
 use crate::hand_off::{DecodeParams, PrefillParams};
 use crate::lease::Lease;
 use crate::legs;
 use crate::read_back::discard_whole;
 use crate::reply::choices::turned_away;
 use crate::staged::{FetchRequest, HandOffOrigin, Prefilled, Staged, UnderWay, leave};
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::GateKind;
@@ -84,10 +84,10 @@ pub(super) struct Given {
 
 impl Given {
     /// How a fetch ends whose worker has taken the prefix.
-    pub(super) fn taken(recomputed_tokens: u32) -> Outcome {
+    pub(super) fn taken(recomputed_tokens: u32) -> PeerFetchOutcome {
         match recomputed_tokens {
-            0 => Outcome::Fetched,
-            tokens => Outcome::Recomputed(tokens),
+            0 => PeerFetchOutcome::Fetched,
+            tokens => PeerFetchOutcome::Recomputed(tokens),
         }
     }
 }
@@ -106,39 +106,39 @@ impl<'a> Steps<'a> {
 
     /// Sends one request after the other, for a prefix of these tokens and one more token, which are
     /// the first ones of `ids`.
-    pub(crate) async fn run(&self, ids: &[u32]) -> Result<Outcome, Outcome> {
+    pub(crate) async fn run(&self, ids: &[u32]) -> Result<PeerFetchOutcome, PeerFetchOutcome> {
         let given = self.give(ids).await?;
         self.take(given).await
     }
 
     /// Sends the first request: has the source hand the prefix over.
-    pub(super) async fn give(&self, ids: &[u32]) -> Result<Given, Outcome> {
+    pub(super) async fn give(&self, ids: &[u32]) -> Result<Given, PeerFetchOutcome> {
         let Workers { source, fetcher, .. } = &self.workers;
         if !source.stores_kv_as(fetcher) {
-            return Err(Outcome::Unusable);
+            return Err(PeerFetchOutcome::Unusable);
         }
-        let ids = ids.get(..self.prefix_tokens as usize + 1).ok_or(Outcome::Unusable)?;
-        let body = body(self.asker.body, ids).map_err(|_| Outcome::Unusable)?;
+        let ids = ids.get(..self.prefix_tokens as usize + 1).ok_or(PeerFetchOutcome::Unusable)?;
+        let body = body(self.asker.body, ids).map_err(|_| PeerFetchOutcome::Unusable)?;
         let given = timeout_at(self.deadline, self.ask(body)).await;
-        let given = given.unwrap_or(Err(Outcome::TimedOut));
+        let given = given.unwrap_or(Err(PeerFetchOutcome::TimedOut));
         let did_well = given.as_ref().is_ok_and(|given| given.recomputed_tokens == 0);
         self.booking.source_did(did_well, Instant::now());
         given
     }
 
     /// Sends the second request: has the worker take what the source has given.
-    pub(super) async fn take(&self, given: Given) -> Result<Outcome, Outcome> {
+    pub(super) async fn take(&self, given: Given) -> Result<PeerFetchOutcome, PeerFetchOutcome> {
         let recomputed_tokens = given.recomputed_tokens;
         // After its lease, the source may use the blocks for another prompt, and nobody would see it.
         let ends = self.deadline.min(given.hand_off.lease().ends());
         let taken = timeout_at(ends, self.send_hand_off(given)).await;
-        let taken = taken.unwrap_or(Err(Outcome::TimedOut));
+        let taken = taken.unwrap_or(Err(PeerFetchOutcome::TimedOut));
         self.booking.both_did(taken.is_ok(), Instant::now());
         taken.map(|()| Given::taken(recomputed_tokens))
     }
 
     /// Asks the source for the prefix and one more token.
-    async fn ask(&self, body: JsonObject) -> Result<Given, Outcome> {
+    async fn ask(&self, body: JsonObject) -> Result<Given, PeerFetchOutcome> {
         let Asker { served, metrics, leg_headers, .. } = &self.asker;
         let source = self.workers.source;
         let tokens = self.prefix_tokens + 1;
@@ -146,19 +146,19 @@ impl<'a> Steps<'a> {
         // An engine that knows the threshold computes nothing if it has lost a block.
         let least = (f64::from(self.prefix_tokens) - 0.5) / f64::from(tokens);
         self.put_threshold(&mut asked, source, least);
-        let asked =
-            legs::prefill(&asked, ENDPOINT, PrefillParams::Pulled).map_err(|_| Outcome::Failed)?;
+        let asked = legs::prefill(&asked, ENDPOINT, PrefillParams::Pulled)
+            .map_err(|_| PeerFetchOutcome::Failed)?;
         let epoch = source.audit.epoch();
         let _asked = source.book(self.workers.source_rank, 1, u64::from(tokens));
         let rank = self.workers.source_rank.map(u32::from);
         let pinned = LegHeaders { rank, prefill_tokens: Some(1), ..leg_headers.clone() };
         let (reply, begun, peer) = self.send(source, asked.into(), &pinned).await?;
-        let reply = JsonObject::parse(reply).map_err(|_| Outcome::Failed)?;
+        let reply = JsonObject::parse(reply).map_err(|_| PeerFetchOutcome::Failed)?;
         let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
         let usage = usage.and_then(|raw| EngineUsage::parse_in(Dialect::Chunks, raw).ok());
         let hand_off = reply.raw("kv_transfer_params").unwrap_or("null");
-        let hand_off = HandOff::from_reply(hand_off).map_err(|_| Outcome::Unusable)?;
-        let foreign = |_| Outcome::ForeignHandOff;
+        let hand_off = HandOff::from_reply(hand_off).map_err(|_| PeerFetchOutcome::Unusable)?;
+        let foreign = |_| PeerFetchOutcome::ForeignHandOff;
         let admitted = served.admit_host(source, hand_off.remote_host(), peer);
         admitted.map_err(foreign)?;
         let cached = usage.and_then(|usage| usage.cached_tokens);
@@ -174,7 +174,7 @@ impl<'a> Steps<'a> {
         if !fits {
             // Nor may any worker take it to free its blocks: they stay staged until the lease ends.
             leave(served, metrics);
-            return Err(Outcome::Unusable);
+            return Err(PeerFetchOutcome::Unusable);
         }
         let lease = Lease::of(served.config.lease, &hand_off, begun);
         let fetch = FetchRequest {
@@ -192,15 +192,16 @@ impl<'a> Steps<'a> {
     }
 
     /// Lets the worker take the hand-off.
-    async fn send_hand_off(&self, given: Given) -> Result<(), Outcome> {
+    async fn send_hand_off(&self, given: Given) -> Result<(), PeerFetchOutcome> {
         let Asker { served, metrics, leg_headers, .. } = &self.asker;
         let Given { mut hand_off, body, .. } = given;
-        let params = hand_off.spend().ok_or(Outcome::Failed)?;
+        let params = hand_off.spend().ok_or(PeerFetchOutcome::Failed)?;
         let mut asked = body;
         self.put_threshold(&mut asked, self.workers.fetcher, 0.0);
         let parts: Result<Parts, Error> =
             legs::fetch(&asked, ENDPOINT, DecodeParams::Params(&params));
-        let (revocable, send_state) = RevocableBody::new(parts.map_err(|_| Outcome::Failed)?);
+        let (revocable, send_state) =
+            RevocableBody::new(parts.map_err(|_| PeerFetchOutcome::Failed)?);
         let rank = self.prefix.rank.map(u32::from);
         let leg_headers = LegHeaders { rank, prefill_tokens: Some(0), ..leg_headers.clone() };
         let worker = Arc::clone(self.workers.source);
@@ -220,13 +221,13 @@ impl<'a> Steps<'a> {
         worker: &Arc<Worker>,
         body: RevocableBody,
         leg_headers: &LegHeaders,
-    ) -> Result<(Bytes, Moment, Option<std::net::IpAddr>), Outcome> {
+    ) -> Result<(Bytes, Moment, Option<std::net::IpAddr>), PeerFetchOutcome> {
         let client = &self.asker.served.client;
         let failed = |error: Error| match error.kind() {
-            Kind::EngineRejected(412) => Outcome::Lost,
+            ErrorKind::EngineRejected(412) => PeerFetchOutcome::Lost,
             _ => {
                 tracing::debug!(worker = worker.id(), %error, "a step of a peer fetch failed");
-                Outcome::Failed
+                PeerFetchOutcome::Failed
             }
         };
         let response = client.post(worker, Shape::whole(ENDPOINT), body, leg_headers).await;
@@ -235,7 +236,7 @@ impl<'a> Steps<'a> {
         let peer = response.peer.map(|Peer(address)| address);
         let reply = client.whole(worker, response).await.map_err(failed)?;
         match turned_away(Dialect::Chunks, &reply) {
-            true => Err(Outcome::Lost),
+            true => Err(PeerFetchOutcome::Lost),
             false => Ok((reply, begun, peer)),
         }
     }

@@ -8,7 +8,8 @@ use crate::context::PromptContext;
 use splitrail_fleet::veto_by_health;
 use splitrail_fleet::{Roster, Worker, excluded};
 use splitrail_ledger::decisions::{
-    CandidateRecord, DecisionHandle, FetchChoice, Figures, Placement, ShadowRecord, VetoRecord,
+    CandidateFigures, CandidateRecord, DecisionHandle, FetchChoice, Placement, ShadowRecord,
+    VetoRecord,
 };
 use splitrail_ledger::timeline::{self, Scored};
 use splitrail_ledger::veto::VetoReason;
@@ -140,7 +141,7 @@ impl Pick<'_> {
             Veto::Busy => VetoReason::Busy,
             Veto::SlowStart => VetoReason::SlowStart,
         });
-        let figures = Figures {
+        let figures = CandidateFigures {
             cost: choice.costs[candidate],
             terms: choice.terms.get(candidate.0).copied(),
             fetch: choice

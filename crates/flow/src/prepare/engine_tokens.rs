@@ -18,7 +18,7 @@ use splitrail_kv::{BlockHash, Chain};
 use super::{Prepared, Preparer};
 use crate::offer::{able, begin, end, offered};
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::text::random_id;
 use splitrail_config::model::{EngineTokenizer, TokenizerConfig};
 use splitrail_engine::vllm::tokenize::reply_ids;
@@ -212,7 +212,7 @@ async fn send(
         let response = client.post(worker, Shape::whole(ENDPOINT), body, &leg_headers).await?;
         client.whole(worker, response).await
     };
-    let late = |Late| Err(Error::new(Kind::EngineTimeout, "tokenizer.timeout has passed"));
+    let late = |Late| Err(Error::new(ErrorKind::EngineTimeout, "tokenizer.timeout has passed"));
     let reply = client.timers().bound(timeout, call).await.unwrap_or_else(late);
     let reply = reply.map_err(|error| offered(error, worker, ENDPOINT));
     end(worker, leg, ENDPOINT, reply.as_ref().err());
@@ -233,12 +233,12 @@ async fn send(
 /// Why an engine's error leaves the tokens unknown.
 fn reason(worker: &Worker, error: &Error) -> &'static str {
     match error.kind() {
-        Kind::NotOffered => {
+        ErrorKind::NotOffered => {
             worker.endpoint_support.lacks(Endpoint::Tokenize, Instant::now());
             NO_ENGINE
         }
-        Kind::EngineRejected(400..=499) => REFUSED,
-        Kind::EngineTimeout => LATE,
+        ErrorKind::EngineRejected(400..=499) => REFUSED,
+        ErrorKind::EngineTimeout => LATE,
         _ => {
             tracing::debug!(worker = worker.id(), %error, "an engine gave no tokens of a prompt");
             FAILED

@@ -42,7 +42,7 @@ pub(super) struct Sender {
 pub(super) type Senders = HashMap<WorkerKey, Sender>;
 
 /// What a worker that is prewarmed may take, has and has tried.
-pub(super) struct Need<'a> {
+pub(super) struct PrewarmTarget<'a> {
     pub(super) worker: WorkerIndex,
     /// The rank that takes the prefix; 0 if the worker has only one.
     pub(super) rank: u16,
@@ -74,7 +74,7 @@ pub(super) struct Brought {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum NextFetch {
     /// The worker fetches this prefix.
-    Fetch(Offer),
+    Fetch(PrefixOffer),
     /// The worker waits: another fetch is bringing the prefix, or no worker that holds it may send now.
     Wait,
     /// The worker holds all hot prefixes that other workers can send.
@@ -85,7 +85,7 @@ pub(super) enum NextFetch {
 
 /// A prefix and a worker that can send it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Offer {
+pub(super) struct PrefixOffer {
     /// The place of the prefix among the hot ones.
     pub(super) at: usize,
     /// Leading blocks of it that are fetched.
@@ -99,8 +99,8 @@ pub(super) struct Offer {
 }
 
 /// Chooses the prefix whose missing blocks are worth most, of those that a worker can send now.
-pub(super) fn choose(need: &Need<'_>, hot: &[Hot], senders: &Senders) -> NextFetch {
-    let mut best: Option<Offer> = None;
+pub(super) fn choose(need: &PrewarmTarget<'_>, hot: &[Hot], senders: &Senders) -> NextFetch {
+    let mut best: Option<PrefixOffer> = None;
     let mut other = NextFetch::Done;
     for (at, hot) in hot.iter().enumerate() {
         match need.look(at, hot, senders) {
@@ -116,7 +116,7 @@ pub(super) fn choose(need: &Need<'_>, hot: &[Hot], senders: &Senders) -> NextFet
     best.map_or(other, NextFetch::Fetch)
 }
 
-impl Need<'_> {
+impl PrewarmTarget<'_> {
     /// What the worker would do if this were the only prefix.
     fn look(&self, at: usize, hot: &Hot, senders: &Senders) -> NextFetch {
         let hashes = &hot.prefix.hashes[..];
@@ -158,7 +158,7 @@ impl Need<'_> {
         if !is_open(blocks) {
             return NextFetch::Wait;
         }
-        NextFetch::Fetch(Offer {
+        NextFetch::Fetch(PrefixOffer {
             at,
             blocks,
             brought_blocks: blocks - held_here,

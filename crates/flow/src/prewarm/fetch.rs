@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use http::HeaderValue;
 use splitrail_kv::BlockHash;
 
-use crate::peer_fetch::{Asker, Outcome, Steps, Workers};
+use crate::peer_fetch::{Asker, PeerFetchOutcome, Steps, Workers};
 use splitrail_api::JsonObject;
 use splitrail_api::text::random_id;
 use splitrail_engine_client::LegHeaders;
@@ -17,7 +17,7 @@ use splitrail_policy::nanoseconds;
 use splitrail_telemetry::Metrics;
 
 /// What is fetched, from where, and to where.
-pub(super) struct Plan {
+pub(super) struct PrewarmFetch {
     /// The worker that holds the prefix.
     pub(super) source: Arc<Worker>,
     /// The rank that holds it, if the source has several.
@@ -41,7 +41,7 @@ const TOKEN_BYTES: usize = 32;
 struct Counted<'a> {
     served: &'a Served,
     metrics: &'a Metrics,
-    outcome: Outcome,
+    outcome: PeerFetchOutcome,
 }
 
 impl Drop for Counted<'_> {
@@ -54,13 +54,18 @@ impl Drop for Counted<'_> {
 /// A fetch that has ended, and how long it took.
 #[derive(Clone, Copy)]
 pub(super) struct EndedFetch {
-    pub(super) outcome: Outcome,
+    pub(super) outcome: PeerFetchOutcome,
     pub(super) took: Duration,
 }
 
 /// Fetches a prefix, and counts it.
-pub(super) async fn fetch(served: Arc<Served>, metrics: Arc<Metrics>, plan: Plan) -> Outcome {
-    let mut counted = Counted { served: &served, metrics: &metrics, outcome: Outcome::Cancelled };
+pub(super) async fn fetch(
+    served: Arc<Served>,
+    metrics: Arc<Metrics>,
+    plan: PrewarmFetch,
+) -> PeerFetchOutcome {
+    let mut counted =
+        Counted { served: &served, metrics: &metrics, outcome: PeerFetchOutcome::Cancelled };
     counted.outcome = run(&served, &metrics, &plan).await.unwrap_or_else(|outcome| outcome);
     counted.outcome
 }
@@ -68,29 +73,29 @@ pub(super) async fn fetch(served: Arc<Served>, metrics: Arc<Metrics>, plan: Plan
 async fn run(
     served: &Arc<Served>,
     metrics: &Arc<Metrics>,
-    plan: &Plan,
-) -> Result<Outcome, Outcome> {
-    let Plan { source, source_rank, fetcher, rank, hashes, tokens, bounds } = plan;
-    let last = *hashes.last().ok_or(Outcome::Unusable)?;
+    plan: &PrewarmFetch,
+) -> Result<PeerFetchOutcome, PeerFetchOutcome> {
+    let PrewarmFetch { source, source_rank, fetcher, rank, hashes, tokens, bounds } = plan;
+    let last = *hashes.last().ok_or(PeerFetchOutcome::Unusable)?;
     if !served.pool.holds(source, *source_rank, hashes) {
-        return Err(Outcome::Gone);
+        return Err(PeerFetchOutcome::Gone);
     }
     // Requests come first: while they need the memory, there is no place.
     let bytes = (hashes.len() * served.pool.block_size() as usize).saturating_mul(TOKEN_BYTES);
-    let memory = Arc::new(served.pool.hot.charge(bytes).ok_or(Outcome::Full)?);
-    let known = served.pool.hot.tokens(hashes).ok_or(Outcome::Unusable)?;
+    let memory = Arc::new(served.pool.hot.charge(bytes).ok_or(PeerFetchOutcome::Full)?);
+    let known = served.pool.hot.tokens(hashes).ok_or(PeerFetchOutcome::Unusable)?;
     let costs = fetcher.costs.seen(Instant::now(), RankScope::Rank(None), 0).coefficients;
     let transfer_ns = nanoseconds(costs.fetch_link_seconds(*tokens));
     let prefix = Prefix { rank: *rank, blocks: hashes.len() as u32, last };
     let booking =
         FetchBooking::begin(&source.fetches, &fetcher.fetches, prefix, *bounds, transfer_ns);
-    let booking = booking.ok_or(Outcome::Full)?;
+    let booking = booking.ok_or(PeerFetchOutcome::Full)?;
     let was_idle = booking.is_alone() && source.booked.prefill_tokens() == 0;
-    let mut body = JsonObject::parse_str("{}").map_err(|_| Outcome::Unusable)?;
+    let mut body = JsonObject::parse_str("{}").map_err(|_| PeerFetchOutcome::Unusable)?;
     body.set("model", known.model);
     // Any token does as the one after the prefix: its block is not full, so nothing is cached of it.
     let mut ids = known.ids;
-    ids.push(*ids.first().ok_or(Outcome::Unusable)?);
+    ids.push(*ids.first().ok_or(PeerFetchOutcome::Unusable)?);
     let (body, memory) = (&body, Some(&memory));
     let asker = Asker { served, metrics, body, memory, leg_headers: leg_headers() };
     let workers = Workers { source, source_rank: *source_rank, fetcher };
@@ -98,7 +103,7 @@ async fn run(
     let deadline = begun + served.config.timeouts.peer_fetch;
     let outcome = Steps::new(asker, &booking, workers, prefix, deadline.into()).run(&ids).await?;
     booking.arrived();
-    if was_idle && booking.is_alone() && outcome == Outcome::Fetched {
+    if was_idle && booking.is_alone() && outcome == PeerFetchOutcome::Fetched {
         fetcher.costs.fetched(Instant::now(), *tokens, begun.elapsed().as_secs_f64());
     }
     Ok(outcome)

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use splitrail_kv::{BlockHash, Tier};
 use tokio::task::{AbortHandle, Id};
 
-use super::choose::{Brought, Hot, Need, NextFetch, Offer, Senders, choose, is_needed_by_clients};
-use super::fetch::{EndedFetch, Plan};
-use crate::peer_fetch::Outcome;
+use super::choose::{
+    Brought, Hot, NextFetch, PrefixOffer, PrewarmTarget, Senders, choose, is_needed_by_clients,
+};
+use super::fetch::{EndedFetch, PrewarmFetch};
+use crate::peer_fetch::PeerFetchOutcome;
 use splitrail_config::model::PrewarmConfig;
 use splitrail_fleet::costs::RankScope;
 use splitrail_fleet::peer_fetch::{FetchBounds, can_take};
@@ -100,7 +102,7 @@ pub(super) struct View<'a> {
 
 /// What becomes of a worker that is prewarmed.
 pub(super) enum JoinStep {
-    Fetch(Plan),
+    Fetch(PrewarmFetch),
     Wait,
     End(End),
 }
@@ -141,7 +143,7 @@ impl Join {
             if self.brought.len() > BROUGHT_MAX {
                 self.brought.pop_front();
             }
-        } else if outcome != Outcome::Full {
+        } else if outcome != PeerFetchOutcome::Full {
             *tries = tries.saturating_add(1);
         }
         self.pauses.push(now + pause(took, link_share, outcome.has_blocks()));
@@ -174,7 +176,7 @@ impl Join {
             let running: Vec<&[BlockHash]> =
                 self.running.iter().map(|running| &*running.hashes).collect();
             choose(
-                &Need {
+                &PrewarmTarget {
                     worker: worker.index,
                     rank: self.rank(worker).unwrap_or(0),
                     blocks_min: bounds.min_tokens.div_ceil(block_size) as usize,
@@ -240,9 +242,14 @@ impl Join {
         ((f64::from(total) * FILLED_MAX) as usize).saturating_sub(held + arriving.sum::<usize>())
     }
 
-    fn plan(&self, offer: Offer, worker: &Arc<Worker>, view: &View<'_>) -> Option<Plan> {
+    fn plan(
+        &self,
+        offer: PrefixOffer,
+        worker: &Arc<Worker>,
+        view: &View<'_>,
+    ) -> Option<PrewarmFetch> {
         let block_size = u64::from(view.served.pool.block_size());
-        Some(Plan {
+        Some(PrewarmFetch {
             source: Arc::clone(view.roster.get(offer.source)?),
             source_rank: offer.source_rank,
             fetcher: Arc::clone(worker),

@@ -8,10 +8,10 @@ use tokio::sync::Notify;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use super::choose::Hot;
-use super::fetch::{EndedFetch, Plan, fetch};
+use super::fetch::{EndedFetch, PrewarmFetch, fetch};
 use super::join::{End, Join, JoinStep, Running, View};
 use super::view::{list_senders, look_up};
-use crate::peer_fetch::Outcome;
+use crate::peer_fetch::PeerFetchOutcome;
 use splitrail_config::model::PrewarmConfig;
 use splitrail_engine_client::Engine as _;
 use splitrail_fleet::peer_fetch::FetchBounds;
@@ -151,9 +151,10 @@ impl Joins {
         while let Some(ended) = self.fetches.try_join_next_with_id() {
             let (id, ended) = match ended {
                 Ok(ended) => ended,
-                Err(error) => {
-                    (error.id(), EndedFetch { outcome: Outcome::Failed, took: Duration::ZERO })
-                }
+                Err(error) => (
+                    error.id(),
+                    EndedFetch { outcome: PeerFetchOutcome::Failed, took: Duration::ZERO },
+                ),
             };
             for PrefillWorker { worker, join, .. } in self.workers.values_mut() {
                 let Some(join) = join else { continue };
@@ -196,7 +197,7 @@ impl Joins {
         index: WorkerIndex,
         served: &Arc<Served>,
         metrics: &Arc<Metrics>,
-        plan: Plan,
+        plan: PrewarmFetch,
     ) {
         let Some(join) = self.workers.get_mut(&index).and_then(|seen| seen.join.as_mut()) else {
             return;

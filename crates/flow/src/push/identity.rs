@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderValue;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::text::random_id;
 use splitrail_engine::nixl_push::{PushEngine, PushReply};
 use splitrail_engine::vllm::hand_off_trial::prefill_body;
@@ -135,7 +135,7 @@ fn no_reply(worker: &Worker, why: &NoReply) -> NoIdentity {
         NoReply::Connect { cause, .. } | NoReply::Name { cause } | NoReply::Tls { cause } => {
             worker.set_unreachable(format_args!("it cannot be reached: {cause}"));
             let message = format!("worker {} cannot be reached", worker.id());
-            NoIdentity::Failed(Error::new(Kind::EngineUnreachable, message))
+            NoIdentity::Failed(Error::new(ErrorKind::EngineUnreachable, message))
         }
         NoReply::Late => NoIdentity::Late,
         _ => NoIdentity::Unusable("it gave no complete reply".to_owned()),

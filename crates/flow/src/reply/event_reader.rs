@@ -10,7 +10,7 @@ use splitrail_engine::dialect::Dialect;
 
 use super::dialect::{self, data_of};
 use super::sse::{Piece, Splitter, Uncut};
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
 use splitrail_engine_client::{
     Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large,
@@ -124,7 +124,7 @@ impl EventReader {
             match self.patience.bound(body.frame()).await {
                 Err(_) => {
                     let message = format!("worker {} fell silent in mid-stream", self.worker.id());
-                    return Err(Error::new(Kind::EngineTimeout, message));
+                    return Err(Error::new(ErrorKind::EngineTimeout, message));
                 }
                 Ok(Some(Ok(frame))) => {
                     if let Some(data) = frame.data_ref() {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use splitrail_api::JsonObject;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 
 /// A stream of events for a client; an error is its last item.
 pub type Events = Pin<Box<dyn Stream<Item = Result<Bytes, Error>> + Send>>;
@@ -69,7 +69,7 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
             };
             let Ok(mut event) = JsonObject::parse(data) else {
                 let message = "the reply broke off: an engine sent an event that is no chunk";
-                return Some(Err(Error::new(Kind::DecodeLost, message)));
+                return Some(Err(Error::new(ErrorKind::DecodeLost, message)));
             };
             if self.id.is_none() {
                 self.id = Some(event.clone());
@@ -111,7 +111,7 @@ fn unify(event: &mut JsonObject, first: &JsonObject) {
 /// # Errors
 /// If an engine's reply has no choices.
 pub fn replies(replies: Vec<JsonObject>, places: Places) -> Result<JsonObject, Error> {
-    let nonsense = || Error::new(Kind::EngineFailed, "an engine's reply has no choices");
+    let nonsense = || Error::new(ErrorKind::EngineFailed, "an engine's reply has no choices");
     let mut choices = Vec::new();
     for (prompt_index, reply) in replies.iter().enumerate() {
         let mut reply = reply.clone();

@@ -5,7 +5,7 @@ use splitrail_engine::vllm::identity::EventSource;
 
 use super::list::{Findings, needs_events};
 use crate::facts::{EventsFact, ReplayFact, SourcesFact, WorkerFacts};
-use crate::finding::Kind;
+use crate::finding::FindingKind;
 
 pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     if let (BlockSize::Tokens(ours), Some(engines)) =
@@ -14,7 +14,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     {
         let what = format!("the engine's block size is {engines}, the configuration says {ours}");
         let remedy = format!("set `block_size: {engines}` or `auto`");
-        found.add_with(Kind::BlockSizeDiffers, what, remedy);
+        found.add_with(FindingKind::BlockSizeDiffers, what, remedy);
     }
     // A shim reports the events of its engine.
     if worker.config.shim || !needs_events(found.model) {
@@ -31,10 +31,10 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
 /// The engine was asked where it publishes, and names nothing that can be followed.
 fn unknown(found: &mut Findings<'_>, worker: &WorkerFacts) {
     if worker.identity.sources == SourcesFact::NotTcp {
-        return found.add(Kind::KvEventsOff, NOT_TCP.to_owned());
+        return found.add(FindingKind::KvEventsOff, NOT_TCP.to_owned());
     }
     let what = "the engine tells of no KV events: the router does not know what this worker holds";
-    found.add(Kind::KvEventsUnused, what.to_owned());
+    found.add(FindingKind::KvEventsUnused, what.to_owned());
 }
 
 /// What is said of an engine whose publisher cannot be reached over a network.
@@ -51,19 +51,19 @@ fn configured(found: &mut Findings<'_>, worker: &WorkerFacts, address: &str) {
         EventsFact::Untested => {}
         _ if *sources == SourcesFact::None => {
             let what = "the engine publishes no KV events, although `kv_events` is set".to_owned();
-            return found.add(Kind::KvEventsOff, what);
+            return found.add(FindingKind::KvEventsOff, what);
         }
         _ if *sources == SourcesFact::NotTcp => {
-            return found.add(Kind::KvEventsOff, NOT_TCP.to_owned());
+            return found.add(FindingKind::KvEventsOff, NOT_TCP.to_owned());
         }
         EventsFact::Unreachable(cause) => {
             let what = format!("no KV events from {address}: {cause}");
             match own.map(|own| own.events.to_string()).filter(|own| own != address) {
                 Some(own) => {
                     let remedy = format!("set `kv_events: \"{own}\"`, where the engine publishes");
-                    found.add_with(Kind::KvEventsUnreachable, what, remedy);
+                    found.add_with(FindingKind::KvEventsUnreachable, what, remedy);
                 }
-                None => found.add(Kind::KvEventsUnreachable, what),
+                None => found.add(FindingKind::KvEventsUnreachable, what),
             }
         }
         EventsFact::Silent => {
@@ -71,15 +71,18 @@ fn configured(found: &mut Findings<'_>, worker: &WorkerFacts, address: &str) {
                 "{address} accepts the connection, and no KV event came after the engine had \
                  served a prompt"
             );
-            found.add(Kind::KvEventsSilent, what);
+            found.add(FindingKind::KvEventsSilent, what);
         }
         EventsFact::OfAnother => {
             let what =
                 format!("the KV events from {address} are not those of this engine's prompts");
-            found.add(Kind::KvEventsOfAnother, what);
+            found.add(FindingKind::KvEventsOfAnother, what);
         }
         EventsFact::Undecodable(cause) => {
-            found.add(Kind::KvEventsUnreadable, format!("the KV events from {address}: {cause}"));
+            found.add(
+                FindingKind::KvEventsUnreadable,
+                format!("the KV events from {address}: {cause}"),
+            );
         }
     }
     replay(found, worker, own);
@@ -94,13 +97,13 @@ fn replay(found: &mut Findings<'_>, worker: &WorkerFacts, own: Option<&EventSour
             match own {
                 Some(Some(own)) if own.to_string() != *address => {
                     let remedy = format!("set `kv_replay: \"{own}\"`, where the engine replays");
-                    found.add_with(Kind::KvReplayFails, what, remedy);
+                    found.add_with(FindingKind::KvReplayFails, what, remedy);
                 }
                 Some(None) => {
-                    let remedy = Kind::KvReplayOff.remedy().to_owned();
-                    found.add_with(Kind::KvReplayFails, what, remedy);
+                    let remedy = FindingKind::KvReplayOff.remedy().to_owned();
+                    found.add_with(FindingKind::KvReplayFails, what, remedy);
                 }
-                _ => found.add(Kind::KvReplayFails, what),
+                _ => found.add(FindingKind::KvReplayFails, what),
             }
         }
         (None, _) => {
@@ -108,9 +111,9 @@ fn replay(found: &mut Findings<'_>, worker: &WorkerFacts, own: Option<&EventSour
             match own.and_then(|own| own.replay.as_ref()) {
                 Some(own) => {
                     let remedy = format!("set `kv_replay: \"{own}\"`");
-                    found.add_with(Kind::KvReplayOff, what.to_owned(), remedy);
+                    found.add_with(FindingKind::KvReplayOff, what.to_owned(), remedy);
                 }
-                None => found.add(Kind::KvReplayOff, what.to_owned()),
+                None => found.add(FindingKind::KvReplayOff, what.to_owned()),
             }
         }
         _ => {}

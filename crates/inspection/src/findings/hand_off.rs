@@ -4,7 +4,7 @@ use splitrail_config::model::{Connector, GateKind, Role};
 
 use super::list::{Findings, hands_over, is_gated, needs_events, router_gates};
 use crate::facts::{FetchOutcome, StagedFact, TrialFact, WorkerFacts};
-use crate::finding::Kind;
+use crate::finding::FindingKind;
 
 pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     staged(found, worker);
@@ -14,19 +14,19 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             FetchOutcome::Transferred | FetchOutcome::Served => {}
             FetchOutcome::Computed => {
                 let what = format!("the worker computed the prompt that {from} had handed to it");
-                found.add(Kind::HandOffIgnored, what);
+                found.add(FindingKind::HandOffIgnored, what);
             }
             FetchOutcome::Refused { status, message } => {
                 let what = format!("a hand-off from {from} fails: status {status}: {message}");
-                found.add(Kind::HandOffFails, what);
+                found.add(FindingKind::HandOffFails, what);
             }
             FetchOutcome::NoReply(why) => {
                 let what = format!("a hand-off from {from} fails: {why}");
-                found.add(Kind::HandOffFails, what);
+                found.add(FindingKind::HandOffFails, what);
             }
             FetchOutcome::Untested(why) => {
                 let what = format!("a hand-off from {from} was not tested: {why}");
-                found.add(Kind::HandOffUntested, what);
+                found.add(FindingKind::HandOffUntested, what);
             }
         }
     }
@@ -34,7 +34,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     let no_connector = model.connector == Connector::None || !hands_over(model);
     if no_connector && worker.identity.has_nixl == Some(true) {
         let what = "the engine has the NIXL connector, and the configuration hands nothing over";
-        found.add(Kind::ConnectorUnused, what.to_owned());
+        found.add(FindingKind::ConnectorUnused, what.to_owned());
     }
     gate(found, worker);
 }
@@ -45,12 +45,12 @@ fn staged(found: &mut Findings<'_>, worker: &WorkerFacts) {
         StagedFact::Absent => {
             let what = "the reply to a prefill (`do_remote_decode`) has no `kv_transfer_params`: \
                         the engine cannot hand over";
-            found.add(Kind::NoHandOff, what.to_owned());
+            found.add(FindingKind::NoHandOff, what.to_owned());
         }
         StagedFact::Foreign(cause) => {
             let name = found.model.connector.name();
             found.add(
-                Kind::OtherConnector,
+                FindingKind::OtherConnector,
                 format!("not a hand-off of `connector: {name}`: {cause}"),
             );
         }
@@ -59,7 +59,7 @@ fn staged(found: &mut Findings<'_>, worker: &WorkerFacts) {
                 "the engine's hand-off names the host `{host}`, which is no worker's and not in \
                  `hand_off_networks`"
             );
-            found.add(Kind::HandOffHost, what);
+            found.add(FindingKind::HandOffHost, what);
         }
     }
 }
@@ -75,12 +75,12 @@ fn gate(found: &mut Findings<'_>, worker: &WorkerFacts) {
         && worker.supports_cache_hit_threshold == Some(false)
     {
         let what = "the engine ignores `cache_hit_threshold`, on which the configuration relies";
-        found.add(Kind::ThresholdIgnored, what.to_owned());
+        found.add(FindingKind::ThresholdIgnored, what.to_owned());
     }
     let has_events = worker.config.written_events().is_some() && needs_events(model);
     if is_gated(model) && router_gates(model, worker) && !has_events {
         let what = "nothing can tell that this worker holds enough of a prompt: decode-first never \
                     serves a request here";
-        found.add(Kind::NoGate, what.to_owned());
+        found.add(FindingKind::NoGate, what.to_owned());
     }
 }

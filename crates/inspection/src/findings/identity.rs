@@ -5,7 +5,7 @@ use splitrail_engine::vllm::identity::EngineVersion;
 
 use super::list::Findings;
 use crate::facts::{BootstrapFact, WorkerFacts};
-use crate::finding::Kind;
+use crate::finding::FindingKind;
 
 /// Difference of two clocks, in seconds, from which it is reported. The resolution of `date` is a
 /// second, and a reply may take some more.
@@ -17,7 +17,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     let identity = &worker.identity;
     let model = found.model;
     if let Some(status) = identity.health.filter(|status| *status != 200) {
-        found.add(Kind::Unhealthy, format!("`/health` returns status {status}"));
+        found.add(FindingKind::Unhealthy, format!("`/health` returns status {status}"));
     }
     if identity.model(&model.name).is_none() {
         let names: Vec<_> =
@@ -30,11 +30,11 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             _ => names.join(", "),
         };
         let what = format!("the engine serves {serves}, not `{}`", model.name);
-        found.add(Kind::WrongModel, what);
+        found.add(FindingKind::WrongModel, what);
     }
     for adapter in model.adapters.iter().filter(|name| identity.model(name).is_none()) {
         found.add(
-            Kind::AdapterMissing,
+            FindingKind::AdapterMissing,
             format!("the engine does not serve the adapter `{adapter}`"),
         );
     }
@@ -48,7 +48,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             "the engine's version {version} is older than {oldest}, the oldest one whose KV events \
              and hand-offs are known"
         );
-        found.add(Kind::TooOld, what);
+        found.add(FindingKind::TooOld, what);
     }
     if let Some(ahead_s) = worker.clock_ahead_s.filter(|ahead_s| ahead_s.abs() > CLOCK_MAX_S) {
         let direction = if ahead_s > 0 { "ahead of" } else { "behind" };
@@ -56,16 +56,16 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             "the clock of the engine's host is {} s {direction} this host's",
             ahead_s.unsigned_abs()
         );
-        found.add(Kind::ClockOff, what);
+        found.add(FindingKind::ClockOff, what);
     }
     if let (Some(ours), Some(engines)) = (worker.config.data_parallel_ranks, identity.ranks)
         && u32::from(ours) != engines
     {
         let what =
             format!("the engine has {engines} data-parallel ranks, the configuration {ours}");
-        found.add(Kind::RanksDiffer, what);
+        found.add(FindingKind::RanksDiffer, what);
     }
     if let BootstrapFact::Fails { url, cause } = &worker.bootstrap {
-        found.add(Kind::BootstrapFails, format!("the bootstrap server {url}: {cause}"));
+        found.add(FindingKind::BootstrapFails, format!("the bootstrap server {url}: {cause}"));
     }
 }

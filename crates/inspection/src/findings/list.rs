@@ -3,7 +3,7 @@
 use splitrail_config::model::{Flow, GateKind, Model, RequestFlow, Role};
 
 use crate::facts::WorkerFacts;
-use crate::finding::{Finding, Kind};
+use crate::finding::{Finding, FindingKind};
 
 /// The findings so far.
 pub(super) struct Findings<'a> {
@@ -20,7 +20,7 @@ impl<'a> Findings<'a> {
     }
 
     /// Adds a finding with the usual remedy.
-    pub(super) fn add(&mut self, kind: Kind, what: String) {
+    pub(super) fn add(&mut self, kind: FindingKind, what: String) {
         let name = &self.model.name;
         let finding = match self.worker {
             Some(worker) => Finding::of_worker(kind, name, worker, what),
@@ -30,7 +30,7 @@ impl<'a> Findings<'a> {
     }
 
     /// Adds a finding with a remedy that names more.
-    pub(super) fn add_with(&mut self, kind: Kind, what: String, remedy: String) {
+    pub(super) fn add_with(&mut self, kind: FindingKind, what: String, remedy: String) {
         self.add(kind, what);
         if let Some(finding) = self.list.pop() {
             self.list.push(finding.with_remedy(remedy));

@@ -7,7 +7,7 @@ use splitrail_config::model::Connector;
 
 use super::list::{Findings, hands_over};
 use crate::facts::WorkerFacts;
-use crate::finding::Kind;
+use crate::finding::FindingKind;
 
 /// Maximum number of workers that a finding lists for one value.
 const IDS_MAX: usize = 4;
@@ -17,7 +17,7 @@ pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
     let block_sizes = by_value(&reached, |worker| worker.identity.block_size);
     if block_sizes.len() > 1 {
         let what = format!("block sizes differ: {}", listed(&block_sizes));
-        found.add(Kind::BlockSizesDiffer, what);
+        found.add(FindingKind::BlockSizesDiffer, what);
     }
     if found.model.connector != Connector::None {
         let dtypes = by_value(&reached, |worker| worker.identity.kv_dtype.clone());
@@ -25,7 +25,7 @@ pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
         for (what, values) in [("data types", dtypes), ("layouts", layouts)] {
             if values.len() > 1 {
                 let what = format!("{what} of the KV differ: {}", listed(&values));
-                found.add(Kind::KvFormatsDiffer, what);
+                found.add(FindingKind::KvFormatsDiffer, what);
             }
         }
     }
@@ -33,13 +33,13 @@ pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
     let contexts = by_value(&reached, |worker| worker.identity.model(name)?.context_tokens);
     if contexts.len() > 1 {
         let what = format!("the longest sequences differ, in tokens: {}", listed(&contexts));
-        found.add(Kind::ContextsDiffer, what);
+        found.add(FindingKind::ContextsDiffer, what);
     }
     if hands_over(found.model) && found.model.connector != Connector::None {
         let versions = by_value(&reached, |worker| worker.identity.version.clone());
         if versions.len() > 1 {
             let what = format!("versions of engines that hand over differ: {}", listed(&versions));
-            found.add(Kind::VersionsDiffer, what);
+            found.add(FindingKind::VersionsDiffer, what);
         }
     }
 }

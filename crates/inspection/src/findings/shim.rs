@@ -2,7 +2,7 @@
 
 use super::list::Findings;
 use crate::facts::{ShimFact, ShimStatus, WorkerFacts};
-use crate::finding::Kind;
+use crate::finding::FindingKind;
 
 pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     let status = match &worker.shim {
@@ -11,7 +11,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             // An address that does not answer has a finding already.
             if worker.is_reached() {
                 let what = format!("no shim answers at {}", worker.config.url);
-                found.add(Kind::NotAShim, what);
+                found.add(FindingKind::NotAShim, what);
             }
             return;
         }
@@ -24,14 +24,14 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             "the shim is worker `{}` with the role {}, the configuration says `{}` with the role {role}",
             status.id, status.role, worker.config.id
         );
-        found.add(Kind::ShimMismatch, what);
+        found.add(FindingKind::ShimMismatch, what);
     }
     if let Some(why) = unready {
-        found.add(Kind::ShimUnready, format!("the shim takes no work: {why}"));
+        found.add(FindingKind::ShimUnready, format!("the shim takes no work: {why}"));
     }
     if current_ranks < ranks || *ranks == 0 {
         let what = format!("the shim's mirror is current for {current_ranks} of {ranks} ranks");
-        found.add(Kind::ShimMirrorStale, what);
+        found.add(FindingKind::ShimMirrorStale, what);
     }
     if live_routers < routers {
         let error = status.router_error.as_ref().map(|error| format!(": {error}"));
@@ -39,9 +39,9 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             "the shim reports to {live_routers} of {routers} routers{}",
             error.unwrap_or_default()
         );
-        found.add(Kind::ShimDetached, what);
+        found.add(FindingKind::ShimDetached, what);
     }
     if status.broker_connected == Some(false) {
-        found.add(Kind::ShimDetached, "the shim is not connected to its broker".to_owned());
+        found.add(FindingKind::ShimDetached, "the shim is not connected to its broker".to_owned());
     }
 }

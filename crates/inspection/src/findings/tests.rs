@@ -96,17 +96,17 @@ struct Case {
     prefill: fn(&mut WorkerFacts),
     /// Changes the decode worker.
     decode: fn(&mut WorkerFacts),
-    kind: Kind,
+    kind: FindingKind,
     /// What the finding, or its remedy, names.
     names: &'static str,
 }
 
 impl Case {
-    fn prefill(kind: Kind, names: &'static str, change: fn(&mut WorkerFacts)) -> Self {
+    fn prefill(kind: FindingKind, names: &'static str, change: fn(&mut WorkerFacts)) -> Self {
         Self { model: json!({}), prefill: change, decode: |_| {}, kind, names }
     }
 
-    fn decode(kind: Kind, names: &'static str, change: fn(&mut WorkerFacts)) -> Self {
+    fn decode(kind: FindingKind, names: &'static str, change: fn(&mut WorkerFacts)) -> Self {
         Self { prefill: |_| {}, decode: change, ..Self::prefill(kind, names, |_| {}) }
     }
 
@@ -128,74 +128,76 @@ impl Case {
 
 fn reach_cases() -> Vec<Case> {
     vec![
-        Case::prefill(Kind::Refused, "http://10.0.0.1:8000", |w| {
+        Case::prefill(FindingKind::Refused, "http://10.0.0.1:8000", |w| {
             let cause = "Connection refused".into();
             w.reach = Reach::Connect { kind: ErrorKind::ConnectionRefused, cause };
         }),
-        Case::prefill(Kind::Late, "in time", |w| w.reach = Reach::Late),
-        Case::prefill(Kind::Late, "no connection", |w| {
+        Case::prefill(FindingKind::Late, "in time", |w| w.reach = Reach::Late),
+        Case::prefill(FindingKind::Late, "no connection", |w| {
             w.reach = Reach::Connect { kind: ErrorKind::TimedOut, cause: "timed out".into() };
         }),
-        Case::prefill(Kind::Unreachable, "No route to host", |w| {
+        Case::prefill(FindingKind::Unreachable, "No route to host", |w| {
             let cause = "No route to host".into();
             w.reach = Reach::Connect { kind: ErrorKind::HostUnreachable, cause };
         }),
-        Case::prefill(Kind::UnknownHost, "not known", |w| {
+        Case::prefill(FindingKind::UnknownHost, "not known", |w| {
             w.reach = Reach::Name("Name or service not known".into());
         }),
-        Case::prefill(Kind::OutsideNetworks, "fleet.networks", |w| w.reach = Reach::Outside),
-        Case::prefill(Kind::TlsFailed, "engine_tls", |w| {
+        Case::prefill(FindingKind::OutsideNetworks, "fleet.networks", |w| w.reach = Reach::Outside),
+        Case::prefill(FindingKind::TlsFailed, "engine_tls", |w| {
             w.reach = Reach::Tls("its certificate has expired".into());
         }),
-        Case::prefill(Kind::NotHttp, "https://", |w| {
+        Case::prefill(FindingKind::NotHttp, "https://", |w| {
             w.reach = Reach::NotHttp("the peer sent a head that is not HTTP".into());
         }),
-        Case::prefill(Kind::Forbidden, "403", |w| w.reach = Reach::Forbidden),
-        Case::prefill(Kind::KeyRefused, "engine_api_key", |w| w.reach = Reach::KeyRefused(401)),
-        Case::prefill(Kind::NotAnEngine, "404", |w| w.reach = Reach::NotAnEngine(404)),
-        Case::prefill(Kind::NotAsked, "--timeout", |w| w.reach = Reach::TimeOver),
+        Case::prefill(FindingKind::Forbidden, "403", |w| w.reach = Reach::Forbidden),
+        Case::prefill(FindingKind::KeyRefused, "engine_api_key", |w| {
+            w.reach = Reach::KeyRefused(401)
+        }),
+        Case::prefill(FindingKind::NotAnEngine, "404", |w| w.reach = Reach::NotAnEngine(404)),
+        Case::prefill(FindingKind::NotAsked, "--timeout", |w| w.reach = Reach::TimeOver),
     ]
 }
 
 fn identity_cases() -> Vec<Case> {
     vec![
-        Case::prefill(Kind::Unhealthy, "503", |w| w.identity.health = Some(503)),
-        Case::prefill(Kind::WrongModel, "`a`, `b`, not `m`", |w| {
+        Case::prefill(FindingKind::Unhealthy, "503", |w| w.identity.health = Some(503)),
+        Case::prefill(FindingKind::WrongModel, "`a`, `b`, not `m`", |w| {
             w.identity.models = vec![served("a"), served("b")];
         }),
-        Case::prefill(Kind::WrongModel, "2 more", |w| {
+        Case::prefill(FindingKind::WrongModel, "2 more", |w| {
             w.identity.models = ["a", "b", "c", "d", "e", "f", "g"].map(served).to_vec();
         }),
-        Case::prefill(Kind::WrongModel, "no model", |w| w.identity.models = Vec::new()),
-        Case::decode(Kind::AdapterMissing, "lora-a", |_| {})
+        Case::prefill(FindingKind::WrongModel, "no model", |w| w.identity.models = Vec::new()),
+        Case::decode(FindingKind::AdapterMissing, "lora-a", |_| {})
             .with(json!({"adapters": ["lora-a"]}))
             .but_prefill(|w| w.identity.models.push(served("lora-a"))),
-        Case::prefill(Kind::TooOld, "0.8.5", |w| w.identity.version = Some("0.8.5".into())),
-        Case::prefill(Kind::ClockOff, "90 s ahead", |w| w.clock_ahead_s = Some(90)),
-        Case::prefill(Kind::ClockOff, "6 s behind", |w| w.clock_ahead_s = Some(-6)),
-        Case::prefill(Kind::RanksDiffer, "2 data-parallel", |w| {
+        Case::prefill(FindingKind::TooOld, "0.8.5", |w| w.identity.version = Some("0.8.5".into())),
+        Case::prefill(FindingKind::ClockOff, "90 s ahead", |w| w.clock_ahead_s = Some(90)),
+        Case::prefill(FindingKind::ClockOff, "6 s behind", |w| w.clock_ahead_s = Some(-6)),
+        Case::prefill(FindingKind::RanksDiffer, "2 data-parallel", |w| {
             w.identity.ranks = Some(2);
             w.config.data_parallel_ranks = Some(4);
         }),
-        Case::prefill(Kind::BootstrapFails, "http://10.0.0.1:8998", |w| {
+        Case::prefill(FindingKind::BootstrapFails, "http://10.0.0.1:8998", |w| {
             let (url, cause) = ("http://10.0.0.1:8998".into(), "it cannot be reached".into());
             w.bootstrap = BootstrapFact::Fails { url, cause };
         })
         .with(json!({"connector": "mooncake"})),
-        Case::prefill(Kind::BlockSizeDiffers, "block_size: 16", |w| {
+        Case::prefill(FindingKind::BlockSizeDiffers, "block_size: 16", |w| {
             w.identity.block_size = Some(16);
         }),
-        Case::prefill(Kind::BlockSizesDiffer, "16 (p0), 32 (d0)", |w| {
+        Case::prefill(FindingKind::BlockSizesDiffer, "16 (p0), 32 (d0)", |w| {
             w.identity.block_size = Some(16);
         })
         .with(json!({"block_size": "auto"})),
-        Case::prefill(Kind::KvFormatsDiffer, "auto (d0), fp8 (p0)", |w| {
+        Case::prefill(FindingKind::KvFormatsDiffer, "auto (d0), fp8 (p0)", |w| {
             w.identity.kv_dtype = Some("fp8".into());
         }),
-        Case::prefill(Kind::ContextsDiffer, "1024 (p0), 2048 (d0)", |w| {
+        Case::prefill(FindingKind::ContextsDiffer, "1024 (p0), 2048 (d0)", |w| {
             w.identity.models[0].context_tokens = Some(1024);
         }),
-        Case::prefill(Kind::VersionsDiffer, "0.30.1 (p0), 0.32.0 (d0)", |w| {
+        Case::prefill(FindingKind::VersionsDiffer, "0.30.1 (p0), 0.32.0 (d0)", |w| {
             w.identity.version = Some("0.30.1".into());
         }),
     ]
@@ -203,44 +205,48 @@ fn identity_cases() -> Vec<Case> {
 
 fn events_cases() -> Vec<Case> {
     vec![
-        Case::prefill(Kind::KvEventsUnused, "--kv-events-config", |w| {
+        Case::prefill(FindingKind::KvEventsUnused, "--kv-events-config", |w| {
             w.config.kv_events = None;
             w.config.kv_replay = None;
             w.identity.sources = SourcesFact::None;
         }),
-        Case::prefill(Kind::KvEventsOff, "--kv-events-config", |w| {
+        Case::prefill(FindingKind::KvEventsOff, "--kv-events-config", |w| {
             w.identity.sources = SourcesFact::None;
             w.events = EventsFact::Unreachable("network: connection refused".into());
         }),
-        Case::prefill(Kind::KvEventsOff, "not TCP", |w| {
+        Case::prefill(FindingKind::KvEventsOff, "not TCP", |w| {
             w.identity.sources = SourcesFact::NotTcp;
             w.events = EventsFact::Silent;
         }),
-        Case::prefill(Kind::KvEventsUnreachable, "set `kv_events: \"tcp://10.0.0.1:5557\"`", |w| {
-            w.config.kv_events = Some("tcp://10.0.0.1:5999".into());
-            w.events = EventsFact::Unreachable("network: connection refused".into());
-        }),
-        Case::prefill(Kind::KvEventsUnreachable, "bound to all interfaces", |w| {
+        Case::prefill(
+            FindingKind::KvEventsUnreachable,
+            "set `kv_events: \"tcp://10.0.0.1:5557\"`",
+            |w| {
+                w.config.kv_events = Some("tcp://10.0.0.1:5999".into());
+                w.events = EventsFact::Unreachable("network: connection refused".into());
+            },
+        ),
+        Case::prefill(FindingKind::KvEventsUnreachable, "bound to all interfaces", |w| {
             w.events = EventsFact::Unreachable("no reply in time".into());
         }),
-        Case::prefill(Kind::KvEventsSilent, "tcp://10.0.0.1:5557", |w| {
+        Case::prefill(FindingKind::KvEventsSilent, "tcp://10.0.0.1:5557", |w| {
             w.events = EventsFact::Silent;
         }),
-        Case::prefill(Kind::KvEventsOfAnother, "same engine", |w| {
+        Case::prefill(FindingKind::KvEventsOfAnother, "same engine", |w| {
             w.events = EventsFact::OfAnother;
         }),
-        Case::prefill(Kind::KvEventsUnreadable, "not a KV event", |w| {
+        Case::prefill(FindingKind::KvEventsUnreadable, "not a KV event", |w| {
             w.events = EventsFact::Undecodable("not a KV event message: 1 frames".into());
         }),
-        Case::prefill(Kind::KvReplayOff, "kv_replay: \"tcp://10.0.0.1:5558\"", |w| {
+        Case::prefill(FindingKind::KvReplayOff, "kv_replay: \"tcp://10.0.0.1:5558\"", |w| {
             w.config.kv_replay = None;
             w.replay = ReplayFact::Untested;
         }),
-        Case::prefill(Kind::KvReplayFails, "kv_replay: \"tcp://10.0.0.1:5558\"", |w| {
+        Case::prefill(FindingKind::KvReplayFails, "kv_replay: \"tcp://10.0.0.1:5558\"", |w| {
             w.config.kv_replay = Some("tcp://10.0.0.1:5999".into());
             w.replay = ReplayFact::Fails("network: connection refused".into());
         }),
-        Case::prefill(Kind::KvReplayFails, "replay_endpoint", |w| {
+        Case::prefill(FindingKind::KvReplayFails, "replay_endpoint", |w| {
             let SourcesFact::Listed(sources) = &mut w.identity.sources else { unreachable!() };
             sources[0].replay = None;
             w.replay = ReplayFact::Fails("no reply to a replay request".into());
@@ -251,35 +257,37 @@ fn events_cases() -> Vec<Case> {
 fn prompt_cases() -> Vec<Case> {
     vec![
         Case::prefill(
-            Kind::ChatDiffers,
+            FindingKind::ChatDiffers,
             "token 7 of the router; around it, the engine has `<|im_end|>cd`",
             |w| {
                 w.chat_tokens = differ(Difference::Other);
             },
         ),
-        Case::prefill(Kind::ChatDiffers, "BOS", |w| w.chat_tokens = differ(Difference::Ends)),
-        Case::prefill(Kind::TextDiffers, "tokenizer.path", |w| {
+        Case::prefill(FindingKind::ChatDiffers, "BOS", |w| {
+            w.chat_tokens = differ(Difference::Ends)
+        }),
+        Case::prefill(FindingKind::TextDiffers, "tokenizer.path", |w| {
             w.text_tokens = differ(Difference::Other);
             w.chat_tokens = differ(Difference::Other);
         }),
-        Case::prefill(Kind::TokensUnknown, "404", |w| {
+        Case::prefill(FindingKind::TokensUnknown, "404", |w| {
             w.text_tokens = TokensFact::Unavailable(Some(404));
             w.chat_tokens = TokensFact::Unavailable(Some(404));
         }),
-        Case::prefill(Kind::NoTokens, "404", |w| {
+        Case::prefill(FindingKind::NoTokens, "404", |w| {
             w.text_tokens = TokensFact::Missing(Some(404));
             w.chat_tokens = TokensFact::Missing(Some(404));
         }),
-        Case::prefill(Kind::TokenizerInexact, "no chat template", |w| {
+        Case::prefill(FindingKind::TokenizerInexact, "no chat template", |w| {
             w.chat_tokens = TokensFact::Inexact("the model has no chat template".into());
         }),
-        Case::prefill(Kind::DetailsOff, "--enable-prompt-tokens-details", |w| {
+        Case::prefill(FindingKind::DetailsOff, "--enable-prompt-tokens-details", |w| {
             w.trial = TrialFact::Served { reports_cached_tokens: false };
         }),
-        Case::prefill(Kind::TrialFailed, "500: EngineCore died", |w| {
+        Case::prefill(FindingKind::TrialFailed, "500: EngineCore died", |w| {
             w.trial = TrialFact::Refused { status: 500, message: "EngineCore died".into() };
         }),
-        Case::prefill(Kind::TrialLate, "no reply in time", |w| {
+        Case::prefill(FindingKind::TrialLate, "no reply in time", |w| {
             w.trial = TrialFact::NoReply("no reply in time".into());
         }),
     ]
@@ -287,39 +295,41 @@ fn prompt_cases() -> Vec<Case> {
 
 fn hand_off_cases() -> Vec<Case> {
     vec![
-        Case::prefill(Kind::NoHandOff, "--kv-transfer-config", |w| w.staged = StagedFact::Absent),
-        Case::prefill(Kind::OtherConnector, "pull mode", |w| {
+        Case::prefill(FindingKind::NoHandOff, "--kv-transfer-config", |w| {
+            w.staged = StagedFact::Absent
+        }),
+        Case::prefill(FindingKind::OtherConnector, "pull mode", |w| {
             w.staged = StagedFact::Foreign("the hand-off is not in pull mode".into());
         }),
-        Case::prefill(Kind::HandOffHost, "`10.9.9.9`", |w| {
+        Case::prefill(FindingKind::HandOffHost, "`10.9.9.9`", |w| {
             w.staged = StagedFact::ForbiddenHost("10.9.9.9".into());
         }),
-        Case::decode(Kind::HandOffFails, "from p0 fails: status 500", |w| {
+        Case::decode(FindingKind::HandOffFails, "from p0 fails: status 500", |w| {
             let message = "KV load failed".into();
             w.fetched[0].outcome = FetchOutcome::Refused { status: 500, message };
         }),
-        Case::decode(Kind::HandOffFails, "no reply in time", |w| {
+        Case::decode(FindingKind::HandOffFails, "no reply in time", |w| {
             w.fetched[0].outcome = FetchOutcome::NoReply("no reply in time".into());
         }),
-        Case::decode(Kind::HandOffIgnored, "computed", |w| {
+        Case::decode(FindingKind::HandOffIgnored, "computed", |w| {
             w.fetched[0].outcome = FetchOutcome::Computed;
         }),
-        Case::decode(Kind::HandOffUntested, "the time was over", |w| {
+        Case::decode(FindingKind::HandOffUntested, "the time was over", |w| {
             w.fetched[0].outcome = FetchOutcome::Untested("the time was over");
         }),
-        Case::decode(Kind::ConnectorUnused, "connector: nixl", |_| {})
+        Case::decode(FindingKind::ConnectorUnused, "connector: nixl", |_| {})
             .but_prefill(|w| w.identity.has_nixl = Some(false))
             .with(json!({"flow": "aggregated", "connector": "none"})),
-        Case::decode(Kind::ThresholdIgnored, "no released vLLM", |w| {
+        Case::decode(FindingKind::ThresholdIgnored, "no released vLLM", |w| {
             w.supports_cache_hit_threshold = Some(false);
         })
         .with(json!({"flow": "decode_first", "gate": {"kind": "engine"}})),
-        Case::decode(Kind::ThresholdIgnored, "supports_cache_hit_threshold", |w| {
+        Case::decode(FindingKind::ThresholdIgnored, "supports_cache_hit_threshold", |w| {
             w.supports_cache_hit_threshold = Some(false);
             w.config.supports_cache_hit_threshold = Some(true);
         })
         .with(json!({"flow": "decode_first"})),
-        Case::decode(Kind::NoGate, "decode-first never", |w| {
+        Case::decode(FindingKind::NoGate, "decode-first never", |w| {
             w.supports_cache_hit_threshold = Some(false);
             w.config.kv_events = None;
             w.config.kv_replay = None;
@@ -344,24 +354,26 @@ fn shim_cases() -> Vec<Case> {
         w.shim = ShimFact::Reports(status);
     }
     vec![
-        Case::prefill(Kind::NotAShim, "shim: true", |w| {
+        Case::prefill(FindingKind::NotAShim, "shim: true", |w| {
             w.config.shim = true;
             w.shim = ShimFact::Absent;
         }),
-        Case::prefill(Kind::ShimUnready, "draining", |w| {
+        Case::prefill(FindingKind::ShimUnready, "draining", |w| {
             shim(w, |status| status.unready = Some("draining".into()));
         }),
-        Case::prefill(Kind::ShimMismatch, "`p1`", |w| shim(w, |status| status.id = "p1".into())),
-        Case::prefill(Kind::ShimMirrorStale, "0 of 1 ranks", |w| {
+        Case::prefill(FindingKind::ShimMismatch, "`p1`", |w| {
+            shim(w, |status| status.id = "p1".into())
+        }),
+        Case::prefill(FindingKind::ShimMirrorStale, "0 of 1 ranks", |w| {
             shim(w, |status| status.current_ranks = 0);
         }),
-        Case::prefill(Kind::ShimDetached, "1 of 2 routers: wrong token", |w| {
+        Case::prefill(FindingKind::ShimDetached, "1 of 2 routers: wrong token", |w| {
             shim(w, |status| {
                 status.live_routers = 1;
                 status.router_error = Some("wrong token".into());
             });
         }),
-        Case::prefill(Kind::ShimDetached, "broker", |w| {
+        Case::prefill(FindingKind::ShimDetached, "broker", |w| {
             shim(w, |status| status.broker_connected = Some(false));
         }),
     ]
@@ -425,8 +437,8 @@ fn every_kind_of_finding_occurs_has_a_remedy_and_is_explained_in_the_guide() {
     let guide = include_str!("../../../../docs/guides/check-a-cluster.md");
     let of_cases = cases().into_iter().flat_map(|case| case.findings());
     let all: Vec<Finding> = of_cases.chain(source_findings()).collect();
-    let kinds: BTreeSet<Kind> = all.iter().map(|finding| finding.kind).collect();
-    for kind in Kind::ALL {
+    let kinds: BTreeSet<FindingKind> = all.iter().map(|finding| finding.kind).collect();
+    for kind in FindingKind::ALL {
         assert!(kinds.contains(kind), "{kind:?} does not occur");
         let row = guide.lines().find(|line| line.starts_with(&format!("| `{}` |", kind.name())));
         let row = row.unwrap_or_else(|| panic!("the guide does not explain {}", kind.name()));
@@ -444,7 +456,7 @@ fn every_kind_of_finding_occurs_has_a_remedy_and_is_explained_in_the_guide() {
         severities.iter().any(|severity| line.contains(&format!("` | {} |", severity.name())))
     };
     let rows = guide.lines().filter(is_row).count();
-    assert_eq!(rows, Kind::ALL.len(), "the guide explains findings that do not exist");
+    assert_eq!(rows, FindingKind::ALL.len(), "the guide explains findings that do not exist");
 }
 
 #[test]
@@ -468,9 +480,9 @@ fn the_template_is_not_blamed_for_another_vocabulary() {
     let mut facts = worker("p0", "prefill");
     facts.text_tokens = differ(Difference::Other);
     facts.chat_tokens = differ(Difference::Other);
-    let kinds: Vec<Kind> =
+    let kinds: Vec<FindingKind> =
         found(&model(&json!({})), vec![facts]).iter().map(|finding| finding.kind).collect();
-    assert_eq!(kinds, [Kind::TextDiffers]);
+    assert_eq!(kinds, [FindingKind::TextDiffers]);
 }
 
 #[test]

@@ -4,60 +4,63 @@ use splitrail_prompt::compare::Difference;
 
 use super::list::Findings;
 use crate::facts::{TokenDifference, TokensFact, TrialFact, WorkerFacts};
-use crate::finding::Kind;
+use crate::finding::FindingKind;
 
 /// The remedy if only tokens at the ends differ.
 const SPECIAL: &str = "the engine adds or leaves out a special token (BOS, EOS): use the same \
     `tokenizer_config.json` on both sides, and a template that does not write BOS twice";
 
 pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
-    compared(found, Kind::TextDiffers, "text", &worker.text_tokens);
+    compared(found, FindingKind::TextDiffers, "text", &worker.text_tokens);
     // With another vocabulary, the effect of the template cannot be seen.
     let other_vocabulary = matches!(&worker.text_tokens, TokensFact::Differ(difference)
         if difference.shape == Difference::Other);
     if !other_vocabulary {
-        compared(found, Kind::ChatDiffers, "chat", &worker.chat_tokens);
+        compared(found, FindingKind::ChatDiffers, "chat", &worker.chat_tokens);
     }
     match &worker.trial {
         TrialFact::Untested | TrialFact::Served { reports_cached_tokens: true } => {}
         TrialFact::Served { reports_cached_tokens: false } => {
             let what = "the engine's usage has no `prompt_tokens_details.cached_tokens`";
-            found.add(Kind::DetailsOff, what.to_owned());
+            found.add(FindingKind::DetailsOff, what.to_owned());
         }
         TrialFact::Refused { status, message } => {
             let what =
                 format!("the engine does not serve a small prompt: status {status}: {message}");
-            found.add(Kind::TrialFailed, what);
+            found.add(FindingKind::TrialFailed, what);
         }
         TrialFact::NoReply(why) => {
-            found.add(Kind::TrialLate, format!("the engine does not serve a small prompt: {why}"));
+            found.add(
+                FindingKind::TrialLate,
+                format!("the engine does not serve a small prompt: {why}"),
+            );
         }
     }
 }
 
-fn compared(found: &mut Findings<'_>, kind: Kind, what: &str, fact: &TokensFact) {
+fn compared(found: &mut Findings<'_>, kind: FindingKind, what: &str, fact: &TokensFact) {
     match fact {
         TokensFact::Untested | TokensFact::Agree(_) => {}
         TokensFact::Inexact(reason) => {
             let what = format!("the router cannot tokenise a {what}: {reason}");
-            found.add(Kind::TokenizerInexact, what);
+            found.add(FindingKind::TokenizerInexact, what);
         }
         TokensFact::Unavailable(status) => {
             // Once is enough.
-            if found.list.last().is_none_or(|last| last.kind != Kind::TokensUnknown) {
+            if found.list.last().is_none_or(|last| last.kind != FindingKind::TokensUnknown) {
                 let why = status_text(*status);
                 let what = format!("tokens are not compared: `/tokenize` of the engine: {why}");
-                found.add(Kind::TokensUnknown, what);
+                found.add(FindingKind::TokensUnknown, what);
             }
         }
         TokensFact::Missing(status) => {
             // Once is enough.
-            if found.list.last().is_none_or(|last| last.kind != Kind::NoTokens) {
+            if found.list.last().is_none_or(|last| last.kind != FindingKind::NoTokens) {
                 let why = status_text(*status);
                 let what = format!(
                     "the engine makes no tokens for the router (`tokenizer: engine`): `/tokenize`: {why}"
                 );
-                found.add(Kind::NoTokens, what);
+                found.add(FindingKind::NoTokens, what);
             }
         }
         TokensFact::Differ(difference) => {

@@ -100,10 +100,10 @@ impl CandidateRecord {
         leg: &'static str,
         worker: &str,
         seen: &Candidate,
-        figures: Figures,
+        figures: CandidateFigures,
         chosen: bool,
     ) -> Self {
-        let Figures { cost, terms, fetch, veto, index_age_ms } = figures;
+        let CandidateFigures { cost, terms, fetch, veto, index_age_ms } = figures;
         let reads = terms.is_some_and(|terms| terms.read_ms > 0.0);
         Self {
             leg,
@@ -131,7 +131,7 @@ impl CandidateRecord {
 
 /// The figures of one candidate that come from the choice and from the fleet.
 #[derive(Clone, Debug)]
-pub struct Figures {
+pub struct CandidateFigures {
     /// The candidate's cost under the policy.
     pub cost: f64,
     /// The terms of the cost in milliseconds.

@@ -6,7 +6,7 @@ use super::handle::DecisionHandle;
 use super::record::Decision;
 use crate::entry::{Cached, Entry, ReportedUsage};
 use crate::leg::{LegFacts, Origin};
-use crate::record::told;
+use crate::record::reported_cached_tokens;
 use crate::timeline::RequestTimes;
 use splitrail_config::model::CachedTokensFallback;
 
@@ -53,11 +53,11 @@ impl DecisionHandle {
         decision.ledger.turned_away(known);
         let prompt_tokens = decision.ledger.prompt_tokens()?;
         let cached = decision.ledger.cached()?;
-        let cached_tokens = told(cached, fallback);
+        let cached_tokens = reported_cached_tokens(cached, fallback);
         decision.set_cached(cached, cached_tokens);
         let usage = ReportedUsage { prompt_tokens, completion_tokens: 0, cached_tokens };
         if is_shown {
-            decision.ledger.tell(usage);
+            decision.ledger.record_client_usage(usage);
         }
         Some(usage)
     }
@@ -80,10 +80,14 @@ impl DecisionHandle {
         decision.ledger.decode_reported(report.leg);
         decision.ledger.whole_reply(report.whole);
         let cached = decision.ledger.cached()?;
-        let cached_tokens = told(cached, report.fallback);
+        let cached_tokens = reported_cached_tokens(cached, report.fallback);
         if report.is_shown {
             let EngineUsage { prompt_tokens, completion_tokens, .. } = report.whole;
-            decision.ledger.tell(ReportedUsage { prompt_tokens, completion_tokens, cached_tokens });
+            decision.ledger.record_client_usage(ReportedUsage {
+                prompt_tokens,
+                completion_tokens,
+                cached_tokens,
+            });
         }
         decision.transferred_tokens = decision.ledger.transferred_tokens();
         decision.set_cached(cached, cached_tokens);
@@ -106,7 +110,11 @@ impl DecisionHandle {
             decision.ledger.decode_reported(usage);
             let EngineUsage { prompt_tokens, completion_tokens, .. } = usage;
             let cached_tokens = None;
-            decision.ledger.tell(ReportedUsage { prompt_tokens, completion_tokens, cached_tokens });
+            decision.ledger.record_client_usage(ReportedUsage {
+                prompt_tokens,
+                completion_tokens,
+                cached_tokens,
+            });
         }
     }
 

@@ -30,7 +30,7 @@ fn candidate(leg: Leg, worker: &str, overlap_blocks: u32, chosen: bool) -> Candi
         active_tokens: 300,
         ..Candidate::default()
     };
-    let figures = Figures {
+    let figures = CandidateFigures {
         cost: 1.5,
         terms: (!chosen).then(|| Terms { prefill_ms: 2.5, ..Terms::default() }),
         fetch: (!chosen).then(fetch),

@@ -1,10 +1,10 @@
 //! Mooncake's rule: the worker whose prefill is predicted to end first.
 
-use super::{Chosen, Sight, cached_tokens};
+use super::{Chosen, VisibleBlocks, cached_tokens};
 use crate::candidate::{Candidate, Query};
 
 /// The cost in nanoseconds: the wait plus `weight` times the prefill.
-pub(super) fn cost(candidate: &Candidate, query: Query, sight: Sight, weight: f64) -> f64 {
+pub(super) fn cost(candidate: &Candidate, query: Query, sight: VisibleBlocks, weight: f64) -> f64 {
     candidate.wait_ns as f64 + weight * prefill_ns(candidate, query, sight.blocks(candidate)) as f64
 }
 
@@ -20,7 +20,7 @@ pub(super) fn choose_with_fetch(candidates: &[Candidate], query: Query) -> Chose
     let options: Vec<(f64, bool)> = candidates
         .iter()
         .map(|candidate| {
-            let computed = cost(candidate, query, Sight::Present, 1.0);
+            let computed = cost(candidate, query, VisibleBlocks::Present, 1.0);
             let lacking =
                 cached_tokens(query, best) - cached_tokens(query, candidate.overlap_blocks);
             let fetch_ns = candidate.coefficients.hand_off_ns(lacking);

@@ -1,11 +1,11 @@
 //! The policy of the largest overlap.
 
-use super::Sight;
+use super::VisibleBlocks;
 use crate::candidate::Candidate;
 
 /// The outstanding prompt tokens of the candidates with the largest overlap; infinite for all
 /// others.
-pub(super) fn costs(candidates: &[Candidate], sight: Sight) -> Vec<f64> {
+pub(super) fn costs(candidates: &[Candidate], sight: VisibleBlocks) -> Vec<f64> {
     let most = candidates.iter().map(|candidate| sight.blocks(candidate)).max();
     let cost = |candidate: &Candidate| match Some(sight.blocks(candidate)) == most {
         true => candidate.active_tokens as f64,

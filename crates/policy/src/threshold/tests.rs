@@ -82,7 +82,7 @@ fn long_steps_use_up_a_budget_that_comes_back() {
     while threshold.compare(at, &long).local {
         let verdict = threshold.compare(at, &long);
         assert!(verdict.at_decode.unwrap().excess_ms > 400.0);
-        threshold.gone(at, &verdict, &long);
+        threshold.record_way_taken(at, &verdict, &long);
         at += SECOND / 100;
         stay += 1;
         assert!(stay < 10, "no bound on long steps");
@@ -116,7 +116,7 @@ fn live(
             let way = if local { verdict.at_decode } else { verdict.at_prefill }.unwrap();
             (way, (way.parts_ms[0] + way.parts_ms[1]) * if local { local_off } else { remote_off })
         };
-        threshold.gone(now_ns, &verdict, &offer);
+        threshold.record_way_taken(now_ns, &verdict, &offer);
         let (way, ttft_ms) = truth(verdict.local);
         threshold.observe(now_ns, verdict.local, &way, ttft_ms);
         sums[0] += ttft_ms / 1e3;
@@ -163,7 +163,7 @@ proptest! {
             let now_ns = i * SECOND / 10;
             let verdict = threshold.compare(now_ns, &offer);
             let way = *verdict.way().unwrap();
-            threshold.gone(now_ns, &verdict, &offer);
+            threshold.record_way_taken(now_ns, &verdict, &offer);
             threshold.observe(now_ns, verdict.local, &way, way.ttft_ms * off);
             verdict.explored
         });

@@ -79,7 +79,7 @@ pub struct Exporter {
     collector: Collector,
     /// The connection of the last batch.
     connection: Option<Connection>,
-    said: LogThrottle,
+    log_throttle: LogThrottle,
     /// Whether the last batch was refused.
     is_failing: bool,
 }
@@ -112,7 +112,7 @@ impl Export {
             resource: Resource::new(&config.service_name),
             collector,
             connection: None,
-            said: LogThrottle::default(),
+            log_throttle: LogThrottle::default(),
             is_failing: false,
         };
         let exporter = Mutex::new(Some(exporter));
@@ -255,7 +255,7 @@ impl Exporter {
 
     fn warn(&mut self, why: &str) {
         self.is_failing = true;
-        if self.said.may_log() {
+        if self.log_throttle.may_log() {
             tracing::warn!(
                 why,
                 "the collector of traces does not take spans (said at most twice a minute; \

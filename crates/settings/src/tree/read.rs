@@ -7,7 +7,7 @@ use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
 use super::core_scalar::resolve;
 use super::{Entry, Node, Value};
-use crate::problem::{Place, Report};
+use crate::problem::{Place, ProblemReport};
 use crate::words::{Dialect, shown};
 
 /// Maximum number of values in a file after aliases were expanded. A worker has about six.
@@ -17,7 +17,7 @@ const DEPTH_MAX: usize = 32;
 
 /// The tree of `text`. `None` means that the text could not be parsed to its end; a tree may be
 /// returned although there are mistakes (such as a key that occurs twice).
-pub(crate) fn read(text: &str, dialect: &Dialect, report: &mut Report) -> Option<Node> {
+pub(crate) fn read(text: &str, dialect: &Dialect, report: &mut ProblemReport) -> Option<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if let Some((offset, found)) = text.char_indices().find(|(_, c)| !allowed(*c)) {
         // The parser would treat a NUL as the end of the file.
@@ -60,7 +60,7 @@ struct Key {
 
 struct Reader<'r> {
     dialect: &'r Dialect,
-    report: &'r mut Report,
+    report: &'r mut ProblemReport,
     frames: Vec<Frame>,
     anchors: HashMap<usize, Node>,
     nodes: usize,
@@ -208,7 +208,7 @@ impl Reader<'_> {
     }
 }
 
-fn accept_key(node: Node, seen: &mut HashMap<String, Place>, report: &mut Report) -> Key {
+fn accept_key(node: Node, seen: &mut HashMap<String, Place>, report: &mut ProblemReport) -> Key {
     let at = node.at;
     let Value::Str(name) = node.value else {
         let hint = "keys are texts; put numbers and the like in quotes";

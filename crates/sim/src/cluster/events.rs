@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 /// The kinds of events, in the order in which simultaneous events are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum EventKind {
     /// The blocks of a request's fetch have arrived. First, because a worker that ends an iteration at
     /// that instant can begin the request.
     FetchArrive,
@@ -27,7 +27,7 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Event {
     pub(super) at_ns: u64,
-    pub(super) kind: Kind,
+    pub(super) kind: EventKind,
     pub(super) index: u32,
     number: u64,
 }
@@ -40,7 +40,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    pub(super) fn push(&mut self, at_ns: u64, kind: Kind, index: usize) {
+    pub(super) fn push(&mut self, at_ns: u64, kind: EventKind, index: usize) {
         let event = Event { at_ns, kind, index: index as u32, number: self.created };
         self.created += 1;
         self.heap.push(Reverse(event));

@@ -6,7 +6,7 @@ use super::router::Peer;
 
 /// The result of one request. Times are nanoseconds from the first arrival.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Row {
+pub struct RequestResult {
     /// When it arrived.
     pub arrival_ns: u64,
     /// The prefill worker; `None` if it was prefilled locally or refused.
@@ -48,7 +48,7 @@ pub struct Row {
     pub rejected: bool,
 }
 
-impl Row {
+impl RequestResult {
     /// From arrival to first token, in nanoseconds.
     pub fn ttft_ns(&self) -> u64 {
         self.first_token_ns - self.arrival_ns
@@ -57,16 +57,16 @@ impl Row {
 
 /// The results of all requests and workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct SimulationResult {
     /// One row per request, in trace order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<RequestResult>,
     /// The busy time of each prefill worker.
     pub prefill_busy_ns: Vec<u64>,
     /// The steps of each decode worker, as durations in nanoseconds.
     pub steps_ns: Vec<Vec<u64>>,
 }
 
-impl Outcome {
+impl SimulationResult {
     /// Mean of the longest tenth of a request's intervals between tokens, rounded down; 0 if it has
     /// none. `scratch` is working memory.
     pub fn tbt_ns(&self, request: usize, output_tokens: u32, scratch: &mut Vec<u64>) -> u64 {

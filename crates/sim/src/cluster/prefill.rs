@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::outcome::Row;
+use super::outcome::RequestResult;
 use super::workload::Workload;
 
 /// A request that is being computed.
@@ -33,7 +33,7 @@ pub(super) struct PrefillWorker {
 impl PrefillWorker {
     /// Takes the next waiting request that may start now. It overtakes requests that are not sent to
     /// the worker before their fetch over the links is complete.
-    pub(super) fn next(&mut self, rows: &[Row], now_ns: u64) -> Option<usize> {
+    pub(super) fn next(&mut self, rows: &[RequestResult], now_ns: u64) -> Option<usize> {
         let waits = |request: &usize| rows[*request].fetch_ready_ns > now_ns;
         let place = self
             .waiting

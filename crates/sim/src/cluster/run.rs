@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use super::config::{ClusterConfig, InsertAt, Pool};
 use super::cost::ns;
 use super::decode::LocalPrefill;
-use super::events::{Event, Kind};
-use super::outcome::{Outcome, Row};
+use super::events::{Event, EventKind};
+use super::outcome::{RequestResult, SimulationResult};
 use super::prefill::Part;
 use super::router::{Decision, Peer, Placement, Router};
 use super::state::Cluster;
@@ -26,7 +26,7 @@ pub fn run<R: Router>(
     config: &ClusterConfig,
     router: &mut R,
     watch: &mut dyn FnMut(usize),
-) -> Outcome {
+) -> SimulationResult {
     assert_eq!(workload.requests().len(), arrivals_ns.len(), "one arrival per request");
     let mut cluster = Cluster::new(workload, config);
     let mut done = Vec::new();
@@ -48,7 +48,7 @@ pub fn run<R: Router>(
     for row in cluster.rows.iter_mut().filter(|row| row.decode_worker.is_none()) {
         row.rejected = true;
     }
-    Outcome {
+    SimulationResult {
         rows: cluster.rows,
         prefill_busy_ns: cluster.prefill.iter().map(|worker| worker.busy_ns).collect(),
         steps_ns: cluster.decode.into_iter().map(|worker| worker.steps_ns).collect(),
@@ -60,16 +60,16 @@ impl Cluster<'_> {
         self.now_ns = event.at_ns;
         let index = event.index as usize;
         match event.kind {
-            Kind::PrefillEnd => {
+            EventKind::PrefillEnd => {
                 self.prefill_end(index, router, done);
                 self.release(router);
             }
-            Kind::Wake => self.start_prefill(index, router),
-            Kind::FetchStart => self.fetch_start(index),
-            Kind::FetchArrive => self.fetch_arrive(index, router),
-            Kind::KvArrive => self.kv_arrive(index),
-            Kind::StepEnd => self.step_end(index, router),
-            Kind::Router => {
+            EventKind::Wake => self.start_prefill(index, router),
+            EventKind::FetchStart => self.fetch_start(index),
+            EventKind::FetchArrive => self.fetch_arrive(index, router),
+            EventKind::KvArrive => self.kv_arrive(index),
+            EventKind::StepEnd => self.step_end(index, router),
+            EventKind::Router => {
                 self.router_due_ns = None;
                 self.release(router);
             }
@@ -97,7 +97,7 @@ impl Cluster<'_> {
         {
             let due_ns = due_ns.max(self.now_ns + 1);
             self.router_due_ns = Some(due_ns);
-            self.events.push(due_ns, Kind::Router, 0);
+            self.events.push(due_ns, EventKind::Router, 0);
         }
     }
 
@@ -133,7 +133,7 @@ impl Cluster<'_> {
         if let Some(from) = fetch_from {
             self.fetch(request, Peer::Prefill(worker), from);
         } else if fetch_ready_ns > self.now_ns {
-            self.events.push(fetch_ready_ns, Kind::Wake, worker);
+            self.events.push(fetch_ready_ns, EventKind::Wake, worker);
         }
         router.placed(self, request);
         self.start_prefill(worker, router);
@@ -178,7 +178,7 @@ impl Cluster<'_> {
             let duration = ns((self.config.cost.prefill_base_s + span_s) * slowness);
             self.prefill[worker].busy_ns += duration;
             self.prefill[worker].busy_until_ns = Some(self.now_ns + duration);
-            self.events.push(self.now_ns + duration, Kind::PrefillEnd, worker);
+            self.events.push(self.now_ns + duration, EventKind::PrefillEnd, worker);
         }
     }
 
@@ -243,20 +243,20 @@ impl Cluster<'_> {
         row.decode_worker = Some(to as u32);
         row.moved_tokens = lacking;
         row.kv_ready_ns = ready_ns;
-        self.events.push(ready_ns, Kind::KvArrive, request);
+        self.events.push(ready_ns, EventKind::KvArrive, request);
     }
 
     /// Requests a fetch, which takes its turn on the links of both workers.
     fn fetch(&mut self, request: usize, to: Peer, from: Peer) {
-        let Row { fetch_blocks, chosen_blocks, .. } = self.rows[request];
+        let RequestResult { fetch_blocks, chosen_blocks, .. } = self.rows[request];
         let cached = |blocks| self.workload.cached_tokens(request, blocks);
         let tokens = cached(fetch_blocks).saturating_sub(cached(chosen_blocks));
         let (cost, now_ns) = (&self.config.cost, self.now_ns);
         let base_s = cost.fetch_base_s;
         let (start_ns, ready_ns) = self.links.transfer((from, to), tokens, base_s, now_ns, cost);
         self.rows[request].fetch_ready_ns = ready_ns;
-        self.events.push(start_ns, Kind::FetchStart, request);
-        self.events.push(ready_ns, Kind::FetchArrive, request);
+        self.events.push(start_ns, EventKind::FetchStart, request);
+        self.events.push(ready_ns, EventKind::FetchArrive, request);
     }
 
     /// Determines what the sender still holds. The transfer takes its time on the links even if that
@@ -274,7 +274,7 @@ impl Cluster<'_> {
     }
 
     fn fetch_arrive<R: Router>(&mut self, request: usize, router: &mut R) {
-        let Row { prefill_worker, decode_worker, fetch_blocks, .. } = self.rows[request];
+        let RequestResult { prefill_worker, decode_worker, fetch_blocks, .. } = self.rows[request];
         let blocks = &self.workload.blocks(request)[..fetch_blocks as usize];
         if let Some(worker) = prefill_worker.map(|worker| worker as usize) {
             self.caches[worker].insert(blocks);
@@ -367,7 +367,7 @@ impl Cluster<'_> {
         let duration = ns(decode.step_s(&config.cost, prefill_s, config.interference));
         decode.stepping = true;
         decode.steps_ns.push(duration);
-        self.events.push(self.now_ns + duration, Kind::StepEnd, worker);
+        self.events.push(self.now_ns + duration, EventKind::StepEnd, worker);
     }
 
     /// Seconds of the next chunk of the current local prefill; 0 if there is none.

@@ -9,7 +9,7 @@ use super::decode::DecodeWorker;
 use super::events::Events;
 use super::links::Links;
 use super::lru::Lru;
-use super::outcome::Row;
+use super::outcome::RequestResult;
 use super::prefill::PrefillWorker;
 use super::router::Peer;
 use super::workload::Workload;
@@ -20,7 +20,7 @@ pub struct Cluster<'a> {
     pub(super) workload: &'a Workload,
     pub(super) config: &'a ClusterConfig,
     pub(super) now_ns: u64,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<RequestResult>,
     pub(super) events: Events,
     pub(super) prefill: Vec<PrefillWorker>,
     /// One cache per prefill worker, or one for all.
@@ -51,7 +51,7 @@ impl<'a> Cluster<'a> {
             workload,
             config,
             now_ns: 0,
-            rows: vec![Row::default(); workload.requests().len()],
+            rows: vec![RequestResult::default(); workload.requests().len()],
             events: Events::default(),
             prefill: (0..prefill).map(|_| PrefillWorker::default()).collect(),
             caches,
@@ -78,7 +78,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// The results of a request so far.
-    pub fn row(&self, request: usize) -> &Row {
+    pub fn row(&self, request: usize) -> &RequestResult {
         &self.rows[request]
     }
 

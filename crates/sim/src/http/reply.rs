@@ -44,7 +44,7 @@ struct Progress {
     stop_reason: Option<String>,
     hand_off: Option<HandOff>,
     /// Text that was sent, if the last event repeats it.
-    told: String,
+    sent_text: String,
 }
 
 impl PendingReply {
@@ -157,12 +157,12 @@ impl PendingReply {
         let text = self.releasable(choice);
         let usage = self.usage();
         let progress = &mut self.choices[choice];
-        let first_text = progress.told.is_empty() && !text.is_empty();
+        let first_text = progress.sent_text.is_empty() && !text.is_empty();
         let opens = match self.shape.endpoint {
             Endpoint::Messages => !std::mem::replace(&mut progress.given_any, true),
             _ => first_text,
         };
-        progress.told += &text;
+        progress.sent_text += &text;
         let shape = &self.shape;
         let mut events = if opens { shape.opening_events(usage, first_text) } else { Vec::new() };
         if !text.is_empty() {
@@ -188,7 +188,7 @@ impl PendingReply {
         if self.shape.endpoint.names_events() {
             let progress = &mut self.choices[0];
             let choice = ReplyChoice {
-                text: std::mem::take(&mut progress.told),
+                text: std::mem::take(&mut progress.sent_text),
                 finish_reason: progress.finish_reason,
                 stop_reason: progress.stop_reason.take(),
                 ..ReplyChoice::default()

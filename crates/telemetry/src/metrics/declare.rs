@@ -3,7 +3,7 @@
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::proto::MetricFamily;
 
-use super::{Definition, Kind, Metrics};
+use super::{Definition, MetricKind, Metrics};
 
 /// What has series of its own: when it joins, its series are created.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +102,7 @@ impl Metrics {
     /// known. Series that exist stay as they are.
     pub fn declare(&self, scope: &Scope<'_>) {
         self.each(&mut |metric, family| {
-            if metric.kind != Kind::Gauge {
+            if metric.kind != MetricKind::Gauge {
                 scope.series(metric).iter().for_each(|values| family.create(values));
             }
         });

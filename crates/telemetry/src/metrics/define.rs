@@ -63,10 +63,10 @@ macro_rules! metrics {
     (@make $kind:ident $name:expr, $help:expr, $labels:expr) => {
         $kind::new(prometheus::Opts::new($name, $help), $labels)
     };
-    (@kind IntCounterVec) => { Kind::Counter };
-    (@kind CounterVec) => { Kind::Counter };
-    (@kind HistogramVec) => { Kind::Histogram };
-    (@kind $other:ident) => { Kind::Gauge };
+    (@kind IntCounterVec) => { MetricKind::Counter };
+    (@kind CounterVec) => { MetricKind::Counter };
+    (@kind HistogramVec) => { MetricKind::Histogram };
+    (@kind $other:ident) => { MetricKind::Gauge };
     (@values) => { None };
     (@values $values:ident) => { Some(values::$values) };
     (@case) => { None };

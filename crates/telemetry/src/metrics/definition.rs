@@ -2,7 +2,7 @@
 
 /// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// A count that only grows.
     Counter,
     /// A value that goes up and down.
@@ -11,7 +11,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     /// The name of the type in the text formats.
     pub fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ pub struct Definition {
     /// The name, without the prefix `splitrail_`.
     pub name: &'static str,
     /// The type.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// The labels, in the order in which the code gives their values.
     pub labels: &'static [LabelDefinition],
     /// The meaning, for operators.

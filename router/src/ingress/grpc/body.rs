@@ -5,7 +5,7 @@ use serde::Serialize;
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
 
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::json::{Builder, write_text};
 use splitrail_api::request::{Prompt as Asked, check_threshold};
 use splitrail_api::{Endpoint, JsonObject};
@@ -162,7 +162,7 @@ fn sampling(
     ] {
         if value.is_some_and(|value| !value.is_finite()) {
             let message = format!("`{key}` is not a finite number");
-            return Err(Error::new(Kind::InvalidRequest, message));
+            return Err(Error::new(ErrorKind::InvalidRequest, message));
         }
         set(body, key, value);
     }

@@ -29,7 +29,7 @@ use super::weigh::decoded_bytes;
 use crate::core::Core;
 use crate::service::{Call, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
 use splitrail_api::steering::Steering;
@@ -110,12 +110,12 @@ pub(super) struct CallLog<'a> {
 struct CallFacts {
     tenant: OnceLock<Name>,
     /// Whether the call is in the access log, or will be when its scope ends.
-    is_told: AtomicBool,
+    is_logged: AtomicBool,
 }
 
 impl CallLog<'_> {
     fn note<T>(self, answered: Result<T, Status>) -> Result<T, Status> {
-        if self.known.is_told.swap(true, Relaxed) {
+        if self.known.is_logged.swap(true, Relaxed) {
             return answered;
         }
         let (refusal, tenant) = (answered.as_ref().err(), self.known.tenant.get());
@@ -193,7 +193,7 @@ where
     let mut scope = Scope::open(core, endpoint, identity, sender);
     scope.hold(held);
     scope.set_deadline(deadline.map(Deadline::at));
-    log.known.is_told.store(true, Relaxed);
+    log.known.is_logged.store(true, Relaxed);
     let ids = scope.ids().clone();
     let steering = match steering {
         Ok(steering) => steering,
@@ -215,7 +215,7 @@ where
     let shows_route = reply.shows_route();
     let decision = reply.route.0.into_iter().next().unwrap_or_default();
     let ReplyBody::Events(events) = reply.body else {
-        let error = Error::new(Kind::Internal, "the reply is not a stream");
+        let error = Error::new(ErrorKind::Internal, "the reply is not a stream");
         return Err(status(&ids, &error));
     };
     let body = StreamedBody::new(events, ids, decision, shows_route, is_chat, deadline);

@@ -16,7 +16,7 @@ use tonic::Status;
 use super::call::status;
 use super::head::Deadline;
 use super::message::{put, succeeded};
-use splitrail_api::error::{Error, Kind};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_flow::reply::dialect::read;
 use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
@@ -82,7 +82,7 @@ impl StreamedBody {
                 Some(()) => return,
                 None => {
                     let what = "an engine sent a chunk that is not OpenAI's";
-                    Error::new(Kind::EngineFailed, what)
+                    Error::new(ErrorKind::EngineFailed, what)
                 }
             },
             Some(Err(error)) => error,

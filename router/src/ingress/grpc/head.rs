@@ -32,14 +32,14 @@ impl Deadline {
 
 /// Why a head was refused.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(super) enum HeadRefusal {
     /// The request is not a gRPC call, so the client may not understand a gRPC status.
     NoCall(StatusCode),
     /// The call is malformed.
     Wrong(Status),
 }
 
-impl Refusal {
+impl HeadRefusal {
     /// The reply for the refusal.
     pub(super) fn into_response<B: Default>(self) -> Response<B> {
         match self {
@@ -61,8 +61,8 @@ impl Refusal {
 pub(super) fn check<B>(
     request: &Request<B>,
     now: Instant,
-) -> Result<Option<Deadline>, Box<Refusal>> {
-    let no_call = |status| Err(Box::new(Refusal::NoCall(status)));
+) -> Result<Option<Deadline>, Box<HeadRefusal>> {
+    let no_call = |status| Err(Box::new(HeadRefusal::NoCall(status)));
     if request.version() < Version::HTTP_2 {
         return no_call(StatusCode::HTTP_VERSION_NOT_SUPPORTED);
     }
@@ -76,9 +76,9 @@ pub(super) fn check<B>(
     if !headers.get_all(TE).iter().any(|value| value == "trailers") {
         // A proxy that removes trailers would remove the status, too.
         let message = "the header `te: trailers` is missing";
-        return Err(Box::new(Refusal::Wrong(Status::internal(message))));
+        return Err(Box::new(HeadRefusal::Wrong(Status::internal(message))));
     }
-    let wrong = |message| Box::new(Refusal::Wrong(Status::invalid_argument(message)));
+    let wrong = |message| Box::new(HeadRefusal::Wrong(Status::invalid_argument(message)));
     let timeout = timeout(headers).map_err(wrong)?;
     Ok(timeout.and_then(|timeout| now.checked_add(timeout)).map(Deadline))
 }
@@ -160,7 +160,7 @@ mod tests {
         }
         for kind in ["", "application/grpc-web", "application/grpc+json", "application/json"] {
             let refusal = *http2(kind).unwrap_err();
-            assert!(matches!(refusal, Refusal::NoCall(status) if status == 415), "{kind}");
+            assert!(matches!(refusal, HeadRefusal::NoCall(status) if status == 415), "{kind}");
         }
         assert!(call(Version::HTTP_11, Method::POST, "application/grpc").is_err());
         assert!(call(Version::HTTP_2, Method::GET, "application/grpc").is_err());

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
-use super::super::connection::{self, Bounds, Common};
+use super::super::connection::{self, Common, ConnectionBounds};
 use super::super::connection_service::Routes;
 use super::*;
 
@@ -91,7 +91,7 @@ async fn requests_know_the_names_of_their_clients_certificate() {
         for _ in 0..2 {
             let socket = TcpStream::connect(address).await.unwrap();
             let (accepted, peer) = listener.accept().await.unwrap();
-            let bounds = Bounds::from(&Limits::default());
+            let bounds = ConnectionBounds::from(&Limits::default());
             connections.spawn(connection::serve(accepted, peer, bounds, common.clone()));
             let name = ServerName::try_from("localhost").unwrap();
             let connector = TlsConnector::from(Arc::clone(&config));

@@ -19,7 +19,7 @@ const TRANSFER_ENCODING: &[u8] = b"transfer-encoding";
 
 /// The heads and bodies of a connection's requests.
 #[derive(Debug, Default)]
-pub(super) struct Heads {
+pub(super) struct Http1Framing {
     state: FramingState,
     /// The part of the current line that arrived with earlier reads.
     cut: Vec<u8>,
@@ -59,7 +59,7 @@ struct Head {
 #[derive(Debug)]
 struct Ambiguous;
 
-impl Heads {
+impl Http1Framing {
     /// Checks the next bytes, and counts the heads that begin.
     ///
     /// # Errors
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     fn feed(pieces: &[&[u8]]) -> Result<(Position, u32), (usize, usize)> {
-        let mut heads = Heads::default();
+        let mut heads = Http1Framing::default();
         let mut begun = 0;
         for (index, piece) in pieces.iter().enumerate() {
             heads.feed(piece, &mut begun).map_err(|good| (index, good))?;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use splitrail_fleet::{CandidateQuery, Source};
+use splitrail_fleet::{CandidateQuery, WorkerSource};
 use splitrail_kv::BlockHash;
 use splitrail_policy::{Candidate, Leg};
 use splitrail_proto::v1;
@@ -122,7 +122,7 @@ async fn a_replaced_worker_gets_a_complete_snapshot_again() {
         "id": "s0", "role": "both", "url": URL, "kv_events": "tcp://127.0.0.1:7",
     }));
     let fleet = router.running.fleet();
-    fleet.claim("sim", Source::Admin, config.expect("a worker")).expect("it may join");
+    fleet.claim("sim", WorkerSource::Admin, config.expect("a worker")).expect("it may join");
     assert_eq!(shim.resync().await, "worker_replaced");
     shim.snapshot("m", 5, vec![run(None, 1..=2)]).await;
     shim.acked(5).await;

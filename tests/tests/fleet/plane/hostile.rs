@@ -4,13 +4,13 @@ use splitrail_event_plane::names;
 use splitrail_proto::v1;
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::stand::{Kind, Stand};
+use splitrail_tests::process_cluster::{ProcessCluster, ProcessKind};
 
 use super::support::{metric, plan, report, say, some_traffic, stranger, terms};
 
 /// Waits until every router has counted something.
-async fn counted(stand: &Stand, name: &str, labels: &[(&str, &str)], at_least: f64) {
-    for router in stand.of(Kind::Router) {
+async fn counted(stand: &ProcessCluster, name: &str, labels: &[(&str, &str)], at_least: f64) {
+    for router in stand.of(ProcessKind::Router) {
         eventually(&format!("{name} {labels:?} is counted"), async || {
             metric(stand, router, name, labels).await >= at_least
         })
@@ -20,7 +20,7 @@ async fn counted(stand: &Stand, name: &str, labels: &[(&str, &str)], at_least: f
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_of_the_broker_cannot_report_for_another_worker() {
-    let stand = Stand::start(plan()).await;
+    let stand = ProcessCluster::start(plan()).await;
     some_traffic(&stand, 12).await;
     stand.true_picture("requests").await;
     let client = stranger(&stand).await;
@@ -56,7 +56,7 @@ async fn a_client_of_the_broker_cannot_report_for_another_worker() {
     say(&client, names::load("sim", "other"), otherwise).await;
     counted(&stand, refused, &[("reason", "terms")], 1.0).await;
 
-    for router in stand.of(Kind::Router) {
+    for router in stand.of(ProcessKind::Router) {
         let shown = Client::new(stand.posts[router].admin).get("/admin/workers").await.json();
         let workers = shown["workers"].as_array().unwrap();
         let mut ids: Vec<_> = workers.iter().map(|worker| worker["id"].as_str().unwrap()).collect();
@@ -68,13 +68,13 @@ async fn a_client_of_the_broker_cannot_report_for_another_worker() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_process_is_not_believed_while_a_worker_speaks() {
-    let stand = Stand::start(plan()).await;
+    let stand = ProcessCluster::start(plan()).await;
     some_traffic(&stand, 5).await;
     stand.true_picture("requests").await;
     let client = stranger(&stand).await;
     let terms = terms(&client).await;
     let admin = |router: usize| Client::new(stand.posts[router].admin);
-    let shown = admin(stand.of(Kind::Router)[0]).get("/admin/workers").await.json();
+    let shown = admin(stand.of(ProcessKind::Router)[0]).get("/admin/workers").await.json();
     let workers = shown["workers"].as_array().unwrap().clone();
     let p0 = workers.iter().find(|worker| worker["id"] == "p0").unwrap();
     // At the worker's own address: it is down, and stops.
@@ -85,7 +85,7 @@ async fn another_process_is_not_believed_while_a_worker_speaks() {
     }
     counted(&stand, "splitrail_event_plane_refused_messages_total", &[("reason", "occupied")], 5.0)
         .await;
-    for router in stand.of(Kind::Router) {
+    for router in stand.of(ProcessKind::Router) {
         let shown = admin(router).get("/admin/workers").await.json();
         for worker in shown["workers"].as_array().unwrap() {
             assert_eq!(worker["state"], "serving", "{worker}");

@@ -2,7 +2,7 @@
 
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::stand::{Kind, Plan, Stand};
+use splitrail_tests::process_cluster::{Plan, ProcessCluster, ProcessKind};
 use splitrail_tests::trial::{CHAT, chat, prompt};
 
 use super::support::{plan, some_traffic};
@@ -16,7 +16,7 @@ async fn two_routers_have_one_picture_and_see_each_others_load() {
         ", login: {{ kind: user, name: fleet, password: {{ kind: file, path: \"{}\" }} }}",
         password.display()
     );
-    let stand = Stand::start(Plan {
+    let stand = ProcessCluster::start(Plan {
         broker_config: "authorization { user: fleet, password: s3cret }".to_owned(),
         login,
         ..plan()
@@ -26,7 +26,7 @@ async fn two_routers_have_one_picture_and_see_each_others_load() {
     // Of every worker, every router's index holds exactly what the engine holds.
     stand.true_picture("requests").await;
 
-    let routers = stand.of(Kind::Router);
+    let routers = stand.of(ProcessKind::Router);
     let text = prompt(60, "shared");
     let first = Client::new(stand.posts[routers[0]].http);
     assert_eq!(first.post(CHAT, &chat(&text)).await.status, 200);
@@ -61,10 +61,10 @@ async fn two_routers_have_one_picture_and_see_each_others_load() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shim_that_stops_takes_its_worker_away_without_a_failed_request() {
-    let mut stand = Stand::start(Plan { prefill: 2, decode: 1, ..plan() }).await;
-    let shim = stand.place(Kind::Shim, "p1");
+    let mut stand = ProcessCluster::start(Plan { prefill: 2, decode: 1, ..plan() }).await;
+    let shim = stand.place(ProcessKind::Shim, "p1");
     stand.stop(shim).await;
-    for router in stand.of(Kind::Router) {
+    for router in stand.of(ProcessKind::Router) {
         let admin = Client::new(stand.posts[router].admin);
         eventually("the worker has left", async || {
             let shown = admin.get("/admin/workers").await.json();

@@ -2,15 +2,15 @@
 
 use splitrail_event_plane::{async_nats::jetstream, names};
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::stand::{Kind, Stand};
+use splitrail_tests::process_cluster::{ProcessCluster, ProcessKind};
 
 use super::support::{metric, plan, some_traffic, stranger};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_router_that_restarts_has_the_picture_from_snapshots_and_the_tail() {
-    let mut stand = Stand::start(plan()).await;
+    let mut stand = ProcessCluster::start(plan()).await;
     some_traffic(&stand, 5).await;
-    let router = stand.place(Kind::Router, "r0");
+    let router = stand.place(ProcessKind::Router, "r0");
     stand.kill(router);
     stand.run(router).await;
     stand.true_picture("a router has restarted").await;
@@ -20,9 +20,9 @@ async fn a_router_that_restarts_has_the_picture_from_snapshots_and_the_tail() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_restarts_loses_nothing() {
-    let mut stand = Stand::start(plan()).await;
+    let mut stand = ProcessCluster::start(plan()).await;
     some_traffic(&stand, 7).await;
-    let broker = stand.place(Kind::Broker, "nats");
+    let broker = stand.place(ProcessKind::Broker, "nats");
     stand.kill(broker);
     // Served, and told of by shims who cannot tell it now.
     some_traffic(&stand, 8).await;
@@ -34,9 +34,9 @@ async fn a_broker_that_restarts_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_has_forgotten_everything_gets_it_again() {
-    let mut stand = Stand::start(plan()).await;
+    let mut stand = ProcessCluster::start(plan()).await;
     some_traffic(&stand, 10).await;
-    let broker = stand.place(Kind::Broker, "nats");
+    let broker = stand.place(ProcessKind::Broker, "nats");
     stand.kill(broker);
     stand.lose_broker_store();
     stand.run(broker).await;
@@ -46,18 +46,18 @@ async fn a_broker_that_has_forgotten_everything_gets_it_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_router_too_slow_for_the_stream_gets_a_snapshot() {
-    let mut stand = Stand::start(plan()).await;
-    let router = stand.place(Kind::Router, "r0");
+    let mut stand = ProcessCluster::start(plan()).await;
+    let router = stand.place(ProcessKind::Router, "r0");
     let resyncs = metric(&stand, router, "splitrail_event_plane_snapshots_total", &[]).await;
     stand.pause(router);
     // What the broker has sent to it already is not in its hands any more either.
-    let broker = stand.place(Kind::Broker, "nats");
+    let broker = stand.place(ProcessKind::Broker, "nats");
     stand.kill(broker);
     stand.run(broker).await;
     let context = jetstream::new(stranger(&stand).await);
     let mut stream = context.get_stream(names::stream("sim")).await.unwrap();
     let before = stream.info().await.unwrap().state.last_sequence;
-    let others = stand.of(Kind::Router).into_iter().filter(|at| *at != router);
+    let others = stand.of(ProcessKind::Router).into_iter().filter(|at| *at != router);
     for at in others {
         let client = splitrail_tests::Client::new(stand.posts[at].http);
         for salt in ["a", "b", "c"] {

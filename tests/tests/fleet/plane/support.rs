@@ -6,7 +6,7 @@ use prost::Message;
 use splitrail_event_plane::async_nats::{self, Client};
 use splitrail_proto::v1;
 use splitrail_tests::cluster::{eventually, metric_in};
-use splitrail_tests::stand::{Kind, Plan, Stand};
+use splitrail_tests::process_cluster::{Plan, ProcessCluster, ProcessKind};
 use splitrail_tests::traffic::Traffic;
 
 /// One engine for each leg, two routers.
@@ -15,8 +15,8 @@ pub(crate) fn plan() -> Plan {
 }
 
 /// A connection of somebody else to the broker.
-pub(crate) async fn stranger(stand: &Stand) -> Client {
-    let broker = &stand.posts[stand.place(Kind::Broker, "nats")];
+pub(crate) async fn stranger(stand: &ProcessCluster) -> Client {
+    let broker = &stand.posts[stand.place(ProcessKind::Broker, "nats")];
     async_nats::connect(format!("nats://{}", broker.http)).await.expect("a connection")
 }
 
@@ -27,9 +27,9 @@ pub(crate) async fn say(client: &Client, subject: String, message: impl Message)
 }
 
 /// Requests to all routers for a moment.
-pub(crate) async fn some_traffic(stand: &Stand, seed: u64) {
+pub(crate) async fn some_traffic(stand: &ProcessCluster, seed: u64) {
     let routers: Vec<_> =
-        stand.of(Kind::Router).into_iter().map(|at| stand.posts[at].http).collect();
+        stand.of(ProcessKind::Router).into_iter().map(|at| stand.posts[at].http).collect();
     let traffic = Traffic::start(&routers, 4, seed).await;
     eventually("some requests are answered", async || {
         traffic.tally.right.load(std::sync::atomic::Ordering::Relaxed) >= 20
@@ -40,7 +40,12 @@ pub(crate) async fn some_traffic(stand: &Stand, seed: u64) {
 }
 
 /// The sum of a metric of one router.
-pub(crate) async fn metric(stand: &Stand, at: usize, name: &str, labels: &[(&str, &str)]) -> f64 {
+pub(crate) async fn metric(
+    stand: &ProcessCluster,
+    at: usize,
+    name: &str,
+    labels: &[(&str, &str)],
+) -> f64 {
     let client = splitrail_tests::Client::new(stand.posts[at].admin);
     metric_in(&client.get("/metrics").await.text(), name, labels)
 }

@@ -47,16 +47,21 @@ async fn a_router_that_cannot_keep_up_with_the_event_plane_fires_event_plane_lag
     use prost::Message as _;
     use splitrail_event_plane::{async_nats, names};
     use splitrail_proto::v1::PlaneEvents;
-    use splitrail_tests::stand::{Kind, Plan, Stand};
+    use splitrail_tests::process_cluster::{Plan, ProcessCluster, ProcessKind};
 
     use super::watch::Watch;
 
-    let stand =
-        Stand::start(Plan { broker: true, prefill: 1, decode: 1, routers: 1, ..Plan::default() })
-            .await;
-    let watch = Watch::of(&[stand.posts[stand.place(Kind::Router, "r0")].admin]).await;
+    let stand = ProcessCluster::start(Plan {
+        broker: true,
+        prefill: 1,
+        decode: 1,
+        routers: 1,
+        ..Plan::default()
+    })
+    .await;
+    let watch = Watch::of(&[stand.posts[stand.place(ProcessKind::Router, "r0")].admin]).await;
     watch.is_healthy().await;
-    let broker = stand.posts[stand.place(Kind::Broker, "nats")].http;
+    let broker = stand.posts[stand.place(ProcessKind::Broker, "nats")].http;
     let shim = async_nats::connect(format!("nats://{broker}")).await.unwrap();
     let events = PlaneEvents { worker_id: "p9".to_owned(), ..PlaneEvents::default() };
     let events: bytes::Bytes = events.encode_to_vec().into();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use splitrail_tests::books::Dice;
+use splitrail_tests::accounting::Dice;
 use splitrail_tests::{Cluster, Spec};
 
 use super::support::{but, without};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use splitrail_router::reload::Refused;
+use splitrail_router::reload::ReloadError;
 use splitrail_tests::{Cluster, Spec};
 
 use super::support::{but, served};
@@ -88,7 +88,7 @@ async fn nothing_is_reloaded_while_draining_or_without_a_file() {
     cluster.running.core().drain();
     let reply = cluster.reload(&yaml).await;
     assert_eq!(reply.status, 503, "{}", reply.text());
-    assert!(matches!(cluster.running.reload().now().await, Err(Refused::Draining)));
+    assert!(matches!(cluster.running.reload().now().await, Err(ReloadError::Draining)));
 
     let yaml = "listen: { http: 127.0.0.1:0, admin: 127.0.0.1:0 }
 models: [ { name: m, flow: aggregated, tokenizer: { kind: none },
@@ -98,5 +98,5 @@ models: [ { name: m, flow: aggregated, tokenizer: { kind: none },
     let listen = config.listen.clone();
     let core = splitrail_router::assemble::assemble(config).unwrap();
     let running = splitrail_router::run::Running::start(core, &listen).await.unwrap();
-    assert!(matches!(running.reload().now().await, Err(Refused::NoFile)));
+    assert!(matches!(running.reload().now().await, Err(ReloadError::NoFile)));
 }

@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 use splitrail_tests::Client;
-use splitrail_tests::stand::{Kind, Plan, Stand};
+use splitrail_tests::process_cluster::{Plan, ProcessCluster, ProcessKind};
 use splitrail_tests::trial::{COMPLETIONS, completion};
 
 use super::support::text;
 
 const PROMPTS: usize = 8;
 
-async fn hits(stand: &Stand, engine: &str) -> Vec<f64> {
-    let at = stand.place(Kind::Engine, engine);
+async fn hits(stand: &ProcessCluster, engine: &str) -> Vec<f64> {
+    let at = stand.place(ProcessKind::Engine, engine);
     let metrics = Client::new(stand.posts[at].http).get("/metrics").await.text();
     let hits = |rank: usize| {
         let rank = format!("vllm:prefix_cache_hits_total{{engine=\"{rank}\",");
@@ -28,9 +28,9 @@ async fn each_rank_behind_a_shim_is_gated_and_found_again() {
     let model = "canary: { enabled: false }\ngate: { kind: shim }".to_owned();
     let plan =
         Plan { prefill: 1, decode: 2, routers: 1, ranks: 2, engine, model, ..Plan::default() };
-    let mut stand = Stand::start(plan).await;
-    let router = stand.posts[stand.of(Kind::Router)[0]].http;
-    let admin = Client::new(stand.posts[stand.of(Kind::Router)[0]].admin);
+    let mut stand = ProcessCluster::start(plan).await;
+    let router = stand.posts[stand.of(ProcessKind::Router)[0]].http;
+    let admin = Client::new(stand.posts[stand.of(ProcessKind::Router)[0]].admin);
     let client = Client::new(router);
     splitrail_tests::cluster::eventually("shims have told all", async || {
         let shown = admin.get("/admin/workers").await.json();
@@ -62,7 +62,7 @@ async fn each_rank_behind_a_shim_is_gated_and_found_again() {
     let expected: usize = (0..PROMPTS).map(|number| (text(number).len() - 1) / 16 * 16).sum();
     assert_eq!(found, expected as f64, "{before:?} {after:?}");
     // A new engine has none of it, on any rank.
-    let at = stand.place(Kind::Engine, "d0");
+    let at = stand.place(ProcessKind::Engine, "d0");
     stand.kill(at);
     stand.run(at).await;
     stand.true_picture("an engine was killed").await;

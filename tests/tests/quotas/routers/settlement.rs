@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use splitrail_sim::SimConfig;
-use splitrail_tests::books::ledger_lines;
+use splitrail_tests::accounting::ledger_lines;
 use splitrail_tests::client::Reply;
 use splitrail_tests::trial::{COMPLETIONS, prompt};
 

@@ -8,7 +8,7 @@ use super::*;
 #[tokio::test]
 async fn a_router_that_reconnects_soon_needs_no_snapshot() {
     let router = FakeRouter::start(welcome(2)).await;
-    let mirror = Mirror::new(mirror::Config::default());
+    let mirror = Mirror::new(mirror::MirrorConfig::default());
     let mut engine = Engine::new(1, mirror.clone());
     let shim = Shim::start(mirror, config(&[&router]));
     router.wait_for("a snapshot", |known| known.snapshots == 1).await;
@@ -49,7 +49,7 @@ async fn a_router_that_stops_reading_delays_no_other_and_gets_a_snapshot_later()
 #[tokio::test]
 async fn a_router_that_restarts_gets_a_snapshot() {
     let router = FakeRouter::start(welcome(2)).await;
-    let mirror = Mirror::new(mirror::Config::default());
+    let mirror = Mirror::new(mirror::MirrorConfig::default());
     let mut engine = Engine::new(3, mirror.clone());
     let shim = Shim::start(mirror, config(&[&router]));
     router.wait_for("a snapshot", |known| known.snapshots == 1).await;
@@ -62,7 +62,7 @@ async fn a_router_that_restarts_gets_a_snapshot() {
 #[tokio::test]
 async fn an_engine_restart_starts_an_empty_mirror_with_a_new_id() {
     let router = FakeRouter::start(welcome(2)).await;
-    let mirror = Mirror::new(mirror::Config::default());
+    let mirror = Mirror::new(mirror::MirrorConfig::default());
     let mut engine = Engine::new(4, mirror.clone());
     let shim = Shim::start(mirror, config(&[&router]));
     router.wait_for("a snapshot", |known| known.snapshots == 1).await;

@@ -29,7 +29,7 @@ fn client(server_name: Option<&str>, with_identity: bool) -> Tls {
 
 async fn attach(tls: Option<Tls>) -> (FakeRouter, Shim) {
     let router = FakeRouter::start_with(welcome(2), Some(server())).await;
-    let config = Config { tls, ..config(&[&router]) };
+    let config = AttachConfig { tls, ..config(&[&router]) };
     let shim = Shim::start(small_mirror(), config);
     (router, shim)
 }

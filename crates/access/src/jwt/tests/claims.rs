@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::support::{NOW, Signer, acme, auth, claims_but, outcome, verifier, with};
-use crate::Role;
+use crate::OperatorRole;
 use crate::jwt::{Claims, JwtRefusal, Verifier};
 
 fn refused(claims: &Value, refusal: JwtRefusal) {
@@ -116,11 +116,11 @@ fn the_tenant_is_the_text_of_the_configured_claim() {
 #[test]
 fn the_role_is_the_greatest_of_those_named() {
     for (value, role) in [
-        (json!("read"), Some(Role::Read)),
-        (json!("admin"), Some(Role::Admin)),
-        (json!(["read"]), Some(Role::Read)),
-        (json!(["read", "other", "admin"]), Some(Role::Admin)),
-        (json!(["admin", "read"]), Some(Role::Admin)),
+        (json!("read"), Some(OperatorRole::Read)),
+        (json!("admin"), Some(OperatorRole::Admin)),
+        (json!(["read"]), Some(OperatorRole::Read)),
+        (json!(["read", "other", "admin"]), Some(OperatorRole::Admin)),
+        (json!(["admin", "read"]), Some(OperatorRole::Admin)),
         (Value::Null, None),
         (json!("Admin"), None),
         (json!("admin read"), None),

@@ -94,7 +94,7 @@ fn string(scan: &mut Scan<'_>, text: &str, at: usize) -> Option<(String, usize)>
             b'\\' => from = scan.escape(end)?,
             _ => return None,
         }
-        out.push(said(&text[end..from])?);
+        out.push(unescape(&text[end..from])?);
         end = scan.specials.next(from)?;
     }
     if out.len() < out.capacity() / 2 {
@@ -104,7 +104,7 @@ fn string(scan: &mut Scan<'_>, text: &str, at: usize) -> Option<(String, usize)>
 }
 
 /// The character of a valid escape.
-fn said(escape: &str) -> Option<char> {
+fn unescape(escape: &str) -> Option<char> {
     Some(match *escape.as_bytes().get(1)? {
         b'b' => '\x08',
         b'f' => '\x0c',

@@ -22,8 +22,8 @@ use super::terms;
 
 /// Messages that wait for the session; beyond that the relay waits.
 const QUEUE_MAX: usize = 16;
-/// Answers of the session that wait to be read.
-const ANSWERS_MAX: usize = 8;
+/// Maximum number of messages of the session that wait to be read.
+const REPLIES_MAX: usize = 8;
 /// Messages that are relayed before responses are read again.
 const MESSAGES_PER_TURN: usize = 32;
 /// Maximum time for a session to send its welcome.
@@ -46,11 +46,11 @@ const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 /// Serves a worker until its session ends.
 pub(super) async fn serve(model: Arc<Model>, slot: Arc<Slot>) {
     let (to_session, received) = mpsc::channel(QUEUE_MAX);
-    let (answer, answers) = mpsc::channel(ANSWERS_MAX);
+    let (reply, replies) = mpsc::channel(REPLIES_MAX);
     let connected = model.broker.connected.clone();
     let inbound = Inbound::Plane(Relayed { received, connected });
     // The broker's permissions decide who may publish for which worker.
-    let receiving = receive(Arc::clone(&model.context), inbound, answer, Allowed::default());
+    let receiving = receive(Arc::clone(&model.context), inbound, reply, Allowed::default());
     let relaying = async {
         let latest = slot.latest.subscribe();
         let now = Instant::now();
@@ -58,7 +58,7 @@ pub(super) async fn serve(model: Arc<Model>, slot: Arc<Slot>) {
             model: &model,
             slot: &slot,
             to_session,
-            answers,
+            replies,
             latest,
             hello: v1::Hello::default(),
             sent: None,
@@ -107,7 +107,7 @@ struct Relay<'r> {
     model: &'r Model,
     slot: &'r Slot,
     to_session: mpsc::Sender<Received>,
-    answers: mpsc::Receiver<Result<v1::AttachResponse, Status>>,
+    replies: mpsc::Receiver<Result<v1::AttachResponse, Status>>,
     latest: watch::Receiver<Latest>,
     hello: v1::Hello,
     /// `None` while a snapshot is needed.
@@ -155,8 +155,8 @@ impl Relay<'_> {
         // `reports` ensures that this is the same process, or that the previous one is gone.
         let hello = v1::Hello { instance_secret: self.slot.secret.to_vec(), ..hello };
         self.send_message(Message::Hello(hello)).await?;
-        let answer = tokio::time::timeout(WELCOME, self.answers.recv()).await;
-        match answer.ok().flatten() {
+        let reply = tokio::time::timeout(WELCOME, self.replies.recv()).await;
+        match reply.ok().flatten() {
             Some(Ok(v1::AttachResponse { message: Some(RouterMessage::Welcome(welcome)) })) => {
                 let mirror_id = self.hello.mirror_id.clone();
                 self.sent = welcome.known_sequence.map(|sequence| Position { mirror_id, sequence });
@@ -176,7 +176,7 @@ impl Relay<'_> {
         loop {
             let outcome = tokio::select! {
                 biased;
-                answer = self.answers.recv() => self.answered(answer),
+                reply = self.replies.recv() => self.answered(reply),
                 Ok(()) = self.latest.changed() => self.report().await,
                 () = self.slot.news.notified() => Ok(()),
                 () = tokio::time::sleep(CHECK_INTERVAL) => Ok(()),
@@ -207,13 +207,10 @@ impl Relay<'_> {
         self.check_behind().await
     }
 
-    fn answered(
-        &mut self,
-        answer: Option<Result<v1::AttachResponse, Status>>,
-    ) -> Result<(), Ended> {
-        match answer {
-            Some(Ok(answer)) => {
-                if let Some(RouterMessage::Resync(resync)) = answer.message {
+    fn answered(&mut self, reply: Option<Result<v1::AttachResponse, Status>>) -> Result<(), Ended> {
+        match reply {
+            Some(Ok(reply)) => {
+                if let Some(RouterMessage::Resync(resync)) = reply.message {
                     self.sent = None;
                     self.need(&resync.reason, Duration::ZERO);
                 }

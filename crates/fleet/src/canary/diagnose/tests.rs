@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn both(chat: &[u32], plain: &[u32]) -> Tokens {
-    Tokens { chat: Some(chat.to_vec()), plain: Some(plain.to_vec()) }
+fn both(chat: &[u32], plain: &[u32]) -> CanaryTokens {
+    CanaryTokens { chat: Some(chat.to_vec()), plain: Some(plain.to_vec()) }
 }
 
 const CHAT: [u32; 6] = [1, 9, 10, 11, 2, 12];
@@ -29,13 +29,13 @@ fn tokens_name_what_differs() {
         (both(&[1, 5, 6, 7, 9, 10, 11, 2, 12], &PLAIN), Some(Cause::Template)),
         (both(&CHAT, &other_text), Some(Cause::Vocabulary)),
         (both(&[1, 8, 8, 11, 2, 12], &other_text), Some(Cause::Vocabulary)),
-        (Tokens { chat: None, plain: Some(PLAIN.to_vec()) }, None),
-        (Tokens::default(), None),
+        (CanaryTokens { chat: None, plain: Some(PLAIN.to_vec()) }, None),
+        (CanaryTokens::default(), None),
     ] {
         assert_eq!(tokens(&ours, &engines), cause, "{engines:?}");
     }
-    assert!(!is_compared(&ours, &Tokens::default()));
-    assert!(is_compared(&ours, &Tokens { chat: None, plain: Some(Vec::new()) }));
+    assert!(!is_compared(&ours, &CanaryTokens::default()));
+    assert!(is_compared(&ours, &CanaryTokens { chat: None, plain: Some(Vec::new()) }));
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn without_tokens_the_count_is_a_hint() {
 }
 
 /// Blocks that are found as expected.
-const GOOD: Blocks = Blocks {
+const GOOD: CanaryBlocks = CanaryBlocks {
     wanted: 3,
     found: 3,
     unsalted: false,
@@ -71,43 +71,49 @@ const NONE: EventCounts = EventCounts { stored: 0, ..GOOD.witnessed };
 
 #[test]
 fn blocks_that_are_found_agree_whatever_else_is_said() {
-    assert_eq!(blocks(&GOOD), Verdict::Agree);
+    assert_eq!(blocks(&GOOD), CanaryResult::Agree);
     // Hybrid engines report another size than that of the blocks they announce.
-    assert_eq!(blocks(&Blocks { engine_block_size: Some(528), ..GOOD }), Verdict::Agree);
+    assert_eq!(blocks(&CanaryBlocks { engine_block_size: Some(528), ..GOOD }), CanaryResult::Agree);
     let mixed = EventCounts { malformed: 7, parentless: 2, other_rank: 1, ..GOOD.witnessed };
-    assert_eq!(blocks(&Blocks { witnessed: mixed, ..GOOD }), Verdict::Agree);
-    assert_eq!(blocks(&Blocks { cached_tokens: None, ..GOOD }), Verdict::Agree);
+    assert_eq!(blocks(&CanaryBlocks { witnessed: mixed, ..GOOD }), CanaryResult::Agree);
+    assert_eq!(blocks(&CanaryBlocks { cached_tokens: None, ..GOOD }), CanaryResult::Agree);
 }
 
 #[test]
 fn blocks_that_are_not_found_name_why() {
-    let lost = Blocks { found: 0, witnessed: NONE, ..GOOD };
+    let lost = CanaryBlocks { found: 0, witnessed: NONE, ..GOOD };
     for (seen, cause) in [
-        (Blocks { unsalted: true, ..lost }, Cause::Salt),
-        (Blocks { cached_tokens: Some(48), ..GOOD }, Cause::Salt),
-        (Blocks { other_adapter: true, ..lost }, Cause::Adapter),
-        (Blocks { other_special: true, ..lost }, Cause::SpecialTokens),
-        (Blocks { engine_block_size: Some(32), ..lost }, Cause::BlockSize),
-        (Blocks { witnessed: EventCounts { malformed: 1, ..NONE }, ..lost }, Cause::BlockSize),
-        (Blocks { witnessed: EventCounts::default(), ..lost }, Cause::EventsAbsent),
-        (Blocks { witnessed: EventCounts { other_rank: 1, ..NONE }, ..lost }, Cause::Rank),
-        (Blocks { witnessed: EventCounts { parentless: 3, ..NONE }, ..lost }, Cause::UnknownParent),
+        (CanaryBlocks { unsalted: true, ..lost }, Cause::Salt),
+        (CanaryBlocks { cached_tokens: Some(48), ..GOOD }, Cause::Salt),
+        (CanaryBlocks { other_adapter: true, ..lost }, Cause::Adapter),
+        (CanaryBlocks { other_special: true, ..lost }, Cause::SpecialTokens),
+        (CanaryBlocks { engine_block_size: Some(32), ..lost }, Cause::BlockSize),
+        (
+            CanaryBlocks { witnessed: EventCounts { malformed: 1, ..NONE }, ..lost },
+            Cause::BlockSize,
+        ),
+        (CanaryBlocks { witnessed: EventCounts::default(), ..lost }, Cause::EventsAbsent),
+        (CanaryBlocks { witnessed: EventCounts { other_rank: 1, ..NONE }, ..lost }, Cause::Rank),
+        (
+            CanaryBlocks { witnessed: EventCounts { parentless: 3, ..NONE }, ..lost },
+            Cause::UnknownParent,
+        ),
         (lost, Cause::Unmatched),
         // Events of other requests say nothing about the canary's blocks.
-        (Blocks { found: 0, ..GOOD }, Cause::Unmatched),
+        (CanaryBlocks { found: 0, ..GOOD }, Cause::Unmatched),
     ] {
-        assert_eq!(blocks(&seen), Verdict::Differ(cause), "{seen:?}");
+        assert_eq!(blocks(&seen), CanaryResult::Differ(cause), "{seen:?}");
     }
 }
 
 #[test]
 fn missing_blocks_with_other_possible_reasons_are_no_mismatch() {
-    let part = Blocks { found: 1, ..GOOD };
-    assert_eq!(blocks(&part), Verdict::Unclear("evicted"));
-    let full = Blocks { found: 0, is_truncated: true, ..GOOD };
-    assert_eq!(blocks(&full), Verdict::Unclear("over_limit"));
-    let short = Blocks { wanted: 0, found: 0, ..GOOD };
-    assert_eq!(blocks(&short), Verdict::Unclear("context_too_short"));
+    let part = CanaryBlocks { found: 1, ..GOOD };
+    assert_eq!(blocks(&part), CanaryResult::Unclear("evicted"));
+    let full = CanaryBlocks { found: 0, is_truncated: true, ..GOOD };
+    assert_eq!(blocks(&full), CanaryResult::Unclear("over_limit"));
+    let short = CanaryBlocks { wanted: 0, found: 0, ..GOOD };
+    assert_eq!(blocks(&short), CanaryResult::Unclear("context_too_short"));
 }
 
 proptest! {

@@ -80,7 +80,7 @@ impl Fixture {
     fn choose(&self, hot: &[Hot], senders: &Senders) -> NextFetch {
         let brought: Vec<&Brought> = self.brought.iter().collect();
         let running: Vec<&[BlockHash]> = self.running.iter().map(|hashes| &hashes[..]).collect();
-        let need = Need {
+        let need = PrewarmTarget {
             worker: WorkerIndex(WORKER),
             rank: self.rank,
             blocks_min: 4,
@@ -98,7 +98,7 @@ impl Fixture {
     /// Which prefix is fetched, how much of it, how much of that is new, and from whom.
     fn fetched(&self, hot: &[Hot], senders: &Senders) -> (usize, usize, usize, u32) {
         match self.choose(hot, senders) {
-            NextFetch::Fetch(Offer { at, blocks, brought_blocks, source, .. }) => {
+            NextFetch::Fetch(PrefixOffer { at, blocks, brought_blocks, source, .. }) => {
                 (at, blocks, brought_blocks, source.0)
             }
             other => panic!("{other:?}"),

@@ -20,7 +20,7 @@ const RECOVERY: Duration = Duration::from_secs(45);
 
 /// What a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ProcessKind {
     /// The broker of the event plane.
     Broker,
     /// A simulated engine.
@@ -32,9 +32,9 @@ pub enum Kind {
 }
 
 /// A place where a process runs, now or later.
-pub struct Post {
+pub struct ManagedProcess {
     /// What runs there.
-    pub kind: Kind,
+    pub kind: ProcessKind,
     /// Its name; that of the worker, for engines and shims.
     pub name: String,
     args: Vec<String>,
@@ -46,9 +46,9 @@ pub struct Post {
 }
 
 /// A whole fleet on loopback.
-pub struct Stand {
+pub struct ProcessCluster {
     /// Everything that runs.
-    pub posts: Vec<Post>,
+    pub posts: Vec<ManagedProcess>,
     folder: TempDir,
     _ports: HeldPorts,
 }
@@ -105,7 +105,7 @@ fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
-impl Stand {
+impl ProcessCluster {
     /// Starts everything, and waits until every router serves every worker.
     pub async fn start(plan: Plan) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
@@ -116,7 +116,7 @@ impl Stand {
         let broker = plan.broker.then(|| {
             let port = ports.take();
             let args = broker::arguments("nats", folder.path(), port, &plan.broker_config);
-            posts.push(Post::new(Kind::Broker, "nats", args, port, 0));
+            posts.push(ManagedProcess::new(ProcessKind::Broker, "nats", args, port, 0));
             loopback(port)
         });
         for place in 0..plan.routers {
@@ -125,7 +125,7 @@ impl Stand {
             let config = router_config(folder.path(), &name, &plan, [http, admin, fleet], broker);
             attach.push((plan.between)(loopback(fleet)).to_string());
             let args = ["serve".to_owned(), "--config".into(), config.display().to_string()];
-            posts.push(Post::new(Kind::Router, &name, args.to_vec(), http, admin));
+            posts.push(ManagedProcess::new(ProcessKind::Router, &name, args.to_vec(), http, admin));
         }
         let roles = [("p", "prefill", plan.prefill), ("d", "decode", plan.decode)];
         for (letter, role, count) in roles {
@@ -144,7 +144,7 @@ impl Stand {
                     args.extend([flag.to_owned(), port.to_string()]);
                 }
                 args.extend(plan.engine.clone());
-                posts.push(Post::new(Kind::Engine, &name, args, http, 0));
+                posts.push(ManagedProcess::new(ProcessKind::Engine, &name, args, http, 0));
                 let engine = format!("http://{}", loopback(http));
                 let (at, role) = (loopback(listen), role.to_owned());
                 let args = match broker {
@@ -162,12 +162,14 @@ impl Stand {
                         )
                     }
                 };
-                posts.push(Post::new(Kind::Shim, &name, args, listen, 0));
+                posts.push(ManagedProcess::new(ProcessKind::Shim, &name, args, listen, 0));
             }
         }
         let mut stand = Self { posts, folder, _ports: ports };
         // Engines first: a shim is ready once it has reached its own.
-        for kind in [Kind::Broker, Kind::Engine, Kind::Router, Kind::Shim] {
+        for kind in
+            [ProcessKind::Broker, ProcessKind::Engine, ProcessKind::Router, ProcessKind::Shim]
+        {
             for at in stand.of(kind) {
                 stand.run(at).await;
             }
@@ -177,12 +179,12 @@ impl Stand {
     }
 
     /// The places of a kind.
-    pub fn of(&self, kind: Kind) -> Vec<usize> {
+    pub fn of(&self, kind: ProcessKind) -> Vec<usize> {
         (0..self.posts.len()).filter(|at| self.posts[*at].kind == kind).collect()
     }
 
     /// The place of a process.
-    pub fn place(&self, kind: Kind, name: &str) -> usize {
+    pub fn place(&self, kind: ProcessKind, name: &str) -> usize {
         let found = self.posts.iter().position(|post| post.kind == kind && post.name == name);
         found.unwrap_or_else(|| panic!("no {kind:?} {name}"))
     }
@@ -246,7 +248,7 @@ impl Stand {
 
     /// What is not as it should be, if something is not.
     async fn untrue(&self) -> Option<String> {
-        for engine in self.of(Kind::Engine) {
+        for engine in self.of(ProcessKind::Engine) {
             let engine = &self.posts[engine];
             let state = get(engine.http, "/sim/state").await?;
             let busy = ["running", "waiting"].iter().any(|key| state[*key] != 0);
@@ -262,7 +264,7 @@ impl Stand {
                 let digest = digest(names.iter().copied());
                 ranks.push((names.len(), digest));
             }
-            for router in self.of(Kind::Router) {
+            for router in self.of(ProcessKind::Router) {
                 let router = &self.posts[router];
                 let said = self.said_by(router, &engine.name, &ranks).await;
                 if let Some(said) = said {
@@ -275,7 +277,12 @@ impl Stand {
 
     /// How one router's picture of a worker differs: of each rank, how many blocks there are,
     /// and their digest.
-    async fn said_by(&self, router: &Post, worker: &str, held: &[(usize, u64)]) -> Option<String> {
+    async fn said_by(
+        &self,
+        router: &ManagedProcess,
+        worker: &str,
+        held: &[(usize, u64)],
+    ) -> Option<String> {
         let Some(all) = get(router.admin, "/admin/workers").await else {
             return Some("no answer".into());
         };
@@ -303,8 +310,8 @@ impl Stand {
     }
 }
 
-impl Post {
-    fn new(kind: Kind, name: &str, args: Vec<String>, http: u16, admin: u16) -> Self {
+impl ManagedProcess {
+    fn new(kind: ProcessKind, name: &str, args: Vec<String>, http: u16, admin: u16) -> Self {
         let (http, admin) = (loopback(http), loopback(admin));
         Self { kind, name: name.to_owned(), args, process: None, http, admin }
     }
@@ -312,9 +319,11 @@ impl Post {
     async fn run(&mut self, folder: &Path) {
         let log = format!("{}-{:?}", self.name, self.kind);
         let process = match self.kind {
-            Kind::Broker => broker::start(&log, folder, &self.args, self.http).await,
-            Kind::Shim => Process::shim(&log, folder, &self.args).await,
-            Kind::Engine | Kind::Router => Process::start(&log, folder, &self.args).await,
+            ProcessKind::Broker => broker::start(&log, folder, &self.args, self.http).await,
+            ProcessKind::Shim => Process::shim(&log, folder, &self.args).await,
+            ProcessKind::Engine | ProcessKind::Router => {
+                Process::start(&log, folder, &self.args).await
+            }
         };
         self.process = Some(process);
     }

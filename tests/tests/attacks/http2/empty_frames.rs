@@ -17,10 +17,10 @@ const CONNECTIONS: usize = 10;
 /// Requests whose processor time is the measure.
 const REQUESTS: usize = 200;
 
-/// What the riders may make the router grow by.
+/// What the clients may make the router grow by.
 const GROWTH_KIB: u64 = 10 << 10;
 
-/// The end of what a rider has to send, which the router answers.
+/// The end of what a client has to send, which the router answers.
 const LAST_PING: [u8; 8] = *b"the last";
 
 /// Frames of one kind.
@@ -55,26 +55,26 @@ async fn requests(http: &Client, count: usize) {
 }
 
 /// Clients whose requests are with the engine.
-async fn riders(solo: &Solo) -> Vec<Raw2> {
+async fn clients(solo: &Solo) -> Vec<Raw2> {
     let held = solo.post.open();
     let body = completion("held").to_string();
-    let mut riders = Vec::new();
+    let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
-        let mut rider = Raw2::connect(solo.router.http, &[]).await;
-        rider.write(&frames::request(1, COMPLETIONS, body.as_bytes())).await;
-        riders.push(rider);
+        let mut client = Raw2::connect(solo.router.http, &[]).await;
+        client.write(&frames::request(1, COMPLETIONS, body.as_bytes())).await;
+        clients.push(client);
     }
     eventually("their requests are held", async || solo.post.open() == held + CONNECTIONS).await;
-    riders
+    clients
 }
 
 /// Sends the frames, and waits until the router has read the last of them.
-async fn ride(rider: &mut Raw2, kind: &Kind) {
+async fn send_frames(client: &mut Raw2, kind: &Kind) {
     let last = frames::frame(kind::PING, 0, 0, &LAST_PING);
     let bytes = [kind.frame.repeat(kind.count), last].concat();
-    assert!(rider.write(&bytes).await, "{}", kind.name);
+    assert!(client.write(&bytes).await, "{}", kind.name);
     loop {
-        let frame = rider.next().await.unwrap_or_else(|| panic!("{}: closed", kind.name));
+        let frame = client.next().await.unwrap_or_else(|| panic!("{}: closed", kind.name));
         assert_ne!(frame.kind, kind::GOAWAY, "{}", kind.name);
         if frame.kind == kind::PING && frame.payload == LAST_PING {
             return;
@@ -83,8 +83,8 @@ async fn ride(rider: &mut Raw2, kind: &Kind) {
 }
 
 /// Whether the answer on stream 1 comes, and is whole.
-async fn is_answered(rider: &mut Raw2) -> bool {
-    while let Some(frame) = rider.next_of(1).await {
+async fn is_answered(client: &mut Raw2) -> bool {
+    while let Some(frame) = client.next_of(1).await {
         if frame.kind == kind::RST_STREAM {
             return false;
         }
@@ -110,12 +110,12 @@ async fn frames_within_the_budget_are_cheap_and_those_beyond_it_end_in_a_goaway(
     let of_requests = processor_time(pid).saturating_sub(idle);
     let mut all = Vec::new();
     for kind in kinds() {
-        let mut riders = riders(&solo).await;
+        let mut clients = clients(&solo).await;
         let (before, resident) = (processor_time(pid), memory(pid).now_kib);
         reset_peak(pid);
-        let riding = join_all(riders.iter_mut().map(|rider| ride(rider, &kind)));
-        // The riders disturb no other client.
-        join(riding, requests(&solo.http, 20)).await;
+        let sending = join_all(clients.iter_mut().map(|client| send_frames(client, &kind)));
+        // The clients disturb no other client.
+        join(sending, requests(&solo.http, 20)).await;
         let of_frames = processor_time(pid).saturating_sub(before);
         let as_requests = 20 + CONNECTIONS * kind.count / kind.per_request;
         let allowed = of_requests.mul_f64(as_requests as f64 / REQUESTS as f64);
@@ -126,15 +126,15 @@ async fn frames_within_the_budget_are_cheap_and_those_beyond_it_end_in_a_goaway(
         );
         let grown_kib = memory(pid).peak_kib.saturating_sub(resident);
         assert!(grown_kib < GROWTH_KIB, "{name}: {grown_kib} KiB");
-        all.push((kind, riders));
+        all.push((kind, clients));
     }
     solo.post.release();
-    for (kind, riders) in all {
-        for (place, mut rider) in riders.into_iter().enumerate() {
-            assert!(is_answered(&mut rider).await, "{}", kind.name);
+    for (kind, clients) in all {
+        for (place, mut client) in clients.into_iter().enumerate() {
+            assert!(is_answered(&mut client).await, "{}", kind.name);
             // Those who go on as quickly as they can have spent their budget.
             if place == 0 && kind.count < 1000 {
-                let flooded = rider.flood(std::iter::repeat_n(kind.frame.clone(), 20_000)).await;
+                let flooded = client.flood(std::iter::repeat_n(kind.frame.clone(), 20_000)).await;
                 assert!(flooded.ended, "{}: {flooded:?}", kind.name);
             }
         }

@@ -53,7 +53,7 @@ impl Ending {
 
 impl Scope {
     /// Writes the request to the access log and to its trace.
-    pub(super) fn tell(&self, now: Instant, ending: Ending, used: Used) {
+    pub(super) fn write_logs(&self, now: Instant, ending: Ending, used: Used) {
         let spans = self.timeline.close(now);
         let is_logged =
             self.core.access_log.takes(&self.core.serving().config.access_log, ending.outcome);
