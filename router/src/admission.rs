@@ -16,8 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use dashmap::DashMap;
 use http::HeaderMap;
 
-use splitrail_api::shares::{SHARE_OF_FREE, client_prefix};
-use splitrail_api::steering::ClientShare;
+use splitrail_api::shares::{ClientShare, SHARE_OF_FREE, client_prefix};
 use splitrail_config::model::FairBy;
 
 /// The free places. Only their number is stored, because no request waits for one.

@@ -15,7 +15,7 @@ use splitrail_access::Access;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{self, MemoryBudget};
 use splitrail_api::name::Name;
-use splitrail_api::steering::ClientShare;
+use splitrail_api::shares::ClientShare;
 use splitrail_config::model::{Config, OnNoPrefill, RequestFlow};
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::{Cluster, Served, Serving, Worker};

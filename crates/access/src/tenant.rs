@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustc_hash::FxHasher;
 use splitrail_api::error::{Error, ErrorKind, LimitReached};
 use splitrail_api::name::Name;
-use splitrail_api::steering::ClientShare;
+use splitrail_api::shares::ClientShare;
 use splitrail_config::model::{CacheGroup, TenantConfig, TenantLimits};
 use splitrail_telemetry::{Metrics, TenantSeries};
 

@@ -16,8 +16,7 @@ use bytes::Bytes;
 use prometheus::IntCounterVec;
 
 use crate::error::{Error, ErrorKind};
-use crate::shares::SHARE_OF_FREE;
-use crate::steering::ClientShare;
+use crate::shares::{ClientShare, SHARE_OF_FREE};
 use splitrail_config::model::Limits;
 
 /// Counts a request that is refused because all requests together would hold more than

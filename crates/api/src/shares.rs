@@ -1,4 +1,4 @@
-//! Divides places, such as those for connections, among client addresses.
+//! Divides places, such as those for connections, among clients and their addresses.
 //!
 //! An address may hold at most [`SHARE_OF_FREE`] times the number of free places, so a single one
 //! can hold at most eight ninths of all, and an address that holds none gets a place whenever one
@@ -10,6 +10,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Number of places that a client (of weight 1) may hold for each free place.
 pub const SHARE_OF_FREE: usize = 8;
+
+/// A client among which the queue, the places in flight and the memory of requests are shared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClientShare {
+    /// A number that stands for the client; 0 if clients are not distinguished.
+    pub number: u64,
+    /// The client's share relative to other clients; above 0.
+    pub weight: f64,
+}
+
+impl ClientShare {
+    /// Stands for all clients, if they are not distinguished.
+    pub const EVERYONE: Self = Self { number: 0, weight: 1.0 };
+}
 
 /// The address that stands for a client: for IPv6 the /64 prefix, because one site has 2^64
 /// addresses.

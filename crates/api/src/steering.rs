@@ -8,6 +8,7 @@ use http::header::{HeaderMap, HeaderName};
 
 use super::request::check_threshold;
 use crate::error::Error;
+use crate::shares::ClientShare;
 use splitrail_config::model::{Model, RequestFlow};
 
 /// The common prefix of all these headers.
@@ -24,20 +25,6 @@ pub const X_PRIORITY: HeaderName = HeaderName::from_static("x-splitrail-priority
 pub const X_TTFT: HeaderName = HeaderName::from_static("x-splitrail-ttft-ms");
 const PRIORITY_MAX: i32 = 100;
 const TTFT_MAX_MS: u32 = 86_400_000;
-
-/// A client among which the queue and the places in flight are shared.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ClientShare {
-    /// A number that stands for the client; 0 if clients are not distinguished.
-    pub number: u64,
-    /// The client's share relative to other clients; above 0.
-    pub weight: f64,
-}
-
-impl ClientShare {
-    /// Stands for all clients, if they are not distinguished.
-    pub const EVERYONE: Self = Self { number: 0, weight: 1.0 };
-}
 
 /// What determines a request's place in the queue.
 #[derive(Clone, Copy, Debug)]

@@ -350,7 +350,7 @@ mod tests {
     use splitrail_kv::{HashSeed, IndexConfig};
 
     use super::*;
-    use splitrail_api::steering::ClientShare;
+    use splitrail_api::shares::ClientShare;
 
     fn pool() -> Pool {
         let seed = HashSeed(1);

@@ -8,7 +8,7 @@ use http::HeaderMap;
 use splitrail_access::{CertificateNames, Refusal, Tenant};
 use splitrail_api::error::Error;
 use splitrail_api::memory_budget::MemoryBudget;
-use splitrail_api::steering::ClientShare;
+use splitrail_api::shares::ClientShare;
 
 use super::certificate::ClientCertificate;
 use crate::core::Core;

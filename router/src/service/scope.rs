@@ -23,7 +23,7 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::name::Name;
 use splitrail_api::request::Options;
-use splitrail_api::steering::ClientShare;
+use splitrail_api::shares::ClientShare;
 use splitrail_fleet::Served;
 use splitrail_fleet::losses::Followed;
 use splitrail_flow::context::{Context, flow_name};
