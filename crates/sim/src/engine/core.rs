@@ -433,7 +433,7 @@ impl Core {
             FinishReason::Length => self.counters.finished_length += 1,
             FinishReason::Stop => self.counters.finished_stop += 1,
         }
-        // The front end finds stop strings, and aborts the request: its blocks are kept for nobody.
+        // The front end finds stop strings, and aborts the request: nothing of it is kept.
         let is_aborted = end.stop.is_some();
         // Only a reply that ended because of its length is continued by another engine; an engine
         // that pushes does so in any case.
