@@ -244,7 +244,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     })
 }
 
-/// What the reply to so many prompts is charged to.
+/// What the reply to this number of prompts is charged to.
 fn reply_room(
     core: &Core,
     scope: &Scope,

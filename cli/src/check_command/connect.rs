@@ -19,7 +19,7 @@ use tokio::time::Instant;
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum time in which a connection is opened. It is shorter than that of a question, so that a
-/// connection that nobody accepts is distinguished from a reply that does not come.
+/// connection that is not accepted is distinguished from a reply that does not come.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// What the look-ups of sources found, by the places of model and source.

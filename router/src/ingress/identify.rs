@@ -55,7 +55,7 @@ pub fn identify(
             core.admission.client(&serving.limits.fair_by, peer, headers)
         }
     };
-    // Without shares, the client is told apart by its address.
+    // Without shares, the address identifies the client.
     let holder = share.unwrap_or_else(|| core.admission.of_address(peer));
     Ok(Sender { tenant, share, memory: core.memory.of_client(holder) })
 }

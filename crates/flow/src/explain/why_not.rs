@@ -186,7 +186,7 @@ impl Chosen<'_> {
         })
     }
 
-    /// Whether the leg would read something back behind so many leading blocks.
+    /// Whether the leg would read back KV that follows this number of leading blocks.
     fn reads_behind(&self, blocks: u32) -> bool {
         let query = query(&self.served.pool, self.unit, self.leg, 0, 0);
         self.seen.spared(&query, blocks).read_tokens > 0
