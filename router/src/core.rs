@@ -242,7 +242,7 @@ impl Core {
             let unasked = roster.iter().find(waiting);
             if let Some(worker) = unasked.filter(|_| served.asks_for_thresholds()) {
                 return Some(format!(
-                    "it is not known yet whether worker {} honours cache_hit_threshold",
+                    "it is not known yet whether worker {} supports cache_hit_threshold",
                     worker.id()
                 ));
             }

@@ -63,3 +63,26 @@ def engines_survive(prefill, decode):
     yield
     assert prefill.is_healthy(), "the prefill engine died"
     assert decode.is_healthy(), "the decode engine died"
+
+
+# These start further engines, or stop some: they come after all others.
+LAST = (
+    "test_adapter.py",
+    "test_data_parallel.py",
+    "test_fetch.py",
+    "test_mooncake.py",
+    "test_push.py",
+    "test_shared_storage.py",
+    "test_shims.py",
+    "bidirectional",
+)
+
+
+def pytest_collection_modifyitems(items):
+    folder = pathlib.Path(__file__).parent
+
+    def place(item):
+        name = item.path.relative_to(folder).parts[0]
+        return LAST.index(name) + 1 if name in LAST else 0
+
+    items.sort(key=place)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support import prompts, witness
+from support import log_probabilities, prompts
 from support.engine import full_hit
 from support.waiting import eventually
 
@@ -47,9 +47,9 @@ def test_cold_is_zero_and_warm_is_every_block_but_the_last_token(
     assert tokens > 64, "a prompt of several blocks"
     assert warm.usage.prompt_tokens == tokens
     assert (cold.cached_tokens, warm.cached_tokens) == (0, full_hit(tokens))
-    reference = witness.cold(asker(router, endpoint), prompt)
-    witness.assert_exact(cold, reference)
-    witness.assert_exact(warm, reference)
+    reference = log_probabilities.cold(asker(router, endpoint), prompt)
+    log_probabilities.assert_exact(cold, reference)
+    log_probabilities.assert_exact(warm, reference)
 
 
 @ENDPOINTS

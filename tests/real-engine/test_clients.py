@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from support import prompts, proxy, witness
+from support import log_probabilities, prompts, proxy
 from support import router as routers
 from support.router import unreachable_worker, worker
 from support.waiting import eventually
@@ -53,7 +53,7 @@ def test_a_malformed_body_is_a_bad_request(router, path, body):
 )
 def test_hand_off_fields_of_a_client_reach_no_engine(router, prefill, decode, model, fields):
     harmless, harmful = prompts.token_ids(100), prompts.token_ids(100)
-    expected = witness.cold(router.complete, harmful)
+    expected = log_probabilities.cold(router.complete, harmful)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         bystander = pool.submit(router.complete, harmless, max_tokens=40, stream=True)
         reply = router.post(
@@ -64,13 +64,13 @@ def test_hand_off_fields_of_a_client_reach_no_engine(router, prefill, decode, mo
                 "max_tokens": 8,
                 "temperature": 0,
                 "ignore_eos": True,
-                **witness.COMPLETION,
+                **log_probabilities.COMPLETION,
                 **fields,
             },
         )
         assert reply.status_code == 200, reply.text
-        steps = witness.steps(reply.json()["choices"][0]["logprobs"])
-        witness.assert_exact({0: steps}, expected)
+        steps = log_probabilities.steps(reply.json()["choices"][0]["logprobs"])
+        log_probabilities.assert_exact({0: steps}, expected)
         assert not reply.json().get("kv_transfer_params"), "a hand-off is nobody's business"
         assert bystander.result().usage.completion_tokens == 40
     assert prefill.is_healthy() and decode.is_healthy()
@@ -161,4 +161,4 @@ def test_a_prefill_worker_that_is_gone_costs_no_request(start_router, prefill, d
     with start_router("one-prefill-gone", workers, policy="round_robin") as router:
         for _ in range(4):
             prompt = prompts.token_ids(100)
-            witness.assert_exact(router.complete(prompt), witness.cold(router.complete, prompt))
+            log_probabilities.assert_exact(router.complete(prompt), log_probabilities.cold(router.complete, prompt))

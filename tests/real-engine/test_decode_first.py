@@ -7,7 +7,7 @@ from support import prompts
 from support import router as routers
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually
-from support.witness import assert_exact, cold
+from support.log_probabilities import assert_exact, cold
 
 MAX_TOKENS = 12
 

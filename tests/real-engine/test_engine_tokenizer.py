@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from support import prompts, witness
+from support import log_probabilities, prompts
 from support import router as routers
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually
@@ -37,7 +37,7 @@ def test_a_prompt_has_the_engines_tokens_and_is_found_in_its_cache(
     tokens = len(prefill.tokenize(**body))
     assert tokens > 4 * BLOCK_SIZE, "a prompt of several blocks"
     alone = {"cache_hit_threshold": 0}
-    reference = witness.cold(ask, prompt, model="tiny", extra_body=alone)
+    reference = log_probabilities.cold(ask, prompt, model="tiny", extra_body=alone)
 
     asked, kept = tokenized(router, "engine"), tokenized(router, "kept")
     first = ask(prompt)
@@ -66,8 +66,8 @@ def test_a_prompt_has_the_engines_tokens_and_is_found_in_its_cache(
     assert counted == warm.cached_tokens
     assert tokenized(router, "engine") == asked + 1, "a repeated prompt is not asked about again"
     assert tokenized(router, "kept") > kept
-    witness.assert_exact(first, reference)
-    witness.assert_exact(warm, reference)
+    log_probabilities.assert_exact(first, reference)
+    log_probabilities.assert_exact(warm, reference)
 
 
 def test_every_prompt_had_tokens_and_no_engine_counts_others(router):

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from support import doctor, plain_http, prompts, witness
+from support import check_connect, log_probabilities, plain_http, prompts
 from support import router as routers
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually
@@ -43,7 +43,7 @@ def test_what_is_left_out_is_asked_of_the_engines(router, prefill, decode):
 def test_the_check_of_the_same_file_is_green_and_shows_what_it_asked(tmp_path, prefill, decode):
     path = tmp_path / "splitrail.yaml"
     path.write_text(routers.five_lines(os.environ["SPLITRAIL_MODEL_PATH"], prefill, decode))
-    code, result = doctor.check(path)
+    code, result = check_connect.check(path)
     (model,) = result["models"]
     found = [worker["findings"] for worker in model["workers"]] + [model["findings"]]
     assert (code, found) == (0, [[], [], []])
@@ -60,7 +60,7 @@ def test_a_repeated_prompt_is_found_by_index_and_engine_alike(router, decode):
     prompt = prompts.token_ids(320)
     # By this threshold the decode worker computes all of it alone.
     alone = {"cache_hit_threshold": 0}
-    reference = witness.cold(router.complete, prompt, model="tiny", extra_body=alone)
+    reference = log_probabilities.cold(router.complete, prompt, model="tiny", extra_body=alone)
     first = router.complete(prompt)
     assert first.cached_tokens == 0
     blocks = 320 // BLOCK_SIZE
@@ -75,6 +75,6 @@ def test_a_repeated_prompt_is_found_by_index_and_engine_alike(router, decode):
     )
     assert record["gate"] == "router"
     assert warm.cached_tokens == full_hit(320)
-    witness.assert_exact(first, reference)
-    witness.assert_exact(warm, reference)
+    log_probabilities.assert_exact(first, reference)
+    log_probabilities.assert_exact(warm, reference)
     assert router.index_blocks(f"decode-127.0.0.1:{decode.port}") >= blocks

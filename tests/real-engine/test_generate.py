@@ -5,7 +5,7 @@ import secrets
 
 import pytest
 
-from support import prompts, witness
+from support import log_probabilities, prompts
 from support.engine import full_hit
 
 
@@ -21,7 +21,7 @@ def ask(router, prompt, model="tiny", stream=False, salt=None, **sampling):
             "max_tokens": 8,
             "temperature": 0,
             "ignore_eos": True,
-            **witness.GENERATE,
+            **log_probabilities.GENERATE,
             **sampling,
         },
         "cache_salt": salt,
@@ -33,7 +33,7 @@ def ask(router, prompt, model="tiny", stream=False, salt=None, **sampling):
     if not stream:
         choices = reply.json()["choices"]
         for choice in choices:
-            choice["steps"] = witness.steps(choice["logprobs"])
+            choice["steps"] = log_probabilities.steps(choice["logprobs"])
         return reply, choices, reply.json()["usage"]
     data = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
     assert data.pop() == "[DONE]"
@@ -44,7 +44,7 @@ def ask(router, prompt, model="tiny", stream=False, salt=None, **sampling):
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
         so_far = choices.setdefault(choice["index"], {**choice, "token_ids": [], "steps": []})
         so_far["token_ids"] += choice["token_ids"]
-        so_far["steps"] += witness.steps(choice["logprobs"])
+        so_far["steps"] += log_probabilities.steps(choice["logprobs"])
         so_far["finish_reason"] = choice["finish_reason"] or so_far["finish_reason"]
     return reply, [choices[index] for index in sorted(choices)], usages[0]
 
@@ -57,7 +57,7 @@ def test_a_pair_gives_the_tokens_of_one_engine(router, stream):
         reply, choices, usage = ask(router, prompt, stream=stream)
         assert "flow=prefill_first" in reply.headers["x-splitrail-route"]
         assert [c["token_ids"] for c in choices] == [alone[0]["token_ids"]]
-        witness.assert_exact(steps(choices), steps(alone))
+        log_probabilities.assert_exact(steps(choices), steps(alone))
         assert choices[0]["finish_reason"] == "length"
         assert usage["prompt_tokens"] == 200 and usage["completion_tokens"] == 8
         assert usage["prompt_tokens_details"]["cached_tokens"] == cached
@@ -72,7 +72,7 @@ def test_several_samples(router, stream):
     _, alone, _ = ask(router, prompt, model="tiny-aggregated", salt=salt, **sampled)
     _, choices, usage = ask(router, prompt, stream=stream, **sampled)
     assert [c["token_ids"] for c in choices] == [c["token_ids"] for c in alone]
-    witness.assert_exact(steps(choices), steps(alone))
+    log_probabilities.assert_exact(steps(choices), steps(alone))
     assert usage["prompt_tokens"] == 100 and usage["completion_tokens"] == 16
 
 

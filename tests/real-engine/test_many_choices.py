@@ -8,7 +8,7 @@ import pytest
 from support import prompts
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually
-from support.witness import assert_exact, cold
+from support.log_probabilities import assert_exact, cold
 
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 

@@ -13,7 +13,7 @@ import itertools
 
 import pytest
 
-from support import outcome, prompts, proxy, witness
+from support import log_probabilities, outcome, prompts, proxy
 from support.router import worker, worker_without_events
 from support.waiting import eventually
 
@@ -35,7 +35,7 @@ class Rig:
         self._well = []
 
     def expected(self, prompt):
-        return witness.cold(self.router.complete, prompt, max_tokens=MAX_TOKENS)
+        return log_probabilities.cold(self.router.complete, prompt, max_tokens=MAX_TOKENS)
 
     def ask(self, prompt, stream):
         return outcome.ask(self.router, prompt, stream, MAX_TOKENS)

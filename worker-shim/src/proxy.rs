@@ -2,7 +2,7 @@
 //!
 //! Requests for listed paths and their replies are forwarded unchanged and unbuffered. A request
 //! with the header [`X_GATE`] is answered by the shim at once, in the form of an engine that
-//! honours `cache_hit_threshold`, unless the engine holds the required blocks. [`Traffic`]
+//! supports `cache_hit_threshold`, unless the engine holds the required blocks. [`Traffic`]
 //! counts the requests in flight.
 
 mod bodies;

@@ -13,8 +13,8 @@ pub(super) use splitrail_settings::scalar::{
     optional_duration_text, parse_duration,
 };
 
-/// Leaves the default out of the schema of a key that is not part of the configuration as it is
-/// shown.
+/// Leaves the default out of a key's schema, because the configuration that is shown never has the
+/// key.
 pub(super) fn without_default(schema: &mut Schema) {
     schema.remove("default");
 }

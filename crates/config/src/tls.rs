@@ -38,6 +38,7 @@ impl Display for TlsFileError {
 }
 
 impl std::error::Error for TlsFileError {}
+
 /// The paths of the files of a listener's `tls` section.
 #[derive(Clone, Debug)]
 pub struct TlsPaths {

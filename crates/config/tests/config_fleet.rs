@@ -105,7 +105,7 @@ fn tokens_and_certificates_are_there_and_can_be_used() {
 }
 
 #[test]
-fn networks_and_times_make_sense() {
+fn invalid_networks_and_load_times_are_refused() {
     let open = format!("{{ {TOKEN}, networks: [10.0.0.0/8, 300.0.0.0] }}");
     refused(OPEN, &open, (2, 74), "`fleet.networks[1]` \"300.0.0.0\" is not an IP network");
     let times = |times: &str| format!("{{ {TOKEN}, {times} }}");

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_source_that_breaks_off_begins_again() {
+    async fn a_source_that_panics_is_started_again() {
         let begun = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
         let counted = std::sync::Arc::clone(&begun);
         let run = move || {

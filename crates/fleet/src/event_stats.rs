@@ -15,7 +15,7 @@ pub struct EventStats {
     malformed: AtomicU64,
     over_limit: AtomicU64,
     other_rank: AtomicU64,
-    heard_unix_ms: AtomicU64,
+    last_event_unix_ms: AtomicU64,
 }
 
 /// The counts at one time, or the difference of two.
@@ -51,12 +51,12 @@ impl EventStats {
 
     /// Events came, or a synchronisation of the index ended.
     pub fn record_event_time(&self) {
-        self.heard_unix_ms.store(unix_ms(), Relaxed);
+        self.last_event_unix_ms.store(unix_ms(), Relaxed);
     }
 
     /// Milliseconds since the last event or synchronisation; `None` if there was none.
     pub fn index_age_ms(&self, now_unix_ms: u64) -> Option<u64> {
-        let heard = Some(self.heard_unix_ms.load(Relaxed)).filter(|ms| *ms > 0);
+        let heard = Some(self.last_event_unix_ms.load(Relaxed)).filter(|ms| *ms > 0);
         heard.map(|heard| now_unix_ms.saturating_sub(heard))
     }
 

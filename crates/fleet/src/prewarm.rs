@@ -1,4 +1,4 @@
-//! Prewarming: how far a worker is.
+//! The progress of a worker's prewarming.
 //!
 //! Which workers are prewarmed, and with what, is decided where requests are sent (`flow::prewarm`).
 

@@ -96,9 +96,9 @@ fn usage(worker: &WorkerFacts) -> Option<String> {
 }
 
 fn gate(worker: &WorkerFacts) -> Option<String> {
-    let honours = worker.supports_cache_hit_threshold?;
-    Some(match honours {
-        true => "the engine honours cache_hit_threshold".to_owned(),
+    let supports = worker.supports_cache_hit_threshold?;
+    Some(match supports {
+        true => "the engine supports cache_hit_threshold".to_owned(),
         false if worker.config.shim => "the shim gates (the engine does not)".to_owned(),
         false => "the router gates (the engine does not)".to_owned(),
     })

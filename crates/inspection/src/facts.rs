@@ -60,7 +60,7 @@ pub struct WorkerFacts {
     pub text_tokens: TokensFact,
     /// The small prompt that the engine served.
     pub trial: TrialFact,
-    /// Whether the engine honours `cache_hit_threshold`, if this matters.
+    /// Whether the engine supports `cache_hit_threshold`, if this matters.
     pub supports_cache_hit_threshold: Option<bool>,
     /// What the prefill leg of the trial returned.
     pub staged: StagedFact,

@@ -216,10 +216,10 @@ kinds! {
         "run the same engine version on all workers of the model",
     /// The configuration relies on `cache_hit_threshold`, and the engine ignores it.
     ThresholdIgnored "threshold_ignored" Fault
-        "set `gate: { kind: auto }` (or `router`, `shim`) and delete `supports_cache_hit_threshold`: no released vLLM honours `cache_hit_threshold`",
+        "set `gate: { kind: auto }` (or `router`, `shim`) and delete `supports_cache_hit_threshold`: no released vLLM supports `cache_hit_threshold`",
     /// Nothing can decide on decode-first.
     NoGate "no_gate" Warning
-        "decode-first needs KV events and a tokenizer, a shim, or an engine that honours `cache_hit_threshold`",
+        "decode-first needs KV events and a tokenizer, a shim, or an engine that supports `cache_hit_threshold`",
     /// No shim answers.
     NotAShim "not_a_shim" Fault
         "set `url` to the shim's `listen`, or delete `shim: true`",

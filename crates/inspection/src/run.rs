@@ -313,7 +313,7 @@ fn pairs(prefill: &[usize], decode: &[usize]) -> Vec<(usize, usize)> {
     (0..count).filter_map(pair).collect()
 }
 
-/// Whether it matters if the engine honours `cache_hit_threshold`.
+/// Whether it matters if the engine supports `cache_hit_threshold`.
 fn matters_threshold(model: &Model, facts: &WorkerFacts) -> bool {
     let gated = |flow: RequestFlow| {
         matches!(flow, RequestFlow::DecodeFirst | RequestFlow::DecodeOnly | RequestFlow::Auto)

@@ -35,7 +35,7 @@ pub enum Violation {
         hash: BlockHash,
     },
     /// A run is not at its parent's end, cannot be found, or should not exist.
-    #[error("the run that begins with block {:016x} hangs wrong", .hash.0)]
+    #[error("the run that begins with block {:016x} is not attached where it belongs", .hash.0)]
     Run {
         /// The first block of the run.
         hash: BlockHash,

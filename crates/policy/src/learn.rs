@@ -118,8 +118,8 @@ impl Learner {
     }
 
     /// Learns from a prefill of `new_tokens` after `context_tokens` that took `seconds`, of which
-    /// `loaded` tokens were loaded from each tier. The tiers have what the prefill is not predicted
-    /// to take.
+    /// `loaded` tokens were loaded from each tier. The time beyond that of
+    /// the predicted prefill counts as loading.
     pub fn load(
         &mut self,
         now_ns: u64,
@@ -138,7 +138,8 @@ impl Learner {
     }
 
     /// Learns from a prefill of `new_tokens` after `context_tokens` that took `seconds`, of which
-    /// `read_tokens` were read back. The read has what the prefill is not predicted to take.
+    /// `read_tokens` were read back. The time beyond that of the predicted prefill counts as
+    /// reading.
     pub fn read(
         &mut self,
         now_ns: u64,

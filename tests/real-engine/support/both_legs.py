@@ -7,7 +7,7 @@ after these tests.
 
 import pytest
 
-from . import outcome, prompts, proxy, witness
+from . import log_probabilities, outcome, prompts, proxy
 from .engine import full_hit
 from .waiting import eventually
 
@@ -38,9 +38,9 @@ class BothLegsAtOnce:
     @pytest.mark.parametrize("kind", [proxy.STATUS_503, proxy.RESET_BEFORE, proxy.HANG_UP])
     def test_a_decode_leg_whose_prefill_fails_keeps_no_blocks(self, cluster, kind):
         prompt = prompts.token_ids(300)
-        reference = witness.cold(cluster.router.complete, prompt)
+        reference = log_probabilities.cold(cluster.router.complete, prompt)
         with cluster.book.fault("prefill", kind, prompt, times=1) as fault:
-            witness.assert_exact(cluster.router.complete(prompt), reference)
+            log_probabilities.assert_exact(cluster.router.complete(prompt), reference)
         assert fault.fired == 1
         cluster.nothing_is_held(cluster.pair.decode)
 

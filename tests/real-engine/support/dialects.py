@@ -3,7 +3,7 @@
 import dataclasses
 import secrets
 
-from . import witness
+from . import log_probabilities
 
 
 @dataclasses.dataclass
@@ -13,7 +13,7 @@ class Answer:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    # See `witness`; empty in a dialect without log-probabilities.
+    # See `log_probabilities`; empty in a dialect without log-probabilities.
     steps: dict
 
 
@@ -21,7 +21,7 @@ class Dialect:
     """Asks a router in the words of one API, through its official client."""
 
     # What asks for log-probabilities, where a reply can have them.
-    witnessed = {}
+    log_probability_fields = {}
 
     def __init__(self, router):
         self._router = router
@@ -44,7 +44,7 @@ class Dialect:
             **request,
             stream=stream,
             extra_headers={"x-request-id": request_id},
-            extra_body={**self.witnessed, **more},
+            extra_body={**self.log_probability_fields, **more},
         )
         text, usage, steps = self._streamed(reply) if stream else self._whole(reply)
         return Answer(request_id, text, *self._figures(usage), steps={0: steps} if steps else {})
@@ -60,7 +60,7 @@ def assert_exact(answer, expected, stream):
     and streamed responses have none of tokens that end within a character, so that their text must do."""
     assert answer.text == expected.text
     if expected.steps and not stream:
-        witness.assert_exact(answer, expected)
+        log_probabilities.assert_exact(answer, expected)
 
 
 def _typed(content, kind):
@@ -71,12 +71,12 @@ def _typed(content, kind):
 
 def _steps(response):
     parts = [part for item in response.output if item.type == "message" for part in item.content]
-    return [step for part in parts for step in witness.steps(part.model_dump().get("logprobs"))]
+    return [step for part in parts for step in log_probabilities.steps(part.model_dump().get("logprobs"))]
 
 
 class Responses(Dialect):
     path = "/v1/responses"
-    witnessed = witness.RESPONSE
+    log_probability_fields = log_probabilities.RESPONSE
 
     def _words(self, system, turns, max_tokens):
         kinds = {"user": "input_text", "assistant": "output_text"}

@@ -1,4 +1,4 @@
-"""A running vLLM server, asked directly: the witness of what the router claims."""
+"""A running vLLM server, asked directly, to verify what the router claims."""
 
 import re
 

@@ -7,7 +7,7 @@ A killed engine takes half a minute to come back. So a run tries some of the ste
 import contextlib
 import os
 
-from . import prompts, witness
+from . import log_probabilities, prompts
 from .waiting import eventually
 
 EVERY = os.environ.get("SPLITRAIL_EVERY_KILL") == "1"
@@ -30,7 +30,7 @@ class Kill:
     def __init__(self, cluster, victim, prompt, stream=False, max_tokens=8, at_first=None):
         self.cluster, self.victim = cluster, victim
         ask = cluster.router.complete
-        self.expected = witness.cold(ask, prompt, max_tokens=max_tokens)
+        self.expected = log_probabilities.cold(ask, prompt, max_tokens=max_tokens)
         self._asked = lambda: cluster.outcome_later(prompt, stream, max_tokens, at_first)
         self.outcome = None
 
@@ -75,7 +75,7 @@ def recover(cluster, *engines):
     batch = [prompts.token_ids(300), prompts.token_ids(64)]
     references = cluster.references(batch)
     for answer, reference in zip(cluster.map(cluster.router.complete, batch), references):
-        witness.assert_exact(answer, reference)
+        log_probabilities.assert_exact(answer, reference)
     cluster.nothing_is_held()
     assert cluster.book.sent_twice() == []
 

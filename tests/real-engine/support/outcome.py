@@ -4,7 +4,7 @@ import json
 
 import httpx
 
-from . import witness
+from . import log_probabilities
 
 PATH = "/v1/completions"
 
@@ -18,7 +18,7 @@ def body(prompt, stream, max_tokens):
         "temperature": 0,
         "ignore_eos": True,
         "stream": stream,
-        **witness.COMPLETION,
+        **log_probabilities.COMPLETION,
     }
 
 
@@ -46,7 +46,7 @@ class Outcome:
         self.error = piece.get("error")
         for choice in piece.get("choices", []):
             self.text += choice["text"]
-            self.steps[0] += witness.steps(choice["logprobs"])
+            self.steps[0] += log_probabilities.steps(choice["logprobs"])
 
     def __repr__(self):
         return f"{self.status} {self.text!r} done={self.done} {self.error}"
@@ -55,13 +55,13 @@ class Outcome:
         """Right and whole, or a beginning of what is right and an explicit error."""
         if self.error is None:
             assert (self.status, self.done, self.text) == (200, True, expected.text)
-            witness.assert_exact(self, expected)
+            log_probabilities.assert_exact(self, expected)
         else:
             assert not self.done and self.error["code"], self
             # A status is said once; what breaks off afterwards is an event.
             assert self.status >= 500 or self.error["code"] == "decode_lost", self
             assert expected.text.startswith(self.text), (self, expected.text)
-            witness.assert_exact(self, expected, whole=False)
+            log_probabilities.assert_exact(self, expected, whole=False)
 
 
 def ask(router, prompt, stream, max_tokens, at_first=None):

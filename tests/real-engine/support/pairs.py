@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from . import outcome, prompts, proxy, witness
+from . import log_probabilities, outcome, prompts, proxy
 from . import router as routers
 from .engine import BLOCK_SIZE, Engine, full_hit
 from .waiting import PATIENCE_S, eventually, settled
@@ -109,7 +109,7 @@ class Cluster:
 
     def references(self, batch, **kwargs):
         """What one engine answers that computes each prompt whole."""
-        cold = functools.partial(witness.cold, self.router.complete, **kwargs)
+        cold = functools.partial(log_probabilities.cold, self.router.complete, **kwargs)
         return self.map(cold, batch)
 
     def ask_all(self, batch, references=None, **kwargs):
@@ -118,7 +118,7 @@ class Cluster:
         before = settled(self._counts)
         answers = self.map(lambda prompt: self.router.complete(prompt, **kwargs), batch)
         for answer, reference in zip(answers, references, strict=True):
-            witness.assert_exact(answer, reference)
+            log_probabilities.assert_exact(answer, reference)
         tokens = sum(answer.usage.prompt_tokens for answer in answers)
         return Asked(answers, *self._grown(before, tokens))
 
@@ -138,7 +138,7 @@ class Cluster:
         body = outcome.body(prompt, stream=False, max_tokens=8)
         hit = self.pair.prefill.post("/v1/completions", body).json()
         assert hit["usage"]["prompt_tokens_details"]["cached_tokens"] == full_hit(len(prompt))
-        witness.assert_exact({0: witness.steps(hit["choices"][0]["logprobs"])}, reference)
+        log_probabilities.assert_exact({0: log_probabilities.steps(hit["choices"][0]["logprobs"])}, reference)
 
     def ask_later(self, prompt, **kwargs):
         """A future of the answer."""

@@ -9,7 +9,7 @@ import anthropic
 import httpx
 import openai
 
-from . import plain_http, process, witness
+from . import log_probabilities, plain_http, process
 from .engine import BLOCK_SIZE, SOURCES, Engine
 from .metrics import Metrics
 from .waiting import eventually, settled
@@ -273,12 +273,12 @@ class Router:
     def complete(self, prompt, model="tiny", max_tokens=8, **kwargs):
         """A greedy completion with log-probabilities; see `Answer`."""
         create = self.openai.completions.create
-        return self._ask(create, model, max_tokens, witness.COMPLETION, kwargs, prompt=prompt)
+        return self._ask(create, model, max_tokens, log_probabilities.COMPLETION, kwargs, prompt=prompt)
 
     def chat(self, messages, model="tiny", max_tokens=8, **kwargs):
         """A greedy chat completion with log-probabilities; see `Answer`."""
         create = self.openai.chat.completions.create
-        return self._ask(create, model, max_tokens, witness.CHAT, kwargs, messages=messages)
+        return self._ask(create, model, max_tokens, log_probabilities.CHAT, kwargs, messages=messages)
 
     def _ask(self, create, model, max_tokens, asked, kwargs, **prompt):
         request_id = f"test-{secrets.token_hex(8)}"
@@ -301,7 +301,7 @@ class Router:
 class Answer:
     """A reply, streamed or not, in one form.
 
-    `texts`, `finish_reasons` and `steps` (see `witness`) are by choice index; `usages` holds every
+    `texts`, `finish_reasons` and `steps` (see `log_probabilities`) are by choice index; `usages` holds every
     usage seen.
     """
 
@@ -332,7 +332,7 @@ class Answer:
     def _add(self, choice, text):
         self.texts[choice.index] = self.texts.get(choice.index, "") + (text or "")
         logprobs = choice.logprobs.model_dump() if choice.logprobs else None
-        self.steps.setdefault(choice.index, []).extend(witness.steps(logprobs))
+        self.steps.setdefault(choice.index, []).extend(log_probabilities.steps(logprobs))
         if choice.finish_reason:
             self.finish_reasons[choice.index] = choice.finish_reason
 

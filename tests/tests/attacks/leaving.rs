@@ -1,5 +1,5 @@
 //! Clients of HTTP/2 and gRPC that leave at each phase of a request, by a reset of the stream and
-//! by the end of the connection. `tests/disconnect.rs` has the same for HTTP/1.1.
+//! by the end of the connection. `tests/tests/clients/disconnect.rs` has the same for HTTP/1.1.
 
 use prost::Message as _;
 use serde_json::json;

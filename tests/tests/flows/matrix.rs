@@ -134,7 +134,7 @@ fn spec(flow: &'static str, connector: KvConnector, engine: fn(&str, &mut SimCon
     }
 }
 
-fn honouring(_: &str, _: &mut SimConfig) {}
+fn supporting(_: &str, _: &mut SimConfig) {}
 
 fn ignoring(_: &str, config: &mut SimConfig) {
     config.honour_threshold = false;
@@ -220,47 +220,47 @@ async fn every_case(flow: &'static str, connector: KvConnector, engine: fn(&str,
 }
 
 #[tokio::test]
-async fn engines_that_honour_thresholds() {
+async fn every_flow_gives_one_engines_reply_over_nixl() {
     for flow in FLOWS {
-        every_case(flow, KvConnector::Nixl, honouring).await;
+        every_case(flow, KvConnector::Nixl, supporting).await;
     }
 }
 
 #[tokio::test]
-async fn a_storage_that_engines_share() {
+async fn every_flow_gives_one_engines_reply_over_shared_storage() {
     for flow in FLOWS {
-        every_case(flow, KvConnector::SharedStorage, honouring).await;
+        every_case(flow, KvConnector::SharedStorage, supporting).await;
     }
 }
 
 #[tokio::test]
-async fn legs_that_wait_for_each_other() {
+async fn every_flow_gives_one_engines_reply_over_mooncake() {
     for flow in FLOWS {
-        every_case(flow, KvConnector::Mooncake, honouring).await;
+        every_case(flow, KvConnector::Mooncake, supporting).await;
     }
 }
 
 #[tokio::test]
-async fn engines_that_push() {
+async fn every_flow_gives_one_engines_reply_over_nixl_push() {
     for flow in FLOWS {
-        every_case(flow, KvConnector::NixlPush, honouring).await;
+        every_case(flow, KvConnector::NixlPush, supporting).await;
     }
 }
 
 #[tokio::test]
-async fn engines_that_are_halves_of_pairs() {
+async fn prefill_first_gives_one_engines_reply_over_sglang() {
     every_case("prefill_first", KvConnector::Sglang, ignoring).await;
 }
 
 #[tokio::test]
-async fn engines_that_ignore_thresholds() {
+async fn every_flow_gives_one_engines_reply_if_engines_ignore_thresholds() {
     for flow in FLOWS {
         every_case(flow, KvConnector::Nixl, ignoring).await;
     }
 }
 
 #[tokio::test]
-async fn other_connectors_engines_that_ignore_thresholds() {
+async fn other_connectors_give_one_engines_reply_if_engines_ignore_thresholds() {
     for connector in [KvConnector::SharedStorage, KvConnector::NixlPush, KvConnector::Mooncake] {
         for flow in ["decode_first", "auto"] {
             every_case(flow, connector, ignoring).await;

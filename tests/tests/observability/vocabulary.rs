@@ -85,13 +85,14 @@ fn the_guides_name_only_metrics_that_the_router_serves() {
     let recorded = recorded();
     for guide in ["alerts", "high-ttft", "low-cache-hits"] {
         let path = format!("{}/../docs/guides/{guide}.md", env!("CARGO_MANIFEST_DIR"));
-        let guide = std::fs::read_to_string(path).unwrap();
-        for block in guide.split("```").skip(1).step_by(2) {
-            let named = block.lines().filter(|line| line.contains("splitrail_"));
-            for line in named.filter(|line| !line.starts_with("curl")) {
-                let line = line.replace("MODEL", "m");
-                check(&line, &recorded).unwrap_or_else(|why| panic!("{why}"));
-            }
+        let text = std::fs::read_to_string(path).unwrap();
+        let blocks = text.split("```").skip(1).step_by(2);
+        let named = blocks.flat_map(str::lines).filter(|line| line.contains("splitrail_"));
+        let queries: Vec<&str> = named.filter(|line| !line.starts_with("curl")).collect();
+        assert!(!queries.is_empty(), "{guide}");
+        for query in queries {
+            let query = query.replace("MODEL", "m");
+            check(&query, &recorded).unwrap_or_else(|why| panic!("{why}"));
         }
     }
 }

@@ -373,6 +373,8 @@ async fn the_page_is_served_with_a_policy_that_lets_nothing_in() {
     // Everything that the page names is there.
     let text = page.text();
     let named = text.split('"').filter(|part| part.starts_with("/page/"));
+    let named: Vec<&str> = named.collect();
+    assert!(!named.is_empty());
     for path in named {
         assert_eq!(cluster.admin.get(path).await.status, 200, "{path}");
     }

@@ -153,6 +153,8 @@ fn the_images_have_the_version_of_this_tree() {
     for file in ["compose.yaml", "vllm.yaml"] {
         let text = text(file);
         let images = text.lines().filter(|line| line.contains("SPLITRAIL_IMAGE"));
+        let images: Vec<&str> = images.collect();
+        assert!(!images.is_empty(), "{file}");
         for line in images {
             assert!(line.ends_with(&image), "{file}: {line}");
         }

@@ -1,5 +1,5 @@
-//! Answers requests whose required blocks the engine does not hold, in the form of an engine that
-//! honours `cache_hit_threshold`, without the engine.
+//! Replies to requests whose required blocks the engine does not hold, as an engine that supports
+//! `cache_hit_threshold` would, without asking the engine.
 //!
 //! The prompt has not been tokenised, so `usage` is null and streams have no usage chunk.
 

@@ -1,4 +1,4 @@
-//! Tells the time to the limits of tenants.
+//! The clock of the limits of tenants.
 
 use std::time::Instant;
 

@@ -40,7 +40,7 @@ fn sees_anything(model: &Node, path: &str, workers: &Workers<'_>, report: &mut P
     if kind == Some(GateKind::Auto) && !seen {
         let at = model.get("flow").unwrap_or(model).at;
         let message = format!("`{path}.flow: decode_first` can only be gated by the engines");
-        let hint = "vLLM does not honour cache_hit_threshold, and then every prompt is prefilled \
+        let hint = "vLLM does not support cache_hit_threshold, and then every prompt is prefilled \
                     remotely: add a tokenizer and `kv_events` to decode workers, or a shim";
         report.warn(at, message, hint);
     }

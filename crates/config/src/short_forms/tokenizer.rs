@@ -1,4 +1,5 @@
-//! Tokenizers that are named by a text, and those of models that name none.
+//! The short forms of `tokenizer` (a folder, a model's id, `engine`, `none`), and the tokenizer of a
+//! model that has no such key.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use splitrail_settings::words::shown;
 use super::hub::{Cached, Hub, is_id};
 use crate::config_text::MissingTokenizer;
 
-/// What a text can be.
+/// What the text form of `tokenizer` can name, for hints.
 const FORMS: &str = "the model's folder, or its id if it is in the Hugging Face cache of this host";
 
 /// Writes the tokenizer of `model` out as a mapping. A model without one gets that of its name, if

@@ -1,4 +1,4 @@
-//! Reads the end of a certificate's validity. The TLS library checks it but does not tell it.
+//! Reads when a certificate's validity ends, which the TLS library checks but does not report.
 
 /// DER tags (X.690, section 8; X.680, section 8.4).
 const SEQUENCE: u8 = 0x30;

@@ -86,7 +86,7 @@ fn a_refused_threshold_shows_nothing_about_usage() {
 }
 
 #[test]
-fn a_trial_is_repeated_if_the_engine_is_overloaded_or_stops() {
+fn a_trial_is_repeated_if_the_reply_says_nothing_about_the_engine() {
     for trial in [Trial::Threshold, Trial::Usage, Trial::Rank] {
         for status in [401, 429, 500, 503] {
             assert_eq!(trial.read(status, b"{}"), None);

@@ -125,7 +125,7 @@ pub(crate) async fn stage(
     (trial, fact, staged)
 }
 
-/// Whether the engine honours `cache_hit_threshold`; `None` if it does not show.
+/// Whether the engine supports `cache_hit_threshold`; `None` if it does not show.
 pub(crate) async fn threshold(asker: &Asker<'_>, model: &str) -> Option<bool> {
     let body = Trial::Threshold.body(model);
     let reply = asker.complete(body, &question_id(), FIRST_RANK).await.ok()?;

@@ -305,11 +305,15 @@ fn power_of_two_takes_the_less_loaded_of_two_random_candidates() {
 proptest! {
     /// A worker that is better in every term is always chosen.
     #[test]
-    fn dominance(fleet in fleet(), leg in 0usize..3) {
+    fn no_choice_is_worse_than_another_in_every_term(fleet in fleet(), leg in 0usize..3) {
         let choice = pick(&Policy::predicted_ttft(), &fleet, &[], long(leg)).unwrap();
         let chosen = choice.terms[choice.index];
         for other in &choice.terms {
             let better = other.wait_ms < chosen.wait_ms
+                && other.fetch_ms <= chosen.fetch_ms
+                && other.read_ms <= chosen.read_ms
+                && other.load_ms <= chosen.load_ms
+                && other.copy_ms <= chosen.copy_ms
                 && other.prefill_ms <= chosen.prefill_ms
                 && other.hand_off_ms <= chosen.hand_off_ms
                 && other.step_ms <= chosen.step_ms
@@ -320,7 +324,7 @@ proptest! {
 
     /// The order in which workers are listed changes nothing.
     #[test]
-    fn permutation(fleet in fleet(), leg in 0usize..3, turn in 0usize..9) {
+    fn the_order_of_workers_changes_no_cost(fleet in fleet(), leg in 0usize..3, turn in 0usize..9) {
         let mut other = fleet.clone();
         other.rotate_left(turn % fleet.len());
         other.swap(0, fleet.len() - 1);

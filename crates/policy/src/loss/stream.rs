@@ -1,4 +1,4 @@
-//! What a stream of prompts has brought before.
+//! Remembers the blocks of earlier prompts, to tell which blocks of a prompt came before.
 //!
 //! The hash of a block names all blocks before it as well. So the blocks that a prompt adds are kept
 //! as one run, under the first of them, and a prompt is followed from run to run. That costs a lookup

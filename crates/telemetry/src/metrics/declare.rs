@@ -5,7 +5,8 @@ use prometheus::proto::MetricFamily;
 
 use super::{Definition, MetricKind, Metrics};
 
-/// What has series of its own: when it joins, its series are created.
+/// The owner of series: the router, a model, a worker, a tenant or a listener. The series are
+/// created when it joins.
 #[derive(Clone, Copy, Debug)]
 pub enum Scope<'a> {
     /// The router itself.

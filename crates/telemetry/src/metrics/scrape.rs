@@ -35,9 +35,9 @@ impl Metrics {
         self.scrape(TextFormat::Prometheus, |_, _, _| true, |_, _| true)
     }
 
-    /// The text that Prometheus scrapes, of those workers only that are `present` (model,
-    /// worker, and role where that is a label). Whatever was still counted for others after they had
-    /// left is removed, unless they are there again `now`.
+    /// All metrics as text, without the series of workers that are not `present` (model, worker, and
+    /// role where that is a label). Those series are also removed from the registry, unless the
+    /// worker has rejoined by `now`.
     pub fn scrape(
         &self,
         format: TextFormat,

@@ -1,4 +1,4 @@
-//! Tells the access log and the traces of a request that has ended.
+//! Writes a request that has ended to the access log and the traces.
 
 use std::time::Instant;
 

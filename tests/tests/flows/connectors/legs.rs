@@ -56,6 +56,7 @@ async fn sglang_legs_are_the_client_s_request_with_a_room() {
     trial.post("ok", COMPLETIONS, &body).await;
     trial.stream("ok", COMPLETIONS, &body).await.chunks().await;
     let (prefill, decode) = (trial.asked("p0"), trial.asked("d0"));
+    assert_eq!((prefill.len(), decode.len()), (2, 2));
     for (prefill, decode) in prefill.iter().zip(&decode) {
         for key in ["prompt", "max_tokens", "min_tokens", "stop", "seed", "temperature"] {
             assert_eq!(prefill.body[key], body[key], "{key}");

@@ -59,6 +59,7 @@ async fn a_changed_policy_keeps_index_and_workers() {
     assert!(!Arc::ptr_eq(&before, &after));
     // At once, not some time later: nothing was forgotten and read again.
     assert_eq!(cluster.metric("splitrail_index_blocks", &[]).await, held);
+    assert_eq!(before.pool.roster().iter().count(), after.pool.roster().iter().count());
     for (was, is) in before.pool.roster().iter().zip(after.pool.roster().iter()) {
         assert!(Arc::ptr_eq(was, is) && is.events_are_current());
     }
@@ -229,7 +230,7 @@ async fn breakers_and_limits_are_those_of_the_file() {
 }
 
 #[tokio::test]
-async fn a_credential_is_rotated_without_a_break() {
+async fn an_engine_key_can_be_rotated_while_requests_run() {
     let keys = tempfile::tempdir().unwrap();
     let file = keys.path().join("engine.key");
     std::fs::write(&file, "first-key").unwrap();

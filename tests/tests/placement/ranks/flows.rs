@@ -98,42 +98,42 @@ fn decode_first(model: &str, engine: fn(&str, &mut SimConfig)) -> Spec {
 }
 
 #[tokio::test]
-async fn aggregated_on_the_rank_that_holds_it() {
+async fn a_prompt_returns_to_its_rank_aggregated() {
     check(aggregated(), Again::Alike).await;
 }
 
 #[tokio::test]
-async fn prefill_first_over_nixl() {
+async fn a_prompt_returns_to_its_rank_over_nixl() {
     check(by(KvConnector::Nixl), Again::Alike).await;
 }
 
 #[tokio::test]
-async fn prefill_first_over_a_shared_storage() {
+async fn a_prompt_returns_to_its_rank_over_shared_storage() {
     check(by(KvConnector::SharedStorage), Again::Alike).await;
 }
 
 #[tokio::test]
-async fn both_legs_at_once_over_mooncake() {
+async fn a_prompt_returns_to_its_rank_over_mooncake() {
     check(by(KvConnector::Mooncake), Again::Alike).await;
 }
 
 #[tokio::test]
-async fn both_legs_at_once_by_push() {
+async fn a_prompt_returns_to_its_rank_by_push() {
     check(by(KvConnector::NixlPush), Again::Alike).await;
 }
 
 #[tokio::test]
-async fn both_legs_at_once_over_sglang() {
+async fn a_prompt_returns_to_its_rank_over_sglang() {
     check(by(KvConnector::Sglang), Again::Alike).await;
 }
 
 #[tokio::test]
-async fn decode_first_where_the_engine_gates() {
+async fn a_prompt_returns_to_its_rank_if_the_engine_gates() {
     check(decode_first("gate: { kind: engine }", two), Again::DecodeAlone).await;
 }
 
 #[tokio::test]
-async fn decode_first_where_the_router_gates() {
+async fn a_prompt_returns_to_its_rank_if_the_router_gates() {
     let engine = |name: &str, config: &mut SimConfig| {
         two(name, config);
         config.honour_threshold = false;
@@ -142,7 +142,7 @@ async fn decode_first_where_the_router_gates() {
 }
 
 #[tokio::test]
-async fn decode_first_where_a_shim_gates_the_rank_that_is_pinned() {
+async fn a_prompt_returns_to_its_rank_if_a_shim_gates_the_pinned_rank() {
     let engine = |name: &str, config: &mut SimConfig| {
         two(name, config);
         config.honour_threshold = false;
@@ -153,7 +153,7 @@ async fn decode_first_where_a_shim_gates_the_rank_that_is_pinned() {
 }
 
 #[tokio::test]
-async fn auto_by_what_a_rank_holds() {
+async fn a_prompt_returns_to_its_rank_with_auto() {
     // Decode workers are taken to compute slowly, and hand-offs to cost nothing.
     let model = "costs: { hand_off_base_ms: 0, bandwidth_gb_per_second: 1000 }";
     let worker = |name: &str| match name.starts_with('d') {

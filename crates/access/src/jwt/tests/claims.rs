@@ -18,7 +18,7 @@ fn accepted(claims: &Value) -> Claims {
 }
 
 #[test]
-fn clocks_may_differ_by_less_than_thirty_seconds() {
+fn a_token_is_good_for_less_than_30_s_after_its_end_and_up_to_30_s_before_its_start() {
     for (expired_for, result) in [(29, Ok(())), (30, Err(())), (31, Err(()))] {
         let claims = claims_but("exp", NOW - expired_for);
         match result {

@@ -8,7 +8,7 @@ use super::Reply;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trial {
     /// Requires that the whole prompt is cached, which is impossible, because the last token of a
-    /// prompt is always computed. An engine that honours the field refuses the request; an engine
+    /// prompt is always computed. An engine that supports the field refuses the request; an engine
     /// that does not know it generates a token.
     Threshold,
     /// Has no special field; only the reply's usage matters.
@@ -20,7 +20,7 @@ pub enum Trial {
 /// What a trial found out; `None` for what it did not test.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrialOutcome {
-    /// Whether the engine honours `cache_hit_threshold`.
+    /// Whether the engine supports `cache_hit_threshold`.
     pub supports_cache_hit_threshold: Option<bool>,
     /// Whether its usage reports `cached_tokens`.
     pub reports_cached_tokens: Option<bool>,

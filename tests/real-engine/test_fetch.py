@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from support import kills, outcome, pairs, prompts, proxy, witness
+from support import kills, log_probabilities, outcome, pairs, prompts, proxy
 from support.engine import BLOCK_SIZE, full_hit
 from support.pairs import difference
 from support.waiting import eventually
@@ -54,9 +54,9 @@ def test_a_fetched_prefix_is_the_prefix_itself(cluster, prefix_tokens, beside):
     prompt = prefix + prompts.token_ids(50)
     cluster.hold([prefix])
     (told, counted), (fetched, ended) = cluster.prefill_counts(), fetches(router)
-    reference = witness.cold(router.complete, prompt)
+    reference = log_probabilities.cold(router.complete, prompt)
     answer = router.complete(prompt)
-    witness.assert_exact(answer, reference)
+    log_probabilities.assert_exact(answer, reference)
     record = router.decision(answer.request_id)["fetch"]
     assert (record["outcome"], record["source"]) == ("fetched", "d0"), record
     assert record["blocks"] == prefix_tokens // BLOCK_SIZE
@@ -168,6 +168,6 @@ def test_an_engine_is_killed_during_a_fetch(spared, pair, decode, victim, step):
     assert kill.outcome.done, "another engine answers"
     spared.nothing_is_held(survivor, decode, patience_s=kills.LEASE_S)
     # What the survivor has in its cache is right.
-    witness.assert_exact(router.complete(prompt), kill.expected)
+    log_probabilities.assert_exact(router.complete(prompt), kill.expected)
     kills.recover(spared, killed)
-    witness.assert_exact(router.complete(prompt), kill.expected)
+    log_probabilities.assert_exact(router.complete(prompt), kill.expected)

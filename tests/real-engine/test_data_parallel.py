@@ -12,7 +12,7 @@ import subprocess
 import httpx
 import pytest
 
-from support import prompts, shim, witness
+from support import log_probabilities, prompts, shim
 from support import router as routers
 from support.engine import BLOCK_SIZE, Engine, full_hit
 from support.waiting import eventually, settled
@@ -118,12 +118,12 @@ def held_by(rank):
 
 
 def completion(prompt):
-    more = {"max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True, **witness.COMPLETION}
+    more = {"max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True, **log_probabilities.COMPLETION}
     return {"model": "tiny", "prompt": prompt, **more}
 
 
 def steps(reply):
-    return {choice["index"]: witness.steps(choice["logprobs"]) for choice in reply["choices"]}
+    return {choice["index"]: log_probabilities.steps(choice["logprobs"]) for choice in reply["choices"]}
 
 
 def test_the_blocks_of_all_ranks_are_counted_once(router):
@@ -164,9 +164,9 @@ def test_a_prompt_goes_back_to_the_rank_that_computed_it(router, engine, stream)
         lambda seen: seen == on(rank, PROMPT_TOKENS - hit, hit),
         f"a hit on rank {rank}",
     )
-    reference = witness.cold(router.complete, prompt, model="tiny", max_tokens=MAX_TOKENS)
-    witness.assert_exact(cold, reference)
-    witness.assert_exact(warm, reference)
+    reference = log_probabilities.cold(router.complete, prompt, model="tiny", max_tokens=MAX_TOKENS)
+    log_probabilities.assert_exact(cold, reference)
+    log_probabilities.assert_exact(warm, reference)
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -194,7 +194,7 @@ def test_what_a_rank_computed_for_others_is_found_there_whatever_a_client_says(
     assert by_rank(router.decision(request_id)) == (held_by(rank), rank)
     hit = full_hit(PROMPT_TOKENS)
     assert reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == hit
-    witness.assert_exact(steps(reply.json()), steps(expected))
+    log_probabilities.assert_exact(steps(reply.json()), steps(expected))
     eventually(
         lambda: grown(tokens, computed(engine)),
         lambda seen: seen == on(rank, PROMPT_TOKENS - hit, hit),

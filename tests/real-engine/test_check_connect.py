@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from support import doctor
+from support import check_connect
 from support.altered import Altered
 from support.engine import BLOCK_SIZE
 
@@ -49,7 +49,7 @@ def check(tmp_path, prefill, decode):
     def run(change=lambda text: text, **wrong):
         path = tmp_path / "splitrail.yaml"
         path.write_text(change(CONFIG.format(**(right | wrong))))
-        return doctor.check(path)
+        return check_connect.check(path)
 
     return run
 

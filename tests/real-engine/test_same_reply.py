@@ -11,7 +11,7 @@ import concurrent.futures
 import pytest
 
 from support import prompts
-from support.witness import assert_exact, cold
+from support.log_probabilities import assert_exact, cold
 
 MAX_TOKENS = 12
 

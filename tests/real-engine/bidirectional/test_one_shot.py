@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from support import kills, pairs, prompts, proxy, witness
+from support import kills, log_probabilities, pairs, prompts, proxy
 from support.engine import full_hit
 from support.pairs import difference
 from support.waiting import eventually
@@ -68,10 +68,10 @@ def test_a_prefill_leg_takes_a_prefix_itself(cluster, pair, prefix_tokens, besid
     prompt = prefix + prompts.token_ids(50)
     with router.draining("d1"):
         cluster.hold([prefix])
-        reference = witness.cold(router.complete, prompt)
+        reference = log_probabilities.cold(router.complete, prompt)
         before = cluster.prefill_counts()
         answer = router.complete(prompt)
-        witness.assert_exact(answer, reference)
+        log_probabilities.assert_exact(answer, reference)
     assert fetch_of(router, answer) == ("one_shot", "fetched")
     assert answer.cached_tokens == prefix_tokens
     told, counted = map(difference, cluster.prefill_counts(), before)
@@ -159,6 +159,6 @@ def test_an_engine_is_killed_around_a_one_shot_leg(cluster, pair, decode, victim
     assert kill.outcome.done, "another engine answers"
     cluster.nothing_is_held(survivor, decode, patience_s=kills.LEASE_S)
     # What the survivor has in its cache is right.
-    witness.assert_exact(router.complete(prompt), kill.expected)
+    log_probabilities.assert_exact(router.complete(prompt), kill.expected)
     kills.recover(cluster, killed)
-    witness.assert_exact(router.complete(prompt), kill.expected)
+    log_probabilities.assert_exact(router.complete(prompt), kill.expected)

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from support import dialects, kills, pairs, prompts, proxy, witness
+from support import dialects, kills, log_probabilities, pairs, prompts, proxy
 from support.both_legs import EVERY_TIME, BothLegsAtOnce, took_both_legs
 from support.waiting import eventually
 
@@ -40,12 +40,12 @@ def test_every_endpoint_and_several_samples_are_exact(cluster, stream):
     router = cluster.router
     messages = prompts.chat()
     chat = router.chat(messages, stream=stream)
-    witness.assert_exact(chat, witness.cold(router.chat, messages))
+    log_probabilities.assert_exact(chat, log_probabilities.cold(router.chat, messages))
     took_both_legs(cluster, chat)
     prompt, sampled = prompts.token_ids(200), {"n": 2, "temperature": 0.9, "seed": 3}
-    reference = witness.cold(router.complete, prompt, **sampled)
+    reference = log_probabilities.cold(router.complete, prompt, **sampled)
     samples = router.complete(prompt, stream=stream, **sampled)
-    witness.assert_exact(samples, reference)
+    log_probabilities.assert_exact(samples, reference)
     took_both_legs(cluster, samples)
     # An engine takes the id of a response from its body, and that of a message from the header.
     for dialect in (dialects.Responses(router), dialects.Messages(router)):

@@ -9,7 +9,7 @@ import secrets
 
 import pytest
 
-from support import kills, outcome, pairs, prompts, proxy, turns, witness
+from support import kills, log_probabilities, outcome, pairs, prompts, proxy, turns
 from support import router as routers
 from support.engine import BLOCK_SIZE, SOURCES, full_hit
 from support.pairs import difference
@@ -48,14 +48,14 @@ class Reply:
         (choice,) = body["choices"]
         self.request_id = reply.headers["x-request-id"]
         self.ids = choice["token_ids"]
-        self.steps = {choice["index"]: witness.steps(choice["logprobs"])}
+        self.steps = {choice["index"]: log_probabilities.steps(choice["logprobs"])}
         self.cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert body["kv_transfer_params"] is None, "clients do not see where KV is"
 
 
 def ask(router, ids, max_tokens=ANSWER, **more):
     body = {"model": "tiny", "prompt": ids, "max_tokens": max_tokens, "temperature": 0}
-    body |= {"ignore_eos": True, "return_token_ids": True, **witness.COMPLETION, **more}
+    body |= {"ignore_eos": True, "return_token_ids": True, **log_probabilities.COMPLETION, **more}
     return Reply(router.post("/v1/completions", json=body))
 
 
@@ -102,7 +102,7 @@ def ask_turn(router, engine, talk, said, known):
     assert counts_of_leg(router, answer) == counted
     assert answer.cached_tokens == held + read
     # KV that is wrong shows at once.
-    witness.assert_exact(witness.cold(talk.ask, said, max_tokens=12), answer, whole=False)
+    log_probabilities.assert_exact(log_probabilities.cold(talk.ask, said, max_tokens=12), answer, whole=False)
     return turns.said_by(answer)
 
 
@@ -173,8 +173,8 @@ def assert_its_cache_is_right(engine, other, prompt):
     hit = engine.post("/v1/completions", body).json()
     cold = other.post("/v1/completions", {**body, "cache_salt": secrets.token_hex(8)}).json()
     assert hit["usage"]["prompt_tokens_details"]["cached_tokens"] == full_hit(len(prompt))
-    seen, expected = ({0: witness.steps(its["choices"][0]["logprobs"])} for its in (hit, cold))
-    witness.assert_exact(seen, expected)
+    seen, expected = ({0: log_probabilities.steps(its["choices"][0]["logprobs"])} for its in (hit, cold))
+    log_probabilities.assert_exact(seen, expected)
 
 
 @TALKS
@@ -226,7 +226,7 @@ def test_what_a_fetch_leaves_pinned_is_freed_by_the_decode_engine(pair, decode):
         router, prefix = cluster.router, prompts.token_ids(320)
         cluster.hold([prefix])
         prompt = prefix + prompts.token_ids(50)
-        witness.assert_exact(router.complete(prompt), witness.cold(router.complete, prompt))
+        log_probabilities.assert_exact(router.complete(prompt), log_probabilities.cold(router.complete, prompt))
         # Much earlier than the pin ends; what decode keeps is for the next turn.
         cluster.nothing_is_held(pair.prefill)
         metrics = router.metrics()
@@ -329,8 +329,8 @@ def test_an_engine_is_killed_around_a_read(cluster, pair, decode, victim, step):
     # What the engine that was killed had pinned, or what it had, is read no more; later pins are.
     for history in (one, other):
         reply = ask(router, history)
-        witness.assert_exact(reply, ask_cold(router, history))
+        log_probabilities.assert_exact(reply, ask_cold(router, history))
         history = history + reply.ids + prompts.token_ids(20)
-        witness.assert_exact(ask(router, history, 12), ask_cold(router, history, 12))
+        log_probabilities.assert_exact(ask(router, history, 12), ask_cold(router, history, 12))
     cluster.nothing_is_held(pair.prefill, decode, patience_s=kills.LEASE_S)
     assert cluster.book.sent_twice() == []

@@ -1,4 +1,4 @@
-"""The witness itself: wrong KV shows in the log-probabilities, even if the text is the same.
+"""The comparison of log-probabilities: wrong KV shows in them, even if the text is the same.
 
 Hand-offs are spoilt between the engines, past the router, which never sends such. The prompts have
 salts of their own: the decode engine keeps what it fetches as if it were right.
@@ -8,7 +8,7 @@ import secrets
 
 import pytest
 
-from support import prompts, witness
+from support import log_probabilities, prompts
 from support.engine import BLOCK_SIZE
 
 PATH = "/v1/completions"
@@ -19,7 +19,7 @@ PROMPTS = {"ids": lambda: prompts.token_ids(320), "text": lambda: prompts.text(r
 
 def ask(engine, prompt, max_tokens=MAX_TOKENS, **more):
     body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-    body |= {"ignore_eos": True, "cache_salt": secrets.token_hex(8), **witness.COMPLETION, **more}
+    body |= {"ignore_eos": True, "cache_salt": secrets.token_hex(8), **log_probabilities.COMPLETION, **more}
     reply = engine.post(PATH, body)
     assert reply.status_code == 200, reply.text
     return reply.json()
@@ -37,7 +37,7 @@ def shifted(params):
 
 
 def steps(reply):
-    return witness.steps(reply["choices"][0]["logprobs"])
+    return log_probabilities.steps(reply["choices"][0]["logprobs"])
 
 
 def test_a_right_hand_off_differs_by_nothing(prefill, decode):
@@ -45,7 +45,7 @@ def test_a_right_hand_off_differs_by_nothing(prefill, decode):
         cold = steps(ask(decode, prompt))
         fetched = ask(decode, prompt, kv_transfer_params=hand_off(prefill, prompt))
         assert fetched["usage"]["completion_tokens"] == len(cold) == MAX_TOKENS
-        assert witness.difference(steps(fetched), cold) <= witness.TOLERANCE
+        assert log_probabilities.difference(steps(fetched), cold) <= log_probabilities.TOLERANCE
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
@@ -61,8 +61,8 @@ def test_wrong_blocks_are_seen(prefill, decode, kind, wrong):
         other = prompts.token_ids(tokens)
         params = hand_off(prefill, other)
     spoilt = ask(decode, prompt, kv_transfer_params=params)
-    apart = witness.difference(steps(spoilt), steps(reference))
+    apart = log_probabilities.difference(steps(spoilt), steps(reference))
     texts = {reply["choices"][0]["text"] for reply in (spoilt, reference)}
     # Printed for the reader: how often the texts would have said nothing.
     print(f"{kind}, {wrong}: differs by {apart}, {len(texts)} texts")
-    assert apart > 100 * witness.TOLERANCE
+    assert apart > 100 * log_probabilities.TOLERANCE

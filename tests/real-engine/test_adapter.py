@@ -10,7 +10,7 @@ from support import prompts
 from support import router as routers
 from support.engine import BLOCK_SIZE, Engine, full_hit
 from support.waiting import eventually
-from support.witness import TOLERANCE, assert_exact, cold, difference
+from support.log_probabilities import TOLERANCE, assert_exact, cold, difference
 
 PROMPT_TOKENS = 200
 BLOCKS = PROMPT_TOKENS // BLOCK_SIZE

@@ -7,7 +7,7 @@ engines computed would be read from the folder. It is computed by the decode eng
 
 import pytest
 
-from support import pairs, prompts, proxy, witness
+from support import log_probabilities, pairs, prompts, proxy
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually
 
@@ -56,8 +56,8 @@ def test_answers_are_exact_at_every_length_and_all_at_once(cluster, stream):
 def test_a_chat_is_exact(cluster):
     for kind in ("code", "cjk"):
         messages = prompts.chat(kind)
-        reference = witness.cold(cluster.router.chat, messages)
-        witness.assert_exact(cluster.router.chat(messages), reference)
+        reference = log_probabilities.cold(cluster.router.chat, messages)
+        log_probabilities.assert_exact(cluster.router.chat(messages), reference)
 
 
 def test_the_client_is_told_what_the_prefill_engine_had(cluster, pair):
@@ -84,14 +84,14 @@ def test_a_longer_prompt_finds_nothing_of_its_beginning_in_the_folder_and_is_exa
 def test_engines_that_are_killed_between_the_legs_and_come_back(cluster, pair):
     router, book = cluster.router, cluster.book
     prompt = prompts.token_ids(300)
-    reference = witness.cold(router.complete, prompt)
+    reference = log_probabilities.cold(router.complete, prompt)
     with book.fault("prefill", proxy.HOLD, prompt, 99) as fault:
         asked = cluster.ask_later(prompt)
         eventually(lambda: fault.fired, bool, "the prefill leg")
         pair.crash(pair.prefill)
         fault.go.set()
         # The decode engine computes it.
-        witness.assert_exact(asked.result(), reference)
+        log_probabilities.assert_exact(asked.result(), reference)
     cluster.nothing_is_held(pair.decode)
     with book.fault("decode", proxy.HOLD, prompt, 99) as fault:
         asked = cluster.ask_later(prompt)
@@ -106,5 +106,5 @@ def test_engines_that_are_killed_between_the_legs_and_come_back(cluster, pair):
     assert asked.cached_tokens == [0]
     assert router.decision(asked.answers[0].request_id)["flow"] == "prefill_first"
     # What was written before is still there.
-    witness.assert_exact(router.complete(prompt), reference)
+    log_probabilities.assert_exact(router.complete(prompt), reference)
     cluster.nothing_is_held()

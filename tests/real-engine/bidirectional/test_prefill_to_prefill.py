@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from support import kills, pairs, prompts, proxy, witness
+from support import kills, log_probabilities, pairs, prompts, proxy
 from support.engine import BLOCK_SIZE
 from support.pairs import difference
 from support.waiting import eventually, settled
@@ -81,7 +81,7 @@ def test_a_prefix_of_a_busy_prefill_engine_is_taken_from_it(cluster, pair, way, 
     prefix = prompts.token_ids(held + beside)
     prompt = prefix + prompts.token_ids(50)
     cluster.hold([prefix], source, "p1")
-    reference = witness.cold(router.complete, prompt)
+    reference = log_probabilities.cold(router.complete, prompt)
 
     def counts():
         told, counted = cluster.prefill_counts()
@@ -95,7 +95,7 @@ def test_a_prefix_of_a_busy_prefill_engine_is_taken_from_it(cluster, pair, way, 
         # What a fetch in two steps leaves pinned is freed by the other engine with the flag.
         cluster.nothing_is_held(fetcher)
         told, counted, given, released = map(difference, counts(), before)
-    witness.assert_exact(answer, reference)
+    log_probabilities.assert_exact(answer, reference)
     assert answer.cached_tokens == held
 
     # The dry run has said it: the engine that holds the prefix has enough work, and can send.

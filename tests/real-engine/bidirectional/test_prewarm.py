@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from support import kills, pairs, prompts, proxy, witness
+from support import kills, log_probabilities, pairs, prompts, proxy
 from support.pairs import difference
 from support.waiting import eventually, settled
 
@@ -111,7 +111,7 @@ def test_a_prefill_engine_that_restarts_takes_over_hot_prefixes(cluster, pair, d
     before = cluster.prefill_counts()
     answers = [router.complete(prompt) for prompt in batch]
     for answer, reference in zip(answers, references):
-        witness.assert_exact(answer, reference)
+        log_probabilities.assert_exact(answer, reference)
         assert "fetch" not in router.decision(answer.request_id)
     assert tuple(answer.cached_tokens for answer in answers) == HOT_TOKENS
     told, counted = map(difference, cluster.prefill_counts(), before)
@@ -127,7 +127,7 @@ def clients_come_first(cluster, first, second):
     batch = [prefix + prompts.token_ids(50) for prefix in prefixes]
     references = cluster.references(batch)
     cluster.hold(prefixes)
-    witness.assert_exact(router.complete(batch[0]), references[0])
+    log_probabilities.assert_exact(router.complete(batch[0]), references[0])
     assert fetches(router) == (0, 1)
 
     asking = batch[1][: CLIENTS_TOKENS + 1]
@@ -140,5 +140,5 @@ def clients_come_first(cluster, first, second):
         router.complete(prompts.token_ids(320), max_tokens=64)
         assert second.fired == 0
         fault.go.set()
-        witness.assert_exact(asked.result(), references[1])
+        log_probabilities.assert_exact(asked.result(), references[1])
     kills.happened(second, "prewarming goes on")

@@ -7,7 +7,7 @@ request was cancelled. So where a test waits for the end of a use of blocks, it 
 
 import pytest
 
-from support import pairs, prompts, proxy, witness
+from support import log_probabilities, pairs, prompts, proxy
 from support.both_legs import EVERY_TIME, BothLegsAtOnce
 from support.engine import full_hit
 from support.waiting import eventually
@@ -32,10 +32,10 @@ class TestBothLegs(BothLegsAtOnce):
 def test_a_chat_and_several_samples_are_exact(cluster):
     router = cluster.router
     messages = prompts.chat()
-    witness.assert_exact(router.chat(messages), witness.cold(router.chat, messages))
+    log_probabilities.assert_exact(router.chat(messages), log_probabilities.cold(router.chat, messages))
     prompt, sampled = prompts.token_ids(200), {"n": 2, "temperature": 0.9, "seed": 3}
-    reference = witness.cold(router.complete, prompt, **sampled)
-    witness.assert_exact(router.complete(prompt, **sampled), reference)
+    reference = log_probabilities.cold(router.complete, prompt, **sampled)
+    log_probabilities.assert_exact(router.complete(prompt, **sampled), reference)
     cluster.nothing_is_held()
 
 
@@ -50,7 +50,7 @@ def test_a_prompt_that_both_engines_have_in_part_is_exact(cluster):
 def test_engines_that_are_killed_while_decode_waits_and_come_back(cluster, pair):
     router, book = cluster.router, cluster.book
     prompt = prompts.token_ids(300)
-    reference = witness.cold(router.complete, prompt)
+    reference = log_probabilities.cold(router.complete, prompt)
     # A decode engine that is gone waits for nothing: the prefill engine does not keep the blocks for it.
     with book.fault("prefill", proxy.HOLD, prompt, EVERY_TIME) as fault:
         asked = cluster.ask_later(prompt)
@@ -67,14 +67,14 @@ def test_engines_that_are_killed_while_decode_waits_and_come_back(cluster, pair)
     cluster.ask_all([prompt])
     # What waits for a prefill engine that is gone cannot be freed, and is counted. Decode computes.
     prompt = prompts.token_ids(300)
-    reference = witness.cold(router.complete, prompt)
+    reference = log_probabilities.cold(router.complete, prompt)
     left = cluster.hand_offs("left")
     with book.fault("prefill", proxy.HOLD, prompt, EVERY_TIME) as fault:
         asked = cluster.ask_later(prompt)
         eventually(lambda: fault.fired, bool, "the prefill leg")
         pair.crash(pair.prefill)
         fault.go.set()
-        witness.assert_exact(asked.result(), reference)
+        log_probabilities.assert_exact(asked.result(), reference)
     eventually(lambda: cluster.hand_offs("left"), lambda now: now > left, "the count")
     pair.again(pair.prefill)
     cluster.all_up()

@@ -88,7 +88,7 @@ def assert_exact(seen, cold, whole=True):
     assert sorted(seen) == sorted(cold), "the answers have other choices"
     for index, its in seen.items():
         assert len(its) == len(cold[index]) or (not whole and len(its) < len(cold[index]))
-        assert its or not whole, "a reply without log-probabilities is no witness"
+        assert its or not whole, "a reply without log-probabilities proves nothing"
         apart = difference(its, cold[index])
         assert apart <= TOLERANCE, f"the log-probabilities of choice {index} differ by {apart}"
 
