@@ -6,8 +6,8 @@ use std::sync::Arc;
 use prost::Message as _;
 use splitrail_config::model::Worker as WorkerConfig;
 use splitrail_event_plane::{names, snapshot};
-use splitrail_fleet::attach::ShimBlocks;
 use splitrail_fleet::{Pool, Worker};
+use splitrail_fleet_listener::ShimBlocks;
 use splitrail_kv::{Applied, HashSeed, IndexConfig};
 use splitrail_proto::v1::{PlaneAsk, PlaneEvents, PlaneReport};
 

@@ -12,8 +12,11 @@ pub mod admission;
 pub mod reload;
 
 /// The optional parts (cargo features) that this build includes.
-pub const PARTS: splitrail_config::Parts =
-    splitrail_config::Parts { otlp: cfg!(feature = "otlp"), ..splitrail_fleet::PARTS };
+pub const PARTS: splitrail_config::Parts = splitrail_config::Parts {
+    kubernetes: cfg!(feature = "kubernetes"),
+    nats: cfg!(feature = "nats"),
+    otlp: cfg!(feature = "otlp"),
+};
 
 pub mod abort;
 pub mod admin;

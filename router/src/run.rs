@@ -26,8 +26,8 @@ use crate::runtime_lag;
 use splitrail_config::tls::Protocols;
 use splitrail_config::{Events, Listen};
 use splitrail_fleet::Fleet;
-use splitrail_fleet::attach::FleetListener;
 use splitrail_fleet::read_back::release_of;
+use splitrail_fleet_listener::FleetListener;
 use splitrail_ledger::lines::Lines;
 use splitrail_ledger::summary::Summary;
 

@@ -6,9 +6,7 @@ use std::time::Instant;
 use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_kv::{Overlap, Overlaps, WorkerKey};
 
-use super::booking::Booked;
-use super::costs::{RankScope, WorkerCosts};
-use super::peer_fetch::{FetchBounds, can_take, takes_prefixes};
+use super::peer_fetch::{can_take, takes_prefixes};
 use super::ranks::Rank;
 use super::ranks::rank_key;
 use super::read_back::Offers;
@@ -18,6 +16,9 @@ use super::speculative_index::SpeculativeOverlaps;
 use super::worker::Worker;
 use splitrail_config::model::SaturationConfig;
 use splitrail_policy::{Candidate, Leg};
+use splitrail_workload::booking::Booked;
+use splitrail_workload::costs::{RankScope, WorkerCosts};
+use splitrail_workload::fetches::FetchBounds;
 
 /// Makes the candidates for one prompt at one time.
 pub(super) struct CandidateBuilder<'a> {

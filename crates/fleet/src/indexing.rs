@@ -21,15 +21,17 @@ const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 const TRUNCATED_MAX: Duration = Duration::from_secs(3600);
 
 /// The reason, in metrics and logs, for blocks beyond the size limit of the index.
-pub(super) const OVER_LIMIT: &str = "over_limit";
+pub const OVER_LIMIT: &str = "over_limit";
 
 /// One worker's part of its model's index. It outlives changes of the configuration that keep the
 /// pool, so it holds nothing else of the model.
-pub(super) struct Indexing {
+pub struct Indexing {
     cluster: Arc<Cluster>,
     model: Arc<str>,
-    pub(super) pool: Arc<Pool>,
-    pub(super) worker: Arc<Worker>,
+    /// The pool whose index has this part.
+    pub pool: Arc<Pool>,
+    /// The worker that holds the blocks.
+    pub worker: Arc<Worker>,
     /// The rank; `None` if a shim reports all ranks.
     rank: Option<u16>,
     /// Limits log lines about the worker.
@@ -37,7 +39,7 @@ pub(super) struct Indexing {
     /// The time since when the index has left out blocks because of its size limit.
     truncated: Option<Instant>,
     /// Minimum time in this state before the part is rebuilt.
-    pub(super) truncated_min: Duration,
+    pub truncated_min: Duration,
 }
 
 /// When the task ends in any way, what it has indexed may become outdated.
@@ -48,7 +50,8 @@ impl Drop for Indexing {
 }
 
 impl Indexing {
-    pub(super) fn new(
+    /// The part of `worker`'s `rank`, or of all its ranks if a shim reports them (`None`).
+    pub fn new(
         cluster: Arc<Cluster>,
         model: Arc<str>,
         pool: Arc<Pool>,
@@ -68,7 +71,7 @@ impl Indexing {
     }
 
     /// Marks this part of the index as complete and current.
-    pub(super) fn in_step(&self) {
+    pub fn in_step(&self) {
         self.set_current(true);
         self.worker.event_stats.record_event_time();
         if self.worker.events_are_current() {
@@ -78,7 +81,7 @@ impl Indexing {
     }
 
     /// Records whether events are being received.
-    pub(super) fn set_current(&self, current: bool) {
+    pub fn set_current(&self, current: bool) {
         match self.rank {
             None => self.worker.set_events_current(current),
             Some(rank) => {
@@ -89,7 +92,7 @@ impl Indexing {
     }
 
     /// Number of blocks in this part of the index.
-    pub(super) fn blocks(&self) -> usize {
+    pub fn blocks(&self) -> usize {
         match self.rank {
             None => self.pool.index().held(self.worker.index.0),
             Some(_) => self.pool.index().block_counts(self.key()).iter().sum(),
@@ -97,12 +100,12 @@ impl Indexing {
     }
 
     /// The key in the index: of the rank, or of the first rank.
-    pub(super) fn key(&self) -> WorkerKey {
+    pub fn key(&self) -> WorkerKey {
         rank_key(self.worker.index, self.rank.unwrap_or(0))
     }
 
     /// Counts events, and their delay since the engine made them at `made_s` (seconds since 1970).
-    pub(super) fn observe(&self, events: usize, made_s: f64) {
+    pub fn observe(&self, events: usize, made_s: f64) {
         let metrics = &self.cluster.metrics;
         metrics.index_events.with_label_values(&self.labels()).inc_by(events as u64);
         let lag = unix_ms() as f64 / 1e3 - made_s;
@@ -112,7 +115,7 @@ impl Indexing {
     }
 
     /// Records that `missed` events are missing.
-    pub(super) fn gap(&mut self, missed: u64) {
+    pub fn gap(&mut self, missed: u64) {
         self.cluster.metrics.index_gaps.with_label_values(&self.labels()).inc();
         if self.may_log("gap") {
             tracing::info!(worker = self.worker.id(), missed, "KV events are missing");
@@ -120,7 +123,7 @@ impl Indexing {
     }
 
     /// Records a message that cannot be decoded.
-    pub(super) fn garbage(&mut self, why: &dyn std::fmt::Display) {
+    pub fn garbage(&mut self, why: &dyn std::fmt::Display) {
         self.count_rejected("garbage", 1);
         if self.may_log("garbage") {
             let (worker, error) = (self.worker.id(), why);
@@ -129,7 +132,7 @@ impl Indexing {
     }
 
     /// Counts the results of applying a number of events.
-    pub(super) fn note(&mut self, events: usize, sum: Applied) {
+    pub fn note(&mut self, events: usize, sum: Applied) {
         self.worker.event_stats.applied(events, &sum);
         if sum.over_limit > 0 {
             self.truncated.get_or_insert_with(Instant::now);
@@ -157,7 +160,7 @@ impl Indexing {
 
     /// Whether blocks that were left out may fit now. The part should then be rebuilt, because the
     /// index does not know which blocks are missing.
-    pub(super) fn has_room_again(&self, now: Instant) -> bool {
+    pub fn has_room_again(&self, now: Instant) -> bool {
         let due = |since: Instant| now.duration_since(since) >= self.truncated_min;
         if !self.truncated.is_some_and(due) {
             return false;
@@ -172,24 +175,24 @@ impl Indexing {
     }
 
     /// Doubles the time until the next rebuild: the same events may fill the index again.
-    pub(super) fn wait_longer(&mut self) {
+    pub fn wait_longer(&mut self) {
         self.truncated_min = (self.truncated_min * 2).min(TRUNCATED_MAX);
     }
 
     /// Records that no blocks are missing any more.
-    pub(super) fn nothing_is_left_out(&mut self) {
+    pub fn nothing_is_left_out(&mut self) {
         self.truncated = None;
         self.worker.ranks.set_truncated(self.rank, false);
     }
 
     /// Prepares for a complete list of blocks.
-    pub(super) fn begin_whole(&mut self) {
+    pub fn begin_whole(&mut self) {
         self.nothing_is_left_out();
         self.worker.index_begins_anew();
     }
 
     /// Drops this part of the index, and everything that is assumed of the worker.
-    pub(super) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.begin_whole();
         match self.rank {
             None => self.pool.index().remove_worker(self.worker.index.0),
@@ -198,12 +201,14 @@ impl Indexing {
         self.pool.speculative_index.forget(self.worker.index);
     }
 
-    pub(super) fn count_resync(&self, reason: &str) {
+    /// Counts a rebuild of this part, for `reason`.
+    pub fn count_resync(&self, reason: &str) {
         let [model, worker] = self.labels();
         self.cluster.metrics.index_resyncs.with_label_values(&[model, worker, reason]).inc();
     }
 
-    pub(super) fn count_rejected(&self, reason: &str, count: usize) {
+    /// Counts `count` blocks or messages that were not indexed, for `reason`.
+    pub fn count_rejected(&self, reason: &str, count: usize) {
         if count > 0 {
             let [model, worker] = self.labels();
             let rejected = &self.cluster.metrics.index_rejected;
@@ -212,11 +217,12 @@ impl Indexing {
     }
 
     /// Whether a log line of this kind is due. Prevents a log line per invalid message.
-    pub(super) fn may_log(&mut self, kind: &'static str) -> bool {
+    pub fn may_log(&mut self, kind: &'static str) -> bool {
         self.log_throttle.may_log(kind)
     }
 
-    pub(super) fn model(&self) -> &str {
+    /// The name of the model.
+    pub fn model(&self) -> &str {
         &self.model
     }
 

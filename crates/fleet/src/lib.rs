@@ -1,7 +1,6 @@
 //! The workers of a router: which exist, which KV blocks they hold, and how busy and healthy they
 //! are. Requests read snapshots of this state.
 
-pub mod attach;
 pub mod audit;
 pub mod bootstrap;
 mod canary;
@@ -14,7 +13,7 @@ pub mod event_stats;
 pub mod exclusion;
 mod follow;
 mod health;
-mod indexing;
+pub mod indexing;
 pub mod intake;
 mod learn;
 pub mod life;
@@ -45,13 +44,6 @@ pub mod state;
 pub mod waiting;
 pub mod worker;
 
-use splitrail_config::Parts;
-
-/// The optional parts (cargo features) of the fleet that this build includes; those of the whole
-/// router are `splitrail_router::PARTS`.
-pub const PARTS: Parts =
-    Parts { kubernetes: cfg!(feature = "kubernetes"), nats: cfg!(feature = "nats"), otlp: false };
-
 pub use bootstrap::Bootstrap;
 pub use claims::WorkerSource;
 pub use cluster::Cluster;
@@ -61,8 +53,4 @@ pub use pool::{CandidateQuery, Pool};
 pub use ranks::Ranks;
 pub use roster::Roster;
 pub use served::{Named, Served, Serving, Tokenizing};
-pub use splitrail_engine_client::hosts::Hosts;
-pub use splitrail_workload::{
-    Booked, Booking, booking, breaker, calibration, costs, endpoint_support, pace,
-};
 pub use worker::Worker;

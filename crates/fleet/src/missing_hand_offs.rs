@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use splitrail_engine::dialect::Dialect;
 
-use super::breaker::Breaker;
 use splitrail_config::model::BreakerConfig;
+use splitrail_workload::breaker::Breaker;
 
 /// One reply without a hand-off is enough, unless the reply before it had one. After a pause, a
 /// trial request is sent; each trial without a hand-off doubles the pause.

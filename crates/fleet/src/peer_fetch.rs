@@ -8,13 +8,13 @@ use std::time::Instant;
 
 use splitrail_kv::Overlaps;
 
-use super::costs::RankScope;
 use super::ranks::rank_key;
 use super::roster::Roster;
 use super::state::WorkerState;
 use super::worker::Worker;
 use splitrail_policy::{Leg, Source, loads, nanoseconds};
-pub use splitrail_workload::fetches::{FetchBooking, FetchBounds, PeerFetches, Prefix};
+use splitrail_workload::costs::RankScope;
+use splitrail_workload::fetches::FetchBounds;
 
 /// From this used share of its KV cache on, a worker takes no KV from other workers. vLLM 0.32 preempts
 /// requests when its cache is full, and one that was to take KV waits for ever afterwards and keeps its

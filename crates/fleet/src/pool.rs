@@ -9,11 +9,9 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, Tier};
 use tokio::sync::watch;
 
-use super::calibration::Calibration;
 use super::candidates::CandidateBuilder;
 use super::exclusion::{Exclusion, excluded};
-use super::peer_fetch::{FetchBounds, list_sources};
-use super::prewarm::HotStore;
+use super::peer_fetch::list_sources;
 use super::ranks::rank_key;
 use super::read_back::ReadBack;
 use super::resync::ResyncRequest;
@@ -25,6 +23,9 @@ use crate::losses::Losses;
 use splitrail_config::model::{Model, SaturationConfig, SpeculativeIndexConfig};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, Leg, Source, WorkerIndex};
+use splitrail_workload::calibration::Calibration;
+use splitrail_workload::fetches::FetchBounds;
+use splitrail_workload::hot::HotStore;
 
 thread_local! {
     /// Buffers for a lookup in the index, reused so that lookups do not allocate.

@@ -5,7 +5,6 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
-pub use splitrail_workload::hot::{HotStore, RecentPrompt};
 
 /// How far a worker is prewarmed since its last start.
 #[derive(Debug, Default)]

@@ -13,7 +13,7 @@ use splitrail_kv::WorkerKey;
 use splitrail_policy::WorkerIndex;
 use tokio::sync::watch;
 
-use super::booking::Booked;
+use splitrail_workload::booking::Booked;
 
 /// Maximum number of ranks of one worker. A higher reported number is reduced to this.
 pub const RANKS_MAX: u16 = 256;
@@ -199,7 +199,7 @@ pub fn rank_key(worker: WorkerIndex, rank: u16) -> WorkerKey {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::Booking;
+    use splitrail_workload::Booking;
 
     #[test]
     fn configured_ranks_take_precedence_over_the_engines_report() {

@@ -17,7 +17,7 @@ use std::time::Instant;
 use splitrail_engine::nixl::PinnedKv;
 use splitrail_kv::BlockHash;
 use splitrail_policy::{KvFormat, WorkerIndex};
-pub use splitrail_workload::pins::ReadablePin;
+use splitrail_workload::pins::ReadablePin;
 use splitrail_workload::pins::{Bounds, Store};
 
 use crate::Worker;

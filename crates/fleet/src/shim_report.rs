@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use splitrail_proto::v1;
 
-use super::booking::Booked;
+use splitrail_workload::booking::Booked;
 
 /// The latest reports of a worker's shim; empty for a worker without a shim.
 #[derive(Debug, Default)]
@@ -121,7 +121,7 @@ impl ShimReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Booking;
+    use splitrail_workload::Booking;
 
     fn load(requests: u64, queued: u64) -> v1::Load {
         v1::Load {

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use splitrail_kv::BlockHash;
 use tokio::sync::{Notify, oneshot};
 
-use super::booking::Booking;
 use super::exclusion::Exclusion;
 use super::pool::{CandidateQuery, Pool};
 use super::roster::Roster;
 use splitrail_api::steering::Urgency;
 use splitrail_policy::queue::{Item, Queue, QueueConfig, Refused, Ticket, View};
 use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, Source};
+use splitrail_workload::booking::Booking;
 
 /// Longest time between two scheduling rounds: a prediction can be wrong, and a worker that
 /// recovers sends no signal.

@@ -13,18 +13,13 @@ use splitrail_engine::vllm::load::EngineLoad;
 use tokio_util::sync::CancellationToken;
 
 use super::audit::Audit;
-use super::booking::{Booked, Booking};
 use super::bootstrap::Bootstrap;
-use super::breaker::Breaker;
-use super::costs::Costs;
 use super::drift::Drift;
-use super::endpoint_support::EndpointSupport;
 use super::engine_facts::{EngineFacts, KvNames};
 use super::event_stats::EventStats;
 use super::life::Life;
 use super::missing_hand_offs::MissingHandOffs;
 use super::outcomes::OutcomeCounters;
-use super::pace::Pace;
 use super::parity::ParityMonitor;
 use super::presence::Presence;
 use super::prewarm::PrewarmState;
@@ -42,7 +37,12 @@ use splitrail_engine_client::echoes::Echoes;
 use splitrail_policy::{Coefficients, Leg, WorkerIndex};
 use splitrail_telemetry::metrics::Scope;
 use splitrail_telemetry::{Metrics, WorkerSeries};
+use splitrail_workload::booking::{Booked, Booking};
+use splitrail_workload::breaker::Breaker;
+use splitrail_workload::costs::Costs;
+use splitrail_workload::endpoint_support::EndpointSupport;
 use splitrail_workload::fetches::PeerFetches;
+use splitrail_workload::pace::Pace;
 
 /// Age from which a load report is ignored.
 const LOAD_STALE: Duration = Duration::from_secs(5);

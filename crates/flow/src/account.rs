@@ -12,13 +12,14 @@ use crate::reply::usage::rewrite;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_fleet::Served;
+use splitrail_fleet::Worker;
 use splitrail_fleet::reply_audit::audit_reply;
-use splitrail_fleet::{Booking, Worker};
 use splitrail_ledger::decisions::{Decision, DecisionHandle, UsageReport};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::LegSpan;
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
+use splitrail_workload::Booking;
 
 /// The data that one prompt's reply owns until it ends in any way: its booking, and its decision
 /// record with the ledger's entry.

@@ -25,10 +25,11 @@ use splitrail_config::model::{Connector, GateKind, RequestFlow};
 pub use splitrail_engine_client::ReplyRoom;
 use splitrail_engine_client::{EngineClient, Late, LegHeaders};
 use splitrail_fleet::Served;
-use splitrail_fleet::{Booking, Worker};
+use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::leg::{Expected, LegKind};
 use splitrail_ledger::timeline::{LegSpan, PromptClock, Stage, Timeline, Took};
+use splitrail_workload::Booking;
 
 /// The data that all prompts of one request share.
 pub struct Context {

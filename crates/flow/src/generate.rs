@@ -16,10 +16,10 @@ use crate::boxed::pinned;
 use splitrail_api::JsonObject;
 use splitrail_api::error::Error;
 use splitrail_engine_client::{LegHeaders, RevocableBody};
-use splitrail_fleet::costs::RankScope;
 use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::Stage;
 use splitrail_policy::Leg;
+use splitrail_workload::costs::RankScope;
 
 /// A reply that has begun. Nothing of it has reached the client yet.
 pub enum Begun {

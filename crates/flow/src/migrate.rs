@@ -30,12 +30,13 @@ use crate::reply::event_reader::EventReader;
 use splitrail_api::error::Error;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::RevocableBody;
-use splitrail_fleet::{Booking, Exclusion, Worker};
+use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::{LegSpan, PromptClock};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
+use splitrail_workload::Booking;
 
 mod chat;
 mod exact;

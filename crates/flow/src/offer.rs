@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::{Exclusion, Pool, Served, Worker, excluded};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
+use splitrail_workload::endpoint_support::TOKENIZER;
 
 /// The leg for which a worker is chosen, and the workers to exclude besides those in `failed`:
 /// workers that lack the endpoint, and workers whose circuit breaker for it is open.

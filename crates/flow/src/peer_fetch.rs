@@ -17,11 +17,12 @@ use tokio::time::{Instant as Moment, timeout_at};
 use super::context::{PromptContext, leg_headers};
 use super::place::{Placed, fetch_choice};
 use splitrail_fleet::Worker;
-use splitrail_fleet::costs::RankScope;
-use splitrail_fleet::peer_fetch::{FetchBooking, FetchBounds, Prefix, takes_prefixes};
+use splitrail_fleet::peer_fetch::takes_prefixes;
 use splitrail_ledger::decisions::FetchRecord;
 use splitrail_ledger::timeline::Stage;
 use splitrail_policy::{FetchPlan, nanoseconds};
+use splitrail_workload::costs::RankScope;
+use splitrail_workload::fetches::{FetchBooking, FetchBounds, Prefix};
 
 pub(crate) mod fetchable;
 mod one_shot;

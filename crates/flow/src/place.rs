@@ -12,11 +12,12 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::Served;
 use splitrail_fleet::waiting::{Asked, Granted, NoRoom, Why};
-use splitrail_fleet::{Booking, CandidateQuery, Exclusion, Pool, Roster, Worker};
+use splitrail_fleet::{CandidateQuery, Exclusion, Pool, Roster, Worker};
 use splitrail_ledger::timeline::Stage;
 use splitrail_policy::{Candidate, Choice, FetchPlan, Leg, Query, Source, holders};
 use splitrail_telemetry::LabelledSeries;
 use splitrail_telemetry::clock::unix_ms;
+use splitrail_workload::Booking;
 
 mod record;
 

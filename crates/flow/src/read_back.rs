@@ -25,13 +25,14 @@ use splitrail_api::error::Error;
 use splitrail_api::request::Options;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::{Connector, Model, PeerFetch};
-use splitrail_fleet::costs::RankScope;
-use splitrail_fleet::read_back::{Left, ReadBack, ReadablePin, Reading};
+use splitrail_fleet::read_back::{Left, ReadBack, Reading};
 use splitrail_fleet::{Served, Worker};
 use splitrail_ledger::decisions::Decision;
 use splitrail_ledger::leg::ReadBackOffer;
 use splitrail_policy::{Leg, read_plan};
 use splitrail_telemetry::Metrics;
+use splitrail_workload::costs::RankScope;
+use splitrail_workload::pins::ReadablePin;
 
 /// A token with which pins are released whose prompt is not known. The engine reads nothing for it.
 const ANY_TOKEN: u32 = 1;

@@ -29,8 +29,9 @@ use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, Parts};
 use splitrail_engine::nixl_push::{PushEngine, PushReply};
 use splitrail_engine_client::{LegHeaders, RevocableBody, SendState, Shape};
-use splitrail_fleet::{Booking, Cluster, Served, Worker};
+use splitrail_fleet::{Cluster, Served, Worker};
 use splitrail_telemetry::Metrics;
+use splitrail_workload::Booking;
 use tokio::time::Instant;
 
 use super::context::{PromptContext, uncached_tokens};

@@ -3,9 +3,9 @@
 use futures_util::future::join_all;
 use splitrail_config::model::{Config, Connector, GateKind, Model, RequestFlow, Role};
 use splitrail_engine::vllm::subscription::LiveStream;
+use splitrail_engine_client::hosts::Hosts;
 use splitrail_engine_client::networks::Networks;
 use splitrail_engine_client::{Engine, EngineClient};
-use splitrail_fleet::Hosts;
 use splitrail_prompt::PromptModel;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};

@@ -18,12 +18,12 @@ use crate::core::Core;
 use splitrail_config::model::{HitThreshold, RequestFlow};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
-use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::state::WorkerState;
 use splitrail_policy::Leg;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_telemetry::metrics::{AvailableWorkers, TextFormat};
+use splitrail_workload::endpoint_support::TOKENIZER;
 
 pub(super) async fn metrics(
     extract::State(admin): extract::State<Admin>,

@@ -12,10 +12,10 @@ use super::context::Admin;
 use crate::ingress::reply::json_reply;
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
-use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::parity::Cause;
 use splitrail_fleet::ranks::{Rank, rank_key};
 use splitrail_policy::Leg;
+use splitrail_workload::endpoint_support::TOKENIZER;
 
 /// Every worker of every model.
 pub(super) async fn list(State(admin): State<Admin>) -> Response {

@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use super::readings::WorkerReading;
 use super::spans::Spans;
-use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::parity::{Cause, Parity};
 use splitrail_fleet::{Served, Worker};
 use splitrail_policy::Leg;
 use splitrail_telemetry::figure::{ratio, rounded};
+use splitrail_workload::endpoint_support::TOKENIZER;
 
 /// Maximum number of characters of the cause of a state.
 const WHY_MAX: usize = 160;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::Pool;
+use splitrail_workload::fetches::{FetchBooking, Prefix};
 
 const BOUNDS: FetchBounds = FetchBounds { min_tokens: 4, max_per_worker: 2, one_shot_within_ns: 0 };
 

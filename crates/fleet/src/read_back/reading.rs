@@ -10,7 +10,8 @@ use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, ReadablePin};
 
 use super::{Kept, ReadBack, release};
-use crate::{Booking, Served, Worker};
+use crate::{Served, Worker};
+use splitrail_workload::Booking;
 
 /// The bound on a worker's pinned blocks if the engine does not report how many blocks it has.
 const UNKNOWN_BLOCKS_MAX: u64 = 1024;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use splitrail_config::model::BreakerConfig;
 
-use crate::breaker::Breaker;
+use splitrail_workload::breaker::Breaker;
 
 /// After a failed read, a prefill worker gets no read for a while: an engine without the flag never
 /// answers a leg that is to read.

@@ -7,9 +7,10 @@ use serde::Serialize;
 use splitrail_api::Endpoint;
 use splitrail_api::request::Options;
 use splitrail_config::model::PeerFetch;
-use splitrail_fleet::peer_fetch::{FetchBounds, has_room};
+use splitrail_fleet::peer_fetch::has_room;
 use splitrail_fleet::{Roster, Served, Worker};
 use splitrail_policy::{Candidate, FetchPlan, Leg, Source};
+use splitrail_workload::fetches::FetchBounds;
 
 use crate::peer_fetch::fetchable::is_fetchable;
 use crate::place::query;

@@ -15,7 +15,7 @@ use crate::staged::{Prefilled, UnderWay};
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::Worker;
-use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
+use splitrail_workload::fetches::{FetchBooking, Prefix};
 
 /// A hand-off for a prefill leg.
 pub(super) struct OneShotHandOff {

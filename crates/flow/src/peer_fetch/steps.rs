@@ -22,10 +22,11 @@ use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::GateKind;
 use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
-use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
 use splitrail_fleet::reply_audit::audit_source;
-use splitrail_fleet::{Booking, Served, Worker};
+use splitrail_fleet::{Served, Worker};
 use splitrail_telemetry::Metrics;
+use splitrail_workload::Booking;
+use splitrail_workload::fetches::{FetchBooking, Prefix};
 
 /// The endpoint of both requests: the only one that takes token ids and a cache salt on every engine.
 const ENDPOINT: Endpoint = Endpoint::Completions;

@@ -10,11 +10,11 @@ use crate::peer_fetch::{Asker, PeerFetchOutcome, Steps, Workers};
 use splitrail_api::JsonObject;
 use splitrail_api::text::random_id;
 use splitrail_engine_client::LegHeaders;
-use splitrail_fleet::costs::RankScope;
-use splitrail_fleet::peer_fetch::{FetchBooking, FetchBounds, Prefix};
 use splitrail_fleet::{Served, Worker};
 use splitrail_policy::nanoseconds;
 use splitrail_telemetry::Metrics;
+use splitrail_workload::costs::RankScope;
+use splitrail_workload::fetches::{FetchBooking, FetchBounds, Prefix};
 
 /// What is fetched, from where, and to where.
 pub(super) struct PrewarmFetch {

@@ -13,10 +13,11 @@ use super::choose::{
 use super::fetch::{EndedFetch, PrewarmFetch};
 use crate::peer_fetch::PeerFetchOutcome;
 use splitrail_config::model::PrewarmConfig;
-use splitrail_fleet::costs::RankScope;
-use splitrail_fleet::peer_fetch::{FetchBounds, can_take};
+use splitrail_fleet::peer_fetch::can_take;
 use splitrail_fleet::{Roster, Served, Worker};
 use splitrail_policy::WorkerIndex;
+use splitrail_workload::costs::RankScope;
+use splitrail_workload::fetches::FetchBounds;
 
 /// How long a worker may have nothing to take over before it counts as prewarmed: blocks and token
 /// ids may still become known.

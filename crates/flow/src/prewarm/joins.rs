@@ -14,11 +14,11 @@ use super::view::{list_senders, look_up};
 use crate::peer_fetch::PeerFetchOutcome;
 use splitrail_config::model::PrewarmConfig;
 use splitrail_engine_client::Engine as _;
-use splitrail_fleet::peer_fetch::FetchBounds;
 use splitrail_fleet::state::WorkerState;
 use splitrail_fleet::{Pool, Roster, Served, Worker};
 use splitrail_policy::{Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
+use splitrail_workload::fetches::FetchBounds;
 
 /// How long after a worker's start prewarming begins: its restart is noticed in several ways, and
 /// what the index has of the process before must be gone.

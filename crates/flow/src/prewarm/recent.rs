@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::context::PromptContext;
 use crate::peer_fetch::fetchable::is_fetchable;
 use splitrail_fleet::Served;
-use splitrail_fleet::prewarm::RecentPrompt;
 use splitrail_kv::BlockHash;
+use splitrail_workload::hot::RecentPrompt;
 
 /// Minimum pause after the token ids of a prompt were computed: at most 20 prompts per second are
 /// tokenised a second time. It is at least as long as that took.

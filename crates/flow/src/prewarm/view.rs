@@ -7,11 +7,12 @@ use std::time::Instant;
 use splitrail_kv::Overlaps;
 
 use super::choose::{HeldPrefix, Hot, Sender, Senders, is_needed_by_clients};
-use splitrail_fleet::costs::RankScope;
-use splitrail_fleet::peer_fetch::{FetchBounds, can_send, is_able_to_send};
+use splitrail_fleet::peer_fetch::{can_send, is_able_to_send};
 use splitrail_fleet::ranks::rank_key;
 use splitrail_fleet::{Roster, Served};
 use splitrail_policy::WorkerIndex;
+use splitrail_workload::costs::RankScope;
+use splitrail_workload::fetches::FetchBounds;
 
 /// Maximum number of hot prefixes that are looked at, those of most worth first.
 const PREFIXES_MAX: usize = 256;

@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use splitrail_fleet::peer_fetch::{FetchBooking, Prefix};
 use splitrail_kv::BlockHash;
 use splitrail_sim::SimConfig;
 use splitrail_tests::client::Client;
 use splitrail_tests::trial::{COMPLETIONS, SHORT_LEASE};
 use splitrail_tests::{Spec, Trial};
+use splitrail_workload::fetches::{FetchBooking, Prefix};
 
 use super::{EAGER, drain, held, served, spec, turns, undrain};
 

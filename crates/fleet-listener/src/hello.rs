@@ -11,12 +11,12 @@ use tonic::Status;
 
 use super::credentials::Allowed;
 use super::inbound::{Inbound, Received};
-use crate::Cluster;
-use crate::Served;
-use crate::{Fleet, WorkerSource};
 use splitrail_config::model::{Discovery, Role, Worker as WorkerConfig};
 use splitrail_config::{engine_address, http_address};
 use splitrail_engine_client::networks::literal;
+use splitrail_fleet::Cluster;
+use splitrail_fleet::Served;
+use splitrail_fleet::{Fleet, WorkerSource};
 
 /// The version of the protocol between shims and routers.
 pub(super) const PROTOCOL: u32 = 1;
@@ -205,7 +205,10 @@ async fn admit(cluster: &Cluster, host: &str) -> Result<(), Status> {
 }
 
 /// Adds the worker of a request to the fleet, unless its id belongs to a worker at another address.
-pub(super) fn claim(fleet: &Fleet, hello: &CheckedHello) -> Result<Arc<crate::Worker>, Status> {
+pub(super) fn claim(
+    fleet: &Fleet,
+    hello: &CheckedHello,
+) -> Result<Arc<splitrail_fleet::Worker>, Status> {
     let (model, id) = (hello.served.name(), hello.config.id.as_str());
     match fleet.claim(model, WorkerSource::Shim, hello.config.clone()) {
         Ok(worker) if worker.authority == hello.authority => Ok(worker),

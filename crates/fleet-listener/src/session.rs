@@ -18,9 +18,9 @@ use super::hello::{self, CheckedHello};
 use super::inbound::Received;
 use super::registry::{PendingStream, SessionGuard};
 use super::stream::ShimStream;
-use crate::indexing::{Indexing, OVER_LIMIT};
-use crate::resync::ResyncRequests;
-use crate::shim_report::Others;
+use splitrail_fleet::indexing::{Indexing, OVER_LIMIT};
+use splitrail_fleet::resync::ResyncRequests;
+use splitrail_fleet::shim_report::Others;
 
 /// The session of one worker.
 pub(super) struct Session {

@@ -13,12 +13,12 @@ use splitrail_proto::v1::attach_response::Message as RouterMessage;
 use tokio::sync::{mpsc, watch};
 use tonic::{Code, Status};
 
-use super::super::credentials::Allowed;
-use super::super::inbound::{Inbound, Received, Relayed};
-use super::super::receive::receive;
 use super::model::Model;
 use super::slots::{Latest, Slot, lock};
 use super::terms;
+use crate::credentials::Allowed;
+use crate::inbound::{Inbound, Received, Relayed};
+use crate::receive::receive;
 
 /// Messages that wait for the session; beyond that the relay waits.
 const QUEUE_MAX: usize = 16;

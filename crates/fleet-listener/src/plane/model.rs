@@ -7,9 +7,9 @@ use splitrail_event_plane::Broker;
 use splitrail_proto::v1;
 use tokio::sync::Semaphore;
 
-use super::super::context::AttachContext;
 use super::slots::Slots;
 use super::terms;
+use crate::context::AttachContext;
 use splitrail_config::model::NatsEvents;
 
 /// One model on the event plane.

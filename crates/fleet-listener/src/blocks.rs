@@ -9,8 +9,8 @@ use splitrail_proto::v1;
 use splitrail_proto::v1::change::Change;
 
 use super::wire::{self, Invalid};
-use crate::ranks::rank_key;
-use crate::{Pool, Worker};
+use splitrail_fleet::ranks::rank_key;
+use splitrail_fleet::{Pool, Worker};
 
 /// Number of blocks applied before the index lock is released, so that other writers get their
 /// turn.

@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::hello::CheckedHello;
 use super::inbound::Inbound;
-use crate::{Fleet, WorkerSource};
+use splitrail_fleet::{Fleet, WorkerSource};
 use splitrail_proto::v1;
 use splitrail_settings::secret::is_same;
 use splitrail_telemetry::Metrics;

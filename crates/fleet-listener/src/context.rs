@@ -6,9 +6,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::registry::SessionRegistry;
-use crate::Cluster;
-use crate::Fleet;
 use splitrail_config::model::FleetConfig;
+use splitrail_fleet::Cluster;
+use splitrail_fleet::Fleet;
 use splitrail_telemetry::LogThrottle;
 
 /// The state that all sessions share.

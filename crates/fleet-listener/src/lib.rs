@@ -38,8 +38,6 @@ use tonic::{Code, Request, Response, Status, Streaming};
 pub use blocks::{Fault, RANKS_MAX, ShimBlocks};
 use tokens::ShimTokens;
 
-use super::Fleet;
-use crate::Cluster;
 use connection::{Acceptor, Peer};
 use context::AttachContext;
 use credentials::Allowed;
@@ -48,6 +46,8 @@ use receive::receive;
 use registry::SessionRegistry;
 use splitrail_api::text::random_id;
 use splitrail_config::model::{ClientWorkers, Events, NatsEvents};
+use splitrail_fleet::Cluster;
+use splitrail_fleet::Fleet;
 use splitrail_telemetry::LogThrottle;
 use tls::Certificates;
 

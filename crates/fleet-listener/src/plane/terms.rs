@@ -9,9 +9,9 @@ use splitrail_kv::HASH_LAYOUT;
 use splitrail_proto::v1;
 use tokio::time::sleep;
 
-use super::super::context::AttachContext;
-use super::super::hello::PROTOCOL;
-use crate::Served;
+use crate::context::AttachContext;
+use crate::hello::PROTOCOL;
+use splitrail_fleet::Served;
 
 /// Pause before subscribing again.
 const PAUSE: Duration = Duration::from_secs(1);
