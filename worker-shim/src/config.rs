@@ -24,8 +24,6 @@ pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";
 
 /// What the checks of the shim's file need to know.
 const DIALECT: Dialect = Dialect {
-    later_keys: &[],
-    later_values: &[],
     renamed_keys: RENAMED_KEYS,
     variables: true,
     secret_keys: &["token", "engine_api_key", "events.login"],

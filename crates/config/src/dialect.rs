@@ -5,8 +5,6 @@ use splitrail_settings::Dialect;
 /// The hints of the checks that are specific to the router: keys that were renamed or are
 /// planned, and keys whose values are secret.
 pub(super) const DIALECT: Dialect = Dialect {
-    later_keys: &["cache_isolation"],
-    later_values: &[("tokenizer", "engine")],
     renamed_keys: RENAMED_KEYS,
     variables: true,
     secret_keys: &["engine_api_key", "fleet.token", "events.login", "cache_salt_key"],
@@ -24,8 +22,6 @@ pub(super) const ADDITION_DIALECT: Dialect = Dialect {
 
 /// The hints of the checks of a file of API keys.
 pub(super) const KEYS_DIALECT: Dialect = Dialect {
-    later_keys: &[],
-    later_values: &[],
     renamed_keys: &[],
     variables: false,
     // The empty text is part of each path: a key may stand anywhere in place of its hash.

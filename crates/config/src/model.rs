@@ -27,6 +27,7 @@ pub(crate) mod flow;
 mod health;
 mod limits;
 mod listen;
+mod network;
 mod or_none;
 pub(crate) mod peer_fetch;
 mod prewarm;
@@ -44,7 +45,7 @@ pub use access::{
 };
 pub use access_log::AccessLogConfig;
 pub use canary::{CanaryConfig, DriftConfig};
-pub use connector::{Connector, Network, NotANetwork};
+pub use connector::Connector;
 pub use costs::CostsConfig;
 pub use discovery::{
     AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort, UrlScheme,
@@ -56,6 +57,7 @@ pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};
 pub use listen::{AdminAccess, ClientCertificates, Listen, Listener, ListenerTls};
+pub use network::{Network, NotANetwork};
 pub use peer_fetch::{KvLoadFailurePolicy, PeerFetch};
 pub use prewarm::PrewarmConfig;
 pub use queue::{QueueConfig, ThresholdConfig};

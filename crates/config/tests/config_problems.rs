@@ -72,21 +72,6 @@ fn unknown_keys_are_refused_at_every_level() {
 }
 
 #[test]
-fn keys_of_later_versions_are_reported_as_unsupported_by_this_version() {
-    let top = ["cache_isolation"];
-    let mut cases: Vec<(String, String)> = Vec::new();
-    for key in top {
-        cases.push((key.to_owned(), valid_but("hash_seed: 7", &format!("hash_seed: 7\n{key}: 1"))));
-    }
-    let isolation = valid_but("  - name: big\n", "  - name: big\n    cache_isolation: 1\n");
-    cases.push(("models[0].cache_isolation".to_owned(), isolation));
-    for (name, text) in cases {
-        let (_, _, told) = only_problem(&text);
-        assert!(told.starts_with(&format!("`{name}` is not supported by this version")), "{told}");
-    }
-}
-
-#[test]
 fn values_of_the_wrong_type_range_or_form_say_what_is_right() {
     let cases = [
         ("block_size: 16", "block_size: 0", (14, 17), "cannot be 0 -> from 1 to 65536"),

@@ -152,6 +152,28 @@ pub struct LegHeaders {
     pub fresh: bool,
 }
 
+impl LegHeaders {
+    /// Headers of a request with an id that no other request has, and nothing else.
+    pub fn with_random_id() -> Self {
+        Self {
+            request_id: random_request_id(),
+            traceparent: None,
+            tracestate: None,
+            gate: None,
+            rank: None,
+            prefill_tokens: None,
+            fresh: false,
+        }
+    }
+}
+
+/// An id for a request, which no other one has.
+pub fn random_request_id() -> HeaderValue {
+    let id = HeaderValue::try_from(random_id());
+    // Hexadecimal digits are always a valid header value, so the fallback is never used.
+    id.unwrap_or_else(|_| HeaderValue::from_static("splitrail"))
+}
+
 impl EngineClient {
     /// Creates a client. `authorization` is the router's own credential, if engines require one; a
     /// reply has at most `reply_max_bytes`.

@@ -4,15 +4,13 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use http::HeaderValue;
-use splitrail_api::text::random_id;
 use splitrail_config::model::Connector;
 use splitrail_engine::vllm::identity::{
     EVENT_SOURCES_PATH, EventSource, MODELS_PATH, event_sources, served_models,
 };
 use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_engine_client::networks::literal;
-use splitrail_engine_client::{Question, WholeReply};
+use splitrail_engine_client::{Question, WholeReply, random_request_id};
 use tokio::time::Instant;
 
 use super::engine_facts::Publication;
@@ -66,13 +64,11 @@ async fn ask(
     path: &str,
     patience: Duration,
 ) -> Option<WholeReply> {
-    let request_id = HeaderValue::from_str(&random_id());
-    let request_id = request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail"));
     let question = Question {
         path,
         body: None,
         rank: None,
-        request_id: &request_id,
+        request_id: &random_request_id(),
         max_bytes: REPLY_MAX_BYTES,
         deadline: Instant::now() + patience,
     };

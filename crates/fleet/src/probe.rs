@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderValue;
 use splitrail_engine::vllm::identity::Trial;
 use tokio::time::MissedTickBehavior;
 
@@ -19,7 +18,6 @@ use super::worker::Worker;
 use crate::Served;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_api::text::random_id;
 use splitrail_engine_client::{LegHeaders, NO_SUCH_RANK, Shape};
 
 /// Interval at which the task checks whether a probe is due.
@@ -100,16 +98,7 @@ async fn send(
     rank: Option<u32>,
 ) -> Result<Bytes, Error> {
     let body = Bytes::from(trial.body(served.name()));
-    let request_id = HeaderValue::from_str(&random_id());
-    let leg_headers = LegHeaders {
-        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
-        traceparent: None,
-        tracestate: None,
-        gate: None,
-        rank,
-        prefill_tokens: None,
-        fresh: false,
-    };
+    let leg_headers = LegHeaders { rank, ..LegHeaders::with_random_id() };
     let shape = Shape::whole(Endpoint::Completions);
     let response = served.client.post(worker, shape, body, &leg_headers).await?;
     served.client.whole(worker, response).await

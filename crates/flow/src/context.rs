@@ -20,7 +20,6 @@ use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_api::steering::Urgency;
-use splitrail_api::text::random_id;
 use splitrail_config::model::{Connector, GateKind, RequestFlow};
 pub use splitrail_engine_client::ReplyRoom;
 use splitrail_engine_client::{EngineClient, Late, LegHeaders};
@@ -199,16 +198,11 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> LegHeader
 
 /// Headers for a leg, with an id that no other request has.
 pub(super) fn leg_headers(context: &Context) -> LegHeaders {
-    let request_id = HeaderValue::try_from(random_id());
     LegHeaders {
-        // Hexadecimal digits are always a valid header value, so the fallback is never used.
-        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: context.traceparent.clone(),
         tracestate: context.tracestate.clone(),
-        gate: None,
-        rank: None,
-        prefill_tokens: None,
         fresh: context.distrusts_kept_connections.load(Relaxed),
+        ..LegHeaders::with_random_id()
     }
 }
 

@@ -1,7 +1,4 @@
-//! Invariants of lookups and usage, written once as code.
-//!
-//! Tests and simulation check all of them; [`check_overlap`] and
-//! [`check_cached`] cost nothing and may run in production. The index's own
+//! Violated invariants of the index. [`check_overlap`] is for tests and fuzzing; the index's own
 //! consistency is [`Index::check`](crate::Index::check).
 
 use crate::event::{EngineHash, Tier};
@@ -19,14 +16,6 @@ pub enum Violation {
         blocks: u32,
         /// The sum over its tiers.
         parts: u64,
-    },
-    /// More tokens are reported as cached than the prompt has.
-    #[error("{cached_tokens} cached tokens in a prompt of {prompt_tokens}")]
-    Cached {
-        /// Tokens reported as cached.
-        cached_tokens: u32,
-        /// Tokens of the prompt.
-        prompt_tokens: u32,
     },
     /// A block's list of holders is empty or out of order.
     #[error("the holders of block {:016x} are empty or out of order", .hash.0)]
@@ -102,15 +91,4 @@ pub fn check_overlap(overlap: &Overlap) -> Result<(), Violation> {
         return Ok(());
     }
     Err(Violation::OverlapParts { blocks: overlap.blocks, parts })
-}
-
-/// Checks that a prompt has no more cached tokens than tokens.
-///
-/// # Errors
-/// [`Violation::Cached`].
-pub fn check_cached(cached_tokens: u32, prompt_tokens: u32) -> Result<(), Violation> {
-    if cached_tokens <= prompt_tokens {
-        return Ok(());
-    }
-    Err(Violation::Cached { cached_tokens, prompt_tokens })
 }

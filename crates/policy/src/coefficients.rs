@@ -159,11 +159,6 @@ impl Coefficients {
             + self.step_seconds_per_request * requests as f64
             + self.step_seconds_per_context_token * context_tokens as f64
     }
-
-    /// The same in nanoseconds.
-    pub fn step_ns(&self, requests: u64, context_tokens: u64) -> u64 {
-        nanoseconds(self.step_seconds(requests, context_tokens))
-    }
 }
 
 /// Seconds in nanoseconds, rounded to the nearest integer (half away from zero); 0 for negative
@@ -186,7 +181,7 @@ mod tests {
     #[test]
     fn an_empty_step_takes_no_time() {
         let costs = Coefficients::default();
-        assert_eq!(costs.step_ns(0, 0), 0);
-        assert_eq!(costs.step_ns(1, 0), 15_100_000);
+        assert_eq!(nanoseconds(costs.step_seconds(0, 0)), 0);
+        assert_eq!(nanoseconds(costs.step_seconds(1, 0)), 15_100_000);
     }
 }

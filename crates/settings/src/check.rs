@@ -83,11 +83,6 @@ impl<'c> Checker<'c> {
     }
 
     fn unknown_key(&mut self, at: Place, key: &str, properties: &Map<String, Json>, path: &str) {
-        if self.dialect.is_later_key(key) {
-            let message = format!("`{}` is not supported by this version", join(path, key));
-            self.report.error(at, message, "delete it");
-            return;
-        }
         let known: Vec<&str> = properties.keys().map(String::as_str).collect();
         if self.dialect.is_secret(path) {
             // The secret itself may have been written as a key.
@@ -162,10 +157,7 @@ impl<'c> Checker<'c> {
     /// `part` is `kind` if the value is the tag of the mapping at `path`.
     fn unknown_value(&mut self, node: &Node, text: &str, allowed: &[&str], path: &str, part: &str) {
         let name = if part.is_empty() { path.to_owned() } else { join(path, part) };
-        if self.dialect.is_later_value(path, text) {
-            let message = format!("`{name}: {text}` is not supported by this version");
-            self.report.error(node.at, message, format!("one of: {}", allowed.join(", ")));
-        } else if self.dialect.is_secret(path) {
+        if self.dialect.is_secret(path) {
             let message = format!("`{name}` has an unknown value");
             self.report.error(node.at, message, format!("one of: {}", allowed.join(", ")));
         } else {

@@ -161,8 +161,6 @@ mod tests {
     use crate::tree;
 
     const DIALECT: Dialect = Dialect {
-        later_keys: &[],
-        later_values: &[],
         renamed_keys: &[
             ("top", "first"),
             ("items[].old", "items[].section"),

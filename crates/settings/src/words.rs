@@ -8,10 +8,6 @@ const SHOWN_MAX: usize = 60;
 /// Properties of one program's file that differ from those of the other program.
 #[derive(Clone, Copy, Debug)]
 pub struct Dialect {
-    /// Keys that are planned, but not supported by this version.
-    pub later_keys: &'static [&'static str],
-    /// Planned values: the key to which they belong, and the value.
-    pub later_values: &'static [(&'static str, &'static str)],
     /// Keys that had another name in an earlier version: the old and the new path, both as in the
     /// reference (`models[].name`). A key stays in its section: the paths differ in its own name,
     /// and in the names of sections that were renamed too, which have rows of their own.
@@ -31,17 +27,6 @@ pub struct Dialect {
 }
 
 impl Dialect {
-    /// Whether `key` is planned for a later version.
-    pub(crate) fn is_later_key(&self, key: &str) -> bool {
-        self.later_keys.contains(&key)
-    }
-
-    /// Whether `value` of the last key of `path` is planned for a later version.
-    pub(crate) fn is_later_value(&self, path: &str, value: &str) -> bool {
-        let key = path.rsplit('.').next().unwrap_or(path);
-        self.later_values.contains(&(key, value))
-    }
-
     /// Whether values at `path` may be secrets.
     pub(crate) fn is_secret(&self, path: &str) -> bool {
         self.secret_keys.iter().any(|key| path.contains(key))

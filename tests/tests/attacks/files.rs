@@ -101,8 +101,6 @@ fn router_config(documents: &[Value]) -> &str {
 
 fn parsed(name: &str, text: &str) -> Value {
     const PLAIN: splitrail_settings::Dialect = splitrail_settings::Dialect {
-        later_keys: &[],
-        later_values: &[],
         renamed_keys: &[],
         secret_keys: &[],
         empty: "",

@@ -125,6 +125,6 @@ mod tests {
         let back = Coefficients::from(CostsConfig::default());
         assert_eq!(back.prefill_ns(12_000, 0), Coefficients::default().prefill_ns(12_000, 0));
         assert_eq!(back.hand_off_ns(9000), Coefficients::default().hand_off_ns(9000));
-        assert_eq!(back.step_ns(9, 90_000), Coefficients::default().step_ns(9, 90_000));
+        assert_eq!(back.step_seconds(9, 90_000), Coefficients::default().step_seconds(9, 90_000));
     }
 }

@@ -148,8 +148,8 @@ fn accept_report(
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::*;
     use super::super::slots::Slots;
+    use super::*;
 
     fn report(instance_id: &str, url: Option<&str>) -> v1::PlaneReport {
         let hello = url.map(|url| v1::Hello { url: url.to_owned(), ..v1::Hello::default() });

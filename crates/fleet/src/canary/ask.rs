@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::HeaderValue;
 use serde_json::{Value, json};
 
 use super::diagnose::CanaryTokens;
@@ -12,7 +11,6 @@ use crate::Served;
 use crate::Worker;
 use splitrail_api::Endpoint;
 use splitrail_api::error::ErrorKind;
-use splitrail_api::text::random_id;
 use splitrail_engine::vllm::tokenize::{self, ids};
 use splitrail_engine_client::{LegHeaders, Shape};
 
@@ -110,17 +108,8 @@ async fn post(
     shape: Shape,
     body: &Value,
 ) -> Result<Option<Value>, &'static str> {
-    let request_id = HeaderValue::from_str(&random_id());
-    let leg_headers = LegHeaders {
-        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
-        traceparent: None,
-        tracestate: None,
-        gate: None,
-        // The rank whose blocks are looked up afterwards.
-        rank: Some(0),
-        prefill_tokens: None,
-        fresh: false,
-    };
+    // The rank whose blocks are looked up afterwards.
+    let leg_headers = LegHeaders { rank: Some(0), ..LegHeaders::with_random_id() };
     let client = &served.client;
     let exchange = async {
         let response =

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderValue;
 use splitrail_engine_client::{LegHeaders, RevocableBody, Shape};
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
@@ -15,7 +14,6 @@ use splitrail_workload::pins::{Pin, Why};
 use super::Kept;
 use crate::{Served, Serving, Worker};
 use splitrail_api::Endpoint;
-use splitrail_api::text::random_id;
 use splitrail_config::model::{Model, PeerFetch};
 use tokio::task::JoinSet;
 
@@ -119,16 +117,7 @@ async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
         r#"{{"model":{model},"prompt":[{}],"max_tokens":1,"temperature":0,"stream":false,{threshold}"kv_transfer_params":{params}}}"#,
         kept.first_token
     );
-    let request_id = HeaderValue::from_str(&random_id());
-    let leg_headers = LegHeaders {
-        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
-        traceparent: None,
-        tracestate: None,
-        gate: None,
-        rank: None,
-        prefill_tokens: Some(1),
-        fresh: false,
-    };
+    let leg_headers = LegHeaders { prefill_tokens: Some(1), ..LegHeaders::with_random_id() };
     let _booking = worker.book(None, 1, 1);
     let body = RevocableBody::new(bytes::Bytes::from(body)).0.once();
     let exchange = async {

@@ -12,14 +12,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http::HeaderValue;
 use splitrail_kv::{BlockHash, Chain};
 
 use super::{Prepared, Preparer};
 use crate::offer::{able, begin, end, offered};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_api::text::random_id;
 use splitrail_config::model::{EngineTokenizer, TokenizerConfig};
 use splitrail_engine::vllm::tokenize::reply_ids;
 use splitrail_engine_client::{Late, LegHeaders, Shape};
@@ -196,16 +194,7 @@ async fn send(
     const ENDPOINT: Endpoint = Endpoint::Tokenize;
     let Question { body, mut chain, .. } = question;
     let tokens_max = body.len() * TOKENS_PER_BYTE + TEMPLATE_TOKENS;
-    let request_id = HeaderValue::from_str(&random_id()).map_err(|_| FAILED)?;
-    let leg_headers = LegHeaders {
-        request_id,
-        traceparent: None,
-        tracestate: None,
-        gate: None,
-        rank: None,
-        prefill_tokens: None,
-        fresh: false,
-    };
+    let leg_headers = LegHeaders::with_random_id();
     let (leg, client) = (Leg::Aggregated, &served.client);
     begin(worker, leg, ENDPOINT);
     let call = async {

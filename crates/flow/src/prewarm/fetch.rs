@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::HeaderValue;
 use splitrail_kv::BlockHash;
 
 use crate::peer_fetch::{Asker, PeerFetchOutcome, Steps, Workers};
 use splitrail_api::JsonObject;
-use splitrail_api::text::random_id;
 use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::{Served, Worker};
 use splitrail_policy::nanoseconds;
@@ -110,15 +108,6 @@ async fn run(
 }
 
 fn leg_headers() -> LegHeaders {
-    let request_id = HeaderValue::from_str(&random_id());
-    LegHeaders {
-        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
-        traceparent: None,
-        tracestate: None,
-        gate: None,
-        rank: None,
-        prefill_tokens: None,
-        // Kept connections may lead to the worker's process before its restart.
-        fresh: true,
-    }
+    // Kept connections may lead to the worker's process before its restart.
+    LegHeaders { fresh: true, ..LegHeaders::with_random_id() }
 }

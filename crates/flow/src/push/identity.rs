@@ -4,13 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderValue;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_api::text::random_id;
 use splitrail_engine::nixl_push::{PushEngine, PushReply};
 use splitrail_engine::vllm::hand_off_trial::prefill_body;
 use splitrail_engine::vllm::identity::TRIAL_PATH;
-use splitrail_engine_client::{Engine, NoReply, Question};
+use splitrail_engine_client::{Engine, NoReply, Question, random_request_id};
 use splitrail_fleet::{Served, Worker};
 use tokio::time::{Instant, timeout};
 
@@ -108,13 +106,11 @@ async fn ask(
     rank: Option<u32>,
     patience: Duration,
 ) -> Result<PushEngine, NoIdentity> {
-    let request_id = HeaderValue::from_str(&random_id());
-    let request_id = request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail"));
     let question = Question {
         path: TRIAL_PATH,
         body: Some(Bytes::from(prefill_body(served.name(), PROMPT))),
         rank,
-        request_id: &request_id,
+        request_id: &random_request_id(),
         max_bytes: REPLY_MAX_BYTES,
         deadline: Instant::now() + patience,
     };

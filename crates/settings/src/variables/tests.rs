@@ -10,15 +10,8 @@ use super::*;
 use crate::file::{Checked, parse_with};
 use crate::{Problems, Secret};
 
-const DIALECT: Dialect = Dialect {
-    later_keys: &[],
-    later_values: &[],
-    renamed_keys: &[],
-    variables: true,
-    secret_keys: &["key"],
-    empty: "",
-    too_large: "",
-};
+const DIALECT: Dialect =
+    Dialect { renamed_keys: &[], variables: true, secret_keys: &["key"], empty: "", too_large: "" };
 
 /// A file with values of all types.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]
