@@ -133,6 +133,11 @@ impl Raw2 {
     /// Connects, with these settings (each two bytes of name, four of value).
     pub async fn connect(address: SocketAddr, settings: &[u8]) -> Self {
         let socket = TcpStream::connect(address).await.expect("a connection");
+        Self::over(socket, settings).await
+    }
+
+    /// Begins on a connection, with these settings.
+    pub async fn over(socket: TcpStream, settings: &[u8]) -> Self {
         let (half, mut writer) = socket.into_split();
         let first = frame(kind::SETTINGS, 0, 0, settings);
         writer.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("a preface");
@@ -143,6 +148,17 @@ impl Raw2 {
     /// Writes bytes; whether the other side still takes them.
     pub async fn write(&mut self, bytes: &[u8]) -> bool {
         self.writer.write_all(bytes).await.is_ok()
+    }
+
+    /// Ends the sending direction of the connection with a FIN.
+    pub async fn finish(&mut self) {
+        self.writer.shutdown().await.expect("an open connection");
+    }
+
+    /// Ends the connection with a RST, and no FIN before it.
+    pub fn reset(self) {
+        self.writer.as_ref().set_zero_linger().expect("an open connection");
+        self.writer.forget();
     }
 
     /// The next frame; `None` once the other side has closed.

@@ -1,180 +1,252 @@
-//! Clients of HTTP/2 and gRPC that leave at each phase of a request, by a reset of the stream and
-//! by the end of the connection. `tests/tests/clients/disconnect.rs` has the same for HTTP/1.1.
+//! Clients that leave, at each phase of a request, over each protocol and in each way: many at a
+//! time, and afterwards nothing is held for any of them.
+//!
+//! `tests/tests/clients/disconnect.rs` has what else a request over HTTP/1.1 can be: not streamed, a
+//! batch, recorded.
 
-use prost::Message as _;
-use serde_json::json;
-use splitrail_sim::SimConfig;
+mod visitor;
+
+use futures_util::future::join_all;
+use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::frames::{self, Raw2, kind};
-use splitrail_tests::grpc::text_request;
-use splitrail_tests::trial::{COMPLETIONS, Trial, prompt};
+use splitrail_tests::trial::{SHORT_LEASE, Trial, prompt};
 
-const GENERATE: &str = "/splitrail.v1.FrontDoorService/Generate";
-const CANCEL: [u8; 4] = [0, 0, 0, 8];
+use visitor::{Ask, Leaving, Protocol, Visitor, WAYS};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Protocol {
-    Http2,
-    Grpc,
-}
+/// Clients that leave at the same time.
+const VISITORS: usize = 20;
+/// All clients of a phase.
+const ALL: usize = VISITORS * WAYS.len();
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaving {
-    /// The stream is reset, and its connection stays.
-    Reset,
-    /// The connection is closed.
-    Close,
-}
+/// What a request counts whose body is still arriving; docs/limits.md.
+const ARRIVING_BYTES: usize = 16 << 10;
 
-const WAYS: [(Protocol, Leaving); 4] = [
-    (Protocol::Http2, Leaving::Reset),
-    (Protocol::Http2, Leaving::Close),
-    (Protocol::Grpc, Leaving::Reset),
-    (Protocol::Grpc, Leaving::Close),
-];
-
-/// A client with one request on stream 1.
-struct Visitor(Raw2);
-
-impl Visitor {
-    /// Sends a request's head, and this share of its body.
-    async fn begin(trial: &Trial, protocol: Protocol, salt: &str, share: f64) -> Self {
-        let text = prompt(40, salt);
-        let addresses = trial.cluster.running.addresses();
-        let (address, path, content_type, body) = match protocol {
-            Protocol::Http2 => {
-                let body =
-                    json!({"model": "sim", "max_tokens": 2000, "stream": true, "prompt": text});
-                let body = body.to_string().into_bytes();
-                (addresses.http, COMPLETIONS, "application/json", body)
-            }
-            Protocol::Grpc => {
-                let mut request = text_request(&text, "");
-                request.sampling.as_mut().unwrap().max_tokens = Some(2000);
-                let message = request.encode_to_vec();
-                let length = u32::try_from(message.len()).unwrap().to_be_bytes();
-                let body = [&[0], &length[..], &message].concat();
-                (addresses.grpc.unwrap(), GENERATE, "application/grpc", body)
-            }
-        };
-        // Of the static table: POST is 3, the scheme http 6.
-        let mut head = vec![0x83, 0x86];
-        for (name, value) in [
-            (":path", path),
-            (":authority", "x"),
-            ("content-type", content_type),
-            ("te", "trailers"),
-        ] {
-            head.extend(frames::field(name, value));
-        }
-        let mut client = Raw2::connect(address, &[]).await;
-        client.write(&frames::frame(kind::HEADERS, kind::END_HEADERS, 1, &head)).await;
-        let sent = &body[..(body.len() as f64 * share) as usize];
-        let flags = if sent.len() == body.len() { kind::END_STREAM } else { 0 };
-        client.write(&frames::frame(kind::DATA, flags, 1, sent)).await;
-        Self(client)
-    }
-
-    async fn first_event(&mut self) {
-        loop {
-            let frame = self.0.next_of(1).await.expect("an event");
-            if frame.kind == kind::DATA && !frame.payload.is_empty() {
-                return;
-            }
-        }
-    }
-
-    /// Leaves; what is given back must be kept until the books are checked.
-    async fn leave(mut self, way: Leaving) -> Option<Self> {
-        match way {
-            Leaving::Reset => {
-                self.0.write(&frames::frame(kind::RST_STREAM, 0, 1, &CANCEL)).await;
-                Some(self)
-            }
-            Leaving::Close => None,
-        }
-    }
-}
+/// No step of an engine ends within a test.
+const ENDLESS_US: u64 = 600_000_000;
 
 fn one_each(engine: fn(&str, &mut SimConfig)) -> Spec {
     Spec { prefill: 1, decode: 1, engine, ..Spec::default() }
 }
 
-async fn nothing_is_left(trial: &Trial) {
+/// A completion whose prompt shares no block with another's.
+fn completion(salt: &str) -> Ask {
+    Ask::Completion(prompt(40, salt))
+}
+
+/// Clients that have sent this share of their requests.
+async fn visitors(
+    trial: &Trial,
+    protocol: Protocol,
+    ask: impl Fn(usize) -> Ask,
+    share: f64,
+) -> Vec<Visitor> {
+    let begun = (0..VISITORS).map(|place| {
+        let ask = ask(place);
+        async move { Visitor::begin(trial, protocol, &ask, share).await }
+    });
+    join_all(begun).await
+}
+
+async fn leave(visitors: Vec<Visitor>, way: Leaving) -> Vec<Option<Visitor>> {
+    join_all(visitors.into_iter().map(|visitor| visitor.leave(way))).await
+}
+
+/// Has clients send whole completions and leave once all of them are where `reached` waits for.
+async fn leave_from(trial: &Trial, mut reached: impl AsyncFnMut(&mut Vec<Visitor>)) {
+    for (turn, (protocol, way)) in WAYS.into_iter().enumerate() {
+        let ask = |place| completion(&format!("{turn}w{place}v"));
+        let mut visitors = visitors(trial, protocol, ask, 1.0).await;
+        reached(&mut visitors).await;
+        let _stays = leave(visitors, way).await;
+        nothing_is_left(trial, &format!("{protocol:?} {way:?}")).await;
+    }
+}
+
+/// Waits until all gauges of requests are back at zero.
+async fn nothing_is_left(trial: &Trial, after: &str) {
     trial.cluster.quiet().await;
     trial.nothing_is_held().await;
+    eventually(&format!("{after}: the memory of requests is given back"), async || {
+        trial.cluster.metric("splitrail_request_memory_bytes", &[]).await == 0.0
+            && trial.cluster.metric("splitrail_queue_depth", &[]).await == 0.0
+    })
+    .await;
+}
+
+/// The engines keep no block for anybody, and each client was counted as one that left.
+async fn all_have_left(trial: &Trial) {
     trial.staged_blocks_are_freed().await;
+    let cancelled = [("outcome", "cancelled")];
+    eventually("each is counted as cancelled", async || {
+        trial.cluster.metric("splitrail_requests_total", &cancelled).await == ALL as f64
+    })
+    .await;
+    assert_eq!(trial.cluster.metric("splitrail_requests_total", &[]).await, ALL as f64);
+}
+
+fn aborted(trial: &Trial, engine: &str) -> usize {
+    trial.cluster.engine(engine).state().totals.aborted as usize
+}
+
+/// Waits until an engine has the requests of all clients in hand.
+async fn all_run(trial: &Trial, engine: &str) {
+    eventually(&format!("{engine} has them all"), async || {
+        let state = trial.cluster.engine(engine).state();
+        state.running + state.waiting == VISITORS
+    })
+    .await;
+}
+
+/// Waits until so much memory is charged for the request of each client.
+async fn all_are_charged(trial: &Trial, each_bytes: usize) {
+    eventually("the router has them all", async || {
+        let charged = trial.cluster.metric("splitrail_request_memory_bytes", &[]).await;
+        charged >= (VISITORS * each_bytes) as f64
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn leaving_while_the_body_is_sent_asks_no_engine() {
-    let trial = Trial::start(one_each(|_, _| {})).await;
-    for (protocol, way) in WAYS {
-        for share in [0.0, 0.5] {
-            let visitor = Visitor::begin(&trial, protocol, "body", share).await;
-            let _stays = visitor.leave(way).await;
-            nothing_is_left(&trial).await;
+    // Nothing but the end of the client ends the wait for its body.
+    let limits = "{ body_grace: 600s, body_timeout: 600s, drain_delay: 10ms, drain_grace: 5s }";
+    let trial = Trial::start(Spec { limits, ..one_each(|_, _| {}) }).await;
+    for share in [0.0, 0.5] {
+        for (protocol, way) in WAYS {
+            let visitors = visitors(&trial, protocol, |_| completion("body"), share).await;
+            all_are_charged(&trial, ARRIVING_BYTES).await;
+            let _stays = leave(visitors, way).await;
+            nothing_is_left(&trial, &format!("{protocol:?} {way:?} {share}")).await;
         }
     }
     assert_eq!(trial.counts(["p0", "d0"]), [0, 0]);
 }
 
+/// The template takes hours for a chat of some thousand messages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaving_while_the_chat_is_rendered_asks_no_engine() {
+    const ENDLESS: &str = "{% for a in messages %}{% for b in messages %}{% for c in messages %}\
+        {% set d = c['content'] %}{% endfor %}{% endfor %}{% endfor %}x";
+    const MESSAGES: usize = 1000;
+    let files = tempfile::tempdir().unwrap();
+    let template = files.path().join("endless.jinja");
+    std::fs::write(&template, ENDLESS).unwrap();
+    let trial = Trial::start(Spec {
+        limits: "{ template_timeout: 24h, drain_delay: 10ms, drain_grace: 5s }",
+        tokenizer_keys: format!(", chat_template: {:?}", template.display().to_string()),
+        ..one_each(|_, _| {})
+    })
+    .await;
+    for (protocol, way) in WAYS {
+        let ask = |_| Ask::Chat(MESSAGES, "word ".into());
+        let visitors = visitors(&trial, protocol, ask, 1.0).await;
+        eventually("the bodies of all are complete", async || {
+            let core = trial.cluster.running.core();
+            core.serving().limits.in_flight_max - core.in_flight.free() == VISITORS
+        })
+        .await;
+        assert!(trial.cluster.running.core().live.is_empty(), "none was placed");
+        let _stays = leave(visitors, way).await;
+        nothing_is_left(&trial, &format!("{protocol:?} {way:?}")).await;
+    }
+    assert_eq!(trial.counts(["p0", "d0"]), [0, 0]);
+}
+
+#[tokio::test]
+async fn leaving_the_queue_asks_no_engine() {
+    let trial = Trial::start(Spec {
+        policy: "{ kind: predicted_ttft }",
+        model: "queue: {}\ncosts: { prefill_us_per_token: 1000 }\n".into(),
+        ..one_each(|name, config| {
+            if name == "p0" {
+                config.prefill_us_per_token = ENDLESS_US;
+            }
+        })
+    })
+    .await;
+    let first = Ask::Completion(prompt(1000, "first"));
+    let first = Visitor::begin(&trial, Protocol::Http1, &first, 1.0).await;
+    trial.until_running("p0").await;
+    let waiting = async |wanted: usize| {
+        eventually(&format!("{wanted} wait"), async || {
+            let metric = |name| trial.cluster.metric(name, &[]);
+            metric("splitrail_queue_depth").await == wanted as f64
+                && metric("splitrail_requests_in_flight").await == wanted as f64 + 1.0
+        })
+        .await;
+    };
+    for (turn, (protocol, way)) in WAYS.into_iter().enumerate() {
+        let ask = |place| completion(&format!("{turn}w{place}v"));
+        let visitors = visitors(&trial, protocol, ask, 1.0).await;
+        waiting(VISITORS).await;
+        let _stays = leave(visitors, way).await;
+        waiting(0).await;
+    }
+    assert_eq!(trial.counts(["p0", "d0"]), [1, 0]);
+    first.leave(Leaving::Reset).await;
+    nothing_is_left(&trial, "the first one has left as well").await;
+}
+
 #[tokio::test]
 async fn leaving_while_prefill_runs_ends_it() {
-    for (protocol, way) in WAYS {
-        // No step of the prefill engine ends within the test.
-        let trial = Trial::start(one_each(|name, config| {
-            if name == "p0" {
-                config.decode_us_per_step = 600_000_000;
-            }
-        }))
-        .await;
-        let visitor = Visitor::begin(&trial, protocol, "prefill", 1.0).await;
-        trial.until_running("p0").await;
-        let _stays = visitor.leave(way).await;
-        nothing_is_left(&trial).await;
-        assert_eq!(trial.cluster.engine("p0").state().totals.aborted, 1, "{protocol:?} {way:?}");
-        assert!(trial.asked("d0").is_empty(), "decode was never asked");
-    }
+    let trial = Trial::start(one_each(|name, config| {
+        if name == "p0" {
+            config.decode_us_per_step = ENDLESS_US;
+        }
+    }))
+    .await;
+    leave_from(&trial, async |_| all_run(&trial, "p0").await).await;
+    all_have_left(&trial).await;
+    assert_eq!(aborted(&trial, "p0"), ALL);
+    assert!(trial.asked("d0").is_empty(), "decode was never asked");
+}
+
+/// The decode engine has the hand-off, and fetches nothing: leases end what prefill staged.
+#[tokio::test]
+async fn leaving_between_the_legs_frees_what_prefill_staged() {
+    let trial = Trial::start(one_each(|_, config| {
+        config.lease_ms = SHORT_LEASE.as_millis() as u64;
+    }))
+    .await;
+    trial.fault("d0", FaultKind::SlowFirstByte { delay_ms: 600_000 }, None);
+    let mut asked = 0;
+    leave_from(&trial, async |_| {
+        asked += VISITORS;
+        eventually("decode is asked by all", async || trial.asked("d0").len() == asked).await;
+    })
+    .await;
+    all_have_left(&trial).await;
 }
 
 #[tokio::test]
 async fn leaving_before_the_first_token_ends_decode_and_frees_what_prefill_staged() {
-    for (protocol, way) in WAYS {
-        // No step of the decode engine ends within the test.
-        let trial = Trial::start(one_each(|name, config| {
-            if name == "d0" {
-                config.decode_us_per_step = 600_000_000;
-            }
-        }))
-        .await;
-        let visitor = Visitor::begin(&trial, protocol, "decode", 1.0).await;
-        trial.until_running("d0").await;
-        let _stays = visitor.leave(way).await;
-        nothing_is_left(&trial).await;
-        assert_eq!(trial.cluster.engine("d0").state().totals.aborted, 1, "{protocol:?} {way:?}");
-    }
-}
-
-#[tokio::test]
-async fn leaving_in_mid_stream_ends_decode() {
     let trial = Trial::start(one_each(|name, config| {
         if name == "d0" {
-            config.decode_us_per_step = 10_000;
+            config.decode_us_per_step = ENDLESS_US;
         }
     }))
     .await;
-    for (turn, (protocol, way)) in (1..).zip(WAYS) {
-        let mut visitor = Visitor::begin(&trial, protocol, &format!("stream{turn}"), 1.0).await;
-        visitor.first_event().await;
-        let _stays = visitor.leave(way).await;
-        nothing_is_left(&trial).await;
-        assert_eq!(trial.cluster.engine("d0").state().totals.aborted, turn, "{protocol:?} {way:?}");
+    leave_from(&trial, async |_| all_run(&trial, "d0").await).await;
+    all_have_left(&trial).await;
+    assert_eq!(aborted(&trial, "d0"), ALL);
+}
+
+/// At the first token, and in mid-stream.
+#[tokio::test]
+async fn leaving_once_tokens_come_ends_decode() {
+    for events in [1, 5] {
+        let trial = Trial::start(one_each(|name, config| {
+            if name == "d0" {
+                config.decode_us_per_step = 20_000;
+            }
+        }))
+        .await;
+        leave_from(&trial, async |visitors| {
+            join_all(visitors.iter_mut().map(|visitor| visitor.events(events))).await;
+        })
+        .await;
+        all_have_left(&trial).await;
+        assert_eq!(aborted(&trial, "d0"), ALL, "after {events} events");
     }
-    let cancelled = [("outcome", "cancelled")];
-    eventually("each is counted as cancelled", async || {
-        trial.cluster.metric("splitrail_requests_total", &cancelled).await == WAYS.len() as f64
-    })
-    .await;
 }
