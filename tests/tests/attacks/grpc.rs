@@ -1,5 +1,7 @@
 //! The gRPC listener: streams that stay open, malformed messages, deadlines.
 
+mod parked;
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;

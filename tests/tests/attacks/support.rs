@@ -11,6 +11,19 @@ use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::whole_reply;
 use tempfile::TempDir;
 
+/// What a stream over HTTP/1.1 takes, with its connection, in KiB; docs/limits.md.
+pub(super) const HTTP1_STREAM_KIB: u64 = 45;
+
+/// What a stream over HTTP/2 takes.
+pub(super) const HTTP2_STREAM_KIB: u64 = 27;
+
+/// What a stream over HTTP/1.1 takes whose client does not read it.
+pub(super) const UNREAD_STREAM_KIB: u64 = HTTP1_STREAM_KIB + 200;
+
+/// What may be added to a bound of resident memory for all that does not grow with requests: code
+/// that runs for the first time, metrics, and what the allocator keeps of what was given back.
+pub(super) const REST_KIB: u64 = 16 << 10;
+
 /// The router, and the engine that is written down as `w0`.
 pub(super) struct Site {
     pub(super) engine: ScriptedServer,
