@@ -32,6 +32,25 @@ impl Front {
         model: &str,
         workers: &[(&str, String)],
     ) -> Self {
+        Self::serve(limits, flow, model, workers, &[]).await
+    }
+
+    /// As [`Front::start`], with an allocator that returns what is freed to the system at once: the
+    /// peak of resident memory is then what was held at a time. Usually what is freed stays resident
+    /// for a moment.
+    pub async fn measured(limits: &str, model: &str, workers: &[String]) -> Self {
+        let workers: Vec<_> = workers.iter().map(|url| ("both", url.clone())).collect();
+        let env = [("MIMALLOC_PURGE_DELAY", "0")];
+        Self::serve(limits, "flow: aggregated", model, &workers, &env).await
+    }
+
+    async fn serve(
+        limits: &str,
+        flow: &str,
+        model: &str,
+        workers: &[(&str, String)],
+        env: &[(&str, &str)],
+    ) -> Self {
         let files = tempfile::tempdir().expect("a temporary folder");
         write_tokenizer(files.path()).expect("tokenizer files");
         let workers = (0..).zip(workers).map(|(at, (role, url))| {
@@ -53,7 +72,7 @@ models:
 {workers}"
         );
         let log = files.path().join("router.log");
-        let router = RouterProcess::serve(files.path(), &yaml, &[], &log).await;
+        let router = RouterProcess::serve(files.path(), &yaml, env, &log).await;
         let (http, admin) = (Client::new(router.http), Client::new(router.admin));
         let front = Self { router, http, admin, files };
         eventually("the router is ready", async || front.http.get("/ready").await.status == 200)

@@ -5,12 +5,13 @@ use serde_json::json;
 use splitrail_tests::canned::Canned;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::front::Front;
-use splitrail_tests::proc::memory;
+use splitrail_tests::proc::{memory, reset_peak};
 use splitrail_tests::raw_engine::{RawEngine, Turn, reply};
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::Solo;
 
-use super::{COMPLETIONS, ask, generated, no_breaker_is_open};
+use super::{COMPLETIONS, ask, completion, generated, no_breaker_is_open};
+use crate::support::{HTTP1_STREAM_KIB, REST_KIB};
 
 const LIMITS: &str = "{ engine_reply_size_max: 65536 }";
 
@@ -35,6 +36,50 @@ async fn a_reply_that_is_too_large_is_the_client_s_own_doing() {
         assert!(error["message"].as_str().unwrap().contains("limits.engine_reply_size_max"));
         assert_eq!(engine.heard().len(), asked, "it is not generated again");
     }
+    no_breaker_is_open(&front).await;
+}
+
+/// Replies that are larger than the default of `engine_reply_size_max` allows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replies_of_seventy_mebibytes_to_many_clients_take_no_more_memory_than_requests_may() {
+    const CLIENTS: usize = 40;
+    const MEMORY_MIB: u64 = 192;
+    const REPLY_BYTES: usize = 70 << 20;
+    // Where the reply ends is said by the end of the connection alone.
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n\"";
+    let post = ScriptedServer::start(move |heard| match heard.is_inference() {
+        false => ScriptedReply::json(200, "{}"),
+        true => ScriptedReply::Endless {
+            head: head.into(),
+            piece: vec![b'x'; 64 << 10],
+            max_bytes: REPLY_BYTES,
+        },
+    })
+    .await;
+    let limits = format!("{{ request_memory_max: {MEMORY_MIB}MiB }}");
+    let workers = [post.url(), post.url().replace("127.0.0.1", "localhost")];
+    let front = Front::measured(&limits, "retries: { decode: 1 }", &workers).await;
+    let asked = || post.heard().iter().filter(|heard| heard.is_inference()).count();
+    let before = memory(front.router.pid());
+    reset_peak(front.router.pid());
+    let alone = ask(&front, "x").await;
+    assert_eq!((alone.status.as_u16(), asked()), (400, 1), "{}", alone.text());
+    assert_eq!(alone.json()["error"]["code"], "reply_too_large");
+    let body = completion("x");
+    let all = join_all((0..CLIENTS).map(|_| front.http.post(COMPLETIONS, &body))).await;
+    for reply in all {
+        let code = reply.json()["error"]["code"].as_str().unwrap().to_owned();
+        let is_refused = matches!((reply.status.as_u16(), &*code), (400, "reply_too_large"))
+            || matches!((reply.status.as_u16(), &*code), (503, "overloaded"));
+        assert!(is_refused, "{} {}", reply.status, reply.text());
+    }
+    // All that is held of replies is charged to `request_memory_max`; besides, each client has a
+    // stream.
+    let allowed_kib = (MEMORY_MIB << 10) + CLIENTS as u64 * HTTP1_STREAM_KIB + REST_KIB;
+    let grown_kib = memory(front.router.pid()).peak_kib.saturating_sub(before.now_kib);
+    assert!(grown_kib < allowed_kib, "{grown_kib} KiB, where {allowed_kib} are allowed");
+    assert_eq!(asked(), CLIENTS + 1, "one attempt for each");
+    assert_eq!(front.metric("splitrail_worker_leg_failures_total", &[]).await, 0.0);
     no_breaker_is_open(&front).await;
 }
 
