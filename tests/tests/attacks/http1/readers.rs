@@ -4,11 +4,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::front::Front;
+use splitrail_tests::proc::{memory, reset_peak};
 use splitrail_tests::raw::{connect_narrow, exchange, read_slowly, request};
-use splitrail_tests::scripted_server::ScriptedReply;
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::{Solo, answer_of};
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
+
+use crate::support::{REST_KIB, UNREAD_STREAM_KIB};
 
 const COMPLETIONS: &str = "/v1/completions";
 const ANSWER_BYTES: usize = 4 << 20;
@@ -55,6 +59,54 @@ async fn a_reader_that_never_stops_and_is_never_quick_is_cut() {
     assert_eq!(solo.metric("splitrail_connections_cut_total", &slow).await, 10.0);
     let quick = exchange(solo.router.http, &completion(false)).await.unwrap();
     assert!(quick.body.len() > ANSWER_BYTES, "a quick reader gets all of it");
+}
+
+/// Their replies together are several times what requests may hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_readers_of_long_replies_take_no_more_memory_than_requests_may() {
+    const CLIENTS: usize = 60;
+    const MEMORY_MIB: u64 = 64;
+    let limits = format!(
+        "{{ write_stall: 600s, idle_timeout: 600s, reply_grace: 2s, reply_rate_min: 1MiB/s, \
+          request_memory_max: {MEMORY_MIB}MiB }}"
+    );
+    let text = "y".repeat(ANSWER_BYTES);
+    let post = ScriptedServer::start(move |heard| match heard.is_inference() {
+        true => answer_of(&text),
+        false => ScriptedReply::json(200, "{}"),
+    })
+    .await;
+    let front = Front::measured(&limits, "", &[post.url()]).await;
+    let quick = exchange(front.router.http, &completion(false)).await.unwrap();
+    assert!(quick.body.len() > ANSWER_BYTES);
+    let before = memory(front.router.pid());
+    reset_peak(front.router.pid());
+    let mut slow = JoinSet::new();
+    for _ in 0..CLIENTS {
+        let address = front.router.http;
+        slow.spawn(async move {
+            let mut socket = connect_narrow(address).await;
+            socket.write_all(&completion(false)).await.unwrap();
+            read_slowly(&mut socket, 4 << 10, Duration::from_millis(40)).await
+        });
+    }
+    for bytes in slow.join_all().await {
+        assert!(bytes < ANSWER_BYTES, "{bytes}");
+    }
+    // Replies are charged to `request_memory_max` until they are read. Besides, each client has a
+    // stream that is not read.
+    let allowed_kib = (MEMORY_MIB << 10) + CLIENTS as u64 * UNREAD_STREAM_KIB + REST_KIB;
+    let grown_kib = memory(front.router.pid()).peak_kib.saturating_sub(before.now_kib);
+    assert!(grown_kib < allowed_kib, "{grown_kib} KiB, where {allowed_kib} are allowed");
+    let slow = [("listener", "http"), ("reason", "write_pace")];
+    let cut = front.metric("splitrail_connections_cut_total", &slow).await;
+    let shed = front.metric("splitrail_shed_total", &[("reason", "request_memory")]).await;
+    assert!(cut > 0.0 && shed > 0.0, "{cut} were cut, {shed} refused");
+    assert_eq!(cut + shed, CLIENTS as f64);
+    eventually("the memory is given back", async || {
+        front.metric("splitrail_request_memory_bytes", &[]).await == 0.0
+    })
+    .await;
 }
 
 /// The time of an engine is not the client's.
