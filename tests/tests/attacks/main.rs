@@ -2,7 +2,8 @@
 //!
 //! Every test is a case that a hostile or broken client, engine, shim or operator could cause, and
 //! asserts its safe result: the status on the wire, the peak of resident memory, what an engine was
-//! sent. `docs/security.md` says what the router promises and which tests here prove it.
+//! sent. `README.md` has the forty cases and their tests; `docs/security.md` says what the router
+//! promises, and which tests prove it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod admin;
@@ -22,6 +23,7 @@ mod http2_frames;
 mod json;
 mod leaving;
 mod memory;
+mod oracle;
 mod publishers;
 mod reloads;
 mod security;
