@@ -337,14 +337,16 @@ impl Relay<'_> {
             return Ok(());
         }
         let label = self.model.label(&self.slot.token).await.ok().flatten();
+        let mut fetched = Ok(());
         if let Some(label) = label.filter(|label| self.is_usable(label)) {
-            return self.fetch(&label).await;
+            // What cannot be read stays there until the shim stores another in its place.
+            fetched = self.fetch(&label).await;
         }
         // A shim that has just started is about to store a snapshot.
         let has_begun = self.latest.borrow().sequence.is_some();
-        let Some(need) = &mut self.need else { return Ok(()) };
+        let Some(need) = &mut self.need else { return fetched };
         if !has_begun && now < need.since + OVERDUE {
-            return Ok(());
+            return fetched;
         }
         if need.asked_at.is_none_or(|at| now >= at + REQUEST_INTERVAL) {
             need.asked_at = Some(now);
@@ -353,7 +355,7 @@ impl Relay<'_> {
             let subject = names::ask(&self.model.name, &self.hello.worker_id);
             self.model.ask(subject, &reason).await;
         }
-        Ok(())
+        fetched
     }
 
     /// Whether the waiting or the next messages follow a snapshot without a gap.
