@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
+use splitrail_sim::KvConnector;
 use splitrail_tests::grpc::{front_door, text_request};
 use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply};
 use splitrail_tests::solo::{Solo, whole_reply};
@@ -325,4 +326,25 @@ async fn other_salts_find_nothing_on_any_endpoint() {
             cluster.settle().await;
         }
     }
+}
+
+/// SGLang ignores the salt there, and would share the blocks.
+#[tokio::test]
+async fn a_salt_is_refused_where_sglang_has_none() {
+    let connector = KvConnector::Sglang;
+    let cluster =
+        Cluster::start(Spec { prefill: 1, decode: 1, connector, ..Spec::default() }).await;
+    let messages = dialect::request(dialect::MESSAGES, "a secret", 2);
+    let embeddings = json!({"model": "sim", "input": "a secret"});
+    for (path, mut body) in [(dialect::MESSAGES, messages), ("/v1/embeddings", embeddings)] {
+        body["cache_salt"] = "a".into();
+        let reply = cluster.http.post(path, &body).await;
+        assert_eq!(reply.status, 400, "{path}: {}", reply.text());
+        // Its pairs serve no message at all.
+        let says = |why: &str| reply.text().contains(why);
+        assert!(says("no `cache_salt`") || says("cannot serve"), "{path}: {}", reply.text());
+    }
+    let asked = cluster.engines.iter().flat_map(|(_, engine)| engine.requests());
+    let secrets = asked.filter(|seen| seen.body.to_string().contains("a secret"));
+    assert_eq!(secrets.count(), 0, "no engine was asked");
 }
