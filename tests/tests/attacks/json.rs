@@ -163,6 +163,9 @@ fn steering() -> Vec<(Expected, String)> {
             }
             let hidden = format!("\"{}\":1,\"z\":1", escaped(name));
             bodies.push((Either, format!("{{%,\"{carrier}\":{{{hidden}}}}}")));
+            bodies.push((Either, format!("{{%,\"{carrier}\":[{{{member}}}]}}")));
+            bodies.push((Either, format!("{{%,\"{carrier}\":{{\"a\":[[{{{member}}}]]}}}}")));
+            bodies.push((Either, format!("{{%,\"{carrier}\":{}}}", Value::from(&*member))));
             bodies.push((Either, format!("{{%,\"{}\":{{{member}}}}}", escaped(carrier))));
         }
     }
@@ -254,8 +257,21 @@ fn forbidden(body: &Json, found: &mut Vec<String>) {
             found.push(name.clone());
         }
         if CARRIERS.contains(&name.as_str()) {
-            forbidden(value, found);
+            within_carrier(value, found);
         }
+    }
+}
+
+/// The same of a value within a carrier, however deep.
+fn within_carrier(value: &Json, found: &mut Vec<String>) {
+    if let Json::Array(items) = value {
+        items.iter().for_each(|item| within_carrier(item, found));
+    }
+    for (name, value) in value.members() {
+        if FORBIDDEN.contains(&name.as_str()) {
+            found.push(name.clone());
+        }
+        within_carrier(value, found);
     }
 }
 

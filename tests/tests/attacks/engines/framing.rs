@@ -156,7 +156,7 @@ fn heads(table: &mut Table) {
     table.add(Refused, "a NUL in a field", framed_as(&body, "x: a\0b\r\n"));
     table.add(Both, "bare line ends", good.replace("\r\n", "\n"));
     table.add(Both, "a folded field", framed_as(&body, "x: a\r\n b\r\n"));
-    for at in (1..JSON.len()).step_by(9) {
+    for at in 1..JSON.len() {
         table.add_last(Refused, &format!("the end after {at} bytes"), &good[..at]);
     }
 }

@@ -11,8 +11,10 @@ const COMPLETIONS: &str = "/v1/completions";
 
 /// Requests at a time.
 const AT_ONCE: u32 = 10;
-/// Ten times what a client may cancel without having as many answered.
-const ROUNDS: u32 = 100;
+/// What a client may cancel without having as many answered.
+const CANCELLED_MAX: u32 = 100;
+/// Ten times as many, all together.
+const ROUNDS: u32 = 10 * CANCELLED_MAX / AT_ONCE;
 
 /// Reads until the engine has so many requests; whether the router has ended the connection.
 async fn ended_before(client: &mut Raw2, solo: &Solo, requests: usize) -> bool {
@@ -46,18 +48,23 @@ async fn requests_with_trailers_that_are_always_cancelled_end_in_a_goaway() {
     };
     let cancel = |stream: u32| frames::frame(kind::RST_STREAM, 0, stream, &[0, 0, 0, 8]);
     let mut client = Raw2::connect(solo.router.http, &[]).await;
-    let mut ended = false;
+    let (mut ended, mut cancelled) = (false, 0);
     for round in 0..ROUNDS {
         let streams = || (0..AT_ONCE).map(|i| 2 * (round * AT_ONCE + i) + 1);
         client.write(&streams().flat_map(ask).collect::<Vec<_>>()).await;
         ended = ended_before(&mut client, &solo, AT_ONCE as usize).await;
         client.write(&streams().flat_map(cancel).collect::<Vec<_>>()).await;
+        cancelled += AT_ONCE;
         ended = ended || ended_before(&mut client, &solo, 0).await;
         if ended {
             break;
         }
     }
-    assert!(ended, "{} cancelled requests", ROUNDS * AT_ONCE);
+    assert!(ended, "{cancelled} cancelled requests");
+    // The end comes with the round that is too much, or with the next one.
+    assert!(cancelled <= CANCELLED_MAX + 2 * AT_ONCE, "{cancelled} cancelled requests");
+    let flood = [("listener", "http"), ("reason", "flood")];
+    assert_eq!(solo.metric("splitrail_connections_cut_total", &flood).await, 1.0);
     let after = json!({"model": "sim", "max_tokens": 4, "prompt": "a"});
     assert_eq!(solo.http.post(COMPLETIONS, &after).await.status, 200);
 }

@@ -125,6 +125,7 @@ async fn no_object_inside_a_body_has_very_many_members() {
     let solo = Solo::start("{}", |_| whole_reply()).await;
     let many = format!("{{\"a\":1{}}}", members("x", 150_000));
     let cases = [
+        (COMPLETIONS, format!(r#""prompt":"a"{}"#, members("x", 150_000))),
         (COMPLETIONS, format!(r#""prompt":"a","stream":true,"stream_options":{many}"#)),
         (COMPLETIONS, format!(r#""prompt":"a","vllm_xargs":{many}"#)),
         ("/v1/chat/completions", format!(r#""messages":[{{"role":"user","content":{many}}}]"#)),

@@ -48,24 +48,32 @@ async fn a_template_that_takes_too_long_is_given_up_and_its_request_served() {
     assert_eq!(unknown, 1.0, "it was placed by load alone");
 }
 
-/// A router at work on a chat that takes hours, and the client that waits for it.
-async fn rendering() -> (Solo, TcpStream) {
+/// A router at work on chats that take hours, and the clients that wait for them.
+async fn rendering(clients: usize) -> (Solo, Vec<TcpStream>) {
     let limits = "{ template_timeout: 24h, drain_delay: 10ms, drain_grace: 1h }";
     let solo = Solo::with_template(limits, ENDLESS, |_| whole_reply()).await;
-    let mut client = TcpStream::connect(solo.router.http).await.unwrap();
-    client.write_all(&request("POST", CHAT, &[], chat(4000, 1000).as_bytes())).await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..clients {
+        let mut client = TcpStream::connect(solo.router.http).await.unwrap();
+        client.write_all(&request("POST", CHAT, &[], chat(4000, 1000).as_bytes())).await.unwrap();
+        waiting.push(client);
+    }
     let before = processor_time(solo.router.pid());
     eventually("the template is rendered", async || {
         processor_time(solo.router.pid()) >= before + Duration::from_secs(1)
     })
     .await;
-    (solo, client)
+    (solo, waiting)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_template_is_given_up_when_its_client_leaves() {
-    let (solo, client) = rendering().await;
-    drop(client);
+async fn templates_are_given_up_when_their_clients_leave_and_others_are_served_meanwhile() {
+    let (solo, clients) = rendering(6).await;
+    let other = Client::new(solo.router.http);
+    for _ in 0..3 {
+        assert_eq!(other.post_with(CHAT, &[], chat(1, 20_000)).await.status, 200);
+    }
+    drop(clients);
     eventually("the router rests", async || {
         let before = processor_time(solo.router.pid());
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -78,7 +86,7 @@ async fn a_template_is_given_up_when_its_client_leaves() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_stop_signal_waits_for_no_template() {
-    let (solo, _client) = rendering().await;
+    let (solo, _clients) = rendering(1).await;
     solo.router.signal("TERM");
     let refuses = async || TcpStream::connect(solo.router.http).await.is_err();
     eventually("it drains, and accepts no connection", refuses).await;

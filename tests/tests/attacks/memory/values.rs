@@ -1,6 +1,7 @@
 //! Lists of very many small values: nothing is built of what the router does not read, and what it
 //! reads is charged before it is built.
 
+use futures_util::future::join_all;
 use prost::Message;
 use serde_json::json;
 use splitrail_proto::v1;
@@ -23,12 +24,14 @@ fn list(item: &str, count: usize) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_that_no_template_reads_become_no_values() {
     let solo = Solo::start("{}", |_| whole_reply()).await;
-    for item in ["0", "[]", "{}"] {
+    for (item, clients) in [("0", 1), ("[]", 1), ("{}", 1), ("0", 8)] {
         let body = chat(&format!(r#","x":{}"#, list(item, 1_000_000)));
-        let body_mib = body.len() as u64 >> 20;
+        let body_mib = (clients * body.len() as u64) >> 20;
         let peak = peak_mib(&solo, async {
-            let reply = solo.http.post_with(CHAT, &[], body).await;
-            assert_eq!(reply.status, 200, "{}", reply.text());
+            let asked = (0..clients).map(|_| solo.http.post_with(CHAT, &[], body.clone()));
+            for reply in join_all(asked).await {
+                assert_eq!(reply.status, 200, "{}", reply.text());
+            }
         })
         .await;
         // As values, they are 60 MiB and more.
