@@ -53,6 +53,51 @@ pub(super) fn stale_names(table: &str, sources: &Texts) -> Vec<String> {
     stale.map(str::to_owned).collect()
 }
 
+/// A row of a table of cases: its number, and what it names as proof.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) number: usize,
+    /// A file, and the name of a test in it.
+    pub(super) tests: Vec<(String, String)>,
+}
+
+/// The rows of a table that begin with a number. Of their last cell, a word in backticks that ends in
+/// `.rs` is a file, and every other one is a test in the file before it.
+pub(super) fn cases(document: &str) -> Vec<Case> {
+    let rows = document.lines().filter_map(|line| {
+        let cells: Vec<&str> = line.strip_prefix('|')?.trim_end_matches('|').split('|').collect();
+        let number = cells.first()?.trim().parse().ok()?;
+        let mut case = Case { number, ..Case::default() };
+        let mut file = "";
+        for word in cells.last()?.split('`').skip(1).step_by(2) {
+            match word.ends_with(".rs") {
+                true => file = word,
+                false => case.tests.push((file.to_owned(), word.to_owned())),
+            }
+        }
+        Some(case)
+    });
+    rows.collect()
+}
+
+/// The names of the tests of a Rust source: functions after an attribute that ends in `test`, or in
+/// `test` with arguments.
+pub(super) fn tests(text: &str) -> BTreeSet<&str> {
+    let mut tests = BTreeSet::new();
+    let mut is_test = false;
+    for line in text.lines().map(str::trim) {
+        if let Some(attribute) = line.strip_prefix("#[") {
+            let name = attribute.split(['(', ']']).next().unwrap_or_default();
+            is_test |= name == "test" || name.ends_with("::test");
+        } else if !line.starts_with("//") {
+            let names = if is_test { functions(line).next() } else { None };
+            tests.extend(names);
+            is_test = false;
+        }
+    }
+    tests
+}
+
 /// The names of the functions of a Rust source.
 pub(super) fn functions(text: &str) -> impl Iterator<Item = &str> {
     text.split("fn ").skip(1).filter_map(|rest| {
@@ -190,6 +235,25 @@ mod tests {
                         `tests/a_b_c_d.rs`, `some_module`.\nTest: `nor_is_this_one`.\n";
         let found = unknown_tests(document, &BTreeSet::from(["one_that_is_there"]));
         assert_eq!(found, ["one_that_is_not", "nor_is_this_one"]);
+    }
+
+    #[test]
+    fn a_table_of_cases_names_files_and_their_tests() {
+        let table = "| case | safe | tests |\n|---|---|---|\n| 1 | `a.rs` | `a/b.rs`: `c`, `d`; \
+                     `e.rs`: `f` |\n| 2 | x | none |\n";
+        let named = |tests: &[(&str, &str)]| {
+            tests.iter().map(|(file, test)| ((*file).to_owned(), (*test).to_owned())).collect()
+        };
+        let first = named(&[("a/b.rs", "c"), ("a/b.rs", "d"), ("e.rs", "f")]);
+        let both = [Case { number: 1, tests: first }, Case { number: 2, tests: Vec::new() }];
+        assert_eq!(cases(table), both);
+    }
+
+    #[test]
+    fn only_functions_that_are_tests_are_found() {
+        let source = "#[test]\nfn a() {}\n#[tokio::test(flavor = \"x\")]\n#[allow(y)]\n\
+                      /// Says.\n    async fn b() {}\nfn c() {}\n#[allow(x)]\nfn d() {}\n";
+        assert_eq!(tests(source), BTreeSet::from(["a", "b"]));
     }
 
     #[test]

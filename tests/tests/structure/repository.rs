@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::documents::{Texts, broken_links, functions, stale_names, unknown_tests};
+use super::documents::{Texts, broken_links, cases, functions, stale_names, tests, unknown_tests};
 use super::imports::imports;
 use super::rules::{
     CRATE_MAX_LINES, Dependencies, FILE_MAX_LINES, impure, long_functions, table, too_long,
@@ -160,6 +160,23 @@ fn tests_that_documents_name_exist() {
     assert!(unknown.is_empty(), "docs/security.md names tests that do not exist: {unknown:#?}");
     let stale = stale_names(&read("tests/renamed-tests.tsv"), &sources);
     assert!(stale.is_empty(), "rows of tests/renamed-tests.tsv without a test: {stale:#?}");
+}
+
+#[test]
+fn each_of_the_forty_cases_of_attack_has_a_test() {
+    const FOLDER: &str = "tests/tests/attacks";
+    let read = |file: &str| std::fs::read_to_string(root().join(file)).ok();
+    let cases = cases(&read(&format!("{FOLDER}/README.md")).unwrap());
+    assert!(cases.iter().map(|case| case.number).eq(1..=40), "{cases:#?}");
+    let without: Vec<_> = cases.iter().filter(|case| case.tests.is_empty()).collect();
+    assert!(without.is_empty(), "cases without a test: {without:#?}");
+    let missing = cases.iter().flat_map(|case| &case.tests).filter(|(file, test)| {
+        // The files of the suite are named as they lie in its folder.
+        let text = read(&format!("{FOLDER}/{file}")).or_else(|| read(file));
+        !text.is_some_and(|text| tests(&text).contains(&**test))
+    });
+    let missing: Vec<_> = missing.collect();
+    assert!(missing.is_empty(), "{FOLDER}/README.md names tests that do not exist: {missing:#?}");
 }
 
 #[test]
