@@ -40,11 +40,13 @@ pub(super) enum Ending {
 pub(super) enum Proof {
     /// The replica has not replied to the last question.
     Unknown,
-    /// The replica has no requests on the worker, and knows no hand-off from it that may still be fetched.
+    /// The replica has no requests on the worker, and none of its requests can still fetch a hand-off
+    /// from it.
     NoRequests,
     /// The replica still had this number of requests on the worker when the time was over.
     Requests(u64),
-    /// Requests that were prefilled on the worker may still fetch their hand-offs.
+    /// The replica has no requests on the worker, but requests that were prefilled there may still
+    /// fetch their hand-offs.
     HandOffs,
     /// The replica cannot be asked any more.
     Gone(AskError),
@@ -85,11 +87,11 @@ struct Watched {
     silent_rounds: u32,
     /// Whether it was said that the worker still gets requests.
     is_warned: bool,
+    /// The ids of the requests that may still fetch hand-offs from the worker. `None` while the
+    /// worker has requests, and until the replica has said which requests are in flight.
+    fetching: Option<BTreeSet<String>>,
     proof: Proof,
 }
-
-/// The ids of requests that are in flight, by the place of their replica.
-type InFlight = BTreeSet<(usize, String)>;
 
 /// Waits for one worker.
 pub(super) struct Wait<'w> {
@@ -100,9 +102,10 @@ pub(super) struct Wait<'w> {
     shows_progress: bool,
     /// The total that was shown last, and when.
     shown: Option<(u64, Instant)>,
-    /// Requests that may still fetch hand-offs from the worker, and until when. `None` while the
-    /// worker has requests.
-    fetching: Option<(InFlight, Instant)>,
+    /// Since when the worker has no requests. `None` while it has some.
+    idle_since: Option<Instant>,
+    /// The longest lease of the model on the replicas. `None` until all of them have told theirs.
+    lease: Option<Duration>,
 }
 
 impl<'w> Wait<'w> {
@@ -116,10 +119,11 @@ impl<'w> Wait<'w> {
             replica: replica.clone(),
             silent_rounds: 0,
             is_warned: false,
+            fetching: None,
             proof: Proof::Unknown,
         };
         let watched = replicas.iter().map(watched).collect();
-        Self { watched, model, id, shows_progress, shown: None, fetching: None }
+        Self { watched, model, id, shows_progress, shown: None, idle_since: None, lease: None }
     }
 
     /// Waits for at most `time_max`, or until `interrupted`.
@@ -151,22 +155,25 @@ impl<'w> Wait<'w> {
         let asked: Vec<usize> =
             (0..self.watched.len()).filter(|at| !self.watched[*at].proof.is_final()).collect();
         let replicas: Vec<_> = asked.iter().map(|at| self.watched[*at].replica.clone()).collect();
-        let mut prefills = false;
         for (at, reply) in asked.iter().zip(ask_all(&replicas, workers).await) {
-            prefills |= self.note(*at, reply);
+            self.note(*at, reply);
         }
-        let open = self.watched.iter().filter(|one| !one.proof.is_final());
-        let waits = open.clone().any(|one| !one.proof.is_proved());
         self.show_progress();
-        if waits {
-            self.fetching = None;
+        let open = || self.watched.iter().filter(|one| !one.proof.is_final());
+        if open().any(|one| !matches!(one.proof, Proof::NoRequests | Proof::HandOffs)) {
+            self.idle_since = None;
+            self.watched.iter_mut().for_each(|one| one.fetching = None);
             return false;
         }
-        !prefills || self.are_hand_offs_over().await
+        if open().any(|one| matches!(one.proof, Proof::HandOffs)) {
+            self.look_for_hand_offs().await;
+        }
+        self.watched.iter().all(|one| one.proof.is_final() || one.proof.is_proved())
     }
 
-    /// Notes what a replica says. Returns whether the worker may have handed something over there.
-    fn note(&mut self, at: usize, reply: Result<Vec<WorkerSnapshot>, AskError>) -> bool {
+    /// Notes what a replica says. That a prefill worker has no requests does not prove that its
+    /// hand-offs were fetched.
+    fn note(&mut self, at: usize, reply: Result<Vec<WorkerSnapshot>, AskError>) {
         let one = &mut self.watched[at];
         let list = match reply {
             Ok(list) => list,
@@ -180,7 +187,7 @@ impl<'w> Wait<'w> {
                 } else {
                     one.proof = Proof::Unknown;
                 }
-                return false;
+                return;
             }
         };
         one.silent_rounds = 0;
@@ -199,43 +206,47 @@ impl<'w> Wait<'w> {
             None => Proof::Left,
             Some(worker) if worker.state != "draining" => Proof::Undrained,
             Some(worker) if worker.requests > 0 => Proof::Requests(worker.requests),
-            Some(_) => Proof::NoRequests,
+            Some(worker) if worker.role == "decode" => Proof::NoRequests,
+            Some(_) => Proof::HandOffs,
         };
-        worker.is_some_and(|worker| worker.role != "decode")
     }
 
-    /// Whether no hand-off of the worker can be fetched any more: the requests that were in flight
-    /// when the worker had none have ended, or the lease has passed.
-    async fn are_hand_offs_over(&mut self) -> bool {
-        let replicas: Vec<_> = self.watched.iter().map(|one| one.replica.clone()).collect();
-        let open: Vec<bool> = self.watched.iter().map(|one| !one.proof.is_final()).collect();
+    /// Finds out on which replicas no hand-off of the worker can be fetched any more: the requests
+    /// that were in flight when the worker had none have ended, or the lease has passed. A replica
+    /// that does not answer is asked again in the next round.
+    async fn look_for_hand_offs(&mut self) {
+        let idle_since = *self.idle_since.get_or_insert_with(Instant::now);
         let now = Instant::now();
-        let live =
+        let open: Vec<usize> = (0..self.watched.len())
+            .filter(|at| matches!(self.watched[*at].proof, Proof::HandOffs))
+            .collect();
+        let replicas: Vec<_> = open.iter().map(|at| self.watched[*at].replica.clone()).collect();
+        let replies =
             ask_all(&replicas, async |replica: Replica| replica.get("/admin/requests").await).await;
-        let mut in_flight = InFlight::new();
-        for (at, reply) in live.iter().enumerate().filter(|(at, _)| open[*at]) {
-            // A replica that does not answer is asked again in the next round.
-            let Ok(reply) = reply else { return false };
-            in_flight.extend(ids(reply, self.model).map(|id| (at, id)));
+        for (at, reply) in open.iter().zip(&replies) {
+            let Ok(reply) = reply else { continue };
+            let mut in_flight: BTreeSet<String> = ids(reply, self.model).collect();
+            let one = &mut self.watched[*at];
+            if let Some(before) = &one.fetching {
+                in_flight.retain(|id| before.contains(id));
+            }
+            one.fetching = Some(in_flight);
         }
-        let (before, until) = match self.fetching.take() {
-            Some(before) => before,
-            None => (in_flight.clone(), now + self.lease(&replicas, &open).await),
-        };
-        let left: InFlight = before.intersection(&in_flight).cloned().collect();
-        if left.is_empty() || now >= until {
-            return true;
+        let is_fetched = |one: &Watched| one.fetching.as_ref().is_some_and(BTreeSet::is_empty);
+        if self.lease.is_none() && open.iter().any(|at| !is_fetched(&self.watched[*at])) {
+            self.lease = self.lease(&replicas).await;
         }
-        let waiting: BTreeSet<usize> = left.iter().map(|(at, _)| *at).collect();
-        for at in waiting {
-            self.watched[at].proof = Proof::HandOffs;
+        let has_passed = self.lease.is_some_and(|lease| now >= idle_since + lease);
+        for at in open {
+            let one = &mut self.watched[at];
+            if has_passed || is_fetched(one) {
+                one.proof = Proof::NoRequests;
+            }
         }
-        self.fetching = Some((left, until));
-        false
     }
 
-    /// The longest lease of the model on the replicas.
-    async fn lease(&self, replicas: &[Replica], open: &[bool]) -> Duration {
+    /// The longest lease of the model on the replicas; `None` if one of them does not say it.
+    async fn lease(&self, replicas: &[Replica]) -> Option<Duration> {
         /// What the configuration has by default.
         const DEFAULT: Duration = Duration::from_secs(30);
         let configs =
@@ -248,10 +259,12 @@ impl<'w> Wait<'w> {
                 false => parse_duration(model["lease"].as_str()?).ok(),
             }
         };
-        let asked = configs.iter().zip(open).filter(|(_, is_open)| **is_open);
-        let leases =
-            asked.map(|(config, _)| config.as_ref().ok().and_then(of_config).unwrap_or(DEFAULT));
-        leases.max().unwrap_or(DEFAULT)
+        let mut longest = None;
+        for config in &configs {
+            let lease = of_config(config.as_ref().ok()?).unwrap_or(DEFAULT);
+            longest = longest.max(Some(lease));
+        }
+        longest
     }
 
     fn show_progress(&mut self) {

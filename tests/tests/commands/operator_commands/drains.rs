@@ -3,9 +3,11 @@
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
+use serde_json::json;
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::proc::signal;
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 
 use super::support::{Ran, Routers, command, run};
 
@@ -191,4 +193,23 @@ async fn a_wait_notices_that_the_worker_was_undrained() {
     let ended = waiting.ended().await;
     assert_eq!(ended.code, 75, "{ended:?}");
     assert!(ended.stdout.contains(&format!("{busy} is back in service")), "{ended:?}");
+}
+
+#[tokio::test]
+async fn a_wait_proves_nothing_for_a_router_that_does_not_say_which_requests_are_in_flight() {
+    let worker = json!({ "model": "sim", "id": "p0", "role": "prefill", "state": "draining" });
+    let router = ScriptedServer::start(move |request| match &*request.target {
+        "/admin/workers/p0/drain" => {
+            ScriptedReply::json(200, &json!({"worker": worker}).to_string())
+        }
+        "/admin/workers" => ScriptedReply::json(200, &json!({"workers": [worker]}).to_string()),
+        _ => ScriptedReply::Held { first: Vec::new(), last: Vec::new() },
+    })
+    .await;
+    let late = run(&["drain", "p0", "--wait", "2s", "--admin", &router.url()]).await;
+    assert_eq!(late.code, 75, "{late:?}");
+    assert!(late.stdout.contains("hand-offs from p0 may still be fetched"), "{late:?}");
+    assert!(!late.stdout.contains("can be stopped"), "{late:?}");
+    let asked = router.heard().iter().any(|request| request.target == "/admin/requests");
+    assert!(asked, "the wait has not come to the requests in flight");
 }
