@@ -1,4 +1,4 @@
-//! `splitrail explain`: asks a running router for the reasons of a request's placement.
+//! `splitrail explain`: asks running routers for the reasons of a request's placement.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,9 +8,10 @@ use bytes::Bytes;
 use clap::{ArgGroup, Args};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::Value;
-use splitrail_settings::command::{Failure, Paint, exit};
+use splitrail_settings::command::{Failure, Paint, exit, print_error};
 
-use crate::admin::{AdminArgs, AskErrorKind, Replica, percent_encoded};
+use crate::admin::{AdminArgs, AskError, AskErrorKind, Replica, percent_encoded};
+use crate::cluster::{ask_all, worst_code};
 
 mod table;
 
@@ -44,7 +45,7 @@ pub(crate) struct ExplainArgs {
     admin: AdminArgs,
 }
 
-/// Asks the router, and returns the text to print.
+/// Asks the routers, and returns the text to print.
 pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
     let body = match &args.request {
         Some(path) => read_body(path).map_err(|error| {
@@ -55,13 +56,15 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
     let path = path(&args);
     let headers: HeaderMap = args.header.into_iter().collect();
     let replicas = args.admin.replicas().await?;
-    let reply = first_reply(&replicas, &path, &headers, body.into()).await?;
+    let replies = ask(&replicas, &path, &headers, body.into()).await;
+    let Found { reply, not_asked } = find(&replicas, replies, args.request_id.is_some())?;
     if args.json {
+        not_asked.iter().for_each(|line| print_error(line));
         return Ok(format!("{reply:#}"));
     }
     let mut text = String::new();
     table::write(&mut text, &reply, Paint::of_stdout());
-    Ok(text)
+    Ok([&[text.trim_end().to_owned()], &not_asked[..]].concat().join("\n"))
 }
 
 /// The content of a file; `-` is standard input.
@@ -88,30 +91,71 @@ fn path(args: &ExplainArgs) -> String {
     format!("/admin/explain?{}", query.join("&"))
 }
 
-/// The reply of the first replica that has one. A request is known to the replica that served it.
-async fn first_reply(
+/// The replies of all replicas, which are asked at the same time.
+async fn ask(
     replicas: &[Replica],
     path: &str,
     headers: &HeaderMap,
     body: Bytes,
-) -> Result<Value, Failure> {
-    let mut refusal = None;
-    for replica in replicas {
-        let reply = replica.send(Method::POST, path, headers.clone(), body.clone()).await;
-        let reply = reply.and_then(|reply| {
+) -> Vec<Result<Value, AskError>> {
+    ask_all(replicas, |replica| {
+        let (path, headers, body) = (path.to_owned(), headers.clone(), body.clone());
+        async move {
+            let reply = replica.send(Method::POST, &path, headers, body).await?;
             replica.member(&reply, "dry_run")?;
             Ok(reply)
-        });
+        }
+    })
+    .await
+}
+
+/// An explanation.
+struct Found {
+    /// The reply of the first replica that has one.
+    reply: Value,
+    /// A line for each replica that could not be asked.
+    not_asked: Vec<String>,
+}
+
+/// Finds the reply of the first replica that has one. A past request (`is_past`) is known to the
+/// replica that served it.
+///
+/// # Errors
+/// No replica has a reply. A refusal is told before a replica that could not be asked, but decides
+/// the exit code only if that replica cannot know more.
+fn find(
+    replicas: &[Replica],
+    replies: Vec<Result<Value, AskError>>,
+    is_past: bool,
+) -> Result<Found, Failure> {
+    let (mut found, mut refusal, mut missing) = (None, None, Vec::new());
+    for (replica, reply) in replicas.iter().zip(replies) {
         match reply {
-            Ok(reply) => return Ok(reply),
-            // A refusal says more than a replica that is not there.
-            Err(error) if error.kind == AskErrorKind::Refused || refusal.is_none() => {
-                refusal = Some(error);
+            Ok(reply) => found = found.or(Some(reply)),
+            Err(error) if error.kind == AskErrorKind::Refused => {
+                refusal = refusal.or(Some(error));
             }
-            Err(_) => {}
+            Err(error) => missing.push((replica.name(), error)),
         }
     }
-    Err(refusal.map_or_else(|| Failure::new(exit::USAGE, "no router is named"), Failure::from))
+    let line =
+        |(name, error): &(String, AskError)| format!("not asked: {name} ({})", error.message());
+    let lines = |missing: &[(String, AskError)]| missing.iter().map(line).collect::<Vec<_>>();
+    if let Some(reply) = found {
+        return Ok(Found { reply, not_asked: lines(&missing) });
+    }
+    let errors = || missing.iter().map(|(_, error)| error);
+    let (code, said, others) = match (&refusal, &missing[..]) {
+        (None, []) => return Err(Failure::new(exit::USAGE, "no router is named")),
+        (None, [(_, first), others @ ..]) => {
+            (worst_code(errors(), exit::UNAVAILABLE), first.to_string(), others)
+        }
+        (Some(refusal), all) if is_past => {
+            (worst_code(errors(), refusal.exit_code()), refusal.to_string(), all)
+        }
+        (Some(refusal), all) => (refusal.exit_code(), refusal.to_string(), all),
+    };
+    Err(Failure::new(code, [&[said], &lines(others)[..]].concat().join("\n")))
 }
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {

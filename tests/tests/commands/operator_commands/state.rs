@@ -2,8 +2,11 @@
 
 use serde_json::json;
 use splitrail_tests::Client;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::ports::HeldPort;
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
+use tokio::task::JoinSet;
 
 use super::support::{ADMIN, Routers, command, run};
 
@@ -156,6 +159,58 @@ async fn explain_finds_the_router_that_served_a_request() {
     assert!(explained.stdout.contains("served-by-the-second"), "{explained:?}");
     let unknown = run(&["explain", "--request-id", "x", "--admin", &routers.admins()]).await;
     assert_eq!(unknown.code, 65, "{unknown:?}");
+}
+
+#[tokio::test]
+async fn explain_names_a_router_that_cannot_be_asked_and_may_know_the_request() {
+    let routers = Routers::start(1).await;
+    let http = Client::new(routers.routers[0].http);
+    let headers = [("content-type", "application/json"), ("x-request-id", "served")];
+    let body = completion(&prompt(40, "explained")).to_string();
+    assert_eq!(http.post_with(COMPLETIONS, &headers, body).await.status, 200);
+    let held = HeldPort::take();
+    let gone = held.address().to_string();
+    let admins = format!("{gone},{}", routers.admins());
+    let line = format!("not asked: {gone} (nothing listens at {gone})");
+    let explained = run(&["explain", "--request-id", "served", "--admin", &admins]).await;
+    assert_eq!(explained.code, 0, "{explained:?}");
+    assert!(explained.stdout.lines().any(|one| one == line), "{explained:?}");
+    let json = run(&["explain", "--request-id", "served", "--admin", &admins, "--json"]).await;
+    assert_eq!(json.json()["dry_run"], false, "{json:?}");
+    assert!(json.stderr.contains(&line), "{json:?}");
+    // The router that cannot be asked may have served the request.
+    let unknown = run(&["explain", "--request-id", "x", "--admin", &admins]).await;
+    assert_eq!(unknown.code, 69, "{unknown:?}");
+    assert!(unknown.stderr.contains(&line), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn explain_asks_all_routers_at_the_same_time() {
+    let reply = json!({
+        "dry_run": true,
+        "explanation": {"model": "m", "endpoint": "chat", "policy": {"kind": "p"}, "prompts": []},
+    })
+    .to_string();
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        reply.len()
+    );
+    let last = (head + &reply).into_bytes();
+    let slow =
+        ScriptedServer::start(move |_| ScriptedReply::Held { first: vec![], last: last.clone() })
+            .await;
+    let other = ScriptedServer::start(|_| ScriptedReply::json(404, "{}")).await;
+    let admins = format!("{},{}", slow.url(), other.url());
+    let arguments = ["explain", "--request-id", "x", "--admin", &admins].map(str::to_owned);
+    let mut explaining = JoinSet::new();
+    explaining.spawn(async move { run(&arguments.each_ref().map(String::as_str)).await });
+    eventually("the second router is asked while the first one is silent", async || {
+        slow.open() == 1 && other.heard().len() == 1
+    })
+    .await;
+    slow.release();
+    let explained = explaining.join_next().await.unwrap().unwrap();
+    assert_eq!(explained.code, 0, "{explained:?}");
 }
 
 #[tokio::test]
