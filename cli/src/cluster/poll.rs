@@ -19,10 +19,7 @@ pub(crate) async fn snapshot(replica: Replica) -> Result<ReplicaState, AskError>
         replica.get("/admin/models"),
     );
     let metrics = MetricsText::read(&text?);
-    let mut workers: Vec<WorkerSnapshot> = members(replica.member(&workers?, "workers")?);
-    for worker in &mut workers {
-        add_events(worker, &metrics);
-    }
+    let workers: Vec<WorkerSnapshot> = members(replica.member(&workers?, "workers")?);
     let mut models: Vec<ModelSnapshot> = members(replica.member(&models?, "models")?);
     for model in &mut models {
         let labels = [("model", &*model.name)];
@@ -55,10 +52,4 @@ pub(crate) async fn workers(replica: Replica) -> Result<Vec<WorkerSnapshot>, Ask
 fn members<T: for<'de> Deserialize<'de>>(list: &Value) -> Vec<T> {
     let members = list.as_array().into_iter().flatten();
     members.filter_map(|member| T::deserialize(member).ok()).collect()
-}
-
-fn add_events(worker: &mut WorkerSnapshot, metrics: &MetricsText) {
-    let labels = [("model", &*worker.model), ("worker", &*worker.id)];
-    let mut current = metrics.all("splitrail_index_events_current", &labels);
-    worker.events_cut_off = current.any(|series| series.value == 0.0);
 }

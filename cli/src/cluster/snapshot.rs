@@ -63,7 +63,7 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) engine_waiting: Option<u64>,
     /// The share of the engine's KV blocks that is in use.
     pub(crate) engine_kv_used_ratio: Option<f64>,
-    /// Whether the worker has KV events and they do not arrive. `GET /metrics` says so.
+    /// Whether the worker has KV events and they do not arrive.
     pub(crate) events_cut_off: bool,
     /// How far the worker is prewarmed; `None` if it was not.
     pub(crate) prewarm: Option<PrewarmSnapshot>,

@@ -62,6 +62,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "kv_events": worker.facts.publisher(),
         "index_synced": worker.is_synced(),
         "events_current": worker.events_are_current(),
+        "events_cut_off": worker.tells_blocks() && !worker.events_are_current(),
         "index_truncated": worker.index_is_truncated(),
         "breakers_open": open,
         "shim": worker.config.shim,

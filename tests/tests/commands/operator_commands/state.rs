@@ -1,6 +1,6 @@
 //! `status`, `workers` and `explain` over several routers.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::ports::HeldPort;
@@ -211,6 +211,31 @@ async fn explain_asks_all_routers_at_the_same_time() {
     slow.release();
     let explained = explaining.join_next().await.unwrap().unwrap();
     assert_eq!(explained.code, 0, "{explained:?}");
+}
+
+#[tokio::test]
+async fn workers_and_status_name_a_worker_whose_kv_events_do_not_arrive() {
+    let routers = Routers::start(1).await;
+    let held = HeldPort::take();
+    let gone = held.address().to_string();
+    let worker = json!({
+        "id": "d9", "role": "decode", "url": format!("http://{gone}"),
+        "kv_events": format!("tcp://{gone}"),
+    });
+    let body = json!({"model": "sim", "worker": worker}).to_string();
+    let headers = [("content-type", "application/json")];
+    let admin = Client::new(routers.routers[0].admin);
+    assert_eq!(admin.post_with("/admin/workers", &headers, body).await.status, 201);
+    let has = |needs: &Value| {
+        let mut needs = needs.as_array().unwrap().iter();
+        needs.any(|one| one["kind"] == "events_cut_off" && one["worker"] == "d9")
+    };
+    let listed = run(&["workers", "--admin", &routers.admins(), "--json"]).await.json();
+    let workers = listed["workers"].as_array().unwrap();
+    let added = workers.iter().find(|worker| worker["id"] == "d9").unwrap();
+    assert!(has(&added["replicas"][0]["needs_attention"]), "{listed}");
+    let status = run(&["status", "--admin", &routers.admins(), "--json"]).await.json();
+    assert!(has(&status["replicas"][0]["needs_attention"]), "{status}");
 }
 
 #[tokio::test]
