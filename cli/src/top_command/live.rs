@@ -33,6 +33,8 @@ pub(super) struct Model {
     pub(super) requests_per_s: Option<f64>,
     /// By outcome.
     pub(super) failures_per_s: BTreeMap<String, f64>,
+    /// By the kind of the outcome; `None` from a router that does not tell kinds.
+    pub(super) results_per_s: Option<BTreeMap<String, f64>>,
     pub(super) generation_tokens_per_s: Option<f64>,
     pub(super) prompt_tokens_per_s: PromptTokens,
     pub(super) ttft_ms: Option<Percentiles>,

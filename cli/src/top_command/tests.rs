@@ -163,3 +163,28 @@ fn workers_that_do_not_fit_are_scrolled_to() {
     assert!(bottom.contains("p39") && !bottom.contains("p00 "), "{bottom}");
     assert!(bottom.contains("0 below"), "{bottom}");
 }
+
+/// The screen for results per second of one model, and whether anything in the line of the rates is
+/// red.
+fn with_results(results: serde_json::Value) -> (String, bool) {
+    let mut snapshot: serde_json::Value = serde_json::from_str(HEALTHY).unwrap();
+    let not_ok = results.as_object().unwrap().iter().filter(|(result, _)| *result != "ok");
+    snapshot["models"][0]["failures_per_s"] = not_ok.map(|(k, v)| (k.clone(), v.clone())).collect();
+    snapshot["models"][0]["results_per_s"] = results;
+    let routers = [router("a:1", &snapshot.to_string())];
+    let terminal = drawn(&routers, &Options::default(), (80, 24));
+    let is_red =
+        (0..80).any(|x| terminal.backend().buffer()[(x, 2)].fg == ratatui::style::Color::Red);
+    (screen(&routers, &Options::default(), (80, 24)), is_red)
+}
+
+#[test]
+fn only_failed_and_shed_requests_count_as_failed() {
+    let results = serde_json::json!({"ok": 9.0, "cancelled": 4.0, "invalid": 2.0, "limited": 1.0});
+    let (text, is_red) = with_results(results);
+    assert!(text.contains("failed/s     0 ") && !is_red, "{text}");
+    assert!(text.contains("cancelled/s 4  invalid/s 2  limited/s 1\n"), "{text}");
+    let results = serde_json::json!({"ok": 9.0, "cancelled": 4.0, "failed": 2.0, "shed": 1.0});
+    let (text, is_red) = with_results(results);
+    assert!(text.contains("failed/s     3 ") && is_red, "{text}");
+}

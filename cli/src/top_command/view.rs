@@ -21,7 +21,10 @@ pub(super) struct Totals {
     pub(super) requests_in_flight: u64,
     pub(super) queue_requests: u64,
     pub(super) requests_per_s: Option<f64>,
+    /// Requests that failed or were shed.
     pub(super) failures_per_s: f64,
+    /// Other requests that did not end well, by the kind of their outcome.
+    pub(super) others_per_s: BTreeMap<String, f64>,
     pub(super) generation_tokens_per_s: Option<f64>,
     /// Prompt tokens of prefill legs.
     pub(super) prefill: Sources,
@@ -141,7 +144,7 @@ impl Totals {
         let queued = model.queue_requests.unwrap_or_default();
         self.queue_requests = self.queue_requests.saturating_add(queued);
         sum(&mut self.requests_per_s, model.requests_per_s);
-        self.failures_per_s += model.failures_per_s.values().sum::<f64>();
+        self.add_results(model);
         sum(&mut self.generation_tokens_per_s, model.generation_tokens_per_s);
         add(&mut self.prefill, model.prompt_tokens_per_s.prefill);
         add(&mut self.decode, model.prompt_tokens_per_s.decode);
@@ -153,6 +156,23 @@ impl Totals {
             let mut stages: Vec<_> = model.stages_ms.clone().into_iter().collect();
             stages.sort_by(|(_, a), (_, b)| b.total_cmp(a));
             self.stages_ms = stages;
+        }
+    }
+}
+
+impl Totals {
+    /// Only requests that failed or were shed are the fault of routers and engines.
+    fn add_results(&mut self, model: &Model) {
+        let Some(results) = &model.results_per_s else {
+            self.failures_per_s += model.failures_per_s.values().sum::<f64>();
+            return;
+        };
+        for (result, rate) in results {
+            match result.as_str() {
+                "ok" => {}
+                "failed" | "shed" => self.failures_per_s += rate,
+                _ => *self.others_per_s.entry(result.clone()).or_default() += rate,
+            }
         }
     }
 }

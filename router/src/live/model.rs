@@ -53,6 +53,9 @@ pub(super) struct Rates {
     pub(super) requests_per_s: Option<f64>,
     /// Requests that did not end with `ok`, by outcome; only those that there were.
     failures_per_s: BTreeMap<String, f64>,
+    /// Requests that ended, by the kind of their outcome, as in `splitrail_request_results_total`;
+    /// only those that there were.
+    results_per_s: BTreeMap<String, f64>,
     /// Where prompt tokens came from.
     pub(super) prompt_tokens_per_s: PromptRates,
     /// Generated tokens.
@@ -158,6 +161,20 @@ impl Span<'_> {
     fn per_s(&self, to: u64, from: u64) -> Option<f64> {
         rounded(to.saturating_sub(from) as f64 / self.seconds)
     }
+
+    /// The rates of several counters by name, without zeros.
+    fn rates(
+        &self,
+        to: &BTreeMap<String, u64>,
+        from: &BTreeMap<String, u64>,
+    ) -> BTreeMap<String, f64> {
+        let rate = |(name, count): (&String, &u64)| {
+            let before = from.get(name).copied().unwrap_or(0);
+            let rate = self.per_s(*count, before).filter(|rate| *rate > 0.0)?;
+            Some((name.clone(), rate))
+        };
+        to.iter().filter_map(rate).collect()
+    }
 }
 
 impl Rates {
@@ -165,12 +182,8 @@ impl Rates {
     pub(super) fn of(span: Span<'_>) -> Self {
         let Span { from, to, .. } = span;
         let sum = |counts: &BTreeMap<String, u64>| counts.values().sum();
-        let failures = to.requests.iter().filter(|(outcome, _)| *outcome != "ok");
-        let failures = failures.filter_map(|(outcome, count)| {
-            let before = from.requests.get(outcome).copied().unwrap_or(0);
-            let rate = span.per_s(*count, before).filter(|rate| *rate > 0.0)?;
-            Some((outcome.clone(), rate))
-        });
+        let mut failures_per_s = span.rates(&to.requests, &from.requests);
+        failures_per_s.remove("ok");
         let leg = |to: LegTokens, from: LegTokens| LegRates {
             cached: span.per_s(to.cached, from.cached),
             transferred: span.per_s(to.transferred, from.transferred),
@@ -178,7 +191,8 @@ impl Rates {
         };
         Self {
             requests_per_s: span.per_s(sum(&to.requests), sum(&from.requests)),
-            failures_per_s: failures.collect(),
+            failures_per_s,
+            results_per_s: span.rates(&to.results, &from.results),
             prompt_tokens_per_s: PromptRates {
                 prefill: leg(to.prefill, from.prefill),
                 decode: leg(to.decode, from.decode),

@@ -27,6 +27,8 @@ pub(super) struct Reading {
 pub(super) struct ModelReading {
     /// Ended requests by outcome.
     pub(super) requests: BTreeMap<String, u64>,
+    /// Ended requests by the kind of their outcome.
+    pub(super) results: BTreeMap<String, u64>,
     /// Time to first token.
     pub(super) ttft: Buckets,
     /// Time between two events of a stream.
@@ -103,6 +105,9 @@ fn read_requests(core: &Core, models: &mut Models) {
     each(&metrics.requests, models, |model, labels, series| {
         let outcome = labels.get("outcome").to_owned();
         *model.requests.entry(outcome).or_default() += count(series);
+    });
+    each(&metrics.request_results, models, |model, labels, series| {
+        model.results.insert(labels.get("result").to_owned(), count(series));
     });
     each(&metrics.ttft, models, |model, _, series| model.ttft.add(series.get_histogram()));
     each(&metrics.inter_token, models, |model, _, series| {

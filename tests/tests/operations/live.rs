@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 
 use serde_json::Value;
-use splitrail_sim::{Role, SimConfig, SimEngine, write_tokenizer};
+use splitrail_sim::{Fault, FaultKind, Role, SimConfig, SimEngine, write_tokenizer};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::live::LiveStream;
 use splitrail_tests::proc::{memory, reset_peak};
@@ -83,6 +83,29 @@ async fn a_snapshot_shows_workers_flows_rates_and_decisions() {
         (&d1["state"], &d1["state_why"]),
         (&"draining".into(), &"an operator drains it".into())
     );
+}
+
+#[tokio::test]
+async fn a_snapshot_tells_the_faults_of_engines_from_those_of_clients() {
+    let cluster = Cluster::start(Spec::aggregated(1)).await;
+    let mut live = LiveStream::open(&cluster.admin, &[]).await;
+    for (status, result) in [(400, "invalid"), (500, "failed")] {
+        let kind = FaultKind::Status { status };
+        cluster.engine("w0").set_fault(Fault { kind, times: None });
+        // Rates are those of the last seconds: there are requests until they are seen.
+        let seen = loop {
+            let reply = cluster.http.post(COMPLETIONS, &completion(&prompt(16, result))).await;
+            assert_ne!(reply.status, 200);
+            let seen = model(&live.snapshot().await).clone();
+            if seen["results_per_s"][result].as_f64().is_some_and(|rate| rate > 0.0) {
+                break seen;
+            }
+            assert!(seen["results_per_s"].is_object(), "{seen}");
+        };
+        assert_eq!(seen["results_per_s"]["ok"], Value::Null, "{seen}");
+        let is_failed = seen["results_per_s"]["failed"].is_number();
+        assert_eq!(is_failed, result == "failed", "{seen}");
+    }
 }
 
 #[tokio::test]

@@ -126,6 +126,7 @@ async fn names_with_markup_are_text_and_run_nothing() {
     let model = &mut hostile["models"][0];
     model["name"] = name("model").into();
     model["failures_per_s"] = json!({ name("outcome"): 1.0 });
+    model["results_per_s"] = json!({ "failed": 1.0 });
     for (at, id) in ["p0", "p1", "d0", "d1"].iter().enumerate() {
         model["workers"][at]["id"] = name(id).into();
         model["workers"][at]["state_why"] = name("why").into();
@@ -173,6 +174,35 @@ async fn names_with_markup_are_text_and_run_nothing() {
     let log = browser.log().await;
     let is_404 = |line: &String| line.contains("/admin/live/history") && line.contains("404");
     assert!(log.iter().all(is_404), "{log:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_no_failure() {
+    let cluster = Cluster::start(Spec::aggregated(1)).await;
+    let mut shown = snapshot(&cluster).await;
+    let model = &mut shown["models"][0];
+    model["requests_per_s"] = 7.0.into();
+    model["failures_per_s"] = json!({ "cancelled": 3.0, "engine_rejected": 1.0 });
+    model["results_per_s"] = json!({ "ok": 3.0, "cancelled": 3.0, "invalid": 1.0 });
+    let mut failing = shown.clone();
+    failing["models"][0]["failures_per_s"]["no_worker"] = 0.5.into();
+    failing["models"][0]["results_per_s"]["failed"] = 0.5.into();
+    let mut alone = failing.clone();
+    alone["models"][0]["failures_per_s"] = json!({ "cancelled": 3.0, "no_worker": 0.5 });
+    alone["models"][0]["results_per_s"] = json!({ "cancelled": 3.0, "failed": 0.5 });
+    let stage = Stage::start(cluster.admin.clone()).await;
+    let browser = Browser::start().await;
+    browser.open(&stage.url()).await;
+    let bad = "return document.querySelector('#tiles [data-bad]')?.textContent ?? ''";
+    stage.send(vec![shown]);
+    browser.shows("#tiles", "4.0 cancelled or refused").await;
+    assert_eq!(browser.run(bad).await, "");
+    stage.send(vec![failing]);
+    browser.shows("#tiles .tile:last-child", "failed").await;
+    assert_eq!(browser.run(bad).await, "Failures/s0.50failed");
+    stage.send(vec![alone]);
+    browser.shows("#tiles", "no worker").await;
+    assert_eq!(browser.run(bad).await, "Failures/s0.50no worker");
 }
 
 /// Snapshots in which workers come and go, and every request is another.

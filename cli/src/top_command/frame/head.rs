@@ -15,6 +15,9 @@ const HASH_DIGITS: usize = 6;
 /// Maximum width of the name of a part of the time to first token.
 const STAGE_MAX_COLUMNS: usize = 16;
 
+/// Maximum width of the name of a kind of outcome.
+const RESULT_MAX_COLUMNS: usize = 16;
+
 /// Maximum width of the name of a router.
 const ROUTER_MAX_COLUMNS: usize = 24;
 
@@ -27,6 +30,7 @@ pub(super) fn lines(
     let mut lines = vec![first(view, options, width, paint)];
     lines.extend(routers(view, width, paint));
     lines.push(rates(view, paint));
+    lines.extend(others(view, width));
     lines.push(latencies(view));
     lines.extend(stages(view, width));
     lines.extend(sources(view, width));
@@ -138,6 +142,21 @@ fn rates(view: &View<'_>, paint: Paint) -> Line<'static> {
             figure(&count(totals.generation_tokens_per_s), 5),
         )),
     ])
+}
+
+/// Requests that ended otherwise than well, and are not the fault of routers and engines, as far as
+/// there is room.
+fn others(view: &View<'_>, width: usize) -> Option<Line<'static>> {
+    let mut text = String::new();
+    for (result, rate) in &view.totals.others_per_s {
+        let result = printable(result, RESULT_MAX_COLUMNS);
+        let part = format!("{result}/s {}  ", count(Some(*rate)));
+        if columns(&text) + columns(&part) > width + 2 {
+            break;
+        }
+        text += &part;
+    }
+    (!text.is_empty()).then(|| plain(text.trim_end()))
 }
 
 fn latencies(view: &View<'_>) -> Line<'static> {

@@ -37,11 +37,35 @@ export class Tiles {
     put("itl", ms(model.inter_token_ms?.p50), model.inter_token_ms ? `p99 ${ms(model.inter_token_ms.p99)}` : `no streams in the ${minute}`);
     put("hits", percent(model.hit_ratio), "of prompt tokens");
     put("generated", rate(model.generation_tokens_per_s), "generated");
-    const failures = Object.entries(model.failures_per_s || {}).sort((a, b) => b[1] - a[1]);
-    const sum = failures.reduce((total, [, perS]) => total + perS, 0);
-    const named = failures.slice(0, 2).map(([outcome]) => words(outcome));
-    if (failures.length > 2) named.push(`${failures.length - 2} more`);
-    put("failures", rate(model.requests_per_s === undefined ? undefined : sum), named.join(", ") || "none");
-    setAttribute(this.failures.tile, "data-bad", sum > 0);
+    const { failed, others } = sums(model.results_per_s || {});
+    put("failures", rate(model.requests_per_s === undefined ? undefined : failed), failed > 0 ? faults(model) : other(others));
+    setAttribute(this.failures.tile, "data-bad", failed > 0);
   }
+}
+
+/** The rates of requests that failed or were shed, and of others that did not end well. */
+function sums(results) {
+  let [failed, others] = [0, 0];
+  for (const [result, perS] of Object.entries(results)) {
+    if (result === "failed" || result === "shed") failed += perS;
+    else if (result !== "ok") others += perS;
+  }
+  return { failed, others };
+}
+
+/** What went wrong: outcomes, the most frequent first, or kinds of outcomes if some were the fault of clients. */
+function faults(model) {
+  const results = Object.keys(model.results_per_s);
+  if (results.includes("invalid") || results.includes("limited")) {
+    return ["failed", "shed"].filter((result) => results.includes(result)).join(", ");
+  }
+  const found = Object.entries(model.failures_per_s || {}).filter(([outcome]) => outcome !== "cancelled");
+  const named = found.sort((a, b) => b[1] - a[1]).slice(0, 2).map(([outcome]) => words(outcome));
+  if (found.length > 2) named.push(`${found.length - 2} more`);
+  return named.join(", ");
+}
+
+/** What is said of clients that left, and of requests that were at fault or over a limit. */
+function other(perS) {
+  return perS > 0 ? `${rate(perS)} cancelled or refused` : "none";
 }
