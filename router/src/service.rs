@@ -25,7 +25,7 @@ use splitrail_flow::run::begin;
 use splitrail_ledger::decisions::{Decision, DecisionHandle, DecisionStart};
 use splitrail_ledger::entry::Entry;
 use splitrail_ledger::timeline::Stage;
-use splitrail_request_log::identity::ClientTrace;
+use splitrail_request_log::identity::{ClientTrace, Protocol};
 use splitrail_telemetry::clock::unix_ms;
 
 mod cost;
@@ -189,8 +189,6 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         let cost = cost::expected(&served, &units, &options, endpoint.generates());
         scope.reserve(tenant.reserve(cost)?, cost);
     }
-    // The body takes precedence over the header.
-    let threshold = threshold.or(call.steering.threshold);
     let seconds = timeline.lap(Stage::Tokenize, Instant::now()).as_secs_f64();
     served.series.stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
     let ClientTrace { traceparent, tracestate } = scope.trace_context();
@@ -207,13 +205,15 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         endpoint,
         options,
         flow,
-        threshold,
+        // The body takes precedence over the header.
+        threshold: threshold.or(call.steering.threshold),
         request_id: scope.identity().request_id.clone(),
         traceparent,
         tracestate,
         tenant,
         urgency,
         timeline,
+        converts_events: scope.identity().protocol == Protocol::Grpc,
         unread,
         distrusts_kept_connections: AtomicBool::new(false),
     });

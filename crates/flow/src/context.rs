@@ -64,6 +64,9 @@ pub struct Context {
     pub urgency: Urgency,
     /// The times of the request.
     pub timeline: Arc<Timeline>,
+    /// Whether events are passed on as messages of gRPC, so that their members need the types that
+    /// they have in OpenAI's API.
+    pub converts_events: bool,
     /// What the reply takes of the bound on unread replies of its connection, and of the memory of
     /// its client.
     pub unread: ReplyRoom,

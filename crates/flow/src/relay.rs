@@ -18,6 +18,7 @@ use crate::reply::dialect::{self, Chunk, data_of};
 use crate::reply::event_reader::EventReader;
 use crate::reply::event_template::EventTemplate;
 use crate::reply::merge::Events;
+use crate::reply::openai_chunk::OpenAiChunk;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_policy::Leg;
@@ -67,6 +68,8 @@ pub struct UnitStream {
     migration: Option<Migration>,
     /// Whether the client asked for usage.
     tells_usage: bool,
+    /// Whether events are passed on as messages of gRPC.
+    converts_events: bool,
     /// The histogram of the time between events.
     gaps: Histogram,
     pace: Pace,
@@ -109,6 +112,7 @@ impl UnitStream {
             held,
             migration: Migration::new(prompt),
             tells_usage: prompt.context.options.include_usage,
+            converts_events: prompt.context.converts_events,
             gaps: prompt.context.inter_token(prompt.decision),
             pace: Pace::begin(Instant::now()),
             template: EventTemplate::default(),
@@ -217,6 +221,10 @@ impl UnitStream {
             return Some(Chunk::default());
         }
         let chunk = Chunk::read(dialect, data)?;
+        // What `template` covers has the same types.
+        if self.converts_events && !chunk.is_error {
+            OpenAiChunk::read(data)?;
+        }
         if !chunk.is_error && chunk.usage.is_none() {
             self.template.learn(data);
         }

@@ -8,5 +8,6 @@ pub mod dialect;
 pub(crate) mod event_reader;
 pub(crate) mod event_template;
 pub mod merge;
+pub mod openai_chunk;
 pub mod sse;
 pub mod usage;

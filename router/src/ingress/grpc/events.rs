@@ -7,7 +7,6 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame};
-use serde::Deserialize;
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_response::Event;
 use tokio::time::{Sleep, sleep_until};
@@ -17,8 +16,8 @@ use super::call::status;
 use super::head::Deadline;
 use super::message::{put, succeeded};
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_flow::reply::dialect::read;
 use splitrail_flow::reply::merge::Events;
+use splitrail_flow::reply::openai_chunk::{ChunkChoice, OpenAiChunk};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_settings::logging::RequestIds;
 
@@ -80,6 +79,7 @@ impl StreamedBody {
             None => return self.end = End::Known(succeeded()),
             Some(Ok(data)) => match convert(&data, &self.decision, self.is_chat, &mut self.out) {
                 Some(()) => return,
+                // An engine's leg fails at such a chunk before it comes here.
                 None => {
                     let what = "an engine sent a chunk that is not OpenAI's";
                     Error::new(ErrorKind::EngineFailed, what)
@@ -139,43 +139,6 @@ impl Body for StreamedBody {
     }
 }
 
-/// The members of an OpenAI chunk that this API uses.
-#[derive(Deserialize)]
-struct Chunk {
-    #[serde(default)]
-    choices: Vec<ChunkChoice>,
-    usage: Option<ChunkUsage>,
-}
-
-#[derive(Deserialize)]
-struct ChunkChoice {
-    #[serde(default)]
-    index: u32,
-    text: Option<String>,
-    delta: Option<Delta>,
-    finish_reason: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Delta {
-    content: Option<String>,
-    #[serde(alias = "reasoning_content")]
-    reasoning: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct ChunkUsage {
-    prompt_tokens: u64,
-    #[serde(default)]
-    completion_tokens: u64,
-    prompt_tokens_details: Option<Details>,
-}
-
-#[derive(Deserialize)]
-struct Details {
-    cached_tokens: Option<u64>,
-}
-
 /// Appends the events of a chunk; `None` if the bytes are not a chunk.
 fn convert(
     data: &[u8],
@@ -183,7 +146,7 @@ fn convert(
     is_chat: bool,
     out: &mut BytesMut,
 ) -> Option<()> {
-    let chunk: Chunk = read(data)?;
+    let chunk = OpenAiChunk::read(data)?;
     for ChunkChoice { index, text, delta, finish_reason } in chunk.choices {
         let (text, reasoning) = match delta {
             Some(delta) if is_chat => (delta.content, delta.reasoning),

@@ -12,8 +12,10 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use splitrail_proto::v1;
 use splitrail_sim::FaultKind;
-use splitrail_tests::cluster::eventually;
+use splitrail_tests::Spec;
+use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::trial::prompt;
 use tokio::net::TcpStream;
@@ -147,5 +149,50 @@ async fn every_call_that_is_refused_fails_or_is_left_is_one_line() {
     let log = logged.router.log();
     for secret in ["secretword", &acme, &small, &other] {
         assert!(!log.contains(secret), "{log}");
+    }
+}
+
+/// An engine whose streams have this event after the first token.
+async fn streaming(event: &'static str) -> ScriptedServer {
+    let first = json!({
+        "id": "x", "object": "text_completion", "created": 1, "model": "sim",
+        "choices": [{"index": 0, "text": "one", "finish_reason": null}],
+    });
+    ScriptedServer::start(move |heard| match heard.is_inference() {
+        true => {
+            ScriptedReply::events(&format!("data: {first}\n\ndata: {event}\n\ndata: [DONE]\n\n"))
+        }
+        false => ScriptedReply::json(200, "{\"data\": [{\"id\": \"sim\"}]}"),
+    })
+    .await
+}
+
+/// gRPC has types where JSON has none: what has another type there cannot be passed on.
+#[tokio::test]
+async fn an_event_that_cannot_be_passed_on_is_the_failure_of_its_engine() {
+    for event in [
+        r#"{"choices": [{"index": 0, "text": "two", "finish_reason": 7}]}"#,
+        r#"{"choices": [{"index": 0, "text": ["two"], "finish_reason": null}]}"#,
+    ] {
+        let engine = streaming(event).await;
+        let worker = format!("{{ id: odd, role: both, url: \"{}\" }}", engine.url());
+        let spec = Spec { extra_workers: vec![worker], ..Spec::aggregated(0) };
+        let logged = Logged::start(spec, ON, "json").await;
+        let address: SocketAddr = logged.router.told("grpc").parse().unwrap();
+        let request = v1::GenerateRequest {
+            request_id: "odd-1".to_owned(),
+            ..text_request(&prompt(20, "odd"), "")
+        };
+        let code = call(address, None, request, None).await;
+        assert_eq!(code, Code::Aborted, "{event}");
+        let line = logged.line("odd-1").await;
+        let told = (&line["status"], &line["outcome"]);
+        assert_eq!(told, (&json!(code as i32), &json!("decode_lost")), "{line}");
+        let text = logged.admin.get("/metrics").await.text();
+        let of_engine = [("worker", "odd")];
+        let failures = metric_in(&text, "splitrail_worker_leg_failures_total", &of_engine);
+        assert_eq!(failures, 1.0, "{event}");
+        let failed = [("model", "sim"), ("result", "failed")];
+        assert_eq!(metric_in(&text, "splitrail_request_results_total", &failed), 1.0);
     }
 }
