@@ -39,13 +39,12 @@ pub struct AccessLog {
 }
 
 impl AccessLog {
-    /// Opens the configured file.
+    /// Opens the configured file, also if the log is off: a reload can switch the log on.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn open(config: &AccessLogConfig, metrics: &Metrics) -> io::Result<Self> {
-        let path = config.path.as_deref().filter(|_| config.enabled);
-        let lines = metrics.access_log_lines.clone();
+        let (path, lines) = (config.path.as_deref(), metrics.access_log_lines.clone());
         Ok(Self { file: Lines::open("access_log", path, config.rotate, lines)? })
     }
 

@@ -241,6 +241,26 @@ async fn errors_are_logged_whatever_the_sample_is_and_a_file_gets_the_lines_alon
 }
 
 #[tokio::test]
+async fn a_log_that_a_reload_switches_on_is_written_to_its_file() {
+    let top = |enabled: bool| format!("access_log: {{ enabled: {enabled}, path: access.jsonl }}\n");
+    let logged = Logged::start(Spec::aggregated(1), &top(false), "text").await;
+    assert_eq!(logged.http.get("/nowhere").await.status, 404);
+    let yaml = format!("{}\n{}", logged.cluster.yaml, top(true));
+    std::fs::write(logged.files.path().join("splitrail.yaml"), yaml).unwrap();
+    let reload = logged.admin.post_with("/admin/reload", &[], "").await;
+    assert_eq!(reload.status, 200, "{}", reload.text());
+    assert_eq!(logged.http.get("/elsewhere").await.status, 404);
+    let path = logged.files.path().join("access.jsonl");
+    let text = || std::fs::read_to_string(&path).unwrap_or_default();
+    eventually("the line is in the file", async || text().ends_with('\n')).await;
+    let text = text();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 1, "none of the time before: {text}");
+    assert_eq!(lines[0]["outcome"], "path_not_found");
+    assert!(!logged.router.log().contains("path_not_found"), "not on stderr as well");
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_is_logged_as_cancelled() {
     let spec =
         Spec { engine: |_, config| config.decode_us_per_step = 20_000, ..Spec::aggregated(1) };
