@@ -146,6 +146,15 @@ impl Timeline {
         end - begin
     }
 
+    /// Notes that the request ends at `now`. If it ends before all prompts have their own stages, it
+    /// ends within the stage that all share and that is not over.
+    pub fn end_within(&self, now: Instant) {
+        let is_open = |stage: &Stage| self.total(*stage).is_none();
+        if let Some(stage) = [Stage::Receive, Stage::Tokenize].into_iter().find(is_open) {
+            self.lap(stage, now);
+        }
+    }
+
     /// The clock of a prompt, whose own stages begin where the shared ones end.
     pub fn prompt(self: &Arc<Self>, prompt: usize) -> PromptClock {
         PromptClock::new(Arc::clone(self), prompt as u32)

@@ -383,6 +383,7 @@ impl Scope {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
+        self.timeline.end_within(now);
         let used = self.settle(now, ending.outcome, ending.result);
         self.write_logs(now, ending, used);
     }

@@ -240,6 +240,27 @@ async fn a_failed_leg_is_a_span_with_its_error_and_a_part_of_the_time_to_first_t
 }
 
 #[tokio::test]
+async fn a_request_that_ends_within_a_stage_has_a_span_of_that_stage() {
+    let collector = Collector::start(Protocol::Http, Reply::Take).await;
+    let spec = Spec {
+        limits: "{ drain_delay: 10ms, drain_grace: 5s, body_size_max: 65536 }",
+        ..Spec::aggregated(1)
+    };
+    let traced = Traced::start(spec, &collector.tracing("")).await;
+    let large = completion(&"x ".repeat(60_000)).to_string();
+    assert_eq!(traced.http.post_with(COMPLETIONS, &[], large).await.status, 413);
+    let spans = collector.traced(1).await;
+    assert_eq!(tree(&spans), pairs(&[("request", ""), ("receive", "request")]));
+    let unknown = json!({"model": "unknown", "prompt": "x"});
+    assert_eq!(traced.http.post(COMPLETIONS, &unknown).await.status, 404);
+    let spans = collector.traced(2).await;
+    let [receive, tokenize] = [named(&spans, "receive")[1], only(&spans, "tokenize")];
+    assert_eq!(receive.end_time_unix_nano, tokenize.start_time_unix_nano);
+    let request = named(&spans, "request")[1];
+    assert_eq!(tokenize.end_time_unix_nano, request.end_time_unix_nano);
+}
+
+#[tokio::test]
 async fn legs_that_run_at_the_same_time_are_beside_each_other_in_the_trace() {
     for connector in [KvConnector::Mooncake, KvConnector::Sglang] {
         let collector = Collector::start(Protocol::Grpc, Reply::Take).await;
