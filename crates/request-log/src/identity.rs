@@ -87,7 +87,7 @@ impl Protocol {
 /// The trace context of a client.
 #[derive(Clone, Debug, Default)]
 pub struct ClientTrace {
-    /// The client's `traceparent`, if it has the right format.
+    /// The client's `traceparent`, if it is valid, with the members of version 00.
     pub traceparent: Option<HeaderValue>,
     /// The client's `tracestate`, if it has a `traceparent`.
     pub tracestate: Option<HeaderValue>,
@@ -151,16 +151,15 @@ pub fn request_id(sent: Option<&[u8]>) -> Name {
     kept.map_or_else(|| random_id().as_str().into(), Name::from)
 }
 
-/// A client's W3C trace context, if it has the right format: engines get no free text of a client.
+/// A client's W3C trace context, if it is valid. Of a later version than 00, the part that version 00
+/// defines is kept, as version 00: engines get no free text of a client.
 fn trace_context(sent: Option<&HeaderValue>) -> Option<HeaderValue> {
-    // https://www.w3.org/TR/trace-context/: version, trace id, parent id, flags.
-    const LENGTHS: [usize; 4] = [2, 32, 16, 2];
     let text = sent?.to_str().ok()?;
-    let parts: Vec<&str> = text.split('-').collect();
-    let hex = |part: &str| part.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    let fits = parts.len() == LENGTHS.len()
-        && parts.iter().zip(LENGTHS).all(|(part, length)| part.len() == length && hex(part));
-    if fits && parts[0] != "ff" { sent.cloned() } else { None }
+    let known = TraceContext::parse(text)?;
+    match text.starts_with("00-") {
+        true => sent.cloned(),
+        false => HeaderValue::try_from(known.to_header()).ok(),
+    }
 }
 
 #[cfg(test)]
@@ -183,6 +182,24 @@ mod tests {
             let sent = HeaderValue::from_str(bad).ok();
             assert_eq!(trace_context(sent.as_ref()), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_trace_context_is_kept_if_its_known_part_is_valid() {
+        let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let kept = |text: &str| trace_context(HeaderValue::from_str(text).ok().as_ref());
+        // Engines get no free text of a client: only the part that this version knows.
+        for later in [good.replace("00-4", "cc-4"), good.replace("00-4", "cc-4") + "-what-ever"] {
+            assert_eq!(kept(&later), HeaderValue::from_str(good).ok(), "{later}");
+        }
+        for no_id in [
+            good.replace("4bf92f3577b34da6a3ce929d0e0e4736", &"0".repeat(32)),
+            good.replace("00f067aa0ba902b7", &"0".repeat(16)),
+        ] {
+            assert_eq!(kept(&no_id), None, "{no_id}");
+        }
+        let unknown_flags = good.replace("-01", "-ff");
+        assert_eq!(kept(&unknown_flags), HeaderValue::from_str(&unknown_flags).ok());
     }
 
     #[test]
