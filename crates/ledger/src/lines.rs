@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::IntCounterVec;
+use prometheus::core::Collector;
 use serde::Serialize;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -125,15 +126,19 @@ impl Shared {
         self.lost.fetch_add(records as u64, Relaxed);
         self.records.with_label_values(&[result]).inc_by(records as u64);
         if self.log_throttle.may_log() {
-            let file = self.section;
+            let (file, metric) = (self.section, self.metric());
             tracing::error!(
                 file,
                 records,
                 why,
-                "records are lost for this file (said at most twice a minute; \
-                 splitrail_ledger_records_total and splitrail_record_lines_total count)"
+                "records are lost for this file (said at most twice a minute; splitrail_{metric} counts)"
             );
         }
+    }
+
+    /// The name of the metric that counts the lines of this file, without the prefix of all metrics.
+    fn metric(&self) -> String {
+        self.records.desc().first().map(|desc| desc.fq_name.clone()).unwrap_or_default()
     }
 }
 

@@ -261,6 +261,18 @@ async fn a_log_that_a_reload_switches_on_is_written_to_its_file() {
 }
 
 #[tokio::test]
+async fn lost_lines_are_logged_with_the_metric_that_counts_them() {
+    let top = "access_log: { enabled: true, path: /dev/full }\n";
+    let logged = Logged::start(Spec::aggregated(1), top, "text").await;
+    assert_eq!(logged.http.get("/nowhere").await.status, 404);
+    eventually("the loss is logged", async || logged.router.log().contains("records are lost"))
+        .await;
+    let log = logged.router.log();
+    assert!(log.contains("splitrail_access_log_lines_total counts"), "{log}");
+    assert!(!log.contains("splitrail_ledger_records_total"), "{log}");
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_is_logged_as_cancelled() {
     let spec =
         Spec { engine: |_, config| config.decode_us_per_step = 20_000, ..Spec::aggregated(1) };
