@@ -79,6 +79,8 @@ pub(crate) struct Panel {
     pub(crate) title: String,
     pub(crate) description: String,
     pub(crate) queries: Vec<String>,
+    /// The form of the names of its lines.
+    pub(crate) legends: Vec<String>,
 }
 
 /// The panels of the dashboard.
@@ -92,12 +94,14 @@ pub(crate) fn panels() -> Vec<Panel> {
             title: of(&panel["title"]),
             description: of(&panel["description"]),
             queries: queries(&panel["targets"]),
+            legends: legends(&panel["targets"]),
         })
         .collect();
     all.push(Panel {
         title: "annotations".to_owned(),
         description: "When a configuration was loaded.".to_owned(),
         queries: queries(&dashboard["annotations"]["list"]),
+        legends: Vec::new(),
     });
     all
 }
@@ -106,4 +110,9 @@ fn queries(targets: &Value) -> Vec<String> {
     let queries = targets.as_array().unwrap().iter();
     let queries = queries.map(|target| target["expr"].as_str().unwrap().to_owned());
     queries.map(|query| query.replace("$__rate_interval", "30s").replace("$model", ".*")).collect()
+}
+
+fn legends(targets: &Value) -> Vec<String> {
+    let targets = targets.as_array().unwrap().iter();
+    targets.filter_map(|target| target["legendFormat"].as_str().map(str::to_owned)).collect()
 }

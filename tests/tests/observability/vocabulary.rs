@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use splitrail_telemetry::Metrics;
 
-use crate::files::{Rule, panels, rules, text};
+use crate::files::{Panel, Rule, panels, rules, text};
 use crate::promql::check;
 
 /// The recorded series, all of which have the label `model`.
@@ -93,6 +93,43 @@ fn the_guides_name_only_metrics_that_the_router_serves() {
         for query in queries {
             let query = query.replace("MODEL", "m");
             check(&query, &recorded).unwrap_or_else(|why| panic!("{why}"));
+        }
+    }
+}
+
+/// Two models may have workers of the same id, and the dashboard has a variable for the model.
+#[test]
+fn panels_tell_the_workers_of_two_models_apart_and_follow_the_chosen_model() {
+    let has_model = |series: &str| {
+        let ends = ["", "_bucket", "_sum", "_count"];
+        ends.into_iter().filter_map(|end| series.strip_suffix(end)).any(|name| {
+            let metric = Metrics::definitions().iter().find(|metric| metric.name == name);
+            metric.is_some_and(|metric| metric.labels.iter().any(|label| label.name == "model"))
+        })
+    };
+    for Panel { title, queries, legends, .. } in panels() {
+        for query in &queries {
+            for group in query.split("by (").skip(1).filter_map(|rest| rest.split(')').next()) {
+                let labels: BTreeSet<&str> = group.split(", ").collect();
+                assert!(
+                    !labels.contains("worker") || labels.contains("model"),
+                    "{title} adds up workers of different models: {query}"
+                );
+            }
+            for series in query.split("splitrail_").skip(1) {
+                let end = series.find(|letter: char| letter != '_' && !letter.is_alphanumeric());
+                let (name, rest) = series.split_at(end.unwrap_or(series.len()));
+                assert!(
+                    !has_model(name) || rest.starts_with("{model=~"),
+                    "{title} shows other models than the chosen one: {query}"
+                );
+            }
+        }
+        for legend in &legends {
+            assert!(
+                !legend.contains("{{worker}}") || legend.contains("{{model}}"),
+                "{title} names a worker without its model: {legend}"
+            );
         }
     }
 }
