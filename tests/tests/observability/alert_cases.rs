@@ -7,6 +7,9 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_request_results_total{model=\"m\",result=\"failed\"}", "0+0x90"),
     ("splitrail_request_results_total{model=\"m\",result=\"shed\"}", "0+0x90"),
     ("splitrail_request_results_total{model=\"m\",result=\"invalid\"}", "0+60x90"),
+    ("splitrail_request_results_total{model=\"none\",result=\"invalid\"}", "0+60x90"),
+    ("splitrail_request_results_total{model=\"none\",result=\"failed\"}", "0+0x90"),
+    ("splitrail_request_results_total{model=\"none\",result=\"shed\"}", "0+0x90"),
     ("splitrail_ttft_seconds_bucket{model=\"m\",flow=\"prefill_first\",le=\"2.0\"}", "0+59x90"),
     ("splitrail_ttft_seconds_count{model=\"m\",flow=\"prefill_first\"}", "0+60x90"),
     ("splitrail_reloads_total{result=\"refused\"}", "3+0x90"),
@@ -117,6 +120,17 @@ pub(crate) const CASES: &[Case] = &[
         also: &["SplitrailErrorBudgetBurnsSlowly"],
         changes: &[("splitrail_request_results_total{model=\"m\",result=\"failed\"}", "0+60x90")],
     },
+    // The router is full, and does not read what most requests want.
+    Case {
+        alert: "SplitrailErrorBudgetBurnsFast",
+        also: &["SplitrailErrorBudgetBurnsSlowly"],
+        changes: &[("splitrail_request_results_total{model=\"none\",result=\"shed\"}", "0+180x90")],
+    },
+    // A defect of the router, before the model is known.
+    case(
+        "SplitrailErrorBudgetBurnsSlowly",
+        &[("splitrail_request_results_total{model=\"none\",result=\"failed\"}", "0+1x90")],
+    ),
     case(
         "SplitrailErrorBudgetBurnsSlowly",
         &[("splitrail_request_results_total{model=\"m\",result=\"shed\"}", "0+1x90")],

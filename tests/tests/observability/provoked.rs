@@ -262,6 +262,33 @@ async fn requests_that_hang_fill_the_router_and_fire_in_flight_saturated() {
     hanging.shutdown().await;
 }
 
+#[tokio::test]
+async fn a_router_that_is_full_burns_the_budget_for_errors() {
+    let limits = "{ in_flight_max: 1, drain_delay: 10ms, drain_grace: 1s }";
+    let watched = Watched::start(Spec { limits, ..Spec::aggregated(1) }).await;
+    watched.is_healthy().await;
+    watched.cluster.engine("w0").set_fault(Fault { kind: FaultKind::Hang, times: None });
+    let mut hanging = tokio::task::JoinSet::new();
+    let (http, body) = (watched.cluster.http.clone(), chat("hangs"));
+    hanging.spawn(async move { http.post(CHAT, &body).await });
+    eventually("the router is full", async || {
+        watched.cluster.metric("splitrail_requests_in_flight", &[]).await == 1.0
+    })
+    .await;
+    for turn in 0..20 {
+        let reply = watched.cluster.http.post(CHAT, &chat(&format!("too many {turn}"))).await;
+        assert_eq!(reply.status, 503, "{}", reply.text());
+    }
+    let full = [
+        "SplitrailErrorBudgetBurnsFast",
+        "SplitrailErrorBudgetBurnsSlowly",
+        "SplitrailRequestsShed",
+        "SplitrailInFlightSaturated",
+    ];
+    watched.fires(&full).await;
+    hanging.shutdown().await;
+}
+
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn a_broker_that_is_gone_fires_broker_disconnected() {

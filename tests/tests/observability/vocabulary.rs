@@ -7,10 +7,14 @@ use splitrail_telemetry::Metrics;
 use crate::files::{Panel, Rule, panels, rules, text};
 use crate::promql::check;
 
-/// The recorded series, all of which have the label `model`.
+/// The recorded series. Those of a router have the label `instance`, and all others `model`.
 fn recorded() -> BTreeMap<String, BTreeSet<String>> {
-    let model = || ["model".to_owned()].into();
-    rules("recording.yaml").into_iter().map(|rule| (rule.name, model())).collect()
+    let label = |rule: &Rule| match rule.name.starts_with("splitrail:router_") {
+        true => "instance".to_owned(),
+        false => "model".to_owned(),
+    };
+    let named = rules("recording.yaml").into_iter();
+    named.map(|rule| (rule.name.clone(), [label(&rule)].into())).collect()
 }
 
 #[test]
