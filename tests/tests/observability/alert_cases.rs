@@ -58,6 +58,11 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "1+0x90"),
     ("splitrail_worker_up{model=\"n\",worker=\"w0\",role=\"both\"}", "1+0x90"),
     ("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"ejected\"}", "0+0x90"),
+    ("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"draining\"}", "0+0x90"),
+    (
+        "splitrail_worker_transitions_total{model=\"m\",worker=\"p0\",from=\"serving\",to=\"ejected\"}",
+        "1+0x90",
+    ),
     (
         "splitrail_worker_breaker_open{model=\"m\",worker=\"d0\",role=\"decode\",leg=\"decode\"}",
         "0+0x90",
@@ -98,6 +103,10 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_peer_fetches_total{model=\"m\",way=\"one_shot\",outcome=\"mismatch\"}", "0+0x90"),
     ("splitrail_event_plane_pending_messages{model=\"m\"}", "12+0x90"),
 ];
+
+/// A gauge that is 1 for five minutes, 0 for the next one, and so on.
+const WITH_GAPS: &str = "1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 \
+                         1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0";
 
 /// An event in the 50th minute of a counter.
 const ONCE: &str = "0+0x49 1+0x40";
@@ -248,9 +257,18 @@ pub(crate) const CASES: &[Case] = &[
         "SplitrailWorkerDown",
         &[("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "0+0x90")],
     ),
+    // Each ejection ends after some minutes, and the next one begins a minute later.
     case(
         "SplitrailWorkerEjected",
-        &[("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"ejected\"}", "1+0x90")],
+        &[("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"ejected\"}", WITH_GAPS)],
+    ),
+    // Ejections of half a minute lie between two scrapes.
+    case(
+        "SplitrailWorkerEjected",
+        &[(
+            "splitrail_worker_transitions_total{model=\"m\",worker=\"p0\",from=\"serving\",to=\"ejected\"}",
+            "0+0x39 1+0x7 2+0x7 3+0x33",
+        )],
     ),
     case(
         "SplitrailBreakerOpen",

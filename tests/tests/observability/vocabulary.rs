@@ -158,7 +158,6 @@ fn every_metric_is_shown_somewhere() {
     // For people who look at one of these with a question of their own.
     let quiet = [
         "draining",
-        "worker_transitions_total",
         "removed_fields_total",
         "untokenized_prompts_total",
         "resent_requests_total",

@@ -8,8 +8,9 @@ use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use super::Watched;
 
 #[tokio::test]
-async fn a_worker_that_fails_more_than_the_others_fires_worker_ejected() {
-    let ejection = "{ interval: 1s, requests_min: 3, base_time: 10m, ejected_percent_max: 50 }";
+async fn a_worker_that_is_ejected_again_and_again_fires_worker_ejected() {
+    // As by default, each ejection is longer than the one before, and ends.
+    let ejection = "{ interval: 1s, requests_min: 3, base_time: 100ms, ejected_percent_max: 50 }";
     let watched = Watched::start(Spec {
         policy: "{ kind: round_robin }",
         model: format!("breaker: {{ failures: 0 }}\nhealth: {{ ejection: {ejection} }}"),
@@ -19,13 +20,13 @@ async fn a_worker_that_fails_more_than_the_others_fires_worker_ejected() {
     watched.is_healthy().await;
     let kind = FaultKind::Status { status: 500 };
     watched.cluster.engine("w1").set_fault(Fault { kind, times: None });
-    let ejected = [("worker", "w1"), ("state", "ejected")];
+    let again = [("worker", "w1"), ("to", "ejected")];
     let mut turn = 0;
-    eventually("the worker is ejected", async || {
+    eventually("the worker is ejected four times", async || {
         turn += 1;
         let body = completion(&prompt(20, &format!("eject{turn}-")));
         assert_eq!(watched.cluster.http.post(COMPLETIONS, &body).await.status, 200);
-        watched.cluster.metric("splitrail_worker_state", &ejected).await == 1.0
+        watched.cluster.metric("splitrail_worker_transitions_total", &again).await >= 4.0
     })
     .await;
     watched.fires(&["SplitrailWorkerEjected"]).await;
