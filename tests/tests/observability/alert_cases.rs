@@ -69,7 +69,7 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ),
     ("splitrail_retries_refused_total{model=\"m\",leg=\"decode\"}", "4+0x90"),
     ("splitrail_foreign_replies_total{model=\"m\",worker=\"d0\"}", "0+0x90"),
-    ("splitrail_local_prefills_total{model=\"m\",reason=\"no_prefill\"}", "8+0x90"),
+    ("splitrail_local_prefills_total{instance=\"r1\",model=\"m\",reason=\"no_prefill\"}", "8+0x90"),
     ("splitrail_local_prefills_total{model=\"m\",reason=\"no_hand_off\"}", "8+0x90"),
     ("splitrail_local_prefills_total{model=\"m\",reason=\"short_prompt\"}", "0+60x90"),
     ("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"left\"}", "2+0x90"),
@@ -237,9 +237,23 @@ pub(crate) const CASES: &[Case] = &[
         "SplitrailNoPrefillWorker",
         &[("splitrail_available_workers{instance=\"r1\",model=\"m\",leg=\"prefill\"}", "0+0x90")],
     ),
+    // The decode workers compute prompts because there is none.
     case(
         "SplitrailNoPrefillWorker",
-        &[("splitrail_local_prefills_total{model=\"m\",reason=\"no_prefill\"}", "0+1x90")],
+        &[
+            ("splitrail_available_workers{instance=\"r1\",model=\"m\",leg=\"prefill\"}", "0+0x90"),
+            (
+                "splitrail_local_prefills_total{instance=\"r1\",model=\"m\",reason=\"no_prefill\"}",
+                "0+1x90",
+            ),
+        ],
+    ),
+    case(
+        "SplitrailPrefillFallbacks",
+        &[(
+            "splitrail_local_prefills_total{instance=\"r1\",model=\"m\",reason=\"no_prefill\"}",
+            "0+1x90",
+        )],
     ),
     // The workers have left, and their series with them. Another router still has its workers.
     case(
@@ -306,11 +320,20 @@ pub(crate) const CASES: &[Case] = &[
         &[
             ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
             ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"mismatch\"}", "1+0x90"),
+            ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "0+0x90"),
         ],
     ),
     case(
         "SplitrailKvOfOtherTokens",
-        &[("splitrail_read_backs_total{model=\"m\",outcome=\"mismatch\"}", ONCE)],
+        &[
+            ("splitrail_read_backs_total{model=\"m\",outcome=\"mismatch\"}", ONCE),
+            // The worker is in quarantine.
+            (
+                "splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"draining\"}",
+                "0+0x49 1+0x40",
+            ),
+            ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "1+0x49 0+0x40"),
+        ],
     ),
     case(
         "SplitrailKvOfOtherTokens",
@@ -348,6 +371,11 @@ pub(crate) const CASES: &[Case] = &[
     case(
         "SplitrailIndexDrifts",
         &[("splitrail_worker_overlap_discount_ratio{model=\"m\",worker=\"p0\"}", "0.5+0x90")],
+    ),
+    // Every five minutes, the worker's part of the index is built anew.
+    case(
+        "SplitrailIndexDrifts",
+        &[("splitrail_worker_overlap_discount_ratio{model=\"m\",worker=\"p0\"}", WITH_GAPS)],
     ),
     case(
         "SplitrailIndexDrifts",

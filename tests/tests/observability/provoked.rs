@@ -78,8 +78,7 @@ async fn another_tokenizer_fires_parity_mismatch() {
         ..Spec::aggregated(1)
     })
     .await;
-    // Without KV routing, the worker is among those whose index is not used.
-    watched.fires(&["SplitrailParityMismatch", "SplitrailIndexDrifts"]).await;
+    watched.fires(&["SplitrailParityMismatch"]).await;
 }
 
 #[tokio::test]

@@ -101,8 +101,7 @@ async fn kv_that_was_read_for_other_tokens_fires_kv_of_other_tokens() {
         prompt.extend(answer.iter().map(|id| id.as_u64().unwrap()));
         prompt.extend(10..30);
     }
-    // The worker is in quarantine, and takes no part in KV routing.
-    watched.fires(&["SplitrailKvOfOtherTokens", "SplitrailIndexDrifts"]).await;
+    watched.fires(&["SplitrailKvOfOtherTokens"]).await;
 }
 
 #[tokio::test]

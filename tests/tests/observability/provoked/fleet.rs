@@ -33,6 +33,22 @@ async fn a_worker_that_is_ejected_again_and_again_fires_worker_ejected() {
 }
 
 #[tokio::test]
+async fn prompts_whose_prefill_legs_fail_fire_prefill_fallbacks() {
+    let model = "breaker: { failures: 0 }".into();
+    let watched = Watched::start(Spec { model, ..Spec::default() }).await;
+    watched.is_healthy().await;
+    for engine in ["p0", "p1"] {
+        let kind = FaultKind::Status { status: 500 };
+        watched.cluster.engine(engine).set_fault(Fault { kind, times: None });
+    }
+    for turn in 0..3 {
+        let body = completion(&prompt(40, &format!("falls{turn}-back")));
+        assert_eq!(watched.cluster.http.post(COMPLETIONS, &body).await.status, 200);
+    }
+    watched.fires(&["SplitrailPrefillFallbacks"]).await;
+}
+
+#[tokio::test]
 async fn a_name_that_cannot_be_resolved_fires_discovery_fails() {
     // RFC 6761: a name that nobody has.
     let source =
