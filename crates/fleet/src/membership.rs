@@ -135,14 +135,18 @@ impl Fleet {
             for (id, member) in members.by_id {
                 tracing::info!(model, worker = id, "a worker leaves with its model");
                 member.retire();
-                self.cluster.metrics.forget_worker(&model, &id);
             }
+            self.cluster.metrics.forget_model(&model);
         }
         Ok(())
     }
 
     /// Starts a model without workers, and its discovery.
     fn found(&self, served: &Arc<Served>) -> Members {
+        if self.has_begun.load(Relaxed) {
+            // Requests of an earlier model of this name may have counted after it was removed.
+            self.cluster.metrics.forget_model(served.name());
+        }
         let mut members = Members {
             served: Arc::clone(served),
             by_id: BTreeMap::new(),

@@ -121,6 +121,12 @@ impl ExemplarStore {
         Arc::clone(all.entry(key(metric, labels)).or_insert_with(exemplars))
     }
 
+    /// Forgets the exemplars of all series with this label.
+    pub(crate) fn forget(&self, (name, value): (&str, &str)) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, labels), _| !labels.iter().any(|(n, v)| n == name && v == value));
+    }
+
     /// The exemplars of a series, if it has a place for them.
     pub(crate) fn find(&self, metric: &str, labels: &[(&str, &str)]) -> Option<Arc<Exemplars>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -101,8 +101,9 @@ fn wanted_format(headers: &HeaderMap) -> TextFormat {
 
 /// Sets the gauges of the fleet, which are computed at each scrape, and encodes all metrics.
 ///
-/// Workers may leave meanwhile, and requests may end after their workers have left: only series of
-/// the workers that existed when the gauges were set are shown, and those of others are removed.
+/// Workers may leave meanwhile, and requests may end after their workers or models have left: only
+/// series of the served models, and of the workers that existed when the gauges were set, are shown.
+/// Those of other workers are removed.
 fn scrape(core: &Core, format: TextFormat) -> String {
     let present = observe_fleet(core);
     observe_router(core);
@@ -114,7 +115,8 @@ fn scrape(core: &Core, format: TextFormat) -> String {
     let now = |model: &str, worker: &str| {
         serving.model(model).is_some_and(|served| served.pool.roster().named(worker).is_some())
     };
-    core.metrics.scrape(format, here, now)
+    let served = |model: &str| serving.model(model).is_some();
+    core.metrics.scrape(format, served, here, now)
 }
 
 /// Sets the gauges of the router itself and of its tenants.

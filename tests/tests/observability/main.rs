@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod access_log;
+mod counts;
 mod files;
 mod metrics;
 mod metrics_listener;

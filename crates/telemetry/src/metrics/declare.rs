@@ -1,4 +1,5 @@
-//! Creates the series whose labels are known, at 0, and removes those of workers that have left.
+//! Creates the series whose labels are known, at 0, and removes those of workers and models that have
+//! left.
 
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::proto::MetricFamily;
@@ -111,19 +112,27 @@ impl Metrics {
 
     /// Removes the series of a worker that has left.
     pub fn forget_worker(&self, model: &str, worker: &str) {
-        self.each(&mut |metric, family| forget_series(metric, family, model, worker));
+        let own = [("model", model), ("worker", worker)];
+        self.each(&mut |metric, family| forget_series(metric, family, &own));
+    }
+
+    /// Removes the series of a model that is no longer served, and of its workers. Requests of the
+    /// model that are still in flight may count on; [`scrape`](Self::scrape) does not show it.
+    pub fn forget_model(&self, model: &str) {
+        let own = [("model", model)];
+        self.each(&mut |metric, family| forget_series(metric, family, &own));
+        self.exemplars.forget(own[0]);
     }
 }
 
-fn forget_series(metric: &Definition, family: &dyn Family, model: &str, worker: &str) {
-    if !metric.has_label("worker") {
+/// Removes the series of a metric that have these labels, if the metric has them.
+fn forget_series(metric: &Definition, family: &dyn Family, own: &[(&str, &str)]) {
+    if !own.iter().all(|(name, _)| metric.has_label(name)) {
         return;
     }
-    // If a worker has exactly one series, its labels are known and no other series is read.
-    if let [first, second] = metric.labels
-        && (first.name, second.name) == ("model", "worker")
-    {
-        family.remove(&[model, worker]);
+    // If there is exactly one series, its labels are known and no other series is read.
+    if metric.labels.iter().map(|label| label.name).eq(own.iter().map(|(name, _)| *name)) {
+        family.remove(&own.iter().map(|(_, value)| *value).collect::<Vec<_>>());
         return;
     }
     for family_now in family.families() {
@@ -132,7 +141,7 @@ fn forget_series(metric: &Definition, family: &dyn Family, model: &str, worker: 
                 let pair = series.get_label().iter().find(|pair| pair.name() == name);
                 pair.map_or("", |pair| pair.value())
             };
-            if value("model") == model && value("worker") == worker {
+            if own.iter().all(|(name, own)| value(name) == *own) {
                 let values: Vec<_> = metric.labels.iter().map(|label| value(label.name)).collect();
                 family.remove(&values);
             }

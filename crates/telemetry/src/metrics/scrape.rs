@@ -32,21 +32,23 @@ impl TextFormat {
 impl Metrics {
     /// All metrics of the router, in Prometheus' text format.
     pub fn encode(&self) -> String {
-        self.scrape(TextFormat::Prometheus, |_, _, _| true, |_, _| true)
+        self.scrape(TextFormat::Prometheus, |_| true, |_, _, _| true, |_, _| true)
     }
 
-    /// All metrics as text, without the series of workers that are not `present` (model, worker, and
-    /// role where that is a label). Those series are also removed from the registry, unless the
-    /// worker has rejoined by `now`.
+    /// All metrics as text, without the series of models that are not `served`, and of workers that are
+    /// not `present` (model, worker, and role where that is a label). The series of such workers are
+    /// also removed from the registry, unless the worker has rejoined by `now`.
     pub fn scrape(
         &self,
         format: TextFormat,
+        served: impl Fn(&str) -> bool,
         present: impl Fn(&str, &str, Option<&str>) -> bool,
         now: impl Fn(&str, &str) -> bool,
     ) -> String {
         let mut families = self.registry.gather();
         let mut gone = BTreeSet::new();
         for family in &mut families {
+            retain_served(family, &served);
             retain_present(family, &present, &mut gone);
         }
         families.retain(|family| !family.get_metric().is_empty());
@@ -61,6 +63,14 @@ impl Metrics {
             TextFormat::OpenMetrics => open_metrics::encode(&families, &self.exemplars),
         }
     }
+}
+
+/// Removes the series of models that are not served; `none` stands for requests without a model.
+fn retain_served(family: &mut MetricFamily, served: &impl Fn(&str) -> bool) {
+    family.mut_metric().retain(|series| {
+        let model = series.get_label().iter().find(|pair| pair.name() == "model");
+        model.is_none_or(|model| model.value() == "none" || served(model.value()))
+    });
 }
 
 /// Removes the series of workers that are not present, and names these workers in `gone`.

@@ -12,6 +12,7 @@ fn a_scrape_shows_nothing_of_who_has_left_and_forgets_it() {
     up("v");
     let text = metrics.scrape(
         TextFormat::Prometheus,
+        |_| true,
         |_, worker, _| worker == "v",
         |_, worker| worker == "v",
     );
@@ -21,7 +22,7 @@ fn a_scrape_shows_nothing_of_who_has_left_and_forgets_it() {
     up("w");
     assert!(
         !metrics
-            .scrape(TextFormat::Prometheus, |_, worker, _| worker == "v", |_, _| true)
+            .scrape(TextFormat::Prometheus, |_| true, |_, worker, _| worker == "v", |_, _| true)
             .contains("worker=\"w\"")
     );
     assert!(metrics.encode().contains("worker=\"w\""));
@@ -48,6 +49,35 @@ fn the_series_of_a_worker_that_left_are_gone_and_no_others() {
     for left in ["model=\"m\",worker=\"v\"", "model=\"n\",worker=\"w\""] {
         assert!(text.contains(left), "{text}");
     }
+}
+
+#[test]
+fn the_series_of_a_model_that_is_not_served_any_more_are_gone_and_no_others() {
+    let metrics = Metrics::new().unwrap();
+    let trace =
+        crate::TraceId::of_traceparent(b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
+    for model in ["m", "n"] {
+        metrics.declare(&Scope::Model(model));
+        metrics.queue_depth.with_label_values(&[model]).set(9);
+        metrics.worker_up.with_label_values(&[model, "w", "both"]).set(1);
+        crate::ModelSeries::default().begun(&metrics, model, "aggregated", 0.1, trace);
+    }
+    metrics.forget_model("m");
+    let text = metrics.encode();
+    assert!(!text.contains("model=\"m\""), "{text}");
+    for left in [
+        "splitrail_queue_depth{model=\"n\"} 9",
+        "splitrail_worker_up{model=\"n\",role=\"both\",worker=\"w\"} 1",
+        "splitrail_shed_total{model=\"none\",reason=\"in_flight_max\"} 0",
+    ] {
+        assert!(text.contains(left), "{left}\n{text}");
+    }
+    // A request of it that is still in flight counts once more.
+    metrics.generation_tokens.with_label_values(&["m"]).inc();
+    let shown = |format| metrics.scrape(format, |model| model == "n", |_, _, _| true, |_, _| true);
+    let text = shown(TextFormat::OpenMetrics);
+    assert!(!text.contains("model=\"m\"") && text.contains("model=\"n\""), "{text}");
+    assert!(text.contains("model=\"none\"") && text.contains("trace_id="), "{text}");
 }
 
 #[test]
@@ -135,7 +165,7 @@ fn open_metrics_have_exemplars_units_and_an_end() {
     let series = crate::ModelSeries::default();
     let sent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     series.begun(&metrics, "m\"\\", "aggregated", 0.12, crate::TraceId::of_traceparent(sent));
-    let text = metrics.scrape(TextFormat::OpenMetrics, |_, _, _| true, |_, _| true);
+    let text = metrics.scrape(TextFormat::OpenMetrics, |_| true, |_, _, _| true, |_, _| true);
     let labels = r#"flow="aggregated",model="m\"\\""#;
     for expected in [
         "# TYPE splitrail_ttft_seconds histogram\n# UNIT splitrail_ttft_seconds seconds\n",

@@ -1,0 +1,39 @@
+//! What metrics count of requests: calls that are refused early, waits in the queue, the parts of
+//! streams, and models that are removed.
+
+use splitrail_sim::{Fault, FaultKind};
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
+use splitrail_tests::{Cluster, Spec};
+use tokio::task::JoinSet;
+
+#[tokio::test]
+async fn the_series_of_a_model_that_is_removed_leave_with_it() {
+    let cluster = Cluster::start(Spec::aggregated(1)).await;
+    cluster.engine("w0").set_fault(Fault { kind: FaultKind::Hang, times: None });
+    let mut hanging = JoinSet::new();
+    let (http, body) = (cluster.http.clone(), completion(&prompt(4, "hangs")));
+    hanging.spawn(async move { http.post(COMPLETIONS, &body).await });
+    eventually("a request is in flight", async || {
+        cluster.metric("splitrail_requests_in_flight", &[("model", "sim")]).await == 1.0
+    })
+    .await;
+    let other = cluster.yaml.replace("name: sim", "name: other");
+    assert_eq!(cluster.reload(&other).await.status, 200);
+    let shown = async || {
+        let text = cluster.admin.get("/metrics").await.text();
+        let left: Vec<_> = text.lines().filter(|line| line.contains("model=\"sim\"")).collect();
+        assert_eq!(left, [] as [&str; 0]);
+        assert!(text.contains("model=\"other\"") && text.contains("model=\"none\""));
+    };
+    shown().await;
+    // The last request of the model ends.
+    hanging.shutdown().await;
+    eventually("it has ended", async || cluster.running.core().live.is_empty()).await;
+    shown().await;
+    // A model of the same name begins anew.
+    assert_eq!(cluster.reload(&cluster.yaml).await.status, 200);
+    let sim = [("model", "sim")];
+    assert_eq!(cluster.metric("splitrail_requests_in_flight", &sim).await, 0.0);
+    assert_eq!(cluster.metric("splitrail_request_results_total", &sim).await, 0.0);
+}
