@@ -150,7 +150,7 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Box<Scope>) -> Resul
             biased;
             answered = answering => answered,
             () = core.abort.token().cancelled() => {
-                Err(Error::new(ErrorKind::Overloaded, "the router is stopping"))
+                Err(Error::new(ErrorKind::RouterStopping, "the router is stopping"))
             }
         }
     };

@@ -61,7 +61,7 @@ pub enum ErrorKind {
     MethodNotAllowed,
     /// The client disconnected before its request was complete.
     ClientGone,
-    /// The router is full or draining.
+    /// The router is full.
     Overloaded,
     /// The client already uses its fair share of the router.
     OverShare,
@@ -94,6 +94,8 @@ pub enum ErrorKind {
     LeaseExpired,
     /// The reply ended early after its first byte had been sent to the client.
     DecodeLost,
+    /// The router stops, and has no time left for the request.
+    RouterStopping,
     /// A defect of the router.
     Internal,
 }
@@ -281,6 +283,7 @@ impl Error {
             | ErrorKind::OverShare
             | ErrorKind::Busy(_)
             | ErrorKind::NoWorker
+            | ErrorKind::RouterStopping
             | ErrorKind::Internal => Fault::Router,
         }
     }
@@ -321,7 +324,9 @@ impl Error {
                 StatusCode::NOT_FOUND
             }
             ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            ErrorKind::Overloaded | ErrorKind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Overloaded | ErrorKind::NoWorker | ErrorKind::RouterStopping => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             ErrorKind::OverShare
             | ErrorKind::Busy(_)
             | ErrorKind::LimitReached(_)
@@ -350,6 +355,7 @@ impl Error {
             ErrorKind::Overloaded
             | ErrorKind::OverShare
             | ErrorKind::NoWorker
+            | ErrorKind::RouterStopping
             | ErrorKind::EngineRejected(429) => Some(1),
             ErrorKind::Busy(seconds) => Some(seconds),
             ErrorKind::LimitReached(LimitReached { retry_after_ms: Some(ms), .. }) => {
@@ -408,6 +414,7 @@ impl Error {
             ErrorKind::BelowThreshold => "below_threshold",
             ErrorKind::LeaseExpired => "lease_expired",
             ErrorKind::DecodeLost => "decode_lost",
+            ErrorKind::RouterStopping => "router_stopping",
             ErrorKind::Internal => "internal",
         }
     }
@@ -453,7 +460,9 @@ impl Error {
             (_, ErrorKind::OverShare | ErrorKind::Busy(_) | ErrorKind::EngineRejected(429)) => {
                 "rate_limit_error"
             }
-            (_, ErrorKind::Overloaded | ErrorKind::NoWorker) => "service_unavailable_error",
+            (_, ErrorKind::Overloaded | ErrorKind::NoWorker | ErrorKind::RouterStopping) => {
+                "service_unavailable_error"
+            }
             (Fault::Engine, _) => "engine_error",
             (Fault::Router, _) => "internal_error",
         };

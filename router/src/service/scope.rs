@@ -522,7 +522,7 @@ impl Stream for ScopedEvents {
             Poll::Pending => {
                 ready!(this.cut.as_mut().poll(context));
                 let message = "the reply broke off: the router is stopping";
-                Some(Err(Error::new(ErrorKind::DecodeLost, message)))
+                Some(Err(Error::new(ErrorKind::RouterStopping, message)))
             }
             Poll::Ready(next) => next,
         };

@@ -380,10 +380,15 @@ fn the_table_has_the_values_that_the_code_gives() {
     check("worker_leg_failures_total", "reason", &failures.each_ref().map(Error::outcome));
     check("wasted_prompt_tokens_total", "reason", &failures.each_ref().map(Error::outcome));
     check("request_results_total", "result", &failures.each_ref().map(Error::result));
-    let of_the_router =
-        [ErrorKind::Overloaded, ErrorKind::Busy(1), ErrorKind::NoWorker, ErrorKind::Internal];
+    let of_the_router = [
+        ErrorKind::Overloaded,
+        ErrorKind::Busy(1),
+        ErrorKind::NoWorker,
+        ErrorKind::RouterStopping,
+        ErrorKind::Internal,
+    ];
     let of_the_router = of_the_router.map(|kind| Error::new(kind, ""));
     let results = of_the_router.each_ref().map(Error::result);
-    assert_eq!(results, ["shed", "shed", "failed", "failed"]);
+    assert_eq!(results, ["shed", "shed", "failed", "failed", "failed"]);
     check("wasted_prompt_tokens_total", "reason", &of_the_router.each_ref().map(Error::outcome));
 }

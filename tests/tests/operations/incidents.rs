@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use splitrail_sim::write_tokenizer;
 use splitrail_sim::{SimConfig, SimEngine};
 use splitrail_tests::binary;
-use splitrail_tests::cluster::eventually;
+use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::ports::HeldPort;
 use splitrail_tests::{Client, Cluster, Spec};
 
@@ -161,10 +161,19 @@ async fn requests_that_outlive_the_drain_grace_get_an_error() {
     });
     assert_eq!(cut, 2);
     let error: Value = serde_json::from_str(&last).unwrap();
-    assert_eq!(error["error"]["code"], "decode_lost");
+    // No engine is to blame.
+    let told = (&error["error"]["code"], &error["error"]["type"]);
+    assert_eq!(told, (&"router_stopping".into(), &"service_unavailable_error".into()), "{last}");
     // One that has no answer yet may go to another router.
     let refused = unanswered.join_next().await.unwrap().unwrap();
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, "1"));
+    assert_eq!(refused.json()["error"]["code"], "router_stopping");
+    let text = core.metrics.encode();
+    let stopping = [("outcome", "router_stopping")];
+    assert_eq!(metric_in(&text, "splitrail_requests_total", &stopping), 2.0);
+    let failed = [("model", "sim"), ("result", "failed")];
+    assert_eq!(metric_in(&text, "splitrail_request_results_total", &failed), 2.0);
+    assert_eq!(metric_in(&text, "splitrail_worker_leg_failures_total", &[]), 0.0);
     drop((admin, engines));
 }
 

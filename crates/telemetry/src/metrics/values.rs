@@ -47,6 +47,7 @@ pub(crate) const WASTE: &[&str] = &[
     "overloaded",
     "reply_too_large",
     "invalid_request",
+    "router_stopping",
     "internal",
 ];
 /// How prefill legs that were to read KV back ended.
