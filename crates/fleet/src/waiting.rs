@@ -143,19 +143,22 @@ impl Waiting {
     }
 
     /// Waits for a worker. Dropping the future removes the request from the queue and frees a
-    /// booking that it was given meanwhile.
+    /// booking that it was given meanwhile. `entered` is called when the request has entered the
+    /// queue; what it returns is dropped when the wait ends, however it ends.
     ///
     /// # Errors
     /// If the request may not wait, or may not wait any longer.
-    pub async fn wait(
+    pub async fn wait<W>(
         &self,
         pool: &Pool,
         policy: &Policy,
         asked: Asked,
+        entered: impl FnOnce() -> W,
     ) -> Result<Granted, NoRoom> {
         let leg = asked.leg;
         let (reply, mut granted) = oneshot::channel();
         let place = self.join(pool, asked, reply)?;
+        let _wait = entered();
         self.turn(pool, policy, leg);
         let max_wait = lock(self.line(leg)).queue.config().max_wait_ms;
         let max_wait = Duration::from_secs_f64(max_wait / 1e3);
@@ -391,7 +394,7 @@ mod tests {
         pool.waiting.configure(QueueConfig { max_wait_ms: 20.0, ..QueueConfig::default() });
         let began = Instant::now();
         // There is no worker: none will ever be free.
-        let waited = pool.waiting.wait(&pool, &Policy::predicted_ttft(), asked()).await;
+        let waited = pool.waiting.wait(&pool, &Policy::predicted_ttft(), asked(), || ()).await;
         let refused = waited.unwrap_err();
         assert_eq!(refused.why, Why::Waited(Duration::from_millis(20)));
         assert!(began.elapsed() >= Duration::from_millis(20));

@@ -225,14 +225,24 @@ pub(super) async fn place_in_turn(
         observes_prefill_end,
         urgency: context.urgency,
     };
-    let granted = Box::pin(pool.waiting.wait(pool, &config.policy, asked)).await;
-    prompt.mark(Stage::Admit);
+    let entered = || QueueWait(prompt);
+    let granted = Box::pin(pool.waiting.wait(pool, &config.policy, asked, entered)).await;
     let Granted { roster, candidates, choice, booking } =
         granted.map_err(|no_room| refused(context, no_room))?;
     let pick = Pick { roster: &roster, candidates: &candidates, choice: &choice };
     let placed = settle(prompt, query, wish, pick, Some(booking));
     prompt.mark(Stage::Pick);
     placed
+}
+
+/// A prompt's wait in the queue. It is counted when this value is dropped: when the prompt gets a
+/// worker, has waited for too long, or its client leaves.
+struct QueueWait<'a>(PromptContext<'a>);
+
+impl Drop for QueueWait<'_> {
+    fn drop(&mut self) {
+        self.0.mark(Stage::Admit);
+    }
 }
 
 fn refused(context: &Context, no_room: NoRoom) -> Error {

@@ -7,6 +7,49 @@ use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Cluster, Spec};
 use tokio::task::JoinSet;
 
+/// One prefill worker that computes a token in a millisecond, as the configuration says.
+fn slow(queue: &str) -> Spec {
+    Spec {
+        prefill: 1,
+        decode: 1,
+        policy: "{ kind: predicted_ttft }",
+        model: format!("queue: {{ {queue} }}\ncosts: {{ prefill_us_per_token: 1000 }}\n"),
+        engine: |name, config| {
+            if name == "p0" {
+                config.prefill_us_per_token = 1000;
+            }
+        },
+        ..Spec::default()
+    }
+}
+
+#[tokio::test]
+async fn waits_in_the_queue_are_those_of_requests_that_entered_it() {
+    let cluster = Cluster::start(slow("max_waiting: 1")).await;
+    let mut sent = JoinSet::new();
+    // One is at work, and one waits.
+    for (name, depth) in [("first", 0.0), ("second", 1.0)] {
+        let (http, body) = (cluster.http.clone(), completion(&prompt(2000, name)));
+        sent.spawn(async move { http.post(COMPLETIONS, &body).await });
+        eventually(&format!("{depth} wait"), async || {
+            cluster.metric("splitrail_queue_depth", &[]).await == depth
+                && cluster.metric("splitrail_requests_in_flight", &[]).await == depth + 1.0
+        })
+        .await;
+    }
+    let waits = async || cluster.metric("splitrail_queue_wait_seconds_count", &[]).await;
+    let before = waits().await;
+    for turn in 0..3 {
+        let body = completion(&prompt(2000, &format!("full{turn}-")));
+        assert_eq!(cluster.http.post(COMPLETIONS, &body).await.status, 429);
+    }
+    assert_eq!(waits().await, before, "who may not wait has not waited");
+    // The client of the one that waits leaves.
+    sent.shutdown().await;
+    eventually("the wait of who gave up is counted", async || waits().await == before + 1.0).await;
+    assert!(cluster.metric("splitrail_queue_wait_seconds_sum", &[]).await > 0.0);
+}
+
 #[tokio::test]
 async fn the_series_of_a_model_that_is_removed_leave_with_it() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
