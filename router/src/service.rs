@@ -190,7 +190,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         scope.reserve(tenant.reserve(cost)?, cost);
     }
     let seconds = timeline.lap(Stage::Tokenize, Instant::now()).as_secs_f64();
-    served.series.stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
+    served.series.router_stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
     let ClientTrace { traceparent, tracestate } = scope.trace_context();
     let (arrived, client) = scope.origin();
     let priority_max = tenant.as_ref().and_then(|tenant| tenant.priority_max);

@@ -95,9 +95,21 @@ impl PromptContext<'_> {
     pub(super) fn mark(&self, stage: Stage) -> Instant {
         let now = Instant::now();
         let Took { stage: took, hand_off } = self.clock.lap(stage, now);
-        let Context { metrics, served, options, .. } = self.context.as_ref();
+        let Context { metrics, served, options, endpoint, .. } = self.context.as_ref();
         let LabelledSeries { model, series } = served.labelled_series();
-        series.stage(metrics, model, stage.name(), took.as_secs_f64());
+        let (name, seconds) = (stage.name(), took.as_secs_f64());
+        let stream = if options.stream { "true" } else { "false" };
+        match stage {
+            Stage::Receive | Stage::Tokenize | Stage::Match | Stage::Pick => {
+                series.router_stage(metrics, model, name, seconds);
+            }
+            Stage::Admit => series.queue_wait(metrics, model, stream, seconds),
+            // Requests that generate nothing have no first token.
+            _ if endpoint.generates() => {
+                series.engine_stage(metrics, model, name, stream, seconds);
+            }
+            _ => {}
+        }
         let follows = options.stream && !served.config.connector.is_concurrent();
         if let Some(hand_off) = hand_off.filter(|_| follows) {
             series.handed_off(metrics, model, hand_off.as_secs_f64());

@@ -75,13 +75,15 @@ metrics! {
     /// Time of the router's own work for a request: the template, tokens and block hashes
     /// (tokenize), the search of the index (match), and the choice of a worker (pick).
     stage: HistogramVec[FINE_SECONDS]("stage_seconds"; "model", "stage" in STAGES);
-    /// Time that requests waited in the router's `queue` for a worker.
-    queue_wait: HistogramVec[SECONDS]("queue_wait_seconds"; "model");
-    /// Time in the parts of a request that engines do: asking a decode worker that held too little
-    /// (decode_try), taking a prefix from another worker (peer_fetch), the prefill leg (prefill), the
-    /// last leg up to its first event, or up to its end if the reply is whole (first_token), and legs
-    /// that failed (failed).
-    engine_stage: HistogramVec[SECONDS]("engine_stage_seconds"; "model", "stage" in ENGINE_STAGES);
+    /// Time that requests waited in the router's `queue` for a worker, also those that gave up, by
+    /// whether the reply is a stream. Requests that may not enter the queue do not wait.
+    queue_wait: HistogramVec[SECONDS]("queue_wait_seconds"; "model", "stream" in REPLIES; if streams_case);
+    /// Time in the parts of a request that engines do, by whether the reply is a stream: asking a
+    /// decode worker that held too little (decode_try), taking a prefix from another worker
+    /// (peer_fetch), the prefill leg (prefill), the last leg up to its first event, or up to its end if
+    /// the reply is whole (first_token), and legs that failed (failed). Requests that generate nothing
+    /// are not counted.
+    engine_stage: HistogramVec[SECONDS]("engine_stage_seconds"; "model", "stage" in ENGINE_STAGES, "stream" in REPLIES; if streams_case);
     /// Time from the end of the prefill leg to the first event of the decode leg that used its
     /// hand-off. Streams only, of connectors whose legs follow each other.
     hand_off: HistogramVec[SECONDS]("hand_off_seconds"; "model");

@@ -11,8 +11,8 @@ use crate::series::Series;
 #[derive(Debug, Default)]
 pub struct ModelSeries {
     stage_seconds: Series<Histogram, 1>,
-    engine_stage_seconds: Series<Histogram, 1>,
-    queue_wait_seconds: Series<Histogram, 0>,
+    engine_stage_seconds: Series<Histogram, 2>,
+    queue_wait_seconds: Series<Histogram, 1>,
     hand_off_seconds: Series<Histogram, 0>,
     prediction_error: Series<Histogram, 1>,
     /// `prompt_tokens_total` by leg, source and tier.
@@ -106,24 +106,32 @@ impl ModelSeries {
         self.time_per_output_token.with([], find, |series| series.observe(seconds_per_token));
     }
 
-    /// Records the time of a request in a stage, in seconds. The stages `tokenize`, `match` and
-    /// `pick` are the router's work, `admit` is the wait in the queue, and the others are done by
-    /// engines.
-    pub fn stage(&self, all: &Metrics, model: &str, stage: &'static str, seconds: f64) {
-        match stage {
-            "tokenize" | "match" | "pick" => {
-                let find = || all.stage.with_label_values(&[model, stage]);
-                self.stage_seconds.with([stage], find, |series| series.observe(seconds));
-            }
-            "admit" => {
-                let find = || all.queue_wait.with_label_values(&[model]);
-                self.queue_wait_seconds.with([], find, |series| series.observe(seconds));
-            }
-            _ => {
-                let find = || all.engine_stage.with_label_values(&[model, stage]);
-                self.engine_stage_seconds.with([stage], find, |series| series.observe(seconds));
-            }
-        }
+    /// Records the time of the router's own work for a request, in seconds: `tokenize`, `match` or
+    /// `pick`.
+    pub fn router_stage(&self, all: &Metrics, model: &str, stage: &'static str, seconds: f64) {
+        let find = || all.stage.with_label_values(&[model, stage]);
+        self.stage_seconds.with([stage], find, |series| series.observe(seconds));
+    }
+
+    /// Records the time of a request in a stage that engines do, in seconds; `stream` says whether
+    /// its reply is a stream.
+    pub fn engine_stage(
+        &self,
+        all: &Metrics,
+        model: &str,
+        stage: &'static str,
+        stream: &'static str,
+        seconds: f64,
+    ) {
+        let find = || all.engine_stage.with_label_values(&[model, stage, stream]);
+        self.engine_stage_seconds.with([stage, stream], find, |series| series.observe(seconds));
+    }
+
+    /// Records the time that a request waited in the queue, in seconds; `stream` says whether its
+    /// reply is a stream.
+    pub fn queue_wait(&self, all: &Metrics, model: &str, stream: &'static str, seconds: f64) {
+        let find = || all.queue_wait.with_label_values(&[model, stream]);
+        self.queue_wait_seconds.with([stream], find, |series| series.observe(seconds));
     }
 
     /// Records the time from the end of a prefill leg to the first token, in seconds.

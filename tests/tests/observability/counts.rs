@@ -1,9 +1,10 @@
 //! What metrics count of requests: calls that are refused early, waits in the queue, the parts of
 //! streams, and models that are removed.
 
+use serde_json::json;
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
+use splitrail_tests::trial::{COMPLETIONS, completion, prompt, streamed};
 use splitrail_tests::{Cluster, Spec};
 use tokio::task::JoinSet;
 
@@ -48,6 +49,38 @@ async fn waits_in_the_queue_are_those_of_requests_that_entered_it() {
     sent.shutdown().await;
     eventually("the wait of who gave up is counted", async || waits().await == before + 1.0).await;
     assert!(cluster.metric("splitrail_queue_wait_seconds_sum", &[]).await > 0.0);
+}
+
+#[tokio::test]
+async fn the_parts_of_streams_are_not_mixed_with_whole_replies() {
+    let cluster = Cluster::start(Spec::default()).await;
+    let count = async |stage: &str, stream: &str| {
+        let labels = [("stage", stage), ("stream", stream)];
+        cluster.metric("splitrail_engine_stage_seconds_count", &labels).await
+    };
+    let whole = completion(&prompt(40, "whole"));
+    assert_eq!(cluster.http.post(COMPLETIONS, &whole).await.status, 200);
+    for stage in ["prefill", "first_token"] {
+        assert_eq!(
+            (count(stage, "true").await, count(stage, "false").await),
+            (0.0, 1.0),
+            "{stage}"
+        );
+    }
+    let stream = streamed(&completion(&prompt(40, "stream")));
+    cluster.http.stream(COMPLETIONS, &stream).await.rest().await;
+    for stage in ["prefill", "first_token"] {
+        assert_eq!(
+            (count(stage, "true").await, count(stage, "false").await),
+            (1.0, 1.0),
+            "{stage}"
+        );
+    }
+    // What generates nothing has no first token.
+    let text = json!({"model": "sim", "prompt": "some words"});
+    let reply = cluster.http.post("/tokenize", &text).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(cluster.metric("splitrail_engine_stage_seconds_count", &[]).await, 4.0);
 }
 
 #[tokio::test]

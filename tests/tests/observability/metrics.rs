@@ -38,7 +38,7 @@ const METRICS: [(&str, &str, &[&str]); 43] = [
     ("request_results_total", "counter", &["model", "result"]),
     ("time_per_output_token_seconds", "histogram", &["model"]),
     ("stage_seconds", "histogram", &["model", "stage"]),
-    ("engine_stage_seconds", "histogram", &["model", "stage"]),
+    ("engine_stage_seconds", "histogram", &["model", "stage", "stream"]),
     ("hand_off_seconds", "histogram", &["model"]),
     ("request_prompt_tokens", "histogram", &["model"]),
     ("request_output_tokens", "histogram", &["model"]),

@@ -14,6 +14,8 @@ pub(crate) const FLOWS: &[&str] =
     &["aggregated", "prefill_first", "decode_first", "decode_only", "auto", "none"];
 /// Whether a reply is a stream; `none` for requests that were refused before this was known.
 pub(crate) const STREAMS: &[&str] = &["true", "false", "none"];
+/// Whether the reply of a request whose model is known is a stream.
+pub(crate) const REPLIES: &[&str] = &["true", "false"];
 /// How requests end, for service level objectives.
 pub(crate) const RESULTS: &[&str] = &["ok", "cancelled", "invalid", "limited", "shed", "failed"];
 /// Why an attempt fails: the codes of errors of engines.
@@ -330,4 +332,11 @@ pub(crate) fn tier_case(values: &[&str]) -> bool {
     // Only prefill legs read KV from other workers.
     let is_possible = !matches!(*source, "read_back" | "fetched") || *leg == "prefill";
     is_possible && *tier == if *source == "local_cache_hit" { "device" } else { "none" }
+}
+
+/// The parts of requests exist from the start for the streams of a model; those of whole replies begin
+/// with the first one, since many models have none.
+pub(crate) fn streams_case(values: &[&str]) -> bool {
+    let [model, .., stream] = values else { return false };
+    *model != "none" && *stream == "true"
 }
