@@ -42,6 +42,11 @@ impl FreePlaces {
         self.free.load(Relaxed)
     }
 
+    /// Number of places that are taken.
+    pub fn in_use(&self) -> usize {
+        self.places.saturating_sub(self.free())
+    }
+
     /// Takes places; returns how many were free before, or `None` if there were not enough.
     pub fn enter(&self, places: usize) -> Option<usize> {
         self.free.fetch_update(Relaxed, Relaxed, |free| free.checked_sub(places)).ok()

@@ -56,7 +56,10 @@ metrics! {
     refused_credentials: IntCounterVec("refused_credentials_total"; "listener", "reason" in REFUSED_CREDENTIALS);
     /// Requests in flight.
     requests_in_flight: IntGaugeVec("requests_in_flight"; "model");
-    /// `limits.in_flight_max`: the number of requests that may be in flight.
+    /// Places of `limits.in_flight_max` that requests in flight hold: one for each prompt, and for each
+    /// sample that is sent separately.
+    places_in_use: IntGaugeVec("places_in_use";);
+    /// `limits.in_flight_max`: the number of places for the prompts of requests in flight.
     requests_in_flight_max: IntGaugeVec("requests_in_flight_max";);
     /// Memory in bytes that requests hold, as charged to `limits.request_memory_max`.
     request_memory: IntGaugeVec("request_memory_bytes";);

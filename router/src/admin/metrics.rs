@@ -127,6 +127,7 @@ fn observe_router(core: &Core) {
         (&metrics.request_memory, held),
         (&metrics.request_memory_max, held_max),
         (&metrics.requests_in_flight_max, core.in_flight.places()),
+        (&metrics.places_in_use, core.in_flight.in_use()),
         (&metrics.draining, core.is_draining().into()),
     ] {
         let value = i64::try_from(value).unwrap_or(i64::MAX);

@@ -34,8 +34,7 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_shed_total{instance=\"r1\",model=\"m\",reason=\"queue_full\"}", "9+0x90"),
     ("splitrail_queue_depth{model=\"m\"}", "2+0x90"),
     ("splitrail_queue_max_waiting{model=\"m\"}", "100+0x90"),
-    ("splitrail_requests_in_flight{instance=\"r1\",model=\"m\"}", "40+0x90"),
-    ("splitrail_requests_in_flight{instance=\"r1\",model=\"n\"}", "2+0x90"),
+    ("splitrail_places_in_use{instance=\"r1\"}", "42+0x90"),
     ("splitrail_requests_in_flight_max{instance=\"r1\"}", "100+0x90"),
     ("splitrail_request_memory_bytes", "1000+0x90"),
     ("splitrail_request_memory_max_bytes", "1000000+0x90"),
@@ -206,10 +205,7 @@ pub(crate) const CASES: &[Case] = &[
         &[("splitrail_shed_total{instance=\"r1\",model=\"m\",reason=\"queue_full\"}", "0+1x90")],
     ),
     case("SplitrailQueueSaturated", &[("splitrail_queue_depth{model=\"m\"}", "90+0x90")]),
-    case(
-        "SplitrailInFlightSaturated",
-        &[("splitrail_requests_in_flight{instance=\"r1\",model=\"m\"}", "94+0x90")],
-    ),
+    case("SplitrailInFlightSaturated", &[("splitrail_places_in_use{instance=\"r1\"}", "94+0x90")]),
     case("SplitrailRequestMemorySaturated", &[("splitrail_request_memory_bytes", "950000+0x90")]),
     case(
         "SplitrailKvCacheFull",

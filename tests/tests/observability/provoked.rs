@@ -261,6 +261,22 @@ async fn requests_that_hang_fill_the_router_and_fire_in_flight_saturated() {
     hanging.shutdown().await;
 }
 
+/// Places are for prompts, of which a request may have many.
+#[tokio::test]
+async fn one_batch_that_takes_nearly_all_places_fires_in_flight_saturated() {
+    let limits = "{ in_flight_max: 10, drain_delay: 10ms, drain_grace: 1s }";
+    let watched = Watched::start(Spec { limits, ..Spec::aggregated(1) }).await;
+    watched.is_healthy().await;
+    watched.cluster.engine("w0").set_fault(Fault { kind: FaultKind::Hang, times: None });
+    let mut body = completion("");
+    body["prompt"] = (0..10).map(|place| format!("prompt {place} hangs")).collect();
+    let mut hanging = tokio::task::JoinSet::new();
+    let http = watched.cluster.http.clone();
+    hanging.spawn(async move { http.post(COMPLETIONS, &body).await });
+    watched.fires(&["SplitrailInFlightSaturated"]).await;
+    hanging.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_router_that_is_full_burns_the_budget_for_errors() {
     let limits = "{ in_flight_max: 1, drain_delay: 10ms, drain_grace: 1s }";
