@@ -117,10 +117,23 @@ impl AccessLog {
     }
 }
 
+/// The error that a call over gRPC was refused with, if it is one of the router's.
+fn error_of(refusal: &Status) -> Option<&Error> {
+    refusal.source().and_then(|source| source.downcast_ref::<Error>())
+}
+
+/// How a call that was refused ended, for service level objectives: as its error did, if it has one.
+/// All other refusals are the client's fault.
+pub fn result_of(refusal: &Status) -> &'static str {
+    error_of(refusal).map(Error::result).unwrap_or_else(|| match refusal.code() {
+        Code::Cancelled | Code::DeadlineExceeded => "cancelled",
+        _ => "invalid",
+    })
+}
+
 /// The outcome of a call that was refused: that of its error, if it has one.
-fn outcome_of(refusal: &Status) -> &'static str {
-    let error = refusal.source().and_then(|source| source.downcast_ref::<Error>());
-    error.map(Error::outcome).unwrap_or_else(|| match refusal.code() {
+pub fn outcome_of(refusal: &Status) -> &'static str {
+    error_of(refusal).map(Error::outcome).unwrap_or_else(|| match refusal.code() {
         Code::Cancelled | Code::DeadlineExceeded => "cancelled",
         Code::PermissionDenied => "permission_denied",
         Code::InvalidArgument => "invalid_request",

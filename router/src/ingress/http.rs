@@ -154,7 +154,8 @@ where
     let early = EarlyReply::to(&request, endpoint.dialect());
     let sender = identify(&core, "http", peer.ip(), request.headers(), certificate.as_deref());
     let sender = sender.inspect_err(|error| {
-        count_unplaced(&core.metrics, endpoint.name(), error.outcome(), error.result());
+        let seconds = identity.arrived.elapsed().as_secs_f64();
+        count_unplaced(&core.metrics, endpoint.name(), error.outcome(), error.result(), seconds);
     });
     let tenant = sender.as_ref().ok().and_then(|sender| sender.tenant.clone());
     let reply = match sender {

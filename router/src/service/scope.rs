@@ -406,8 +406,7 @@ impl Scope {
             if let Some(tenant) = tenant {
                 tenant.series.ended(metrics, tenant.label, outcome);
             }
-            count_unplaced(metrics, self.endpoint, outcome, result);
-            metrics.request.with_label_values(&[model, flow, "none"]).observe(seconds);
+            count_unplaced(metrics, self.endpoint, outcome, result, seconds);
             return Used::default();
         };
         let (endpoint, stream, trace) = (self.endpoint, placed.stream_label(), placed.trace);
@@ -489,15 +488,17 @@ impl Scope {
     }
 }
 
-/// Counts a request that ended before its model was known.
+/// Counts a request that ended before its model was known, after this time.
 pub fn count_unplaced(
     metrics: &Metrics,
     endpoint: &str,
     outcome: &'static str,
     result: &'static str,
+    seconds: f64,
 ) {
     metrics.requests.with_label_values(&["none", endpoint, "none", outcome]).inc();
     metrics.request_results.with_label_values(&["none", result]).inc();
+    metrics.request.with_label_values(&["none", "none", "none"]).observe(seconds);
 }
 
 /// A stream that holds its request's scope until it ends.

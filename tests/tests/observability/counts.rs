@@ -2,11 +2,67 @@
 //! streams, and models that are removed.
 
 use serde_json::json;
+use splitrail_proto::v1;
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt, streamed};
 use splitrail_tests::{Cluster, Spec};
 use tokio::task::JoinSet;
+use tonic::{Code, Request};
+
+#[tokio::test]
+async fn calls_over_grpc_that_end_without_a_request_are_counted_once() {
+    let mut keys = Keys::empty();
+    let acme = keys.tenant("acme");
+    let top = format!("{}\ntenants:\n  - {{ name: acme }}\n", keys.auth());
+    let cluster = Cluster::start(Spec { top, ..Spec::aggregated(1) }).await;
+    let address = cluster.running.addresses().grpc.unwrap();
+    let good = || text_request(&prompt(4, "counted"), "");
+    let of = |endpoint, outcome| [("model", "none"), ("endpoint", endpoint), ("outcome", outcome)];
+    let requests = "splitrail_requests_total";
+
+    let refused = front_door(address).generate(Request::new(good())).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated);
+    assert_eq!(cluster.metric(requests, &of("none", "invalid_api_key")).await, 1.0);
+
+    // A compressed message is refused before it is read.
+    let mut compressed = with_key(&acme, good());
+    compressed.metadata_mut().insert("grpc-encoding", "gzip".parse().unwrap());
+    let refused = front_door(address).generate(compressed).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+    assert_eq!(cluster.metric(requests, &of("none", "refused")).await, 1.0);
+
+    front_door(address)
+        .list_models(with_key(&acme, v1::ListModelsRequest::default()))
+        .await
+        .unwrap();
+    assert_eq!(cluster.metric(requests, &of("models", "ok")).await, 1.0);
+    let denied = front_door(address)
+        .explain(with_key(&acme, v1::ExplainRequest::default()))
+        .await
+        .unwrap_err();
+    assert_eq!(denied.code(), Code::PermissionDenied);
+    assert_eq!(cluster.metric(requests, &of("explain", "permission_denied")).await, 1.0);
+
+    let results = "splitrail_request_results_total";
+    let none = |result| [("model", "none"), ("result", result)];
+    assert_eq!(cluster.metric(results, &none("invalid")).await, 3.0);
+    assert_eq!(cluster.metric(results, &none("ok")).await, 1.0);
+    assert_eq!(cluster.metric("splitrail_request_seconds_count", &[("model", "none")]).await, 4.0);
+    // Explain is off, so that its sender was not identified.
+    let tenant = "splitrail_tenant_requests_total";
+    let of_tenant = |outcome| [("tenant", "acme"), ("outcome", outcome)];
+    assert_eq!(cluster.metric(tenant, &of_tenant("refused")).await, 1.0);
+    assert_eq!(cluster.metric(tenant, &of_tenant("ok")).await, 1.0);
+}
+
+fn with_key<T>(key: &str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", bearer(key).parse().unwrap());
+    request
+}
 
 /// One prefill worker that computes a token in a millisecond, as the configuration says.
 fn slow(queue: &str) -> Spec {

@@ -23,16 +23,17 @@ use super::body::payload;
 use super::decode::{Decoded, decode};
 use super::events::StreamedBody;
 use super::explain::explain;
-use super::head::{self, Deadline};
+use super::head::{self, Deadline, HeadRefusal};
 use super::message::{check_encoding, put, receive, succeeded};
 use super::weigh::decoded_bytes;
 use crate::core::Core;
 use crate::service::{Call, ReplyBody, Scope, count_unplaced, serve};
+use splitrail_access::Tenant;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
-use splitrail_api::name::Name;
 use splitrail_api::steering::Steering;
+use splitrail_request_log::access_log::{outcome_of, result_of};
 use splitrail_request_log::identity::{ClientTrace, Identity, Protocol, request_id};
 use splitrail_settings::logging::RequestIds;
 
@@ -51,22 +52,14 @@ where
 {
     let trace = ClientTrace::read(request.headers());
     let identity = Identity::new(None, caller.peer.ip(), Protocol::Grpc, trace);
-    let deadline = match head::check(&request, identity.arrived) {
-        Ok(deadline) => deadline,
-        Err(refusal) => {
-            let response = refusal.into_response::<()>();
-            core.access_log.answered(
-                &core.serving().config.access_log,
-                &identity,
-                method.endpoint(),
-                &response,
-            );
-            return response.map(|()| Outgoing::Whole(Full::default()));
-        }
-    };
     let known = CallFacts::default();
     let endpoint = method.endpoint();
     let log = CallLog { core: &core, identity: &identity, endpoint, known: &known };
+    let deadline = match head::check(&request, identity.arrived) {
+        Ok(deadline) => deadline,
+        Err(refusal) => return log.refuse_head(*refusal),
+    };
+    let _open = OpenCall(log);
     let mut answered = pin!(async {
         match method {
             Method::Generate => generate(&core, caller, request, deadline, log).await,
@@ -96,7 +89,7 @@ where
     }
 }
 
-/// Writes calls to the access log that hold nothing else.
+/// Counts calls that end without a scope, and writes them to the access log.
 #[derive(Clone, Copy)]
 pub(super) struct CallLog<'a> {
     core: &'a Core,
@@ -108,25 +101,65 @@ pub(super) struct CallLog<'a> {
 /// What is known of a call besides its identity.
 #[derive(Default)]
 struct CallFacts {
-    tenant: OnceLock<Name>,
-    /// Whether the call is in the access log, or will be when its scope ends.
-    is_logged: AtomicBool,
+    tenant: OnceLock<Arc<Tenant>>,
+    /// Whether the call is counted and in the access log, or will be when its scope ends.
+    is_noted: AtomicBool,
 }
 
 impl CallLog<'_> {
     fn note<T>(self, answered: Result<T, Status>) -> Result<T, Status> {
-        if self.known.is_logged.swap(true, Relaxed) {
-            return answered;
-        }
-        let (refusal, tenant) = (answered.as_ref().err(), self.known.tenant.get());
-        let serving = self.core.serving();
-        let config = &serving.config.access_log;
-        self.core.access_log.called(config, self.identity, self.endpoint, refusal, tenant);
+        self.end(answered.as_ref().err());
         answered
+    }
+
+    /// Notes how the call has ended, unless that has been noted, or its scope will.
+    fn end(self, refusal: Option<&Status>) {
+        if self.known.is_noted.swap(true, Relaxed) {
+            return;
+        }
+        let (core, identity, tenant) = (self.core, self.identity, self.known.tenant.get());
+        let (outcome, result) =
+            refusal.map_or(("ok", "ok"), |refusal| (outcome_of(refusal), result_of(refusal)));
+        if let Some(tenant) = tenant {
+            tenant.series.ended(&core.metrics, &tenant.label, outcome);
+        }
+        let seconds = identity.arrived.elapsed().as_secs_f64();
+        count_unplaced(&core.metrics, self.endpoint, outcome, result, seconds);
+        let serving = core.serving();
+        let (config, tenant) = (&serving.config.access_log, tenant.map(|tenant| &tenant.name));
+        core.access_log.called(config, identity, self.endpoint, refusal, tenant);
     }
 
     fn refuse<T>(self, status: Status) -> Result<T, Status> {
         self.note(Err(status))
+    }
+
+    /// The reply to a request whose head is refused. One that is no gRPC call is not counted as one.
+    fn refuse_head(self, refusal: HeadRefusal) -> Response<Outgoing> {
+        let response = match refusal {
+            HeadRefusal::Wrong(status) => {
+                self.end(Some(&status));
+                status.into_http()
+            }
+            HeadRefusal::NoCall(status) => {
+                let mut response = Response::default();
+                *response.status_mut() = status;
+                let serving = self.core.serving();
+                let config = &serving.config.access_log;
+                self.core.access_log.answered(config, self.identity, self.endpoint, &response);
+                response
+            }
+        };
+        response.map(|()| Outgoing::Whole(Full::default()))
+    }
+}
+
+/// A call until its reply begins. If its client leaves before, dropping this value notes it.
+struct OpenCall<'a>(CallLog<'a>);
+
+impl Drop for OpenCall<'_> {
+    fn drop(&mut self) {
+        self.0.end(Some(&Status::cancelled("the client has left")));
     }
 }
 
@@ -156,13 +189,10 @@ where
     let sender =
         identify(core, "grpc", caller.peer.ip(), request.headers(), caller.certificate.as_deref());
     if let Ok(Sender { tenant: Some(tenant), .. }) = &sender {
-        log.known.tenant.get_or_init(|| tenant.name.clone());
+        log.known.tenant.get_or_init(|| Arc::clone(tenant));
     }
     let sender = sender.and_then(|sender| core.check_free_places(sender.share).map(|()| sender));
-    let sender = sender.map_err(|error| {
-        count_unplaced(&core.metrics, "none", error.outcome(), error.result());
-        error.to_grpc()
-    })?;
+    let sender = sender.map_err(|error| error.to_grpc())?;
     check_encoding(request.headers())?;
     let body = BoundedBody::new(request.into_body(), core, limits, &sender.memory, FRAMING_BYTES);
     let (message, held) = receive(body, limits.body_max_bytes).await?;
@@ -193,7 +223,7 @@ where
     let mut scope = Scope::open(core, endpoint, identity, sender);
     scope.hold(held);
     scope.set_deadline(deadline.map(Deadline::at));
-    log.known.is_logged.store(true, Relaxed);
+    log.known.is_noted.store(true, Relaxed);
     let ids = scope.ids().clone();
     let steering = match steering {
         Ok(steering) => steering,

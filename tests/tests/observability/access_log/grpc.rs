@@ -49,21 +49,28 @@ async fn call(
     call.await.map_or_else(|status| status.code(), |()| Code::Ok)
 }
 
-/// Begins a call whose message never comes, within a tenth of a second; its status.
-async fn silent_call(address: SocketAddr, key: &str) -> String {
+/// Begins a call with these headers whose message never comes; its status.
+async fn raw_call(address: SocketAddr, headers: &[(&str, &str)]) -> String {
     let socket = TcpStream::connect(address).await.unwrap();
     let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(socket));
     let (mut sender, connection) = handshake.await.unwrap();
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let body = StreamBody::new(stream::pending::<Result<Frame<Bytes>, std::io::Error>>());
-    let request = http::Request::post(format!("http://{address}{METHOD}"))
-        .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        .header("grpc-timeout", "100m")
-        .header("authorization", bearer(key));
+    let mut request = http::Request::post(format!("http://{address}{METHOD}"))
+        .header("content-type", "application/grpc");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
     let reply = sender.send_request(request.body(body).unwrap()).await.unwrap();
     reply.headers()["grpc-status"].to_str().unwrap().to_owned()
+}
+
+/// Begins a call whose message never comes, within a tenth of a second; its status.
+async fn silent_call(address: SocketAddr, key: &str) -> String {
+    let key = bearer(key);
+    raw_call(address, &[("te", "trailers"), ("grpc-timeout", "100m"), ("authorization", &key)])
+        .await
 }
 
 /// Checks the last of so many lines.
@@ -133,6 +140,12 @@ async fn every_call_that_is_refused_fails_or_is_left_is_one_line() {
     is_told(Code::DeadlineExceeded, "cancelled", Some("acme")).await;
     assert_eq!(silent_call(address, &acme).await, "4");
     is_told(Code::DeadlineExceeded, "cancelled", Some("acme")).await;
+    // Calls that are malformed.
+    assert_eq!(raw_call(address, &[]).await, "13");
+    is_told(Code::Internal, "refused", None).await;
+    let unreadable = [("te", "trailers"), ("grpc-timeout", "soon")];
+    assert_eq!(raw_call(address, &unreadable).await, "3");
+    is_told(Code::InvalidArgument, "invalid_request", None).await;
     // The client leaves.
     logged.fault(FaultKind::Hang);
     let before = logged.cluster.engine("d0").requests().len();
