@@ -27,6 +27,7 @@ mod spans;
 mod stages;
 mod worker;
 
+pub use history::Shed;
 use pace::{INTERVAL, READING_INTERVAL, send_time};
 use sampler::Sampler;
 
@@ -104,6 +105,11 @@ impl Live {
     /// The last minutes of a model, as columns of equal length; `None` if the model is not known.
     pub fn history(&self, model: &str) -> Option<Value> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner).columns(model)
+    }
+
+    /// Requests that were refused because of load within the last minute, by model and reason.
+    pub fn shed(&self) -> Vec<Shed> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).shed()
     }
 
     /// Ends all streams.

@@ -1,8 +1,10 @@
 //! What an operator should look at.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
-use super::snapshot::{ReplicaState, WorkerSnapshot};
+use super::snapshot::{ReplicaState, ShedSnapshot, WorkerSnapshot};
 
 /// Kinds of what needs attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -12,6 +14,8 @@ pub(crate) enum AttentionKind {
     NotReady,
     /// The last reload was refused.
     ReloadRefused,
+    /// The replica has refused requests because of load.
+    ShedsRequests,
     /// A worker is down, ejected, or leaves.
     State,
     /// A worker is drained.
@@ -65,8 +69,25 @@ pub(crate) fn of_replica(snapshot: &ReplicaState) -> Vec<Attention> {
         let refused = "the last reload was refused; the configuration before it stays in use";
         found.push(Attention::new(AttentionKind::ReloadRefused, refused).advise(advice));
     }
+    found.extend(sheds(&snapshot.shed));
     found.extend(snapshot.workers.iter().flat_map(of_worker));
     found
+}
+
+/// The refusals because of load, which are one matter for the operator.
+fn sheds(shed: &[ShedSnapshot]) -> Option<Attention> {
+    let mut reasons = BTreeSet::new();
+    for ShedSnapshot { model, reason, .. } in shed {
+        reasons.insert(match model.as_str() {
+            "none" => reason.clone(),
+            model => format!("{reason} of {model}"),
+        });
+    }
+    let requests: u64 = shed.iter().map(|shed| shed.requests).sum();
+    let reasons = reasons.into_iter().collect::<Vec<_>>().join(", ");
+    let advice = "the reasons are those of `splitrail_shed_total`: docs/limits.md";
+    let message = format!("sheds requests: {requests} within the last minute ({reasons})");
+    (requests > 0).then(|| Attention::new(AttentionKind::ShedsRequests, message).advise(advice))
 }
 
 /// What is wrong with a worker, as one replica sees it.

@@ -20,7 +20,10 @@ pub(crate) async fn snapshot(replica: Replica) -> Result<ReplicaState, AskError>
     );
     let metrics = MetricsText::read(&text?);
     let workers: Vec<WorkerSnapshot> = members(replica.member(&workers?, "workers")?);
-    let mut models: Vec<ModelSnapshot> = members(replica.member(&models?, "models")?);
+    let models = models?;
+    // Routers of earlier releases do not say it.
+    let shed = models.get("shed_last_minute").map(members).unwrap_or_default();
+    let mut models: Vec<ModelSnapshot> = members(replica.member(&models, "models")?);
     for model in &mut models {
         let labels = [("model", &*model.name)];
         model.requests_in_flight = metrics.sum("splitrail_requests_in_flight", &labels) as u64;
@@ -34,6 +37,7 @@ pub(crate) async fn snapshot(replica: Replica) -> Result<ReplicaState, AskError>
         config_hash: format!("{:012x}", metrics.sum("splitrail_config_hash", &[]) as u64),
         not_ready: ready?,
         reload_refused: reloaded.is_some_and(|series| series.value == 0.0),
+        shed,
         models,
         workers,
     })

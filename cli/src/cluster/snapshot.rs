@@ -13,6 +13,8 @@ pub(crate) struct ReplicaState {
     pub(crate) not_ready: Option<String>,
     /// Whether the last reload of the configuration was refused.
     pub(crate) reload_refused: bool,
+    /// Requests that it has refused because of load within the last minute.
+    pub(crate) shed: Vec<ShedSnapshot>,
     /// The models that it serves.
     pub(crate) models: Vec<ModelSnapshot>,
     /// The workers of all models.
@@ -31,6 +33,19 @@ pub(crate) struct ModelSnapshot {
     pub(crate) requests_in_flight: u64,
     /// Requests that wait in the router for a worker.
     pub(crate) queue_depth: u64,
+}
+
+/// Requests of a model that were refused because of load, for one reason; the members have the names
+/// of `GET /admin/models`.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct ShedSnapshot {
+    /// The model; `none` if it was not known yet.
+    pub(crate) model: String,
+    /// The reason, as in `splitrail_shed_total`.
+    pub(crate) reason: String,
+    /// Their number.
+    pub(crate) requests: u64,
 }
 
 /// A worker as one replica sees it; the members have the names of `GET /admin/workers`.

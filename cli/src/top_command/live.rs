@@ -18,6 +18,8 @@ pub(super) struct LiveSnapshot {
     pub(super) config_hash: String,
     pub(super) ready: bool,
     pub(super) not_ready_why: Option<String>,
+    /// Requests that failed or were shed before their model was known, by result.
+    pub(super) unplaced_failures_per_s: BTreeMap<String, f64>,
     pub(super) models: Vec<Model>,
     pub(super) decisions: Vec<Decision>,
 }

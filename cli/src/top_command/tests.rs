@@ -52,6 +52,16 @@ fn screen(routers: &[Router], options: &Options, size: (u16, u16)) -> String {
     text
 }
 
+#[test]
+fn a_router_that_refuses_requests_without_a_model_says_so() {
+    let mut snapshot: serde_json::Value = serde_json::from_str(HEALTHY).unwrap();
+    snapshot["unplaced_failures_per_s"] = serde_json::json!({"shed": 12.4});
+    let routers = [router("router-0", &snapshot.to_string())];
+    let text = screen(&routers, &Options::default(), (100, 30));
+    let line = text.lines().find(|line| line.starts_with("router-0")).unwrap();
+    assert!(line.ends_with("shed 12/s"), "{text}");
+}
+
 /// Compares a text with the file that has the expected one.
 fn compare(name: &str, text: &str) {
     compare_file(&format!("src/top_command/fixtures/{name}.txt"), text);

@@ -68,7 +68,7 @@ pub(super) async fn models(State(admin): State<Admin>) -> Response {
             })
         })
         .collect();
-    json_reply(json!({ "models": models }))
+    json_reply(json!({ "models": models, "shed_last_minute": admin.live.shed() }))
 }
 
 pub(super) async fn requests(State(admin): State<Admin>) -> Response {

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::model::{LegRates, Rates};
 use super::pace::READING_INTERVAL;
+use super::readings::UNPLACED;
 use super::spans::LastReadings;
 use crate::core::Core;
 use splitrail_telemetry::buckets::Percentiles;
@@ -18,6 +20,19 @@ const POINTS: usize = 120;
 #[derive(Debug, Default)]
 pub(super) struct History {
     models: BTreeMap<String, VecDeque<Point>>,
+    /// Requests that were refused because of load within the last minute.
+    shed: Vec<Shed>,
+}
+
+/// Requests of a model that were refused because of load, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Shed {
+    /// The model; `none` if it was not known yet.
+    pub model: String,
+    /// The reason, as in `splitrail_shed_total`.
+    pub reason: String,
+    /// Their number.
+    pub requests: u64,
 }
 
 /// A model at one time.
@@ -35,6 +50,8 @@ impl History {
     pub(super) fn add(&mut self, readings: &LastReadings, core: &Core) {
         let (serving, unix_ms) = (core.serving(), unix_ms());
         self.models.retain(|name, _| serving.model(name).is_some());
+        let names = serving.models.iter().map(|served| served.name()).chain([UNPLACED]);
+        self.shed = names.flat_map(|name| shed(readings, name)).collect();
         for served in &serving.models {
             let spans = readings.spans(served.name());
             let points = self.models.entry(served.name().to_owned()).or_default();
@@ -52,6 +69,11 @@ impl History {
                 points.pop_front();
             }
         }
+    }
+
+    /// Requests that were refused because of load within the last minute.
+    pub(super) fn shed(&self) -> Vec<Shed> {
+        self.shed.clone()
     }
 
     /// A model's points as columns.
@@ -90,4 +112,17 @@ impl History {
             "hit_ratio": column(&|point| point.hit_ratio.into()),
         }))
     }
+}
+
+/// Requests of a model that were refused because of load within the last minute, by reason.
+fn shed(readings: &LastReadings, model: &str) -> Vec<Shed> {
+    let Some(spans) = readings.spans(model) else { return Vec::new() };
+    let span = spans.minute;
+    let reasons = span.to.shed.iter().map(|(reason, count)| {
+        let before = span.from.shed.get(reason).copied().unwrap_or(0);
+        (reason.clone(), count.saturating_sub(before))
+    });
+    let reasons = reasons.filter(|(_, requests)| *requests > 0);
+    let of = |(reason, requests)| Shed { model: model.to_owned(), reason, requests };
+    reasons.map(of).collect()
 }

@@ -158,7 +158,8 @@ impl Span<'_> {
         rounded((sum_s - sum_before_s).max(0.0) * 1e3 / count as f64)
     }
 
-    fn per_s(&self, to: u64, from: u64) -> Option<f64> {
+    /// How many events per second there were, from two values of a counter.
+    pub(super) fn per_s(&self, to: u64, from: u64) -> Option<f64> {
         rounded(to.saturating_sub(from) as f64 / self.seconds)
     }
 

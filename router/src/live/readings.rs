@@ -29,6 +29,8 @@ pub(super) struct ModelReading {
     pub(super) requests: BTreeMap<String, u64>,
     /// Ended requests by the kind of their outcome.
     pub(super) results: BTreeMap<String, u64>,
+    /// Requests that were refused because of load, by reason.
+    pub(super) shed: BTreeMap<String, u64>,
     /// Time to first token.
     pub(super) ttft: Buckets,
     /// Time between two events of a stream.
@@ -73,11 +75,15 @@ pub(super) struct WorkerReading {
     pub(super) lag_s: f64,
 }
 
+/// The label of requests that ended before their model was known.
+pub(super) const UNPLACED: &str = "none";
+
 impl Reading {
-    /// Reads the counters of the served models.
+    /// Reads the counters of the served models, and of requests without a model.
     pub(super) fn new(core: &Core, at: Instant) -> Self {
         let serving = core.serving();
-        let names = serving.models.iter().map(|served| served.name().to_owned());
+        let names = serving.models.iter().map(|served| served.name()).chain([UNPLACED]);
+        let names = names.map(str::to_owned);
         let mut models: HashMap<String, ModelReading> =
             names.map(|name| (name, ModelReading::default())).collect();
         read_requests(core, &mut models);
@@ -108,6 +114,9 @@ fn read_requests(core: &Core, models: &mut Models) {
     });
     each(&metrics.request_results, models, |model, labels, series| {
         model.results.insert(labels.get("result").to_owned(), count(series));
+    });
+    each(&metrics.shed, models, |model, labels, series| {
+        model.shed.insert(labels.get("reason").to_owned(), count(series));
     });
     each(&metrics.ttft, models, |model, _, series| model.ttft.add(series.get_histogram()));
     each(&metrics.inter_token, models, |model, _, series| {

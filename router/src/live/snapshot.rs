@@ -1,11 +1,13 @@
 //! A snapshot of the whole cluster. docs/http.md describes its members.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
 
 use super::decisions::{DecisionView, Recent};
 use super::model::ModelView;
+use super::readings::{ModelReading, UNPLACED};
 use super::spans::{LastReadings, WINDOW};
 use super::worker::WorkerView;
 use crate::core::Core;
@@ -30,6 +32,9 @@ pub(super) struct Snapshot {
     not_ready_why: Option<String>,
     /// The time over which percentiles and hit ratios are computed.
     window_ms: u64,
+    /// Requests that failed, or were refused because of load, before their model was known: those of
+    /// the results `failed` and `shed`, as far as there were any.
+    unplaced_failures_per_s: BTreeMap<&'static str, f64>,
     models: Vec<ModelView>,
     decisions: Vec<DecisionView>,
 }
@@ -59,7 +64,19 @@ pub(super) fn snapshot(readings: &LastReadings, core: &Core) -> Snapshot {
         ready: unready.is_none(),
         not_ready_why: unready,
         window_ms: u64::try_from(WINDOW.as_millis()).unwrap_or(u64::MAX),
+        unplaced_failures_per_s: unplaced_failures(readings),
         models: models.collect(),
         decisions: recent.shown,
     }
+}
+
+fn unplaced_failures(readings: &LastReadings) -> BTreeMap<&'static str, f64> {
+    let Some(spans) = readings.spans(UNPLACED) else { return BTreeMap::new() };
+    let span = spans.seconds;
+    let rate = |result| {
+        let count = |reading: &ModelReading| reading.results.get(result).copied().unwrap_or(0);
+        let rate = span.per_s(count(span.to), count(span.from)).filter(|rate| *rate > 0.0)?;
+        Some((result, rate))
+    };
+    ["failed", "shed"].into_iter().filter_map(rate).collect()
 }

@@ -109,6 +109,32 @@ async fn a_snapshot_tells_the_faults_of_engines_from_those_of_clients() {
 }
 
 #[tokio::test]
+async fn a_snapshot_shows_failures_before_the_model_is_known() {
+    let limits = "{ in_flight_max: 1, drain_delay: 10ms, drain_grace: 1s }";
+    let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
+    cluster.engine("w0").set_fault(Fault { kind: FaultKind::Hang, times: None });
+    let mut hanging = JoinSet::new();
+    let (http, body) = (cluster.http.clone(), completion(&prompt(4, "hangs")));
+    hanging.spawn(async move { http.post(COMPLETIONS, &body).await });
+    eventually("the router is full", async || {
+        cluster.metric("splitrail_requests_in_flight", &[]).await == 1.0
+    })
+    .await;
+    let mut live = LiveStream::open(&cluster.admin, &[]).await;
+    assert_eq!(live.snapshot().await["unplaced_failures_per_s"], serde_json::json!({}));
+    loop {
+        let refused = cluster.http.post(COMPLETIONS, &completion("too many")).await;
+        assert_eq!(refused.status, 503);
+        let seen = live.snapshot().await;
+        assert_eq!(model(&seen)["failures_per_s"].as_object().map_or(0, |of| of.len()), 0);
+        if seen["unplaced_failures_per_s"]["shed"].as_f64().is_some_and(|rate| rate > 0.0) {
+            break;
+        }
+    }
+    hanging.shutdown().await;
+}
+
+#[tokio::test]
 async fn the_last_minutes_are_known_to_whom_comes_later() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     for turn in 0..3 {

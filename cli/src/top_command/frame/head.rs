@@ -9,6 +9,9 @@ use crate::top_command::live::{Percentiles, Sources};
 use crate::top_command::options::Options;
 use crate::top_command::view::{Router, View};
 
+/// Maximum number of results of failed requests that are shown of a router.
+const RESULTS_MAX: usize = 2;
+
 /// Number of hexadecimal digits of a configuration's hash that are shown.
 const HASH_DIGITS: usize = 6;
 
@@ -125,6 +128,11 @@ fn router_line(router: &Router, layout: &RouterLayout, paint: Paint) -> Line<'st
         }
     }
     spans.extend([Span::raw(about), Span::styled(printable(&hash, HASH_DIGITS), hash_style)]);
+    // These are requests of no model.
+    for (result, per_s) in snapshot.unplaced_failures_per_s.iter().take(RESULTS_MAX) {
+        let failures = format!("  {} {}/s", printable(result, 8), count(Some(*per_s)));
+        spans.push(Span::styled(failures, paint.bad()));
+    }
     Line::from(spans)
 }
 

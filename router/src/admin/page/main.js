@@ -219,6 +219,16 @@ function drawBoard() {
   decisions.show(snapshot.models.length > 1);
 }
 
+/** What is wrong with the router itself, or an empty text. */
+function troubleOfRouter({ ready, draining, not_ready_why: why, unplaced_failures_per_s: failures }) {
+  if (draining && !ready) return "This router is draining: it finishes its requests and takes no new ones.";
+  if (!ready) return `This router is not ready: ${shown(why)}.`;
+  const parts = [];
+  if (failures.shed) parts.push(`${count(failures.shed)} requests/s are refused because of load`);
+  if (failures.failed) parts.push(`${count(failures.failed)} requests/s fail, as the log of this router says`);
+  return parts.length === 0 ? "" : `Before their model is known, ${parts.join(", and ")}.`;
+}
+
 function drawHead() {
   setText(find("about-version"), snapshot.router_version);
   setText(find("about-uptime"), age(snapshot.uptime_ms));
@@ -228,11 +238,9 @@ function drawHead() {
   const said = { draining: "Draining", ready: "Ready", unready: "Not ready" }[state];
   setText(find("ready"), isStale ? `Last seen: ${said.toLowerCase()}` : said);
   setAttribute(find("ready"), "data-ready", isStale ? "unknown" : state);
-  find("unready").hidden = snapshot.ready;
-  const reason = snapshot.draining
-    ? "This router is draining: it finishes its requests and takes no new ones."
-    : `This router is not ready: ${shown(snapshot.not_ready_why)}.`;
-  setText(find("unready"), snapshot.ready ? "" : reason);
+  const trouble = troubleOfRouter(snapshot);
+  find("unready").hidden = trouble === "";
+  setText(find("unready"), trouble);
   const names = snapshot.models.map((model) => model.name);
   const select = find("model");
   const listed = [...select.options].map((option) => option.value);

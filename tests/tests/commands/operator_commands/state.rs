@@ -49,6 +49,27 @@ async fn status_warns_of_routers_with_different_configurations() {
 }
 
 #[tokio::test]
+async fn status_warns_of_a_router_that_refuses_requests_because_of_load() {
+    let top = |_| "limits: { in_flight_max: 1 }".to_owned();
+    let routers = Routers::start_with(1, ADMIN, top).await;
+    routers.until_serving().await;
+    let (_events, _busy) = routers.endless(0).await;
+    let http = Client::new(routers.routers[0].http);
+    let mut status = run(&["status", "--admin", &routers.admins()]).await;
+    assert_eq!(status.code, 0, "{status:?}");
+    eventually("status says so", async || {
+        assert_eq!(http.post(COMPLETIONS, &completion("too many")).await.status, 503);
+        status = run(&["status", "--admin", &routers.admins()]).await;
+        status.code == 1
+    })
+    .await;
+    let about = status.line("sheds requests");
+    assert!(about.contains("in_flight_max"), "{status:?}");
+    let told = run(&["status", "--admin", &routers.admins(), "--json"]).await.json();
+    assert_eq!(told["replicas"][0]["needs_attention"][0]["kind"], "sheds_requests", "{told}");
+}
+
+#[tokio::test]
 async fn workers_lists_all_with_the_states_in_which_routers_see_them() {
     let routers = Routers::start(2).await;
     routers.until_serving().await;
