@@ -3,7 +3,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -26,6 +26,9 @@ use splitrail_api::shares::{AddressPlace, AddressShares};
 /// Maximum time between the opening of a connection and the first hello on it that is accepted. A
 /// connection whose last stream has ended stays for once to twice this time.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
+/// Number of times that `ATTACH_TIMEOUT` ends while one write waits for the peer to read, after which
+/// the connection is closed. HTTP/2's keep-alive cannot do that: its last message would wait as well.
+const UNREAD_MAX: u8 = 3;
 /// Pause after a failure to accept, for example because no file descriptor is free.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -41,7 +44,8 @@ pub(super) struct Peer {
 /// The streams of a connection whose hello was accepted.
 #[derive(Debug, Default)]
 struct Streams {
-    open: AtomicUsize,
+    /// Has a reference for each open one.
+    open: OpenStream,
     /// Whether one was opened since the last call of `are_in_use`.
     were_opened: AtomicBool,
 }
@@ -49,25 +53,18 @@ struct Streams {
 impl Streams {
     /// Whether a stream is open, or was opened since the last call.
     fn are_in_use(&self) -> bool {
-        self.open.load(Relaxed) > 0 || self.were_opened.swap(false, Relaxed)
+        Arc::strong_count(&self.open) > 1 || self.were_opened.swap(false, Relaxed)
     }
 }
 
 /// An open stream of a connection, which is not closed before this value is dropped.
-pub(super) struct OpenStream(Arc<Streams>);
-
-impl Drop for OpenStream {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Relaxed);
-    }
-}
+pub(super) type OpenStream = Arc<()>;
 
 impl Peer {
     /// Counts a stream whose hello was accepted.
     pub(super) fn open_stream(&self) -> OpenStream {
-        self.streams.open.fetch_add(1, Relaxed);
         self.streams.were_opened.store(true, Relaxed);
-        OpenStream(Arc::clone(&self.streams))
+        Arc::clone(&self.streams.open)
     }
 
     /// The certificate that the client has shown; `None` without TLS, or if the client showed none.
@@ -76,11 +73,13 @@ impl Peer {
     }
 }
 
-/// A connection that is closed after `ATTACH_TIMEOUT` unless a shim attaches over it.
+/// A connection that is closed in time if no shim is attached over it or its peer reads nothing.
 pub(super) struct Connection {
     io: Io,
     peer: Peer,
     deadline: Pin<Box<Sleep>>,
+    /// While a write waits for the peer, how often `deadline` has passed since.
+    unread: Option<u8>,
     _place: AddressPlace,
 }
 
@@ -89,6 +88,8 @@ trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
+type Open<'a> = Pin<&'a mut (dyn Duplex + 'static)>;
+type Done<T> = Poll<io::Result<T>>;
 type Handshake = Pin<Box<dyn Future<Output = io::Result<TlsStream<TcpStream>>> + Send>>;
 
 enum Io {
@@ -113,11 +114,7 @@ impl Io {
     }
 
     /// Returns the open byte stream once the handshake is complete.
-    fn poll_open(
-        &mut self,
-        peer: &Peer,
-        context: &mut Context<'_>,
-    ) -> Poll<io::Result<Pin<&mut (dyn Duplex + 'static)>>> {
+    fn poll_open(&mut self, peer: &Peer, context: &mut Context<'_>) -> Done<Open<'_>> {
         if let Self::Handshake(handshake) = self {
             let done = ready!(handshake.as_mut().poll(context));
             *self = Self::Failed;
@@ -136,11 +133,38 @@ impl Io {
 }
 
 impl Connection {
-    fn open(
+    /// Runs an operation on the open byte stream, or drives the handshake. Fails if the operation
+    /// waits past the deadline: whichever direction is polled, since HTTP/2 may wait in one only.
+    fn poll_io<T>(
         &mut self,
         context: &mut Context<'_>,
-    ) -> Poll<io::Result<Pin<&mut (dyn Duplex + 'static)>>> {
-        self.io.poll_open(&self.peer, context)
+        operation: impl FnOnce(Open<'_>, &mut Context<'_>) -> Done<T>,
+    ) -> Done<T> {
+        let done = match self.io.poll_open(&self.peer, context) {
+            Poll::Ready(open) => operation(open?, context),
+            Poll::Pending => Poll::Pending,
+        };
+        while (done.is_pending() || self.deadline.is_elapsed())
+            && self.deadline.as_mut().poll(context).is_ready()
+        {
+            self.unread = self.unread.map(|times| times + 1);
+            if !self.peer.streams.are_in_use() || self.unread >= Some(UNREAD_MAX) {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            self.deadline.set(sleep(ATTACH_TIMEOUT));
+        }
+        done
+    }
+
+    /// The same for an operation that waits for the peer to read.
+    fn poll_write_io<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        operation: impl FnOnce(Open<'_>, &mut Context<'_>) -> Done<T>,
+    ) -> Done<T> {
+        let done = self.poll_io(context, operation);
+        self.unread = if done.is_pending() { self.unread.or(Some(0)) } else { None };
+        done
     }
 }
 
@@ -158,45 +182,33 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = match self.open(context) {
-            Poll::Ready(open) => open?.poll_read(context, buffer),
-            Poll::Pending => Poll::Pending,
-        };
-        while (read.is_pending() || self.deadline.is_elapsed())
-            && self.deadline.as_mut().poll(context).is_ready()
-        {
-            if !self.peer.streams.are_in_use() {
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            }
-            self.deadline.set(sleep(ATTACH_TIMEOUT));
-        }
-        read
+        self.poll_io(context, |open, context| open.poll_read(context, buffer))
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.get_mut().open(context))?.poll_write(context, bytes)
+        self.poll_write_io(context, |open, context| open.poll_write(context, bytes))
     }
 
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.get_mut().open(context))?.poll_flush(context)
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_write_io(context, AsyncWrite::poll_flush)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.get_mut().open(context))?.poll_shutdown(context)
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_write_io(context, AsyncWrite::poll_shutdown)
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.get_mut().open(context))?.poll_write_vectored(context, bytes)
+        self.poll_write_io(context, |open, context| open.poll_write_vectored(context, bytes))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -239,7 +251,47 @@ impl Acceptor {
             // If the socket is already closed, the next read reports it.
             let _gone = io.set_nodelay(true);
             let (io, deadline) = (Io::new(io, self.tls.as_ref()), Box::pin(sleep(ATTACH_TIMEOUT)));
-            return Ok(Connection { io, peer: Peer::default(), deadline, _place: place });
+            let (peer, unread) = Default::default();
+            return Ok(Connection { io, peer, deadline, unread, _place: place });
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::io::{AsyncWriteExt, duplex};
+
+    use super::*;
+
+    /// A connection to a peer that reads nothing, which takes 64 bytes.
+    fn unread() -> (Connection, impl Sized) {
+        let (own, peer) = duplex(64);
+        let shares: Arc<AddressShares> = Arc::default();
+        let place = shares.take(Ipv4Addr::LOCALHOST.into(), 8, 8).unwrap();
+        let connection = Connection {
+            io: Io::Open(Box::new(own)),
+            peer: Peer::default(),
+            deadline: Box::pin(sleep(ATTACH_TIMEOUT)),
+            unread: None,
+            _place: place,
+        };
+        (connection, peer)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_nothing_is_disconnected_whether_or_not_a_shim_is_attached() {
+        for (is_attached, timeout) in [(false, ATTACH_TIMEOUT), (true, 3 * ATTACH_TIMEOUT)] {
+            let (mut connection, _peer) = unread();
+            let _stream = is_attached.then(|| connection.peer.open_stream());
+            let began = tokio::time::Instant::now();
+            let written = connection.write_all(&[0; 65]);
+            let ended = tokio::time::timeout(Duration::from_secs(60), written).await.unwrap();
+            assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            let waited = began.elapsed();
+            assert!(waited >= timeout && waited < timeout + PAUSE, "{is_attached} {waited:?}");
         }
     }
 }

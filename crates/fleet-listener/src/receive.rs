@@ -25,9 +25,8 @@ pub(super) async fn receive(
         () = outbound.closed() => return,
         checked = reading => checked,
     };
-    let refused = match checked {
+    let (status, outbound) = match checked {
         Ok(hello) => {
-            inbound.accept();
             match context.registry.register(Box::new(PendingStream { hello, inbound, outbound })) {
                 Registration::Passed => return,
                 Registration::Own(guard, stream) => {
@@ -38,7 +37,6 @@ pub(super) async fn receive(
         }
         Err(status) => (status, outbound),
     };
-    let (status, outbound) = refused;
     context.count(status.code());
     if context.refused.may_log() {
         tracing::warn!(%status, "a shim is refused");

@@ -76,8 +76,8 @@ impl SessionRegistry {
         Self { fleet, max, sessions: Mutex::default() }
     }
 
-    /// Registers a stream for its worker.
-    pub(super) fn register(self: &Arc<Self>, stream: Box<PendingStream>) -> Registration {
+    /// Registers a stream for its worker. Only one that is not refused keeps its connection open.
+    pub(super) fn register(self: &Arc<Self>, mut stream: Box<PendingStream>) -> Registration {
         let hello = &stream.hello;
         let model = hello.served.name();
         let key = (model.to_owned(), hello.config.id.clone());
@@ -101,17 +101,14 @@ impl SessionRegistry {
         {
             reservation.secret.clone_from(&hello.secret);
             reservation.authority.clone_from(&hello.authority);
-            return match reservation.streams.try_send(stream) {
-                Ok(()) => {
-                    reservation.is_live = true;
-                    Registration::Passed
-                }
-                Err(full) => {
-                    let status =
-                        Status::unavailable("another stream of this shim is just starting");
-                    Registration::Refused(status, full.into_inner().outbound)
-                }
+            let Ok(place) = reservation.streams.try_reserve() else {
+                let status = Status::unavailable("another stream of this shim is just starting");
+                return Registration::Refused(status, stream.outbound);
             };
+            stream.inbound.accept();
+            place.send(stream);
+            reservation.is_live = true;
+            return Registration::Passed;
         }
         self.evict(&mut sessions, &key);
         if sessions.by_name.len() >= self.max {
@@ -131,6 +128,7 @@ impl SessionRegistry {
         };
         sessions.by_name.insert(key.clone(), reservation);
         let registry = Arc::clone(self);
+        stream.inbound.accept();
         Registration::Own(SessionGuard { registry, key, number, streams, evicted }, stream)
     }
 
@@ -140,6 +138,12 @@ impl SessionRegistry {
             reservation.evicted.cancel();
             self.fleet.revoke(&key.0, WorkerSource::Shim, &key.1);
         }
+    }
+
+    fn set_live(&self, key: &(String, String), number: u64, live: bool) {
+        let mut sessions = self.sessions();
+        let found = sessions.by_name.get_mut(key).filter(|found| found.number == number);
+        found.into_iter().for_each(|found| found.is_live = live);
     }
 
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
@@ -157,7 +161,7 @@ impl Reservation {
 impl SessionGuard {
     /// Marks the stream as open until the result is dropped.
     pub(super) fn live(&self, metrics: &Metrics) -> Live {
-        self.set_live(true);
+        self.registry.set_live(&self.key, self.number, true);
         let gauge = metrics.attached_shims.with_label_values(&[self.key.0.as_str()]);
         gauge.inc();
         Live {
@@ -167,31 +171,13 @@ impl SessionGuard {
             number: self.number,
         }
     }
-
-    fn set_live(&self, live: bool) {
-        self.registry.set_live(&self.key, self.number, live);
-    }
-}
-
-impl SessionRegistry {
-    fn set_live(&self, key: &(String, String), number: u64, live: bool) {
-        let mut sessions = self.sessions();
-        if let Some(reservation) =
-            sessions.by_name.get_mut(key).filter(|reservation| reservation.number == number)
-        {
-            reservation.is_live = live;
-        }
-    }
 }
 
 impl Drop for SessionGuard {
     fn drop(&mut self) {
         let mut sessions = self.registry.sessions();
-        if sessions
-            .by_name
-            .get(&self.key)
-            .is_some_and(|reservation| reservation.number == self.number)
-        {
+        let is_own = |reservation: &Reservation| reservation.number == self.number;
+        if sessions.by_name.get(&self.key).is_some_and(is_own) {
             sessions.by_name.remove(&self.key);
             self.registry.fleet.revoke(&self.key.0, WorkerSource::Shim, &self.key.1);
         }

@@ -14,6 +14,7 @@ mod engines;
 mod fields;
 mod files;
 mod fleet;
+mod fleet_silence;
 mod framing;
 mod grpc;
 mod hand_off;
