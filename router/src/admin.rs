@@ -33,6 +33,9 @@ pub use context::Admin;
 /// Maximum size in bytes of a body that describes a worker.
 const BODY_MAX_BYTES: usize = 64 << 10;
 
+/// The path to which a request of a client is sent for its placement to be explained.
+const EXPLAIN: &str = "/admin/explain";
+
 /// The routes of the listener for metrics, which may be public.
 pub fn metrics_routes(core: Arc<Core>) -> Router {
     Router::new()
@@ -51,16 +54,14 @@ async fn no_such_method() -> Response {
 
 /// The admin listener's routes; `bound` is its own address.
 pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
-    // A request to be explained may be as long as one to be served.
     let core = Arc::clone(&admin.core);
-    let requests = DefaultBodyLimit::max(admin.core.serving().limits.body_max_bytes);
     page::add_routes(Router::new())
         .route("/metrics", get(metrics::metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/admin/config", get(show::config))
         .route("/admin/decisions", get(show::decisions))
-        .route("/admin/explain", post(explain::show).layer(requests))
+        .route(EXPLAIN, post(explain::show))
         .route("/admin/live", get(live::stream))
         .route("/admin/live/history", get(live::history))
         .route("/admin/models", get(show::models))
@@ -72,7 +73,8 @@ pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
         .route("/admin/reload", post(change::reload))
         .fallback(async || reply_error(Error::new(ErrorKind::UnknownPath, "there is no such path")))
         .method_not_allowed_fallback(no_such_method)
-        .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
+        // The guard bounds bodies before they are read.
+        .layer(DefaultBodyLimit::disable())
         .layer(from_fn(move |peer, request, next| {
             guard::guard(bound, Arc::clone(&core), peer, request, next)
         }))

@@ -16,7 +16,7 @@ mod pace;
 mod rate_limits;
 mod recorded_socket;
 pub mod reply;
-mod request_body;
+pub(crate) mod request_body;
 mod streams;
 pub mod tls_listener;
 mod wire;

@@ -13,15 +13,18 @@ use axum::extract::{ConnectInfo, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::header::{HOST, HeaderName, ORIGIN};
+use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, Method, StatusCode};
 
 use super::page::is_page;
 use super::refusal::AdminError;
+use super::{BODY_MAX_BYTES, EXPLAIN};
 use crate::core::Core;
 use crate::ingress::http::whole;
 use crate::ingress::identify::refused;
 use crate::ingress::reply::reply_error;
+use crate::ingress::request_body::BodyBound;
 use splitrail_access::{OperatorRole, Refusal as Refused};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::AdminAccess;
@@ -30,8 +33,8 @@ use splitrail_request_log::identity::X_REQUEST_ID;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Passes a request on when its body is complete, or refuses it. The body is bounded in size and
-/// time like those of clients.
+/// Passes a request on when its body is complete, or refuses it. The body is bounded in time like
+/// those of clients, and is charged to the share of its sender's address.
 pub(super) async fn guard(
     bound: SocketAddr,
     core: Arc<Core>,
@@ -60,7 +63,9 @@ pub(super) async fn guard(
         Some(refused) => refused,
         None => {
             let (parts, body) = request.into_parts();
-            match whole(body, &core).await {
+            let bound = body_bound(&core, &parts);
+            let memory = core.memory.of_client(core.admission.of_address(peer.ip()));
+            match whole(body, &core, &memory, bound).await {
                 Ok((body, _held)) => next.run(Request::from_parts(parts, body.into())).await,
                 Err(error) => reply_error(error),
             }
@@ -80,6 +85,15 @@ pub(super) async fn guard(
     response
 }
 
+/// The bound on a request's body. A request to be explained may be as long as one to be served.
+fn body_bound(core: &Core, request: &Parts) -> BodyBound {
+    match request.method {
+        Method::GET | Method::HEAD => BodyBound::NONE,
+        _ if request.uri.path() == EXPLAIN => BodyBound::of_clients(&core.serving().limits),
+        _ => BodyBound { max_bytes: BODY_MAX_BYTES, of: "of the admin listener" },
+    }
+}
+
 /// Maximum number of characters of a request id in the audit file.
 const REQUEST_ID_MAX: usize = 128;
 
@@ -91,7 +105,7 @@ fn is_public(path: &str) -> bool {
 /// Whether a request would change something.
 fn is_change<B>(request: &http::Request<B>) -> bool {
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    !reads && request.uri().path() != "/admin/explain"
+    !reads && request.uri().path() != EXPLAIN
 }
 
 /// Checks that the role of an operator is sufficient.

@@ -26,7 +26,7 @@ use super::connection_service::{Caller, Direct, Outgoing, Routes};
 use super::identify::{Sender, identify};
 use super::rate_limits;
 use super::reply::{error_dialect, error_in, health, json_reply, ready, reply_error};
-use super::request_body::BoundedBody;
+use super::request_body::{BodyBound, BoundedBody};
 use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
@@ -272,7 +272,12 @@ where
 ///
 /// # Errors
 /// As for requests of clients.
-pub(crate) async fn whole(body: Body, core: &Arc<Core>) -> Result<(Bytes, Charge), Error> {
+pub(crate) async fn whole(
+    body: Body,
+    core: &Arc<Core>,
+    memory: &Arc<MemoryBudget>,
+    bound: BodyBound,
+) -> Result<(Bytes, Charge), Error> {
     let serving = core.serving();
     BoundedBody::new(body, core, &serving.limits, &core.memory, 0).whole().await
 }

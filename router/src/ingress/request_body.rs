@@ -38,12 +38,31 @@ pub(super) struct BoundedBody<B> {
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
+/// The maximum size of a body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BodyBound {
+    /// The maximum in bytes.
+    pub(crate) max_bytes: usize,
+    /// Whose bound it is, for messages.
+    pub(crate) of: &'static str,
+}
+
+impl BodyBound {
+    /// The bound on requests that have no body.
+    pub(crate) const NONE: Self = Self { max_bytes: 0, of: "of requests that only read" };
+
+    /// The bound on bodies of clients.
+    pub(crate) fn of_clients(limits: &Limits) -> Self {
+        Self { max_bytes: limits.body_max_bytes, of: "limits.body_size_max" }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct BodyBounds {
     /// Maximum size in bytes including framing.
     max_bytes: usize,
-    /// The part of `max_bytes` for the body itself, for messages.
-    payload_max_bytes: usize,
+    /// The part of `max_bytes` for the body itself.
+    payload: BodyBound,
     /// Maximum memory in bytes of all bodies together.
     all_max_bytes: usize,
     pace: Pace,
@@ -88,12 +107,18 @@ where
         };
         let bounds = BodyBounds {
             max_bytes: limits.body_max_bytes + framing_bytes,
-            payload_max_bytes: limits.body_max_bytes,
+            payload: BodyBound::of_clients(limits),
             all_max_bytes: limits.request_memory_max_bytes,
             pace,
         };
         let (core, held) = (Arc::clone(core), memory.charge());
         Self { body, bounds, core, held, bytes: 0, waiting: None }
+    }
+
+    /// The same body with another bound on its size, framing included.
+    pub(super) fn bounded(mut self, bound: BodyBound) -> Self {
+        (self.bounds.max_bytes, self.bounds.payload) = (bound.max_bytes, bound);
+        self
     }
 
     /// Receives the whole body; also returns its charge to the memory budget.
@@ -133,8 +158,8 @@ where
     }
 
     fn too_large(&self) -> Error {
-        let max_bytes = self.bounds.payload_max_bytes;
-        let message = format!("the body has more than {max_bytes} bytes (limits.body_size_max)");
+        let BodyBound { max_bytes, of } = self.bounds.payload;
+        let message = format!("the body has more than {max_bytes} bytes ({of})");
         Error::new(ErrorKind::BodyTooLarge, message)
     }
 

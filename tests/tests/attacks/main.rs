@@ -7,6 +7,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod admin;
+mod admin_bounds;
 mod canary;
 mod canary_shim;
 mod corpus;
