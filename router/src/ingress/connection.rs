@@ -131,7 +131,7 @@ pub(super) async fn serve(
         headers_max: bounds.headers_max,
         room,
     };
-    let watch = IdleMonitor::new(bounds.timeouts, began);
+    let watch = IdleMonitor::new(bounds.timeouts, protocol, began);
     let driven = Driven { activity, refused, watch, common };
     let socket = TokioIo::new(socket);
     match protocol {
@@ -225,8 +225,10 @@ impl Driven {
             }
             loop {
                 let due = self.watch.look(&self.activity, Instant::now);
+                let check = self.watch.next_check(Instant::now);
                 // A timer that fires too early costs less than resetting it at each request.
-                if let Some((at, _)) = due.filter(|(at, _)| *at < timer.deadline()) {
+                let next = due.map(|(at, _)| at).into_iter().chain(check).min();
+                if let Some(at) = next.filter(|at| *at < timer.deadline()) {
                     timer.as_mut().reset(at);
                 }
                 if timer.as_mut().poll(context).is_pending() {

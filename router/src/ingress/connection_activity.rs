@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::pace::{Observation, RequiredPace, Slow, Waiting};
-use super::wire::Offence;
+use super::wire::{Offence, Protocol};
 use splitrail_config::model::Limits;
 
 /// Why the router closes a connection.
@@ -82,6 +82,8 @@ pub(super) struct ConnectionActivity {
     waiting_streams: AtomicU32,
     /// Whether unsent bytes are discarded at the end.
     discards: AtomicBool,
+    /// Whether the socket must find out by itself that the client has left.
+    checks_for_end: AtomicBool,
 }
 
 impl ConnectionActivity {
@@ -140,6 +142,12 @@ impl ConnectionActivity {
     pub(super) fn discards(&self) -> bool {
         self.discards.load(Relaxed)
     }
+
+    /// Whether the socket must find out by itself that the client has left: the library does not
+    /// read while it has bytes of a later request.
+    pub(super) fn checks_for_end(&self) -> bool {
+        self.checks_for_end.load(Relaxed)
+    }
 }
 
 /// The timeouts of a connection.
@@ -163,6 +171,10 @@ impl From<&Limits> for ConnectionTimeouts {
         }
     }
 }
+
+/// The interval at which the socket of an HTTP/1 client that has sent bytes beyond its request is
+/// checked for its end.
+const END_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A state, and since when it has been observed.
 #[derive(Debug)]
@@ -192,17 +204,22 @@ enum ReadState {
 #[derive(Debug)]
 pub(super) struct IdleMonitor {
     timeouts: ConnectionTimeouts,
+    protocol: Protocol,
     doing: Since<ReadState>,
+    /// Whether the socket is checked for its end.
+    checks_for_end: bool,
     /// The bytes that wait for the socket.
     blocked: Waiting,
 }
 
 impl IdleMonitor {
     /// For a connection that began at this time and whose first head is awaited.
-    pub(super) fn new(timeouts: ConnectionTimeouts, at: Instant) -> Self {
+    pub(super) fn new(timeouts: ConnectionTimeouts, protocol: Protocol, at: Instant) -> Self {
         Self {
             timeouts,
+            protocol,
             doing: Since { state: ReadState::Head(0), at },
+            checks_for_end: false,
             blocked: Waiting::default(),
         }
     }
@@ -218,14 +235,21 @@ impl IdleMonitor {
     ) -> Option<(Instant, CloseReason)> {
         let (requests, heads) = (activity.requests.load(Relaxed), activity.heads.load(Relaxed));
         let is_blocked = activity.is_blocked.load(Relaxed);
-        let doing = if activity.is_in_head() || requests == 0 && heads == 0 {
+        // The last bytes of a reply may wait after its request has ended.
+        let is_serving = activity.active.load(Relaxed) > 0 || is_blocked;
+        // Over HTTP/1, the next head is not read before the current reply has ended, so its client
+        // is not waited for.
+        let in_head = activity.is_in_head() && !(is_serving && self.protocol == Protocol::Http1);
+        let doing = if in_head || requests == 0 && heads == 0 {
             ReadState::Head(heads)
-        } else if activity.active.load(Relaxed) == 0 && !is_blocked {
-            // The last bytes of a reply may wait after its request has ended.
-            ReadState::Idle(requests)
-        } else {
+        } else if is_serving {
             ReadState::Serving
+        } else {
+            ReadState::Idle(requests)
         };
+        let has_more = doing == ReadState::Serving && heads != requests;
+        self.checks_for_end = has_more && self.protocol == Protocol::Http1;
+        activity.checks_for_end.store(self.checks_for_end, Relaxed);
         let since = self.doing.see(doing, &now);
         let reading = match doing {
             ReadState::Head(_) => Some((since + self.timeouts.head, CloseReason::HeaderTimeout)),
@@ -239,9 +263,18 @@ impl IdleMonitor {
         reading.into_iter().chain(writing).min_by_key(|(at, _)| *at)
     }
 
-    /// After how long to call `look` again if nothing is due.
+    /// After how long to poll the connection and to call `look` again if nothing is due.
     pub(super) fn again(&self) -> Duration {
-        self.timeouts.idle
+        match self.checks_for_end {
+            true => END_CHECK_INTERVAL.min(self.timeouts.idle),
+            false => self.timeouts.idle,
+        }
+    }
+
+    /// By when to poll the connection again, if that is not left to its wakers. The clock is read
+    /// only in that case.
+    pub(super) fn next_check(&self, now: impl Fn() -> Instant) -> Option<Instant> {
+        self.checks_for_end.then(|| now() + self.again())
     }
 }
 
@@ -253,11 +286,15 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn watch() -> (IdleMonitor, ConnectionActivity, Instant) {
+        watch_of(Protocol::Http1)
+    }
+
+    fn watch_of(protocol: Protocol) -> (IdleMonitor, ConnectionActivity, Instant) {
         let required_pace =
             RequiredPace { stall: 300 * MS, grace: 10_000 * MS, min_bytes_per_s: 1 };
         let timeouts = ConnectionTimeouts { head: 100 * MS, idle: 1000 * MS, required_pace };
         let start = Instant::now();
-        (IdleMonitor::new(timeouts, start), ConnectionActivity::default(), start)
+        (IdleMonitor::new(timeouts, protocol, start), ConnectionActivity::default(), start)
     }
 
     #[test]
@@ -291,6 +328,30 @@ mod tests {
             assert_eq!(watch.look(&activity, || now), due);
             assert_eq!(watch.look(&activity, || now + 900 * MS), due);
         }
+    }
+
+    #[test]
+    fn the_time_of_the_next_head_begins_after_the_reply_over_http1() {
+        let (mut watch, activity, start) = watch();
+        activity.reads(false, 1);
+        activity.request_begins();
+        activity.reads(true, 2);
+        assert_eq!(watch.look(&activity, || start), None, "the next head has begun");
+        assert_eq!(watch.look(&activity, || start + 900 * MS), None);
+        activity.request_ends();
+        activity.blocked();
+        let due = Some((start + 1200 * MS, CloseReason::WriteStall));
+        assert_eq!(watch.look(&activity, || start + 900 * MS), due);
+        activity.wrote(1);
+        let due = Some((start + 1050 * MS, CloseReason::HeaderTimeout));
+        assert_eq!(watch.look(&activity, || start + 950 * MS), due);
+
+        let (mut watch, activity, start) = watch_of(Protocol::Http2);
+        activity.reads(false, 1);
+        activity.request_begins();
+        activity.reads(true, 2);
+        let due = Some((start + 100 * MS, CloseReason::HeaderTimeout));
+        assert_eq!(watch.look(&activity, || start), due, "a head of HTTP/2 is read at once");
     }
 
     #[test]

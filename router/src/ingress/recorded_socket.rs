@@ -8,7 +8,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use futures_util::FutureExt;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::connection_activity::ConnectionActivity;
@@ -32,6 +33,13 @@ impl RecordedSocket {
         let mut first = [0];
         let bytes = self.socket.peek(&mut first).await?;
         Ok((bytes > 0).then_some(first[0]))
+    }
+
+    /// Whether the client has closed its side or the connection, although bytes may remain to be
+    /// read. It is enough to look at what the system has reported already.
+    fn has_ended(&self) -> bool {
+        let ready = self.socket.ready(Interest::READABLE).now_or_never();
+        ready.is_some_and(|ready| ready.is_ok_and(|ready| ready.is_read_closed()))
     }
 
     fn wrote(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
@@ -80,7 +88,12 @@ impl AsyncWrite for RecordedSocket {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().socket).poll_flush(context)
+        let this = self.get_mut();
+        // The library flushes each time the connection is polled.
+        if this.activity.checks_for_end() && this.has_ended() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Pin::new(&mut this.socket).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

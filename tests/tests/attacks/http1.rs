@@ -3,5 +3,6 @@
 mod connections;
 mod expect;
 mod heads;
+mod pipelined;
 mod readers;
 mod stop;
