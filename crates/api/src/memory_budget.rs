@@ -6,10 +6,11 @@
 //! with the bytes that it accounts for, and ends when it is dropped.
 //!
 //! Clients share the budget as they share places in flight: each may hold at most
-//! [`SHARE_OF_FREE`] times what is free, so that one client cannot take the memory of all others.
+//! [`SHARE_OF_FREE`] times what is free, times its weight, so that one client cannot take the memory
+//! of all others.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
@@ -46,30 +47,35 @@ pub struct MemoryBudget {
 /// The client of a budget, and the budget that it shares with the others.
 #[derive(Debug)]
 struct OfClient {
-    client: ClientShare,
+    number: u64,
+    /// The bits of the client's weight. A reload may change it.
+    weight: AtomicU64,
     all: Arc<MemoryBudget>,
 }
 
 impl OfClient {
-    /// Whether the client may hold `bytes` more while `free_bytes` are left after that. One that
-    /// holds nothing always may.
-    fn may_hold(&self, held_bytes: usize, bytes: usize, free_bytes: usize) -> bool {
-        let share = free_bytes as f64 * SHARE_OF_FREE as f64 * self.client.weight;
-        held_bytes == 0 || held_bytes.saturating_add(bytes) as f64 <= share
+    /// Whether the client may hold `held_bytes` while `free_bytes` are left. It may always hold as
+    /// much as is then free: with any weight, its requests are served while nobody else has any.
+    fn may_hold(&self, held_bytes: usize, free_bytes: usize) -> bool {
+        let share = SHARE_OF_FREE as f64 * f64::from_bits(self.weight.load(Relaxed));
+        held_bytes as f64 <= free_bytes as f64 * share.max(1.0)
     }
 }
 
 impl MemoryBudget {
     /// The budget of a client: its charges count here as well.
     pub fn of_client(self: &Arc<Self>, client: ClientShare) -> Arc<Self> {
+        let ClientShare { number, weight } = client;
         let mut clients = self.clients();
-        if let Some(known) = clients.get(&client.number).and_then(Weak::upgrade) {
+        if let Some(known) = clients.get(&number).and_then(Weak::upgrade) {
+            known.of.iter().for_each(|of| of.weight.store(weight.to_bits(), Relaxed));
             return known;
         }
-        let of = Some(OfClient { client, all: Arc::clone(self) });
+        let weight = AtomicU64::new(weight.to_bits());
+        let of = Some(OfClient { number, weight, all: Arc::clone(self) });
         let (held_bytes, further) = Default::default();
         let budget = Arc::new(Self { held_bytes, clients: further, of });
-        clients.insert(client.number, Arc::downgrade(&budget));
+        clients.insert(number, Arc::downgrade(&budget));
         budget
     }
 
@@ -78,8 +84,10 @@ impl MemoryBudget {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds `bytes` if the total is then at most `max_bytes`, and the client has its share.
-    fn add(&self, bytes: usize, max_bytes: usize) -> bool {
+    /// Adds `bytes` to a charge of `charged_bytes` if the total is then at most `max_bytes`, and the
+    /// client has its share. A client that holds nothing but this charge gets what is free: a single
+    /// body, however it arrives.
+    fn add(&self, bytes: usize, charged_bytes: usize, max_bytes: usize) -> bool {
         let all = self.of.as_ref().map_or(self, |of| &*of.all);
         let before = all.held_bytes.fetch_add(bytes, Relaxed);
         let free = before.checked_add(bytes).and_then(|held| max_bytes.checked_sub(held));
@@ -87,7 +95,7 @@ impl MemoryBudget {
             None => true,
             Some(of) => {
                 let held = self.held_bytes.fetch_add(bytes, Relaxed);
-                let fits = of.may_hold(held, bytes, free);
+                let fits = held == charged_bytes || of.may_hold(held.saturating_add(bytes), free);
                 if !fits {
                     self.held_bytes.fetch_sub(bytes, Relaxed);
                 }
@@ -132,7 +140,7 @@ impl Charge {
     /// refused, with [`shed`], before anything is allocated.
     #[must_use]
     pub fn grow(&mut self, bytes: usize, max_bytes: usize) -> bool {
-        let fits = self.budget.add(bytes, max_bytes);
+        let fits = self.budget.add(bytes, self.bytes, max_bytes);
         if fits {
             self.bytes += bytes;
         }
@@ -181,8 +189,8 @@ impl Drop for MemoryBudget {
         let mut clients = of.all.clients();
         // Another budget of the client may have taken the place meanwhile.
         let is_own = |known: &Weak<Self>| known.strong_count() == 0;
-        if clients.get(&of.client.number).is_some_and(is_own) {
-            clients.remove(&of.client.number);
+        if clients.get(&of.number).is_some_and(is_own) {
+            clients.remove(&of.number);
         }
     }
 }
@@ -313,6 +321,31 @@ mod tests {
         drop((further, other));
         assert_eq!(all.held_bytes(), 0);
         assert!(all.clients().is_empty(), "a client without charges is forgotten");
+    }
+
+    #[test]
+    fn the_only_charge_of_a_client_gets_what_is_free_in_any_pieces_and_with_any_weight() {
+        let all = Arc::new(MemoryBudget::default());
+        for weight in [0.01, 1.0] {
+            let client = all.of_client(ClientShare { number: 1, weight });
+            let mut body = client.charge();
+            assert!((0..100).all(|_| body.grow(10, 1000)), "{weight}");
+            body.shrink(900);
+            let mut prepared = client.charge();
+            assert!(prepared.grow(350, 1000), "and what is made of it, while as much is free");
+        }
+    }
+
+    #[test]
+    fn a_weight_that_a_reload_has_changed_counts_at_once() {
+        let all = Arc::new(MemoryBudget::default());
+        let client = |weight| all.of_client(ClientShare { number: 1, weight });
+        let (mut first, mut second) = (client(1.0).charge(), client(1.0).charge());
+        assert!(first.grow(600, 900) && second.grow(100, 900));
+        let _lighter = client(0.25);
+        assert!(!second.grow(1, 900), "two times what is free");
+        let _heavier = client(4.0);
+        assert!(second.grow(150, 900));
     }
 
     proptest! {

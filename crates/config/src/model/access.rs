@@ -135,7 +135,8 @@ pub struct TenantConfig {
     #[serde(default)]
     #[schemars(range(min = 0, max = 100))]
     pub priority_max: Option<i32>,
-    /// The tenant's share of the queue and of the places in flight, relative to other tenants.
+    /// The tenant's share of the queue, of the places in flight and of the memory of requests,
+    /// relative to other tenants.
     #[serde(default = "one")]
     #[schemars(range(min = 0.01, max = 1000.0))]
     pub weight: f64,

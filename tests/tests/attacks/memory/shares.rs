@@ -83,3 +83,16 @@ async fn without_tenants_the_addresses_of_clients_share_the_memory() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_tenant_of_little_weight_has_its_long_bodies_served_while_nobody_else_has_any() {
+    let mut keys = Keys::empty();
+    let light = keys.tenant("light");
+    let top = format!("{}\ntenants: [ {{ name: light, weight: 0.01 }} ]", keys.auth());
+    let solo = router(&top).await;
+    let body = json!({
+        "model": "sim", "max_tokens": 4, "prompt": "0", "user": "u".repeat(8 << 20),
+    });
+    let reply = complete(&solo.http, &light, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+}
