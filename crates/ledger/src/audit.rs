@@ -2,6 +2,7 @@
 //!
 //! Lines have names and addresses, and never a credential.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
@@ -12,8 +13,8 @@ use splitrail_config::model::AuditConfig;
 use splitrail_telemetry::Metrics;
 use splitrail_telemetry::clock::unix_ms;
 
-/// Maximum number of lines in a second about requests without a role that were refused. The next
-/// line says how many were left out.
+/// Maximum number of lines in a second about requests of a listener without a role that were
+/// refused. The next line about that listener says how many were left out.
 const REFUSALS_PER_SECOND: u32 = 10;
 /// Maximum number of characters of a path.
 const PATH_MAX_CHARS: usize = 256;
@@ -21,10 +22,14 @@ const PATH_MAX_CHARS: usize = 256;
 /// Writes the audit file, if one is configured.
 pub struct Audit {
     lines: Lines,
-    refusals: Mutex<Refusals>,
+    /// By listener, so that clients of one do not keep refusals at another out of the file.
+    refusals: Mutex<BTreeMap<&'static str, Refusals>>,
 }
 
-/// The lines about refused requests in the current second.
+/// The listener on which changes are made.
+const ADMIN: &str = "admin";
+
+/// The lines about refused requests of a listener in the current second.
 #[derive(Default)]
 struct Refusals {
     second: u64,
@@ -64,6 +69,7 @@ struct Line<'a, T> {
 struct RefusedChange<'a> {
     #[serde(flatten)]
     change: Change<'a>,
+    listener: &'static str,
     #[serde(skip_serializing_if = "is_zero")]
     left_out: u64,
 }
@@ -110,8 +116,8 @@ impl Audit {
         change.path = &change.path[..end.unwrap_or(change.path.len())];
         if change.role.is_some() || !matches!(change.status, 401 | 403) {
             self.write("change", change);
-        } else if let Some(left_out) = self.may_write_refusal() {
-            self.write("change", RefusedChange { change, left_out });
+        } else if let Some(left_out) = self.may_write_refusal(ADMIN) {
+            self.write("change", RefusedChange { change, listener: ADMIN, left_out });
         }
     }
 
@@ -120,19 +126,21 @@ impl Audit {
         self.write("reload", Reloaded { result, changes });
     }
 
-    /// Records a refused credential, unless there were many in this second.
+    /// Records a refused credential, unless there were many at this listener in this second.
     pub fn refused(&self, listener: &'static str, address: IpAddr, reason: &'static str) {
-        let Some(left_out) = self.may_write_refusal() else { return };
+        let Some(left_out) = self.may_write_refusal(listener) else { return };
         let address = address.to_canonical();
         self.write("refused_credential", RefusedCredential { listener, address, reason, left_out });
     }
 
-    /// Counts a refusal. If it may be written, the number of those that were left out before it.
-    fn may_write_refusal(&self) -> Option<u64> {
+    /// Counts a refusal at a listener. If it may be written, the number of those that were left out
+    /// before it.
+    fn may_write_refusal(&self, listener: &'static str) -> Option<u64> {
         if !self.lines.is_open() {
             return None;
         }
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let refusals = refusals.entry(listener).or_default();
         let second = unix_ms() / 1000;
         if refusals.second != second {
             (refusals.second, refusals.written) = (second, 0);

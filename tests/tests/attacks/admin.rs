@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::raw;
+use splitrail_tests::tenants::Keys;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -193,4 +194,43 @@ async fn a_worker_is_added_only_where_workers_and_their_events_may_be() {
     assert_eq!(site.worker("x").await, serde_json::Value::Null);
     let added = add("x", &beside.url(), json!({"kv_events": near})).await;
     assert_eq!(added.status, 201, "{}", added.text());
+}
+
+#[tokio::test]
+async fn wrong_keys_of_clients_keep_no_refused_change_out_of_the_audit_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let audit = folder.path().join("audit.jsonl");
+    let keys = Keys::empty();
+    let top = format!("audit: {{ path: {audit:?} }}\n{}", keys.auth());
+    let site = Site::start(&top, "", folder).await;
+    let body = json!({"model": "sim", "prompt": "a", "max_tokens": 1});
+    let wrong = [("authorization", "Bearer wrong"), ("content-type", "application/json")];
+    let flood = async || {
+        let refused = site.http.post_with("/v1/completions", &wrong, body.to_string()).await;
+        assert_eq!(refused.status, 401);
+    };
+    for _ in 0..30 {
+        flood().await;
+    }
+    let of_a_page = [("origin", "http://evil.example")];
+    assert_eq!(site.admin.post_with("/admin/reload", &of_a_page, "").await.status, 403);
+    let lines = || -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(&audit).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    // A line of a later second says how many were left out before.
+    eventually("the flood has been left out", async || {
+        flood().await;
+        lines().iter().any(|line| line["left_out"].is_u64())
+    })
+    .await;
+    let all = lines();
+    let change = all.iter().find(|line| line["path"] == "/admin/reload").expect("it is recorded");
+    assert_eq!(
+        (&change["listener"], &change["left_out"]),
+        (&"admin".into(), &serde_json::Value::Null)
+    );
+    let left_out = all.iter().filter(|line| line["left_out"].is_u64());
+    assert!(left_out.map(|line| &line["listener"]).all(|listener| listener == "http"));
 }
