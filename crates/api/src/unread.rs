@@ -7,14 +7,15 @@
 //! further only when there is room for all of it.
 
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use prometheus::IntCounterVec;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
 use splitrail_config::model::Limits;
@@ -96,16 +97,49 @@ pub struct Unread {
     /// sent.
     is_joint: bool,
     place: OnceCell<OwnedSemaphorePermit>,
-    /// Whether an engine's reply has waited for room.
-    has_waited: AtomicBool,
+    waits: Mutex<Waits>,
+}
+
+/// The time for which engines' replies have waited for room.
+#[derive(Debug, Default)]
+struct Waits {
+    /// Number of replies that wait, and since when one or more do.
+    waiting: u32,
+    since: Option<Instant>,
+    /// The time before.
+    waited: Duration,
+}
+
+/// A reply that waits for room, until it is dropped.
+struct Wait<'a>(&'a Unread);
+
+impl<'a> Wait<'a> {
+    fn begin(unread: &'a Unread) -> Self {
+        let mut waits = unread.waits();
+        waits.waiting += 1;
+        waits.since.get_or_insert_with(Instant::now);
+        drop(waits);
+        Self(unread)
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        let mut waits = self.0.waits();
+        waits.waiting -= 1;
+        if waits.waiting == 0 {
+            let since = waits.since.take();
+            waits.waited += since.map(|since| since.elapsed()).unwrap_or_default();
+        }
+    }
 }
 
 impl Unread {
     /// A reply that occupies no room yet, on a connection with this room. It may be made of several
     /// engine replies.
     pub fn new(shed: &IntCounterVec, room: Option<Arc<UnreadRoom>>, is_joint: bool) -> Self {
-        let (place, has_waited) = (OnceCell::new(), AtomicBool::new(false));
-        Self { shed: shed.clone(), room, is_joint, place, has_waited }
+        let (place, waits) = Default::default();
+        Self { shed: shed.clone(), room, is_joint, place, waits }
     }
 
     /// Waits until a reply of which `bytes` have arrived may be read further. `whole` is its total
@@ -121,7 +155,7 @@ impl Unread {
             let entered = match futures_util::poll!(&mut entering) {
                 Poll::Ready(entered) => entered,
                 Poll::Pending => {
-                    self.has_waited.store(true, Relaxed);
+                    let _wait = Wait::begin(self);
                     entering.await
                 }
             };
@@ -130,13 +164,19 @@ impl Unread {
         self.place.get_or_try_init(enter).await.map(drop)
     }
 
-    /// The error for a reply that took too long: the client's fault and not the engine's if the
-    /// reply has waited for room, because the client reads its other replies slowly.
-    pub fn attribute(&self, error: Error) -> Error {
-        match error.kind() == ErrorKind::EngineTimeout && self.has_waited.load(Relaxed) {
-            true => self.refuse(),
-            false => error,
-        }
+    /// For how long engines' replies have waited for room so far: not the time of the engines. It
+    /// is the client's, who reads its other replies slowly.
+    ///
+    /// # Errors
+    /// A reply waits now. For one that has taken too long, this is the error to report.
+    pub fn waited(&self) -> Result<Duration, Error> {
+        let Waits { waiting, waited, .. } = *self.waits();
+        if waiting > 0 { Err(self.refuse()) } else { Ok(waited) }
+    }
+
+    /// A panic while the lock was held cannot leave the times half-changed.
+    fn waits(&self) -> MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a request that is refused because its client does not read other replies.
@@ -169,7 +209,10 @@ impl AsRef<[u8]> for Bound {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use prometheus::Opts;
+
     use super::*;
 
     const MIB: usize = 1 << 20;
@@ -215,5 +258,23 @@ mod tests {
         };
         let (entered, ()) = tokio::join!(futures_util::future::join_all(waiting), dribbling);
         assert!(entered.iter().all(Option::is_none));
+    }
+    #[tokio::test(start_paused = true)]
+    async fn the_time_that_replies_wait_for_room_is_added_up() {
+        const S: Duration = Duration::from_secs(1);
+        let (room, _) = room();
+        let room = Arc::new(room);
+        let shed = IntCounterVec::new(Opts::new("shed", "shed"), &["model", "reason"]).unwrap();
+        let unread = Unread::new(&shed, Some(Arc::clone(&room)), false);
+        let first = room.enter(None).await;
+        let mut entering = pin!(unread.room_for(MIB, Some(MIB)));
+        assert!(futures_util::poll!(&mut entering).is_pending());
+        tokio::time::advance(3 * S).await;
+        assert_eq!(unread.waited().unwrap_err().kind(), ErrorKind::OverShare, "it waits");
+        drop(first);
+        entering.await.unwrap();
+        assert_eq!(unread.waited().unwrap(), 3 * S);
+        tokio::time::advance(5 * S).await;
+        assert_eq!(unread.waited().unwrap(), 3 * S, "the engine is waited for");
     }
 }

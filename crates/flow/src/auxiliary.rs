@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use splitrail_engine::usage::EngineUsage;
 
 use super::attempts::Attempts;
-use super::context::{Context, PromptContext, attempt, book, expected, traced, within};
+use super::context::{Context, PromptContext, attempt, book, expected, traced, within_reply};
 use super::generate::Begun;
 use super::offer::{able, begin, end, next_leg, offered};
 use super::place::{Placed, Wish, place, place_in_turn};
@@ -71,7 +71,7 @@ async fn ask(
     placed: &Placed,
 ) -> Result<(Bytes, Option<EngineUsage>), Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
-    let Served { config, client, .. } = context.served.as_ref();
+    let client = &context.served.client;
     let (worker, endpoint) = (&placed.worker, context.endpoint);
     let started = Instant::now();
     let mut leg = prompt.leg(LegKind::Decode, worker);
@@ -88,8 +88,8 @@ async fn ask(
         let response = client.post(worker, Shape::whole(endpoint), body, &leg_headers).await?;
         client.whole_for_client(worker, response, &context.unread).await
     };
-    let reply = within(client, config.timeouts.reply, worker, "timeouts.reply", call).await;
-    let reply = reply.map_err(|error| offered(context.unread.attribute(error), worker, endpoint));
+    let reply = within_reply(context, worker, call).await;
+    let reply = reply.map_err(|error| offered(error, worker, endpoint));
     let (stage, outcome) = match &reply {
         Ok(_) => (Stage::FirstToken, "ok"),
         Err(error) => (Stage::Failed, error.outcome()),

@@ -1,5 +1,6 @@
 //! The context of one request: the data that its prompts share and that every leg needs.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -198,10 +199,43 @@ pub(super) async fn within<T>(
     key: &str,
     call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    client.timers().bound(limit, call).await.unwrap_or_else(|Late| {
-        let message = format!("worker {} took longer than {key} ({limit:?})", worker.id());
-        Err(Error::new(ErrorKind::EngineTimeout, message))
-    })
+    let done = client.timers().bound(limit, call).await;
+    done.unwrap_or_else(|Late| Err(too_late(worker, key, limit)))
+}
+
+/// Limits a call for a whole reply in time: `timeouts.reply`, without the time for which the reply
+/// waited for its client to read other replies.
+///
+/// # Errors
+/// As the call; too late, the engine's timeout, or a refusal of the client if the reply waits for it.
+pub(super) async fn within_reply<T>(
+    context: &Context,
+    worker: &Worker,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Served { client, config, .. } = context.served.as_ref();
+    let limit = config.timeouts.reply;
+    let mut call = pin!(call);
+    if let Ok(done) = client.timers().bound(limit, call.as_mut()).await {
+        return done;
+    }
+    let mut granted = Duration::ZERO;
+    loop {
+        let waited = context.unread.waited()?;
+        let left = waited.saturating_sub(granted);
+        if left.is_zero() {
+            return Err(too_late(worker, "timeouts.reply", limit));
+        }
+        granted = waited;
+        if let Ok(done) = tokio::time::timeout(left, call.as_mut()).await {
+            return done;
+        }
+    }
+}
+
+fn too_late(worker: &Worker, key: &str, limit: Duration) -> Error {
+    let message = format!("worker {} took longer than {key} ({limit:?})", worker.id());
+    Error::new(ErrorKind::EngineTimeout, message)
 }
 
 /// Begins an attempt. Each attempt has an id of its own: the request ids of an engine must be

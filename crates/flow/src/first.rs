@@ -11,7 +11,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use super::account::Account;
-use super::context::within;
+use super::context::{within, within_reply};
 use super::lease::{Lease, middle_since};
 use super::read_back;
 use super::sending::Sending;
@@ -126,7 +126,7 @@ async fn whole_reply(
     let Sending { prompt, leg_headers, placed, .. } = *sending;
     let context = prompt.context;
     let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
-    let Served { config, client, .. } = context.served.as_ref();
+    let client = &context.served.client;
     let sent = Instant::now();
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
@@ -145,9 +145,8 @@ async fn whole_reply(
             None => std::future::pending().await,
         }
     };
-    let call = within(client, config.timeouts.reply, worker, "timeouts.reply", call);
     let (reply, begun) = tokio::select! {
-        reply = call => reply.map_err(|error| context.unread.attribute(error))?,
+        reply = within_reply(context, worker, call) => reply?,
         () = queued => return Err(lease_expired(worker)),
     };
     let (dialect, bytes) = (context.endpoint.dialect(), reply.len());

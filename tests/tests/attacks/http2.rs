@@ -5,3 +5,4 @@ mod empty_frames;
 mod long_events;
 mod replies;
 mod resets;
+mod waiting;
