@@ -10,7 +10,7 @@ use futures_util::future::try_join_all;
 
 use crate::core::Core;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_api::memory_budget::MemoryBudget;
+use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::steering::Steering;
 use splitrail_api::text::push_number;
 use splitrail_api::unread::{Unread, UnreadRoom};
@@ -303,7 +303,9 @@ fn one_reply(
     let merged = match (begun.len(), begun.pop()) {
         (1, Some(begun)) => match begun {
             Begun::Whole(reply) => Merged::Whole(reply),
-            Begun::Verbatim(reply) if detail.is_none() => return Ok(ReplyBody::Whole(reply)),
+            Begun::Verbatim(reply) if detail.is_none() => {
+                return Ok(ReplyBody::Whole(charged(core, memory, reply)?));
+            }
             Begun::Verbatim(reply) => Merged::Whole(JsonObject::parse(reply)?),
             Begun::Stream(unit) => Merged::Events(unit.into_events()),
             Begun::Made(events) => Merged::Events(merge::made(events)),
@@ -321,21 +323,36 @@ fn one_reply(
     })
 }
 
+/// Size in bytes up to which a reply is not charged.
+const SHORT_BYTES: usize = 4 << 10;
+/// Size in bytes from which a reply was gathered from several pieces, and charged meanwhile.
+const LONG_BYTES: usize = 64 << 10;
+
 /// The bytes of a reply; the memory of all but short ones is charged until it is sent.
 fn written(core: &Core, memory: &Arc<MemoryBudget>, reply: &JsonObject) -> Result<Bytes, Error> {
-    const SHORT_BYTES: usize = 4 << 10;
-    const LONG_BYTES: usize = 64 << 10;
     let bytes = reply.bytes();
-    if bytes < SHORT_BYTES {
-        return Ok(reply.to_bytes());
+    if bytes < LONG_BYTES {
+        return charged(core, memory, reply.to_bytes());
     }
-    let mut charge = memory.charge();
-    if !charge.grow(bytes, core.serving().limits.request_memory_max_bytes) {
-        return Err(core.shed_memory());
-    }
-    let written = reply.to_bytes();
+    let charge = charge(core, memory, bytes)?;
     // What was gathered from several pieces is charged already. A copy ends that charge.
-    Ok(if bytes < LONG_BYTES { charge.hold(written) } else { charge.hold(Vec::from(written)) })
+    Ok(charge.hold(Vec::from(reply.to_bytes())))
+}
+
+/// A reply as its engine sent it. A long one is charged already.
+fn charged(core: &Core, memory: &Arc<MemoryBudget>, reply: Bytes) -> Result<Bytes, Error> {
+    match reply.len() {
+        SHORT_BYTES..LONG_BYTES => Ok(charge(core, memory, reply.len())?.hold(reply)),
+        _ => Ok(reply),
+    }
+}
+
+fn charge(core: &Core, memory: &Arc<MemoryBudget>, bytes: usize) -> Result<Charge, Error> {
+    let mut charge = memory.charge();
+    match charge.grow(bytes, core.serving().limits.request_memory_max_bytes) {
+        true => Ok(charge),
+        false => Err(core.shed_memory()),
+    }
 }
 
 enum Merged {

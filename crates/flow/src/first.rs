@@ -236,6 +236,7 @@ async fn hold(
             _ => running.extend([0]),
         }
         drop(data);
+        reader.hold_back(&event);
         events.push_back(event);
         if only_opens && events.len() < OPENING_MAX {
             continue;

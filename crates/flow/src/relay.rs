@@ -134,7 +134,10 @@ impl UnitStream {
     async fn next(&mut self) -> Option<Result<Bytes, Error>> {
         loop {
             let data = match self.held.pop_front() {
-                Some(held) => held,
+                Some(held) => {
+                    self.reader.pass_on(&held);
+                    held
+                }
                 None => match self.reader.next().await {
                     Ok(Some(data)) => {
                         self.observe_gap();

@@ -3,6 +3,7 @@
 
 mod batches;
 mod members;
+mod replies;
 mod shares;
 mod templates;
 mod values;

@@ -27,8 +27,11 @@ pub(crate) struct EventReader {
     /// The proof that the reply belongs to the request, checked with the first event; `None` after
     /// the check.
     proof: Option<Proof>,
-    /// The memory of a long event that has not arrived completely.
+    /// The memory of a long event that has not arrived completely, and of the events that are held
+    /// back.
     charge: Charge,
+    /// The bytes of events that were read and are not passed on yet.
+    held_back_bytes: usize,
     memory_max_bytes: usize,
     shed: IntCounterVec,
     /// When bytes that are no event began to arrive since the last event.
@@ -61,6 +64,7 @@ impl EventReader {
             body,
             proof,
             charge,
+            held_back_bytes: 0,
             memory_max_bytes,
             shed: memory.shed.clone(),
             waits_since: None,
@@ -155,10 +159,22 @@ impl EventReader {
         Ok(())
     }
 
-    /// Charges the memory of a long event that has not arrived completely, in steps as it grows.
+    /// Notes that an event that was read is not passed on yet: its memory stays charged.
+    pub(crate) fn hold_back(&mut self, event: &Bytes) {
+        self.held_back_bytes += event.len();
+    }
+
+    /// Notes that an event that was held back is passed on.
+    pub(crate) fn pass_on(&mut self, event: &Bytes) {
+        self.held_back_bytes = self.held_back_bytes.saturating_sub(event.len());
+    }
+
+    /// Charges the memory of a long event that has not arrived completely, in steps as it grows, and
+    /// of the events that are held back.
     fn charge_for_long(&mut self) -> Result<(), Error> {
         const FREE_BYTES: usize = 64 << 10;
-        let (held, charged) = (self.splitter.held_bytes(), self.charge.bytes());
+        let held = self.splitter.held_bytes() + self.held_back_bytes;
+        let charged = self.charge.bytes();
         if held <= FREE_BYTES {
             self.charge.shrink(charged);
         } else if held > charged
