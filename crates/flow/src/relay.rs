@@ -20,7 +20,7 @@ use crate::reply::event_template::EventTemplate;
 use crate::reply::merge::Events;
 use crate::reply::openai_chunk::OpenAiChunk;
 use splitrail_api::JsonObject;
-use splitrail_api::error::{Error, ErrorKind};
+use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_policy::Leg;
 
 /// A whole reply, which began to arrive at `begun`: the engine's reply with the client's usage.
@@ -203,13 +203,19 @@ impl UnitStream {
         Ok(())
     }
 
-    /// An error after the first event; the client always gets it.
+    /// An error after the first event; the client always gets it. It keeps its kind if no engine is
+    /// at fault: it counts as shed, or as the client's own error.
     fn lost(&mut self, error: &Error) -> Error {
         let message = format!("the reply broke off: {}", error.message());
-        let lost = Error::new(ErrorKind::DecodeLost, message);
+        let is_of_engine = error.fault() == Fault::Engine;
+        let kind = if is_of_engine { ErrorKind::DecodeLost } else { error.kind() };
+        let lost = Error::new(kind, message);
         self.account.leg.end(Instant::now(), error.outcome());
         self.account.worker.record(Leg::Decode, Some(error));
-        self.account.decision.reply_lost(lost.outcome());
+        match is_of_engine {
+            true => self.account.decision.reply_lost(lost.outcome()),
+            false => self.account.decision.given_up(lost.outcome()),
+        }
         lost
     }
 

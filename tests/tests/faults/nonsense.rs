@@ -77,22 +77,22 @@ async fn an_invalid_reply_is_retried() {
 #[tokio::test]
 async fn a_stream_that_ends_without_done_or_is_invalid_is_reported_as_broken() {
     let long = "x".repeat(70_000);
-    for (what, events) in [
-        ("an orderly end in the middle", vec![CHUNK]),
-        ("an orderly end without [DONE]", vec![CHUNK, LAST]),
-        ("an event too long", vec![CHUNK, &long, "[DONE]"]),
-        ("an error", vec![CHUNK, r#"{"error":{"message":"no"}}"#, "[DONE]"]),
+    for (what, events, code) in [
+        ("an orderly end in the middle", vec![CHUNK], "decode_lost"),
+        ("an orderly end without [DONE]", vec![CHUNK, LAST], "decode_lost"),
+        ("an event too long", vec![CHUNK, &long, "[DONE]"], "reply_too_large"),
+        ("an error", vec![CHUNK, r#"{"error":{"message":"no"}}"#, "[DONE]"], "decode_lost"),
     ] {
         let nonsense = Canned::start(Canned::events(&events), Then::Close).await;
         let mut trial = Trial::start(before_one_good(&nonsense)).await;
         let body = completion(&prompt(30, "broken"));
-        let mut events = trial.stream("decode_lost", COMPLETIONS, &body).await;
+        let mut events = trial.stream(code, COMPLETIONS, &body).await;
         assert_eq!(events.status, 200, "{what}");
         let events = events.rest().await;
         assert!(events.last().is_some_and(|last| last != "[DONE]"), "{what}: {events:?}");
         let (chunks, error) = broken_off(&events);
         assert_eq!(chunks[0]["choices"][0]["text"], "a", "{what}");
-        assert_eq!(error["code"], "decode_lost", "{what}");
+        assert_eq!(error["code"], code, "{what}");
         trial.finish().await;
     }
 }

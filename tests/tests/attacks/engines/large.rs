@@ -102,7 +102,7 @@ async fn an_event_that_is_too_large_is_the_client_s_own_doing() {
         with_replies(Canned::reply("text/event-stream", &(event("a") + &long))).await;
     for _ in 0..8 {
         let events = front.http.stream(COMPLETIONS, &body).await.rest().await;
-        assert!(events[1].contains("decode_lost"), "{events:?}");
+        assert!(events[1].contains("reply_too_large"), "{events:?}");
     }
     no_breaker_is_open(&front).await;
 }

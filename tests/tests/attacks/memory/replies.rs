@@ -1,4 +1,4 @@
-//! The memory of replies is charged.
+//! The memory of replies is charged, and a stream that finds none is no fault of an engine.
 
 use serde_json::json;
 use splitrail_tests::cluster::eventually;
@@ -55,4 +55,36 @@ async fn an_embedding_of_some_kilobytes_is_charged_until_its_client_has_taken_it
     assert!(held >= (STREAMS as usize * REPLY_BYTES) as f64, "{held}");
     drop(client);
     eventually("nothing is held", async || solo.metric(MEMORY, &[]).await == 0.0).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_finds_no_memory_in_mid_reply_is_shed_and_no_failure_of_an_engine() {
+    let event = |text: &str| {
+        let event = json!({
+            "id": "x", "object": "text_completion", "created": 1, "model": "sim",
+            "choices": [{"index": 0, "text": text, "finish_reason": null}],
+        });
+        format!("data: {event}\n\n")
+    };
+    for (limits, code, result) in [
+        ("{ body_size_max: 1MiB, request_memory_max: 8MiB }", "overloaded", "shed"),
+        ("{ engine_reply_size_max: 4MiB }", "reply_too_large", "invalid"),
+    ] {
+        let (first, last) = (event("short"), event(&"y".repeat(16 * MIB)));
+        let solo = Solo::start(limits, move |_| {
+            let first = [STREAM_HEAD, first.as_bytes()].concat();
+            ScriptedReply::Held { first, last: last.clone().into_bytes() }
+        })
+        .await;
+        let body = json!({"model": "sim", "max_tokens": 4, "prompt": "a", "stream": true});
+        let mut stream = solo.http.stream("/v1/completions", &body).await;
+        stream.next().await.expect("the first event");
+        solo.post.release();
+        let rest = stream.rest().await;
+        let error: serde_json::Value = serde_json::from_str(rest.last().unwrap()).unwrap();
+        assert_eq!(error["error"]["code"], code, "{error}");
+        let ended = [("model", "sim"), ("result", result)];
+        assert_eq!(solo.metric("splitrail_request_results_total", &ended).await, 1.0, "{code}");
+        assert_eq!(solo.metric("splitrail_worker_leg_failures_total", &[]).await, 0.0, "{code}");
+    }
 }
