@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use hyper::rt::Executor;
@@ -34,16 +34,25 @@ pub(super) struct BodyProgress {
     all: AtomicBool,
     /// Number of bytes yielded by the body.
     yielded_bytes: AtomicU64,
+    /// When the call ends at the latest, even if its client takes nothing.
+    deadline: OnceLock<Instant>,
 }
 
 impl BodyProgress {
     fn new() -> Arc<Self> {
-        Arc::new(Self { all: AtomicBool::new(true), yielded_bytes: AtomicU64::new(0) })
+        let (yielded_bytes, deadline) = Default::default();
+        Arc::new(Self { all: AtomicBool::new(true), yielded_bytes, deadline })
     }
 
     /// The progress of the stream that is being polled, if there is one.
     pub(super) fn of_this_stream() -> Option<Arc<Self>> {
         CURRENT.with_borrow(Clone::clone)
+    }
+
+    /// Resets the stream at this time if its client has not taken everything by then: the body,
+    /// which is not polled meanwhile, cannot end the call.
+    pub(super) fn end_at(&self, deadline: Instant) {
+        self.deadline.get_or_init(|| deadline);
     }
 
     /// Notes that the body was polled for its next piece, so everything before was taken.
@@ -110,15 +119,15 @@ async fn read_in_time(stream: impl Future<Output = ()>, settings: Arc<StreamSett
         StreamWatch { settings: &settings, waiting: Waiting::default(), is_waiting: false };
     let mut timer: Option<Pin<Box<Sleep>>> = None;
     std::future::poll_fn(|context| {
-        let outer = CURRENT.replace(Some(Arc::clone(&taken)));
+        let current = Current::set(&taken);
         let polled = stream.as_mut().poll(context);
-        CURRENT.replace(outer);
+        drop(current);
         if polled.is_ready() {
             return polled;
         }
         loop {
             // Only a waiting stream has a timer and reads the clock.
-            let Some((at, slow)) = watch.look(&taken) else { return Poll::Pending };
+            let Some((at, reason)) = watch.look(&taken) else { return Poll::Pending };
             let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(at)));
             if timer.deadline() > at {
                 timer.as_mut().reset(at);
@@ -127,7 +136,7 @@ async fn read_in_time(stream: impl Future<Output = ()>, settings: Arc<StreamSett
                 return Poll::Pending;
             }
             if Instant::now() >= at {
-                settings.count(slow);
+                settings.count(reason);
                 return Poll::Ready(());
             }
             timer.as_mut().reset(at);
@@ -137,11 +146,38 @@ async fn read_in_time(stream: impl Future<Output = ()>, settings: Arc<StreamSett
 }
 
 impl StreamSettings {
-    fn count(&self, slow: Slow) {
-        match slow {
-            Slow::Stalled => self.stalled.inc(),
-            Slow::TooSlow => self.too_slow.inc(),
+    fn count(&self, reason: ResetReason) {
+        match reason {
+            ResetReason::Slow(Slow::Stalled) => self.stalled.inc(),
+            ResetReason::Slow(Slow::TooSlow) => self.too_slow.inc(),
+            // The call's own records say so.
+            ResetReason::Deadline => {}
         }
+    }
+}
+
+/// Why a stream is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ResetReason {
+    /// Its client is too slow.
+    Slow(Slow),
+    /// The call's deadline has passed.
+    Deadline,
+}
+
+/// Marks a stream as the one that is polled on this thread, until it is dropped: also if the poll
+/// panics.
+struct Current(Option<Arc<BodyProgress>>);
+
+impl Current {
+    fn set(taken: &Arc<BodyProgress>) -> Self {
+        Self(CURRENT.replace(Some(Arc::clone(taken))))
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        CURRENT.replace(self.0.take());
     }
 }
 
@@ -153,7 +189,7 @@ struct StreamWatch<'a> {
 }
 
 impl StreamWatch<'_> {
-    fn look(&mut self, taken: &BodyProgress) -> Option<(Instant, Slow)> {
+    fn look(&mut self, taken: &BodyProgress) -> Option<(Instant, ResetReason)> {
         let waits = !taken.all.load(Relaxed);
         if std::mem::replace(&mut self.is_waiting, waits) != waits {
             match waits {
@@ -165,7 +201,11 @@ impl StreamWatch<'_> {
         // The streams of a slow connection share the required pace.
         let seen =
             Observation { waits, taken_bytes, sharers: self.settings.activity.waiting_streams() };
-        self.waiting.see(seen, &self.settings.required_pace, Instant::now)
+        let slow = self.waiting.see(seen, &self.settings.required_pace, Instant::now);
+        let slow = slow.map(|(at, slow)| (at, ResetReason::Slow(slow)));
+        let deadline = taken.deadline.get().filter(|_| waits);
+        let deadline = deadline.map(|at| (*at, ResetReason::Deadline));
+        slow.into_iter().chain(deadline).min_by_key(|(at, _)| *at)
     }
 }
 
@@ -174,5 +214,32 @@ impl Drop for StreamWatch<'_> {
         if self.is_waiting {
             self.settings.activity.stream_continues();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_stream_is_the_current_one_until_its_poll_ends_also_in_a_panic() {
+        let (outer, inner) = (BodyProgress::new(), BodyProgress::new());
+        let is_current = |expected: Option<&Arc<BodyProgress>>| match expected {
+            None => BodyProgress::of_this_stream().is_none(),
+            Some(progress) => {
+                BodyProgress::of_this_stream().is_some_and(|found| Arc::ptr_eq(&found, progress))
+            }
+        };
+        let current = Current::set(&outer);
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            let _current = Current::set(&inner);
+            assert!(is_current(Some(&inner)));
+            panic!("in a poll");
+        }));
+        assert!(polled.is_err() && is_current(Some(&outer)));
+        drop(current);
+        assert!(is_current(None));
     }
 }

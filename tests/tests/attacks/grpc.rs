@@ -16,6 +16,7 @@ use hyper_util::client::legacy::Client as Hyper;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::frames::{self, Raw2, kind};
 use splitrail_tests::raw::{exchange, request};
 use splitrail_tests::scripted_server::{ReceivedRequest, STREAM_HEAD, ScriptedReply};
 use splitrail_tests::solo::Solo;
@@ -299,4 +300,25 @@ async fn calls_of_the_library_that_say_nothing_are_bounded() {
         }
     }
     assert!(open.len() <= 90, "{} are open", open.len());
+}
+
+#[tokio::test]
+async fn a_deadline_ends_the_work_of_a_call_whose_client_takes_nothing() {
+    let solo = Solo::start("{ write_stall: 600s, reply_rate_min: 0B/s }", |_| {
+        let first = [STREAM_HEAD, CHUNK.as_bytes()].concat();
+        ScriptedReply::Held { first, last: Vec::new() }
+    })
+    .await;
+    let mut client = Raw2::connect(solo.router.grpc, &frames::initial_window(0)).await;
+    // Of the static table: POST is 3, the scheme http 6.
+    let mut block = vec![0x83, 0x86];
+    let fields = [(":path", GENERATE), (":authority", "x"), ("grpc-timeout", "2S")];
+    for (name, value) in fields.iter().chain(USUAL) {
+        block.extend(frames::field(name, value));
+    }
+    client.write(&frames::frame(kind::HEADERS, kind::END_HEADERS, 1, &block)).await;
+    client.write(&frames::frame(kind::DATA, kind::END_STREAM, 1, &framed(MESSAGE))).await;
+    eventually("the engine works", async || solo.post.open() == 1).await;
+    eventually("the engine's work has ended", async || solo.post.open() == 0).await;
+    assert_eq!(solo.metric("splitrail_requests_in_flight", &[]).await, 0.0);
 }

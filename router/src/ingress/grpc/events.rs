@@ -12,6 +12,7 @@ use splitrail_proto::v1::generate_response::Event;
 use tokio::time::{Sleep, sleep_until};
 use tonic::Status;
 
+use super::super::streams::BodyProgress;
 use super::call::status;
 use super::head::Deadline;
 use super::message::{put, succeeded};
@@ -69,7 +70,12 @@ impl StreamedBody {
         let route = shows_route.then(|| decision.with(route));
         let started = v1::Started { request_id: ids.request_id().to_owned(), route };
         put_event(&mut out, Event::Started(started));
-        let deadline = deadline.map(|deadline| Box::pin(sleep_until(deadline.at())));
+        let deadline = deadline.map(|deadline| {
+            // While the client's window is closed, this body is not polled.
+            let progress = BodyProgress::of_this_stream();
+            progress.iter().for_each(|progress| progress.end_at(deadline.at()));
+            Box::pin(sleep_until(deadline.at()))
+        });
         Self { events, ids, decision, is_chat, out, end: End::Open, deadline }
     }
 
