@@ -20,7 +20,7 @@ use tower::Service;
 
 use super::certificate::ClientCertificate;
 use super::connection_activity::ConnectionActivity;
-use super::head::HeadLimits;
+use super::head::{HeadLimits, early_reply_ends_connection};
 use super::streams::BodyProgress;
 use super::{grpc, http as openai};
 use crate::core::Core;
@@ -159,6 +159,8 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
         // The protocol is never changed, so the following bytes would be ambiguous.
         let last = is_h1
             && (request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
+        // The handlers of requests that are recognised by their path read bodies themselves.
+        let ends_if_refused = early_reply_ends_connection(&request);
         let heads = HeadLimits { headers_max: self.headers_max, hosts: &self.routes.hosts };
         let routed = match heads.refusal(&request) {
             None => {
@@ -171,7 +173,8 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
                 Routed::Refused(Some(Box::new(refusal)))
             }
         };
-        ReplyFuture { routed, active: Some(active), last }
+        let ends_if_refused = ends_if_refused && !matches!(routed, Routed::Direct(_));
+        ReplyFuture { routed, active: Some(active), last, ends_if_refused }
     }
 }
 
@@ -205,6 +208,8 @@ pub(super) struct ReplyFuture {
     active: Option<Active>,
     /// Whether the connection ends after it.
     last: bool,
+    /// Whether the connection ends after it if it is a refusal, because the body was not read.
+    ends_if_refused: bool,
 }
 
 impl Future for ReplyFuture {
@@ -213,7 +218,8 @@ impl Future for ReplyFuture {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let mut response = ready!(this.routed.poll(context));
-        if this.last {
+        let is_refusal = response.status().is_client_error() || response.status().is_server_error();
+        if this.last || this.ends_if_refused && is_refusal {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         let active = this.active.take();

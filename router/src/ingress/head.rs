@@ -1,7 +1,7 @@
 //! Checks a request's head before the body is read: its host, and the number of its fields.
 
 use axum::body::Body;
-use http::header::{CONNECTION, HOST};
+use http::header::{CONNECTION, EXPECT, HOST};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 
 use super::reply::{error_dialect, error_in};
@@ -17,6 +17,21 @@ pub(super) struct HeadLimits<'a> {
     pub(super) headers_max: usize,
     /// Host names that requests may use; any if empty.
     pub(super) hosts: &'a [String],
+}
+
+/// Length up to which a body usually arrives with the head of its request.
+const SHORT_BODY_BYTES: u64 = 4 << 10;
+
+/// Whether the connection ends after a reply that is sent before the body of its request is read.
+///
+/// Over HTTP/1 it does, unless the library has the whole body already and can discard it. A client
+/// that waits to be asked for its body has not sent it. A client must know that in advance:
+/// otherwise it may send its next request on the connection, and lose it.
+pub(super) fn early_reply_ends_connection<B: http_body::Body>(request: &Request<B>) -> bool {
+    let body = request.body();
+    let is_short = body.size_hint().upper().is_some_and(|bytes| bytes <= SHORT_BODY_BYTES);
+    let has_arrived = is_short && !request.headers().contains_key(EXPECT);
+    request.version() < Version::HTTP_2 && !body.is_end_stream() && !has_arrived
 }
 
 impl HeadLimits<'_> {

@@ -16,13 +16,14 @@ use futures_util::StreamExt;
 use http::header::{
     ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName,
 };
-use http::{HeaderValue, Uri, Version};
+use http::{HeaderValue, Uri};
 use http_body_util::Full;
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
 
 use super::certificate::ClientCertificate;
 use super::connection_service::{Caller, Direct, Outgoing, Routes};
+use super::head::early_reply_ends_connection;
 use super::identify::{Sender, identify};
 use super::rate_limits;
 use super::reply::{error_dialect, error_in, health, json_reply, ready, reply_error};
@@ -216,23 +217,15 @@ where
 }
 
 /// A reply that is sent before the body of its request has been read.
-///
-/// Over HTTP/1 the connection ends after such a reply, unless the library has the whole body already
-/// and can discard it. A client must know that in advance: otherwise it may send its next request on
-/// the connection, and lose it.
 #[derive(Clone, Copy)]
 struct EarlyReply {
     dialect: Dialect,
     ends_connection: bool,
 }
 
-/// Length up to which a body usually arrives with the head of its request.
-const SHORT_BODY_BYTES: u64 = 4 << 10;
-
 impl EarlyReply {
     fn to<B: http_body::Body>(request: &http::Request<B>, dialect: Dialect) -> Self {
-        let is_short = request.body().size_hint().upper().is_some_and(|n| n <= SHORT_BODY_BYTES);
-        Self { dialect, ends_connection: request.version() < Version::HTTP_2 && !is_short }
+        Self { dialect, ends_connection: early_reply_ends_connection(request) }
     }
 
     fn refuse(self, error: Error) -> http::Response<Outgoing> {
@@ -267,8 +260,8 @@ where
     Ok((steering, body, held))
 }
 
-/// Receives the whole body of a request, bounded by `limits` in size and time, with its charge to
-/// the memory budget.
+/// Receives the whole body of a request, bounded in size, and in time like those of clients, with its
+/// charge to `memory`.
 ///
 /// # Errors
 /// As for requests of clients.
@@ -279,7 +272,7 @@ pub(crate) async fn whole(
     bound: BodyBound,
 ) -> Result<(Bytes, Charge), Error> {
     let serving = core.serving();
-    BoundedBody::new(body, core, &serving.limits, &core.memory, 0).whole().await
+    BoundedBody::new(body, core, &serving.limits, memory, 0).bounded(bound).whole().await
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {

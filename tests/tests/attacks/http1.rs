@@ -6,3 +6,4 @@ mod heads;
 mod pipelined;
 mod readers;
 mod stop;
+mod unread_bodies;
