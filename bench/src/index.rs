@@ -1,4 +1,4 @@
-//! The prefix index against the public ones, in one process and in turn.
+//! Compares the prefix index with two public indexes, in one process and in turns.
 
 pub mod adapters;
 pub mod alloc;
@@ -15,7 +15,6 @@ mod subject;
 mod trace;
 mod workloads;
 
-pub(crate) use plan::mix;
 pub(crate) use trace::generate;
 
 use std::error::Error;
@@ -30,11 +29,10 @@ use self::report::print_head;
 use self::run::Run;
 use self::workloads::WORKLOADS;
 
-/// Runs what the command line asks for.
+/// Runs the workloads that the command line selects.
 ///
 /// # Errors
-/// A wrong command line, a trace that cannot be read, an output that cannot be
-/// written.
+/// The command line is wrong, the trace cannot be read, or the output cannot be written.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse(std::env::args().skip(1))?;
     if options.child.is_some() {
@@ -56,8 +54,8 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         wrong: [false; 3],
         rows: Vec::new(),
     };
-    let trace = options.trace.as_deref().unwrap_or("the built-in stand-in");
-    run.say(&format!(
+    let trace = options.trace.as_deref().unwrap_or("generated");
+    run.print_comment(&format!(
         "trace: {trace}, {} requests; timer overhead of {} ns subtracted{}",
         run.requests.len(),
         run.overhead_ns,

@@ -1,5 +1,5 @@
-//! What policies reach on a cluster in virtual time, ours against the published ones, and how
-//! long that takes. All figures but times are exact: two runs give the same.
+//! Compares our policies with published ones on a cluster in virtual time, and measures how long a
+//! replay takes. All figures except times are exact: two runs give the same figures.
 
 mod decision;
 mod options;
@@ -18,42 +18,43 @@ use splitrail_sim::cluster::Workload;
 use self::options::Options;
 use self::report::Report;
 
-/// What goes wrong in a run, as a person reads it.
+/// The reason why a run failed, as a message for people.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// What a workload is given.
+/// The options of a run, and the rows of its workloads.
 struct Run {
+    /// The requests that are replayed.
     workload: Workload,
-    /// Whether the trace is the one that the reference figures are of.
+    /// Whether the trace is the one with reference figures.
     is_reference: bool,
     quick: bool,
     report: Report,
 }
 
-/// A workload by its name.
-type Part = fn(&mut Run) -> Result<(), Failure>;
+/// Runs one workload and adds its rows to the report.
+type RunWorkload = fn(&mut Run) -> Result<(), Failure>;
 
-/// All of them, in the order in which they run.
-const PARTS: [(&str, Part); 4] = [
+/// All workloads with their names, in the order in which they run.
+const WORKLOADS: [(&str, RunWorkload); 4] = [
     ("speed", speed::run),
     ("reference", reference::run),
     ("placement", placement::run),
     ("decision", decision::run),
 ];
 
-/// Runs what the command line asks for.
+/// Runs the workloads that the command line selects.
 ///
 /// # Errors
-/// A wrong command line, a trace that cannot be read, an output that cannot be written.
+/// The command line is wrong, the trace cannot be read, or the output cannot be written.
 pub fn main() -> Result<(), Failure> {
     let options = Options::parse(std::env::args().skip(1))?;
     let (workload, is_reference) = trace::load(options.trace.as_deref())?;
     let report = Report::default();
     let mut run = Run { workload, is_reference, quick: options.quick, report };
     report::print_head()?;
-    for (name, part) in PARTS {
+    for (name, run_workload) in WORKLOADS {
         if options.only.as_ref().is_none_or(|only| only == name) {
-            part(&mut run)?;
+            run_workload(&mut run)?;
         }
     }
     if let Some(path) = &options.json {

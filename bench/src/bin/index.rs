@@ -1,4 +1,4 @@
-//! `index`: compares the prefix index with the public ones.
+//! `index`: compares the prefix index with two public ones.
 
 use splitrail_bench::index::alloc::Counting;
 

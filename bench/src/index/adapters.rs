@@ -1,78 +1,79 @@
-//! One index behind one trait: ours and the peers', each in its fastest correct
-//! form.
+//! One trait for all indexes, ours and the peers', each used in its fastest correct way.
 //!
-//! Events and queries are prepared in the form that the index takes, before any
-//! clock runs. A worker is a number from 0; all blocks are in device memory.
+//! Events and queries are converted to the index's own types before time is measured. A worker is a
+//! number from 0. All blocks are in the tier `device`.
 
 pub mod chain;
 pub mod dynamo;
 pub mod none;
 pub mod ours;
 
-/// One KV block under its three names.
+/// One KV block with its three names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The engine's name: covers the blocks before it, the same on all workers
-    /// (one hash seed in the cluster), which is the peers' best case.
+    /// The engine's name, which depends on the blocks before it. It is the same on all workers, as
+    /// with one hash seed in the cluster. This is the best case for the peers.
     pub engine: u64,
-    /// Hash of the block's own tokens: what the peers match by.
+    /// The hash of the block's own tokens, by which the peers look up.
     pub content: u64,
-    /// Hash of the block and of everything before it: what we match by.
+    /// The hash of the block and of all blocks before it, by which our index looks up.
     pub chained: u64,
 }
 
-/// An index to be measured.
+/// An index that is measured.
 pub trait Adapter: Sized + Send + 'static {
-    /// Name in rows and on the command line.
+    /// The name in rows and on the command line.
     const NAME: &'static str;
-    /// A change, ready to be applied.
+    /// A change in the index's own type.
     type Event: Send;
-    /// A prompt, ready to be looked up.
+    /// A prompt in the index's own type.
     type Query: Send + Sync;
-    /// What lookups go through, beside a writer.
+    /// Looks up prompts while a writer changes the index.
     type Reader: Clone + Send + Sync;
-    /// A result whose memory is used again.
+    /// The result of a lookup. Its memory is reused where the index can do that.
     type Found: Default + Send;
-    /// What several workers hold, as a value.
+    /// A copy of the blocks of several workers.
     type Snapshots: Send;
 
-    /// An empty index for `workers` workers of at most `max_blocks` each.
+    /// An empty index for `workers` workers with at most `max_blocks` blocks each.
     fn new(workers: u32, max_blocks: usize) -> Self;
 
-    /// `blocks` became resident after the block `parent`, or as a first block.
+    /// The event that a worker has stored `blocks`, after the block with the engine's name
+    /// `parent`, or from the beginning of a prompt if there is no parent.
     fn store_event(worker: u32, parent: Option<u64>, blocks: &[Block]) -> Self::Event;
 
-    /// The blocks with these engine hashes were evicted.
+    /// The event that a worker has evicted the blocks with these engine's names.
     fn remove_event(worker: u32, engines: &[u64]) -> Self::Event;
 
-    /// A lookup of a whole prompt.
+    /// The query for a whole prompt.
     fn query(blocks: &[Block]) -> Self::Query;
 
     /// Applies or queues an event.
     fn apply(&mut self, event: Self::Event);
 
-    /// Returns when all that was applied is visible to readers.
+    /// Waits until all applied events are visible to readers.
     fn flush(&mut self);
 
     /// A reader of this index.
     fn reader(&self) -> Self::Reader;
 
-    /// Looks a prompt up into `found`.
+    /// Looks up a prompt and stores the result in `found`.
     fn find(reader: &Self::Reader, query: &Self::Query, found: &mut Self::Found);
 
-    /// Calls `each` with all (worker, overlap in blocks) of a result, once each.
+    /// Calls `each` once for every worker of a result, with its overlap in blocks.
     fn each_score(found: &Self::Found, each: impl FnMut(u32, u32));
 
-    /// One worker's overlap of a result; 0 where it has none.
+    /// The overlap of one worker in a result, in blocks; 0 if the result does not contain the
+    /// worker.
     fn score_of(found: &Self::Found, worker: u32) -> u32;
 
-    /// Forgets a worker; returns when its memory has been given back.
+    /// Removes a worker. Returns when its memory has been freed.
     fn remove_worker(&mut self, worker: u32);
 
-    /// All that the workers `0..workers` hold.
+    /// Copies the blocks of the workers `0..workers`.
     fn snapshots(&self, workers: u32) -> Self::Snapshots;
 
-    /// Fills an empty index from snapshots; returns the blocks loaded, or
-    /// `None` where there is no such thing.
+    /// Fills an empty index from snapshots. Returns the number of loaded blocks, or `None` if the
+    /// index cannot load snapshots.
     fn load_snapshots(&mut self, snapshots: Self::Snapshots) -> Option<usize>;
 }

@@ -1,27 +1,27 @@
-//! A counting global allocator.
+//! A global allocator that counts bytes.
 //!
-//! Unsafe because `GlobalAlloc` is an unsafe trait: every method hands its
-//! arguments to `System` unchanged and returns what `System` returned, so its
-//! contract is the system allocator's own. Only sizes are looked at.
+//! It needs unsafe code because `GlobalAlloc` is an unsafe trait. Each method passes its arguments
+//! to `System` unchanged and returns the result of `System`, so it keeps the contract if `System`
+//! does. Only sizes are read.
 
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
-/// Counting is off in processes that measure time: two atomic additions per
-/// allocation would be charged to whoever allocates most.
+/// Whether bytes are counted. They are not counted in processes that measure time, because the
+/// atomic additions would slow down the index that allocates most.
 static COUNTING: AtomicBool = AtomicBool::new(false);
-/// From this size on memory is mapped; glibc's default.
+/// The size in bytes from which glibc maps memory instead of taking it from the heap, by default.
 const MAPPED_BYTES: usize = 128 << 10;
 static LIVE_BYTES: AtomicIsize = AtomicIsize::new(0);
 
-/// The system allocator, counting live bytes when asked to.
+/// The system allocator, which counts live bytes after [`start_counting`].
 pub struct Counting;
 
-/// What a request takes from glibc's allocator, slack included: eight bytes of
-/// header, sixteen of granularity, 32 at least; whole pages where it is large.
-fn taken(bytes: usize) -> isize {
+/// The bytes that an allocation takes in glibc's allocator: with a header of 8 bytes, rounded up to
+/// a multiple of 16, and at least 32; mapped memory in whole pages.
+fn bytes_taken(bytes: usize) -> isize {
     let taken = match bytes {
         0..24 => 32,
         24..MAPPED_BYTES => (bytes + 8).next_multiple_of(16),
@@ -38,34 +38,34 @@ fn count(bytes: isize) {
 
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(taken(layout.size()));
+        count(bytes_taken(layout.size()));
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(taken(layout.size()));
+        count(bytes_taken(layout.size()));
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-taken(layout.size()));
+        count(-bytes_taken(layout.size()));
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count(taken(new_size) - taken(layout.size()));
+        count(bytes_taken(new_size) - bytes_taken(layout.size()));
         unsafe { System.realloc(at, layout, new_size) }
     }
 }
 
-/// Counts from here on; to be called before anything is allocated that is
-/// freed later, so first thing in `main`.
+/// Starts to count. Must be called at the beginning of `main`, before anything is allocated that is
+/// freed later.
 pub fn start_counting() {
     COUNTING.store(true, Ordering::Relaxed);
 }
 
-/// Bytes allocated and not freed since counting started, the allocator's slack
-/// included.
+/// Bytes that have been allocated and not freed since [`start_counting`], as glibc's allocator
+/// takes them.
 pub fn live_bytes() -> isize {
     LIVE_BYTES.load(Ordering::Relaxed)
 }

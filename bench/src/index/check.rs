@@ -1,5 +1,4 @@
-//! Correctness: every workload compares all three indexes with the exact model before it is
-//! measured.
+//! Compares the results of all three indexes with those of an exact model.
 
 use std::io;
 
@@ -8,23 +7,23 @@ use super::report::NAMES;
 use super::run::Run;
 use super::subject::Subject;
 
-/// How many queries are compared.
+/// Approximate number of queries that are compared.
 const SAMPLES: usize = 400;
 
-/// Queries with a wrong overlap, and overlaps that are wrong, of one subject.
+/// Numbers of wrong results of one index.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wrong {
-    /// Queries compared.
+    /// Queries that were compared.
     pub queries: usize,
-    /// Of these, with any wrong overlap.
+    /// Queries with at least one wrong overlap.
     pub wrong_queries: usize,
-    /// Overlaps that were too long.
+    /// Overlaps that are too long.
     pub over: usize,
-    /// Overlaps that were too short, or missing.
+    /// Overlaps that are too short or missing.
     pub under: usize,
 }
 
-/// Compares a sample of a subject's answers with the right ones.
+/// Compares a sample of an index's results with the right ones.
 pub fn compare(
     subject: &dyn Subject,
     chains: &[Chain],
@@ -49,10 +48,11 @@ pub fn compare(
     wrong
 }
 
-/// Compares all subjects, says which are wrong, and marks the rows that follow.
+/// Compares all indexes, prints which of them are wrong, and marks them in the workload's next
+/// rows.
 ///
 /// # Errors
-/// Where standard output is closed.
+/// Standard output is closed.
 pub fn check(
     run: &mut Run,
     workload: &str,
@@ -64,7 +64,7 @@ pub fn check(
         let wrong = compare(subject.as_ref(), chains, &right);
         run.wrong[at] = wrong.wrong_queries > 0;
         if run.wrong[at] {
-            run.say(&format!("{workload}: {name} is WRONG: {wrong:?}"))?;
+            run.print_comment(&format!("{workload}: {name} is WRONG: {wrong:?}"))?;
         }
     }
     Ok(())

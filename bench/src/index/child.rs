@@ -1,8 +1,8 @@
-//! One index alone in a process of its own: where a heap must not be shared, or
-//! a panic or a hang must not end the run.
+//! Runs one index alone in a child process, if its memory is measured, or if a panic or a hang must
+//! not end the run.
 //!
-//! A child prints one JSON object per line, as it gets on; its parent merges
-//! them, so that what was reached before a failure is kept.
+//! A child prints one JSON object per line after each step. The parent merges the objects, so that
+//! figures from before a failure are kept.
 
 use std::io::{self, Read};
 use std::process::{Command, Stdio};
@@ -14,26 +14,26 @@ use serde_json::{Map, Value};
 
 use super::run::Run;
 
-/// What came of a child.
+/// The result of a child process.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// What it printed.
+    /// The figures that it printed.
     pub figures: Map<String, Value>,
-    /// Why it did not end well.
+    /// The reason why it failed; `None` if it succeeded.
     pub failure: Option<String>,
 }
 
 impl Outcome {
-    /// A figure by its name.
+    /// The figure with a name.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.figures.get(name)?.as_f64()
     }
 }
 
-/// Runs a case of one index in a process of its own.
+/// Runs a case with one index in a child process, for at most the time `limit`.
 ///
 /// # Errors
-/// Where no process can be started; not where it fails.
+/// The process cannot be started. A failure of the process is part of the result.
 pub fn run_alone(run: &Run, index: &str, case: &str, limit: Duration) -> io::Result<Outcome> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["--child", index, case])
@@ -48,8 +48,8 @@ pub fn run_alone(run: &Run, index: &str, case: &str, limit: Duration) -> io::Res
         let (end, ended) = sync_channel(1);
         let output = scope.spawn(move || {
             let text = read_all(stdout.as_mut());
-            // Nobody listens any more where the limit has passed.
-            let _ = end.send(());
+            // After the limit, the receiver is gone.
+            let _late = end.send(());
             text
         });
         let late = ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
@@ -62,9 +62,9 @@ pub fn run_alone(run: &Run, index: &str, case: &str, limit: Duration) -> io::Res
         let panicked = errors.lines().position(|line| line.contains("panicked at"));
         let failure = match (panicked, late, status.success()) {
             (Some(at), late, _) => {
-                let said = errors.lines().nth(at + 1).unwrap_or_default();
+                let message = errors.lines().nth(at + 1).unwrap_or_default();
                 let hung = if late { "; then hung" } else { "" };
-                Some(format!("panicked: {said}{hung}"))
+                Some(format!("panicked: {message}{hung}"))
             }
             (None, true, _) => Some(format!("not done after {} s", limit.as_secs())),
             (None, false, false) => Some(errors.lines().last().unwrap_or("failed").to_owned()),
@@ -77,8 +77,8 @@ pub fn run_alone(run: &Run, index: &str, case: &str, limit: Duration) -> io::Res
 fn read_all(from: Option<&mut impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(from) = from {
-        // What was read before an error is kept.
-        let _ = from.read_to_end(&mut bytes);
+        // The bytes from before an error are kept.
+        let _failed = from.read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }

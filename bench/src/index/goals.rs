@@ -1,18 +1,18 @@
-//! The goals of the index, row by row.
+//! The goals of the rows of results.
 
-/// A bound on a row.
+/// The goal of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
-    /// Ours over the better peer's, at most: where less is better.
+    /// Maximum of our figure divided by the better peer's, for measures where less is better.
     RatioAtMost(f64),
-    /// Ours over the better peer's, at least: where more is better.
+    /// Minimum of our figure divided by the better peer's, for measures where more is better.
     RatioAtLeast(f64),
-    /// Our own figure, at most, in the row's unit.
+    /// Maximum of our figure, in the row's unit.
     OursAtMost(f64),
 }
 
 impl Goal {
-    /// Whether a row reaches it; `None` where a figure is missing.
+    /// Whether a row meets the goal; `None` if a figure is missing.
     pub fn met(self, ours: Option<f64>, ratio: Option<f64>) -> Option<bool> {
         match self {
             Self::RatioAtMost(bound) => ratio.map(|ratio| ratio <= bound),
@@ -21,7 +21,7 @@ impl Goal {
         }
     }
 
-    /// As it is printed.
+    /// The goal as it is printed.
     pub fn text(self) -> String {
         match self {
             Self::RatioAtMost(bound) => format!("<= {bound} x"),
@@ -31,13 +31,13 @@ impl Goal {
     }
 }
 
-/// Names of measures that carry goals, or that several workloads report.
+/// Names of measures that have goals or are reported by several workloads.
 pub mod measure {
-    /// Median time of a match.
+    /// Median time of a lookup.
     pub const MATCH_P50: &str = "match p50";
-    /// 99th percentile of the time of a match.
+    /// 99th percentile of the time of a lookup.
     pub const MATCH_P99: &str = "match p99";
-    /// Median time of a match whose scores are all read.
+    /// Median time of a lookup after which all overlaps are read.
     pub const MATCH_READ_P50: &str = "match and read all p50";
     /// Blocks applied per second of processor time.
     pub const APPLY_CPU: &str = "apply per CPU second";
@@ -45,21 +45,21 @@ pub mod measure {
     pub const APPLY_WALL: &str = "apply per second";
     /// Blocks looked up, stored and removed per second.
     pub const MIXED: &str = "block operations";
-    /// Bytes asked from the allocator per entry.
+    /// Allocated bytes per entry.
     pub const BYTES: &str = "bytes/entry";
     /// Resident bytes per entry.
     pub const BYTES_RSS: &str = "bytes/entry, RSS";
     /// Bytes per live entry after churn.
     pub const BYTES_AFTER: &str = "bytes/live entry after";
-    /// Bytes per live entry after churn, over the same before.
+    /// Bytes per live entry after churn, divided by those before.
     pub const GROWTH: &str = "bytes/live entry, after over before";
-    /// Until readers stop seeing a worker that is removed.
+    /// Time until readers no longer find a removed worker.
     pub const UNSEEN: &str = "until unseen";
-    /// Until its memory has been given back, per entry it held.
+    /// Time until the memory of a removed worker has been freed, per entry of the worker.
     pub const RETURNED: &str = "until returned, per entry";
-    /// Longest wait of a reader.
+    /// Longest delay of a reader.
     pub const STALL: &str = "longest reader stall";
-    /// Panics and hangs.
+    /// Number of panics and hangs.
     pub const FAILED: &str = "panicked or hung";
     /// Time to hash a prompt.
     pub const HASHING: &str = "hash 131,072 tokens";
@@ -67,8 +67,8 @@ pub mod measure {
 
 use Goal::{OursAtMost, RatioAtLeast, RatioAtMost};
 
-/// (workload, measure, goal); a workload which ends in `*` stands for all that
-/// start like it.
+/// Workload, measure and goal. A workload that ends with `*` stands for all workloads with that
+/// beginning.
 const GOALS: &[(&str, &str, Goal)] = &[
     ("depth W=512 D=8 full", measure::MATCH_P50, RatioAtMost(0.5)),
     ("depth W=512 D=64 full", measure::MATCH_P50, RatioAtMost(0.5)),

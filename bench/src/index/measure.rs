@@ -1,4 +1,4 @@
-//! Clocks, percentiles, processor time, resident memory.
+//! Reads clocks, processor time and resident memory, and computes percentiles.
 
 use std::fs;
 use std::hint::black_box;
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Processor time of this process over all its threads.
+/// Processor time of all threads of this process so far.
 pub fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// What an `Instant` pair costs when nothing is between, in nanoseconds: the
-/// median, to be subtracted from calls that are timed one by one.
+/// Median time between two readings of the clock with nothing between them, in nanoseconds. It is
+/// subtracted from the times of single calls.
 pub fn timer_overhead_ns() -> u64 {
     let mut samples: Vec<u64> = (0..20_000)
         .map(|_| {
@@ -25,7 +25,7 @@ pub fn timer_overhead_ns() -> u64 {
     Percentiles::of(&mut samples).p50 as u64
 }
 
-/// Of a set of samples, in their unit.
+/// Percentiles of a set of samples, in their unit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Percentiles {
     /// The median.
@@ -35,7 +35,8 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// Nearest rank; sorts the samples. All zero where there are none.
+    /// Computes percentiles by nearest rank, and sorts the samples. They are 0 if there are no
+    /// samples.
     pub fn of(samples: &mut [u64]) -> Self {
         samples.sort_unstable();
         let rank = |share: f64| {
@@ -46,7 +47,8 @@ impl Percentiles {
     }
 }
 
-/// The middle of a few figures; the mean of the middle two where they are even.
+/// The median of some figures: the mean of the middle two if their number is even, and NaN if there
+/// are none.
 pub fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -58,7 +60,7 @@ pub fn median(figures: &[f64]) -> f64 {
     }
 }
 
-/// Resident set of this process in bytes; 0 where `/proc` is not there.
+/// Resident memory of this process in bytes; 0 if `/proc` cannot be read.
 pub fn resident_bytes() -> u64 {
     let kib = |text: String| {
         let line = text.lines().find(|line| line.starts_with("VmRSS:"))?.to_owned();
@@ -67,9 +69,9 @@ pub fn resident_bytes() -> u64 {
     fs::read_to_string("/proc/self/status").ok().and_then(kib).unwrap_or_default() * 1024
 }
 
-/// How long the calling thread has been ready to run without a processor, in
-/// nanoseconds: what a stall owes to other threads and not to the index. 0 where
-/// `/proc` is not there.
+/// Time for which the calling thread has been ready to run but had no processor, in nanoseconds.
+/// This part of a stall is caused by other threads and not by the index. It is 0 if `/proc` cannot
+/// be read.
 pub fn run_queue_wait_ns() -> u64 {
     fs::read_to_string("/proc/thread-self/schedstat")
         .ok()
@@ -77,7 +79,7 @@ pub fn run_queue_wait_ns() -> u64 {
         .unwrap_or_default()
 }
 
-/// A span on the wall and on the processors.
+/// The duration of a piece of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     /// Wall time.
@@ -86,7 +88,7 @@ pub struct Span {
     pub cpu: Duration,
 }
 
-/// Runs a piece of work between two readings of both clocks.
+/// Runs a piece of work and measures its duration.
 pub fn span(work: impl FnOnce()) -> Span {
     let cpu = cpu_time();
     let start = Instant::now();

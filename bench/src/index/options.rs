@@ -1,19 +1,20 @@
-//! The command line.
+//! The command line of `index`.
 
 use super::workloads::WORKLOADS;
+use crate::options::known_workload;
 
-/// What was asked for.
+/// The options of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Fewer sizes and rounds: under five minutes on two cores.
+    /// Whether to measure fewer sizes and rounds, which takes less than five minutes on two cores.
     pub quick: bool,
-    /// One workload only.
+    /// The only workload to run; `None` for all.
     pub only: Option<String>,
-    /// A trace in Mooncake's JSONL.
+    /// The file of a trace in Mooncake's JSONL format; `None` to generate requests.
     pub trace: Option<String>,
-    /// Where to write the rows as JSON.
+    /// The file for the rows as JSON.
     pub json: Option<String>,
-    /// Set by this program for its child processes: an index and a case.
+    /// Set by this program for its child processes: the name of an index, and a case.
     pub child: Option<(String, String)>,
 }
 
@@ -23,14 +24,17 @@ impl Options {
     /// Reads the arguments after the program's name.
     ///
     /// # Errors
-    /// What is wrong, with the usage.
+    /// A message that says what is wrong, with the usage or the names of the workloads.
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut options = Self::default();
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value\n{USAGE}"));
             match arg.as_str() {
                 "--quick" => options.quick = true,
-                "--only" => options.only = Some(known(value()?)?),
+                "--only" => {
+                    let names = WORKLOADS.iter().map(|(name, _)| *name);
+                    options.only = Some(known_workload(value()?, names)?);
+                }
                 "--trace" => options.trace = Some(value()?),
                 "--json" => options.json = Some(value()?),
                 "--child" => options.child = Some((value()?, value()?)),
@@ -39,14 +43,6 @@ impl Options {
         }
         Ok(options)
     }
-}
-
-fn known(name: String) -> Result<String, String> {
-    let names: Vec<&str> = WORKLOADS.iter().map(|(name, _)| *name).collect();
-    if names.contains(&name.as_str()) {
-        return Ok(name);
-    }
-    Err(format!("no workload {name}; there are {}", names.join(", ")))
 }
 
 #[cfg(test)]

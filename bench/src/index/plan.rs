@@ -1,5 +1,5 @@
-//! What the workloads do, before any index sees it: prompts as chains of blocks,
-//! who stores and evicts what, and the exact answer to every lookup.
+//! The operations of the workloads, independent of any index: prompts as chains of blocks, stores
+//! and evictions of workers, and the exact result of each lookup.
 
 mod lru;
 
@@ -7,37 +7,38 @@ use std::collections::HashSet;
 
 pub use self::lru::{Caches, Evict};
 use super::adapters::Block;
+use crate::splitmix::mix;
 
-/// A prompt: its blocks from the first on.
+/// The blocks of a prompt, or of the rest of a prompt.
 pub type Chain = Vec<Block>;
 
-/// A change of one worker's cache.
+/// A change of the cache of one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Blocks `from..to` of a chain became resident after the block `parent`.
+    /// The worker has stored the blocks `from..to` of a chain.
     Store {
         /// The worker.
         worker: u32,
-        /// Engine hash of the block before, `None` for a first block.
+        /// The engine's name of the block before them; `None` at the beginning of a prompt.
         parent: Option<u64>,
-        /// The chain, by its place.
+        /// The place of the chain in the list of chains.
         chain: u32,
-        /// First block.
+        /// The first block.
         from: u32,
-        /// One past the last.
+        /// The end: one more than the last block.
         to: u32,
     },
-    /// Blocks were evicted.
+    /// The worker has evicted blocks.
     Remove {
         /// The worker.
         worker: u32,
-        /// Their engine hashes.
+        /// The engine's names of the blocks.
         engines: Vec<u64>,
     },
 }
 
 impl Op {
-    /// How many blocks it names.
+    /// Number of blocks that are stored or evicted.
     pub fn blocks(&self) -> usize {
         match self {
             Self::Store { from, to, .. } => (to - from) as usize,
@@ -46,29 +47,21 @@ impl Op {
     }
 }
 
-/// One request: a lookup, and then the next few events.
+/// One request: a lookup, followed by events.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// The chain that is looked up, whole.
+    /// The place of the chain that is looked up.
     pub query: u32,
-    /// How many events follow.
+    /// Number of events that follow.
     pub events: u32,
 }
 
-/// SplitMix64's output function: spreads numbers over 64 bits.
-pub fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-/// The worker that request `request` goes to.
+/// The worker that serves the request with a number.
 pub fn worker_of(request: usize, workers: u32) -> u32 {
     (mix(request as u64) % u64::from(workers)) as u32
 }
 
-/// Chains contents into blocks.
+/// Makes a chain of blocks from the hashes of their own tokens.
 pub fn chain_of(contents: impl Iterator<Item = u64>) -> Chain {
     let mut chained = 0;
     contents
@@ -79,8 +72,8 @@ pub fn chain_of(contents: impl Iterator<Item = u64>) -> Chain {
         .collect()
 }
 
-/// The prompts of a trace, each of its block ids expanded to `expand` blocks.
-/// Another `salt` gives the same shape with entirely other content.
+/// The prompts of a trace. Each block id of the trace becomes `expand` blocks. With another `salt`,
+/// the prompts have the same lengths and the same blocks in common, but entirely different blocks.
 pub fn chains_of(requests: &[Vec<u32>], expand: u32, salt: u64) -> Vec<Chain> {
     let contents = |id: &u32| {
         let id = mix(salt) ^ (u64::from(*id) << 16);
@@ -90,7 +83,7 @@ pub fn chains_of(requests: &[Vec<u32>], expand: u32, salt: u64) -> Vec<Chain> {
     requests.iter().map(chain).collect()
 }
 
-/// One store for `chain[from..]`.
+/// The operation that a worker stores the blocks of a chain from `from` on.
 pub fn store(worker: u32, chains: &[Chain], chain: usize, from: usize) -> Op {
     let blocks = &chains[chain];
     Op::Store {
@@ -102,47 +95,48 @@ pub fn store(worker: u32, chains: &[Chain], chain: usize, from: usize) -> Op {
     }
 }
 
-/// What every worker holds, without evictions: the exact model of the index.
+/// An exact model of an index: the blocks of all workers, without evictions.
 #[derive(Default)]
 pub struct Model {
     held: Vec<HashSet<u64>>,
 }
 
 impl Model {
-    /// Nobody holds anything.
+    /// A model in which no worker holds a block.
     pub fn new(workers: u32) -> Self {
         Self { held: vec![HashSet::new(); workers as usize] }
     }
 
-    /// How much of a chain's start the worker holds.
+    /// Number of leading blocks of a chain that the worker holds.
     pub fn overlap(&self, worker: u32, chain: &[Block]) -> usize {
         let held = &self.held[worker as usize];
         chain.iter().take_while(|block| held.contains(&block.chained)).count()
     }
 
-    /// The worker stores a chain's blocks from `from` on.
+    /// Stores blocks on a worker.
     pub fn store(&mut self, worker: u32, blocks: &[Block]) {
         self.held[worker as usize].extend(blocks.iter().map(|block| block.chained));
     }
 
-    /// The right answer to a lookup, sorted by worker.
+    /// The right result of a lookup: workers with their overlaps in blocks, sorted by worker.
     pub fn scores(&self, chain: &[Block]) -> Vec<(u32, u32)> {
         let score = |worker: usize| (worker as u32, self.overlap(worker as u32, chain) as u32);
         (0..self.held.len()).map(score).filter(|&(_, blocks)| blocks > 0).collect()
     }
 
-    /// Entries held, over all workers.
+    /// Number of blocks of all workers.
     pub fn entries(&self) -> usize {
         self.held.iter().map(HashSet::len).sum()
     }
 
-    /// Entries that one worker holds.
+    /// Number of blocks of one worker.
     pub fn entries_of(&self, worker: u32) -> usize {
         self.held[worker as usize].len()
     }
 }
 
-/// Each request stores on its worker what that lacks; nothing is evicted.
+/// The operations of a trace without evictions: each request stores on its worker the blocks that
+/// the worker does not hold.
 pub fn without_eviction(chains: &[Chain], workers: u32) -> (Vec<Op>, Model) {
     let mut model = Model::new(workers);
     let mut ops = Vec::with_capacity(chains.len());

@@ -1,4 +1,4 @@
-//! The rows of results: a table for people, JSON for tools.
+//! The rows of results, as a table for people and as JSON for tools.
 
 use std::io::{self, Write};
 
@@ -9,12 +9,12 @@ use super::goals::goal_of;
 /// The indexes, in the order of their figures in a row.
 pub const NAMES: [&str; 3] = ["ours", "dynamo", "chain"];
 
-/// Which of two figures is the better.
+/// Which of two figures is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// Times, bytes, failures.
+    /// The smaller one, as for times, bytes and failures.
     Less,
-    /// Rates.
+    /// The larger one, as for rates.
     More,
 }
 
@@ -23,23 +23,23 @@ pub enum Better {
 pub struct Row {
     /// The workload with its parameters.
     pub workload: String,
-    /// What was measured.
+    /// The name of the measure.
     pub measure: &'static str,
-    /// In which unit.
+    /// The unit of the figures.
     pub unit: &'static str,
-    /// Which way is good.
+    /// Which figures are better.
     pub better: Better,
-    /// By [`NAMES`]; `None` where there is none, or none that is right.
+    /// The figures in the order of [`NAMES`]; `None` if an index has none.
     pub figures: [Option<f64>; 3],
-    /// Indexes whose answers are wrong in this workload: shown, but not the
-    /// better peer.
+    /// Indexes with wrong results in this workload. Their figures are shown, but they do not count
+    /// as the better peer.
     pub wrong: [bool; 3],
-    /// What a reader must know to read it.
+    /// A remark that a reader needs to understand the row.
     pub note: Option<String>,
 }
 
 impl Row {
-    /// The better peer with its figure.
+    /// The better peer and its figure.
     pub fn theirs(&self) -> Option<(&'static str, f64)> {
         let right = |(at, figure): (usize, &Option<f64>)| {
             figure.filter(|_| !self.wrong[at]).map(|figure| (NAMES[at], figure))
@@ -52,7 +52,7 @@ impl Row {
         peers.min_by(|(_, a), (_, b)| order(a, b))
     }
 
-    /// Ours over theirs.
+    /// Our figure divided by the better peer's.
     pub fn ratio(&self) -> Option<f64> {
         let (_, theirs) = self.theirs()?;
         (theirs != 0.0).then_some(self.figures[0]? / theirs)
@@ -62,7 +62,7 @@ impl Row {
         goal_of(&self.workload, self.measure)?.met(self.figures[0], self.ratio())
     }
 
-    /// The row in the form which tools depend on.
+    /// The row as JSON. Other tools depend on the members.
     pub fn json(&self) -> Value {
         let theirs = self.theirs();
         let goal = goal_of(&self.workload, self.measure);
@@ -113,7 +113,7 @@ impl Row {
     }
 }
 
-/// Four significant digits, without an exponent.
+/// A figure with about four significant digits and without an exponent.
 fn short(figure: f64) -> String {
     match figure.abs() {
         size if size >= 1000.0 => format!("{figure:.0}"),
@@ -123,7 +123,7 @@ fn short(figure: f64) -> String {
     }
 }
 
-/// Prints the table's head.
+/// Prints the head of the table.
 ///
 /// # Errors
 /// Standard output is closed.
@@ -142,7 +142,7 @@ pub fn print_row(row: &Row) -> io::Result<()> {
     print_line(&row.line())
 }
 
-/// Prints a line at once: a run takes minutes.
+/// Prints a line and flushes it, because a run takes minutes.
 ///
 /// # Errors
 /// Standard output is closed.

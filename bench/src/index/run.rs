@@ -1,52 +1,53 @@
-//! One run: its options, the three subjects, the rows so far.
+//! The state of one run: its options, and the rows so far. Also measures the three indexes in
+//! turns.
 
 use std::io;
 
 use super::adapters::chain::Chain;
 use super::adapters::dynamo::Dynamo;
-use super::adapters::none::Nothing;
+use super::adapters::none::NoIndex;
 use super::adapters::ours::Ours;
 use super::measure::median;
 use super::report::{Better, NAMES, Row, print_line, print_row};
 use super::subject::{Bench, Subject};
 
-/// What workloads need and where they report.
+/// The options of a run, and the rows of its workloads.
 pub struct Run {
-    /// Fewer sizes and rounds.
+    /// Whether to measure fewer sizes and rounds.
     pub quick: bool,
     /// The trace: block ids per request.
     pub requests: Vec<Vec<u32>>,
-    /// What timing one call costs.
+    /// The time of measuring one call, in nanoseconds.
     pub overhead_ns: u64,
-    /// Arguments by which a child process finds the same trace.
+    /// The arguments with which a child process uses the same trace.
     pub trace_args: Vec<String>,
-    /// Whose answers were wrong in the workload at hand.
+    /// Indexes with wrong results in the current workload, in the order of [`NAMES`].
     pub wrong: [bool; 3],
-    /// What was measured.
+    /// The rows so far.
     pub rows: Vec<Row>,
 }
 
-/// Figures of the three indexes, by [`NAMES`].
+/// The figures of the three indexes, in the order of [`NAMES`].
 pub type Figures = [Option<f64>; 3];
 
 impl Run {
-    /// One of two, by `--quick`.
+    /// The first value with `--quick`, otherwise the second one.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
 
-    /// Says what is being done.
+    /// Prints a remark that is not a row.
     ///
     /// # Errors
-    /// Where standard output is closed.
-    pub fn say(&self, line: &str) -> io::Result<()> {
+    /// Standard output is closed.
+    pub fn print_comment(&self, line: &str) -> io::Result<()> {
         print_line(&format!("# {line}"))
     }
 
-    /// Prints and keeps a row.
+    /// Prints a row and keeps it.
     ///
     /// # Errors
-    /// Where standard output is closed.
+    /// Standard output is closed.
     pub fn row(
         &mut self,
         workload: &str,
@@ -63,7 +64,7 @@ impl Run {
     }
 }
 
-/// The three, in the order of [`NAMES`].
+/// The three indexes, in the order of [`NAMES`].
 pub fn subjects() -> [Box<dyn Subject>; 3] {
     [
         Box::new(Bench::<Ours>::new()),
@@ -72,18 +73,17 @@ pub fn subjects() -> [Box<dyn Subject>; 3] {
     ]
 }
 
-/// One by its name, `none` included.
+/// The index with a name; with the name `none`, one that stores nothing.
 pub fn subject(name: &str) -> Option<Box<dyn Subject>> {
     if name == "none" {
-        return Some(Box::new(Bench::<Nothing>::new()));
+        return Some(Box::new(Bench::<NoIndex>::new()));
     }
     let at = NAMES.iter().position(|known| *known == name)?;
     subjects().into_iter().nth(at)
 }
 
-/// Runs a measurement on all subjects in turn, `rounds` times, each round
-/// starting with another; returns the median over the rounds of each of its
-/// figures, as `[figure][subject]`.
+/// Measures all indexes in turns, `rounds` times; each round starts with another index. Returns the
+/// median over the rounds of each figure, as `[figure][index]`.
 pub fn alternate<const FIGURES: usize>(
     subjects: &mut [Box<dyn Subject>; 3],
     rounds: usize,

@@ -1,33 +1,34 @@
-//! How long a reader was kept, and what of that the machine did.
+//! Measures the longest delay of a reader, and the part of it that the machine caused.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::measure::run_queue_wait_ns;
 
-/// Looks between two questions about the processor, which take microseconds each.
-const LOOKS: usize = 64;
+/// Number of calls between two reads of the waiting time, each of which takes microseconds.
+const CALLS_PER_READ: usize = 64;
 
-/// The longest of many looks.
+/// The longest of many calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stall {
-    /// Its duration in nanoseconds, whatever its cause.
+    /// The longest duration of a call in nanoseconds, whatever the cause.
     pub longest_ns: u64,
-    /// The longest, each less the time in which its thread was ready and had no processor, as
-    /// far as this kernel knows: what a hypervisor took is still in it.
+    /// The longest duration in nanoseconds, without the time for which the thread was ready to run
+    /// but had no processor. Time that a hypervisor took is included, because the kernel does not
+    /// know it.
     pub running_ns: u64,
 }
 
 impl Stall {
-    /// Looks again and again until all is done.
-    pub fn watch(done: &AtomicBool, mut look: impl FnMut()) -> Self {
+    /// Calls `read` again and again until `done` is set.
+    pub fn watch(done: &AtomicBool, mut read: impl FnMut()) -> Self {
         let mut stall = Self::default();
         while !done.load(Ordering::Acquire) {
             let waited_ns = run_queue_wait_ns();
             let mut longest_ns = 0;
-            for _ in 0..LOOKS {
+            for _ in 0..CALLS_PER_READ {
                 let start = Instant::now();
-                look();
+                read();
                 longest_ns = longest_ns.max(start.elapsed().as_nanos() as u64);
             }
             stall.longest_ns = stall.longest_ns.max(longest_ns);
@@ -39,7 +40,7 @@ impl Stall {
         stall
     }
 
-    /// The longer of each of two.
+    /// The maximum of both durations.
     pub fn max(self, other: Self) -> Self {
         Self {
             longest_ns: self.longest_ns.max(other.longest_ns),
@@ -50,7 +51,6 @@ impl Stall {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
     use std::time::Duration;
 
     use super::*;
@@ -62,9 +62,10 @@ mod tests {
         let stall = Stall::watch(&done, || {
             looks += 1;
             if looks == 3 {
-                thread::sleep(Duration::from_millis(5));
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_millis(5) {}
             }
-            done.store(looks > LOOKS, Ordering::Release);
+            done.store(looks > CALLS_PER_READ, Ordering::Release);
         });
         assert!(stall.longest_ns >= 5_000_000, "{stall:?}");
         assert!(stall.running_ns <= stall.longest_ns);

@@ -1,7 +1,6 @@
-//! An index under measurement: prepared events and queries, and the loops that
-//! run over them. One object per index, so that workloads are written once; the
-//! loops inside are compiled per index, so that nothing is called indirectly
-//! while a clock runs.
+//! An index with its prepared events and queries, and the loops that measure it. Workloads use all
+//! indexes through one trait object each. The loops are compiled for each index, so that no
+//! indirect call is made while time is measured.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,78 +12,81 @@ use super::measure::{Span, run_queue_wait_ns, span};
 use super::plan::{Chain, Op, Step};
 use super::stall::Stall;
 
-/// Batches end here where an index is too slow for all samples.
-const BATCHES_TIME: Duration = Duration::from_millis(200);
+/// Maximum time for the batches of one call of [`Subject::time_batches`]. A slow index gets fewer
+/// samples.
+const BATCHES_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// What a match has to deliver while its clock runs.
+/// The part of a lookup that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deliver {
-    /// The index's own result, whatever its form.
+    /// Until the index's own result is there, in any form.
     Result,
-    /// Every (worker, overlap) of it, read one by one.
+    /// Until every worker and overlap of the result has been read.
     AllScores,
 }
 
-/// What a thread beside the writer looks at.
+/// What the reading thread does while another thread writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// The index: it looks prompts up.
-    Up,
-    /// A clock only: what keeps it is the machine.
-    AtTheClock,
+pub enum Reading {
+    /// It looks up prompts in the index.
+    Index,
+    /// It only reads a clock, so that all its delays are caused by the machine.
+    Clock,
 }
 
-/// What a removed worker cost, in nanoseconds.
+/// The times of the removal of a worker, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Removal {
-    /// Until the last lookup began that named the worker: a lower bound on when
-    /// readers stop seeing it.
+    /// Until the start of the last lookup that found the worker: a lower bound of the time until
+    /// readers no longer find the worker.
     pub last_seen_ns: u64,
-    /// Until the first lookup of each watched prompt began that did not name the
-    /// worker: an upper bound.
+    /// Until, for each watched prompt, a lookup started that did not find the worker: an upper
+    /// bound.
     pub unseen_ns: u64,
-    /// Until the call had returned and all queued work was done.
+    /// Until the call has returned and all queued work is done.
     pub returned_ns: u64,
 }
 
-/// An index with its prepared work.
+/// An index with its prepared events and queries.
 pub trait Subject {
-    /// Its name in rows.
+    /// The name of the index in rows.
     fn name(&self) -> &'static str;
-    /// Starts over with an empty index; forgets prepared events, keeps queries.
+    /// Replaces the index with an empty one. Drops prepared events and keeps prepared queries.
     fn reset(&mut self, workers: u32, max_blocks: usize);
-    /// Turns operations into the index's own events, untimed.
+    /// Converts operations to the index's own events. This is not measured.
     fn prepare_events(&mut self, chains: &[Chain], ops: &[Op]);
-    /// Turns prompts into the index's own queries, untimed.
+    /// Converts prompts to the index's own queries. This is not measured.
     fn prepare_queries(&mut self, chains: &[Chain]);
-    /// Applies all prepared events; returns when readers can see them.
+    /// Applies all prepared events, and waits until they are visible to readers.
     fn apply_prepared(&mut self) -> Span;
-    /// Prepares and applies a few events at a time: for memory figures, where
-    /// waiting events must not be counted.
-    fn trickle(&mut self, chains: &[Chain], ops: &[Op]);
-    /// Looks every query up once, in order; nanoseconds per call.
+    /// Prepares and applies a few events at a time, so that prepared events do not count in memory
+    /// figures.
+    fn apply_in_parts(&mut self, chains: &[Chain], ops: &[Op]);
+    /// Looks up every query once, in order. Appends the time of each call in nanoseconds to `out`.
     fn time_each(&self, overhead_ns: u64, deliver: Deliver, out: &mut Vec<u64>);
-    /// Looks one query up `batch` times per sample; nanoseconds times 1,000 per
-    /// call, as its mean over the batch.
+    /// Looks up one query `batch` times per sample. Each sample is the mean time of a call in
+    /// picoseconds.
     fn time_batches(&self, query: usize, batch: u32, samples: u32, deliver: Deliver) -> Vec<u64>;
-    /// Per step one lookup and its prepared events; ends when all are visible.
+    /// For each step, looks up its query and applies its prepared events. Waits until all events
+    /// are visible.
     fn run_steps(&mut self, steps: &[Step]) -> Span;
-    /// Applies all prepared events on a thread of their own, as fast as it can,
-    /// while this one looks up; nanoseconds per call until the writer is done.
+    /// Looks up queries while another thread applies all prepared events as fast as it can. Returns
+    /// the time of each lookup in nanoseconds, and the duration of the whole.
     fn time_contended(&mut self, overhead_ns: u64) -> (Vec<u64>, Span);
-    /// All scores of a query, sorted by worker.
+    /// The result of a query: workers with their overlaps in blocks, sorted by worker.
     fn scores(&self, query: usize) -> Vec<(u32, u32)>;
-    /// Applies all prepared events like [`Subject::time_contended`]; returns how
-    /// long that took, and the longest look of the thread beside.
-    fn longest_stall(&mut self, look: Look) -> (Span, Stall);
-    /// Removes a worker while another thread watches these queries.
+    /// Applies all prepared events on another thread while this thread reads. Returns the duration
+    /// of the whole, and the longest delay of this thread.
+    fn longest_stall(&mut self, reading: Reading) -> (Span, Stall);
+    /// Removes a worker while another thread looks up the queries in `watched`.
     fn remove_worker(&mut self, worker: u32, watched: &[usize]) -> Removal;
-    /// Replaces the index with one that was loaded from snapshots of the
-    /// workers `0..workers`; the blocks loaded and the time it took.
+    /// Replaces the index with one that is loaded from snapshots of the workers `0..workers`.
+    /// Returns the number of loaded blocks and the duration; `None` if the index cannot load
+    /// snapshots.
     fn reload_from_snapshots(&mut self, workers: u32, max_blocks: usize) -> Option<(usize, Span)>;
 }
 
-/// One adapter's subject.
+/// The [`Subject`] of an adapter.
 pub struct Bench<A: Adapter> {
     index: A,
     events: Vec<A::Event>,
@@ -92,7 +94,7 @@ pub struct Bench<A: Adapter> {
 }
 
 impl<A: Adapter> Bench<A> {
-    /// With an empty index for one worker.
+    /// A subject with an empty index for one worker.
     pub fn new() -> Self {
         Self { index: A::new(1, 1), events: Vec::new(), queries: Vec::new() }
     }
@@ -134,35 +136,39 @@ fn scores<A: Adapter>(reader: &A::Reader, query: &A::Query) -> Vec<(u32, u32)> {
     scores
 }
 
-/// Finds out how long the machine kept a polling thread from running.
-struct Gaps {
-    before: Instant,
+/// Measures for how long a polling thread had no processor.
+struct WaitingTime {
+    /// The last call.
+    last: Instant,
+    /// The waiting time of the thread at the last read.
     waited_ns: u64,
 }
 
-impl Gaps {
-    /// Shorter ones are not looked into: asking takes microseconds itself.
-    const LEAST: Duration = Duration::from_micros(20);
+impl WaitingTime {
+    /// Minimum time since the last call for which the waiting time is read, because a read takes
+    /// microseconds.
+    const MIN_GAP: Duration = Duration::from_micros(20);
 
     fn new() -> Self {
-        Self { before: Instant::now(), waited_ns: run_queue_wait_ns() }
+        Self { last: Instant::now(), waited_ns: run_queue_wait_ns() }
     }
 
-    /// Of the time since the last call, that without a processor.
-    fn before_this_ns(&mut self) -> u64 {
-        let gap = self.before.elapsed();
+    /// The part of the time since the last call for which the thread had no processor, in
+    /// nanoseconds.
+    fn since_last_call_ns(&mut self) -> u64 {
+        let gap = self.last.elapsed();
         let mut lost_ns = 0;
-        if gap >= Self::LEAST {
+        if gap >= Self::MIN_GAP {
             let waited_ns = run_queue_wait_ns();
             lost_ns = (waited_ns - self.waited_ns).min(gap.as_nanos() as u64);
             self.waited_ns = waited_ns;
         }
-        self.before = Instant::now();
+        self.last = Instant::now();
         lost_ns
     }
 }
 
-/// Ends the readers' loop also where the writer panics.
+/// Ends the loop of the reader when it is dropped, even if the writer panics.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -197,7 +203,7 @@ impl<A: Adapter> Subject for Bench<A> {
         })
     }
 
-    fn trickle(&mut self, chains: &[Chain], ops: &[Op]) {
+    fn apply_in_parts(&mut self, chains: &[Chain], ops: &[Op]) {
         for ops in ops.chunks(64) {
             ops.iter().for_each(|op| self.index.apply(event::<A>(chains, op)));
             self.index.flush();
@@ -226,7 +232,7 @@ impl<A: Adapter> Subject for Bench<A> {
             start.elapsed().as_nanos() as u64 * 1000 / u64::from(batch)
         };
         let started = Instant::now();
-        (0..samples).take_while(|_| started.elapsed() < BATCHES_TIME).map(sample).collect()
+        (0..samples).take_while(|_| started.elapsed() < BATCHES_TIMEOUT).map(sample).collect()
     }
 
     fn run_steps(&mut self, steps: &[Step]) -> Span {
@@ -272,7 +278,7 @@ impl<A: Adapter> Subject for Bench<A> {
         (samples, span)
     }
 
-    fn longest_stall(&mut self, look: Look) -> (Span, Stall) {
+    fn longest_stall(&mut self, reading: Reading) -> (Span, Stall) {
         let events = std::mem::take(&mut self.events);
         let (index, queries) = (&mut self.index, &self.queries);
         let reader = index.reader();
@@ -287,11 +293,11 @@ impl<A: Adapter> Subject for Bench<A> {
                     events.into_iter().for_each(|event| index.apply(event));
                     index.flush();
                 });
-                stall = Stall::watch(&done, || match (look, queries.next()) {
-                    (Look::Up, Some(query)) => {
+                stall = Stall::watch(&done, || match (reading, queries.next()) {
+                    (Reading::Index, Some(query)) => {
                         find::<A>(&reader, query, Deliver::Result, &mut found);
                     }
-                    // About as long as a lookup.
+                    // This takes about as long as a lookup.
                     _ => (0..8).for_each(|_| _ = black_box(Instant::now())),
                 });
             });
@@ -310,7 +316,10 @@ impl<A: Adapter> Subject for Bench<A> {
         let now_ns = || epoch.elapsed().as_nanos() as u64;
         for &query in watched {
             let scores = scores::<A>(&reader, &queries[query]);
-            assert!(scores.iter().any(|score| score.0 == worker), "watching for nothing");
+            assert!(
+                scores.iter().any(|score| score.0 == worker),
+                "a watched prompt is not held by the worker"
+            );
         }
         let watching = AtomicBool::new(false);
         let (last_seen_ns, unseen_at_ns) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -321,14 +330,14 @@ impl<A: Adapter> Subject for Bench<A> {
                     A::find(&reader, &queries[query], &mut found);
                     A::score_of(&found, worker) > 0
                 };
-                let mut gaps = Gaps::new();
+                let mut waiting_time = WaitingTime::new();
                 watching.store(true, Ordering::Release);
                 for &query in watched {
-                    // Gone from a prompt, it does not come back to it.
+                    // Once the worker is not found for a prompt, it is never found for it again.
                     let looked_ns = loop {
-                        let (looked_ns, gap_ns) = (now_ns(), gaps.before_this_ns());
+                        let (looked_ns, lost_ns) = (now_ns(), waiting_time.since_last_call_ns());
                         if !sees(query) {
-                            break looked_ns.saturating_sub(gap_ns);
+                            break looked_ns.saturating_sub(lost_ns);
                         }
                         last_seen_ns.store(looked_ns, Ordering::Relaxed);
                     };
@@ -343,8 +352,8 @@ impl<A: Adapter> Subject for Bench<A> {
             index.flush();
             (start_ns, now_ns())
         });
-        // Who looks after the call has returned sees it no more, also where the
-        // watcher did not get a processor to look earlier.
+        // The worker is not found after the call has returned. The clamp covers a watching thread
+        // that got no processor earlier.
         let unseen_at_ns = unseen_at_ns.into_inner().clamp(start_ns, end_ns);
         Removal {
             last_seen_ns: last_seen_ns.into_inner().saturating_sub(start_ns),

@@ -1,19 +1,19 @@
-//! Traces of block ids: Mooncake's JSONL, or a stand-in of the same statistics.
+//! Traces of block ids, read from Mooncake's JSONL format or generated with the same statistics.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::plan::mix;
+use crate::splitmix::mix;
 
-/// Requests of Mooncake's conversation trace.
+/// Number of requests of Mooncake's conversation trace.
 const REQUESTS: usize = 12_031;
 
-/// Reads one JSON object per line; of each, `hash_ids`.
+/// Reads the member `hash_ids` of one JSON object per line.
 ///
 /// # Errors
-/// The file, or the line which is not such an object.
+/// The file cannot be read, or a line is not such an object; the message names the line.
 pub fn load(path: &Path) -> Result<Vec<Vec<u32>>, String> {
     let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let ids = |(at, line): (usize, &str)| {
@@ -26,10 +26,10 @@ pub fn load(path: &Path) -> Result<Vec<Vec<u32>>, String> {
     text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(ids).collect()
 }
 
-/// Conversations with the figures of Mooncake's conversation trace: 12,031
-/// requests of 24 blocks in the mean (half of them under 14, one in a hundred
-/// over 160), one first block in common, more than one request in three
-/// the next turn of an earlier one, 37 % of all blocks seen before.
+/// Generates conversations with the statistics of Mooncake's conversation trace: 12,031 requests of
+/// 24 blocks on average (half of them with fewer than 14, one in a hundred with more than 160), all
+/// with the same first block. More than a third of the requests are the next turn of an earlier
+/// one, and 37 % of all blocks occur in an earlier request.
 pub fn generate() -> Vec<Vec<u32>> {
     let mut draws = (0_u64..).map(|n| mix(n ^ 0x7ACE));
     let mut draw = move || draws.next().unwrap_or_default() as f64 / u64::MAX as f64;
@@ -41,7 +41,7 @@ pub fn generate() -> Vec<Vec<u32>> {
         let (mut ids, fresh) = if turn {
             let at = (draw() * open.len() as f64) as usize;
             let mut ids = requests[open.swap_remove(at.min(open.len() - 1))].clone();
-            // The last block was partly filled, so it is another one now.
+            // The last block was partly filled, so the next turn has another block in its place.
             if ids.len() > 1 {
                 ids.pop();
             }
@@ -58,7 +58,8 @@ pub fn generate() -> Vec<Vec<u32>> {
     requests
 }
 
-/// Log-normal by the logistic approximation of the normal quantile.
+/// A log-normally distributed number of blocks, from 1 to 250. `uniform` is a random number from 0
+/// to 1. The quantile of the normal distribution is approximated by the logistic one.
 fn length(uniform: f64, median: f64, sigma: f64) -> u32 {
     let uniform = uniform.clamp(0.000_1, 0.999_9);
     let normal = (uniform / (1.0 - uniform)).ln() / 1.702;

@@ -19,10 +19,10 @@ pub use self::memory::child;
 
 use super::run::Run;
 
-/// Runs one workload and reports its rows.
+/// Runs one workload and adds its rows to the run.
 pub type Workload = fn(&mut Run) -> io::Result<()>;
 
-/// All of them under the names that `--only` takes.
+/// All workloads, with their names for `--only`.
 pub const WORKLOADS: &[(&str, Workload)] = &[
     ("hashing", hashing::run),
     ("trace", trace::run),

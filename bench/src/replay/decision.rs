@@ -1,4 +1,4 @@
-//! What one decision among many workers takes.
+//! Measures the time of one choice among many workers.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -8,13 +8,14 @@ use splitrail_policy::{Candidate, Leg, Policy, Query, WorkerIndex, pick};
 
 use super::report::{Goal, Row};
 use super::{Failure, Run};
-use crate::index::mix;
+use crate::splitmix::mix;
 
+/// Number of candidates.
 const WORKERS: u32 = 1_000;
-/// The median takes at most that, in microseconds.
-const MOST_US: f64 = 20.0;
+/// Goal for the median of `predicted_ttft`, in microseconds.
+const GOAL_US: f64 = 20.0;
 
-/// Policies of the configuration that look at every worker.
+/// The measured policies.
 const POLICIES: [&str; 3] = ["predicted_ttft", "kv_overlap", "power_of_two"];
 
 pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
@@ -33,7 +34,7 @@ pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
             })
             .collect();
         times_us.sort_by(f64::total_cmp);
-        let goal = (name == "predicted_ttft").then_some(Goal::AtMost(MOST_US));
+        let goal = (name == "predicted_ttft").then_some(Goal::AtMost(GOAL_US));
         run.report.add(Row {
             workload: "decision".to_owned(),
             measure: format!("{name}, {WORKERS} candidates"),

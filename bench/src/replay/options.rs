@@ -1,19 +1,20 @@
-//! The command line.
+//! The command line of `replay`.
 
 use std::path::PathBuf;
 
-use super::PARTS;
+use super::WORKLOADS;
+use crate::options::known_workload;
 
-/// What was asked for.
+/// The options of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
-    /// Fewer loads and repetitions.
+    /// Whether to measure fewer loads and repetitions.
     pub(super) quick: bool,
-    /// One workload only.
+    /// The only workload to run; `None` for all.
     pub(super) only: Option<String>,
-    /// A trace to replay.
+    /// The file of the trace; `None` to generate requests.
     pub(super) trace: Option<PathBuf>,
-    /// Where to write the rows as JSON.
+    /// The file for the rows as JSON.
     pub(super) json: Option<String>,
 }
 
@@ -23,14 +24,16 @@ impl Options {
     /// Reads the arguments after the program's name.
     ///
     /// # Errors
-    /// What is wrong, with the usage.
+    /// A message that says what is wrong, with the usage or the names of the workloads.
     pub(super) fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut options = Self::default();
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value\n{USAGE}"));
             match arg.as_str() {
                 "--quick" => options.quick = true,
-                "--only" => options.only = Some(known(value()?)?),
+                "--only" => {
+                    options.only = Some(known_workload(value()?, WORKLOADS.map(|(name, _)| name))?);
+                }
                 "--trace" => options.trace = Some(value()?.into()),
                 "--json" => options.json = Some(value()?),
                 _ => return Err(format!("unknown argument {arg}\n{USAGE}")),
@@ -38,14 +41,6 @@ impl Options {
         }
         Ok(options)
     }
-}
-
-fn known(name: String) -> Result<String, String> {
-    let names: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
-    if names.contains(&name.as_str()) {
-        return Ok(name);
-    }
-    Err(format!("no workload {name}; there are {}", names.join(", ")))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What policies reach: ours against the best of the published ones that can be built.
+//! Compares `predicted_ttft` with the best of the published policies at the same load.
 
 use splitrail_policy::Published;
 use splitrail_replay::{Entry, NamedPolicy, PolicyReport, Scenario};
@@ -8,10 +8,12 @@ use super::{Failure, Run};
 
 const OURS: &str = "predicted_ttft";
 
-/// A load, blocks of a prefill worker's cache, and goals for the mean and the 99th percentile
-/// of TTFT in seconds and for the share of the ceiling in percent, which are of the
-/// conversation trace.
+/// A load, the number of blocks of a prefill worker's cache, and the goals for the conversation
+/// trace: mean and 99th percentile of TTFT in seconds, and the share of the ceiling in percent.
 type Case = (f64, usize, Option<f64>, Option<f64>, Option<f64>);
+
+/// The name of a figure, its unit, the function that reads it, and its goal.
+type Measure = (&'static str, &'static str, fn(&PolicyReport) -> f64, Option<Goal>);
 
 const CASES: [Case; 3] = [
     (1.3, 10_000, Some(2.5), Some(22.0), Some(92.0)),
@@ -19,8 +21,8 @@ const CASES: [Case; 3] = [
     (1.3, 2_000, Some(15.0), None, None),
 ];
 
-/// Further ones without a goal.
-const MORE: [Case; 3] = [
+/// Further cases, without goals; left out with `--quick`.
+const MORE_CASES: [Case; 3] = [
     (0.5, 10_000, None, None, None),
     (1.1, 5_000, None, None, None),
     (1.5, 10_000, None, None, None),
@@ -30,7 +32,7 @@ pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
     let Some(ours) = NamedPolicy::parse(OURS) else {
         return Ok(print_line(&format!("# there is no policy {OURS}"))?);
     };
-    let more: &[Case] = if run.quick { &[] } else { &MORE };
+    let more: &[Case] = if run.quick { &[] } else { &MORE_CASES };
     for (load, blocks, mean_s, p99_s, ceiling) in CASES.iter().chain(more).copied() {
         let mut scenario = Scenario { utilisation: Some(load), ..Scenario::default() };
         scenario.cluster.prefill_cache_blocks = blocks;
@@ -39,22 +41,23 @@ pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
             entry.serve(&run.workload, &mut |_| {}).1
         };
         let mine = serve(&ours);
-        let published = Published::ALL.iter().filter_map(|policy| NamedPolicy::by_name(policy.name()));
-        // Who fetches prefixes from peers has a network that the others do not.
+        let published =
+            Published::ALL.iter().filter_map(|policy| NamedPolicy::by_name(policy.name()));
+        // Left out because it fetches prefixes over a network that the other policies do not have.
         let others: Vec<PolicyReport> =
             published.filter(|policy| policy.name != "mooncake_fetch").map(|p| serve(&p)).collect();
         let workload = format!("load {load}, {blocks} blocks");
         let goal = |limit: Option<f64>, goal: fn(f64) -> Goal| {
             limit.filter(|_| run.is_reference).map(goal)
         };
-        let measures: [(&str, &'static str, fn(&PolicyReport) -> f64, Option<Goal>); 4] = [
+        let measures: [Measure; 4] = [
             ("TTFT mean", "s", |r| r.ttft.mean_s, goal(mean_s, Goal::AtMost)),
             ("TTFT p99", "s", |r| r.ttft.p99_s, goal(p99_s, Goal::AtMost)),
             ("share of the ceiling", "%", |r| -r.ceiling_percent, goal(ceiling, Goal::AtLeast)),
             ("refused", "", |r| r.rejected as f64, Some(Goal::AtMost(0.0))),
         ];
         for (measure, unit, figure, goal) in measures {
-            // Shares are better the higher they are.
+            // The share of the ceiling is negated by its function, because more is better.
             let best = others.iter().min_by(|a, b| figure(a).total_cmp(&figure(b)));
             run.report.add(Row {
                 workload: workload.clone(),

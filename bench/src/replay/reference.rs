@@ -1,16 +1,16 @@
-//! The reference model against figures of an independent implementation, which are of the
-//! conversation trace with eight prefill and four decode workers.
+//! Compares the reference model with the figures of an independent implementation for the
+//! conversation trace, with eight prefill and four decode workers.
 
 use splitrail_replay::{Entry, NamedPolicy, PolicyReport, Scenario};
 
 use super::report::{Goal, Row, print_line};
 use super::{Failure, Run};
 
-/// Share of the ceiling, TTFT mean, p50, p90 and p99, shares of requests within 30 s and 5 s,
-/// imbalance: as printed, with the decimals that are printed.
+/// Share of the ceiling; mean, p50, p90 and p99 of TTFT; shares of requests within 30 s and 5 s;
+/// imbalance. All figures have the decimals with which they were printed.
 type Cells = [&'static str; 8];
 
-/// 10,000 blocks per worker, at loads 0.9 and 1.3.
+/// The figures of each policy with 10,000 blocks per worker, at loads 0.9 and 1.3.
 const FIGURES: [(&str, Cells, Cells); 10] = [
     (
         "random",
@@ -64,8 +64,8 @@ const FIGURES: [(&str, Cells, Cells); 10] = [
     ),
 ];
 
-/// TTFT mean at 2,000 blocks and load 1.3.
-const SMALL: [(&str, &str); 6] = [
+/// The mean TTFT of each policy with 2,000 blocks per worker, at load 1.3.
+const SMALL_CACHES: [(&str, &str); 6] = [
     ("dynamo", "156"),
     ("mooncake", "137"),
     ("exact_overlap", "48"),
@@ -76,7 +76,9 @@ const SMALL: [(&str, &str); 6] = [
 
 pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
     if !run.is_reference {
-        return Ok(print_line("# reference: only with --trace conversation_trace.jsonl")?);
+        return Ok(print_line(
+            "# reference is left out: it needs --trace with Mooncake's conversation trace",
+        )?);
     }
     for (name, low, high) in FIGURES {
         for (load, cells) in [(0.9, low), (1.3, high)] {
@@ -86,7 +88,7 @@ pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
             add(run, format!("{name}, load {load}"), differ)?;
         }
     }
-    for (name, cell) in SMALL {
+    for (name, cell) in SMALL_CACHES {
         let mean_s = serve(run, name, 1.3, 2_000).ttft.mean_s;
         add(run, format!("{name}, load 1.3, 2,000 blocks"), usize::from(!prints_as(mean_s, cell)))?;
     }
@@ -113,7 +115,8 @@ fn add(run: &mut Run, measure: String, differ: usize) -> Result<(), Failure> {
 }
 
 fn figures(report: &PolicyReport) -> [f64; 8] {
-    let PolicyReport { ceiling_percent, ttft, good30_percent, good5_percent, imbalance, .. } = report;
+    let PolicyReport { ceiling_percent, ttft, good30_percent, good5_percent, imbalance, .. } =
+        report;
     [
         *ceiling_percent,
         ttft.mean_s,
@@ -126,8 +129,8 @@ fn figures(report: &PolicyReport) -> [f64; 8] {
     ]
 }
 
-/// Whether the figure is within half a unit of the cell's last digit, and a twentieth of a unit
-/// more, since cells were rounded twice.
+/// Whether a figure rounds to a cell. The tolerance is 0.55 units of the cell's last digit instead
+/// of 0.5, because the cells were rounded twice.
 fn prints_as(figure: f64, cell: &str) -> bool {
     let decimals = cell.split_once('.').map_or(0, |(_, decimals)| decimals.len());
     let unit = 10f64.powi(-(decimals as i32));

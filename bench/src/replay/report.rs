@@ -1,10 +1,10 @@
-//! The rows of results: a table for people, JSON for tools.
+//! The rows of results, as a table for people and as JSON for tools.
 
 use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-/// What a figure should be.
+/// The goal of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Goal {
     AtMost(f64),
@@ -34,15 +34,15 @@ pub(super) struct Row {
     pub(super) measure: String,
     pub(super) unit: &'static str,
     pub(super) ours: f64,
-    /// The best other, and its figure.
+    /// The best other policy and its figure.
     pub(super) peer: Option<(String, f64)>,
     pub(super) goal: Option<Goal>,
 }
 
-/// What was found out so far.
+/// All results so far.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// In the order in which they were found.
+    /// The rows, in the order of the measurements.
     pub(super) rows: Vec<Row>,
 }
 
@@ -67,7 +67,7 @@ impl Row {
         self.goal.map(|goal| goal.met(self.ours))
     }
 
-    /// The row in the form which tools depend on.
+    /// The row as JSON. Other tools depend on the members.
     pub(super) fn json(&self) -> Value {
         json!({
             "workload": self.workload,
@@ -102,7 +102,7 @@ impl Row {
     }
 }
 
-/// Prints the table's head.
+/// Prints the head of the table.
 ///
 /// # Errors
 /// Standard output is closed.
@@ -113,7 +113,7 @@ pub(super) fn print_head() -> io::Result<()> {
     ))
 }
 
-/// Prints a line at once.
+/// Prints a line and flushes it, because a run takes minutes.
 ///
 /// # Errors
 /// Standard output is closed.

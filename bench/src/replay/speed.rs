@@ -1,4 +1,4 @@
-//! How long a replay takes, on one core.
+//! Measures how long a replay takes on one core.
 
 use std::time::Instant;
 
@@ -7,10 +7,10 @@ use splitrail_replay::{Entry, NamedPolicy, Scenario};
 use super::report::{Goal, Row};
 use super::{Failure, Run};
 
-/// A replay of the conversation trace takes at most that, in milliseconds.
-const MOST_MS: f64 = 1_000.0;
+/// Goal for a replay of the conversation trace, in milliseconds.
+const GOAL_MS: f64 = 1_000.0;
 
-/// Simple and dear policies, and a reference.
+/// A cheap policy, two expensive ones, and one of the reference model.
 const POLICIES: [&str; 4] = ["round_robin", "work_aware", "predicted_ttft", "pooled_belady"];
 
 pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
@@ -33,7 +33,7 @@ pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
             unit: "ms",
             ours: times_ms[rounds / 2],
             peer: None,
-            goal: Some(Goal::AtMost(MOST_MS)),
+            goal: Some(Goal::AtMost(GOAL_MS)),
         })?;
     }
     Ok(())

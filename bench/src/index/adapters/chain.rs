@@ -1,5 +1,5 @@
-//! `kv-index`: the chain index, applied inline on the caller's thread with one
-//! lane map per worker; matches go through `score_into` a reused vector.
+//! The chain index of `kv-index`. Events are applied on the caller's thread, with one lane map per
+//! worker. Lookups use `score_into` with a reused vector.
 
 use std::sync::Arc;
 
@@ -7,27 +7,27 @@ use kv_index::{ChainBlockMap, ChainIndex, ContentHash, SequenceHash, StoredBlock
 
 use super::{Adapter, Block};
 
-/// The chain index with the lane maps that its writer keeps.
+/// The chain index and the lane maps of its writer.
 pub struct Chain {
     index: Arc<ChainIndex>,
-    /// By our worker number: its slot in the index and its lane map.
+    /// For each worker number, the worker's slot in the index and its lane map.
     lanes: Vec<(u32, ChainBlockMap)>,
 }
 
 /// An event in the form of `kv-index`.
 pub enum Event {
-    /// Blocks became resident.
+    /// Blocks were stored.
     Stored {
-        /// Our worker number.
+        /// The worker's number.
         worker: u32,
-        /// The block before.
+        /// The block before them.
         parent: Option<SequenceHash>,
         /// The blocks.
         blocks: Box<[StoredBlock]>,
     },
     /// Blocks were evicted.
     Removed {
-        /// Our worker number.
+        /// The worker's number.
         worker: u32,
         /// Their names.
         hashes: Box<[SequenceHash]>,
@@ -43,8 +43,8 @@ impl Adapter for Chain {
     type Snapshots = ();
 
     fn new(workers: u32, _max_blocks: usize) -> Self {
-        // As many coverage bits as there are workers: more would cost it memory
-        // for nothing. Slots are handed out from 0, so they equal our numbers.
+        // The index gets as many coverage bits as there are workers, because more would only use
+        // more memory. Slots are assigned from 0, so they equal the worker numbers.
         let index = ChainIndex::with_max_workers(workers as usize);
         let lane = |worker: u32| {
             let slot = index.intern_worker(&worker.to_string()).unwrap_or(u32::MAX);
@@ -76,9 +76,9 @@ impl Adapter for Chain {
         match event {
             Event::Stored { worker, parent, blocks } => {
                 let (slot, map) = &mut self.lanes[worker as usize];
-                // An unknown parent is the index's answer, not the benchmark's
-                // failure: the comparison of scores shows what it costs.
-                let _ = self.index.apply_stored(*slot, &blocks, parent, map);
+                // An unknown parent is not a failure of the benchmark: the comparison of results
+                // shows its effect.
+                let _unknown_parent = self.index.apply_stored(*slot, &blocks, parent, map);
             }
             Event::Removed { worker, hashes } => {
                 let (slot, map) = &mut self.lanes[worker as usize];
@@ -93,7 +93,7 @@ impl Adapter for Chain {
         Arc::clone(&self.index)
     }
 
-    // Compiled once, apart from the loops that call it: see Cargo.toml.
+    // Compiled once, separately from the loops that call it; Cargo.toml says why.
     #[inline(never)]
     fn find(reader: &Arc<ChainIndex>, query: &Box<[ContentHash]>, found: &mut Vec<(u32, u32)>) {
         found.clear();
@@ -117,8 +117,8 @@ impl Adapter for Chain {
 
     fn remove_worker(&mut self, worker: u32) {
         let (slot, map) = &mut self.lanes[worker as usize];
-        // Cleared rather than removed, so that the slot stays ours: the work is
-        // the same but for handing back the name.
+        // The worker is cleared and not removed, so that it keeps its slot. The work is the same,
+        // except that the name is not released.
         self.index.apply_cleared(*slot, map);
     }
 

@@ -1,6 +1,5 @@
-//! `dynamo-kv-router`: the concurrent compressed radix tree ("CRTC") behind its
-//! thread pool with one event thread, as the product has it: events are queued,
-//! reads run on the caller's thread.
+//! The concurrent compressed radix tree of `dynamo-kv-router`, with its thread pool and one event
+//! thread, as in the product. Events are queued; lookups run on the caller's thread.
 
 use std::future::Future;
 use std::pin::pin;
@@ -17,7 +16,7 @@ use dynamo_kv_router::protocols::{
 
 use super::{Adapter, Block};
 
-/// Only used by its own token hashing, which no workload calls.
+/// Used only by the library's own hashing of tokens, which no workload calls.
 const BLOCK_SIZE: u32 = 16;
 
 /// The tree with its event thread.
@@ -34,7 +33,7 @@ impl Adapter for Dynamo {
     type Event = RouterEvent;
     type Query = Box<[LocalBlockHash]>;
     type Reader = Arc<ConcurrentRadixTreeCompressed>;
-    /// It builds a new map for every match; there is no form that reuses one.
+    /// A new map for every lookup: the library cannot reuse one.
     type Found = OverlapScores;
     type Snapshots = Vec<RouterEvent>;
 
@@ -67,12 +66,12 @@ impl Adapter for Dynamo {
     }
 
     fn apply(&mut self, event: RouterEvent) {
-        assert!(self.pool.enqueue_event(event).is_ok(), "the event thread is gone");
+        assert!(self.pool.enqueue_event(event).is_ok(), "the event thread has ended");
     }
 
     fn flush(&mut self) {
         let flushed = block_on(self.pool.flush_and_wait());
-        assert!(flushed.is_ok(), "the event thread is gone");
+        assert!(flushed.is_ok(), "the event thread has ended");
     }
 
     fn reader(&self) -> Arc<ConcurrentRadixTreeCompressed> {
@@ -126,8 +125,8 @@ impl Wake for Unpark {
     }
 }
 
-/// Its barriers are futures over one-shot channels: parking until woken is all
-/// the executor they need.
+/// Runs a future of the library to its end. Its futures wait for one-shot channels, so it is enough
+/// to park the thread until it is woken.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);

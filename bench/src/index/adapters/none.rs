@@ -1,11 +1,12 @@
-//! No index: what a workload itself holds, to be subtracted from memory figures.
+//! No index. Its memory figures are those of the workload itself, which are subtracted from the
+//! others.
 
 use super::{Adapter, Block};
 
-/// Drops every event.
-pub struct Nothing;
+/// An adapter that drops every event.
+pub struct NoIndex;
 
-impl Adapter for Nothing {
+impl Adapter for NoIndex {
     const NAME: &'static str = "none";
     type Event = ();
     type Query = ();

@@ -1,4 +1,5 @@
-//! Splitrail's own index: one writer, inline; readers beside it.
+//! The index of `splitrail-kv`. Its writer runs on the caller's thread, and readers run
+//! concurrently.
 
 use splitrail_kv::{
     BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, IndexReader, Namespace,
@@ -10,14 +11,14 @@ use super::{Adapter, Block};
 const SEED: HashSeed = HashSeed(1);
 const MODEL: &str = "bench";
 
-/// Our index with its one writer.
+/// Our index with its only writer.
 pub struct Ours {
     index: Index,
 }
 
-/// An event whose blocks are hashed, as the peers' are.
+/// An event whose blocks are already hashed, as in the peers' events.
 pub enum Event {
-    /// Blocks became resident.
+    /// Blocks were stored.
     Stored(WorkerKey, Option<EngineHash>, Box<[HashedBlock]>),
     /// Blocks were evicted.
     Removed(WorkerKey, Box<[EngineHash]>),
@@ -102,7 +103,7 @@ impl Adapter for Ours {
     }
 
     fn load_snapshots(&mut self, snapshots: Self::Snapshots) -> Option<usize> {
-        // As a router does: run by run, told before how many names will come.
+        // As in a router: run by run, with the number of names known before.
         let load = |(worker, runs): (WorkerKey, Vec<SnapshotRun>)| {
             let names = runs.iter().map(|run| run.names.len()).sum();
             let (mut restore, _) = self.index.begin_restore(worker, names);
@@ -115,19 +116,19 @@ impl Adapter for Ours {
     }
 }
 
-/// Hashes a prompt's tokens into chained blocks, as the router does.
+/// Computes the chained block hashes of a prompt, as the router does.
 pub struct Hashing {
     block_size: u32,
     out: Vec<BlockHash>,
 }
 
 impl Hashing {
-    /// With room that is used again.
+    /// Creates a hasher, whose memory is reused.
     pub fn new(block_size: u32) -> Self {
         Self { block_size, out: Vec::new() }
     }
 
-    /// Returns the last block's hash.
+    /// Hashes all full blocks. Returns the hash of the last one.
     pub fn run(&mut self, tokens: &[u32]) -> u64 {
         let namespace =
             Namespace { salt: None, model: MODEL, adapter: None, block_size: self.block_size };

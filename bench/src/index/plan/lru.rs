@@ -1,30 +1,32 @@
-//! Workers' caches of bounded size, for workloads that evict.
+//! Caches of bounded size, for workloads with evictions.
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{Block, Chain, Op, mix};
+use super::{Block, Chain, Op};
+use crate::splitmix::mix;
 
-/// Which block goes when a cache is full.
+/// Which block is evicted when a cache is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evict {
-    /// The least recently used; of one prompt the tail first, as engines do.
+    /// The least recently used block; of one prompt, the last block first, as in engines.
     TailFirst,
-    /// Any: leaves holes in chains.
+    /// A random block, which leaves holes in chains.
     Anywhere,
 }
 
 struct Held {
     engine: u64,
-    /// For `TailFirst` the time of last use, for `Anywhere` the place in `order`.
+    /// With `TailFirst`, the time of the last use; with `Anywhere`, the place in `order`.
     stamp: u64,
 }
 
 #[derive(Default)]
 struct Cache {
     held: HashMap<u64, Held>,
-    /// `TailFirst`: uses, oldest first, those that were overtaken included.
+    /// With `TailFirst`: all uses as (time, block), oldest first. Those of a block that was used
+    /// again later are still included.
     uses: VecDeque<(u64, u64)>,
-    /// `Anywhere`: all that is held.
+    /// With `Anywhere`: all held blocks.
     order: Vec<u64>,
 }
 
@@ -34,23 +36,23 @@ pub struct Caches {
     capacity: usize,
     evict: Evict,
     clock: u64,
-    /// Blocks evicted so far.
+    /// Number of blocks evicted so far.
     pub evicted: u64,
 }
 
 impl Caches {
-    /// Empty ones, of `capacity` blocks each.
+    /// Empty caches of `capacity` blocks each.
     pub fn new(workers: u32, capacity: usize, evict: Evict) -> Self {
         let caches = (0..workers).map(|_| Cache::default()).collect();
         Self { caches, capacity, evict, clock: 0, evicted: 0 }
     }
 
-    /// Entries held, over all workers.
+    /// Number of blocks in all caches.
     pub fn entries(&self) -> usize {
         self.caches.iter().map(|cache| cache.held.len()).sum()
     }
 
-    /// The right answer to a lookup, sorted by worker.
+    /// The right result of a lookup: workers with their overlaps in blocks, sorted by worker.
     pub fn scores(&self, chain: &[Block]) -> Vec<(u32, u32)> {
         let score = |(worker, cache): (usize, &Cache)| {
             let held = chain.iter().take_while(|block| cache.held.contains_key(&block.chained));
@@ -59,8 +61,8 @@ impl Caches {
         self.caches.iter().enumerate().map(score).filter(|&(_, blocks)| blocks > 0).collect()
     }
 
-    /// The worker serves a prompt: stores each run of blocks that it lacks, then
-    /// evicts down to its capacity. Appends the events.
+    /// Serves a prompt on a worker: stores each run of missing blocks, and then evicts blocks until
+    /// the capacity is kept. Appends the operations to `ops`.
     pub fn serve(&mut self, worker: u32, chains: &[Chain], chain: usize, ops: &mut Vec<Op>) {
         let blocks = &chains[chain];
         let mut from = 0;
@@ -88,7 +90,8 @@ impl Caches {
         }
     }
 
-    /// Tail first, so that of one prompt the tail is the least recently used.
+    /// Marks the blocks as used, the last one first, so that the last block of a prompt is its
+    /// least recently used one.
     fn touch(&mut self, worker: u32, blocks: &[Block]) {
         let cache = &mut self.caches[worker as usize];
         for block in blocks.iter().rev() {

@@ -1,6 +1,5 @@
-//! Caches that are full, and sixteen million evictions: does memory come back,
-//! and are answers still right? The trace runs again and again, each time with
-//! other content.
+//! Measures memory and results after millions of evictions from full caches. The trace is repeated,
+//! each time with different blocks.
 
 use std::io;
 
@@ -12,27 +11,27 @@ use super::super::plan::{Caches, Evict, chains_of, worker_of};
 use super::super::report::{Better, print_line};
 use super::super::run::Run;
 use super::super::subject::Subject;
-use super::memory::{Alone, print_reading};
+use super::memory::{IsolatedRuns, print_reading};
 use super::mixed::CACHE_BLOCKS;
 
 const EXPAND: u32 = 4;
-/// With caches of 16,384 blocks: 131,072 live entries.
+/// Number of workers. With caches of 16,384 blocks, there are 131,072 live entries.
 const WORKERS: u32 = 8;
-/// Requests whose events are made before they are applied.
+/// Number of requests whose events are prepared at a time.
 const PART: usize = 256;
 
 pub(super) fn run(run: &mut Run) -> io::Result<()> {
     let removals = run.pick(2_000_000, 16_000_000);
     for (holes, workload) in [(0, "churn tail-first"), (1, "churn holes")] {
-        let alone = Alone::run(run, &format!("churn {holes} {removals}"))?;
-        let figures = |name: &str| std::array::from_fn(|at| alone.indexes[at].get(name));
+        let isolated = IsolatedRuns::run(run, &format!("churn {holes} {removals}"))?;
+        let figures = |name: &str| std::array::from_fn(|at| isolated.indexes[at].get(name));
         let wrong: [Option<f64>; 3] = figures("wrong_queries");
         run.wrong = wrong.map(|wrong| wrong.is_some_and(|wrong| wrong > 0.0));
-        alone.row(run, workload, "bytes/live entry before", "live_before", "entries_before")?;
-        alone.row(run, workload, measure::BYTES_AFTER, "live_after", "entries_after")?;
-        alone.row(run, workload, "bytes/live entry after, RSS", "rss_after", "entries_after")?;
-        let before = alone.per_entry("live_before", "entries_before");
-        let after = alone.per_entry("live_after", "entries_after");
+        isolated.row(run, workload, "bytes/live entry before", "live_before", "entries_before")?;
+        isolated.row(run, workload, measure::BYTES_AFTER, "live_after", "entries_after")?;
+        isolated.row(run, workload, "bytes/live entry after, RSS", "rss_after", "entries_after")?;
+        let before = isolated.per_entry("live_before", "entries_before");
+        let after = isolated.per_entry("live_after", "entries_after");
         let growth = std::array::from_fn(|at| Some(after[at]? / before[at]?));
         let note = Some(format!("{removals} removals between"));
         run.row(workload, (measure::GROWTH, "x", Better::Less), growth, note)?;
@@ -50,8 +49,8 @@ pub(super) fn run(run: &mut Run) -> io::Result<()> {
     Ok(())
 }
 
-/// Churns until `removals` blocks were evicted; reads memory when each entry has
-/// been replaced about once, and at the end.
+/// Serves requests until `removals` blocks have been evicted. Prints memory figures when each entry
+/// has been replaced about once, and at the end.
 pub(super) fn child(
     subject: &mut dyn Subject,
     requests: &[Vec<u32>],
@@ -70,7 +69,7 @@ pub(super) fn child(
             for request in from..chains.len().min(from + PART) {
                 caches.serve(worker_of(request, WORKERS), &chains, request, &mut ops);
             }
-            subject.trickle(&chains, &ops);
+            subject.apply_in_parts(&chains, &ops);
             drop(ops);
             if !settled && caches.evicted >= live as u64 {
                 settled = true;

@@ -1,5 +1,5 @@
-//! Lookups while another thread applies events as fast as it can: half of the
-//! trace is loaded, the other half is stored and removed, again and again.
+//! Measures lookups while another thread applies events as fast as it can. One half of the trace is
+//! loaded before; the other half is stored and removed again and again.
 
 use std::io;
 
@@ -11,18 +11,17 @@ use super::super::run::{Run, alternate, subjects};
 use super::trace::MAX_BLOCKS;
 
 const WORKERS: u32 = 64;
-/// Blocks that the writer stores per round, at least: keeps it busy for some
-/// tenths of a second.
+/// Minimum number of blocks that the writer stores per round, which takes some tenths of a second.
 const STORED_BLOCKS: usize = 4_000_000;
 
 pub(super) fn run(run: &mut Run) -> io::Result<()> {
     for expand in [4, 32] {
-        one(run, expand)?;
+        run_case(run, expand)?;
     }
     Ok(())
 }
 
-fn one(run: &mut Run, expand: u32) -> io::Result<()> {
+fn run_case(run: &mut Run, expand: u32) -> io::Result<()> {
     let workload = format!("contended E={expand} W={WORKERS}");
     let chains = chains_of(&run.requests, expand, 0);
     let (ops, _) = without_eviction(&chains, WORKERS);
@@ -56,7 +55,7 @@ fn one(run: &mut Run, expand: u32) -> io::Result<()> {
     run.row(&workload, ("apply beside a reader", "M blocks/s", Better::More), rate, None)
 }
 
-/// Takes back what a store brought, tail first.
+/// The operation that evicts the blocks of a store, the last one first.
 fn evict(op: &Op, chains: &[Chain]) -> Op {
     match op {
         Op::Store { worker, chain, from, to, .. } => {

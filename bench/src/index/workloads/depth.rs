@@ -1,21 +1,24 @@
-//! One chain held by all workers, whole or each to another depth, beside a
-//! million blocks that nobody asks for; the same prompt again and again.
+//! Measures repeated lookups of one prompt. All workers hold the whole prompt, or each worker
+//! another number of leading blocks. The index also holds a million blocks that are never looked
+//! up.
 
 use std::io;
 
 use super::super::check::check;
 use super::super::goals::measure;
 use super::super::measure::Percentiles;
-use super::super::plan::{Chain, Model, Op, chain_of, mix};
+use super::super::plan::{Chain, Model, Op, chain_of};
 use super::super::report::Better;
 use super::super::run::{Run, alternate, subjects};
 use super::super::subject::{Deliver, Subject};
 use super::trace::MAX_BLOCKS;
+use crate::splitmix::mix;
 
 const DEPTHS: [usize; 4] = [8, 64, 512, 4096];
 const BACKGROUND_CHAINS: usize = 16_384;
 const BACKGROUND_BLOCKS: usize = 64;
-/// Lookups per sample: the same prompt each time, so that a mean hides nothing.
+/// Number of lookups per sample. All of them are of the same prompt, so the mean hides no
+/// difference.
 const BATCH: u32 = 16;
 const SAMPLES: u32 = 400;
 
@@ -26,12 +29,12 @@ struct Query {
 
 pub(super) fn run(run: &mut Run) -> io::Result<()> {
     for workers in [8, 512] {
-        one(run, workers)?;
+        run_case(run, workers)?;
     }
     Ok(())
 }
 
-fn one(run: &mut Run, workers: u32) -> io::Result<()> {
+fn run_case(run: &mut Run, workers: u32) -> io::Result<()> {
     let shapes = ["full", "staggered"];
     let queries: Vec<Query> =
         shapes.iter().flat_map(|shape| DEPTHS.map(|depth| Query { depth, shape })).collect();

@@ -1,35 +1,38 @@
-//! A thousand workers with 16,384 blocks each. A quarter of them are prompts of
-//! 1,024 blocks which 125 workers have in common, the rest are private
-//! continuations of those, 96 blocks each.
+//! Measures an index of a thousand workers with 16,384 blocks each. A quarter of the blocks belong
+//! to prompts of 1,024 blocks, each of which 125 workers hold. The rest are continuations of these
+//! prompts by 96 blocks, each of which one worker holds.
 
 use std::io;
 
 use super::super::check::check;
 use super::super::goals::measure;
 use super::super::measure::Percentiles;
-use super::super::plan::{Chain, Model, Op, chain_of, mix, store};
+use super::super::plan::{Chain, Model, Op, chain_of, store};
 use super::super::report::Better;
 use super::super::run::{Run, alternate, subjects};
 use super::super::subject::{Deliver, Subject};
-use super::memory::{Alone, print_reading};
+use super::memory::{IsolatedRuns, print_reading};
+use crate::splitmix::mix;
 
 const WORKERS: u32 = 1_000;
+/// Number of common prompts.
 const COMMON_CHAINS: usize = 32;
-/// Common chains per worker.
+/// Number of common prompts per worker.
 const COMMON_HELD: usize = 4;
+/// Number of blocks of a continuation.
 const PRIVATE_BLOCKS: usize = 96;
-/// Queries: common chains with a private continuation.
+/// Number of queries, each of which is a common prompt with a continuation.
 const QUERIES: usize = 4_000;
 
 struct Fleet {
     chains: Vec<Chain>,
     ops: Vec<Op>,
     entries: usize,
-    /// First chain of each worker's private continuations.
+    /// For each worker, the place of the chain of its first continuation.
     continuations: Vec<usize>,
 }
 
-/// `blocks` per worker: 1/16 of that is the length of a common chain.
+/// The blocks of all workers, `blocks` per worker. A common prompt has a sixteenth of that number.
 fn fleet(workers: u32, blocks: usize) -> Fleet {
     let common_blocks = blocks / 16;
     let common = |at: usize| (0..common_blocks as u64).map(move |b| mix((at as u64) << 32 | b));
@@ -50,8 +53,8 @@ fn fleet(workers: u32, blocks: usize) -> Fleet {
             let salt = 1 << 60 | u64::from(worker) << 40 | (continuation as u64) << 20;
             let tail = (0..PRIVATE_BLOCKS as u64).map(|b| mix(salt | b));
             let start = held(continuation % COMMON_HELD);
-            // Only the continuation's own blocks are kept: all chains whole
-            // would be ten times the index.
+            // Only the continuation's own blocks are kept. Whole prompts would take ten times the
+            // memory of the index.
             let blocks = chain_of(common(start).chain(tail)).split_off(common_blocks);
             let parent = fleet.chains[start].last().map(|block| block.engine);
             let chain = fleet.chains.len() as u32;
@@ -64,7 +67,7 @@ fn fleet(workers: u32, blocks: usize) -> Fleet {
     fleet
 }
 
-/// Lookups with what comes before the private continuation, and who serves them.
+/// Prompts that consist of a common prompt and a continuation of a random worker.
 fn queries(fleet: &Fleet, workers: u32) -> Vec<Chain> {
     (0..QUERIES)
         .map(|at| {
@@ -114,15 +117,15 @@ pub(super) fn run(run: &mut Run) -> io::Result<()> {
     });
     run.row(&workload, (measure::RETURNED, "ns", Better::Less), returned, None)?;
     drop(subjects);
-    let alone = Alone::run(run, &format!("fleet {WORKERS} {blocks}"))?;
-    alone.row(run, &workload, measure::BYTES, "live", "entries")?;
-    alone.row(run, &workload, measure::BYTES_RSS, "rss", "entries")
+    let isolated = IsolatedRuns::run(run, &format!("fleet {WORKERS} {blocks}"))?;
+    isolated.row(run, &workload, measure::BYTES, "live", "entries")?;
+    isolated.row(run, &workload, measure::BYTES_RSS, "rss", "entries")
 }
 
-/// Loads the fleet and reads memory.
+/// Stores the blocks of all workers, and prints memory figures.
 pub(super) fn child(subject: &mut dyn Subject, workers: u32, blocks: usize) -> io::Result<()> {
     let fleet = fleet(workers, blocks);
     subject.reset(workers, blocks * 2);
-    subject.trickle(&fleet.chains, &fleet.ops);
+    subject.apply_in_parts(&fleet.chains, &fleet.ops);
     print_reading("", fleet.entries)
 }

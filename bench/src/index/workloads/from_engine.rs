@@ -1,5 +1,5 @@
-//! One worker's blocks on the way from an engine: bytes of its events, decoded, their tokens
-//! hashed, applied. What a router does that has neither shims nor snapshots.
+//! Applies the events of one engine as a router without shims does: decodes their bytes, hashes
+//! their tokens and changes the index.
 
 use std::io;
 
@@ -8,12 +8,13 @@ use splitrail_engine::vllm::events::{DecodeLimits, Decoder};
 use splitrail_kv::{Applied, HashSeed, Index, IndexConfig, WorkerKey};
 
 use super::super::measure::{Span, span};
-use super::super::plan::{Chain, Op, mix};
+use super::super::plan::{Chain, Op};
 use super::trace::MAX_BLOCKS;
+use crate::splitmix::mix;
 
 const BLOCK_SIZE: u32 = 16;
 
-/// The events of one worker as vLLM publishes them.
+/// The events of one worker, encoded as vLLM publishes them.
 pub(super) fn payloads(worker: u32, chains: &[Chain], ops: &[Op]) -> io::Result<Vec<Vec<u8>>> {
     let mut payloads = Vec::new();
     for op in ops {
@@ -27,7 +28,7 @@ pub(super) fn payloads(worker: u32, chains: &[Chain], ops: &[Op]) -> io::Result<
     Ok(payloads)
 }
 
-/// `[timestamp, [event], data parallel rank]`.
+/// A batch of one event: `[timestamp, [event], data parallel rank]`.
 fn payload(parent: Option<u64>, blocks: &[super::super::adapters::Block]) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     write_array_len(&mut out, 3)?;
@@ -61,7 +62,8 @@ fn payload(parent: Option<u64>, blocks: &[super::super::adapters::Block]) -> io:
     Ok(out)
 }
 
-/// Decodes and applies all to an empty index; how many blocks that stored, and the time.
+/// Decodes all batches and applies them to an empty index. Returns the number of stored blocks, and
+/// the duration.
 pub(super) fn apply(payloads: &[Vec<u8>]) -> io::Result<(usize, Span)> {
     let mut index = Index::new(IndexConfig {
         model: "bench".to_owned(),

@@ -1,6 +1,6 @@
-//! From tokens to chained block hashes. A peer that hashes a block's tokens
-//! first and chains the hashes after is called through its plain functions,
-//! which is faster than its types.
+//! Measures the time from tokens to chained block hashes. Both peers hash the tokens of a block
+//! first and then chain the hashes. They are called through their plain functions, which are faster
+//! than their types; one row also measures the types of `dynamo-tokens`.
 
 use std::hint::black_box;
 use std::io;
@@ -14,13 +14,13 @@ use kv_index::{SequenceHash, chain_prefix_hash, compute_content_hash};
 use super::super::adapters::ours::Hashing;
 use super::super::goals::measure;
 use super::super::measure::Percentiles;
-use super::super::plan::mix;
 use super::super::report::Better;
 use super::super::run::Run;
+use crate::splitmix::mix;
 
 const TOKENS: usize = 131_072;
 const BLOCK_SIZE: usize = 16;
-/// As a namespace has one.
+/// A salt, as a namespace has one.
 const SALT: u64 = 1337;
 
 pub(super) fn run(run: &mut Run) -> io::Result<()> {
@@ -49,7 +49,8 @@ pub(super) fn run(run: &mut Run) -> io::Result<()> {
     for_a_lookup(run, &tokens)
 }
 
-/// The peers look prompts up by hashes of single blocks, which need no chaining.
+/// Measures the hashes that a lookup needs. The peers look up by hashes of single blocks, which are
+/// not chained.
 fn for_a_lookup(run: &mut Run, tokens: &[u32]) -> io::Result<()> {
     let mut hashing = Hashing::new(BLOCK_SIZE as u32);
     let (mut of_dynamo, mut of_chain) = (Vec::new(), Vec::new());

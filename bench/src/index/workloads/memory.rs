@@ -1,6 +1,6 @@
-//! Bytes per (block, worker) entry, everything counted. Each index is loaded
-//! alone in a child process; what the workload itself holds is measured in a
-//! child without an index, and subtracted.
+//! Measures all memory of an index per entry, which is a block of a worker. Each index is loaded
+//! alone in a child process. The memory of the workload is measured in a child without an index,
+//! and subtracted.
 
 use std::io;
 use std::time::Duration;
@@ -19,7 +19,8 @@ use super::super::subject::Subject;
 use super::trace::MAX_BLOCKS;
 use super::{churn, fleet, roots};
 
-const LIMIT: Duration = Duration::from_secs(600);
+/// Maximum time for a child process.
+const CHILD_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) fn run(run: &mut Run) -> io::Result<()> {
     let cases = [
@@ -30,33 +31,35 @@ pub(super) fn run(run: &mut Run) -> io::Result<()> {
         ("memory small E=1 W=8, 1/10", "trace 1 8 1200"),
     ];
     for (workload, case) in cases {
-        let alone = Alone::run(run, case)?;
-        alone.row(run, workload, measure::BYTES, "live", "entries")?;
-        alone.row(run, workload, measure::BYTES_RSS, "rss", "entries")?;
+        let isolated = IsolatedRuns::run(run, case)?;
+        isolated.row(run, workload, measure::BYTES, "live", "entries")?;
+        isolated.row(run, workload, measure::BYTES_RSS, "rss", "entries")?;
     }
     Ok(())
 }
 
-/// One case of every index alone, and of none.
-pub(super) struct Alone {
+/// The results of one case in child processes.
+pub(super) struct IsolatedRuns {
+    /// The result without an index.
     none: Outcome,
+    /// The results of the indexes, in the order of `NAMES`.
     pub(super) indexes: [Outcome; NAMES.len()],
 }
 
-impl Alone {
+impl IsolatedRuns {
     pub(super) fn run(run: &Run, case: &str) -> io::Result<Self> {
-        let none = run_alone(run, "none", case, LIMIT)?;
+        let none = run_alone(run, "none", case, CHILD_TIMEOUT)?;
         let mut indexes = <[Outcome; NAMES.len()]>::default();
         for (at, name) in NAMES.iter().enumerate() {
-            indexes[at] = run_alone(run, name, case, LIMIT)?;
+            indexes[at] = run_alone(run, name, case, CHILD_TIMEOUT)?;
             if let Some(failure) = &indexes[at].failure {
-                run.say(&format!("{case}: {name} FAILED: {failure}"))?;
+                run.print_comment(&format!("{case}: {name} FAILED: {failure}"))?;
             }
         }
         Ok(Self { none, indexes })
     }
 
-    /// Bytes beyond those of no index, per entry.
+    /// Bytes per entry, without those of the workload. `bytes` and `entries` are names of figures.
     pub(super) fn per_entry(&self, bytes: &str, entries: &str) -> Figures {
         std::array::from_fn(|at| {
             let index = &self.indexes[at];
@@ -78,12 +81,12 @@ impl Alone {
     }
 }
 
-/// What a child does.
+/// Runs a case in a child process.
 ///
 /// # Errors
-/// An index or a case that is not known; a closed standard output.
+/// The index or the case is unknown, or standard output is closed.
 pub fn child(index: &str, case: &str, requests: &[Vec<u32>]) -> Result<(), String> {
-    let unknown = || format!("no case {case} of {index}");
+    let unknown = || format!("there is no case {case} of an index {index}");
     let mut subject = subject(index).ok_or_else(unknown)?;
     let mut words = case.split(' ');
     let name = words.next().unwrap_or_default();
@@ -111,7 +114,7 @@ fn trace(
     let chains = chains_of(requests, expand, 0);
     let (ops, model) = without_eviction(&chains, workers);
     subject.reset(workers, MAX_BLOCKS);
-    subject.trickle(&chains, &ops);
+    subject.apply_in_parts(&chains, &ops);
     print_reading("", model.entries())?;
     if subject.name() != "none" {
         subject.prepare_queries(&chains);
@@ -121,7 +124,8 @@ fn trace(
     Ok(())
 }
 
-/// Prints `live`, `rss` and `entries`, each with a suffix.
+/// Prints the allocated bytes `live`, the resident bytes `rss` and the number of `entries`, with a
+/// suffix on each name.
 pub(super) fn print_reading(suffix: &str, entries: usize) -> io::Result<()> {
     let (live, rss) = (live_bytes(), resident_bytes());
     let reading = json!({

@@ -1,5 +1,5 @@
-//! Lookup, stores and evictions of each request, one after the other on one
-//! thread, with caches of 16,384 blocks; the clock stops when all is visible.
+//! Measures the lookup, the stores and the evictions of each request on one thread, with caches of
+//! 16,384 blocks, until all events are visible.
 
 use std::io;
 
@@ -10,17 +10,17 @@ use super::super::report::Better;
 use super::super::run::{Run, alternate, subjects};
 
 const EXPAND: u32 = 4;
-/// Blocks that a worker's cache holds.
+/// Capacity of a worker's cache in blocks.
 pub(super) const CACHE_BLOCKS: usize = 16_384;
 
 pub(super) fn run(run: &mut Run) -> io::Result<()> {
     for &workers in run.pick(&[8, 512][..], &[8, 64, 512]) {
-        one(run, workers)?;
+        run_case(run, workers)?;
     }
     Ok(())
 }
 
-fn one(run: &mut Run, workers: u32) -> io::Result<()> {
+fn run_case(run: &mut Run, workers: u32) -> io::Result<()> {
     let workload = format!("mixed E={EXPAND} W={workers}");
     let chains = chains_of(&run.requests, EXPAND, 0);
     let mut caches = Caches::new(workers, CACHE_BLOCKS, Evict::TailFirst);

@@ -1,5 +1,5 @@
-//! Workers leave a loaded index, one after the other, while a reader watches a
-//! few of their prompts.
+//! Measures the removal of workers from a loaded index, one after the other, while a reader looks
+//! up some of their prompts.
 
 use std::io;
 
@@ -10,18 +10,19 @@ use super::super::run::{Run, alternate, subjects};
 use super::trace::MAX_BLOCKS;
 
 const EXPAND: u32 = 32;
-/// Workers that leave, and prompts watched of each.
-const LEAVING: usize = 5;
+/// Number of workers that are removed.
+const REMOVED: usize = 5;
+/// Number of prompts of each of them that the reader looks up.
 const WATCHED: usize = 4;
 
 pub(super) fn run(run: &mut Run) -> io::Result<()> {
     for &workers in run.pick(&[8, 512][..], &[8, 64, 512]) {
-        one(run, workers)?;
+        run_case(run, workers)?;
     }
     Ok(())
 }
 
-fn one(run: &mut Run, workers: u32) -> io::Result<()> {
+fn run_case(run: &mut Run, workers: u32) -> io::Result<()> {
     let workload = format!("remove_worker E={EXPAND} W={workers}");
     let chains = chains_of(&run.requests, EXPAND, 0);
     let (ops, model) = without_eviction(&chains, workers);
@@ -32,7 +33,7 @@ fn one(run: &mut Run, workers: u32) -> io::Result<()> {
         subject.apply_prepared();
         subject.prepare_queries(&chains);
     }
-    let [seen, unseen, returned, whole] = alternate(&mut subjects, LEAVING, |subject, round| {
+    let [seen, unseen, returned, whole] = alternate(&mut subjects, REMOVED, |subject, round| {
         let worker = round as u32;
         let served: Vec<usize> =
             (0..chains.len()).filter(|&at| worker_of(at, workers) == worker).collect();
@@ -47,6 +48,6 @@ fn one(run: &mut Run, workers: u32) -> io::Result<()> {
     run.row(&workload, ("last seen after", "us", Better::Less), seen, None)?;
     run.row(&workload, (measure::UNSEEN, "us", Better::Less), unseen, None)?;
     run.row(&workload, (measure::RETURNED, "ns", Better::Less), returned, None)?;
-    let note = format!("{} entries in the mean", model.entries() / workers as usize);
+    let note = format!("{} entries on average", model.entries() / workers as usize);
     run.row(&workload, ("until returned", "us", Better::Less), whole, Some(note))
 }

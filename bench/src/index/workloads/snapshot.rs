@@ -1,6 +1,5 @@
-//! Loading what eight workers hold from snapshots, against applying the events which
-//! led there: with hashes, as shims send them, and for one worker as its engine sends
-//! them, of tokens and in bytes.
+//! Compares loading the blocks of eight workers from snapshots with applying events: events with
+//! hashes, as shims send them, and for one worker events with tokens, as its engine encodes them.
 
 use std::io;
 
@@ -31,7 +30,7 @@ pub(super) fn run(run: &mut Run) -> io::Result<()> {
         let missing = entries as f64 - blocks as f64;
         [blocks as f64 / 1e6 / span.cpu.as_secs_f64(), applied, missing]
     });
-    // A peer is loaded in the way in which it is faster.
+    // Of a peer's two rates, the better one counts.
     let peer = |at: usize| loaded[at].into_iter().chain(applied[at]).reduce(f64::max);
     let best = [loaded[0], peer(1), peer(2)];
     let note = "peers: the faster of snapshot and events".to_owned();

@@ -1,5 +1,5 @@
-//! The conversation trace: each request stores on its worker what that lacks,
-//! then every request is looked up, whole.
+//! Measures the conversation trace: each request stores on its worker the blocks that the worker
+//! does not hold; then every request is looked up.
 
 use std::io;
 
@@ -11,19 +11,19 @@ use super::super::report::Better;
 use super::super::run::{Run, alternate, subjects};
 use super::super::subject::{Deliver, Subject};
 
-/// Above what any worker holds.
+/// Maximum number of blocks of a worker, which no worker reaches.
 pub(super) const MAX_BLOCKS: usize = 1 << 24;
 
 pub(super) fn run(run: &mut Run) -> io::Result<()> {
     let sizes: &[(u32, u32)] =
         run.pick(&[(32, 8), (32, 512)], &[(1, 8), (1, 512), (32, 8), (32, 64), (32, 512)]);
     for &(expand, workers) in sizes {
-        one(run, expand, workers)?;
+        run_case(run, expand, workers)?;
     }
     Ok(())
 }
 
-fn one(run: &mut Run, expand: u32, workers: u32) -> io::Result<()> {
+fn run_case(run: &mut Run, expand: u32, workers: u32) -> io::Result<()> {
     let workload = format!("trace E={expand} W={workers}");
     let chains = chains_of(&run.requests, expand, 0);
     let (ops, model) = without_eviction(&chains, workers);
