@@ -1,25 +1,25 @@
-//! The cost of many workers for a router, and of a shim for its engine: real processes on loopback,
-//! and scripted peers in this process.
+//! Measures what many workers cost a router, and what a shim costs its engine: with real processes
+//! on loopback, and scripted engines and shims in this process.
 
-mod beside;
 mod broker;
 mod cold_start;
 mod cold_start_nats;
 mod engine;
+mod event_plane;
 mod events;
 pub(crate) mod http;
 mod membership;
 mod nginx;
 mod options;
-mod plane;
 pub(crate) mod process;
 pub(crate) mod report;
 mod router;
-mod script;
-mod shape;
+mod scripted_shim;
 mod shim;
+mod shim_process;
 mod traffic;
 mod two_routers;
+mod worker_cache;
 
 use std::error::Error;
 use std::fs;
@@ -29,13 +29,13 @@ use serde_json::Value;
 use self::options::Options;
 use self::report::{Report, print_line};
 
-/// What goes wrong in a run, as a person reads it.
+/// The reason why a run failed, as a message for people.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// A workload by its name.
+/// Runs one workload and adds its rows to the report.
 type Workload = fn(&Options, &mut Report) -> Result<(), Failure>;
 
-/// All of them, in the order in which they run.
+/// All workloads with their names, in the order in which they run.
 const WORKLOADS: [(&str, Workload); 5] = [
     ("cold_start", cold_start::run),
     ("cold_start_nats", cold_start_nats::run),
@@ -44,10 +44,10 @@ const WORKLOADS: [(&str, Workload); 5] = [
     ("two_routers", two_routers::run),
 ];
 
-/// Runs what the command line asks for.
+/// Runs the workloads that the command line selects.
 ///
 /// # Errors
-/// A wrong command line, programs that are not there or end, an output that cannot be written.
+/// The command line is wrong, a program is missing or ends, or the output cannot be written.
 pub fn main() -> Result<(), Failure> {
     let options = Options::parse(std::env::args().skip(1))?;
     process::allow_many_files()?;
@@ -67,7 +67,7 @@ pub fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs asynchronous work to its end, on as many threads as there are processors.
+/// Runs a future to its end, on as many threads as there are processors.
 fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
 }

@@ -1,4 +1,4 @@
-//! `fleet`: what many workers, and a router that starts again, cost.
+//! `fleet`: measures the cost of many workers and of a router's restart.
 
 fn main() -> Result<(), splitrail_bench::fleet::Failure> {
     splitrail_bench::fleet::main()

@@ -1,4 +1,4 @@
-//! A broker for the event plane: `nats-server` as a process of its own, where it is installed.
+//! A broker for the event plane: a `nats-server` process, if that program is installed.
 
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpStream};
@@ -10,11 +10,13 @@ use tokio::time::sleep;
 use super::Failure;
 use super::process::Process;
 
-/// How long it may take to start, and between two looks.
-const PATIENCE: Duration = Duration::from_secs(20);
-const GLANCE: Duration = Duration::from_millis(50);
+/// Maximum time until the broker accepts connections.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Interval between two attempts to connect.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Where the server is, if it is anywhere.
+/// The path of `nats-server`: the variable `NATS_SERVER`, or the first hit in `PATH` and in two
+/// more folders. `None` if the program is not installed.
 pub(super) fn nats_server() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("NATS_SERVER") {
         return Some(named.into());
@@ -24,10 +26,11 @@ pub(super) fn nats_server() -> Option<PathBuf> {
     folders.map(|folder| folder.join("nats-server")).find(|file| file.is_file())
 }
 
-/// Starts it with JetStream, whose files lie in a folder, and waits until it takes connections.
+/// Starts `nats-server` with JetStream, with its files in `folder`, and waits until it accepts
+/// connections.
 ///
 /// # Errors
-/// If it does not come up.
+/// The process cannot be started, ends, or does not accept connections in time.
 pub(super) async fn start(
     program: &Path,
     folder: &Path,
@@ -43,24 +46,24 @@ pub(super) async fn start(
     let config = config.display().to_string();
     let mut process = Process::start(program, "nats", folder, &["-c", &config], "")?;
     let started = Instant::now();
-    while !greets(at) {
+    while !is_ready(at) {
         process.check(folder)?;
-        if started.elapsed() > PATIENCE {
-            return Err("nats-server does not come up".into());
+        if started.elapsed() > START_TIMEOUT {
+            return Err("nats-server accepts no connections in time".into());
         }
-        sleep(GLANCE).await;
+        sleep(POLL_INTERVAL).await;
     }
     Ok(process)
 }
 
-/// Whether a server says who it is, and has JetStream.
-fn greets(at: SocketAddr) -> bool {
+/// Whether the server sends its greeting, and the greeting says that JetStream is enabled.
+fn is_ready(at: SocketAddr) -> bool {
     let greeting = || {
         let mut stream = TcpStream::connect_timeout(&at, Duration::from_millis(200)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
-        let mut said = [0; 2048];
-        let read = stream.read(&mut said).ok()?;
-        Some(String::from_utf8_lossy(&said[..read]).into_owned())
+        let mut text = [0; 2048];
+        let read = stream.read(&mut text).ok()?;
+        Some(String::from_utf8_lossy(&text[..read]).into_owned())
     };
-    greeting().is_some_and(|said| said.starts_with("INFO") && said.contains("\"jetstream\":true"))
+    greeting().is_some_and(|text| text.starts_with("INFO") && text.contains("\"jetstream\":true"))
 }

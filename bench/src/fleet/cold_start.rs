@@ -1,5 +1,5 @@
-//! A router is killed and started again under a whole fleet of shims: how long until it
-//! serves, and until its index is what it was.
+//! Measures the restart of a router to which a thousand shims are attached: the time until the new
+//! process serves requests, and until its index is complete again.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,42 +17,45 @@ use super::options::Options;
 use super::process::{Process, Resident, free_ports};
 use super::report::Report;
 use super::router::yaml;
-use super::script::{Shim, Whole, attach_all};
-use super::shape::Cache;
+use super::scripted_shim::{ScriptedShim, SnapshotAck, attach_all};
+use super::worker_cache::WorkerCache;
 use super::{Failure, block_on, http};
 use crate::index::measure::cpu_time;
 
-/// Workers, and KV blocks of each.
+/// Number of workers.
 pub(super) const WORKERS: usize = 1000;
+/// Number of KV blocks of each worker.
 pub(super) const BLOCKS: usize = 16_384;
-/// The first request that is answered, and 95 % of the blocks, may take so long.
-pub(super) const SERVES_MS: f64 = 1000.0;
-pub(super) const MOST_S: f64 = 10.0;
-/// How long all blocks may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(300);
-/// Over which idle time is measured.
-const IDLE: Duration = Duration::from_secs(5);
-/// Between two looks at whether the router is there, and at whether it serves.
-const LOOK: Duration = Duration::from_secs(1);
-const GLANCE: Duration = Duration::from_millis(10);
+/// Goal for the first good reply: at most this many milliseconds after the start of the process.
+pub(super) const FIRST_REPLY_GOAL_MS: f64 = 1000.0;
+/// Goal for 95 % of the blocks: at most this many seconds after the start of the process.
+pub(super) const MOST_BLOCKS_GOAL_S: f64 = 10.0;
+/// Maximum time until the router serves requests, and until its index is complete.
+pub(super) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(300);
+/// Time over which the processor time of the idle router is measured.
+const IDLE_TIME: Duration = Duration::from_secs(5);
+/// Interval at which the router's process is checked while no acknowledgement arrives.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between two requests to a router that does not serve yet.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Runs the workload.
 ///
 /// # Errors
-/// A router that cannot be started, or does not come to hold everything.
+/// The router cannot be started, or its index is not complete in time.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
     block_on(measure(options, report))
 }
 
-/// A router's process, and where it is.
-pub(super) struct Subject<'a> {
-    /// What runs.
+/// A router that can be started several times with the same configuration and addresses.
+pub(super) struct RestartableRouter<'a> {
+    /// The router's program.
     pub(super) program: &'a Path,
-    /// Where its configuration and its log lie.
+    /// The folder of `router.yaml` and of the logs.
     pub(super) folder: &'a Path,
-    /// Where it serves.
+    /// The address of the HTTP listener.
     pub(super) http: SocketAddr,
-    /// Where it shows its metrics.
+    /// The address of the admin listener.
     pub(super) admin: SocketAddr,
 }
 
@@ -62,30 +65,31 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     let (program, folder) = (options.splitrail.as_path(), folder.path());
     write_tokenizer(folder)?;
     std::fs::write(folder.join("router.yaml"), yaml([http, admin, fleet], 16))?;
-    let subject = Subject { program, folder, http, admin };
+    let restartable = RestartableRouter { program, folder, http, admin };
     let (engines, _serving) = engines(WORKERS).await?;
-    let (wholes, mut seen) = mpsc::channel(WORKERS);
-    let shims = engines.iter().zip(0..).map(|(&engine, worker)| Shim {
+    let (acks, mut received) = mpsc::channel(WORKERS);
+    let shims = engines.iter().zip(0..).map(|(&engine, worker)| ScriptedShim {
         router: fleet,
         engine,
-        cache: Cache { worker, blocks: BLOCKS },
-        wholes: wholes.clone(),
+        cache: WorkerCache { worker, blocks: BLOCKS },
+        acks: acks.clone(),
     });
-    let mut router = subject.start("first")?;
+    let mut router = restartable.start("first")?;
     let attached = attach_all(shims);
-    let mut former = String::new();
-    fill((&mut router, folder), &mut seen, &mut former, Instant::now()).await?;
+    let mut previous = String::new();
+    wait_until_filled((&mut router, folder), &mut received, &mut previous, Instant::now()).await?;
     router.kill();
     drop(router);
 
-    let ours = cpu_time();
+    let own_cpu = cpu_time();
     let started = Instant::now();
-    let mut router = subject.start("again")?;
-    let (ready, filled) = tokio::join!(subject.serves(started), async {
-        let filled = fill((&mut router, folder), &mut seen, &mut former, started).await?;
-        Ok::<_, Failure>((filled, router.cpu()?, cpu_time() - ours))
+    let mut router = restartable.start("again")?;
+    let (serving, filled) = tokio::join!(restartable.wait_until_serving(started), async {
+        let filled =
+            wait_until_filled((&mut router, folder), &mut received, &mut previous, started).await?;
+        Ok::<_, Failure>((filled, router.cpu()?, cpu_time() - own_cpu))
     });
-    let (ready, (filled, cpu, ours)) = (ready?, filled?);
+    let (serving, (filled, cpu, own_cpu)) = (serving?, filled?);
     router.check(folder)?;
     let held = http::metric(admin, "/metrics", "splitrail_index_blocks").await?;
     if held != (WORKERS * BLOCKS) as f64 {
@@ -93,59 +97,60 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     }
     let name = format!("cold_start W={WORKERS} x {BLOCKS}");
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    report.add(&name, "accepts connections after", "ms", ms(ready.accepts))?;
-    report.add(&name, "/ready after", "ms", ms(ready.ready))?;
-    let first = (ms(ready.answers), SERVES_MS);
+    report.add(&name, "accepts connections after", "ms", ms(serving.healthy))?;
+    report.add(&name, "/ready after", "ms", ms(serving.ready))?;
+    let first = (ms(serving.first_reply), FIRST_REPLY_GOAL_MS);
     report.add_bounded(&name, "first request answered after", "ms", first)?;
-    let most = (filled.most.as_secs_f64(), MOST_S);
+    let most = (filled.most.as_secs_f64(), MOST_BLOCKS_GOAL_S);
     report.add_bounded(&name, "95 % of the blocks after", "s", most)?;
     report.add(&name, "all blocks after", "s", filled.all.as_secs_f64())?;
     report.add(&name, "router's CPU until then", "s", cpu.as_secs_f64())?;
-    report.add(&name, "shims' CPU until then (this process)", "s", ours.as_secs_f64())?;
+    report.add(&name, "shims' CPU until then (this process)", "s", own_cpu.as_secs_f64())?;
     let peak = router.resident_mb(Resident::Peak)?;
     report.add(&name, "router's peak RSS", "MB", peak)?;
     report.add(&name, "router's RSS per block", "bytes", peak * 1e6 / held)?;
     let before = router.cpu()?;
-    sleep(IDLE).await;
-    let idle = (router.cpu()? - before).as_secs_f64() / IDLE.as_secs_f64() * 100.0;
+    sleep(IDLE_TIME).await;
+    let idle = (router.cpu()? - before).as_secs_f64() / IDLE_TIME.as_secs_f64() * 100.0;
     report.add(&name, "router's CPU, attached and idle", "% of a core", idle)?;
     drop(attached);
     Ok(())
 }
 
-/// Until a router has all blocks.
-pub(super) struct Filled {
-    /// 95 % of them.
+/// Times from the start of a router's process.
+pub(super) struct FillTimes {
+    /// Until the index has 95 % of the blocks.
     pub(super) most: Duration,
-    /// All of them.
+    /// Until the index has all blocks.
     pub(super) all: Duration,
-    /// All, and all workers believed.
+    /// Until the index has all blocks and the events of all workers count as current.
     pub(super) believed: Duration,
 }
 
-/// Waits until a router other than the former has everything.
-async fn fill(
+/// Waits until a router has acknowledged all blocks of all workers. Acknowledgements of the process
+/// `previous` are ignored; afterwards `previous` is the id of the new process.
+async fn wait_until_filled(
     (router, folder): (&mut Process, &Path),
-    seen: &mut mpsc::Receiver<Whole>,
-    former: &mut String,
+    acks: &mut mpsc::Receiver<SnapshotAck>,
+    previous: &mut String,
     started: Instant,
-) -> Result<Filled, Failure> {
-    let mut present = String::new();
+) -> Result<FillTimes, Failure> {
+    let mut current = String::new();
     let (mut blocks, mut most) = (0, None);
     let all = WORKERS * BLOCKS;
     let filling = async {
         loop {
-            let Ok(whole) = timeout(LOOK, seen.recv()).await else {
+            let Ok(ack) = timeout(CHECK_INTERVAL, acks.recv()).await else {
                 router.check(folder)?;
                 continue;
             };
-            let whole = whole.ok_or("no shim is left")?;
-            if whole.router_id == *former {
+            let ack = ack.ok_or("no shim is left")?;
+            if ack.router_id == *previous {
                 continue;
             }
-            present = whole.router_id;
-            blocks += whole.blocks;
-            let after = whole.at - started;
+            current = ack.router_id;
+            blocks += ack.blocks;
+            let after = ack.at - started;
             if blocks >= all / 20 * 19 {
                 most.get_or_insert(after);
             }
@@ -154,74 +159,78 @@ async fn fill(
             }
         }
     };
-    let after = timeout(PATIENCE, filling).await;
-    let all = after.map_err(|_| "the index does not fill in time")??;
-    *former = present;
-    // What is acknowledged is believed.
-    Ok(Filled { most: most.unwrap_or(all), all, believed: all })
+    let after = timeout(RECOVERY_TIMEOUT, filling).await;
+    let all = after.map_err(|_| "the index is not complete in time")??;
+    *previous = current;
+    // The events of a worker are current as soon as its snapshot is acknowledged.
+    Ok(FillTimes { most: most.unwrap_or(all), all, believed: all })
 }
 
-/// From the start of a process.
-pub(super) struct Serves {
-    accepts: Duration,
-    /// Until `/ready` is good.
+/// Times from the start of a router's process until a path is answered with status 200.
+pub(super) struct ServingTimes {
+    /// `/health`.
+    healthy: Duration,
+    /// `/ready`.
     pub(super) ready: Duration,
-    /// Until a request is answered.
-    pub(super) answers: Duration,
+    /// `/v1/completions`.
+    pub(super) first_reply: Duration,
 }
 
-impl Subject<'_> {
-    /// Starts it.
+impl RestartableRouter<'_> {
+    /// Starts a process, whose log is `NAME.log`.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// The process cannot be started.
     pub(super) fn start(&self, name: &str) -> Result<Process, Failure> {
         let config = self.folder.join("router.yaml").display().to_string();
         Process::start(self.program, name, self.folder, &["serve", "--config", &config], "warn")
     }
 
-    /// Waits until it serves.
+    /// Waits until the router serves requests.
     ///
     /// # Errors
-    /// If it never does.
-    pub(super) async fn serves(&self, started: Instant) -> Result<Serves, Failure> {
-        let accepts = self.until(started, "GET", "/health", "").await?;
+    /// The router does not serve requests in time.
+    pub(super) async fn wait_until_serving(
+        &self,
+        started: Instant,
+    ) -> Result<ServingTimes, Failure> {
+        let healthy = self.wait_until_ok(started, "GET", "/health", "").await?;
         let body = r#"{"model": "sim", "prompt": "Where are the maps?", "max_tokens": 1}"#;
-        let (answers, ready) = tokio::join!(
-            self.until(started, "POST", "/v1/completions", body),
-            self.until(started, "GET", "/ready", ""),
+        let (first_reply, ready) = tokio::join!(
+            self.wait_until_ok(started, "POST", "/v1/completions", body),
+            self.wait_until_ok(started, "GET", "/ready", ""),
         );
-        Ok(Serves { accepts, ready: ready?, answers: answers? })
+        Ok(ServingTimes { healthy, ready: ready?, first_reply: first_reply? })
     }
 
-    /// Asks until the answer is good.
-    async fn until(
+    /// Repeats a request until its reply has status 200. Returns the time since `started`.
+    async fn wait_until_ok(
         &self,
         started: Instant,
         method: &str,
         path: &str,
         body: &str,
     ) -> Result<Duration, Failure> {
-        while started.elapsed() < PATIENCE {
-            if let Ok((200, _)) = http::ask(self.http, method, path, body).await {
+        while started.elapsed() < RECOVERY_TIMEOUT {
+            if let Ok((200, _)) = http::request(self.http, method, path, body).await {
                 return Ok(started.elapsed());
             }
-            sleep(GLANCE).await;
+            sleep(POLL_INTERVAL).await;
         }
-        Err(format!("{path} does not get good").into())
+        Err(format!("{path} is not answered with 200 in time").into())
     }
 }
 
-/// Engines that answer at once, each at an address of its own: no two workers share one.
+/// Starts engines that reply at once, each on its own port, because each worker needs its own URL.
 ///
 /// # Errors
-/// Ports that cannot be had.
+/// No port is free.
 pub(super) async fn engines(count: usize) -> Result<(Vec<SocketAddr>, JoinSet<()>), Failure> {
-    let answer = r#"{"id": "c", "object": "text_completion", "created": 0, "model": "sim",
+    let reply = r#"{"id": "c", "object": "text_completion", "created": 0, "model": "sim",
         "choices": [{"index": 0, "text": "a", "finish_reason": "length", "logprobs": null}],
         "usage": {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}}"#;
     let json = [("content-type", "application/json")];
-    let routes = Router::new().route("/v1/completions", post(async move || (json, answer)));
+    let routes = Router::new().route("/v1/completions", post(async move || (json, reply)));
     let (mut addresses, mut serving) = (Vec::new(), JoinSet::new());
     for _ in 0..count {
         let listener = TcpListener::bind("127.0.0.1:0").await?;

@@ -1,5 +1,5 @@
-//! A scripted engine: it reports its identity, streams replies, and publishes KV events, all of
-//! which it can replay.
+//! A scripted engine: it reports its identity, sends replies, and publishes KV events, all of which
+//! it can replay.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,82 +20,89 @@ use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage
 use super::Failure;
 use super::events::{Chain, batch};
 
-/// What an engine of vLLM 0.32.0 shows; a shim reads it several times a second.
+/// The metrics of an engine of vLLM 0.32.0. A shim reads them several times a second.
 const METRICS: &str =
     include_str!("../../../crates/engine/tests/fixtures/vllm-0.32.0/metrics/a_after.txt");
-/// Tokens per KV block, by that.
+/// Number of tokens per KV block, as [`METRICS`] says.
 pub(super) const BLOCK_SIZE: u32 = 32;
-/// Chunks of a streamed answer, and the time between two.
+/// Number of chunks of a streamed reply.
 const CHUNKS: u32 = 16;
-const STEP: Duration = Duration::from_millis(5);
-/// Batches that wait for the publisher.
+/// Interval between two chunks.
+const CHUNK_INTERVAL: Duration = Duration::from_millis(5);
+/// Maximum number of batches that wait for the publisher.
 const QUEUE: usize = 1024;
-/// What ends a replay.
+/// The sequence number of the message that ends a replay.
 const END_OF_REPLAY: [u8; 8] = [0xff; 8];
 
-/// A running engine.
+/// A running engine. It ends when it is dropped.
 pub(super) struct Engine {
-    /// Where it serves.
+    /// The address of its HTTP listener.
     pub(super) http: SocketAddr,
-    feed: Arc<Feed>,
-    publish: mpsc::Sender<(u64, Bytes)>,
+    published: Arc<PublishedBatches>,
+    publisher: mpsc::Sender<(u64, Bytes)>,
     _tasks: JoinSet<()>,
 }
 
-/// Everything that it has published.
-struct Feed {
-    /// Chains that it held from its beginning, a batch each, of so many blocks.
+/// All batches that the engine has published.
+struct PublishedBatches {
+    /// Number of chains held from the start, and blocks per chain; each chain is a batch.
     held: (u64, usize),
-    /// Batches since then.
-    since: Mutex<Vec<Bytes>>,
+    /// Batches published after the start.
+    later: Mutex<Vec<Bytes>>,
 }
 
 impl Engine {
-    /// Starts one that holds so many chains of so many blocks.
+    /// Starts an engine that holds `chains` chains of `blocks` blocks each.
     ///
     /// # Errors
-    /// Ports that cannot be had.
+    /// No port is free.
     pub(super) async fn start(chains: u64, blocks: usize) -> Result<Self, Failure> {
-        let feed = Arc::new(Feed { held: (chains, blocks), since: Mutex::default() });
+        let published =
+            Arc::new(PublishedBatches { held: (chains, blocks), later: Mutex::default() });
         let (mut live, mut replay) = (PubSocket::new(), RouterSocket::new());
         let events = live.bind("tcp://127.0.0.1:0").await?.to_string();
         let replays = replay.bind("tcp://127.0.0.1:0").await?.to_string();
-        let (publish, batches) = mpsc::channel(QUEUE);
+        let (publisher, batches) = mpsc::channel(QUEUE);
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let http = listener.local_addr()?;
         let mut tasks = JoinSet::new();
         tasks.spawn(publish_all(live, batches));
-        tasks.spawn(replay_all(replay, Arc::clone(&feed)));
+        tasks.spawn(replay_all(replay, Arc::clone(&published)));
         let routes = routes(&events, &replays);
         tasks.spawn(async move {
             let _never = axum::serve(listener, routes).await;
         });
-        Ok(Self { http, feed, publish, _tasks: tasks })
+        Ok(Self { http, published, publisher, _tasks: tasks })
     }
 
-    /// Publishes that one chain is stored and another one is gone.
+    /// Publishes that one chain was stored and, if there is one, that another chain was removed.
     ///
     /// # Errors
-    /// If the publisher has ended.
-    pub(super) async fn put(&self, stored: &Chain, removed: Option<&Chain>) -> Result<(), Failure> {
+    /// The publisher has ended.
+    pub(super) async fn publish(
+        &self,
+        stored: &Chain,
+        removed: Option<&Chain>,
+    ) -> Result<(), Failure> {
         let payload = Bytes::from(batch(stored, removed)?);
         let number = {
-            let mut since = self.feed.since.lock().unwrap_or_else(PoisonError::into_inner);
-            since.push(payload.clone());
-            self.feed.held.0 + since.len() as u64 - 1
+            let mut later = self.published.later.lock().unwrap_or_else(PoisonError::into_inner);
+            later.push(payload.clone());
+            self.published.held.0 + later.len() as u64 - 1
         };
-        Ok(self.publish.send((number, payload)).await?)
+        Ok(self.publisher.send((number, payload)).await?)
     }
 }
 
-impl Feed {
+impl PublishedBatches {
+    /// The batch with a sequence number; `None` if it has not been published.
     fn get(&self, number: u64) -> Option<Bytes> {
         let (chains, blocks) = self.held;
         if number < chains {
             return batch(&Chain::new(number, blocks), None).ok().map(Bytes::from);
         }
-        let since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
-        since.get((number - chains) as usize).cloned()
+        let later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        later.get((number - chains) as usize).cloned()
     }
 }
 
@@ -107,15 +114,15 @@ async fn publish_all(mut socket: PubSocket, mut batches: mpsc::Receiver<(u64, By
     }
 }
 
-async fn replay_all(mut socket: RouterSocket, feed: Arc<Feed>) {
+async fn replay_all(mut socket: RouterSocket, published: Arc<PublishedBatches>) {
     while let Ok(request) = socket.recv().await {
         let frames = request.into_vec();
-        // Who asks, an empty frame, and the first number wanted.
+        // The sender, an empty frame, and the first sequence number that the sender wants.
         let [peer, delimiter, first] = frames.as_slice() else { continue };
         let Ok(first) = <[u8; 8]>::try_from(first.as_ref()) else { continue };
         let mut number = u64::from_be_bytes(first);
         loop {
-            let payload = feed.get(number);
+            let payload = published.get(number);
             let is_last = payload.is_none();
             let at = payload.as_ref().map_or(END_OF_REPLAY, |_| number.to_be_bytes());
             let at = Bytes::copy_from_slice(&at);
@@ -130,7 +137,7 @@ async fn replay_all(mut socket: RouterSocket, feed: Arc<Feed>) {
 }
 
 async fn send<S: SocketSend>(socket: &mut S, frames: Vec<Bytes>) -> Result<(), Failure> {
-    let message = ZmqMessage::try_from(frames).map_err(|_| "a message of no frames")?;
+    let message = ZmqMessage::try_from(frames).map_err(|_| "a message has no frames")?;
     Ok(socket.send(message).await?)
 }
 
@@ -147,14 +154,14 @@ fn routes(events: &str, replays: &str) -> Router {
         .route("/version", get(async || json(r#"{"version": "0.32.0"}"#)))
         .route("/v1/models", get(async move || json(models)))
         .route("/kv_event_sources", get(async move || json(sources)))
-        .route("/v1/completions", post(answer))
+        .route("/v1/completions", post(complete))
 }
 
 fn json(text: impl Into<Body>) -> Response {
     ([("content-type", "application/json")], text.into()).into_response()
 }
 
-async fn answer(body: String) -> Response {
+async fn complete(body: String) -> Response {
     if !body.contains(r#""stream": true"#) {
         return json(
             r#"{"id": "c", "object": "text_completion", "created": 0, "model": "sim",
@@ -164,7 +171,7 @@ async fn answer(body: String) -> Response {
     }
     let chunks = futures_util::stream::unfold(0, async |number: u32| {
         if number > 0 && number < CHUNKS {
-            sleep(STEP).await;
+            sleep(CHUNK_INTERVAL).await;
         }
         let text = match number {
             0..CHUNKS => {

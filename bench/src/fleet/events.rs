@@ -1,4 +1,4 @@
-//! KV events in the form in which vLLM publishes them.
+//! Encodes KV events as vLLM publishes them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,9 +8,9 @@ use splitrail_kv::{BlockHash, HashSeed, Namespace, chain_hashes};
 use super::Failure;
 use super::engine::BLOCK_SIZE;
 use super::router::MODEL;
-use super::shape::mix;
+use crate::splitmix::mix;
 
-/// Consecutive blocks from a prompt's start.
+/// The leading blocks of a prompt.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
     number: u64,
@@ -18,11 +18,12 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// The chain of a number; no two have a block in common.
+    /// The chain with a number. Chains with different numbers have no block in common.
     pub(super) fn new(number: u64, blocks: usize) -> Self {
         Self { number, blocks }
     }
 
+    /// The engine's names of the blocks.
     fn names(&self) -> impl Iterator<Item = u64> {
         let seed = mix(self.number);
         (0..self.blocks as u64).map(move |place| mix(seed ^ place))
@@ -34,7 +35,7 @@ impl Chain {
         (0..count).map(|place| (mix(seed ^ place) % 100_000) as u32).collect()
     }
 
-    /// As routers of this seed look it up.
+    /// The block hashes by which a router with this seed looks the chain up.
     pub(super) fn hashes(&self, seed: HashSeed) -> Vec<BlockHash> {
         let namespace =
             Namespace { salt: None, model: MODEL, adapter: None, block_size: BLOCK_SIZE };
@@ -44,10 +45,10 @@ impl Chain {
     }
 }
 
-/// `[timestamp, [events], data parallel rank]`.
+/// A batch of one or two events: `[timestamp, [events], data parallel rank]`.
 ///
 /// # Errors
-/// None: memory takes what is written.
+/// None in practice: writing to memory does not fail.
 pub(super) fn batch(stored: &Chain, removed: Option<&Chain>) -> Result<Vec<u8>, Failure> {
     let mut out = Vec::new();
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
@@ -58,14 +59,14 @@ pub(super) fn batch(stored: &Chain, removed: Option<&Chain>) -> Result<Vec<u8>, 
         write_map_len(&mut out, 3)?;
         write_str(&mut out, "type")?;
         write_str(&mut out, "BlockRemoved")?;
-        names(&mut out, removed)?;
+        write_names(&mut out, removed)?;
         write_str(&mut out, "medium")?;
         write_str(&mut out, "GPU")?;
     }
     write_map_len(&mut out, 8)?;
     write_str(&mut out, "type")?;
     write_str(&mut out, "BlockStored")?;
-    names(&mut out, stored)?;
+    write_names(&mut out, stored)?;
     write_str(&mut out, "parent_block_hash")?;
     write_nil(&mut out)?;
     write_str(&mut out, "token_ids")?;
@@ -86,7 +87,7 @@ pub(super) fn batch(stored: &Chain, removed: Option<&Chain>) -> Result<Vec<u8>, 
     Ok(out)
 }
 
-fn names(out: &mut Vec<u8>, chain: &Chain) -> Result<(), Failure> {
+fn write_names(out: &mut Vec<u8>, chain: &Chain) -> Result<(), Failure> {
     write_str(out, "block_hashes")?;
     write_array_len(out, u32::try_from(chain.blocks)?)?;
     for name in chain.names() {

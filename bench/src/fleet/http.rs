@@ -1,4 +1,4 @@
-//! As much HTTP as the workloads need of clients.
+//! A minimal HTTP client.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,14 +9,15 @@ use tokio::time::timeout;
 
 use super::Failure;
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Maximum time for a reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Asks on a connection of its own; status and whole answer, head and framing included.
+/// Sends a request on a connection of its own. Returns the status and the whole reply, with head
+/// and framing.
 ///
 /// # Errors
-/// If nobody answers.
-pub(crate) async fn ask(
+/// There is no reply in time, or the reply has no status line.
+pub(crate) async fn request(
     address: SocketAddr,
     method: &str,
     path: &str,
@@ -27,41 +28,41 @@ pub(crate) async fn ask(
          content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let answering = async {
+    let exchange = async {
         let mut stream = TcpStream::connect(address).await?;
         stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await?;
-        Ok::<_, Failure>(answer)
+        let mut reply = Vec::new();
+        stream.read_to_end(&mut reply).await?;
+        Ok::<_, Failure>(reply)
     };
-    let answer = timeout(PATIENCE, answering).await.map_err(|_| "no reply in time")??;
-    let answer = String::from_utf8_lossy(&answer).into_owned();
-    let status = answer.split(' ').nth(1).ok_or("no status line")?.parse()?;
-    Ok((status, answer))
+    let reply = timeout(REPLY_TIMEOUT, exchange).await.map_err(|_| "no reply in time")??;
+    let reply = String::from_utf8_lossy(&reply).into_owned();
+    let status = reply.split(' ').nth(1).ok_or("a reply without a status line")?.parse()?;
+    Ok((status, reply))
 }
 
-/// The sum of a metric over its series.
+/// The sum of a metric over all its series; 0 if there is none.
 ///
 /// # Errors
-/// If nobody answers.
+/// There is no reply in time, or the reply has no status line.
 pub(super) async fn metric(address: SocketAddr, path: &str, name: &str) -> Result<f64, Failure> {
     let [sum] = metrics(address, path, [name]).await?;
     Ok(sum)
 }
 
-/// The same of several metrics, at one time.
+/// The sums of several metrics, all read with one request.
 ///
 /// # Errors
-/// If nobody answers.
+/// There is no reply in time, or the reply has no status line.
 pub(super) async fn metrics<const N: usize>(
     address: SocketAddr,
     path: &str,
     names: [&str; N],
 ) -> Result<[f64; N], Failure> {
-    let (_, text) = ask(address, "GET", path, "").await?;
+    let (_, text) = request(address, "GET", path, "").await?;
     Ok(names.map(|name| {
-        let is_of_it = |rest: &str| rest.starts_with('{') || rest.starts_with(' ');
-        let series = text.lines().filter(|line| line.strip_prefix(name).is_some_and(is_of_it));
+        let is_of_metric = |rest: &str| rest.starts_with('{') || rest.starts_with(' ');
+        let series = text.lines().filter(|line| line.strip_prefix(name).is_some_and(is_of_metric));
         series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }))
 }

@@ -1,5 +1,5 @@
-//! Workers join, leave and drain beside many others; and what a decision costs that sees all
-//! of them.
+//! Measures how long it takes to add, drain and remove a worker beside many others, and to make all
+//! of them candidates of a decision.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,19 +14,19 @@ use splitrail_policy::Leg;
 use super::options::Options;
 use super::report::Report;
 use super::router::{MODEL, Router};
-use super::shape::mix;
 use super::{Failure, block_on};
 use crate::index::measure::Percentiles;
+use crate::splitmix::mix;
 
-/// Workers beside the one that comes and goes.
+/// Numbers of workers beside the one that joins and leaves.
 const SIZES: [usize; 3] = [10, 100, 1000];
-/// Blocks of the prompt that all of them hold.
+/// Number of blocks of the prompt, which all workers hold.
 const PROMPT_BLOCKS: u64 = 64;
 
 /// Runs the workload.
 ///
 /// # Errors
-/// A worker that cannot be let in.
+/// A worker cannot be added, or is missing among the candidates.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
     let rounds = if options.quick { 200 } else { 2000 };
     SIZES.into_iter().try_for_each(|size| block_on(beside(size, rounds, report)))
@@ -41,7 +41,7 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
     for number in 0..size {
         let worker = fleet.claim(MODEL, WorkerSource::Shim, worker(number)?)?;
         pool.index().store(rank_key(worker.index, 0), None, &prompt, Tier::Device);
-        worker.set_probed(true, "it is the benchmark's");
+        worker.set_probed(true, "a worker of the benchmark");
         worker.set_events_current(true);
     }
     let [mut joins, mut drains, mut leaves, mut copies, mut looks] = [(); 5].map(|()| Vec::new());
@@ -49,7 +49,8 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
     for _ in 0..rounds {
         let (id, config) = (newcomer.id.as_str(), newcomer.clone());
         time(&mut joins, || fleet.claim(MODEL, WorkerSource::Shim, config)).map(drop)?;
-        time(&mut drains, || fleet.drain(MODEL, id, true)).ok_or("it is not there")?;
+        time(&mut drains, || fleet.drain(MODEL, id, true))
+            .ok_or("the worker is not in the fleet")?;
         time(&mut leaves, || fleet.revoke(MODEL, WorkerSource::Shim, id));
         let roster = pool.roster();
         time(&mut copies, || black_box(Roster::new(roster.iter().cloned().collect())));
@@ -69,7 +70,7 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
         let seen = time(&mut looks, || pool.candidates(&roster, query));
         let holds = |place: u64| u64::from(seen[place as usize].overlap_blocks) == PROMPT_BLOCKS;
         if seen.len() != size || !holds(0) || !holds(size as u64 - 1) {
-            return Err("a candidate is missing, or what it holds".into());
+            return Err("a candidate is missing, or has another overlap than its worker".into());
         }
     }
     let name = format!("membership W={size}");
@@ -85,6 +86,7 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
     Ok(())
 }
 
+/// Calls `work` and adds its duration, in nanoseconds, to the samples.
 fn time<T>(samples: &mut Vec<u64>, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = work();
@@ -92,7 +94,7 @@ fn time<T>(samples: &mut Vec<u64>, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A worker that a shim speaks for, so that nobody asks it anything.
+/// A worker that is reported by a shim, so that the router sends it no probes.
 fn worker(number: usize) -> Result<WorkerConfig, Failure> {
     Ok(WorkerConfig {
         id: format!("w{number}"),

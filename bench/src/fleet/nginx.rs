@@ -1,5 +1,5 @@
-//! nginx in the place of a shim, as a plain proxy: the cost of the same streams for those who read
-//! and write them.
+//! nginx as a plain proxy in the place of a shim, to compare the cost of forwarding the same
+//! requests.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,25 +13,27 @@ use tokio::time::{sleep, timeout};
 use super::Failure;
 use super::process::{Process, free_ports};
 
-/// Where it may be; not on everybody's path.
+/// Where nginx may be; `/usr/sbin` is not in everybody's `PATH`.
 const PROGRAMS: [&str; 2] = ["nginx", "/usr/sbin/nginx"];
-const PATIENCE: Duration = Duration::from_secs(10);
-const GLANCE: Duration = Duration::from_millis(20);
+/// Maximum time until nginx accepts connections.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval between two attempts to connect.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A running nginx, one process.
+/// A running nginx with a single process.
 pub(super) struct Nginx {
     /// The process.
     pub(super) process: Process,
-    /// Its listener.
+    /// The address of its listener.
     pub(super) address: SocketAddr,
 }
 
 impl Nginx {
-    /// Starts one before an engine, unbuffered and with kept connections; `None` where nginx
-    /// is not installed.
+    /// Starts nginx in front of an engine, with kept connections and without buffering. Returns
+    /// `None` if nginx is not installed.
     ///
     /// # Errors
-    /// One that does not come up.
+    /// nginx cannot be started, ends, or does not accept connections in time.
     pub(super) async fn start(folder: &Path, engine: SocketAddr) -> Result<Option<Self>, Failure> {
         let Some(program) = installed() else { return Ok(None) };
         let [address] = free_ports()?;
@@ -43,20 +45,22 @@ impl Nginx {
         let listening = async {
             while TcpStream::connect(address).await.is_err() {
                 process.check(folder)?;
-                sleep(GLANCE).await;
+                sleep(POLL_INTERVAL).await;
             }
             Ok::<_, Failure>(())
         };
-        timeout(PATIENCE, listening).await.map_err(|_| "nginx does not listen")??;
+        timeout(START_TIMEOUT, listening)
+            .await
+            .map_err(|_| "nginx accepts no connections in time")??;
         Ok(Some(Self { process, address }))
     }
 }
 
 fn installed() -> Option<PathBuf> {
     let runs = |program: &str| {
-        let mut asking = Command::new(program);
-        asking.arg("-v").stdout(Stdio::null()).stderr(Stdio::null());
-        asking.status().is_ok_and(|status| status.success())
+        let mut command = Command::new(program);
+        command.arg("-v").stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
     };
     PROGRAMS.into_iter().find(|program| runs(program)).map(PathBuf::from)
 }

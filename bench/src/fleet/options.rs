@@ -1,17 +1,18 @@
-//! The command line.
+//! The command line of `fleet`.
 
 use std::path::PathBuf;
 
 use super::WORKLOADS;
+use crate::options::known_workload;
 
-/// What was asked for.
+/// The options of a run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Options {
-    /// Shorter, and fewer sizes.
+    /// Whether to measure for a shorter time.
     pub(super) quick: bool,
-    /// One workload only.
+    /// The only workload to run; `None` for all.
     pub(super) only: Option<String>,
-    /// Where to write the rows as JSON.
+    /// The file for the rows as JSON.
     pub(super) json: Option<String>,
     /// The router's program.
     pub(super) splitrail: PathBuf,
@@ -26,7 +27,7 @@ impl Options {
     /// Reads the arguments after the program's name.
     ///
     /// # Errors
-    /// What is wrong, with the usage.
+    /// A message that says what is wrong, with the usage or the names of the workloads.
     pub(super) fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release");
         let mut options = Self {
@@ -40,7 +41,9 @@ impl Options {
             let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value\n{USAGE}"));
             match arg.as_str() {
                 "--quick" => options.quick = true,
-                "--only" => options.only = Some(known(value()?)?),
+                "--only" => {
+                    options.only = Some(known_workload(value()?, WORKLOADS.map(|(name, _)| name))?);
+                }
                 "--json" => options.json = Some(value()?),
                 "--splitrail" => options.splitrail = value()?.into(),
                 "--shim" => options.shim = value()?.into(),
@@ -49,14 +52,6 @@ impl Options {
         }
         Ok(options)
     }
-}
-
-fn known(name: String) -> Result<String, String> {
-    let names: Vec<&str> = WORKLOADS.iter().map(|(name, _)| *name).collect();
-    if names.contains(&name.as_str()) {
-        return Ok(name);
-    }
-    Err(format!("no workload {name}; there are {}", names.join(", ")))
 }
 
 #[cfg(test)]

@@ -1,25 +1,27 @@
-//! Processes of the built programs, and what the system knows of them.
+//! Child processes of the measured programs, their processor time and their memory.
 
 use std::fs;
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::Duration;
 
 use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 use super::Failure;
 
-/// Ports that are tried before it is given up.
+/// Maximum number of ports that are tried.
 const PORTS_TRIED: usize = 100;
 
-/// Set where processes count how often their code runs (`release/build`): they write that down as
-/// they end by themselves.
-const COUNTS: &str = "LLVM_PROFILE_FILE";
-/// How long one may take for it.
-const ENDING: Duration = Duration::from_secs(10);
+/// The variable that `release/build` sets when it records an execution profile. A process writes
+/// the profile when it ends by itself, and not when it is killed.
+const PROFILE_VARIABLE: &str = "LLVM_PROFILE_FILE";
+/// Maximum time for a process to end by itself.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A child process. Dropping it kills it.
 pub(crate) struct Process {
@@ -28,10 +30,10 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a program; what it logs (`RUST_LOG`) goes to `NAME.log` in a folder.
+    /// Starts a program. `logs` is its `RUST_LOG`; its log is the file `NAME.log` in a folder.
     ///
     /// # Errors
-    /// If it cannot be started, most likely because nobody has built it.
+    /// The program cannot be started, usually because it has not been built.
     pub(crate) fn start(
         program: &Path,
         name: &str,
@@ -42,10 +44,11 @@ impl Process {
         Self::start_in(program, name, folder, args, &[("RUST_LOG", logs)])
     }
 
-    /// The same with any variables of its environment.
+    /// Starts a program. The variables are added to its environment; its log is the file `NAME.log`
+    /// in a folder.
     ///
     /// # Errors
-    /// As [`Process::start`].
+    /// The program cannot be started, usually because it has not been built.
     pub(crate) fn start_in(
         program: &Path,
         name: &str,
@@ -68,98 +71,114 @@ impl Process {
         Ok(Self { child, name: name.to_owned() })
     }
 
-    /// SIGKILL, and waits for the end.
+    /// Sends SIGKILL and waits for the end of the process.
     pub(crate) fn kill(&mut self) {
-        // It may have ended by itself.
-        let _gone = self.child.kill();
-        let _gone = self.child.wait();
+        // The process may have ended by itself.
+        let _ended = self.child.kill();
+        let _ended = self.child.wait();
     }
 
-    /// SIGTERM, and waits for the end.
-    fn end(&mut self) {
+    /// Sends SIGTERM and waits for the end of the process. After [`END_TIMEOUT`], sends SIGKILL.
+    fn terminate(&mut self) {
         let Some(id) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else { return };
-        let since = Instant::now();
-        let asked =
-            matches!(self.child.try_wait(), Ok(None)) && kill_process(id, Signal::TERM).is_ok();
-        while asked && matches!(self.child.try_wait(), Ok(None)) && since.elapsed() < ENDING {
-            std::thread::sleep(Duration::from_millis(10));
+        let is_running = matches!(self.child.try_wait(), Ok(None));
+        if !is_running || kill_process(id, Signal::TERM).is_err() {
+            return;
         }
+        let child = &mut self.child;
+        let (sender, ended) = sync_channel(1);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                // The exit status is not needed.
+                let _status = child.wait();
+                // The receiver lives until the thread has ended.
+                let _sent = sender.send(());
+            });
+            if ended.recv_timeout(END_TIMEOUT).is_err() {
+                // The process may have ended by itself.
+                let _ended = kill_process(id, Signal::KILL);
+            }
+        });
     }
 
-    /// Fails if it has ended.
+    /// Checks that the process is running.
+    ///
+    /// # Errors
+    /// The process has ended; the message contains its log.
     pub(crate) fn check(&mut self, folder: &Path) -> Result<(), Failure> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
         let log = fs::read_to_string(folder.join(format!("{}.log", self.name)));
         Err(format!("{} has ended: {status}\n{}", self.name, log.unwrap_or_default()).into())
     }
 
-    /// Processor time so far, of all its threads.
+    /// Processor time of all threads of the process so far.
     ///
     /// # Errors
-    /// Where `/proc` does not tell.
+    /// The process does not exist any more, or `/proc` cannot be read.
     pub(crate) fn cpu(&self) -> Result<Duration, Failure> {
         cpu_of(&self.child.id().to_string())
     }
 
-    /// Its process, and those that it has started.
+    /// The ids of the process and of its child processes.
     ///
     /// # Errors
-    /// Where `/proc` does not tell.
-    pub(crate) fn family(&self) -> Result<Vec<u32>, Failure> {
+    /// The process does not exist any more, or `/proc` cannot be read.
+    pub(crate) fn ids(&self) -> Result<Vec<u32>, Failure> {
         let id = self.child.id();
         let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
         let children = children.split_whitespace().filter_map(|child| child.parse().ok());
         Ok(std::iter::once(id).chain(children).collect())
     }
 
-    /// Resident memory now of it and of the processes that it has started, in MB (10^6 bytes).
+    /// Current resident memory of the process and its child processes, in MB (10^6 bytes).
     ///
     /// # Errors
-    /// Where `/proc` does not tell.
-    pub(crate) fn family_mb(&self) -> Result<f64, Failure> {
-        self.family()?.into_iter().map(|id| resident_mb_of(id, Resident::Now)).sum()
+    /// The process does not exist any more, or `/proc` cannot be read.
+    pub(crate) fn resident_mb_with_children(&self) -> Result<f64, Failure> {
+        self.ids()?.into_iter().map(|id| resident_mb_of(id, Resident::Now)).sum()
     }
 
-    /// Resident memory in MB (10^6 bytes): the most so far, or now.
+    /// Resident memory of the process in MB (10^6 bytes).
     ///
     /// # Errors
-    /// Where `/proc` does not tell.
+    /// The process does not exist any more, or `/proc` cannot be read.
     pub(crate) fn resident_mb(&self, which: Resident) -> Result<f64, Failure> {
         resident_mb_of(self.child.id(), which)
     }
 }
 
-/// Processor time of a process so far, as user and in the system.
+/// Processor time of a process so far, in user mode and in the kernel. `process` is a process id or
+/// `self`.
 ///
 /// # Errors
-/// Where `/proc` does not tell: the process is gone.
+/// The process does not exist any more, or `/proc` cannot be read.
 pub(crate) fn cpu_parts_of(process: &str) -> Result<(Duration, Duration), Failure> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // The name before it may hold anything.
-    let behind = stat.rsplit_once(')').ok_or("no name in /proc/PID/stat")?.1;
+    // The program's name, in parentheses, may contain anything.
+    let fields = stat.rsplit_once(')').ok_or("no name in /proc/PID/stat")?.1;
     let field = |at: usize| -> Result<u64, Failure> {
-        Ok(behind.split_whitespace().nth(at).ok_or("too few fields")?.parse()?)
+        Ok(fields.split_whitespace().nth(at).ok_or("too few fields in /proc/PID/stat")?.parse()?)
     };
-    // The fields 14 and 15 of proc(5), of which two stand before.
+    // `utime` and `stime`, fields 14 and 15 of proc(5); the first two fields are cut off.
     Ok((ticks(field(11)?), ticks(field(12)?)))
 }
 
-/// Processor time so far of a process, named as in `/proc`, and of all its threads.
+/// Processor time of all threads of a process so far. `process` is a process id or `self`.
 ///
 /// # Errors
-/// Where `/proc` does not tell.
+/// The process does not exist any more, or `/proc` cannot be read.
 pub(crate) fn cpu_of(process: &str) -> Result<Duration, Failure> {
     let (user, system) = cpu_parts_of(process)?;
     Ok(user + system)
 }
 
-/// Processor time of the whole system so far, idle time left out.
+/// Processor time of the whole machine so far, without idle time.
 ///
 /// # Errors
-/// Where `/proc` does not tell.
+/// `/proc/stat` cannot be read.
 pub(crate) fn cpu_of_all() -> Result<Duration, Failure> {
     let stat = fs::read_to_string("/proc/stat")?;
-    let line = stat.lines().next().ok_or("an empty /proc/stat")?;
+    let line = stat.lines().next().ok_or("/proc/stat is empty")?;
     let times: Vec<u64> = line.split_whitespace().filter_map(|time| time.parse().ok()).collect();
     // user, nice, system, (idle, iowait,) irq, softirq, steal.
     let busy = times.iter().enumerate().take(8).filter(|(at, _)| !matches!(at, 3 | 4));
@@ -173,67 +192,88 @@ fn ticks(count: u64) -> Duration {
 /// Resident memory of a process in MB (10^6 bytes).
 ///
 /// # Errors
-/// Where `/proc` does not tell.
+/// The process does not exist any more, or `/proc` cannot be read.
 pub(crate) fn resident_mb_of(process: u32, which: Resident) -> Result<f64, Failure> {
     let key = match which {
         Resident::Peak => "VmHWM:",
         Resident::Now => "VmRSS:",
     };
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix(key)).ok_or("no memory")?;
-    let kib: f64 = line.split_whitespace().next().ok_or("no figure")?.parse()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(key))
+        .ok_or("no resident memory in /proc/PID/status")?;
+    let kib: f64 =
+        line.split_whitespace().next().ok_or("no resident memory in /proc/PID/status")?.parse()?;
     Ok(kib * 1024.0 / 1e6)
 }
 
-/// Which resident memory.
+/// A figure of resident memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Resident {
-    /// The most so far.
+    /// The maximum so far.
     Peak,
-    /// Now.
+    /// The current value.
     Now,
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        if std::env::var_os(COUNTS).is_some() {
-            self.end();
+        if std::env::var_os(PROFILE_VARIABLE).is_some() {
+            self.terminate();
         }
         self.kill();
     }
 }
 
-/// Ports that nobody has, below those that connections get: while a router is gone, none of the
-/// many that try to reach it is given its port.
+/// Finds free ports below the range of ports that the system gives to outgoing connections. While a
+/// router is down, the connections that try to reach it must not occupy its ports.
 ///
 /// # Errors
-/// If there are none.
+/// No free ports are found.
 pub(crate) fn free_ports<const N: usize>() -> Result<[SocketAddr; N], Failure> {
     let any = || SocketAddr::from(([127, 0, 0, 1], rand::random_range(20_000..30_000)));
     let bound = (0..PORTS_TRIED).filter_map(|_| TcpListener::bind(any()).ok());
-    let held: Vec<TcpListener> = bound.take(N).collect();
+    let listeners: Vec<TcpListener> = bound.take(N).collect();
     let mut addresses = [SocketAddr::from(([127, 0, 0, 1], 0)); N];
-    if held.len() < N {
-        return Err("no free ports".into());
+    if listeners.len() < N {
+        return Err("no free ports were found".into());
     }
-    for (address, listener) in addresses.iter_mut().zip(&held) {
+    for (address, listener) in addresses.iter_mut().zip(&listeners) {
         *address = listener.local_addr()?;
     }
     Ok(addresses)
 }
 
-/// Thousands of connections are open at once.
+/// Raises the limit of open files to its maximum, for thousands of concurrent connections.
 ///
 /// # Errors
-/// If the system refuses.
+/// The system refuses.
 pub(crate) fn allow_many_files() -> Result<(), Failure> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
     Ok(())
 }
 
-/// Of the last minute, five and fifteen.
+/// The load averages of the last 1, 5 and 15 minutes; empty if they cannot be read.
 pub(crate) fn load_average() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_terminated_process_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut process =
+            Process::start(Path::new("sleep"), "sleep", folder.path(), &["1000"], "").unwrap();
+        process.check(folder.path()).unwrap();
+        process.terminate();
+        assert!(process.check(folder.path()).unwrap_err().to_string().contains("has ended"));
+    }
 }

@@ -1,4 +1,4 @@
-//! The rows of results: a table for people, JSON for tools. Few rows have a peer to compare with.
+//! The rows of results, as a table for people and as JSON for tools. Only few rows have a peer.
 
 use std::io::{self, Write};
 
@@ -11,21 +11,21 @@ pub(super) struct Row {
     measure: &'static str,
     unit: &'static str,
     figure: f64,
-    /// The most that it should be, in its unit.
+    /// The maximum that the figure should have, in its unit.
     goal: Option<f64>,
-    /// Who else was measured in the same run, and its figure.
+    /// The name and the figure of a peer that was measured in the same run.
     peer: Option<(&'static str, f64)>,
 }
 
-/// What was found out so far.
+/// All results so far.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// In the order in which they were found.
+    /// The rows, in the order of the measurements.
     pub(super) rows: Vec<Row>,
 }
 
 impl Report {
-    /// Adds a figure, and prints it.
+    /// Adds a row, and prints it.
     ///
     /// # Errors
     /// Standard output is closed.
@@ -36,7 +36,7 @@ impl Report {
         unit: &'static str,
         figure: f64,
     ) -> io::Result<()> {
-        self.put(Row {
+        self.push(Row {
             workload: workload.to_owned(),
             measure,
             unit,
@@ -46,7 +46,7 @@ impl Report {
         })
     }
 
-    /// The same for a figure which should be at most `goal`.
+    /// Adds and prints a row whose figure should be at most `goal`.
     ///
     /// # Errors
     /// Standard output is closed.
@@ -58,10 +58,10 @@ impl Report {
         (figure, goal): (f64, f64),
     ) -> io::Result<()> {
         let (workload, goal) = (workload.to_owned(), Some(goal));
-        self.put(Row { workload, measure, unit, figure, goal, peer: None })
+        self.push(Row { workload, measure, unit, figure, goal, peer: None })
     }
 
-    /// The same for a figure beside that of a peer.
+    /// Adds and prints a row that is compared with a peer.
     ///
     /// # Errors
     /// Standard output is closed.
@@ -74,10 +74,10 @@ impl Report {
         peer: (&'static str, f64),
     ) -> io::Result<()> {
         let (workload, peer) = (workload.to_owned(), Some(peer));
-        self.put(Row { workload, measure, unit, figure, goal: None, peer })
+        self.push(Row { workload, measure, unit, figure, goal: None, peer })
     }
 
-    fn put(&mut self, row: Row) -> io::Result<()> {
+    fn push(&mut self, row: Row) -> io::Result<()> {
         print_line(&row.line())?;
         self.rows.push(row);
         Ok(())
@@ -93,7 +93,7 @@ impl Row {
         self.goal.map(|goal| self.figure <= goal)
     }
 
-    /// The row in the form which tools depend on.
+    /// The row as JSON. Other tools depend on the members.
     pub(super) fn json(&self) -> Value {
         json!({
             "workload": self.workload,
@@ -131,7 +131,7 @@ impl Row {
     }
 }
 
-/// About three significant digits.
+/// Number of decimals that gives about three significant digits.
 fn decimals(figure: f64) -> usize {
     match figure.abs() {
         size if size >= 100.0 => 0,
@@ -141,7 +141,7 @@ fn decimals(figure: f64) -> usize {
     }
 }
 
-/// Prints the table's head.
+/// Prints the head of the table.
 ///
 /// # Errors
 /// Standard output is closed.
@@ -152,7 +152,7 @@ pub(super) fn print_head() -> io::Result<()> {
     ))
 }
 
-/// Prints a line at once: a run takes minutes.
+/// Prints a line and flushes it, because a run takes minutes.
 ///
 /// # Errors
 /// Standard output is closed.

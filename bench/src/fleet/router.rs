@@ -1,32 +1,33 @@
-//! A router in this process: what is asked of its parts directly.
+//! A router in this process, for workloads that call its parts directly, and configurations of
+//! routers.
 
 use std::sync::Arc;
 
-use splitrail_router::assemble::assemble;
 use splitrail_fleet::Served;
-use splitrail_sim::write_tokenizer;
+use splitrail_router::assemble::assemble;
 use splitrail_router::run::Running;
+use splitrail_sim::write_tokenizer;
 use tempfile::TempDir;
 
 use super::Failure;
 
-/// A model's name.
+/// The name of the only model.
 pub(super) const MODEL: &str = "sim";
 
-/// A running router without workers of its own.
+/// A running router whose configuration lists no workers.
 pub(super) struct Router {
     /// The router.
     pub(super) running: Running,
-    /// What it serves.
+    /// The model that the router serves.
     pub(super) served: Arc<Served>,
     _files: TempDir,
 }
 
 impl Router {
-    /// Starts one.
+    /// Starts a router.
     ///
     /// # Errors
-    /// Ports or files that cannot be had.
+    /// No port is free, or a file cannot be written.
     pub(super) async fn start(block_size: u32) -> Result<Self, Failure> {
         let files = tempfile::tempdir()?;
         write_tokenizer(files.path())?;
@@ -37,19 +38,19 @@ impl Router {
         let listen = config.listen.clone();
         let running = Running::start(assemble(config)?, &listen).await?;
         let serving = running.core().serving();
-        let served = Arc::clone(serving.model(MODEL).ok_or("no model")?);
+        let served = Arc::clone(serving.model(MODEL).ok_or("the router does not serve the model")?);
         Ok(Self { running, served, _files: files })
     }
 }
 
-/// A configuration with listeners for requests, operators and shims. The canary is off:
-/// scripted engines have no tokenizer.
+/// A configuration with listeners for requests, operators and shims. The canary is disabled,
+/// because scripted engines have no tokenizer.
 pub(super) fn yaml([http, admin, fleet]: [std::net::SocketAddr; 3], block_size: u32) -> String {
     let listen = format!("{{ http: \"{http}\", admin: \"{admin}\", fleet: \"{fleet}\" }}");
     format!("listen: {listen}\n{}", model(block_size))
 }
 
-/// The same without a listener for shims: they speak over a broker.
+/// A configuration with listeners for requests and operators, and an event plane over a broker.
 pub(super) fn yaml_nats(
     [http, admin]: [std::net::SocketAddr; 2],
     broker: std::net::SocketAddr,

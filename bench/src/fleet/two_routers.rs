@@ -1,34 +1,36 @@
-//! One shim, two routers: how long from an engine's event until prompts find its blocks.
+//! Measures the time from an engine's event until two routers behind one shim find its blocks.
 
 use std::time::{Duration, Instant};
 
 use splitrail_kv::BlockHash;
 use tokio::time::sleep;
 
-use super::beside::Shim;
 use super::engine::{BLOCK_SIZE, Engine};
 use super::events::Chain;
 use super::options::Options;
 use super::report::Report;
 use super::router::Router;
+use super::shim_process::ShimProcess;
 use super::{Failure, block_on};
 use crate::index::measure::Percentiles;
 
-/// What the engine holds from its beginning.
+/// Number of prompts that the engine holds from the start.
 const CHAINS: u64 = 32;
+/// Number of blocks of each of these prompts.
 const CHAIN_BLOCKS: usize = 512;
-/// Blocks of one event.
+/// Number of blocks of an event.
 const EVENT_BLOCKS: usize = 8;
-/// Between two looks into an index, and between two events.
-const GLANCE: Duration = Duration::from_micros(20);
-const PAUSE: Duration = Duration::from_millis(5);
-/// How long an event may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Interval between two lookups in an index.
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
+/// Pause between the arrival of an event and the next event.
+const EVENT_PAUSE: Duration = Duration::from_millis(5);
+/// Maximum time until an event has arrived in an index.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the workload.
 ///
 /// # Errors
-/// Events that do not arrive.
+/// A program cannot be started, or an event does not arrive in time.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
     block_on(measure(options, report))
 }
@@ -38,22 +40,24 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     let folder = tempfile::tempdir()?;
     let engine = Engine::start(CHAINS, CHAIN_BLOCKS).await?;
     let (first, second) = (Router::start(BLOCK_SIZE).await?, Router::start(BLOCK_SIZE).await?);
-    let mut shim = Shim::start(options, folder.path(), &engine, &[&first, &second])?;
-    shim.until(folder.path(), CHAINS as usize * CHAIN_BLOCKS, 2).await?;
+    let mut shim = ShimProcess::start(options, folder.path(), &engine, &[&first, &second])?;
+    shim.wait_until_synchronised(folder.path(), CHAINS as usize * CHAIN_BLOCKS, 2).await?;
     let mut delays = [Vec::new(), Vec::new(), Vec::new()];
     for number in CHAINS..CHAINS + events {
         let chain = Chain::new(number, EVENT_BLOCKS);
         let seed = first.served.pool.index().config().seed;
         let hashes = chain.hashes(seed);
         let start = Instant::now();
-        engine.put(&chain, None).await?;
-        let (one, other) =
-            tokio::join!(seen(&first, &hashes, start), seen(&second, &hashes, start));
+        engine.publish(&chain, None).await?;
+        let (one, other) = tokio::join!(
+            wait_until_found(&first, &hashes, start),
+            wait_until_found(&second, &hashes, start)
+        );
         let (one, other) = (one?, other?);
         for (delays, delay) in delays.iter_mut().zip([one, other, one.max(other)]) {
             delays.push(delay.as_nanos() as u64);
         }
-        sleep(PAUSE).await;
+        sleep(EVENT_PAUSE).await;
     }
     shim.process.check(folder.path())?;
     let names = [
@@ -62,27 +66,31 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
         ["both, p50", "both, p99"],
     ];
     for ([p50, p99], delays) in names.into_iter().zip(&mut delays) {
-        let Percentiles { p50: middle, p99: late } = Percentiles::of(delays);
-        report.add("two_routers", p50, "us", middle / 1e3)?;
-        report.add("two_routers", p99, "us", late / 1e3)?;
+        let delay_ns = Percentiles::of(delays);
+        report.add("two_routers", p50, "us", delay_ns.p50 / 1e3)?;
+        report.add("two_routers", p99, "us", delay_ns.p99 / 1e3)?;
     }
     Ok(())
 }
 
-/// How long after `start` a router finds all blocks.
-async fn seen(router: &Router, hashes: &[BlockHash], start: Instant) -> Result<Duration, Failure> {
+/// Waits until the index of a router has all blocks. Returns the time since `start`.
+async fn wait_until_found(
+    router: &Router,
+    hashes: &[BlockHash],
+    start: Instant,
+) -> Result<Duration, Failure> {
     let pool = &router.served.pool;
     let roster = pool.roster();
     let worker = roster.named("w").ok_or("the shim is not attached")?;
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < EVENT_TIMEOUT {
         if pool.indexed_blocks(worker, hashes) as usize == hashes.len() {
             return Ok(start.elapsed());
         }
-        // Lets others run; a timer is no finer than a millisecond.
-        let glance = Instant::now();
-        while glance.elapsed() < GLANCE {
+        // Other tasks run in between. A timer cannot be used: its resolution is a millisecond.
+        let looked_up = Instant::now();
+        while looked_up.elapsed() < POLL_INTERVAL {
             tokio::task::yield_now().await;
         }
     }
-    Err("an event does not arrive".into())
+    Err("an event does not arrive in time".into())
 }

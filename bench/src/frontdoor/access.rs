@@ -93,7 +93,7 @@ fn check_that_a_key_is_needed(
     let program = &bench.options.splitrail;
     let starting = Target::ours_in(ACCESS, settings, program, folder, &[]);
     let target = bench.behind.block_on(starting)?;
-    let asking = http::ask(target.whole, "POST", "/v1/chat/completions", "{}");
+    let asking = http::request(target.whole, "POST", "/v1/chat/completions", "{}");
     match bench.behind.block_on(asking)? {
         (401, _) => Ok(()),
         (status, _) => Err(format!("a request without a key is answered with {status}").into()),

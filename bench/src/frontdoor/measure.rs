@@ -88,7 +88,7 @@ pub(super) async fn measure(
     (clients, streams): (usize, bool),
     lasts: Duration,
 ) -> Result<Figures, Failure> {
-    let family = target.process.as_ref().map_or(Ok(Vec::new()), |process| process.family())?;
+    let family = target.process.as_ref().map_or(Ok(Vec::new()), |process| process.ids())?;
     let from = Instant::now() + WARM_UP;
     let ends = from + lasts;
     let address = match load.framing {

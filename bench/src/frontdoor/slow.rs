@@ -79,9 +79,9 @@ pub(super) fn slow(
         let count = version.most()?;
         let beside = || measure(&target, &plain, (BESIDE, false), bench.effort.lasts);
         let before = bench.before.block_on(beside())?;
-        let empty_mb = process.family_mb()?;
+        let empty_mb = process.resident_mb_with_children()?;
         let open = bench.before.block_on(open(target.streams, version, count, &body))?;
-        let full_mb = process.family_mb()?;
+        let full_mb = process.resident_mb_with_children()?;
         let during = bench.before.block_on(beside())?;
         drop(open);
         let kib = (full_mb - empty_mb) * 1e6 / 1024.0 / count as f64;

@@ -110,7 +110,7 @@ impl Target {
 /// nginx's workers outlive a master that is killed.
 impl Drop for Target {
     fn drop(&mut self) {
-        let family = self.process.as_ref().and_then(|process| process.family().ok());
+        let family = self.process.as_ref().and_then(|process| process.ids().ok());
         // Alone, it may have something to write as it ends.
         let family = family.filter(|family| family.len() > 1);
         for id in family.into_iter().flatten().filter_map(|id| i32::try_from(id).ok()) {
@@ -132,7 +132,7 @@ pub(super) async fn up(
     let started = Instant::now();
     loop {
         process.check(folder)?;
-        if let Ok((200, _)) = http::ask(address, "GET", path, "").await {
+        if let Ok((200, _)) = http::request(address, "GET", path, "").await {
             return Ok(process);
         }
         if started.elapsed() > PATIENCE {

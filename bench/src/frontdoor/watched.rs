@@ -81,7 +81,7 @@ impl Lost {
     /// Reads what a router has lost, and keeps the largest share.
     fn read(&mut self, bench: &Bench<'_>, target: &Target) -> Result<(), Failure> {
         let Some(admin) = target.admin else { return Ok(()) };
-        let (_, text) = bench.behind.block_on(http::ask(admin, "GET", "/metrics", ""))?;
+        let (_, text) = bench.behind.block_on(http::request(admin, "GET", "/metrics", ""))?;
         let lines = lost_percent(&text, "splitrail_access_log_lines_total", "written");
         let spans = lost_percent(&text, "splitrail_spans_total", "exported");
         *self = Self { lines: self.lines.max(lines), spans: self.spans.max(spans) };

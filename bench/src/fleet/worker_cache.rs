@@ -1,28 +1,32 @@
-//! What a worker's cache holds: a few prompts that many workers share, and conversations
-//! behind them that are its own.
+//! The blocks of a worker: a few common prompts, which many workers hold, and conversations that
+//! continue these prompts, which no other worker holds.
 
 use splitrail_proto::v1::{Run, SnapshotPart};
 
-/// Prompts that there are in common, and how many of them each worker holds.
-const COMMON: u64 = 32;
-const HELD: u64 = 4;
-/// Blocks of a conversation behind a common prompt.
-const CONVERSATION: usize = 96;
-/// Blocks of one message, and of one run in it, as shims send them.
+use crate::splitmix::mix;
+
+/// Number of common prompts.
+const COMMON_PROMPTS: u64 = 32;
+/// Number of common prompts that each worker holds.
+const HELD_PROMPTS: u64 = 4;
+/// Number of blocks by which a conversation continues a common prompt.
+const CONVERSATION_BLOCKS: usize = 96;
+/// Number of blocks from which a message is full, as in real shims.
 const PART_BLOCKS: usize = 4096;
+/// Maximum number of blocks of a run, as in real shims.
 const RUN_BLOCKS: usize = 1024;
 
-/// One worker's cache.
+/// The cache of one worker.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cache {
-    /// Which worker's.
+pub(super) struct WorkerCache {
+    /// The number of the worker, from 0.
     pub(super) worker: u64,
-    /// KV blocks in it; a quarter of them are of common prompts.
+    /// Number of KV blocks. A quarter of them belong to common prompts.
     pub(super) blocks: usize,
 }
 
-impl Cache {
-    /// Its snapshot, as of a change.
+impl WorkerCache {
+    /// The messages of a snapshot that contains all changes up to `sequence`.
     pub(super) fn parts(self, mirror_id: &str, sequence: u64) -> Vec<SnapshotPart> {
         let mut parts: Vec<SnapshotPart> = Vec::new();
         let (mut runs, mut blocks) = (Vec::new(), 0);
@@ -46,23 +50,23 @@ impl Cache {
         parts
     }
 
-    /// The least deep first, as shims have them.
+    /// The blocks in runs. Each run follows the run with its parent, as in real shims.
     fn runs(self) -> impl Iterator<Item = Run> {
-        let common_len = self.blocks / 4 / HELD as usize;
-        let common = move |place: u64| (self.worker * 7 + place * 8) % COMMON;
-        let prompts = (0..HELD).flat_map(move |place| {
+        let common_len = self.blocks / 4 / HELD_PROMPTS as usize;
+        let common = move |place: u64| (self.worker * 7 + place * 8) % COMMON_PROMPTS;
+        let prompts = (0..HELD_PROMPTS).flat_map(move |place| {
             let seed = mix(common(place));
             (0..common_len).step_by(RUN_BLOCKS).map(move |from| {
                 let to = common_len.min(from + RUN_BLOCKS);
                 run(from.checked_sub(1).map(|before| block(seed, before)), seed, from..to)
             })
         });
-        let left = self.blocks - common_len * HELD as usize;
-        let conversations = (0..left).step_by(CONVERSATION).map(move |from| {
-            let number = (from / CONVERSATION) as u64;
-            let parent = block(mix(common(number % HELD)), common_len - 1);
-            let seed = mix(mix(self.worker + COMMON) ^ number);
-            run(Some(parent), seed, 0..CONVERSATION.min(left - from))
+        let left = self.blocks - common_len * HELD_PROMPTS as usize;
+        let conversations = (0..left).step_by(CONVERSATION_BLOCKS).map(move |from| {
+            let number = (from / CONVERSATION_BLOCKS) as u64;
+            let parent = block(mix(common(number % HELD_PROMPTS)), common_len - 1);
+            let seed = mix(mix(self.worker + COMMON_PROMPTS) ^ number);
+            run(Some(parent), seed, 0..CONVERSATION_BLOCKS.min(left - from))
         });
         prompts.chain(conversations)
     }
@@ -70,22 +74,14 @@ impl Cache {
 
 fn run(parent: Option<u64>, seed: u64, places: std::ops::Range<usize>) -> Run {
     let hashes: Vec<u64> = places.map(|place| block(seed, place)).collect();
-    // An engine's names are the same on all workers for the same content.
+    // For the same content, an engine's names are the same on all workers.
     let names = hashes.iter().map(|hash| mix(*hash)).collect();
     Run { parent, hashes, names, named: Vec::new() }
 }
 
-/// The hash of a chain's block.
+/// The hash of a block of the chain with a seed.
 fn block(seed: u64, place: usize) -> u64 {
     mix(seed.wrapping_add(place as u64))
-}
-
-/// The finalizer of SplitMix64: no two numbers have the same.
-pub(super) fn mix(mut bits: u64) -> u64 {
-    bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 #[cfg(test)]
@@ -96,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_cache_has_as_many_blocks_as_it_should_in_chains_that_hang_together() {
-        let caches = [0, 1, 999].map(|worker| Cache { worker, blocks: 16_384 });
+        let caches = [0, 1, 999].map(|worker| WorkerCache { worker, blocks: 16_384 });
         for cache in caches {
             let parts = cache.parts("m", 3);
             assert!(parts.iter().rev().skip(1).all(|part| !part.last));
@@ -114,7 +110,7 @@ mod tests {
     #[test]
     fn workers_share_prompts_and_no_conversations() {
         let hashes = |worker| -> HashSet<u64> {
-            let parts = Cache { worker, blocks: 16_384 }.parts("m", 0);
+            let parts = WorkerCache { worker, blocks: 16_384 }.parts("m", 0);
             parts.into_iter().flat_map(|part| part.runs).flat_map(|run| run.hashes).collect()
         };
         let (first, eighth) = (hashes(0), hashes(8));

@@ -1,5 +1,5 @@
-//! Scripted shims: they attach as real ones do, report the blocks that they are given, and attach
-//! again when a router is gone.
+//! Scripted shims: they attach as real shims do, report the blocks that they are given, and attach
+//! again when a router has ended.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -15,42 +15,44 @@ use tonic::transport::Endpoint;
 use tonic::{Request, Streaming};
 
 use super::Failure;
-use super::shape::Cache;
+use super::worker_cache::WorkerCache;
 
-/// Pauses between attempts, as shims make them.
+/// Pause after the first failed attempt to attach, as real shims make it.
 const RETRY_MIN: Duration = Duration::from_millis(100);
+/// Maximum pause between two attempts to attach.
 const RETRY_MAX: Duration = Duration::from_secs(5);
-/// Messages that wait for room in a stream: a snapshot is made as it is sent.
-const AHEAD: usize = 1;
-/// The change that snapshots are as of.
+/// Maximum number of messages that wait for the stream, so that a snapshot is encoded while it is
+/// sent.
+const QUEUE: usize = 1;
+/// Sequence number of the last change that each snapshot contains.
 const SEQUENCE: u64 = 1;
 
-/// That a router has all of a worker's blocks.
+/// A router's acknowledgement of a complete snapshot.
 #[derive(Clone, Debug)]
-pub(super) struct Whole {
-    /// Which process of the router.
+pub(super) struct SnapshotAck {
+    /// The id of the router's process.
     pub(super) router_id: String,
-    /// When it said so.
+    /// When the acknowledgement arrived.
     pub(super) at: Instant,
-    /// How many blocks.
+    /// Number of blocks of the snapshot.
     pub(super) blocks: usize,
 }
 
 /// One scripted shim.
 #[derive(Clone, Debug)]
-pub(super) struct Shim {
-    /// Where the router's fleet listener is.
+pub(super) struct ScriptedShim {
+    /// The address of the router's fleet listener.
     pub(super) router: SocketAddr,
-    /// Where the router sends requests.
+    /// The address of the engine, to which the router sends requests.
     pub(super) engine: SocketAddr,
-    /// What it holds.
-    pub(super) cache: Cache,
-    /// Who hears of snapshots that are whole.
-    pub(super) wholes: mpsc::Sender<Whole>,
+    /// The blocks of the worker.
+    pub(super) cache: WorkerCache,
+    /// Receives the acknowledgements of snapshots.
+    pub(super) acks: mpsc::Sender<SnapshotAck>,
 }
 
-/// Runs shims until the set is dropped.
-pub(super) fn attach_all(shims: impl Iterator<Item = Shim>) -> JoinSet<()> {
+/// Runs the shims until the set is dropped.
+pub(super) fn attach_all(shims: impl Iterator<Item = ScriptedShim>) -> JoinSet<()> {
     let mut attached = JoinSet::new();
     for shim in shims {
         attached.spawn(shim.run());
@@ -58,12 +60,12 @@ pub(super) fn attach_all(shims: impl Iterator<Item = Shim>) -> JoinSet<()> {
     attached
 }
 
-impl Shim {
+impl ScriptedShim {
     async fn run(self) {
         let mut pause = RETRY_MIN;
         loop {
             let began = Instant::now();
-            // However it ended, it is tried again.
+            // The shim attaches again, whatever the reason of the end was.
             let _ended = self.attach().await;
             if began.elapsed() >= RETRY_MAX {
                 pause = RETRY_MIN;
@@ -76,59 +78,62 @@ impl Shim {
     async fn attach(&self) -> Result<(), Failure> {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.router))?.tcp_nodelay(true);
         let channel = endpoint.connect().await?;
-        let (say, mut said) = mpsc::channel(AHEAD);
+        let (sender, mut messages) = mpsc::channel(QUEUE);
         let message =
             Some(Message::Hello(hello(self.cache.worker, self.engine, self.cache.blocks)));
-        say.send(v1::AttachRequest { message }).await?;
-        let stream = futures_util::stream::poll_fn(move |context| said.poll_recv(context));
+        sender.send(v1::AttachRequest { message }).await?;
+        let stream = futures_util::stream::poll_fn(move |context| messages.poll_recv(context));
         let mut client = FleetServiceClient::new(channel);
-        let mut answers = client.attach(Request::new(stream)).await?.into_inner();
-        let first = answers.message().await?.and_then(|answer| answer.message);
-        let Some(RouterMessage::Welcome(welcome)) = first else { return Err("no welcome".into()) };
-        self.tell(&welcome, &say, &mut answers).await
+        let mut replies = client.attach(Request::new(stream)).await?.into_inner();
+        let first = replies.message().await?.and_then(|reply| reply.message);
+        let Some(RouterMessage::Welcome(welcome)) = first else {
+            return Err("the router's first message is no welcome".into());
+        };
+        self.report(&welcome, &sender, &mut replies).await
     }
 
-    async fn tell(
+    /// Sends the snapshot, and then the load at intervals, until the router closes the stream.
+    async fn report(
         &self,
         welcome: &v1::Welcome,
-        say: &mpsc::Sender<v1::AttachRequest>,
-        answers: &mut Streaming<v1::AttachResponse>,
+        sender: &mpsc::Sender<v1::AttachRequest>,
+        replies: &mut Streaming<v1::AttachResponse>,
     ) -> Result<(), Failure> {
-        say.send(load()).await?;
-        self.snapshot(say).await?;
-        let every = Duration::from_millis(u64::from(welcome.load_interval_ms).max(50));
-        let mut tick = interval(every);
+        sender.send(load()).await?;
+        self.send_snapshot(sender).await?;
+        let load_interval = Duration::from_millis(u64::from(welcome.load_interval_ms).max(50));
+        let mut tick = interval(load_interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let answer = tokio::select! {
+            let reply = tokio::select! {
                 _ = tick.tick() => {
-                    say.send(load()).await?;
+                    sender.send(load()).await?;
                     continue;
                 }
-                answer = answers.message() => answer?.and_then(|answer| answer.message),
+                reply = replies.message() => reply?.and_then(|reply| reply.message),
             };
-            match answer {
+            match reply {
                 Some(RouterMessage::Ack(ack)) if ack.sequence == SEQUENCE => {
                     let (router_id, at) = (welcome.router_id.clone(), Instant::now());
                     let blocks = self.cache.blocks;
-                    self.wholes.send(Whole { router_id, at, blocks }).await?;
+                    self.acks.send(SnapshotAck { router_id, at, blocks }).await?;
                 }
-                Some(RouterMessage::Resync(_)) => self.snapshot(say).await?,
+                Some(RouterMessage::Resync(_)) => self.send_snapshot(sender).await?,
                 Some(_) => {}
                 None => return Ok(()),
             }
         }
     }
 
-    async fn snapshot(&self, say: &mpsc::Sender<v1::AttachRequest>) -> Result<(), Failure> {
+    async fn send_snapshot(&self, sender: &mpsc::Sender<v1::AttachRequest>) -> Result<(), Failure> {
         for part in self.cache.parts(&format!("w{}-mirror", self.cache.worker), SEQUENCE) {
-            say.send(v1::AttachRequest { message: Some(Message::Snapshot(part)) }).await?;
+            sender.send(v1::AttachRequest { message: Some(Message::Snapshot(part)) }).await?;
         }
         Ok(())
     }
 }
 
-/// Who the shim of a worker is.
+/// The first message of a worker's shim, with its identity.
 pub(super) fn hello(worker: u64, engine: SocketAddr, blocks: usize) -> v1::Hello {
     let id = format!("w{worker}");
     let capabilities = v1::Capabilities {
@@ -153,7 +158,7 @@ pub(super) fn hello(worker: u64, engine: SocketAddr, blocks: usize) -> v1::Hello
     }
 }
 
-/// An engine that is up and has nothing to do.
+/// The load of an engine that is up and has no requests.
 pub(super) fn idle() -> v1::Load {
     v1::Load {
         up: true,

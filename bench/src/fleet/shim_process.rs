@@ -1,4 +1,4 @@
-//! A real shim beside a scripted engine.
+//! The process of a real shim, which runs beside a scripted engine.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,24 +12,24 @@ use super::process::{Process, free_ports};
 use super::router::Router;
 use super::{Failure, http};
 
-/// How long it may take to know what it should.
-const PATIENCE: Duration = Duration::from_secs(180);
-/// Between two looks.
-const GLANCE: Duration = Duration::from_millis(100);
+/// Maximum time until the shim's mirror is complete and all routers follow it.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(180);
+/// Interval between two reads of the shim's metrics.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A shim's process.
-pub(super) struct Shim {
+/// A running shim. Dropping it kills the process.
+pub(super) struct ShimProcess {
     /// The process.
     pub(super) process: Process,
-    /// Its listener.
+    /// The address of the shim's listener.
     pub(super) address: SocketAddr,
 }
 
-impl Shim {
-    /// Starts one that attaches to routers.
+impl ShimProcess {
+    /// Starts a shim that attaches to the given routers.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// The process cannot be started.
     pub(super) fn start(
         options: &Options,
         folder: &Path,
@@ -47,21 +47,21 @@ impl Shim {
         Ok(Self { process, address })
     }
 
-    /// Waits until its mirror has so many blocks, and so many routers are told of changes as
-    /// they come.
+    /// Waits until the mirror has exactly `blocks` blocks, and `routers` routers have received all
+    /// of them and get each further change at once.
     ///
     /// # Errors
-    /// If that does not come true.
-    pub(super) async fn until(
+    /// The process ends, or the numbers are not reached in time.
+    pub(super) async fn wait_until_synchronised(
         &mut self,
         folder: &Path,
         blocks: usize,
         routers: usize,
     ) -> Result<(), Failure> {
         let mut seen = (0.0, 0.0);
-        let looking = async {
+        let polling = async {
             while seen != (blocks as f64, routers as f64) {
-                sleep(GLANCE).await;
+                sleep(POLL_INTERVAL).await;
                 self.process.check(folder)?;
                 let (held, live) = tokio::join!(
                     self.metric("splitrail_shim_mirror_blocks"),
@@ -71,16 +71,21 @@ impl Shim {
             }
             Ok::<_, Failure>(())
         };
-        match timeout(PATIENCE, looking).await {
-            Ok(looked) => looked,
-            Err(_) => Err(format!("the shim has {seen:?} of blocks and routers").into()),
+        match timeout(SYNC_TIMEOUT, polling).await {
+            Ok(polled) => polled,
+            Err(_) => {
+                let (held, live) = seen;
+                let seen =
+                    format!("{held} blocks of {blocks} and {live} live routers of {routers}");
+                Err(format!("the shim has {seen} after {} s", SYNC_TIMEOUT.as_secs()).into())
+            }
         }
     }
 
-    /// One of its own metrics.
+    /// The sum of one of the shim's own metrics.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// The shim does not reply.
     pub(super) async fn metric(&self, name: &str) -> Result<f64, Failure> {
         http::metric(self.address, "/splitrail/metrics", name).await
     }

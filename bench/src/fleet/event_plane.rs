@@ -1,5 +1,5 @@
-//! Scripted shims on the event plane, with the messages of real ones: snapshots in the broker's
-//! store, changes after each snapshot, heartbeats, and replies to routers' questions.
+//! Scripted shims that publish over a broker as real shims do: snapshots in the broker's object
+//! store, the changes after each snapshot, heartbeats, and replies to routers' questions.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,50 +15,54 @@ use splitrail_event_plane::{Broker, names};
 use splitrail_proto::v1;
 use tokio::time::{sleep, timeout};
 
-mod live;
+mod heartbeats;
 
 use super::Failure;
 use super::router::MODEL;
-use super::script;
-use super::shape::{Cache, mix};
+use super::scripted_shim;
+use super::worker_cache::WorkerCache;
+use crate::splitmix::mix;
 
-/// Snapshots that are stored at once.
-const AT_ONCE: usize = 8;
-/// The change that snapshots are as of.
+/// Maximum number of snapshots that are stored concurrently.
+const CONCURRENT_SNAPSHOTS: usize = 8;
+/// Sequence number of the last change that each snapshot contains.
 const SEQUENCE: u64 = 1;
-/// Messages behind each, and the blocks that each of them stores.
-const TAIL: u64 = 4;
+/// Number of messages of a worker after its snapshot.
+const TAIL_MESSAGES: u64 = 4;
+/// Number of blocks that each of these messages stores.
 const MESSAGE_BLOCKS: u64 = 8;
-/// Blocks that are in messages alone.
-pub(super) const TAIL_BLOCKS: usize = (TAIL * MESSAGE_BLOCKS) as usize;
-/// How long a router may take to say how it hashes.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two questions.
-const GLANCE: Duration = Duration::from_millis(50);
+/// Number of blocks of a worker that are in messages and not in its snapshot.
+pub(super) const TAIL_BLOCKS: usize = (TAIL_MESSAGES * MESSAGE_BLOCKS) as usize;
+/// Maximum time until a started router replies, and until a killed router no longer does.
+const ROUTER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval between two questions to routers.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// All shims.
+/// The scripted shims of all workers, which share one connection to the broker.
 #[derive(Clone)]
-pub(super) struct Publishers {
+pub(super) struct ScriptedPublishers {
     broker: Broker,
+    /// The identity of each shim and its worker.
     workers: Arc<Vec<v1::Hello>>,
+    /// What the router has sent: among others its hash seed and its load interval.
     terms: v1::Welcome,
-    /// KV blocks of each snapshot.
+    /// Number of KV blocks of each snapshot.
     blocks: usize,
-    /// Snapshots that a router has asked for.
-    asked: Arc<AtomicU64>,
+    /// Number of snapshots that routers have requested.
+    requested: Arc<AtomicU64>,
 }
 
-impl Publishers {
-    /// Asks the router how it hashes; it has made stream and store by then, or soon.
+impl ScriptedPublishers {
+    /// Asks the router for its terms, and waits until it has made the stream and the object store.
     ///
     /// # Errors
-    /// If nobody answers.
-    pub(super) async fn greet(
+    /// No router is ready in time.
+    pub(super) async fn connect(
         broker: Broker,
         engines: &[SocketAddr],
         blocks: usize,
     ) -> Result<Self, Failure> {
-        let terms = timeout(PATIENCE, async {
+        let terms = timeout(ROUTER_TIMEOUT, async {
             loop {
                 if let Ok(terms) = terms(&broker.client).await {
                     let stream = broker.context.get_stream(names::stream(MODEL)).await;
@@ -67,23 +71,24 @@ impl Publishers {
                         return terms;
                     }
                 }
-                sleep(GLANCE).await;
+                sleep(POLL_INTERVAL).await;
             }
         });
-        let terms = terms.await.map_err(|_| "no router says how it hashes")?;
+        let terms = terms.await.map_err(|_| "no router sends its terms in time")?;
         let workers = engines.iter().zip(0..);
-        let workers = workers.map(|(engine, worker)| script::hello(worker, *engine, blocks));
+        let workers = workers.map(|(engine, worker)| scripted_shim::hello(worker, *engine, blocks));
         let workers = Arc::new(workers.collect());
-        Ok(Self { broker, workers, terms, blocks, asked: Arc::default() })
+        Ok(Self { broker, workers, terms, blocks, requested: Arc::default() })
     }
 
-    /// Stores all snapshots, and publishes what follows them.
+    /// Stores all snapshots, and publishes the messages after them.
     ///
     /// # Errors
-    /// What the broker does not take.
+    /// The broker does not accept a snapshot or a message.
     pub(super) async fn publish(&self) -> Result<(), Failure> {
-        let places = futures_util::stream::iter(0..self.workers.len());
-        let mut done = places.map(|at| self.publish_one(at)).buffer_unordered(AT_ONCE);
+        let workers = futures_util::stream::iter(0..self.workers.len());
+        let publishing = workers.map(|at| self.publish_one(at));
+        let mut done = publishing.buffer_unordered(CONCURRENT_SNAPSHOTS);
         while let Some(done) = done.next().await {
             done?;
         }
@@ -91,15 +96,16 @@ impl Publishers {
     }
 
     async fn publish_one(&self, at: usize) -> Result<(), Failure> {
-        self.store(at).await?;
-        for number in 1..=TAIL {
+        self.store_snapshot(at).await?;
+        for number in 1..=TAIL_MESSAGES {
             let events = vec![stored(at as u64, SEQUENCE + number)];
-            self.append(at, events).await?;
+            self.publish_events(at, events).await?;
         }
         Ok(())
     }
 
-    async fn store(&self, at: usize) -> Result<(), Failure> {
+    /// Stores the snapshot of a worker.
+    async fn store_snapshot(&self, at: usize) -> Result<(), Failure> {
         let (context, hello) = (&self.broker.context, &self.workers[at]);
         let stream = context.get_stream(names::stream(MODEL)).await?;
         let label = Label {
@@ -107,19 +113,20 @@ impl Publishers {
             sequence: SEQUENCE,
             stream_sequence: stream.cached_info().state.last_sequence,
         };
-        let about = ObjectMetadata {
+        let metadata = ObjectMetadata {
             name: names::token(&hello.worker_id),
             metadata: label.to_metadata(),
             ..ObjectMetadata::default()
         };
-        let cache = Cache { worker: at as u64, blocks: self.blocks };
+        let cache = WorkerCache { worker: at as u64, blocks: self.blocks };
         let parts = cache.parts(&hello.mirror_id, SEQUENCE);
         let bucket = context.get_object_store(names::bucket(MODEL)).await?;
-        bucket.put(about, &mut Stored::new(parts.into_iter())).await?;
+        bucket.put(metadata, &mut Stored::new(parts.into_iter())).await?;
         Ok(())
     }
 
-    async fn append(&self, at: usize, events: Vec<v1::Events>) -> Result<(), Failure> {
+    /// Publishes changes of a worker as one message.
+    async fn publish_events(&self, at: usize, events: Vec<v1::Events>) -> Result<(), Failure> {
         let hello = &self.workers[at];
         let message = v1::PlaneEvents {
             worker_id: hello.worker_id.clone(),
@@ -135,28 +142,29 @@ impl Publishers {
     }
 }
 
-/// Waits until a router of the broker's is gone: it must not be taken for the next one.
+/// Waits until no router replies any more, so that a killed router is not taken for its successor.
 ///
 /// # Errors
-/// If it goes on to answer.
-pub(super) async fn gone(client: &Client) -> Result<(), Failure> {
+/// A router still replies after [`ROUTER_TIMEOUT`].
+pub(super) async fn wait_until_no_router(client: &Client) -> Result<(), Failure> {
     let started = Instant::now();
     while terms(client).await.is_ok() {
-        if started.elapsed() > PATIENCE {
-            return Err("the killed router goes on to answer".into());
+        if started.elapsed() > ROUTER_TIMEOUT {
+            return Err("the killed router still replies".into());
         }
-        sleep(GLANCE).await;
+        sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
 
+/// Asks a router for its terms.
 async fn terms(client: &Client) -> Result<v1::Welcome, Failure> {
     let question = v1::PlaneAsk { model: MODEL.to_owned(), ..v1::PlaneAsk::default() };
-    let asked = client.request(names::terms(MODEL), question.encode_to_vec().into());
-    Ok(v1::Welcome::decode(asked.await?.payload)?)
+    let reply = client.request(names::terms(MODEL), question.encode_to_vec().into());
+    Ok(v1::Welcome::decode(reply.await?.payload)?)
 }
 
-/// A change that stores a chain of its own.
+/// A change that stores a chain of blocks that no other change contains.
 fn stored(worker: u64, sequence: u64) -> v1::Events {
     let seed = mix(mix(worker) ^ sequence << 48);
     let hashes: Vec<u64> = (0..MESSAGE_BLOCKS).map(|at| mix(seed.wrapping_add(at))).collect();
