@@ -1,10 +1,10 @@
-//! The cost of a request in the router: real processes on loopback in front of mock engines,
-//! compared with nginx as a plain proxy.
+//! Measures what a request costs the router, compared with nginx as a plain proxy: real processes
+//! on loopback in front of mock engines.
 
 mod access;
 mod client;
+mod engine_events;
 mod engines;
-mod feed;
 mod framings;
 mod http2;
 mod measure;
@@ -30,7 +30,7 @@ use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
 use self::client::Load;
-use self::engines::{Engines, Fleet};
+use self::engines::{Engines, KvEngines};
 use self::measure::{Figures, measure};
 use self::options::Options;
 use self::report::{Cell, Goal, Row};
@@ -43,17 +43,21 @@ pub use crate::fleet::Failure;
 
 /// The model's name.
 const MODEL: &str = "bench";
-/// The workload of a router that gets KV events from engines and no requests.
-const TOLD: &str = "CPU at 320 KV events/s, no requests";
-/// Tokens per KV block.
+/// The measure of a router that gets KV events from engines and no requests.
+const EVENTS_ONLY: &str = "CPU at 320 KV events/s, no requests";
+/// Number of tokens per KV block.
 const BLOCK_SIZE: usize = 16;
 
-/// How much is measured.
+/// How long and how often the router is measured.
 struct Effort {
+    /// Number of rounds, over which medians are taken.
     rounds: usize,
-    lasts: Duration,
+    /// Time for which one target is measured in one round.
+    round_time: Duration,
+    /// Numbers of concurrent clients.
     clients: Vec<usize>,
-    memory: Duration,
+    /// Time for which the workload `memory` sends requests.
+    memory_time: Duration,
 }
 
 impl Effort {
@@ -62,34 +66,34 @@ impl Effort {
         match quick {
             true => Self {
                 rounds: 3,
-                lasts: Duration::from_millis(1000),
+                round_time: Duration::from_millis(1000),
                 clients: vec![1, 16, 64],
-                memory: seconds(20),
+                memory_time: seconds(20),
             },
             false => Self {
                 rounds: 5,
-                lasts: seconds(3),
+                round_time: seconds(3),
                 clients: vec![1, 4, 16, 64],
-                memory: seconds(600),
+                memory_time: seconds(600),
             },
         }
     }
 }
 
-/// What all measurements need.
+/// What all workloads need.
 struct Bench<'a> {
-    /// Where clients run.
-    before: &'a Runtime,
-    /// Where engines run.
-    behind: &'a Runtime,
+    /// The runtime of the clients.
+    client_runtime: &'a Runtime,
+    /// The runtime of the engines, which also starts the targets.
+    engine_runtime: &'a Runtime,
     effort: &'a Effort,
     options: &'a Options,
 }
 
-/// Runs what the command line asks for.
+/// Runs the workloads that the command line selects.
 ///
 /// # Errors
-/// A wrong command line, programs that are not there or end, an output that cannot be written.
+/// The command line is wrong, a program is missing or ends, or the output cannot be written.
 pub fn main() -> Result<(), Failure> {
     let options = Options::parse(std::env::args().skip(1))?;
     process::allow_many_files()?;
@@ -98,34 +102,23 @@ pub fn main() -> Result<(), Failure> {
     if let Some(clients) = options.clients {
         effort.clients = vec![clients];
     }
-    // Engines and clients have a thread each; every router has two.
-    let behind = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let before = Builder::new_current_thread().enable_all().build()?;
+    // The engines have one thread, and so have the clients; each target has two.
+    let engine_runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let client_runtime = Builder::new_current_thread().enable_all().build()?;
     let folder = tempfile::tempdir()?;
     print_line(&format!("load average at the start: {}", process::load_average()))?;
     let text = Text::new();
-    let engines = behind.block_on(Engines::start())?;
-    let (targets, fleet) = start(&options, (&behind, &text, &engines), folder.path())?;
-    let mut cells = Vec::new();
-    if ["aggregated", "pd", "kv_aware"].iter().any(|workload| options.wants(workload)) {
-        for size in SIZES {
-            let load = Arc::new(Load::new(&text.prompts(size), false));
-            for clients in &effort.clients {
-                let how = (*clients, false);
-                cells.push(cell(&before, &effort, &targets, (size.name, &load), how)?);
-            }
-        }
-    }
-    if options.wants("stream") {
-        let load = Arc::new(Load::new(&text.prompts(SIZES[0]), true));
-        let targets: Vec<&Target> = targets.iter().filter(|target| target.is_plain()).collect();
-        for clients in [1, 16].into_iter().filter(|c| options.clients.is_none_or(|o| o == *c)) {
-            let how = (clients, true);
-            cells.push(cell(&before, &effort, &targets, ("64 chunks", &load), how)?);
-        }
-    }
+    let engines = engine_runtime.block_on(Engines::start())?;
+    let (targets, kv_engines) =
+        start_targets(&options, (&engine_runtime, &text, &engines), folder.path())?;
+    let bench = Bench {
+        client_runtime: &client_runtime,
+        engine_runtime: &engine_runtime,
+        effort: &effort,
+        options: &options,
+    };
+    let cells = measure_cells(&bench, &targets, &text)?;
     let mut rows: Vec<Row> = cells.iter().flat_map(Cell::rows).collect();
-    let bench = Bench { before: &before, behind: &behind, effort: &effort, options: &options };
     rows.extend(framings::framings(&bench, &engines, &text, folder.path())?);
     rows.extend(settings::logging(&bench, &engines, &text, folder.path())?);
     rows.extend(settings::threads(&bench, &engines, &text, folder.path())?);
@@ -135,19 +128,19 @@ pub fn main() -> Result<(), Failure> {
     rows.extend(tls::tls(&bench, &engines, &text, folder.path())?);
     rows.extend(slow::slow(&bench, &engines, &text, folder.path())?);
     if options.wants("memory") && (!options.quick || options.only.is_some()) {
-        rows.extend(memory(&before, &effort, &targets, &text)?);
+        rows.extend(memory(&client_runtime, &effort, &targets, &text)?);
     }
     for target in targets.iter().filter(|target| target.name == "kv_aware") {
-        rows.extend(idle(&before, target, TOLD)?);
+        rows.extend(idle(&client_runtime, target, EVENTS_ONLY)?);
     }
-    fleet.iter().for_each(Fleet::hush);
+    kv_engines.iter().for_each(KvEngines::stop_conversations);
     for target in &targets {
-        rows.extend(idle(&before, target, "CPU when idle")?);
+        rows.extend(idle(&client_runtime, target, "CPU when idle")?);
     }
     for target in targets.iter().filter(|target| target.name != "nginx") {
         rows.extend(peak(target)?);
     }
-    print_line("\nwhat is wanted (ours, nginx, ratio)")?;
+    print_line("\nresults with goals (ours, peer, ratio)")?;
     for row in rows.iter().filter(|row| row.goal.is_some()) {
         print_line(&row.line())?;
     }
@@ -162,32 +155,57 @@ pub fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Starts what is to be measured; what cannot be had is said and left out.
-fn start(
+/// Measures the workloads `aggregated`, `pd`, `kv_aware` and `stream`, as far as they are selected.
+fn measure_cells(bench: &Bench<'_>, targets: &[Target], text: &Text) -> Result<Vec<Cell>, Failure> {
+    let Bench { client_runtime: runtime, effort, options, .. } = *bench;
+    let mut cells = Vec::new();
+    if ["aggregated", "pd", "kv_aware"].iter().any(|workload| options.wants(workload)) {
+        for size in SIZES {
+            let load = Arc::new(Load::new(&text.prompts(size), false));
+            for clients in &effort.clients {
+                let how = (*clients, false);
+                cells.push(cell(runtime, effort, targets, (size.name, &load), how)?);
+            }
+        }
+    }
+    if options.wants("stream") {
+        let load = Arc::new(Load::new(&text.prompts(SIZES[0]), true));
+        let targets: Vec<&Target> = targets.iter().filter(|target| target.is_plain()).collect();
+        for clients in [1, 16].into_iter().filter(|c| options.clients.is_none_or(|o| o == *c)) {
+            let how = (clients, true);
+            cells.push(cell(runtime, effort, &targets, ("64 chunks", &load), how)?);
+        }
+    }
+    Ok(cells)
+}
+
+/// Starts the targets. A peer that cannot be started is reported and left out, and so is `kv_aware`
+/// if its engines cannot be started.
+fn start_targets(
     options: &Options,
-    (behind, text, engines): (&Runtime, &Text, &Engines),
+    (runtime, text, engines): (&Runtime, &Text, &Engines),
     folder: &Path,
-) -> Result<(Vec<Target>, Option<Fleet>), Failure> {
+) -> Result<(Vec<Target>, Option<KvEngines>), Failure> {
     let mut targets = vec![Target::direct(engines)];
-    match behind.block_on(Target::nginx(engines, None, folder)) {
+    match runtime.block_on(Target::nginx(engines, None, folder)) {
         Ok(nginx) => targets.push(nginx),
-        Err(error) => print_line(&format!("without nginx: {error}"))?,
+        Err(error) => print_line(&format!("nginx is left out: {error}"))?,
     }
     for split in [false, true] {
         let Some(program) = &options.vllm_router else { break };
-        match behind.block_on(Target::vllm_router(split, engines, program, folder)) {
+        match runtime.block_on(Target::vllm_router(split, engines, program, folder)) {
             Ok(router) => targets.push(router),
-            Err(error) => print_line(&format!("without vllm-router: {error}"))?,
+            Err(error) => print_line(&format!("vllm-router is left out: {error}"))?,
         }
     }
     let mut ours = |name, kind| {
         let programs = [
             Some((name, &options.splitrail)),
-            options.beside.as_ref().map(|other| (Target::beside(name), other)),
+            options.beside.as_ref().map(|other| (Target::beside_name(name), other)),
         ];
         for (name, program) in programs.into_iter().flatten() {
             let how = (program.as_path(), options.program().1);
-            targets.push(behind.block_on(Target::ours(name, kind, how, folder))?);
+            targets.push(runtime.block_on(Target::ours(name, kind, how, folder))?);
         }
         Ok::<_, Failure>(())
     };
@@ -197,20 +215,20 @@ fn start(
     if options.wants("pd") {
         ours("pd", Kind::Pd(engines))?;
     }
-    let mut fleet = None;
+    let mut kv_engines = None;
     if options.wants("kv_aware") || options.wants("memory") {
-        match behind.block_on(Fleet::start(options, text)) {
+        match runtime.block_on(KvEngines::start(options, text)) {
             Ok(started) => {
-                let started = fleet.insert(started);
+                let started = kv_engines.insert(started);
                 ours("kv_aware", Kind::KvAware(started))?;
             }
-            Err(error) => print_line(&format!("without kv_aware: {error}"))?,
+            Err(error) => print_line(&format!("kv_aware is left out: {error}"))?,
         }
     }
-    Ok((targets, fleet))
+    Ok((targets, kv_engines))
 }
 
-/// One load on all targets in turn, round by round, each round beginning with another.
+/// Measures all targets under one load, and prints the medians over the rounds.
 fn cell<T: std::borrow::Borrow<Target>>(
     runtime: &Runtime,
     effort: &Effort,
@@ -222,9 +240,10 @@ fn cell<T: std::borrow::Borrow<Target>>(
     Cell::of(size, (clients, streams), rounds)
 }
 
-/// What each target has done, and in each round.
+/// The figures of each target, by its name, in each round.
 type Rounds = Vec<(&'static str, Vec<Figures>)>;
 
+/// Measures the targets in turns. Each round starts with another target.
 fn rounds<T: std::borrow::Borrow<Target>>(
     runtime: &Runtime,
     effort: &Effort,
@@ -237,7 +256,7 @@ fn rounds<T: std::borrow::Borrow<Target>>(
     for round in 0..effort.rounds {
         for turn in 0..targets.len() {
             let at = (round + turn) % targets.len();
-            let measuring = measure(targets[at].borrow(), load, how, effort.lasts);
+            let measuring = measure(targets[at].borrow(), load, how, effort.round_time);
             rounds[at].1.push(runtime.block_on(measuring)?);
         }
     }
@@ -245,7 +264,7 @@ fn rounds<T: std::borrow::Borrow<Target>>(
 }
 
 impl Cell {
-    /// The medians, which are told at once.
+    /// The medians over the rounds, which are also printed.
     fn of(
         size: &'static str,
         (clients, streams): (usize, bool),
@@ -258,7 +277,7 @@ impl Cell {
     }
 }
 
-/// Long prompts for long: memory must not grow.
+/// Sends long prompts to `kv_aware` for a long time. The router's memory must not grow.
 fn memory(
     runtime: &Runtime,
     effort: &Effort,
@@ -273,12 +292,12 @@ fn memory(
     let load = Arc::new(Load::new(&text.prompts(SIZES[1]), false));
     let mut resident = Vec::new();
     for _ in 0..PARTS {
-        runtime.block_on(measure(target, &load, (16, false), effort.memory / PARTS))?;
+        runtime.block_on(measure(target, &load, (16, false), effort.memory_time / PARTS))?;
         resident.push(process.resident_mb(Resident::Now)?);
     }
     let row = |measure, figure, goal| Row::alone("memory 64 KB c=16", measure, figure, Some(goal));
     let peak = process.resident_mb(Resident::Peak)?;
-    // The first half fills what is bounded.
+    // In the first half, bounded caches fill up.
     let half = resident.len() / 2;
     let growth = resident[resident.len() - 1] - resident[half];
     Ok(vec![
@@ -287,20 +306,20 @@ fn memory(
     ])
 }
 
-/// The most memory that a target's process has had.
+/// The maximum resident memory of a target's process.
 fn peak(target: &Target) -> Result<Option<Row>, Failure> {
     let Some(process) = &target.process else { return Ok(None) };
     let figure = (process.resident_mb(Resident::Peak)?, "MB");
     Ok(Some(Row::alone(target.name, "peak memory", figure, None)))
 }
 
-/// What a target's process does while nobody asks it anything.
+/// The processor time of a target's process while it gets no requests.
 fn idle(runtime: &Runtime, target: &Target, measure: &'static str) -> Result<Option<Row>, Failure> {
-    const LASTS: Duration = Duration::from_secs(5);
+    const IDLE_TIME: Duration = Duration::from_secs(5);
     let Some(process) = &target.process else { return Ok(None) };
     let before = process.cpu()?;
-    runtime.block_on(async { tokio::time::sleep(LASTS).await });
-    let percent = (process.cpu()? - before).as_secs_f64() / LASTS.as_secs_f64() * 100.0;
-    let goal = (target.is_ours() && measure != TOLD).then_some(Goal::AtMost(0.5));
+    runtime.block_on(async { tokio::time::sleep(IDLE_TIME).await });
+    let percent = (process.cpu()? - before).as_secs_f64() / IDLE_TIME.as_secs_f64() * 100.0;
+    let goal = (target.is_ours() && measure != EVENTS_ONLY).then_some(Goal::AtMost(0.5));
     Ok(Some(Row::alone(target.name, measure, (percent, "%"), goal)))
 }

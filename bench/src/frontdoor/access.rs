@@ -1,4 +1,5 @@
-//! What API keys and the limits of a tenant cost a request: routers with and without them, in turn.
+//! Measures what API keys and the limits of a tenant cost a request: routers with and without them,
+//! in turns.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,18 +23,20 @@ pub(super) const TENANT: &str = "bench";
 pub(super) const OPEN_LIMITS: &str = "limits: { requests_per_minute: 1000000000, \
                                       tokens_per_minute: 1000000000000, requests_in_flight: 1000000 }";
 
-/// The router without keys, and those with keys: the names of their rows.
+/// The router without keys.
 const OPEN: &str = "open";
+/// The router with keys, and a tenant that gets no routing details (`debug: false`).
 const ACCESS: &str = "access";
+/// The router with keys, and a tenant that gets routing details (`debug: true`).
 const ACCESS_DEBUG: &str = "access debug";
 
-/// A router that asks for a key and counts a tenant's use, against a router that does not; once with
-/// a tenant that is told how its requests were routed, as all clients are without tenants, and once
-/// with a tenant that is not. All get the same requests, each with a key.
+/// Compares routers that check a key and count a tenant's use with a router that does neither. One
+/// tenant gets routing details in replies, as all clients do without tenants, and one does not. All
+/// routers get the same requests, each with a key.
 ///
 /// # Errors
-/// A router that does not become ready, a request that is not answered, or is answered without its
-/// key.
+/// A router does not become ready, a request gets no good reply, or the router serves requests
+/// without a key.
 pub(super) fn access(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -59,16 +62,17 @@ pub(super) fn access(
     Ok(vec![row(ACCESS), row(ACCESS_DEBUG)])
 }
 
-/// Has the router's program make a key of the tenant.
+/// Makes a key of the tenant with the router's program. Returns the key; the file gets its entry.
 fn new_key(program: &Path, file: &Path) -> Result<String, Failure> {
     let args = ["keys", "new", "--tenant", TENANT, "--json", "--file"];
     let made = Command::new(program).args(args).arg(file).output()?;
-    let made: Value = serde_json::from_slice(&made.stdout)
-        .map_err(|_| format!("no key: {}", String::from_utf8_lossy(&made.stderr)))?;
-    Ok(made["key"].as_str().ok_or("no key")?.to_owned())
+    let made: Value = serde_json::from_slice(&made.stdout).map_err(|_| {
+        format!("`splitrail keys new` prints no key: {}", String::from_utf8_lossy(&made.stderr))
+    })?;
+    Ok(made["key"].as_str().ok_or("`splitrail keys new` prints no key")?.to_owned())
 }
 
-/// The members of the configuration by which the tenant needs a key of the file.
+/// The members of a configuration with which requests need a key of the file.
 fn members(file: &Path, debug: bool) -> String {
     format!(
         "auth: [{{ kind: keys, file: {file:?} }}]
@@ -81,8 +85,8 @@ tenants:
     )
 }
 
-/// Fails if the router serves a request without a key: what is measured would not be the check of
-/// keys.
+/// Checks that the router refuses a request without a key. Otherwise the workload would not measure
+/// the check of keys.
 fn check_that_a_key_is_needed(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -92,9 +96,9 @@ fn check_that_a_key_is_needed(
     let settings = Settings { further, ..Kind::Aggregated(engines).into() };
     let program = &bench.options.splitrail;
     let starting = Target::ours_in(ACCESS, settings, program, folder, &[]);
-    let target = bench.behind.block_on(starting)?;
-    let asking = http::request(target.whole, "POST", "/v1/chat/completions", "{}");
-    match bench.behind.block_on(asking)? {
+    let target = bench.engine_runtime.block_on(starting)?;
+    let reply = http::request(target.whole, "POST", "/v1/chat/completions", "{}");
+    match bench.engine_runtime.block_on(reply)? {
         (401, _) => Ok(()),
         (status, _) => Err(format!("a request without a key is answered with {status}").into()),
     }

@@ -16,40 +16,42 @@ use super::targets::Target;
 use super::text::{GROUPS, Prompt};
 use super::{Failure, http2, tls};
 
-/// How long one answer may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
-/// What ends a chunked answer.
+/// Maximum time for a reply.
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
+/// The end of a chunked reply.
 const LAST_CHUNK: &[u8] = b"\r\n0\r\n\r\n";
 
-/// How requests are framed.
+/// The protocol of requests, and how clients share connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Framing {
-    /// HTTP/1.1, a connection for each client.
+    /// HTTP/1.1, with one connection per client.
     Http1,
-    /// HTTP/2, a connection for each client.
+    /// HTTP/2, with one connection per client.
     Http2,
-    /// gRPC, a connection for each client.
+    /// gRPC, with one connection per client.
     Grpc,
-    /// gRPC, all clients' calls on one connection.
+    /// gRPC, with one connection for all clients.
     GrpcShared,
 }
 
-/// What is sent, in turn, and how.
+/// The requests that clients send in turn.
 pub(super) struct Load {
-    /// Whole requests, with the group of each; of HTTP/2, their bodies.
+    /// Each request with the group of its prompt: head and body for HTTP/1.1, the body alone for
+    /// HTTP/2 and gRPC.
     pub(super) requests: Vec<(usize, Bytes)>,
-    /// How they are framed.
+    /// The framing of the requests.
     pub(super) framing: Framing,
-    next: AtomicUsize,
+    /// Number of requests sent so far.
+    sent: AtomicUsize,
 }
 
 impl Load {
-    /// Chats of these prompts.
+    /// Chats with these prompts over HTTP/1.1.
     pub(super) fn new(prompts: &[Prompt], streams: bool) -> Self {
         Self::framed(Framing::Http1, prompts, |prompt| prompt.chat(streams).into())
     }
 
-    /// Chats of these prompts over HTTP/1.1, with an API key.
+    /// Chats with these prompts over HTTP/1.1, with an API key.
     pub(super) fn with_key(prompts: &[Prompt], key: &str) -> Self {
         let field = format!("authorization: Bearer {key}\r\n");
         let request =
@@ -57,7 +59,7 @@ impl Load {
         Self::of(Framing::Http1, prompts.iter().map(request).collect())
     }
 
-    /// Chats of these prompts, with bodies of one's own.
+    /// Requests with these prompts, whose bodies `body` makes.
     pub(super) fn framed(
         framing: Framing,
         prompts: &[Prompt],
@@ -75,15 +77,16 @@ impl Load {
     }
 
     fn of(framing: Framing, requests: Vec<(usize, Bytes)>) -> Self {
-        Self { requests, framing, next: AtomicUsize::new(0) }
+        Self { requests, framing, sent: AtomicUsize::new(0) }
     }
 
+    /// The next request with its group; after the last one, the first one again.
     pub(super) fn next(&self) -> &(usize, Bytes) {
-        &self.requests[self.next.fetch_add(1, Relaxed) % self.requests.len()]
+        &self.requests[self.sent.fetch_add(1, Relaxed) % self.requests.len()]
     }
 }
 
-/// A request over HTTP/1.1. `fields` are further header fields, each with its end of line.
+/// A chat request over HTTP/1.1. `fields` are further header fields, each with its end of line.
 pub(super) fn http1_request(fields: &str, body: &[u8]) -> Bytes {
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n\
@@ -93,47 +96,51 @@ pub(super) fn http1_request(fields: &str, body: &[u8]) -> Bytes {
     [head.as_bytes(), body].concat().into()
 }
 
-/// What clients have seen.
+/// The results of one or several clients.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
-    /// From a request's first byte to its answer's last, in nanoseconds, with when it ended.
+pub(super) struct Results {
+    /// For each request, the end of its reply, and the time from the request's first byte to the
+    /// reply's last one, in nanoseconds.
     pub(super) latencies: Vec<(Instant, u64)>,
-    /// Requests whose prefill was not where most of the prompt is; of targets that tell.
+    /// Number of requests with another prefill worker than the one that holds most of the prompt.
+    /// It is counted for targets with `checks_worker`.
     pub(super) misplaced: usize,
 }
 
-/// Lets `clients` of them run until `ends`.
+/// Runs `clients` clients; none sends a request after `deadline`.
 ///
 /// # Errors
-/// Whatever is not answered with 200.
+/// A request gets no reply in time, or another status than 200.
 pub(super) async fn run(
     target: &Target,
     address: SocketAddr,
     load: &Arc<Load>,
     clients: usize,
-    ends: Instant,
-) -> Result<Seen, Failure> {
+    deadline: Instant,
+) -> Result<Results, Failure> {
     let mut running = JoinSet::new();
     let connections = if load.framing == Framing::GrpcShared { 1 } else { clients };
     for _ in 0..connections {
         let load = Arc::clone(load);
-        let (checks, connector) = (target.checks, target.tls.clone());
+        let (checks_worker, connector) = (target.checks_worker, target.tls.clone());
         running.spawn(async move {
             match (load.framing, connector) {
-                (Framing::Http1, None) => one(connect(address).await?, &load, ends, checks).await,
+                (Framing::Http1, None) => {
+                    run_one(connect(address).await?, &load, deadline, checks_worker).await
+                }
                 (Framing::Http1, Some(connector)) => {
                     let session = connector.connect(tls::server_name()?, connect(address).await?);
-                    one(session.await?, &load, ends, checks).await
+                    run_one(session.await?, &load, deadline, checks_worker).await
                 }
-                _ => http2::run(address, &load, clients / connections, ends).await,
+                _ => http2::run(address, &load, clients / connections, deadline).await,
             }
         });
     }
-    let mut all = Seen::default();
-    while let Some(seen) = running.join_next().await {
-        let seen = seen??;
-        all.latencies.extend(seen.latencies);
-        all.misplaced += seen.misplaced;
+    let mut all = Results::default();
+    while let Some(results) = running.join_next().await {
+        let results = results??;
+        all.latencies.extend(results.latencies);
+        all.misplaced += results.misplaced;
     }
     Ok(all)
 }
@@ -144,37 +151,37 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
     Ok(stream)
 }
 
-async fn one<S: AsyncRead + AsyncWrite + Unpin>(
+async fn run_one<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     load: &Load,
-    ends: Instant,
-    checks: bool,
-) -> Result<Seen, Failure> {
+    deadline: Instant,
+    checks_worker: bool,
+) -> Result<Results, Failure> {
     let mut buffer = Vec::with_capacity(64 << 10);
-    let mut seen = Seen::default();
-    while Instant::now() < ends {
+    let mut results = Results::default();
+    while Instant::now() < deadline {
         let (group, request) = load.next();
         let began = Instant::now();
         let exchange = async {
             stream.write_all(request).await?;
-            // A session of TLS may hold bytes back.
+            // A TLS session may buffer bytes.
             stream.flush().await?;
-            read_answer(&mut stream, &mut buffer).await
+            read_reply(&mut stream, &mut buffer).await
         };
-        let head = timeout(PATIENCE, exchange).await.map_err(|_| "no reply in time")??;
+        let head = timeout(REPLY_TIMEOUT, exchange).await.map_err(|_| "no reply in time")??;
         let now = Instant::now();
-        seen.latencies.push((now, (now - began).as_nanos() as u64));
-        if checks {
+        results.latencies.push((now, (now - began).as_nanos() as u64));
+        if checks_worker {
             let head = String::from_utf8_lossy(&buffer[..head]);
             let right = head.contains(&format!("prefill=p{};", group % GROUPS));
-            seen.misplaced += usize::from(!right);
+            results.misplaced += usize::from(!right);
         }
     }
-    Ok(seen)
+    Ok(results)
 }
 
-/// Reads one answer; gives the length of its head.
-async fn read_answer<S: AsyncRead + Unpin>(
+/// Reads one reply. Returns the length of its head.
+async fn read_reply<S: AsyncRead + Unpin>(
     stream: &mut S,
     buffer: &mut Vec<u8>,
 ) -> Result<usize, Failure> {
@@ -183,31 +190,31 @@ async fn read_answer<S: AsyncRead + Unpin>(
         if let Some(at) = find(buffer, b"\r\n\r\n") {
             break at + 4;
         }
-        more(stream, buffer).await?;
+        read_more(stream, buffer).await?;
     };
     if !buffer.starts_with(b"HTTP/1.1 200") {
         let text = String::from_utf8_lossy(buffer);
-        return Err(format!("an answer that is no 200: {text}").into());
+        return Err(format!("a request is not answered with 200: {text}").into());
     }
     let text = String::from_utf8_lossy(&buffer[..head]).to_ascii_lowercase();
     if text.contains("transfer-encoding: chunked") {
         while !buffer.ends_with(LAST_CHUNK) {
-            more(stream, buffer).await?;
+            read_more(stream, buffer).await?;
         }
     } else {
         let end = head + content_length(&text);
         while buffer.len() < end {
-            more(stream, buffer).await?;
+            read_more(stream, buffer).await?;
         }
     }
     Ok(head)
 }
 
-/// Sends a request on a connection of its own, and reads its streamed answer. Returns the time from
-/// its first byte to the first event.
+/// Sends a request on a connection of its own, and reads its streamed reply. Returns the time from
+/// the request's first byte to the reply's first event.
 ///
 /// # Errors
-/// Whatever is not answered with a stream.
+/// The reply is no stream, or is not complete in time.
 pub(super) async fn read_first_event(
     address: SocketAddr,
     request: &[u8],
@@ -218,20 +225,23 @@ pub(super) async fn read_first_event(
     let exchange = async {
         stream.write_all(request).await?;
         while find(&buffer, b"\r\ndata: ").is_none() {
-            more(&mut stream, &mut buffer).await?;
+            read_more(&mut stream, &mut buffer).await?;
         }
         let took = began.elapsed();
         while !buffer.ends_with(LAST_CHUNK) {
-            more(&mut stream, &mut buffer).await?;
+            read_more(&mut stream, &mut buffer).await?;
         }
         Ok::<_, Failure>(took)
     };
-    timeout(PATIENCE, exchange).await.map_err(|_| "no stream in time")?
+    timeout(REPLY_TIMEOUT, exchange).await.map_err(|_| "no complete stream in time")?
 }
 
-async fn more<S: AsyncRead + Unpin>(stream: &mut S, buffer: &mut Vec<u8>) -> Result<(), Failure> {
+async fn read_more<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    buffer: &mut Vec<u8>,
+) -> Result<(), Failure> {
     match stream.read_buf(buffer).await? {
-        0 => Err("the connection was closed in mid-answer".into()),
+        0 => Err("the connection was closed in the middle of a reply".into()),
         _ => Ok(()),
     }
 }

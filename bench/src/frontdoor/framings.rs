@@ -1,5 +1,4 @@
-//! One core behind several framings: the same chats over HTTP/1.1, HTTP/2 and gRPC, in turn,
-//! through one process.
+//! Compares protocols: the same chats over HTTP/1.1, HTTP/2 and gRPC, in turns, through one router.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,22 +11,25 @@ use super::targets::{Kind, Target};
 use super::text::{SIZES, Size, Text};
 use super::{Bench, Failure};
 
-/// Clients at once.
+/// Number of concurrent clients.
 const CLIENTS: usize = 16;
 
-/// A framing by its name.
+/// A framing with its name in rows.
 type Named = (&'static str, Framing);
 
 const HTTP: [Named; 2] = [("HTTP/1.1", Framing::Http1), ("HTTP/2", Framing::Http2)];
 const ALL: [Named; 4] =
     [HTTP[0], HTTP[1], ("gRPC", Framing::Grpc), ("gRPC, 1 socket", Framing::GrpcShared)];
 
-/// What is asked for. gRPC has no answers but streams.
+/// A kind of requests, and the framings in which it is measured.
 struct Shape {
     name: &'static str,
     size: Size,
+    /// The framings; without gRPC if replies are whole, because gRPC has only streams.
     framings: &'static [Named],
+    /// Whether replies are streams.
     streams: bool,
+    /// Number of tokens of a reply.
     tokens: u32,
 }
 
@@ -39,10 +41,10 @@ const SHAPES: [Shape; 5] = [
     Shape { name: "1 KB, 64 tokens", size: SIZES[0], framings: &ALL, streams: true, tokens: 64 },
 ];
 
-/// Every shape in every framing; ratios are to HTTP/1.1.
+/// Measures each shape in each of its framings. Ratios are to HTTP/1.1.
 ///
 /// # Errors
-/// A router that does not become ready, a request that is not answered.
+/// The router does not become ready, or a request gets no good reply.
 pub(super) fn framings(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -55,7 +57,7 @@ pub(super) fn framings(
     }
     let starting =
         Target::ours("framings", Kind::Aggregated(engines), bench.options.program(), folder);
-    let target = bench.behind.block_on(starting)?;
+    let target = bench.engine_runtime.block_on(starting)?;
     for shape in &SHAPES {
         let cell = cell(bench, &target, text, shape)?;
         cell.print()?;
@@ -78,8 +80,9 @@ fn cell(bench: &Bench<'_>, target: &Target, text: &Text, shape: &Shape) -> Resul
     for round in 0..bench.effort.rounds {
         for turn in 0..loads.len() {
             let at = (round + turn) % loads.len();
-            let measuring = measure(target, &loads[at], (CLIENTS, streams), bench.effort.lasts);
-            rounds[at].push(bench.before.block_on(measuring)?);
+            let measuring =
+                measure(target, &loads[at], (CLIENTS, streams), bench.effort.round_time);
+            rounds[at].push(bench.client_runtime.block_on(measuring)?);
         }
     }
     let names = shape.framings.iter().map(|(name, _)| *name);
@@ -87,7 +90,7 @@ fn cell(bench: &Bench<'_>, target: &Target, text: &Text, shape: &Shape) -> Resul
     Ok(Cell { size: shape.name, clients: CLIENTS, streams, figures })
 }
 
-/// A framing against HTTP/1.1.
+/// The row that compares a framing with HTTP/1.1.
 fn row(cell: &Cell, framing: &str) -> Row {
     let targets: Vec<_> = cell.figures.iter().map(|(name, all)| (*name, all.cpu_us)).collect();
     let ours = targets.iter().find(|(name, _)| *name == framing).map_or(0.0, |(_, cpu)| *cpu);

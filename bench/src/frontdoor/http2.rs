@@ -1,5 +1,5 @@
-//! The same clients over HTTP/2, speaking HTTP or gRPC: one library for both, and messages
-//! that are encoded beforehand.
+//! Closed-loop clients over HTTP/2, for HTTP and gRPC. Both use the same library and messages that
+//! are encoded before the measurement, so that their figures can be compared.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -12,28 +12,29 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::Failure;
-use super::client::{Framing, Load, PATIENCE, Seen};
+use super::client::{Framing, Load, REPLY_TIMEOUT, Results};
 
-/// What servers may send ahead, as clients in use have it. With the library's least, it ends a
-/// connection for a hundred small frames that are not read at once.
+/// Flow-control window of streams and connections in bytes, as widely used clients have it. With
+/// its default window, the library closes a connection on which a hundred small frames wait to be
+/// read.
 const WINDOW_BYTES: u32 = 2 << 20;
 
-/// A connection with so many clients on it, until `ends`.
+/// Runs `clients` clients on one connection; none sends a request after `deadline`.
 ///
 /// # Errors
-/// Whatever is not answered well.
+/// A request gets no reply in time or a bad one, or the connection is closed.
 pub(super) async fn run(
     address: SocketAddr,
     load: &Load,
     clients: usize,
-    ends: Instant,
-) -> Result<Seen, Failure> {
+    deadline: Instant,
+) -> Result<Results, Failure> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let mut library = Builder::new();
     library.initial_window_size(WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
     let (sender, connection) = library.handshake(stream).await?;
-    let all = try_join_all((0..clients).map(|_| one(sender.clone(), load, ends)));
+    let all = try_join_all((0..clients).map(|_| run_one(sender.clone(), load, deadline)));
     let all = tokio::select! {
         ended = connection => {
             ended?;
@@ -41,27 +42,31 @@ pub(super) async fn run(
         }
         all = all => all?,
     };
-    let latencies = all.into_iter().flat_map(|seen| seen.latencies).collect();
-    Ok(Seen { latencies, misplaced: 0 })
+    let latencies = all.into_iter().flat_map(|results| results.latencies).collect();
+    Ok(Results { latencies, misplaced: 0 })
 }
 
-async fn one(mut sender: SendRequest<Bytes>, load: &Load, ends: Instant) -> Result<Seen, Failure> {
-    let mut seen = Seen::default();
-    while Instant::now() < ends {
+async fn run_one(
+    mut sender: SendRequest<Bytes>,
+    load: &Load,
+    deadline: Instant,
+) -> Result<Results, Failure> {
+    let mut results = Results::default();
+    while Instant::now() < deadline {
         let (_, body) = load.next();
         let began = Instant::now();
         let exchange = async {
             sender = sender.clone().ready().await?;
             exchange(&mut sender, load.framing, body.clone()).await
         };
-        timeout(PATIENCE, exchange).await.map_err(|_| "no reply in time")??;
+        timeout(REPLY_TIMEOUT, exchange).await.map_err(|_| "no reply in time")??;
         let now = Instant::now();
-        seen.latencies.push((now, (now - began).as_nanos() as u64));
+        results.latencies.push((now, (now - began).as_nanos() as u64));
     }
-    Ok(seen)
+    Ok(results)
 }
 
-/// One request with its whole answer.
+/// Sends one request and reads its whole reply.
 async fn exchange(
     sender: &mut SendRequest<Bytes>,
     framing: Framing,
@@ -76,13 +81,13 @@ async fn exchange(
             .header("content-type", "application/grpc")
             .header("te", "trailers"),
     };
-    let (answer, mut send) = sender.send_request(request.body(())?, false)?;
+    let (reply, mut send) = sender.send_request(request.body(())?, false)?;
     send.send_data(body, true)?;
-    let answer = answer.await?;
-    if answer.status() != 200 {
-        return Err(format!("an answer that is no 200: {}", answer.status()).into());
+    let reply = reply.await?;
+    if reply.status() != 200 {
+        return Err(format!("a request is answered with {}", reply.status()).into());
     }
-    let mut data = answer.into_body();
+    let mut data = reply.into_body();
     let mut bytes = 0;
     while let Some(chunk) = data.data().await {
         let chunk = chunk?.len();
@@ -96,6 +101,8 @@ async fn exchange(
     let status = trailers.as_ref().and_then(|trailers| trailers.get("grpc-status"));
     match status {
         Some(status) if status == "0" && bytes > 0 => Ok(()),
-        status => Err(format!("a call that ends with {status:?} after {bytes} bytes").into()),
+        status => {
+            Err(format!("a call ended with grpc-status {status:?} after {bytes} bytes").into())
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! One target under one load, for a while.
+//! Measures one target under one load.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,27 +10,28 @@ use super::client::{self, Framing, Load};
 use super::targets::Target;
 use crate::fleet::process::{cpu_of, cpu_of_all, cpu_parts_of};
 
-/// Before anything counts: connections are opened.
+/// Time before the measurement, in which connections are opened.
 const WARM_UP: Duration = Duration::from_millis(250);
-/// Clients go on for so long after the last that counts.
+/// Time for which clients go on after the measurement, so that all of them are busy until its end.
 const OVERTIME: Duration = Duration::from_millis(60);
 
-/// What a target has done under one load.
+/// The figures of a target under one load.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Figures {
-    /// Requests per second.
+    /// Number of replies per second.
     pub(super) per_s: f64,
-    /// Latency, in milliseconds.
+    /// Median of the latency in milliseconds.
     pub(super) p50_ms: f64,
-    /// Latency, in milliseconds.
+    /// 99th percentile of the latency in milliseconds.
     pub(super) p99_ms: f64,
-    /// Processor time of the target per request, in microseconds; 0 if it is no process.
+    /// Processor time of the target per reply in microseconds; 0 if the target has no process.
     pub(super) cpu_us: f64,
-    /// What of it was the system's.
+    /// The part of `cpu_us` that was spent in the kernel.
     pub(super) system_us: f64,
-    /// Processor time of others, in percent of all there is.
+    /// Processor time of other processes than the target, the engines and the clients, in percent
+    /// of the time of all processors.
     pub(super) foreign_percent: f64,
-    /// Requests that were prefilled in the wrong place, in percent.
+    /// Requests with the wrong prefill worker in percent.
     pub(super) misplaced_percent: f64,
 }
 
@@ -55,21 +56,22 @@ impl Figures {
     }
 }
 
-/// Processor times at an instant.
+/// Processor times at one instant.
 struct Clocks {
     at: Instant,
     target: Duration,
-    /// The target's in the system.
+    /// The part of `target` that was spent in the kernel.
     system: Duration,
-    /// This process: the clients and the engines.
+    /// This process, with the clients and the engines.
     own: Duration,
+    /// All processes of the machine.
     all: Duration,
 }
 
 impl Clocks {
-    fn read(family: &[u32]) -> Result<Self, Failure> {
+    fn read(processes: &[u32]) -> Result<Self, Failure> {
         let (mut target, mut system) = (Duration::ZERO, Duration::ZERO);
-        for id in family {
+        for id in processes {
             let (as_user, in_system) = cpu_parts_of(&id.to_string())?;
             target += as_user + in_system;
             system += in_system;
@@ -78,38 +80,40 @@ impl Clocks {
     }
 }
 
-/// Measures a target for so long.
+/// Measures a target for the time `round_time`.
 ///
 /// # Errors
-/// A request that is not answered with 200, a process that has ended.
+/// A request gets no reply or another status than 200, or the target's process has ended.
 pub(super) async fn measure(
     target: &Target,
     load: &Arc<Load>,
     (clients, streams): (usize, bool),
-    lasts: Duration,
+    round_time: Duration,
 ) -> Result<Figures, Failure> {
-    let family = target.process.as_ref().map_or(Ok(Vec::new()), |process| process.ids())?;
+    let processes = target.process.as_ref().map_or(Ok(Vec::new()), |process| process.ids())?;
     let from = Instant::now() + WARM_UP;
-    let ends = from + lasts;
+    let end = from + round_time;
     let address = match load.framing {
         Framing::Http1 | Framing::Http2 if streams => target.streams,
         Framing::Http1 | Framing::Http2 => target.whole,
-        Framing::Grpc | Framing::GrpcShared => target.grpc.ok_or("no door for gRPC")?,
+        Framing::Grpc | Framing::GrpcShared => {
+            target.grpc.ok_or("the target has no address for gRPC")?
+        }
     };
-    let running = client::run(target, address, load, clients, ends + OVERTIME);
+    let running = client::run(target, address, load, clients, end + OVERTIME);
     let watching = async {
         sleep_until(from.into()).await;
-        let before = Clocks::read(&family)?;
-        sleep_until(ends.into()).await;
-        Ok::<_, Failure>((before, Clocks::read(&family)?))
+        let before = Clocks::read(&processes)?;
+        sleep_until(end.into()).await;
+        Ok::<_, Failure>((before, Clocks::read(&processes)?))
     };
-    let (seen, clocks) = tokio::join!(running, watching);
-    let (seen, (before, after)) = (seen?, clocks?);
-    let total = seen.latencies.len();
-    let counted = seen.latencies.iter().filter(|(at, _)| (before.at..after.at).contains(at));
+    let (results, clocks) = tokio::join!(running, watching);
+    let (results, (before, after)) = (results?, clocks?);
+    let total = results.latencies.len();
+    let counted = results.latencies.iter().filter(|(at, _)| (before.at..after.at).contains(at));
     let mut latencies: Vec<u64> = counted.map(|(_, latency)| *latency).collect();
     if latencies.is_empty() {
-        return Err(format!("{}: no answer in {lasts:?}", target.name).into());
+        return Err(format!("{}: no reply in {round_time:?}", target.name).into());
     }
     latencies.sort_unstable();
     let count = latencies.len();
@@ -127,7 +131,7 @@ pub(super) async fn measure(
         cpu_us: cpu.as_secs_f64() * 1e6 / count as f64,
         system_us: system.as_secs_f64() * 1e6 / count as f64,
         foreign_percent: foreign.as_secs_f64() / (wall * cores) * 100.0,
-        misplaced_percent: seen.misplaced as f64 / total as f64 * 100.0,
+        misplaced_percent: results.misplaced as f64 / total as f64 * 100.0,
     })
 }
 

@@ -1,4 +1,4 @@
-//! Mock engines that reply immediately, so that only what is in front of them is measured.
+//! Mock engines that reply at once, so that only the programs in front of them are measured.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,66 +11,70 @@ use tokio::time::sleep;
 
 use super::{Failure, MODEL};
 
-/// What an engine of vLLM 0.32.0 shows.
+/// The metrics of an engine of vLLM 0.32.0.
 const METRICS: &str =
     include_str!("../../../crates/engine/tests/fixtures/vllm-0.32.0/metrics/a_after.txt");
-/// Chunks of a streamed answer.
+/// Number of chunks of a streamed reply.
 pub(super) const CHUNKS: usize = 64;
-/// What asks for a stream that goes on and on, in a request's body; a member that no engine knows.
+/// The member of a request's body that asks for a stream without end. No real engine knows it.
 pub(super) const SLOW: &[u8] = b"\"slow\":true";
-/// What asks for one token only.
+/// The member of a request's body that asks for a single token.
 const ONE_TOKEN: &[u8] = b"\"max_completion_tokens\":1,";
-/// What chunks say in turn, as an engine would write it: no chunk is like the one before it.
+/// The texts of the chunks in turn, escaped for JSON. No chunk is equal to the one before it.
 const WORDS: [&str; 16] = [
     "The", " router", " asks", " one", " of", " them", ",", " and", " waits", " for", " its",
     " answer", ".", r"\n\n", r#"\"So"#, " it",
 ];
-/// Between the chunks of such a stream.
-const PAUSE: Duration = Duration::from_secs(2);
-/// What tells the kinds of requests apart stands this close to a body's begin or end.
+/// Interval between two chunks of a stream without end.
+const SLOW_INTERVAL: Duration = Duration::from_secs(2);
+/// The members that distinguish kinds of requests are within this many bytes of a body's beginning
+/// or end.
 const EDGE_BYTES: usize = 1024;
-/// Tokens per block of a hand-off's block ids, and bytes per token of a prompt.
+/// Bytes of a prompt per block id of a hand-off: 16 tokens of 4 bytes.
 const BYTES_PER_BLOCK: usize = 16 * 4;
 
-/// A running engine; it ends when this is dropped.
+/// A running engine. It ends when it is dropped.
 pub(super) struct Mock {
-    /// Where it serves.
+    /// The address of its listener.
     pub(super) address: SocketAddr,
     _tasks: JoinSet<()>,
 }
 
-/// All that it ever says. It has no cache, and says nothing of one: a figure that the router's
-/// index does not expect would count against the engine.
-struct Words {
+/// The replies to chats. They contain no number of cached tokens, because a number that the
+/// router's index does not expect would count as drift of the engine.
+struct Replies {
+    /// A whole reply.
     whole: Vec<u8>,
+    /// The chunks of a streamed reply.
     chunks: Vec<Vec<u8>>,
+    /// The chunk with the usage, after the other chunks.
     usage_chunk: Vec<u8>,
-    /// A streamed answer of one chunk, with usage: all of it at once.
-    brief: Vec<u8>,
+    /// A complete streamed reply of one chunk, with usage.
+    one_token: Vec<u8>,
 }
 
-/// What a streamed answer begins with.
+/// The head of a streamed reply.
 const STREAM_HEAD: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
 
 impl Mock {
-    /// Starts one.
+    /// Starts an engine.
     ///
     /// # Errors
-    /// A port that cannot be had.
+    /// No port is free.
     pub(super) async fn start() -> Result<Self, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let words = Arc::new(Words::new());
+        let replies = Arc::new(Replies::new());
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
                 while connections.try_join_next().is_some() {}
-                let words = Arc::clone(&words);
+                let replies = Arc::clone(&replies);
                 connections.spawn(async move {
                     // The client may close the connection at any time.
-                    let _gone = serve(stream, &words).await;
+                    let _gone = serve(stream, &replies).await;
                 });
             }
         });
@@ -78,7 +82,7 @@ impl Mock {
     }
 }
 
-async fn serve(mut stream: TcpStream, words: &Words) -> std::io::Result<()> {
+async fn serve(mut stream: TcpStream, replies: &Replies) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = Vec::with_capacity(128 << 10);
     loop {
@@ -101,47 +105,48 @@ async fn serve(mut stream: TcpStream, words: &Words) -> std::io::Result<()> {
             }
         }
         match head.strip_prefix("get ") {
-            Some(path) => stream.write_all(&told(path)).await?,
-            None => answer(&mut stream, words, &buffer[head_end..end]).await?,
+            Some(path) => stream.write_all(&status_reply(path)).await?,
+            None => complete(&mut stream, replies, &buffer[head_end..end]).await?,
         }
         buffer.drain(..end);
     }
 }
 
-async fn answer(stream: &mut TcpStream, words: &Words, body: &[u8]) -> std::io::Result<()> {
+/// Replies to a chat.
+async fn complete(stream: &mut TcpStream, replies: &Replies, body: &[u8]) -> std::io::Result<()> {
     let edge = body.len().min(EDGE_BYTES);
-    let says = |what: &[u8]| {
+    let contains = |what: &[u8]| {
         let (begin, end) = (&body[..edge], &body[body.len() - edge..]);
         find(begin, what).is_some() || find(end, what).is_some()
     };
-    if says(b"\"do_remote_decode\":true") || says(b"\"do_remote_decode\": true") {
-        return stream.write_all(&prefilled(body.len() / BYTES_PER_BLOCK + 1)).await;
+    if contains(b"\"do_remote_decode\":true") || contains(b"\"do_remote_decode\": true") {
+        return stream.write_all(&prefill_reply(body.len() / BYTES_PER_BLOCK + 1)).await;
     }
-    if !says(b"\"stream\":true") && !says(b"\"stream\": true") {
-        return stream.write_all(&words.whole).await;
+    if !contains(b"\"stream\":true") && !contains(b"\"stream\": true") {
+        return stream.write_all(&replies.whole).await;
     }
-    if says(ONE_TOKEN) {
-        return stream.write_all(&words.brief).await;
+    if contains(ONE_TOKEN) {
+        return stream.write_all(&replies.one_token).await;
     }
     stream.write_all(STREAM_HEAD).await?;
-    if says(SLOW) {
-        // Until the client disconnects.
-        for chunk in words.chunks[..CHUNKS - 1].iter().cycle() {
+    if contains(SLOW) {
+        // The stream ends when the client disconnects.
+        for chunk in replies.chunks[..CHUNKS - 1].iter().cycle() {
             stream.write_all(chunk).await?;
-            sleep(PAUSE).await;
+            sleep(SLOW_INTERVAL).await;
         }
     }
-    for chunk in &words.chunks {
+    for chunk in &replies.chunks {
         stream.write_all(chunk).await?;
     }
-    if says(b"include_usage") {
-        stream.write_all(&words.usage_chunk).await?;
+    if contains(b"include_usage") {
+        stream.write_all(&replies.usage_chunk).await?;
     }
     stream.write_all(&framed("data: [DONE]\n\n")).await?;
     stream.write_all(b"0\r\n\r\n").await
 }
 
-impl Words {
+impl Replies {
     fn new() -> Self {
         let usage = r#""usage":{"prompt_tokens":250,"total_tokens":266,"completion_tokens":16,"prompt_tokens_details":null}"#;
         let head = format!(
@@ -162,13 +167,14 @@ impl Words {
         let chunks = (0..CHUNKS).map(|at| chunk(WORDS[at % WORDS.len()], last(at)));
         let chunks: Vec<Vec<u8>> = chunks.collect();
         let done = framed("data: [DONE]\n\n");
-        let brief = [STREAM_HEAD, &chunks[CHUNKS - 1], &usage_chunk, &done, b"0\r\n\r\n"].concat();
-        Self { whole: reply("application/json", &whole), chunks, usage_chunk, brief }
+        let one_token =
+            [STREAM_HEAD, &chunks[CHUNKS - 1], &usage_chunk, &done, b"0\r\n\r\n"].concat();
+        Self { whole: reply("application/json", &whole), chunks, usage_chunk, one_token }
     }
 }
 
-/// A prefill's answer, with a NIXL hand-off of so many blocks.
-fn prefilled(blocks: usize) -> Vec<u8> {
+/// The reply to a prefill leg, with a NIXL hand-off of `blocks` blocks.
+fn prefill_reply(blocks: usize) -> Vec<u8> {
     let ids: Vec<String> = (0..blocks).map(|id| (id + 7).to_string()).collect();
     let body = format!(
         r#"{{"id":"chatcmpl-p","object":"chat.completion","created":1785000000,"model":"{MODEL}","choices":[{{"index":0,"message":{{"role":"assistant","content":"The"}},"logprobs":null,"finish_reason":"length","stop_reason":null}}],"usage":{{"prompt_tokens":250,"total_tokens":251,"completion_tokens":1,"prompt_tokens_details":null}},"kv_transfer_params":{{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[{}]],"remote_engine_id":"4f2f5a7e-engine","remote_request_id":"chatcmpl-p","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}}}"#,
@@ -177,8 +183,8 @@ fn prefilled(blocks: usize) -> Vec<u8> {
     reply("application/json", &body)
 }
 
-/// What an engine tells of itself.
-fn told(path: &str) -> Vec<u8> {
+/// The reply to a request without a body, which asks for the engine's identity, health or load.
+fn status_reply(path: &str) -> Vec<u8> {
     let path = path.split_whitespace().next().unwrap_or_default();
     match path {
         "/metrics" => {
@@ -203,18 +209,18 @@ fn reply(kind: &str, body: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// A chunk as HTTP/1.1 frames it.
+/// A chunk in the framing of HTTP/1.1.
 fn framed(text: &str) -> Vec<u8> {
     format!("{:x}\r\n{text}\r\n", text.len()).into_bytes()
 }
 
-/// Of a head in lower case.
+/// The content length in the head of a message, which is in lower case; 0 if there is none.
 pub(super) fn content_length(head: &str) -> usize {
     let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
     length.and_then(|length| length.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Where a word begins.
+/// The place of the first occurrence of a word.
 pub(super) fn find(text: &[u8], word: &[u8]) -> Option<usize> {
     text.windows(word.len()).position(|part| part == word)
 }

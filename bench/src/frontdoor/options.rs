@@ -1,8 +1,10 @@
-//! The command line.
+//! The command line of `frontdoor`.
 
 use std::path::{Path, PathBuf};
 
-/// What can be asked for alone.
+use crate::options::known_workload;
+
+/// The names of the workloads.
 pub(super) const WORKLOADS: [&str; 13] = [
     "aggregated",
     "pd",
@@ -19,32 +21,32 @@ pub(super) const WORKLOADS: [&str; 13] = [
     "memory",
 ];
 
-/// What was asked for.
+/// The options of a run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Options {
-    /// Shorter, and without the long ones.
+    /// Whether to measure for a shorter time, and to leave out long workloads.
     pub(super) quick: bool,
-    /// One workload only.
+    /// The only workload to run; `None` for all.
     pub(super) only: Option<String>,
-    /// Where to write the rows as JSON.
+    /// The file for the rows as JSON.
     pub(super) json: Option<PathBuf>,
-    /// Where to draw latency against load.
+    /// The file for a plot of latency against load.
     pub(super) svg: Option<PathBuf>,
     /// The router's program.
     pub(super) splitrail: PathBuf,
-    /// Another build of it, to be measured beside it.
+    /// The program of another build of the router, which is measured in turns with the first one.
     pub(super) beside: Option<PathBuf>,
-    /// This many clients only.
+    /// The only number of clients to measure; `None` for the usual ones.
     pub(super) clients: Option<usize>,
-    /// More rounds, or fewer.
+    /// The number of rounds; `None` for the usual one.
     pub(super) rounds: Option<usize>,
     /// A folder with a `tokenizer.json`.
     pub(super) tokenizer: PathBuf,
-    /// Whether to fetch it where it is not there.
-    pub(super) fetch: bool,
-    /// Another router's program, if it is to be compared.
+    /// Whether to download the tokenizer if the folder has none.
+    pub(super) downloads_tokenizer: bool,
+    /// The program of vllm-router; `None` leaves this peer out.
     pub(super) vllm_router: Option<PathBuf>,
-    /// What the router logs.
+    /// The router's `RUST_LOG`.
     pub(super) log: String,
 }
 
@@ -56,7 +58,7 @@ impl Options {
     /// Reads the arguments after the program's name.
     ///
     /// # Errors
-    /// What is wrong, with the usage.
+    /// A message that says what is wrong, with the usage or the names of the workloads.
     pub(super) fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         let mut options = Self {
@@ -69,7 +71,7 @@ impl Options {
             clients: None,
             rounds: None,
             tokenizer: here.join("target/frontdoor-tokenizer"),
-            fetch: true,
+            downloads_tokenizer: true,
             vllm_router: None,
             log: "info".to_owned(),
         };
@@ -77,9 +79,11 @@ impl Options {
             let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value\n{USAGE}"));
             match arg.as_str() {
                 "--quick" => options.quick = true,
-                "--only" => options.only = Some(known(value()?)?),
-                // Every benchmark takes one; here requests are made, not replayed.
-                "--trace" => return Err("frontdoor makes its own requests".to_owned()),
+                "--only" => options.only = Some(known_workload(value()?, WORKLOADS)?),
+                // `index` and `replay` take one; `frontdoor` makes its own requests.
+                "--trace" => {
+                    return Err("frontdoor takes no --trace: it makes its own requests".to_owned());
+                }
                 "--json" => options.json = Some(value()?.into()),
                 "--svg" => options.svg = Some(value()?.into()),
                 "--splitrail" => options.splitrail = value()?.into(),
@@ -88,7 +92,7 @@ impl Options {
                 "--rounds" => options.rounds = Some(count(&value()?)?),
                 "--tokenizer" => {
                     options.tokenizer = value()?.into();
-                    options.fetch = false;
+                    options.downloads_tokenizer = false;
                 }
                 "--vllm-router" => options.vllm_router = Some(value()?.into()),
                 "--log" => options.log = value()?,
@@ -98,12 +102,12 @@ impl Options {
         Ok(options)
     }
 
-    /// The router's program, and what it logs.
+    /// The router's program, and its `RUST_LOG`.
     pub(super) fn program(&self) -> (&Path, &str) {
         (&self.splitrail, &self.log)
     }
 
-    /// Whether a workload is to run.
+    /// Whether the command line selects a workload.
     pub(super) fn wants(&self, workload: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only == workload)
     }
@@ -111,14 +115,7 @@ impl Options {
 
 fn count(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| *count > 0);
-    count.ok_or_else(|| format!("{text} is no number above 0\n{USAGE}"))
-}
-
-fn known(name: String) -> Result<String, String> {
-    if WORKLOADS.contains(&name.as_str()) {
-        return Ok(name);
-    }
-    Err(format!("no workload {name}; there are {}", WORKLOADS.join(", ")))
+    count.ok_or_else(|| format!("{text} is not a number above 0\n{USAGE}"))
 }
 
 #[cfg(test)]
@@ -137,7 +134,7 @@ mod tests {
         assert!(parse(&["--json"]).unwrap_err().contains("usage"));
         let options = parse(&["--quick", "--only", "pd", "--tokenizer", "t"]).unwrap();
         assert!(options.quick && options.wants("pd") && !options.wants("stream"));
-        assert!(!options.fetch);
+        assert!(!options.downloads_tokenizer);
         assert!(parse(&["--rounds", "0"]).unwrap_err().contains("above 0"));
         assert_eq!(parse(&["--clients", "16"]).unwrap().clients, Some(16));
     }

@@ -8,16 +8,16 @@ use std::path::Path;
 use super::Failure;
 use super::engines::Engines;
 use super::mock::Mock;
-use super::targets::{Target, up};
+use super::targets::{Target, wait_until_ok};
 use super::tls::Certificate;
 use crate::fleet::process::{Process, free_ports};
 
 impl Target {
-    /// nginx as a plain proxy. Streams have a server of their own, which does not buffer. With a
-    /// certificate, the server for whole replies speaks TLS.
+    /// Starts nginx as a plain proxy. Streams have a server of their own, which does not buffer.
+    /// With a certificate, the server for whole replies uses TLS.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// nginx is not installed or does not become ready.
     pub(super) async fn nginx(
         engines: &Engines,
         certificate: Option<&Certificate>,
@@ -32,16 +32,16 @@ impl Target {
         let error_log = folder.join("nginx-early.log");
         let args = ["-c", &path, "-e", &error_log.to_string_lossy()];
         let process = Process::start(Path::new("nginx"), name, folder, &args, "warn")?;
-        let process = Some(up(process, folder, streams, "/health").await?);
+        let process = Some(wait_until_ok(process, folder, streams, "/health").await?);
         let (admin, grpc) = (None, None);
-        Ok(Self { name, whole, streams, admin, grpc, process, checks: false, tls })
+        Ok(Self { name, whole, streams, admin, grpc, process, checks_worker: false, tls })
     }
 
-    /// vllm-router, which forwards in turn: to engines that do it all, or from those that
-    /// prefill to those that decode.
+    /// Starts vllm-router with the policy `round_robin`: in front of aggregated engines, or with
+    /// `split` in front of prefill and decode engines.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// vllm-router cannot be started or does not become ready.
     pub(super) async fn vllm_router(
         split: bool,
         engines: &Engines,
@@ -67,9 +67,9 @@ impl Target {
             args.extend(all.iter().map(String::as_str));
         }
         let process = Process::start(program, name, folder, &args, "warn")?;
-        let process = Some(up(process, folder, whole, "/health").await?);
+        let process = Some(wait_until_ok(process, folder, whole, "/health").await?);
         let (streams, admin, grpc, tls) = (whole, None, None, None);
-        Ok(Self { name, whole, streams, admin, grpc, process, checks: false, tls })
+        Ok(Self { name, whole, streams, admin, grpc, process, checks_worker: false, tls })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Latency against load, as an SVG: a line per target through its loads.
+//! Draws latency against load as an SVG: one line per target through its numbers of clients.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ const TOP: f64 = 40.0;
 const COLOURS: [&str; 7] =
     ["#777777", "#2f7d32", "#d68910", "#8c6d31", "#1f5fbf", "#c0392b", "#8e44ad"];
 
-/// A panel per size; latencies are medians, on a logarithmic scale.
+/// Draws one panel per size. Latencies are medians, on a logarithmic scale.
 pub(super) fn draw(cells: &[Cell]) -> String {
     let mut sizes: Vec<&str> = Vec::new();
     for cell in cells {
@@ -46,7 +46,7 @@ fn panel(out: &mut String, left: f64, size: &str, cells: &[&Cell]) {
         let _infallible = writeln!(out, "{text}");
     };
     put(format!(
-        "<text x=\"{left}\" y=\"20\" font-size=\"14\">{size}: median latency (ms) against answers/s</text>"
+        "<text x=\"{left}\" y=\"20\" font-size=\"14\">{size}: median latency (ms) against replies/s</text>"
     ));
     put(format!(
         "<rect x=\"{left}\" y=\"{TOP}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"none\" stroke=\"black\"/>"

@@ -1,5 +1,5 @@
-//! Requests with wrong API keys: whether the time of a refusal tells anything about the key, and what
-//! a flood of them costs.
+//! Requests with wrong API keys: whether the time of a refusal reveals anything about the key, and
+//! what many refusals cost.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,22 +26,22 @@ use crate::fleet::report::print_line;
 
 /// Number of requests with each kind of key.
 const TRIES: usize = 100_000;
-/// The same with `--quick`.
+/// Number of requests with each kind of key, with `--quick`.
 const QUICK_TRIES: usize = 10_000;
 
 /// Number of requests of the flood.
 const FLOOD: usize = 1_000_000;
-/// The same with `--quick`.
+/// Number of requests of the flood, with `--quick`.
 const QUICK_FLOOD: usize = 100_000;
 
-/// Connections of the flood.
+/// Number of connections of the flood.
 const CONNECTIONS: usize = 16;
 
 /// Number of hexadecimal digits of a hash by which the router finds the entry of a key.
 const BEGINNING_DIGITS: usize = 16;
 
-/// Largest distance, in percent, of the share of requests that take longer than one with a random
-/// key, from the half that no difference gives.
+/// Goal for the distance between the share of requests that take longer than one with a random key
+/// and one half, which is the share if the kinds do not differ; in percent.
 const DISTANCE_PERCENT: f64 = 1.0;
 
 /// A kind of key.
@@ -53,11 +53,11 @@ struct KeyKind {
     is_accepted: bool,
 }
 
-/// Requests with wrong keys of several kinds, in turn over one connection, and then many requests
+/// Sends requests with several kinds of keys, in turns over one connection, and then many requests
 /// with different wrong keys over several connections.
 ///
 /// # Errors
-/// A router that does not become ready, or that answers with another status than 401.
+/// The router does not become ready, or answers a wrong key with another status than 401.
 pub(super) fn refusals(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -75,29 +75,30 @@ pub(super) fn refusals(
     let settings = Settings { further: &further, ..Kind::Aggregated(engines).into() };
     let variables = [("RUST_LOG", options.log.as_str())];
     let starting = Target::ours_in("refusals", settings, &options.splitrail, folder, &variables);
-    let target = bench.behind.block_on(starting)?;
+    let target = bench.engine_runtime.block_on(starting)?;
     let (tries, flood) = match options.quick {
         true => (QUICK_TRIES, QUICK_FLOOD),
         false => (TRIES, FLOOD),
     };
     let mut rows = times(target.whole, &kinds, tries)?;
-    rows.extend(flooded(bench, &target, &folder.join("refusals.log"), flood)?);
+    rows.extend(measure_flood(bench, &target, &folder.join("refusals.log"), flood)?);
     Ok(rows)
 }
 
-/// One key of each kind; the file gets the entries of those that have one.
+/// Makes one key of each kind, and writes the entries of the keys to the file.
 fn kinds(program: &Path, file: &Path) -> Result<Vec<KeyKind>, Failure> {
     let make = || {
         let args = ["keys", "new", "--tenant", TENANT, "--json"];
         let made = Command::new(program).args(args).output()?;
-        let made: Value = serde_json::from_slice(&made.stdout)
-            .map_err(|_| format!("no key: {}", String::from_utf8_lossy(&made.stderr)))?;
-        let key = made["key"].as_str().ok_or("no key")?.to_owned();
+        let made: Value = serde_json::from_slice(&made.stdout).map_err(|_| {
+            format!("`splitrail keys new` prints no key: {}", String::from_utf8_lossy(&made.stderr))
+        })?;
+        let key = made["key"].as_str().ok_or("`splitrail keys new` prints no key")?.to_owned();
         Ok::<_, Failure>((key, made["entry"].clone()))
     };
     let (accepted, entry) = make()?;
     let (same_hash, mut of_same_hash) = make()?;
-    let hash = of_same_hash["sha256"].as_str().ok_or("no hash")?;
+    let hash = of_same_hash["sha256"].as_str().ok_or("the key's entry has no hash")?;
     let (beginning, rest) = hash.split_at(BEGINNING_DIGITS);
     of_same_hash["sha256"] = json!(format!("{beginning}{}", other_digits(rest)));
     let (expired, mut of_expired) = make()?;
@@ -128,15 +129,15 @@ fn other_digits(digits: &str) -> String {
     digits.chars().map(|digit| if digit == '0' { '1' } else { '0' }).collect()
 }
 
-/// A request which is answered by the router alone: the model does not exist, which a client with an
-/// accepted key learns from the reply.
+/// A request for a model that does not exist. The router answers it alone: with 404 if it accepts
+/// the key, otherwise with 401.
 fn request(key: &str) -> String {
     format!("GET /v1/models/none HTTP/1.1\r\nhost: router\r\nauthorization: Bearer {key}\r\n\r\n")
 }
 
-/// Measures the kinds in rounds, each in a random order, because a request influences the time of the
-/// next one. The rows have the share of requests that took longer than one with a random key: one
-/// half, if the kinds cannot be distinguished.
+/// Measures the kinds in rounds, each in a random order, because a request influences the time of
+/// the next one. The rows have the distance between the share of requests that took longer than one
+/// with a random key and one half, which is the share if the kinds cannot be distinguished.
 fn times(address: SocketAddr, kinds: &[KeyKind], tries: usize) -> Result<Vec<Row>, Failure> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
@@ -176,16 +177,16 @@ fn times(address: SocketAddr, kinds: &[KeyKind], tries: usize) -> Result<Vec<Row
         if kind.name == kinds[0].name {
             continue;
         }
-        // The reply to an accepted key is another one, so its time tells nothing more.
+        // The reply to an accepted key differs, so its time reveals nothing more.
         let goal = (!kind.is_accepted).then_some(Goal::AtMost(DISTANCE_PERCENT));
         rows.push(Row::alone("refused keys", &measure, ((longer - 50.0).abs(), "%"), goal));
     }
     Ok(rows)
 }
 
-/// Share, in percent, of the pairs of one time of each list in which the first one is longer; equal
-/// pairs count half. This is the Mann-Whitney statistic U, divided by the number of pairs. The lists
-/// are sorted.
+/// The share, in percent, of pairs in which the time from the first list is longer than the time
+/// from the second list; equal times count half. This is the Mann-Whitney statistic U, divided by
+/// the number of pairs. Both lists must be sorted.
 fn longer_percent(times: &[u64], others: &[u64]) -> f64 {
     let pairs: f64 = times
         .iter()
@@ -198,12 +199,12 @@ fn longer_percent(times: &[u64], others: &[u64]) -> f64 {
     pairs / (times.len() as f64 * others.len() as f64) * 100.0
 }
 
-/// Reads one reply; its status.
+/// Reads one reply. Returns its status.
 fn read_reply(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<String, Failure> {
     let mut filled = 0;
     loop {
         match stream.read(&mut buffer[filled..])? {
-            0 => return Err("the connection was closed in mid-answer".into()),
+            0 => return Err("the connection was closed in the middle of a reply".into()),
             count => filled += count,
         }
         if let Some(status) = status_of(&buffer[..filled]) {
@@ -212,7 +213,7 @@ fn read_reply(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<String, Failu
     }
 }
 
-/// The status of a reply, once it is complete.
+/// The status of a reply; `None` if the reply is not complete.
 fn status_of(reply: &[u8]) -> Option<String> {
     let head = find(reply, b"\r\n\r\n")? + 4;
     let text = String::from_utf8_lossy(&reply[..head]).to_ascii_lowercase();
@@ -220,20 +221,20 @@ fn status_of(reply: &[u8]) -> Option<String> {
     is_complete.then(|| text.chars().skip("http/1.1 ".len()).take(3).collect())
 }
 
-/// Sends requests with different wrong keys as fast as they are answered.
-fn flooded(
+/// Sends requests with different wrong keys as fast as they are answered, and measures their cost.
+fn measure_flood(
     bench: &Bench<'_>,
     target: &Target,
     log: &Path,
     requests: usize,
 ) -> Result<Vec<Row>, Failure> {
-    let process = target.process.as_ref().ok_or("no process")?;
-    // What a busy router holds in any case is there before.
-    bench.before.block_on(flood(target.whole, 0, requests / 20))?;
+    let process = target.process.as_ref().ok_or("the router has no process")?;
+    // The first twentieth is not counted: it makes the router allocate what any busy router holds.
+    bench.client_runtime.block_on(flood(target.whole, 0, requests / 20))?;
     let (lines, cpu) = (lines_of(log)?, process.cpu()?);
     let resident = process.resident_mb(Resident::Now)?;
     let began = Instant::now();
-    bench.before.block_on(flood(target.whole, requests / 20, requests))?;
+    bench.client_runtime.block_on(flood(target.whole, requests / 20, requests))?;
     let (took, cpu) = (began.elapsed(), process.cpu()?.saturating_sub(cpu));
     let growth = process.resident_mb(Resident::Peak)? - resident;
     let sent = (requests - requests / 20) as f64;
@@ -241,7 +242,7 @@ fn flooded(
     let us = |time: std::time::Duration| (time.as_secs_f64() * 1e6 / sent, "us");
     let lines = (lines_of(log)? - lines) as f64;
     Ok(vec![
-        // One million in a minute.
+        // One million requests per minute.
         row("time per request", us(took), Some(Goal::AtMost(60.0))),
         row("CPU per request", us(cpu), None),
         row("memory growth", (growth, "MB"), Some(Goal::AtMost(8.0))),
@@ -253,7 +254,7 @@ fn lines_of(log: &Path) -> Result<usize, Failure> {
     Ok(fs::read_to_string(log)?.lines().count())
 }
 
-/// Sends the requests from one number to another.
+/// Sends the requests with the numbers `from..to`, each with a wrong key of its own.
 async fn flood(address: SocketAddr, from: usize, to: usize) -> Result<(), Failure> {
     let next = Arc::new(AtomicUsize::new(from));
     let mut clients = JoinSet::new();
@@ -272,7 +273,7 @@ async fn flood(address: SocketAddr, from: usize, to: usize) -> Result<(), Failur
                 buffer.clear();
                 let status = loop {
                     if stream.read_buf(&mut buffer).await? == 0 {
-                        return Err("the connection was closed in mid-answer".into());
+                        return Err("the connection was closed in the middle of a reply".into());
                     }
                     if let Some(status) = status_of(&buffer) {
                         break status;

@@ -1,4 +1,4 @@
-//! The rows of results: tables for people, JSON for tools.
+//! The rows of results, as tables for people and as JSON for tools.
 
 use std::io;
 
@@ -7,21 +7,25 @@ use serde_json::{Map, Value, json};
 use super::measure::Figures;
 use crate::fleet::report::print_line;
 
-/// A load, and what every target made of it.
+/// The figures of all targets under one load.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
-    /// `1 KB`, `64 KB`; of streams, `64 chunks`.
+    /// The size of the prompts, such as `1 KB`; of streams, `64 chunks`; of some workloads, their
+    /// name.
     pub(super) size: &'static str,
-    /// Clients at once.
+    /// Number of concurrent clients.
     pub(super) clients: usize,
     /// Whether replies were streams.
     pub(super) streams: bool,
-    /// By target.
+    /// The figures with the names of the targets.
     pub(super) figures: Vec<(&'static str, Figures)>,
 }
 
-/// The figures of a cell, with their units.
-const MEASURES: [(&str, &str, fn(&Figures) -> f64); 5] = [
+/// The name of a figure, its unit, and the function that reads it.
+pub(super) type Measure<'a> = (&'a str, &'static str, fn(&Figures) -> f64);
+
+/// The measures of a cell.
+const MEASURES: [Measure<'static>; 5] = [
     ("requests", "1/s", |f| f.per_s),
     ("p50", "ms", |f| f.p50_ms),
     ("p99", "ms", |f| f.p99_ms),
@@ -29,13 +33,13 @@ const MEASURES: [(&str, &str, fn(&Figures) -> f64); 5] = [
     ("of it the system's", "us", |f| f.system_us),
 ];
 
-/// Who is compared with whom.
+/// The targets that are this router, with the workloads of their rows.
 const OURS: [(&str, &str); 4] =
     [("round_robin", "aggregated"), ("pd", "pd"), ("kv_aware", "kv_aware"), ("tls", "tls")];
-/// Whom ratios are to: the one that a cell has.
+/// The targets to which ratios are formed. A cell has at most one of them.
 const PEERS: [&str; 2] = ["nginx", "nginx tls"];
 
-/// A figure of a row, over another one: at most, or at least.
+/// The goal of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Goal {
     /// The ratio is to be at most this.
@@ -46,17 +50,17 @@ pub(super) enum Goal {
     AtMost(f64),
 }
 
-/// One figure with what it is compared with.
+/// One figure, and the figure with which it is compared.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) workload: String,
     pub(super) measure: String,
     pub(super) unit: &'static str,
     pub(super) ours: f64,
-    /// Whose figure it is compared with, and that.
+    /// The name and the figure of the target with which it is compared.
     pub(super) theirs: Option<(&'static str, f64)>,
     pub(super) goal: Option<Goal>,
-    /// All targets' figures.
+    /// The figures of all targets.
     pub(super) targets: Vec<(&'static str, f64)>,
 }
 
@@ -71,7 +75,7 @@ impl Goal {
 }
 
 impl Row {
-    /// A figure that is compared with nobody's.
+    /// A row that is not compared with another target.
     pub(super) fn alone(
         workload: &str,
         measure: &str,
@@ -94,7 +98,7 @@ impl Row {
         }
     }
 
-    /// In the form which tools depend on.
+    /// The row as JSON. Other tools depend on the members.
     pub(super) fn json(&self) -> Value {
         let targets: Map<String, Value> =
             self.targets.iter().map(|(name, figure)| ((*name).to_owned(), json!(figure))).collect();
@@ -112,7 +116,7 @@ impl Row {
         })
     }
 
-    /// As a line of the table of goals.
+    /// The row as a line of the table of goals.
     pub(super) fn line(&self) -> String {
         let met = match self.met() {
             Some(true) => "met",
@@ -166,7 +170,7 @@ impl Cell {
         rows
     }
 
-    /// Prints it.
+    /// Prints the figures of all targets.
     ///
     /// # Errors
     /// Standard output is closed.
@@ -191,7 +195,8 @@ impl Cell {
     }
 }
 
-/// What is wanted, at 16 clients unless it is the latency of one.
+/// The goal of a measure, if it has one. Goals are for 16 clients, except for the latency of one
+/// client.
 fn goal(workload: &str, size: &str, clients: usize, measure: &str) -> Option<Goal> {
     let small = size == "1 KB";
     Some(match (workload, clients, measure) {

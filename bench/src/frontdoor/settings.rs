@@ -1,4 +1,4 @@
-//! What one setting of the router costs: with and without it, in turn.
+//! Measures what one setting of the router costs: routers with and without it, in turns.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::client::Load;
 use super::engines::Engines;
 use super::measure::Figures;
-use super::report::{Cell, Goal, Row};
+use super::report::{Cell, Goal, Measure, Row};
 use super::targets::{Kind, Settings, Target};
 use super::text::{SIZES, Text};
 use super::{Bench, Failure, Rounds, rounds};
@@ -15,30 +15,30 @@ use super::{Bench, Failure, Rounds, rounds};
 #[derive(Clone, Copy)]
 pub(super) struct Variant<'a> {
     pub(super) name: &'static str,
-    /// Further members of its configuration, as lines of YAML.
+    /// Further members of the configuration, as lines of YAML.
     pub(super) further: &'a str,
-    /// A variable of its environment.
+    /// An environment variable.
     pub(super) variable: (&'a str, &'a str),
 }
 
 impl Variant<'_> {
-    /// A router that differs from others in its environment only.
+    /// A router that differs from the others only in its environment.
     fn in_environment(name: &'static str, variable: (&'static str, &'static str)) -> Self {
         Self { name, further: "", variable }
     }
 }
 
-/// Which requests are sent.
+/// The requests of a comparison.
 pub(super) struct Requests {
     pub(super) workload: &'static str,
     pub(super) clients: usize,
     pub(super) load: Load,
 }
 
-/// Logging at `info`, against none.
+/// Compares a router that logs at level `info` with one that does not log.
 ///
 /// # Errors
-/// A router that does not become ready.
+/// A router does not become ready, or a request gets no good reply.
 pub(super) fn logging(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -55,10 +55,10 @@ pub(super) fn logging(
     Ok(vec![row(&cell, "CPU per request", "us", |f| f.cpu_us, Some(Goal::RatioAtMost(1.05)))])
 }
 
-/// Two threads, against one: what they hold against each other would show in both.
+/// Compares two threads for requests with one. Contention would show in both measures.
 ///
 /// # Errors
-/// A router that does not become ready.
+/// A router does not become ready, or a request gets no good reply.
 pub(super) fn threads(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -79,11 +79,11 @@ pub(super) fn threads(
     ])
 }
 
-/// Processes of one build differ by more than some settings do: each variant is started so often
-/// for each variant that there is.
+/// Number of times that each variant is started, per variant. Several starts are needed, because
+/// processes of one build differ by more than some settings do.
 const STARTS: usize = 2;
 
-/// Routers that differ in one setting, under the same load.
+/// Measures routers that differ in one setting under the same load.
 pub(super) fn compare(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -94,7 +94,7 @@ pub(super) fn compare(
     compare_and(bench, engines, folder, requests, variants, |_| Ok(()))
 }
 
-/// The same; `check` looks at each router before it ends.
+/// Like [`compare`]; in addition, `check` is called for each router before it is stopped.
 pub(super) fn compare_and(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -107,27 +107,28 @@ pub(super) fn compare_and(
     let mut all: Rounds = variants.iter().map(|variant| (variant.name, Vec::new())).collect();
     for start in 0..STARTS * variants.len() {
         let mut targets = Vec::new();
-        // Each variant starts first in turn.
+        // The variants take turns in being the first.
         let order = variants.iter().cycle().skip(start % variants.len()).take(variants.len());
         for Variant { name, further, variable } in order.copied() {
             let settings = Settings { further, ..Kind::Aggregated(engines).into() };
             let program = &bench.options.splitrail;
             let variables = [variable];
             let starting = Target::ours_in(name, settings, program, folder, &variables);
-            targets.push(bench.behind.block_on(starting)?);
+            targets.push(bench.engine_runtime.block_on(starting)?);
         }
-        let seen = rounds(bench.before, bench.effort, &targets, &load, (clients, false))?;
+        let measured =
+            rounds(bench.client_runtime, bench.effort, &targets, &load, (clients, false))?;
         targets.iter().try_for_each(&mut check)?;
-        for (name, seen) in seen {
+        for (name, figures) in measured {
             all.iter_mut()
                 .filter(|(known, _)| *known == name)
-                .for_each(|(_, all)| all.extend(&seen));
+                .for_each(|(_, all)| all.extend(&figures));
         }
     }
     Cell::of(workload, (clients, false), all)
 }
 
-/// The first variant against the second.
+/// The row that compares the first variant with the second one.
 fn row(
     cell: &Cell,
     measure: &str,
@@ -140,10 +141,7 @@ fn row(
     Row { workload, ..row_of(cell, (first, second), (measure, unit, figure), goal) }
 }
 
-/// The name of a figure, its unit and how it is read.
-type Measure<'a> = (&'a str, &'static str, fn(&Figures) -> f64);
-
-/// One variant against another one, both by their names.
+/// The row that compares the variant `ours` with the variant `theirs`.
 pub(super) fn row_of(
     cell: &Cell,
     (ours, theirs): (&'static str, &'static str),

@@ -24,33 +24,34 @@ use super::text::{SIZES, Text};
 use super::{Bench, Failure};
 use crate::fleet::report::print_line;
 
-/// As many as are asked for.
+/// Number of streams, if enough files may be open.
 const STREAMS: usize = 10_000;
-/// Streams of one HTTP/2 connection.
+/// Number of streams per HTTP/2 connection.
 const PER_CONNECTION: usize = 100;
-/// Streams that are being opened at once.
+/// Maximum number of streams that are being opened at the same time.
 const OPENING: usize = 128;
-/// Until all of them have begun.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// From then until their memory is read: each has had some chunks.
-const SETTLE: Duration = Duration::from_secs(6);
-/// Clients of requests that are answered at once, beside them.
-const BESIDE: usize = 4;
+/// Maximum time until all streams have begun.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time from the beginning of the last stream until memory is read. Each stream gets some chunks in
+/// that time.
+const SETTLE_TIME: Duration = Duration::from_secs(6);
+/// Number of clients that get whole replies at the same time.
+const WHOLE_CLIENTS: usize = 4;
 
-/// How clients speak.
+/// The protocol of the streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
-    /// A connection per stream.
+    /// HTTP/1.1, with one connection per stream.
     Http1,
-    /// A hundred streams per connection.
+    /// HTTP/2, with a hundred streams per connection.
     Http2,
 }
 
-/// Measures nginx and the router, each process with one kind of streams only: memory that it
-/// has had once would hide what the next ones take.
+/// Measures nginx and the router. Each process gets streams of one protocol only, because memory
+/// that a process has freed would hide the memory of later streams.
 ///
 /// # Errors
-/// A stream that is refused, a process that has ended.
+/// A stream is refused or ends, or a process has ended.
 pub(super) fn slow(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -66,7 +67,7 @@ pub(super) fn slow(
     for (name, version) in
         [("nginx", Version::Http1), ("slow h1", Version::Http1), ("slow h2", Version::Http2)]
     {
-        let target = bench.behind.block_on(async {
+        let target = bench.engine_runtime.block_on(async {
             match name {
                 "nginx" => Target::nginx(engines, None, folder).await,
                 _ => {
@@ -76,13 +77,14 @@ pub(super) fn slow(
             }
         })?;
         let Some(process) = &target.process else { continue };
-        let count = version.most()?;
-        let beside = || measure(&target, &plain, (BESIDE, false), bench.effort.lasts);
-        let before = bench.before.block_on(beside())?;
+        let count = version.max_streams()?;
+        let measure_whole =
+            || measure(&target, &plain, (WHOLE_CLIENTS, false), bench.effort.round_time);
+        let before = bench.client_runtime.block_on(measure_whole())?;
         let empty_mb = process.resident_mb_with_children()?;
-        let open = bench.before.block_on(open(target.streams, version, count, &body))?;
+        let open = bench.client_runtime.block_on(open(target.streams, version, count, &body))?;
         let full_mb = process.resident_mb_with_children()?;
-        let during = bench.before.block_on(beside())?;
+        let during = bench.client_runtime.block_on(measure_whole())?;
         drop(open);
         let kib = (full_mb - empty_mb) * 1e6 / 1024.0 / count as f64;
         let workload = format!("{name} n={count}");
@@ -95,25 +97,25 @@ pub(super) fn slow(
             rows.push(Row::alone(&workload, &format!("{measure} alone"), (before, "ms"), None));
             rows.push(Row::alone(&workload, &format!("{measure} beside"), (during, "ms"), None));
         }
-        // Clients' sockets are closed as their runtime runs on, and engines notice at their
-        // streams' next word: together with the next ones they were more than may be open.
+        // The clients' sockets are closed while their runtime runs, and an engine's socket when it
+        // sends the next chunk. Until then, they count towards the limit of open files.
         drop(target);
-        bench.before.block_on(async { sleep(SETTLE).await });
+        bench.client_runtime.block_on(async { sleep(SETTLE_TIME).await });
     }
     Ok(rows)
 }
 
 fn print(workload: &str, kib: f64, before: &Figures, during: &Figures) -> Result<(), Failure> {
     print_line(&format!(
-        "\n{workload}: {kib:.1} KiB each; {BESIDE} clients beside: p50 {:.3} -> {:.3} ms, p99 {:.3} -> {:.3} ms",
+        "\n{workload}: {kib:.1} KiB each; {WHOLE_CLIENTS} clients beside: p50 {:.3} -> {:.3} ms, p99 {:.3} -> {:.3} ms",
         before.p50_ms, during.p50_ms, before.p99_ms, during.p99_ms
     ))?;
     Ok(())
 }
 
 impl Version {
-    /// As many as this process and the router may have files for.
-    fn most(self) -> Result<usize, Failure> {
+    /// Maximum number of streams for which this process and the target can open enough files.
+    fn max_streams(self) -> Result<usize, Failure> {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let files = usize::try_from(files.unwrap_or(u64::MAX))?.saturating_sub(1000);
         Ok(match self {
@@ -123,8 +125,8 @@ impl Version {
     }
 }
 
-/// Opens them all, and waits until each has its first chunk and some more. They end when the
-/// result is dropped.
+/// Opens all streams, and waits until each has got some chunks. The streams end when the result is
+/// dropped.
 async fn open(
     address: SocketAddr,
     version: Version,
@@ -157,12 +159,16 @@ async fn open(
             ended??;
             return Err("a slow stream has ended".into());
         }
-        if from.elapsed() > PATIENCE {
-            return Err(format!("{} of {count} slow streams begun", begun.load(Relaxed)).into());
+        if from.elapsed() > START_TIMEOUT {
+            return Err(format!(
+                "{} of {count} slow streams have begun in time",
+                begun.load(Relaxed)
+            )
+            .into());
         }
         sleep(Duration::from_millis(50)).await;
     }
-    sleep(SETTLE).await;
+    sleep(SETTLE_TIME).await;
     Ok(running)
 }
 
@@ -200,7 +206,7 @@ async fn http1(
     }
 }
 
-/// A connection with its streams.
+/// Opens one connection with its streams.
 async fn http2(
     address: SocketAddr,
     body: &str,
@@ -211,8 +217,8 @@ async fn http2(
     stream.set_nodelay(true)?;
     let (sender, connection) = h2::client::handshake(stream).await?;
     let streams = async {
-        // Each stream is read from its first chunk on: they share the connection's window, and a
-        // router ends replies whose client does not read them.
+        // Each stream is read from its first chunk on, because all streams share the window of the
+        // connection, and a router ends replies that its client does not read.
         let mut reading = JoinSet::new();
         let mut sender = sender.ready().await?;
         for _ in 0..PER_CONNECTION {
@@ -221,16 +227,16 @@ async fn http2(
                 .header("content-type", "application/json")
                 .body(())?;
             sender = sender.ready().await?;
-            let (answer, mut send) = sender.send_request(request, false)?;
+            let (reply, mut send) = sender.send_request(request, false)?;
             send.send_data(Bytes::copy_from_slice(body.as_bytes()), true)?;
-            let answer = answer.await?;
-            if answer.status() != 200 {
-                return Err(format!("a slow stream is refused: {}", answer.status()).into());
+            let reply = reply.await?;
+            if reply.status() != 200 {
+                return Err(format!("a slow stream is refused: {}", reply.status()).into());
             }
-            let mut data = answer.into_body();
-            release(&mut data).await?;
+            let mut data = reply.into_body();
+            read_some(&mut data).await?;
             begun.fetch_add(1, Relaxed);
-            reading.spawn(async move { while let Ok(true) = release(&mut data).await {} });
+            reading.spawn(async move { while let Ok(true) = read_some(&mut data).await {} });
         }
         while reading.join_next().await.is_some() {}
         Ok::<_, Failure>(())
@@ -241,8 +247,8 @@ async fn http2(
     }
 }
 
-/// Reads some of a stream; false at its end.
-async fn release(data: &mut h2::RecvStream) -> Result<bool, Failure> {
+/// Reads the next part of a stream. Returns false at its end.
+async fn read_some(data: &mut h2::RecvStream) -> Result<bool, Failure> {
     match data.data().await {
         Some(chunk) => {
             let bytes = chunk?.len();

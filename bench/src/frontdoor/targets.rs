@@ -1,5 +1,5 @@
-//! The compared targets in front of the engines: none, this router in several configurations, and
-//! its peers (`peers`). All of them are processes with two threads for requests.
+//! The targets that are compared: an engine itself, this router in several configurations, and its
+//! peers (`peers`). Routers and peers are processes with two threads for requests.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,51 +12,51 @@ use splitrail_sim::SimEngine;
 use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 
-use super::engines::{Engines, Fleet};
+use super::engines::{Engines, KvEngines};
 use super::tls::Certificate;
 use super::{Failure, MODEL};
 use crate::fleet::http;
 use crate::fleet::process::{Process, free_ports};
 
-/// How long a program may take until it serves.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum time until a program is ready.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Something that answers requests.
+/// A program that answers requests.
 pub(super) struct Target {
-    /// As rows and plots name it.
+    /// The name in rows and plots.
     pub(super) name: &'static str,
-    /// Where requests go that are answered at once.
+    /// The address for requests with whole replies.
     pub(super) whole: SocketAddr,
-    /// Where requests for streams go.
+    /// The address for requests with streamed replies.
     pub(super) streams: SocketAddr,
-    /// Where its metrics are, if it is this router.
+    /// The admin listener, if the target is this router.
     pub(super) admin: Option<SocketAddr>,
-    /// Where gRPC calls go, if it has a door for them.
+    /// The address for gRPC calls, if the target has one.
     pub(super) grpc: Option<SocketAddr>,
-    /// Its process, unless it is the engine itself.
+    /// The process of the target; `None` if the target is an engine.
     pub(super) process: Option<Process>,
-    /// Whether it tells where it prefilled, and that can be wrong.
-    pub(super) checks: bool,
-    /// How clients begin a session of TLS; `None` for plain connections.
+    /// Whether clients compare the prefill worker in the route header with the expected one.
+    pub(super) checks_worker: bool,
+    /// Opens TLS sessions of clients; `None` for plain connections.
     pub(super) tls: Option<TlsConnector>,
 }
 
 impl Target {
-    /// The engine itself.
+    /// An engine itself, without a program in front of it.
     pub(super) fn direct(engines: &Engines) -> Self {
         let address = engines.aggregated[0].address;
         let (whole, streams) = (address, address);
         let (admin, grpc, process, tls) = (None, None, None, None);
-        Self { name: "direct", whole, streams, admin, grpc, process, checks: false, tls }
+        Self { name: "direct", whole, streams, admin, grpc, process, checks_worker: false, tls }
     }
 
-    /// Whether it is this router.
+    /// Whether the target is this router, in one of its usual configurations.
     pub(super) fn is_ours(&self) -> bool {
         matches!(self.name, "round_robin" | "pd" | "kv_aware")
     }
 
-    /// What another build is called that is measured beside it.
-    pub(super) fn beside(name: &str) -> &'static str {
+    /// The name of the target with the other build of the router (`--beside`).
+    pub(super) fn beside_name(name: &str) -> &'static str {
         match name {
             "round_robin" => "rr beside",
             "pd" => "pd beside",
@@ -65,15 +65,15 @@ impl Target {
         }
     }
 
-    /// Whether one engine does all of a request.
+    /// Whether one engine serves each request alone.
     pub(super) fn is_plain(&self) -> bool {
         !matches!(self.name, "pd" | "kv_aware" | "vllm-router pd" | "pd beside" | "kv beside")
     }
 
-    /// This router.
+    /// Starts this router with the given `RUST_LOG`.
     ///
     /// # Errors
-    /// If it does not become ready.
+    /// The router cannot be started or does not become ready.
     pub(super) async fn ours(
         name: &'static str,
         kind: Kind<'_>,
@@ -83,10 +83,10 @@ impl Target {
         Self::ours_in(name, kind.into(), program, folder, &[("RUST_LOG", log)]).await
     }
 
-    /// This router with other settings, or in another environment.
+    /// Starts this router with settings and environment variables.
     ///
     /// # Errors
-    /// If it does not become ready.
+    /// The router cannot be started or does not become ready.
     pub(super) async fn ours_in(
         name: &'static str,
         settings: Settings<'_>,
@@ -96,34 +96,38 @@ impl Target {
     ) -> Result<Self, Failure> {
         let [whole, grpc, admin] = free_ports()?;
         let path = folder.join(format!("{name}.yaml"));
-        let checks = matches!(settings.kind, Kind::KvAware(_));
+        let checks_worker = matches!(settings.kind, Kind::KvAware(_));
         let tls = settings.certificate.map(Certificate::connector).transpose()?;
         fs::write(&path, yaml(settings, [whole, grpc, admin]))?;
         let args = ["serve", "--config", &path.to_string_lossy()];
         let process = Process::start_in(program, name, folder, &args, variables)?;
-        let process = Some(up(process, folder, admin, "/ready").await?);
+        let process = Some(wait_until_ok(process, folder, admin, "/ready").await?);
         let (admin, grpc) = (Some(admin), Some(grpc));
-        Ok(Self { name, whole, streams: whole, admin, grpc, process, checks, tls })
+        Ok(Self { name, whole, streams: whole, admin, grpc, process, checks_worker, tls })
     }
 }
 
-/// nginx's workers outlive a master that is killed.
+/// Kills the child processes too, because nginx's workers outlive a killed master.
 impl Drop for Target {
     fn drop(&mut self) {
-        let family = self.process.as_ref().and_then(|process| process.ids().ok());
-        // Alone, it may have something to write as it ends.
-        let family = family.filter(|family| family.len() > 1);
-        for id in family.into_iter().flatten().filter_map(|id| i32::try_from(id).ok()) {
+        let ids = self.process.as_ref().and_then(|process| process.ids().ok());
+        // A process without children is left to `Process`, which lets it write its execution
+        // profile.
+        let ids = ids.filter(|ids| ids.len() > 1);
+        for id in ids.into_iter().flatten().filter_map(|id| i32::try_from(id).ok()) {
             if let Some(id) = Pid::from_raw(id) {
-                // It may have ended by itself.
-                let _gone = kill_process(id, Signal::KILL);
+                // The process may have ended by itself.
+                let _ended = kill_process(id, Signal::KILL);
             }
         }
     }
 }
 
-/// Waits until a process answers.
-pub(super) async fn up(
+/// Waits until a path of a process is answered with status 200.
+///
+/// # Errors
+/// The process ends, or is not ready in time.
+pub(super) async fn wait_until_ok(
     mut process: Process,
     folder: &Path,
     address: SocketAddr,
@@ -135,30 +139,30 @@ pub(super) async fn up(
         if let Ok((200, _)) = http::request(address, "GET", path, "").await {
             return Ok(process);
         }
-        if started.elapsed() > PATIENCE {
-            return Err(format!("{address}{path} does not answer with 200").into());
+        if started.elapsed() > START_TIMEOUT {
+            return Err(format!("{address}{path} is not answered with 200 in time").into());
         }
         sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// The ways in which this router is measured.
+/// How a router serves requests, and with which engines.
 #[derive(Clone, Copy)]
 pub(super) enum Kind<'a> {
-    /// One engine does it all; each in turn.
+    /// With one engine per request, in turn.
     Aggregated(&'a Engines),
-    /// Prefill here, decode there; each in turn.
+    /// With a prefill and a decode engine per request, each in turn.
     Pd(&'a Engines),
-    /// The same, where most of the prompt is.
-    KvAware(&'a Fleet),
-    /// Prefill on the first simulated engine, decode on the second one.
+    /// With the prefill engine that holds most of the prompt, and a decode engine.
+    KvAware(&'a KvEngines),
+    /// With the first simulated engine for prefills and the second one for decoding.
     Simulated(&'a [SimEngine; 2]),
 }
 
-/// How a router is configured.
+/// The configuration of a router.
 #[derive(Clone, Copy)]
 pub(super) struct Settings<'a> {
-    /// How requests are served.
+    /// How the router serves requests.
     pub(super) kind: Kind<'a>,
     /// Further members of the configuration, as lines of YAML.
     pub(super) further: &'a str,
@@ -185,9 +189,9 @@ fn yaml(settings: Settings<'_>, [http, grpc, admin]: [SocketAddr; 3]) -> String 
     let (flow, policy, tokenizer) = match &kind {
         Kind::Aggregated(_) => ("flow: aggregated", "round_robin", "none".to_owned()),
         Kind::Pd(_) | Kind::Simulated(_) => (PREFILL_FIRST, "round_robin", "none".to_owned()),
-        Kind::KvAware(fleet) => {
-            let tokenizer = format!("huggingface, path: \"{}\"", fleet.tokenizer.display());
-            // So little weight on load that the right worker is always the one that holds most.
+        Kind::KvAware(engines) => {
+            let tokenizer = format!("huggingface, path: \"{}\"", engines.tokenizer.display());
+            // Load has so little weight that the best worker is always the one that holds most.
             (PREFILL_FIRST, "kv_overlap, overlap_weight: 1, load_weight: 0.001", tokenizer)
         }
     };
@@ -231,9 +235,9 @@ limits: {{ connections_max: 20000, in_flight_max: 20000 }}
             worker("p0", "prefill", prefill.http_addr(), "");
             worker("d0", "decode", decode.http_addr(), "");
         }
-        Kind::KvAware(fleet) => {
-            for (id, role, mock, feed) in &fleet.members {
-                let [events, replay] = &feed.endpoints;
+        Kind::KvAware(engines) => {
+            for (id, role, mock, events) in &engines.members {
+                let [events, replay] = &events.endpoints;
                 let events = format!(", kv_events: \"{events}\", kv_replay: \"{replay}\"");
                 worker(id, role, mock.address, &events);
             }

@@ -1,4 +1,4 @@
-//! Prompts of natural text: sentences of the project's own documents in random order.
+//! Prompts of natural text: sentences of this project's documents in random order.
 
 use bytes::Bytes;
 use prost::Message;
@@ -7,8 +7,9 @@ use splitrail_proto::v1;
 
 use super::MODEL;
 use super::mock::SLOW;
+use crate::splitmix::mix;
 
-/// Where the sentences are from.
+/// The documents from which the sentences are taken.
 const DOCUMENTS: [&str; 6] = [
     include_str!("../../../README.md"),
     include_str!("../../../ARCHITECTURE.md"),
@@ -18,39 +19,39 @@ const DOCUMENTS: [&str; 6] = [
     include_str!("../../README.md"),
 ];
 
-/// Prompts that begin alike: so many kinds of beginnings.
+/// Number of groups of prompts. The prompts of a group have their beginning in common.
 pub(super) const GROUPS: usize = 8;
 
 /// A size of prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Size {
-    /// As rows show it.
+    /// The name in rows.
     pub(super) name: &'static str,
-    /// Bytes of text, shared and own.
+    /// Number of bytes of text, the shared part included.
     pub(super) bytes: usize,
 }
 
-/// Different prompts of a size, which are sent in turn: of all their own parts, a router that
-/// remembers text in some megabytes has none when it comes again.
+/// Number of different prompts of a size, which are sent in turn. When a prompt is sent again, a
+/// router that remembers some megabytes of text has forgotten the prompt's own part.
 const PROMPTS: usize = 4096;
 
 /// The sizes that are measured.
 pub(super) const SIZES: [Size; 2] =
     [Size { name: "1 KB", bytes: 1 << 10 }, Size { name: "64 KB", bytes: 64 << 10 }];
 
-/// One prompt: three quarters are its group's, the rest is its own.
+/// One prompt. Three quarters are shared by its group, the rest is its own.
 #[derive(Clone, Debug)]
 pub(super) struct Prompt {
-    /// Its group.
+    /// The number of the group.
     pub(super) group: usize,
-    /// What it shares.
+    /// The part that all prompts of the group begin with.
     pub(super) shared: String,
-    /// What it does not.
+    /// The part that no other prompt has.
     pub(super) own: String,
 }
 
 impl Prompt {
-    /// A chat of a system prompt and a question.
+    /// A chat with the shared part as the system message and the own part as the user's.
     pub(super) fn chat(&self, streams: bool) -> String {
         json!({
             "model": MODEL,
@@ -64,7 +65,7 @@ impl Prompt {
         .to_string()
     }
 
-    /// A chat that is answered with so many tokens, as a stream with usage or whole.
+    /// A chat whose reply has `tokens` tokens, and is a stream with usage or whole.
     pub(super) fn limited(&self, streams: bool, tokens: u32) -> String {
         let mut chat = json!({
             "model": MODEL,
@@ -81,7 +82,7 @@ impl Prompt {
         chat.to_string()
     }
 
-    /// The same chat as a gRPC message with its prefix. Its answer is always a stream.
+    /// The chat as a gRPC message with its prefix. Its reply is always a stream.
     pub(super) fn message(&self, tokens: u32) -> Bytes {
         let message = |role: &str, content: &str| v1::ChatMessage {
             role: role.to_owned(),
@@ -97,7 +98,7 @@ impl Prompt {
             ..Default::default()
         };
         let message = request.encode_to_vec();
-        // Not compressed, and its length.
+        // The prefix: 0 for "not compressed", and the length.
         [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat().into()
     }
 
@@ -109,20 +110,20 @@ impl Prompt {
     }
 }
 
-/// Sentences to make prompts of.
+/// The sentences of which prompts are made.
 pub(super) struct Text {
     sentences: Vec<&'static str>,
 }
 
 impl Text {
-    /// Cuts the documents up.
+    /// Divides the documents into sentences.
     pub(super) fn new() -> Self {
         let lines = DOCUMENTS.iter().flat_map(|document| document.lines());
         let sentences = lines.flat_map(|line| line.split_inclusive(". "));
         Self { sentences: sentences.filter(|sentence| sentence.len() > 24).collect() }
     }
 
-    /// The prompts of a size, all groups in turn.
+    /// All prompts of a size. The groups take turns.
     pub(super) fn prompts(&self, size: Size) -> Vec<Prompt> {
         let shared_bytes = size.bytes / 4 * 3;
         let shared: Vec<String> =
@@ -139,7 +140,7 @@ impl Text {
         (0..PROMPTS).map(prompt).collect()
     }
 
-    /// About so many bytes of text; the same for the same seed.
+    /// Text of at most `bytes` bytes, and at most 3 fewer; the same for the same seed.
     fn prose(&self, seed: u64, bytes: usize) -> String {
         let mut draws = (0..).map(|turn: u64| mix(mix(seed) ^ turn));
         let mut text = String::with_capacity(bytes + 4);
@@ -152,14 +153,6 @@ impl Text {
         text.truncate(end);
         text
     }
-}
-
-/// The finalizer of SplitMix64.
-pub(super) fn mix(mut bits: u64) -> u64 {
-    bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 #[cfg(test)]

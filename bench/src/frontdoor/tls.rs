@@ -1,5 +1,5 @@
-//! Whole replies over kept TLS connections, through the router and through nginx with the same
-//! certificate.
+//! Measures whole replies over kept TLS connections, through the router and through nginx with the
+//! same certificate.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,23 +19,23 @@ use super::text::{SIZES, Text};
 use super::{Bench, Failure, cell};
 use crate::fleet::report::print_line;
 
-/// Number of clients, with a connection each.
+/// Number of clients, each with one connection.
 const CLIENTS: usize = 16;
 
-/// The only cipher suite that clients offer, so that all servers encrypt in the same way. It is the
-/// first choice of OpenSSL, and so of most clients in Python.
+/// The only cipher suite that clients offer, so that all servers use the same one. It is the first
+/// choice of OpenSSL, and therefore of most clients in Python.
 const CIPHER_SUITE: CipherSuite = CipherSuite::TLS13_AES_256_GCM_SHA384;
 
 /// The name in the certificate.
 const SERVER_NAME: &str = "localhost";
 
-/// A certificate of a server.
+/// The files of a server's certificate.
 pub(super) struct Certificate {
     /// The file with the certificate.
     pub(super) chain: PathBuf,
-    /// The file with its key (ECDSA, P-256).
+    /// The file with the private key (ECDSA, P-256).
     pub(super) key: PathBuf,
-    /// The file with the certificate of its authority.
+    /// The file with the certificate of the authority.
     authority: PathBuf,
 }
 
@@ -48,10 +48,10 @@ impl Certificate {
         Self { chain, key, authority }
     }
 
-    /// Connects clients to a server with this certificate.
+    /// A connector for clients that trust this certificate's authority.
     ///
     /// # Errors
-    /// A file that is missing or has no certificate.
+    /// A file is missing or contains no certificate.
     pub(super) fn connector(&self) -> Result<TlsConnector, Failure> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(&self.authority)?)?;
@@ -74,10 +74,10 @@ pub(super) fn server_name() -> Result<ServerName<'static>, Failure> {
     Ok(ServerName::try_from(SERVER_NAME)?)
 }
 
-/// Whole replies of 1 KB prompts over TLS, beside the engine without TLS.
+/// Measures whole replies to 1 KB prompts over TLS, and an engine without TLS.
 ///
 /// # Errors
-/// A router that does not become ready, a request that is not answered.
+/// The router does not become ready, or a request gets no good reply.
 pub(super) fn tls(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -89,20 +89,20 @@ pub(super) fn tls(
     }
     let certificate = Certificate::of_tests();
     let mut targets = vec![Target::direct(engines)];
-    match bench.behind.block_on(Target::nginx(engines, Some(&certificate), folder)) {
+    match bench.engine_runtime.block_on(Target::nginx(engines, Some(&certificate), folder)) {
         Ok(nginx) => targets.push(nginx),
-        Err(error) => print_line(&format!("without nginx: {error}"))?,
+        Err(error) => print_line(&format!("nginx is left out: {error}"))?,
     }
-    let beside = bench.options.beside.as_ref().map(|other| (Target::beside("tls"), other));
+    let beside = bench.options.beside.as_ref().map(|other| (Target::beside_name("tls"), other));
     for (name, program) in [("tls", &bench.options.splitrail)].into_iter().chain(beside) {
         let settings =
             Settings { certificate: Some(&certificate), ..Kind::Aggregated(engines).into() };
         let variables = [("RUST_LOG", bench.options.program().1)];
         let starting = Target::ours_in(name, settings, program, folder, &variables);
-        targets.push(bench.behind.block_on(starting)?);
+        targets.push(bench.engine_runtime.block_on(starting)?);
     }
     let load = Arc::new(Load::new(&text.prompts(SIZES[0]), false));
     let how = (CLIENTS, false);
-    let cell = cell(bench.before, bench.effort, &targets, (SIZES[0].name, &load), how)?;
+    let cell = cell(bench.client_runtime, bench.effort, &targets, (SIZES[0].name, &load), how)?;
     Ok(Cell::rows(&cell))
 }

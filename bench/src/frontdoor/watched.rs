@@ -1,5 +1,5 @@
-//! What the access log and traces cost a request: routers with and without them, in turn; and
-//! whether the router's time to first token is the client's.
+//! Measures what the access log and traces cost a request: routers with and without them, in turns.
+//! Also compares the time to first token in the access log with that of the client.
 
 mod collector;
 mod ttft;
@@ -17,26 +17,27 @@ use crate::fleet::http;
 use crate::fleet::report::print_line;
 use collector::Collector;
 
-/// The router without both, with the access log alone, and with both.
+/// The router without access log and traces.
 const OFF: &str = "off";
+/// The router with the access log alone.
 const ACCESS_LOG: &str = "access log";
+/// The router with access log and traces.
 const WATCHED: &str = "watched";
 
-/// A line for each request, to stderr, which is a file here.
+/// Enables the access log, which is written to stderr; stderr is a file here.
 const LOGGED: &str = "access_log: { enabled: true }\n";
 
-/// The shares of lines and spans that a watched router has lost, in percent.
+/// The shares of lines and spans that were lost, in percent.
 #[derive(Default)]
 struct Lost {
     lines: f64,
     spans: f64,
 }
 
-/// A router that logs and traces every request, against one that does neither.
+/// Compares a router that logs and traces every request with one that does neither.
 ///
 /// # Errors
-/// A router that does not become ready, a request that is not answered, a collector that gets
-/// nothing.
+/// A request gets no good reply, or the collector gets no spans.
 pub(super) fn watched(
     bench: &Bench<'_>,
     engines: &Engines,
@@ -47,7 +48,7 @@ pub(super) fn watched(
     if !options.wants("watched") || (options.quick && options.only.is_none()) {
         return Ok(Vec::new());
     }
-    let collector = bench.behind.block_on(Collector::start())?;
+    let collector = bench.engine_runtime.block_on(Collector::start())?;
     let endpoint = format!("http://{}", collector.address());
     let both = format!("{LOGGED}tracing: {{ otlp: {{ endpoint: {endpoint:?} }} }}\n");
     let log = ("RUST_LOG", options.log.as_str());
@@ -60,12 +61,14 @@ pub(super) fn watched(
     let cell = match compare_and(bench, engines, folder, requests, &variants, check) {
         Ok(cell) => cell,
         Err(error) => {
-            print_line(&format!("without watched (it needs the feature `otlp`): {error}"))?;
+            print_line(&format!(
+                "watched is left out (it needs a router with the feature `otlp`): {error}"
+            ))?;
             return Ok(Vec::new());
         }
     };
     if collector.received_bytes() == 0 {
-        return Err("no spans have arrived".into());
+        return Err("the collector has received no spans".into());
     }
     let row =
         |name, goal| row_of(&cell, (name, OFF), ("CPU per request", "us", |f| f.cpu_us), goal);
@@ -78,10 +81,11 @@ pub(super) fn watched(
 }
 
 impl Lost {
-    /// Reads what a router has lost, and keeps the largest share.
+    /// Reads the losses of a router, and keeps the largest share.
     fn read(&mut self, bench: &Bench<'_>, target: &Target) -> Result<(), Failure> {
         let Some(admin) = target.admin else { return Ok(()) };
-        let (_, text) = bench.behind.block_on(http::request(admin, "GET", "/metrics", ""))?;
+        let (_, text) =
+            bench.engine_runtime.block_on(http::request(admin, "GET", "/metrics", ""))?;
         let lines = lost_percent(&text, "splitrail_access_log_lines_total", "written");
         let spans = lost_percent(&text, "splitrail_spans_total", "exported");
         *self = Self { lines: self.lines.max(lines), spans: self.spans.max(spans) };
@@ -89,7 +93,7 @@ impl Lost {
     }
 }
 
-/// The share of a counter's events, in percent, whose `result` is another one than `good`.
+/// The share, in percent, of a counter's events whose `result` is not `good`.
 fn lost_percent(metrics: &str, name: &str, good: &str) -> f64 {
     let (mut lost, mut all) = (0.0, 0.0);
     let good = format!("result=\"{good}\"");

@@ -1,4 +1,4 @@
-//! A collector that takes all spans over OTLP/gRPC and looks at none of them.
+//! A collector that receives spans over OTLP/gRPC and does not decode them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use tokio::task::JoinSet;
 
 use super::Failure;
 
-/// What routers may send ahead.
+/// Flow-control window of streams and connections, in bytes.
 const WINDOW_BYTES: u32 = 4 << 20;
 
-/// A running collector; it ends when this is dropped.
+/// A running collector. It ends when it is dropped.
 pub(super) struct Collector {
     address: SocketAddr,
     bytes: Arc<AtomicU64>,
@@ -24,10 +24,10 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    /// Starts one.
+    /// Starts a collector.
     ///
     /// # Errors
-    /// A port that cannot be had.
+    /// No port is free.
     pub(super) async fn start() -> Result<Self, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -40,20 +40,20 @@ impl Collector {
                 while connections.try_join_next().is_some() {}
                 let received = Arc::clone(&received);
                 connections.spawn(async move {
-                    // A router may leave at any time.
-                    let _gone = serve(stream, &received).await;
+                    // The router may close the connection at any time.
+                    let _closed = serve(stream, &received).await;
                 });
             }
         });
         Ok(Self { address, bytes, _tasks: tasks })
     }
 
-    /// Where it serves.
+    /// The address of its listener.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Bytes of messages so far.
+    /// Number of bytes of all messages so far.
     pub(super) fn received_bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
@@ -64,7 +64,7 @@ async fn serve(stream: TcpStream, received: &AtomicU64) -> Result<(), Failure> {
     let mut library = Builder::new();
     library.initial_window_size(WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
     let mut connection = library.handshake::<_, Bytes>(stream).await?;
-    // A router sends one message after the other.
+    // There is one call at a time: a router sends the next message after the reply to the last.
     let mut calls = JoinSet::new();
     loop {
         let call = tokio::select! {
@@ -76,12 +76,12 @@ async fn serve(stream: TcpStream, received: &AtomicU64) -> Result<(), Failure> {
         };
         let Some(call) = call else { return Ok(()) };
         let (request, reply) = call?;
-        calls.spawn(async move { take(request.into_body(), reply).await.unwrap_or(0) });
+        calls.spawn(async move { receive(request.into_body(), reply).await.unwrap_or(0) });
     }
 }
 
-/// Takes a message; returns its length.
-async fn take(mut body: RecvStream, mut reply: SendResponse<Bytes>) -> Result<u64, h2::Error> {
+/// Receives a message and replies to it. Returns the length of the message.
+async fn receive(mut body: RecvStream, mut reply: SendResponse<Bytes>) -> Result<u64, h2::Error> {
     let mut length = 0;
     while let Some(part) = body.data().await {
         let part = part?;

@@ -1,5 +1,5 @@
-//! The KV events of an engine that holds some prompts and many other blocks: a replay on request,
-//! and a stream of new conversations.
+//! The KV events of a mock engine that holds some prompts and many other blocks: a replay on
+//! request, and events of conversations that are stored and removed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,60 +11,62 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
-use super::text::mix;
 use super::{BLOCK_SIZE, Failure};
+use crate::splitmix::mix;
 
-/// Blocks of an event.
+/// Maximum number of blocks of an event.
 const BATCH_BLOCKS: usize = 128;
-/// A conversation comes or goes so often,
-const NEWS_EVERY: Duration = Duration::from_millis(50);
-/// is of so many blocks,
-const NEWS_BLOCKS: usize = 8;
-/// and so many are held.
-const NEWS_HELD: u64 = 64;
-/// What ends a replay.
+/// Interval between two events, each of which stores or removes a conversation.
+const CONVERSATION_INTERVAL: Duration = Duration::from_millis(50);
+/// Number of blocks of a conversation.
+const CONVERSATION_BLOCKS: usize = 8;
+/// Number of conversations that the engine holds before it removes the oldest one.
+const CONVERSATIONS_HELD: u64 = 64;
+/// The sequence number of the message that ends a replay.
 const END_OF_REPLAY: [u8; 8] = [0xff; 8];
-/// Token ids of what no prompt has.
+/// Number of token ids of blocks that belong to no prompt.
 const VOCABULARY: u64 = 100_000;
 
-/// An engine's publisher; it ends when this is dropped.
-pub(super) struct Feed {
-    /// Where events come from, and where they are replayed.
+/// Publishes and replays the KV events of an engine. It ends when it is dropped.
+pub(super) struct EventPublisher {
+    /// The endpoints of live events and of replays.
     pub(super) endpoints: [String; 2],
-    is_quiet: Arc<AtomicBool>,
+    /// Whether conversations are no longer stored and removed.
+    is_stopped: Arc<AtomicBool>,
     _tasks: JoinSet<()>,
 }
 
-impl Feed {
-    /// Publishes that an engine holds these prompts, and others up to so many blocks.
+impl EventPublisher {
+    /// Starts a publisher of an engine that holds the prompts `held`, and further blocks up to
+    /// `blocks` blocks in all.
     ///
     /// # Errors
-    /// Ports that cannot be had.
+    /// No port is free.
     pub(super) async fn start(
         seed: u64,
         held: &[Vec<u32>],
         blocks: usize,
     ) -> Result<Self, Failure> {
         let mut batches = batches(seed, held, blocks)?;
-        let (mut live, mut replay) = (PubSocket::new(), RouterSocket::new());
-        let events = live.bind("tcp://127.0.0.1:0").await?.to_string();
-        let replays = replay.bind("tcp://127.0.0.1:0").await?.to_string();
+        let (mut live, mut replays) = (PubSocket::new(), RouterSocket::new());
+        let live_endpoint = live.bind("tcp://127.0.0.1:0").await?.to_string();
+        let replay_endpoint = replays.bind("tcp://127.0.0.1:0").await?.to_string();
         let mut tasks = JoinSet::new();
-        let is_quiet = Arc::new(AtomicBool::new(false));
-        let hushed = Arc::clone(&is_quiet);
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&is_stopped);
         tasks.spawn(async move {
-            let mut news = News::new(seed);
-            let mut ticks = interval(NEWS_EVERY);
+            let mut conversations = Conversations::new(seed);
+            let mut ticks = interval(CONVERSATION_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 let done = tokio::select! {
-                    request = replay.recv() => match request {
-                        Ok(request) => tell(&mut replay, request, &batches).await,
+                    request = replays.recv() => match request {
+                        Ok(request) => replay(&mut replays, request, &batches).await,
                         Err(_) => return,
                     },
-                    _ = ticks.tick() => match hushed.load(Ordering::Relaxed) {
+                    _ = ticks.tick() => match stopped.load(Ordering::Relaxed) {
                         true => Ok(()),
-                        false => news.publish(&mut live, &mut batches).await,
+                        false => conversations.publish(&mut live, &mut batches).await,
                     },
                 };
                 if done.is_err() {
@@ -72,59 +74,62 @@ impl Feed {
                 }
             }
         });
-        Ok(Self { endpoints: [events, replays], is_quiet, _tasks: tasks })
+        Ok(Self { endpoints: [live_endpoint, replay_endpoint], is_stopped, _tasks: tasks })
     }
 
-    /// No conversation comes or goes any more.
-    pub(super) fn hush(&self) {
-        self.is_quiet.store(true, Ordering::Relaxed);
+    /// Stores and removes no conversation any more. Replays go on.
+    pub(super) fn stop_conversations(&self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
     }
 }
 
-/// Conversations that come, and go again when others have come.
-struct News {
+/// Conversations that are stored, and removed after [`CONVERSATIONS_HELD`] others were stored.
+struct Conversations {
     seed: u64,
+    /// Number of calls of `publish`; every second one removes a conversation.
     count: u64,
 }
 
-impl News {
+impl Conversations {
     fn new(seed: u64) -> Self {
         Self { seed: mix(seed ^ 0xfeed), count: 0 }
     }
 
-    /// Stores a conversation, or removes an old one: what is held stays as much.
+    /// Publishes that a conversation was stored, or that the oldest one was removed, in turns, so
+    /// that the number of blocks stays the same.
     async fn publish(
         &mut self,
         socket: &mut PubSocket,
         batches: &mut Vec<Bytes>,
     ) -> Result<(), Failure> {
         let seed = |number: u64| mix(self.seed ^ number);
-        let (number, comes) = (self.count / 2, self.count.is_multiple_of(2));
+        let (number, stores) = (self.count / 2, self.count.is_multiple_of(2));
         self.count += 1;
-        if comes {
-            let tokens = 0..(NEWS_BLOCKS * BLOCK_SIZE) as u64;
+        if stores {
+            let tokens = 0..(CONVERSATION_BLOCKS * BLOCK_SIZE) as u64;
             let tokens = tokens.map(|at| (mix(seed(number) ^ at) % VOCABULARY) as u32);
             chain(batches, seed(number), &tokens.collect::<Vec<_>>())?;
         } else {
-            let Some(gone) = number.checked_sub(NEWS_HELD) else { return Ok(()) };
-            let names = (0..NEWS_BLOCKS).rev().map(|block| name(seed(gone), block));
+            let Some(oldest) = number.checked_sub(CONVERSATIONS_HELD) else { return Ok(()) };
+            let names = (0..CONVERSATION_BLOCKS).rev().map(|block| name(seed(oldest), block));
             batches.push(removed(&names.collect::<Vec<_>>())?.into());
         }
         let payload = batches.last().cloned().unwrap_or_default();
         let number = Bytes::copy_from_slice(&(batches.len() as u64 - 1).to_be_bytes());
         let message = ZmqMessage::try_from(vec![Bytes::new(), number, payload]);
-        socket.send(message.map_err(|_| "a message of no frames")?).await?;
+        socket.send(message.map_err(|_| "a message has no frames")?).await?;
         Ok(())
     }
 }
 
-async fn tell(
+/// Replies to the request for a replay: with all batches from a sequence number on.
+async fn replay(
     socket: &mut RouterSocket,
     request: ZmqMessage,
     batches: &[Bytes],
 ) -> Result<(), Failure> {
     let frames = request.into_vec();
-    // Who asks, an empty frame, and the first number wanted.
+    // The sender, an empty frame, and the first sequence number that the sender wants.
     let [peer, delimiter, first] = frames.as_slice() else { return Ok(()) };
     let Ok(first) = <[u8; 8]>::try_from(first.as_ref()) else { return Ok(()) };
     let first = usize::try_from(u64::from_be_bytes(first))?;
@@ -133,12 +138,13 @@ async fn tell(
     for (number, payload) in wanted.chain([(END_OF_REPLAY, Bytes::new())]) {
         let number = Bytes::copy_from_slice(&number);
         let frames = vec![peer.clone(), delimiter.clone(), Bytes::new(), number, payload];
-        let message = ZmqMessage::try_from(frames).map_err(|_| "a message of no frames")?;
+        let message = ZmqMessage::try_from(frames).map_err(|_| "a message has no frames")?;
         socket.send(message).await?;
     }
     Ok(())
 }
 
+/// The events by which the engine got the prompts `held` and its further blocks.
 fn batches(seed: u64, held: &[Vec<u32>], blocks: usize) -> Result<Vec<Bytes>, Failure> {
     let mut left = blocks;
     let mut out = Vec::new();
@@ -146,7 +152,7 @@ fn batches(seed: u64, held: &[Vec<u32>], blocks: usize) -> Result<Vec<Bytes>, Fa
         left = left.saturating_sub(tokens.len() / BLOCK_SIZE);
         chain(&mut out, mix(seed) ^ number as u64, tokens)?;
     }
-    // Conversations of nobody's.
+    // Blocks that no prompt of the benchmark has.
     for number in 0.. {
         let size = left.min(BATCH_BLOCKS);
         if size == 0 {
@@ -160,12 +166,12 @@ fn batches(seed: u64, held: &[Vec<u32>], blocks: usize) -> Result<Vec<Bytes>, Fa
     Ok(out)
 }
 
-/// An engine's name of a block.
+/// The engine's name of a block of the chain with a seed.
 fn name(seed: u64, block: usize) -> u64 {
     mix(mix(seed) ^ block as u64)
 }
 
-/// The events of one chain of blocks.
+/// Appends the events that store one chain of blocks.
 fn chain(out: &mut Vec<Bytes>, seed: u64, tokens: &[u32]) -> Result<(), Failure> {
     let name = |block: usize| name(seed, block);
     let pieces = tokens.chunks(BATCH_BLOCKS * BLOCK_SIZE).enumerate();
@@ -181,7 +187,7 @@ fn chain(out: &mut Vec<Bytes>, seed: u64, tokens: &[u32]) -> Result<(), Failure>
     Ok(())
 }
 
-/// `[timestamp, [BlockStored], data parallel rank]`, as vLLM 0.32 has it.
+/// A batch `[timestamp, [BlockStored], data parallel rank]`, as vLLM 0.32 publishes it.
 fn stored(names: &[u64], parent: Option<u64>, tokens: &[u32]) -> Result<Vec<u8>, Failure> {
     let mut out = Vec::with_capacity(names.len() * 9 + tokens.len() * 5 + 200);
     begin(&mut out)?;
@@ -211,7 +217,7 @@ fn stored(names: &[u64], parent: Option<u64>, tokens: &[u32]) -> Result<Vec<u8>,
     Ok(out)
 }
 
-/// The same of blocks that are gone.
+/// A batch `[timestamp, [BlockRemoved], data parallel rank]`, as vLLM 0.32 publishes it.
 fn removed(names: &[u64]) -> Result<Vec<u8>, Failure> {
     let mut out = Vec::with_capacity(names.len() * 9 + 100);
     begin(&mut out)?;
@@ -225,7 +231,7 @@ fn removed(names: &[u64]) -> Result<Vec<u8>, Failure> {
     Ok(out)
 }
 
-/// A batch of one event, up to that.
+/// Writes the beginning of a batch with one event: the timestamp and the head of the event list.
 fn begin(out: &mut Vec<u8>) -> Result<(), Failure> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
     write_array_len(out, 3)?;
