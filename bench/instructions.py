@@ -22,7 +22,7 @@ MODEL = "bench"
 CLIENTS = 16
 START_TIMEOUT_S = 120
 END_TIMEOUT_S = 60
-# Requests before those that are counted: they open connections and create series.
+# Number of requests before those that are counted. They open connections and create metrics.
 WARM_UP = 400
 
 AGGREGATED = ("flow: aggregated", [("w", "both", 4)])
@@ -69,14 +69,15 @@ HAND_OFF = {
     "tp_size": 1,
 }
 MODELS = {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 131072}]}
-# The router reads this once a second, however long the requests take.
+# The router reads the metrics once a second, however long the requests take. They are short, so that
+# reading them adds few instructions.
 METRICS = (
     f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="10000",engine="0"}} 1.0\n'
     f'vllm:num_requests_running{{engine="0",model_name="{MODEL}"}} 0.0\n'
     f'vllm:num_requests_waiting{{engine="0",model_name="{MODEL}"}} 0.0\n'
     f'vllm:kv_cache_usage_perc{{engine="0",model_name="{MODEL}"}} 0.0\n'
 )
-OF_ITSELF = {
+STATUS_REPLIES = {
     "/metrics": reply(METRICS.encode(), "text/plain"),
     "/version": reply(b'{"version": "0.32.0"}'),
     "/v1/models": reply(json.dumps(MODELS).encode()),
@@ -87,7 +88,7 @@ COLLECTED = reply(b"", "application/x-protobuf")
 
 
 async def read_message(reader):
-    """The first line and the body of a message of HTTP/1.1."""
+    """Reads a message of HTTP/1.1. Returns its first line and its body."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
     body = await reader.readexactly(int(length[1])) if length else b""
@@ -95,7 +96,7 @@ async def read_message(reader):
 
 
 async def serve(reader, writer):
-    """An engine that replies at once, and a collector that forgets its spans."""
+    """Serves a connection as an engine that replies at once, and as a collector that drops spans."""
     try:
         while True:
             line, body = await read_message(reader)
@@ -105,13 +106,13 @@ async def serve(reader, writer):
             elif body:
                 writer.write(PREFILLED if b'"do_remote_decode":true' in body else WHOLE)
             else:
-                writer.write(OF_ITSELF.get(path, reply(b"", "text/plain")))
+                writer.write(STATUS_REPLIES.get(path, reply(b"", "text/plain")))
     except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
         writer.close()
 
 
 def requests():
-    """Different chats of 1 KB; three quarters of each are shared by an eighth of them."""
+    """Different chats of 1 KB in eight groups; the chats of a group have three quarters in common."""
     draws = random.Random(1)
     words = [word for word in (FOLDER / "README.md").read_text().split() if word.isalpha()]
 
@@ -132,7 +133,7 @@ def requests():
 
 
 class Clients:
-    """Each client sends a request when it has the reply to the one before."""
+    """Closed-loop clients: each sends its next request when it has received the previous reply."""
 
     def __init__(self):
         self.requests = list(requests())
@@ -144,9 +145,9 @@ class Clients:
 
     async def send(self, count):
         numbers = iter(range(count))
-        await asyncio.gather(*(self.one(numbers, *both) for both in self.connections))
+        await asyncio.gather(*(self.run_client(numbers, *streams) for streams in self.connections))
 
-    async def one(self, numbers, reader, writer):
+    async def run_client(self, numbers, reader, writer):
         for number in numbers:
             writer.write(self.requests[number % len(self.requests)])
             line, body = await read_message(reader)
@@ -178,7 +179,7 @@ def configuration(flow, workers, further, ports, engines):
     return "\n".join(lines) + "\n"
 
 
-async def until_ready(process, port, log):
+async def wait_until_ready(process, port, log):
     for _ in range(START_TIMEOUT_S * 10):
         if process.poll() is not None:
             sys.exit(log.read_text())
@@ -208,7 +209,8 @@ async def count(arguments, name, folder):
         old.unlink()
     tool = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
     program = [arguments.splitrail, "serve", "--config", config]
-    # One thread for requests: how often several wake each other differs from run to run.
+    # One thread for requests, because several threads would wake each other more or less often in
+    # each run.
     environment = {**os.environ, "TOKIO_WORKER_THREADS": "1", "RUST_LOG": "info"}
     with log.open("w") as stderr:
         process = subprocess.Popen([*tool, *program], stderr=stderr, env=environment)
@@ -218,7 +220,7 @@ async def count(arguments, name, folder):
         await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
 
     try:
-        await until_ready(process, ports[1], log)
+        await wait_until_ready(process, ports[1], log)
         clients = Clients()
         await clients.connect(ports[0])
         await control("--instr=on")
@@ -231,7 +233,7 @@ async def count(arguments, name, folder):
         process.wait(END_TIMEOUT_S)
     for server in servers:
         server.close()
-    # Further parts have what the router does when it ends.
+    # The first dump has the counted requests. Later ones have what the router executes when it ends.
     profile = folder / f"{name}.out.1"
     found = re.search(r"^(?:summary|totals): (\d+)", profile.read_text(), re.MULTILINE)
     return int(found[1]) / arguments.requests
@@ -241,7 +243,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     program = FOLDER.parent / "target/release/splitrail"
     parser.add_argument("--splitrail", default=program, help="the router's program")
-    parser.add_argument("--requests", type=int, default=2000, help="how many are counted")
+    parser.add_argument("--requests", type=int, default=2000, help="number of counted requests")
     parser.add_argument("--only", action="append", choices=WORKLOADS)
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="keep the profiles")
     arguments = parser.parse_args()
@@ -250,9 +252,9 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         first = None
         for name in arguments.only or WORKLOADS:
-            each = asyncio.run(count(arguments, name, folder))
-            first = first or each
-            print(f"{name:12} {each:10,.0f} {each / first:6.3f}", flush=True)
+            per_request = asyncio.run(count(arguments, name, folder))
+            first = first or per_request
+            print(f"{name:12} {per_request:10,.0f} {per_request / first:6.3f}", flush=True)
 
 
 if __name__ == "__main__":
