@@ -121,7 +121,7 @@ struct Found {
 /// replica that served it.
 ///
 /// # Errors
-/// No replica has a reply. A refusal is told before a replica that could not be asked, but decides
+/// No replica has a reply. A refusal is shown before a replica that could not be asked, but decides
 /// the exit code only if that replica cannot know more.
 fn find(
     replicas: &[Replica],

@@ -104,7 +104,7 @@ pub(super) struct Wait<'w> {
     shown: Option<(u64, Instant)>,
     /// Since when the worker has no requests. `None` while it has some.
     idle_since: Option<Instant>,
-    /// The longest lease of the model on the replicas. `None` until all of them have told theirs.
+    /// The longest lease of the model on the replicas. `None` until all of them have reported one.
     lease: Option<Duration>,
 }
 

@@ -55,7 +55,7 @@ struct OfClient {
 
 impl OfClient {
     /// Whether the client may hold `held_bytes` while `free_bytes` are left. It may always hold as
-    /// much as is then free: with any weight, its requests are served while nobody else has any.
+    /// much as is then free: with any weight, its requests are served while others have none.
     fn may_hold(&self, held_bytes: usize, free_bytes: usize) -> bool {
         let share = SHARE_OF_FREE as f64 * f64::from_bits(self.weight.load(Relaxed));
         held_bytes as f64 <= free_bytes as f64 * share.max(1.0)

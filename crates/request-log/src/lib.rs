@@ -1,5 +1,5 @@
-//! What operators are told of each request of a client: its id, its client's address and its trace
-//! context (`identity`), what is known when the request has ended (`summary`), its line in the
+//! What is reported to operators of each request of a client: its id, its client's address and its
+//! trace context (`identity`), what is known when the request has ended (`summary`), its line in the
 //! access log, and its spans.
 //!
 //! No request waits for a log or a collector.
