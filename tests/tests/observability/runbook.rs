@@ -11,19 +11,8 @@ use crate::server::Prometheus;
 const OTHER_ADDRESSES: [&str; 3] = ["ENGINE_URL", "HOST:PORT", "JWKS_URL"];
 
 /// Programs in the guide that need what is not here: a log file, a network, another program.
-const ELSEWHERE: [&str; 11] = [
-    "cat",
-    "chronyc",
-    "df",
-    "grep",
-    "journalctl",
-    "kubectl",
-    "nats",
-    "nc",
-    "openssl",
-    "splitrail",
-    "ulimit",
-];
+const ELSEWHERE: [&str; 10] =
+    ["cat", "chronyc", "df", "grep", "journalctl", "kubectl", "nats", "nc", "openssl", "splitrail"];
 
 /// Checks what the guide says is to be checked for an alert that fires: commands succeed and say
 /// something, and one query at least has data.
