@@ -85,7 +85,7 @@ impl Proof {
 struct Watched {
     replica: Replica,
     silent_rounds: u32,
-    /// Whether it was said that the worker still gets requests.
+    /// Whether it was said that the worker is the last one of its role.
     is_warned: bool,
     /// The ids of the requests that may still fetch hand-offs from the worker. `None` while the
     /// worker has requests, and until the replica has said which requests are in flight.
@@ -192,15 +192,10 @@ impl<'w> Wait<'w> {
         };
         one.silent_rounds = 0;
         let worker = list.iter().find(|worker| worker.is(self.model, self.id));
-        if !one.is_warned
-            && self.shows_progress
-            && worker.is_some_and(|worker| is_last(worker, &list))
-        {
+        let last = worker.filter(|worker| is_last(worker, &list));
+        if let Some(last) = last.filter(|_| !one.is_warned && self.shows_progress) {
             one.is_warned = true;
-            print_error(&format!(
-                "{}: no other worker can take its requests, so it still gets them",
-                one.replica.name()
-            ));
+            print_error(&format!("{}: {}", one.replica.name(), effect_of_last(last)));
         }
         one.proof = match worker {
             None => Proof::Left,
@@ -288,8 +283,19 @@ impl<'w> Wait<'w> {
     }
 }
 
-/// Whether no other worker of its model takes new work of its role: a router uses the last one
-/// although it drains.
+/// What becomes of the requests of the last worker of its role: a router uses the worker although it
+/// drains, unless the worker is for prefill alone.
+fn effect_of_last(worker: &WorkerSnapshot) -> &'static str {
+    match &*worker.role {
+        "prefill" => {
+            "no other prefill worker is left: decode workers compute prompts, or requests fail \
+             (`on_no_prefill`)"
+        }
+        _ => "no other worker can take its requests, so it still gets them",
+    }
+}
+
+/// Whether no other worker of its model takes new work of its role.
 fn is_last(worker: &WorkerSnapshot, all: &[WorkerSnapshot]) -> bool {
     let replaces = |other: &WorkerSnapshot| {
         let has_role = other.role == worker.role || other.role == "both" || worker.role == "both";

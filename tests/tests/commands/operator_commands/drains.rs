@@ -138,6 +138,16 @@ async fn a_wait_says_that_the_last_worker_still_gets_requests() {
 }
 
 #[tokio::test]
+async fn a_wait_says_that_the_last_prefill_worker_gets_no_requests() {
+    let routers = Routers::start(1).await;
+    assert_eq!(run(&["drain", "p0", "--admin", &routers.admins()]).await.code, 0);
+    let last = run(&["drain", "p1", "--wait", "--admin", &routers.admins()]).await;
+    assert_eq!(last.code, 0, "{last:?}");
+    assert!(last.stderr.contains("no other prefill worker is left"), "{last:?}");
+    assert!(!last.stderr.contains("still gets them"), "{last:?}");
+}
+
+#[tokio::test]
 async fn a_wait_that_takes_too_long_leaves_the_worker_drained() {
     let routers = Routers::start(1).await;
     let (_events, busy) = routers.endless(0).await;
