@@ -135,7 +135,9 @@ fn log_outcome(core: &Core, outcome: &Result<ReloadReport, ReloadError>) {
         Ok(_) => "changed",
         Err(_) => "refused",
     };
-    core.metrics.reloads.with_label_values(&[result]).inc();
+    if outcome.as_ref().err().is_none_or(ReloadError::is_about_the_file) {
+        core.metrics.reloads.with_label_values(&[result]).inc();
+    }
     core.audit.reload(result, outcome.as_ref().map_or(0, |report| report.changes.len()));
     match outcome {
         Ok(report) => {
@@ -150,8 +152,7 @@ fn log_outcome(core: &Core, outcome: &Result<ReloadReport, ReloadError>) {
             tracing::info!(changes = report.changes.len(), digest, "configuration reloaded");
         }
         Err(refused) => {
-            // The others say nothing about the file.
-            if !matches!(refused, ReloadError::NoFile | ReloadError::Draining | ReloadError::Busy) {
+            if refused.is_about_the_file() {
                 core.metrics.set_reload_refused();
             }
             let problems = refused.problems();

@@ -339,7 +339,8 @@ metrics! {
     jwks_last_success: GaugeVec("jwks_last_success_timestamp_seconds"; "issuer");
     /// Usable keys of an issuer.
     jwks_keys: IntGaugeVec("jwks_keys"; "issuer");
-    /// Reloads of the configuration, by result: changed, unchanged or refused.
+    /// Reloads of the configuration, by result: changed, unchanged or refused. Those that
+    /// a router refuses because it drains or was started without a file are not counted.
     reloads: IntCounterVec("reloads_total"; "result" in RELOADS);
     /// A hash of 48 bits of the running configuration. Replicas with the same configuration have
     /// the same value.

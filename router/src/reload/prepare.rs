@@ -49,6 +49,11 @@ impl ReloadError {
         }
     }
 
+    /// Whether the file, or what it names, is why nothing has changed.
+    pub(super) fn is_about_the_file(&self) -> bool {
+        !matches!(self, Self::NoFile | Self::Draining | Self::Busy)
+    }
+
     fn listing(mut listed: Vec<Problem>) -> Self {
         listed.sort_by_key(|problem| (problem.line, problem.column));
         Self::Problems { count: listed.len(), listed }

@@ -89,6 +89,9 @@ async fn nothing_is_reloaded_while_draining_or_without_a_file() {
     let reply = cluster.reload(&yaml).await;
     assert_eq!(reply.status, 503, "{}", reply.text());
     assert!(matches!(cluster.running.reload().now().await, Err(ReloadError::Draining)));
+    // No configuration is at fault, so nothing tells operators that one is.
+    let refused = [("result", "refused")];
+    assert_eq!(cluster.metric("splitrail_reloads_total", &refused).await, 0.0);
 
     let yaml = "listen: { http: 127.0.0.1:0, admin: 127.0.0.1:0 }
 models: [ { name: m, flow: aggregated, tokenizer: { kind: none },
