@@ -300,7 +300,8 @@ pub struct Model {
     #[serde(default)]
     pub read_back: bool,
     /// How long a decode engine keeps KV pinned for `read_back` (vLLM's `decoder_kv_blocks_ttl`). A
-    /// tenth of the time, and at least six seconds, is kept as a margin.
+    /// tenth of the time, and at least six seconds, is kept as a margin. The pin lasts at least
+    /// 10 s.
     #[serde(default = "flow::read_back_pin")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]

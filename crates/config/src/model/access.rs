@@ -74,7 +74,7 @@ pub struct JwtAuth {
     /// authorities of the system are trusted.
     #[serde(default)]
     pub jwks_ca: Option<PathBuf>,
-    /// How often the keys are fetched from the URL.
+    /// How often the keys are fetched from the URL. At least 10 s.
     #[serde(default = "refresh_interval")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]

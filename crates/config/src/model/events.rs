@@ -40,7 +40,7 @@ pub struct NatsEvents {
     pub durable_name: Option<String>,
     /// How long a worker is assumed to hold its blocks after the last report, while the broker is
     /// down or the worker's shim cannot reach the broker. Afterwards the worker's overlap is not
-    /// used.
+    /// used. At least twice `fleet.load_interval`.
     #[serde(
         default = "disconnect_grace",
         deserialize_with = "scalar::duration",
@@ -54,7 +54,7 @@ pub struct NatsEvents {
     #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
     #[schemars(with = "size::SizeText", range(min = 1_048_576, max = 1_099_511_627_776_u64))]
     pub stream_max_bytes: u64,
-    /// Maximum age of the changes that the broker keeps.
+    /// Maximum age of the changes that the broker keeps. At least one minute.
     #[serde(
         default = "stream_max_age",
         deserialize_with = "scalar::duration",

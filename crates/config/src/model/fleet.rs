@@ -35,12 +35,12 @@ pub struct FleetConfig {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub rejoin_grace: Duration,
-    /// Interval at which shims report their engine's load if nothing changes.
+    /// Interval at which shims report their engine's load if nothing changes. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub load_interval: Duration,
     /// Age from which the last load report of a worker is outdated. The worker then counts as busy
-    /// as the busiest one of its model.
+    /// as the busiest one of its model. At least twice `load_interval`.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub load_stale_after: Duration,

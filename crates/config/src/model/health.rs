@@ -11,11 +11,11 @@ use crate::scalar;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct HealthConfig {
-    /// Interval between two probes of a worker, which also read its load.
+    /// Interval between two probes of a worker, which also read its load. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub probe_interval: Duration,
-    /// Timeout of a probe.
+    /// Timeout of a probe. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub probe_timeout: Duration,
@@ -55,7 +55,7 @@ impl Default for HealthConfig {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct EjectionConfig {
-    /// Interval between two evaluations.
+    /// Interval between two evaluations. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub interval: Duration,
@@ -71,7 +71,7 @@ pub struct EjectionConfig {
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests_min: u32,
     /// Duration of the first ejection. Each further one in a row lasts this much longer, up to ten
-    /// times this value.
+    /// times this value. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub base_time: Duration,

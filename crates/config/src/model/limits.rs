@@ -22,21 +22,21 @@ pub struct Limits {
     #[schemars(range(min = 0, max = 1_000_000))]
     pub connections_per_address_max: usize,
     /// Maximum time for the head of a request, from its first byte, or from the opening of a new
-    /// connection. Afterwards the connection is closed.
+    /// connection. Afterwards the connection is closed. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub header_timeout: Duration,
     /// Maximum time for which a connection stays open without a request. Load balancers in front
-    /// should close idle connections earlier.
+    /// should close idle connections earlier. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub idle_timeout: Duration,
     /// Maximum time for which a client may read nothing of what is sent to it. Afterwards its
-    /// connection, or its HTTP/2 stream, is closed and its requests are cancelled.
+    /// connection, or its HTTP/2 stream, is closed and its requests are cancelled. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub write_stall: Duration,
-    /// Time for which a client may read a reply more slowly than `reply_rate_min`.
+    /// Time for which a client may read a reply more slowly than `reply_rate_min`. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub reply_grace: Duration,
@@ -78,7 +78,8 @@ pub struct Limits {
     #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
     #[schemars(with = "size::SizeText", range(min = 1024, max = 1_073_741_824_u64))]
     pub body_max_bytes: usize,
-    /// Maximum time for the arrival of a request body. Afterwards the request gets status 408.
+    /// Maximum time for the arrival of a request body. Afterwards the request gets status 408. At
+    /// least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub body_timeout: Duration,

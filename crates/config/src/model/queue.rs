@@ -102,8 +102,8 @@ pub struct ThresholdConfig {
     #[schemars(range(min = 0, max = 1_000_000))]
     pub chunk_tokens: u32,
     /// The initial value of the interference, which is then learned: the part of the shorter of a
-    /// step's two parts that is added to the longer one. 0 means that both overlap completely, 1
-    /// that one waits for the other.
+    /// step's two parts that is added to the longer one. Values near 0 mean that both overlap almost
+    /// completely, 1 that one waits for the other.
     #[schemars(range(min = 0.01, max = 10.0))]
     pub interference: f64,
 }

@@ -47,7 +47,7 @@ pub struct NatsQuotas {
     #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9_-]+$"))]
     pub bucket: String,
     /// How long a router uses its shares without the broker. Afterwards the router admits a small
-    /// part of every limit, and the other routers get the rest.
+    /// part of every limit, and the other routers get the rest. From 20 s to 1 h.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub lease: Duration,
