@@ -352,13 +352,27 @@ async fn run_quickstart(
 }
 
 /// If a resource that the configuration names cannot be used, the configuration is at fault; if a
-/// file cannot be written, it is not.
+/// file cannot be written, or the router has a defect, it is not.
 fn not_assembled(error: AssembleError) -> Failure {
     let code = match error {
         AssembleError::Model(_) | AssembleError::Access(_) | AssembleError::Traces(_) => {
             exit::CONFIG
         }
-        AssembleError::File(_) | AssembleError::Defect(_) => exit::UNAVAILABLE,
+        AssembleError::File(_) => exit::UNAVAILABLE,
+        AssembleError::Defect(_) => exit::SOFTWARE,
     };
     Failure::new(code, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_defect_at_the_start_is_told_from_a_file_that_cannot_be_written() {
+        let defect = not_assembled(AssembleError::Defect("two metrics have one name".to_owned()));
+        assert_eq!(defect.code, exit::SOFTWARE);
+        let file = not_assembled(AssembleError::File(std::io::ErrorKind::PermissionDenied.into()));
+        assert_eq!(file.code, exit::UNAVAILABLE);
+    }
 }
