@@ -8,6 +8,7 @@ mod files;
 mod metrics;
 mod metrics_listener;
 mod promql;
+mod outcomes;
 #[cfg(feature = "otlp")]
 mod traces;
 mod vocabulary;

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use splitrail_api::error::{Error, ErrorKind};
 use splitrail_fleet::parity::{Cause, Parity};
 use splitrail_fleet::state::WorkerState;
 use splitrail_flow::plan::LocalReason;
@@ -364,31 +363,4 @@ fn the_table_has_the_values_that_the_code_gives() {
         LocalReason::Cheaper,
     ];
     check("local_prefills_total", "reason", &reasons.map(LocalReason::name));
-    let failures = [
-        ErrorKind::EngineRejected(429),
-        ErrorKind::EngineUnreachable,
-        ErrorKind::EngineFailed,
-        ErrorKind::StaleConnection,
-        ErrorKind::ForeignReply,
-        ErrorKind::ForeignHandOff,
-        ErrorKind::EngineTimeout,
-        ErrorKind::BelowThreshold,
-        ErrorKind::LeaseExpired,
-        ErrorKind::DecodeLost,
-    ];
-    let failures = failures.map(|kind| Error::new(kind, ""));
-    check("worker_leg_failures_total", "reason", &failures.each_ref().map(Error::outcome));
-    check("wasted_prompt_tokens_total", "reason", &failures.each_ref().map(Error::outcome));
-    check("request_results_total", "result", &failures.each_ref().map(Error::result));
-    let of_the_router = [
-        ErrorKind::Overloaded,
-        ErrorKind::Busy(1),
-        ErrorKind::NoWorker,
-        ErrorKind::RouterStopping,
-        ErrorKind::Internal,
-    ];
-    let of_the_router = of_the_router.map(|kind| Error::new(kind, ""));
-    let results = of_the_router.each_ref().map(Error::result);
-    assert_eq!(results, ["shed", "shed", "failed", "failed", "failed"]);
-    check("wasted_prompt_tokens_total", "reason", &of_the_router.each_ref().map(Error::outcome));
 }

@@ -31,7 +31,8 @@ pub(crate) const FAILURES: &[&str] = &[
     "lease_expired",
     "decode_lost",
 ];
-/// Why the work of an attempt is lost: why it fails, or how its request ends.
+/// Why the work of an attempt is lost: why it fails, how its request ends, why nothing was handed over,
+/// or that another attempt has replaced it.
 pub(crate) const WASTE: &[&str] = &[
     "engine_rejected",
     "engine_unreachable",
@@ -47,10 +48,15 @@ pub(crate) const WASTE: &[&str] = &[
     "no_worker",
     "busy",
     "overloaded",
+    "over_share",
+    "not_offered",
     "reply_too_large",
     "invalid_request",
     "router_stopping",
     "internal",
+    "no_hand_off",
+    "prefill_ended",
+    "superseded",
 ];
 /// How prefill legs that were to read KV back ended.
 pub(crate) const READ_BACKS: &[&str] =
