@@ -32,7 +32,7 @@ mod cost;
 pub mod explain;
 mod scope;
 
-pub use scope::{Scope, count_unplaced};
+pub use scope::{Scope, count_unplaced, log_failure};
 
 /// A request as a listener received it.
 pub struct Call {

@@ -12,6 +12,9 @@ pub trait Engine: Send + Sync {
     /// The worker's id, for messages.
     fn id(&self) -> &str;
 
+    /// The name of its model, for logs; empty if it belongs to none.
+    fn model(&self) -> &str;
+
     /// Host and port of its HTTP address.
     fn authority(&self) -> &Authority;
 
@@ -48,6 +51,10 @@ pub trait Engine: Send + Sync {
 impl<E: Engine + ?Sized> Engine for Arc<E> {
     fn id(&self) -> &str {
         (**self).id()
+    }
+
+    fn model(&self) -> &str {
+        (**self).model()
     }
 
     fn authority(&self) -> &Authority {

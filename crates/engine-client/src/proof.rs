@@ -82,6 +82,7 @@ impl Proof {
         if worker.echoes().missed() == Foreign::Unlearned {
             let path = self.shape.path();
             tracing::warn!(
+                model = worker.model(),
                 worker = worker.id(),
                 path,
                 "its replies no longer carry the request's id: the id is not expected from now on"
@@ -127,6 +128,10 @@ mod tests {
     impl Engine for Silent {
         fn id(&self) -> &str {
             "w"
+        }
+
+        fn model(&self) -> &str {
+            "m"
         }
 
         fn authority(&self) -> &Authority {

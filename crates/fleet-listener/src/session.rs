@@ -103,8 +103,10 @@ impl Session {
             if !blocks.is_complete() {
                 blocks.distrust();
             }
-            let (worker, grace) = (indexing.worker.id(), self.context.config.rejoin_grace);
+            let (model, worker) = (indexing.worker.model(), indexing.worker.id());
+            let grace = self.context.config.rejoin_grace;
             tracing::warn!(
+                model,
                 worker,
                 ?grace,
                 "a shim's stream ended without notice; waiting for it to attach again"
@@ -167,6 +169,7 @@ impl Session {
             };
             if let Err(status) = result {
                 tracing::warn!(
+                    model = hello.served.name(),
                     worker = hello.config.id,
                     %status,
                     "a shim's stream is closed because of an error"
@@ -419,8 +422,9 @@ impl AttachedWorker {
                 stream.note_applied(sequence);
                 self.mark_current_if_ordered(stream);
                 if self.indexing.may_log("synced") {
-                    let (worker, blocks) = (self.indexing.worker.id(), self.indexing.blocks());
-                    tracing::info!(worker, blocks, "the index is synchronised");
+                    let (worker, blocks) = (&self.indexing.worker, self.indexing.blocks());
+                    let (model, worker) = (worker.model(), worker.id());
+                    tracing::info!(model, worker, blocks, "the index is synchronised");
                 }
                 Ok(())
             }

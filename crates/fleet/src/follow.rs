@@ -109,7 +109,12 @@ pub(super) async fn supervise<F>(
         running.spawn(task());
         match running.join_next().await {
             Some(Err(error)) if error.is_panic() => {
-                tracing::error!(worker = worker.id(), what, "a task panicked and is restarted");
+                tracing::error!(
+                    model = worker.model(),
+                    worker = worker.id(),
+                    what,
+                    "a task panicked and is restarted"
+                );
                 tokio::time::sleep(PAUSE).await;
             }
             _ => return,

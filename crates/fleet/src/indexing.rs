@@ -118,7 +118,8 @@ impl Indexing {
     pub fn gap(&mut self, missed: u64) {
         self.cluster.metrics.index_gaps.with_label_values(&self.labels()).inc();
         if self.may_log("gap") {
-            tracing::info!(worker = self.worker.id(), missed, "KV events are missing");
+            let (model, worker) = (self.worker.model(), self.worker.id());
+            tracing::info!(model, worker, missed, "KV events are missing");
         }
     }
 
@@ -126,8 +127,8 @@ impl Indexing {
     pub fn garbage(&mut self, why: &dyn std::fmt::Display) {
         self.count_rejected("garbage", 1);
         if self.may_log("garbage") {
-            let (worker, error) = (self.worker.id(), why);
-            tracing::warn!(worker, %error, "a KV event message cannot be decoded");
+            let (model, worker, error) = (self.worker.model(), self.worker.id(), why);
+            tracing::warn!(model, worker, %error, "a KV event message cannot be decoded");
         }
     }
 
@@ -148,6 +149,7 @@ impl Indexing {
         }
         if sum.malformed + sum.over_limit > 0 && self.may_log("rejected") {
             tracing::warn!(
+                model = self.worker.model(),
                 worker = self.worker.id(),
                 block_size = self.pool.block_size(),
                 malformed = sum.malformed,

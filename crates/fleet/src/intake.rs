@@ -100,8 +100,9 @@ async fn follow_ranks(
         let sources = of_all_ranks(listed, count.into());
         let reachable = sources.len();
         if reachable < usize::from(count) && following.is_empty() {
-            let (worker, ranks) = (worker.id(), count);
+            let (model, worker, ranks) = (worker.model(), worker.id(), count);
             tracing::error!(
+                model,
                 worker,
                 ranks,
                 "the ports after kv_events do not suffice for all ranks"
@@ -250,6 +251,7 @@ impl Intake {
                 if self.part.may_log("disconnected") {
                     let (rank, endpoint) = (self.source.rank, &self.source.events);
                     tracing::warn!(
+                        model = worker.model(),
                         worker = worker.id(),
                         rank,
                         %endpoint,
@@ -267,25 +269,28 @@ impl Intake {
             return;
         }
         let blocks = self.part.blocks();
-        let worker = self.part.worker.id();
+        let (model, worker) = (self.part.worker.model(), self.part.worker.id());
         match outcome {
             SyncOutcome::Replayed => match self.oldest_batch {
                 Some(oldest_batch) if oldest_batch > 0 => tracing::info!(
+                    model,
                     worker,
                     blocks,
                     oldest_batch,
                     "the index is synchronised, but for blocks that were stored before the oldest \
                      batch of the engine's replay"
                 ),
-                _ => tracing::info!(worker, blocks, "the index is synchronised"),
+                _ => tracing::info!(model, worker, blocks, "the index is synchronised"),
             },
             SyncOutcome::ReplayFailed => tracing::warn!(
+                model,
                 worker,
                 blocks,
                 "the replay of KV events failed and is repeated: until then, the index has only \
                  blocks that are stored from now on"
             ),
             SyncOutcome::NoReplay => tracing::warn!(
+                model,
                 worker,
                 blocks,
                 "no replay: the index has only blocks that are stored from now on"
@@ -300,8 +305,13 @@ impl Intake {
             self.part.worker.event_stats.of_other_rank(batch.events.len());
             self.part.count_rejected("rank", batch.events.len());
             if self.part.may_log("rank") {
-                let worker = self.part.worker.id();
-                tracing::warn!(worker, rank, "events of another data-parallel rank are ignored");
+                let (model, worker) = (self.part.worker.model(), self.part.worker.id());
+                tracing::warn!(
+                    model,
+                    worker,
+                    rank,
+                    "events of another data-parallel rank are ignored"
+                );
             }
             return;
         }
@@ -346,6 +356,7 @@ impl Intake {
         }
         if self.part.may_log("kept") {
             tracing::warn!(
+                model = self.part.worker.model(),
                 worker = self.part.worker.id(),
                 reason,
                 oldest_batch,
@@ -362,6 +373,7 @@ impl Intake {
         self.part.count_resync(reason);
         self.part.set_current(false);
         tracing::info!(
+            model = self.part.worker.model(),
             worker = self.part.worker.id(),
             reason,
             "the worker's KV events are read again"
@@ -378,8 +390,9 @@ impl Intake {
         self.part.forget();
         self.part.count_resync(reason.name());
         if self.part.may_log("reset") {
-            let worker = self.part.worker.id();
+            let (model, worker) = (self.part.worker.model(), self.part.worker.id());
             tracing::warn!(
+                model,
                 worker,
                 reason = reason.name(),
                 "the worker's part of the index is rebuilt"

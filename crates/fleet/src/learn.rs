@@ -49,6 +49,7 @@ pub(super) async fn learn(
     // Other engines than vLLM have other metrics.
     if expects_nixl && load.block_size.is_some() && !load.has_nixl {
         tracing::warn!(
+            model = served.name(),
             worker = worker.id(),
             "connector is nixl, but the engine shows no metrics of NIXL: start it with \
              --kv-transfer-config, or set connector to the engine's"
@@ -113,11 +114,13 @@ async fn learn_events(served: &Served, worker: &Worker, patience: Duration) -> O
         _ => Ok(Vec::new()),
     };
     let sources = sources.unwrap_or_else(|error| {
-        tracing::error!(worker = worker.id(), %error, "write its kv_events and kv_replay down");
+        let (model, worker) = (served.name(), worker.id());
+        tracing::error!(model, worker, %error, "write its kv_events and kv_replay down");
         Vec::new()
     });
     if let Some(source) = sources.iter().find(|source| is_beyond_reach(source, host)) {
         tracing::error!(
+            model = served.name(),
             worker = worker.id(),
             endpoint = %source.events,
             "the engine publishes its KV events on its own host alone: start it with an endpoint \
@@ -131,12 +134,14 @@ async fn learn_events(served: &Served, worker: &Worker, patience: Duration) -> O
 fn tell_events(worker: &Worker) {
     match worker.facts.publisher() {
         Some(kv_events) => {
-            tracing::info!(worker = worker.id(), kv_events, "the engine says where it publishes");
+            let (model, worker) = (worker.model(), worker.id());
+            tracing::info!(model, worker, kv_events, "the engine says where it publishes");
         }
         None => {
             // Nothing will be synchronised.
             worker.set_synced();
             tracing::warn!(
+                model = worker.model(),
                 worker = worker.id(),
                 "KV-aware routing is off for this worker: its engine tells of no KV events; start \
                  it with --kv-events-config, or write its kv_events down"

@@ -17,6 +17,7 @@ pub mod indexing;
 pub mod intake;
 mod learn;
 pub mod life;
+pub mod load_report;
 pub mod losses;
 pub mod membership;
 pub mod missing_hand_offs;

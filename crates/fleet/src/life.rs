@@ -51,6 +51,11 @@ impl Life {
         Self { model: model.to_owned(), transitions: Some(transitions), ..self }
     }
 
+    /// The name of the worker's model; empty before [`counted`](Self::counted).
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
     /// The current state.
     pub fn state(&self) -> WorkerState {
         WorkerState::from_u8(self.state.load(Relaxed))

@@ -310,7 +310,8 @@ impl Fleet {
         claims.remove(source, id);
         if let Err(error) = self.settle(members, &name, claims) {
             // The remaining reports were accepted before.
-            tracing::error!(worker = name, %error, "a worker could not be updated after a source withdrew it");
+            let (model, worker) = (members.served.name(), name);
+            tracing::error!(model, worker, %error, "a worker could not be updated after a source withdrew it");
         }
     }
 

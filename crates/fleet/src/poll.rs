@@ -85,6 +85,7 @@ fn tell_block_size(served: &Served, worker: &Worker, tokens: u32, differed: bool
     let differs = !served.pool.learn_block_size(worker, tokens);
     if differs && !differed {
         tracing::error!(
+            model = served.name(),
             worker = worker.id(),
             block_size = served.pool.block_size(),
             engine = tokens,

@@ -190,7 +190,13 @@ impl Pool {
         if before == 0 {
             return;
         }
-        tracing::warn!(before, block_size = tokens, "all engines have another block size now");
+        let model = roster.iter().next().map_or("", |worker| worker.model());
+        tracing::warn!(
+            model,
+            before,
+            block_size = tokens,
+            "all engines have another block size now"
+        );
         for worker in roster.iter() {
             self.speculative_index.forget(worker.index);
             worker.parity.forget();

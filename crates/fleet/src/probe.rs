@@ -39,7 +39,8 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
         match tokio::time::timeout(PATIENCE, ask(&served, &worker)).await {
             Ok(Ok(supported)) => {
                 worker.set_supports_cache_hit_threshold(Some(supported));
-                tracing::info!(worker = worker.id(), supported, "cache_hit_threshold");
+                let (model, worker) = (served.name(), worker.id());
+                tracing::info!(model, worker, supported, "cache_hit_threshold");
             }
             // The engine may be starting, or full; the probe is repeated.
             Ok(Err(error)) => {
@@ -65,7 +66,8 @@ pub async fn run_rank(served: Arc<Served>, worker: Arc<Worker>) {
                 Ok(Ok(pins)) => {
                     worker.ranks.set_pins(Some(pins));
                     let ranks = worker.ranks.count();
-                    tracing::info!(worker = worker.id(), ranks, pins, "x-data-parallel-rank");
+                    let (model, worker) = (served.name(), worker.id());
+                    tracing::info!(model, worker, ranks, pins, "x-data-parallel-rank");
                 }
                 Ok(Err(error)) => {
                     tracing::debug!(worker = worker.id(), %error, "the probe for rank headers failed and is repeated");
@@ -110,6 +112,7 @@ async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
             let outcome = Trial::Threshold.read(200, &reply).unwrap_or_default();
             if outcome.reports_cached_tokens == Some(false) {
                 tracing::warn!(
+                    model = served.name(),
                     worker = worker.id(),
                     "the engine reports no cached tokens, so that they are estimated: start it \
                      with --enable-prompt-tokens-details"

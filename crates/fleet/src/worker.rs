@@ -1,12 +1,11 @@
 //! One engine as the router sees it: configuration, health, load and what it supports.
 
 use std::fmt::{self, Display};
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use arc_swap::{ArcSwap, ArcSwapOption, Guard};
+use arc_swap::{ArcSwap, ArcSwapOption};
 use http::uri::Authority;
 use prometheus::{IntCounter, IntCounterVec};
 use splitrail_engine::vllm::load::EngineLoad;
@@ -18,6 +17,7 @@ use super::drift::Drift;
 use super::engine_facts::{EngineFacts, KvNames};
 use super::event_stats::EventStats;
 use super::life::Life;
+use super::load_report::{LOAD_STALE, LoadReport, RecentLoad};
 use super::missing_hand_offs::MissingHandOffs;
 use super::outcomes::OutcomeCounters;
 use super::parity::ParityMonitor;
@@ -43,27 +43,6 @@ use splitrail_workload::costs::Costs;
 use splitrail_workload::endpoint_support::EndpointSupport;
 use splitrail_workload::fetches::PeerFetches;
 use splitrail_workload::pace::Pace;
-
-/// Age from which a load report is ignored.
-const LOAD_STALE: Duration = Duration::from_secs(5);
-
-/// Borrows a load report that is recent enough, without copying it.
-pub struct RecentLoad(Guard<Arc<LoadReport>>);
-
-#[derive(Debug, Default)]
-struct LoadReport {
-    /// When the report was requested; `None` before the first report.
-    asked: Option<Instant>,
-    load: EngineLoad,
-}
-
-impl Deref for RecentLoad {
-    type Target = EngineLoad;
-
-    fn deref(&self) -> &EngineLoad {
-        &self.0.load
-    }
-}
 
 /// One engine as the router sees it.
 #[derive(Debug)]
@@ -337,12 +316,17 @@ impl Worker {
         }
         let failed = failed.is_some_and(Error::speaks_against_its_worker);
         self.outcomes.ended(failed);
-        let (worker, leg) = (self.id(), leg.name());
+        let (model, worker, leg) = (self.model(), self.id(), leg.name());
         if failed && breaker.fail(Instant::now()) {
-            tracing::warn!(worker, leg, "breaker opened: too many failures in a row");
+            tracing::warn!(model, worker, leg, "breaker opened: too many failures in a row");
         } else if !failed && breaker.succeed() {
-            tracing::info!(worker, leg, "breaker closed");
+            tracing::info!(model, worker, leg, "breaker closed");
         }
+    }
+
+    /// The name of the worker's model, for logs: ids of workers are unique in their model only.
+    pub fn model(&self) -> &str {
+        self.life.model()
     }
 
     /// The worker's id.
@@ -483,10 +467,14 @@ impl Worker {
         self.supports_cache_hit_threshold.store(known.map_or(0, |yes| 1 + u8::from(yes)), Relaxed);
     }
 
-    /// The last load report, unless it is too old.
+    /// The last load report, unless it is older than [`LOAD_STALE`].
     pub fn load(&self, now: Instant) -> Option<RecentLoad> {
-        let report = self.load.load();
-        (now.saturating_duration_since(report.asked?) < LOAD_STALE).then(|| RecentLoad(report))
+        self.load_within(now, LOAD_STALE)
+    }
+
+    /// The last load report, unless its age has reached `max_age`.
+    pub fn load_within(&self, now: Instant, max_age: Duration) -> Option<RecentLoad> {
+        RecentLoad::within(self.load.load(), now, max_age)
     }
 
     /// Records a load report that was requested at `asked`.
@@ -543,6 +531,10 @@ impl Worker {
 impl Engine for Worker {
     fn id(&self) -> &str {
         &self.config.id
+    }
+
+    fn model(&self) -> &str {
+        self.life.model()
     }
 
     fn authority(&self) -> &Authority {

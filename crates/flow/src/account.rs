@@ -93,11 +93,15 @@ impl Account {
     }
 
     fn read(&self, raw: &str) -> Option<EngineUsage> {
-        let worker = self.worker.id();
+        let (model, worker) = (self.served.name(), self.worker.id());
         match EngineUsage::parse_in(self.dialect, serde_json::from_str(raw).ok()?) {
             Ok(usage) => Some(usage),
             Err(UsageError::CachedExceedsPrompt { prompt_tokens, .. }) => {
-                tracing::warn!(worker, "an engine reports more cached tokens than the prompt has");
+                tracing::warn!(
+                    model,
+                    worker,
+                    "an engine reports more cached tokens than the prompt has"
+                );
                 let completion = JsonObject::parse_str(raw).ok()?;
                 let key = match self.dialect {
                     Dialect::Chunks => "completion_tokens",
@@ -108,7 +112,7 @@ impl Account {
                 Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens: None })
             }
             Err(error) => {
-                tracing::warn!(worker, %error, "an engine's usage is passed on as it is");
+                tracing::warn!(model, worker, %error, "an engine's usage is passed on as it is");
                 None
             }
         }

@@ -152,7 +152,8 @@ pub(super) fn conclude(
         Ok(First::Events(reader, held)) => {
             account.began();
             if placed.worker.breaker(Leg::Decode).answers() {
-                tracing::info!(worker = placed.worker.id(), leg = "decode", "breaker closed");
+                let (model, worker) = (placed.worker.model(), placed.worker.id());
+                tracing::info!(model, worker, leg = "decode", "breaker closed");
             }
             decision.cached_tokens_foretold();
             let stream = UnitStream::new(prompt, account, *reader, held);

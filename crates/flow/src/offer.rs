@@ -75,12 +75,13 @@ pub(super) fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<
         worker.record(leg, failed);
         return;
     }
-    let (breaker, id) = (&worker.endpoint_support.breaker, worker.id());
+    let breaker = &worker.endpoint_support.breaker;
+    let (model, worker, leg) = (worker.model(), worker.id(), TOKENIZER);
     let failed = failed.is_some_and(Error::speaks_against_its_worker);
     if failed && breaker.fail(Instant::now()) {
-        tracing::warn!(worker = id, leg = TOKENIZER, "breaker opened: too many failures in a row");
+        tracing::warn!(model, worker, leg, "breaker opened: too many failures in a row");
     } else if !failed && breaker.succeed() {
-        tracing::info!(worker = id, leg = TOKENIZER, "breaker closed");
+        tracing::info!(model, worker, leg, "breaker closed");
     }
 }
 

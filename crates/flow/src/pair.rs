@@ -332,8 +332,8 @@ async fn run_both_legs(
         }
         // The decode worker has the KV and answers; a failure of the prefill reply does not matter.
         Ok(Err(error)) => {
-            let worker = prefill.worker.id();
-            tracing::warn!(worker, %error, "a prefill failed after it had handed over");
+            let (model, worker) = (prefill.worker.model(), prefill.worker.id());
+            tracing::warn!(model, worker, %error, "a prefill failed after it had handed over");
         }
         Err(_) => tracing::debug!(worker = prefill.worker.id(), "a prefill's count is late"),
     }

@@ -436,15 +436,20 @@ async fn prefill(
 /// Remembers whether a worker returns hand-offs for an endpoint.
 fn note(worker: &Worker, endpoint: Endpoint, said: &Result<Result<HandOff, LocalReason>, Error>) {
     let (missing_hand_offs, dialect) = (&worker.missing_hand_offs, endpoint.dialect());
-    let (id, endpoint) = (worker.id(), endpoint.path());
+    let (model, id, endpoint) = (worker.model(), worker.id(), endpoint.path());
     match said {
         Ok(Ok(_)) if missing_hand_offs.came(dialect) => {
-            tracing::info!(worker = id, endpoint, "replies on this path carry hand-offs again");
+            tracing::info!(
+                model,
+                worker = id,
+                endpoint,
+                "replies on this path carry hand-offs again"
+            );
         }
         Ok(Err(LocalReason::NoHandOff)) if missing_hand_offs.missed(dialect, Instant::now()) => {
             let what = "replies on this path carry no hand-off; no prefill is sent there, \
                         except for an occasional trial";
-            tracing::warn!(worker = id, endpoint, "{what}");
+            tracing::warn!(model, worker = id, endpoint, "{what}");
         }
         _ => {}
     }

@@ -51,6 +51,10 @@ impl Engine for Subject {
         &self.worker.config.id
     }
 
+    fn model(&self) -> &str {
+        ""
+    }
+
     fn authority(&self) -> &Authority {
         &self.authority
     }

@@ -31,7 +31,7 @@ use super::request_body::{BodyBound, BoundedBody};
 use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, ErrorKind, Fault};
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::request::unknown_model;
 use splitrail_api::shares::ClientShare;
@@ -43,7 +43,6 @@ use splitrail_flow::prepare::Payload;
 use splitrail_flow::reply::sse::put_data;
 use splitrail_request_log::access_log::TenantName;
 use splitrail_request_log::identity::Identity;
-use splitrail_settings::logging::RequestIds;
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -195,7 +194,6 @@ where
     let serving = core.serving();
     let client = Client { share: sender.share, memory: Arc::clone(&sender.memory) };
     let mut scope = Scope::open(core, endpoint, identity.clone(), sender);
-    let ids = scope.ids().clone();
     let usage_detail = request.headers().contains_key(X_USAGE);
     let early = EarlyReply::to(&request, endpoint.dialect());
     let (steering, body, held) = match receive(core, &serving.limits, client, request).await {
@@ -209,11 +207,8 @@ where
     drop(serving);
     let body = Payload::Json(body);
     let call = Call { endpoint, body, steering, usage_detail, room };
-    let result = serve(core, call, scope).await;
-    if let Err(error) = &result {
-        log_failure(&ids, error);
-    }
-    result.map(|reply| respond(reply, endpoint.dialect(), ids))
+    let reply = serve(core, call, scope).await?;
+    Ok(respond(reply, endpoint.dialect()))
 }
 
 /// A reply that is sent before the body of its request has been read.
@@ -318,7 +313,7 @@ fn is_json(value: &[u8]) -> bool {
             })
 }
 
-fn respond(reply: Reply, dialect: Dialect, ids: RequestIds) -> http::Response<Outgoing> {
+fn respond(reply: Reply, dialect: Dialect) -> http::Response<Outgoing> {
     let mut response = match reply.body {
         ReplyBody::Whole(body) => {
             let mut response = http::Response::new(Outgoing::Whole(Full::new(body)));
@@ -329,7 +324,7 @@ fn respond(reply: Reply, dialect: Dialect, ids: RequestIds) -> http::Response<Ou
         ReplyBody::Events(events) => {
             let framed = events.map(Some).chain(futures_util::stream::iter([None]));
             let framed = framed.scan(false, move |failed, event| {
-                let frame = frame(event, dialect, failed, &ids);
+                let frame = frame(event, dialect, failed);
                 std::future::ready(frame.map(Ok::<_, std::convert::Infallible>))
             });
             let body = Outgoing::Any(Body::from_stream(framed));
@@ -362,7 +357,6 @@ fn frame(
     event: Option<Result<Bytes, Error>>,
     dialect: Dialect,
     failed: &mut bool,
-    ids: &RequestIds,
 ) -> Option<Bytes> {
     const ENDS: &[u8] = b"\n\n";
     let named = dialect.names_events();
@@ -376,21 +370,12 @@ fn frame(
         }
         Some(Err(error)) => {
             *failed = true;
-            log_failure(ids, &error);
             Bytes::from(error.to_event(dialect))
         }
         None if *failed || named => return None,
         None => return Some(Bytes::from_static(b"data: [DONE]\n\n")),
     };
     Some([&lines, ENDS].concat().into())
-}
-
-/// Logs a failure by its kind; details about the request are only sent to the client.
-pub(super) fn log_failure(ids: &RequestIds, error: &Error) {
-    ids.during(|| match error.fault() {
-        Fault::Client => tracing::debug!(%error, "request refused"),
-        _ => tracing::warn!(%error, "request failed"),
-    });
 }
 
 async fn list_models(

@@ -42,6 +42,7 @@ use splitrail_telemetry::{EndedRequest, Metrics, TraceId};
 mod log;
 
 use log::Ending;
+pub use log::log_failure;
 
 /// The request's places, its entry among the live requests, its metrics and its records: dropping
 /// the scope frees and closes them on every path.
@@ -357,6 +358,8 @@ impl Scope {
         if let (Some(tenant), Some(limit)) = (&self.sender.tenant, error.limit_reached()) {
             tenant.series.refused(&self.core.metrics, &tenant.label, limit);
         }
+        let model = self.placed.as_ref().map(|placed| placed.served.name());
+        log_failure(&self.ids, model, error);
         let ending = Ending::failed(self.identity.protocol, error, self.is_replied);
         self.end_at(Instant::now(), ending);
     }

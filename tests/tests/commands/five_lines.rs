@@ -208,7 +208,10 @@ async fn an_engine_that_restarts_is_asked_again() {
     let reply = until_hit(&http, &body, 32).await;
     let (prompt_tokens, cached) = tokens(&reply);
     assert_eq!(cached, full_hit(prompt_tokens, 32));
-    assert!(!router.log().contains("differs from the model's"), "{}", router.log());
+    let log = router.log();
+    assert!(!log.contains("differs from the model's"), "{log}");
+    let changed = log.lines().find(|line| line.contains("all engines have another block size now"));
+    assert!(changed.is_some_and(|line| line.contains("model=\"sim\"")), "{log}");
 }
 
 /// Standard output and error of `check`, with further arguments.

@@ -3,6 +3,7 @@
 
 mod failures;
 mod grpc;
+mod queue;
 mod ttft;
 
 use std::process::{Command, Stdio};

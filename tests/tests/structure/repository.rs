@@ -10,7 +10,7 @@ use super::documents::{Texts, broken_links, cases, functions, stale_names, tests
 use super::imports::imports;
 use super::rules::{
     CRATE_MAX_LINES, Dependencies, FILE_MAX_LINES, impure, long_functions, table, too_long,
-    wide_cycles, wrong_dependencies,
+    wide_cycles, workers_without_model, wrong_dependencies,
 };
 use super::sources::{Modules, code, module_of, shipped_lines};
 
@@ -212,4 +212,18 @@ fn functions_are_not_too_long() {
         })
     });
     assert_none(&long.collect::<Vec<_>>());
+}
+
+#[test]
+fn log_lines_that_name_a_worker_name_its_model() {
+    let nameless = packages().into_iter().flat_map(|package| {
+        let files = rust_files(&package.folder.join("src")).into_iter();
+        let shipped = files.filter(|(file, _)| module_of(file).is_some());
+        let name = package.name;
+        shipped.flat_map(move |(file, text)| {
+            workers_without_model(&format!("`{name}`, {file}"), &code(&text))
+        })
+    });
+    let nameless: Vec<_> = nameless.collect();
+    assert!(nameless.is_empty(), "\n{}", nameless.join("\n"));
 }

@@ -152,6 +152,25 @@ pub(super) fn long_functions(file: &str, code: &str) -> Vec<String> {
     .collect()
 }
 
+/// Log lines of level `info` and above that name a worker also name its model: ids of workers are unique
+/// in their model only.
+pub(super) fn workers_without_model(file: &str, code: &str) -> Vec<String> {
+    let names = |fields: &str, name: &str| {
+        fields.split(|char: char| !char.is_alphanumeric() && char != '_').any(|word| word == name)
+    };
+    let calls = ["info", "warn", "error"].map(|level| format!("tracing::{level}!("));
+    let calls = calls.iter().flat_map(|call| code.split(call.as_str()).skip(1));
+    // The fields stand before the message.
+    let fields = calls.map(|call| call.split('"').next().unwrap_or_default());
+    let nameless = fields.filter(|fields| names(fields, "worker") && !names(fields, "model"));
+    nameless
+        .map(|fields| {
+            let fields = fields.split_whitespace().collect::<Vec<_>>().join(" ");
+            format!("{file}: a log line with `{fields}` does not say of which model the worker is")
+        })
+        .collect()
+}
+
 /// A crate's lines and a file's are bounded.
 pub(super) fn too_long(what: &str, lines: usize, max_lines: usize) -> Option<String> {
     let hint = "split it by what its parts are for";
@@ -295,6 +314,19 @@ mod planted {
         assert!(
             found[0].starts_with("a.rs: the function `long` has 71 lines of code"),
             "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_log_line_with_a_worker_of_an_unnamed_model_is_found() {
+        let line = |fields: &str| format!("tracing::warn!(\n    {fields},\n    \"model: gone\");");
+        let found = |fields: &str| workers_without_model("a.rs", &line(fields));
+        for named in ["model, worker", "model = served.name(), worker = worker.id()", "%error"] {
+            assert_eq!(found(named), Vec::<String>::new(), "{named}");
+        }
+        assert_eq!(
+            found("worker = id,\n    leg"),
+            ["a.rs: a log line with `worker = id, leg,` does not say of which model the worker is"]
         );
     }
 

@@ -196,7 +196,11 @@ impl Relay<'_> {
         let most = self.model.config.disconnect_grace;
         let most = if self.has_said_bye { most.min(BYE_SILENCE) } else { most };
         if silence >= most {
-            tracing::warn!(worker = self.slot.token, "a shim has been silent for too long");
+            tracing::warn!(
+                model = self.model.name,
+                worker = self.slot.token,
+                "a shim has been silent for too long"
+            );
             return Err(Ended(PAUSE));
         }
         self.queue().await?;
@@ -386,8 +390,8 @@ impl Relay<'_> {
             }
             Err(error) => {
                 self.model.count_snapshot("failed");
-                let worker = self.slot.token.as_str();
-                tracing::info!(worker, %error, "a snapshot cannot be fetched: trying again");
+                let (model, worker) = (&self.model.name, self.slot.token.as_str());
+                tracing::info!(model, worker, %error, "a snapshot cannot be fetched: trying again");
                 // The session discards a partial snapshot when this relay ends.
                 if has_begun { Err(Ended(PAUSE)) } else { Ok(()) }
             }

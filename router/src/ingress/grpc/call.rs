@@ -15,7 +15,7 @@ use splitrail_proto::v1::generate_request::Prompt;
 use tonic::Status;
 
 use super::super::connection_service::{Caller, Outgoing};
-use super::super::http::{X_REMOVED_FIELDS, log_failure};
+use super::super::http::X_REMOVED_FIELDS;
 use super::super::identify::{Sender, identify};
 use super::super::request_body::BoundedBody;
 use super::Method;
@@ -27,7 +27,7 @@ use super::head::{self, Deadline, HeadRefusal};
 use super::message::{check_encoding, put, receive, succeeded};
 use super::weigh::decoded_bytes;
 use crate::core::Core;
-use crate::service::{Call, ReplyBody, Scope, count_unplaced, serve};
+use crate::service::{Call, ReplyBody, Scope, count_unplaced, log_failure, serve};
 use splitrail_access::Tenant;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
@@ -246,6 +246,7 @@ where
     let decision = reply.route.0.into_iter().next().unwrap_or_default();
     let ReplyBody::Events(events) = reply.body else {
         let error = Error::new(ErrorKind::Internal, "the reply is not a stream");
+        log_failure(&ids, None, &error);
         return Err(status(&ids, &error));
     };
     let body = StreamedBody::new(events, ids, decision, shows_route, is_chat, deadline);
@@ -292,7 +293,6 @@ pub(super) fn whole(message: &impl Message) -> Answered {
 
 /// The only place where an error becomes a gRPC status.
 pub(super) fn status(ids: &RequestIds, error: &Error) -> Status {
-    log_failure(ids, error);
     let mut status = error.to_grpc();
     if let Ok(id) = ids.request_id().parse() {
         status.metadata_mut().insert("x-request-id", id);

@@ -16,6 +16,7 @@ use super::super::streams::BodyProgress;
 use super::call::status;
 use super::head::Deadline;
 use super::message::{put, succeeded};
+use crate::service::log_failure;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_flow::reply::merge::Events;
 use splitrail_flow::reply::openai_chunk::{ChunkChoice, OpenAiChunk};
@@ -88,7 +89,9 @@ impl StreamedBody {
                 // An engine's leg fails at such a chunk before it comes here.
                 None => {
                     let what = "an engine sent a chunk that is not OpenAI's";
-                    Error::new(ErrorKind::EngineFailed, what)
+                    let error = Error::new(ErrorKind::EngineFailed, what);
+                    log_failure(&self.ids, None, &error);
+                    error
                 }
             },
             Some(Err(error)) => error,

@@ -2,14 +2,24 @@
 
 use std::time::Instant;
 
-use splitrail_api::error::Error;
+use splitrail_api::error::{Error, Fault};
 use splitrail_api::name::Name;
 use splitrail_ledger::close::Used;
 use splitrail_ledger::timeline::Stage;
 use splitrail_request_log::identity::{Identity, Protocol};
 use splitrail_request_log::summary::Summary;
+use splitrail_settings::logging::RequestIds;
 
 use super::Scope;
+
+/// Logs a failure by its kind; details about the request are only sent to the client. A refusal
+/// because of load is no warning: under load, each request would write one.
+pub fn log_failure(ids: &RequestIds, model: Option<&str>, error: &Error) {
+    ids.during(|| match (error.fault(), error.result()) {
+        (Fault::Client, _) | (_, "shed") => tracing::debug!(model, %error, "request refused"),
+        _ => tracing::warn!(model, %error, "request failed"),
+    });
+}
 
 /// How a request has ended.
 pub(super) struct Ending {
