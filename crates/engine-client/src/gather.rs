@@ -12,7 +12,7 @@ use super::engine::Engine;
 use crate::connections::EngineBody;
 use crate::wire::Broken;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
+use splitrail_api::memory_budget::{Charge, MemoryBudget, full, shed};
 use splitrail_api::unread::Unread;
 
 /// Capacity in bytes that is reserved first for a reply of several pieces, if the limit allows.
@@ -69,24 +69,25 @@ pub(super) enum GatherError {
 impl GatherError {
     /// The error for a request; `key` names the limit in the configuration.
     pub(super) fn of(self, worker: &dyn Engine, key: &str, memory: &ReplyMemory) -> Error {
-        self.or_too_long(worker, memory, || too_large(key))
+        self.or_else(worker, || memory.shed(), || too_large(key))
     }
 
-    /// The error for a report that an engine makes about itself.
-    pub(super) fn of_report(self, worker: &dyn Engine, memory: &ReplyMemory) -> Error {
-        self.or_too_long(worker, memory, || {
+    /// The error for a report that an engine makes about itself. It belongs to no request, so no
+    /// request is counted as refused.
+    pub(super) fn of_report(self, worker: &dyn Engine) -> Error {
+        self.or_else(worker, full, || {
             Error::engine(worker.id(), "sent a report about itself of more than 4 MiB")
         })
     }
 
-    fn or_too_long(
+    fn or_else(
         self,
         worker: &dyn Engine,
-        memory: &ReplyMemory,
+        no_memory: impl FnOnce() -> Error,
         too_long: impl FnOnce() -> Error,
     ) -> Error {
         match self {
-            Self::NoMemory => memory.shed(),
+            Self::NoMemory => no_memory(),
             Self::Broken(broken) => Error::engine(worker.id(), &broken.to_string()),
             Self::TooLong => too_long(),
             Self::NoRoom(error) => error,

@@ -338,7 +338,7 @@ impl EngineClient {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
         }
         let text = gather(&mut body, max_bytes, &self.memory, None).await;
-        let text = text.map_err(|error| error.of_report(worker, &self.memory))?;
+        let text = text.map_err(|error| error.of_report(worker))?;
         String::from_utf8(text.into())
             .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
     }

@@ -255,8 +255,8 @@ where
     Ok((steering, body, held))
 }
 
-/// Receives the whole body of a request, bounded in size, and in time like those of clients, with its
-/// charge to `memory`.
+/// Receives the whole body of an operator's request, bounded in size, and in time like those of clients,
+/// with its charge to `memory`.
 ///
 /// # Errors
 /// As for requests of clients.
@@ -267,7 +267,7 @@ pub(crate) async fn whole(
     bound: BodyBound,
 ) -> Result<(Bytes, Charge), Error> {
     let serving = core.serving();
-    BoundedBody::new(body, core, &serving.limits, memory, 0).bounded(bound).whole().await
+    BoundedBody::new(body, core, &serving.limits, memory, 0).of_operator(bound).whole().await
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {

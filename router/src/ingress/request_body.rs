@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::core::Core;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_api::memory_budget::{Charge, MemoryBudget};
+use splitrail_api::memory_budget::{Charge, MemoryBudget, full};
 use splitrail_config::model::Limits;
 
 /// Maximum memory in bytes that is reserved for a body because of its announced length.
@@ -32,6 +32,8 @@ pub(super) struct BoundedBody<B> {
     body: B,
     bounds: BodyBounds,
     core: Arc<Core>,
+    /// Whether a refusal for want of memory counts as that of a client's request.
+    counts_as_shed: bool,
     held: Charge,
     bytes: usize,
     /// Since when the client is waited for, and the timer; `None` while it is not waited for.
@@ -112,12 +114,14 @@ where
             pace,
         };
         let (core, held) = (Arc::clone(core), memory.charge());
-        Self { body, bounds, core, held, bytes: 0, waiting: None }
+        Self { body, bounds, core, counts_as_shed: true, held, bytes: 0, waiting: None }
     }
 
-    /// The same body with another bound on its size, framing included.
-    pub(super) fn bounded(mut self, bound: BodyBound) -> Self {
+    /// The same body as one of an operator: with another bound on its size, framing included, and
+    /// not counted among the requests that are refused because of load.
+    pub(super) fn of_operator(mut self, bound: BodyBound) -> Self {
         (self.bounds.max_bytes, self.bounds.payload) = (bound.max_bytes, bound);
+        self.counts_as_shed = false;
         self
     }
 
@@ -186,7 +190,8 @@ where
     fn charge(&mut self, bytes: usize) -> Result<(), Error> {
         match self.held.grow(bytes, self.bounds.all_max_bytes) {
             true => Ok(()),
-            false => Err(self.core.shed_memory()),
+            false if self.counts_as_shed => Err(self.core.shed_memory()),
+            false => Err(full()),
         }
     }
 

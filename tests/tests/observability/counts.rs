@@ -6,6 +6,7 @@ use splitrail_proto::v1;
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt, streamed};
 use splitrail_tests::{Cluster, Spec};
@@ -168,4 +169,49 @@ async fn the_series_of_a_model_that_is_removed_leave_with_it() {
     let sim = [("model", "sim")];
     assert_eq!(cluster.metric("splitrail_requests_in_flight", &sim).await, 0.0);
     assert_eq!(cluster.metric("splitrail_request_results_total", &sim).await, 0.0);
+}
+
+/// Limits with which one body fills the memory of all requests.
+const LITTLE_MEMORY: &str =
+    "{ body_size_max: 1MiB, request_memory_max: 1MiB, drain_delay: 10ms, drain_grace: 5s }";
+
+async fn refused_for_memory(cluster: &Cluster) -> f64 {
+    cluster.metric("splitrail_shed_total", &[("reason", "request_memory")]).await
+}
+
+#[tokio::test]
+async fn reports_of_engines_that_find_no_memory_are_no_refused_requests() {
+    let report = format!("# {}\n", "x".repeat(2 << 20));
+    let engine = ScriptedServer::start(move |heard| match heard.target.as_str() {
+        "/metrics" => ScriptedReply::json(200, &report),
+        _ => ScriptedReply::json(200, "{}"),
+    })
+    .await;
+    let worker = format!("{{ id: w0, role: both, url: \"{}\" }}", engine.url());
+    let cluster = Cluster::start(Spec {
+        policy: "{ kind: round_robin }",
+        limits: LITTLE_MEMORY,
+        extra_workers: vec![worker],
+        ..Spec::aggregated(0)
+    })
+    .await;
+    eventually("the report has been read three times", async || {
+        engine.heard().iter().filter(|heard| heard.target == "/metrics").count() > 3
+    })
+    .await;
+    assert_eq!(refused_for_memory(&cluster).await, 0.0);
+}
+
+#[tokio::test]
+async fn bodies_of_operators_that_find_no_memory_are_no_refused_requests() {
+    let cluster = Cluster::start(Spec { limits: LITTLE_MEMORY, ..Spec::aggregated(1) }).await;
+    let long = completion(&"x ".repeat(520_000)).to_string();
+    let headers = [("content-type", "application/json")];
+    let refused = cluster.admin.post_with("/admin/explain", &headers, long.clone()).await;
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert_eq!(refused_for_memory(&cluster).await, 0.0);
+    // The same body is refused at the front door, and counts there.
+    let refused = cluster.http.post_with(COMPLETIONS, &headers, long).await;
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert_eq!(refused_for_memory(&cluster).await, 1.0);
 }
