@@ -103,7 +103,9 @@ async fn once(
         let outcome = apply(&core, &fleet, &file, &before);
         // The limits of what is in use now. Tenants of a refused configuration hold shares of limits
         // already, which other replicas need.
-        core.access.load().apply_limits();
+        let access = core.access.load();
+        access.apply_limits();
+        access.forget_other_issuers(&core.metrics);
         outcome
     });
     reloading.await.unwrap_or_else(|error| Err(ReloadError::Defect(error.to_string())))

@@ -161,6 +161,12 @@ impl Access {
         self.tenants().for_each(|tenant| metrics.declare(&Scope::Tenant(&tenant.label)));
     }
 
+    /// Removes the series of issuers that are not configured: those of an earlier configuration, and
+    /// of one that was refused.
+    pub fn forget_other_issuers(&self, metrics: &Metrics) {
+        metrics.forget_issuers(|name| self.issuers.iter().any(|known| known.issuer.name() == name));
+    }
+
     /// All tenants.
     pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
         // A tenant has a place for each of its identities as well.

@@ -43,6 +43,11 @@ impl Issuer {
         })
     }
 
+    /// The name of the issuer, as its tokens state it.
+    pub(crate) fn name(&self) -> &str {
+        &self.auth.issuer
+    }
+
     /// Whether the issuer's tokens are verified with this configuration.
     pub(crate) fn is_configured_as(&self, auth: &JwtAuth) -> bool {
         self.auth == verified(auth)

@@ -101,6 +101,17 @@ pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<
     sources
 }
 
+/// Removes the metrics of the sources of `before` that `now`, the same model's later configuration,
+/// has not any more.
+pub fn forget(before: &Model, now: &Model, metrics: &Metrics) {
+    let kept: Vec<_> = now.discovery.iter().map(Discovery::name).collect();
+    for source in before.discovery.iter().map(Discovery::name) {
+        if !kept.contains(&source) {
+            metrics.forget_source(&before.name, &source);
+        }
+    }
+}
+
 /// Runs a source, and runs it again if it panics: otherwise its last list would stay in use
 /// forever.
 async fn again<F>(source: String, run: impl Fn() -> F + Send)

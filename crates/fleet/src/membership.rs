@@ -168,6 +168,7 @@ impl Fleet {
             }
         }
         let Members { served, discovery, .. } = members;
+        splitrail_discovery::forget(&before.config, &served.config, &self.cluster.metrics);
         let mut tasks = JoinSet::new();
         for source in splitrail_discovery::follow(&served.config, &self.cluster.metrics, &mut tasks)
         {

@@ -109,7 +109,8 @@ metrics! {
     event_plane_refused: IntCounterVec("event_plane_refused_messages_total"; "model", "reason" in PLANE_REFUSALS);
     /// Snapshots over the event plane, by result: applied, asked (requested from a shim) or failed.
     event_plane_snapshots: IntCounterVec("event_plane_snapshots_total"; "model", "result" in PLANE_SNAPSHOTS);
-    /// Messages in the model's stream that this router has not read yet.
+    /// Messages in the model's stream that this router has not read yet; absent while the router does
+    /// not follow the stream.
     event_plane_pending: IntGaugeVec("event_plane_pending_messages"; "model");
     /// Prompt tokens of completed requests by leg and source. Never sum over legs.
     prompt_tokens: IntCounterVec("prompt_tokens_total"; "model", "leg" in LEGS, "source" in TOKEN_SOURCES, "tier" in TOKEN_TIERS; if tier_case);
@@ -280,7 +281,7 @@ metrics! {
     /// nothing usable.
     discovery_errors: IntCounterVec("discovery_errors_total"; "model", "source");
     /// Workers that can take a leg of the model now: they are not down, ejected or draining, and the
-    /// circuit breaker of the leg is closed. The leg `decode` stands for all legs that generate;
+    /// circuit breaker of the leg lets a request through: it is closed, or its cooldown is over. The leg `decode` stands for all legs that generate;
     /// `prefill` exists if a flow of the model has such legs. 0 if the model has no such worker.
     available_workers: IntGaugeVec("available_workers"; "model", "leg" in LEGS);
     /// Whether the worker answered the last probe: 0 or 1.
@@ -301,18 +302,19 @@ metrics! {
     worker_requests: IntGaugeVec("worker_requests"; "model", "worker", "role" in ROLES);
     /// Prompt tokens that are booked on the worker and not computed yet.
     worker_prefill_tokens: IntGaugeVec("worker_prefill_tokens"; "model", "worker", "role" in ROLES);
-    /// KV blocks of the worker, as reported by the worker.
+    /// KV blocks of the worker, as reported by the worker; absent if its last report is too old.
     worker_kv_blocks: GaugeVec("worker_kv_blocks"; "model", "worker", "role" in ROLES, "state" in KV_STATES);
     /// Shims that are attached.
     attached_shims: IntGaugeVec("attached_shims"; "model");
     /// Attach calls of shims, by result: attached, resumed (with the earlier index), or the reason
     /// of the refusal.
     attach_calls: IntCounterVec("attach_calls_total"; "result" in ATTACH);
-    /// Whether the worker's KV events arrive: 0 or 1. While 0, its overlap is not used.
+    /// Whether the worker's KV events arrive: 0 or 1. While 0, its overlap is not used. Absent for
+    /// workers that report no blocks.
     index_events_current: IntGaugeVec("index_events_current"; "model", "worker");
     /// Whether the index lacks blocks of the worker because of
     /// `limits.index_blocks_per_worker_max`: 0 or 1. The worker's part is rebuilt once all blocks
-    /// may fit.
+    /// may fit. Absent for workers that report no blocks.
     index_truncated: IntGaugeVec("index_truncated"; "model", "worker");
     /// Distinct blocks of the worker in the index.
     index_blocks: IntGaugeVec("index_blocks"; "model", "worker", "tier" in TIERS);

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::HeaderMap;
 use http::header::{ACCEPT, CONTENT_TYPE};
-use prometheus::IntGaugeVec;
+use prometheus::core::{Atomic, GenericGaugeVec};
 use splitrail_kv::Tier;
 use tokio::sync::Mutex;
 
@@ -18,9 +18,11 @@ use crate::core::Core;
 use splitrail_config::model::{HitThreshold, RequestFlow};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
+use splitrail_fleet::load_report::LOAD_STALE;
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::state::WorkerState;
 use splitrail_policy::Leg;
+use splitrail_policy::loss::Loss;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_telemetry::metrics::{AvailableWorkers, TextFormat};
 use splitrail_workload::endpoint_support::TOKENIZER;
@@ -32,6 +34,9 @@ pub(super) async fn metrics(
     let format = wanted_format(&headers);
     ([(CONTENT_TYPE, format.content_type())], scrape(&admin.core, format)).into_response()
 }
+
+/// Number of load reports that may be missing before a worker's KV blocks are not shown any more.
+const REPORTS_MISSED_MAX: u32 = 3;
 
 /// A text that was made, and when.
 type Recent = Option<(Instant, Bytes)>;
@@ -163,10 +168,9 @@ fn observe_fleet(core: &Core) -> WorkerRoles {
         core.metrics.hot_prefix_memory.with_label_values(&[model]).set(hot_bytes);
         let waiting = i64::try_from(served.pool.waiting.len()).unwrap_or(i64::MAX);
         core.metrics.queue_depth.with_label_values(&[model]).set(waiting);
-        if let Some(queue) = &served.config.queue {
-            let most = i64::try_from(queue.max_waiting).unwrap_or(i64::MAX);
-            core.metrics.queue_max_waiting.with_label_values(&[model]).set(most);
-        }
+        let most = served.config.queue.as_ref().map(|queue| queue.max_waiting);
+        let most = most.map(|most| i64::try_from(most).unwrap_or(i64::MAX));
+        show(&core.metrics.queue_max_waiting, &[model], most);
         for worker in served.pool.roster().iter() {
             observe_worker(core, served, worker);
             observe_index(core, served, worker);
@@ -180,16 +184,14 @@ fn observe_fleet(core: &Core) -> WorkerRoles {
 /// Counts the workers that can take each leg of each model. Unlike the series of a worker, the counts
 /// are there when all workers have left, so that an alert can see it.
 fn observe_available(core: &Core) {
-    let serving = core.serving();
+    let (serving, now) = (core.serving(), Instant::now());
     let mut counts = Vec::new();
     for served in &serving.models {
         let hands_over = served.config.flows().any(RequestFlow::hands_over);
         let roster = served.pool.roster();
         for leg in hands_over.then_some(Leg::Prefill).into_iter().chain([Leg::Decode]) {
-            let workers = roster.iter().filter(|worker| {
-                let takes = worker.serves(leg) && worker.state().takes_work();
-                takes && !worker.breaker(leg).is_open()
-            });
+            let workers =
+                roster.iter().filter(|worker| worker.serves(leg) && worker.is_available(leg, now));
             let (model, leg, workers) = (served.name(), leg.name(), workers.count());
             counts.push(AvailableWorkers { model, leg, workers });
         }
@@ -197,24 +199,38 @@ fn observe_available(core: &Core) {
     core.metrics.set_available_workers(&counts);
 }
 
-fn observe_losses(core: &Core, served: &Served) {
-    let Some(loss) = served.pool.losses.sum() else { return };
-    let set = |gauge: &IntGaugeVec, label: &str, blocks: u64| {
-        let blocks = i64::try_from(blocks).unwrap_or(i64::MAX);
-        gauge.with_label_values(&[served.name(), label]).set(blocks);
-    };
-    for (reason, blocks) in [
-        ("cold", loss.cold_blocks),
-        ("evicted", loss.evicted_blocks),
-        ("diverted", loss.diverted_blocks),
-        ("stale", loss.stale_blocks),
-        ("parity", loss.parity_blocks),
-    ] {
-        set(&core.metrics.cache_loss_blocks, reason, blocks);
+/// Sets a gauge, or removes its series where its value is not known any more: the last value would
+/// look like the present one.
+fn show<P: Atomic>(gauge: &GenericGaugeVec<P>, labels: &[&str], value: Option<P::T>) {
+    match value {
+        Some(value) => gauge.with_label_values(labels).set(value),
+        None => {
+            // Most series of this kind have never existed.
+            let _absent = gauge.remove_label_values(labels);
+        }
     }
-    set(&core.metrics.cache_hit_blocks, "found", loss.hit_blocks);
-    set(&core.metrics.cache_hit_blocks, "fetched", loss.fetched_blocks);
-    set(&core.metrics.cache_hit_blocks, "best", loss.best_blocks);
+}
+
+fn observe_losses(core: &Core, served: &Served) {
+    let (metrics, model, sum) = (&core.metrics, served.name(), served.pool.losses.sum());
+    let blocks =
+        |of: fn(&Loss) -> u64| sum.as_ref().map(|sum| i64::try_from(of(sum)).unwrap_or(i64::MAX));
+    for (reason, lost) in [
+        ("cold", blocks(|sum| sum.cold_blocks)),
+        ("evicted", blocks(|sum| sum.evicted_blocks)),
+        ("diverted", blocks(|sum| sum.diverted_blocks)),
+        ("stale", blocks(|sum| sum.stale_blocks)),
+        ("parity", blocks(|sum| sum.parity_blocks)),
+    ] {
+        show(&metrics.cache_loss_blocks, &[model, reason], lost);
+    }
+    for (of, hits) in [
+        ("found", blocks(|sum| sum.hit_blocks)),
+        ("fetched", blocks(|sum| sum.fetched_blocks)),
+        ("best", blocks(|sum| sum.best_blocks)),
+    ] {
+        show(&metrics.cache_hit_blocks, &[model, of], hits);
+    }
 }
 
 fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
@@ -239,14 +255,17 @@ fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
     metrics.worker_requests.with_label_values(&labels).set(requests);
     let tokens = worker.booked.prefill_tokens() as i64;
     metrics.worker_prefill_tokens.with_label_values(&labels).set(tokens);
-    if let Some(load) = worker.load(Instant::now())
-        && let (Some(total), Some(used)) = (load.total_blocks, load.kv_used_ratio)
-    {
-        let total = f64::from(total);
-        for (state, blocks) in [("total", total), ("used", total * used)] {
-            let labels = [model, worker.id(), role, state];
-            metrics.worker_kv_blocks.with_label_values(&labels).set(blocks);
-        }
+    // If so configured, reports come less often than decisions need them.
+    let shims = core.serving().config.fleet.load_interval;
+    let interval = served.config.health.probe_interval.max(shims);
+    let load = worker
+        .load_within(Instant::now(), LOAD_STALE.max(interval.saturating_mul(REPORTS_MISSED_MAX)));
+    let blocks = load.and_then(|load| Some((f64::from(load.total_blocks?), load.kv_used_ratio?)));
+    for (state, blocks) in [
+        ("total", blocks.map(|(total, _)| total)),
+        ("used", blocks.map(|(total, used_ratio)| total * used_ratio)),
+    ] {
+        show(&metrics.worker_kv_blocks, &[model, worker.id(), role, state], blocks);
     }
     let audit = worker.audit.view();
     for (direction, blocks) in
@@ -268,12 +287,11 @@ fn observe_index(core: &Core, served: &Served, worker: &Worker) {
         let labels = [labels[0], labels[1], result];
         metrics.worker_parity.with_label_values(&labels).set((result == parity).into());
     }
-    if worker.tells_blocks() {
-        let current = metrics.index_events_current.with_label_values(&labels);
-        current.set(worker.events_are_current().into());
-        let truncated = metrics.index_truncated.with_label_values(&labels);
-        truncated.set(worker.index_is_truncated().into());
-    }
+    let tells = worker.tells_blocks();
+    let current = tells.then(|| worker.events_are_current().into());
+    show(&metrics.index_events_current, &labels, current);
+    let truncated = tells.then(|| worker.index_is_truncated().into());
+    show(&metrics.index_truncated, &labels, truncated);
     let [model, worker_id] = labels;
     let blocks = served.pool.speculative_index.blocks(worker);
     for (kind, blocks) in [("speculative", blocks.speculative), ("approximate", blocks.approximate)]
@@ -281,10 +299,9 @@ fn observe_index(core: &Core, served: &Served, worker: &Worker) {
         let labels = [model, worker_id, kind];
         metrics.speculative_index_blocks.with_label_values(&labels).set(blocks as i64);
     }
-    if served.config.read_back && worker.serves(Leg::Decode) {
-        let pinned = served.pool.read_back.pinned_blocks(worker.index);
-        metrics.read_back_pinned_blocks.with_label_values(&labels).set(pinned as i64);
-    }
+    let pins = served.config.read_back && worker.serves(Leg::Decode);
+    let pinned = pins.then(|| served.pool.read_back.pinned_blocks(worker.index) as i64);
+    show(&metrics.read_back_pinned_blocks, &labels, pinned);
     let held = served.pool.block_counts(worker);
     for tier in Tier::ALL {
         let labels = [model, worker_id, tier.name()];

@@ -4,11 +4,12 @@
 
 mod access_log;
 mod counts;
+mod current_gauges;
 mod files;
 mod metrics;
 mod metrics_listener;
-mod promql;
 mod outcomes;
+mod promql;
 #[cfg(feature = "otlp")]
 mod traces;
 mod vocabulary;

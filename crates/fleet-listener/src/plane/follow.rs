@@ -49,7 +49,9 @@ pub(super) async fn run(model: &Model) {
     let mut follower = Follower { model, seen: None, unacknowledged: 0 };
     loop {
         model.broker.until_connected().await;
-        if let Err(error) = follower.follow().await {
+        let ended = follower.follow().await;
+        follower.forget_pending();
+        if let Err(error) = ended {
             // A lost connection is logged by the connection itself.
             match model.broker.is_connected() {
                 true => {
@@ -77,6 +79,7 @@ impl Follower<'_> {
     async fn follow(&mut self) -> Result<(), Failure> {
         let state = self.ensure_stream().await?;
         let consumer = self.consumer(&state).await?;
+        self.set_pending(consumer.cached_info().num_pending);
         let mut messages = consumer
             .stream()
             .max_messages_per_batch(BATCH)
@@ -188,9 +191,7 @@ impl Follower<'_> {
     async fn take(&mut self, message: jetstream::Message) -> Result<(), Failure> {
         let info = message.info()?;
         let (number, pending) = (info.stream_sequence, info.pending);
-        let metrics = &self.model.context.cluster.metrics;
-        let gauge = metrics.event_plane_pending.with_label_values(&[self.model.name.as_str()]);
-        gauge.set(i64::try_from(pending).unwrap_or(i64::MAX));
+        self.set_pending(pending);
         self.dispatch(&message);
         self.seen = Some(number.max(self.seen.unwrap_or_default()));
         self.unacknowledged += 1;
@@ -200,6 +201,21 @@ impl Follower<'_> {
         }
         self.model.slots.room().await;
         Ok(())
+    }
+
+    /// Shows how many messages of the stream are still to be read.
+    fn set_pending(&self, messages: u64) {
+        let gauge = &self.model.context.cluster.metrics.event_plane_pending;
+        let messages = i64::try_from(messages).unwrap_or(i64::MAX);
+        gauge.with_label_values(&[self.model.name.as_str()]).set(messages);
+    }
+
+    /// Shows no number while the stream is not followed: the last one would look like the present
+    /// one.
+    fn forget_pending(&self) {
+        let gauge = &self.model.context.cluster.metrics.event_plane_pending;
+        // No message may have arrived yet.
+        let _absent = gauge.remove_label_values(&[self.model.name.as_str()]);
     }
 
     /// Puts a message into the slot of its worker, if subject and content name the same worker.

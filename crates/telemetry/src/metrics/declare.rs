@@ -116,6 +116,28 @@ impl Metrics {
         self.each(&mut |metric, family| forget_series(metric, family, &own));
     }
 
+    /// Removes the series of a discovery source that the model has not any more.
+    pub fn forget_source(&self, model: &str, source: &str) {
+        for family in [&self.discovery_workers as &dyn Family, &self.discovery_errors] {
+            family.remove(&[model, source]);
+        }
+    }
+
+    /// Removes the series of issuers that are not configured any more.
+    pub fn forget_issuers(&self, is_configured: impl Fn(&str) -> bool) {
+        for known in self.jwks_keys.collect() {
+            for series in known.get_metric() {
+                let issuer = series.get_label().iter().find(|pair| pair.name() == "issuer");
+                let issuer = issuer.map_or("", |pair| pair.value());
+                if !is_configured(issuer) {
+                    self.each(&mut |metric, family| {
+                        forget_series(metric, family, &[("issuer", issuer)]);
+                    });
+                }
+            }
+        }
+    }
+
     /// Removes the series of a model that is no longer served, and of its workers. Requests of the
     /// model that are still in flight may count on; [`scrape`](Self::scrape) does not show it.
     pub fn forget_model(&self, model: &str) {

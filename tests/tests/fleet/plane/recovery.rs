@@ -1,6 +1,7 @@
 //! After any loss of messages, the index becomes right again.
 
 use splitrail_event_plane::{async_nats::jetstream, names};
+use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::process_cluster::{ProcessCluster, ProcessKind};
 
@@ -32,6 +33,24 @@ async fn a_broker_that_restarts_loses_nothing() {
     stand.true_picture("it goes on").await;
 }
 
+/// An old number of pending messages would look like the present one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pending_messages_of_a_broker_that_is_away_are_not_shown() {
+    let mut stand = ProcessCluster::start(plan()).await;
+    let router = stand.place(ProcessKind::Router, "r0");
+    let admin = Client::new(stand.posts[router].admin);
+    let are_shown = async || {
+        let text = admin.get("/metrics").await.text();
+        text.contains("splitrail_event_plane_pending_messages{")
+    };
+    eventually("the stream is followed", are_shown).await;
+    let broker = stand.place(ProcessKind::Broker, "nats");
+    stand.kill(broker);
+    eventually("the stream is not followed", async || !are_shown().await).await;
+    stand.run(broker).await;
+    eventually("the stream is followed again", are_shown).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_has_forgotten_everything_gets_it_again() {
     let mut stand = ProcessCluster::start(plan()).await;
@@ -59,7 +78,7 @@ async fn a_router_too_slow_for_the_stream_gets_a_snapshot() {
     let before = stream.info().await.unwrap().state.last_sequence;
     let others = stand.of(ProcessKind::Router).into_iter().filter(|at| *at != router);
     for at in others {
-        let client = splitrail_tests::Client::new(stand.posts[at].http);
+        let client = Client::new(stand.posts[at].http);
         for salt in ["a", "b", "c"] {
             let body = splitrail_tests::trial::chat(&splitrail_tests::trial::prompt(80, salt));
             assert_eq!(client.post(splitrail_tests::trial::CHAT, &body).await.status, 200);
