@@ -176,6 +176,31 @@ async fn names_with_markup_are_text_and_run_nothing() {
     assert!(log.iter().all(is_404), "{log:?}");
 }
 
+/// Prefill legs take tokens from other workers, by read-back and by peer fetches.
+#[tokio::test]
+async fn the_chart_of_prefill_legs_has_what_was_transferred() {
+    let cluster = Cluster::start(Spec::default()).await;
+    let mut shown = snapshot(&cluster).await;
+    let tokens = json!({ "cached": 10.0, "transferred": 30.0, "computed": 50.0 });
+    shown["models"][0]["prompt_tokens_per_s"] = json!({ "prefill": tokens, "decode": tokens });
+    let stage = Stage::start(cluster.admin.clone()).await;
+    let browser = Browser::start().await;
+    browser.open(&stage.url()).await;
+    stage.send(vec![shown]);
+    for chart in ["#chart-decode", "#chart-prefill"] {
+        let legend = async |part: &str| browser.texts(&format!("{chart} .legend {part}")).await;
+        eventually(&format!("{chart} has figures"), async || {
+            let figures = legend("dd").await;
+            !figures.is_empty() && figures.iter().all(|figure| figure != "\u{2013}")
+        })
+        .await;
+        assert_eq!(legend("dt").await, ["Computed", "Transferred", "Cached"], "{chart}");
+        let figures = legend("dd").await;
+        let of = |place: usize, value: &str| figures[place].starts_with(value);
+        assert!(of(0, "50") && of(1, "30") && of(2, "10"), "{chart}: {figures:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_client_that_leaves_is_no_failure() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;

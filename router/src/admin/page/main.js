@@ -35,9 +35,9 @@ const percentiles = (from) => [
   { column: from + 1, label: "p90", name: "p90" },
   { column: from + 2, label: "p99", name: "p99" },
 ];
-const sources = (from, hasTransfers) => [
+const sources = (from) => [
   { column: from, label: "Cached", name: "cached" },
-  ...(hasTransfers ? [{ column: from + 1, label: "Transferred", name: "transferred" }] : []),
+  { column: from + 1, label: "Transferred", name: "transferred" },
   { column: from + 2, label: "Computed", name: "computed" },
 ];
 
@@ -49,11 +49,11 @@ const charts = {
     title: "Between tokens", series: percentiles(3), format: ms, empty: "No streams in the last ten minutes.",
   }),
   prefill: new Chart(find("chart-prefill"), {
-    title: "Prefill legs", series: sources(6, false), stacked: true, format: rate, unit: "/s",
+    title: "Prefill legs", series: sources(6), stacked: true, format: rate, unit: "/s",
     empty: "No prefill leg in the last ten minutes.",
   }),
   decode: new Chart(find("chart-decode"), {
-    title: "Legs that answer", series: sources(9, true), stacked: true, format: rate, unit: "/s",
+    title: "Legs that answer", series: sources(9), stacked: true, format: rate, unit: "/s",
     empty: "No prompt in the last ten minutes.",
   }),
 };
