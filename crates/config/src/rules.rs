@@ -55,7 +55,7 @@ pub(super) fn check(
 ) {
     listen(root, report);
     listener_tls::check(root, base_dir, report);
-    for section in ["ledger", "record", "access_log"] {
+    for section in ["ledger", "record", "audit", "access_log"] {
         file_of_lines(root, section, base_dir, report);
     }
     access::check(root, base_dir, report);

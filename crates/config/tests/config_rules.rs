@@ -396,6 +396,17 @@ fn the_ledger_file_has_a_folder_to_be_in() {
     assert_eq!((parsed.rotate.max_bytes, parsed.rotate.files_max), (1 << 20, 4));
 }
 
+/// `check` finds what would end the start.
+#[test]
+fn the_other_files_of_lines_have_a_folder_to_be_in() {
+    for section in ["record", "audit", "access_log"] {
+        let text = format!("{VALID}{section}:\n  path: nowhere/{section}.jsonl\n");
+        let (_, _, told) = only_problem(&text);
+        let part = format!("`{section}.path` \"nowhere/{section}.jsonl\" is in a folder that does");
+        assert!(told.contains(&part), "{told}");
+    }
+}
+
 /// A rule reads a key by its name in the file, which must be its present one.
 #[test]
 fn health_checks_and_ejections_leave_time() {
