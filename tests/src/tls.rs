@@ -1,5 +1,7 @@
 //! Clients that speak TLS, with the certificates of `fixtures/tls`.
 
+pub mod expiring;
+
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -12,12 +12,13 @@ use std::sync::Arc;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 
 use super::model::{ClientCertificates, FleetTls, ListenerTls};
 
 pub use reloaded::{DueRead, ReloadedTls};
+pub use validity::not_after_unix_s;
 
 /// Maximum size of a PEM file in bytes.
 const PEM_MAX_BYTES: u64 = 1 << 20;
@@ -117,10 +118,11 @@ impl TlsFiles {
     /// if the certificate cannot be read.
     pub fn expires_unix_s(&self) -> Option<i64> {
         let chain = certificates("cert", &self.cert).ok()?;
-        validity::not_after_unix_s(chain.first()?)
+        not_after_unix_s(chain.first()?)
     }
 
     /// The TLS configuration of a listener with these files: TLS 1.2 and 1.3, without early data.
+    /// With a `client_ca`, no session is resumed.
     ///
     /// # Errors
     /// If a file does not contain what its key names, or certificate and key do not match.
@@ -151,6 +153,12 @@ impl TlsFiles {
         let mut config =
             config.with_single_cert(chain, key).map_err(|error| unusable("cert", &error))?;
         config.alpn_protocols = terms.protocols.names();
+        if self.client_ca.is_some() {
+            // A resumed session would skip the check of the client's certificate, which may have
+            // expired since.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+        }
         Ok(Arc::new(config))
     }
 }

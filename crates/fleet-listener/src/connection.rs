@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::Stream;
 use futures_util::stream;
@@ -22,6 +22,7 @@ use tonic::transport::server::Connected;
 use super::context::AttachContext;
 use super::tls::Certificates;
 use splitrail_api::shares::{AddressPlace, AddressShares};
+use splitrail_config::tls::not_after_unix_s;
 
 /// Maximum time between the opening of a connection and the first hello on it that is accepted. A
 /// connection whose last stream has ended stays for once to twice this time.
@@ -70,6 +71,16 @@ impl Peer {
     /// The certificate that the client has shown; `None` without TLS, or if the client showed none.
     pub(super) fn certificate(&self) -> Option<CertificateDer<'static>> {
         self.certificate.get().cloned()
+    }
+
+    /// Whether the client has shown a certificate that is no longer valid. One whose end cannot be
+    /// read counts as expired.
+    pub(super) fn has_expired(&self, now: SystemTime) -> bool {
+        let now_unix_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        self.certificate.get().is_some_and(|certificate| {
+            let not_after = not_after_unix_s(certificate).and_then(|end| u64::try_from(end).ok());
+            not_after.is_none_or(|last| last < now_unix_s)
+        })
     }
 }
 

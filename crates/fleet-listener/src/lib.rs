@@ -23,7 +23,7 @@ mod wire;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::Stream;
 use splitrail_proto::v1;
@@ -214,6 +214,10 @@ impl FleetService for Service {
         let tls = self.context.config.tls.as_ref();
         let by_names = tls.is_some_and(|tls| tls.client_workers == ClientWorkers::DnsNames);
         let peer = request.extensions().get::<Peer>();
+        if peer.is_some_and(|peer| peer.has_expired(SystemTime::now())) {
+            self.context.count(Code::Unauthenticated);
+            return Err(Status::unauthenticated("the shim's certificate has expired"));
+        }
         if by_names {
             allowed.bind_to_certificate(peer.and_then(Peer::certificate));
         }

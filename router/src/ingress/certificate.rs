@@ -1,6 +1,9 @@
 //! The certificates of clients.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use rustls::pki_types::CertificateDer;
+use splitrail_config::tls::not_after_unix_s;
 use webpki::EndEntityCert;
 
 /// Maximum number of names of each kind.
@@ -20,16 +23,27 @@ pub struct ClientCertificate {
     /// The names of type `dNSName`, as they are in the certificate. A wildcard (`*.example`) is
     /// possible.
     pub dns_names: Vec<Box<str>>,
+    /// The last second in which the certificate is valid, in seconds since 1970; 0 if it cannot be
+    /// read.
+    pub not_after_unix_s: u64,
 }
 
 impl ClientCertificate {
-    /// Reads the names; there are none if the bytes are not a certificate.
+    /// Reads the names and the end; there are no names if the bytes are not a certificate.
     pub(super) fn read(certificate: &CertificateDer<'_>) -> Self {
+        let not_after = not_after_unix_s(certificate).and_then(|seconds| seconds.try_into().ok());
         let Ok(certificate) = EndEntityCert::try_from(certificate) else { return Self::default() };
         Self {
             uris: bounded(certificate.valid_uri_names()),
             dns_names: bounded(certificate.valid_dns_names()),
+            not_after_unix_s: not_after.unwrap_or_default(),
         }
+    }
+
+    /// For how long the certificate is still valid; `None` if it has expired.
+    pub(super) fn remaining(&self, now: SystemTime) -> Option<Duration> {
+        let end = Duration::from_secs(self.not_after_unix_s.checked_add(1)?);
+        UNIX_EPOCH.checked_add(end)?.duration_since(now).ok().filter(|left| !left.is_zero())
     }
 }
 
@@ -63,6 +77,19 @@ mod tests {
         let router = ClientCertificate::read(&fixture("router"));
         assert_eq!((router.uris.len(), &*router.dns_names[0]), (0, "localhost"));
         assert_eq!(ClientCertificate::read(&CertificateDer::from(&b"x"[..])).uris.len(), 0);
+    }
+
+    #[test]
+    fn a_certificate_is_valid_until_its_end_and_not_after() {
+        let second = Duration::from_secs(1);
+        let acme = ClientCertificate::read(&fixture("acme"));
+        // 2120-01-01.
+        let last = UNIX_EPOCH + Duration::from_secs(4_733_510_400);
+        assert_eq!(acme.remaining(last - second), Some(2 * second));
+        assert_eq!(acme.remaining(last), Some(second));
+        assert_eq!(acme.remaining(last + second), None);
+        let unreadable = ClientCertificate::read(&CertificateDer::from(&b"x"[..]));
+        assert_eq!(unreadable.remaining(last), None);
     }
 
     #[test]

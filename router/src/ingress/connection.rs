@@ -4,15 +4,15 @@ use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
-use std::time::Duration;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
 
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 use prometheus::IntCounterVec;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::checked_socket::{CheckedSocket, RefusedFor};
@@ -22,7 +22,7 @@ use super::connection_activity::{
 use super::connection_service::{ConnectionService, Routes};
 use super::recorded_socket::RecordedSocket;
 use super::streams::Streams;
-use super::tls_listener::{Accepted, TlsListener};
+use super::tls_listener::{Accepted, CLIENT_CERTIFICATE, TlsListener};
 use super::wire::Protocol;
 use splitrail_api::unread::{RoomBounds, UnreadRoom};
 use splitrail_config::model::Limits;
@@ -51,6 +51,14 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The name in metrics of a handshake that was not complete in time.
 const TLS_TIMEOUT: &str = "tls_timeout";
 
+/// How long before the end of its client's certificate a connection is asked to end: clients that
+/// renew their certificates have then no request refused.
+const CERTIFICATE_RESERVE: Duration = Duration::from_secs(1);
+
+/// Completes when the client's certificate is about to expire; `None` if the client has none. Boxed
+/// so that the future of a connection without a certificate does not grow.
+type CertificateEnd = Option<Pin<Box<Sleep>>>;
+
 /// What the connections of a listener have in common.
 #[derive(Clone)]
 pub(super) struct Common {
@@ -66,6 +74,16 @@ pub(super) struct Common {
 impl Common {
     pub(super) fn count(&self, reason: &str) {
         self.cut.with_label_values(&[self.listener, reason]).inc();
+    }
+
+    /// Whether the client's certificate is about to expire, which is counted.
+    fn certificate_ends(&self, end: &mut CertificateEnd, context: &mut Context<'_>) -> bool {
+        let ends = end.as_mut().is_some_and(|end| end.as_mut().poll(context).is_ready());
+        if ends {
+            *end = None;
+            self.count(CLIENT_CERTIFICATE);
+        }
+        ends
     }
 }
 
@@ -123,6 +141,10 @@ pub(super) async fn serve(
     // An HTTP/1 connection has one reply at a time.
     let room = || Arc::new(UnreadRoom::new(bounds.unread, activity.written_bytes()));
     let room = (protocol == Protocol::Http2).then(room);
+    let certificate_end: CertificateEnd = certificate.as_ref().map(|certificate| {
+        let left = certificate.remaining(SystemTime::now()).unwrap_or_default();
+        Box::pin(sleep(left.saturating_sub(CERTIFICATE_RESERVE)))
+    });
     let service = ConnectionService {
         routes: common.routes.clone(),
         activity: Arc::clone(&activity),
@@ -132,7 +154,7 @@ pub(super) async fn serve(
         room,
     };
     let watch = IdleMonitor::new(bounds.timeouts, protocol, began);
-    let driven = Driven { activity, refused, watch, common };
+    let driven = Driven { activity, refused, watch, common, certificate_end };
     let socket = TokioIo::new(socket);
     match protocol {
         Protocol::Http1 => {
@@ -175,7 +197,7 @@ async fn accept(
 /// sent a byte by then is waited for like any other.
 async fn silent_at_stop(stop: &CancellationToken, activity: &ConnectionActivity) {
     stop.cancelled().await;
-    tokio::time::sleep(FIRST_REQUEST_TIMEOUT).await;
+    sleep(FIRST_REQUEST_TIMEOUT).await;
     if activity.is_in_head() {
         std::future::pending().await
     }
@@ -200,16 +222,20 @@ struct Driven {
     refused: Arc<RefusedFor>,
     watch: IdleMonitor,
     common: Common,
+    certificate_end: CertificateEnd,
 }
 
 impl Driven {
     async fn drive(mut self, mut connection: Pin<&mut impl Graceful>) {
         let mut stop = pin!(self.common.stop.cancelled());
+        let mut certificate_end = self.certificate_end.take();
         let mut is_informed = false;
         let mut is_stopping = false;
         let mut timer = pin!(sleep_until(Instant::now()));
         let reason = poll_fn(|context| {
-            is_stopping = is_stopping || stop.as_mut().poll(context).is_ready();
+            is_stopping = is_stopping
+                || stop.as_mut().poll(context).is_ready()
+                || self.common.certificate_ends(&mut certificate_end, context);
             loop {
                 if connection.as_mut().poll(context).is_ready() {
                     // The HTTP library has already reported its result to the client.

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::SystemTime;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -21,10 +22,12 @@ use tower::Service;
 use super::certificate::ClientCertificate;
 use super::connection_activity::ConnectionActivity;
 use super::head::{HeadLimits, early_reply_ends_connection};
+use super::reply::{error_dialect, error_in};
 use super::streams::BodyProgress;
 use super::{grpc, http as openai};
 use crate::core::Core;
 use splitrail_api::Endpoint;
+use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::unread::UnreadRoom;
 use splitrail_flow::boxed::pinned;
 use splitrail_request_log::identity::Identity;
@@ -132,6 +135,20 @@ pub(super) struct ConnectionService {
     pub(super) room: Option<Arc<UnreadRoom>>,
 }
 
+impl ConnectionService {
+    /// The reply to a request over a connection whose client has a certificate that has expired: no
+    /// new connection would be accepted with it.
+    fn expired(&self, request: &Request<Incoming>) -> Option<Response<Body>> {
+        let certificate = self.certificate.as_ref()?;
+        if certificate.remaining(SystemTime::now()).is_some() {
+            return None;
+        }
+        let message = "the client certificate has expired: open a connection with a new one";
+        let error = Error::new(ErrorKind::Unauthenticated, message);
+        Some(error_in(error_dialect(request.uri()), error))
+    }
+}
+
 /// Marks a request as being answered: meanwhile the connection is not idle.
 struct Active(Arc<ConnectionActivity>);
 
@@ -162,7 +179,8 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
         // The handlers of requests that are recognised by their path read bodies themselves.
         let ends_if_refused = early_reply_ends_connection(&request);
         let heads = HeadLimits { headers_max: self.headers_max, hosts: &self.routes.hosts };
-        let routed = match heads.refusal(&request) {
+        let refusal = self.expired(&request).or_else(|| heads.refusal(&request));
+        let routed = match refusal {
             None => {
                 let certificate = self.certificate.clone();
                 let caller = Caller { peer: self.peer, certificate, room: self.room.clone() };

@@ -150,13 +150,16 @@ impl From<TlsStream<RecordedSocket>> for Accepted {
 /// The name in metrics of a refusal because of a request without TLS.
 const PLAIN_TEXT: &str = "plain_text";
 
+/// The name in metrics of connections whose client has no valid certificate, or none any more.
+pub(super) const CLIENT_CERTIFICATE: &str = "tls_client_certificate";
+
 /// The name in metrics of a failed handshake; `None` if the client has left, as clients do that only
 /// test whether the port is open.
 fn reason(error: &io::Error) -> Option<&'static str> {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     Some(match cause? {
         rustls::Error::NoCertificatesPresented | rustls::Error::InvalidCertificate(_) => {
-            "tls_client_certificate"
+            CLIENT_CERTIFICATE
         }
         _ => "tls_handshake",
     })

@@ -1,14 +1,17 @@
 //! Client certificates as credentials, over HTTP and gRPC.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::HandshakeKind;
 use splitrail_proto::v1::ListModelsRequest;
 use splitrail_proto::v1::front_door_service_client::FrontDoorServiceClient;
 use splitrail_tests::raw;
 use splitrail_tests::tenants::{Keys, bearer};
-use splitrail_tests::tls::{EACH_VERSION, Exchanged, TlsClient, exchange, fixture, over};
+use splitrail_tests::tls::expiring::ExpiringIdentity;
+use splitrail_tests::tls::{EACH_VERSION, Exchanged, TlsClient, ask, exchange, fixture, over};
 use splitrail_tests::trial::COMPLETIONS;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
@@ -202,20 +205,75 @@ async fn plain_connections_have_no_certificate() {
 }
 
 #[tokio::test]
-async fn a_resumed_session_has_the_certificate_with_which_it_began() {
+async fn no_session_is_resumed_where_clients_have_certificates() {
     let keys = Keys::empty();
     let router = start(&keys, CA, "san_uri", "\"urn:acme:batch\"", "").await;
     let address = router.running.addresses().http;
     for versions in EACH_VERSION {
         for (identity, expected) in [(Some(ACME), 200), (None, 401)] {
             let config = Arc::new(TlsClient { versions, ..client(identity) }.config());
-            for kind in [HandshakeKind::Full, HandshakeKind::Resumed] {
+            for again in [false, true] {
                 let socket = TcpStream::connect(address).await.unwrap();
                 let stream = over(socket, Arc::clone(&config)).await.unwrap();
-                assert_eq!(stream.get_ref().1.handshake_kind(), Some(kind));
+                let kind = stream.get_ref().1.handshake_kind();
+                assert_eq!(kind, Some(HandshakeKind::Full), "{identity:?} {again}");
                 let reply = exchange(stream, &request(None)).await;
-                assert_eq!(status(&reply), Some(expected), "{identity:?} {kind:?}");
+                assert_eq!(status(&reply), Some(expected), "{identity:?} {again}");
             }
         }
     }
+}
+
+/// How long certificates of tests are valid that expire while the test runs.
+const VALIDITY: Duration = Duration::from_secs(8);
+
+/// The status of the reply to a request whose head is complete once the certificate has expired;
+/// before that, the connection has served another request.
+async fn status_after_the_end(
+    router: &Secured,
+    client: TlsClient<'_>,
+    brief: &ExpiringIdentity,
+) -> Option<u16> {
+    let mut stream = client.connect(router.running.addresses().http).await.unwrap();
+    assert_eq!(ask(&mut stream, "/v1/models").await, 200);
+    let request = request(None);
+    let (begun, rest) = request.split_at(20);
+    stream.write_all(begun).await.unwrap();
+    stream.flush().await.unwrap();
+    assert!(!brief.has_expired(), "the machine is too slow for this test");
+    brief.expired().await;
+    status(&exchange(stream, rest).await)
+}
+
+#[tokio::test]
+async fn an_expired_certificate_is_no_credential_on_an_open_connection_or_a_new_one() {
+    let keys = Keys::empty();
+    let issuing = "client_ca: clients/issuing.pem";
+    let router = start(&keys, issuing, "san_uri", "\"urn:acme:batch\"", "").await;
+    let brief = ExpiringIdentity::new(VALIDITY);
+    let identity = brief.name();
+    let client =
+        |versions| TlsClient { identity: Some(&identity), versions, ..TlsClient::default() };
+    let [old, new] = EACH_VERSION.map(client);
+    let (over_old, over_new) = tokio::join!(
+        status_after_the_end(&router, old, &brief),
+        status_after_the_end(&router, new, &brief),
+    );
+    assert_eq!((over_old, over_new), (Some(401), Some(401)));
+    let reply = new.exchange(router.running.addresses().http, &request(None)).await;
+    assert!(reply.bytes.is_empty() && reply.alert().is_some(), "{reply:?}");
+}
+
+#[tokio::test]
+async fn a_connection_is_asked_to_end_when_its_certificate_expires() {
+    let keys = Keys::empty();
+    let issuing = "client_ca: clients/issuing.pem";
+    let router = start(&keys, issuing, "san_uri", "\"urn:acme:batch\"", "").await;
+    let brief = ExpiringIdentity::new(VALIDITY);
+    let identity = brief.name();
+    let client = TlsClient { identity: Some(&identity), ..TlsClient::default() };
+    let mut stream = client.connect(router.running.addresses().http).await.unwrap();
+    assert_eq!(ask(&mut stream, "/v1/models").await, 200);
+    assert_eq!(stream.read(&mut [0]).await.unwrap(), 0, "the router ends it");
+    router.until_cut("tls_client_certificate", 1).await;
 }

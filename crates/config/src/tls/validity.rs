@@ -10,7 +10,7 @@ const VERSION: u8 = 0xa0;
 
 /// The `notAfter` of an X.509 certificate in DER (RFC 5280, section 4.1), in seconds since 1970;
 /// `None` if the bytes are not such a certificate.
-pub(super) fn not_after_unix_s(certificate: &[u8]) -> Option<i64> {
+pub fn not_after_unix_s(certificate: &[u8]) -> Option<i64> {
     let (certificate, _) = element(certificate, SEQUENCE)?;
     let (mut fields, _) = element(certificate, SEQUENCE)?;
     if let Some((_, rest)) = element(fields, VERSION) {

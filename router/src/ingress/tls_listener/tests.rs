@@ -78,7 +78,7 @@ fn client(identity: Option<&str>) -> ClientConfig {
     }
 }
 
-/// The certificate is still known on a connection that resumes the session of an earlier one.
+/// Also on a further connection of the same client.
 #[tokio::test]
 async fn requests_know_the_names_of_their_clients_certificate() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -6,6 +6,7 @@ use std::time::Duration;
 use splitrail_tests::Cluster;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::shim::{Shim, hello};
+use splitrail_tests::tls::expiring::ExpiringIdentity;
 use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
@@ -76,6 +77,22 @@ async fn a_certificate_speaks_for_the_workers_that_it_names() {
         assert_eq!(attach(id).await, Err(Code::PermissionDenied), "{id}");
     }
     assert_eq!(attach("shim").await.as_deref(), Ok("sim"));
+}
+
+#[tokio::test]
+async fn an_expired_certificate_attaches_nothing_over_an_open_connection() {
+    let ca = format!(", client_ca: {:?}", fixture("clients/issuing.pem"));
+    let router = secured_by(&fixture("router.pem"), &fixture("router.key"), &ca).await;
+    let brief = ExpiringIdentity::new(Duration::from_secs(8));
+    let channel = channel(&router, Some(&brief.name()));
+    let attach = |hello| Shim::attach_over(channel.clone(), None, hello);
+    let mut attached = attach(hello("s0", "http://127.0.0.1:9")).await.expect("it may attach");
+    brief.expired().await;
+    let refused = attach(hello("s1", "http://127.0.0.1:10")).await;
+    assert_eq!(refused.map(|_| ()).map_err(|status| status.code()), Err(Code::Unauthenticated));
+    // An open stream stays open, as with a token.
+    attached.snapshot("m", 1, vec![]).await;
+    attached.acked(1).await;
 }
 
 #[tokio::test]
