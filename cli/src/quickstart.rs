@@ -148,6 +148,7 @@ fn yaml(
     format!(
         "listen:
   http: {}
+  http_hosts: [127.0.0.1, localhost]
   grpc: {}
   admin: {}
 hash_seed: 7

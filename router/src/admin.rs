@@ -36,10 +36,13 @@ const BODY_MAX_BYTES: usize = 64 << 10;
 /// The path to which a request of a client is sent for its placement to be explained.
 const EXPLAIN: &str = "/admin/explain";
 
+/// The path of the metrics.
+const METRICS: &str = "/metrics";
+
 /// The routes of the listener for metrics, which may be public.
 pub fn metrics_routes(core: Arc<Core>) -> Router {
     Router::new()
-        .route("/metrics", get(metrics::public))
+        .route(METRICS, get(metrics::public))
         .route("/health", get(health))
         .fallback(async || reply_error(Error::new(ErrorKind::UnknownPath, "there is no such path")))
         .method_not_allowed_fallback(no_such_method)
@@ -56,7 +59,7 @@ async fn no_such_method() -> Response {
 pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
     let core = Arc::clone(&admin.core);
     page::add_routes(Router::new())
-        .route("/metrics", get(metrics::metrics))
+        .route(METRICS, get(metrics::metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/admin/config", get(show::config))

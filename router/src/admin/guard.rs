@@ -19,7 +19,7 @@ use http::{HeaderMap, Method, StatusCode};
 
 use super::page::is_page;
 use super::refusal::AdminError;
-use super::{BODY_MAX_BYTES, EXPLAIN};
+use super::{BODY_MAX_BYTES, EXPLAIN, METRICS};
 use crate::core::Core;
 use crate::ingress::http::whole;
 use crate::ingress::identify::refused;
@@ -27,7 +27,7 @@ use crate::ingress::reply::reply_error;
 use crate::ingress::request_body::BodyBound;
 use splitrail_access::{OperatorRole, Refusal as Refused};
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_config::model::AdminAccess;
+use splitrail_config::model::{AdminAccess, Listen};
 use splitrail_ledger::audit::Change;
 use splitrail_request_log::identity::X_REQUEST_ID;
 
@@ -48,11 +48,15 @@ pub(super) async fn guard(
         Err(refusal) => return reply_error(refused(&core, "admin", peer.ip(), refusal)),
     };
     let role = operator.as_ref().map(|operator| operator.role);
-    let access = core.serving().config.listen.admin_access;
-    let refused = match check(bound.ip(), peer.ip(), role, &request) {
+    let serving = core.serving();
+    let listen = &serving.config.listen;
+    let access = listen.admin_access;
+    let names = Names::of(listen, bound.ip(), role);
+    let refused = match check(names, peer.ip(), role, &request) {
         Err(why) => Some(AdminError::new(StatusCode::FORBIDDEN, "forbidden", why).into_response()),
         Ok(()) => check_role(access, role, &request).err().map(reply_error),
     };
+    drop(serving);
     let change = is_change(&request).then(|| {
         let headers = request.headers();
         let request_id = headers.get(X_REQUEST_ID).and_then(|id| id.to_str().ok());
@@ -138,17 +142,62 @@ pub(super) fn may_still_read(core: &Core, headers: &HeaderMap) -> bool {
     operator.is_ok_and(|operator| operator.is_some() || access == AdminAccess::Open)
 }
 
+/// The names by which a request may call the listener. A web page may use a name of its own that
+/// resolves to the listener's address (DNS rebinding).
+#[derive(Clone, Copy)]
+enum Names<'a> {
+    /// Loopback addresses, `localhost`, and `listen.admin_hosts`.
+    Loopback(&'a [String]),
+    /// The same, and all other addresses. For metrics and for paths without data: any name.
+    Addresses(&'a [String]),
+    /// Any name: the request has a credential or must have one, or its client has found the name in
+    /// the listener's certificate.
+    Any,
+}
+
+impl<'a> Names<'a> {
+    fn of(listen: &'a Listen, bound: IpAddr, role: Option<OperatorRole>) -> Self {
+        let is_encrypted = listen.admin.tls.as_ref().is_some_and(|tls| !tls.plain_text);
+        match (bound.is_loopback(), listen.admin_access, role) {
+            (true, _, _) => Self::Loopback(&listen.admin_hosts),
+            (false, AdminAccess::Open, None) if !is_encrypted => {
+                Self::Addresses(&listen.admin_hosts)
+            }
+            _ => Self::Any,
+        }
+    }
+
+    /// Checks the name by which a request calls the listener, if it has one.
+    ///
+    /// # Errors
+    /// The name is another one.
+    fn check<B>(self, request: &http::Request<B>) -> Result<(), &'static str> {
+        let path = request.uri().path();
+        match self {
+            Self::Loopback(hosts) if !calls_by(request, hosts, |ip| ip.is_loopback()) => {
+                Err("the admin listener is on loopback: call it by `127.0.0.1`, `[::1]` or \
+                     `localhost`, or list its name under `listen.admin_hosts`")
+            }
+            Self::Addresses(hosts)
+                if !is_public(path) && path != METRICS && !calls_by(request, hosts, |_| true) =>
+            {
+                Err(
+                    "without a key, the admin listener is called by its IP address, by `localhost` \
+                     or by a name of `listen.admin_hosts`",
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 fn check<B>(
-    bound: IpAddr,
+    names: Names<'_>,
     peer: IpAddr,
     role: Option<OperatorRole>,
     request: &http::Request<B>,
 ) -> Result<(), &'static str> {
-    // A web page may use a host name of its own that resolves to loopback (DNS rebinding).
-    if bound.is_loopback() && !names_loopback(request) {
-        return Err("the admin listener is on loopback: call it by `127.0.0.1`, `[::1]` or \
-                    `localhost`");
-    }
+    names.check(request)?;
     let site = request.headers().get(SEC_FETCH_SITE);
     if matches!(*request.method(), Method::GET | Method::HEAD) {
         // A page of another site cannot read a reply, but could take the places of those who watch,
@@ -171,9 +220,13 @@ fn check<B>(
     Ok(())
 }
 
-/// Whether a request addresses this host by a loopback address or as `localhost`, if it names a
-/// host.
-fn names_loopback<B>(request: &http::Request<B>) -> bool {
+/// Whether a request calls the listener by such an address, as `localhost` or by one of these names,
+/// if it names a host.
+fn calls_by<B>(
+    request: &http::Request<B>,
+    hosts: &[String],
+    is_allowed: impl FnOnce(IpAddr) -> bool,
+) -> bool {
     let header = || request.headers().get(HOST).map(|host| host.to_str().unwrap_or_default());
     let called = request.uri().authority().map(Authority::as_str).or_else(header);
     let Some(called) = called else { return true };
@@ -181,7 +234,8 @@ fn names_loopback<B>(request: &http::Request<B>) -> bool {
     let host = authority.host();
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     bare.eq_ignore_ascii_case("localhost")
-        || bare.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+        || hosts.iter().any(|name| name.eq_ignore_ascii_case(bare))
+        || bare.parse::<IpAddr>().is_ok_and(|ip| is_allowed(ip.to_canonical()))
 }
 
 #[cfg(test)]
@@ -223,9 +277,9 @@ mod tests {
     fn a_remote_host_may_change_something_only_with_a_role() {
         let request = http::Request::builder().method(Method::POST).uri("/admin/reload");
         let request = request.body(()).unwrap();
-        let [bound, peer] = ["0.0.0.0", "10.0.0.1"].map(|address| address.parse().unwrap());
-        assert!(check(bound, peer, None, &request).is_err());
-        assert!(check(bound, peer, Some(OperatorRole::Admin), &request).is_ok());
+        let peer = "10.0.0.1".parse().unwrap();
+        assert!(check(Names::Any, peer, None, &request).is_err());
+        assert!(check(Names::Any, peer, Some(OperatorRole::Admin), &request).is_ok());
     }
 
     fn admitted(bound: &str, peer: &str, method: Method, headers: &[(&str, &str)]) -> bool {
@@ -234,7 +288,9 @@ mod tests {
             request = request.header(*name, *value);
         }
         let request = request.body(()).unwrap();
-        check(bound.parse().unwrap(), peer.parse().unwrap(), None, &request).is_ok()
+        let listen = Listen::default();
+        let names = Names::of(&listen, bound.parse().unwrap(), None);
+        check(names, peer.parse().unwrap(), None, &request).is_ok()
     }
 
     #[test]
@@ -255,7 +311,37 @@ mod tests {
             assert_eq!(admitted, yes, "{host}");
         }
         assert!(admitted("127.0.0.1", "127.0.0.1", Method::GET, &[]));
-        assert!(admitted("0.0.0.0", "10.0.0.1", Method::GET, &[("host", "router:9090")]));
+    }
+
+    #[test]
+    fn a_listener_of_plain_http_beyond_loopback_is_called_by_address_unless_a_name_is_listed() {
+        let bound = "0.0.0.0".parse().unwrap();
+        let mut listen = Listen { admin_hosts: vec!["router".to_owned()], ..Listen::default() };
+        let calls = |listen: &Listen, role, host: &str, path: &str| {
+            let request = http::Request::builder().uri(path).header(HOST, host).body(()).unwrap();
+            Names::of(listen, bound, role).check(&request).is_ok()
+        };
+        for (host, yes) in [
+            ("127.0.0.1:9090", true),
+            ("10.0.0.1:9090", true),
+            ("[2001:db8::1]:9090", true),
+            ("localhost:9090", true),
+            ("Router:9090", true),
+            ("evil.example:9090", false),
+            ("router.evil.example", false),
+            ("127.0.0.1.evil.example", false),
+            ("", false),
+        ] {
+            assert_eq!(calls(&listen, None, host, "/admin/config"), yes, "{host}");
+            assert_eq!(calls(&listen, None, host, "/admin/explain"), yes, "{host}");
+            for path in ["/metrics", "/health", "/ready", "/"] {
+                assert!(calls(&listen, None, host, path), "{host} {path}");
+            }
+            let operator = Some(OperatorRole::Read);
+            assert!(calls(&listen, operator, host, "/admin/config"), "{host}, with a key");
+        }
+        listen.admin_access = AdminAccess::Roles;
+        assert!(calls(&listen, None, "any.example", "/admin/config"), "it needs a key anyway");
     }
 
     #[test]
@@ -277,7 +363,7 @@ mod tests {
         let reads = |site: &'static str, path: &str| {
             let request = http::Request::builder().uri(path).header(SEC_FETCH_SITE, site);
             let ip = "127.0.0.1".parse().unwrap();
-            check(ip, ip, None, &request.body(()).unwrap()).is_ok()
+            check(Names::Loopback(&[]), ip, None, &request.body(()).unwrap()).is_ok()
         };
         for path in ["/admin/live", "/metrics", "/admin/workers/w/index"] {
             assert!(reads("same-origin", path) && reads("none", path), "{path}");

@@ -1,5 +1,6 @@
 //! The admin listener: who may read and change, and how long a connection may take.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use serde_json::json;
@@ -9,7 +10,7 @@ use splitrail_tests::tenants::Keys;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::support::{Site, engine};
+use super::support::{Site, engine, yaml};
 
 async fn site(top: &str) -> Site {
     Site::start(top, "", tempfile::tempdir().unwrap()).await
@@ -111,6 +112,29 @@ async fn web_pages_and_other_names_neither_read_nor_change_anything() {
     let drained = raw::exchange(site.admin_at, post("").as_bytes()).await.expect("a reply");
     assert_eq!(drained.status(), 200);
     assert_eq!(site.worker("w0").await["draining"], true);
+}
+
+/// As in containers, whose ports are published to the loopback of their host.
+#[tokio::test]
+async fn a_listener_on_all_addresses_shows_nothing_under_the_name_of_a_web_page() {
+    let engine = engine().await;
+    let yaml = yaml(&engine.url(), "", "").replace("admin: 127.0.0.1:0", "admin: 0.0.0.0:0");
+    let site = Site::serve(engine, &yaml, tempfile::tempdir().unwrap()).await;
+    let site_at = (Ipv4Addr::LOCALHOST, site.admin_at.port()).into();
+    for (path, host, status) in [
+        ("/admin/config", "evil.example:9090", 403),
+        ("/admin/live", "127.0.0.1.evil.example", 403),
+        ("/admin/workers", "router:9090", 403),
+        ("/admin/config", "127.0.0.1:9090", 200),
+        ("/admin/config", "localhost:9090", 200),
+        ("/admin/config", "192.0.2.1:9090", 200),
+        ("/metrics", "router:9090", 200),
+        ("/health", "router:9090", 200),
+    ] {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        let reply = raw::exchange(site_at, request.as_bytes()).await.expect(&request);
+        assert_eq!(reply.status(), status, "{request}{}", reply.text());
+    }
 }
 
 #[tokio::test]

@@ -76,7 +76,13 @@ impl Site {
     /// `top` holds further lines of the file, `model` further lines of its model.
     pub(super) async fn start(top: &str, model: &str, files: TempDir) -> Self {
         let engine = engine().await;
-        let args = arguments(files.path(), &yaml(&engine.url(), top, model));
+        let yaml = yaml(&engine.url(), top, model);
+        Self::serve(engine, &yaml, files).await
+    }
+
+    /// A router with this configuration, whose worker is the engine.
+    pub(super) async fn serve(engine: ScriptedServer, yaml: &str, files: TempDir) -> Self {
+        let args = arguments(files.path(), yaml);
         let process = Process::start("router", files.path(), &args).await;
         let address = |key| process.told(key).parse().unwrap();
         let (http, admin) = (process.client("http"), process.client("admin"));

@@ -38,6 +38,12 @@ pub struct Listen {
     /// The admin listener: metrics, health, decisions, and changes by operators. Never use a public
     /// address.
     pub admin: Listener,
+    /// Host names (without ports) with which requests may address the admin listener, beside
+    /// `localhost` and IP addresses (on loopback: those of loopback). Other names get status 403,
+    /// because they may be those of web pages (DNS rebinding). A listener beyond loopback checks the
+    /// names of plain requests without a credential alone, and not for `/metrics`, `/health`,
+    /// `/ready` and the files of the live page.
+    pub admin_hosts: Vec<String>,
     /// Who may use the admin listener.
     pub admin_access: AdminAccess,
     /// A listener that serves `/metrics` and `/health` and nothing else, without a credential. It may
@@ -71,6 +77,7 @@ impl Default for Listen {
             grpc_explain: false,
             fleet: None,
             admin: SocketAddr::from(([127, 0, 0, 1], 9090)).into(),
+            admin_hosts: Vec::new(),
             admin_access: AdminAccess::default(),
             metrics: None,
         }
