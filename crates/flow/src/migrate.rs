@@ -28,6 +28,7 @@ use super::sending::Sending;
 use crate::prepare::Unit;
 use crate::reply::event_reader::EventReader;
 use splitrail_api::error::Error;
+use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::RevocableBody;
 use splitrail_fleet::{Exclusion, Worker};
@@ -59,6 +60,10 @@ pub struct Migration {
     delivered: Vec<u32>,
     /// Tokens whose text the engine has not sent yet.
     pending: Vec<u32>,
+    /// Maximum number of tokens that the request asks for.
+    tokens_max: u32,
+    /// The charge for the memory of the token ids.
+    charge: Charge,
     /// Whether the engine has reported a finish reason.
     finished: bool,
     /// Whether a parser (reasoning, tool calls) made a part of the reply, which no other engine
@@ -66,6 +71,8 @@ pub struct Migration {
     parsed: bool,
     /// The first event; all later events carry its id and creation time.
     first: Option<JsonObject>,
+    /// The charge for the memory of the first event.
+    first_charge: Charge,
     lost: Vec<Exclusion>,
     left: u32,
 }
@@ -97,7 +104,9 @@ impl Migration {
     /// The state for a reply that has begun; `None` if the reply could not be resumed exactly.
     pub(super) fn new(prompt: PromptContext<'_>) -> Option<Self> {
         let PromptContext { context, unit, decision, .. } = prompt;
-        is_exact(context, &unit.body).then(|| Self {
+        let tokens_max =
+            is_exact(context, &unit.body).then(|| limit(context.endpoint, &unit.body))??;
+        Some(Self {
             context: Arc::clone(context),
             decision: decision.clone(),
             clock: prompt.clock.clone(),
@@ -107,9 +116,12 @@ impl Migration {
             prompt: None,
             delivered: Vec::new(),
             pending: Vec::new(),
+            tokens_max,
+            charge: context.unread.memory.charge(),
             finished: false,
             parsed: false,
             first: None,
+            first_charge: context.unread.memory.charge(),
             lost: Vec::new(),
             left: context.served.config.retries.decode,
         })
@@ -127,7 +139,8 @@ impl Migration {
     }
 
     /// Evaluates an event and returns what the client gets of it. `None` if an engine that reports
-    /// token ids would not send such an event; the reply cannot be resumed then.
+    /// token ids would not send such an event, or its tokens find no room in the memory of requests;
+    /// the reply cannot be resumed then.
     pub(crate) fn note(&mut self, data: &Bytes) -> Option<Bytes> {
         let mut event = JsonObject::parse(data.clone()).ok()?;
         let choices: Vec<Box<RawValue>> = serde_json::from_str(event.raw("choices")?).ok()?;
@@ -139,6 +152,8 @@ impl Migration {
             event.set("choices", format!("[{told}]"));
         }
         if self.first.is_none() {
+            let (_, max_bytes) = self.context.preparer.memory();
+            self.first_charge.grow(data.len(), max_bytes).then_some(())?;
             self.first = Some(event.clone());
         }
         self.unify(&mut event);
@@ -154,17 +169,33 @@ impl Migration {
         }
     }
 
+    /// Keeps token ids that the engine has reported, and those of the prompt the first time. `None`
+    /// if the prompt is not known, if the engine has generated more tokens than the request asks
+    /// for, or if the ids find no room in the memory of requests.
+    fn keep(&mut self, generated: Vec<u32>, prompt: Option<Vec<u32>>) -> Option<()> {
+        let prompt = self.prompt.take().or(prompt)?;
+        let tokens = self.delivered.len() + self.pending.len() + generated.len();
+        // Lists grow in such steps.
+        let bytes = ((prompt.len() + tokens) * size_of::<u32>()).next_power_of_two();
+        let more_bytes = bytes.saturating_sub(self.charge.bytes());
+        let (_, max_bytes) = self.context.preparer.memory();
+        let has_room = more_bytes == 0 || self.charge.grow(more_bytes, max_bytes);
+        if tokens > self.tokens_max as usize || !has_room {
+            return None;
+        }
+        self.pending.extend(generated);
+        self.prompt = Some(prompt);
+        Some(())
+    }
+
     fn note_choice(&mut self, raw: &RawValue) -> Option<String> {
         let CompletionChoice { text, finish_reason, token_ids, prompt_token_ids } =
             serde_json::from_str(raw.get()).ok()?;
         self.finished |= finish_reason.is_some();
-        self.pending.extend(token_ids?);
+        self.keep(token_ids?, prompt_token_ids)?;
         // Engines send only text that can no longer change.
         if text.is_some_and(|text| !text.is_empty()) {
             self.delivered.append(&mut self.pending);
-        }
-        if self.prompt.is_none() {
-            self.prompt = Some(prompt_token_ids?);
         }
         let choice = JsonObject::parse_str(raw.get()).ok()?;
         let hidden: &[&str] = match (self.told_ids, self.has_moved()) {
@@ -186,15 +217,16 @@ impl Migration {
         let ChatChoice { finish_reason, token_ids } = serde_json::from_str(raw.get()).ok()?;
         let choice = JsonObject::parse_str(raw.get()).ok()?;
         let added = chat::read_delta(&choice)?;
-        if self.prompt.is_none() {
-            self.prompt = Some(serde_json::from_str(event.raw("prompt_token_ids")?).ok()?);
-        }
+        let prompt = match self.prompt {
+            Some(_) => None,
+            None => Some(serde_json::from_str(event.raw("prompt_token_ids")?).ok()?),
+        };
         if token_ids.is_none() && (added.has_text || finish_reason.is_some()) {
             return None;
         }
         self.finished |= finish_reason.is_some();
         self.parsed |= added.is_parsed;
-        self.pending.extend(token_ids.unwrap_or_default());
+        self.keep(token_ids.unwrap_or_default(), prompt)?;
         if added.has_text {
             self.delivered.append(&mut self.pending);
         }
@@ -256,7 +288,7 @@ impl Migration {
         let done = self.delivered.len() as u32;
         let count = |key| self.body.get::<u32>(key, "an integer").ok().flatten();
         let endpoint = self.context.endpoint;
-        let left = limit(endpoint, &self.body)?.checked_sub(done)?;
+        let left = self.tokens_max.checked_sub(done)?;
         let mut body = self.body.clone();
         if endpoint == Endpoint::Chat {
             if !chat::are_text(body.raw("messages")?) {

@@ -1,13 +1,17 @@
-//! Engines whose replies have endless heads.
+//! Engines whose replies have endless heads, or endless tokens.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use splitrail_tests::client::streamed_text;
 use splitrail_tests::front::Front;
+use splitrail_tests::proc::{memory, reset_peak};
+use splitrail_tests::raw;
 use splitrail_tests::raw_engine::{RawEngine, Then, Turn};
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::Solo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::{COMPLETIONS, generated};
 
@@ -80,4 +84,50 @@ async fn comments_keep_a_stream_open_but_not_for_ever() {
     assert_eq!(streamed_text(&chunks, 0), "ab", "comments are passed over");
     let last = events.last().map(String::as_str).unwrap_or_default();
     assert!(last.contains("decode_lost") && last.contains("comments"), "{events:?}");
+}
+
+/// Tokens without text, which a router that could resume the reply keeps and does not pass on.
+#[tokio::test]
+async fn tokens_without_end_of_a_reply_that_may_migrate_take_bounded_memory() {
+    const REPLY_BYTES: usize = 96 << 20;
+    let event = |ids: &[u32]| {
+        let choice = json!({"index": 0, "text": "", "finish_reason": null, "token_ids": ids,
+            "prompt_token_ids": [1]});
+        let event = json!({"id": "cmpl-1", "object": "text_completion", "created": 1,
+            "model": "sim", "choices": [choice]});
+        format!("data: {event}\n\n")
+    };
+    let (head, piece) = (format!("{STREAM_HEAD}{}", event(&[1])), event(&[1; 16 << 10]));
+    let post = ScriptedServer::start(move |heard| match heard.is_inference() {
+        false => ScriptedReply::json(200, "{}"),
+        true => ScriptedReply::Endless {
+            head: head.clone().into(),
+            piece: piece.clone().into(),
+            max_bytes: REPLY_BYTES,
+        },
+    })
+    .await;
+    // The second request asks for as many tokens as `limits.output_tokens_max` allows.
+    for max_tokens in [16, 1 << 20] {
+        let limits = "{ request_memory_max: 32MiB }";
+        let front = Front::measured(limits, "migrate: true", &[post.url()]).await;
+        let before = memory(front.router.pid());
+        reset_peak(front.router.pid());
+        let body = json!({"model": "sim", "prompt": "x", "max_tokens": max_tokens, "stream": true});
+        let request = raw::request("POST", COMPLETIONS, &[], body.to_string().as_bytes());
+        let mut client = TcpStream::connect(front.router.http).await.unwrap();
+        client.write_all(&request).await.unwrap();
+        let mut buffer = vec![0; 64 << 10];
+        let mut first = Vec::new();
+        while let Ok(bytes @ 1..) = client.read(&mut buffer).await {
+            if first.len() < 1 << 10 {
+                first.extend_from_slice(&buffer[..bytes]);
+            }
+        }
+        let first = String::from_utf8_lossy(&first);
+        assert!(first.starts_with("HTTP/1.1 200"), "{max_tokens}: {first}");
+        let grown_kib = memory(front.router.pid()).peak_kib.saturating_sub(before.now_kib);
+        assert!(grown_kib < 64 << 10, "{max_tokens}: {grown_kib} KiB");
+    }
+    assert_eq!(post.heard().iter().filter(|heard| heard.is_inference()).count(), 2);
 }
