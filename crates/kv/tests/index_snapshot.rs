@@ -298,3 +298,36 @@ fn a_further_name_of_a_refused_block_is_refused_as_well() {
     assert_eq!(applied, Applied { malformed: 3, ..Applied::default() });
     index.check().unwrap();
 }
+
+/// Processor time of this thread in nanoseconds.
+fn used_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    text.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// The time to restore runs of 1,024 blocks, each of which ends a run of the index, with as many
+/// further names of the block at `at`.
+fn time_of_further_names_ns(at: u32) -> u64 {
+    const BLOCKS: u64 = 1024;
+    let mut index = index(1 << 20);
+    let mut long = run(None, &(1..=BLOCKS).collect::<Vec<_>>());
+    index.restore(W1, [long.clone()]);
+    for block in 1..BLOCKS {
+        index.store(W1, Some(EngineHash(block)), &hashed([BLOCKS + block], 0), Tier::Device);
+    }
+    let further = |name| Named { at, engine: EngineHash(name), copies: PLAIN };
+    long.names = long.names.iter().chain((0..BLOCKS).map(|name| further(10_000 + name))).collect();
+    let before = used_ns();
+    for _ in 0..20 {
+        let applied = index.restore(W0, [long.clone()]);
+        assert_eq!((applied.stored, applied.malformed), (2 * BLOCKS as usize, 0));
+    }
+    used_ns() - before
+}
+
+#[test]
+fn the_time_for_a_further_name_does_not_grow_with_its_place() {
+    let (first, last) = (time_of_further_names_ns(0), time_of_further_names_ns(1023));
+    // About as long, or longer by the walk to the last block for each name.
+    assert!(last <= 4 * first, "{first} and {last} ns");
+}

@@ -204,10 +204,17 @@ impl Index {
             }
         }
         applied += self.store_at(worker, cursor, None, &primary[..], Tier::Device).applied;
+        // One walk for all further names, each of which may be of a block at the end of the run.
+        let places = match further.is_empty() {
+            true => Vec::new(),
+            false => self.places_after(before, &primary),
+        };
         for named in further {
-            let mut blocks = primary[..=named.at as usize].to_vec();
-            // The blocks before it exist: only the last one gets a further name.
-            let cursor = self.behind(before).and_then(|cursor| self.walk(cursor, &mut blocks));
+            // The blocks before it exist: only the block itself gets a further name.
+            let cursor = match (named.at as usize).checked_sub(1) {
+                None => self.behind(before),
+                Some(at) => places.get(at).and_then(|place| self.behind(Some(*place))),
+            };
             let Some(cursor) = cursor else {
                 // The block itself was refused.
                 let is_full = applied.over_limit > 0;
@@ -233,16 +240,19 @@ impl Index {
         Some(Cursor { run, at: at + 1 })
     }
 
-    /// The cursor before the last of these blocks, all of which must exist.
-    fn walk(&mut self, mut cursor: Cursor, blocks: &mut Vec<HashedBlock>) -> Option<Cursor> {
-        blocks.pop()?;
-        let mut rest = &blocks[..];
-        while !rest.is_empty() {
-            let span = self.forest.follow(cursor, rest, |block| block.hash.0)?;
+    /// The places of the leading ones of these blocks that exist after a place. Names that are
+    /// stored later may divide runs, but change no place.
+    fn places_after(&mut self, before: Option<Place>, blocks: &[HashedBlock]) -> Vec<Place> {
+        let mut places = Vec::with_capacity(blocks.len());
+        let Some(mut cursor) = self.behind(before) else { return places };
+        while places.len() < blocks.len()
+            && let Some(span) =
+                self.forest.follow(cursor, &blocks[places.len()..], |block| block.hash.0)
+        {
+            places.extend((span.from..span.to).map(|at| self.forest.place(span.run, at)));
             cursor = Cursor { run: span.run, at: span.to };
-            rest = &rest[(span.to - span.from) as usize..];
         }
-        Some(cursor)
+        places
     }
 
     fn set_copies(&mut self, worker: WorkerKey, named: &Named) {
