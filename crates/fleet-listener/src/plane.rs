@@ -13,6 +13,7 @@ mod reports;
 mod slots;
 mod store;
 mod terms;
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use prost::Message as _;
 use splitrail_event_plane::async_nats::jetstream::consumer::{
     AckPolicy, DeliverPolicy, PullConsumer, pull,
 };
@@ -15,10 +14,10 @@ use splitrail_event_plane::async_nats::jetstream::stream::{
 };
 use splitrail_event_plane::async_nats::jetstream::{self, object_store};
 use splitrail_event_plane::names;
-use splitrail_proto::v1;
 use tokio::time::sleep;
 
 use super::model::Model;
+use super::waiting::MessageHead;
 use splitrail_config::model::Storage;
 
 /// Number of messages requested from the broker together.
@@ -221,11 +220,11 @@ impl Follower<'_> {
     /// Puts a message into the slot of its worker, if subject and content name the same worker.
     fn dispatch(&self, message: &jetstream::Message) {
         let token = names::last(&message.subject);
-        let Ok(events) = v1::PlaneEvents::decode(message.payload.clone()) else {
+        let Some(head) = MessageHead::read(&message.payload) else {
             self.model.count_refused("nonsense");
             return;
         };
-        if names::token(&events.worker_id) != token {
+        if names::token(&head.worker_id) != token {
             self.model.count_refused("spoofed");
             return;
         }
@@ -234,7 +233,7 @@ impl Follower<'_> {
             return;
         };
         self.model.count_message("events");
-        if slot.push(events, message.payload.len()) {
+        if slot.push(head.into_waiting(&message.payload)) {
             self.model.count_refused("full");
         }
     }

@@ -20,8 +20,9 @@ use crate::credentials::Allowed;
 use crate::inbound::{Inbound, Received, Relayed};
 use crate::receive::receive;
 
-/// Messages that wait for the session; beyond that the relay waits.
-const QUEUE_MAX: usize = 16;
+/// Messages that wait for the session; beyond that the relay waits. Few, because each may have the
+/// most that a message may take decoded.
+const QUEUE_MAX: usize = 4;
 /// Maximum number of messages of the session that wait to be read.
 const REPLIES_MAX: usize = 8;
 /// Messages that are relayed before responses are read again.
@@ -81,6 +82,13 @@ pub(super) async fn serve(model: Arc<Model>, slot: Arc<Slot>) {
 struct Position {
     mirror_id: String,
     sequence: u64,
+}
+
+impl Position {
+    /// Whether a change with this number is the next one. None follows the largest number.
+    fn is_followed_by(&self, sequence: u64) -> bool {
+        self.sequence.checked_add(1) == Some(sequence)
+    }
 }
 
 /// The need for a snapshot.
@@ -274,26 +282,30 @@ impl Relay<'_> {
     async fn queue(&mut self) -> Result<(), Ended> {
         for _ in 0..MESSAGES_PER_TURN {
             let Some(at) = self.sent.clone() else { return Ok(()) };
-            let Some((bytes, message)) = self.slot.pop() else { return Ok(()) };
-            if message.mirror_id != at.mirror_id {
-                self.slot.put_back(bytes, message);
+            let Some(waiting) = self.slot.pop() else { return Ok(()) };
+            if waiting.mirror_id != at.mirror_id {
+                self.slot.put_back(waiting);
                 self.other_mirror(&at).await?;
                 continue;
             }
+            let Ok(message) = waiting.decode() else {
+                self.model.count_refused("nonsense");
+                continue;
+            };
             let fresh = message.events.iter().find(|events| events.sequence > at.sequence);
             if let Some(fresh) = fresh
-                && fresh.sequence != at.sequence + 1
+                && !at.is_followed_by(fresh.sequence)
             {
                 // The session counts the missing changes and requests a snapshot.
                 let events = fresh.clone();
-                self.slot.put_back(bytes, message);
+                self.slot.put_back(waiting);
                 self.sent = None;
                 self.need("gap", SESSION_REQUEST_TIME);
                 return self.send_message(Message::Events(events)).await;
             }
             for events in message.events {
                 let at = self.sent.get_or_insert_with(|| at.clone());
-                if events.sequence == at.sequence + 1 {
+                if at.is_followed_by(events.sequence) {
                     at.sequence = events.sequence;
                     self.last_change_at = Instant::now();
                     self.send_message(Message::Events(events)).await?;
@@ -371,7 +383,7 @@ impl Relay<'_> {
             return false;
         }
         match self.slot.first(&label.mirror_id) {
-            Some(first) => first <= label.sequence + 1,
+            Some(first) => first.saturating_sub(1) <= label.sequence,
             None => self.latest.borrow().mirror_id == label.mirror_id,
         }
     }
@@ -462,5 +474,18 @@ fn pause_after(status: &Status) -> Ended {
     match status.code() {
         Code::Aborted | Code::Unavailable => Ended(Duration::from_secs(1)),
         _ => Ended(PAUSE_AFTER_REFUSAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_change_follows_the_largest_number() {
+        let at = |sequence| Position { mirror_id: String::new(), sequence };
+        assert!(at(1).is_followed_by(2) && at(u64::MAX - 1).is_followed_by(u64::MAX));
+        assert!(!at(1).is_followed_by(1) && !at(1).is_followed_by(3));
+        assert!(!at(u64::MAX).is_followed_by(0) && !at(u64::MAX).is_followed_by(u64::MAX));
     }
 }

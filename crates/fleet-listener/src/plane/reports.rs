@@ -24,6 +24,8 @@ const RELAY_CHECK: Duration = Duration::from_millis(100);
 const OCCUPIED: Duration = Duration::from_secs(3);
 /// The same time in multiples of `fleet.load_interval`; the longer one applies.
 const OCCUPIED_INTERVALS: u32 = 3;
+/// Maximum size of a report in bytes: about twice that of the longest hello that is valid.
+const REPORT_MAX_BYTES: usize = 8 << 10;
 /// Pause before subscribing again.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -84,7 +86,9 @@ fn wants_relay(model: &Model, slot: &Slot) -> bool {
 
 fn take_report(model: &Model, message: &Message) {
     let token = names::last(&message.subject);
-    let Ok(report) = v1::PlaneReport::decode(message.payload.clone()) else {
+    // The last report of each worker is kept.
+    let payload = Some(&message.payload).filter(|payload| payload.len() <= REPORT_MAX_BYTES);
+    let Some(Ok(report)) = payload.map(|payload| v1::PlaneReport::decode(&payload[..])) else {
         model.count_refused("nonsense");
         return;
     };

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use splitrail_proto::v1;
 use tokio::sync::{Notify, watch};
 
-/// Maximum size of one worker's waiting changes in bytes: somewhat more than a shim publishes
+use super::waiting::Waiting;
+
+/// Maximum memory of one worker's waiting changes in bytes: somewhat more than a shim publishes
 /// between two snapshots.
 const SLOT_MAX_BYTES: usize = 16 << 20;
-/// Maximum size in bytes of the waiting changes of all workers of a model.
+/// Maximum memory in bytes of the waiting changes of all workers of a model.
 const ALL_MAX_BYTES: usize = 256 << 20;
 /// From this size on, the consumer waits, so that further messages stay with the broker.
 const FULL_BYTES: usize = ALL_MAX_BYTES / 2;
@@ -31,7 +33,7 @@ pub(super) struct Slots {
     held: Arc<HeldBytes>,
 }
 
-/// Total size of the messages that wait in all slots.
+/// Total memory of the messages that wait in all slots.
 #[derive(Default)]
 struct HeldBytes {
     bytes: AtomicUsize,
@@ -58,7 +60,7 @@ pub(super) struct Slot {
 
 #[derive(Default)]
 struct Queue {
-    messages: VecDeque<(usize, v1::PlaneEvents)>,
+    messages: VecDeque<Waiting>,
     bytes: usize,
 }
 
@@ -154,9 +156,10 @@ impl Slots {
 }
 
 impl Slot {
-    /// Adds a message of the given size in bytes. If there is no room, all waiting messages of this
-    /// worker are dropped first; returns whether that happened.
-    pub(super) fn push(&self, message: v1::PlaneEvents, bytes: usize) -> bool {
+    /// Adds a message. If there is no room, all waiting messages of this worker are dropped first;
+    /// returns whether that happened.
+    pub(super) fn push(&self, message: Waiting) -> bool {
+        let bytes = message.bytes();
         let mut queue = lock(&self.queue);
         let all = self.held.bytes.load(Relaxed);
         let is_full = queue.bytes + bytes > SLOT_MAX_BYTES || all + bytes > ALL_MAX_BYTES;
@@ -166,43 +169,43 @@ impl Slot {
         }
         self.held.bytes.fetch_add(bytes, Relaxed);
         queue.bytes += bytes;
-        queue.messages.push_back((bytes, message));
+        queue.messages.push_back(message);
         drop(queue);
         self.news.notify_one();
         is_full
     }
 
-    /// Takes the oldest message, with its size in bytes.
-    pub(super) fn pop(&self) -> Option<(usize, v1::PlaneEvents)> {
+    /// Takes the oldest message.
+    pub(super) fn pop(&self) -> Option<Waiting> {
         let mut queue = lock(&self.queue);
-        let (bytes, message) = queue.messages.pop_front()?;
-        queue.bytes -= bytes;
-        self.free(bytes);
-        Some((bytes, message))
+        let message = queue.messages.pop_front()?;
+        queue.bytes -= message.bytes();
+        self.free(message.bytes());
+        Some(message)
     }
 
     /// Puts the last message taken back at the front.
-    pub(super) fn put_back(&self, bytes: usize, message: v1::PlaneEvents) {
+    pub(super) fn put_back(&self, message: Waiting) {
         let mut queue = lock(&self.queue);
-        self.held.bytes.fetch_add(bytes, Relaxed);
-        queue.bytes += bytes;
-        queue.messages.push_front((bytes, message));
+        self.held.bytes.fetch_add(message.bytes(), Relaxed);
+        queue.bytes += message.bytes();
+        queue.messages.push_front(message);
     }
 
     /// Drops the messages of all other mirrors.
     pub(super) fn keep(&self, mirror_id: &str) {
         let mut queue = lock(&self.queue);
         let before = queue.bytes;
-        queue.messages.retain(|(_, message)| message.mirror_id == mirror_id);
-        queue.bytes = queue.messages.iter().map(|(bytes, _)| bytes).sum();
+        queue.messages.retain(|message| message.mirror_id == mirror_id);
+        queue.bytes = queue.messages.iter().map(Waiting::bytes).sum();
         self.free(before - queue.bytes);
     }
 
     /// The number of the first waiting change of a mirror.
     pub(super) fn first(&self, mirror_id: &str) -> Option<u64> {
         let queue = lock(&self.queue);
-        let mut of_it = queue.messages.iter().filter(|(_, message)| message.mirror_id == mirror_id);
-        of_it.find_map(|(_, message)| message.events.first()).map(|events| events.sequence)
+        let mut of_it = queue.messages.iter().filter(|message| message.mirror_id == mirror_id);
+        of_it.find_map(|message| message.first)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -232,27 +235,29 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn message(mirror_id: &str, sequence: u64) -> v1::PlaneEvents {
-        let events = vec![v1::Events { sequence, ..v1::Events::default() }];
-        v1::PlaneEvents { mirror_id: mirror_id.to_owned(), events, ..v1::PlaneEvents::default() }
+    /// A message that takes so many bytes.
+    fn message(mirror_id: &str, sequence: u64, bytes: usize) -> Waiting {
+        let empty = Waiting { mirror_id: mirror_id.to_owned(), ..Waiting::default() };
+        let payload = vec![0; bytes - empty.bytes()].into();
+        Waiting { first: Some(sequence), payload, ..empty }
     }
 
     #[test]
     fn waiting_bytes_are_bounded_and_counted() {
         let slots = Slots::new(1);
         let slot = slots.slot("w").unwrap();
-        assert!(!slot.push(message("m", 1), SLOT_MAX_BYTES / 2));
-        assert!(!slot.push(message("m", 2), SLOT_MAX_BYTES / 2));
-        assert!(slot.push(message("m", 3), 1), "no room: the newest stays");
+        assert!(!slot.push(message("m", 1, SLOT_MAX_BYTES / 2)));
+        assert!(!slot.push(message("m", 2, SLOT_MAX_BYTES / 2)));
+        assert!(slot.push(message("m", 3, 1000)), "no room: the newest stays");
         assert_eq!(slot.first("m"), Some(3));
-        assert_eq!(slots.held.bytes.load(Relaxed), 1);
-        slot.push(message("n", 1), 2);
+        assert_eq!(slots.held.bytes.load(Relaxed), 1000);
+        slot.push(message("n", 1, 2000));
         slot.keep("n");
         assert_eq!((slot.first("m"), slot.first("n")), (None, Some(1)));
-        let (bytes, taken) = slot.pop().unwrap();
+        let taken = slot.pop().unwrap();
         assert!(slot.is_empty() && slots.held.bytes.load(Relaxed) == 0);
-        slot.put_back(bytes, taken);
-        assert_eq!(slots.held.bytes.load(Relaxed), 2);
+        slot.put_back(taken);
+        assert_eq!(slots.held.bytes.load(Relaxed), 2000);
         drop(slot);
         slots.forget(Instant::now() + FORGET);
         assert_eq!(slots.held.bytes.load(Relaxed), 0, "a forgotten slot frees its bytes");
