@@ -36,6 +36,9 @@ pub(super) struct Session {
 struct AttachedWorker {
     blocks: ShimBlocks,
     indexing: Indexing,
+    /// The engine's block size in tokens, if it is another than the model's: its blocks are then not
+    /// indexed.
+    other_block_size: Option<u32>,
     /// Whether its shim has sent `Bye`.
     is_leaving: bool,
     /// Requests to build the worker's part of the index again.
@@ -190,6 +193,14 @@ impl Session {
                 None => std::future::pending().await,
             }
         };
+        let pool = self.attached.as_ref().map(|attached| Arc::clone(&attached.indexing.pool));
+        let model_block_size = stream.model_block_size;
+        let block_size_changed = async {
+            match pool {
+                Some(pool) => pool.block_size_changed(model_block_size).await,
+                None => std::future::pending().await,
+            }
+        };
         let outbound = stream.outbound.clone();
         let ack_due = tokio::time::Instant::from_std(stream.ack_due());
         let ack_room = async {
@@ -217,6 +228,10 @@ impl Session {
                 SessionEvent::After(pending.map_or(After::Nothing, After::NewStream))
             }
             () = gone.cancelled() => SessionEvent::Replaced,
+            () = block_size_changed => {
+                stream.end(Status::unavailable("the model's block size has changed; attach again"));
+                SessionEvent::After(After::Silence)
+            }
             received = stream.inbound.next() => SessionEvent::Received(Box::new(received)),
             room = ack_room, if stream.unacked.is_some() => {
                 let sequence = stream.unacked.unwrap_or_default();
@@ -249,8 +264,13 @@ impl Session {
             let resync_requests = worker.resync.requests();
             let indexing =
                 Indexing::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
-            self.attached =
-                Some(AttachedWorker { blocks, indexing, is_leaving: false, resync_requests });
+            self.attached = Some(AttachedWorker {
+                blocks,
+                indexing,
+                other_block_size: None,
+                is_leaving: false,
+                resync_requests,
+            });
         }
         self.set_capabilities(hello.capabilities.clone())
     }
@@ -261,16 +281,21 @@ impl Session {
         hello: &CheckedHello,
         stream: &mut ShimStream,
     ) -> Result<(), Status> {
-        let Some(AttachedWorker { blocks, indexing, is_leaving, .. }) = &mut self.attached else {
+        let Some(AttachedWorker { blocks, indexing, other_block_size, is_leaving, .. }) =
+            &mut self.attached
+        else {
             return Err(Status::internal("the worker is not attached"));
         };
         if std::mem::take(is_leaving) {
             indexing.worker.rejoin("its shim has attached again");
         }
-        let block_size = indexing.pool.block_size();
-        if block_size == 0 {
+        let model_block_size = indexing.pool.block_size();
+        if model_block_size == 0 {
             return Err(Status::unavailable("the model's block size is not known yet"));
         }
+        // A shim attaches to no router that hashes blocks of another size than its engine's.
+        let block_size = other_block_size.unwrap_or(model_block_size);
+        (stream.block_size, stream.model_block_size) = (block_size, model_block_size);
         let known_sequence = blocks.known(&hello.mirror_id);
         if known_sequence.is_none() {
             // Another mirror may belong to another engine process.
@@ -338,11 +363,18 @@ impl Session {
                 }
                 Ok(())
             }
+            Some(Message::Snapshot(_) | Message::Events(_))
+                if attached.other_block_size.is_some() =>
+            {
+                stream.resync.answered();
+                Ok(())
+            }
             Some(Message::Snapshot(part)) => attached.snapshot(part, stream).await,
             Some(Message::Events(events)) => attached.events(&events, stream).await,
             Some(Message::Capabilities(capabilities)) => {
                 hello::check(&capabilities)?;
-                self.set_capabilities(capabilities)
+                self.set_capabilities(capabilities)?;
+                self.check_block_size(stream)
             }
             Some(Message::Bye(bye)) => {
                 (stream.is_leaving, attached.is_leaving) = (true, true);
@@ -358,17 +390,21 @@ impl Session {
         }
     }
 
+    /// Checks that blocks are hashed with the size of which the stream's welcome says so.
+    fn check_block_size(&self, stream: &ShimStream) -> Result<(), Status> {
+        let Some(attached) = &self.attached else { return Ok(()) };
+        let model_block_size = attached.indexing.pool.block_size();
+        match attached.other_block_size.unwrap_or(model_block_size) == stream.block_size {
+            true => Ok(()),
+            false => Err(Status::unavailable("the engine has another block size; attach again")),
+        }
+    }
+
     /// Applies the engine's capabilities as the shim reports them.
     fn set_capabilities(&mut self, capabilities: v1::Capabilities) -> Result<(), Status> {
-        let Some(attached) = &self.attached else { return Ok(()) };
-        let Indexing { pool, worker, .. } = &attached.indexing;
-        if let Some(tokens) = capabilities.block_size
-            && !pool.learn_block_size(worker, tokens)
-        {
-            let ours = pool.block_size();
-            let message = format!("the engine's block size is {tokens}, the model's is {ours}");
-            return Err(Status::failed_precondition(message));
-        }
+        let Some(attached) = &mut self.attached else { return Ok(()) };
+        attached.set_block_size(capabilities.block_size)?;
+        let worker = &attached.indexing.worker;
         if let Some(tokens) = capabilities.context_tokens {
             worker.facts.set_context_tokens(tokens);
         }
@@ -384,6 +420,37 @@ impl Session {
 }
 
 impl AttachedWorker {
+    /// Records the engine's block size. If the model's is that of its engines, a worker with another
+    /// one serves without the index: it need not be the one that is wrong.
+    ///
+    /// # Errors
+    /// The configuration says another block size.
+    fn set_block_size(&mut self, reported: Option<u32>) -> Result<(), Status> {
+        let Indexing { pool, worker, .. } = &self.indexing;
+        let other = reported.filter(|tokens| !pool.learn_block_size(worker, *tokens));
+        let before = std::mem::replace(&mut self.other_block_size, other);
+        let Some(engine) = other else { return Ok(()) };
+        let block_size = pool.block_size();
+        if !pool.learns_block_size() {
+            let message =
+                format!("the engine's block size is {engine}, the model's is {block_size}");
+            return Err(Status::failed_precondition(message));
+        }
+        if before != other {
+            tracing::error!(
+                worker = worker.id(),
+                block_size,
+                engine,
+                "the engine's block size differs from the model's: its blocks are not indexed; set \
+                 block_size"
+            );
+        }
+        worker.set_events_current(false);
+        worker.set_synced();
+        self.blocks.distrust();
+        Ok(())
+    }
+
     /// Marks the blocks as current if the order of the messages proves it; otherwise the relay says
     /// when they are.
     fn mark_current_if_ordered(&self, stream: &ShimStream) {
@@ -394,6 +461,9 @@ impl AttachedWorker {
 
     /// Marks the worker's blocks in the index as current.
     fn mark_current(&self) {
+        if self.other_block_size.is_some() {
+            return;
+        }
         let worker = &self.indexing.worker;
         if !worker.shim_report.publishes() {
             worker.set_synced();

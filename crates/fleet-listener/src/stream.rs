@@ -33,6 +33,10 @@ pub(super) struct ShimStream {
     unacked_since: Instant,
     since_ack: u32,
     invalid: u32,
+    /// The block size, in tokens, with which the shim hashes by its welcome, and that of the model
+    /// at that time; 0 before the welcome.
+    pub(super) block_size: u32,
+    pub(super) model_block_size: u32,
     /// Number of load reports received on this stream.
     pub(super) load_reports: u32,
     /// Whether the shim has sent `Bye`.
@@ -104,6 +108,8 @@ impl ShimStream {
             unacked_since: now,
             since_ack: 0,
             invalid: 0,
+            block_size: 0,
+            model_block_size: 0,
             load_reports: 0,
             is_leaving: false,
         };

@@ -14,7 +14,6 @@ use super::exclusion::{Exclusion, excluded};
 use super::peer_fetch::list_sources;
 use super::ranks::rank_key;
 use super::read_back::ReadBack;
-use super::resync::ResyncRequest;
 use super::roster::Roster;
 use super::speculative_index::{SpeculativeIndex, SpeculativeOverlaps};
 use super::waiting::Waiting;
@@ -26,6 +25,8 @@ use splitrail_policy::{Candidate, Leg, Source, WorkerIndex};
 use splitrail_workload::calibration::Calibration;
 use splitrail_workload::fetches::FetchBounds;
 use splitrail_workload::hot::HotStore;
+
+mod block_size;
 
 thread_local! {
     /// Buffers for a lookup in the index, reused so that lookups do not allocate.
@@ -143,65 +144,6 @@ impl Pool {
         worker.gone.cancel();
         self.index().remove_worker(worker.index.0);
         self.speculative_index.forget(worker.index);
-    }
-
-    /// Tokens per block; 0 until an engine has reported the block size. Until then no block hashes
-    /// can be computed.
-    pub fn block_size(&self) -> u32 {
-        *self.block_size.borrow()
-    }
-
-    /// Waits until the block size is known.
-    pub async fn block_size_known(&self) {
-        let mut sizes = self.block_size.subscribe();
-        // The sender is part of `self` and outlives the wait, so that this cannot fail.
-        let _known = sizes.wait_for(|tokens| *tokens > 0).await;
-    }
-
-    /// Records the block size that a worker's engine reports. If the configuration has none, the
-    /// pool takes over the first one, and later another one on which all engines agree that have
-    /// reported one. Returns whether the pool's block size equals the engine's.
-    pub fn learn_block_size(&self, worker: &Worker, tokens: u32) -> bool {
-        worker.facts.set_block_size(Some(tokens));
-        if self.block_size() == tokens || !self.learns_block_size {
-            return self.block_size() == tokens;
-        }
-        let roster = self.roster();
-        let mut others = roster.iter().filter_map(|worker| worker.facts.block_size());
-        if others.all(|other| other == tokens) {
-            self.take_over_block_size(&roster, tokens);
-        }
-        self.block_size() == tokens
-    }
-
-    /// Replaces the block size. All that is indexed was named by the former one, so that all
-    /// workers' events are read again.
-    fn take_over_block_size(&self, roster: &Roster, tokens: u32) {
-        // The lock of the index is taken before the block size is set, as everywhere; it decides
-        // which engine is first.
-        let mut index = self.index();
-        let before = self.block_size();
-        roster.iter().for_each(|worker| _ = index.remove_worker(worker.index.0));
-        if !index.set_block_size(tokens) {
-            return;
-        }
-        self.block_size.send_replace(tokens);
-        drop(index);
-        if before == 0 {
-            return;
-        }
-        let model = roster.iter().next().map_or("", |worker| worker.model());
-        tracing::warn!(
-            model,
-            before,
-            block_size = tokens,
-            "all engines have another block size now"
-        );
-        for worker in roster.iter() {
-            self.speculative_index.forget(worker.index);
-            worker.parity.forget();
-            worker.resync.request(ResyncRequest { reason: "block_size", is_last_resort: true });
-        }
     }
 
     /// Applies the settings of a pool that a reload may change.
@@ -400,42 +342,8 @@ mod tests {
     use crate::speculative_index::SpeculativeBlocks;
     use splitrail_engine::vllm::load::EngineLoad;
 
-    fn index(block_size: u32) -> IndexConfig {
+    pub(super) fn index(block_size: u32) -> IndexConfig {
         IndexConfig { model: "m".into(), block_size, seed: HashSeed(1), max_blocks_per_worker: 8 }
-    }
-
-    #[test]
-    fn the_first_engine_that_says_its_block_size_decides() {
-        let pool = Pool::new(index(0), None);
-        let [first, second] = [enter(&pool, "a"), enter(&pool, "b")];
-        assert_eq!(pool.block_size(), 0);
-        assert!(pool.learn_block_size(&first, 32));
-        assert!(!pool.learn_block_size(&second, 16));
-        assert_eq!((pool.block_size(), pool.index().config().block_size), (32, 32));
-        let configured = Pool::new(index(16), None);
-        let worker = enter(&configured, "a");
-        assert!(!configured.learn_block_size(&worker, 32));
-        assert_eq!(configured.block_size(), 16);
-    }
-
-    #[test]
-    fn a_block_size_on_which_all_engines_agree_is_taken_over() {
-        let pool = Pool::new(index(0), None);
-        let [first, second] = [enter(&pool, "a"), enter(&pool, "b")];
-        assert!(pool.learn_block_size(&first, 16) && pool.learn_block_size(&second, 16));
-        assert!(!pool.learn_block_size(&first, 32), "the other engine has 16 still");
-        assert_eq!(pool.block_size(), 16);
-        assert!(pool.learn_block_size(&second, 32));
-        assert_eq!((pool.block_size(), pool.index().config().block_size), (32, 32));
-        // An engine that is down has no say.
-        second.set_up(false, "test");
-        assert!(pool.learn_block_size(&first, 64));
-    }
-
-    fn enter(pool: &Pool, id: &str) -> Arc<Worker> {
-        let config = format!(r#"{{"id": "{id}", "role": "both", "url": "http://{id}:1"}}"#);
-        let config = serde_json::from_str(&config).unwrap();
-        pool.enter(|number| Worker::new(number, config, format!("{id}:1").parse().unwrap()))
     }
 
     #[test]

@@ -35,8 +35,7 @@ impl Model {
         }
     }
 
-    /// How this router hashes the model's blocks. The block size is 0 until an engine has reported
-    /// it.
+    /// How this router hashes the model's blocks. The block size is 0 if it is that of the engines.
     pub(super) fn terms(&self) -> Option<v1::Welcome> {
         let serving = self.context.cluster.serving();
         Some(terms::of(&self.context, serving.model(&self.name)?))

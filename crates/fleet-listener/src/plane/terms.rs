@@ -44,7 +44,8 @@ pub(super) async fn run(context: &AttachContext, broker: &Broker) {
     }
 }
 
-/// How this router hashes a model's blocks.
+/// How this router hashes a model's blocks. The block size is 0 if it is that of the engines: a shim
+/// then hashes with its own engine's, and another one keeps no worker from attaching.
 pub(super) fn of(context: &AttachContext, served: &Served) -> v1::Welcome {
     let interval = context.config.load_interval.as_millis();
     v1::Welcome {
@@ -53,7 +54,10 @@ pub(super) fn of(context: &AttachContext, served: &Served) -> v1::Welcome {
         hash_seed: context.cluster.hash_seed.0,
         hash_layout: HASH_LAYOUT,
         model: served.name().to_owned(),
-        block_size: served.pool.block_size(),
+        block_size: match served.pool.learns_block_size() {
+            true => 0,
+            false => served.pool.block_size(),
+        },
         blocks_max: context.cluster.serving().limits.index_blocks_per_worker_max as u64,
         load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
         known_sequence: None,
