@@ -180,7 +180,7 @@ impl ShimBlocks {
                     && let Some(run) = runs.next()
                 {
                     let run = run?;
-                    blocks += run.hashes.len();
+                    blocks += run.hashes.len().max(run.names.len());
                     if index.held(self.worker.index.0) + run.names.len() > limit {
                         sum.over_limit += run.names.len();
                     } else {
@@ -212,24 +212,32 @@ impl ShimBlocks {
         let key = self.key(rank(events.rank)?);
         // If the message turns out to be invalid half-way, the index holds a part of it.
         self.state = BlocksState::Unknown;
+        let mut blocks = 0;
         for change in &events.changes {
-            match change.change.as_ref().ok_or("a change is empty")? {
+            blocks += 1 + match change.change.as_ref().ok_or("a change is empty")? {
                 Change::Stored(stored) => {
                     let blocks = wire::stored(stored)?;
                     let tier = wire::tier(stored.tier)?;
                     let parent = stored.parent.map(EngineHash);
                     self.store(key, parent, &blocks, tier, sum).await;
+                    blocks.len()
                 }
                 Change::Removed(removed) => {
                     let tier = wire::tier(removed.tier)?;
                     self.remove(key, &removed.names, tier, sum).await;
+                    removed.names.len()
                 }
                 Change::Cleared(_) => {
                     if self.is_in_fleet() {
                         sum.removed += self.pool.index().clear_worker(key);
                     }
                     self.pool.speculative_index.forget(self.worker.index);
+                    BLOCKS_PER_LOCK
                 }
+            };
+            if blocks >= BLOCKS_PER_LOCK {
+                blocks = 0;
+                tokio::task::yield_now().await;
             }
         }
         self.state = BlocksState::Complete(events.sequence);
@@ -304,4 +312,78 @@ impl ShimBlocks {
 
 fn rank(rank: u32) -> Result<u16, Invalid> {
     u16::try_from(rank).ok().filter(|_| rank < RANKS_MAX).ok_or("the rank is out of range")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use splitrail_kv::{HashSeed, IndexConfig};
+
+    use super::*;
+
+    fn attached() -> ShimBlocks {
+        let (model, seed) = ("m".to_owned(), HashSeed(7));
+        let max_blocks_per_worker = 1 << 20;
+        let config = IndexConfig { model, block_size: 16, seed, max_blocks_per_worker };
+        let pool = Arc::new(Pool::new(config, Some(1)));
+        let config = r#"{"id": "w", "role": "both", "url": "http://w:1"}"#;
+        let config = serde_json::from_str(config).unwrap();
+        let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().unwrap()));
+        ShimBlocks::new(pool, worker)
+    }
+
+    /// The number of turns that a future takes of the thread, and its result.
+    fn turns<T>(future: impl Future<Output = T>) -> (usize, T) {
+        let mut future = pin!(future);
+        let mut turns = 1;
+        loop {
+            match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(result) => return (turns, result),
+                Poll::Pending => turns += 1,
+            }
+        }
+    }
+
+    fn snapshot(runs: Vec<v1::Run>) -> v1::SnapshotPart {
+        v1::SnapshotPart { runs, last: true, ..v1::SnapshotPart::default() }
+    }
+
+    /// A run of so many blocks, each with a further name.
+    fn run(number: u64, blocks: u32) -> v1::Run {
+        let base = number << 32;
+        let named = |at: u32, name: u64| v1::Named { at, name: base + name, copies: vec![1] };
+        let named = (0..blocks)
+            .flat_map(|at| [named(at, u64::from(at)), named(at, u64::from(blocks + at))]);
+        let hashes = (1..=u64::from(blocks)).map(|hash| base + hash).collect();
+        v1::Run { parent: None, hashes, names: Vec::new(), named: named.collect() }
+    }
+
+    #[test]
+    fn further_names_of_blocks_count_towards_the_turn_of_others() {
+        let mut blocks = attached();
+        let mut sum = Applied::default();
+        let runs = (0..8).map(|number| run(number, 1024)).collect();
+        let (turns, taken) = turns(blocks.snapshot(snapshot(runs), &mut sum));
+        assert_eq!((taken, sum.stored), (Ok(Some(0)), 8 * 2048));
+        // One after the worker's former blocks were dropped, and one for each two runs.
+        assert_eq!(turns, 2 + 8 / 2);
+    }
+
+    #[test]
+    fn many_short_changes_leave_others_their_turn() {
+        let mut blocks = attached();
+        turns(blocks.snapshot(snapshot(Vec::new()), &mut Applied::default())).1.unwrap();
+        let removed = Change::Removed(v1::Removed { names: vec![7], tier: 0 });
+        let cleared = Change::Cleared(v1::Cleared {});
+        for (change, count, expected) in [(removed, 10_000, 1 + 4), (cleared, 10, 1 + 10)] {
+            let sequence = blocks.known("").unwrap() + 1;
+            let changes = vec![v1::Change { change: Some(change) }; count];
+            let events = v1::Events { sequence, changes, ..v1::Events::default() };
+            let (turns, applied) = turns(blocks.events(&events, &mut Applied::default()));
+            assert_eq!((turns, applied), (expected, Ok(sequence)));
+        }
+    }
 }
