@@ -8,7 +8,7 @@ use splitrail_engine::vllm::events::EventBatch;
 use splitrail_engine::vllm::identity::{EventSource, of_all_ranks};
 use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
 use splitrail_engine::zmtp::Admits;
-use splitrail_kv::{Applied, KvEvent};
+use splitrail_kv::{Applied, EngineHash, KvEvent};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +26,10 @@ use splitrail_engine_client::networks::literal;
 /// Maximum number of batches between the subscription and the index. A full queue stops reading, so
 /// that batches wait in the kernel's buffers and finally in the engine.
 const QUEUE_BATCHES: usize = 256;
+
+/// Maximum number of blocks that are applied before the lock of the index is released, so that
+/// other writers and requests get their turn.
+const BLOCKS_PER_LOCK: usize = 4096;
 
 /// The task that follows one rank.
 struct Following {
@@ -191,7 +195,7 @@ async fn follow(
             loop {
                 tokio::select! {
                     update = updates.recv() => match update {
-                        Some(update) => intake.take(update),
+                        Some(update) => intake.take(update).await,
                         None => std::future::pending().await,
                     },
                     request = requests.next() => if intake.should_begin_anew(&replays, request).await {
@@ -231,11 +235,11 @@ struct Intake {
 }
 
 impl Intake {
-    fn take(&mut self, update: Update) {
+    async fn take(&mut self, update: Update) {
         match update {
             Update::Batch { sequence, batch } => {
                 self.oldest_batch.get_or_insert(sequence);
-                self.apply(&batch);
+                self.apply(&batch).await;
             }
             Update::Reset { reason } => self.reset(reason),
             Update::Synced { outcome } => self.synced(outcome),
@@ -298,7 +302,7 @@ impl Intake {
         }
     }
 
-    fn apply(&mut self, batch: &EventBatch) {
+    async fn apply(&mut self, batch: &EventBatch) {
         self.part.observe(batch.events.len(), batch.timestamp_s);
         if let Some(rank) = batch.rank.filter(|rank| self.is_of_another_rank(*rank)) {
             // Requests that are pinned to this rank would not find these blocks.
@@ -320,7 +324,7 @@ impl Intake {
             // Blocks of this batch that do not fit are counted below.
             self.part.nothing_is_left_out();
         }
-        let sum = self.index_events(batch);
+        let sum = self.index_events(batch).await;
         self.part.note(batch.events.len(), sum);
     }
 
@@ -332,16 +336,63 @@ impl Intake {
         says != expected
     }
 
-    fn index_events(&self, batch: &EventBatch) -> Applied {
-        let Indexing { pool, worker, .. } = &self.part;
-        let key = self.part.key();
-        let mut index = pool.index();
-        let mut sum = Applied::default();
-        if worker.gone.is_cancelled() {
-            return sum;
+    /// Applies a batch to the index, whose lock is released after some blocks.
+    async fn index_events(&self, batch: &EventBatch) -> Applied {
+        let (mut sum, mut rest) = (Applied::default(), &batch.events[..]);
+        while let [first, behind @ ..] = rest {
+            if blocks_of(first) > BLOCKS_PER_LOCK {
+                sum += self.index_long(first).await;
+                rest = behind;
+            } else {
+                rest = self.index_some(rest, &mut sum);
+            }
+            if !rest.is_empty() {
+                tokio::task::yield_now().await;
+            }
         }
-        for event in &batch.events {
-            sum += index.apply(key, event);
+        sum
+    }
+
+    /// Applies events of up to about `BLOCKS_PER_LOCK` blocks together, and returns the rest.
+    fn index_some<'e>(&self, mut events: &'e [KvEvent], sum: &mut Applied) -> &'e [KvEvent] {
+        let Indexing { pool, worker, .. } = &self.part;
+        let mut index = pool.index();
+        if worker.gone.is_cancelled() {
+            return &[];
+        }
+        let mut blocks = 0;
+        while let [event, behind @ ..] = events
+            && blocks + blocks_of(event) <= BLOCKS_PER_LOCK
+        {
+            // Events without blocks take time as well.
+            blocks += blocks_of(event).max(1);
+            *sum += index.apply(self.part.key(), event);
+            events = behind;
+        }
+        events
+    }
+
+    /// Applies an event of many blocks in portions.
+    async fn index_long(&self, event: &KvEvent) -> Applied {
+        let mut sum = Applied::default();
+        let mut left = blocks_of(event);
+        for portion in portions(event) {
+            left -= blocks_of(&portion);
+            let mut applied = Applied::default();
+            self.index_some(&[portion], &mut applied);
+            sum += applied;
+            // The blocks after those that are not indexed have no parent in the index.
+            if applied.malformed > 0 {
+                sum.malformed += left;
+                break;
+            }
+            if applied.over_limit > 0 {
+                sum.over_limit += left;
+                break;
+            }
+            if left > 0 {
+                tokio::task::yield_now().await;
+            }
         }
         sum
     }
@@ -398,6 +449,36 @@ impl Intake {
                 "the worker's part of the index is rebuilt"
             );
         }
+    }
+}
+
+/// The number of blocks that an event names.
+fn blocks_of(event: &KvEvent) -> usize {
+    match event {
+        KvEvent::Stored { blocks, .. } => blocks.len(),
+        KvEvent::Removed { hashes, .. } => hashes.len(),
+        KvEvent::Cleared => 0,
+    }
+}
+
+/// Divides an event into events of at most `BLOCKS_PER_LOCK` blocks, which have the same effect.
+fn portions(event: &KvEvent) -> Box<dyn Iterator<Item = KvEvent> + Send + '_> {
+    match event {
+        KvEvent::Stored { parent, blocks, adapter, salt, tier } => {
+            let mut parent = *parent;
+            Box::new(blocks.chunks(BLOCKS_PER_LOCK).map(move |blocks| {
+                let last = blocks.last().map(|block| block.hash);
+                let parent = std::mem::replace(&mut parent, last);
+                let (adapter, salt) = (adapter.clone(), salt.clone());
+                KvEvent::Stored { parent, blocks: blocks.to_vec(), adapter, salt, tier: *tier }
+            }))
+        }
+        KvEvent::Removed { hashes, tier } => {
+            let of =
+                |hashes: &[EngineHash]| KvEvent::Removed { hashes: hashes.to_vec(), tier: *tier };
+            Box::new(hashes.chunks(BLOCKS_PER_LOCK).map(of))
+        }
+        KvEvent::Cleared => Box::new(std::iter::once(KvEvent::Cleared)),
     }
 }
 

@@ -6,7 +6,7 @@
 //! and maps are accepted at both levels, with keys in any order, unknown keys
 //! and trailing items skipped.
 
-use splitrail_kv::KvEvent;
+use splitrail_kv::{EngineHash, KvEvent, StoredBlock};
 
 mod cursor;
 mod error;
@@ -65,6 +65,23 @@ pub struct EventBatch {
     pub events: Vec<KvEvent>,
     /// The number of events that are not in `events`, by reason.
     pub skipped: Skipped,
+}
+
+impl EventBatch {
+    /// About how much memory the events take, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let of_event = |event: &KvEvent| match event {
+            KvEvent::Stored { blocks, .. } => {
+                // All blocks of an event have as many tokens.
+                let tokens = blocks.first().map_or(0, |block| block.tokens.len());
+                blocks.len() * (size_of::<StoredBlock>() + tokens * size_of::<u32>())
+            }
+            KvEvent::Removed { hashes, .. } => hashes.len() * size_of::<EngineHash>(),
+            KvEvent::Cleared => 0,
+        };
+        let lists: usize = self.events.iter().map(of_event).sum();
+        self.events.len() * size_of::<KvEvent>() + lists
+    }
 }
 
 /// Events of a batch that were parsed and left out.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use rmp::encode as mp;
 use splitrail_engine::vllm::subscription::{
     GarbageError, Pacing, ResetReason, Subscription, SyncOutcome, Update,
 };
@@ -107,6 +108,19 @@ fn subscription(events: &Endpoint, replay: Option<&Endpoint>) -> Subscription {
 
 fn batch(sequence: u64) -> Seen {
     Seen::Batch(sequence, sequence as f64)
+}
+
+/// A batch that removes so many blocks.
+fn removed(timestamp_s: f64, blocks: u32) -> Bytes {
+    let mut bytes = Vec::new();
+    mp::write_array_len(&mut bytes, 2).unwrap();
+    mp::write_f64(&mut bytes, timestamp_s).unwrap();
+    mp::write_array_len(&mut bytes, 1).unwrap();
+    mp::write_array_len(&mut bytes, 2).unwrap();
+    mp::write_str(&mut bytes, "BlockRemoved").unwrap();
+    mp::write_array_len(&mut bytes, blocks).unwrap();
+    (0..blocks).for_each(|block| mp::write_u32(&mut bytes, block).unwrap());
+    bytes.into()
 }
 
 const SYNCED: Seen = Seen::Synced(SyncOutcome::Replayed);
@@ -226,6 +240,26 @@ async fn a_payload_that_cannot_be_decoded_resets_and_the_stream_goes_on() {
     engine.publish(payload((next + 3) as f64)).await;
     let reset = Seen::Reset(ResetReason::Garbage);
     follower.expect([Seen::Garbage(Some(next + 2)), reset, batch(next + 3)]).await;
+}
+
+#[tokio::test]
+async fn a_batch_of_many_blocks_waits_until_those_before_it_have_been_taken() {
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    for number in 0..8 {
+        // Half of them are decoded on another thread.
+        engine.lose(removed(f64::from(number), if number % 2 == 0 { 10_000 } else { 30_000 }));
+    }
+    let mut follower = Follower::of(&engine);
+    for sequence in 0..7 {
+        let mut turns_left = 1000;
+        while turns_left > 0 {
+            tokio::task::yield_now().await;
+            turns_left -= u32::from(!follower.updates.is_empty());
+        }
+        assert_eq!(follower.updates.len(), 1, "before {sequence} is taken");
+        follower.expect([batch(sequence)]).await;
+    }
+    follower.expect([batch(7), SYNCED]).await;
 }
 
 #[tokio::test]

@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 use splitrail_engine::vllm::events::Skipped;
-use splitrail_kv::{EngineHash, StoredBlock, Tier};
+use splitrail_kv::{HashSeed, Index, IndexConfig, StoredBlock, Tier, WorkerKey};
 use splitrail_sim::{SimConfig, SimEngine};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use super::*;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use splitrail_telemetry::Metrics;
@@ -97,35 +98,89 @@ fn removed(numbers: std::ops::Range<u64>) -> Update {
     batch(KvEvent::Removed { hashes: numbers.map(EngineHash).collect(), tier: Tier::Device })
 }
 
+async fn take_all(intake: &mut Intake, updates: Vec<Update>) {
+    for update in updates {
+        intake.take(update).await;
+    }
+}
+
 /// A time after the minimum time until the index may be rebuilt.
 fn due(intake: &Intake) -> Instant {
     Instant::now() + intake.part.truncated_min
 }
 
-#[test]
-fn an_incomplete_index_is_rebuilt_once_there_is_room_and_after_a_time() {
+#[tokio::test]
+async fn an_incomplete_index_is_rebuilt_once_there_is_room_and_after_a_time() {
     let mut intake = intake();
-    stored(0..BOUND).into_iter().for_each(|update| intake.take(update));
+    take_all(&mut intake, stored(0..BOUND)).await;
     assert!(!intake.part.worker.index_is_truncated());
     assert!(!intake.part.has_room_again(due(&intake)), "it lacks nothing");
-    stored(BOUND..BOUND + 1).into_iter().for_each(|update| intake.take(update));
+    take_all(&mut intake, stored(BOUND..BOUND + 1)).await;
     assert!(intake.part.worker.index_is_truncated());
     assert!(!intake.part.has_room_again(due(&intake)), "there is no room");
-    intake.take(removed(0..1));
+    intake.take(removed(0..1)).await;
     assert!(!intake.part.has_room_again(due(&intake)), "there is too little room");
-    intake.take(removed(1..4));
+    intake.take(removed(1..4)).await;
     assert!(!intake.part.has_room_again(Instant::now()), "it was a moment ago");
     assert!(intake.part.has_room_again(due(&intake)));
 }
 
-#[test]
-fn an_index_lacks_nothing_of_a_cache_that_is_empty() {
+#[tokio::test]
+async fn an_index_lacks_nothing_of_a_cache_that_is_empty() {
     let mut intake = intake();
-    stored(0..BOUND + 4).into_iter().for_each(|update| intake.take(update));
+    take_all(&mut intake, stored(0..BOUND + 4)).await;
     assert!(intake.part.worker.index_is_truncated());
-    intake.take(batch(KvEvent::Cleared));
+    intake.take(batch(KvEvent::Cleared)).await;
     assert!(!intake.part.worker.index_is_truncated());
     assert!(!intake.part.has_room_again(due(&intake)));
+}
+
+/// The number of turns that a future takes of the thread.
+fn turns(future: impl Future<Output = ()>) -> usize {
+    let mut future = std::pin::pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    (1..).find(|_| future.as_mut().poll(&mut context).is_ready()).unwrap()
+}
+
+/// An event that stores this many blocks at the start of a prompt.
+fn chain(blocks: usize) -> KvEvent {
+    let block = |number| StoredBlock {
+        hash: EngineHash(number),
+        tokens: vec![number as u32; 16],
+        opaque: false,
+    };
+    let (salt, tier) = (Some("s".into()), Tier::Device);
+    let blocks = (0..blocks as u64).map(block).collect();
+    KvEvent::Stored { parent: None, blocks, adapter: None, salt, tier }
+}
+
+#[test]
+fn a_batch_of_many_blocks_leaves_others_their_turn() {
+    let mut intake = intake();
+    let mut turns_for = |events: Vec<KvEvent>| {
+        let skipped = Skipped::default();
+        let batch = EventBatch { timestamp_s: 0.0, rank: None, events, skipped };
+        turns(intake.take(Update::Batch { sequence: 0, batch }))
+    };
+    let hashes = (0..4 * BLOCKS_PER_LOCK as u64).map(EngineHash).collect();
+    assert_eq!(turns_for(vec![KvEvent::Removed { hashes, tier: Tier::Device }]), 4);
+    assert_eq!(turns_for(vec![chain(1); 2 * BLOCKS_PER_LOCK]), 2);
+    assert_eq!(turns_for(vec![chain(BLOCKS_PER_LOCK), chain(1)]), 2);
+}
+
+#[test]
+fn the_portions_of_an_event_have_the_same_effect() {
+    let event = chain(2 * BLOCKS_PER_LOCK + 1);
+    let (model, seed) = ("m".to_owned(), HashSeed(7));
+    let max_blocks_per_worker = 1 << 20;
+    let config = IndexConfig { model, block_size: 16, seed, max_blocks_per_worker };
+    let [mut whole, mut divided] = [Index::new(config.clone()), Index::new(config)];
+    let key = WorkerKey { worker: 0, rank: 0 };
+    whole.apply(key, &event);
+    let mut applied = Applied::default();
+    portions(&event).for_each(|portion| applied += divided.apply(key, &portion));
+    assert_eq!(applied.stored, blocks_of(&event));
+    assert!(whole.snapshot(key).eq(divided.snapshot(key)));
 }
 
 /// Waits for a condition for a limited time.

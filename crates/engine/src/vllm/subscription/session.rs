@@ -1,9 +1,11 @@
 //! The connection cycle of a subscription: connect, follow, reconnect.
 
+use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::super::events::{DecodeLimits, Decoder};
+use super::super::events::{DecodeError, DecodeLimits, Decoder, EventBatch};
 use super::super::sequence::{Action, Numbered, ReplayEnd, Sequencer};
 use super::message::{self, Replayed};
 use super::replay::{ReplayClient, ReplayFailed};
@@ -12,6 +14,13 @@ use crate::zmtp::{Connection, Role, WireError};
 
 /// Maximum number of bytes of a message besides its payload: a topic and a number.
 const ENVELOPE_BYTES: usize = 4 << 10;
+
+/// Maximum size in bytes of a payload that is decoded at once; longer ones are decoded on another
+/// thread.
+const SHORT_PAYLOAD_BYTES: usize = 96 << 10;
+
+/// Memory in bytes from which a decoded batch waits until all batches before it have been taken.
+const LARGE_BATCH_BYTES: usize = 64 << 10;
 
 /// Maximum size in bytes of a message with a payload within these limits.
 pub(super) fn message_max_bytes(limits: &DecodeLimits) -> usize {
@@ -183,7 +192,7 @@ impl Session {
 
     async fn live(
         &mut self,
-        frames: Vec<bytes::Bytes>,
+        frames: Vec<Bytes>,
         actions: &mut Vec<Action>,
     ) -> Result<(), SinkClosed> {
         match message::live(frames) {
@@ -245,9 +254,13 @@ impl Session {
     /// cannot be decoded are lost.
     async fn deliver(&mut self, batch: Numbered) -> Result<bool, SinkClosed> {
         let Numbered { sequence, payload } = batch;
-        match self.decoder.decode(&payload) {
+        let decoded = match payload.len() <= SHORT_PAYLOAD_BYTES {
+            true => self.decoder.decode(&payload),
+            false => self.decode_elsewhere(payload).await?,
+        };
+        match decoded {
             Ok(batch) => {
-                self.send(Update::Batch { sequence, batch }).await?;
+                self.send_batch(sequence, batch).await?;
                 Ok(true)
             }
             Err(error) => {
@@ -257,6 +270,35 @@ impl Session {
                 Ok(false)
             }
         }
+    }
+
+    /// Decodes a payload on a thread for blocking work.
+    async fn decode_elsewhere(
+        &mut self,
+        payload: Bytes,
+    ) -> Result<Result<EventBatch, DecodeError>, SinkClosed> {
+        let mut decoder = std::mem::take(&mut self.decoder);
+        let decoding = spawn_blocking(move || {
+            let decoded = decoder.decode(&payload);
+            (decoder, decoded)
+        });
+        // It fails only if the decoder panics or the process ends; either ends the subscription.
+        let (decoder, decoded) = decoding.await.map_err(|_| SinkClosed)?;
+        self.decoder = decoder;
+        Ok(decoded)
+    }
+
+    /// Delivers a batch. The sink counts batches, so that a large one is delivered only when no
+    /// other batch waits there.
+    async fn send_batch(&mut self, sequence: u64, batch: EventBatch) -> Result<(), SinkClosed> {
+        let places = match batch.memory_bytes() < LARGE_BATCH_BYTES {
+            true => 1,
+            false => self.sink.max_capacity(),
+        };
+        let mut places = self.sink.reserve_many(places).await.map_err(|_| SinkClosed)?;
+        let place = places.next().ok_or(SinkClosed)?;
+        place.send(Update::Batch { sequence, batch });
+        Ok(())
     }
 
     async fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
