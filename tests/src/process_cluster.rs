@@ -316,6 +316,14 @@ impl ManagedProcess {
         Self { kind, name: name.to_owned(), args, process: None, http, admin }
     }
 
+    /// The process that runs there.
+    ///
+    /// # Panics
+    /// If none does.
+    pub fn pid(&self) -> u32 {
+        self.process.as_ref().expect("a running process").pid()
+    }
+
     async fn run(&mut self, folder: &Path) {
         let log = format!("{}-{:?}", self.name, self.kind);
         let process = match self.kind {

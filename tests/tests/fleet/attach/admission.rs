@@ -2,11 +2,14 @@
 
 use splitrail_proto::v1;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::shim::{Shim, hello, run};
+use splitrail_tests::solo::whole_reply;
+use splitrail_tests::{Cluster, Spec};
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use super::support::{attach, door, held, router, worker};
+use super::support::{attach, door, held, is_believed, router, worker};
 
 const URL: &str = "http://127.0.0.1:9";
 
@@ -130,4 +133,49 @@ async fn only_who_has_a_token_may_attach() {
     for token in ["first", "second"] {
         assert_eq!(attach(Some(token)).await.as_deref(), Ok("sim"));
     }
+}
+
+#[tokio::test]
+async fn the_first_shim_does_not_keep_others_out_by_its_block_size() {
+    // No engine but those of shims says a block size.
+    let nobody = format!("{{ id: x0, role: both, url: \"{URL}\" }}");
+    let model = "discovery: [{ kind: shim }]".to_owned();
+    let extra_workers = vec![nobody];
+    let spec =
+        Spec { fleet: true, model, block_size: "auto", extra_workers, ..Spec::aggregated(0) };
+    let router = Cluster::start(spec).await;
+    let engine = ScriptedServer::start(|heard| match heard.is_inference() {
+        true => whole_reply(),
+        false => ScriptedReply::json(200, "{}"),
+    })
+    .await;
+    let says = |id: &str, url: &str, tokens| {
+        let block_size = Some(tokens);
+        let capabilities = Some(v1::Capabilities { block_size, ..v1::Capabilities::default() });
+        v1::Hello { capabilities, ..hello(id, url) }
+    };
+    let odd = attach(&router, says("odd", "http://127.0.0.1:10", 17)).await;
+    odd.load(0, 0).await;
+    let honest = says("s0", &engine.url(), 16);
+    let mut shim = attach(&router, honest.clone()).await;
+    assert_eq!(shim.welcome.block_size, 16, "it hashes as its engine does");
+    shim.snapshot("s0-mirror", 1, vec![run(None, 1..=2)]).await;
+    shim.stored(2, [3]).await;
+    shim.load(0, 0).await;
+    let body = r#"{"model":"sim","prompt":"p","max_tokens":1}"#;
+    let json = [("content-type", "application/json")];
+    eventually("a request goes to the second worker", async || {
+        router.http.post_with("/v1/completions", &json, body).await;
+        engine.heard().iter().any(|heard| heard.is_inference())
+    })
+    .await;
+    assert!(held(&router, "s0").is_empty() && !is_believed(&router, "s0"));
+    // Most engines have 16.
+    attach(&router, says("s1", "http://127.0.0.1:11", 16)).await;
+    assert_eq!(shim.ended().await, Code::Unavailable);
+    let mut shim = attach(&router, honest).await;
+    shim.snapshot("s0-mirror", 2, vec![run(None, 1..=3)]).await;
+    shim.acked(2).await;
+    assert_eq!(held(&router, "s0"), [1, 2, 3]);
+    assert!(is_believed(&router, "s0"));
 }

@@ -1,10 +1,12 @@
 //! Messages of a hostile client of the broker are checked before they are used.
 
+use prost::Message as _;
 use splitrail_event_plane::names;
 use splitrail_proto::v1;
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::process_cluster::{ProcessCluster, ProcessKind};
+use splitrail_tests::proc::{memory, reset_peak};
+use splitrail_tests::process_cluster::{Plan, ProcessCluster, ProcessKind};
 
 use super::support::{metric, plan, report, say, some_traffic, stranger, terms};
 
@@ -92,4 +94,58 @@ async fn another_process_is_not_believed_while_a_worker_speaks() {
         }
     }
     stand.true_picture("another process spoke").await;
+}
+
+/// What the messages of a hostile client may make a router grow by.
+const GROWTH_MAX_KIB: u64 = 64 << 10;
+
+/// Says these things, waits until a router has counted them all, and checks what they cost it.
+async fn cost_little(stand: &ProcessCluster, messages: Vec<(String, Vec<u8>)>) {
+    let router = stand.of(ProcessKind::Router)[0];
+    let pid = stand.posts[router].pid();
+    let counted = async || {
+        let refused = "splitrail_event_plane_refused_messages_total";
+        metric(stand, router, "splitrail_event_plane_messages_total", &[("kind", "events")]).await
+            + metric(stand, router, refused, &[("reason", "nonsense")]).await
+    };
+    let client = stranger(stand).await;
+    let (before, counted_before) = (memory(pid), counted().await);
+    reset_peak(pid);
+    for (subject, message) in &messages {
+        client.publish(subject.clone(), message.clone().into()).await.unwrap();
+        client.flush().await.unwrap();
+    }
+    let count = messages.len() as f64;
+    eventually("all is counted", async || counted().await >= counted_before + count).await;
+    let grown_kib = memory(pid).peak_kib.saturating_sub(before.now_kib);
+    assert!(grown_kib < GROWTH_MAX_KIB, "{grown_kib} KiB");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_that_wait_take_no_more_memory_than_on_the_wire() {
+    let stand = ProcessCluster::start(Plan { routers: 1, ..plan() }).await;
+    let cleared = Some(v1::change::Change::Cleared(v1::Cleared {}));
+    // Of workers that no shim reports, so that they wait: some bytes of each change are many in
+    // memory. There are too many in those of the first kind.
+    for (id, change, count) in [("empty", None, 500_000), ("cleared", cleared, 90_000)] {
+        let changes = vec![v1::Change { change }; count];
+        let events = vec![v1::Events { sequence: 1, changes, ..v1::Events::default() }];
+        let worker_id = id.to_owned();
+        let message = v1::PlaneEvents { worker_id, events, ..v1::PlaneEvents::default() };
+        let message = (names::kv("sim", id), message.encode_to_vec());
+        cost_little(&stand, vec![message; 16]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_reports_are_not_kept() {
+    let stand = ProcessCluster::start(Plan { routers: 1, ..plan() }).await;
+    let terms = terms(&stranger(&stand).await).await;
+    let message = |number: usize| {
+        let id = format!("far-{number}");
+        let mut report = report(&id, "http://203.0.113.9:8000", terms.clone());
+        report.bye = Some(v1::Bye { reason: "x".repeat(900_000), grace_ms: 0 });
+        (names::load("sim", &id), report.encode_to_vec())
+    };
+    cost_little(&stand, (0..150).map(message).collect()).await;
 }
