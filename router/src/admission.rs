@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use dashmap::DashMap;
 use http::HeaderMap;
 
-use splitrail_api::shares::{ClientShare, SHARE_OF_FREE, client_prefix};
+use splitrail_api::shares::ClientShare;
 use splitrail_config::model::FairBy;
+use splitrail_settings::address_shares::{SHARE_OF_FREE, client_prefix};
 
 /// The free places. Only their number is stored, because no request waits for one.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::core::Core;
-use splitrail_api::shares::{AddressPlace, AddressShares};
+use splitrail_settings::address_shares::{AddressPlace, AddressShares};
 
 mod decisions;
 mod history;

@@ -17,8 +17,9 @@ use bytes::Bytes;
 use prometheus::IntCounterVec;
 
 use crate::error::{Error, ErrorKind};
-use crate::shares::{ClientShare, SHARE_OF_FREE};
+use crate::shares::ClientShare;
 use splitrail_config::model::Limits;
+use splitrail_settings::address_shares::SHARE_OF_FREE;
 
 /// Counts a request that is refused because all requests together would hold more than
 /// `limits.request_memory_max`, and returns the error.

@@ -21,8 +21,8 @@ use tonic::transport::server::Connected;
 
 use super::context::AttachContext;
 use super::tls::Certificates;
-use splitrail_api::shares::{AddressPlace, AddressShares};
 use splitrail_config::tls::not_after_unix_s;
+use splitrail_settings::address_shares::{AddressPlace, AddressShares};
 
 /// Maximum time between the opening of a connection and the first hello on it that is accepted. A
 /// connection whose last stream has ended stays for once to twice this time.

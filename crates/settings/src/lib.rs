@@ -1,5 +1,6 @@
 //! What the router and the shim both do before they serve: read and check a configuration file,
-//! resolve secrets, and start logging; and how their commands end ([`command`]).
+//! resolve secrets, and start logging; how their commands end ([`command`]); and how places are
+//! divided among the addresses of clients ([`address_shares`]).
 //!
 //! A file is parsed into a tree that knows the line and column of every value ([`tree`]). Its values
 //! are filled from the environment where they name variables ([`variables`]). The tree is checked against the JSON Schema of a program's typed configuration and against the program's
@@ -7,6 +8,7 @@
 //! configuration ([`file::parse`]). What differs between the files of the two programs is described
 //! by [`Dialect`].
 
+pub mod address_shares;
 mod check;
 pub mod command;
 pub mod endpoint;

@@ -14,8 +14,8 @@ use super::connection::{self, Common, ConnectionBounds};
 use super::connection_service::Routes;
 use super::tls_listener::TlsListener;
 use crate::core::Core;
-use splitrail_api::shares::AddressShares;
 use splitrail_config::model::Limits;
+use splitrail_settings::address_shares::AddressShares;
 use splitrail_telemetry::LogThrottle;
 use splitrail_telemetry::metrics::Scope;
 

@@ -25,7 +25,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use super::head::Deadline;
 use super::places::CallPlaces;
 use crate::core::Core;
-use splitrail_api::shares::AddressPlace;
+use splitrail_settings::address_shares::AddressPlace;
 
 /// The service `grpc.health.v1`, consistent with `/ready`.
 pub(super) struct Readiness {

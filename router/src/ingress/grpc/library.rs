@@ -20,7 +20,7 @@ use super::head::{self, Deadline};
 use super::places::CallPlaces;
 use crate::core::Core;
 use splitrail_api::error::Error;
-use splitrail_api::shares::AddressPlace;
+use splitrail_settings::address_shares::AddressPlace;
 
 /// The state of the check.
 #[derive(Clone)]

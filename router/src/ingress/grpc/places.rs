@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tonic::Status;
 
 use crate::core::Core;
-use splitrail_api::shares::{AddressPlace, AddressShares};
+use splitrail_settings::address_shares::{AddressPlace, AddressShares};
 
 /// The open calls by client address.
 pub(super) struct CallPlaces {
