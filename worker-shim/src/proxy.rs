@@ -6,6 +6,8 @@
 //! counts the requests in flight.
 
 mod bodies;
+mod body_pace;
+mod client;
 mod engine_connections;
 mod forward;
 mod gate;
@@ -26,9 +28,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::uri::Authority;
 use http::{Request, Response};
-use prometheus::Registry;
+use prometheus::{IntCounter, Registry};
 use splitrail_proto::v1::Capabilities;
-use tokio::sync::{Semaphore, watch};
+use splitrail_settings::address_shares::AddressShares;
+use tokio::sync::watch;
 
 pub use self::gate::{GateRequirement, MalformedGate, Residency, X_GATE};
 pub use self::headers::X_PREFILL_TOKENS;
@@ -37,7 +40,7 @@ pub use self::paths::ExtraPath;
 pub use self::traffic::Traffic;
 
 use self::engine_connections::EngineConnections;
-use self::metrics::{OutcomeCounters, unsolicited_data_connections};
+use self::metrics::{OutcomeCounters, refused_connections, unsolicited_data_connections};
 use self::miss::MissResponder;
 
 /// Settings of the proxy.
@@ -58,17 +61,27 @@ pub struct ProxyConfig {
 /// Limits of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of connections. Further ones wait to be accepted.
+    /// Maximum number of connections. Further ones wait to be accepted. One address may hold no
+    /// more than eight times as many as are free.
     pub connections_max: usize,
-    /// Maximum number of requests to the engine in flight. Further ones get status 503.
+    /// Maximum number of requests to the engine in flight. Further ones get status 503. One address
+    /// may hold no more than eight times as many as are free.
     pub requests_max: usize,
+    /// Maximum time until a connection has sent the head of its first or next request. Longer than
+    /// clients keep idle connections. A connection without an open request is closed after once to
+    /// twice this time.
+    pub idle_timeout: Duration,
+    /// Maximum time for which a request's body may be waited for, besides the time that its bytes
+    /// allow at 1 KiB per second. Afterwards the request gets status 408.
+    pub body_grace: Duration,
     /// Maximum size in bytes of the head of a request or a reply, and of each buffer of a
     /// connection. At least 8192.
     pub head_max_bytes: usize,
     /// Maximum size in bytes of a body that the shim reads to answer a miss. A miss with a longer
     /// body is answered with status 412.
     pub miss_body_max_bytes: usize,
-    /// Maximum total size in bytes of all such bodies that are read at the same time.
+    /// Maximum total size in bytes of all such bodies that are read at the same time, and of the
+    /// replies that clients have not read.
     pub miss_bodies_max_bytes: usize,
 }
 
@@ -77,6 +90,8 @@ impl Default for Limits {
         Self {
             connections_max: 4096,
             requests_max: 4096,
+            idle_timeout: Duration::from_secs(60),
+            body_grace: Duration::from_secs(30),
             head_max_bytes: 64 << 10,
             miss_body_max_bytes: 16 << 20,
             miss_bodies_max_bytes: 32 << 20,
@@ -114,8 +129,10 @@ struct ProxyInner {
     traffic: Arc<Traffic>,
     outcomes: OutcomeCounters,
     misses: MissResponder,
-    /// One permit for each request to the engine.
-    request_permits: Arc<Semaphore>,
+    /// The places of requests to the engine, by client address.
+    request_places: Arc<AddressShares>,
+    /// Counts connections that were refused because their address holds its share.
+    refused_connections: IntCounter,
     /// Whether the last attempt to reach the engine succeeded, to log changes once.
     reachable: AtomicBool,
 }
@@ -148,7 +165,8 @@ impl Proxy {
             traffic: Traffic::new(registry)?,
             outcomes: OutcomeCounters::new(registry)?,
             misses: MissResponder::new(limits.miss_body_max_bytes, limits.miss_bodies_max_bytes),
-            request_permits: Arc::new(Semaphore::new(limits.requests_max)),
+            request_places: Arc::default(),
+            refused_connections: refused_connections(registry)?,
             config,
             reachable: AtomicBool::new(true),
         })))

@@ -195,10 +195,13 @@ impl Default for Drain {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Maximum number of connections from clients. Further ones wait to be accepted.
+    /// Maximum number of connections from clients. Further ones wait to be accepted. One address
+    /// (IPv6: its first 64 bits) may hold no more than eight times as many as are free; further ones
+    /// of that address get status 503 and are closed.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub connections_max: usize,
-    /// Maximum number of requests to the engine in flight. Further ones get status 503.
+    /// Maximum number of requests to the engine in flight. Further ones get status 503. One address
+    /// may hold no more than eight times as many as are free.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests_max: usize,
     /// Maximum number of mirrored KV blocks per rank. Raise it above the cache size of the engine.

@@ -1,4 +1,5 @@
-//! The forwarded bodies. Nothing is buffered, so that a slow reader slows the other side down.
+//! The bodies of requests and replies. Nothing that is forwarded is buffered, so that a slow reader
+//! slows the other side down.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -6,10 +7,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 
+use super::body_pace::{BodyPace, RequestBodyError};
+use super::client::RequestPlace;
 use super::engine_connections::EngineBody;
 use super::hand_off_scan::HandOffScanner;
 use super::traffic::{PromptTokenMeter, RequestTicket, Traffic};
@@ -22,6 +25,7 @@ pub(super) const BYTES_PER_TOKEN: u64 = 4;
 #[derive(Debug)]
 pub(super) struct RequestBody {
     body: Option<Incoming>,
+    pace: BodyPace,
     /// Present if the length of the body is not known in advance.
     meter: Option<PromptTokenMeter>,
     left: Option<oneshot::Sender<Incoming>>,
@@ -31,10 +35,11 @@ impl RequestBody {
     /// Creates a body, and the receiver of its rest if the engine does not read all of it.
     pub(super) fn new(
         body: Incoming,
+        pace: BodyPace,
         meter: Option<PromptTokenMeter>,
     ) -> (Self, oneshot::Receiver<Incoming>) {
         let (left, unread) = oneshot::channel();
-        (Self { body: Some(body), meter, left: Some(left) }, unread)
+        (Self { body: Some(body), pace, meter, left: Some(left) }, unread)
     }
 }
 
@@ -51,19 +56,26 @@ impl Drop for RequestBody {
 
 impl Body for RequestBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = RequestBodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let Some(body) = &mut self.body else { return Poll::Ready(None) };
-        let frame = ready!(Pin::new(body).poll_frame(context));
-        if let (Some(meter), Some(Ok(frame))) = (&self.meter, &frame) {
-            let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
-            meter.add(bytes.div_ceil(BYTES_PER_TOKEN));
+    ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
+        let this = &mut *self;
+        let Some(body) = &mut this.body else { return Poll::Ready(None) };
+        let Poll::Ready(frame) = Pin::new(body).poll_frame(context) else {
+            ready!(this.pace.poll_wait(context));
+            return Poll::Ready(Some(Err(RequestBodyError::TooSlow)));
+        };
+        if let Some(Ok(frame)) = &frame {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            this.pace.add(bytes);
+            if let Some(meter) = &this.meter {
+                meter.add((bytes as u64).div_ceil(BYTES_PER_TOKEN));
+            }
         }
-        Poll::Ready(frame)
+        Poll::Ready(frame.map(|frame| frame.map_err(RequestBodyError::from)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -84,8 +96,8 @@ pub(super) struct EngineReplyBody {
     pub(super) ticket: Option<RequestTicket>,
     /// Present if the reply may contain a hand-off.
     pub(super) hand_off: Option<HandOffObserver>,
-    /// The request's permit among all requests in flight.
-    pub(super) permit: Option<OwnedSemaphorePermit>,
+    /// Held until the last byte of the reply.
+    pub(super) place: Option<RequestPlace>,
 }
 
 /// Records a hand-off in a reply.
@@ -115,7 +127,7 @@ impl EngineReplyBody {
 
     fn end(&mut self) {
         self.ticket = None;
-        self.permit = None;
+        self.place = None;
     }
 }
 
@@ -146,11 +158,49 @@ impl Body for EngineReplyBody {
     }
 }
 
+/// Maximum size in bytes of a piece of an [`OwnReplyBody`].
+const PIECE_MAX_BYTES: usize = 16 << 10;
+
+/// A reply of the shim itself. It is passed on in pieces, because the HTTP library copies a piece
+/// before the client reads it.
+#[derive(Debug)]
+pub(super) struct OwnReplyBody {
+    rest: Bytes,
+}
+
+impl From<Bytes> for OwnReplyBody {
+    fn from(whole: Bytes) -> Self {
+        Self { rest: whole }
+    }
+}
+
+impl Body for OwnReplyBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let bytes = self.rest.len().min(PIECE_MAX_BYTES);
+        let piece = (bytes > 0).then(|| self.rest.split_to(bytes));
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.rest.len() as u64)
+    }
+}
+
 /// The body of a reply to a client.
 #[derive(Debug)]
 pub(super) enum ReplyBody {
     /// Made by the shim.
-    Own(Full<Bytes>),
+    Own(OwnReplyBody),
     /// From the engine.
     Engine(EngineReplyBody),
 }
@@ -164,7 +214,7 @@ impl Body for ReplyBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match self.get_mut() {
-            Self::Own(body) => Pin::new(body).poll_frame(context).map_err(|never| match never {}),
+            Self::Own(body) => Pin::new(body).poll_frame(context),
             Self::Engine(body) => Pin::new(body).poll_frame(context),
         }
     }

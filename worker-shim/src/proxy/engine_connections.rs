@@ -40,7 +40,8 @@ pub(super) enum SendError {
     /// The connection could not be opened.
     #[error("{0}")]
     Connect(#[source] io::Error),
-    /// The connection ended before the head of a reply, or the head was invalid.
+    /// The connection ended before the head of a reply, the head was invalid, or the request's body
+    /// failed.
     #[error("{0}")]
     Broken(#[source] hyper::Error),
 }

@@ -1,6 +1,8 @@
 //! Handles one request: answers it in the shim, or forwards it to the engine.
 
 use std::convert::Infallible;
+use std::error::Error as _;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,15 +11,16 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName};
 use http::request::Parts;
 use http::{Request, Response, StatusCode, Uri, Version, response};
-use http_body_util::Full;
 use hyper::body::{Body, Incoming};
-use tokio::sync::OwnedSemaphorePermit;
+use splitrail_settings::address_shares::AddressPlace;
 
 use super::ProxyInner;
 use super::bodies::{
     BYTES_PER_TOKEN, EngineReplyBody, HandOffObserver, ReplyBody, RequestBody, discard,
     discard_unread,
 };
+use super::body_pace::{BodyPace, RequestBodyError};
+use super::client::{ClientConnection, RequestPlace};
 use super::engine_connections::{EngineBody, SendError};
 use super::gate::{self, GateRequirement};
 use super::hand_off_scan::HandOffScanner;
@@ -37,18 +40,20 @@ enum Decision {
     Refuse(Refusal),
     /// The engine does not hold the required blocks.
     Miss(EndpointKind),
-    Forward(EndpointKind, OwnedSemaphorePermit, RequestOutcome),
+    Forward(EndpointKind, AddressPlace, RequestOutcome),
 }
 
 /// Answers a request. Dropping the future or the body of the reply aborts the request on the
 /// engine too.
 pub(super) async fn handle(
     proxy: Arc<ProxyInner>,
+    client: Arc<ClientConnection>,
     request: Request<Incoming>,
 ) -> Result<Response<ReplyBody>, Infallible> {
+    let open = client.open_request();
     let mut recorder = proxy.outcomes.start_request();
     let (mut parts, mut body) = request.into_parts();
-    let (response, outcome) = match proxy.decide(&mut parts).await {
+    let (response, outcome) = match proxy.decide(&mut parts, client.address).await {
         Decision::Local(response) => (response, RequestOutcome::Local),
         Decision::Refuse(refusal) => {
             discard(&mut body).await;
@@ -61,8 +66,9 @@ pub(super) async fn handle(
                 (refusal.response(), outcome_of(refusal))
             }
         },
-        Decision::Forward(kind, permit, outcome) => {
-            match proxy.forward(kind, permit, parts, body).await {
+        Decision::Forward(kind, place, outcome) => {
+            let place = RequestPlace { _place: place, _open: open };
+            match proxy.forward(kind, place, parts, body).await {
                 Ok(response) => {
                     recorder.outcome = outcome;
                     return Ok(response);
@@ -72,7 +78,7 @@ pub(super) async fn handle(
         }
     };
     recorder.outcome = outcome;
-    Ok(response.map(|body| ReplyBody::Own(Full::new(body))))
+    Ok(response.map(|body| ReplyBody::Own(body.into())))
 }
 
 fn outcome_of(refusal: Refusal) -> RequestOutcome {
@@ -85,12 +91,13 @@ fn outcome_of(refusal: Refusal) -> RequestOutcome {
         Refusal::Busy => RequestOutcome::Busy,
         Refusal::EngineUnreachable => RequestOutcome::EngineUnreachable,
         Refusal::EngineFailed => RequestOutcome::EngineFailed,
+        Refusal::SlowBody => RequestOutcome::SlowBody,
     }
 }
 
 impl ProxyInner {
     /// Decides how to handle a request. Removes the gate header, and pins the rank of a hit.
-    async fn decide(&self, parts: &mut Parts) -> Decision {
+    async fn decide(&self, parts: &mut Parts, client: IpAddr) -> Decision {
         let path = parts.uri.path();
         if path.starts_with("/splitrail/") {
             return self.decide_local(parts);
@@ -111,9 +118,10 @@ impl ProxyInner {
             Ok(Some(_)) => return Decision::Miss(kind),
             Err(_) => return Decision::Refuse(Refusal::MalformedGate),
         };
-        match Arc::clone(&self.request_permits).try_acquire_owned() {
-            Ok(permit) => Decision::Forward(kind, permit, outcome),
-            Err(_) => Decision::Refuse(Refusal::Busy),
+        let places = self.config.limits.requests_max;
+        match self.request_places.take(client, places, usize::MAX) {
+            Some(place) => Decision::Forward(kind, place, outcome),
+            None => Decision::Refuse(Refusal::Busy),
         }
     }
 
@@ -149,7 +157,7 @@ impl ProxyInner {
     async fn forward(
         &self,
         kind: EndpointKind,
-        permit: OwnedSemaphorePermit,
+        place: RequestPlace,
         mut parts: Parts,
         body: Incoming,
     ) -> Result<Response<ReplyBody>, Refusal> {
@@ -157,20 +165,21 @@ impl ProxyInner {
         let known = prefill_tokens.or_else(|| Some(body.size_hint().exact()? / BYTES_PER_TOKEN));
         let ticket = kind.computes().then(|| self.traffic.enter(known.unwrap_or(0)));
         let meter = ticket.as_ref().filter(|_| known.is_none()).map(RequestTicket::meter);
+        let pace = BodyPace::new(self.config.limits.body_grace);
         remove_hop_by_hop(&mut parts.headers);
         parts.extensions.clear();
         parts.version = Version::HTTP_11;
         parts.uri = only_path(parts.uri)?;
-        let (body, mut unread) = RequestBody::new(body, meter);
+        let (body, mut unread) = RequestBody::new(body, pace, meter);
         match self.engine.send(Request::from_parts(parts, body), &mut unread).await {
             Ok((head, body)) => {
                 if !self.reachable.swap(true, Ordering::Relaxed) {
                     tracing::info!(engine = %self.config.engine, "the engine answers again");
                 }
-                Ok(self.to_client(kind, head, body, ticket, permit))
+                Ok(self.to_client(kind, head, body, ticket, place))
             }
             Err(error) => {
-                drop((ticket, permit));
+                drop((ticket, place));
                 discard_unread(unread).await;
                 Err(self.refusal_for(&error))
             }
@@ -183,7 +192,7 @@ impl ProxyInner {
         mut parts: response::Parts,
         body: EngineBody,
         ticket: Option<RequestTicket>,
-        permit: OwnedSemaphorePermit,
+        place: RequestPlace,
     ) -> Response<ReplyBody> {
         remove_hop_by_hop(&mut parts.headers);
         let streams = is_event_stream(&parts.headers);
@@ -197,7 +206,7 @@ impl ProxyInner {
             traffic: Arc::clone(&self.traffic),
             lease: self.lease(),
         });
-        let body = EngineReplyBody { body, ticket, hand_off, permit: Some(permit) };
+        let body = EngineReplyBody { body, ticket, hand_off, place: Some(place) };
         Response::from_parts(parts, ReplyBody::Engine(body))
     }
 
@@ -210,6 +219,7 @@ impl ProxyInner {
         let engine = &self.config.engine;
         let cause = match error {
             SendError::Connect(cause) => cause,
+            SendError::Broken(cause) if is_slow_body(cause) => return Refusal::SlowBody,
             SendError::Broken(cause) => {
                 tracing::warn!(%engine, %cause, "the engine closed the connection before it replied");
                 return Refusal::EngineFailed;
@@ -221,6 +231,12 @@ impl ProxyInner {
         }
         Refusal::EngineUnreachable
     }
+}
+
+/// Whether a request failed because its client sent the body too slowly.
+fn is_slow_body(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref());
+    matches!(cause, Some(RequestBodyError::TooSlow))
 }
 
 fn only_path(asked: Uri) -> Result<Uri, Refusal> {

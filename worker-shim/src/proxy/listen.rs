@@ -3,28 +3,26 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::pin;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use splitrail_settings::address_shares::{AddressPlace, AddressShares};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::Proxy;
+use super::client::ClientConnection;
 use super::forward::handle;
 use super::scoped_waker::ScopedWaker;
+use super::{Limits, Proxy};
 use crate::tasks::{ConnectionExecutor, ConnectionTasks};
-
-/// Maximum time until a connection has sent the head of its first or next request. Longer than
-/// clients keep idle connections.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum number of headers per message.
 const HEADERS_MAX: usize = 128;
@@ -51,22 +49,38 @@ const STUCK_TIMEOUT: Duration = Duration::from_secs(120);
 /// Delay after a failed accept, for example because too many files are open.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
+/// The reply for a connection of an address that holds its share. For an HTTP/2 client it has no
+/// meaning, but the connection's end is sufficient.
+const OVER_SHARE_REPLY: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+
 /// Serves until `stop` fires, then waits for requests in flight. New requests on open connections
 /// are refused from then on. Dropping the future closes all connections.
 pub async fn serve(listener: TcpListener, proxy: Proxy, stop: CancellationToken) {
     let limits = proxy.0.config.limits;
     let streams = ConnectionTasks::default();
-    let builder = Arc::new(builder(&streams, limits.head_max_bytes));
+    let builder = Arc::new(builder(&streams, &limits));
     let permits = Arc::new(Semaphore::new(limits.connections_max));
+    let shares = Arc::<AddressShares>::default();
     let upstream = proxy.clone();
     let mut connections = JoinSet::new();
     let accepting = async {
         loop {
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-            let socket = accept(&listener).await;
+            let (socket, peer) = accept(&listener).await;
             while connections.try_join_next().is_some() {}
+            let Some(place) = shares.take(peer.ip(), limits.connections_max, usize::MAX) else {
+                refuse(&socket, &proxy);
+                continue;
+            };
             let (builder, proxy) = (Arc::clone(&builder), proxy.clone());
-            connections.spawn(connection(builder, socket, proxy, stop.clone(), permit));
+            let client = ClientConnection::new(peer.ip());
+            let places = Places { _place: place, _permit: permit };
+            let serving = connection(builder, socket, proxy, client, stop.clone());
+            connections.spawn(async move {
+                let _places = places;
+                serving.await;
+            });
         }
     };
     let serving = async { tokio::join!(accepting, upstream.0.engine.close_idle()) };
@@ -75,7 +89,24 @@ pub async fn serve(listener: TcpListener, proxy: Proxy, stop: CancellationToken)
     while connections.join_next().await.is_some() {}
 }
 
-fn builder(streams: &ConnectionTasks, head_max_bytes: usize) -> Builder<ConnectionExecutor> {
+/// What a connection holds until its end.
+struct Places {
+    /// Its place, counted at the client's address. It is returned before the permit, whose receiver
+    /// asks for a place.
+    _place: AddressPlace,
+    /// The same place among all connections.
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Refuses a connection of an address that holds its share.
+fn refuse(socket: &TcpStream, proxy: &Proxy) {
+    proxy.0.refused_connections.inc();
+    // Whether the client reads it does not matter.
+    let _unheard = socket.try_write(OVER_SHARE_REPLY);
+}
+
+fn builder(streams: &ConnectionTasks, limits: &Limits) -> Builder<ConnectionExecutor> {
+    let head_max_bytes = limits.head_max_bytes;
     let mut builder = Builder::new(streams.executor());
     // Most writes are a few hundred bytes. Copying them costs less than a write of three slices,
     // and frees the engine's buffer for the next chunk.
@@ -84,7 +115,7 @@ fn builder(streams: &ConnectionTasks, head_max_bytes: usize) -> Builder<Connecti
         .writev(false)
         .timer(TokioTimer::new())
         .auto_date_header(false)
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(limits.idle_timeout)
         .max_headers(HEADERS_MAX)
         .max_buf_size(head_max_bytes.max(8192));
     builder
@@ -102,10 +133,10 @@ fn builder(streams: &ConnectionTasks, head_max_bytes: usize) -> Builder<Connecti
 }
 
 /// Accepts the next connection.
-async fn accept(listener: &TcpListener) -> TcpStream {
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok((socket, _)) => return socket,
+            Ok(accepted) => return accepted,
             Err(error) if concerns_one_connection(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "cannot accept connections");
@@ -133,62 +164,53 @@ fn set_up(socket: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Why serving a connection ends.
-enum ConnectionEnd {
-    /// Either side has closed the connection, or it has failed.
-    Closed,
-    /// The client has not sent a request in time.
-    NoRequest,
-    /// The proxy is stopping.
-    Stopping,
-}
-
-/// Serves one connection. `permit` is its share of the connection limit.
+/// Serves one connection.
 async fn connection(
     builder: Arc<Builder<ConnectionExecutor>>,
     socket: TcpStream,
     proxy: Proxy,
+    client: ClientConnection,
     stop: CancellationToken,
-    permit: OwnedSemaphorePermit,
 ) {
     if let Err(error) = set_up(&socket) {
         tracing::debug!(%error, "a socket's options");
     }
-    let has_request = AtomicBool::new(false);
-    let service = service_fn(|request| {
-        has_request.store(true, Ordering::Relaxed);
-        handle(Arc::clone(&proxy.0), request)
-    });
+    let idle_timeout = proxy.0.config.limits.idle_timeout;
+    let client = Arc::new(client);
+    let service = service_fn(|request| handle(Arc::clone(&proxy.0), Arc::clone(&client), request));
     let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
-    // The library's timeouts do not apply before the protocol is known.
-    let no_request = async {
-        tokio::time::sleep(HEAD_TIMEOUT).await;
-        if has_request.load(Ordering::Relaxed) {
-            std::future::pending::<()>().await;
-        }
-    };
-    let mut end = pin!(async {
+    // The library's timeouts do not apply before the protocol is known, nor to HTTP/2.
+    let idle_or_stopping = pin!(async {
         tokio::select! {
-            () = no_request => ConnectionEnd::NoRequest,
-            () = stop.cancelled() => ConnectionEnd::Stopping,
+            () = client.until_idle(idle_timeout) => {}
+            () = stop.cancelled() => {}
         }
     });
+    if drive(connection.as_mut(), idle_or_stopping).await.is_none() {
+        return;
+    }
+    connection.as_mut().graceful_shutdown();
+    // A client that does not read a reply would keep the connection.
+    let idle = pin!(client.until_idle(idle_timeout));
+    let _ended = drive(connection, idle).await;
+}
+
+/// Drives a connection until it ends, or until `reason` to end it occurs: `None` if the connection
+/// has ended. Errors of a connection whose peer has left are of no interest.
+async fn drive<T>(
+    mut connection: Pin<&mut impl Future>,
+    mut reason: Pin<&mut impl Future<Output = T>>,
+) -> Option<T> {
     // Each chunk of a stream wakes the connection. The other future is polled only when it is
     // woken itself, which is rare.
     let scoped_waker = Arc::new(ScopedWaker::new());
     let waker = Waker::from(Arc::clone(&scoped_waker));
-    let end = poll_fn(|context| match connection.as_mut().poll(context) {
-        Poll::Ready(_ended) => Poll::Ready(ConnectionEnd::Closed),
+    poll_fn(|context| match connection.as_mut().poll(context) {
+        Poll::Ready(_ended) => Poll::Ready(None),
         Poll::Pending => {
             let mut own = Context::from_waker(&waker);
-            scoped_waker.drive(context, || end.as_mut().poll(&mut own))
+            scoped_waker.drive(context, || reason.as_mut().poll(&mut own)).map(Some)
         }
-    });
-    match end.await {
-        ConnectionEnd::Closed | ConnectionEnd::NoRequest => return,
-        ConnectionEnd::Stopping => connection.as_mut().graceful_shutdown(),
-    }
-    // Errors of a connection whose peer has left are of no interest.
-    let _ended = connection.await;
-    drop(permit);
+    })
+    .await
 }

@@ -25,10 +25,12 @@ pub(super) enum RequestOutcome {
     ClientGone,
     /// Answered by the shim's own endpoints.
     Local,
+    /// The client sent the body too slowly.
+    SlowBody,
 }
 
 impl RequestOutcome {
-    const ALL: [(Self, &'static str); 10] = [
+    const ALL: [(Self, &'static str); 11] = [
         (Self::Forwarded, "forwarded"),
         (Self::GateHit, "gate_hit"),
         (Self::GateMiss, "gate_miss"),
@@ -39,6 +41,7 @@ impl RequestOutcome {
         (Self::EngineFailed, "engine_failed"),
         (Self::ClientGone, "client_gone"),
         (Self::Local, "local"),
+        (Self::SlowBody, "slow_body"),
     ];
 }
 
@@ -51,6 +54,19 @@ pub(super) fn unsolicited_data_connections(registry: &Registry) -> prometheus::R
         "splitrail_shim_unsolicited_data_connections_total",
         "Kept connections on which the engine, or a proxy before it, sent bytes that answer no \
          request.",
+    )?;
+    registry.register(Box::new(counter.clone()))?;
+    Ok(counter)
+}
+
+/// Registers the counter of connections that were refused because their address holds its share.
+///
+/// # Errors
+/// If the registry already has a metric of this name.
+pub(super) fn refused_connections(registry: &Registry) -> prometheus::Result<IntCounter> {
+    let counter = IntCounter::new(
+        "splitrail_shim_refused_connections_total",
+        "Connections that were refused because their address holds its share of all connections.",
     )?;
     registry.register(Box::new(counter.clone()))?;
     Ok(counter)

@@ -15,18 +15,21 @@ pub(super) enum Refusal {
     GateUnsupported,
     /// The body of a miss is not a valid request.
     MalformedBody,
-    /// The body of a miss cannot be read: it is too long or compressed.
+    /// The body of a miss cannot be read, because it is too long or compressed, or its reply would be
+    /// too long.
     UnreadableBody,
     /// The path is not forwarded.
     UnknownPath,
     /// The path is not forwarded with this method.
     WrongMethod,
-    /// The maximum number of requests is in flight.
+    /// The maximum number of requests is in flight, or the client's address has its share of them.
     Busy,
     /// The engine cannot be reached.
     EngineUnreachable,
     /// The engine closed the connection before it replied.
     EngineFailed,
+    /// The client sent the body too slowly.
+    SlowBody,
 }
 
 impl Refusal {
@@ -41,6 +44,7 @@ impl Refusal {
             Self::WrongMethod => StatusCode::METHOD_NOT_ALLOWED,
             Self::Busy | Self::EngineUnreachable => StatusCode::SERVICE_UNAVAILABLE,
             Self::EngineFailed => StatusCode::BAD_GATEWAY,
+            Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
         }
     }
 
@@ -81,7 +85,8 @@ impl Refusal {
                 ("the path exists, but not with this method", INVALID, None, "method_not_allowed")
             }
             Self::Busy => (
-                "the maximum number of requests is in flight",
+                "the maximum number of requests is in flight (limits.requests_max), or this \
+                 address has its share of them",
                 "service_unavailable_error",
                 None,
                 "busy",
@@ -97,6 +102,12 @@ impl Refusal {
                 "engine_error",
                 None,
                 "engine_failed",
+            ),
+            Self::SlowBody => (
+                "the body arrived too slowly; send it at 1 KiB per second or faster",
+                INVALID,
+                None,
+                "body_timeout",
             ),
         }
     }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use http::Method;
+use bytes::Bytes;
+use http::{Method, Request};
+use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -185,4 +187,46 @@ async fn a_miss_with_a_long_body_gets_412_without_reading_it() {
     let statuses = [&first, &second].map(|head| head[9..12].to_owned());
     assert_eq!(statuses.iter().filter(|status| *status == "412").count(), 1, "{statuses:?}");
     assert_eq!(statuses.iter().filter(|status| *status == "200").count(), 1, "{statuses:?}");
+}
+
+const GATE: (&str, &str) = ("x-splitrail-gate", "00000000000000ab:0:1:00000000000000cd");
+
+#[tokio::test]
+async fn a_miss_whose_reply_would_be_long_gets_412() {
+    let engine = RawEngine::start().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let long = "a".repeat(1 << 20);
+    let id = ("x-request-id", &*"a".repeat(300));
+    for (headers, body) in [
+        (vec![GATE], json!({"model": long, "stream": true, "n": 16})),
+        (vec![GATE], json!({"model": "a", "stream": true, "n": 4096})),
+        (vec![GATE, id], json!({"model": "a"})),
+    ] {
+        let reply = post(proxy.address, "/v1/completions", &headers, &body).await;
+        assert_eq!((reply.status, reply.body.len() < 1024), (412, true), "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn replies_to_misses_that_are_not_read_take_bounded_memory() {
+    let engine = RawEngine::start().await;
+    let proxy = ProxyUnderTest::with(engine.address, |config| {
+        config.limits.miss_bodies_max_bytes = 200 << 10;
+    });
+    let proxy = proxy.await;
+    let (sender, _driving) = proxy.connect_http_2().await;
+    let ask = async || {
+        let uri = format!("http://{}/v1/completions", proxy.address);
+        let request = Request::post(uri).header(GATE.0, GATE.1);
+        // A reply of more than 100 KiB, and less than 200.
+        let body = r#"{"model":"sim","prompt":"a","stream":true,"n":512}"#;
+        let request = request.body(Full::new(Bytes::from_static(body.as_bytes()))).unwrap();
+        within_timeout("a reply", sender.clone().send_request(request)).await.unwrap()
+    };
+    let unread = ask().await;
+    assert_eq!(unread.status(), 200);
+    assert_eq!(ask().await.status(), 412, "the first reply takes the memory");
+    let read = within_timeout("a body", unread.into_body().collect()).await.unwrap().to_bytes();
+    assert!(read.len() > 100 << 10 && read.ends_with(b"data: [DONE]\n\n"));
+    within_timeout("memory again", async { while ask().await.status() != 200 {} }).await;
 }

@@ -7,6 +7,7 @@ mod counts;
 mod engine_connections;
 mod forwarding;
 mod gate;
+mod hosts;
 mod limits;
 mod paths;
 mod random_failures;

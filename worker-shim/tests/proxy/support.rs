@@ -9,14 +9,15 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use prometheus::Registry;
 use serde_json::Value;
 use splitrail_proto::v1::Capabilities;
 use splitrail_shim::proxy::{GateRequirement, Proxy, ProxyConfig, Residency, Traffic, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -86,6 +87,13 @@ impl ProxyUnderTest {
         Raw::new(TcpStream::connect(self.address).await.unwrap())
     }
 
+    /// Connects from another address of loopback.
+    pub(crate) async fn connect_from(&self, address: [u8; 4]) -> Raw {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((address, 0).into()).unwrap();
+        Raw::new(socket.connect(self.address).await.unwrap())
+    }
+
     /// Requests in flight and tokens queued.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.traffic.requests(), self.traffic.prefill_tokens_queued())
@@ -101,6 +109,20 @@ impl ProxyUnderTest {
         };
         let reached = tokio::time::timeout(PATIENCE, reached).await;
         assert!(reached.is_ok(), "{:?}, never {expected:?}", self.counts());
+    }
+
+    /// Opens an HTTP/2 connection whose streams have a small receive window. The second value drives
+    /// the connection until its end.
+    pub(crate) async fn connect_http_2(&self) -> (SendRequest<Full<Bytes>>, JoinSet<()>) {
+        let socket = TokioIo::new(self.connect().await.socket);
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        let shaken = builder.initial_stream_window_size(1024).handshake(socket).await;
+        let (sender, connection) = shaken.unwrap();
+        let mut driving = JoinSet::new();
+        driving.spawn(async move {
+            let _ended = connection.await;
+        });
+        (sender, driving)
     }
 
     /// The number of requests with this outcome.

@@ -8,8 +8,12 @@ use serde::{Deserialize, Deserializer};
 use crate::proxy::paths::EndpointKind;
 use crate::proxy::refusal::Refusal;
 
-/// Maximum number of choices in one reply.
-const CHOICES_MAX: u64 = 4096;
+/// Maximum number of choices in one reply. A router sends one prompt, with at most as many samples
+/// (`limits.n_max`).
+pub(super) const CHOICES_MAX: u64 = 1024;
+
+/// Maximum size in bytes of a model's name, which each event of a reply repeats.
+pub(super) const MODEL_MAX_BYTES: usize = 512;
 
 /// The shape of a reply.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,14 +57,16 @@ impl ReplyShape {
             EndpointKind::Generate => body.sampling_params.and_then(|sampling| sampling.n),
             _ => body.n,
         };
+        let model = body.model.unwrap_or_default();
+        if model.len() > MODEL_MAX_BYTES {
+            return Err(Refusal::UnreadableBody);
+        }
         let prompts = if kind == EndpointKind::Completions { body.prompt.0 } else { 1 };
         match samples.unwrap_or(1).saturating_mul(prompts) {
             0 => Err(Refusal::MalformedBody),
-            choices @ 1..=CHOICES_MAX => Ok(Self {
-                model: body.model.unwrap_or_default(),
-                stream: body.stream.unwrap_or(false),
-                choices: choices as u32,
-            }),
+            choices @ 1..=CHOICES_MAX => {
+                Ok(Self { model, stream: body.stream.unwrap_or(false), choices: choices as u32 })
+            }
             _ => Err(Refusal::UnreadableBody),
         }
     }
@@ -168,7 +174,8 @@ mod tests {
             (r#"{"prompt":[]}"#, Ok(1)),
             (r#"{"prompt":null,"prompt_embeds":"x"}"#, Ok(1)),
             (r#"{}"#, Ok(1)),
-            (r#"{"prompt":"a","n":4097}"#, Err(Refusal::UnreadableBody)),
+            (r#"{"prompt":"a","n":1024}"#, Ok(1024)),
+            (r#"{"prompt":"a","n":1025}"#, Err(Refusal::UnreadableBody)),
             (r#"{"prompt":"a","n":18446744073709551615}"#, Err(Refusal::UnreadableBody)),
             (r#"{"prompt":"a","n":0}"#, Err(Refusal::MalformedBody)),
             (r#"{"prompt":"a","n":-1}"#, Err(Refusal::MalformedBody)),
@@ -192,5 +199,12 @@ mod tests {
         let body = r#"{"model":"a\"b","stream":true,"messages":[]}"#;
         let shape = ReplyShape::read(EndpointKind::Chat, body.as_bytes()).unwrap();
         assert_eq!((shape.model.as_str(), shape.stream), ("a\"b", true));
+    }
+
+    #[test]
+    fn a_name_of_a_model_has_at_most_512_bytes() {
+        let body = |bytes| format!(r#"{{"model":"{}"}}"#, "a".repeat(bytes));
+        assert_eq!(choices(EndpointKind::Chat, &body(512)), Ok(1));
+        assert_eq!(choices(EndpointKind::Chat, &body(513)), Err(Refusal::UnreadableBody));
     }
 }
