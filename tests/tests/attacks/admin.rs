@@ -3,10 +3,11 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
+use splitrail_config::keys::OperatorRole;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::raw;
-use splitrail_tests::tenants::Keys;
+use splitrail_tests::tenants::{Keys, bearer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -257,4 +258,43 @@ async fn wrong_keys_of_clients_keep_no_refused_change_out_of_the_audit_file() {
     );
     let left_out = all.iter().filter(|line| line["left_out"].is_u64());
     assert!(left_out.map(|line| &line["listener"]).all(|listener| listener == "http"));
+}
+
+#[tokio::test]
+async fn a_key_that_may_only_read_pushes_no_line_out_of_the_audit_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let audit = folder.path().join("audit.jsonl");
+    let mut keys = Keys::empty();
+    let [admin, noisy, other] =
+        [OperatorRole::Admin, OperatorRole::Read, OperatorRole::Read].map(|role| keys.role(role));
+    let top = format!("audit: {{ path: {audit:?} }}\n{}", keys.auth());
+    let site = Site::start(&top, "", folder).await;
+    let change = async |path: &str, key: &str| {
+        site.admin.post_with(path, &[("authorization", &*bearer(key))], "").await.status
+    };
+    assert_eq!(change("/admin/workers/w0/drain", &admin).await, 200);
+    let long = format!("/admin/workers/{}", "w".repeat(200));
+    for _ in 0..1000 {
+        assert_eq!(change(&long, &noisy).await, 403);
+    }
+    assert_eq!(change("/admin/reload", &other).await, 403);
+    let lines = || -> Vec<Value> {
+        let text = std::fs::read_to_string(&audit).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    eventually("a line names what was left out", async || {
+        change(&long, &noisy).await;
+        lines().iter().any(|line| line["left_out"].is_u64())
+    })
+    .await;
+    let all = lines();
+    let of = |path: &str| all.iter().filter(|line| line["path"] == path).collect::<Vec<_>>();
+    let seconds = all.last().unwrap()["unix_ms"].as_u64().unwrap() / 1000
+        - all[0]["unix_ms"].as_u64().unwrap() / 1000;
+    let refused = of(&long).len() as u64;
+    assert!(refused <= 10 * (seconds + 1), "{refused} lines in {seconds} s");
+    assert_eq!(of("/admin/workers/w0/drain").len(), 1);
+    let [refused] = of("/admin/reload")[..] else { panic!("{all:?}") };
+    assert_eq!((&refused["role"], &refused["left_out"]), (&"read".into(), &Value::Null));
 }
