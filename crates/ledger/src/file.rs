@@ -1,11 +1,10 @@
 //! A file of lines that is only appended to, and rotated when it is full.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use splitrail_settings::process::PRIVATE_MODE;
+use splitrail_settings::process::open_to_append;
 
 use splitrail_config::Rotate;
 
@@ -27,7 +26,7 @@ impl LedgerFile {
     /// it wrote, the line is ended so that the next line is not appended to it.
     ///
     /// # Errors
-    /// If the file cannot be written, or another process writes to it.
+    /// If the file cannot be written or is a link, or another process writes to it.
     pub fn open(path: &Path, section: &'static str, rotate: Rotate) -> io::Result<Self> {
         let named = |error: io::Error| {
             io::Error::new(
@@ -78,7 +77,8 @@ impl LedgerFile {
     fn make_room(&mut self) -> io::Result<()> {
         self.file.sync_data()?;
         let permissions = self.file.metadata()?.permissions();
-        if self.path.exists() {
+        // A link that has taken the place of the file moves aside as well.
+        if self.path.symlink_metadata().is_ok() {
             self.move_aside()?;
         }
         (self.file, self.bytes) = begin(&self.path)?;
@@ -111,8 +111,7 @@ impl LedgerFile {
 
 /// Opens a file for appending and locks it for this process.
 fn begin(path: &Path) -> io::Result<(File, u64)> {
-    let mut options = OpenOptions::new();
-    let file = options.read(true).append(true).create(true).mode(PRIVATE_MODE).open(path)?;
+    let file = open_to_append(path)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -173,6 +172,27 @@ mod tests {
         file.append(b"b\n").unwrap();
         let held = ["l", "l.1", "l.2", "l.3"].map(|name| read(&folder.path().join(name)));
         assert_eq!(held, ["b\n", "a\n", "new\n", "old\n"]);
+    }
+
+    #[test]
+    fn no_link_in_the_place_of_the_file_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, precious] = ["l", "precious"].map(|name| folder.path().join(name));
+        let link = || std::os::unix::fs::symlink(&precious, &path).unwrap();
+        std::fs::write(&precious, "precious").unwrap();
+        link();
+        let rotate = Rotate { max_bytes: 2, files_max: 3 };
+        let refused = LedgerFile::open(&path, "ledger", rotate).unwrap_err();
+        assert!(refused.to_string().contains("ledger.path"), "{refused}");
+        assert!(refused.to_string().contains("it is a link"), "{refused}");
+        std::fs::remove_file(&path).unwrap();
+        let mut file = LedgerFile::open(&path, "ledger", rotate).unwrap();
+        file.append(b"a\n").unwrap();
+        // A link that takes its place later moves aside like the file.
+        std::fs::remove_file(&path).unwrap();
+        link();
+        file.append(b"b\n").unwrap();
+        assert_eq!([read(&path), read(&precious)], ["b\n", "precious"]);
     }
 
     #[test]

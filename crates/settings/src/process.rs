@@ -1,6 +1,6 @@
 //! Operating system functions that both programs need.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Permissions of the files that a process writes: they contain the names of workers, models and
 /// clients' requests.
-pub const PRIVATE_MODE: u32 = 0o600;
+const PRIVATE_MODE: u32 = 0o600;
 
 /// Writes a file under a temporary name and renames it, so that no reader sees a part of it. Only
 /// the process's user can read the file.
@@ -33,6 +33,24 @@ pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
         // Removes the incomplete file, which may not exist.
         let _absent = std::fs::remove_file(&beside);
         named(error)
+    })
+}
+
+/// Opens or creates a file for reading and appending. A new file can be read by the process's user
+/// only.
+///
+/// # Errors
+/// The file cannot be opened, or is a symbolic link: whoever may write in its folder could lead the
+/// process to another file. Links among the folders of the path are followed.
+pub fn open_to_append(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).create(true).mode(PRIVATE_MODE);
+    let no_link = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).map_err(io::Error::other)?;
+    options.custom_flags(no_link).open(path).map_err(|error| {
+        match error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
+            true => io::Error::new(error.kind(), "it is a link; name the file that it leads to"),
+            false => error,
+        }
     })
 }
 
