@@ -19,6 +19,9 @@ const BOOTSTRAP: &str = "splitrail.io/bootstrap-port";
 
 /// Maximum number of characters of a worker's id; a pod's name may have 253.
 const ID_MAX: usize = 128;
+/// Maximum number of characters of an annotation that are kept and logged; an annotation may have
+/// 256 KiB.
+const ANNOTATION_MAX: usize = 32;
 /// Maximum number of pods, including those that are not ready.
 const PODS_MAX: usize = 4 * WORKERS_MAX;
 
@@ -52,7 +55,8 @@ enum Unfit {
     NoRole,
     /// The role label has an unknown value.
     UnknownRole,
-    /// No container has a port of this name, or the annotation has an invalid value.
+    /// No container has a port of this name, or the annotation has an invalid value, of which this
+    /// is the beginning.
     NoPort(String),
 }
 
@@ -216,7 +220,8 @@ fn optional(
 ) -> Result<Option<u16>, Unfit> {
     match (pod.annotations().get(annotation), configured) {
         (Some(said), _) => {
-            let port = PodPort::parse(said).ok_or_else(|| Unfit::NoPort(said.clone()))?;
+            let invalid = || Unfit::NoPort(said.chars().take(ANNOTATION_MAX).collect());
+            let port = PodPort::parse(said).ok_or_else(invalid)?;
             number(pod, &port).map(Some)
         }
         (None, Some(port)) => number(pod, port).map(Some),

@@ -66,6 +66,13 @@ fn ports_are_numbers_or_names_of_any_container_and_annotations_come_first() {
 }
 
 #[test]
+fn only_the_beginning_of_an_invalid_annotation_is_kept_and_logged() {
+    let annotated = pod(0, &[(EVENTS, json!("x".repeat(256 << 10)))]);
+    let unfit = worker(&config(json!({})), &annotated).unwrap_err();
+    assert_eq!(unfit, Unfit::NoPort("x".repeat(32)));
+}
+
+#[test]
 fn a_pod_is_no_worker_before_it_is_ready_nor_once_it_goes() {
     let plain = config(json!({}));
     let unfit = |place, value| worker(&plain, &pod(0, &[(place, value)])).unwrap_err();
