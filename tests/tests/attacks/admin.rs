@@ -148,7 +148,7 @@ async fn changes_of_web_pages_do_not_fill_the_audit_file() {
     for _ in 0..1000 {
         assert_eq!(site.admin.post_with(&path, &of_a_page, "").await.status, 403);
     }
-    let lines = || -> Vec<serde_json::Value> {
+    let lines = || -> Vec<Value> {
         let text = std::fs::read_to_string(&audit).unwrap_or_default();
         // The last line may not be written whole yet.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -195,7 +195,7 @@ async fn web_pages_of_other_sites_start_no_costly_read() {
 async fn a_worker_is_added_only_where_workers_and_their_events_may_be() {
     let site = site("fleet: { networks: [127.0.0.1/32] }").await;
     let beside = engine().await;
-    let add = async |id: &str, url: &str, more: serde_json::Value| {
+    let add = async |id: &str, url: &str, more: Value| {
         let mut worker = json!({"id": id, "role": "both", "url": url});
         worker.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let json = [("content-type", "application/json")];
@@ -216,7 +216,7 @@ async fn a_worker_is_added_only_where_workers_and_their_events_may_be() {
         assert_eq!(refused.status, 409, "{url} {more} {}", refused.text());
         assert!(refused.text().contains("outside fleet.networks"), "{}", refused.text());
     }
-    assert_eq!(site.worker("x").await, serde_json::Value::Null);
+    assert_eq!(site.worker("x").await, Value::Null);
     let added = add("x", &beside.url(), json!({"kv_events": near})).await;
     assert_eq!(added.status, 201, "{}", added.text());
 }
@@ -239,7 +239,7 @@ async fn wrong_keys_of_clients_keep_no_refused_change_out_of_the_audit_file() {
     }
     let of_a_page = [("origin", "http://evil.example")];
     assert_eq!(site.admin.post_with("/admin/reload", &of_a_page, "").await.status, 403);
-    let lines = || -> Vec<serde_json::Value> {
+    let lines = || -> Vec<Value> {
         let text = std::fs::read_to_string(&audit).unwrap_or_default();
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -252,10 +252,7 @@ async fn wrong_keys_of_clients_keep_no_refused_change_out_of_the_audit_file() {
     .await;
     let all = lines();
     let change = all.iter().find(|line| line["path"] == "/admin/reload").expect("it is recorded");
-    assert_eq!(
-        (&change["listener"], &change["left_out"]),
-        (&"admin".into(), &serde_json::Value::Null)
-    );
+    assert_eq!((&change["listener"], &change["left_out"]), (&"admin".into(), &Value::Null));
     let left_out = all.iter().filter(|line| line["left_out"].is_u64());
     assert!(left_out.map(|line| &line["listener"]).all(|listener| listener == "http"));
 }
