@@ -2,8 +2,8 @@
 
 use splitrail_settings::Dialect;
 
-/// The hints of the checks that are specific to the router: keys that were renamed or are
-/// planned, and keys whose values are secret.
+/// What the checks of the router's file need to know: renamed keys, keys whose values are secret, and
+/// hints.
 pub(super) const DIALECT: Dialect = Dialect {
     renamed_keys: RENAMED_KEYS,
     variables: true,

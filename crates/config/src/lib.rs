@@ -171,9 +171,7 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
     }
     let bound = config.fleet.tokens.iter_mut().map(|bound| &mut bound.token);
     for secret in config.fleet.token.iter_mut().chain(bound).chain(&mut config.cache_salt_key) {
-        if let Secret::File { path } = secret {
-            *path = base_dir.join(&*path);
-        }
+        secret.anchor(base_dir);
     }
     config.listen.anchor(base_dir);
     config.tracing.anchor(base_dir);
@@ -190,9 +188,7 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
             let paths = [&mut tokenizer.path].into_iter().chain(&mut tokenizer.chat_template);
             paths.for_each(|path| *path = base_dir.join(&*path));
         }
-        if let Some(Secret::File { path }) = &mut model.engine_api_key {
-            *path = base_dir.join(&*path);
-        }
+        model.engine_api_key.iter_mut().for_each(|secret| secret.anchor(base_dir));
         model.engine_tls.iter_mut().for_each(|tls| tls.anchor(base_dir));
         for source in &mut model.discovery {
             if let Discovery::Kubernetes(KubernetesDiscovery { kubeconfig: Some(path), .. }) =

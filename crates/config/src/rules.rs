@@ -309,9 +309,7 @@ fn secret(model: &Node, path: &str, base_dir: &Path, report: &mut ProblemReport)
     let Some(Some(mut secret)) = typed::<Option<Secret>>(model, "engine_api_key") else {
         return;
     };
-    if let Secret::File { path } = &mut secret {
-        *path = base_dir.join(&*path);
-    }
+    secret.anchor(base_dir);
     if let Err(error) = secret.resolve() {
         let hint = match secret {
             Secret::File { .. } => "the file must be readable by the router and hold the key only",

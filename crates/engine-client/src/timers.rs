@@ -50,6 +50,9 @@ impl Timers {
     }
 
     /// Runs a call with a timeout.
+    ///
+    /// # Errors
+    /// [`Late`] if the call has not ended within the timeout.
     pub async fn bound<T>(
         self: &Arc<Self>,
         limit: Duration,
@@ -92,6 +95,9 @@ impl Timer {
     }
 
     /// Runs a call with the timer's timeout.
+    ///
+    /// # Errors
+    /// [`Late`] if the call has not ended within the timeout.
     pub async fn bound<T>(&mut self, call: impl Future<Output = T>) -> Result<T, Late> {
         let due = Instant::now() + self.limit;
         let mut call = pin!(call);

@@ -97,6 +97,9 @@ impl EngineUsage {
 
     /// Parses the value of `usage` in a reply of `/v1/completions`, `/v1/chat/completions` or
     /// `/v1/embeddings`, or in a stream's chunk.
+    ///
+    /// # Errors
+    /// The value is `null`, is no usage object, or contradicts itself.
     pub fn parse(usage: &RawValue) -> Result<Self, UsageError> {
         if usage.get() == "null" {
             return Err(UsageError::Absent);

@@ -65,9 +65,7 @@ impl Login {
 impl BrokerConfig {
     /// Resolves relative paths against the folder of the configuration file.
     pub fn anchor(&mut self, base_dir: &Path) {
-        if let Some(Secret::File { path }) = self.login.as_mut().map(Login::secret_mut) {
-            *path = base_dir.join(&*path);
-        }
+        self.login.iter_mut().for_each(|login| login.secret_mut().anchor(base_dir));
         if let Some(path) = &mut self.tls_ca {
             *path = base_dir.join(&*path);
         }
@@ -89,9 +87,7 @@ pub fn check(section: &Node, name: &str, base_dir: &Path, report: &mut ProblemRe
     if let Some(node) = section.get("login")
         && let Ok(mut login) = serde_json::from_value::<Login>(node.to_json())
     {
-        if let Secret::File { path } = login.secret_mut() {
-            *path = base_dir.join(&*path);
-        }
+        login.secret_mut().anchor(base_dir);
         if let Err(error) = login.secret().resolve() {
             let hint = "a file that can be read here, or a variable that is set here";
             report.error(node.at, format!("`{name}.login`: {error}"), hint);

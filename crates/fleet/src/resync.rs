@@ -7,7 +7,7 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub struct Resync(watch::Sender<ResyncRequest>);
 
-/// A request.
+/// A request to read a worker's KV events again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResyncRequest {
     /// The reason, as in `splitrail_index_resyncs_total`.

@@ -183,11 +183,6 @@ impl Published {
 /// How many additional times [`Published::WorkAware`] counts the time of a prefill.
 const BETA: f64 = 4.0;
 
-/// Tokens that `blocks` leading blocks save: the last token is always computed.
-fn cached_tokens(query: Query, blocks: u32) -> u64 {
-    (u64::from(blocks) * u64::from(query.block_size)).min(query.prompt_tokens.saturating_sub(1))
-}
-
 /// Chooses the first of the cheapest candidates.
 fn first(costs: Vec<f64>) -> Chosen {
     let mut index = CandidateIndex::default();

@@ -215,6 +215,9 @@ impl<T> Queue<T> {
     }
 
     /// Adds a request, or refuses it. A round is due afterwards.
+    ///
+    /// # Errors
+    /// The queue is full, or the request cannot meet its deadline. It is not in the queue then.
     pub fn push(
         &mut self,
         item: Item<T>,

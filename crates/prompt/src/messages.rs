@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::normalise::Unsupported;
+use super::normalise::{Unsupported, copy_options};
 
 /// The members of a request of `/v1/messages` that [`chat_of`] reads.
 pub const MEMBERS: [&str; 7] = [
@@ -55,13 +55,7 @@ pub fn chat_of(fields: &Fields) -> Result<Fields> {
         Some(_) => return Err(Unsupported("thinking that is switched off")),
     }
     let effort = present(fields, "output_config").and_then(|config| config.get("effort"));
-    for (name, value) in
-        [("reasoning_effort", effort), ("chat_template_kwargs", fields.get("chat_template_kwargs"))]
-    {
-        if let Some(value) = value {
-            chat.insert(name.to_owned(), value.clone());
-        }
-    }
+    copy_options(&mut chat, effort, fields);
     Ok(chat)
 }
 

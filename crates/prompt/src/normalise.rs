@@ -247,6 +247,21 @@ fn part(role: &str, item: Value) -> Result<Part> {
     Ok(Part { text, medium: None, extra })
 }
 
+/// Copies what the chat template is told beside the messages: how much to reason, and the client's own
+/// values.
+pub(super) fn copy_options(
+    chat: &mut Map<String, Value>,
+    effort: Option<&Value>,
+    request: &Map<String, Value>,
+) {
+    let kwargs = request.get("chat_template_kwargs");
+    for (name, value) in [("reasoning_effort", effort), ("chat_template_kwargs", kwargs)] {
+        if let Some(value) = value {
+            chat.insert(name.to_owned(), value.clone());
+        }
+    }
+}
+
 /// Whether a field of a part holds a medium's content.
 pub(super) fn is_medium_field(name: &str) -> bool {
     MEDIA_FIELDS.iter().any(|(field, _)| *field == name)

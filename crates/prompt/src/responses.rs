@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::normalise::Unsupported;
+use super::normalise::{Unsupported, copy_options};
 
 /// The members of a request of `/v1/responses` that [`chat_of`] reads.
 pub const MEMBERS: [&str; 5] =
@@ -65,13 +65,7 @@ pub fn chat_of(fields: &Fields) -> Result<Fields> {
     // Unlike a chat, this text is tokenised with the tokenizer's own special tokens.
     chat.insert("add_special_tokens".to_owned(), true.into());
     let effort = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort"));
-    for (name, value) in
-        [("reasoning_effort", effort), ("chat_template_kwargs", fields.get("chat_template_kwargs"))]
-    {
-        if let Some(value) = value {
-            chat.insert(name.to_owned(), value.clone());
-        }
-    }
+    copy_options(&mut chat, effort, fields);
     Ok(chat)
 }
 

@@ -138,6 +138,9 @@ pub fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, 
 }
 
 /// Serializes a duration by [`format_duration`].
+///
+/// # Errors
+/// Those of the serializer.
 pub fn duration_text<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&format_duration(*duration))
 }
@@ -157,6 +160,9 @@ pub fn optional_duration<'de, D: Deserializer<'de>>(
 }
 
 /// Serializes a duration by [`format_duration`], or null.
+///
+/// # Errors
+/// Those of the serializer.
 pub fn optional_duration_text<S: Serializer>(
     duration: &Option<Duration>,
     serializer: S,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use http::HeaderValue;
 use schemars::JsonSchema;
@@ -27,6 +27,15 @@ pub enum Secret {
         /// The name of the variable.
         name: String,
     },
+}
+
+impl Secret {
+    /// Joins a relative path of a file with the folder of the configuration file.
+    pub fn anchor(&mut self, base_dir: &Path) {
+        if let Self::File { path } = self {
+            *path = base_dir.join(&*path);
+        }
+    }
 }
 
 /// Why a secret cannot be resolved. Never contains any part of it.

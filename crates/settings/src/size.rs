@@ -140,6 +140,9 @@ pub fn size<'de, T: TryFrom<u64>, D: Deserializer<'de>>(deserializer: D) -> Resu
 }
 
 /// Serializes a size by [`format_size`].
+///
+/// # Errors
+/// Those of the serializer.
 pub fn size_text<T: TryInto<u64> + Copy, S: Serializer>(
     bytes: &T,
     serializer: S,
@@ -156,6 +159,9 @@ pub fn rate<'de, T: TryFrom<u64>, D: Deserializer<'de>>(deserializer: D) -> Resu
 }
 
 /// Serializes a rate by [`format_rate`].
+///
+/// # Errors
+/// Those of the serializer.
 pub fn rate_text<T: TryInto<u64> + Copy, S: Serializer>(
     bytes_per_s: &T,
     serializer: S,

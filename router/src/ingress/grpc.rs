@@ -40,7 +40,7 @@ use library::Guard;
 use places::CallPlaces;
 
 /// The gRPC API: `FrontDoorService`, health and reflection. The future updates health watches until
-/// the router stops.
+/// the router stops; its error is why it could not begin.
 pub fn routes(
     core: &Arc<Core>,
     stop: CancellationToken,

@@ -33,7 +33,7 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of bytes that are read of a refused client.
 const LINGER_MAX_BYTES: usize = 64 << 10;
 
-/// The TLS of a listener.
+/// The certificate files of a listener, and what it does with connections without TLS.
 pub struct TlsListener {
     /// The listener's name in the configuration and in metrics.
     name: &'static str,

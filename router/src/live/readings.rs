@@ -49,7 +49,7 @@ pub(super) struct ModelReading {
     pub(super) cached_tokens: u64,
     /// Generated tokens.
     pub(super) generation_tokens: u64,
-    /// The workers.
+    /// The counters of each worker.
     pub(super) workers: HashMap<WorkerIndex, WorkerReading>,
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use splitrail_kv::HashSeed;
 use splitrail_proto::v1::attach_response::Message;
 use splitrail_proto::v1::fleet_service_client::FleetServiceClient;
 use splitrail_proto::v1::{AttachResponse, Welcome};
@@ -73,7 +72,8 @@ async fn open(link: &mut Link) -> Result<AttachedStream, StreamEnd> {
     };
     let engine_block_size = link.shim.capabilities.borrow().block_size;
     IncompatibleRouter::check(&welcome, engine_block_size)?;
-    let agreement = link.shim.mirror.agree(terms(&welcome)).map_err(IncompatibleRouter::from)?;
+    let agreement =
+        link.shim.mirror.agree(HashTerms::from(&welcome)).map_err(IncompatibleRouter::from)?;
     link.router_id.clone_from(&welcome.router_id);
     let claim = link.claims.claim(&welcome.router_id, link.address);
     let acked = welcome.known_sequence.unwrap_or_default();
@@ -98,15 +98,6 @@ async fn open(link: &mut Link) -> Result<AttachedStream, StreamEnd> {
         _claim: claim,
         _tasks: tasks,
     })
-}
-
-fn terms(welcome: &Welcome) -> HashTerms {
-    HashTerms {
-        seed: HashSeed(welcome.hash_seed),
-        model: welcome.model.clone(),
-        block_size: welcome.block_size,
-        blocks_max: welcome.blocks_max,
-    }
 }
 
 /// Handles the router's messages until the stream ends.

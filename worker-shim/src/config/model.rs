@@ -229,11 +229,8 @@ impl Default for Limits {
 impl Config {
     /// Resolves relative paths against `base_dir`.
     pub(super) fn anchor(&mut self, base_dir: &Path) {
-        for secret in [&mut self.token, &mut self.engine_api_key] {
-            if let Some(Secret::File { path }) = secret {
-                *path = base_dir.join(&*path);
-            }
-        }
+        let secrets = self.token.iter_mut().chain(&mut self.engine_api_key);
+        secrets.for_each(|secret| secret.anchor(base_dir));
         if let Events::Nats(broker) = &mut self.events {
             broker.anchor(base_dir);
         }

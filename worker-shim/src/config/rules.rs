@@ -132,9 +132,7 @@ fn load_interval(root: &Node, report: &mut ProblemReport) {
 fn secret(root: &Node, key: &str, base_dir: &Path, report: &mut ProblemReport) {
     let Some(Some(mut secret)) = typed::<Option<Secret>>(root, key) else { return };
     let at = root.get(key).unwrap_or(root).at;
-    if let Secret::File { path } = &mut secret {
-        *path = base_dir.join(&*path);
-    }
+    secret.anchor(base_dir);
     if let Err(error) = secret.resolve() {
         let hint = match secret {
             Secret::File { .. } => "the file must be readable here and hold the secret only",

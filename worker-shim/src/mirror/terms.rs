@@ -1,6 +1,7 @@
 //! The settings on which routers and shims must agree before they can exchange block hashes.
 
 use splitrail_kv::HashSeed;
+use splitrail_proto::v1::Welcome;
 
 use super::Mirror;
 
@@ -16,6 +17,17 @@ pub struct HashTerms {
     /// Maximum number of blocks per rank that a router indexes; 0 if unknown. Routers may differ
     /// in this value. The value of the first router applies.
     pub blocks_max: u64,
+}
+
+impl From<&Welcome> for HashTerms {
+    fn from(welcome: &Welcome) -> Self {
+        Self {
+            seed: HashSeed(welcome.hash_seed),
+            model: welcome.model.clone(),
+            block_size: welcome.block_size,
+            blocks_max: welcome.blocks_max,
+        }
+    }
 }
 
 /// A router's hash settings differ from those of earlier routers.

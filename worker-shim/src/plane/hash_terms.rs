@@ -5,7 +5,6 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use prost::Message as _;
 use splitrail_event_plane::{Broker, names};
-use splitrail_kv::HashSeed;
 use splitrail_proto::v1::{Capabilities, PlaneAsk, Welcome};
 use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::watch;
@@ -14,7 +13,6 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::config::PlaneConfig;
 use super::session::PlaneSession;
 use crate::attach::IncompatibleRouter;
-use crate::mirror::HashTerms;
 
 /// How long the shim waits for further replies after the first one.
 const FURTHER_REPLIES_TIMEOUT: Duration = Duration::from_millis(200);
@@ -26,16 +24,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of replies to one request.
 const REPLIES_MAX: usize = 64;
-
-/// Converts the settings for the mirror.
-pub(super) fn to_mirror_terms(terms: &Welcome) -> HashTerms {
-    HashTerms {
-        seed: HashSeed(terms.hash_seed),
-        model: terms.model.clone(),
-        block_size: terms.block_size,
-        blocks_max: terms.blocks_max,
-    }
-}
 
 /// Whether two routers produce the same hashes.
 fn hash_alike(one: &Welcome, other: &Welcome) -> bool {

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::config::PlaneConfig;
 use super::session::PlaneSession;
 use super::{hash_terms, publish, report, requests, snapshots};
-use crate::mirror::Mirror;
+use crate::mirror::{HashTerms, Mirror};
 
 /// Delay before the next attempt with a configuration that cannot be used.
 const UNUSABLE_RETRY: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ pub async fn run(
     loop {
         let terms =
             hash_terms::wait_for_terms(&config, &broker, &capabilities, last_terms.as_ref()).await;
-        let agreement = match mirror.agree(hash_terms::to_mirror_terms(&terms)) {
+        let agreement = match mirror.agree(HashTerms::from(&terms)) {
             Ok(agreement) => agreement,
             Err(error) => {
                 tracing::error!(%error, "the routers' hash settings cannot be used");

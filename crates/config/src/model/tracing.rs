@@ -139,13 +139,8 @@ impl TracingConfig {
     /// Joins relative paths with the folder of the file.
     pub fn anchor(&mut self, base_dir: &Path) {
         let Some(otlp) = &mut self.otlp else { return };
-        let files = otlp.headers.iter_mut().filter_map(|header| match &mut header.value {
-            Secret::File { path } => Some(path),
-            Secret::Env { .. } => None,
-        });
-        for path in files.chain(&mut otlp.ca) {
-            *path = base_dir.join(&*path);
-        }
+        otlp.headers.iter_mut().for_each(|header| header.value.anchor(base_dir));
+        otlp.ca.iter_mut().for_each(|path| *path = base_dir.join(&*path));
     }
 }
 

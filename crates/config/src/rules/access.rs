@@ -142,9 +142,7 @@ fn default_tenant(root: &Node, tenants: &HashSet<&str>, report: &mut ProblemRepo
 fn salt_key(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let Some(node) = root.get("cache_salt_key") else { return };
     let Some(Some(mut secret)) = typed::<Option<Secret>>(root, "cache_salt_key") else { return };
-    if let Secret::File { path } = &mut secret {
-        *path = base_dir.join(&*path);
-    }
+    secret.anchor(base_dir);
     if let Err(error) = secret.resolve() {
         let hint = "make one with `head -c 32 /dev/urandom | base64`";
         report.error(node.at, format!("`cache_salt_key`: {error}"), hint);

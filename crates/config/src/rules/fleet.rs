@@ -168,9 +168,7 @@ fn tokens(section: &Node, base_dir: &Path, report: &mut ProblemReport) {
 
 fn token(found: Option<((String, &Node), Secret)>, base_dir: &Path, report: &mut ProblemReport) {
     let Some(((key, node), mut secret)) = found else { return };
-    if let Secret::File { path } = &mut secret {
-        *path = base_dir.join(&*path);
-    }
+    secret.anchor(base_dir);
     if let Err(error) = secret.resolve_lines() {
         let hint = match secret {
             Secret::File { .. } => {

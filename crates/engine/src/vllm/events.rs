@@ -112,6 +112,9 @@ impl Decoder {
     }
 
     /// Decodes the next payload of the stream.
+    ///
+    /// # Errors
+    /// The payload is malformed or exceeds a limit.
     pub fn decode(&mut self, payload: &[u8]) -> Result<EventBatch, DecodeError> {
         decode_with(payload, &self.limits, &mut self.groups)
     }

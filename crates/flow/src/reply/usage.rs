@@ -1,4 +1,5 @@
-//! Decides the usage in the client's reply. No other module does this.
+//! Writes cached tokens into the usage of a reply, where each API has them. Which figure the client
+//! gets is decided in `ledger` (`Entry::cached`, `record::reported_cached_tokens`), and this is the rule:
 //!
 //! The engine's figure has precedence if the engine gave one: 0 is a figure, `null` and absence are
 //! not. In P/D the figure is the prefill leg's, because this leg computed the prompt; the decode

@@ -1,6 +1,6 @@
 //! Mooncake's rule: the worker whose prefill is predicted to end first.
 
-use super::{Chosen, VisibleBlocks, cached_tokens};
+use super::{Chosen, VisibleBlocks};
 use crate::candidate::{Candidate, Query};
 
 /// The cost in nanoseconds: the wait plus `weight` times the prefill.
@@ -9,8 +9,7 @@ pub(super) fn cost(candidate: &Candidate, query: Query, sight: VisibleBlocks, we
 }
 
 fn prefill_ns(candidate: &Candidate, query: Query, blocks: u32) -> u64 {
-    let cached = cached_tokens(query, blocks);
-    candidate.coefficients.prefill_ns(query.prompt_tokens, cached)
+    candidate.coefficients.prefill_ns(query.prompt_tokens, query.cached_tokens(blocks))
 }
 
 /// Each candidate either computes the blocks that it does not hold, or, while it works on its
@@ -21,8 +20,7 @@ pub(super) fn choose_with_fetch(candidates: &[Candidate], query: Query) -> Chose
         .iter()
         .map(|candidate| {
             let computed = cost(candidate, query, VisibleBlocks::Present, 1.0);
-            let lacking =
-                cached_tokens(query, best) - cached_tokens(query, candidate.overlap_blocks);
+            let lacking = query.cached_tokens(best) - query.cached_tokens(candidate.overlap_blocks);
             let fetch_ns = candidate.coefficients.hand_off_ns(lacking);
             let start_ns = candidate.wait_ns.max(fetch_ns);
             let fetched = (start_ns + prefill_ns(candidate, query, best)) as f64;

@@ -85,6 +85,9 @@ impl SimulationResult {
 
     /// Writes one tab-separated line per request, under a header, for comparison with another
     /// implementation. Values that do not apply are -1 for a worker and 0 otherwise.
+    ///
+    /// # Errors
+    /// The output cannot be written.
     pub fn dump(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(
             out,

@@ -27,7 +27,7 @@ struct Change {
     text: io::Result<Vec<u8>>,
 }
 
-/// The file.
+/// A file of keys that is read again when it has changed.
 pub(super) struct KeyFile {
     path: PathBuf,
     /// The state in which the file was last read with success. Without it, the next look reads the

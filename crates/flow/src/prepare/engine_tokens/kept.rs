@@ -37,7 +37,7 @@ struct Kept {
     since: Instant,
 }
 
-/// The prompts.
+/// Tokens of recent prompts, within bounds of time and memory.
 #[derive(Default)]
 pub(super) struct KeptPrompts {
     prompts: HashMap<Key, Kept>,
