@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use splitrail_kv::invariants::check_overlap;
 use splitrail_kv::{
-    Applied, BlockHash, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Named, Namespace,
+    Applied, BlockHash, BlockName, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Namespace,
     Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey, chain_hashes,
 };
 
@@ -252,7 +252,7 @@ impl Choices<'_> {
         SnapshotRun { parent, hashes, names }
     }
 
-    fn named(&mut self, at: u32) -> Named {
+    fn named(&mut self, at: u32) -> BlockName {
         const COPIES: [[u32; Tier::COUNT]; 8] = [
             [1, 0, 0, 0],
             [1, 0, 0, 0],
@@ -263,6 +263,6 @@ impl Choices<'_> {
             [u32::MAX; Tier::COUNT],
             [0; Tier::COUNT],
         ];
-        Named { at, engine: self.engine_hash(), copies: COPIES[self.below(8)] }
+        BlockName { at, engine: self.engine_hash(), copies: COPIES[self.below(8)] }
     }
 }

@@ -93,7 +93,7 @@ impl Route {
             decision.with(|decision| {
                 all_known &= decision.prompt_tokens().is_some();
                 overlap_blocks += decision.overlap_blocks();
-                let told = decision.told_cached_tokens();
+                let told = decision.client_cached_tokens();
                 cached = cached.zip(told).map(|(sum, tokens)| sum + tokens);
                 if decision.cached_source() == Some("estimate") {
                     source = "estimate";

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 use splitrail_settings::variables::escaped_json;
-use splitrail_settings::{Dialect, Problem, Problems, file, reference};
+use splitrail_settings::{FileProfile, Problem, Problems, file, reference};
 
 pub mod model;
 mod rules;
@@ -23,7 +23,7 @@ pub use model::{Config, Drain, Events, Limits, Role, Tls};
 pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";
 
 /// What the checks of the shim's file need to know.
-const DIALECT: Dialect = Dialect {
+const DIALECT: FileProfile = FileProfile {
     renamed_keys: RENAMED_KEYS,
     variables: true,
     secret_keys: &["token", "engine_api_key", "events.login"],

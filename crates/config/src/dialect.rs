@@ -1,10 +1,10 @@
 //! What the general checks of configuration files need to know about the router.
 
-use splitrail_settings::Dialect;
+use splitrail_settings::FileProfile;
 
 /// What the checks of the router's file need to know: renamed keys, keys whose values are secret, and
 /// hints.
-pub(super) const DIALECT: Dialect = Dialect {
+pub(super) const DIALECT: FileProfile = FileProfile {
     renamed_keys: RENAMED_KEYS,
     variables: true,
     secret_keys: &["engine_api_key", "fleet.token", "events.login", "cache_salt_key"],
@@ -13,7 +13,7 @@ pub(super) const DIALECT: Dialect = Dialect {
 };
 
 /// Like `DIALECT`, for a worker that an operator adds while the router runs.
-pub(super) const ADDITION_DIALECT: Dialect = Dialect {
+pub(super) const ADDITION_DIALECT: FileProfile = FileProfile {
     renamed_keys: &[("worker.honours_threshold", "worker.supports_cache_hit_threshold")],
     // The worker is in a request: its sender must not see the router's environment.
     variables: false,
@@ -21,7 +21,7 @@ pub(super) const ADDITION_DIALECT: Dialect = Dialect {
 };
 
 /// The hints of the checks of a file of API keys.
-pub(super) const KEYS_DIALECT: Dialect = Dialect {
+pub(super) const KEYS_DIALECT: FileProfile = FileProfile {
     renamed_keys: &[],
     variables: false,
     // The empty text is part of each path: a key may stand anywhere in place of its hash.

@@ -463,7 +463,7 @@ pub struct SaturationConfig {
 
 impl SaturationConfig {
     /// Whether a worker is saturated.
-    pub fn is_enough(
+    pub fn is_saturated(
         &self,
         requests: u32,
         prefill_tokens: u64,

@@ -82,13 +82,13 @@ pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<
             Discovery::Dns(config) => {
                 let config = config.clone();
                 let run = move || dns::run(config.clone(), sink.clone(), tally.clone());
-                tasks.spawn(again(name.clone(), run));
+                tasks.spawn(restart_on_panic(name.clone(), run));
             }
             #[cfg(feature = "kubernetes")]
             Discovery::Kubernetes(config) => {
                 let config = config.clone();
                 let run = move || kubernetes::run(config.clone(), sink.clone(), tally.clone());
-                tasks.spawn(again(name.clone(), run));
+                tasks.spawn(restart_on_panic(name.clone(), run));
             }
             #[cfg(not(feature = "kubernetes"))]
             Discovery::Kubernetes(_) => {
@@ -114,7 +114,7 @@ pub fn forget(before: &Model, now: &Model, metrics: &Metrics) {
 
 /// Runs a source, and runs it again if it panics: otherwise its last list would stay in use
 /// forever.
-async fn again<F>(source: String, run: impl Fn() -> F + Send)
+async fn restart_on_panic<F>(source: String, run: impl Fn() -> F + Send)
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -193,7 +193,7 @@ mod tests {
             let before = counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             async move { assert!(before > 0, "a defect") }
         };
-        again("s".to_owned(), run).await;
+        restart_on_panic("s".to_owned(), run).await;
         assert_eq!(begun.load(std::sync::atomic::Ordering::Relaxed), 2);
     }
 }

@@ -410,7 +410,7 @@ impl Session {
         }
         worker.set_supports_cache_hit_threshold(capabilities.supports_cache_hit_threshold);
         worker.ranks.set_count(capabilities.ranks.unwrap_or(1));
-        worker.ranks.set_pins(capabilities.takes_rank_header);
+        worker.ranks.set_takes_rank_header(capabilities.takes_rank_header);
         if capabilities.publishes_kv_events == Some(false) {
             worker.set_synced();
         }
@@ -468,7 +468,7 @@ impl AttachedWorker {
         if !worker.shim_report.publishes() {
             worker.set_synced();
         } else if !worker.events_are_current() {
-            self.indexing.in_step();
+            self.indexing.mark_complete();
         }
     }
 
@@ -566,8 +566,8 @@ impl AttachedWorker {
             if worker.supports_cache_hit_threshold().is_none() {
                 worker.set_supports_cache_hit_threshold(capabilities.supports_cache_hit_threshold);
             }
-            if worker.ranks.pins().is_none() {
-                worker.ranks.set_pins(capabilities.takes_rank_header);
+            if worker.ranks.takes_rank_header().is_none() {
+                worker.ranks.set_takes_rank_header(capabilities.takes_rank_header);
             }
         }
         worker.set_probed(load.up, "its shim reported it");

@@ -1,7 +1,7 @@
 //! Converts reports of blocks from the protocol's types to those of the index. The input is
 //! untrusted.
 
-use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Named, RunNames, SnapshotRun, Tier};
+use splitrail_kv::{BlockHash, BlockName, EngineHash, HashedBlock, RunNames, SnapshotRun, Tier};
 use splitrail_proto::v1;
 
 /// Maximum number of blocks in one run of a snapshot. A shim's index splits longer runs.
@@ -31,13 +31,13 @@ pub(super) fn run(run: v1::Run) -> Result<SnapshotRun, Invalid> {
     Ok(SnapshotRun { parent: run.parent.map(BlockHash), hashes, names })
 }
 
-fn named(named: v1::Named) -> Result<Named, Invalid> {
+fn named(named: v1::Named) -> Result<BlockName, Invalid> {
     if named.copies.len() > Tier::COUNT {
         return Err("a block has copies in more tiers than there are");
     }
     let mut copies = [0; Tier::COUNT];
     copies[..named.copies.len()].copy_from_slice(&named.copies);
-    Ok(Named { at: named.at, engine: EngineHash(named.name), copies })
+    Ok(BlockName { at: named.at, engine: EngineHash(named.name), copies })
 }
 
 /// Converts blocks that an engine stored.

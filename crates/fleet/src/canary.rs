@@ -144,7 +144,7 @@ impl Canary {
     /// Whether events are being received: of the first rank if requests can be pinned, since it is
     /// the one asked; otherwise of all ranks.
     fn events_are_current(&self) -> bool {
-        match self.worker.ranks.are_pinned() {
+        match self.worker.ranks.are_chosen_by_the_router() {
             true => self.worker.ranks.is_current(0),
             false => self.worker.events_are_current(),
         }

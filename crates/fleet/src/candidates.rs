@@ -26,7 +26,7 @@ pub(super) struct CandidateBuilder<'a> {
     found: &'a SpeculativeOverlaps,
     /// The load that is assumed of workers whose last report is too old.
     busiest: Others,
-    busy: SaturationConfig,
+    saturation: SaturationConfig,
     /// Whether the policy uses costs.
     uses_costs: bool,
     /// The bounds of peer fetches, if the leg can have one.
@@ -84,7 +84,7 @@ impl<'a> CandidateBuilder<'a> {
             overlaps,
             found,
             busiest,
-            busy,
+            saturation: busy,
             uses_costs,
             fetches: None,
             takes_prefix: false,
@@ -113,7 +113,7 @@ impl<'a> CandidateBuilder<'a> {
     /// Adds a worker, or each of its ranks if requests can be pinned to them.
     pub(super) fn add(&self, worker: &Worker, leg: Leg, able: &mut Vec<Candidate>) {
         let load = worker.load(self.now);
-        let ranks = match worker.ranks.are_pinned() {
+        let ranks = match worker.ranks.are_chosen_by_the_router() {
             true => worker.ranks.all(),
             false => Vec::new(),
         };
@@ -154,7 +154,7 @@ impl<'a> CandidateBuilder<'a> {
             worker: worker.index,
             rank,
             up: worker.is_available(leg, self.now),
-            busy: self.busy.is_enough(
+            busy: self.saturation.is_saturated(
                 work.requests,
                 work.prefill_tokens,
                 load.and_then(|load| load.kv_used_ratio),

@@ -71,7 +71,7 @@ impl Indexing {
     }
 
     /// Marks this part of the index as complete and current.
-    pub fn in_step(&self) {
+    pub fn mark_complete(&self) {
         self.set_current(true);
         self.worker.event_stats.record_event_time();
         if self.worker.events_are_current() {

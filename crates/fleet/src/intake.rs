@@ -268,7 +268,7 @@ impl Intake {
     }
 
     fn synced(&mut self, outcome: SyncOutcome) {
-        self.part.in_step();
+        self.part.mark_complete();
         if !self.part.may_log("synced") {
             return;
         }

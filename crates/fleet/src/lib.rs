@@ -1,7 +1,6 @@
 //! The workers of a router: which exist, which KV blocks they hold, and how busy and healthy they
 //! are. Requests read snapshots of this state.
 
-pub mod audit;
 pub mod bootstrap;
 mod canary;
 mod candidates;
@@ -35,13 +34,14 @@ pub mod quarantine;
 pub mod ranks;
 pub mod read_back;
 pub mod releases;
-pub mod reply_audit;
+pub mod reply_check;
 pub mod resync;
 pub mod roster;
 pub mod served;
 pub mod shim_report;
 pub mod speculative_index;
 pub mod state;
+pub mod usage_stats;
 pub mod waiting;
 pub mod worker;
 
@@ -53,5 +53,5 @@ pub use membership::Fleet;
 pub use pool::{CandidateQuery, Pool};
 pub use ranks::Ranks;
 pub use roster::Roster;
-pub use served::{Named, Served, Serving, Tokenizing};
+pub use served::{Served, ServedName, Serving, Tokenizing};
 pub use worker::Worker;

@@ -63,7 +63,10 @@ impl Losses {
 
     /// Records the arrival of the prompts of a request, and returns what is tracked of each; nothing if
     /// tracking is disabled. Only the first [`REQUEST_BLOCKS_MAX`] blocks count.
-    pub fn came<'p>(&self, prompts: impl Iterator<Item = &'p [BlockHash]>) -> Vec<Followed> {
+    pub fn record_arrival<'p>(
+        &self,
+        prompts: impl Iterator<Item = &'p [BlockHash]>,
+    ) -> Vec<Followed> {
         if !self.is_watched.load(Relaxed) {
             return Vec::new();
         }
@@ -77,7 +80,7 @@ impl Losses {
         let mut state = self.lock();
         let Some(state) = state.as_mut() else { return Vec::new() };
         let follow = |blocks: Vec<u64>| {
-            let (seen_blocks, computed_blocks) = state.stream.came(&blocks);
+            let (seen_blocks, computed_blocks) = state.stream.record_arrival(&blocks);
             let prompt_blocks = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
             let reach = Reach { prompt_blocks, seen_blocks, computed_blocks, ..Reach::default() };
             Followed { blocks, reach }
@@ -141,14 +144,14 @@ mod tests {
     fn a_request_is_tracked_up_to_a_number_of_blocks() {
         let losses = Losses::default();
         let blocks: Vec<BlockHash> = (0..3000).map(BlockHash).collect();
-        assert!(losses.came([&blocks[..]].into_iter()).is_empty(), "not enabled");
+        assert!(losses.record_arrival([&blocks[..]].into_iter()).is_empty(), "not enabled");
         losses.configure(Some(CacheLossTrackingConfig::default()));
         let tracked = |followed: Vec<Followed>| -> Vec<_> {
             let reach = followed.into_iter().map(|one| one.reach);
             reach.map(|reach| (reach.prompt_blocks, reach.seen_blocks)).collect()
         };
         let prompts = || [&blocks[..], &blocks[..2000], &blocks[..10]].into_iter();
-        assert_eq!(tracked(losses.came(prompts())), [(3000, 0), (1096, 1096), (0, 0)]);
-        assert_eq!(tracked(losses.came([&blocks[..10]].into_iter())), [(10, 10)]);
+        assert_eq!(tracked(losses.record_arrival(prompts())), [(3000, 0), (1096, 1096), (0, 0)]);
+        assert_eq!(tracked(losses.record_arrival([&blocks[..10]].into_iter())), [(10, 10)]);
     }
 }

@@ -56,7 +56,7 @@ impl MissingHandOffs {
     }
 
     /// Records a hand-off. Returns whether it ends a period without hand-offs.
-    pub fn came(&self, dialect: Dialect) -> bool {
+    pub fn record_hand_off(&self, dialect: Dialect) -> bool {
         self.of(dialect).is_some_and(|place| {
             place.was_there.store(true, Relaxed);
             place.breaker.succeed()
@@ -64,7 +64,7 @@ impl MissingHandOffs {
     }
 
     /// Records a reply without a hand-off. Returns whether this begins a period without hand-offs.
-    pub fn missed(&self, dialect: Dialect, now: Instant) -> bool {
+    pub fn record_missing(&self, dialect: Dialect, now: Instant) -> bool {
         self.of(dialect).is_some_and(|place| {
             let is_accident = place.was_there.swap(false, Relaxed);
             !is_accident && place.breaker.fail(now)
@@ -97,8 +97,11 @@ mod tests {
         let (missing_hand_offs, start) = (MissingHandOffs::default(), Instant::now());
         assert!(missing_hand_offs.may_come(Dialect::Messages, start));
         missing_hand_offs.begin(Dialect::Messages, start);
-        assert!(missing_hand_offs.missed(Dialect::Messages, start));
-        assert!(!missing_hand_offs.missed(Dialect::Messages, start), "sent before it was known");
+        assert!(missing_hand_offs.record_missing(Dialect::Messages, start));
+        assert!(
+            !missing_hand_offs.record_missing(Dialect::Messages, start),
+            "sent before it was known"
+        );
         let may_come = |dialect, at| missing_hand_offs.may_come(dialect, at);
         assert!(!may_come(Dialect::Messages, start + 29 * S));
         assert!(may_come(Dialect::Responses, start) && may_come(Dialect::Chunks, start));
@@ -107,14 +110,14 @@ mod tests {
         assert!(may_come(Dialect::Messages, trial));
         missing_hand_offs.begin(Dialect::Messages, trial);
         assert!(!may_come(Dialect::Messages, trial), "one trial at a time");
-        missing_hand_offs.missed(Dialect::Messages, trial);
+        missing_hand_offs.record_missing(Dialect::Messages, trial);
         assert!(!may_come(Dialect::Messages, trial + 59 * S));
         assert!(may_come(Dialect::Messages, trial + 60 * S));
-        assert!(missing_hand_offs.came(Dialect::Messages));
+        assert!(missing_hand_offs.record_hand_off(Dialect::Messages));
         assert!(may_come(Dialect::Messages, trial) && missing_hand_offs.missing().is_empty());
-        assert!(!missing_hand_offs.missed(Dialect::Messages, trial), "once is an accident");
+        assert!(!missing_hand_offs.record_missing(Dialect::Messages, trial), "once is an accident");
         assert!(may_come(Dialect::Messages, trial));
-        assert!(missing_hand_offs.missed(Dialect::Messages, trial));
+        assert!(missing_hand_offs.record_missing(Dialect::Messages, trial));
         assert!(!may_come(Dialect::Messages, trial));
     }
 
@@ -122,7 +125,7 @@ mod tests {
     fn another_process_is_asked_again_and_chats_always_are() {
         let (missing_hand_offs, now) = (MissingHandOffs::default(), Instant::now());
         for dialect in [Dialect::Responses, Dialect::Messages, Dialect::Chunks] {
-            missing_hand_offs.missed(dialect, now);
+            missing_hand_offs.record_missing(dialect, now);
         }
         assert_eq!(missing_hand_offs.missing(), ["responses", "messages"]);
         assert!(missing_hand_offs.may_come(Dialect::Chunks, now));

@@ -41,7 +41,7 @@ pub fn can_take(worker: &Worker, bounds: FetchBounds, block_size: u32, now: Inst
 /// flag would never answer, and keep the blocks.
 pub fn takes_prefixes(worker: &Worker, now: Instant) -> bool {
     worker.takes_part_in_kv_routing()
-        && worker.read_back.pins() == Some(true)
+        && worker.read_back.keeps_for_read_back() == Some(true)
         && worker.read_back.may_read(now)
         && has_room(worker, now)
 }
@@ -70,7 +70,7 @@ pub(super) fn list_sources(
         if !can_send(worker, bounds, block_size, now) {
             continue;
         }
-        let pinned = worker.ranks.are_pinned();
+        let pinned = worker.ranks.are_chosen_by_the_router();
         for number in 0..worker.ranks.count() {
             let rank = pinned.then_some(number);
             let overlap = overlaps.get(rank_key(worker.index, number));

@@ -34,8 +34,8 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
         }
         match ask(&worker, &served.client, config.probe_timeout).await {
             Ok(load) => {
-                if begins_anew(&mut last, &load) {
-                    worker.begins_anew();
+                if is_of_a_new_process(&mut last, &load) {
+                    worker.record_restart();
                 }
                 if let Some(tokens) = load.block_size {
                     differs = tell_block_size(&served, &worker, tokens, differs);
@@ -72,7 +72,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
 }
 
 /// Whether a report is of another process than the last one.
-fn begins_anew(last: &mut Option<EngineLoad>, load: &EngineLoad) -> bool {
+fn is_of_a_new_process(last: &mut Option<EngineLoad>, load: &EngineLoad) -> bool {
     last.replace(load.clone()).is_some_and(|last| {
         let has_other_blocks = last.block_size.is_some() && last.block_size != load.block_size;
         has_other_blocks || load.is_of_another_process(&last)

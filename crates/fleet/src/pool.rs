@@ -76,7 +76,7 @@ pub struct Pool {
     /// What the router has learned about when a remote prefill pays off.
     pub calibration: Calibration,
     /// The load from which a worker is saturated.
-    pub busy: ArcSwap<SaturationConfig>,
+    pub saturation: ArcSwap<SaturationConfig>,
     /// The bounds of peer fetches; `None` without peer fetches.
     pub(super) fetch_bounds: ArcSwapOption<FetchBounds>,
     /// Whether the policy uses predicted costs. Reading them takes a lock per worker.
@@ -106,7 +106,7 @@ impl Pool {
             read_back: ReadBack::default(),
             hot: HotStore::default(),
             calibration: Calibration::default(),
-            busy: ArcSwap::default(),
+            saturation: ArcSwap::default(),
             fetch_bounds: ArcSwapOption::empty(),
             uses_costs: AtomicBool::new(true),
             losses: Losses::default(),
@@ -151,7 +151,7 @@ impl Pool {
         self.waiting.configure(model.queue.unwrap_or_default().into());
         self.calibration.configure(model.auto.into());
         self.losses.configure(model.cache_loss_tracking);
-        self.busy.store(Arc::new(model.saturation));
+        self.saturation.store(Arc::new(model.saturation));
         self.fetch_bounds.store(FetchBounds::of(model).map(Arc::new));
         self.hot.configure(model);
         self.uses_costs.store(model.uses_costs(), Relaxed);
@@ -315,7 +315,7 @@ impl Pool {
             self.reader.find(hashes, overlaps);
             self.speculative_index.find(now, hashes, found);
             let uses_costs = self.uses_costs.load(Relaxed);
-            let busy = **self.busy.load();
+            let busy = **self.saturation.load();
             let fetches = self.fetch_bounds().filter(|_| leg != Leg::Decode);
             let takes_prefix = takes_prefix && !self.read_back.is_distrusted();
             let readable = hashes.get(..readable_blocks as usize).unwrap_or(hashes);

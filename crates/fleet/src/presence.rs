@@ -34,14 +34,14 @@ impl Default for Presence {
 
 impl Presence {
     /// Records that the engine's process may be another one.
-    pub fn may_begin_anew(&self) {
+    pub fn record_possible_restart(&self) {
         self.processes.fetch_add(1, Relaxed);
     }
 
     /// Records that the engine's own reports are those of a new process.
-    pub fn begins_anew(&self) {
+    pub fn record_restart(&self) {
         self.restarts.fetch_add(1, Relaxed);
-        self.may_begin_anew();
+        self.record_possible_restart();
     }
 
     /// Records whether the engine answers its probes.

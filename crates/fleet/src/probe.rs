@@ -61,10 +61,10 @@ pub async fn run_rank(served: Arc<Served>, worker: Arc<Worker>) {
         if counts.wait_for(several).await.is_err() {
             return;
         }
-        if worker.is_up() && worker.is_probed() && worker.ranks.pins().is_none() {
+        if worker.is_up() && worker.is_probed() && worker.ranks.takes_rank_header().is_none() {
             match tokio::time::timeout(PATIENCE, ask_rank(&served, &worker)).await {
                 Ok(Ok(pins)) => {
-                    worker.ranks.set_pins(Some(pins));
+                    worker.ranks.set_takes_rank_header(Some(pins));
                     let ranks = worker.ranks.count();
                     let (model, worker) = (served.name(), worker.id());
                     tracing::info!(model, worker, ranks, pins, "x-data-parallel-rank");

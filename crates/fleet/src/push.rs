@@ -74,7 +74,7 @@ impl PushState {
     }
 
     /// Forgets stranded legs, since the engine's own reports are those of a new process.
-    pub fn begins_anew(&self) {
+    pub fn forget_stranded_legs(&self) {
         self.stranded.store(0, Relaxed);
     }
 
@@ -135,7 +135,7 @@ mod tests {
         state.strand();
         state.forget_identities();
         assert_eq!(state.stranded(), 1, "it was only out of reach");
-        state.begins_anew();
+        state.forget_stranded_legs();
         assert_eq!(state.stranded(), 0);
     }
 }

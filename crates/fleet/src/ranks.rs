@@ -57,7 +57,7 @@ impl Ranks {
             first: Arc::default(),
             further: ArcSwap::default(),
         };
-        ranks.set_pins(None);
+        ranks.set_takes_rank_header(None);
         ranks.set_count(1);
         ranks
     }
@@ -104,7 +104,7 @@ impl Ranks {
     }
 
     /// Whether requests can be pinned to a rank; `None` while unknown.
-    pub fn pins(&self) -> Option<bool> {
+    pub fn takes_rank_header(&self) -> Option<bool> {
         match self.pins.load(Relaxed) {
             0 => None,
             known => Some(known == 2),
@@ -113,20 +113,20 @@ impl Ranks {
 
     /// Records whether requests can be pinned; `None` forgets it because the engine's process may
     /// be another one. A configured value takes precedence.
-    pub fn set_pins(&self, pins: Option<bool>) {
+    pub fn set_takes_rank_header(&self, pins: Option<bool>) {
         let known = self.pins_configured.or(pins);
         self.pins.store(known.map_or(0, |yes| 1 + u8::from(yes)), Relaxed);
     }
 
     /// Whether the router chooses among several ranks.
-    pub fn are_pinned(&self) -> bool {
-        self.count() > 1 && self.pins() == Some(true)
+    pub fn are_chosen_by_the_router(&self) -> bool {
+        self.count() > 1 && self.takes_rank_header() == Some(true)
     }
 
     /// Whether the engine chooses among several ranks, so that the router does not know where a
     /// request runs.
     pub fn are_chosen_by_the_engine(&self) -> bool {
-        self.count() > 1 && self.pins() != Some(true)
+        self.count() > 1 && self.takes_rank_header() != Some(true)
     }
 
     /// The rank with this number, if it exists.
@@ -207,8 +207,8 @@ mod tests {
         ranks.expect();
         assert!(ranks.are_known());
         ranks.set_count(4);
-        ranks.set_pins(Some(true));
-        assert_eq!((ranks.count(), ranks.pins()), (2, Some(false)));
+        ranks.set_takes_rank_header(Some(true));
+        assert_eq!((ranks.count(), ranks.takes_rank_header()), (2, Some(false)));
         assert!(ranks.are_chosen_by_the_engine());
     }
 
@@ -233,7 +233,7 @@ mod tests {
         ranks.expect();
         assert!(!ranks.are_current() && !ranks.is_current(0));
         ranks.set_count(1);
-        assert!(ranks.are_current() && !ranks.are_pinned());
+        assert!(ranks.are_current() && !ranks.are_chosen_by_the_router());
     }
 
     #[test]
@@ -243,6 +243,6 @@ mod tests {
             ranks.set_count(said);
             assert_eq!((ranks.count(), ranks.all().len()), (count, usize::from(count)));
         }
-        assert!(ranks.are_pinned());
+        assert!(ranks.are_chosen_by_the_router());
     }
 }

@@ -161,9 +161,4 @@ impl ReadBack {
     pub fn pinned_blocks(&self, holder: WorkerIndex) -> u64 {
         self.store().blocks(holder)
     }
-
-    /// Number of pins of all workers.
-    pub fn pins(&self) -> usize {
-        self.store().len()
-    }
 }

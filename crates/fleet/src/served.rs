@@ -97,7 +97,7 @@ impl Served {
 
 /// What a model name used by clients refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct ServedName {
     /// The index of the model in `Serving::models`.
     pub model: usize,
     /// The adapter, if the name is that of an adapter.
@@ -120,7 +120,7 @@ pub struct Serving {
     /// The models, in the configuration's order.
     pub models: Vec<Arc<Served>>,
     /// The names that clients use: models, aliases and adapters.
-    pub names: BTreeMap<String, Named>,
+    pub names: BTreeMap<String, ServedName>,
     /// The limits of the configuration.
     pub limits: Limits,
     /// How the model with the slowest tokenizer handles prompts.
@@ -136,10 +136,10 @@ impl Serving {
         for (model, served) in models.iter().enumerate() {
             let config = &served.config;
             for name in std::iter::once(&config.name).chain(&config.aliases) {
-                names.insert(name.clone(), Named { model, adapter: None });
+                names.insert(name.clone(), ServedName { model, adapter: None });
             }
             for adapter in &config.adapters {
-                names.insert(adapter.clone(), Named { model, adapter: Some(adapter.clone()) });
+                names.insert(adapter.clone(), ServedName { model, adapter: Some(adapter.clone()) });
             }
         }
         let of = |served: &Arc<Served>| match &served.prompt {

@@ -23,7 +23,7 @@ use splitrail_workload::booking::Booking;
 
 /// Longest time between two scheduling rounds: a prediction can be wrong, and a worker that
 /// recovers sends no signal.
-const LOOK_AT_LEAST: Duration = Duration::from_millis(250);
+const ROUND_INTERVAL_MAX: Duration = Duration::from_millis(250);
 
 /// The queues of a pool.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ struct WaitingQueue {
 
 /// What a waiting request needs from a worker.
 #[derive(Debug)]
-pub struct Asked {
+pub struct PlacementRequest {
     /// `Prefill` or `Aggregated`.
     pub leg: Leg,
     /// Hashes of the prompt's blocks.
@@ -67,7 +67,7 @@ pub struct Asked {
 
 /// A worker that was chosen for a request, and the basis of the choice.
 #[derive(Debug)]
-pub struct Granted {
+pub struct GrantedPlace {
     /// The workers at the time of the choice.
     pub roster: Arc<Roster>,
     /// The candidates.
@@ -82,14 +82,14 @@ pub struct Granted {
 #[derive(Clone, Copy, Debug)]
 pub struct NoRoom {
     /// The reason.
-    pub why: Why,
+    pub reason: NoRoomReason,
     /// Seconds after which a retry may succeed.
     pub retry_after_seconds: u64,
 }
 
 /// Why a request may not wait, or may not wait any longer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Why {
+pub enum NoRoomReason {
     /// The queue is full.
     Full,
     /// The first token is predicted to miss its deadline: it would take at least this many
@@ -102,8 +102,8 @@ pub enum Why {
 /// A request in a queue, and the channel for its result.
 #[derive(Debug)]
 struct Waiter {
-    asked: Asked,
-    reply: Mutex<Option<oneshot::Sender<Box<Granted>>>>,
+    asked: PlacementRequest,
+    reply: Mutex<Option<oneshot::Sender<Box<GrantedPlace>>>>,
 }
 
 impl Default for Waiting {
@@ -152,9 +152,9 @@ impl Waiting {
         &self,
         pool: &Pool,
         policy: &Policy,
-        asked: Asked,
+        asked: PlacementRequest,
         entered: impl FnOnce() -> W,
-    ) -> Result<Granted, NoRoom> {
+    ) -> Result<GrantedPlace, NoRoom> {
         let leg = asked.leg;
         let (reply, mut granted) = oneshot::channel();
         let place = self.join(pool, asked, reply)?;
@@ -166,7 +166,7 @@ impl Waiting {
         loop {
             let due = lock(self.line(leg)).due;
             let due = due.map(|due| due.saturating_duration_since(Instant::now()));
-            let look = due.map_or(LOOK_AT_LEAST, |due| due.min(LOOK_AT_LEAST));
+            let look = due.map_or(ROUND_INTERVAL_MAX, |due| due.min(ROUND_INTERVAL_MAX));
             tokio::select! {
                 biased;
                 room = &mut granted => match room {
@@ -175,7 +175,7 @@ impl Waiting {
                         return Ok(*room);
                     }
                     // A sender leaves the queue only together with a booking.
-                    Err(_) => return Err(NoRoom { why: Why::Full, retry_after_seconds: 1 }),
+                    Err(_) => return Err(NoRoom { reason: NoRoomReason::Full, retry_after_seconds: 1 }),
                 },
                 () = &mut patience => return Err(self.too_long(pool, leg, max_wait)),
                 () = self.freed.notified() => {}
@@ -195,14 +195,14 @@ impl Waiting {
         let able = roster.iter().filter(|worker| worker.serves(leg) && worker.is_up()).count();
         let (_, ahead_ms) = self.ahead(leg, f64::INFINITY, able);
         let retry_after_seconds = (ahead_ms / 1e3).ceil().clamp(1.0, 3600.0) as u64;
-        NoRoom { why: Why::Waited(max_wait), retry_after_seconds }
+        NoRoom { reason: NoRoomReason::Waited(max_wait), retry_after_seconds }
     }
 
     fn join(
         &self,
         pool: &Pool,
-        asked: Asked,
-        reply: oneshot::Sender<Box<Granted>>,
+        asked: PlacementRequest,
+        reply: oneshot::Sender<Box<GrantedPlace>>,
     ) -> Result<QueuePlace<'_>, NoRoom> {
         let now = Instant::now();
         let (leg, query, urgency) = (asked.leg, asked.query, asked.urgency);
@@ -217,9 +217,9 @@ impl Waiting {
         };
         let line = self.line(leg);
         let mut queue = lock(line);
-        let joined = queue.queue.push(item, self.ns(now), &mut Sight::new(pool, now));
+        let joined = queue.queue.push(item, self.ns(now), &mut FleetView::new(pool, now));
         let ticket = joined.map_err(|refused: Refused<_>| NoRoom {
-            why: refused.predicted_ttft_ms.map_or(Why::Full, Why::Late),
+            reason: refused.predicted_ttft_ms.map_or(NoRoomReason::Full, NoRoomReason::Late),
             retry_after_seconds: refused.retry_after_seconds(),
         })?;
         Ok(QueuePlace { line, ticket, waits: true })
@@ -229,7 +229,7 @@ impl Waiting {
     /// takes it into account.
     fn turn(&self, pool: &Pool, policy: &Policy, leg: Leg) {
         let now = Instant::now();
-        let mut sight = Sight::new(pool, now);
+        let mut sight = FleetView::new(pool, now);
         let mut line = lock(self.line(leg));
         let round = line.queue.round(self.ns(now), policy, &mut sight);
         line.due = round.due_ns.map(|ns| self.epoch + Duration::from_nanos(ns));
@@ -246,7 +246,7 @@ impl Waiting {
             let work = work.loading(chosen.overlap_by_tier, query.block_size);
             let work = work.reading(spared.read_tokens);
             let booking = worker.book(rank, to_compute, query.prompt_tokens);
-            let granted = Granted {
+            let granted = GrantedPlace {
                 roster: Arc::clone(&sight.roster),
                 candidates: release.candidates,
                 choice: release.choice,
@@ -293,21 +293,22 @@ impl Drop for QueuePlace<'_> {
 }
 
 /// The workers at one instant.
-struct Sight<'a> {
+struct FleetView<'a> {
     pool: &'a Pool,
     roster: Arc<Roster>,
     now: Instant,
 }
 
-impl<'a> Sight<'a> {
+impl<'a> FleetView<'a> {
     fn new(pool: &'a Pool, now: Instant) -> Self {
         Self { pool, roster: pool.roster(), now }
     }
 }
 
-impl View<Arc<Waiter>> for Sight<'_> {
+impl View<Arc<Waiter>> for FleetView<'_> {
     fn candidates(&mut self, key: &Arc<Waiter>, out: &mut Vec<Candidate>) {
-        let Asked { leg, hashes, excluded, readable_blocks, takes_prefix, .. } = &key.asked;
+        let PlacementRequest { leg, hashes, excluded, readable_blocks, takes_prefix, .. } =
+            &key.asked;
         let query = CandidateQuery {
             leg: *leg,
             hashes,
@@ -361,7 +362,7 @@ mod tests {
         Pool::new(IndexConfig { model, block_size: 16, seed, max_blocks_per_worker }, Some(1))
     }
 
-    fn asked() -> Asked {
+    fn asked() -> PlacementRequest {
         let (leg, draw) = (Leg::Prefill, 0);
         let prompt_tokens = 100;
         let query = Query {
@@ -375,7 +376,7 @@ mod tests {
         };
         let arrived = Instant::now();
         let urgency = Urgency { arrived, class: 0, client: ClientShare::EVERYONE, deadline: None };
-        Asked {
+        PlacementRequest {
             leg,
             hashes: Arc::default(),
             excluded: Vec::new(),
@@ -396,7 +397,7 @@ mod tests {
         // There is no worker: none will ever be free.
         let waited = pool.waiting.wait(&pool, &Policy::predicted_ttft(), asked(), || ()).await;
         let refused = waited.unwrap_err();
-        assert_eq!(refused.why, Why::Waited(Duration::from_millis(20)));
+        assert_eq!(refused.reason, NoRoomReason::Waited(Duration::from_millis(20)));
         assert!(began.elapsed() >= Duration::from_millis(20));
         assert!(refused.retry_after_seconds >= 1);
         assert!(pool.waiting.is_empty());

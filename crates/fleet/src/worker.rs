@@ -11,7 +11,6 @@ use prometheus::{IntCounter, IntCounterVec};
 use splitrail_engine::vllm::load::EngineLoad;
 use tokio_util::sync::CancellationToken;
 
-use super::audit::Audit;
 use super::bootstrap::Bootstrap;
 use super::drift::Drift;
 use super::engine_facts::{EngineFacts, KvNames};
@@ -30,6 +29,7 @@ use super::read_back::Support as ReadBackSupport;
 use super::resync::Resync;
 use super::shim_report::ShimReport;
 use super::state::{Event, WorkerState};
+use super::usage_stats::UsageStats;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use splitrail_engine_client::Engine;
@@ -64,7 +64,7 @@ pub struct Worker {
     /// The data-parallel ranks.
     pub ranks: Ranks,
     /// Compares the cached tokens that the worker reports with the index's estimates.
-    pub audit: Audit,
+    pub usage_stats: UsageStats,
     /// The state of the worker, with its time and cause.
     pub life: Life,
     /// The learned cost model of the worker.
@@ -156,7 +156,7 @@ impl Worker {
             bootstrap,
             booked: Arc::default(),
             ranks,
-            audit: Audit::default(),
+            usage_stats: UsageStats::default(),
             life,
             costs: Arc::new(Costs::new(Coefficients::default())),
             outcomes: OutcomeCounters::default(),
@@ -344,7 +344,7 @@ impl Worker {
         if !up {
             // A worker that comes back may run another version of the engine.
             self.set_supports_cache_hit_threshold(None);
-            self.ranks.set_pins(None);
+            self.ranks.set_takes_rank_header(None);
             self.facts.set_block_size(None);
             self.facts.set_kv_names(KvNames::default());
             self.initial_member.store(false, Relaxed);
@@ -423,17 +423,17 @@ impl Worker {
         self.missing_hand_offs.forget();
         self.push.forget_identities();
         self.read_back.forget();
-        self.presence.may_begin_anew();
+        self.presence.record_possible_restart();
         self.echoes.forget();
         self.parity.forget();
         self.drift.forget();
-        self.audit.restart();
+        self.usage_stats.restart();
     }
 
     /// Records that the engine's reports are of a new process, to which no connection exists yet.
-    pub fn begins_anew(&self) {
-        self.presence.begins_anew();
-        self.push.begins_anew();
+    pub fn record_restart(&self) {
+        self.presence.record_restart();
+        self.push.forget_stranded_legs();
         self.echoes.forget();
         if self.quarantine.end() {
             self.set_draining(false, "its engine is another process, with an empty cache");
@@ -442,7 +442,7 @@ impl Worker {
 
     /// Restarts the measurements of drift after the worker's part of the index was dropped.
     pub fn index_begins_anew(&self) {
-        self.audit.restart();
+        self.usage_stats.restart();
         self.drift.index_begins_anew();
     }
 

@@ -13,7 +13,7 @@ use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
-use splitrail_fleet::reply_audit::audit_reply;
+use splitrail_fleet::reply_check::check_reply;
 use splitrail_ledger::decisions::{Decision, DecisionHandle, UsageReport};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::LegSpan;
@@ -88,7 +88,7 @@ impl Account {
     /// The usage for an event that precedes the final usage, from the cached tokens that are
     /// certain at that time.
     pub(super) fn foretold(&self, raw: &str) -> Option<String> {
-        let told = self.decision.with(Decision::told_cached_tokens)?;
+        let told = self.decision.with(Decision::client_cached_tokens)?;
         rewrite(self.dialect, raw, Some(told))
     }
 
@@ -146,19 +146,19 @@ impl Account {
         self.leg.end(Instant::now(), "ok");
         self.worker.record(Leg::Decode, None);
         if let Some(leg) = self.decision.reply_completed() {
-            audit_reply(&self.metrics, &self.served, &self.worker, &leg, self.settled);
+            check_reply(&self.metrics, &self.served, &self.worker, &leg, self.settled);
         }
     }
 
     /// Records that the engine rejected the leg because it holds too little of the prompt. The
     /// cached tokens that it reports are checked against the index like those of any other reply.
-    pub(super) fn turned_away(&mut self, usage: Option<EngineUsage>) {
+    pub(super) fn end_below_threshold(&mut self, usage: Option<EngineUsage>) {
         let error = Error::new(ErrorKind::BelowThreshold, "");
         self.leg.end_with_stage(error.outcome());
         self.worker.record(Leg::Decode, Some(&error));
         let leg = self.decision.threshold_rejected(usage, error.outcome());
         if let (Some(leg), Some(_)) = (leg, usage) {
-            audit_reply(&self.metrics, &self.served, &self.worker, &leg, true);
+            check_reply(&self.metrics, &self.served, &self.worker, &leg, true);
         }
     }
 

@@ -8,7 +8,7 @@ use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
 /// The workers on which a leg of one prompt has failed, and the number of attempts that are left.
-pub(super) struct Attempts {
+pub(super) struct DecodeAttempts {
     failed: Vec<Exclusion>,
     left: u32,
     /// Whether a worker that computes the prompt may fetch a part of it. After a failed fetch, none
@@ -16,7 +16,7 @@ pub(super) struct Attempts {
     pub(super) may_fetch: bool,
 }
 
-impl Attempts {
+impl DecodeAttempts {
     /// As many attempts as the model's configuration allows (`retries.decode`).
     pub(super) fn new(prompt: PromptContext<'_>) -> Self {
         let left = prompt.context.served.config.retries.decode;
@@ -38,7 +38,7 @@ impl Attempts {
     /// # Errors
     /// The worker's error, if another worker would not do better, no other worker is up, or the
     /// attempts or the retry budget are used up.
-    pub(super) fn again_elsewhere(
+    pub(super) fn retry_elsewhere(
         &mut self,
         context: &Context,
         leg: Leg,
@@ -59,7 +59,7 @@ impl Attempts {
         } else if !(others && error.worth_another_worker()) {
             return Err(error);
         }
-        self.again(context, worker, error)
+        self.retry(context, worker, error)
     }
 
     /// Allows a further attempt after one that failed without a fault of its worker. After a kept
@@ -68,7 +68,7 @@ impl Attempts {
     ///
     /// # Errors
     /// The error of the attempt, if the attempts or the retry budget are used up.
-    pub(super) fn again(
+    pub(super) fn retry(
         &mut self,
         context: &Context,
         worker: &Worker,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use splitrail_engine::usage::EngineUsage;
 
-use super::attempts::Attempts;
+use super::attempts::DecodeAttempts;
 use super::context::{Context, PromptContext, attempt, book, expected, traced, within_reply};
 use super::generate::Begun;
 use super::offer::{able, begin, end, next_leg, offered};
@@ -29,7 +29,7 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
     let Served { pool, retry_budget, .. } = context.served.as_ref();
     retry_budget.deposit();
     let endpoint = context.endpoint;
-    let mut attempts = Attempts::new(prompt);
+    let mut attempts = DecodeAttempts::new(prompt);
     loop {
         let (leg, lacking) = able(&context.served, endpoint, attempts.failed(), Instant::now())?;
         attempts.spare(lacking);
@@ -59,7 +59,7 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
                 let again = Exclusion::new(worker.index, VetoReason::Failed);
                 let failed = [attempts.failed(), &[again]].concat();
                 let leg = next_leg(pool, &failed);
-                attempts.again_elsewhere(context, leg, worker, error)?;
+                attempts.retry_elsewhere(context, leg, worker, error)?;
             }
         }
     }

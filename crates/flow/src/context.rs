@@ -185,7 +185,7 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
         block_size: context.served.pool.block_size(),
         bypasses_cache,
         comparable: tokens_known && indexed && one_sample && !bypasses_cache,
-        epoch: placed.worker.audit.epoch(),
+        epoch: placed.worker.usage_stats.epoch(),
     }
 }
 

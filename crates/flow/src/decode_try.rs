@@ -7,7 +7,7 @@ use http::HeaderValue;
 use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::estimate_cached_tokens;
 
-use super::attempts::Attempts;
+use super::attempts::DecodeAttempts;
 use super::context::{Context, PromptContext, attempt, carried_threshold};
 use super::gate::{self, Gate, Need, Verdict, judge};
 use super::generate::{Begun, Generated, generate};
@@ -41,7 +41,7 @@ pub(super) enum Tried {
 pub(super) async fn decode_try(
     prompt: PromptContext<'_>,
     plan: &Plan,
-    attempts: &mut Attempts,
+    attempts: &mut DecodeAttempts,
 ) -> Result<Tried, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let pool = &context.served.pool;
@@ -100,7 +100,7 @@ pub(super) async fn decode_try(
             }
             Err(error) => {
                 note(context, decision, decided, "failed");
-                attempts.again_elsewhere(context, Leg::Aggregated, &placed.worker, error)?;
+                attempts.retry_elsewhere(context, Leg::Aggregated, &placed.worker, error)?;
                 if plan.then != Then::ThresholdReply {
                     return Ok(Tried::Failed);
                 }

@@ -15,7 +15,7 @@ use super::context::{within, within_reply};
 use super::lease::{Lease, middle_since};
 use super::read_back;
 use super::sending::Sending;
-use crate::reply::choices::{begun, turned_away};
+use crate::reply::choices::{begun, is_below_threshold};
 use crate::reply::dialect::{Chunk, data_of, usage_of};
 use crate::reply::event_reader::EventReader;
 use splitrail_api::error::{Error, ErrorKind};
@@ -150,7 +150,7 @@ async fn whole_reply(
         () = queued => return Err(lease_expired(worker)),
     };
     let (dialect, bytes) = (context.endpoint.dialect(), reply.len());
-    let read = move || match turned_away(dialect, &reply) {
+    let read = move || match is_below_threshold(dialect, &reply) {
         true => Ok(First::Below(usage_of(dialect, &reply))),
         false => JsonObject::parse(reply).map(|reply| First::Whole(reply, begun)),
     };
@@ -225,7 +225,7 @@ async fn hold(
             Some(chunk) if chunk.is_error => return Err(refusal_event(worker, &data)),
             Some(chunk) => chunk.only_opens,
         };
-        if turned_away(dialect, &data) {
+        if is_below_threshold(dialect, &data) {
             let only = running.is_empty();
             drop(data);
             return Ok(if only { FirstEvents::Below(reader, event) } else { FirstEvents::Partly });

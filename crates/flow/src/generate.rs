@@ -12,7 +12,7 @@ use super::hand_off::DecodeParams;
 use super::relay::{UnitStream, whole};
 use super::sending::Sending;
 use super::staged::{Prefilled, Staged, UnderWay};
-use crate::boxed::pinned;
+use crate::boxed::boxed_future;
 use splitrail_api::JsonObject;
 use splitrail_api::error::Error;
 use splitrail_engine_client::{LegHeaders, RevocableBody};
@@ -74,7 +74,7 @@ pub(super) async fn generate(
     let body = if hand_off.is_some() { body.once() } else { body };
     let mut under_way = UnderWay::new(prefilled, hand_off, send_state);
     let (body, lease) = if fetches {
-        match pinned(|| fetch(sending, body, lease)).await {
+        match boxed_future(|| fetch(sending, body, lease)).await {
             Ok(()) => (Ok(sending.body(DecodeParams::Nothing)?.into()), None),
             Err(error) => (Err(error), None),
         }
@@ -132,7 +132,7 @@ fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
     // If the step's duration is not learned yet, its prediction may exceed the measured time; at
     // least a tenth of the measured time is then taken for the hand-off.
     let seconds = (took_seconds - step_seconds).max(took_seconds / 10.0);
-    costs.handed_over(now, unit.weight_tokens.saturating_sub(held), seconds);
+    costs.learn_hand_off(now, unit.weight_tokens.saturating_sub(held), seconds);
 }
 
 /// Evaluates how the reply of a leg has begun. After an error, its prefill leg is not discarded
@@ -155,12 +155,12 @@ pub(super) fn conclude(
                 let (model, worker) = (placed.worker.model(), placed.worker.id());
                 tracing::info!(model, worker, leg = "decode", "breaker closed");
             }
-            decision.cached_tokens_foretold();
+            decision.announce_cached_tokens();
             let stream = UnitStream::new(prompt, account, *reader, held);
             return Ok(Generated::Begun(Begun::Stream(Box::new(stream))));
         }
         Ok(First::Below(usage)) => {
-            account.turned_away(usage);
+            account.end_below_threshold(usage);
             return Ok(Generated::Below(usage));
         }
         Err(error) => error,

@@ -12,7 +12,7 @@ use splitrail_engine::mooncake::TransferId;
 use splitrail_engine::sglang::Room;
 
 use super::account::Account;
-use super::attempts::Attempts;
+use super::attempts::DecodeAttempts;
 use super::context::{
     Context, PromptContext, attempt, carried_threshold, expected, nothing_handed_over,
     preemption_guard, traced,
@@ -22,7 +22,7 @@ use super::generate::{Generated, conclude, mark};
 use super::hand_off::{DecodeParams, PrefillParams, RoomMembers, not_for_decode};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
-use super::prefill::{self, PrefillReply, Tries, without_prefill};
+use super::prefill::{self, PrefillAttempts, PrefillReply, without_prefill};
 use super::push::{PushPair, within_lease};
 use super::repair::{Registration, Repair};
 use super::sending::Sending;
@@ -80,10 +80,10 @@ impl Failed {
 /// The error of the last attempt, if no further attempt is allowed or useful.
 pub(super) async fn pair_or_local(
     prompt: PromptContext<'_>,
-    attempts: &mut Attempts,
+    attempts: &mut DecodeAttempts,
 ) -> Result<Paired, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
-    let mut tries = Tries::new(context, attempts.failed(), Wish::any(Leg::Prefill, &[]));
+    let mut tries = PrefillAttempts::new(context, attempts.failed(), Wish::any(Leg::Prefill, &[]));
     let last = loop {
         let prefill = match tries.place(prompt).await {
             Ok(placed) => placed,
@@ -111,11 +111,11 @@ pub(super) async fn pair_or_local(
                 return Ok(Paired::Answered(generated, decode.worker));
             }
             Err(Failed::Decode(error)) => {
-                attempts.again_elsewhere(context, Leg::Decode, &decode.worker, error)?;
+                attempts.retry_elsewhere(context, Leg::Decode, &decode.worker, error)?;
                 return Ok(Paired::Again);
             }
             Err(Failed::Strangers(error)) => {
-                attempts.again(context, &prefill.worker, error)?;
+                attempts.retry(context, &prefill.worker, error)?;
                 return Ok(Paired::Again);
             }
             Err(Failed::Ended) => {
@@ -128,7 +128,7 @@ pub(super) async fn pair_or_local(
         if error.fault() == Fault::Client {
             return Err(error);
         }
-        if let Err(error) = tries.again(context, &prefill.worker, error) {
+        if let Err(error) = tries.retry_elsewhere(context, &prefill.worker, error) {
             break error;
         }
     };
@@ -299,7 +299,7 @@ async fn run_both_legs(
         begun = &mut decoding => begun.map_err(|error| classify_decode_failure(&prefill.worker, error))?,
         prefilled = &mut prefilling => {
             let handed_over = prefilled.map_err(Failed::Prefill).and_then(|prefilled| {
-                handed_over(sending, &prefill.worker, appointment, &prefilled)?;
+                record_prefill(sending, &prefill.worker, appointment, &prefilled)?;
                 Ok(prefilled)
             });
             let prefilled = match handed_over {
@@ -328,7 +328,7 @@ async fn run_both_legs(
     match tokio::time::timeout(COUNT_PATIENCE, prefilling).await {
         Ok(Ok(prefilled)) => {
             // The decode worker has the KV, so it does not matter what else the reply says.
-            let _ = handed_over(sending, &prefill.worker, appointment, &prefilled);
+            let _ = record_prefill(sending, &prefill.worker, appointment, &prefilled);
         }
         // The decode worker has the KV and answers; a failure of the prefill reply does not matter.
         Ok(Err(error)) => {
@@ -344,7 +344,7 @@ async fn run_both_legs(
 ///
 /// # Errors
 /// The reply is not that of the engine from which decode expects the KV.
-fn handed_over(
+fn record_prefill(
     sending: &Sending<'_>,
     worker: &Worker,
     appointment: &Appointment,

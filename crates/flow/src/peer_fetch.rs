@@ -196,7 +196,7 @@ impl<'a> Fetching<'a> {
         booking.arrived();
         if was_idle && booking.is_alone() && outcome == PeerFetchOutcome::Fetched {
             let took_seconds = sent.elapsed().as_secs_f64();
-            self.fetcher.costs.fetched(Instant::now(), self.plan.tokens, took_seconds);
+            self.fetcher.costs.learn_fetch(Instant::now(), self.plan.tokens, took_seconds);
         }
         Ok(FetchBeforeLeg::Ended(outcome))
     }

@@ -11,7 +11,7 @@ use crate::prepare::Unit;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::Served;
-use splitrail_fleet::waiting::{Asked, Granted, NoRoom, Why};
+use splitrail_fleet::waiting::{GrantedPlace, NoRoom, NoRoomReason, PlacementRequest};
 use splitrail_fleet::{CandidateQuery, Exclusion, Pool, Roster, Worker};
 use splitrail_ledger::timeline::Stage;
 use splitrail_policy::{Candidate, Choice, FetchPlan, Leg, Query, Source, holders};
@@ -214,7 +214,7 @@ pub(super) async fn place_in_turn(
         return place(prompt, wish);
     }
     let query = query(pool, unit, wish.leg, pool.next_turn(wish.leg), pool.draw());
-    let asked = Asked {
+    let asked = PlacementRequest {
         leg: wish.leg,
         hashes: Arc::clone(&unit.hashes),
         excluded: wish.excluded.to_vec(),
@@ -227,7 +227,7 @@ pub(super) async fn place_in_turn(
     };
     let entered = || QueueWait(prompt);
     let granted = Box::pin(pool.waiting.wait(pool, &config.policy, asked, entered)).await;
-    let Granted { roster, candidates, choice, booking } =
+    let GrantedPlace { roster, candidates, choice, booking } =
         granted.map_err(|no_room| refused(context, no_room))?;
     let pick = Pick { roster: &roster, candidates: &candidates, choice: &choice };
     let placed = settle(prompt, query, wish, pick, Some(booking));
@@ -248,8 +248,8 @@ impl Drop for QueueWait<'_> {
 fn refused(context: &Context, no_room: NoRoom) -> Error {
     let name = context.served.name();
     let seconds = u32::try_from(no_room.retry_after_seconds).unwrap_or(u32::MAX);
-    let (reason, message) = match no_room.why {
-        Why::Late(ms) => {
+    let (reason, message) = match no_room.reason {
+        NoRoomReason::Late(ms) => {
             let message = format!(
                 "model {name} is too busy for its goal: the first token would come after \
                  {:.1} s (queue.ttft_goal)",
@@ -257,12 +257,12 @@ fn refused(context: &Context, no_room: NoRoom) -> Error {
             );
             ("ttft_goal", message)
         }
-        Why::Full => {
+        NoRoomReason::Full => {
             let message =
                 format!("the queue of model {name} is full (queue.max_waiting); retry later");
             ("queue_full", message)
         }
-        Why::Waited(limit) => {
+        NoRoomReason::Waited(limit) => {
             let message = format!(
                 "model {name} is too busy: the request has waited for {limit:?} (queue.max_wait)"
             );

@@ -33,7 +33,7 @@ use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{Connector, OnNoPrefill};
 use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
 use splitrail_fleet::Served;
-use splitrail_fleet::reply_audit::audit_reply;
+use splitrail_fleet::reply_check::check_reply;
 use splitrail_fleet::{Exclusion, Pool, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::LegKind;
@@ -42,7 +42,7 @@ use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
 /// The attempts of one prompt's prefill leg.
-pub(super) struct Tries {
+pub(super) struct PrefillAttempts {
     excluded: Vec<Exclusion>,
     /// Workers that return no hand-offs for this endpoint.
     missing: Vec<Exclusion>,
@@ -52,7 +52,7 @@ pub(super) struct Tries {
     wish: Wish<'static>,
 }
 
-impl Tries {
+impl PrefillAttempts {
     /// As many attempts as the model's configuration allows. `wish` says what the first one may fetch
     /// and read.
     pub(super) fn new(context: &Context, failed_decode: &[Exclusion], wish: Wish<'static>) -> Self {
@@ -90,7 +90,7 @@ impl Tries {
     /// # Errors
     /// The worker's error, if another worker would not do better, no other worker is up, or the
     /// attempts or the retry budget are used up.
-    pub(super) fn again(
+    pub(super) fn retry_elsewhere(
         &mut self,
         context: &Context,
         worker: &Worker,
@@ -127,7 +127,7 @@ pub(super) async fn prefill_or_local(
     let PromptContext { context, unit, decision, .. } = prompt;
     let Context { served, endpoint, options, .. } = context.as_ref();
     let wish = prefill_wish(served, *endpoint, unit, *options);
-    let mut tries = Tries::new(context, failed_decode, wish);
+    let mut tries = PrefillAttempts::new(context, failed_decode, wish);
     let last = loop {
         let mut placed = match tries.place(prompt).await {
             Ok(placed) => placed,
@@ -181,7 +181,7 @@ pub(super) async fn prefill_or_local(
         if error.fault() == Fault::Client {
             return Err(error);
         }
-        if let Err(error) = tries.again(context, &placed.worker, error) {
+        if let Err(error) = tries.retry_elsewhere(context, &placed.worker, error) {
             break error;
         }
     };
@@ -284,7 +284,7 @@ impl PrefillReply {
         let prompt_tokens = self.usage.map(|usage| usage.prompt_tokens);
         let cached_tokens = self.cached_tokens().or(carried);
         if let Some(leg) = decision.prefill_reported(prompt_tokens, cached_tokens) {
-            audit_reply(&context.metrics, &context.served, worker, &leg, self.usage.is_some());
+            check_reply(&context.metrics, &context.served, worker, &leg, self.usage.is_some());
         }
     }
 }
@@ -438,7 +438,7 @@ fn note(worker: &Worker, endpoint: Endpoint, said: &Result<Result<HandOff, Local
     let (missing_hand_offs, dialect) = (&worker.missing_hand_offs, endpoint.dialect());
     let (model, id, endpoint) = (worker.model(), worker.id(), endpoint.path());
     match said {
-        Ok(Ok(_)) if missing_hand_offs.came(dialect) => {
+        Ok(Ok(_)) if missing_hand_offs.record_hand_off(dialect) => {
             tracing::info!(
                 model,
                 worker = id,
@@ -446,7 +446,9 @@ fn note(worker: &Worker, endpoint: Endpoint, said: &Result<Result<HandOff, Local
                 "replies on this path carry hand-offs again"
             );
         }
-        Ok(Err(LocalReason::NoHandOff)) if missing_hand_offs.missed(dialect, Instant::now()) => {
+        Ok(Err(LocalReason::NoHandOff))
+            if missing_hand_offs.record_missing(dialect, Instant::now()) =>
+        {
             let what = "replies on this path carry no hand-off; no prefill is sent there, \
                         except for an occasional trial";
             tracing::warn!(model, worker = id, endpoint, "{what}");

@@ -19,7 +19,7 @@ use splitrail_api::sampling::edit_sampling;
 use splitrail_api::sanitise::Removed;
 use splitrail_api::{Endpoint, Inbound, JsonObject, json};
 use splitrail_config::model::{Connector, Flow, Limits};
-use splitrail_fleet::{Cluster, Named, Served, Serving};
+use splitrail_fleet::{Cluster, Served, ServedName, Serving};
 use splitrail_prompt::Extent;
 use splitrail_prompt::watch::{self, Watch};
 use splitrail_telemetry::Metrics;
@@ -427,7 +427,7 @@ fn address(
     tenant: Option<&Tenant>,
 ) -> Result<(Arc<Served>, Option<String>), Error> {
     let endpoint = inbound.endpoint;
-    let Named { model, adapter } = named(serving, endpoint, &inbound.model_name, tenant)?;
+    let ServedName { model, adapter } = named(serving, endpoint, &inbound.model_name, tenant)?;
     let served = Arc::clone(&serving.models[model]);
     if let Some(tenant) = tenant {
         let name = if inbound.model_name.is_empty() { served.name() } else { &inbound.model_name };
@@ -456,10 +456,10 @@ fn named(
     endpoint: Endpoint,
     name: &str,
     tenant: Option<&Tenant>,
-) -> Result<Named, Error> {
+) -> Result<ServedName, Error> {
     if name.is_empty() && !endpoint.names_model() {
         return match serving.models.len() {
-            1 => Ok(Named { model: 0, adapter: None }),
+            1 => Ok(ServedName { model: 0, adapter: None }),
             _ => Err(Error::invalid("model", "`model` is missing")),
         };
     }

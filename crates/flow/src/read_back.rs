@@ -68,7 +68,7 @@ pub(super) fn asks_for_ids(sending: &Sending<'_>) -> bool {
         && !options.stream
         && options.samples == 1
         && unit.unknown.is_none()
-        && sending.placed.worker.read_back.pins() != Some(false)
+        && sending.placed.worker.read_back.keeps_for_read_back() != Some(false)
 }
 
 /// Remembers what the engine of a whole reply, which began to arrive at `since`, keeps pinned, and removes from the reply the token ids
@@ -172,7 +172,7 @@ fn pinned(
     let kv = match PinnedKv::from_reply(reply.raw("kv_transfer_params").unwrap_or("null")) {
         Ok(Some(kv)) => kv,
         Ok(None) => {
-            if shows_absence && holder.read_back.set_pins(false) {
+            if shows_absence && holder.read_back.set_keeps_for_read_back(false) {
                 let what = "the engine keeps nothing pinned after a decode leg: without \
                             bidirectional_kv_xfer it takes part in no read-back and takes no prefix \
                             in one shot";
@@ -185,7 +185,7 @@ fn pinned(
             return None;
         }
     };
-    if holder.read_back.set_pins(true) {
+    if holder.read_back.set_keeps_for_read_back(true) {
         tracing::info!(model, worker, "the engine has bidirectional_kv_xfer");
     }
     // A prefill engine would connect to that host.

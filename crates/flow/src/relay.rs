@@ -13,7 +13,7 @@ use super::context::PromptContext;
 use super::migrate::Migration;
 use super::read_back;
 use super::sending::Sending;
-use crate::reply::choices::turned_away;
+use crate::reply::choices::is_below_threshold;
 use crate::reply::dialect::{self, Chunk, data_of};
 use crate::reply::event_reader::EventReader;
 use crate::reply::event_template::EventTemplate;
@@ -183,7 +183,7 @@ impl UnitStream {
         let requests = u64::from(worker.booked.requests());
         if let Some(seconds) = self.pace.mean_seconds() {
             let context_tokens = worker.booked.active_tokens();
-            worker.costs.stepped(self.pace.last, requests, context_tokens, seconds);
+            worker.costs.learn_step(self.pace.last, requests, context_tokens, seconds);
         }
     }
 
@@ -249,7 +249,7 @@ impl UnitStream {
         if chunk.is_error {
             return Err("reported an error in mid-stream");
         }
-        if turned_away(dialect, &data) {
+        if is_below_threshold(dialect, &data) {
             return Err("turned a part of the request away in mid-stream");
         }
         let Some(usage) = &chunk.usage else {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::attempts::Attempts;
+use super::attempts::DecodeAttempts;
 use super::auxiliary;
 use super::context::{
     Context, PromptContext, attempt, carried_threshold, preemption_guard, prefill_made_local,
@@ -24,7 +24,7 @@ use super::sending::Sending;
 use super::staged::Prefilled;
 use super::threshold_reply;
 use super::weigh::{is_open, learned_ratio, prefill_wish, weigh};
-use crate::boxed::pinned;
+use crate::boxed::boxed_future;
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{OnNoPrefill, RequestFlow};
@@ -47,7 +47,7 @@ pub async fn begin(
     let clock = &context.timeline.prompt(position);
     let prompt = PromptContext { context, unit, decision, clock };
     if !context.endpoint.generates() {
-        return pinned(|| auxiliary::run(prompt)).await;
+        return boxed_future(|| auxiliary::run(prompt)).await;
     }
     let served = &context.served;
     let open = is_open(served, context.flow, context.threshold);
@@ -78,7 +78,7 @@ pub async fn begin(
 
 /// Runs the planned legs until a reply begins.
 async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
-    let mut attempts = Attempts::new(prompt);
+    let mut attempts = DecodeAttempts::new(prompt);
     if plan.gate.is_some() {
         match Box::pin(decode_try(prompt, plan, &mut attempts)).await? {
             Tried::Answered(begun) => return Ok(begun),
@@ -125,7 +125,7 @@ enum FirstLeg {
 async fn first_leg(
     prompt: PromptContext<'_>,
     plan: &Plan,
-    attempts: &mut Attempts,
+    attempts: &mut DecodeAttempts,
 ) -> Result<FirstLeg, Error> {
     let context = prompt.context;
     let Served { config, pool, .. } = context.served.as_ref();
@@ -150,7 +150,7 @@ async fn first_leg(
                 return Box::pin(both_legs(prompt, attempts)).await;
             }
             let failed = attempts.failed();
-            let prefilled = pinned(|| prefill_or_local(prompt, failed)).await?;
+            let prefilled = boxed_future(|| prefill_or_local(prompt, failed)).await?;
             Ok(prefilled.map_or(alone, |prefilled| FirstLeg::Prefilled(Box::new(prefilled))))
         }
         Then::PrefillFirst if config.on_no_prefill == OnNoPrefill::Fail => {
@@ -166,7 +166,10 @@ async fn first_leg(
     }
 }
 
-async fn both_legs(prompt: PromptContext<'_>, attempts: &mut Attempts) -> Result<FirstLeg, Error> {
+async fn both_legs(
+    prompt: PromptContext<'_>,
+    attempts: &mut DecodeAttempts,
+) -> Result<FirstLeg, Error> {
     match pair_or_local(prompt, attempts).await? {
         Paired::Answered(generated, worker) => {
             let concluded =
@@ -183,7 +186,7 @@ async fn last_leg(
     prompt: PromptContext<'_>,
     leg: Leg,
     staged: &mut Option<Prefilled>,
-    attempts: &mut Attempts,
+    attempts: &mut DecodeAttempts,
 ) -> Result<Option<Begun>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let pool = &context.served.pool;
@@ -205,7 +208,7 @@ async fn last_leg(
                     format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
                 let error = Error::new(ErrorKind::LeaseExpired, message);
                 decision.attempt_discarded(error.outcome());
-                attempts.again(context, &prefill, error)?;
+                attempts.retry(context, &prefill, error)?;
                 *staged = None;
                 return Ok(None);
             }
@@ -232,7 +235,7 @@ async fn last_leg(
     let threshold = carried_threshold(context, &placed.worker, guard);
     let sending = Sending { prompt, leg_headers: &leg_headers, placed: &placed, threshold };
     // The engine may have received the hand-off, so an attempt after a failure needs a new one.
-    let generated = pinned(|| generate(&sending, staged)).await;
+    let generated = boxed_future(|| generate(&sending, staged)).await;
     if matches!(generated, Ok(Generated::Begun(_))) {
         computed(context, unit, &placed);
         if context.flow == RequestFlow::Aggregated {
@@ -245,7 +248,7 @@ async fn last_leg(
 /// Evaluates the result of the leg that generates the reply; `None` if another attempt is allowed.
 fn conclude(
     context: &Context,
-    attempts: &mut Attempts,
+    attempts: &mut DecodeAttempts,
     leg: Leg,
     worker: &Worker,
     generated: Result<Generated, Error>,
@@ -258,13 +261,13 @@ fn conclude(
                 worker.id(),
                 if leg == Leg::Decode { "it was preempted" } else { "its own" }
             );
-            attempts.again(context, worker, Error::new(ErrorKind::BelowThreshold, message))?;
+            attempts.retry(context, worker, Error::new(ErrorKind::BelowThreshold, message))?;
             Ok(None)
         }
         Err(error) => {
             // A decode worker can also serve a request that was planned for a prefill worker alone.
             let leg = if leg == Leg::Prefill { Leg::Aggregated } else { leg };
-            attempts.again_elsewhere(context, leg, worker, error)?;
+            attempts.retry_elsewhere(context, leg, worker, error)?;
             Ok(None)
         }
     }

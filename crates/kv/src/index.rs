@@ -50,7 +50,7 @@ pub use self::observe::Change;
 pub use self::overlaps::{Overlap, Overlaps};
 pub use self::reader::IndexReader;
 pub use self::restore::Restore;
-pub use self::snapshot::{Named, RunNames, SnapshotRun};
+pub use self::snapshot::{BlockName, RunNames, SnapshotRun};
 pub use self::worker_key::WorkerKey;
 
 use self::forest::Forest;

@@ -24,7 +24,7 @@ pub use hash::{
 };
 pub use hot::{HotBounds, HotPrefix, HotPrefixes, PrefixTokens};
 pub use index::{
-    Applied, Change, Frozen, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlap,
+    Applied, BlockName, Change, Frozen, HashedBlock, Index, IndexConfig, IndexReader, Overlap,
     Overlaps, Restore, RunNames, SnapshotRun, WorkerKey,
 };
 pub use invariants::Violation;

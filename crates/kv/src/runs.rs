@@ -24,7 +24,7 @@ pub(crate) trait Note: Default {
 
 /// A part of one or more prompts.
 #[derive(Debug, Default)]
-pub(crate) struct Run<T> {
+pub(crate) struct PromptRun<T> {
     /// The run before it.
     pub(crate) parent: Option<RunId>,
     /// Never empty while the run is in use.
@@ -36,11 +36,11 @@ pub(crate) struct Run<T> {
 /// The runs of all prompts.
 #[derive(Debug, Default)]
 pub(crate) struct Runs<T> {
-    runs: Vec<Run<T>>,
+    runs: Vec<PromptRun<T>>,
     /// Unused numbers.
     free: Vec<RunId>,
     /// Runs by their first blocks.
-    starts: HashMap<BlockHash, RunId, Spread>,
+    starts: HashMap<BlockHash, RunId, KeyedHasher>,
 }
 
 impl<T: Note> Runs<T> {
@@ -79,7 +79,7 @@ impl<T: Note> Runs<T> {
         let mut begin = std::mem::replace(&mut run.blocks, end);
         begin.shrink_to_fit();
         let (first, second) = (begin[0], run.blocks[0]);
-        let begin = Run { parent: run.parent, blocks: begin, note };
+        let begin = PromptRun { parent: run.parent, blocks: begin, note };
         let place = self.put(begin);
         self.get_mut(at).parent = Some(place);
         self.starts.insert(first, place);
@@ -89,13 +89,13 @@ impl<T: Note> Runs<T> {
 
     /// Adds the rest of a prompt, at least one block, after its common part with others.
     pub(crate) fn append(&mut self, parent: Option<RunId>, hashes: &[BlockHash], note: T) -> RunId {
-        let place = self.put(Run { parent, blocks: hashes.to_vec(), note });
+        let place = self.put(PromptRun { parent, blocks: hashes.to_vec(), note });
         self.starts.insert(hashes[0], place);
         place
     }
 
     /// Removes a run that no other run follows.
-    pub(crate) fn remove(&mut self, at: RunId) -> Run<T> {
+    pub(crate) fn remove(&mut self, at: RunId) -> PromptRun<T> {
         let run = std::mem::take(self.get_mut(at));
         self.free.push(at);
         // By chance, the entry may belong to another run.
@@ -108,21 +108,21 @@ impl<T: Note> Runs<T> {
     }
 
     /// All runs that are in use.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (RunId, &Run<T>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (RunId, &PromptRun<T>)> {
         let runs = self.runs.iter().enumerate();
         let runs = runs.map(|(at, run)| (RunId(at as u32), run));
         runs.filter(|(_, run)| !run.blocks.is_empty())
     }
 
-    pub(crate) fn get(&self, at: RunId) -> &Run<T> {
+    pub(crate) fn get(&self, at: RunId) -> &PromptRun<T> {
         &self.runs[at.0 as usize]
     }
 
-    pub(crate) fn get_mut(&mut self, at: RunId) -> &mut Run<T> {
+    pub(crate) fn get_mut(&mut self, at: RunId) -> &mut PromptRun<T> {
         &mut self.runs[at.0 as usize]
     }
 
-    fn put(&mut self, run: Run<T>) -> RunId {
+    fn put(&mut self, run: PromptRun<T>) -> RunId {
         match self.free.pop() {
             Some(place) => {
                 *self.get_mut(place) = run;
@@ -140,18 +140,18 @@ impl<T: Note> Runs<T> {
 /// Hashes chained hashes with one multiplication by a random key, so that the result cannot be
 /// predicted by someone who knows their seed.
 #[derive(Clone, Copy, Debug)]
-struct Spread {
+struct KeyedHasher {
     key: u64,
     spread: u64,
 }
 
-impl Default for Spread {
+impl Default for KeyedHasher {
     fn default() -> Self {
         Self { key: RandomState::new().hash_one(0), spread: 0 }
     }
 }
 
-impl BuildHasher for Spread {
+impl BuildHasher for KeyedHasher {
     type Hasher = Self;
 
     fn build_hasher(&self) -> Self {
@@ -159,7 +159,7 @@ impl BuildHasher for Spread {
     }
 }
 
-impl Hasher for Spread {
+impl Hasher for KeyedHasher {
     fn finish(&self) -> u64 {
         self.spread
     }

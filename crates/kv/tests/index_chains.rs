@@ -9,7 +9,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use splitrail_kv::invariants::check_overlap;
 use splitrail_kv::{
-    BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, Named, Overlap, Overlaps,
+    BlockHash, BlockName, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, Overlap, Overlaps,
     Tier, WorkerKey,
 };
 
@@ -235,8 +235,9 @@ impl Pair {
                 let other = |engine: EngineHash| EngineHash(engine.0 ^ ((from ^ to) as u64) << 3);
                 for run in &mut runs {
                     let names = run.names.iter();
-                    run.names =
-                        names.map(|named| Named { engine: other(named.engine), ..named }).collect();
+                    run.names = names
+                        .map(|named| BlockName { engine: other(named.engine), ..named })
+                        .collect();
                 }
                 let applied = self.index.restore(key(to), runs);
                 assert_eq!(applied.stored, self.model.0[from].len());

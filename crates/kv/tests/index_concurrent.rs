@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use splitrail_kv::{
-    BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlaps,
-    Tier, WorkerKey,
+    BlockHash, BlockName, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, IndexReader,
+    Overlaps, Tier, WorkerKey,
 };
 
 /// Pseudo-random numbers that are the same in every run.
@@ -178,7 +178,8 @@ impl Writer {
         let other = |engine: EngineHash| EngineHash(engine.0 ^ ((from ^ to) as u64) << 3);
         for run in &mut runs {
             let names = run.names.iter();
-            run.names = names.map(|named| Named { engine: other(named.engine), ..named }).collect();
+            run.names =
+                names.map(|named| BlockName { engine: other(named.engine), ..named }).collect();
         }
         self.applied(effects, |index| {
             index.restore(key(to), runs);

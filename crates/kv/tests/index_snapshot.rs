@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use splitrail_kv::{
-    Applied, BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, KvEvent, Named,
+    Applied, BlockHash, BlockName, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, KvEvent,
     Overlap, Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey,
 };
 
@@ -218,15 +218,16 @@ fn run(parent: Option<u64>, hashes: &[u64]) -> SnapshotRun {
 #[test]
 fn runs_that_contradict_themselves_or_others_are_refused() {
     let good = run(None, &[1, 2, 3]);
-    let named = |names: Vec<Named>| SnapshotRun { names: RunNames::Each(names), ..good.clone() };
-    let each: Vec<Named> = good.names.iter().collect();
+    let named =
+        |names: Vec<BlockName>| SnapshotRun { names: RunNames::Each(names), ..good.clone() };
+    let each: Vec<BlockName> = good.names.iter().collect();
     let mut copiless = each.clone();
     copiless[1].copies = [0; Tier::COUNT];
     let mut gap = each.clone();
     gap.remove(1);
     let short = each[..2].to_vec();
     let mut beyond = each;
-    beyond.push(Named { at: 3, engine: EngineHash(9), copies: PLAIN });
+    beyond.push(BlockName { at: 3, engine: EngineHash(9), copies: PLAIN });
     let [copiless, gap, short, beyond] = [copiless, gap, short, beyond].map(named);
     let plain = |names: &[u64]| SnapshotRun {
         names: RunNames::Plain(names.iter().copied().map(EngineHash).collect()),
@@ -274,8 +275,8 @@ fn a_restore_keeps_to_the_bound() {
 #[test]
 fn absurd_counts_of_copies_do_no_harm() {
     let mut index = index(100);
-    let many = Named { at: 0, engine: EngineHash(99), copies: [u32::MAX; Tier::COUNT] };
-    let twin = Named { engine: EngineHash(1), ..many };
+    let many = BlockName { at: 0, engine: EngineHash(99), copies: [u32::MAX; Tier::COUNT] };
+    let twin = BlockName { engine: EngineHash(1), ..many };
     let names = RunNames::Each(vec![many, many, twin]);
     let given = SnapshotRun { parent: None, hashes: vec![BlockHash(5)], names };
     assert_eq!(index.restore(W0, [given]).stored, 3);
@@ -292,7 +293,7 @@ fn a_further_name_of_a_refused_block_is_refused_as_well() {
     // 2 is the second block of a prompt, so it cannot be a first one.
     index.store(W2, None, &hashed([1, 3], 0), Tier::Device);
     let mut lie = run(None, &[2, 5]);
-    let further = Named { at: 1, engine: EngineHash(99), copies: PLAIN };
+    let further = BlockName { at: 1, engine: EngineHash(99), copies: PLAIN };
     lie.names = lie.names.iter().chain([further]).collect();
     let applied = index.restore(W0, [lie]);
     assert_eq!(applied, Applied { malformed: 3, ..Applied::default() });
@@ -315,7 +316,7 @@ fn time_of_further_names_ns(at: u32) -> u64 {
     for block in 1..BLOCKS {
         index.store(W1, Some(EngineHash(block)), &hashed([BLOCKS + block], 0), Tier::Device);
     }
-    let further = |name| Named { at, engine: EngineHash(name), copies: PLAIN };
+    let further = |name| BlockName { at, engine: EngineHash(name), copies: PLAIN };
     long.names = long.names.iter().chain((0..BLOCKS).map(|name| further(10_000 + name))).collect();
     let before = used_ns();
     for _ in 0..20 {

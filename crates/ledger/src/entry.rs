@@ -60,7 +60,7 @@ pub struct Entry {
     earlier: Vec<LegFacts>,
     /// The facts of a prompt for which the client got the reply that too little is cached; no leg
     /// served it.
-    turned_away: Option<LegFacts>,
+    below_threshold: Option<LegFacts>,
     discarded: Vec<Discarded>,
     completion_tokens: Option<u32>,
     client_usage: Option<ReportedUsage>,
@@ -169,7 +169,10 @@ impl Entry {
 
     /// Records that the engine rejected the answering leg because too little of its prompt is
     /// cached. Returns the leg with the figures that the engine reported.
-    pub(crate) fn decode_turned_away(&mut self, usage: Option<EngineUsage>) -> Option<LegFacts> {
+    pub(crate) fn end_decode_below_threshold(
+        &mut self,
+        usage: Option<EngineUsage>,
+    ) -> Option<LegFacts> {
         let leg = self.decode.as_mut()?;
         // Other samples of the request may have run.
         leg.worked = usage.is_some_and(|usage| usage.completion_tokens > 0);
@@ -179,9 +182,9 @@ impl Entry {
     }
 
     /// Records that the client gets only the reply that too little of its prompt is cached.
-    pub(crate) fn turned_away(&mut self, known: LegFacts) {
+    pub(crate) fn answer_below_threshold(&mut self, known: LegFacts) {
         self.discard(SUPERSEDED);
-        self.turned_away = Some(known);
+        self.below_threshold = Some(known);
         self.completion_tokens = Some(0);
     }
 
@@ -217,7 +220,7 @@ impl Entry {
             // apply.
             self.put_aside(Some(leg), elsewhere.take(), reason);
         }
-        self.turned_away = None;
+        self.below_threshold = None;
         self.completion_tokens = None;
     }
 
@@ -277,7 +280,7 @@ impl Entry {
     /// of the prefill engine, or else that of the router.
     pub fn prompt_tokens(&self) -> Option<u32> {
         let last =
-            self.first_answering().or(self.prefill.as_ref()).or(self.turned_away.as_ref())?;
+            self.first_answering().or(self.prefill.as_ref()).or(self.below_threshold.as_ref())?;
         last.figures(self.elsewhere()).map(|figures| figures.prompt_tokens)
     }
 
@@ -290,7 +293,7 @@ impl Entry {
             return None;
         }
         let work =
-            self.prefill.as_ref().or(self.first_answering()).or(self.turned_away.as_ref())?;
+            self.prefill.as_ref().or(self.first_answering()).or(self.below_threshold.as_ref())?;
         let figures = work.figures(self.elsewhere())?;
         let prompt_tokens = self.prompt_tokens()?;
         let tokens = figures.tokens.cached();
@@ -397,11 +400,13 @@ mod tests {
         let mut entry = Entry::default();
         entry.decode_sent(leg(LegKind::Decode, Some(100), 2));
         entry.decode_worked();
-        let told = entry
-            .decode_turned_away(Some(EngineUsage { completion_tokens: 0, ..usage(100, Some(16)) }));
+        let told = entry.end_decode_below_threshold(Some(EngineUsage {
+            completion_tokens: 0,
+            ..usage(100, Some(16))
+        }));
         entry.discard("below_threshold");
         assert_eq!(entry.discarded()[0].wasted_prompt_tokens(), 0, "the engine has run nothing");
-        entry.turned_away(told.unwrap());
+        entry.answer_below_threshold(told.unwrap());
         assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(0)));
         assert_eq!(entry.cached().unwrap(), Cached { tokens: 16, source: Origin::EngineDecode });
         assert_eq!(entry.legs().count(), 0);

@@ -249,7 +249,7 @@ impl LegFacts {
 
     /// The cached tokens that the engine has reported, without those that the source of a peer fetch
     /// has computed for this request.
-    pub fn cached_tokens_told(&self) -> Option<u32> {
+    pub fn reported_cached_tokens(&self) -> Option<u32> {
         self.cached_tokens.map(|reported| self.split(reported, reported).cached())
     }
 
@@ -351,7 +351,7 @@ mod tests {
             };
             let tokens = leg.figures(None).unwrap().tokens;
             assert_eq!((tokens.hit(), tokens.total()), (cached_tokens, 200), "as the engine said");
-            assert_eq!(leg.cached_tokens_told(), Some(tokens.cached()));
+            assert_eq!(leg.reported_cached_tokens(), Some(tokens.cached()));
             (tokens.cached(), tokens.recomputed)
         };
         // Two blocks are the worker's own, two came from the source's cache, and three were computed.
@@ -430,7 +430,7 @@ mod tests {
             };
             let tokens = leg.figures(None).unwrap().tokens;
             assert_eq!((tokens.total(), tokens.peer_fetched), (300, tokens.fetched));
-            let told = leg.cached_tokens_told();
+            let told = leg.reported_cached_tokens();
             assert!(told.is_none() || told == Some(tokens.cached()));
             [tokens.hit(), tokens.fetched, tokens.local_compute, tokens.cached()]
         };

@@ -220,7 +220,7 @@ impl PromptRecord {
         if record.cached_source == Some(Origin::Estimate) {
             record.cached_source = None;
             record.cached_tokens =
-                entry.cached().and_then(|cached| reported_cached_tokens(cached, fallback));
+                entry.cached().and_then(|cached| client_cached_tokens(cached, fallback));
         }
         let discarded = record.discarded.iter_mut().map(|discarded| &mut discarded.leg);
         for leg in record.legs.iter_mut().chain(discarded) {
@@ -348,7 +348,7 @@ fn is_zero(value: &u32) -> bool {
 }
 
 /// The count of cached tokens in the client's usage; `None` leaves the key out.
-pub fn reported_cached_tokens(cached: Cached, fallback: CachedTokensFallback) -> Option<u32> {
+pub fn client_cached_tokens(cached: Cached, fallback: CachedTokensFallback) -> Option<u32> {
     match (cached.source, fallback) {
         (Origin::Estimate, CachedTokensFallback::Zero) => Some(0),
         (Origin::Estimate, CachedTokensFallback::Omit) => None,
@@ -367,20 +367,14 @@ mod tests {
     #[test]
     fn the_fallback_decides_only_where_the_engine_is_silent() {
         let estimate = Cached { tokens: 256, source: Origin::Estimate };
-        assert_eq!(reported_cached_tokens(estimate, CachedTokensFallback::Estimate), Some(256));
-        assert_eq!(reported_cached_tokens(estimate, CachedTokensFallback::Zero), Some(0));
-        assert_eq!(reported_cached_tokens(estimate, CachedTokensFallback::Omit), None);
+        assert_eq!(client_cached_tokens(estimate, CachedTokensFallback::Estimate), Some(256));
+        assert_eq!(client_cached_tokens(estimate, CachedTokensFallback::Zero), Some(0));
+        assert_eq!(client_cached_tokens(estimate, CachedTokensFallback::Omit), None);
         for source in [Origin::EnginePrefill, Origin::EngineDecode] {
             for tokens in [0, 32] {
                 let spoken = Cached { tokens, source };
-                assert_eq!(
-                    reported_cached_tokens(spoken, CachedTokensFallback::Omit),
-                    Some(tokens)
-                );
-                assert_eq!(
-                    reported_cached_tokens(spoken, CachedTokensFallback::Zero),
-                    Some(tokens)
-                );
+                assert_eq!(client_cached_tokens(spoken, CachedTokensFallback::Omit), Some(tokens));
+                assert_eq!(client_cached_tokens(spoken, CachedTokensFallback::Zero), Some(tokens));
             }
         }
     }

@@ -17,7 +17,7 @@ use splitrail_api::text::{digit, push_number};
 
 pub use clock::{LegSpan, PromptClock, Took};
 pub use stage::Stage;
-pub use trace::{HandOff, Lap, Leg, Pick, RequestTrace, Scored, Spans};
+pub use trace::{HandOffSpan, Lap, Pick, RequestTrace, Scored, Spans, TracedLeg};
 
 /// The times of one request.
 #[derive(Debug)]

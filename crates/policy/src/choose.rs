@@ -97,7 +97,7 @@ impl Choice {
         if self.eligible.is_empty() {
             return false;
         }
-        self.reckon(policy, candidates, sources, query, waiting_here);
+        self.compute_costs(policy, candidates, sources, query, waiting_here);
         let (eligible, costs) = (&self.eligible, &self.costs);
         self.index = match policy {
             Policy::RoundRobin {} => eligible[(query.turn % eligible.len() as u64) as usize],
@@ -157,7 +157,7 @@ impl Choice {
     }
 
     /// Computes the cost of each candidate.
-    fn reckon(
+    fn compute_costs(
         &mut self,
         policy: &Policy,
         candidates: &[Candidate],

@@ -9,17 +9,17 @@ use scalars::sized;
 use crate::problem::{Place, ProblemReport};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
 use crate::tree::{Node, Value};
-use crate::words::{Dialect, join, place_name, shown, suggest};
+use crate::words::{FileProfile, join, place_name, shown, suggest};
 
 /// Reports whatever `schema` does not allow in the tree under `root`.
-pub(crate) fn check(root: &Node, schema: &Json, dialect: &Dialect, report: &mut ProblemReport) {
+pub(crate) fn check(root: &Node, schema: &Json, dialect: &FileProfile, report: &mut ProblemReport) {
     Checker { schema, dialect, report }.any(root, schema, "");
 }
 
 struct Checker<'c> {
     /// The whole schema, for references into it.
     schema: &'c Json,
-    dialect: &'c Dialect,
+    dialect: &'c FileProfile,
     report: &'c mut ProblemReport,
 }
 

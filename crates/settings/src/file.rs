@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use crate::problem::{Place, Problem, ProblemReport, Problems};
 use crate::tree::{self, Node};
-use crate::words::{Dialect, join, place_name, shown};
+use crate::words::{FileProfile, join, place_name, shown};
 use crate::{check, renames, variables};
 
 /// Maximum size of a configuration file in bytes; a fleet of 10,000 workers needs about 2 MB.
@@ -19,7 +19,7 @@ pub(crate) const FILE_MAX_BYTES: usize = 4 << 20;
 ///
 /// # Errors
 /// The file cannot be read, is too large or is not UTF-8.
-pub fn read(path: &Path, name: &str, dialect: &Dialect) -> Result<String, Problems> {
+pub fn read(path: &Path, name: &str, dialect: &FileProfile) -> Result<String, Problems> {
     read_from(File::open(path), name, dialect)
 }
 
@@ -30,7 +30,7 @@ pub fn read(path: &Path, name: &str, dialect: &Dialect) -> Result<String, Proble
 pub fn read_from(
     source: io::Result<impl Read>,
     name: &str,
-    dialect: &Dialect,
+    dialect: &FileProfile,
 ) -> Result<String, Problems> {
     let mut report = ProblemReport::new(name);
     let mut bytes = Vec::new();
@@ -82,7 +82,7 @@ pub fn parse<T: DeserializeOwned>(
     name: &str,
     text: &str,
     schema: &Json,
-    dialect: &Dialect,
+    dialect: &FileProfile,
     rules: impl FnOnce(&mut Node, &mut ProblemReport),
 ) -> Result<Checked<T>, Problems> {
     let environment = |name: &str| std::env::var(name);
@@ -95,7 +95,7 @@ pub(crate) fn parse_with<T: DeserializeOwned>(
     name: &str,
     text: &str,
     schema: &Json,
-    dialect: &Dialect,
+    dialect: &FileProfile,
     rules: impl FnOnce(&mut Node, &mut ProblemReport),
 ) -> Result<Checked<T>, Problems> {
     let mut report = ProblemReport::new(name);
@@ -130,7 +130,7 @@ pub(crate) fn parse_with<T: DeserializeOwned>(
 
 /// Warns of texts that look as if they were to be filled from the environment, in a file in which
 /// nothing is.
-fn literal_variables(node: &Node, path: &str, dialect: &Dialect, report: &mut ProblemReport) {
+fn literal_variables(node: &Node, path: &str, dialect: &FileProfile, report: &mut ProblemReport) {
     match &node.value {
         tree::Value::Str(text) if !dialect.is_secret(path) => {
             let Some(variable) = variables::first(text) else { return };
@@ -153,7 +153,7 @@ fn literal_variables(node: &Node, path: &str, dialect: &Dialect, report: &mut Pr
     }
 }
 
-fn too_large(report: &mut ProblemReport, dialect: &Dialect) {
+fn too_large(report: &mut ProblemReport, dialect: &FileProfile) {
     let message = format!("the file is larger than {FILE_MAX_BYTES} bytes");
     report.error(Place::START, message, dialect.too_large);
 }

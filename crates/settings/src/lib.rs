@@ -30,4 +30,4 @@ pub mod words;
 
 pub use problem::{Problem, Problems};
 pub use secret::{ResolvedSecret, Secret, SecretError};
-pub use words::Dialect;
+pub use words::FileProfile;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::problem::{Place, ProblemReport};
 use crate::scalar::format_duration;
 use crate::tree::{Entry, Node, Value};
-use crate::words::{Dialect, join};
+use crate::words::{FileProfile, join};
 
 /// The warnings about old names, which are added to the report after the tree has been checked: a
 /// file with many workers may have more of them than a report lists.
@@ -21,7 +21,11 @@ impl OldNames {
 
 /// Replaces the old names of keys in the tree under `root` by their new names. A mapping with a key
 /// under both names is an error; the value under the old name is then dropped.
-pub(crate) fn apply(root: &mut Node, dialect: &Dialect, report: &mut ProblemReport) -> OldNames {
+pub(crate) fn apply(
+    root: &mut Node,
+    dialect: &FileProfile,
+    report: &mut ProblemReport,
+) -> OldNames {
     let mut renamer = Renamer { report, found: Vec::new() };
     let rows: Vec<Row> = dialect.renamed_keys.iter().map(|(old, new)| Row::new(old, new)).collect();
     renamer.node(root, "", &rows);
@@ -160,7 +164,7 @@ mod tests {
     use super::*;
     use crate::tree;
 
-    const DIALECT: Dialect = Dialect {
+    const DIALECT: FileProfile = FileProfile {
         renamed_keys: &[
             ("top", "first"),
             ("items[].old", "items[].section"),

@@ -17,7 +17,7 @@ use crate::file::FILE_MAX_BYTES;
 use crate::problem::{Place, ProblemReport};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
 use crate::tree::{Entry, Node, Value, allowed, resolve_plain};
-use crate::words::{Dialect, join, place_name};
+use crate::words::{FileProfile, join, place_name};
 
 mod editors;
 
@@ -33,7 +33,7 @@ pub(crate) fn fill(
     root: &mut Node,
     schema: &Json,
     environment: Lookup<'_>,
-    dialect: &Dialect,
+    dialect: &FileProfile,
     report: &mut ProblemReport,
 ) {
     let mut filler = Filler { schema, environment, dialect, report, bytes_left: FILE_MAX_BYTES };
@@ -139,7 +139,7 @@ struct Filler<'f> {
     /// The whole schema, for references into it.
     schema: &'f Json,
     environment: Lookup<'f>,
-    dialect: &'f Dialect,
+    dialect: &'f FileProfile,
     report: &'f mut ProblemReport,
     /// How many bytes the values of variables may still add.
     bytes_left: usize,

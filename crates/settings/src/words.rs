@@ -7,7 +7,7 @@ const SHOWN_MAX: usize = 60;
 
 /// Properties of one program's file that differ from those of the other program.
 #[derive(Clone, Copy, Debug)]
-pub struct Dialect {
+pub struct FileProfile {
     /// Keys that had another name in an earlier version: the old and the new path, both as in the
     /// reference (`models[].name`). A key stays in its section: the paths differ in its own name,
     /// and in the names of sections that were renamed too, which have rows of their own.
@@ -26,7 +26,7 @@ pub struct Dialect {
     pub too_large: &'static str,
 }
 
-impl Dialect {
+impl FileProfile {
     /// Whether values at `path` may be secrets.
     pub(crate) fn is_secret(&self, path: &str) -> bool {
         self.secret_keys.iter().any(|key| path.contains(key))

@@ -184,18 +184,18 @@ impl Costs {
     }
 
     /// Learns from a hand-off: the KV of `tokens` arrived within `seconds`.
-    pub fn handed_over(&self, now: Instant, tokens: u64, seconds: f64) {
+    pub fn learn_hand_off(&self, now: Instant, tokens: u64, seconds: f64) {
         self.lock().learner.hand_off(self.ns(now), tokens, seconds);
     }
 
     /// Learns from a fetch: the KV of `tokens` arrived within `seconds`, without waits for earlier
     /// transfers.
-    pub fn fetched(&self, now: Instant, tokens: u64, seconds: f64) {
+    pub fn learn_fetch(&self, now: Instant, tokens: u64, seconds: f64) {
         self.lock().learner.fetch(self.ns(now), tokens, seconds);
     }
 
     /// Learns from a decode step of `requests` with a total of `context_tokens`.
-    pub fn stepped(&self, now: Instant, requests: u64, context_tokens: u64, seconds: f64) {
+    pub fn learn_step(&self, now: Instant, requests: u64, context_tokens: u64, seconds: f64) {
         self.lock().learner.step(self.ns(now), requests, context_tokens, seconds);
     }
 

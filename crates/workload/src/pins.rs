@@ -57,7 +57,7 @@ pub struct Bounds {
 
 /// Why a pin left the store without having been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum PinEnd {
     /// The pin has no full block of known tokens.
     Unusable,
     /// A later pin has all of its tokens, and more.
@@ -70,7 +70,7 @@ pub enum Why {
     Stopped,
 }
 
-impl Why {
+impl PinEnd {
     /// The reason in metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -151,41 +151,43 @@ impl<T> Store<T> {
 
     /// Adds a pin. Its worker may keep at most `blocks_max` blocks. Returns the pins that will not be
     /// read: those that this one supersedes, and the oldest ones beyond a bound.
-    pub fn keep(&mut self, pin: Pin<T>, blocks_max: u64) -> Vec<(Pin<T>, Why)> {
+    pub fn keep(&mut self, pin: Pin<T>, blocks_max: u64) -> Vec<(Pin<T>, PinEnd)> {
         if self.is_closed {
-            return vec![(pin, Why::Stopped)];
+            return vec![(pin, PinEnd::Stopped)];
         }
         if pin.hashes.is_empty() {
-            return vec![(pin, Why::Unusable)];
+            return vec![(pin, PinEnd::Unusable)];
         }
         if u64::from(pin.blocks) > blocks_max {
-            return vec![(pin, Why::Bound)];
+            return vec![(pin, PinEnd::Bound)];
         }
         let mut out = Vec::new();
         let mut within: Vec<u64> = Vec::new();
         for hash in &pin.hashes {
             within.extend(self.tails.range((*hash, 0)..=(*hash, u64::MAX)).map(|(_, id)| *id));
         }
-        out.extend(within.into_iter().filter_map(|id| Some((self.remove(id)?, Why::Superseded))));
+        out.extend(
+            within.into_iter().filter_map(|id| Some((self.remove(id)?, PinEnd::Superseded))),
+        );
         let holder = pin.holder;
         out.extend(self.put(pin));
         while self.blocks(holder) > blocks_max {
             let oldest = self.holders.get(&holder).and_then(|(ids, _)| ids.first().copied());
             let Some(pin) = oldest.and_then(|id| self.remove(id)) else { break };
-            out.push((pin, Why::Bound));
+            out.push((pin, PinEnd::Bound));
         }
         while self.pins.len() > self.bounds.pins || self.bytes > self.bounds.bytes {
             let oldest = self.pins.first_key_value().map(|(id, _)| *id);
             let Some(pin) = oldest.and_then(|id| self.remove(id)) else { break };
-            out.push((pin, Why::Bound));
+            out.push((pin, PinEnd::Bound));
         }
         out
     }
 
     /// Adds a pin that was taken and not read. Returns it if the store is closed.
-    pub fn put(&mut self, pin: Pin<T>) -> Option<(Pin<T>, Why)> {
+    pub fn put(&mut self, pin: Pin<T>) -> Option<(Pin<T>, PinEnd)> {
         if self.is_closed {
-            return Some((pin, Why::Stopped));
+            return Some((pin, PinEnd::Stopped));
         }
         let id = self.count;
         self.count += 1;
@@ -212,9 +214,9 @@ impl<T> Store<T> {
     }
 
     /// Removes all pins, and adds none any more.
-    pub fn close(&mut self) -> Vec<(Pin<T>, Why)> {
+    pub fn close(&mut self) -> Vec<(Pin<T>, PinEnd)> {
         self.is_closed = true;
-        self.retain(|_| Some(Why::Stopped))
+        self.retain(|_| Some(PinEnd::Stopped))
     }
 
     /// The pin that shares the most leading blocks with a prompt, of those that have not ended and
@@ -278,8 +280,8 @@ impl<T> Store<T> {
     }
 
     /// Removes the pins for which `is_lost` holds.
-    pub fn retain(&mut self, is_lost: impl Fn(&Pin<T>) -> Option<Why>) -> Vec<(Pin<T>, Why)> {
-        let lost: Vec<(u64, Why)> =
+    pub fn retain(&mut self, is_lost: impl Fn(&Pin<T>) -> Option<PinEnd>) -> Vec<(Pin<T>, PinEnd)> {
+        let lost: Vec<(u64, PinEnd)> =
             self.pins.iter().filter_map(|(id, pin)| Some((*id, is_lost(pin)?))).collect();
         lost.into_iter().filter_map(|(id, why)| Some((self.remove(id)?, why))).collect()
     }

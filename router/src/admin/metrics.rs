@@ -267,7 +267,7 @@ fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
     ] {
         show(&metrics.worker_kv_blocks, &[model, worker.id(), role, state], blocks);
     }
-    let audit = worker.audit.view();
+    let audit = worker.usage_stats.view();
     for (direction, blocks) in
         [("over", audit.drift_over_blocks), ("under", audit.drift_under_blocks)]
     {

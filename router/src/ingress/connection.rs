@@ -264,7 +264,7 @@ impl Driven {
                 match due {
                     Some((at, reason)) if at <= now => return Poll::Ready(Some(reason)),
                     Some((at, _)) => timer.as_mut().reset(at),
-                    None => timer.as_mut().reset(now + self.watch.again()),
+                    None => timer.as_mut().reset(now + self.watch.poll_interval()),
                 }
             }
         })

@@ -264,7 +264,7 @@ impl IdleMonitor {
     }
 
     /// After how long to poll the connection and to call `look` again if nothing is due.
-    pub(super) fn again(&self) -> Duration {
+    pub(super) fn poll_interval(&self) -> Duration {
         match self.checks_for_end {
             true => END_CHECK_INTERVAL.min(self.timeouts.idle),
             false => self.timeouts.idle,
@@ -274,7 +274,7 @@ impl IdleMonitor {
     /// By when to poll the connection again, if that is not left to its wakers. The clock is read
     /// only in that case.
     pub(super) fn next_check(&self, now: impl Fn() -> Instant) -> Option<Instant> {
-        self.checks_for_end.then(|| now() + self.again())
+        self.checks_for_end.then(|| now() + self.poll_interval())
     }
 }
 

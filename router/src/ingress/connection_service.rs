@@ -29,7 +29,7 @@ use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::unread::UnreadRoom;
-use splitrail_flow::boxed::pinned;
+use splitrail_flow::boxed::boxed_future;
 use splitrail_request_log::identity::Identity;
 
 /// The routes of a listener.
@@ -96,10 +96,10 @@ impl Routes {
         let peer = caller.peer;
         match self.direct.as_ref().and_then(|direct| direct.target(&request)) {
             Some(Target::Http(core, endpoint)) => {
-                Routed::Direct(pinned(|| openai::answer(core, endpoint, caller, request)))
+                Routed::Direct(boxed_future(|| openai::answer(core, endpoint, caller, request)))
             }
             Some(Target::Grpc(core, method)) => {
-                Routed::Direct(pinned(|| grpc::answer(core, method, caller, request)))
+                Routed::Direct(boxed_future(|| grpc::answer(core, method, caller, request)))
             }
             None => {
                 let extensions = request.extensions_mut();

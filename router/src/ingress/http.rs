@@ -38,7 +38,7 @@ use splitrail_api::shares::ClientShare;
 use splitrail_api::steering::Steering;
 use splitrail_api::unread::UnreadRoom;
 use splitrail_config::model::Limits;
-use splitrail_fleet::{Named, Serving};
+use splitrail_fleet::{ServedName, Serving};
 use splitrail_flow::prepare::Payload;
 use splitrail_flow::reply::sse::put_data;
 use splitrail_request_log::access_log::TenantName;
@@ -411,7 +411,7 @@ async fn show_model(
     }
 }
 
-fn describe(serving: &Serving, name: &str, named: &Named) -> serde_json::Value {
+fn describe(serving: &Serving, name: &str, named: &ServedName) -> serde_json::Value {
     let root = serving.models[named.model].name();
     json!({"id": name, "object": "model", "created": 0, "owned_by": "splitrail", "root": root})
 }

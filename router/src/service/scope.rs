@@ -229,7 +229,7 @@ impl Scope {
         // A prompt of unknown tokens has no blocks, and further samples share the prompt.
         let counts = |unit: &Unit| unit.unknown.is_none() && !unit.further_sample;
         let watched = units.iter().all(counts);
-        let mut followed = losses.came(units.iter().map(|unit| &unit.hashes[..]));
+        let mut followed = losses.record_arrival(units.iter().map(|unit| &unit.hashes[..]));
         followed.retain(|_| watched);
         // A request that generates nothing cannot be replayed.
         let takes = context.endpoint.generates() && self.core.request_files.recorder.takes_one();

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use splitrail_kv::{
-    BlockHash, EngineHash, HASH_LAYOUT, HashSeed, HashedBlock, Index, IndexConfig, Named, RunNames,
-    SnapshotRun, Tier, WorkerKey,
+    BlockHash, BlockName, EngineHash, HASH_LAYOUT, HashSeed, HashedBlock, Index, IndexConfig,
+    RunNames, SnapshotRun, Tier, WorkerKey,
 };
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_proto::v1::attach_response::Message as RouterMessage;
@@ -371,7 +371,7 @@ fn tier(tier: i32) -> Tier {
 }
 
 fn run(run: Run) -> SnapshotRun {
-    let named = run.named.iter().map(|named| Named {
+    let named = run.named.iter().map(|named| BlockName {
         at: named.at,
         engine: EngineHash(named.name),
         copies: named.copies.clone().try_into().unwrap(),

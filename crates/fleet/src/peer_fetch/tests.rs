@@ -142,9 +142,9 @@ fn only_an_engine_that_has_shown_its_flag_gets_legs_that_take_prefixes() {
     let (_pool, [_, other], _) = pool("");
     let now = Instant::now();
     assert!(!takes_prefixes(&other, now), "nothing is known of it");
-    other.read_back.set_pins(false);
+    other.read_back.set_keeps_for_read_back(false);
     assert!(!takes_prefixes(&other, now));
-    other.read_back.set_pins(true);
+    other.read_back.set_keeps_for_read_back(true);
     assert!(takes_prefixes(&other, now));
     other.read_back.ended(false, now);
     assert!(!takes_prefixes(&other, now), "a leg that was to read has failed");

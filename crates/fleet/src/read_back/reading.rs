@@ -57,7 +57,7 @@ impl ReadBack {
         };
         let blocks_max = blocks_max(served, &holder);
         let out = served.pool.read_back.store().keep(pin, blocks_max);
-        release::several(served, metrics, out);
+        release::release_in_background(served, metrics, out);
     }
 
     /// Takes pinned KV, to be read by a prefill leg.
@@ -136,7 +136,7 @@ impl Reading {
             self.ended("left");
         } else if let Some(out) = store.put(pin) {
             drop(store);
-            release::several(&self.served, &self.metrics, vec![out]);
+            release::release_in_background(&self.served, &self.metrics, vec![out]);
         }
         was_sent
     }

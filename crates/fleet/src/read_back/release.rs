@@ -9,7 +9,7 @@ use std::time::Duration;
 use splitrail_engine_client::{LegHeaders, RevocableBody, Shape};
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
-use splitrail_workload::pins::{Pin, Why};
+use splitrail_workload::pins::{Pin, PinEnd};
 
 use super::Kept;
 use crate::{Served, Serving, Worker};
@@ -26,7 +26,11 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 32;
 
 /// Releases pins in the background, within the bound on such tasks.
-pub(super) fn several(served: &Arc<Served>, metrics: &Arc<Metrics>, pins: Vec<(Pin<Kept>, Why)>) {
+pub(super) fn release_in_background(
+    served: &Arc<Served>,
+    metrics: &Arc<Metrics>,
+    pins: Vec<(Pin<Kept>, PinEnd)>,
+) {
     for (pin, why) in pins {
         count_end(served, metrics, why);
         if pin.payload.is_there() {
@@ -138,16 +142,16 @@ fn asked(served: &Served, holder: &Worker) -> Option<Arc<Worker>> {
     let Model { read_back, peer_fetch, .. } = served.config;
     let all_can = read_back || peer_fetch != PeerFetch::OneShot;
     let able = roster.iter().filter(|worker| {
-        let can = worker.read_back.pins().unwrap_or(all_can);
+        let can = worker.read_back.keeps_for_read_back().unwrap_or(all_can);
         can && worker.is_up() && worker.index != holder.index && worker.stores_kv_as(holder)
     });
     let order = |worker: &&Arc<Worker>| {
-        let has_shown = worker.read_back.pins() == Some(true);
+        let has_shown = worker.read_back.keeps_for_read_back() == Some(true);
         (!worker.serves(Leg::Prefill), !has_shown, worker.booked.prefill_tokens())
     };
     able.min_by_key(order).cloned()
 }
 
-fn count_end(served: &Served, metrics: &Metrics, why: Why) {
+fn count_end(served: &Served, metrics: &Metrics, why: PinEnd) {
     metrics.read_back_pins.with_label_values(&[served.name(), why.name()]).inc();
 }

@@ -28,7 +28,7 @@ impl Default for Support {
 
 impl Support {
     /// Whether the engine keeps KV pinned after decode legs; `None` before its first reply.
-    pub fn pins(&self) -> Option<bool> {
+    pub fn keeps_for_read_back(&self) -> Option<bool> {
         match self.pins.load(Relaxed) {
             0 => None,
             known => Some(known == 2),
@@ -37,7 +37,7 @@ impl Support {
 
     /// Records what a decode leg's reply says. An engine that has kept KV once can do it, whatever a
     /// later reply of the same process says. Returns whether this is news.
-    pub fn set_pins(&self, pins: bool) -> bool {
+    pub fn set_keeps_for_read_back(&self, pins: bool) -> bool {
         match pins {
             true => self.pins.swap(2, Relaxed) != 2,
             false => self.pins.compare_exchange(0, 1, Relaxed, Relaxed).is_ok(),
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn a_worker_whose_reads_fail_gets_none_for_a_while() {
         let (support, now) = (Support::default(), Instant::now());
-        assert!(support.may_read(now) && support.pins().is_none());
+        assert!(support.may_read(now) && support.keeps_for_read_back().is_none());
         support.begin(now);
         assert!(support.ended(false, now));
         assert!(!support.may_read(now + 29 * S) && support.may_read(now + 30 * S));
@@ -89,12 +89,12 @@ mod tests {
         assert!(!support.may_read(now + 30 * S), "one trial at a time");
         support.ended(true, now + 31 * S);
         assert!(support.may_read(now + 31 * S));
-        assert!(support.set_pins(false) && !support.set_pins(false));
-        assert!(support.set_pins(true) && !support.set_pins(true));
-        assert!(!support.set_pins(false), "it has kept KV");
-        assert_eq!(support.pins(), Some(true));
+        assert!(support.set_keeps_for_read_back(false) && !support.set_keeps_for_read_back(false));
+        assert!(support.set_keeps_for_read_back(true) && !support.set_keeps_for_read_back(true));
+        assert!(!support.set_keeps_for_read_back(false), "it has kept KV");
+        assert_eq!(support.keeps_for_read_back(), Some(true));
         support.ended(false, now);
         support.forget();
-        assert!(support.may_read(now) && support.pins().is_none());
+        assert!(support.may_read(now) && support.keeps_for_read_back().is_none());
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use splitrail_telemetry::Metrics;
-use splitrail_workload::pins::Why;
+use splitrail_workload::pins::PinEnd;
 use tokio::time::MissedTickBehavior;
 
 use super::release::{self, close, release_all};
@@ -46,11 +46,11 @@ fn sweep(served: &Arc<Served>, metrics: &Arc<Metrics>, now: Instant) {
         let over = store.expire(now);
         store.forget_left(is_gone);
         let lost = store.retain(|pin| match pin.payload.is_lost() {
-            true => Some(Why::Holder),
-            false => (!is_on).then_some(Why::Stopped),
+            true => Some(PinEnd::Holder),
+            false => (!is_on).then_some(PinEnd::Stopped),
         });
         (over, lost)
     };
     metrics.read_back_pins.with_label_values(&[served.name(), "expired"]).inc_by(over as u64);
-    release::several(served, metrics, lost);
+    release::release_in_background(served, metrics, lost);
 }

@@ -75,7 +75,7 @@ pub(super) fn of(roster: &Roster, seen: &[Candidate]) -> Vec<Condition> {
     let ranks = seen.chunk_by(|one, next| one.worker == next.worker);
     let workers = ranks.filter_map(|ranks| roster.get(ranks.first()?.worker));
     let conditions = workers.map(|worker| {
-        let audit = worker.audit.view();
+        let audit = worker.usage_stats.view();
         Condition {
             worker: worker.id().to_owned(),
             events_current: worker.events_are_current(),

@@ -134,7 +134,7 @@ impl Chosen<'_> {
         let Some(hashes) = self.unit.hashes.get(..least) else { return WhyNot::NoSource };
         let holds = |worker: &&Worker| {
             let mut ranks = 0..worker.ranks.count();
-            let pinned = worker.ranks.are_pinned();
+            let pinned = worker.ranks.are_chosen_by_the_router();
             worker.index != self.worker.index
                 && ranks.any(|rank| pool.holds(worker, pinned.then_some(rank), hashes))
         };
@@ -226,7 +226,8 @@ impl Chosen<'_> {
     /// Why no decode worker keeps more of the prompt.
     fn without_pin(&self) -> WhyNot {
         let decoders = self.roster.iter().filter(|worker| worker.serves(Leg::Decode));
-        let flags: Vec<_> = decoders.clone().map(|worker| worker.read_back.pins()).collect();
+        let flags: Vec<_> =
+            decoders.clone().map(|worker| worker.read_back.keeps_for_read_back()).collect();
         if !flags.contains(&Some(true)) {
             let is_known = flags.iter().all(|flag| *flag == Some(false));
             return if is_known { WhyNot::FlagAbsent } else { WhyNot::FlagUnknown };
@@ -261,7 +262,7 @@ impl Chosen<'_> {
 
 /// Why an engine cannot be given a leg that takes a prefix.
 fn flag(worker: &Worker) -> Option<WhyNot> {
-    match worker.read_back.pins() {
+    match worker.read_back.keeps_for_read_back() {
         None => Some(WhyNot::FlagUnknown),
         Some(false) => Some(WhyNot::FlagAbsent),
         Some(true) => None,

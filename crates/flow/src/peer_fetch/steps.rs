@@ -15,14 +15,14 @@ use crate::hand_off::{DecodeParams, PrefillParams};
 use crate::lease::Lease;
 use crate::legs;
 use crate::read_back::discard_whole;
-use crate::reply::choices::turned_away;
+use crate::reply::choices::is_below_threshold;
 use crate::staged::{FetchRequest, HandOffOrigin, Prefilled, Staged, UnderWay, leave};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::GateKind;
 use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
-use splitrail_fleet::reply_audit::audit_source;
+use splitrail_fleet::reply_check::check_source;
 use splitrail_fleet::{Served, Worker};
 use splitrail_telemetry::Metrics;
 use splitrail_workload::Booking;
@@ -149,7 +149,7 @@ impl<'a> Steps<'a> {
         self.put_threshold(&mut asked, source, least);
         let asked = legs::prefill(&asked, ENDPOINT, PrefillParams::Pulled)
             .map_err(|_| PeerFetchOutcome::Failed)?;
-        let epoch = source.audit.epoch();
+        let epoch = source.usage_stats.epoch();
         let _asked = source.book(self.workers.source_rank, 1, u64::from(tokens));
         let rank = self.workers.source_rank.map(u32::from);
         let pinned = LegHeaders { rank, prefill_tokens: Some(1), ..leg_headers.clone() };
@@ -166,7 +166,7 @@ impl<'a> Steps<'a> {
         let cached = cached.or(hand_off.remote_prefill_cached_tokens());
         let promised = self.prefix_tokens;
         if let Some(cached) = cached {
-            audit_source(metrics, served, source, epoch, [promised, cached]);
+            check_source(metrics, served, source, epoch, [promised, cached]);
         }
         // A hand-off of other tokens than these would be taken without an error.
         let fits = usage.is_none_or(|usage| usage.prompt_tokens == tokens)
@@ -236,7 +236,7 @@ impl<'a> Steps<'a> {
         let begun = Moment::now();
         let peer = response.peer.map(|Peer(address)| address);
         let reply = client.whole(worker, response).await.map_err(failed)?;
-        match turned_away(Dialect::Chunks, &reply) {
+        match is_below_threshold(Dialect::Chunks, &reply) {
             true => Err(PeerFetchOutcome::Lost),
             false => Ok((reply, begun, peer)),
         }

@@ -102,7 +102,7 @@ async fn run(
     let outcome = Steps::new(asker, &booking, workers, prefix, deadline.into()).run(&ids).await?;
     booking.arrived();
     if was_idle && booking.is_alone() && outcome == PeerFetchOutcome::Fetched {
-        fetcher.costs.fetched(Instant::now(), *tokens, begun.elapsed().as_secs_f64());
+        fetcher.costs.learn_fetch(Instant::now(), *tokens, begun.elapsed().as_secs_f64());
     }
     Ok(outcome)
 }

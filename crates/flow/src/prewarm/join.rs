@@ -227,7 +227,7 @@ impl Join {
     fn rank(&self, worker: &Worker) -> Option<u16> {
         let turn = self.prefixes.wrapping_add(self.running.len() as u32);
         let count = u32::from(worker.ranks.count()).max(1);
-        worker.ranks.are_pinned().then(|| (turn % count) as u16)
+        worker.ranks.are_chosen_by_the_router().then(|| (turn % count) as u16)
     }
 
     /// The number of blocks for which the worker's cache has room; any number if its size is unknown.

@@ -51,7 +51,7 @@ pub(super) fn list_senders(
             && !is_needed_by_clients(worker.waiting(now), worker.fetches.sending(), own);
         let active_tokens = worker.booked.active_tokens();
         for number in 0..worker.ranks.count() {
-            let rank = worker.ranks.are_pinned().then_some(number);
+            let rank = worker.ranks.are_chosen_by_the_router().then_some(number);
             let queue_ns = worker.costs.seen(now, RankScope::Rank(rank), 0).wait_ns;
             let wait_ns = queue_ns.saturating_add(worker.fetches.outgoing_ns());
             let sender = Sender {

@@ -14,7 +14,7 @@ use splitrail_api::JsonObject;
 
 /// Whether a choice of this reply or event was rejected for its threshold. Only dialects with
 /// choices can express that.
-pub fn turned_away(dialect: Dialect, data: &[u8]) -> bool {
+pub fn is_below_threshold(dialect: Dialect, data: &[u8]) -> bool {
     if dialect != Dialect::Chunks {
         return false;
     }
@@ -95,7 +95,7 @@ mod tests {
             r#"{"choices":[{"text":"a"},{"finish_reason":"cache_threshold"}]}"#,
             r#"{"choices":[{"delta":{},"finish_reason":"cache\u005fthreshold"},{"finish_reason":"cache_threshold"}]}"#,
         ] {
-            assert!(turned_away(Dialect::Chunks, data.as_bytes()), "{data}");
+            assert!(is_below_threshold(Dialect::Chunks, data.as_bytes()), "{data}");
         }
         for data in [
             r#"{"choices":[{"text":"cache_threshold","finish_reason":null}]}"#,
@@ -103,7 +103,7 @@ mod tests {
             r#"{"choices":[],"x":"cache_threshold"}"#,
             "cache_threshold",
         ] {
-            assert!(!turned_away(Dialect::Chunks, data.as_bytes()), "{data}");
+            assert!(!is_below_threshold(Dialect::Chunks, data.as_bytes()), "{data}");
         }
     }
 

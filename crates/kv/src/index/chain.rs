@@ -7,7 +7,7 @@ use crate::event::EngineHash;
 use crate::hash::BlockHash;
 
 /// Blocks with their names and hashes.
-pub(super) trait Chain: Copy {
+pub(super) trait BlockSequence: Copy {
     fn len(self) -> usize;
 
     /// The names of the blocks from `from` on.
@@ -28,7 +28,7 @@ pub(super) trait Chain: Copy {
     ) -> Option<(Span, bool)>;
 }
 
-impl Chain for &[HashedBlock] {
+impl BlockSequence for &[HashedBlock] {
     #[inline]
     fn len(self) -> usize {
         <[_]>::len(self)
@@ -59,12 +59,12 @@ impl Chain for &[HashedBlock] {
 
 /// Names and hashes in separate lists of the same length.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Named<'a> {
+pub(super) struct NamedBlocks<'a> {
     pub(super) names: &'a [EngineHash],
     pub(super) hashes: &'a [BlockHash],
 }
 
-impl Chain for Named<'_> {
+impl BlockSequence for NamedBlocks<'_> {
     #[inline]
     fn len(self) -> usize {
         self.names.len()

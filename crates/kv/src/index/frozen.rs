@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::forest::{Forest, ROOT};
 use super::strips::Place;
-use super::{Index, Named, RunNames, SnapshotRun, WorkerKey};
+use super::{BlockName, Index, RunNames, SnapshotRun, WorkerKey};
 use crate::event::{EngineHash, Tier};
 use crate::hash::BlockHash;
 
@@ -205,12 +205,12 @@ impl Frozen {
             let at = block - from;
             match self.special.get(&block) {
                 Some(all) => {
-                    let named = |&(engine, copies)| Named { at, engine, copies };
+                    let named = |&(engine, copies)| BlockName { at, engine, copies };
                     names.extend(all.iter().map(named));
                 }
                 None => {
                     let engine = EngineHash(self.names[block as usize]);
-                    names.push(Named::plain(at, engine));
+                    names.push(BlockName::plain(at, engine));
                 }
             }
         }

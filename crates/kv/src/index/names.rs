@@ -83,7 +83,7 @@ pub(super) struct Names {
 
 /// Engines may number their blocks in sequence: one wide multiplication distributes them.
 #[inline]
-pub(super) fn mix(name: u64) -> u64 {
+pub(super) fn spread_name(name: u64) -> u64 {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     let product = u128::from(name ^ MULTIPLIER) * u128::from(MULTIPLIER);
     (product as u64) ^ ((product >> 64) as u64)
@@ -360,7 +360,7 @@ impl Names {
     /// the fractional part to the line.
     #[inline]
     fn home(&self, name: u64) -> Home {
-        let product = u128::from(mix(name)) * u128::from(self.base_lines);
+        let product = u128::from(spread_name(name)) * u128::from(self.base_lines);
         let (line, fraction) = ((product >> 64) as u32, product as u64);
         let below = ((fraction >> 32) >> (32 - self.doublings)) as u32;
         let tag = (fraction >> 32) as u32 >> self.group_bits;

@@ -6,7 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use super::chain;
 use super::forest::Cursor;
 use super::names::Lane;
-use super::snapshot::{Named, RunNames, SnapshotRun};
+use super::snapshot::{BlockName, RunNames, SnapshotRun};
 use super::strips::Place;
 use super::{Applied, HashedBlock, Index, WorkerKey};
 use crate::event::Tier;
@@ -16,7 +16,7 @@ use crate::hash::BlockHash;
 #[derive(Debug, Default)]
 struct RestoreState {
     /// The last block of every run so far.
-    ends: HashMap<BlockHash, Place, BuildHasherDefault<Spread>>,
+    ends: HashMap<BlockHash, Place, BuildHasherDefault<ChainedHashHasher>>,
     /// The lane of the last block of the last run, if known.
     last: Option<Lane>,
     /// Number of names for which room is to be made before the first arrives.
@@ -29,9 +29,9 @@ struct RestoreState {
 
 /// Distributes chained hashes, which a malicious sender may have chosen.
 #[derive(Debug, Default)]
-struct Spread(u64);
+struct ChainedHashHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for ChainedHashHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -41,7 +41,7 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, value: u64) {
-        self.0 = super::names::mix(self.0 ^ value);
+        self.0 = super::names::spread_name(self.0 ^ value);
     }
 }
 
@@ -101,7 +101,7 @@ impl Index {
             names if names.is_empty() => self.add_unheld(cursor, &run.hashes, state),
             RunNames::Plain(names) => {
                 self.make_room(worker, &mut state.expected);
-                let named = chain::Named { names, hashes: &run.hashes };
+                let named = chain::NamedBlocks { names, hashes: &run.hashes };
                 let stored = self.store_at(worker, cursor, after, named, Tier::Device);
                 applied += stored.applied;
                 stored.end.map(|(cursor, last)| {
@@ -188,7 +188,7 @@ impl Index {
         worker: WorkerKey,
         cursor: Cursor,
         hashes: &[BlockHash],
-        names: &[Named],
+        names: &[BlockName],
     ) -> Applied {
         let mut applied = Applied::default();
         // The place of the previous block is kept, because names of the run itself may change
@@ -255,7 +255,7 @@ impl Index {
         places
     }
 
-    fn set_copies(&mut self, worker: WorkerKey, named: &Named) {
+    fn set_copies(&mut self, worker: WorkerKey, named: &BlockName) {
         let Some(known) = self.workers.get_mut(&worker) else {
             return;
         };
@@ -271,7 +271,12 @@ impl Index {
         known.take_copy(&mut self.forest, lane, Tier::Device);
     }
 
-    fn place_of(&self, worker: WorkerKey, hashes: &[BlockHash], names: &[Named]) -> Option<Place> {
+    fn place_of(
+        &self,
+        worker: WorkerKey,
+        hashes: &[BlockHash],
+        names: &[BlockName],
+    ) -> Option<Place> {
         let known = &self.workers.get(&worker)?.names;
         let last = hashes.len().checked_sub(1)?;
         let named = names.iter().find(|named| named.at as usize == last)?;

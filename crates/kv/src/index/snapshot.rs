@@ -33,7 +33,7 @@ pub enum RunNames {
     /// if no block is held.
     Plain(Vec<EngineHash>),
     /// Some blocks have further names or other copies.
-    Each(Vec<Named>),
+    Each(Vec<BlockName>),
 }
 
 impl RunNames {
@@ -51,20 +51,22 @@ impl RunNames {
     }
 
     /// All names, with the positions of their blocks.
-    pub fn iter(&self) -> impl Iterator<Item = Named> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = BlockName> + '_ {
         let (plain, each) = match self {
             Self::Plain(names) => (&names[..], &[][..]),
             Self::Each(names) => (&[][..], &names[..]),
         };
-        let plain = plain.iter().enumerate().map(|(at, engine)| Named::plain(at as u32, *engine));
+        let plain =
+            plain.iter().enumerate().map(|(at, engine)| BlockName::plain(at as u32, *engine));
         plain.chain(each.iter().copied())
     }
 }
 
-impl FromIterator<Named> for RunNames {
-    fn from_iter<T: IntoIterator<Item = Named>>(names: T) -> Self {
-        let names: Vec<Named> = names.into_iter().collect();
-        let is_plain = |(at, named): (u32, &Named)| *named == Named::plain(at, named.engine);
+impl FromIterator<BlockName> for RunNames {
+    fn from_iter<T: IntoIterator<Item = BlockName>>(names: T) -> Self {
+        let names: Vec<BlockName> = names.into_iter().collect();
+        let is_plain =
+            |(at, named): (u32, &BlockName)| *named == BlockName::plain(at, named.engine);
         match (0..).zip(&names).all(is_plain) {
             true => Self::Plain(names.into_iter().map(|named| named.engine).collect()),
             false => Self::Each(names),
@@ -74,7 +76,7 @@ impl FromIterator<Named> for RunNames {
 
 /// An engine's name of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct BlockName {
     /// The block's position in its run.
     pub at: u32,
     /// The engine's hash of the block, by which it will be removed.
@@ -83,7 +85,7 @@ pub struct Named {
     pub copies: [u32; Tier::COUNT],
 }
 
-impl Named {
+impl BlockName {
     /// The name of a block that has one copy, on the device.
     pub(super) fn plain(at: u32, engine: EngineHash) -> Self {
         Self { at, engine, copies: [1, 0, 0, 0] }
@@ -147,7 +149,7 @@ impl Index {
                 taken += names[taken..].partition_point(|(at, ..)| *at <= to);
                 to += 1;
             }
-            let named = names[..taken].iter().map(|(at, name, lane)| Named {
+            let named = names[..taken].iter().map(|(at, name, lane)| BlockName {
                 at: at - from,
                 engine: EngineHash(*name),
                 copies: known.copies(*lane),

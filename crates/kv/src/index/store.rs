@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::chain::Chain;
+use super::chain::BlockSequence;
 use super::forest::{Cursor, Forest, Span};
 use super::holders::ABSENT;
 use super::names::{BATCH, Lane, Row};
@@ -52,7 +52,7 @@ impl Index {
         worker: WorkerKey,
         mut cursor: Cursor,
         after: Option<Lane>,
-        blocks: impl Chain,
+        blocks: impl BlockSequence,
         tier: Tier,
     ) -> StoredAt {
         let limit = self.limit();
@@ -229,7 +229,7 @@ enum Stop {
 impl Storing<'_> {
     /// The blocks along which the chain continues, created if necessary; and whether readers
     /// already see the worker as their holder. `None` if hashes contradict existing blocks.
-    fn find_or_extend(&mut self, cursor: Cursor, rest: impl Chain) -> Option<(Span, bool)> {
+    fn find_or_extend(&mut self, cursor: Cursor, rest: impl BlockSequence) -> Option<(Span, bool)> {
         if let Some(span) = rest.follow(self.forest, cursor) {
             return Some((span, false));
         }
@@ -238,7 +238,7 @@ impl Storing<'_> {
     }
 
     /// Enters the names of a span's blocks; returns how many found room.
-    fn enter(&mut self, blocks: impl Chain, span: Span, held: bool) -> usize {
+    fn enter(&mut self, blocks: impl BlockSequence, span: Span, held: bool) -> usize {
         let replaced = self.applied.replaced;
         let mut entering = Entering { blocks, span, held, new: 0..0 };
         let mut entered = 0;
@@ -277,7 +277,7 @@ impl Storing<'_> {
     /// Enters the next blocks from `from` on; returns where it stopped, and why.
     fn enter_row(
         &mut self,
-        entering: &mut Entering<impl Chain>,
+        entering: &mut Entering<impl BlockSequence>,
         from: usize,
         row: &Row,
     ) -> Result<usize, Stop> {
@@ -341,7 +341,7 @@ impl Storing<'_> {
     }
 
     /// Adds a copy of a block that exists under the same name.
-    fn copy(&mut self, entering: &mut Entering<impl Chain>, lane: Lane) {
+    fn copy(&mut self, entering: &mut Entering<impl BlockSequence>, lane: Lane) {
         // Entered blocks must be published before tiers change.
         self.hold(entering);
         self.worker.add_copies(self.forest, lane, self.tier, 1);
@@ -360,7 +360,7 @@ impl Storing<'_> {
     }
 
     /// Publishes the entered blocks to readers.
-    fn hold(&mut self, entering: &mut Entering<impl Chain>) {
+    fn hold(&mut self, entering: &mut Entering<impl BlockSequence>) {
         let Entering { blocks, span, held, .. } = *entering;
         let new = std::mem::take(&mut entering.new);
         if held || new.is_empty() {

@@ -8,7 +8,7 @@
 mod counting;
 
 use splitrail_kv::{
-    BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, KvEvent, Named, Overlaps,
+    BlockHash, BlockName, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, KvEvent, Overlaps,
     RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey,
 };
 
@@ -90,7 +90,7 @@ impl PseudoRandom {
         let mut run = || {
             let hashes: Vec<_> =
                 (0..self.below(40)).map(|_| BlockHash(self.next() % 500)).collect();
-            let named = |at| Named {
+            let named = |at| BlockName {
                 at: if self.below(50) == 0 { u32::MAX } else { at as u32 },
                 engine: self.name(),
                 copies: [[1, 0, 0, 0], [0, 2, 0, 0], [u32::MAX; 4], [0; 4]][self.below(9) / 3],

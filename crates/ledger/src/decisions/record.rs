@@ -298,7 +298,7 @@ impl Decision {
     }
 
     /// Cached tokens in the client's usage; `None` if the usage has none.
-    pub fn told_cached_tokens(&self) -> Option<u32> {
+    pub fn client_cached_tokens(&self) -> Option<u32> {
         self.told_cached_tokens
     }
 

@@ -6,7 +6,7 @@ use super::handle::DecisionHandle;
 use super::record::Decision;
 use crate::entry::{Cached, Entry, ReportedUsage};
 use crate::leg::{LegFacts, Origin};
-use crate::record::reported_cached_tokens;
+use crate::record::client_cached_tokens;
 use crate::timeline::RequestTimes;
 use splitrail_config::model::CachedTokensFallback;
 
@@ -34,7 +34,7 @@ impl DecisionHandle {
     ) -> Option<LegFacts> {
         let mut decision = self.lock();
         decision.outcome = Some(outcome);
-        let leg = decision.ledger.decode_turned_away(usage);
+        let leg = decision.ledger.end_decode_below_threshold(usage);
         decision.ledger.discard(outcome);
         leg
     }
@@ -50,10 +50,10 @@ impl DecisionHandle {
     ) -> Option<ReportedUsage> {
         let mut decision = self.lock();
         decision.outcome = Some("ok");
-        decision.ledger.turned_away(known);
+        decision.ledger.answer_below_threshold(known);
         let prompt_tokens = decision.ledger.prompt_tokens()?;
         let cached = decision.ledger.cached()?;
-        let cached_tokens = reported_cached_tokens(cached, fallback);
+        let cached_tokens = client_cached_tokens(cached, fallback);
         decision.set_cached(cached, cached_tokens);
         let usage = ReportedUsage { prompt_tokens, completion_tokens: 0, cached_tokens };
         if is_shown {
@@ -64,9 +64,9 @@ impl DecisionHandle {
 
     /// The reply begins. The cached tokens that the prefill leg has reported are certain before
     /// the reply's own usage: they go out with the headers of a stream.
-    pub fn cached_tokens_foretold(&self) {
+    pub fn announce_cached_tokens(&self) {
         let mut decision = self.lock();
-        let reported = decision.ledger.prefill().and_then(LegFacts::cached_tokens_told);
+        let reported = decision.ledger.prefill().and_then(LegFacts::reported_cached_tokens);
         if let Some(tokens) = reported {
             let tokens = tokens.min(decision.prompt_tokens.unwrap_or(u32::MAX));
             decision.set_cached(Cached { tokens, source: Origin::EnginePrefill }, Some(tokens));
@@ -80,7 +80,7 @@ impl DecisionHandle {
         decision.ledger.decode_reported(report.leg);
         decision.ledger.whole_reply(report.whole);
         let cached = decision.ledger.cached()?;
-        let cached_tokens = reported_cached_tokens(cached, report.fallback);
+        let cached_tokens = client_cached_tokens(cached, report.fallback);
         if report.is_shown {
             let EngineUsage { prompt_tokens, completion_tokens, .. } = report.whole;
             decision.ledger.record_client_usage(ReportedUsage {

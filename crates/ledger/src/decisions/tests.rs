@@ -195,10 +195,10 @@ fn cached_tokens_that_are_foretold_are_at_most_the_prompt() {
     let decision = begun();
     decision.prefill_sent(leg(LegKind::Prefill, "p1", 3));
     decision.prefill_reported(Some(120), Some(110));
-    decision.cached_tokens_foretold();
+    decision.announce_cached_tokens();
     decision.with(|decision| {
         assert_eq!(
-            (decision.cached_tokens(), decision.told_cached_tokens()),
+            (decision.cached_tokens(), decision.client_cached_tokens()),
             (Some(100), Some(100))
         );
         assert_eq!(decision.cached_source(), Some("engine"));
@@ -346,7 +346,7 @@ fn report_leg(event: Event, worker: &str, decision: &DecisionHandle) {
         Event::AttemptDiscarded => decision.attempt_discarded("lease_expired"),
         Event::ResumeSent => decision.resume_sent(leg(LegKind::Decode, worker, 1)),
         Event::ResumeFailed => decision.resume_failed("engine_failed"),
-        Event::Foretold => decision.cached_tokens_foretold(),
+        Event::Foretold => decision.announce_cached_tokens(),
         Event::UsageReported(cached) => {
             decision.usage_reported(report(cached));
         }
@@ -384,7 +384,7 @@ proptest! {
             prop_assert!(decision.decode_worker().is_none_or(is_chosen));
             let (cached, source) = (decision.cached_tokens(), decision.cached_source());
             prop_assert_eq!(cached.is_some(), source.is_some());
-            prop_assert_eq!(cached, decision.told_cached_tokens());
+            prop_assert_eq!(cached, decision.client_cached_tokens());
             prop_assert!(cached.is_none_or(|tokens| tokens <= 100));
         }
     }

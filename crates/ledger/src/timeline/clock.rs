@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use splitrail_telemetry::trace_context::TraceContext;
 
 use super::stage::Stage;
-use super::trace::{HandOff, Lap, Leg, Pick};
+use super::trace::{HandOffSpan, Lap, Pick, TracedLeg};
 use super::{Cursor, Timeline};
 use crate::leg::LegKind;
 
@@ -54,7 +54,7 @@ impl PromptClock {
         let prompt = self.prompt;
         if let Some(spans) = &mut state.spans {
             spans.lap(Lap { prompt: Some(prompt), stage, begin, end });
-            spans.hand_offs.extend(handed_over.map(|begin| HandOff { prompt, begin, end }));
+            spans.hand_offs.extend(handed_over.map(|begin| HandOffSpan { prompt, begin, end }));
         }
         Took { stage: end - begin, hand_off }
     }
@@ -93,7 +93,7 @@ impl PromptClock {
         let span_id = span_id().max(1);
         let mut state = self.timeline.lock();
         let Cursor { at: begin, .. } = *state.cursor(self.prompt);
-        let leg = Leg {
+        let leg = TracedLeg {
             prompt: self.prompt,
             kind,
             worker: worker.into(),

@@ -31,9 +31,9 @@ pub struct Spans {
     /// The choices of workers.
     pub picks: Vec<Pick>,
     /// The legs.
-    pub legs: Vec<Leg>,
+    pub legs: Vec<TracedLeg>,
     /// The hand-offs that were used.
-    pub hand_offs: Vec<HandOff>,
+    pub hand_offs: Vec<HandOffSpan>,
     /// The number of stages and legs that were not kept.
     pub left_out: usize,
 }
@@ -81,7 +81,7 @@ pub struct Scored {
 
 /// One leg.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Leg {
+pub struct TracedLeg {
     /// The position of the prompt among the prompts of the request.
     pub prompt: u32,
     /// The kind of the leg.
@@ -100,7 +100,7 @@ pub struct Leg {
 
 /// The time from the end of a prefill leg to the first token of its prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandOff {
+pub struct HandOffSpan {
     /// The position of the prompt among the prompts of the request.
     pub prompt: u32,
     /// The end of the prefill leg.
@@ -138,7 +138,7 @@ impl Spans {
     }
 
     /// Keeps a leg; returns its place.
-    pub(super) fn leg(&mut self, leg: Leg) -> Option<usize> {
+    pub(super) fn leg(&mut self, leg: TracedLeg) -> Option<usize> {
         if self.legs.len() >= KEPT_MAX {
             self.left_out += 1;
             return None;

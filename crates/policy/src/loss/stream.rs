@@ -74,7 +74,7 @@ impl Stream {
 
     /// Adds the blocks of a new prompt. Returns how many of its leading blocks came before, and how
     /// many of them were computed.
-    pub fn came(&mut self, prompt: &[u64]) -> (u32, u32) {
+    pub fn record_arrival(&mut self, prompt: &[u64]) -> (u32, u32) {
         let prompt = &prompt[..prompt.len().min(self.blocks_max)];
         let (seen, computed) = self.renew(prompt);
         self.age(prompt);
@@ -152,25 +152,28 @@ mod tests {
     fn a_stream_knows_what_came_and_what_was_computed() {
         let prompt = hashes(&[0; 12]);
         let mut stream = Stream::new(1_000);
-        assert_eq!(stream.came(&prompt[..10]), (0, 0));
-        assert_eq!(stream.came(&prompt), (10, 0));
+        assert_eq!(stream.record_arrival(&prompt[..10]), (0, 0));
+        assert_eq!(stream.record_arrival(&prompt), (10, 0));
         stream.computed(&prompt[..10]);
-        assert_eq!(stream.came(&prompt), (12, 10));
+        assert_eq!(stream.record_arrival(&prompt), (12, 10));
         let branch = hashes(&[0, 0, 0, 1]);
-        assert_eq!(stream.came(&branch), (3, 3));
+        assert_eq!(stream.record_arrival(&branch), (3, 3));
         stream.computed(&branch);
-        assert_eq!(stream.came(&branch), (4, 4));
-        assert_eq!(stream.came(&[]), (0, 0));
+        assert_eq!(stream.record_arrival(&branch), (4, 4));
+        assert_eq!(stream.record_arrival(&[]), (0, 0));
     }
 
     #[test]
     fn prompts_of_single_blocks_take_no_more_runs_than_their_bound() {
         let mut stream = Stream::new(1_600);
         for block in 0..10_000 {
-            stream.came(&[block]);
+            stream.record_arrival(&[block]);
             assert!(stream.young.runs.len() <= 100 && stream.old.runs.len() <= 100);
         }
-        assert_eq!((9_900..10_000).filter(|block| stream.came(&[*block]) == (1, 0)).count(), 100);
+        assert_eq!(
+            (9_900..10_000).filter(|block| stream.record_arrival(&[*block]) == (1, 0)).count(),
+            100
+        );
     }
 
     fn prompts() -> impl Strategy<Value = Vec<(Vec<u8>, bool)>> {
@@ -189,7 +192,7 @@ mod tests {
                     prompt.iter().take_while(|block| table.get(block).is_some_and(wanted)).count()
                 };
                 let expected = (leading(&|_| true) as u32, leading(&|computed| *computed) as u32);
-                prop_assert_eq!(stream.came(&prompt), expected);
+                prop_assert_eq!(stream.record_arrival(&prompt), expected);
                 prompt.iter().for_each(|block| *table.entry(*block).or_default() |= computed);
                 if computed {
                     stream.computed(&prompt);
@@ -204,7 +207,7 @@ mod tests {
             for (prompt, _) in prompts {
                 // Prompts that add enough blocks each.
                 let prompt = hashes(&[prompt, vec![2; 9]].concat());
-                stream.came(&prompt);
+                stream.record_arrival(&prompt);
                 recent.push(prompt.clone());
                 for generation in [&stream.young, &stream.old] {
                     let blocks: usize = generation.runs.values().map(|run| run.blocks.len()).sum();
@@ -218,7 +221,7 @@ mod tests {
                 if known.len() > half {
                     break;
                 }
-                prop_assert_eq!(stream.clone().came(prompt).0 as usize, prompt.len());
+                prop_assert_eq!(stream.clone().record_arrival(prompt).0 as usize, prompt.len());
             }
         }
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::file::File;
 use super::openings::Openings;
 use super::scanner::Scanner;
-use super::words::Words;
+use super::words::WordEncoder;
 
 /// Normaliser, added tokens and post-processor of `fastokens`, with this crate's own word encoder.
 pub(super) struct Compact {
@@ -14,7 +14,7 @@ pub(super) struct Compact {
     /// Recognises texts that need neither normaliser nor added tokens.
     openings: Option<Openings>,
     scanner: Scanner,
-    words: Words,
+    words: WordEncoder,
 }
 
 impl Compact {
@@ -34,7 +34,12 @@ impl Compact {
         // `fastokens` requires a model, which is never used.
         around["model"] = json!({ "type": "BPE", "vocab": { "a": 0 }, "merges": [] });
         let around = fastokens::Tokenizer::from_json(around).map_err(|error| error.to_string())?;
-        Ok(Self { around, openings: Openings::of(described), scanner, words: Words::read(file)? })
+        Ok(Self {
+            around,
+            openings: Openings::of(described),
+            scanner,
+            words: WordEncoder::read(file)?,
+        })
     }
 
     /// Token ids; `None` if the scanner does not cover the whole text.

@@ -28,7 +28,7 @@ const PIECE_BYTES: usize = 4 << 10;
 
 /// A tokenizer whose ids were compared with the reference.
 pub(super) struct Fast {
-    library: Library,
+    library: FastLibrary,
     /// Present if texts may be cut into pieces.
     cut: Option<PieceTokenizer>,
 }
@@ -47,7 +47,7 @@ struct Around {
 }
 
 /// The library that tokenises.
-enum Library {
+enum FastLibrary {
     /// This crate's own word encoder, with a tenth of the memory.
     Compact(Box<Compact>),
     Whole(Box<fastokens::Tokenizer>),
@@ -119,7 +119,7 @@ impl Fast {
     pub(super) fn prove(file: &File<'_>, example: &Example) -> Result<Self, String> {
         stay_on_one_thread();
         match Compact::read(file, &example.described)
-            .map(|compact| Library::Compact(Box::new(compact)))
+            .map(|compact| FastLibrary::Compact(Box::new(compact)))
         {
             Ok(compact) => match Self::prove_library(compact, example) {
                 Ok(fast) => return Ok(fast),
@@ -132,7 +132,7 @@ impl Fast {
         Self::prove_library(whole(file, &example.described)?, example)
     }
 
-    fn prove_library(library: Library, example: &Example) -> Result<Self, String> {
+    fn prove_library(library: FastLibrary, example: &Example) -> Result<Self, String> {
         let fast = Self { library, cut: None };
         let can_be_cut = pieces::can_be_cut(&example.described, &example.added);
         let mut around = can_be_cut.then(|| fast.around()).flatten();
@@ -205,8 +205,8 @@ impl Fast {
     /// Token ids of a text that is not cut; `None` if the library fails.
     pub(super) fn whole(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
         match &self.library {
-            Library::Compact(compact) => compact.encode(text, add_special_tokens),
-            Library::Whole(whole) => {
+            FastLibrary::Compact(compact) => compact.encode(text, add_special_tokens),
+            FastLibrary::Whole(whole) => {
                 whole.encode_with_special_tokens(text, add_special_tokens).ok()
             }
         }
@@ -215,8 +215,8 @@ impl Fast {
     /// Appends the ids of a piece.
     fn append(&self, piece: &str, ids: &mut Vec<u32>) -> Option<()> {
         match &self.library {
-            Library::Compact(compact) => compact.append(piece, ids),
-            Library::Whole(whole) => {
+            FastLibrary::Compact(compact) => compact.append(piece, ids),
+            FastLibrary::Whole(whole) => {
                 ids.extend(whole.encode_with_special_tokens(piece, false).ok()?);
                 Some(())
             }
@@ -225,21 +225,21 @@ impl Fast {
 
     fn finish(&self, ids: Vec<u32>, add_special_tokens: bool) -> Vec<u32> {
         match &self.library {
-            Library::Compact(compact) => compact.finish(ids, add_special_tokens),
-            Library::Whole(whole) => whole.post_process(ids, add_special_tokens),
+            FastLibrary::Compact(compact) => compact.finish(ids, add_special_tokens),
+            FastLibrary::Whole(whole) => whole.post_process(ids, add_special_tokens),
         }
     }
 }
 
 /// The tokenizer of `fastokens` for a file.
-fn whole(file: &File<'_>, described: &Value) -> Result<Library, String> {
+fn whole(file: &File<'_>, described: &Value) -> Result<FastLibrary, String> {
     let mut described = described.clone();
     for (name, text) in [("vocab", file.vocab), ("merges", file.merges)] {
         let text = text.map_or("null", |text| text.get());
         described["model"][name] = serde_json::from_str(text).map_err(|error| error.to_string())?;
     }
     let whole = fastokens::Tokenizer::from_json(described).map_err(|error| error.to_string())?;
-    Ok(Library::Whole(Box::new(whole)))
+    Ok(FastLibrary::Whole(Box::new(whole)))
 }
 
 /// The library distributes long texts over threads of its own, as many as its first caller may use.
@@ -298,7 +298,7 @@ mod tests {
         for pattern in [CL100K_BASE_PATTERN, O200K_BASE_PATTERN, QWEN2_PATTERN] {
             let text = text(pattern);
             let fast = prove(&text);
-            assert!(matches!(fast.library, Library::Compact(_)), "{pattern}");
+            assert!(matches!(fast.library, FastLibrary::Compact(_)), "{pattern}");
             assert!(fast.cut.is_some(), "{pattern}");
             let (reference, _) = reference::build(&text).unwrap();
             let wanted = reference.encode_fast(prose, true).unwrap();
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn expressions_without_a_scanner_use_the_whole_library() {
         let fast = prove(&text(r"\p{L}+|[^\p{L}]+"));
-        assert!(matches!(fast.library, Library::Whole(_)));
+        assert!(matches!(fast.library, FastLibrary::Whole(_)));
     }
 
     #[test]

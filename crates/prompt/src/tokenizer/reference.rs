@@ -9,7 +9,7 @@ use super::file::File;
 
 /// The settings of a BPE model, without its vocabulary.
 #[derive(Deserialize)]
-struct Words {
+struct BpeSettings {
     dropout: Option<f32>,
     unk_token: Option<String>,
     continuing_subword_prefix: Option<String>,
@@ -50,7 +50,7 @@ fn build_bpe(file: &File<'_>) -> Option<(Tokenizer, Value)> {
         Some(added) => serde_json::from_value(added.clone()).ok()?,
         None => Vec::new(),
     };
-    let words: Words = serde_json::from_value(model.clone()).ok()?;
+    let words: BpeSettings = serde_json::from_value(model.clone()).ok()?;
     // Both are read before either is used, because reading needs as much memory as building.
     let pairs = file.pairs()?;
     let pairs = pairs.into_iter().map(|(left, right)| (left.0.into(), right.0.into())).collect();

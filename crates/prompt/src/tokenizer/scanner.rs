@@ -13,7 +13,7 @@ mod starts;
 use fastokens::tiktoken;
 use serde_json::Value;
 
-pub(super) use plain::{Ends, Words};
+pub(super) use plain::{Ends, WordEnds};
 
 /// The expressions for which there is a scanner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +64,8 @@ impl Scanner {
     }
 
     /// The ends of a text's words.
-    pub(super) fn words(self, text: &str) -> Words<'_> {
-        Words::new(self, text)
+    pub(super) fn words(self, text: &str) -> WordEnds<'_> {
+        WordEnds::new(self, text)
     }
 
     /// The same by the library's scanners.

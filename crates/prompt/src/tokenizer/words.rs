@@ -31,13 +31,13 @@ const BATCH_WORDS: usize = 128;
 static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
 
 /// Encodes words as tokens.
-pub(super) struct Words {
+pub(super) struct WordEncoder {
     number: u32,
     merges: Merges,
     whole: Whole,
 }
 
-impl Words {
+impl WordEncoder {
     /// Reads the model of a file.
     ///
     /// # Errors
@@ -255,8 +255,8 @@ mod tests {
         json!({"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges})
     }
 
-    fn read(model: &Value) -> Result<Words, &'static str> {
-        Words::read(&File::read(json!({ "model": model }).to_string().as_bytes()).unwrap())
+    fn read(model: &Value) -> Result<WordEncoder, &'static str> {
+        WordEncoder::read(&File::read(json!({ "model": model }).to_string().as_bytes()).unwrap())
     }
 
     /// Ends of words, one at a time.

@@ -23,7 +23,9 @@ use std::time::Duration;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use splitrail_api::text::random_id;
 use splitrail_ledger::leg::LegKind;
-use splitrail_ledger::timeline::{HandOff, Lap, Leg, Pick, RequestTrace, Scored, Spans, Stage};
+use splitrail_ledger::timeline::{
+    HandOffSpan, Lap, Pick, RequestTrace, Scored, Spans, Stage, TracedLeg,
+};
 
 use super::otlp::{self, Head, Value, attribute, resource_attribute};
 use crate::summary::Summary;
@@ -94,7 +96,7 @@ enum Part<'a> {
     Stage(Stage),
     /// A choice of a worker, with what was kept of it.
     Pick(Option<&'a Pick>),
-    Leg(&'a Leg),
+    Leg(&'a TracedLeg),
     HandOff,
 }
 
@@ -114,8 +116,8 @@ struct Below<'a> {
 #[derive(Clone, Copy)]
 enum Parent<'a> {
     Request,
-    HandOff(HandOff),
-    Leg(&'a Leg),
+    HandOff(HandOffSpan),
+    Leg(&'a TracedLeg),
 }
 
 impl Ended<'_> {
@@ -137,7 +139,7 @@ impl Ended<'_> {
         self.put_request_span(out);
         let mut count = 1;
         // A hand-off comes before the spans in it.
-        let mut hand_offs: Vec<(HandOff, u64)> = Vec::new();
+        let mut hand_offs: Vec<(HandOffSpan, u64)> = Vec::new();
         self.each(|below| {
             count += 1;
             let own_id = match below.part {
@@ -154,7 +156,7 @@ impl Ended<'_> {
             };
             if let (Part::HandOff, Some(prompt)) = (below.part, below.prompt) {
                 let Below { begin, end, .. } = below;
-                hand_offs.push((HandOff { prompt, begin, end }, own_id));
+                hand_offs.push((HandOffSpan { prompt, begin, end }, own_id));
             }
             self.put_below(out, below, own_id, parent_id);
         });
@@ -179,20 +181,20 @@ impl Ended<'_> {
     }
 
     /// The hand-offs. A whole reply has no first token, and so none.
-    fn hand_offs(&self) -> &[HandOff] {
+    fn hand_offs(&self) -> &[HandOffSpan] {
         if self.has_first_token() { &self.spans.hand_offs } else { &[] }
     }
 
     /// The hand-off that a stage is a part of.
-    fn hand_off_around(&self, lap: &Lap) -> Option<HandOff> {
-        let holds = |one: &&HandOff| {
+    fn hand_off_around(&self, lap: &Lap) -> Option<HandOffSpan> {
+        let holds = |one: &&HandOffSpan| {
             Some(one.prompt) == lap.prompt && one.begin <= lap.begin && lap.end <= one.end
         };
         self.hand_offs().iter().find(holds).copied()
     }
 
     /// The span of a leg.
-    fn leg<'a>(&'a self, leg: &'a Leg) -> Below<'a> {
+    fn leg<'a>(&'a self, leg: &'a TracedLeg) -> Below<'a> {
         let lap = self.spans.laps.iter().find(|lap| is_whole(lap, leg));
         let is_ttft_part = lap.is_some_and(|lap| {
             self.is_before_reply(lap)
@@ -235,7 +237,7 @@ impl Ended<'_> {
             // The whole of it is the span of the hand-off, or of the leg.
             Stage::FirstToken if hand_off.is_some() || !self.has_first_token() => return None,
             Stage::FirstToken => {
-                let begun = |leg: &&Leg| {
+                let begun = |leg: &&TracedLeg| {
                     Some(leg.prompt) == lap.prompt
                         && leg.kind == LegKind::Decode
                         && leg.begin == lap.begin
@@ -329,7 +331,7 @@ impl Ended<'_> {
 }
 
 /// Whether a stage is the whole of a leg.
-fn is_whole(lap: &Lap, leg: &Leg) -> bool {
+fn is_whole(lap: &Lap, leg: &TracedLeg) -> bool {
     Some(leg.prompt) == lap.prompt && leg.begin == lap.begin && leg.end == Some(lap.end)
 }
 

@@ -11,7 +11,7 @@ use crate::size::{
     BadSize, RATE_FORMAT, SIZE_FORMAT, format_rate, format_size, parse_rate, parse_size,
 };
 use crate::tree::{Node, Value, resolve_plain};
-use crate::words::{Dialect, place_name, shown};
+use crate::words::{FileProfile, place_name, shown};
 
 impl<'c> Checker<'c> {
     pub(super) fn text(&mut self, node: &Node, text: &str, schema: &Json, path: &str) {
@@ -196,7 +196,7 @@ pub(super) fn sized(schema: &Json) -> Option<SizeForm> {
 }
 
 /// A hint for a value of the wrong type.
-fn fix(dialect: &Dialect, node: &Node, options: &[&Json], path: &str) -> String {
+fn fix(dialect: &FileProfile, node: &Node, options: &[&Json], path: &str) -> String {
     let wants = |name| options.iter().any(|option| type_name(option) == name);
     let format = options.iter().find_map(|option| option.get("format").and_then(Json::as_str));
     match &node.value {

@@ -8,7 +8,7 @@ use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
 use super::core_scalar::resolve;
 use super::{Entry, Node, Value};
 use crate::problem::{Place, ProblemReport};
-use crate::words::{Dialect, shown};
+use crate::words::{FileProfile, shown};
 
 /// Maximum number of values in a file after aliases were expanded. A worker has about six.
 const NODES_MAX: usize = 250_000;
@@ -17,7 +17,7 @@ const DEPTH_MAX: usize = 32;
 
 /// The tree of `text`. `None` means that the text could not be parsed to its end; a tree may be
 /// returned although there are mistakes (such as a key that occurs twice).
-pub(crate) fn read(text: &str, dialect: &Dialect, report: &mut ProblemReport) -> Option<Node> {
+pub(crate) fn read(text: &str, dialect: &FileProfile, report: &mut ProblemReport) -> Option<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if let Some((offset, found)) = text.char_indices().find(|(_, c)| !allowed(*c)) {
         // The parser would treat a NUL as the end of the file.
@@ -59,7 +59,7 @@ struct Key {
 }
 
 struct Reader<'r> {
-    dialect: &'r Dialect,
+    dialect: &'r FileProfile,
     report: &'r mut ProblemReport,
     frames: Vec<Frame>,
     anchors: HashMap<usize, Node>,

@@ -10,8 +10,13 @@ use super::*;
 use crate::file::{Checked, parse_with};
 use crate::{Problems, Secret};
 
-const DIALECT: Dialect =
-    Dialect { renamed_keys: &[], variables: true, secret_keys: &["key"], empty: "", too_large: "" };
+const DIALECT: FileProfile = FileProfile {
+    renamed_keys: &[],
+    variables: true,
+    secret_keys: &["key"],
+    empty: "",
+    too_large: "",
+};
 
 /// A file with values of all types.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]

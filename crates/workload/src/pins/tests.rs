@@ -73,7 +73,7 @@ fn an_abandoned_pin_counts_until_it_expires_or_its_process_is_gone() {
     let worker = WorkerIndex(0);
     assert_eq!((store.len(), store.bytes, store.blocks(worker)), (0, 0, 8));
     // The worker has room for two further blocks.
-    assert_eq!(store.keep(pin(&four, 0, later(now, 9)), 10)[0].1, Why::Bound);
+    assert_eq!(store.keep(pin(&four, 0, later(now, 9)), 10)[0].1, PinEnd::Bound);
     assert!(store.keep(pin(&[9, 9, 9, 9], 0, later(now, 9)), 10).is_empty());
     assert_eq!(store.blocks(worker), 10);
     store.expire(later(now, 5));
@@ -89,7 +89,7 @@ fn the_blocks_of_an_ended_pin_count_until_the_engine_frees_them() {
     assert!(store.keep(four, 4).is_empty());
     assert_eq!((store.expire(later(now, 9)), store.len()), (1, 0));
     assert_eq!(store.blocks(WorkerIndex(0)), 4);
-    assert_eq!(store.keep(pin(&[3, 4], 0, later(now, 19)), 4)[0].1, Why::Bound);
+    assert_eq!(store.keep(pin(&[3, 4], 0, later(now, 19)), 4)[0].1, PinEnd::Bound);
     assert_eq!(store.expire(later(now, 10)), 0);
     assert_eq!(store.blocks(WorkerIndex(0)), 0);
 }
@@ -127,8 +127,8 @@ fn a_closed_store_gives_everything_back() {
     let found = store.find(now, &hashes(&[1, 2]), |_, _| true).unwrap();
     let taken = store.take(found).unwrap();
     assert_eq!(store.close().len(), 1);
-    assert_eq!(store.put(taken).unwrap().1, Why::Stopped);
-    assert_eq!(store.keep(pin(&[5, 6], 0, later(now, 9)), NO_BOUND)[0].1, Why::Stopped);
+    assert_eq!(store.put(taken).unwrap().1, PinEnd::Stopped);
+    assert_eq!(store.keep(pin(&[5, 6], 0, later(now, 9)), NO_BOUND)[0].1, PinEnd::Stopped);
     assert!(store.is_empty() && store.close().is_empty());
 }
 
@@ -149,7 +149,7 @@ fn a_longer_pin_supersedes_those_whose_tokens_it_has() {
     store.keep(pin(&[1, 2, 8, 8], 0, end), NO_BOUND);
     let out = store.keep(pin(&[1, 2, 3, 4, 5, 6], 1, end), NO_BOUND);
     let out: Vec<_> = out.into_iter().map(|(pin, why)| (pin.payload, why)).collect();
-    assert_eq!(out, [(vec![1, 2, 3, 4], Why::Superseded)]);
+    assert_eq!(out, [(vec![1, 2, 3, 4], PinEnd::Superseded)]);
     assert_eq!(store.len(), 2, "another continuation stays");
 }
 
@@ -163,10 +163,10 @@ fn beyond_a_bound_the_oldest_pins_go() {
     };
     assert_eq!(keep(&[1, 1, 1, 1], 0, 4), []);
     assert_eq!(keep(&[2, 2, 2, 2], 0, 4), []);
-    assert_eq!(keep(&[3, 3], 0, 4), [(1, Why::Bound)], "five blocks of the worker");
-    assert_eq!(keep(&[4; 10], 0, 4), [(4, Why::Bound)], "it alone is too large");
+    assert_eq!(keep(&[3, 3], 0, 4), [(1, PinEnd::Bound)], "five blocks of the worker");
+    assert_eq!(keep(&[4; 10], 0, 4), [(4, PinEnd::Bound)], "it alone is too large");
     assert_eq!(keep(&[5, 5], 1, 4), [], "of another worker");
-    assert_eq!(keep(&[6, 6], 1, 4), [(2, Why::Bound)], "four pins");
+    assert_eq!(keep(&[6, 6], 1, 4), [(2, PinEnd::Bound)], "four pins");
     let mut small = Store::new(Bounds { bytes: PIN_BYTES * 3, ..PLENTY });
     small.keep(pin(&[1, 1], 0, end), NO_BOUND);
     small.keep(pin(&[2, 2], 0, end), NO_BOUND);
@@ -178,8 +178,8 @@ fn pins_that_are_lost_are_given_out() {
     let (mut store, end) = (Store::new(PLENTY), later(Instant::now(), 9));
     store.keep(pin(&[1, 1], 0, end), NO_BOUND);
     store.keep(pin(&[2, 2], 1, end), NO_BOUND);
-    let lost = store.retain(|pin| (pin.holder == WorkerIndex(0)).then_some(Why::Holder));
-    assert_eq!((lost.len(), lost[0].1, store.len()), (1, Why::Holder, 1));
+    let lost = store.retain(|pin| (pin.holder == WorkerIndex(0)).then_some(PinEnd::Holder));
+    assert_eq!((lost.len(), lost[0].1, store.len()), (1, PinEnd::Holder, 1));
 }
 
 fn tokens() -> impl Strategy<Value = Vec<u32>> {
@@ -238,7 +238,7 @@ proptest! {
                     let ends = later(now, s);
                     model.push((tokens.clone(), holder, ends));
                     for (gone, why) in store.keep(pin(&tokens, holder, ends), blocks_max) {
-                        if why == Why::Superseded {
+                        if why == PinEnd::Superseded {
                             let full = gone.payload.len() / BLOCK;
                             prop_assert_eq!(shared(&tokens, &gone.payload), full);
                         }
@@ -269,7 +269,7 @@ proptest! {
                     prop_assert_eq!(over, before - model.len());
                 }
                 Step::Lose(holder) => {
-                    let is_lost = |pin: &Pin<_>| (pin.holder.0 == holder).then_some(Why::Holder);
+                    let is_lost = |pin: &Pin<_>| (pin.holder.0 == holder).then_some(PinEnd::Holder);
                     for (gone, _) in store.retain(is_lost) {
                         out(&mut model, &gone);
                     }

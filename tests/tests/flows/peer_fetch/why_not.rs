@@ -82,9 +82,9 @@ async fn why_a_fetch_takes_two_steps() {
     assert_eq!(no_one_shot(&trial, &second).await, "cooldown");
     fetcher.read_back.ended(true, Instant::now());
     fetcher.read_back.forget();
-    fetcher.read_back.set_pins(false);
+    fetcher.read_back.set_keeps_for_read_back(false);
     assert_eq!(no_one_shot(&trial, &second).await, "flag_absent");
-    fetcher.read_back.set_pins(true);
+    fetcher.read_back.set_keeps_for_read_back(true);
     pool.read_back.distrust();
     assert_eq!(no_one_shot(&trial, &second).await, "distrusted");
     trial.staged_blocks_are_freed().await;
@@ -148,7 +148,7 @@ async fn a_read_that_is_too_dear_is_not_why_a_fetch_takes_two_steps() {
     let serving = trial.cluster.running.core().serving();
     let pool = &serving.models[0].pool;
     let [fetcher, keeper] = ["p1", &keeper].map(|id| pool.roster().named(id).cloned().unwrap());
-    fetcher.read_back.set_pins(true);
+    fetcher.read_back.set_keeps_for_read_back(true);
     // The one that keeps more has failed as a source.
     let prefix = Prefix { rank: None, blocks: 1, last: BlockHash(1) };
     let bounds = pool.fetch_bounds().unwrap();

@@ -36,7 +36,7 @@ impl Iterator for Ends {
 
 /// Iterates over the ends of a text's words, several at a time. If the iteration stops before the
 /// end of the text, its results must not be used.
-pub(crate) struct Words<'a> {
+pub(crate) struct WordEnds<'a> {
     scanner: Scanner,
     text: &'a str,
     /// Start of the next word, unless `scanned` still holds words.
@@ -70,7 +70,7 @@ const CL100K: Rules = Rules { digits_max: 3, contracts: true, parts: false };
 const QWEN: Rules = Rules { digits_max: 1, ..CL100K };
 const DEEP_SEEK: Rules = Rules { digits_max: 3, contracts: false, parts: true };
 
-impl<'a> Words<'a> {
+impl<'a> WordEnds<'a> {
     pub(super) fn new(scanner: Scanner, text: &'a str) -> Self {
         let rules = match scanner {
             Scanner::Cl100k => Some(CL100K),
@@ -107,7 +107,7 @@ fn are_whole(words: &[(u32, u32)], len: usize) -> bool {
     ended.is_some_and(|ended| ended as usize == len)
 }
 
-impl Iterator for Words<'_> {
+impl Iterator for WordEnds<'_> {
     type Item = Ends;
 
     #[inline]

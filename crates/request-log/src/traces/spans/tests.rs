@@ -47,7 +47,7 @@ fn traced(state: &str, model: &'static str) -> Traced {
     summary.model = Some(model);
     summary.peer_fetch = Some("two_step");
     let lap = |stage, begin, end| Lap { prompt: Some(0), stage, begin: ms(begin), end: ms(end) };
-    let leg = |kind, span_id, begin, end, outcome| Leg {
+    let leg = |kind, span_id, begin, end, outcome| TracedLeg {
         prompt: 0,
         kind,
         worker: "p0".into(),
@@ -82,7 +82,7 @@ fn traced(state: &str, model: &'static str) -> Traced {
             leg(LegKind::Prefill, 6, 10, 30, "ok"),
             leg(LegKind::Decode, 7, 31, 100, "cancelled"),
         ],
-        hand_offs: vec![HandOff { prompt: 0, begin: ms(30), end: ms(60) }],
+        hand_offs: vec![HandOffSpan { prompt: 0, begin: ms(30), end: ms(60) }],
         left_out: 3,
     };
     let context = TraceContext { trace_id: TRACE, span_id: 9, is_sampled: true };

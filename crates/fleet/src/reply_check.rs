@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use crate::Served;
 use crate::Worker;
-use crate::audit::Reporting;
 use crate::drift::{Direction, DriftReaction, Measured};
 use crate::resync::ResyncRequest;
+use crate::usage_stats::Reporting;
 use splitrail_ledger::leg::LegFacts;
 use splitrail_telemetry::Metrics;
 
@@ -17,7 +17,7 @@ const RESYNC_REASON: &str = "drift";
 /// Counts which figures a worker reported at the end of a leg, compares them with the index, and
 /// names the worker in the log, once, if it never reports a figure. `has_usage` tells whether the
 /// reply had a usage object; `leg` contains its figures.
-pub fn audit_reply(
+pub fn check_reply(
     metrics: &Metrics,
     served: &Served,
     worker: &Worker,
@@ -28,7 +28,7 @@ pub fn audit_reply(
     if worker.gone.is_cancelled() {
         return;
     }
-    let audit = &worker.audit;
+    let audit = &worker.usage_stats;
     count(served, worker, &audit.usage, "usage", has_usage);
     // A leg that receives KV may count transferred tokens as cached.
     if leg.receives {
@@ -49,7 +49,7 @@ pub fn audit_reply(
 
 /// Compares the tokens that the source of a peer fetch had cached with those that the index promised
 /// in this epoch: `[promised, found]`.
-pub fn audit_source(
+pub fn check_source(
     metrics: &Metrics,
     served: &Served,
     worker: &Worker,
@@ -79,7 +79,7 @@ fn compare(
     let blocks = f64::from(estimate.abs_diff(engine)) / f64::from(block_size);
     let direction = if estimate > engine { "over" } else { "under" };
     served.series.cached_tokens_compared(metrics, served.name(), direction, blocks);
-    if worker.audit.compare(epoch, block_size, estimate, engine) {
+    if worker.usage_stats.compare(epoch, block_size, estimate, engine) {
         act_on_drift(served, worker);
     }
 }
@@ -110,7 +110,7 @@ fn act_on_drift(served: &Served, worker: &Worker) {
     if !config.enabled || worker.drift.has_given_up() {
         return;
     }
-    let measured = worker.audit.measured();
+    let measured = worker.usage_stats.measured();
     let verdict = worker.drift.decide(config, &measured, Instant::now());
     let Measured { samples, over_blocks, under_blocks, .. } = measured;
     let (model, id) = (served.name(), worker.id());

@@ -18,7 +18,7 @@ const WEIGHT: f64 = 1.0 / 16.0;
 
 /// How often one worker has reported figures, and how far the index was off.
 #[derive(Debug, Default)]
-pub struct Audit {
+pub struct UsageStats {
     pub(super) usage: Reporting,
     pub(super) cached_tokens: Reporting,
     comparisons: AtomicU64,
@@ -75,7 +75,7 @@ impl MovingAverage {
 
 /// An audit as shown on the admin listener.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct AuditView {
+pub struct UsageStatsView {
     /// All replies, and how many had a usage object.
     pub usage: ReportingView,
     /// Replies of legs that compute the prompt, and how many reported cached tokens.
@@ -113,7 +113,7 @@ impl Reporting {
     }
 }
 
-impl Audit {
+impl UsageStats {
     /// The current epoch of the worker's part of the index.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Relaxed)
@@ -174,8 +174,8 @@ impl Audit {
     }
 
     /// The audit as shown on the admin listener.
-    pub fn view(&self) -> AuditView {
-        AuditView {
+    pub fn view(&self) -> UsageStatsView {
+        UsageStatsView {
             usage: self.usage.view(),
             cached_tokens: self.cached_tokens.view(),
             comparisons: self.comparisons.load(Relaxed),
