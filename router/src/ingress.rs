@@ -8,7 +8,7 @@ mod connection_activity;
 pub mod connection_service;
 pub mod framing;
 pub mod grpc;
-mod head;
+pub(crate) mod head;
 pub mod http;
 pub mod identify;
 pub mod listener;

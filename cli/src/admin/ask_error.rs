@@ -163,6 +163,14 @@ impl AskError {
                 format!("{at} asks for a credential: {words}"),
                 Some("give a key of an operator by --admin-key-file or SPLITRAIL_ADMIN_KEY"),
             ),
+            403 if words.contains("listen.admin_hosts") => (
+                AskErrorKind::Credential,
+                words,
+                Some(
+                    "call the router by its IP address, or give a key of the role `read` by \
+                     --admin-key-file",
+                ),
+            ),
             403 if code == "forbidden" => (
                 AskErrorKind::Credential,
                 words,

@@ -163,10 +163,15 @@ impl Replica {
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<Request<Full<Bytes>>, AskError> {
+        // Without TLS and a key, a router may refuse names that it does not know.
+        let host = match self.resolved {
+            Some(resolved) if self.tls.is_none() => resolved.to_string(),
+            _ => self.address.authority().to_string(),
+        };
         let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(HOST, self.address.authority())
+            .header(HOST, host)
             .header(ACCEPT, "*/*")
             .header(USER_AGENT, concat!("splitrail/", env!("CARGO_PKG_VERSION")))
             .body(Full::new(body))

@@ -10,7 +10,7 @@ use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_proto::v1::attach_response::Message as RouterMessage;
 use tokio::sync::watch;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::blocks::{Fault, ShimBlocks};
 use super::context::AttachContext;
@@ -112,7 +112,7 @@ impl Session {
                 model,
                 worker,
                 ?grace,
-                "a shim's stream ended without notice; waiting for it to attach again"
+                "a shim's stream has ended; waiting for it to attach again"
             );
         }
         tokio::select! {
@@ -177,8 +177,10 @@ impl Session {
                     %status,
                     "a shim's stream is closed because of an error"
                 );
+                // The engine has another block size: its shim attaches again at once.
+                let comes_back = status.code() == Code::Unavailable;
                 stream.end(status);
-                return After::Nothing;
+                return if comes_back { After::Silence } else { After::Nothing };
             }
         }
     }
@@ -438,12 +440,15 @@ impl AttachedWorker {
         }
         if before != other {
             tracing::error!(
+                model = worker.model(),
                 worker = worker.id(),
                 block_size,
                 engine,
-                "the engine's block size differs from the model's: its blocks are not indexed; set \
-                 block_size"
+                "the engine's block size differs from the model's: its blocks are not indexed; give \
+                 all engines one block size"
             );
+            pool.index().remove_worker(worker.index.0);
+            pool.speculative_index.forget(worker.index);
         }
         worker.set_events_current(false);
         worker.set_synced();

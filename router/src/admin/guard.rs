@@ -21,6 +21,7 @@ use super::page::is_page;
 use super::refusal::AdminError;
 use super::{BODY_MAX_BYTES, EXPLAIN, METRICS};
 use crate::core::Core;
+use crate::ingress::head::name_of;
 use crate::ingress::http::whole;
 use crate::ingress::identify::refused;
 use crate::ingress::reply::reply_error;
@@ -234,7 +235,7 @@ fn calls_by<B>(
     let host = authority.host();
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     bare.eq_ignore_ascii_case("localhost")
-        || hosts.iter().any(|name| name.eq_ignore_ascii_case(bare))
+        || hosts.iter().any(|name| name_of(name).eq_ignore_ascii_case(name_of(bare)))
         || bare.parse::<IpAddr>().is_ok_and(|ip| is_allowed(ip.to_canonical()))
 }
 

@@ -100,7 +100,7 @@ fn malformed(message: &'static str) -> Error {
 }
 
 /// A host without its port, brackets and final dot.
-fn name_of(host: &str) -> &str {
+pub(crate) fn name_of(host: &str) -> &str {
     let host = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         // An IPv6 address without brackets has more than one colon.

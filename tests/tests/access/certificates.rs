@@ -36,7 +36,7 @@ tenants:
 - {{ name: keyed, models: [] }}
 {top}"
     );
-    Secured::start_with(&format!("{ROUTER}, {tls}"), "{}", &top, whole_or_events).await
+    Secured::start_with(&format!("{ROUTER}, {tls}"), "{ header_timeout: 60s }", &top, whole_or_events).await
 }
 
 fn client(identity: Option<&'static str>) -> TlsClient<'static> {
@@ -225,7 +225,7 @@ async fn no_session_is_resumed_where_clients_have_certificates() {
 }
 
 /// How long certificates of tests are valid that expire while the test runs.
-const VALIDITY: Duration = Duration::from_secs(8);
+const VALIDITY: Duration = Duration::from_secs(20);
 
 /// The status of the reply to a request whose head is complete once the certificate has expired;
 /// before that, the connection has served another request.

@@ -210,7 +210,8 @@ async fn an_engine_that_restarts_is_asked_again() {
     assert_eq!(cached, full_hit(prompt_tokens, 32));
     let log = router.log();
     assert!(!log.contains("differs from the model's"), "{log}");
-    let changed = log.lines().find(|line| line.contains("all engines have another block size now"));
+    let changed =
+        log.lines().find(|line| line.contains("most engines have another block size now"));
     assert!(changed.is_some_and(|line| line.contains("model=\"sim\"")), "{log}");
 }
 

@@ -107,7 +107,16 @@ async fn ask(
             break;
         }
         if terms.block_size == 0 {
-            terms.block_size = block_size.unwrap_or(0);
+            let Some(tokens) = block_size else {
+                if log_throttle.may_log("unknown") {
+                    tracing::warn!(
+                        "the engine has not reported its block size yet, and the router has none \
+                         configured: waiting for the engine"
+                    );
+                }
+                continue;
+            };
+            terms.block_size = tokens;
         }
         match IncompatibleRouter::check(&terms, block_size) {
             Ok(()) => {

@@ -66,7 +66,7 @@ async fn requests_of_one_host_leave_places_for_others() {
 async fn a_connection_without_requests_is_closed_and_one_with_a_request_stays() {
     let engine = RawEngine::start().await;
     let proxy = ProxyUnderTest::with(engine.address, |config| {
-        config.limits.idle_timeout = Duration::from_millis(200);
+        config.limits.idle_timeout = Duration::from_secs(2);
     });
     let proxy = proxy.await;
     let request = |path: &str| {
@@ -82,13 +82,11 @@ async fn a_connection_without_requests_is_closed_and_one_with_a_request_stays() 
     };
     let (reply, mut connection) = tokio::join!(busy.send_request(request("/health")), answering);
     let reply = reply.unwrap();
-    // Such connections come later, and end in spite of the pings that the client answers.
-    for _ in 0..3 {
-        let (mut idle, mut driving) = proxy.connect_http_2().await;
-        let answered = idle.send_request(request("/splitrail/status")).await.unwrap();
-        assert_eq!(answered.into_body().collect().await.unwrap().to_bytes(), "here");
-        within_timeout("an end", driving.join_next()).await.unwrap().unwrap();
-    }
+    // This connection comes later, and ends in spite of the pings that the client answers.
+    let (mut idle, mut driving) = proxy.connect_http_2().await;
+    let answered = idle.send_request(request("/splitrail/status")).await.unwrap();
+    assert_eq!(answered.into_body().collect().await.unwrap().to_bytes(), "here");
+    within_timeout("an end", driving.join_next()).await.unwrap().unwrap();
     connection.write("ok").await;
     assert_eq!(reply.into_body().collect().await.unwrap().to_bytes(), "ok");
     let answered = busy.send_request(request("/splitrail/status")).await.unwrap();
@@ -99,7 +97,7 @@ async fn a_connection_without_requests_is_closed_and_one_with_a_request_stays() 
 async fn a_body_that_dribbles_ends_its_request_with_a_408() {
     let engine = RawEngine::start().await;
     let proxy = ProxyUnderTest::with(engine.address, |config| {
-        config.limits.body_grace = Duration::from_millis(200);
+        config.limits.body_grace = Duration::from_secs(2);
     });
     let proxy = proxy.await;
     let mut client = proxy.connect().await;

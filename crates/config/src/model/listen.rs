@@ -41,8 +41,8 @@ pub struct Listen {
     /// Host names (without ports) with which requests may address the admin listener, beside
     /// `localhost` and IP addresses (on loopback: those of loopback). Other names get status 403,
     /// because they may be those of web pages (DNS rebinding). A listener beyond loopback checks the
-    /// names of plain requests without a credential alone, and not for `/metrics`, `/health`,
-    /// `/ready` and the files of the live page.
+    /// names of requests without a credential alone, unless it accepts nothing but TLS, and not for
+    /// `/metrics`, `/health`, `/ready` and the files of the live page.
     pub admin_hosts: Vec<String>,
     /// Who may use the admin listener.
     pub admin_access: AdminAccess,

@@ -138,7 +138,7 @@ function onState(state, details) {
   if (state === "live" && link.state !== "live" && chosen !== null) loadHistory(chosen);
   link = { state, details };
   if (state === "denied") {
-    setText(find("key-problem"), details.hadKey ? "The router does not accept this key (any more)." : "");
+    setText(find("key-problem"), details.message ?? (details.hadKey ? "The router does not accept this key (any more)." : ""));
     find("key").focus();
   }
   draw();

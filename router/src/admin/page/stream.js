@@ -85,8 +85,11 @@ export class Stream {
         redirect: "error",
       });
       if (reply.status === 401 || reply.status === 403) {
+        // A refused name is no matter of keys, so the router's own words are shown.
+        const words = reply.status === 403 ? await reply.json().catch(() => null) : null;
         clearTimeout(watchdog);
-        this.onState("denied", { status: reply.status, hadKey: this.key !== "" });
+        const message = words?.error?.message;
+        this.onState("denied", { status: reply.status, hadKey: this.key !== "", message });
         return;
       }
       if (reply.status === 503) reason = "full";

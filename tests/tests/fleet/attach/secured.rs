@@ -83,7 +83,7 @@ async fn a_certificate_speaks_for_the_workers_that_it_names() {
 async fn an_expired_certificate_attaches_nothing_over_an_open_connection() {
     let ca = format!(", client_ca: {:?}", fixture("clients/issuing.pem"));
     let router = secured_by(&fixture("router.pem"), &fixture("router.key"), &ca).await;
-    let brief = ExpiringIdentity::new(Duration::from_secs(8));
+    let brief = ExpiringIdentity::new(Duration::from_secs(20));
     let channel = channel(&router, Some(&brief.name()));
     let attach = |hello| Shim::attach_over(channel.clone(), None, hello);
     let mut attached = attach(hello("s0", "http://127.0.0.1:9")).await.expect("it may attach");
