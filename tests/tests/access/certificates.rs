@@ -36,7 +36,13 @@ tenants:
 - {{ name: keyed, models: [] }}
 {top}"
     );
-    Secured::start_with(&format!("{ROUTER}, {tls}"), "{ header_timeout: 60s }", &top, whole_or_events).await
+    Secured::start_with(
+        &format!("{ROUTER}, {tls}"),
+        "{ header_timeout: 60s }",
+        &top,
+        whole_or_events,
+    )
+    .await
 }
 
 fn client(identity: Option<&'static str>) -> TlsClient<'static> {
