@@ -351,7 +351,7 @@ mod tests {
         v1::SnapshotPart { runs, last: true, ..v1::SnapshotPart::default() }
     }
 
-    /// A run of so many blocks, each with a further name.
+    /// A run of the given number of blocks, each with a further name.
     fn run(number: u64, blocks: u32) -> v1::Run {
         let base = number << 32;
         let named = |at: u32, name: u64| v1::Named { at, name: base + name, copies: vec![1] };

@@ -110,7 +110,7 @@ fn batch(sequence: u64) -> Seen {
     Seen::Batch(sequence, sequence as f64)
 }
 
-/// A batch that removes so many blocks.
+/// A batch that removes the given number of blocks.
 fn removed(timestamp_s: f64, blocks: u32) -> Bytes {
     let mut bytes = Vec::new();
     mp::write_array_len(&mut bytes, 2).unwrap();

@@ -235,7 +235,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// A message that takes so many bytes.
+    /// A message with a payload of `bytes` bytes.
     fn message(mirror_id: &str, sequence: u64, bytes: usize) -> Waiting {
         let empty = Waiting { mirror_id: mirror_id.to_owned(), ..Waiting::default() };
         let payload = vec![0; bytes - empty.bytes()].into();

@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// A message of one event with so many changes.
+    /// A message of one event with the given number of changes.
     fn message(change: Option<Change>, changes: usize) -> v1::PlaneEvents {
         let changes = vec![v1::Change { change }; changes];
         let events = vec![v1::Events { sequence: 7, changes, ..v1::Events::default() }];

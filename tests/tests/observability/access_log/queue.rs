@@ -29,7 +29,7 @@ fn slow(queue: &str) -> Spec {
 }
 
 impl Logged {
-    /// Sends a request of so many words without waiting for its reply, which dropping the socket gives up.
+    /// Sends a request of the given number of words and does not wait for its reply. Dropping the socket cancels the request.
     async fn send(&self, id: &str, words: usize) -> TcpStream {
         let mut socket = TcpStream::connect(self.router.told("http")).await.unwrap();
         let headers = [("x-request-id", id)];
