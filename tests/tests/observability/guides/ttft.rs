@@ -109,12 +109,12 @@ async fn a_queue_before_idle_workers_leads_to_why_they_are_excluded() {
 #[tokio::test]
 async fn refused_requests_lead_to_the_bound_that_refuses_them() {
     let spec = Spec {
-        model: "queue: { max_waiting: 1 }\nsaturation: { requests: 1 }".into(),
-        engine: |_, config| config.decode_us_per_step = 50_000,
+        model: "queue: { max_waiting: 1 }\ncosts: { prefill_us_per_token: 1000 }".into(),
+        engine: |_, config| config.prefill_us_per_token = 1000,
         ..Spec::aggregated(1)
     };
     let mut walk = Walk::start(PAGE, spec).await;
-    walk.load(6, |client, turn| fresh(10, client, turn));
+    walk.load(6, |client, turn| fresh(60, client, turn));
     walk.page.says(2, "requests are shed", "`reason` says by which bound");
     let full = [("reason", "queue_full")];
     walk.until(2, "splitrail_shed_total", |shed| value(shed, &full) > 0.0).await;
