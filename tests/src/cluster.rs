@@ -97,6 +97,23 @@ impl Spec {
     pub fn aggregated(workers: usize) -> Self {
         Self { prefill: 0, decode: 0, both: workers, flow: "aggregated", ..Self::default() }
     }
+
+    /// Requests wait in the router's queue for the only prefill engine, `p0`, which computes a token
+    /// in a millisecond. `queue` is the keys of the model's `queue`, without braces.
+    pub fn queued(queue: &str) -> Self {
+        Self {
+            prefill: 1,
+            decode: 1,
+            policy: "{ kind: predicted_ttft }",
+            model: format!("queue: {{ {queue} }}\ncosts: {{ prefill_us_per_token: 1000 }}\n"),
+            engine: |name, config| {
+                if name == "p0" {
+                    config.prefill_us_per_token = 1000;
+                }
+            },
+            ..Self::default()
+        }
+    }
 }
 
 /// Running engines, and the configuration of a router in front of them.

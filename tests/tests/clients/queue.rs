@@ -10,22 +10,6 @@ use tokio::task::JoinSet;
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// One prefill worker that computes a token in a millisecond, as the configuration says.
-fn slow(queue: &str) -> Spec {
-    Spec {
-        prefill: 1,
-        decode: 1,
-        policy: "{ kind: predicted_ttft }",
-        model: format!("queue: {{ {queue} }}\ncosts: {{ prefill_us_per_token: 1000 }}\n"),
-        engine: |name, config| {
-            if name == "p0" {
-                config.prefill_us_per_token = 1000;
-            }
-        },
-        ..Spec::default()
-    }
-}
-
 struct Line {
     cluster: Arc<Cluster>,
     tasks: JoinSet<()>,
@@ -34,7 +18,7 @@ struct Line {
 
 impl Line {
     async fn begin(queue: &str) -> Self {
-        let cluster = Arc::new(Cluster::start(slow(queue)).await);
+        let cluster = Arc::new(Cluster::start(Spec::queued(queue)).await);
         Self { cluster, tasks: JoinSet::new(), done: Arc::default() }
     }
 

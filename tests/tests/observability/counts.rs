@@ -65,25 +65,9 @@ fn with_key<T>(key: &str, message: T) -> Request<T> {
     request
 }
 
-/// One prefill worker that computes a token in a millisecond, as the configuration says.
-fn slow(queue: &str) -> Spec {
-    Spec {
-        prefill: 1,
-        decode: 1,
-        policy: "{ kind: predicted_ttft }",
-        model: format!("queue: {{ {queue} }}\ncosts: {{ prefill_us_per_token: 1000 }}\n"),
-        engine: |name, config| {
-            if name == "p0" {
-                config.prefill_us_per_token = 1000;
-            }
-        },
-        ..Spec::default()
-    }
-}
-
 #[tokio::test]
 async fn waits_in_the_queue_are_those_of_requests_that_entered_it() {
-    let cluster = Cluster::start(slow("max_waiting: 1")).await;
+    let cluster = Cluster::start(Spec::queued("max_waiting: 1")).await;
     let mut sent = JoinSet::new();
     // One is at work, and one waits.
     for (name, depth) in [("first", 0.0), ("second", 1.0)] {

@@ -136,19 +136,7 @@ async fn a_certificate_that_has_expired_fires_certificate_expires() {
 
 #[tokio::test]
 async fn a_full_queue_fires_queue_saturated() {
-    let watched = Watched::start(Spec {
-        prefill: 1,
-        decode: 1,
-        policy: "{ kind: predicted_ttft }",
-        model: "queue: { max_waiting: 2 }\ncosts: { prefill_us_per_token: 1000 }".into(),
-        engine: |name, config| {
-            if name == "p0" {
-                config.prefill_us_per_token = 1000;
-            }
-        },
-        ..Spec::default()
-    })
-    .await;
+    let watched = Watched::start(Spec::queued("max_waiting: 2")).await;
     watched.is_healthy().await;
     let mut waiting = tokio::task::JoinSet::new();
     for (name, depth) in [("a", 0.0), ("b", 1.0), ("c", 2.0)] {

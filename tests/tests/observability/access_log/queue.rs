@@ -12,22 +12,6 @@ use tokio::net::TcpStream;
 
 use super::{Logged, ON};
 
-/// One prefill worker that takes seconds for a long prompt, with this queue.
-fn slow(queue: &str) -> Spec {
-    Spec {
-        prefill: 1,
-        decode: 1,
-        policy: "{ kind: predicted_ttft }",
-        model: format!("queue: {{ {queue} }}\ncosts: {{ prefill_us_per_token: 1000 }}\n"),
-        engine: |name, config| {
-            if name == "p0" {
-                config.prefill_us_per_token = 1000;
-            }
-        },
-        ..Spec::default()
-    }
-}
-
 impl Logged {
     /// Sends a request of the given number of words and does not wait for its reply. Dropping the socket cancels the request.
     async fn send(&self, id: &str, words: usize) -> TcpStream {
@@ -69,7 +53,7 @@ impl Logged {
 
 #[tokio::test]
 async fn a_request_whose_client_leaves_the_queue_is_recorded_with_its_wait() {
-    let logged = Logged::start(slow(""), ON, "json").await;
+    let logged = Logged::start(Spec::queued(""), ON, "json").await;
     let first = logged.send("first", 3000).await;
     logged.waits(0.0).await;
     let waiting = logged.send("gone", 50).await;
@@ -91,7 +75,7 @@ async fn a_request_whose_client_leaves_the_queue_is_recorded_with_its_wait() {
 
 #[tokio::test]
 async fn a_refusal_because_of_load_is_no_warning_and_a_failure_names_its_model() {
-    let logged = Logged::start(slow("max_waiting: 1"), ON, "json").await;
+    let logged = Logged::start(Spec::queued("max_waiting: 1"), ON, "json").await;
     let first = logged.send("first", 3000).await;
     logged.waits(0.0).await;
     let second = logged.send("second", 50).await;

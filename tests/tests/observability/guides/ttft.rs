@@ -52,22 +52,7 @@ impl Walk {
 
 #[tokio::test]
 async fn a_long_queue_leads_to_a_fleet_that_is_too_small() {
-    let mut walk = Walk::start(
-        PAGE,
-        Spec {
-            prefill: 1,
-            decode: 1,
-            policy: "{ kind: predicted_ttft }",
-            model: "queue: { max_waiting: 100 }\ncosts: { prefill_us_per_token: 1000 }".into(),
-            engine: |name, config| {
-                if name == "p0" {
-                    config.prefill_us_per_token = 1000;
-                }
-            },
-            ..Spec::default()
-        },
-    )
-    .await;
+    let mut walk = Walk::start(PAGE, Spec::queued("max_waiting: 100")).await;
     walk.load(8, |client, turn| fresh(60, client, turn));
     walk.largest_part_is("queue_wait", "[step 2]").await;
     walk.page.says(
@@ -108,12 +93,7 @@ async fn a_queue_before_idle_workers_leads_to_why_they_are_excluded() {
 
 #[tokio::test]
 async fn refused_requests_lead_to_the_bound_that_refuses_them() {
-    let spec = Spec {
-        model: "queue: { max_waiting: 1 }\ncosts: { prefill_us_per_token: 1000 }".into(),
-        engine: |_, config| config.prefill_us_per_token = 1000,
-        ..Spec::aggregated(1)
-    };
-    let mut walk = Walk::start(PAGE, spec).await;
+    let mut walk = Walk::start(PAGE, Spec::queued("max_waiting: 1")).await;
     walk.load(6, |client, turn| fresh(60, client, turn));
     walk.page.says(2, "requests are shed", "`reason` says by which bound");
     let full = [("reason", "queue_full")];
