@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use splitrail_access::keys::{Grant, generate};
 use splitrail_config::keys::{self, KeyEntry, KeysFile, OperatorRole};
 use splitrail_settings::command::{Failure, exit};
-use splitrail_settings::process::write_whole;
+use splitrail_settings::process::replace_whole;
 
 /// Manages the API keys of clients and operators.
 #[derive(Args)]
@@ -171,14 +171,8 @@ fn write(path: &Path, file: &KeysFile) -> Result<(), Failure> {
     let entries: String = file.keys.iter().map(line).collect();
     let text =
         if entries.is_empty() { "keys: []\n".to_owned() } else { format!("keys:\n{entries}") };
-    // A file that a router of another user can read stays readable for it.
-    let permissions = path.metadata().map(|file| file.permissions());
-    write_whole(path, &text).map_err(|error| Failure::unwritten(&error))?;
-    match permissions {
-        Ok(permissions) => Ok(std::fs::set_permissions(path, permissions)?),
-        // The file is new.
-        Err(_) => Ok(()),
-    }
+    // The router that reads the file may run as another user.
+    replace_whole(path, &text).map_err(|error| Failure::unwritten(&error))
 }
 
 /// An entry as one line of a YAML list. JSON is a part of YAML.

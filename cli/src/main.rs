@@ -168,6 +168,8 @@ fn variable(path: &[&str], flag: &str) -> String {
         // `--admin` of all other commands is the address of a router that runs.
         ["serve"] => flag != "admin",
         ["check"] => flag == "config",
+        // Its `--admin-port` is not a flag of other commands.
+        ["quickstart"] => false,
         _ => flag == "admin" || flag.starts_with("admin-") || flag == "all-addresses",
     };
     let path = if is_common { &[] } else { path };

@@ -1,6 +1,8 @@
 //! `splitrail keys` and `splitrail usage`, as users run them.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -48,6 +50,35 @@ fn a_key_is_made_listed_and_revoked() {
     assert_eq!(left.iter().map(|key| &key.id).collect::<Vec<_>>(), [&keys[1].id]);
     assert_eq!(run(&["keys", "revoke", "--file", file, &keys[1].id]).0, 0);
     assert!(splitrail_config::keys::load(Path::new(file)).unwrap().keys.is_empty());
+}
+
+/// The owner, the group and the permissions of a file.
+fn access(file: &str) -> (u32, u32, u32) {
+    let file = std::fs::metadata(file).unwrap();
+    (file.uid(), file.gid(), file.mode() & 0o777)
+}
+
+#[test]
+fn a_router_of_another_user_can_read_the_file_after_each_change() {
+    const OTHER: u32 = 65_534;
+    let folder = tempfile::tempdir().unwrap();
+    let own = std::fs::metadata(folder.path()).unwrap();
+    // Only root can give files to others.
+    let is_root = own.uid() == 0;
+    let group = if is_root { OTHER } else { own.gid() };
+    chown(folder.path(), None, Some(group)).unwrap();
+    let file = folder.path().join("keys.yaml");
+    let file = text(&file);
+    let new = ["keys", "new", "--tenant", "acme", "--file", file];
+    assert_eq!(run(&new).0, 0);
+    assert_eq!(access(file), (own.uid(), group, 0o640), "the group of the folder reads a new file");
+    let owner = if is_root { OTHER } else { own.uid() };
+    chown(file, Some(owner), None).unwrap();
+    std::fs::set_permissions(file, Permissions::from_mode(0o400)).unwrap();
+    assert_eq!(run(&new).0, 0);
+    let id = splitrail_config::keys::load(Path::new(file)).unwrap().keys[0].id.clone();
+    assert_eq!(run(&["keys", "revoke", "--file", file, &id]).0, 0);
+    assert_eq!(access(file), (owner, group, 0o400));
 }
 
 #[test]

@@ -33,8 +33,8 @@ pub struct Tally {
     pub broken: AtomicU64,
     /// What must never be: wrong answers, answers without an end, silence.
     pub wrong: Mutex<Vec<String>>,
-    /// The first of those that were told, with their reasons.
-    pub last_told: Mutex<Vec<String>>,
+    /// The reasons of the first failures, including connections that broke off.
+    pub first_failures: Mutex<Vec<String>>,
 }
 
 /// Clients that send one request after the other. Dropped, they stop.
@@ -110,7 +110,7 @@ impl Traffic {
     /// Fails if any request was not answered.
     pub fn check_all_answered(&self) {
         self.check();
-        let told = self.tally.last_told.lock().expect("a list");
+        let told = self.tally.first_failures.lock().expect("a list");
         assert!(told.is_empty(), "{} failed: {:#?}", told.len(), &told[..told.len().min(5)]);
     }
 }
@@ -228,7 +228,7 @@ impl Asking {
     }
 
     fn failed(&self, what: String) {
-        let mut told = self.tally.last_told.lock().expect("a list");
+        let mut told = self.tally.first_failures.lock().expect("a list");
         if told.len() < KEPT {
             told.push(what);
         }

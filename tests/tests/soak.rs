@@ -279,7 +279,7 @@ fn within_budget(traffic: &Traffic, hits: Hits) {
     let (right, failed) = (tally.right.load(Relaxed), tally.told.load(Relaxed));
     assert_eq!(tally.broken.load(Relaxed), 0, "connections of clients that the router broke");
     let allowed = hits.in_answer + hits.before_answer / RESCUED_BUT_ONE_IN + CHANCE;
-    let reasons = tally.last_told.lock().unwrap();
+    let reasons = tally.first_failures.lock().unwrap();
     assert!(failed <= allowed, "{failed} of {right} failed, {hits:?}: {reasons:#?}");
     assert!(right > 100 && hits.before_answer > 0, "{right} right answers, {hits:?}");
 }

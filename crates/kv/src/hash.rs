@@ -1,9 +1,8 @@
 //! Namespaces and chained block hashes.
 //!
-//! The byte layout below is a contract: routers and shims of different
-//! versions exchange these hashes, so a change of layout needs a new
-//! `NAMESPACE_DOMAIN` and an agreement at attach time. A pinned value in the
-//! tests guards it.
+//! The byte layout below is a contract: routers and shims of different versions exchange these
+//! hashes. A change of the layout needs a new `NAMESPACE_DOMAIN` and a new [`HASH_LAYOUT`], which
+//! router and shim compare when a shim attaches. A pinned value in the tests guards the layout.
 
 use xxhash_rust::xxh3::Xxh3;
 

@@ -1,14 +1,17 @@
 //! Operating system functions that both programs need.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 /// Permissions of the files that a process writes: they contain the names of workers, models and
 /// clients' requests.
 const PRIVATE_MODE: u32 = 0o600;
+
+/// Permissions of a file that the group of its folder may read.
+const GROUP_MODE: u32 = 0o640;
 
 /// Writes a file under a temporary name and renames it, so that no reader sees a part of it. Only
 /// the process's user can read the file.
@@ -18,6 +21,37 @@ const PRIVATE_MODE: u32 = 0o600;
 /// # Errors
 /// The file cannot be written; the message names it.
 pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    write_and_rename(path, text, |_| Ok(()))
+}
+
+/// Like [`write_whole`], for a file that a process of another user reads. A file that exists keeps
+/// its owner, group and permissions. A new one can be read by the group of its folder if this
+/// process may give a file to that group, and otherwise only by the process's user.
+///
+/// # Errors
+/// The file cannot be written, or cannot be given to its owner; the file then stays as it was.
+pub fn replace_whole(path: &Path, text: &str) -> io::Result<()> {
+    write_and_rename(path, text, |file| match path.metadata() {
+        Ok(old) => {
+            fchown(file, Some(old.uid()), Some(old.gid()))?;
+            file.set_permissions(old.permissions())
+        }
+        Err(_) => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let group = folder.unwrap_or(Path::new(".")).metadata()?.gid();
+            let is_given =
+                group == file.metadata()?.gid() || fchown(file, None, Some(group)).is_ok();
+            let mode = if is_given { GROUP_MODE } else { PRIVATE_MODE };
+            file.set_permissions(Permissions::from_mode(mode))
+        }
+    })
+}
+
+fn write_and_rename(
+    path: &Path,
+    text: &str,
+    give: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     let unpredictable = RandomState::new().hash_one(std::process::id());
     beside.push(format!(".{unpredictable:016x}.partial"));
@@ -28,8 +62,8 @@ pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     let mut new = OpenOptions::new();
     let mut file =
         new.write(true).create_new(true).mode(PRIVATE_MODE).open(&beside).map_err(named)?;
-    let written = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|error| {
+    let written = file.write_all(text.as_bytes()).and_then(|()| give(&file));
+    written.and_then(|()| std::fs::rename(&beside, path)).map_err(|error| {
         // Removes the incomplete file, which may not exist.
         let _absent = std::fs::remove_file(&beside);
         named(error)

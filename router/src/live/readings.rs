@@ -58,7 +58,7 @@ pub(super) struct ModelReading {
 pub(super) struct LegTokens {
     /// Found in the worker's own cache.
     pub(super) cached: u64,
-    /// Received by a hand-off.
+    /// Received by a hand-off, read back, or fetched from another worker.
     pub(super) transferred: u64,
     /// Computed.
     pub(super) computed: u64,
@@ -98,7 +98,7 @@ impl Reading {
         Self { at, models }
     }
 
-    /// A model's counters; all 0 if the model was not served.
+    /// A model's counters; `None` if the model was not served.
     pub(super) fn model(&self, name: &str) -> Option<&ModelReading> {
         self.models.get(name)
     }

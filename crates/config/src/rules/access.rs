@@ -112,7 +112,11 @@ fn key_file(
             let first = problems.as_slice().first();
             let why = first.map(|first| format!("line {}: {}", first.line, first.message));
             let message = format!("`auth[{index}].file`: {}", why.unwrap_or_default());
-            report.error(at, message, "make the file with `splitrail keys new --tenant NAME`");
+            let hint = match path.exists() {
+                true => "correct the file, or let the router's user read it",
+                false => "make the file with `splitrail keys new --tenant NAME`",
+            };
+            report.error(at, message, hint);
             return;
         }
     };

@@ -40,8 +40,17 @@ fn sees_anything(model: &Node, path: &str, workers: &Workers<'_>, report: &mut P
     if kind == Some(GateKind::Auto) && !seen {
         let at = model.get("flow").unwrap_or(model).at;
         let message = format!("`{path}.flow: decode_first` can only be gated by the engines");
-        let hint = "vLLM does not support cache_hit_threshold, and then every prompt is prefilled \
-                    remotely: add a tokenizer and `kv_events` to decode workers, or a shim";
+        let hint = match blind {
+            true => {
+                "vLLM does not support cache_hit_threshold, and without a tokenizer neither router \
+                 nor shim knows what a decode worker holds, so that every prompt is prefilled \
+                 remotely: add `tokenizer`"
+            }
+            false => {
+                "vLLM does not support cache_hit_threshold, and then every prompt is prefilled \
+                 remotely: add `kv_events` to decode workers, or a shim"
+            }
+        };
         report.warn(at, message, hint);
     }
 }
