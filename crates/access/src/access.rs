@@ -299,6 +299,17 @@ impl Access {
         self.issuers.iter().filter_map(|trusted| trusted.issuer.take_task()).collect()
     }
 
+    /// Sets the gauges of the files of keys.
+    pub fn observe_key_files(&self, metrics: &Metrics) {
+        // A reload may have removed files.
+        metrics.key_file_current.reset();
+        for source in &self.keys {
+            let file = source.file().to_string_lossy();
+            let gauge = metrics.key_file_current.with_label_values(&[file.as_ref()]);
+            gauge.set(source.is_current().into());
+        }
+    }
+
     /// Reads the files again that have changed. May wait for a disk.
     pub fn refresh(&self) {
         self.keys.iter().for_each(KeySource::refresh);

@@ -3,6 +3,7 @@
 use std::hint::black_box;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -47,6 +48,8 @@ pub struct KeySource {
     /// The version of the file that was read last, whether its keys could be used or not; `None` if
     /// there was no file.
     version: Mutex<Option<Version>>,
+    /// Whether the keys in use are those of that version.
+    is_current: AtomicBool,
 }
 
 /// The keys that a file contained when it was read.
@@ -83,7 +86,17 @@ impl KeySource {
         // Before the file itself: a change in between is noticed the next time.
         let version = Mutex::new(version(file));
         let table = ArcSwap::from_pointee(Table::read(file)?);
-        Ok(Self { file: file.to_owned(), table, version })
+        Ok(Self { file: file.to_owned(), table, version, is_current: AtomicBool::new(true) })
+    }
+
+    /// The path of the file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Whether the keys in use are those of the file; `false` if the file cannot be used.
+    pub fn is_current(&self) -> bool {
+        self.is_current.load(Relaxed)
     }
 
     /// The holder of a key. The time does not depend on how much of a hash is right, nor on whether
@@ -118,7 +131,9 @@ impl KeySource {
             return;
         }
         let file = self.file.display();
-        match Table::read(&self.file) {
+        let read = Table::read(&self.file);
+        self.is_current.store(read.is_ok(), Relaxed);
+        match read {
             Ok(next) => {
                 let keys = next.keys.len();
                 tracing::info!(%file, keys, "the file of API keys has changed and is in use");

@@ -333,6 +333,9 @@ metrics! {
     index_rejected: IntCounterVec("index_rejected_total"; "model", "worker", "reason" in REJECTED);
     /// Time from the creation of an event in the engine to its presence in the index.
     index_event_lag: HistogramVec[SECONDS]("index_event_lag_seconds"; "model", "worker");
+    /// Whether the keys in use are those of a file of API keys (1). 0 if the file cannot be used: its
+    /// previous keys stay valid, also those that were revoked since.
+    key_file_current: IntGaugeVec("key_file_current"; "file");
     /// Reads of the keys with which an issuer signs JSON Web Tokens, by result: changed, unchanged or
     /// failed. A file is read when it changes, and every second while it cannot be used.
     jwks_refreshes: IntCounterVec("jwks_refreshes_total"; "issuer", "result" in REFRESHES);

@@ -141,7 +141,9 @@ fn observe_router(core: &Core) {
     // A reload may have removed limits.
     metrics.tenant_limit.reset();
     metrics.tenant_limit_used.reset();
-    core.access.load().tenants().for_each(|tenant| tenant.observe_limits(metrics));
+    let access = core.access.load();
+    access.tenants().for_each(|tenant| tenant.observe_limits(metrics));
+    access.observe_key_files(metrics);
 }
 
 /// The workers of each model, with the role that is a label of some of their series.

@@ -25,6 +25,7 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_log_lines_dropped_total", "2+0x90"),
     ("splitrail_spans_total{result=\"exported\"}", "0+600x90"),
     ("splitrail_spans_total{result=\"dropped\"}", "2+0x90"),
+    ("splitrail_key_file_current{file=\"f\"}", "1+0x90"),
     ("splitrail_jwks_refreshes_total{issuer=\"i\",result=\"failed\"}", "1+0x90"),
     ("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.005\"}", "0+600x90"),
     ("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.1\"}", "0+600x90"),
@@ -188,6 +189,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case("SplitrailLogLinesDropped", &[("splitrail_log_lines_dropped_total", ONCE)]),
     case("SplitrailSpansLost", &[("splitrail_spans_total{result=\"dropped\"}", "0+1x90")]),
+    case("SplitrailKeyFileUnusable", &[("splitrail_key_file_current{file=\"f\"}", "0+0x90")]),
     case(
         "SplitrailIssuerKeysUnreadable",
         &[("splitrail_jwks_refreshes_total{issuer=\"i\",result=\"failed\"}", "0+1x90")],

@@ -62,10 +62,12 @@ pub struct NatsEvents {
     )]
     #[schemars(with = "scalar::DurationText")]
     pub stream_max_age: Duration,
-    /// Where the broker keeps changes and snapshots.
+    /// Where the broker keeps changes and snapshots. Applies when its streams are created; those
+    /// that exist stay as they are (`nats stream edit`).
     #[serde(default)]
     pub storage: Storage,
-    /// Number of servers of the NATS cluster that keep each change and snapshot.
+    /// Number of servers of the NATS cluster that keep each change and snapshot. Applies like
+    /// `storage`.
     #[serde(default = "stream_replicas")]
     #[schemars(range(min = 1, max = 5))]
     pub stream_replicas: usize,

@@ -133,6 +133,19 @@ async fn keys_that_cannot_be_read_any_more_fire_issuer_keys_unreadable() {
 }
 
 #[tokio::test]
+async fn a_file_of_keys_with_a_mistake_fires_key_file_unusable() {
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("keys.yaml");
+    std::fs::write(&file, "keys: []\n").unwrap();
+    let keys = format!("{{ kind: keys, file: {:?} }}", file.display().to_string());
+    let top = format!("auth: [ {keys} ]\ntenants: [ {{ name: acme }} ]");
+    let watched = Watched::start(Spec { top, ..Spec::aggregated(1) }).await;
+    watched.is_healthy().await;
+    std::fs::write(&file, "keys: [\n").unwrap();
+    watched.fires(&["SplitrailKeyFileUnusable"]).await;
+}
+
+#[tokio::test]
 async fn connections_that_take_most_file_descriptors_fire_open_files_run_out() {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
     let engine = SimEngine::start(SimConfig::default()).await.unwrap();
