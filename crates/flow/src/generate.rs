@@ -151,6 +151,9 @@ pub(super) fn conclude(
         }
         Ok(First::Events(reader, held)) => {
             account.began();
+            // The events are read when all prompts of a batch have begun, which may be much later, or
+            // never if one of them waits for this prompt.
+            account.booking.prefill_done(None);
             if placed.worker.breaker(Leg::Decode).answers() {
                 let (model, worker) = (placed.worker.model(), placed.worker.id());
                 tracing::info!(model, worker, leg = "decode", "breaker closed");

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
+use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt, streamed};
 use splitrail_tests::{Cluster, Spec};
 use tokio::task::JoinSet;
 
@@ -152,4 +152,30 @@ async fn a_request_that_has_waited_too_long_is_refused_and_may_be_retried() {
     assert_eq!(line.cluster.metric("splitrail_shed_total", &labels).await, 1.0);
     assert_eq!(line.cluster.metric("splitrail_queue_depth", &[]).await, 0.0);
     assert_eq!(line.end().await, ["first"]);
+}
+
+/// The router reads the events of a batch only when all of its prompts have begun.
+#[tokio::test]
+async fn the_prompts_of_a_streamed_batch_keep_no_request_waiting() {
+    let spec = Spec {
+        policy: "{ kind: predicted_ttft }",
+        model: "queue: { max_wait: 20s }\ncosts: { prefill_us_per_token: 1000 }".into(),
+        engine: |_, config| config.prefill_us_per_token = 1000,
+        ..Spec::aggregated(1)
+    };
+    let mut trial = Trial::start(spec).await;
+    let mut batch = streamed(&completion(""));
+    batch["prompt"] = json!(["a", "b", "c", "d"].map(|name| prompt(20, name)));
+    let single = completion(&prompt(20, "other"));
+    trial.expect("ok");
+    trial.expect("ok");
+    let http = &trial.cluster.http;
+    let other = async {
+        trial.until_running("w0").await;
+        http.post(COMPLETIONS, &single).await
+    };
+    let (batch, other) = tokio::join!(http.post(COMPLETIONS, &batch), other);
+    assert_eq!(batch.status, 200, "{}", batch.text());
+    assert_eq!(other.status, 200, "{}", other.text());
+    trial.finish().await;
 }
