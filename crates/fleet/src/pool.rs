@@ -243,6 +243,11 @@ impl Pool {
         self.ups(leg, failed, |ups| ups.next().is_some())
     }
 
+    /// Whether a leg has a candidate outside `exclusions`, available or not.
+    pub fn has_candidate(&self, leg: Leg, exclusions: &[Exclusion]) -> bool {
+        self.roster.load().iter().any(|worker| is_candidate(worker, leg, exclusions))
+    }
+
     /// The worker outside `failed` that is available for a leg, if there is exactly one.
     pub fn last_up(&self, leg: Leg, failed: &[Exclusion]) -> Option<WorkerIndex> {
         self.ups(leg, failed, |ups| ups.next().filter(|_| ups.next().is_none()))
@@ -322,14 +327,16 @@ impl Pool {
             let builder = CandidateBuilder::new(roster, overlaps, found, busy, uses_costs, now)
                 .fetching(fetches, takes_prefix, self.block_size())
                 .reading(self.read_back.offers(now, readable));
-            for worker in roster.iter() {
-                let is_able = worker.serves(leg) && !worker.is_quarantined();
-                if is_able && excluded(exclusions, worker.index).is_none() {
-                    builder.add(worker, leg, able);
-                }
+            for worker in roster.iter().filter(|worker| is_candidate(worker, leg, exclusions)) {
+                builder.add(worker, leg, able);
             }
         });
     }
+}
+
+fn is_candidate(worker: &Worker, leg: Leg, exclusions: &[Exclusion]) -> bool {
+    let is_able = worker.serves(leg) && !worker.is_quarantined();
+    is_able && excluded(exclusions, worker.index).is_none()
 }
 
 #[cfg(test)]

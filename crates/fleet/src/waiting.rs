@@ -97,6 +97,8 @@ pub enum NoRoomReason {
     Late(f64),
     /// The request has waited for the maximum time, given here.
     Waited(Duration),
+    /// No worker is left that may serve the request.
+    NoWorker,
 }
 
 /// A request in a queue, and the channel for its result.
@@ -147,7 +149,8 @@ impl Waiting {
     /// queue; what it returns is dropped when the wait ends, however it ends.
     ///
     /// # Errors
-    /// If the request may not wait, or may not wait any longer.
+    /// If the request may not wait, or may not wait any longer, or if no worker is left that may serve
+    /// it.
     pub async fn wait<W>(
         &self,
         pool: &Pool,
@@ -156,6 +159,7 @@ impl Waiting {
         entered: impl FnOnce() -> W,
     ) -> Result<GrantedPlace, NoRoom> {
         let leg = asked.leg;
+        let excluded = asked.excluded.clone();
         let (reply, mut granted) = oneshot::channel();
         let place = self.join(pool, asked, reply)?;
         let _wait = entered();
@@ -164,6 +168,9 @@ impl Waiting {
         let max_wait = Duration::from_secs_f64(max_wait / 1e3);
         let mut patience = pin!(tokio::time::sleep(max_wait));
         loop {
+            if !pool.has_candidate(leg, &excluded) && granted.is_empty() {
+                return Err(NoRoom { reason: NoRoomReason::NoWorker, retry_after_seconds: 1 });
+            }
             let due = lock(self.line(leg)).due;
             let due = due.map(|due| due.saturating_duration_since(Instant::now()));
             let look = due.map_or(ROUND_INTERVAL_MAX, |due| due.min(ROUND_INTERVAL_MAX));
@@ -342,6 +349,10 @@ impl View<Arc<Waiter>> for FleetView<'_> {
         }
         u32::try_from(same).unwrap_or(u32::MAX)
     }
+
+    fn same_workers(&self, one: &Arc<Waiter>, other: &Arc<Waiter>) -> bool {
+        one.asked.excluded == other.asked.excluded
+    }
 }
 
 fn lock(line: &Mutex<WaitingQueue>) -> MutexGuard<'_, WaitingQueue> {
@@ -354,7 +365,9 @@ mod tests {
     use splitrail_kv::{HashSeed, IndexConfig};
 
     use super::*;
+    use crate::worker::Worker;
     use splitrail_api::shares::ClientShare;
+    use splitrail_ledger::veto::VetoReason;
 
     fn pool() -> Pool {
         let seed = HashSeed(1);
@@ -389,17 +402,42 @@ mod tests {
         }
     }
 
+    /// A worker that is busy with a long prompt whose end the router learns.
+    fn busy_worker(pool: &Pool) -> (Arc<Worker>, Booking) {
+        let config = r#"{"id": "w", "role": "prefill", "url": "http://w:1"}"#;
+        let config = serde_json::from_str(config).unwrap();
+        let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().unwrap()));
+        worker.set_up(true, "it is up");
+        let work = worker.costs.begin(Instant::now(), None, 1_000_000, 0, false);
+        let booking = worker.book(None, 0, 0).with_work(work);
+        (worker, booking)
+    }
+
     #[tokio::test]
     async fn a_request_waits_at_most_max_wait_and_then_leaves_the_queue() {
         let pool = pool();
         pool.waiting.configure(QueueConfig { max_wait_ms: 20.0, ..QueueConfig::default() });
         let began = Instant::now();
-        // There is no worker: none will ever be free.
+        let _busy = busy_worker(&pool);
         let waited = pool.waiting.wait(&pool, &Policy::predicted_ttft(), asked(), || ()).await;
         let refused = waited.unwrap_err();
         assert_eq!(refused.reason, NoRoomReason::Waited(Duration::from_millis(20)));
         assert!(began.elapsed() >= Duration::from_millis(20));
         assert!(refused.retry_after_seconds >= 1);
+        assert!(pool.waiting.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_request_stops_waiting_when_no_worker_is_left_that_may_serve_it() {
+        let pool = pool();
+        let max_wait_ms = 20_000.0;
+        pool.waiting.configure(QueueConfig { max_wait_ms, ..QueueConfig::default() });
+        let (worker, _booking) = busy_worker(&pool);
+        let policy = Policy::predicted_ttft();
+        let excluded = vec![Exclusion::new(worker.index, VetoReason::Failed)];
+        let asked = PlacementRequest { excluded, ..asked() };
+        let waited = pool.waiting.wait(&pool, &policy, asked, || ()).await;
+        assert_eq!(waited.unwrap_err().reason, NoRoomReason::NoWorker);
         assert!(pool.waiting.is_empty());
     }
 }

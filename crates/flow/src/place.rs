@@ -227,8 +227,10 @@ pub(super) async fn place_in_turn(
     };
     let entered = || QueueWait(prompt);
     let granted = Box::pin(pool.waiting.wait(pool, &config.policy, asked, entered)).await;
-    let GrantedPlace { roster, candidates, choice, booking } =
-        granted.map_err(|no_room| refused(context, no_room))?;
+    let GrantedPlace { roster, candidates, choice, booking } = match granted {
+        Ok(granted) => granted,
+        Err(no_room) => return refused(prompt, wish, no_room),
+    };
     let pick = Pick { roster: &roster, candidates: &candidates, choice: &choice };
     let placed = settle(prompt, query, wish, pick, Some(booking));
     prompt.mark(Stage::Pick);
@@ -245,7 +247,9 @@ impl Drop for QueueWait<'_> {
     }
 }
 
-fn refused(context: &Context, no_room: NoRoom) -> Error {
+/// What becomes of a leg that the queue does not take, or does not keep.
+fn refused(prompt: PromptContext<'_>, wish: Wish<'_>, no_room: NoRoom) -> Result<Placed, Error> {
+    let context = prompt.context;
     let name = context.served.name();
     let seconds = u32::try_from(no_room.retry_after_seconds).unwrap_or(u32::MAX);
     let (reason, message) = match no_room.reason {
@@ -268,9 +272,11 @@ fn refused(context: &Context, no_room: NoRoom) -> Error {
             );
             ("max_wait", message)
         }
+        // As if it had not waited.
+        NoRoomReason::NoWorker => return place(prompt, wish),
     };
     context.metrics.shed.with_label_values(&[name, reason]).inc();
-    Error::new(ErrorKind::Busy(seconds), message)
+    Err(Error::new(ErrorKind::Busy(seconds), message))
 }
 
 /// Records and counts a choice.

@@ -168,6 +168,13 @@ pub trait View<T> {
 
     /// Leading blocks that two waiting requests have in common.
     fn shared_blocks(&self, one: &T, other: &T) -> u32;
+
+    /// Whether the same workers may serve two waiting requests. Not if one of them has failed on a
+    /// worker, say.
+    fn same_workers(&self, one: &T, other: &T) -> bool {
+        let _ = (one, other);
+        true
+    }
 }
 
 /// The requests that wait for the workers of one model; at most `max_waiting` of them.

@@ -33,8 +33,9 @@ struct PlacedWorker {
 #[derive(Default)]
 struct RoundState {
     placed: Vec<PlacedWorker>,
-    /// The number of workers with room left; `None` before the first request was examined.
-    rooms: Option<usize>,
+    /// The workers and ranks with room left for some waiting request; one may be there several times,
+    /// at most once for each request in the window.
+    rooms: Vec<(WorkerIndex, Option<u16>)>,
     due_ns: Option<u64>,
     released: Vec<(usize, Choice, Vec<Candidate>)>,
     /// The sources of the request that is examined.
@@ -69,17 +70,19 @@ impl Lead {
 }
 
 impl RoundState {
-    /// Counts the workers that may get a request now, and finds out when the next one may.
-    fn count_rooms(&mut self, candidates: &[Candidate], lead: Lead) {
+    /// Adds the workers that may get a request now to those with room, and finds out when the next
+    /// one may.
+    fn add_rooms(&mut self, candidates: &[Candidate], lead: Lead) {
         let able = || candidates.iter().filter(|candidate| candidate.up || !lead.any_up);
         let open = able().filter(|candidate| lead.opens(candidate, candidate.wait_ns));
-        self.rooms = Some(open.count());
+        self.rooms.extend(open.map(|candidate| (candidate.worker, candidate.rank)));
         let busy = able().filter(|candidate| lead.any_up && candidate.wait_ns > lead.ns);
         let soonest_ns = busy.map(|candidate| {
             let early_ns = candidate.wait_ns.checked_sub(lead.with_fetch_ns(candidate));
             early_ns.filter(|ns| *ns > 0).unwrap_or(candidate.wait_ns - lead.ns)
         });
-        self.due_ns = soonest_ns.min().map(|wait_ns| lead.now_ns.saturating_add(wait_ns));
+        let due_ns = soonest_ns.min().map(|wait_ns| lead.now_ns.saturating_add(wait_ns));
+        self.due_ns = self.due_ns.into_iter().chain(due_ns).min();
     }
 
     /// Adds a request to those of the chosen worker. Whether the request can be released.
@@ -112,14 +115,14 @@ impl RoundState {
         let free = !placed.held && in_time;
         if !placed.held && !in_time && fetch.is_some() {
             let due_ns = lead.now_ns.saturating_add(chosen.wait_ns - lead_ns);
-            self.due_ns = Some(self.due_ns.map_or(due_ns, |known_ns| known_ns.min(due_ns)));
+            self.due_ns = self.due_ns.into_iter().chain([due_ns]).min();
         }
         placed.held |= !free;
         placed.wait_ns = placed.wait_ns.saturating_add(prefill_ns);
         placed.places.push(place);
         let after_ns = chosen.wait_ns.saturating_add(prefill_ns);
         if lead.opens(chosen, chosen.wait_ns) && !lead.opens(chosen, after_ns) {
-            self.rooms = self.rooms.map(|rooms| rooms.saturating_sub(1));
+            self.rooms.retain(|room| *room != (worker, rank));
         }
         free
     }
@@ -127,7 +130,7 @@ impl RoundState {
 
 impl<T> Queue<T> {
     /// Releases the requests for which a worker has room. The cost is at most one choice for each
-    /// request in the window.
+    /// request in the window, and a list of candidates for each set of workers that may serve some.
     pub fn round(&mut self, now_ns: u64, policy: &Policy, view: &mut impl View<T>) -> Round<T> {
         let Some(oldest) = self.oldest() else {
             return Round { releases: Vec::new(), due_ns: None };
@@ -138,9 +141,9 @@ impl<T> Queue<T> {
             order.retain(|place| *place != oldest);
             order.insert(0, oldest);
         }
-        let mut state = RoundState::default();
+        let mut state = self.begin(&order, now_ns, view);
         for place in order {
-            if state.rooms == Some(0) {
+            if state.rooms.is_empty() {
                 break;
             }
             self.bind(place, now_ns, policy, view, &mut state);
@@ -148,6 +151,31 @@ impl<T> Queue<T> {
         self.renew(view);
         let releases = self.take(state.released, oldest, owed);
         Round { releases, due_ns: state.due_ns }
+    }
+
+    /// Finds out which workers have room: those of the first request, and those of further requests
+    /// that other workers may serve.
+    fn begin(&self, order: &[usize], now_ns: u64, view: &mut impl View<T>) -> RoundState {
+        let mut state = RoundState::default();
+        let mut firsts: Vec<usize> = Vec::new();
+        let mut candidates = Vec::new();
+        for place in order {
+            let key = &self.waiting[*place].item.key;
+            if firsts.iter().any(|first| view.same_workers(key, &self.waiting[*first].item.key)) {
+                continue;
+            }
+            firsts.push(*place);
+            candidates.clear();
+            view.candidates(key, &mut candidates);
+            state.add_rooms(&candidates, self.lead(&candidates, now_ns));
+        }
+        state
+    }
+
+    fn lead(&self, candidates: &[Candidate], now_ns: u64) -> Lead {
+        // If no worker is up, a real attempt gives the client the real error.
+        let any_up = candidates.iter().any(|candidate| candidate.up);
+        Lead { ns: (self.config.lead_ms * 1e6) as u64, any_up, now_ns }
     }
 
     /// Places one request, and releases it if its worker can begin it.
@@ -163,15 +191,7 @@ impl<T> Queue<T> {
         view.candidates(&self.waiting[place].item.key, &mut candidates);
         let query = self.waiting[place].item.query;
         self.waiting[place].prefill_ms = shortest_prefill_ms(&candidates, &query);
-        // If no worker is up, a real attempt gives the client the real error.
-        let any_up = candidates.iter().any(|candidate| candidate.up);
-        let lead = Lead { ns: (self.config.lead_ms * 1e6) as u64, any_up, now_ns };
-        if state.rooms.is_none() {
-            state.count_rooms(&candidates, lead);
-            if state.rooms == Some(0) {
-                return;
-            }
-        }
+        let lead = self.lead(&candidates, now_ns);
         for placed in &state.placed {
             let Some(candidate) = find(&mut candidates, placed.worker, placed.rank) else {
                 continue;

@@ -1,6 +1,6 @@
 //! Tests of when requests are released, and that every request is released.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::*;
 use crate::candidate::Leg;
@@ -20,6 +20,8 @@ struct Fleet {
     free_at_ns: Vec<u64>,
     held: Vec<HashSet<u64>>,
     up: Vec<bool>,
+    /// The workers that must not serve a request, by its key; none without an entry.
+    excluded: HashMap<usize, Vec<usize>>,
     /// Whether workers fetch prefixes from each other.
     fetches: bool,
     now_ns: u64,
@@ -32,6 +34,7 @@ impl Fleet {
             free_at_ns: vec![0; workers],
             held: vec![HashSet::new(); workers],
             up: vec![true; workers],
+            excluded: HashMap::new(),
             fetches: false,
             now_ns: 0,
         }
@@ -87,6 +90,53 @@ impl Fleet {
         round.releases.into_iter().map(begin).collect()
     }
 
+    fn excluded(&self, key: usize) -> &[usize] {
+        self.excluded.get(&key).map_or(&[], Vec::as_slice)
+    }
+
+    /// What a round releases if each request is examined with its own candidates.
+    fn naive_round(&mut self, queue: &Queue<usize>) -> Vec<(usize, usize)> {
+        let mut order = queue.next(self.now_ns);
+        if let Some(oldest) = queue.oldest()
+            && queue.credit_ms >= queue.waiting[oldest].prefill_ms
+        {
+            order.retain(|place| *place != oldest);
+            order.insert(0, oldest);
+        }
+        // The key, the worker and the prefill of each request before.
+        let mut placed: Vec<(usize, usize, u64)> = Vec::new();
+        let (mut held, mut released) = (HashSet::new(), Vec::new());
+        for place in order {
+            let Item { key, query, .. } = queue.waiting[place].item;
+            let mut candidates = Vec::new();
+            self.candidates(&key, &mut candidates);
+            for candidate in &mut candidates {
+                for (other, worker, prefill_ns) in &placed {
+                    if *worker == candidate.worker.place() {
+                        candidate.wait_ns += prefill_ns;
+                        let shared = self.shared_blocks(&key, other);
+                        candidate.speculative_blocks = candidate.speculative_blocks.max(shared);
+                    }
+                }
+            }
+            let mut choice = Choice::default();
+            let waiting = queue.len() - released.len();
+            if choice.decide(&Policy::predicted_ttft(), &candidates, &[], &query, waiting) {
+                let chosen = &candidates[choice.index];
+                let cached = query.cached_tokens(chosen.held_blocks());
+                let prefill_ns = chosen.coefficients.prefill_ns(query.prompt_tokens, cached);
+                let worker = chosen.worker.place();
+                placed.push((key, worker, prefill_ns));
+                if chosen.wait_ns == 0 && !held.contains(&worker) {
+                    released.push((key, worker));
+                } else {
+                    held.insert(worker);
+                }
+            }
+        }
+        released
+    }
+
     /// Lets time pass until a worker becomes free.
     fn wait(&mut self) {
         let busy = self.free_at_ns.iter().filter(|free| **free > self.now_ns);
@@ -108,7 +158,8 @@ impl Fleet {
 impl View<usize> for Fleet {
     fn candidates(&mut self, key: &usize, out: &mut Vec<Candidate>) {
         let prompt = &self.prompts[*key];
-        out.extend((0..self.free_at_ns.len()).map(|worker| {
+        let is_able = |worker: &usize| !self.excluded(*key).contains(worker);
+        out.extend((0..self.free_at_ns.len()).filter(is_able).map(|worker| {
             let held = prompt.iter().take_while(|block| self.held[worker].contains(block));
             let overlap_blocks = held.count() as u32;
             Candidate {
@@ -139,6 +190,10 @@ impl View<usize> for Fleet {
     fn shared_blocks(&self, one: &usize, other: &usize) -> u32 {
         let pairs = self.prompts[*one].iter().zip(&self.prompts[*other]);
         pairs.take_while(|(a, b)| a == b).count() as u32
+    }
+
+    fn same_workers(&self, one: &usize, other: &usize) -> bool {
+        self.excluded(*one) == self.excluded(*other)
     }
 }
 
@@ -336,6 +391,32 @@ fn requests_that_leave_are_forgotten_and_dead_workers_are_a_last_resort() {
     assert_eq!(fleet.round(&mut queue).len(), 1, "its attempt says what is wrong");
 }
 
+#[test]
+fn a_request_that_may_not_go_to_a_free_worker_does_not_keep_others_from_it() {
+    let mut fleet = Fleet::new(2);
+    let mut queue = Queue::new(config());
+    fleet.free_at_ns[0] = 1_000 * MS;
+    let retried = fleet.cold(2);
+    fleet.excluded.insert(retried.key, vec![1]);
+    fleet.push(&mut queue, retried);
+    let other = fleet.cold(20);
+    fleet.push(&mut queue, other);
+    assert_eq!(fleet.round(&mut queue), [(1, 1)]);
+    assert_eq!(fleet.run(&mut queue), [(0, 0)]);
+}
+
+#[test]
+fn a_request_without_any_worker_left_does_not_keep_others_from_theirs() {
+    let mut fleet = Fleet::new(1);
+    let mut queue = Queue::new(config());
+    let retried = fleet.cold(2);
+    fleet.excluded.insert(retried.key, vec![0]);
+    fleet.push(&mut queue, retried);
+    let other = fleet.cold(20);
+    fleet.push(&mut queue, other);
+    assert_eq!(fleet.round(&mut queue), [(1, 0)]);
+}
+
 /// The prefill time of a cold prompt in milliseconds.
 fn length_ms(blocks: u64) -> f64 {
     crate::Coefficients::default().prefill_seconds(blocks * BLOCK, 0) * 1e3
@@ -413,6 +494,35 @@ proptest! {
             let allowed = 5_000.0 + length_ms(60) + length_ms(10) / weight
                 + share * total * (1.0 + 1.0 / weight);
             prop_assert!((got[0] - got[1]).abs() <= allowed, "{got:?} {allowed}");
+        }
+    }
+
+    /// Whatever workers a request has excluded, rounds that end early release what rounds would that
+    /// examine every request.
+    #[test]
+    fn a_round_releases_what_the_candidates_of_each_request_allow(
+        workers in 1usize..5,
+        prompts in proptest::collection::vec(
+            (0u64..4, 1u64..30, proptest::collection::vec(0usize..8, 0..3)),
+            1..40,
+        ),
+    ) {
+        let mut fleet = Fleet::new(workers);
+        let mut queue = Queue::new(QueueConfig { window: 8, ..config() });
+        for (prefix, blocks, excluded) in &prompts {
+            let shared = prefix * 100..prefix * 100 + 5;
+            let own = 1_000 * (fleet.prompts.len() as u64 + 1);
+            let item = fleet.item(shared.chain(own..own + blocks).collect());
+            fleet.excluded.insert(item.key, excluded.clone());
+            fleet.push(&mut queue, item);
+            let naive = fleet.naive_round(&queue);
+            prop_assert_eq!(fleet.round(&mut queue), naive);
+            fleet.now_ns += 100 * MS;
+        }
+        for _ in &prompts {
+            fleet.wait();
+            let naive = fleet.naive_round(&queue);
+            prop_assert_eq!(fleet.round(&mut queue), naive);
         }
     }
 
