@@ -144,7 +144,8 @@ fn own_member(endpoint: Endpoint) -> Option<String> {
 /// by the end of the lease are never pushed.
 ///
 /// A reply that is not streamed comes only after all tokens are generated, so its time says nothing
-/// about the lease. Only the worker's load reports show whether the leg left the queue in time.
+/// about the lease. Only the worker's load reports show whether the leg left the queue in time. With
+/// several samples, a leg that only fetches comes first; once it has ended, no lease matters.
 pub(super) async fn within_lease<T>(
     sending: &Sending<'_>,
     lease: Lease,
@@ -156,6 +157,9 @@ pub(super) async fn within_lease<T>(
     let mut decoding = pin!(decoding);
     if let Ok(reply) = timeout_at(lease.ends(), decoding.as_mut()).await {
         return reply;
+    }
+    if registration.is_over() {
+        return decoding.await;
     }
     let middle = middle_since(prefilled);
     if sending.prompt.context.options.stream || worker.has_queued_since(middle) {

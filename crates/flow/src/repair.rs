@@ -80,10 +80,15 @@ impl Registration {
         self.is_over.store(true, Relaxed);
     }
 
+    /// Whether the engine has the KV, or has answered and does not wait for it.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Relaxed)
+    }
+
     /// Whether the engine may have the leg and wait for its KV. If not, it will not get the leg
     /// either.
     fn may_wait(&self) -> bool {
-        !self.is_over.load(Relaxed) && !self.send_state.take_back()
+        !self.is_over() && !self.send_state.take_back()
     }
 }
 

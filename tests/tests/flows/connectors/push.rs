@@ -352,6 +352,37 @@ async fn a_stream_that_has_not_begun_within_the_lease_gets_a_new_pair() {
     trial.finish().await;
 }
 
+/// With several samples, a leg that only fetches registers, and the one that generates comes later.
+#[tokio::test]
+async fn samples_that_are_generated_past_the_lease_are_not_cancelled() {
+    let spec = Spec {
+        model: "lease: 3s".into(),
+        engine: |name, config| {
+            if name == "d0" {
+                config.max_num_seqs = 2;
+                config.decode_us_per_step = 100_000;
+            }
+        },
+        ..push(1, 1)
+    };
+    let mut trial = Trial::start(spec).await;
+    let mut body = completion(&prompt(30, "samples"));
+    (body["n"], body["max_tokens"], body["ignore_eos"]) = (2.into(), 60.into(), true.into());
+    let engine = splitrail_tests::Client::new(trial.cluster.engine("d0").http_addr());
+    trial.expect("ok");
+    let waiting = async {
+        eventually("both samples run", async || trial.cluster.engine("d0").state().running == 2)
+            .await;
+        // A request that waits for them, as all reports of the engine's load say.
+        engine.post(COMPLETIONS, &completion(&prompt(3, "waits"))).await
+    };
+    let (reply, _) = tokio::join!(trial.cluster.http.post(COMPLETIONS, &body), waiting);
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(trial.retries("decode").await, 0.0);
+    assert_eq!(trial.counts(["p0"]), [1]);
+    trial.finish().await;
+}
+
 #[tokio::test]
 async fn an_engine_that_pulls_is_not_used_and_the_error_names_its_connector() {
     let spec = Spec {
