@@ -88,10 +88,13 @@ pub(super) async fn generate(
     let now = mark(prompt, &begun);
     if matches!(begun, Ok(First::Events(..))) {
         sending.observe_first_event(now.duration_since(started));
-        placed.worker.pace.observe(started.elapsed(), ahead);
         placed.worker.outcomes.began(started.elapsed());
-        if handed_over && ahead == 0 {
-            learn_hand_off(sending, started.elapsed());
+        // Otherwise two legs have passed by the first event.
+        if !fetches {
+            placed.worker.pace.observe(started.elapsed(), ahead);
+            if handed_over && ahead == 0 {
+                learn_hand_off(sending, started.elapsed());
+            }
         }
     }
     let error = match conclude(sending, account, begun) {

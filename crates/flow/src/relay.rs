@@ -73,6 +73,9 @@ pub struct UnitStream {
     /// The histogram of the time between events.
     gaps: Histogram,
     pace: Pace,
+    /// Whether the times of events are observed: the events of several samples come between each
+    /// other.
+    observes_pace: bool,
     /// Recognises events that need not be parsed.
     template: EventTemplate,
 }
@@ -115,6 +118,7 @@ impl UnitStream {
             converts_events: prompt.context.converts_events,
             gaps: prompt.context.inter_token(prompt.decision),
             pace: Pace::begin(Instant::now()),
+            observes_pace: prompt.context.options.samples == 1,
             template: EventTemplate::default(),
         }
     }
@@ -173,7 +177,9 @@ impl UnitStream {
         let now = Instant::now();
         let gap = now.duration_since(std::mem::replace(&mut self.pace.last, now));
         self.pace.events = self.pace.events.saturating_add(1);
-        self.gaps.observe(gap.as_secs_f64());
+        if self.observes_pace {
+            self.gaps.observe(gap.as_secs_f64());
+        }
     }
 
     /// Trains the cost model with the duration of a decode step among the requests that the worker
@@ -181,7 +187,7 @@ impl UnitStream {
     fn learn_step(&self) {
         let worker = &self.account.worker;
         let requests = u64::from(worker.booked.requests());
-        if let Some(seconds) = self.pace.mean_seconds() {
+        if let Some(seconds) = self.pace.mean_seconds().filter(|_| self.observes_pace) {
             let context_tokens = worker.booked.active_tokens();
             worker.costs.learn_step(self.pace.last, requests, context_tokens, seconds);
         }

@@ -68,7 +68,7 @@ metrics! {
     /// Time to first token: from the arrival of a request to the first event of its reply. Streams
     /// only, because the first token of a whole reply is not seen.
     ttft: HistogramVec[SECONDS]("ttft_seconds"; "model", "flow" in FLOWS; if on_first_event);
-    /// Time between two consecutive events of a stream.
+    /// Time between two consecutive events of a stream with one sample.
     inter_token: HistogramVec[TOKEN_SECONDS]("inter_token_seconds"; "model", "flow" in FLOWS; if on_first_event);
     /// Mean time per output token after the first one: of each completed stream of one prompt with
     /// one sample and at least two tokens.

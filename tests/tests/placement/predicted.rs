@@ -82,6 +82,40 @@ async fn steps_and_hand_offs_are_learned_from_streams() {
     assert!(seen[0] == 6 && seen[1] > 0, "{seen:?}");
 }
 
+/// The events of several samples come between each other, and with a hand-off two legs come before
+/// the first event.
+#[tokio::test]
+async fn nothing_is_learned_from_the_times_of_several_samples() {
+    const STEP: &str = "step_base_ms: 20, step_us_per_request: 0, step_ns_per_context_token: 0";
+    for flow in ["aggregated", "prefill_first"] {
+        let spec = Spec {
+            policy: PREDICTED,
+            flow,
+            model: format!("costs: {{ {STEP} }}"),
+            engine: |_, config| config.decode_us_per_step = 20_000,
+            ..Spec { prefill: 1, decode: 1, ..Spec::default() }
+        };
+        let cluster = Cluster::start(match flow {
+            "aggregated" => Spec { prefill: 0, decode: 0, both: 1, ..spec },
+            _ => spec,
+        })
+        .await;
+        let id = if flow == "aggregated" { "w0" } else { "d0" };
+        for i in 0..8 {
+            let mut body = streamed(&completion(&prompt(20, &format!("n{i}z"))));
+            body["n"] = 4.into();
+            assert_eq!(cluster.http.post(COMPLETIONS, &body).await.status, 200);
+        }
+        let costs = worker(&cluster, id).await["costs"].clone();
+        let step_ms = costs["costs"]["step_base_ms"].as_f64().unwrap();
+        assert!((0.8..2.0).contains(&(step_ms / 20.0)), "{flow}: {costs}");
+        let observations = ["step", "hand_off"].map(|part| &costs[part]["observations"]);
+        assert_eq!(observations, [0, 0], "{flow}: {costs}");
+        let gaps = cluster.metric("splitrail_inter_token_seconds_count", &[]).await;
+        assert_eq!(gaps, 0.0, "{flow}");
+    }
+}
+
 #[tokio::test]
 async fn a_shadow_decides_beside_and_moves_nothing() {
     let model = "shadow: { policy: { kind: kv_overlap } }\n".to_owned();
