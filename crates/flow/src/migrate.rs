@@ -242,6 +242,19 @@ impl Migration {
         if self.parsed {
             return None;
         }
+        let unit = self.unit()?;
+        let resumed = self.resume_on_another(&unit, lost, worker).await;
+        count(&self.context, if resumed.is_some() { "resumed" } else { "lost" });
+        resumed
+    }
+
+    /// Asks other workers for the rest of the reply, until one continues it.
+    async fn resume_on_another(
+        &mut self,
+        unit: &Unit,
+        lost: &Error,
+        worker: &Arc<Worker>,
+    ) -> Option<Resumed> {
         let context = Arc::clone(&self.context);
         let mut error = lost.clone();
         let mut failed = Arc::clone(worker);
@@ -251,20 +264,18 @@ impl Migration {
             let pool = &context.served.pool;
             let others = pool.any_up(Leg::Decode, &self.lost);
             if !others || !may_retry(&context, "migrate", &failed, &error) {
-                break;
+                return None;
             }
-            let unit = self.unit()?;
             let wish = Wish::any(Leg::Decode, &self.lost);
             let decision = &self.decision;
             let clock = &self.clock;
             clock.restart(Instant::now());
-            let prompt = PromptContext { context: &context, unit: &unit, decision, clock };
+            let prompt = PromptContext { context: &context, unit, decision, clock };
             let placed = place(prompt, wish).ok()?;
-            sent(&context, &unit, &placed);
+            sent(&context, unit, &placed);
             match ask(prompt, &placed).await {
                 Ok(resumed) => {
-                    computed(&context, &unit, &placed);
-                    count(&context, "resumed");
+                    computed(&context, unit, &placed);
                     return Some(resumed);
                 }
                 Err(again) => {
@@ -274,7 +285,6 @@ impl Migration {
                 }
             }
         }
-        count(&context, "lost");
         None
     }
 

@@ -195,13 +195,15 @@ impl UnitStream {
 
     /// The worker is lost: resumes the reply on another worker, or ends it with an error.
     async fn go_on(&mut self, error: Error) -> Result<(), Error> {
+        // At once: to resume takes a while, in which the client may leave.
+        self.account.leg.end(Instant::now(), error.outcome());
+        self.account.worker.record(Leg::Decode, Some(&error));
+        self.account.booking.end();
         let migration = self.migration.take().filter(|_| error.worth_another_worker());
         let Some(mut migration) = migration else { return Err(self.lost(&error)) };
         let Some(resumed) = migration.resume(&error, &self.account.worker).await else {
             return Err(self.lost(&error));
         };
-        self.account.worker.record(Leg::Decode, Some(&error));
-        self.account.leg.end(Instant::now(), error.outcome());
         self.account.leg = resumed.leg;
         (self.account.worker, self.account.booking) = (resumed.worker, resumed.booking);
         (self.reader, self.held) = (resumed.reader, resumed.held);
@@ -216,8 +218,6 @@ impl UnitStream {
         let is_of_engine = error.fault() == Fault::Engine;
         let kind = if is_of_engine { ErrorKind::DecodeLost } else { error.kind() };
         let lost = Error::new(kind, message);
-        self.account.leg.end(Instant::now(), error.outcome());
-        self.account.worker.record(Leg::Decode, Some(error));
         match is_of_engine {
             true => self.account.decision.reply_lost(lost.outcome()),
             false => self.account.decision.given_up(lost.outcome()),

@@ -39,6 +39,8 @@ impl Booked {
 pub struct Booking {
     booked: Arc<Booked>,
     of_rank: Option<Arc<Booked>>,
+    /// 1 until the booking ends, then 0.
+    requests: u32,
     prefill_tokens: u64,
     active_tokens: u64,
     /// The prompt's place in the worker's queue, if the worker computes it.
@@ -58,9 +60,10 @@ impl Booking {
         prefill_tokens: u64,
         active_tokens: u64,
     ) -> Self {
-        let booking = Self { booked, of_rank, prefill_tokens, active_tokens, work: None };
+        let (requests, work) = (1, None);
+        let booking = Self { booked, of_rank, requests, prefill_tokens, active_tokens, work };
         for booked in booking.places() {
-            booked.requests.fetch_add(1, Relaxed);
+            booked.requests.fetch_add(requests, Relaxed);
             booked.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
             booked.active_tokens.fetch_add(active_tokens, Relaxed);
         }
@@ -86,6 +89,18 @@ impl Booking {
         self.free_prefill();
     }
 
+    /// Removes the leg from the sums before the booking is dropped.
+    pub fn end(&mut self) {
+        self.work = None;
+        self.free_prefill();
+        let requests = std::mem::take(&mut self.requests);
+        let tokens = std::mem::take(&mut self.active_tokens);
+        for booked in self.places() {
+            booked.active_tokens.fetch_sub(tokens, Relaxed);
+            booked.requests.fetch_sub(requests, Relaxed);
+        }
+    }
+
     fn free_prefill(&mut self) {
         let tokens = std::mem::take(&mut self.prefill_tokens);
         for booked in self.places() {
@@ -96,11 +111,7 @@ impl Booking {
 
 impl Drop for Booking {
     fn drop(&mut self) {
-        self.free_prefill();
-        for booked in self.places() {
-            booked.active_tokens.fetch_sub(self.active_tokens, Relaxed);
-            booked.requests.fetch_sub(1, Relaxed);
-        }
+        self.end();
     }
 }
 
@@ -120,7 +131,10 @@ mod tests {
         first.prefill_done(None);
         first.prefill_done(None);
         assert_eq!(booked.prefill_tokens(), 5);
+        first.end();
+        assert_eq!((booked.requests(), booked.active_tokens()), (1, 5));
         drop(first);
+        assert_eq!((booked.requests(), booked.active_tokens()), (1, 5));
         drop(second);
         assert_eq!((booked.requests(), booked.prefill_tokens(), booked.active_tokens()), (0, 0, 0));
     }

@@ -6,6 +6,7 @@ use splitrail_sim::FaultKind;
 use splitrail_tests::Spec;
 use splitrail_tests::canned::{Canned, Then};
 use splitrail_tests::client::{streamed_text, whole_text};
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{
     CHAT, COMPLETIONS, Reference, Trial, broken_off, chat, completion, generated_ids, prompt,
     streamed,
@@ -279,6 +280,41 @@ async fn a_migration_that_would_not_be_exact_ends_with_an_error() {
     assert!(ids.filter(|seen| seen.body.get("return_token_ids").is_some()).count() == 0);
     let total = migrations(&trial, "resumed").await + migrations(&trial, "lost").await;
     assert_eq!(total, 0.0);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_reply_that_breaks_off_after_its_last_token_takes_no_retry() {
+    let mut trial = Trial::start(in_turn(2, "migrate: true")).await;
+    trial.fault("d0", dies_after(12), Some(1));
+    let body = completion(&prompt(20, "finished"));
+    let mut events = trial.stream("decode_lost", COMPLETIONS, &body).await;
+    let (chunks, _) = broken_off(&events.rest().await);
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+    assert_eq!(trial.retries("migrate").await, 0.0);
+    assert_eq!(migrations(&trial, "resumed").await + migrations(&trial, "lost").await, 0.0);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_lost_worker_s_failure_counts_while_the_reply_moves() {
+    let mut trial = Trial::start(in_turn(2, "migrate: true")).await;
+    trial.fault("d0", dies_after(3), Some(1));
+    trial.fault("d1", FaultKind::Hang, None);
+    let body = completion(&prompt(20, "moves"));
+    let events = trial.stream("cancelled", COMPLETIONS, &body).await;
+    // Reads while the second worker is asked.
+    let reading = tokio::spawn(async move { drop({ events }.rest().await) });
+    eventually("the second worker is asked", async || !trial.asked("d1").is_empty()).await;
+    let lost = [("worker", "d0")];
+    eventually("the failure counts and nothing is booked", async || {
+        let failures = [("worker", "d0"), ("leg", "decode")];
+        let failed = trial.cluster.metric("splitrail_worker_leg_failures_total", &failures).await;
+        let booked = trial.cluster.metric("splitrail_worker_requests", &lost).await;
+        (failed, booked) == (1.0, 0.0)
+    })
+    .await;
+    reading.abort();
     trial.finish().await;
 }
 
