@@ -92,7 +92,9 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
     loop {
         let mut leg = Leg::Decode;
         // A hand-off that was not sent to any decode worker is used by the next attempt.
-        if staged.is_none() {
+        if staged.is_some() {
+            prompt.decision.attempt_begun();
+        } else {
             prompt.decision.flow_begun(plan.name());
             match first_leg(prompt, plan, &mut attempts).await? {
                 FirstLeg::Prefilled(prefilled) => staged = Some(*prefilled),

@@ -53,10 +53,13 @@ impl Weighed {
     /// Trains the prediction of the way that was taken, when the first token of a stream has
     /// arrived.
     pub fn begun(&self, served: &Served, decision: &DecisionHandle) {
-        let (alone, attempts) =
-            decision.with(|decision| (decision.prefill_worker().is_none(), decision.attempts()));
-        // The time of a request with retries says nothing about either way.
-        let expected = if alone { 1 } else { 2 };
+        let (alone, was_rejected, attempts) = decision.with(|decision| {
+            let was_rejected = decision.decode_try() == Some("rejected");
+            (decision.prefill_worker().is_none(), was_rejected, decision.attempts())
+        });
+        // The time of a request with retries says nothing about either way. A decode worker that has
+        // rejected the prompt was the first attempt of the remote way.
+        let expected = if !alone && was_rejected { 2 } else { 1 };
         let way = if alone { self.verdict.at_decode } else { self.verdict.at_prefill };
         let Some(way) = way.filter(|_| attempts <= expected) else { return };
         let now = Instant::now();

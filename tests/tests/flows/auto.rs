@@ -1,7 +1,8 @@
 //! `flow: auto`: a remote prefill where it pays, and a threshold where one is named.
 
+use splitrail_sim::FaultKind;
 use splitrail_tests::client::whole_text;
-use splitrail_tests::trial::{COMPLETIONS, Reference, Trial, completion, prompt};
+use splitrail_tests::trial::{COMPLETIONS, Reference, Trial, completion, prompt, streamed};
 use splitrail_tests::{Reply, Spec};
 
 /// A hand-off takes a while, and a decode worker computes slowly.
@@ -43,6 +44,22 @@ async fn a_prompt_is_prefilled_elsewhere_only_where_that_is_quicker() {
     }
     let cheaper = [("reason", "cheaper")];
     assert_eq!(trial.cluster.metric("splitrail_local_prefills_total", &cheaper).await, 2.0);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn the_time_of_a_remote_prefill_with_retries_teaches_nothing() {
+    let policy = "{ kind: round_robin }";
+    let mut trial = Trial::start(Spec { prefill: 2, policy, ..spec("") }).await;
+    trial.fault("p0", FaultKind::Status { status: 500 }, Some(1));
+    for turn in 0..4 {
+        let body = completion(&prompt(200, &format!("long{turn}-")));
+        let reply = trial.post("ok", COMPLETIONS, &streamed(&body)).await;
+        assert_eq!(reply.route("flow"), Some("prefill_first"), "{}", reply.text());
+    }
+    assert_eq!(trial.retries("prefill").await, 1.0);
+    let models = trial.cluster.admin.get("/admin/models").await.json();
+    assert_eq!(models["models"][0]["learned_threshold"]["remote"]["observations"], 3, "{models}");
     trial.finish().await;
 }
 
@@ -89,8 +106,7 @@ async fn a_learned_threshold_gates_decode_first_and_is_reported() {
         async || cluster.metric("splitrail_cache_hit_threshold_confidence_ratio", &[]).await;
     assert_eq!(ratio().await, 0.8, "until something was learned");
     for i in 0..12 {
-        let body =
-            splitrail_tests::trial::streamed(&completion(&prompt(150, &format!("s{}", i % 3))));
+        let body = streamed(&completion(&prompt(150, &format!("s{}", i % 3))));
         assert_eq!(cluster.http.post(COMPLETIONS, &body).await.status, 200);
         cluster.settle().await;
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::Spec;
-use splitrail_tests::cluster::eventually;
+use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt, streamed};
 use tokio::io::AsyncWriteExt;
@@ -135,6 +135,33 @@ async fn every_refusal_and_failure_is_one_line_with_status_outcome_and_tenant() 
     for secret in ["secretword", &acme, &small, &other] {
         assert!(!log.contains(secret), "{log}");
     }
+}
+
+/// Nothing of the hand-off was sent to the first decode worker, so the second one gets the same.
+#[tokio::test]
+async fn a_hand_off_that_is_sent_again_is_a_further_attempt() {
+    let spec = Spec {
+        prefill: 1,
+        policy: "{ kind: predicted_ttft }",
+        // The router learns from the leg itself that the worker is gone.
+        model: "health: { probe_interval: 1h }\nbreaker: { failures: 0 }".into(),
+        worker: |name| if name == "d1" { ", costs: { step_base_ms: 1000 }" } else { "" },
+        ..Spec::default()
+    };
+    let mut logged = Logged::start(spec, ON, "json").await;
+    logged.cluster.engines.retain(|(name, _)| name != "d0");
+    let headers = [("x-request-id", "again"), ("content-type", "application/json")];
+    let body = streamed(&completion(&prompt(40, "again"))).to_string();
+    let reply = logged.http.post_with(COMPLETIONS, &headers, body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(reply.route("decode"), Some("d1"));
+    let line = logged.line("again").await;
+    assert_eq!(line["attempts"], 2, "{line}");
+    let text = logged.admin.get("/metrics").await.text();
+    assert_eq!(metric_in(&text, "splitrail_retries_total", &[("leg", "decode")]), 1.0);
+    // Only the time of a request without retries says how good a prediction was.
+    assert_eq!(metric_in(&text, "splitrail_ttft_prediction_error_ratio_count", &[]), 0.0);
+    assert_eq!(logged.cluster.engine("p0").state().totals.hand_offs_staged, 1);
 }
 
 /// Sends a request, and leaves when the engine has it, before the reply.
