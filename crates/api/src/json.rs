@@ -61,7 +61,7 @@ impl JsonObject {
     /// Parses the text of an object.
     ///
     /// # Errors
-    /// A 400 if the text is not a JSON object, or has a key twice.
+    /// A 400 if the text is not a JSON object, has a key twice, or has more than 4,096 members.
     pub fn parse(text: Bytes) -> Result<Self, Error> {
         Self::from_text(ByteString::try_from(text).map_err(ShapeError::from)?)
     }
@@ -85,7 +85,7 @@ impl JsonObject {
     /// An object from text; see [`JsonObject::parse`].
     ///
     /// # Errors
-    /// A 400 if the text is not a JSON object, or has a key twice.
+    /// A 400 if the text is not a JSON object, has a key twice, or has more than 4,096 members.
     pub fn parse_str(text: &str) -> Result<Self, Error> {
         Self::from_text(text.into())
     }

@@ -34,6 +34,11 @@ impl Member {
     }
 }
 
+/// Maximum number of members of an object of which a table is made and whose members were not
+/// counted before: replies of engines, and objects inside bodies. A table takes some 200 bytes per
+/// member.
+pub(super) const TABLE_MEMBERS_MAX: usize = 4096;
+
 /// The members of an object.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Members {

@@ -68,11 +68,11 @@ impl Members {
     /// Finds the members of an object that is the whole text. Values are checked for syntax only.
     ///
     /// # Errors
-    /// If the text is not an object, or has a key twice.
+    /// If the text is not an object, has a key twice, or has more than 4,096 members.
     pub fn of(text: &str) -> Result<Self, ShapeError> {
         match scan::members(text.as_bytes()) {
             Some((members, _)) => Ok(members),
-            None => thorough::members(text, 0),
+            None => thorough::members(text, None),
         }
     }
 
@@ -99,6 +99,6 @@ impl Members {
         }
         let count = thorough::check(text, members_max)?;
         charge(count)?;
-        Ok(thorough::members(text, count)?)
+        Ok(thorough::members(text, Some(count))?)
     }
 }

@@ -86,6 +86,19 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+#[test]
+fn no_table_is_made_of_an_object_of_very_many_members() {
+    let object = |count: usize| {
+        let members: Vec<String> = (0..count).map(|at| format!("\"{at}\":0")).collect();
+        format!("{{{}}}", members.join(","))
+    };
+    assert_eq!(Members::of(&object(4096)).unwrap().list.len(), 4096);
+    let refused = Members::of(&object(4097)).unwrap_err();
+    assert_eq!(refused.fault, Fault::TooManyMembers { max: 4096 });
+    let counted = Members::of_body::<ShapeError>(object(4097).as_bytes(), 5000, |_| Ok(()));
+    assert_eq!(counted.unwrap().list.len(), 4097, "a body has its own bound");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
@@ -95,7 +108,7 @@ proptest! {
         prop_assert_eq!(is_ascii, text.is_ascii());
         let Ok(text) = std::str::from_utf8(&text) else { return Ok(()) };
         prop_assert_eq!(thorough::check(text, MEMBERS_MAX), Ok(found.list.len()));
-        prop_assert_eq!(thorough::members(text, 0), Ok(found));
+        prop_assert_eq!(thorough::members(text, None), Ok(found));
     }
 
     #[test]
@@ -130,7 +143,7 @@ proptest! {
             return Ok(());
         };
         let checked = thorough::check(text, MEMBERS_MAX);
-        prop_assert_eq!(found, checked.and_then(|count| thorough::members(text, count)));
+        prop_assert_eq!(found, checked.and_then(|count| thorough::members(text, Some(count))));
     }
 
     #[test]

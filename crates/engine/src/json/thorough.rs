@@ -5,17 +5,19 @@ use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{
-    Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess,
-    Visitor,
+    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 use serde_json::de::Read;
 use serde_json::value::RawValue;
 
 use super::error::{DUPLICATE, Fault, ShapeError, TOO_MANY};
-use super::members::{Member, Members, mark, place_of};
+use super::members::{Member, Members, TABLE_MEMBERS_MAX, mark, place_of};
 
-/// The members of an object; see [`Members::of`]. `count` is their number, or 0 if unknown.
-pub(super) fn members(text: &str, count: usize) -> Result<Members, ShapeError> {
+/// The members of an object; see [`Members::of`]. `count` is their number, if it is known.
+///
+/// # Errors
+/// As there. The number of members is not checked if it is known.
+pub(super) fn members(text: &str, count: Option<usize>) -> Result<Members, ShapeError> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let found = deserializer.deserialize_map(Table { text, count })?;
     deserializer.end()?;
@@ -41,10 +43,14 @@ pub(super) fn check(text: &str, members_max: usize) -> Result<usize, ShapeError>
     members.ok_or(ShapeError { fault: Fault::Kind, line: 1, column: 1 })
 }
 
+fn too_many<E: Error>(members_max: usize) -> E {
+    E::custom(format_args!("{TOO_MANY}{members_max}"))
+}
+
 /// Builds the table of an object's members.
 struct Table<'a> {
     text: &'a str,
-    count: usize,
+    count: Option<usize>,
 }
 
 impl<'de> Visitor<'de> for Table<'de> {
@@ -55,9 +61,13 @@ impl<'de> Visitor<'de> for Table<'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
-        let mut members = Members { list: Vec::with_capacity(self.count), marks: 0 };
+        let capacity = self.count.unwrap_or_default();
+        let mut members = Members { list: Vec::with_capacity(capacity), marks: 0 };
         let mut end = 0;
         while let Some(Key(name)) = map.next_key::<Key<'de>>()? {
+            if self.count.is_none() && members.list.len() >= TABLE_MEMBERS_MAX {
+                return Err(too_many(TABLE_MEMBERS_MAX));
+            }
             members.marks |= mark(&*name);
             let raw = map.next_value::<&'de RawValue>()?.get();
             let places = place_of(self.text, raw).and_then(|value| {
@@ -161,7 +171,7 @@ impl<'de> Visitor<'de> for Check {
         let mut seen = HashSet::new();
         while let Some(Key(key)) = members.next_key::<Key<'de>>()? {
             if seen.len() >= self.members_max {
-                return Err(A::Error::custom(format_args!("{TOO_MANY}{}", self.members_max)));
+                return Err(too_many(self.members_max));
             }
             if !seen.insert(key) {
                 return Err(A::Error::custom(DUPLICATE));
