@@ -11,7 +11,7 @@ use crate::{EngineBody, NO_SUCH_RANK};
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine::fields::is_router_only;
 
-/// Maximum number of bytes of an error reply that are read for its message.
+/// Maximum number of bytes of an error reply, or an error event, that are read for its message.
 const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
 
 /// The error for a request that got no reply.
@@ -102,10 +102,12 @@ fn rejection(
 }
 
 /// The error for an error event in place of a stream's first chunk: engines that send their headers
-/// early put the status into that event.
+/// early put the status into that event. Of a longer event than an error reply may be, nothing is
+/// read.
 pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
-    let status = serde_json::from_slice::<serde_json::Value>(event)
-        .ok()
+    let read = Some(event).filter(|event| event.len() <= ERROR_BODY_MAX_BYTES);
+    let status = read
+        .and_then(|event| serde_json::from_slice::<serde_json::Value>(event).ok())
         .and_then(|event| event.get("error")?.get("code")?.as_u64())
         .and_then(|code| u16::try_from(code).ok())
         .filter(|code| (400..500).contains(code));
@@ -118,9 +120,24 @@ pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
 /// Message and parameter of OpenAI's error shape, nested or (older engines) flat.
 fn engine_message(body: &[u8]) -> Option<(String, Option<String>)> {
     const MESSAGE_MAX_CHARS: usize = 2000;
+    const PARAM_MAX_CHARS: usize = 256;
     let value: serde_json::Value = serde_json::from_slice(body).ok()?;
     let error = value.get("error").unwrap_or(&value);
-    let message = error.get("message")?.as_str()?.chars().take(MESSAGE_MAX_CHARS).collect();
-    let param = error.get("param").and_then(|param| param.as_str()).map(str::to_owned);
-    Some((message, param))
+    let text = |key, max_chars| -> Option<String> {
+        Some(error.get(key)?.as_str()?.chars().take(max_chars).collect())
+    };
+    Some((text("message", MESSAGE_MAX_CHARS)?, text("param", PARAM_MAX_CHARS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_message_and_a_long_parameter_the_beginning_is_read() {
+        let body =
+            serde_json::json!({"error": {"message": "é".repeat(9000), "param": "p".repeat(9000)}});
+        let read = engine_message(body.to_string().as_bytes());
+        assert_eq!(read, Some(("é".repeat(2000), Some("p".repeat(256)))));
+    }
 }

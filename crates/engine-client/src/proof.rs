@@ -9,8 +9,9 @@ use memchr::{memchr_iter, memmem};
 
 use super::engine::Engine;
 use crate::echoes::Foreign;
+use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_api::{Endpoint, JsonObject};
+use splitrail_engine::json;
 
 /// Number of leading bytes in which the id is searched while it is not known whether the engine
 /// repeats it; engines write the id first.
@@ -105,8 +106,7 @@ fn is_error(reply: &[u8]) -> bool {
     if memmem::find(reply, b"\"error\"").is_none() {
         return false;
     }
-    let parsed = JsonObject::parse_str(&String::from_utf8_lossy(reply));
-    parsed.is_ok_and(|object| !matches!(object.raw("error"), None | Some("null")))
+    matches!(json::pick_from_slice(reply, ["error"]), Ok([Some(_)]))
 }
 
 #[cfg(test)]
