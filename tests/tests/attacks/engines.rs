@@ -14,6 +14,7 @@ mod kept;
 mod large;
 mod late;
 mod redirects;
+mod shapes;
 
 const COMPLETIONS: &str = "/v1/completions";
 

@@ -123,6 +123,10 @@ impl EventReader {
                 Ok(None) => {}
                 Err(Uncut::TooLong) => return Err(too_large("limits.engine_reply_size_max")),
                 Err(Uncut::Comments) => return Err(self.only_comments()),
+                Err(Uncut::CarriageReturn) => {
+                    let what = "sent an event with a carriage return that ends no line";
+                    return Err(Error::engine(self.worker.id(), what));
+                }
             }
             let Some(body) = &mut self.body else { return Ok(None) };
             match self.patience.bound(body.frame()).await {

@@ -24,6 +24,9 @@ pub enum Uncut {
     TooLong,
     /// There are too many comments between two events.
     Comments,
+    /// A line of an event with a name has a carriage return before its end, where clients end a
+    /// line as well: they would read other lines than the router.
+    CarriageReturn,
 }
 
 /// Splits pushed bytes into events.
@@ -64,7 +67,8 @@ impl Splitter {
     /// have no names, fields other than `data` are skipped too.
     ///
     /// # Errors
-    /// If an event is longer than the bound, or there are too many comments before it.
+    /// If an event is longer than the bound, there are too many comments before it, or it is
+    /// returned with all its lines and clients would read other lines.
     pub fn next_piece(&mut self) -> Result<Option<Piece>, Uncut> {
         loop {
             let Some((end, gap)) = find_end(&self.buffer, self.searched) else {
@@ -89,6 +93,9 @@ impl Splitter {
                 continue;
             };
             self.passed = 0;
+            if self.whole && has_lone_return(&event) {
+                return Err(Uncut::CarriageReturn);
+            }
             if data.as_ref() == b"[DONE]" {
                 return Ok(Some(Piece::Done));
             }
@@ -100,6 +107,13 @@ impl Splitter {
             return Ok(Some(Piece::Data(data)));
         }
     }
+}
+
+/// Whether a carriage return stands elsewhere than at the end of a line. The line feed after the
+/// last line is not part of the event.
+fn has_lone_return(event: &[u8]) -> bool {
+    let follows = |at: usize| event.get(at + 1).copied();
+    memchr::memchr_iter(b'\r', event).any(|at| follows(at).is_some_and(|byte| byte != b'\n'))
 }
 
 /// The place and the length of the blank line that ends an event.
@@ -211,6 +225,21 @@ mod tests {
         assert_eq!(next(), data("event: a\nid: 1\ndata: {}"));
         assert_eq!(next(), data("event: b\r\ndata: 2\r"));
         assert_eq!(next(), Piece::Done);
+    }
+
+    #[test]
+    fn a_whole_event_whose_lines_clients_would_read_otherwise_is_refused() {
+        for (event, is_refused) in [
+            ("event: a\rdata: 1\r\revent: b\ndata: 2\n\n", true),
+            ("event: a\ndata: {\r\r}\n\n", true),
+            ("event: a\r\r\ndata: 1\n\n", true),
+            ("event: a\r\ndata: 1\r\n\r\n", false),
+        ] {
+            let mut splitter = Splitter::of_whole_events(1 << 10);
+            splitter.push(event.as_bytes());
+            let refused = splitter.next_piece() == Err(Uncut::CarriageReturn);
+            assert_eq!(refused, is_refused, "{event:?}");
+        }
     }
 
     #[test]
