@@ -11,7 +11,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use super::account::Account;
-use super::context::{within, within_reply};
+use super::context::{Context, within, within_reply};
 use super::lease::{Lease, middle_since};
 use super::read_back;
 use super::sending::Sending;
@@ -178,7 +178,7 @@ pub(super) async fn first_events(
         let reader = EventReader::new(client, response, Arc::clone(worker), patience, memory)
             .of_dialect(dialect, client.reply_max_bytes());
         let samples = if sending.is_gated() { context.options.samples } else { 0 };
-        match hold(reader, dialect, worker, samples as usize).await? {
+        match hold(reader, context, dialect, samples as usize).await? {
             FirstEvents::Events(reader, events) => {
                 Ok(First::Events(Box::new(reader.with_idle(idle)), events))
             }
@@ -200,13 +200,50 @@ enum FirstEvents {
     Partly,
 }
 
+/// What one of the first events shows.
+enum Shown {
+    /// The event is no chunk.
+    NoChunk,
+    /// The event is an error of the engine.
+    Error,
+    /// The leg, or one of its samples, was rejected.
+    Below,
+    /// The leg goes on.
+    Output {
+        /// Whether the event only opens the reply.
+        only_opens: bool,
+        /// The samples that have output in the event, or 0 for a reply without samples.
+        begun: Vec<u64>,
+    },
+}
+
+impl Shown {
+    fn by(event: &Bytes, dialect: Dialect, samples: usize) -> Self {
+        let data = data_of(dialect, event);
+        let only_opens = match Chunk::read(dialect, &data) {
+            None => return Self::NoChunk,
+            Some(chunk) if chunk.is_error => return Self::Error,
+            Some(chunk) => chunk.only_opens,
+        };
+        if is_below_threshold(dialect, &data) {
+            return Self::Below;
+        }
+        let begun = match dialect {
+            _ if samples == 0 || only_opens => Vec::new(),
+            Dialect::Chunks => begun(&data, samples),
+            _ => vec![0],
+        };
+        Self::Output { only_opens, begun }
+    }
+}
+
 /// Reads until it is clear that the engine runs all `samples`, which their first output shows. An
 /// ungated leg has 0 samples: for it, the function returns after the first event that does more
 /// than open the reply.
 async fn hold(
     mut reader: EventReader,
+    context: &Context,
     dialect: Dialect,
-    worker: &Worker,
     samples: usize,
 ) -> Result<FirstEvents, Error> {
     let mut events = VecDeque::new();
@@ -214,28 +251,25 @@ async fn hold(
     loop {
         let Some(event) = reader.next().await? else {
             if events.is_empty() {
-                return Err(Error::engine(worker.id(), "answered with an empty stream"));
+                return Err(Error::engine(reader.worker().id(), "answered with an empty stream"));
             }
             // The stream ended without any output, which is a valid reply.
             return Ok(FirstEvents::Events(reader, events));
         };
-        let data = data_of(dialect, &event);
-        let only_opens = match Chunk::read(dialect, &data) {
-            None => return Err(Error::engine(worker.id(), "answered with no chunk")),
-            Some(chunk) if chunk.is_error => return Err(refusal_event(worker, &data)),
-            Some(chunk) => chunk.only_opens,
+        let (bytes, read) = (event.len(), event.clone());
+        let show = move || Shown::by(&read, dialect, samples);
+        let only_opens = match context.preparer.run_sized(bytes, show).await? {
+            Shown::NoChunk => {
+                return Err(Error::engine(reader.worker().id(), "answered with no chunk"));
+            }
+            Shown::Error => return Err(refusal_event(reader.worker(), &data_of(dialect, &event))),
+            Shown::Below if running.is_empty() => return Ok(FirstEvents::Below(reader, event)),
+            Shown::Below => return Ok(FirstEvents::Partly),
+            Shown::Output { only_opens, begun } => {
+                running.extend(begun);
+                only_opens
+            }
         };
-        if is_below_threshold(dialect, &data) {
-            let only = running.is_empty();
-            drop(data);
-            return Ok(if only { FirstEvents::Below(reader, event) } else { FirstEvents::Partly });
-        }
-        match dialect {
-            Dialect::Chunks => running.extend(begun(&data)),
-            _ if only_opens => {}
-            _ => running.extend([0]),
-        }
-        drop(data);
         reader.hold_back(&event);
         events.push_back(event);
         if only_opens && events.len() < OPENING_MAX {

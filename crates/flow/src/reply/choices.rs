@@ -1,15 +1,18 @@
-//! Finds the choices of a reply or an event that the engine rejected for their threshold, and those with output.
+//! Reads the choices of a reply or an event one after the other, without a list of them: finds those that the engine
+//! rejected for their threshold, and those with output.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 use serde::Deserialize;
-use serde_json::Value;
+use serde::de::{Deserializer as _, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use splitrail_engine::dialect::Dialect;
+use splitrail_engine::json;
 use splitrail_engine::threshold_reply::CACHE_THRESHOLD;
 
-use super::dialect;
 use splitrail_api::JsonObject;
 
 /// Whether a choice of this reply or event was rejected for its threshold. Only dialects with
@@ -23,28 +26,61 @@ pub fn is_below_threshold(dialect: Dialect, data: &[u8]) -> bool {
     if WORD.find(data).is_none() {
         return false;
     }
-    let reply: Value = serde_json::from_slice(data).unwrap_or_default();
-    choices(&reply).any(|choice| choice["finish_reason"] == CACHE_THRESHOLD)
+    let mut is_below = false;
+    each_in(data, |choice: EndOfChoice<'_>| {
+        let reason = choice.finish_reason.and_then(|raw| json::string(raw.get()));
+        is_below |= reason.is_some_and(|reason| reason == CACHE_THRESHOLD);
+    });
+    is_below
 }
 
-/// The indices of the choices that have output in this event or end with it.
-pub fn begun(data: &[u8]) -> Vec<u64> {
-    let event: Event<'_> = dialect::read(data).unwrap_or_default();
-    let shown = event.choices.iter().filter(|choice| choice.has_output());
-    shown.map(ChunkChoice::place).collect()
+/// The indices of the choices that have output in this event or end with it, of at most `max`
+/// choices.
+pub fn begun(data: &[u8], max: usize) -> Vec<u64> {
+    let mut begun = Vec::new();
+    let is_read = each_in(data, |choice: ChunkChoice<'_>| {
+        if begun.len() < max && choice.has_output() {
+            begun.push(choice.place());
+        }
+    });
+    if is_read { begun } else { Vec::new() }
 }
 
-fn choices(reply: &Value) -> impl Iterator<Item = &Value> {
-    reply["choices"].as_array().into_iter().flatten()
+/// Calls `visit` with each choice of a reply or an event. `false` if there are none, or one of them
+/// is no `C`; `visit` is called for those before it.
+fn each_in<'a, C: Deserialize<'a>>(data: &'a [u8], visit: impl FnMut(C)) -> bool {
+    let choices = json::pick_from_slice(data, ["choices"]);
+    matches!(choices, Ok([Some(raw)]) if each(raw, visit).is_some())
+}
+
+/// Calls `visit` with each item of a list; `None` if it is no list, or an item is no `C`.
+pub(crate) fn each<'a, C: Deserialize<'a>>(raw: &'a str, visit: impl FnMut(C)) -> Option<()> {
+    struct Each<C, F>(F, PhantomData<C>);
+    impl<'de, C: Deserialize<'de>, F: FnMut(C)> Visitor<'de> for Each<C, F> {
+        type Value = ();
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
+            while let Some(item) = items.next_element()? {
+                (self.0)(item);
+            }
+            Ok(())
+        }
+    }
+    serde_json::Deserializer::from_str(raw).deserialize_seq(Each(visit, PhantomData)).ok()
+}
+
+/// The member that shows how a choice ends.
+#[derive(Deserialize)]
+struct EndOfChoice<'a> {
+    #[serde(borrow)]
+    finish_reason: Option<&'a RawValue>,
 }
 
 /// The members that show whether a request runs. Their values may be of any type.
-#[derive(Default, Deserialize)]
-struct Event<'a> {
-    #[serde(borrow, default)]
-    choices: Vec<ChunkChoice<'a>>,
-}
-
 #[derive(Deserialize)]
 struct ChunkChoice<'a> {
     #[serde(borrow)]
@@ -123,7 +159,7 @@ mod tests {
             (r#"{"choices":null,"error":{}}"#, vec![]),
             ("[]", vec![]),
         ] {
-            assert_eq!(begun(data.as_bytes()), shown, "{data}");
+            assert_eq!(begun(data.as_bytes(), 4), shown, "{data}");
         }
     }
 }

@@ -12,6 +12,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json;
 use splitrail_engine::usage::EngineUsage;
 
+use super::choices::each;
 use super::sse;
 use splitrail_api::JsonObject;
 
@@ -198,8 +199,12 @@ pub(crate) fn ended(dialect: Dialect, reply: &JsonObject) -> bool {
     let text = |key| reply.raw(key).and_then(|raw| serde_json::from_str::<String>(raw).ok());
     let (reason, cut_off) = match dialect {
         Dialect::Chunks => {
-            let choices = reply.raw("choices").map(serde_json::from_str::<Vec<EndedChoice>>);
-            let first = choices.and_then(Result::ok).and_then(|all| all.into_iter().next());
+            let mut first = None;
+            let keep = |choice: EndedChoice| {
+                first.get_or_insert(choice);
+            };
+            let read = reply.raw("choices").and_then(|raw| each(raw, keep));
+            let first = first.filter(|_| read.is_some());
             (first.and_then(|choice| choice.finish_reason), "length")
         }
         Dialect::Responses => (text("status"), "incomplete"),

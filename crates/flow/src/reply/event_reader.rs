@@ -91,6 +91,11 @@ impl EventReader {
         self
     }
 
+    /// The worker whose reply it is.
+    pub(crate) fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
     /// Makes the connection available again, once the engine has ended its body.
     pub(crate) fn give_back(&mut self, client: &EngineClient) {
         if let Some(body) = self.body.take() {

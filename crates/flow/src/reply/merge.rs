@@ -8,6 +8,7 @@ use futures_util::stream::{self, StreamExt};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::choices::each;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind};
 
@@ -40,7 +41,7 @@ pub fn made(events: Vec<Bytes>) -> Events {
 pub fn streams(units: Vec<Events>, places: Places) -> Events {
     let usage = vec![None; units.len()];
     let tagged = units.into_iter().enumerate().map(|(i, events)| events.map(move |e| (i, e)));
-    let state = Merging { events: stream::select_all(tagged), id: None, usage, places };
+    let state = Merging { events: stream::select_all(tagged), first: None, usage, places };
     Box::pin(stream::unfold(Some(state), |state| async move {
         let mut state = state?;
         match state.next().await {
@@ -53,11 +54,37 @@ pub fn streams(units: Vec<Events>, places: Places) -> Events {
 
 struct Merging<S> {
     events: S,
-    /// The first reply's id, creation time and fingerprint, which all chunks carry.
-    id: Option<JsonObject>,
-    /// The last usage chunk of each prompt.
+    /// What all chunks carry.
+    first: Option<FirstIds>,
+    /// The last usage chunk of each prompt, of at most [`USAGE_MAX_BYTES`].
     usage: Vec<Option<JsonObject>>,
     places: Places,
+}
+
+/// Maximum size in bytes of a usage object that is added up, and of a usage chunk that is kept.
+const USAGE_MAX_BYTES: usize = 64 << 10;
+
+/// The members of the first event that all events of a merged stream share, as raw JSON.
+struct FirstIds([(&'static str, Option<String>); 2]);
+
+impl FirstIds {
+    /// Maximum size in bytes of a member; a longer one is not shared.
+    const MAX_BYTES: usize = 4 << 10;
+
+    fn of(event: &JsonObject) -> Self {
+        Self(["id", "created"].map(|key| {
+            let raw = event.raw(key).filter(|raw| raw.len() <= Self::MAX_BYTES);
+            (key, raw.map(str::to_owned))
+        }))
+    }
+
+    fn put_into(&self, event: &mut JsonObject) {
+        for (key, value) in &self.0 {
+            if let (Some(value), true) = (value, event.raw(key).is_some()) {
+                event.set(key, value.as_str());
+            }
+        }
+    }
 }
 
 impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
@@ -67,25 +94,31 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
                 Ok(data) => data,
                 Err(error) => return Some(Err(error)),
             };
-            let Ok(mut event) = JsonObject::parse(data) else {
-                let message = "the reply broke off: an engine sent an event that is no chunk";
-                return Some(Err(Error::new(ErrorKind::DecodeLost, message)));
-            };
-            if self.id.is_none() {
-                self.id = Some(event.clone());
+            match self.merge(prompt_index, data) {
+                Some(None) => {}
+                Some(Some(event)) => return Some(Ok(event.to_bytes())),
+                None => {
+                    let message = "the reply broke off: an engine sent an event that is no chunk";
+                    return Some(Err(Error::new(ErrorKind::DecodeLost, message)));
+                }
             }
-            if let Some(first) = &self.id {
-                unify(&mut event, first);
-            }
-            let has_usage = !matches!(event.raw("usage"), None | Some("null"));
-            if has_usage && event.raw("choices").is_none_or(|raw| raw.trim() == "[]") {
-                self.usage[prompt_index] = Some(event);
-                continue;
-            }
-            move_choices(&mut event, prompt_index, self.places.n);
-            return Some(Ok(event.to_bytes()));
         }
         None
+    }
+
+    /// The event of a prompt as an event of the merged stream, or nothing if it is a usage chunk,
+    /// which is kept; `None` if it is no chunk.
+    fn merge(&mut self, prompt_index: usize, data: Bytes) -> Option<Option<JsonObject>> {
+        let mut event = JsonObject::parse(data).ok()?;
+        self.first.get_or_insert_with(|| FirstIds::of(&event)).put_into(&mut event);
+        let has_usage = !matches!(event.raw("usage"), None | Some("null"));
+        if has_usage && event.raw("choices").is_none_or(|raw| raw.trim() == "[]") {
+            let is_short = event.bytes() <= USAGE_MAX_BYTES;
+            self.usage[prompt_index] = Some(event).filter(|_| is_short);
+            return is_short.then_some(None);
+        }
+        move_choices(&mut event, prompt_index, self.places.n)?;
+        Some(Some(event))
     }
 
     /// The usage chunk of the merged stream, if every prompt had one.
@@ -98,24 +131,16 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
     }
 }
 
-fn unify(event: &mut JsonObject, first: &JsonObject) {
-    for key in ["id", "created"] {
-        if let (Some(value), true) = (first.raw(key), event.raw(key).is_some()) {
-            event.set(key, value);
-        }
-    }
-}
-
 /// Merges the whole replies of several prompts, in the order of the prompts.
 ///
 /// # Errors
-/// If an engine's reply has no choices.
+/// If an engine's reply has no choices, or more than were asked for.
 pub fn replies(replies: Vec<JsonObject>, places: Places) -> Result<JsonObject, Error> {
     let nonsense = || Error::new(ErrorKind::EngineFailed, "an engine's reply has no choices");
     let mut choices = Vec::new();
     for (prompt_index, reply) in replies.iter().enumerate() {
         let mut reply = reply.clone();
-        move_choices(&mut reply, prompt_index, places.n);
+        move_choices(&mut reply, prompt_index, places.n).ok_or_else(nonsense)?;
         let raw = reply.raw("choices").ok_or_else(nonsense)?;
         let inner = raw.trim().strip_prefix('[').and_then(|raw| raw.strip_suffix(']'));
         let inner = inner.ok_or_else(nonsense)?.trim();
@@ -138,36 +163,49 @@ pub fn replies(replies: Vec<JsonObject>, places: Places) -> Result<JsonObject, E
     Ok(merged)
 }
 
-/// Moves the indices of a reply's choices to the position of its prompt.
-fn move_choices(reply: &mut JsonObject, prompt_index: usize, n: u32) {
-    let Some(raw) = reply.raw("choices") else {
-        return;
-    };
-    let Ok(choices) = serde_json::from_str::<Vec<Box<RawValue>>>(raw) else {
-        return;
-    };
+/// Moves the indices of a reply's choices to the position of its prompt; `None` if there are more
+/// than `n`.
+fn move_choices(reply: &mut JsonObject, prompt_index: usize, n: u32) -> Option<()> {
+    let Some(raw) = reply.raw("choices") else { return Some(()) };
     let base = prompt_index as u64 * u64::from(n);
-    let moved: Vec<String> = choices
-        .iter()
-        .map(|choice| match JsonObject::parse_str(choice.get()) {
+    let (mut moved, mut count) = (String::with_capacity(raw.len() + 16), 0);
+    moved.push('[');
+    let put = |choice: &RawValue| {
+        count += 1;
+        if count > n {
+            return;
+        }
+        if count > 1 {
+            moved.push(',');
+        }
+        match JsonObject::parse_str(choice.get()) {
             Ok(mut choice) => {
                 let index = choice.raw("index").and_then(|raw| raw.parse::<u64>().ok());
                 choice.set("index", base.saturating_add(index.unwrap_or(0)).to_string());
-                choice.to_string()
+                moved.push_str(&choice.to_string());
             }
-            Err(_) => choice.get().to_owned(),
-        })
-        .collect();
-    reply.set("choices", format!("[{}]", moved.join(",")));
+            Err(_) => moved.push_str(choice.get()),
+        }
+    };
+    let is_list = each(raw, put).is_some();
+    if count > n {
+        return None;
+    }
+    if is_list {
+        moved.push(']');
+        reply.set("choices", moved);
+    }
+    Some(())
 }
 
 /// The sum of usage objects, member by member and also inside `*_details`. A value that is not a
 /// number is taken from the first object that has it. A count that some objects lack is left out,
-/// because it would be taken for the count of all.
+/// because it would be taken for the count of all. `None` if one is too long or no JSON.
 fn sum<'a>(all: impl Iterator<Item = &'a str>, places: Places) -> Option<String> {
     let mut total: Option<Value> = None;
     let mut all_say_cached = true;
     for (index, raw) in all.enumerate() {
+        let raw = Some(raw).filter(|raw| raw.len() <= USAGE_MAX_BYTES)?;
         let mut value: Value = serde_json::from_str(raw).ok()?;
         if places.is_counted(index) {
             leave_prompt_out(&mut value);
