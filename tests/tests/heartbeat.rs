@@ -25,7 +25,7 @@ use splitrail_sim::write_tokenizer;
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{generate, text_request};
-use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
+use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::whole_reply;
 use tokio::sync::oneshot;
 
@@ -124,6 +124,12 @@ fn completion(prompt: Value) -> String {
     json!({"model": "sim", "max_tokens": 2, "prompt": prompt}).to_string()
 }
 
+/// A streamed completion that gets long events.
+fn streamed(word: &str) -> String {
+    let prompt = format!("{ASKS_LONG_EVENT} {word}");
+    json!({"model": "sim", "max_tokens": 2, "stream": true, "prompt": prompt}).to_string()
+}
+
 /// A completion with a further member of this value.
 fn with(value: &str) -> String {
     format!("{{\"model\":\"sim\",\"max_tokens\":2,\"prompt\":\"p\",\"x\":{value}}}")
@@ -153,14 +159,25 @@ fn large() -> Vec<(&'static str, &'static str, String)> {
 
 /// What a prompt says that gets a long reply.
 const ASKS_MUCH: &str = "asks much";
+/// The reason for which an engine ends a choice below its threshold.
+const WORD: &str = "cache_threshold";
+/// What a prompt says that gets a stream with a long event.
+const ASKS_LONG_EVENT: &str = "asks for a long event";
 
-/// A reply of many choices.
-fn long_reply() -> String {
-    let choice = r#"{"index":0,"text":"word","finish_reason":"length","logprobs":[[0.1,0.2]]}"#;
-    let choices = vec![choice; LONG_BYTES / choice.len()].join(",");
+/// A reply or an event with many log probabilities, and a member whose value is this text.
+fn long_reply(text: &str) -> String {
+    let token = r#"{" word":-0.125,"cache":-10.5}"#;
+    let tokens = vec![token; LONG_BYTES / token.len()].join(",");
     format!(
-        r#"{{"id":"x","object":"text_completion","created":1,"model":"sim","choices":[{choices}]}}"#
+        r#"{{"id":"x","object":"text_completion","created":1,"model":"sim","choices":[{{"index":0,"text":"{text}","finish_reason":null,"logprobs":{{"top_logprobs":[{tokens}]}}}}]}}"#
     )
+}
+
+/// A stream of two long events, which as a client asks have a word that the router looks for.
+fn long_events(heard: &ReceivedRequest) -> ScriptedReply {
+    let word = if heard.text().contains(WORD) { WORD } else { "word" };
+    let event = format!("data: {}\n\n", long_reply(word));
+    ScriptedReply::events(&format!("{event}{event}data: [DONE]\n\n"))
 }
 
 /// Requests to endpoints whose bodies are passed on, and those with long replies.
@@ -170,6 +187,8 @@ fn large_replies() -> Vec<(&'static str, &'static str, String)> {
     vec![
         ("a long reply", COMPLETIONS, completion(ASKS_MUCH.into())),
         ("two long replies", COMPLETIONS, completion(json!([ASKS_MUCH, ASKS_MUCH]))),
+        ("long events", COMPLETIONS, streamed("")),
+        ("long events with the word", COMPLETIONS, streamed(WORD)),
         ("a long text to tokenize", "/tokenize", text),
         ("a long text to embed", "/v1/embeddings", input),
     ]
@@ -193,11 +212,10 @@ fn large_calls() -> Vec<(&'static str, v1::GenerateRequest)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::print_stderr)]
 async fn no_poll_of_a_large_request_holds_the_thread_that_serves_all_connections() {
-    let long = long_reply();
-    let answer = move |heard: &splitrail_tests::scripted_server::ReceivedRequest| match heard
-        .is_inference()
-    {
+    let long = long_reply("word");
+    let answer = move |heard: &ReceivedRequest| match heard.is_inference() {
         true if heard.text().contains(ASKS_MUCH) => ScriptedReply::json(200, &long),
+        true if heard.text().contains(ASKS_LONG_EVENT) => long_events(heard),
         true => whole_reply(),
         false => ScriptedReply::json(200, "{}"),
     };

@@ -1,6 +1,7 @@
 //! Relays one prompt's reply to the client.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use super::context::PromptContext;
 use super::migrate::Migration;
 use super::read_back;
 use super::sending::Sending;
+use crate::prepare::Preparer;
 use crate::reply::choices::is_below_threshold;
 use crate::reply::dialect::{self, Chunk, data_of};
 use crate::reply::event_reader::EventReader;
@@ -61,6 +63,8 @@ fn withdraw_hand_off(account: &Account, holder: &mut JsonObject) {
 /// A streamed reply, event by event.
 pub struct UnitStream {
     account: Account,
+    /// Runs the reading of long events off the reactor.
+    preparer: Arc<Preparer>,
     reader: EventReader,
     /// The first events, which proved that the engine runs the request.
     held: VecDeque<Bytes>,
@@ -79,6 +83,10 @@ pub struct UnitStream {
     /// Recognises events that need not be parsed.
     template: EventTemplate,
 }
+
+/// The event for the client, `None` if there is none for it, or what is wrong with the engine's
+/// event.
+type Relayed = Result<Option<Bytes>, &'static str>;
 
 /// The times of a stream's events.
 struct Pace {
@@ -111,6 +119,7 @@ impl UnitStream {
     ) -> Self {
         Self {
             account,
+            preparer: Arc::clone(&prompt.context.preparer),
             reader,
             held,
             migration: Migration::new(prompt),
@@ -125,17 +134,12 @@ impl UnitStream {
 
     /// The events for the client.
     pub fn into_events(self: Box<Self>) -> Events {
-        Box::pin(stream::unfold(Some(self), |unit| async move {
-            let mut unit = unit?;
-            match unit.next().await? {
-                Ok(data) => Some((Ok(data), Some(unit))),
-                Err(error) => Some((Err(error), None)),
-            }
-        }))
+        Box::pin(stream::unfold(Some(self), |unit| async move { unit?.next().await }))
     }
 
-    /// The next event for the client; `None` at the regular end.
-    async fn next(&mut self) -> Option<Result<Bytes, Error>> {
+    /// The next event for the client, with the rest of the reply; `None` at the regular end. Nothing
+    /// follows an error.
+    async fn next(mut self: Box<Self>) -> Option<(Result<Bytes, Error>, Option<Box<Self>>)> {
         loop {
             let data = match self.held.pop_front() {
                 Some(held) => {
@@ -155,22 +159,33 @@ impl UnitStream {
                     }
                     Err(error) => match self.go_on(error).await {
                         Ok(()) => continue,
-                        Err(lost) => return Some(Err(lost)),
+                        Err(lost) => return Some((Err(lost), None)),
                     },
                 },
             };
             self.account.booking.prefill_done(None);
-            match self.relay(data) {
+            let relayed;
+            (relayed, self) = match self.relay_sized(data).await {
+                Ok(relayed) => relayed,
+                Err(error) => return Some((Err(error), None)),
+            };
+            match relayed {
                 Ok(None) => {}
-                Ok(Some(data)) => return Some(Ok(data)),
+                Ok(Some(data)) => return Some((Ok(data), Some(self))),
                 Err(what) => {
                     let error = Error::engine(self.account.worker.id(), what);
                     if let Err(lost) = self.go_on(error).await {
-                        return Some(Err(lost));
+                        return Some((Err(lost), None));
                     }
                 }
             }
         }
+    }
+
+    /// [`relay`](Self::relay), off the reactor if the event is long. The reply moves there and back.
+    async fn relay_sized(mut self: Box<Self>, event: Bytes) -> Result<(Relayed, Box<Self>), Error> {
+        let (preparer, bytes) = (Arc::clone(&self.preparer), event.len());
+        preparer.run_sized(bytes, move || (self.relay(event), self)).await
     }
 
     fn observe_gap(&mut self) {
@@ -247,7 +262,7 @@ impl UnitStream {
     }
 
     /// The event for the client; `None` if it is only usage that the client did not ask for.
-    fn relay(&mut self, event: Bytes) -> Result<Option<Bytes>, &'static str> {
+    fn relay(&mut self, event: Bytes) -> Relayed {
         const NO_CHUNK: &str = "sent an event that is no chunk";
         let dialect = self.account.dialect;
         let data = data_of(dialect, &event);
