@@ -94,7 +94,7 @@ impl Route {
                 all_known &= decision.prompt_tokens().is_some();
                 overlap_blocks += decision.overlap_blocks();
                 let told = decision.client_cached_tokens();
-                cached = cached.zip(told).map(|(sum, tokens)| sum + tokens);
+                cached = cached.zip(told).map(|(sum, tokens)| sum + u64::from(tokens));
                 if decision.cached_source() == Some("estimate") {
                     source = "estimate";
                 }
@@ -106,7 +106,7 @@ impl Route {
         }
         if let Some(tokens) = cached {
             out.push_str("; cached_tokens=");
-            push_number(&mut out, u64::from(tokens));
+            push_number(&mut out, tokens);
             out.extend(["; cached_source=", source]);
         }
         out
