@@ -93,29 +93,7 @@ impl Account {
     }
 
     fn read(&self, raw: &str) -> Option<EngineUsage> {
-        let (model, worker) = (self.served.name(), self.worker.id());
-        match EngineUsage::parse_in(self.dialect, serde_json::from_str(raw).ok()?) {
-            Ok(usage) => Some(usage),
-            Err(UsageError::CachedExceedsPrompt { prompt_tokens, .. }) => {
-                tracing::warn!(
-                    model,
-                    worker,
-                    "an engine reports more cached tokens than the prompt has"
-                );
-                let completion = JsonObject::parse_str(raw).ok()?;
-                let key = match self.dialect {
-                    Dialect::Chunks => "completion_tokens",
-                    Dialect::Responses | Dialect::Messages => "output_tokens",
-                };
-                let completion_tokens = completion.get(key, "a count").ok()?;
-                let completion_tokens = completion_tokens.unwrap_or(0);
-                Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens: None })
-            }
-            Err(error) => {
-                tracing::warn!(model, worker, %error, "an engine's usage is passed on as it is");
-                None
-            }
-        }
+        read_usage(&self.served, &self.worker, self.dialect, raw)
     }
 
     /// Compares the engine's count of the prompt's tokens with the count of the router's tokenizer.
@@ -181,5 +159,48 @@ impl Account {
     pub(super) fn give_up(&mut self, outcome: &'static str) {
         self.leg.end_with_stage(outcome);
         self.decision.given_up(outcome);
+    }
+}
+
+/// Reads an engine's usage object. A number of cached tokens that is larger than that of the
+/// prompt's is left out; `None` if nothing can be used.
+pub(super) fn read_usage(
+    served: &Served,
+    worker: &Worker,
+    dialect: Dialect,
+    raw: &str,
+) -> Option<EngineUsage> {
+    let (model, worker) = (served.name(), worker.id());
+    match EngineUsage::parse_in(dialect, serde_json::from_str(raw).ok()?) {
+        Ok(usage) => Some(usage),
+        Err(UsageError::CachedExceedsPrompt { prompt_tokens, .. }) => {
+            if served.usage.may_log() {
+                tracing::warn!(
+                    model,
+                    worker,
+                    "an engine reports more cached tokens than the prompt has \
+                     (said at most twice a minute)"
+                );
+            }
+            let completion = JsonObject::parse_str(raw).ok()?;
+            let key = match dialect {
+                Dialect::Chunks => "completion_tokens",
+                Dialect::Responses | Dialect::Messages => "output_tokens",
+            };
+            let completion_tokens = completion.get(key, "a count").ok()?;
+            let completion_tokens = completion_tokens.unwrap_or(0);
+            Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens: None })
+        }
+        Err(error) => {
+            if served.usage.may_log() {
+                tracing::warn!(
+                    model,
+                    worker,
+                    %error,
+                    "an engine's usage counts as not reported (said at most twice a minute)"
+                );
+            }
+            None
+        }
     }
 }

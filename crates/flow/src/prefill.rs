@@ -11,6 +11,7 @@ use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::nixl_push::PushReply;
 use splitrail_engine::usage::EngineUsage;
 
+use super::account::read_usage;
 use super::context::{
     Context, PromptContext, attempt, book, carried_threshold, may_retry, nothing_handed_over,
     prefill_made_local, retried, traced, uncached_tokens, within,
@@ -345,10 +346,10 @@ pub(super) async fn send(
             within(client, limit, worker, key, call).await
         }
     };
-    let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
-    let replied = replied.and_then(|Replied { body, begun, peer }| {
-        Ok((JsonObject::parse(body).map_err(nonsense)?, begun, peer))
-    });
+    let replied = match replied {
+        Ok(replied) => parsed(context, worker, replied).await,
+        Err(error) => Err(error),
+    };
     let (stage, outcome) = match &replied {
         Ok(_) => (Stage::Prefill, "ok"),
         Err(error) => (Stage::Failed, error.outcome()),
@@ -357,12 +358,25 @@ pub(super) async fn send(
     leg.end(ended, outcome);
     let (reply, begun, peer) = replied?;
     let dialect = context.endpoint.dialect();
-    // Invalid usage is treated as if the engine had reported none.
-    let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
-    let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse_in(dialect, raw).ok());
+    let usage = reply.raw("usage").filter(|raw| *raw != "null");
+    let usage = usage.and_then(|raw| read_usage(&context.served, worker, dialect, raw));
     booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
     worker.series.leg_took("prefill", ended.duration_since(started).as_secs_f64());
     Ok(PrefillReply { reply, dialect, peer, begun, usage })
+}
+
+/// A reply that was parsed, off the reactor if it is long.
+async fn parsed(
+    context: &Context,
+    worker: &Worker,
+    replied: Replied,
+) -> Result<(JsonObject, tokio::time::Instant, Option<IpAddr>), Error> {
+    let Replied { body, begun, peer } = replied;
+    let bytes = body.len();
+    let parse = move || JsonObject::parse(body);
+    let reply = context.preparer.run_sized(bytes, parse).await?;
+    let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
+    Ok((reply.map_err(nonsense)?, begun, peer))
 }
 
 /// The call of a prefill leg, which owns all that it needs.

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use splitrail_sim::{DecodeUsage, UsageReport};
+use splitrail_tests::canned::{Canned, Then};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt, streamed};
 use splitrail_tests::{Cluster, Spec};
 
@@ -60,6 +61,37 @@ async fn a_pd_prompt_is_reported_leg_by_leg() {
         assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], cached);
         cluster.settle().await;
     }
+}
+
+#[tokio::test]
+async fn a_prefill_engine_that_reports_too_many_cached_tokens_still_says_how_long_the_prompt_is() {
+    // The hand-off is not used, so that the leg is discarded.
+    let reply = json!({
+        "id": "x", "object": "text_completion", "created": 1, "model": "sim",
+        "choices": [{"index": 0, "text": "a", "finish_reason": "length"}],
+        "usage": {
+            "prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10,
+            "prompt_tokens_details": {"cached_tokens": 20},
+        },
+        "kv_transfer_params": {
+            "do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[1]],
+            "remote_engine_id": "e", "remote_request_id": "r", "remote_host": "10.0.0.1",
+            "remote_port": 9, "remote_num_tokens": 9,
+        },
+    });
+    let prefill =
+        Canned::start(Canned::reply("application/json", &reply.to_string()), Then::Close).await;
+    let extra_workers = vec![prefill.worker("x0", "prefill")];
+    let spec = Spec { prefill: 0, decode: 1, extra_workers, ..Spec::default() };
+    let cluster = Cluster::start(spec).await;
+    let usage = usage(&cluster, &completion(&"z".repeat(50))).await;
+    let discarded = &usage["splitrail"]["prompts"][0]["discarded"][0];
+    assert_eq!((&discarded["leg"], &discarded["prompt_tokens"]), (&json!("prefill"), &json!(9)));
+    let sources = &discarded["sources"];
+    assert_eq!(
+        (&sources["prompt_tokens"], &sources["local_cache_hit"]),
+        (&json!("engine_prefill"), &json!("estimate"))
+    );
 }
 
 #[tokio::test]
