@@ -25,7 +25,7 @@ use super::plan::LocalReason;
 use super::prewarm::recent::remember;
 use super::reads::{Reads, record_leg};
 use super::repair::Repair;
-use super::staged::{FetchRequest, HandOffOrigin, Prefilled, Staged};
+use super::staged::{FetchRequest, HandOffOrigin, Prefilled, Staged, leave};
 use super::weigh::prefill_wish;
 use crate::prepare::Unit;
 use crate::reply::dialect;
@@ -419,7 +419,10 @@ async fn prefill(
         }
     };
     if worker.is_quarantined() {
-        // The leg may have found KV of other tokens in the worker's cache.
+        // The leg may have found KV of other tokens in the worker's cache. No worker may take them.
+        if !stored && matches!(said.hand_off(worker), Ok(Ok(_))) {
+            leave(&context.served, &context.metrics);
+        }
         return Err(Error::engine(worker.id(), "may hold KV of other tokens in its cache"));
     }
     let staged = if stored {
@@ -433,7 +436,8 @@ async fn prefill(
             Ok(hand_off) => hand_off,
             Err(reason) => return Ok(Err(reason)),
         };
-        context.served.admit_host(worker, hand_off.remote_host(), said.peer)?;
+        let admitted = context.served.admit_host(worker, hand_off.remote_host(), said.peer);
+        admitted.inspect_err(|_| leave(&context.served, &context.metrics))?;
         let lease = Lease::of(context.served.config.lease, &hand_off, said.begun);
         let fetch = FetchRequest::of(context, unit);
         let origin = HandOffOrigin {

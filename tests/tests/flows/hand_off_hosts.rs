@@ -42,6 +42,9 @@ async fn a_hand_off_that_names_a_host_outside_the_fleet_is_dropped() {
         assert_eq!(reply.status, 503, "{host}: {}", reply.text());
         assert!(reply.text().contains("hand_off_networks"), "{host}: {}", reply.text());
         assert_eq!((foreign.asked(), trial.counts(["d0"])), (1, [0]), "{host}");
+        let left = [("outcome", "left")];
+        let left = trial.cluster.metric("splitrail_unused_hand_offs_total", &left).await;
+        assert_eq!(left, 1.0, "{host}: its blocks stay staged");
         trial.finish().await;
 
         // Where prefill may be done without, decode computes the prompt itself.

@@ -159,9 +159,10 @@ impl<'a> Steps<'a> {
         let usage = usage.and_then(|raw| EngineUsage::parse_in(Dialect::Chunks, raw).ok());
         let hand_off = reply.raw("kv_transfer_params").unwrap_or("null");
         let hand_off = HandOff::from_reply(hand_off).map_err(|_| PeerFetchOutcome::Unusable)?;
-        let foreign = |_| PeerFetchOutcome::ForeignHandOff;
-        let admitted = served.admit_host(source, hand_off.remote_host(), peer);
-        admitted.map_err(foreign)?;
+        if served.admit_host(source, hand_off.remote_host(), peer).is_err() {
+            leave(served, metrics);
+            return Err(PeerFetchOutcome::ForeignHandOff);
+        }
         let cached = usage.and_then(|usage| usage.cached_tokens);
         let cached = cached.or(hand_off.remote_prefill_cached_tokens());
         let promised = self.prefix_tokens;

@@ -223,6 +223,9 @@ async fn a_hand_off_from_a_host_outside_the_fleet_is_sent_to_no_engine() {
     let reply = served(&mut trial, &second).await;
     assert_eq!(recorded(&trial, &reply).await["outcome"], "foreign_hand_off");
     assert_eq!((reply.route("prefill"), steps(&trial, "p1").len()), (Some("p1"), 0));
+    let left = [("outcome", "left")];
+    let left = trial.cluster.metric("splitrail_unused_hand_offs_total", &left).await;
+    assert_eq!(left, 1.0, "what the source has staged stays so until the lease ends");
     trial.staged_blocks_are_freed().await;
     trial.finish().await;
 }
