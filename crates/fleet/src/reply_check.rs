@@ -37,12 +37,12 @@ pub fn check_reply(
     let has_cached = leg.cached_tokens.is_some();
     count(served, worker, &audit.cached_tokens, "cached_tokens", has_cached);
     let Some((engine, prompt_tokens)) = leg.cached_tokens.zip(leg.prompt_tokens) else { return };
-    audit.count_hits(prompt_tokens, engine);
     let expected = &leg.expected;
+    let estimate = expected.cached_tokens(prompt_tokens);
+    audit.count_hits(prompt_tokens, leg.credible_cached_tokens(prompt_tokens).unwrap_or(estimate));
     if !expected.comparable || expected.block_size == 0 {
         return;
     }
-    let estimate = expected.cached_tokens(prompt_tokens);
     let compared = Compared { epoch: expected.epoch, block_size: expected.block_size };
     compare(metrics, served, worker, compared, [estimate, engine]);
 }

@@ -175,7 +175,7 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
     let tokens_known = unit.prompt_tokens.is_some();
     // An engine reports the cached tokens of the last sample, which finds the blocks that the first
     // sample computed. So the count of several samples cannot be compared.
-    let one_sample = context.options.samples == 1;
+    let several_samples = context.options.samples > 1;
     let indexed = placed.is_comparable();
     Expected {
         prompt_tokens: unit.prompt_tokens,
@@ -184,7 +184,8 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
         recomputed_tokens: placed.recomputed_tokens,
         block_size: context.served.pool.block_size(),
         bypasses_cache,
-        comparable: tokens_known && indexed && one_sample && !bypasses_cache,
+        several_samples,
+        comparable: tokens_known && indexed && !several_samples && !bypasses_cache,
         epoch: placed.worker.usage_stats.epoch(),
     }
 }

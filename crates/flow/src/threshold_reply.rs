@@ -77,6 +77,7 @@ fn settle(
         recomputed_tokens: 0,
         block_size: context.served.pool.block_size(),
         bypasses_cache: context.options.bypasses_cache.is_some(),
+        several_samples: context.options.samples > 1,
         comparable: false,
         epoch: 0,
     };

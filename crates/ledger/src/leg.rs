@@ -72,6 +72,9 @@ pub struct Expected {
     pub block_size: u32,
     /// Whether the engine does not read its prefix cache for this request.
     pub bypasses_cache: bool,
+    /// Whether the engine generates several samples of the prompt. It then reports the cached tokens
+    /// of the last sample, which finds the blocks that the first sample has computed.
+    pub several_samples: bool,
     /// Whether the engine's count of cached tokens, if it reports one, can be compared with the
     /// expectation: the worker's events arrive, the router knows the tokens, and one sample is
     /// requested.
@@ -247,6 +250,18 @@ impl LegFacts {
         }
     }
 
+    /// The cached tokens that the engine has reported of a prompt with `prompt_tokens` tokens, if they
+    /// are about what it had cached before this leg. They are not if KV was handed over, or if
+    /// several samples of the leg find more than the worker's events have confirmed.
+    pub fn credible_cached_tokens(&self, prompt_tokens: u32) -> Option<u32> {
+        let shares_own_blocks = self.kind == LegKind::Decode && self.expected.several_samples;
+        let max_tokens = match shares_own_blocks {
+            true => self.expected.cached_tokens(prompt_tokens),
+            false => u32::MAX,
+        };
+        self.cached_tokens.filter(|tokens| !self.receives && *tokens <= max_tokens)
+    }
+
     /// The cached tokens that the engine has reported, without those that the source of a peer fetch
     /// has computed for this request.
     pub fn reported_cached_tokens(&self) -> Option<u32> {
@@ -280,7 +295,7 @@ impl LegFacts {
         let own = self.prompt_tokens.map(|tokens| (tokens, self.kind.origin()));
         let routers = self.expected.prompt_tokens.map(|tokens| (tokens, Origin::Estimate));
         let (prompt_tokens, prompt_source) = own.or(elsewhere).or(routers)?;
-        let reported = self.cached_tokens.filter(|_| !self.receives);
+        let reported = self.credible_cached_tokens(prompt_tokens);
         let (cached, source) = match reported {
             Some(tokens) => (tokens.min(prompt_tokens), self.kind.origin()),
             None => (self.expected.cached_tokens(prompt_tokens), Origin::Estimate),
@@ -368,6 +383,34 @@ mod tests {
         assert_eq!(told(0, 112), (112, 0));
         // The source had lost more than the worker lacked.
         assert_eq!(told(112, 112), (32, 80));
+    }
+
+    #[test]
+    fn several_samples_do_not_count_the_blocks_that_the_first_one_computed() {
+        let told = |kind, overlap_blocks, reported| {
+            let expected = Expected {
+                overlap: overlap([overlap_blocks, 0, 0, 0]),
+                block_size: 16,
+                several_samples: true,
+                ..Expected::default()
+            };
+            let leg = LegFacts {
+                prompt_tokens: Some(100),
+                cached_tokens: reported,
+                ..LegFacts::new(kind, "w", expected)
+            };
+            let figures = leg.figures(None).unwrap();
+            (figures.tokens.cached(), figures.source)
+        };
+        let decode = |overlap_blocks, reported| told(LegKind::Decode, overlap_blocks, reported);
+        assert_eq!(decode(0, Some(96)), (0, Origin::Estimate));
+        assert_eq!(decode(2, Some(96)), (32, Origin::Estimate));
+        assert_eq!(decode(2, None), (32, Origin::Estimate));
+        // What the engine can have had before is its own figure, and so is 0.
+        assert_eq!(decode(6, Some(96)), (96, Origin::EngineDecode));
+        assert_eq!(decode(6, Some(0)), (0, Origin::EngineDecode));
+        // A prefill leg computes one sample only.
+        assert_eq!(told(LegKind::Prefill, 0, Some(96)), (96, Origin::EnginePrefill));
     }
 
     #[test]
@@ -459,7 +502,7 @@ mod tests {
             let expected = Expected {
                 prompt_tokens: known, overlap: overlap(by_tier), fetched_blocks,
                 recomputed_tokens, block_size,
-                bypasses_cache,
+                bypasses_cache, several_samples: false,
                 comparable: true,
                 epoch: 0,
             };

@@ -93,6 +93,41 @@ async fn tokens_are_reserved_exactly_and_settled_to_the_ledger() {
 }
 
 #[tokio::test]
+async fn several_samples_of_a_fresh_prompt_cost_the_whole_prompt() {
+    let mut keys = Keys::empty();
+    let acme = keys.tenant("acme");
+    let cluster = limited(&keys, "{ tokens_per_minute: 50000 }").await;
+    let authorization = bearer(&acme);
+    let headers = [("authorization", authorization.as_str())];
+    let left = async || {
+        number(&cluster.http.get_with("/v1/models", &headers).await, "x-ratelimit-remaining-tokens")
+    };
+    let mut body = completion(&prompt(500, "a "));
+    (body["n"], body["max_tokens"]) = (json!(2), json!(1));
+    let mut before = left().await;
+    // The second sample finds the blocks of the first one in the engine's cache.
+    let fresh = complete(&cluster.http, &acme, &body).await;
+    assert_eq!(fresh.status, 200, "{}", fresh.text());
+    let usage = fresh.json()["usage"].clone();
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0, "{usage}");
+    let decisions = cluster.decisions(fresh.header("x-request-id")).await;
+    assert_eq!(decisions[0]["cached_source"], "estimate", "{}", decisions[0]);
+    let spent = |usage: &Value| {
+        let tokens = |name: &str| usage[name].as_u64().unwrap();
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        tokens("prompt_tokens") - cached + tokens("completion_tokens")
+    };
+    assert_eq!(left().await, before - spent(&usage));
+    before = left().await;
+    cluster.settle().await;
+    // What the worker held before the request is cached, and costs nothing.
+    let again = complete(&cluster.http, &acme, &body).await;
+    let usage = again.json()["usage"].clone();
+    assert!(usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0, "{usage}");
+    assert_eq!(left().await, before - spent(&usage));
+}
+
+#[tokio::test]
 async fn a_failed_or_cancelled_request_gets_its_tokens_back() {
     let mut keys = Keys::empty();
     let acme = keys.tenant("acme");

@@ -4,8 +4,10 @@
 //! The engine's figure has precedence if the engine gave one: 0 is a figure, `null` and absence are
 //! not. In P/D the figure is the prefill leg's, because this leg computed the prompt; the decode
 //! leg counts the blocks that were transferred to it, and old engines report all of them as cached
-//! (see `ledger::entry`). If no engine gave a figure, the estimate from confirmed blocks is used,
-//! or the rule of `cached_tokens_fallback`.
+//! (see `ledger::entry`). With several samples of a leg, an engine counts blocks that one sample
+//! computed and another one found: at most the estimate counts (`LegFacts::credible_cached_tokens`).
+//! If no engine gave a figure, the estimate from confirmed blocks is used, or the rule of
+//! `cached_tokens_fallback`.
 
 use std::borrow::Cow;
 
