@@ -91,6 +91,10 @@ impl Route {
         let (mut cached, mut source) = (Some(0), "engine");
         for decision in &self.0 {
             decision.with(|decision| {
+                // A sample that was sent apart is of the same prompt, which counts once.
+                if decision.ledger().is_further_sample() {
+                    return;
+                }
                 all_known &= decision.prompt_tokens().is_some();
                 overlap_blocks += decision.overlap_blocks();
                 let told = decision.client_cached_tokens();

@@ -1,7 +1,7 @@
 //! All flows give the same replies.
 
 use serde_json::{Value, json};
-use splitrail_sim::{Fault, FaultKind};
+use splitrail_sim::{Fault, FaultKind, KvConnector};
 use splitrail_tests::client::{streamed_text, whole_text};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Cluster, Spec, Trial};
@@ -118,6 +118,24 @@ async fn several_samples_take_one_hand_off() {
         reply.json()["choices"].as_array().unwrap().iter().map(|c| c["index"].clone()).collect();
     assert_eq!(indices, [0, 1, 2]);
     cluster.quiet().await;
+}
+
+#[tokio::test]
+async fn the_route_header_counts_the_prompt_of_samples_that_are_sent_apart_once() {
+    let spec = Spec { connector: KvConnector::Sglang, prefill: 1, decode: 1, ..Spec::default() };
+    let cluster = Cluster::start(spec).await;
+    let mut body = completion(&prompt(40, "apart"));
+    let single = cluster.http.post(COMPLETIONS, &body).await;
+    assert_eq!(single.status, 200, "{}", single.text());
+    cluster.settle().await;
+    let single = cluster.http.post(COMPLETIONS, &body).await;
+    cluster.settle().await;
+    body["n"] = 3.into();
+    let reply = cluster.http.post(COMPLETIONS, &body).await;
+    let cached = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"].to_string();
+    assert_ne!(cached, "0");
+    assert_eq!(reply.route("cached_tokens"), Some(cached.as_str()));
+    assert_eq!(reply.route("overlap_blocks"), single.route("overlap_blocks"));
 }
 
 #[tokio::test]
