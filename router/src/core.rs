@@ -27,6 +27,10 @@ use splitrail_policy::Leg;
 use splitrail_request_log::access_log::AccessLog;
 use splitrail_request_log::traces::Traces;
 use splitrail_telemetry::Metrics;
+use tokio::sync::Semaphore;
+
+/// Maximum number of dry runs at the same time.
+const DRY_RUNS_MAX: usize = 2;
 
 /// Maximum time for which readiness waits for the first index synchronisation.
 pub const SYNC_TIMEOUT: Duration = Duration::from_secs(15);
@@ -84,6 +88,8 @@ pub struct Core {
     pub memory: Arc<MemoryBudget>,
     /// Prepares requests.
     pub preparer: Arc<Preparer>,
+    /// The permits of requests that are only explained, [`DRY_RUNS_MAX`] in all.
+    pub dry_runs: Semaphore,
     /// Ends streams that are still open when a drain's grace ends.
     pub abort: AbortToken,
     draining: AtomicBool,
@@ -123,6 +129,7 @@ impl Core {
             admission: Arc::default(),
             preparer: Arc::new(Preparer::new(Arc::clone(&cluster), Arc::clone(&memory))),
             memory,
+            dry_runs: Semaphore::new(DRY_RUNS_MAX),
             abort: AbortToken::default(),
             draining: AtomicBool::new(false),
             settled: AtomicBool::new(false),

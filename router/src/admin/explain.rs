@@ -1,7 +1,9 @@
 //! Explains the placement of a request: one that is sent only for this purpose, or one that was
 //! served recently.
 
-use axum::extract::{Query, State};
+use std::net::SocketAddr;
+
+use axum::extract::{ConnectInfo, Query, State};
 use axum::response::Response;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -32,6 +34,7 @@ pub(super) struct ExplainQuery {
 /// Explains the request in the body, or the one with the given id.
 pub(super) async fn show(
     State(admin): State<Admin>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
     wanted: Query<ExplainQuery>,
     headers: HeaderMap,
     body: Bytes,
@@ -60,8 +63,10 @@ pub(super) async fn show(
         })?),
     };
     drop(access);
+    let core = &admin.core;
+    let memory = core.memory.of_client(core.admission.of_address(peer.ip()));
     let body = Payload::Json(body);
-    let explained = explain::dry_run(&admin.core, endpoint, body, steering, tenant.as_ref());
+    let explained = explain::dry_run(core, endpoint, body, steering, tenant.as_ref(), &memory);
     Ok(json_reply(explained.await.map_err(refused)?))
 }
 

@@ -8,13 +8,16 @@ use serde_json::{Value, json};
 use crate::core::Core;
 use splitrail_access::Tenant;
 use splitrail_api::Endpoint;
-use splitrail_api::error::Error;
+use splitrail_api::error::{Error, ErrorKind};
+use splitrail_api::memory_budget::MemoryBudget;
 use splitrail_api::steering::Steering;
 use splitrail_flow::explain::explain;
 use splitrail_flow::prepare::{Payload, prepare};
 use splitrail_ledger::decisions::Decision;
 
-/// What would be decided for a request of this tenant. Nothing is sent, booked or counted.
+/// What would be decided for a request of this tenant. No leg is sent, nothing is booked or counted,
+/// and what the preparation takes is charged to `memory`. Dry runs wait for each other, so that those
+/// of one caller take few of the cores that prepare requests of clients.
 ///
 /// # Errors
 /// Those of the front door.
@@ -24,8 +27,11 @@ pub async fn dry_run(
     payload: Payload,
     steering: Steering,
     tenant: Option<&Arc<Tenant>>,
+    memory: &Arc<MemoryBudget>,
 ) -> Result<Value, Error> {
-    let prepared = prepare(&core.preparer, endpoint, payload, tenant, &core.memory).await?;
+    let stopping = |_| Error::new(ErrorKind::RouterStopping, "the router is stopping");
+    let _permit = core.dry_runs.acquire().await.map_err(stopping)?;
+    let prepared = prepare(&core.preparer, endpoint, payload, tenant, memory).await?;
     let explanation = explain(&prepared, steering)?;
     Ok(json!({ "dry_run": true, "explanation": explanation }))
 }

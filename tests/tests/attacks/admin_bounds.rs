@@ -1,11 +1,14 @@
 //! What clients of the admin listener can take from those of the front door.
 
 use serde_json::json;
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::raw::{exchange, request};
+use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply, ScriptedServer};
+use splitrail_tests::solo::whole_reply;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::support::Site;
+use super::support::{Site, yaml};
 
 const MIB: usize = 1 << 20;
 
@@ -44,4 +47,48 @@ async fn bodies_of_reads_at_the_admin_listener_take_no_memory_of_clients() {
     let headers = [("content-type", "application/json")];
     let reply = site.admin.post_with("/admin/explain", &headers, explain.to_string()).await;
     assert_eq!(reply.status, 200, "a request to be explained may be long: {}", reply.text());
+}
+
+#[tokio::test]
+async fn requests_to_be_explained_leave_memory_and_cores_to_clients() {
+    const TOKENIZE: &str = "/tokenize";
+    // The engine keeps every question for tokens, so that no dry run ends.
+    let engine = ScriptedServer::start(|heard| match heard.target.as_str() {
+        _ if heard.is_inference() => whole_reply(),
+        TOKENIZE => ScriptedReply::Held { first: Vec::new(), last: Vec::new() },
+        _ => ScriptedReply::json(200, r#"{"data":[{"id":"sim"}]}"#),
+    })
+    .await;
+    let limits = "limits: { body_size_max: 1MiB, request_memory_max: 16MiB }";
+    let yaml = yaml(&engine.url(), limits, "")
+        .replace("tokenizer: { kind: none }", "tokenizer: { kind: engine, timeout: 30s }");
+    let site = Site::serve(engine, &yaml, tempfile::tempdir().unwrap()).await;
+    // The router asks for the tokens of prompts of its own as well.
+    let asked = || {
+        let heard = site.engine.heard();
+        let is_of_dry_run =
+            |heard: &&ReceivedRequest| heard.target == TOKENIZE && heard.text().contains("u u u u");
+        heard.iter().filter(is_of_dry_run).count()
+    };
+    let mut explains = Vec::new();
+    for place in 0..20 {
+        let prompt = format!("{place} {}", "u ".repeat(MIB / 8));
+        let body = json!({"model": "sim", "prompt": prompt, "max_tokens": 1}).to_string();
+        let bytes = request(
+            "POST",
+            "/admin/explain",
+            &[("content-type", "application/json")],
+            body.as_bytes(),
+        );
+        let bytes = String::from_utf8(bytes).unwrap().replace("host: splitrail", "host: localhost");
+        let mut socket = TcpStream::connect(site.admin_at).await.unwrap();
+        socket.write_all(bytes.as_bytes()).await.unwrap();
+        explains.push(socket);
+    }
+    eventually("two dry runs have asked the engine", async || asked() >= 2).await;
+    // The engine is not asked for the tokens of this one.
+    let body = json!({"model": "sim", "prompt": [1, 2, 3], "user": "u".repeat(MIB - 100)});
+    let reply = site.http.post("/v1/completions", &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(asked(), 2, "dry runs at a time");
 }

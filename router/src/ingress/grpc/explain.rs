@@ -65,7 +65,8 @@ where
             });
             let is_chat = matches!(request.prompt, Some(Prompt::Chat(_)));
             let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
-            let explained = dry_run(core, endpoint, payload(request, &message), steering, tenant);
+            let (request, memory) = (payload(request, &message), &sender.memory);
+            let explained = dry_run(core, endpoint, request, steering, tenant, memory);
             explained.await.map_err(|error| error.to_grpc())?
         }
     };
