@@ -25,7 +25,7 @@ use std::time::Duration;
 use splitrail_engine::vllm::subscription::Pacing;
 use splitrail_kv::{BlockHash, HashSeed};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 pub(crate) use self::change_log::ChangePosition;
 pub(crate) use self::snapshot::{Snapshot, SnapshotParts};
@@ -161,10 +161,10 @@ impl Mirror {
         });
     }
 
-    /// The state of the mirror, for metrics and status pages. Takes time proportional to the size
-    /// of the index.
+    /// The state of the mirror, for metrics and status pages. At most once a second, it takes time
+    /// proportional to the size of the index.
     pub fn status(&self) -> MirrorStatus {
-        self.state().status()
+        self.state().status(Instant::now())
     }
 
     /// Adds a router's hash settings. The first router decides, for as long as any agreement

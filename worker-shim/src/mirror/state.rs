@@ -2,8 +2,10 @@
 //! only randomness is the mirror's id.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use splitrail_kv::{Applied, BlockHash, Frozen, Index, IndexConfig, KvEvent, WorkerKey};
+use tokio::time::Instant;
 
 use super::MirrorConfig;
 use super::change_log::{ChangeLog, ChangePosition};
@@ -13,6 +15,10 @@ use super::terms::{Disagreement, HashTerms};
 
 /// Number of blocks after which the lock is released for readers, even within a batch.
 const STEP_BLOCKS: usize = 2 * MESSAGE_BLOCKS_MAX;
+
+/// Time for which the measured memory of the index is shown. Measuring takes time proportional to the
+/// size of the index, and anyone may ask for the shim's metrics.
+const INDEX_BYTES_FRESH: Duration = Duration::from_secs(1);
 
 /// The index, the recent changes, and the state of each rank.
 #[derive(Debug)]
@@ -25,6 +31,8 @@ pub(crate) struct MirrorState {
     pub(crate) log: ChangeLog,
     ranks: BTreeMap<u16, RankState>,
     snapshots: u64,
+    /// The memory of the index in bytes, and when it was measured.
+    measured: Option<(Instant, usize)>,
 }
 
 /// The state of one rank.
@@ -44,8 +52,16 @@ fn key(rank: u16) -> WorkerKey {
 impl MirrorState {
     pub(crate) fn new(config: MirrorConfig) -> Self {
         let log = ChangeLog::new(config.ring_bytes_max);
-        let ranks = BTreeMap::new();
-        Self { config, terms: None, agreeing_routers: 0, index: None, log, ranks, snapshots: 0 }
+        Self {
+            config,
+            terms: None,
+            agreeing_routers: 0,
+            index: None,
+            log,
+            ranks: BTreeMap::new(),
+            snapshots: 0,
+            measured: None,
+        }
     }
 
     pub(crate) fn position(&self) -> ChangePosition {
@@ -241,7 +257,21 @@ impl MirrorState {
         index.workers().map(|worker| (worker.rank, index.freeze(worker))).collect()
     }
 
-    pub(crate) fn status(&self) -> MirrorStatus {
+    /// The memory of the index in bytes, as it was at most [`INDEX_BYTES_FRESH`] ago.
+    fn index_bytes(&mut self, now: Instant) -> usize {
+        let is_fresh = |measured: Instant| now.duration_since(measured) < INDEX_BYTES_FRESH;
+        match self.measured {
+            Some((measured, bytes)) if is_fresh(measured) => bytes,
+            _ => {
+                let bytes = self.index.as_ref().map_or(0, Index::bytes);
+                self.measured = Some((now, bytes));
+                bytes
+            }
+        }
+    }
+
+    pub(crate) fn status(&mut self, now: Instant) -> MirrorStatus {
+        let index_bytes = self.index_bytes(now);
         let (ring_changes, ring_bytes) = self.log.kept();
         let ranks = self.ranks.values().map(|rank| {
             let index = self.index.as_ref();
@@ -254,7 +284,7 @@ impl MirrorState {
             sequence: self.log.position().sequence,
             ring_changes,
             ring_bytes,
-            index_bytes: self.index.as_ref().map_or(0, Index::bytes),
+            index_bytes,
             snapshots: self.snapshots,
             ranks: ranks.collect(),
         }

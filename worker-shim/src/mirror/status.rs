@@ -13,7 +13,7 @@ pub struct MirrorStatus {
     pub ring_changes: usize,
     /// The approximate size of the ring in bytes.
     pub ring_bytes: usize,
-    /// The memory of the index in bytes.
+    /// The memory of the index in bytes, which is measured at most once a second.
     pub index_bytes: usize,
     /// Snapshots that were taken for routers.
     pub snapshots: u64,

@@ -72,6 +72,20 @@ fn no_blocks_count_as_held_while_events_may_be_missing() {
     assert!(!holds(&mirror, 0..4), "the events are no longer followed");
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_memory_of_the_index_is_measured_once_a_second_at_most() {
+    let (mirror, mut intake, _agreement) = mirror(1 << 20);
+    let empty = mirror.status();
+    intake.handle(batch(0, None, vec![stored(0..100_000)]));
+    let blocks = |status: &MirrorStatus| status.ranks[0].blocks[Tier::Device as usize];
+    for _ in 0..3 {
+        let status = mirror.status();
+        assert_eq!((status.index_bytes, blocks(&status)), (empty.index_bytes, 100_000));
+    }
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert!(mirror.status().index_bytes > empty.index_bytes + 100_000);
+}
+
 #[test]
 fn a_reset_gives_the_mirror_a_new_id_if_it_held_blocks() {
     let (mirror, mut intake, _agreement) = mirror(100);
