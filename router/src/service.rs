@@ -189,10 +189,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     scope.admit_units(units.len())?;
     let flow = call.steering.flow_for(&served.config)?;
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
-    if let Some(tenant) = tenant.as_ref().filter(|tenant| tenant.is_limited()) {
-        let cost = cost::expected(&served, &units, &options, endpoint.generates());
-        scope.reserve(tenant.reserve(cost)?, cost);
-    }
+    scope.reserve(&served, &units, &options, endpoint.generates())?;
     let seconds = timeline.lap(Stage::Tokenize, Instant::now()).as_secs_f64();
     served.series.router_stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
     let ClientTrace { traceparent, tracestate } = scope.trace_context();

@@ -29,9 +29,48 @@ pub(super) fn expected(served: &Served, units: &[Unit], options: &Options, gener
     })
 }
 
-/// What a request has cost, by the ledger.
+/// The most tokens that a request can have; `None` if the router does not know.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MostTokens {
+    /// Tokens of all prompts.
+    prompt: Option<u64>,
+    /// Generated tokens of all samples of all prompts.
+    completion: Option<u64>,
+}
+
+impl MostTokens {
+    /// What a request can have: the tokens of its prompts by the router's tokenizer, and
+    /// `max_tokens` for each sample. For what is not known of these, the longest sequence of the
+    /// engines counts.
+    pub(super) fn of(served: &Served, units: &[Unit], options: &Options, generates: bool) -> Self {
+        // Engines that do not report the longest sequence count as having the largest number.
+        let context_tokens = served.pool.context_tokens().filter(|tokens| *tokens < u32::MAX);
+        let unknown = context_tokens.filter(|_| generates);
+        let prompts = units.iter().filter(|unit| !unit.further_sample);
+        let prompt = prompts.map(|unit| unit.prompt_tokens.or(unknown).map(u64::from)).sum();
+        let samples = u64::from(options.samples).saturating_mul(units.len() as u64);
+        let of_sample = match generates {
+            // Engines may generate a token even if none is asked for.
+            true => options.max_tokens.map(|tokens| tokens.max(1)).or(context_tokens),
+            false => Some(0),
+        };
+        let completion = of_sample.map(|tokens| u64::from(tokens).saturating_mul(samples));
+        Self { prompt, completion }
+    }
+
+    /// The tokens of a finished request, no more than it can have.
+    pub(super) fn limit(self, mut used: Used) -> Used {
+        let least = |tokens: u64, most: Option<u64>| most.map_or(tokens, |most| tokens.min(most));
+        used.prompt_tokens = least(used.prompt_tokens, self.prompt);
+        used.completion_tokens = least(used.completion_tokens, self.completion);
+        used
+    }
+}
+
+/// What a request has cost, by these tokens.
 pub(super) fn actual(weights: &TokenWeights, used: Used) -> u64 {
-    let prompt = prompt_cost(weights, used.prompt_tokens, used.cached_tokens);
+    let cached = used.cached_tokens.min(used.prompt_tokens);
+    let prompt = prompt_cost(weights, used.prompt_tokens, cached);
     prompt.saturating_add(used.completion_tokens.saturating_mul(weights.output))
 }
 

@@ -12,7 +12,7 @@ use futures_util::Stream;
 use http::HeaderValue;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::cost;
+use super::cost::{self, MostTokens};
 use crate::admission::Share;
 use crate::core::{Core, LiveRequest};
 use crate::ingress::identify::Sender;
@@ -64,6 +64,8 @@ pub struct Scope {
     tenant_places: [Option<TenantPlaces>; 2],
     /// What the request counts towards the limits of its tenant.
     reservation: Option<Reservation>,
+    /// The most tokens for which its tenant is charged.
+    most_tokens: MostTokens,
     /// The charge for the body, which further attempts need until the end.
     body: Option<Charge>,
     /// The charge for the body and for what was prepared from it.
@@ -139,6 +141,7 @@ impl Scope {
             sender,
             tenant_places: [None, None],
             reservation: None,
+            most_tokens: MostTokens::default(),
             body: None,
             prepared: None,
             core: Arc::clone(core),
@@ -193,12 +196,25 @@ impl Scope {
         Ok(())
     }
 
-    /// Holds what the request counts towards the limits of its tenant, until it is settled.
-    pub(super) fn reserve(&mut self, reservation: Reservation, tokens: u64) {
-        if let Some(tenant) = &self.sender.tenant {
-            tenant.series.reserved(&self.core.metrics, &tenant.label, tokens);
-        }
-        self.reservation = Some(reservation);
+    /// Counts the most that the request may cost towards the limits of its tenant, if the tenant has
+    /// any, until it is settled.
+    ///
+    /// # Errors
+    /// A 429: a limit is used up, or the request is larger than a limit.
+    pub(super) fn reserve(
+        &mut self,
+        served: &Served,
+        units: &[Unit],
+        options: &Options,
+        generates: bool,
+    ) -> Result<(), Error> {
+        let tenant = self.sender.tenant.as_ref().filter(|tenant| tenant.is_limited());
+        let Some(tenant) = tenant else { return Ok(()) };
+        let tokens = cost::expected(served, units, options, generates);
+        self.reservation = Some(tenant.reserve(tokens)?);
+        self.most_tokens = MostTokens::of(served, units, options, generates);
+        tenant.series.reserved(&self.core.metrics, &tenant.label, tokens);
+        Ok(())
     }
 
     /// Sets the time from which on the client does not wait for the reply.
@@ -431,7 +447,18 @@ impl Scope {
         let (series, ledger) = (&placed.served.series, &self.core.request_files.ledger);
         let used = close(metrics, series, ledger, &ended, &placed.decisions);
         if let Some(reservation) = self.reservation.take() {
-            let tokens = cost::actual(&placed.served.config.token_weights, used);
+            let charged = self.most_tokens.limit(used);
+            if charged != used && placed.served.mismatch.may_log() {
+                tracing::warn!(
+                    model = placed.served.name(),
+                    request_id = &**request_id,
+                    prompt_tokens = used.prompt_tokens,
+                    completion_tokens = used.completion_tokens,
+                    "an engine reports more tokens than the request can have: its tenant is \
+                     charged for what it can have"
+                );
+            }
+            let tokens = cost::actual(&placed.served.config.token_weights, charged);
             if let Some(tenant) = tenant {
                 tenant.series.settled(metrics, tenant.label, tokens);
             }

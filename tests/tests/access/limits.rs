@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use splitrail_tests::client::Reply;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::dialect::MESSAGES;
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::tenants::{Keys, bearer, complete, post, start};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Cluster, Spec};
@@ -125,6 +126,44 @@ async fn several_samples_of_a_fresh_prompt_cost_the_whole_prompt() {
     let usage = again.json()["usage"].clone();
     assert!(usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0, "{usage}");
     assert_eq!(left().await, before - spent(&usage));
+}
+
+#[tokio::test]
+async fn what_an_engine_claims_costs_no_more_than_the_request_can_have() {
+    let mut keys = Keys::empty();
+    let acme = keys.tenant("acme");
+    let claim = json!({
+        "id": "x", "object": "text_completion", "created": 1, "model": "sim",
+        "choices": [{"index": 0, "text": "ok", "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 4_000_000_000_u32, "completion_tokens": 4_000_000_000_u32,
+                  "total_tokens": 4_000_000_000_u32},
+    });
+    let claim = claim.to_string();
+    let engine = ScriptedServer::start(move |heard| match heard.is_inference() {
+        true => ScriptedReply::json(200, &claim),
+        false => ScriptedReply::json(200, r#"{"data":[{"id":"sim"}]}"#),
+    })
+    .await;
+    let worker = format!("{{ id: w, role: both, url: \"{}\" }}", engine.url());
+    let spec = Spec {
+        policy: "{ kind: round_robin }",
+        extra_workers: vec![worker],
+        ..Spec::aggregated(0)
+    };
+    let tenants = "tenants: [ { name: acme, limits: { tokens_per_day: 1000 } } ]";
+    let cluster = start(&keys, tenants, spec).await;
+    eventually("the engine is up", async || {
+        cluster.metric("splitrail_worker_up", &[]).await == 1.0
+    })
+    .await;
+    let mut body = completion("a b c");
+    body["max_tokens"] = json!(1);
+    for _ in 0..3 {
+        let reply = complete(&cluster.http, &acme, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        let usage = &reply.json()["usage"];
+        assert_eq!(usage["completion_tokens"], 4_000_000_000_u32, "clients see what it said");
+    }
 }
 
 #[tokio::test]
