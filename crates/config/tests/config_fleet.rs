@@ -82,6 +82,30 @@ fn credentials_off_loopback_are_encrypted_and_bound_to_workers() {
 }
 
 #[test]
+fn tokens_are_bound_to_models_that_there_are() {
+    let model = |name: &str| {
+        format!(
+            "{{ name: {name}, block_size: 16, tokenizer: {{ kind: none }}, flow: aggregated, \
+             policy: {{ kind: round_robin }}, discovery: [{{ kind: shim }}] }}"
+        )
+    };
+    let with_token = |more: &str| {
+        let token = format!("{{ token: {{ kind: file, path: engine.key }}, workers: [w]{more} }}");
+        let listen = "{ http: 127.0.0.1:8000, fleet: 127.0.0.1:8002 }";
+        let models = format!("models: [{}, {}]", model("a"), model("b"));
+        parse(&format!("listen: {listen}\nfleet: {{ tokens: [{token}] }}\n{models}\n"))
+    };
+    let bound = with_token(", models: [a]").unwrap();
+    assert_eq!(bound.config.fleet.tokens[0].models.as_deref(), Some(&["a".to_owned()][..]));
+    assert!(bound.warnings.is_empty(), "{:?}", bound.warnings);
+    let unbound = with_token("").unwrap();
+    let [warning] = &unbound.warnings[..] else { panic!("{:?}", unbound.warnings) };
+    assert!(warning.message.contains("of every model that accepts shims"), "{warning:?}");
+    let unknown = with_token(", models: [c]").unwrap_err().to_string();
+    assert!(unknown.contains("`fleet.tokens[0].models` names"), "{unknown}");
+}
+
+#[test]
 fn tokens_and_certificates_are_there_and_can_be_used() {
     let refused = |fleet: &str, part: &str| {
         let (line, _, told) = only_problem(&with(OPEN, fleet));

@@ -86,10 +86,12 @@ pub(super) async fn read_hello(
 fn may_speak_for(fleet: &Fleet, hello: &CheckedHello, allowed: &Allowed) -> Result<(), Status> {
     let (model, id) = (hello.served.name(), hello.config.id.as_str());
     let known_there = fleet.name_at(model, &hello.authority);
-    if let Some(id) =
-        [Some(id), known_there.as_deref()].into_iter().flatten().find(|id| !allowed.permits(id))
+    if let Some(id) = [Some(id), known_there.as_deref()]
+        .into_iter()
+        .flatten()
+        .find(|id| !allowed.permits(model, id))
     {
-        let message = format!("this credential is not for worker {id}");
+        let message = format!("this credential is not for worker {id} of model {model}");
         return Err(Status::permission_denied(message));
     }
     if fleet.is_written_elsewhere(model, id, &hello.authority) {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::credentials::Workers;
+use super::credentials::{TokenScope, Workers};
 use splitrail_config::model::{FleetConfig, Secret};
 use splitrail_settings::secret::is_same;
 
@@ -21,7 +21,7 @@ struct TokenSource {
     /// Its key in the configuration.
     key: String,
     secret: Secret,
-    workers: Workers,
+    scope: TokenScope,
     known: Mutex<Vec<String>>,
 }
 
@@ -44,17 +44,22 @@ impl ShimTokens {
     /// The tokens cannot be read, or a source has none. The message names the key in the
     /// configuration.
     pub(super) fn open(config: &FleetConfig, now: Instant) -> Result<Option<Self>, String> {
-        let shared =
-            config.token.iter().map(|secret| ("fleet.token".to_owned(), secret, Workers::Any));
+        let everything = TokenScope { workers: Workers::Any, models: None };
+        let shared = config
+            .token
+            .iter()
+            .map(|secret| ("fleet.token".to_owned(), secret, everything.clone()));
         let bound = config.tokens.iter().enumerate().map(|(place, token)| {
             let workers = Workers::Listed(token.workers.clone().into());
-            (format!("fleet.tokens[{place}].token"), &token.token, workers)
+            let models = token.models.as_deref().map(Arc::from);
+            let scope = TokenScope { workers, models };
+            (format!("fleet.tokens[{place}].token"), &token.token, scope)
         });
         let sources: Result<Vec<TokenSource>, String> = shared
             .chain(bound)
-            .map(|(key, secret, workers)| {
+            .map(|(key, secret, scope)| {
                 let known = secret.resolve_lines().map_err(|error| format!("{key}: {error}"))?;
-                Ok(TokenSource { key, secret: secret.clone(), workers, known: Mutex::new(known) })
+                Ok(TokenSource { key, secret: secret.clone(), scope, known: Mutex::new(known) })
             })
             .collect();
         let sources = sources?;
@@ -68,7 +73,7 @@ impl ShimTokens {
         &self,
         authorization: Option<&[u8]>,
         now: Instant,
-    ) -> Option<Vec<Workers>> {
+    ) -> Option<Vec<TokenScope>> {
         const SCHEME: &[u8] = b"bearer ";
         self.read_again(now).await;
         let (scheme, given) = authorization.and_then(|value| value.split_at_checked(7))?;
@@ -79,7 +84,7 @@ impl ShimTokens {
                 is_one |= is_same(given, token.as_bytes());
             }
             if is_one {
-                accepted.push(source.workers.clone());
+                accepted.push(source.scope.clone());
             }
         }
         (!accepted.is_empty() && scheme.eq_ignore_ascii_case(SCHEME)).then_some(accepted)
@@ -150,14 +155,21 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             Secret::File { path }
         };
-        let entry = |token, workers: &str| FleetToken { token, workers: vec![workers.to_owned()] };
+        let entry = |token, workers: &str| FleetToken {
+            token,
+            workers: vec![workers.to_owned()],
+            models: None,
+        };
         let config = FleetConfig {
             tokens: vec![entry(file("a", "one\nboth"), "p*"), entry(file("b", "two\nboth"), "d*")],
             ..FleetConfig::default()
         };
         let now = Instant::now();
         let tokens = ShimTokens::open(&config, now).unwrap().unwrap();
-        let of = |text: &str| Workers::Listed([text.to_owned()].into());
+        let of = |text: &str| TokenScope {
+            workers: Workers::Listed([text.to_owned()].into()),
+            models: None,
+        };
         assert_eq!(tokens.accept(Some(b"Bearer one"), now).await, Some(vec![of("p*")]));
         assert_eq!(tokens.accept(Some(b"Bearer both"), now).await, Some(vec![of("p*"), of("d*")]));
         assert_eq!(tokens.accept(Some(b"Bearer three"), now).await, None);

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use super::support::{Site, engine};
+use super::support::{Site, engine, yaml};
 
 /// A router to which shims may attach under names of their own.
 async fn open() -> Site {
@@ -147,6 +147,46 @@ async fn a_token_speaks_only_for_the_workers_that_it_is_for() {
     }
     say_hello(prefill, "w0", &written_down).await.ok().unwrap();
     drop(kept);
+}
+
+#[tokio::test]
+async fn a_token_with_models_speaks_for_no_worker_of_another_model() {
+    let files = tempfile::tempdir().unwrap();
+    for (name, token) in [("of-sim", "token-of-sim"), ("of-other", "token-of-other")] {
+        std::fs::write(files.path().join(name), token).unwrap();
+    }
+    let top = "fleet:
+  tokens:
+    - { token: { kind: file, path: of-sim }, workers: [\"d-*\"], models: [sim] }
+    - { token: { kind: file, path: of-other }, workers: [\"d-*\"], models: [other] }";
+    let (own, others) = (engine().await, engine().await);
+    let model = format!(
+        "    discovery: [{{ kind: shim }}]
+  - name: other
+    aliases: [sim-of-others]
+    block_size: 16
+    tokenizer: {{ kind: none }}
+    flow: aggregated
+    policy: {{ kind: round_robin }}
+    workers: [{{ id: w0, role: both, url: \"{}\" }}]
+    discovery: [{{ kind: shim }}]",
+        others.url()
+    );
+    let yaml = yaml(&own.url(), top, &model);
+    let fleet = Site::serve(own, &yaml, files).await;
+    let url = engine().await.url();
+    let say_hello = async |token: &str, model: &str| {
+        let hello = v1::Hello { model: model.into(), ..hello("d-0", &url) };
+        attach(&fleet, Some(token), hello).await
+    };
+    for (token, model) in
+        [("token-of-sim", "other"), ("token-of-sim", "sim-of-others"), ("token-of-other", "sim")]
+    {
+        let refused = say_hello(token, model).await.err();
+        assert_eq!(refused, Some(Code::PermissionDenied), "{token} {model}");
+    }
+    let attached = say_hello("token-of-sim", "sim").await.ok().unwrap();
+    drop(attached);
 }
 
 /// The host that takes as many places as it gets.

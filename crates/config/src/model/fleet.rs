@@ -60,6 +60,11 @@ pub struct FleetToken {
         inner(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._:*-]+$"))
     )]
     pub workers: Vec<String>,
+    /// The names of the models whose workers the token is valid for. Without them, it is valid for the
+    /// workers of every model that have these ids.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub models: Option<Vec<String>>,
 }
 
 /// The certificates of the fleet listener, as PEM files.

@@ -28,6 +28,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     networks(section, report);
     durations(section, report);
     tokens(section, base_dir, report);
+    token_models(root, section, report);
     tls(section, base_dir, report);
     if listener.is_none() {
         // Null and an empty list count as absent.
@@ -161,6 +162,42 @@ fn tokens(section: &Node, base_dir: &Path, report: &mut ProblemReport) {
                 let message =
                     format!("`fleet.tokens[{index}].workers` has a `*` that is not at the end");
                 report.error(id.at, message, "an id, or how ids begin: `prefill-*`");
+            }
+        }
+    }
+}
+
+/// Checks the models of `fleet.tokens`. Warns about tokens without any if several models accept shims:
+/// such a token is valid for the workers of another model that have the same ids.
+fn token_models(root: &Node, section: &Node, report: &mut ProblemReport) {
+    let models = root.get("models").map(Node::items).unwrap_or_default();
+    let name = |model: &Node| model.get("name").and_then(Node::text).map(str::to_owned);
+    let names: Vec<String> = models.iter().filter_map(name).collect();
+    let accepts_shims = |model: &&Node| {
+        let sources = model.get("discovery").map(Node::items).unwrap_or_default();
+        sources.iter().any(|source| source.get("kind").and_then(Node::text) == Some("shim"))
+    };
+    let are_several = models.iter().filter(accepts_shims).count() > 1;
+    let entries = section.get("tokens").map(Node::items).unwrap_or_default();
+    for (index, entry) in entries.iter().enumerate() {
+        let listed = entry.get("models").filter(|models| models.value != Value::Null);
+        let Some(listed) = listed else {
+            if are_several {
+                let message = format!(
+                    "`fleet.tokens[{index}]` is valid for workers of every model that accepts shims"
+                );
+                report.warn(entry.at, message, "bind it to models with `models: [NAME]`");
+            }
+            continue;
+        };
+        for model in listed.items() {
+            let text = model.text().unwrap_or_default();
+            if !names.iter().any(|name| name == text) {
+                let message = format!(
+                    "`fleet.tokens[{index}].models` names `{}`, which is no model",
+                    shown(text)
+                );
+                report.error(model.at, message, "the `name` of one of `models`");
             }
         }
     }
