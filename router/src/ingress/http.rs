@@ -384,7 +384,8 @@ async fn list_models(
 ) -> Response {
     let serving = core.serving();
     let names = serving.names.iter().filter(|(name, _)| sender.may_use(name));
-    let models: Vec<_> = names.map(|(name, named)| describe(&serving, name, named)).collect();
+    let models: Vec<_> =
+        names.map(|(name, named)| describe(&serving, &sender, name, named)).collect();
     json_reply(json!({"object": "list", "data": models}))
 }
 
@@ -402,7 +403,7 @@ async fn show_model(
             let message = format!("the tenant may not use the model `{id}`");
             reply_error(Error::new(ErrorKind::NotPermitted, message).with_param("model"))
         }
-        Some(named) => json_reply(describe(&serving, &id, named)),
+        Some(named) => json_reply(describe(&serving, &sender, &id, named)),
         None => {
             let known = serving.names.keys().filter(|name| sender.may_use(name));
             let known: Vec<String> = known.cloned().collect();
@@ -411,8 +412,15 @@ async fn show_model(
     }
 }
 
-fn describe(serving: &Serving, name: &str, named: &ServedName) -> serde_json::Value {
-    let root = serving.models[named.model].name();
+/// A model by one of its names. A tenant that may not use the configured name is not told it.
+fn describe(
+    serving: &Serving,
+    sender: &Sender,
+    name: &str,
+    named: &ServedName,
+) -> serde_json::Value {
+    let configured = serving.models[named.model].name();
+    let root = if sender.may_use(configured) { configured } else { name };
     json!({"id": name, "object": "model", "created": 0, "owned_by": "splitrail", "root": root})
 }
 

@@ -1,8 +1,10 @@
 //! What a tenant may use.
 
 use serde_json::{Value, json};
+use splitrail_proto::v1;
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::grpc::front_door;
 use splitrail_tests::tenants::{Keys, bearer, complete, start};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 
@@ -22,6 +24,23 @@ async fn a_tenant_uses_and_sees_its_models_only() {
     };
     assert_eq!(names(&all).await, (json!(["default", "sim"]), 200));
     assert_eq!(names(&some).await, (json!(["default"]), 403));
+    let authorization = bearer(&some);
+    let headers = [("authorization", authorization.as_str())];
+    let alias = cluster.http.get_with("/v1/models/default", &headers).await;
+    let listed = cluster.http.get_with("/v1/models", &headers).await;
+    for reply in [alias, listed] {
+        assert!(!reply.text().contains("sim"), "the name of its model: {}", reply.text());
+    }
+    let mut door = front_door(cluster.running.addresses().grpc.unwrap());
+    for (key, name, aliases) in
+        [(&all, "sim", vec!["default".to_owned()]), (&some, "default", Vec::new())]
+    {
+        let mut call = tonic::Request::new(v1::ListModelsRequest {});
+        call.metadata_mut().insert("authorization", bearer(key).parse().unwrap());
+        let listed = door.list_models(call).await.unwrap().into_inner();
+        let [model] = &listed.models[..] else { panic!("{listed:?}") };
+        assert_eq!((model.name.as_str(), &model.aliases), (name, &aliases));
+    }
     let mut body = completion(&prompt(8, "a"));
     let refused = complete(&cluster.http, &some, &body).await;
     assert_eq!(refused.status, 403, "{}", refused.text());

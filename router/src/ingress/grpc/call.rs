@@ -266,19 +266,22 @@ where
     let (_empty, _held): (Decoded<v1::ListModelsRequest>, _) =
         decode(core, message, held, |_| 0).await?;
     let serving = core.serving();
-    let usable = |names: &[String]| -> Vec<String> {
-        names.iter().filter(|name| sender.may_use(name)).cloned().collect()
-    };
-    let listed = serving.models.iter().filter(|served| {
+    let models = serving.models.iter().filter_map(|served| {
         let config = &served.config;
         let further = config.aliases.iter().chain(&config.adapters);
-        std::iter::once(&config.name).chain(further).any(|name| sender.may_use(name))
-    });
-    let models = listed.map(|served| v1::Model {
-        name: served.config.name.clone(),
-        aliases: usable(&served.config.aliases),
-        adapters: usable(&served.config.adapters),
-        block_size: served.pool.block_size(),
+        // A tenant that may use other names only is not told the configured one.
+        let name =
+            std::iter::once(&config.name).chain(further).find(|name| sender.may_use(name))?;
+        let usable = |names: &[String]| -> Vec<String> {
+            let others = names.iter().filter(|other| *other != name && sender.may_use(other));
+            others.cloned().collect()
+        };
+        Some(v1::Model {
+            name: name.clone(),
+            aliases: usable(&config.aliases),
+            adapters: usable(&config.adapters),
+            block_size: served.pool.block_size(),
+        })
     });
     Ok(whole(&v1::ListModelsResponse { models: models.collect() }))
 }
