@@ -181,6 +181,8 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let timeline = Arc::clone(scope.timeline());
     timeline.lap(Stage::Receive, Instant::now());
     let tenant = scope.tenant().cloned();
+    // To prepare a request costs more than to refuse it.
+    tenant.as_ref().map_or(Ok(()), |tenant| tenant.check_request_limit())?;
     let prepared =
         prepare(&core.preparer, call.endpoint, call.body, tenant.as_ref(), scope.memory()).await?;
     prepared.count(&core.metrics);

@@ -143,6 +143,18 @@ impl Limits {
         }
     }
 
+    /// Checks whether the limit of requests allows one more. Counts nothing.
+    ///
+    /// # Errors
+    /// The limit is used up.
+    pub fn check_requests(&self, now_ms: u64) -> Result<(), Exceeded> {
+        let checked = self.account().check_requests(now_ms);
+        if checked.is_err() {
+            self.ask_for_share();
+        }
+        checked
+    }
+
     /// How much of each limit remains.
     pub fn standing(&self, now_ms: u64) -> Standing {
         self.account().standing(now_ms)

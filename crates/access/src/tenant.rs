@@ -143,6 +143,19 @@ impl Tenant {
         [requests_per_minute, tokens_per_minute, tokens_per_day].iter().any(Option::is_some)
     }
 
+    /// Checks whether the limit of requests allows one more, before anything is known of it. Counts
+    /// nothing.
+    ///
+    /// # Errors
+    /// A 429: the limit is used up.
+    pub fn check_request_limit(&self) -> Result<(), Error> {
+        if self.limits.requests_per_minute.is_none() {
+            return Ok(());
+        }
+        let checked = self.counted.check_requests(self.clock.now_ms());
+        checked.map_err(|exceeded| refuse(exceeded, 0))
+    }
+
     /// Counts a request that may cost this number of tokens.
     ///
     /// # Errors

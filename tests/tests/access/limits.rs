@@ -167,6 +167,24 @@ async fn what_an_engine_claims_costs_no_more_than_the_request_can_have() {
 }
 
 #[tokio::test]
+async fn a_tenant_that_has_used_up_its_requests_is_refused_before_its_body_is_prepared() {
+    let mut keys = Keys::empty();
+    let [acme, free] = ["acme", "free"].map(|name| keys.tenant(name));
+    let cluster = limited(&keys, "{ requests_per_minute: 1 }").await;
+    let body = completion(&prompt(8, "a"));
+    // What is refused for another reason is not counted.
+    let wrong = json!({"model": "sim", "prompt": prompt(50_000, "b"), "n": -1});
+    assert_eq!(complete(&cluster.http, &acme, &wrong).await.status, 400);
+    assert_eq!(complete(&cluster.http, &acme, &body).await.status, 200);
+    for _ in 0..4 {
+        let refused = complete(&cluster.http, &acme, &wrong).await;
+        assert_eq!(refused.status, 429, "its mistake was found: {}", refused.text());
+        assert!(number(&refused, "retry-after-ms") > 0);
+    }
+    assert_eq!(complete(&cluster.http, &free, &body).await.status, 200);
+}
+
+#[tokio::test]
 async fn a_failed_or_cancelled_request_gets_its_tokens_back() {
     let mut keys = Keys::empty();
     let acme = keys.tenant("acme");

@@ -91,6 +91,18 @@ impl Account {
         }
     }
 
+    /// Whether the limit of requests allows one more, whose tokens are not known yet.
+    pub(crate) fn check_requests(&mut self, now_ms: u64) -> Result<(), Exceeded> {
+        let (now_ms, limit) = (self.advance(now_ms), LimitKind::Requests);
+        let Some(retry_after_ms) = self.wait_ms(limit, limit.cost(0), now_ms) else {
+            return Ok(());
+        };
+        if let Some(holdings) = &mut self.holdings {
+            holdings.note(0, false);
+        }
+        Err(Exceeded::Used { limit, retry_after_ms })
+    }
+
     /// Replaces the tokens of a request by another number, in the minute and on the day in which the
     /// request was counted.
     pub(crate) fn correct(&mut self, counted: &mut Counted, tokens: u64) {
