@@ -36,6 +36,31 @@ pub(crate) struct Options {
     pub(crate) peer_fetch: bool,
 }
 
+impl Options {
+    /// The error of a router that could not listen, with the flag that names another port.
+    fn name_port_flag(&self, error: io::Error) -> io::Error {
+        let flags = [
+            ("--http-port", self.http_port),
+            ("--grpc-port", self.grpc_port),
+            ("--admin-port", self.admin_port),
+        ];
+        let message = error.to_string();
+        let taken = |port: u16| message.contains(&format!("{}:", loopback(port)));
+        match flags.into_iter().find(|(_, port)| taken(*port)) {
+            Some((flag, _)) if error.kind() == io::ErrorKind::AddrInUse => {
+                let hint = format!("name another port with {flag}, or 0 for any free port");
+                io::Error::new(error.kind(), format!("{message}; {hint}"))
+            }
+            _ => error,
+        }
+    }
+}
+
+/// An address on loopback.
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
 /// Why a quickstart did not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QuickstartError {
@@ -80,7 +105,8 @@ pub(crate) async fn start(options: &Options) -> Result<Quickstart, QuickstartErr
     let yaml = yaml(options, &roles, &engines, files.path());
     let loaded = splitrail_config::parse("quickstart.yaml", &yaml, files.path())?;
     let listen = loaded.config.listen.clone();
-    let running = Running::start(assemble(loaded.config)?, &listen).await?;
+    let running = Running::start(assemble(loaded.config)?, &listen).await;
+    let running = running.map_err(|error| options.name_port_flag(error))?;
     Ok(Quickstart { running, yaml, engines: Engines { _engines: engines, _files: files } })
 }
 
@@ -123,7 +149,6 @@ fn yaml(
     engines: &[SimEngine],
     tokenizer: &Path,
 ) -> String {
-    let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let flow = RequestFlow::from(options.flow);
     let connector = if flow.hands_over() { "nixl" } else { "none" };
     let flow = flow.name();

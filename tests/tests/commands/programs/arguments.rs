@@ -49,6 +49,22 @@ fn flags_may_come_from_the_environment() {
 }
 
 #[test]
+fn a_quickstart_whose_port_is_taken_names_the_flag_for_another_one() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for taken in ["--http-port", "--grpc-port", "--admin-port"] {
+        let mut arguments = vec!["quickstart", "--prefill", "1", "--decode", "1"];
+        for flag in ["--http-port", "--grpc-port", "--admin-port"] {
+            arguments.extend([flag, if flag == taken { &port } else { "0" }]);
+        }
+        let ran = run(&arguments);
+        let hint = format!("name another port with {taken}, or 0 for any free port");
+        assert!(ran.code != 0 && ran.stderr.contains(&hint), "{ran:?}");
+        assert!(ran.stderr.contains(&format!("cannot listen on 127.0.0.1:{port}")), "{ran:?}");
+    }
+}
+
+#[test]
 fn help_names_the_variables_and_not_their_values() {
     let secret = "http://user:s3cr3t@router:9090";
     let env = [("SPLITRAIL_ADMIN", secret), ("SPLITRAIL_ADMIN_KEY", "s3cr3t")];
