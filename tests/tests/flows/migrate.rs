@@ -304,7 +304,8 @@ async fn a_lost_worker_s_failure_counts_while_the_reply_moves() {
     let body = completion(&prompt(20, "moves"));
     let events = trial.stream("cancelled", COMPLETIONS, &body).await;
     // Reads while the second worker is asked.
-    let reading = tokio::spawn(async move { drop({ events }.rest().await) });
+    let mut reading = tokio::task::JoinSet::new();
+    reading.spawn(async move { drop({ events }.rest().await) });
     eventually("the second worker is asked", async || !trial.asked("d1").is_empty()).await;
     let lost = [("worker", "d0")];
     eventually("the failure counts and nothing is booked", async || {
@@ -314,7 +315,7 @@ async fn a_lost_worker_s_failure_counts_while_the_reply_moves() {
         (failed, booked) == (1.0, 0.0)
     })
     .await;
-    reading.abort();
+    drop(reading);
     trial.finish().await;
 }
 
