@@ -144,6 +144,7 @@ impl Pool {
         worker.gone.cancel();
         self.index().remove_worker(worker.index.0);
         self.speculative_index.forget(worker.index);
+        self.count_block_sizes();
     }
 
     /// Applies the settings of a pool that a reload may change.

@@ -40,16 +40,27 @@ impl Pool {
             return self.block_size() == tokens;
         }
         let roster = self.roster();
-        let (mut agree, mut reported) = (0, 0);
-        for other in roster.iter().filter_map(|worker| worker.facts.block_size()) {
-            reported += 1;
-            agree += usize::from(other == tokens);
-        }
         // A worker may report before it is in the roster.
-        if self.block_size() == 0 || 2 * agree > reported {
+        if self.block_size() == 0 || is_of_most(&roster, tokens) {
             self.take_over_block_size(&roster, tokens);
         }
         self.block_size() == tokens
+    }
+
+    /// Takes over the block size of most engines after others have left.
+    pub(super) fn count_block_sizes(&self) {
+        if !self.learns_block_size {
+            return;
+        }
+        let roster = self.roster();
+        let mut sizes: Vec<u32> =
+            roster.iter().filter_map(|worker| worker.facts.block_size()).collect();
+        sizes.sort_unstable();
+        // A size of more than half is also the one in the middle.
+        let Some(tokens) = sizes.get(sizes.len() / 2).copied() else { return };
+        if tokens != self.block_size() && is_of_most(&roster, tokens) {
+            self.take_over_block_size(&roster, tokens);
+        }
     }
 
     /// Replaces the block size. All that is indexed was named by the former one, so that all
@@ -81,6 +92,16 @@ impl Pool {
             worker.resync.request(ResyncRequest { reason: "block_size", is_last_resort: true });
         }
     }
+}
+
+/// Whether more than half of the engines that have reported a block size report this one.
+fn is_of_most(roster: &Roster, tokens: u32) -> bool {
+    let (mut agree, mut reported) = (0, 0);
+    for other in roster.iter().filter_map(|worker| worker.facts.block_size()) {
+        reported += 1;
+        agree += usize::from(other == tokens);
+    }
+    2 * agree > reported
 }
 
 #[cfg(test)]
@@ -128,6 +149,25 @@ mod tests {
         // An engine that is down has no say.
         second.set_up(false, "test");
         assert!(pool.learn_block_size(&first, 64));
+    }
+
+    #[test]
+    fn the_block_size_of_the_engines_that_stay_is_taken_over_when_others_leave() {
+        let pool = Pool::new(index(0), None);
+        let [blue, other, green, newer] = ["a", "b", "c", "d"].map(|id| enter(&pool, id));
+        assert!(pool.learn_block_size(&blue, 16) && pool.learn_block_size(&other, 16));
+        assert!(!pool.learn_block_size(&green, 32) && !pool.learn_block_size(&newer, 32));
+        pool.leave(&blue);
+        pool.leave(&other);
+        assert_eq!((pool.block_size(), pool.index().config().block_size), (32, 32));
+        pool.leave(&green);
+        pool.leave(&newer);
+        assert_eq!(pool.block_size(), 32, "nobody says another one");
+        let configured = Pool::new(index(16), None);
+        let [first, second] = ["a", "b"].map(|id| enter(&configured, id));
+        assert!(!configured.learn_block_size(&second, 32));
+        configured.leave(&first);
+        assert_eq!(configured.block_size(), 16);
     }
 
     fn enter(pool: &Pool, id: &str) -> Arc<Worker> {
