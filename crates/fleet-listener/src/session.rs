@@ -125,7 +125,7 @@ impl Session {
     }
 
     async fn serve(&mut self, pending: PendingStream) -> After {
-        let (hello, mut stream) = ShimStream::new(pending, Instant::now());
+        let (mut hello, mut stream) = ShimStream::new(pending, Instant::now());
         self.plane = stream.inbound.plane();
         if let Err(status) =
             self.claim_worker(&hello).and_then(|()| self.send_welcome(&hello, &mut stream))
@@ -153,13 +153,18 @@ impl Session {
                     stream.resync.need(reason);
                     continue;
                 }
-                SessionEvent::Replaced => match self.claim_worker(&hello) {
-                    Ok(()) => {
-                        stream.resync.need("worker_replaced");
-                        continue;
+                SessionEvent::Replaced => {
+                    if let Some(capabilities) = self.capabilities() {
+                        hello.capabilities = capabilities;
                     }
-                    Err(status) => Err(status),
-                },
+                    match self.claim_worker(&hello) {
+                        Ok(()) => {
+                            stream.resync.need("worker_replaced");
+                            continue;
+                        }
+                        Err(status) => Err(status),
+                    }
+                }
             };
             let result = match received {
                 Ok(Some(received)) => self.handle(received, &mut stream).await,
@@ -250,6 +255,12 @@ impl Session {
         }
     }
 
+    /// What the shim has reported last of the engine's capabilities, in its hello or since.
+    fn capabilities(&self) -> Option<v1::Capabilities> {
+        let reported = self.attached.as_ref()?.indexing.worker.shim_report.capabilities()?;
+        Some(Arc::unwrap_or_clone(reported))
+    }
+
     /// Adds the worker to the fleet, or confirms that it is there.
     fn claim_worker(&mut self, hello: &CheckedHello) -> Result<(), Status> {
         let worker = hello::claim(&self.context.fleet, hello)?;
@@ -266,11 +277,12 @@ impl Session {
             let resync_requests = worker.resync.requests();
             let indexing =
                 Indexing::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
+            let is_leaving = self.attached.as_ref().is_some_and(|before| before.is_leaving);
             self.attached = Some(AttachedWorker {
                 blocks,
                 indexing,
                 other_block_size: None,
-                is_leaving: false,
+                is_leaving,
                 resync_requests,
             });
         }
@@ -383,7 +395,7 @@ impl Session {
                 let reason: String =
                     bye.reason.chars().take(64).flat_map(char::escape_debug).collect();
                 let why = format!("its shim leaves: {reason}");
-                attached.indexing.worker.set_draining(true, why);
+                attached.indexing.worker.drain_for_shim(why);
                 Ok(())
             }
             Some(Message::Hello(_)) => Err(Status::invalid_argument("`hello` comes once")),
@@ -573,6 +585,9 @@ impl AttachedWorker {
             }
             if worker.ranks.takes_rank_header().is_none() {
                 worker.ranks.set_takes_rank_header(capabilities.takes_rank_header);
+            }
+            if worker.facts.block_size().is_none() {
+                worker.facts.set_block_size(capabilities.block_size);
             }
         }
         worker.set_probed(load.up, "its shim reported it");

@@ -1,7 +1,6 @@
 //! Ejects workers of a model that perform much worse than their peers, and ends slow starts and
 //! ejections when their time is over.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,6 @@ use super::state::{Event, WorkerState};
 use super::worker::Worker;
 use crate::Served;
 use splitrail_config::model::{EjectionConfig, Role};
-use splitrail_policy::WorkerIndex;
 use splitrail_workload::ejection::{Record, lasts, outliers};
 
 /// Interval at which ends of slow starts and ejections are checked.
@@ -23,70 +21,103 @@ pub(super) async fn run(served: Arc<Served>) {
     let config = served.config.health;
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut watch = Watch { ejected: HashMap::new(), next_look: Instant::now() };
+    let mut next_look = Instant::now();
     loop {
         ticks.tick().await;
         let now = Instant::now();
         let roster = served.pool.roster();
-        watch.end_times(&roster, config.slow_start, now);
-        if now >= watch.next_look {
-            watch.next_look = now + config.ejection.interval;
-            watch.look(&roster, &config.ejection, now);
+        end_times(&roster, config.slow_start, now);
+        if now >= next_look {
+            next_look = now + config.ejection.interval;
+            look(&roster, &config.ejection, now);
         }
     }
 }
 
-struct Watch {
-    /// For each ejected worker, the number of ejections in a row and the end of the last one.
-    ejected: HashMap<WorkerIndex, (u32, Instant)>,
-    next_look: Instant,
-}
-
-impl Watch {
-    /// Ends slow starts and ejections whose time is over.
-    fn end_times(&mut self, roster: &Roster, slow_start: Duration, now: Instant) {
-        self.ejected.retain(|worker, _| roster.get(*worker).is_some());
-        for worker in roster.iter() {
-            match worker.state() {
-                WorkerState::Warming if worker.life.age(now) >= slow_start => {
-                    worker.life.change(Event::Warm, "it has been alive for long enough");
-                }
-                WorkerState::Ejected => {
-                    let until = self.ejected.get(&worker.index).map(|(_, until)| *until);
-                    if until.is_none_or(|until| now >= until) {
-                        worker.life.change(Event::Readmit, "its time is over");
-                    }
-                }
-                _ => {}
+/// Ends slow starts and ejections whose time is over.
+fn end_times(roster: &Roster, slow_start: Duration, now: Instant) {
+    for worker in roster.iter() {
+        match worker.state() {
+            WorkerState::Warming if worker.life.age(now) >= slow_start => {
+                worker.life.change(Event::Warm, "it has been alive for long enough");
             }
+            WorkerState::Ejected if worker.ejections.is_over(now) => {
+                worker.life.change(Event::Readmit, "its time is over");
+            }
+            _ => {}
         }
     }
+}
 
-    /// Judges the results of the workers since the last evaluation, separately for each role.
-    fn look(&mut self, roster: &Roster, config: &EjectionConfig, now: Instant) {
-        for role in [Role::Prefill, Role::Decode, Role::Both] {
-            let workers: Vec<&Arc<Worker>> =
-                roster.iter().filter(|worker| worker.config.role == role).collect();
-            let records: Vec<Record> = workers.iter().map(|worker| record(worker)).collect();
-            for record in &records {
-                let well = record.failed == 0 && record.legs >= config.requests_min;
-                if well && !record.ejected {
-                    self.ejected.remove(&record.worker);
-                }
+/// Judges the results of the workers since the last evaluation, separately for each role.
+fn look(roster: &Roster, config: &EjectionConfig, now: Instant) {
+    for role in [Role::Prefill, Role::Decode, Role::Both] {
+        let workers: Vec<&Arc<Worker>> =
+            roster.iter().filter(|worker| worker.config.role == role).collect();
+        let records: Vec<Record> = workers.iter().map(|worker| record(worker)).collect();
+        for (worker, record) in workers.iter().zip(&records) {
+            let well = record.failed == 0 && record.legs >= config.requests_min;
+            if well && !record.ejected {
+                worker.ejections.forget();
             }
-            for (index, cause) in outliers(&records, config) {
-                let Some(worker) = roster.get(index) else { continue };
-                if worker.life.change(Event::Eject, cause.name()) {
-                    let (times, until) = self.ejected.entry(index).or_insert((0, now));
-                    *times += 1;
-                    *until = now + lasts(config, *times);
-                }
+        }
+        for (index, cause) in outliers(&records, config) {
+            let Some(worker) = roster.get(index) else { continue };
+            if worker.life.change(Event::Eject, cause.name()) {
+                worker.ejections.begin(now, |times| lasts(config, times));
             }
         }
     }
 }
 
 fn record(worker: &Worker) -> Record {
-    let ejected = worker.state() == WorkerState::Ejected;
-    Record { worker: worker.index, ejected, ..worker.outcomes.take() }
+    let state = worker.state();
+    let (ejected, takes_work) = (state == WorkerState::Ejected, state.takes_work());
+    Record { worker: worker.index, ejected, takes_work, ..worker.outcomes.take() }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::models::{SharedParts, models};
+    use splitrail_telemetry::Metrics;
+
+    const CONFIG: &str = r#"
+models:
+  - name: sim
+    block_size: 16
+    tokenizer: { kind: none }
+    flow: aggregated
+    workers: [{ id: w0, role: both, url: "http://w0:1" }]
+    health: { ejection: { interval: 1s, requests_min: 3, base_time: 10m, ejected_percent_max: 50 } }
+"#;
+
+    #[tokio::test]
+    async fn an_ejection_lasts_when_the_models_configuration_changes() {
+        let loaded = splitrail_config::parse("test.yaml", CONFIG, &std::env::temp_dir());
+        let config = loaded.unwrap_or_else(|problems| panic!("{problems}")).config;
+        let metrics = Metrics::new().unwrap();
+        let shared = SharedParts { memory: &Arc::default(), metrics: &metrics };
+        let served = models(&config, shared, None).unwrap().remove(0);
+        let [sick, well] = ["w0", "w1"].map(|id| {
+            let config = format!(r#"{{"id": "{id}", "role": "both", "url": "http://{id}:1"}}"#);
+            let config = serde_json::from_str(&config).unwrap();
+            let authority = format!("{id}:1").parse().unwrap();
+            let worker = served.pool.enter(|number| Worker::new(number, config, authority));
+            worker.set_probed(true, "a test");
+            worker
+        });
+        for _ in 0..3 {
+            sick.outcomes.ended(true);
+            well.outcomes.ended(false);
+        }
+        // Each reload starts the task again, which looks at the workers at once.
+        for _ in 0..2 {
+            let watched = tokio::time::timeout(TICK / 2, run(Arc::clone(&served))).await;
+            assert!(watched.is_err(), "it has no end");
+            assert_eq!(sick.state(), WorkerState::Ejected);
+        }
+        assert_eq!(well.state(), WorkerState::Serving);
+    }
 }

@@ -1,7 +1,8 @@
-//! Counts the outcomes of a worker's requests since the last evaluation.
+//! Counts the outcomes of a worker's requests since the last evaluation, and its ejections.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use splitrail_workload::ejection::Record;
 
@@ -38,5 +39,46 @@ impl OutcomeCounters {
         let failed = self.failed.swap(0, Relaxed).min(legs);
         let first_token_ms = (began > 0).then_some(mean);
         Record { legs, failed, first_token_ms, ..Record::default() }
+    }
+}
+
+/// The ejections of one worker in a row.
+#[derive(Debug, Default)]
+pub(super) struct Ejections(Mutex<Option<Ejected>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Ejected {
+    /// Number of ejections in a row.
+    times: u32,
+    /// The end of the last one.
+    until: Instant,
+}
+
+impl Ejections {
+    /// Counts one, which begins now and lasts as long as `lasts` says of their number.
+    pub(super) fn begin(&self, now: Instant, lasts: impl FnOnce(u32) -> Duration) {
+        let mut last = self.last();
+        let times = last.map_or(0, |last| last.times).saturating_add(1);
+        *last = Some(Ejected { times, until: now + lasts(times) });
+    }
+
+    /// Whether the time of the last one is over.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.last().is_none_or(|last| now >= last.until)
+    }
+
+    /// Ends the row: the worker performs well.
+    pub(super) fn forget(&self) {
+        *self.last() = None;
+    }
+
+    /// Takes over the ejections of the worker that this one replaces.
+    pub(super) fn succeed_to(&self, before: &Self) {
+        *self.last() = *before.last();
+    }
+
+    /// A poisoned lock is still used: the value is replaced as a whole.
+    fn last(&self) -> MutexGuard<'_, Option<Ejected>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

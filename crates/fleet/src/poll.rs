@@ -23,7 +23,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     let mut ticks = tokio::time::interval(config.probe_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut differs, mut learned) = (false, None);
-    let (mut passed, mut failed, mut last) = (0u32, 0u32, None);
+    let (mut passed, mut failed) = (0u32, 0u32);
     let healthy_threshold = config.healthy_threshold;
     loop {
         ticks.tick().await;
@@ -34,7 +34,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
         }
         match ask(&worker, &served.client, config.probe_timeout).await {
             Ok(load) => {
-                if is_of_a_new_process(&mut last, &load) {
+                if worker.presence.reports(&load) {
                     worker.record_restart();
                 }
                 if let Some(tokens) = load.block_size {
@@ -69,14 +69,6 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
             }
         }
     }
-}
-
-/// Whether a report is of another process than the last one.
-fn is_of_a_new_process(last: &mut Option<EngineLoad>, load: &EngineLoad) -> bool {
-    last.replace(load.clone()).is_some_and(|last| {
-        let has_other_blocks = last.block_size.is_some() && last.block_size != load.block_size;
-        has_other_blocks || load.is_of_another_process(&last)
-    })
 }
 
 /// Records the block size of an engine, and logs once that it differs from the model's. Returns

@@ -1,7 +1,9 @@
 //! Whether an engine's process is still there, and still the same.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use splitrail_engine::vllm::load::EngineLoad;
 use tokio::sync::Semaphore;
 
 /// Maximum number of prefill legs of pairs that were given up which are sent again to one worker at the
@@ -17,6 +19,8 @@ pub struct Presence {
     restarts: AtomicU32,
     /// Whether the last probes have failed, as many as make a worker unhealthy.
     fails_probes: AtomicBool,
+    /// The last report of the engine's own metrics, which identifies its process.
+    reported: Mutex<Option<EngineLoad>>,
     /// Bounds the prefill legs of pairs that were given up which are sent again to the engine.
     pub resends: Semaphore,
 }
@@ -27,6 +31,7 @@ impl Default for Presence {
             processes: AtomicU32::new(0),
             restarts: AtomicU32::new(0),
             fails_probes: AtomicBool::new(false),
+            reported: Mutex::default(),
             resends: Semaphore::new(RESENDS_MAX),
         }
     }
@@ -42,6 +47,25 @@ impl Presence {
     pub fn record_restart(&self) {
         self.restarts.fetch_add(1, Relaxed);
         self.record_possible_restart();
+    }
+
+    /// Records a report of the engine's own metrics. Returns whether it is of another process than
+    /// the last one.
+    pub fn reports(&self, load: &EngineLoad) -> bool {
+        self.reported().replace(load.clone()).is_some_and(|last| {
+            let has_other_blocks = last.block_size.is_some() && last.block_size != load.block_size;
+            has_other_blocks || load.is_of_another_process(&last)
+        })
+    }
+
+    /// Takes over the last report that the worker has which this one replaces.
+    pub fn succeed_to(&self, before: &Self) {
+        self.reported().clone_from(&before.reported());
+    }
+
+    /// A poisoned lock is still used: the value is replaced as a whole.
+    fn reported(&self) -> MutexGuard<'_, Option<EngineLoad>> {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records whether the engine answers its probes.

@@ -9,44 +9,31 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use super::state::{Event, WorkerState};
 use super::worker::Worker;
 
-const NONE: u8 = 0;
-/// The worker drains because of its quarantine alone.
-const ALONE: u8 = 1;
-/// An operator or its shim wants it drained as well.
-const DRAINED: u8 = 2;
+/// An operator wants the worker drained.
+const OPERATOR: u8 = 1;
+/// The worker's shim leaves.
+const SHIM: u8 = 2;
+/// The worker is in quarantine.
+const QUARANTINE: u8 = 4;
 
-/// Whether one worker is in quarantine.
+/// Why one worker is drained: none, or several of the causes above.
 #[derive(Debug, Default)]
-pub struct Quarantine(AtomicU8);
+pub struct DrainCauses(AtomicU8);
 
-impl Quarantine {
+impl DrainCauses {
     /// Whether the worker is in quarantine.
-    pub fn is_on(&self) -> bool {
-        self.0.load(Relaxed) != NONE
+    pub fn has_quarantine(&self) -> bool {
+        self.0.load(Relaxed) & QUARANTINE != 0
     }
 
-    /// Begins it, on a worker that is drained already or not.
-    pub fn begin(&self, is_drained: bool) {
-        let begun = if is_drained { DRAINED } else { ALONE };
-        let _was_on = self.0.compare_exchange(NONE, begun, Relaxed, Relaxed);
+    fn add(&self, causes: u8) {
+        self.0.fetch_or(causes, Relaxed);
     }
 
-    /// Records whether the worker is to be drained for another reason too. Returns whether it is in
-    /// quarantine.
-    pub fn set_drained(&self, is_drained: bool) -> bool {
-        let next = if is_drained { DRAINED } else { ALONE };
-        let is_on = |now| (now != NONE).then_some(next);
-        self.0.fetch_update(Relaxed, Relaxed, is_on).is_ok()
-    }
-
-    /// Takes over the state of the worker that this one replaces.
-    pub fn succeed_to(&self, before: &Self) {
-        self.0.store(before.0.load(Relaxed), Relaxed);
-    }
-
-    /// Ends it. Returns whether the worker was drained for no other reason.
-    pub fn end(&self) -> bool {
-        self.0.swap(NONE, Relaxed) == ALONE
+    /// Removes causes. Returns whether the worker was drained because of these alone.
+    fn remove(&self, causes: u8) -> bool {
+        let before = self.0.fetch_and(!causes, Relaxed);
+        before != 0 && before & !causes == 0
     }
 }
 
@@ -56,51 +43,119 @@ impl Worker {
         self.state() == WorkerState::Draining
     }
 
-    /// Starts or ends draining, and with it a quarantine. Returns whether the state changed.
+    /// Starts draining for an operator, or ends all draining, and with it a quarantine. Returns
+    /// whether the state changed.
     pub fn set_draining(&self, draining: bool, why: impl Display) -> bool {
-        match draining {
-            true => self.quarantine.set_drained(true),
-            false => self.quarantine.end(),
-        };
-        self.life.change(if draining { Event::Drain } else { Event::Undrain }, why)
+        if draining {
+            self.drain_causes.add(OPERATOR);
+            return self.life.change(Event::Drain, why);
+        }
+        self.drain_causes.remove(OPERATOR | SHIM | QUARANTINE);
+        self.life.change(Event::Undrain, why)
     }
 
-    /// Takes back a worker that its shim has drained, unless it is in quarantine.
+    /// Drains the worker because its shim leaves, until [`rejoin`](Self::rejoin) or until the shim
+    /// no longer reports it.
+    pub fn drain_for_shim(&self, why: impl Display) {
+        self.drain_causes.add(SHIM);
+        self.life.change(Event::Drain, why);
+    }
+
+    /// Takes back a worker that its shim has drained, unless it is drained for another reason.
     pub fn rejoin(&self, why: impl Display) {
-        if !self.quarantine.set_drained(false) {
-            self.set_draining(false, why);
+        if self.drain_causes.remove(SHIM) {
+            self.life.change(Event::Undrain, why);
         }
     }
 
     /// Drains the worker and believes none of its blocks, because its cache may hold KV of other
     /// tokens: until its engine reports another process, or the draining is ended.
     pub fn quarantine(&self, why: impl Display) {
-        self.quarantine.begin(self.is_draining());
+        self.drain_causes.add(QUARANTINE);
         self.life.change(Event::Drain, why);
     }
 
     /// Whether the worker's cache may hold KV of other tokens.
     pub fn is_quarantined(&self) -> bool {
-        self.quarantine.is_on()
+        self.drain_causes.has_quarantine()
+    }
+
+    /// Ends a quarantine. The worker stays drained if it is for another reason.
+    pub(super) fn end_quarantine(&self, why: impl Display) {
+        if self.drain_causes.remove(QUARANTINE) {
+            self.life.change(Event::Undrain, why);
+        }
+    }
+
+    /// Takes over the drain of the worker that this one replaces. What its shim wanted counts only
+    /// while the shim reports the worker.
+    pub(super) fn take_over_drain(&self, before: &Self, has_shim: bool, why: impl Display) {
+        let shim = if has_shim { SHIM } else { 0 };
+        let causes = before.drain_causes.0.load(Relaxed) & (OPERATOR | QUARANTINE | shim);
+        if causes == 0 {
+            return;
+        }
+        self.drain_causes.add(causes);
+        match causes & QUARANTINE == 0 {
+            true => self.life.change(Event::Drain, why),
+            false => self.life.change(Event::Drain, before.life.since().why),
+        };
     }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::worker::tests::worker;
 
     #[test]
     fn the_end_of_a_quarantine_ends_no_other_drain() {
-        let quarantine = Quarantine::default();
-        assert!(!quarantine.is_on() && !quarantine.set_drained(true) && !quarantine.end());
-        quarantine.begin(false);
-        quarantine.begin(true);
-        assert!(quarantine.is_on() && quarantine.end() && !quarantine.is_on());
-        quarantine.begin(true);
-        assert!(!quarantine.end(), "it was drained before");
-        quarantine.begin(false);
-        assert!(quarantine.set_drained(true) && !quarantine.end(), "it was drained meanwhile");
-        quarantine.begin(true);
-        assert!(quarantine.set_drained(false) && quarantine.is_on() && quarantine.end());
+        let restarts = |worker: &Worker| {
+            worker.end_quarantine("a test");
+            (worker.is_quarantined(), worker.is_draining())
+        };
+        let other = worker("w");
+        other.quarantine("a test");
+        other.quarantine("again");
+        assert!(other.is_quarantined() && other.is_draining());
+        assert_eq!(restarts(&other), (false, false));
+        for drained_first in [true, false] {
+            let drained = worker("w");
+            let drain = |now: bool| now.then(|| drained.set_draining(true, "a test"));
+            drain(drained_first);
+            drained.quarantine("a test");
+            drain(!drained_first);
+            drained.drain_for_shim("a test");
+            drained.rejoin("a test");
+            assert!(drained.is_quarantined() && drained.is_draining());
+            assert_eq!(restarts(&drained), (false, true), "an operator drained it");
+        }
+        let other = worker("w");
+        other.quarantine("a test");
+        other.drain_for_shim("a test");
+        other.rejoin("a test");
+        assert_eq!(restarts(&other), (false, false));
+    }
+
+    #[test]
+    fn the_drain_of_a_shim_ends_when_the_shim_no_longer_reports_the_worker() {
+        let succeeds = |before: &Worker, has_shim: bool| {
+            let after = worker("w");
+            after.succeed_to(before, has_shim);
+            (after.is_draining(), after.is_quarantined())
+        };
+        let before = worker("w");
+        before.drain_for_shim("a test");
+        assert_eq!(succeeds(&before, true), (true, false));
+        assert_eq!(succeeds(&before, false), (false, false));
+        before.quarantine("a test");
+        assert_eq!(succeeds(&before, false), (true, true));
+        let before = worker("w");
+        before.set_draining(true, "a test");
+        before.drain_for_shim("a test");
+        assert_eq!(succeeds(&before, false), (true, false), "an operator drained it");
+        before.rejoin("a test");
+        assert!(before.is_draining(), "an operator drained it");
     }
 }

@@ -13,17 +13,17 @@ use tokio_util::sync::CancellationToken;
 
 use super::bootstrap::Bootstrap;
 use super::drift::Drift;
-use super::engine_facts::{EngineFacts, KvNames};
+use super::engine_facts::EngineFacts;
 use super::event_stats::EventStats;
 use super::life::Life;
 use super::load_report::{LOAD_STALE, LoadReport, RecentLoad};
 use super::missing_hand_offs::MissingHandOffs;
-use super::outcomes::OutcomeCounters;
+use super::outcomes::{Ejections, OutcomeCounters};
 use super::parity::ParityMonitor;
 use super::presence::Presence;
 use super::prewarm::PrewarmState;
 use super::push::PushState;
-use super::quarantine::Quarantine;
+use super::quarantine::DrainCauses;
 use super::ranks::Ranks;
 use super::read_back::Support as ReadBackSupport;
 use super::resync::Resync;
@@ -43,6 +43,8 @@ use splitrail_workload::costs::Costs;
 use splitrail_workload::endpoint_support::EndpointSupport;
 use splitrail_workload::fetches::PeerFetches;
 use splitrail_workload::pace::Pace;
+
+mod succession;
 
 /// One engine as the router sees it.
 #[derive(Debug)]
@@ -71,6 +73,8 @@ pub struct Worker {
     pub costs: Arc<Costs>,
     /// Counts of recent results, for outlier ejection.
     pub outcomes: OutcomeCounters,
+    /// The worker's ejections in a row.
+    pub(super) ejections: Ejections,
     /// The endpoints that the worker lacks, and the circuit breaker of endpoints that need no
     /// model.
     pub endpoint_support: EndpointSupport,
@@ -84,7 +88,7 @@ pub struct Worker {
     pub push: PushState,
     /// What was learned of read-back with the worker.
     pub read_back: ReadBackSupport,
-    pub(super) quarantine: Quarantine,
+    pub(super) drain_causes: DrainCauses,
     /// Which of the worker's replies carry the id of their request.
     pub echoes: Echoes,
     /// Whether the engine's process is still there, and still the same.
@@ -160,13 +164,14 @@ impl Worker {
             life,
             costs: Arc::new(Costs::new(Coefficients::default())),
             outcomes: OutcomeCounters::default(),
+            ejections: Ejections::default(),
             endpoint_support: EndpointSupport::default(),
             missing_hand_offs: MissingHandOffs::default(),
             fetches: Arc::default(),
             prewarm: PrewarmState::default(),
             push: PushState::default(),
             read_back: ReadBackSupport::default(),
-            quarantine: Quarantine::default(),
+            drain_causes: DrainCauses::default(),
             echoes: Echoes::default(),
             presence: Presence::default(),
             series: WorkerSeries::default(),
@@ -210,25 +215,6 @@ impl Worker {
     pub fn set_breakers(&self, config: BreakerConfig) {
         let breakers = self.breakers.iter().chain([&self.endpoint_support.breaker]);
         breakers.for_each(|breaker| breaker.set_config(config));
-    }
-
-    /// Takes over the state of the worker that this one replaces, if both are the same engine with
-    /// another description: draining, the last probe, and whether it was there at the start.
-    pub fn succeed_to(&self, before: &Self) {
-        if (&self.authority, self.uses_tls) != (&before.authority, before.uses_tls) {
-            return;
-        }
-        let why = "taken over from the same engine's earlier description";
-        if before.is_quarantined() {
-            self.quarantine(before.life.since().why);
-            self.quarantine.succeed_to(&before.quarantine);
-        } else if before.is_draining() {
-            self.set_draining(true, why);
-        }
-        if before.is_probed() {
-            self.set_probed(before.is_up(), why);
-        }
-        self.initial_member.store(before.initial_member.load(Relaxed), Relaxed);
     }
 
     /// Sets the slow start, and the counter of state changes.
@@ -343,10 +329,7 @@ impl Worker {
     pub fn set_up(&self, up: bool, why: impl Display) -> bool {
         if !up {
             // A worker that comes back may run another version of the engine.
-            self.set_supports_cache_hit_threshold(None);
-            self.ranks.set_takes_rank_header(None);
-            self.facts.set_block_size(None);
-            self.facts.set_kv_names(KvNames::default());
+            self.forget_version();
             self.initial_member.store(false, Relaxed);
         }
         self.life.change(if up { Event::Alive } else { Event::Dead }, why);
@@ -414,30 +397,6 @@ impl Worker {
     /// Whether the index of the worker would be used if its events are being received.
     pub fn takes_part_in_kv_routing(&self) -> bool {
         self.parity.is_believed() && !self.drift.has_given_up() && !self.is_quarantined()
-    }
-
-    /// Forgets what was learned of the engine, since its process is or may be another one.
-    pub fn becomes_another(&self) {
-        self.costs.forget();
-        self.endpoint_support.forget();
-        self.missing_hand_offs.forget();
-        self.push.forget_identities();
-        self.read_back.forget();
-        self.presence.record_possible_restart();
-        self.echoes.forget();
-        self.parity.forget();
-        self.drift.forget();
-        self.usage_stats.restart();
-    }
-
-    /// Records that the engine's reports are of a new process, to which no connection exists yet.
-    pub fn record_restart(&self) {
-        self.presence.record_restart();
-        self.push.forget_stranded_legs();
-        self.echoes.forget();
-        if self.quarantine.end() {
-            self.set_draining(false, "its engine is another process, with an empty cache");
-        }
     }
 
     /// Restarts the measurements of drift after the worker's part of the index was dropped.
@@ -579,3 +538,6 @@ impl Engine for Worker {
         self.unsolicited.iter().for_each(IntCounter::inc);
     }
 }
+
+#[cfg(test)]
+pub mod tests;

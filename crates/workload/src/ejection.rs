@@ -13,6 +13,8 @@ pub struct Record {
     pub worker: WorkerIndex,
     /// Whether it is ejected now.
     pub ejected: bool,
+    /// Whether its state lets it get new work.
+    pub takes_work: bool,
     /// Legs that ended.
     pub legs: u32,
     /// Number of these legs that failed through the worker's fault.
@@ -40,22 +42,26 @@ impl Cause {
     }
 }
 
-/// The workers to eject now, the worst first. `records` has all workers of one role.
+/// The workers to eject now, the worst first. `records` has all workers of one role. Those that are
+/// out of service for another reason than an ejection count for nothing, so that the last one in
+/// service stays.
 pub fn outliers(records: &[Record], config: &EjectionConfig) -> Vec<(WorkerIndex, Cause)> {
     let out = records.iter().filter(|record| record.ejected).count();
-    let cap = records.len() * config.ejected_percent_max as usize / 100;
-    let room = cap.min(records.len().saturating_sub(1)).saturating_sub(out);
+    let able = records.iter().filter(|record| record.takes_work).count();
+    let cap = (able + out) * config.ejected_percent_max as usize / 100;
+    let room = cap.saturating_sub(out).min(able.saturating_sub(1));
     let judged: Vec<&Record> = records
         .iter()
-        .filter(|record| !record.ejected && record.legs >= config.requests_min)
+        .filter(|record| record.takes_work && record.legs >= config.requests_min)
         .collect();
     let mut worst: Vec<(f64, WorkerIndex, Cause)> = Vec::new();
     for record in &judged {
         let others = judged.iter().filter(|other| other.worker != record.worker);
         let failing = share(record);
-        let usual = median(others.clone().map(|other| share(other))).unwrap_or(0.0);
+        let usual = median(others.clone().map(|other| share(other)));
+        let stands_out = usual.is_some_and(|usual| usual < failing / 2.0);
         let limit = f64::from(config.failure_percent) / 100.0;
-        if limit > 0.0 && failing >= limit && usual < failing / 2.0 {
+        if limit > 0.0 && failing >= limit && stands_out {
             worst.push((1e9 + failing, record.worker, Cause::Failures));
             continue;
         }
@@ -99,7 +105,7 @@ mod tests {
     fn record(worker: u32, failed: u32, first_token_ms: f64) -> Record {
         let worker = WorkerIndex(worker);
         let first_token_ms = Some(first_token_ms);
-        Record { worker, ejected: false, legs: 100, failed, first_token_ms }
+        Record { worker, ejected: false, takes_work: true, legs: 100, failed, first_token_ms }
     }
 
     #[test]
@@ -128,10 +134,24 @@ mod tests {
         }
         let out: Vec<_> = outliers(&records, &config()).iter().map(|(worker, _)| *worker).collect();
         assert_eq!(out, [3, 2, 1].map(WorkerIndex), "a third of ten");
-        records[9].ejected = true;
+        (records[9].ejected, records[9].takes_work) = (true, false);
         assert_eq!(outliers(&records, &config()).len(), 2);
         let two = [record(0, 100, 1.0), record(1, 0, 1.0)];
         assert_eq!(outliers(&two, &config()), [], "a third of two is nobody");
+    }
+
+    #[test]
+    fn the_last_worker_in_service_stays_and_nobody_is_judged_alone() {
+        let half = EjectionConfig { ejected_percent_max: 50, ..config() };
+        let sick = record(0, 60, 10.0);
+        let down = Record { takes_work: false, ..record(1, 0, 10.0) };
+        let draining = Record { worker: WorkerIndex(2), legs: 0, first_token_ms: None, ..down };
+        assert_eq!(outliers(&[sick, down, draining], &half), [], "the others take no work");
+        let idle = Record { legs: 0, ..record(1, 0, 10.0) };
+        assert_eq!(outliers(&[sick, idle], &half), [], "none to compare it with");
+        let well = record(1, 0, 10.0);
+        assert_eq!(outliers(&[sick, well], &half), [(WorkerIndex(0), Cause::Failures)]);
+        assert_eq!(outliers(&[sick, well, draining], &config()), [], "a third of two is nobody");
     }
 
     #[test]
@@ -141,13 +161,14 @@ mod tests {
     }
 
     fn records() -> impl Strategy<Value = Vec<Record>> {
-        let one = (any::<bool>(), 0u32..200, 0u32..200, proptest::option::of(0.0..1e6f64));
+        let one = (0u32..3, 0u32..200, 0u32..200, proptest::option::of(0.0..1e6f64));
         proptest::collection::vec(one, 0..30).prop_map(|all| {
             let numbered = (0..).map(WorkerIndex).zip(all);
             numbered
-                .map(|(worker, (ejected, legs, failed, first_token_ms))| Record {
+                .map(|(worker, (state, legs, failed, first_token_ms))| Record {
                     worker,
-                    ejected,
+                    ejected: state == 0,
+                    takes_work: state == 1,
                     legs,
                     failed: failed.min(legs),
                     first_token_ms,
@@ -164,9 +185,10 @@ mod tests {
             let config = EjectionConfig { ejected_percent_max, ..config() };
             let out = outliers(&records, &config);
             let before = records.iter().filter(|record| record.ejected).count();
-            let cap = records.len() * ejected_percent_max as usize / 100;
+            let able = records.iter().filter(|record| record.takes_work).count();
+            let cap = (before + able) * ejected_percent_max as usize / 100;
             prop_assert!(out.is_empty() || before + out.len() <= cap);
-            prop_assert!(out.is_empty() || before + out.len() < records.len());
+            prop_assert!(out.is_empty() || out.len() < able);
             let mut turned = records.clone();
             turned.rotate_left(turn.min(records.len()));
             prop_assert_eq!(outliers(&turned, &config), out);

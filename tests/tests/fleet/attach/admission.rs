@@ -1,6 +1,7 @@
 //! Who may attach.
 
 use splitrail_proto::v1;
+use splitrail_proto::v1::attach_request::Message;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::shim::{Shim, hello, run};
@@ -9,7 +10,7 @@ use splitrail_tests::{Cluster, Spec};
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use super::support::{attach, door, held, is_believed, router, worker};
+use super::support::{attach, door, held, is_believed, router, served, worker};
 
 const URL: &str = "http://127.0.0.1:9";
 
@@ -135,25 +136,50 @@ async fn only_who_has_a_token_may_attach() {
     }
 }
 
-#[tokio::test]
-async fn the_first_shim_does_not_keep_others_out_by_its_block_size() {
-    // No engine but those of shims says a block size.
+/// A router whose only engines that say a block size are those of shims.
+async fn without_block_size() -> Cluster {
     let nobody = format!("{{ id: x0, role: both, url: \"{URL}\" }}");
     let model = "discovery: [{ kind: shim }]".to_owned();
     let extra_workers = vec![nobody];
     let spec =
         Spec { fleet: true, model, block_size: "auto", extra_workers, ..Spec::aggregated(0) };
-    let router = Cluster::start(spec).await;
+    Cluster::start(spec).await
+}
+
+/// The hello of a shim whose engine has blocks of so many tokens.
+fn says(id: &str, url: &str, tokens: u32) -> v1::Hello {
+    let block_size = Some(tokens);
+    let capabilities = Some(v1::Capabilities { block_size, ..v1::Capabilities::default() });
+    v1::Hello { capabilities, ..hello(id, url) }
+}
+
+#[tokio::test]
+async fn engines_that_were_down_still_count_when_a_shim_reports_another_block_size() {
+    let router = without_block_size().await;
+    let known = [("s0", "http://127.0.0.1:10"), ("s1", "http://127.0.0.1:11")];
+    let mut shims = Vec::new();
+    for (id, url) in known {
+        let shim = attach(&router, says(id, url, 16)).await;
+        let is_up = |up: bool| worker(&router, id).is_some_and(|worker| worker.is_up() == up);
+        shim.say(Message::Load(v1::Load { up: false, ..v1::Load::default() })).await;
+        eventually("it is down", async || is_up(false)).await;
+        shim.load(0, 0).await;
+        eventually("it is up", async || is_up(true)).await;
+        shims.push(shim);
+    }
+    let odd = attach(&router, says("odd", "http://127.0.0.1:12", 17)).await;
+    assert_eq!(odd.welcome.block_size, 17, "it hashes as its engine does");
+    assert_eq!(served(&router).pool.block_size(), 16, "most engines have 16");
+}
+
+#[tokio::test]
+async fn the_first_shim_does_not_keep_others_out_by_its_block_size() {
+    let router = without_block_size().await;
     let engine = ScriptedServer::start(|heard| match heard.is_inference() {
         true => whole_reply(),
         false => ScriptedReply::json(200, "{}"),
     })
     .await;
-    let says = |id: &str, url: &str, tokens| {
-        let block_size = Some(tokens);
-        let capabilities = Some(v1::Capabilities { block_size, ..v1::Capabilities::default() });
-        v1::Hello { capabilities, ..hello(id, url) }
-    };
     let odd = attach(&router, says("odd", "http://127.0.0.1:10", 17)).await;
     odd.load(0, 0).await;
     let honest = says("s0", &engine.url(), 16);

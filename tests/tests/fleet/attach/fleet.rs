@@ -141,6 +141,48 @@ async fn a_replaced_worker_gets_a_complete_snapshot_again() {
     })
     .await;
     assert!(held(&router, "s0").is_empty());
+    let is_draining = || worker(&router, "s0").is_some_and(|worker| worker.is_draining());
+    assert!(!is_draining(), "only the shim wanted no more work for it");
+    let again = attach(&router, hello("s0", URL)).await;
+    eventually("the shim leads again", async || {
+        worker(&router, "s0").is_some_and(|worker| worker.config.shim)
+    })
+    .await;
+    assert!(!is_draining(), "its shim is back");
+    // What an operator wants stays.
+    worker(&router, "s0").expect("it is there").set_draining(true, "a test");
+    again.say(Message::Bye(v1::Bye::default())).await;
+    drop(again);
+    eventually("it falls back", async || {
+        worker(&router, "s0").is_some_and(|worker| !worker.config.shim)
+    })
+    .await;
+    assert!(is_draining(), "an operator drained it");
+}
+
+#[tokio::test]
+async fn a_replaced_worker_has_what_its_shim_reported_last() {
+    let router = router("").await;
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    shim.snapshot("m", 1, vec![run(None, 1..=3)]).await;
+    shim.acked(1).await;
+    let capabilities = v1::Capabilities {
+        ranks: Some(4),
+        takes_rank_header: Some(true),
+        ..v1::Capabilities::default()
+    };
+    shim.say(Message::Capabilities(capabilities)).await;
+    let ranks = || worker(&router, "s0").map(|worker| worker.ranks.count());
+    eventually("its ranks are known", async || ranks() == Some(4)).await;
+    let config = serde_json::from_value(json!({
+        "id": "s0", "role": "both", "url": URL, "kv_events": "tcp://127.0.0.1:7",
+    }));
+    let fleet = router.running.fleet();
+    fleet.claim("sim", WorkerSource::Admin, config.expect("a worker")).expect("it may join");
+    assert_eq!(shim.resync().await, "worker_replaced");
+    assert_eq!(ranks(), Some(4));
+    let takes = worker(&router, "s0").expect("it is there").ranks.takes_rank_header();
+    assert_eq!(takes, Some(true));
 }
 
 #[tokio::test]

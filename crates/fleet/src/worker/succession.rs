@@ -1,0 +1,67 @@
+//! What stays known, and what is forgotten, when another description takes the place of a worker's, or
+//! another process that of its engine's.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Worker;
+use crate::engine_facts::KvNames;
+use crate::state::{Event, WorkerState};
+
+impl Worker {
+    /// Takes over the state of the worker that this one replaces, if both are the same engine with
+    /// another description: drain, ejection, the last probe, the engine's identity and block size,
+    /// and whether it was there at the start. A drain for a shim counts only while the shim reports
+    /// the worker (`has_shim`).
+    pub fn succeed_to(&self, before: &Self, has_shim: bool) {
+        if (&self.authority, self.uses_tls) != (&before.authority, before.uses_tls) {
+            return;
+        }
+        let why = "taken over from the same engine's earlier description";
+        self.take_over_drain(before, has_shim, why);
+        if before.is_probed() {
+            self.set_probed(before.is_up(), why);
+        }
+        self.presence.succeed_to(&before.presence);
+        self.facts.set_block_size(before.facts.block_size());
+        self.ejections.succeed_to(&before.ejections);
+        if before.state() == WorkerState::Ejected {
+            self.life.change(Event::Eject, before.life.since().why);
+        }
+        self.initial_member.store(before.initial_member.load(Relaxed), Relaxed);
+    }
+
+    /// Forgets what was learned of the engine, since its process is or may be another one.
+    pub fn becomes_another(&self) {
+        self.presence.record_possible_restart();
+        self.forget_process();
+    }
+
+    /// Records that the engine's reports are of a new process, to which no connection exists yet.
+    pub fn record_restart(&self) {
+        self.presence.record_restart();
+        self.forget_version();
+        self.forget_process();
+        self.push.forget_stranded_legs();
+        self.end_quarantine("its engine is another process, with an empty cache");
+    }
+
+    /// Forgets what another version of the engine, or one with other options, does differently.
+    pub(super) fn forget_version(&self) {
+        self.set_supports_cache_hit_threshold(None);
+        self.ranks.set_takes_rank_header(None);
+        self.facts.set_block_size(None);
+        self.facts.set_kv_names(KvNames::default());
+    }
+
+    fn forget_process(&self) {
+        self.costs.forget();
+        self.endpoint_support.forget();
+        self.missing_hand_offs.forget();
+        self.push.forget_identities();
+        self.read_back.forget();
+        self.echoes.forget();
+        self.parity.forget();
+        self.drift.forget();
+        self.usage_stats.restart();
+    }
+}
