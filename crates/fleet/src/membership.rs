@@ -332,7 +332,7 @@ impl Fleet {
     }
 
     /// New workers are added before old ones are removed, so that a worker that gets a new id is
-    /// never missing.
+    /// never missing. Those with known ids come first: one of them may leave an address to a new id.
     fn set_members(
         &self,
         members: &mut Members,
@@ -344,11 +344,18 @@ impl Fleet {
         let gone = claimed.filter(|id| !kept.contains(id)).map(str::to_owned);
         let gone: HashSet<String> = gone.collect();
         let mut result = Ok(());
-        for worker in workers {
-            if let Some(before) = members.rename(source, worker, &gone) {
-                self.cluster.metrics.forget_worker(members.served.name(), &before);
+        let is_known = |worker: &&WorkerConfig| members.by_id.contains_key(&worker.id);
+        let (known, new): (Vec<_>, Vec<_>) = workers.iter().partition(is_known);
+        for worker in known.into_iter().chain(new) {
+            let renamed = members.rename(source, worker, &gone);
+            if let Some(before) = &renamed {
+                self.cluster.metrics.forget_worker(members.served.name(), before);
             }
             let claimed = self.claim_in(members, source, worker.clone());
+            if renamed.is_some() && claimed.is_err() {
+                // No source reports it any more: neither by the id before, nor by the refused one.
+                let _left = self.settle(members, &worker.id, Claims::default());
+            }
             result = result.and(claimed.map(|_| ()));
         }
         for id in &gone {
@@ -553,3 +560,6 @@ async fn enter(fleet: Weak<Fleet>, model: String, origin: WorkerSource, mut foll
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
