@@ -90,5 +90,7 @@ async fn requests_to_be_explained_leave_memory_and_cores_to_clients() {
     let body = json!({"model": "sim", "prompt": [1, 2, 3], "user": "u".repeat(MIB - 100)});
     let reply = site.http.post("/v1/completions", &body).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
-    assert_eq!(asked(), 2, "dry runs at a time");
+    // Without a bound, all of them ask at once.
+    let asked = asked();
+    assert!(asked <= 10, "{asked} dry runs have asked");
 }
