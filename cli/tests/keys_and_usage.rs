@@ -82,6 +82,17 @@ fn a_router_of_another_user_can_read_the_file_after_each_change() {
 }
 
 #[test]
+fn a_link_to_a_file_of_keys_stays_a_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, link] = ["keys.yaml", "link.yaml"].map(|name| folder.path().join(name));
+    std::fs::write(&file, "keys: []\n").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    assert_eq!(run(&["keys", "new", "--tenant", "acme", "--file", text(&link)]).0, 0);
+    assert!(link.is_symlink());
+    assert_eq!(splitrail_config::keys::load(&file).unwrap().keys.len(), 1);
+}
+
+#[test]
 fn a_printed_entry_can_be_put_into_a_file() {
     let (code, told) = run(&["keys", "new", "--tenant", "acme"]);
     assert_eq!(code, 0, "{told}");

@@ -88,8 +88,10 @@ pub struct Core {
     pub memory: Arc<MemoryBudget>,
     /// Prepares requests.
     pub preparer: Arc<Preparer>,
-    /// The permits of requests that are only explained, [`DRY_RUNS_MAX`] in all.
+    /// The permits of requests that clients have explained, [`DRY_RUNS_MAX`] in all.
     pub dry_runs: Semaphore,
+    /// The same for operators.
+    pub operator_dry_runs: Semaphore,
     /// Ends streams that are still open when a drain's grace ends.
     pub abort: AbortToken,
     draining: AtomicBool,
@@ -130,6 +132,7 @@ impl Core {
             preparer: Arc::new(Preparer::new(Arc::clone(&cluster), Arc::clone(&memory))),
             memory,
             dry_runs: Semaphore::new(DRY_RUNS_MAX),
+            operator_dry_runs: Semaphore::new(DRY_RUNS_MAX),
             abort: AbortToken::default(),
             draining: AtomicBool::new(false),
             settled: AtomicBool::new(false),

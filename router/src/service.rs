@@ -309,7 +309,7 @@ fn one_reply(
             Begun::Verbatim(reply) if detail.is_none() => {
                 return Ok(ReplyBody::Whole(charged(core, memory, reply)?));
             }
-            Begun::Verbatim(reply) => Merged::Whole(JsonObject::parse(reply)?),
+            Begun::Verbatim(reply) => Merged::Whole(parsed(reply)?),
             Begun::Stream(unit) => Merged::Events(unit.into_events()),
             Begun::Made(events) => Merged::Events(merge::made(events)),
         },
@@ -363,13 +363,21 @@ enum Merged {
     Events(Events),
 }
 
+/// An engine's reply as an object.
+fn parsed(reply: Bytes) -> Result<JsonObject, Error> {
+    JsonObject::parse(reply).map_err(|error| {
+        let message = format!("an engine's reply cannot be read: {}", error.message());
+        Error::new(ErrorKind::EngineFailed, message)
+    })
+}
+
 fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<Merged, Error> {
     let mut replies = Vec::new();
     let mut streams = Vec::new();
     for answer in begun {
         match answer {
             Begun::Whole(reply) => replies.push(reply),
-            Begun::Verbatim(reply) => replies.push(JsonObject::parse(reply)?),
+            Begun::Verbatim(reply) => replies.push(parsed(reply)?),
             Begun::Stream(unit) => streams.push(unit.into_events()),
             Begun::Made(events) => streams.push(merge::made(events)),
         }

@@ -69,12 +69,15 @@ struct Key {
     holder: KeyHolder,
 }
 
-/// A version of a file. Any way of replacing a file changes one of these numbers.
-type Version = (u64, u64, i64, i64);
+/// A version of a file. Any way of replacing a file, or of letting others read it, changes one of
+/// these numbers.
+type Version = (u64, u64, [i64; 4]);
 
 fn version(file: &Path) -> Option<Version> {
     let file = std::fs::metadata(file).ok()?;
-    Some((file.ino(), file.size(), file.mtime(), file.mtime_nsec()))
+    // Another owner or other permissions change the time of the last change only.
+    let times = [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()];
+    Some((file.ino(), file.size(), times))
 }
 
 impl KeySource {
@@ -119,15 +122,16 @@ impl KeySource {
         }
     }
 
-    /// Reads the file again if it has changed. If it cannot be used, its previous keys stay valid,
-    /// and the error is logged once for each version of the file.
+    /// Reads the file again if it has changed or could not be used before. If it cannot be used, its
+    /// previous keys stay valid, and the error is logged once for each version of the file.
     pub fn refresh(&self) {
         let now = version(&self.file);
         let before = {
             let mut version = self.version.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *version, now)
         };
-        if now == before {
+        let is_new = now != before;
+        if !is_new && self.is_current() {
             return;
         }
         let file = self.file.display();
@@ -139,7 +143,7 @@ impl KeySource {
                 tracing::info!(%file, keys, "the file of API keys has changed and is in use");
                 self.table.store(Arc::new(next));
             }
-            Err(problems) => {
+            Err(problems) if is_new => {
                 let problem = problems.as_slice().first().map(|first| first.message.as_str());
                 tracing::error!(
                     %file,
@@ -147,6 +151,7 @@ impl KeySource {
                     "the file of API keys cannot be used: its previous keys stay valid"
                 );
             }
+            Err(_) => {}
         }
     }
 }
@@ -255,6 +260,8 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::time::Duration;
 
     use super::*;
@@ -376,5 +383,14 @@ mod tests {
         assert_eq!(accepted(), [false, true]);
         file.write(&[&old_entry]);
         assert_eq!(accepted(), [true, false], "the next usable file is used");
+    }
+
+    #[test]
+    fn a_file_is_read_again_when_others_may_read_it() {
+        let file = File::new();
+        file.write(&[&tenant_key("acme", None).1]);
+        let before = version(&file.path());
+        std::fs::set_permissions(file.path(), Permissions::from_mode(0o640)).unwrap();
+        assert_ne!(version(&file.path()), before);
     }
 }

@@ -177,6 +177,9 @@ pub struct Options {
     /// Maximum number of output tokens, if given. In chat, `max_completion_tokens` takes
     /// precedence.
     pub max_tokens: Option<u32>,
+    /// The most output tokens of a sample that an engine may read from the options; `None` if there
+    /// may be no limit.
+    pub most_tokens: Option<u32>,
 }
 
 impl Options {
@@ -191,6 +194,7 @@ impl Options {
         engine_takes_turns: false,
         refusable: false,
         max_tokens: None,
+        most_tokens: None,
     };
 }
 
@@ -264,7 +268,7 @@ impl Inbound {
             let cache_salt = body.get("cache_salt", "a string")?;
             let prompts = vec![(Prompt::Opaque(endpoint.name()), None)];
             let options = Options::PLAIN;
-            let inbound = Self {
+            return Ok(Self {
                 endpoint,
                 body,
                 model_name,
@@ -273,8 +277,7 @@ impl Inbound {
                 threshold,
                 cache_salt,
                 removed,
-            };
-            return Ok(inbound);
+            });
         }
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
         let include_usage = include_usage(&body, endpoint, stream)?;
@@ -305,6 +308,7 @@ impl Inbound {
                 && responses::engine_takes_turns(&body),
             refusable: sampling.refusable()?,
             max_tokens: sampling.max_tokens()?,
+            most_tokens: sampling.most_tokens()?,
         };
         Ok(Self {
             endpoint,

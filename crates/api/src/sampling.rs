@@ -108,6 +108,20 @@ impl<'a> Sampling<'a> {
         }
     }
 
+    /// The most output tokens of a sample that the options may mean; `None` if there may be no limit.
+    /// Engines differ: SGLang lets `max_tokens` of a chat take precedence, and takes 0 for no limit.
+    ///
+    /// # Errors
+    /// A 400 if a member is not a count.
+    pub fn most_tokens(&self) -> Result<Option<u32>, Error> {
+        let both = match self.endpoint {
+            Endpoint::Chat => [self.count("max_completion_tokens")?, self.count("max_tokens")?],
+            _ => [self.max_tokens()?, None],
+        };
+        let most = both.into_iter().flatten().max();
+        Ok(most.filter(|_| !both.contains(&Some(0))))
+    }
+
     /// Whether vLLM will refuse options that a prefill leg does not carry. vLLM requires
     /// `max_tokens` of at least 1 (mandatory in messages), `min_tokens` of at most `max_tokens` (16
     /// in completions by default), no empty stop text, and no stop texts if there is no text.

@@ -300,9 +300,9 @@ impl Session {
         else {
             return Err(Status::internal("the worker is not attached"));
         };
-        if std::mem::take(is_leaving) {
-            indexing.worker.rejoin("its shim has attached again");
-        }
+        // The shim may have left in an earlier session.
+        *is_leaving = false;
+        indexing.worker.rejoin("its shim has attached again");
         let model_block_size = indexing.pool.block_size();
         if model_block_size == 0 {
             return Err(Status::unavailable("the model's block size is not known yet"));

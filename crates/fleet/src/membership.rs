@@ -452,7 +452,7 @@ impl Fleet {
             let worker =
                 if self.has_begun.load(Relaxed) { worker } else { worker.as_initial_member() };
             if let Some(predecessor) = predecessor {
-                worker.succeed_to(predecessor, leading == WorkerSource::Shim);
+                worker.succeed_to(predecessor);
             }
             worker
         });

@@ -151,6 +151,7 @@ fn assemble_model(
         retry_budget,
         releases: before.map(|(served, _)| Arc::clone(&served.releases)).unwrap_or_default(),
         mismatch: LogThrottle::default(),
+        charges: LogThrottle::default(),
         usage: LogThrottle::default(),
         series: ModelSeries::default(),
         no_prefill: LogThrottle::default(),

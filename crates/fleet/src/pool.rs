@@ -189,6 +189,15 @@ impl Pool {
         self.roster.load().iter().filter_map(|worker| worker.facts.context_tokens()).min()
     }
 
+    /// The longest sequence, in tokens, that any worker accepts; `None` if one has not reported its
+    /// limit, or reports none.
+    pub fn longest_context_tokens(&self) -> Option<u32> {
+        let roster = self.roster.load();
+        let reported = roster.iter().map(|worker| worker.facts.context_tokens());
+        let longest = reported.collect::<Option<Vec<u32>>>()?.into_iter().max();
+        longest.filter(|tokens| *tokens < u32::MAX)
+    }
+
     /// Replaces the contents of `overlaps` by what the index has of each worker, whether or not its
     /// events are trusted.
     pub fn find(&self, hashes: &[BlockHash], overlaps: &mut Overlaps) {

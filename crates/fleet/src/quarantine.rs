@@ -54,8 +54,8 @@ impl Worker {
         self.life.change(Event::Undrain, why)
     }
 
-    /// Drains the worker because its shim leaves, until [`rejoin`](Self::rejoin) or until the shim
-    /// no longer reports it.
+    /// Drains the worker because its shim leaves, until its shim attaches again, or its engine is down
+    /// or another process.
     pub fn drain_for_shim(&self, why: impl Display) {
         self.drain_causes.add(SHIM);
         self.life.change(Event::Drain, why);
@@ -87,11 +87,9 @@ impl Worker {
         }
     }
 
-    /// Takes over the drain of the worker that this one replaces. What its shim wanted counts only
-    /// while the shim reports the worker.
-    pub(super) fn take_over_drain(&self, before: &Self, has_shim: bool, why: impl Display) {
-        let shim = if has_shim { SHIM } else { 0 };
-        let causes = before.drain_causes.0.load(Relaxed) & (OPERATOR | QUARANTINE | shim);
+    /// Takes over the drain of the worker that this one replaces.
+    pub(super) fn take_over_drain(&self, before: &Self, why: impl Display) {
+        let causes = before.drain_causes.0.load(Relaxed);
         if causes == 0 {
             return;
         }
@@ -139,23 +137,36 @@ mod tests {
     }
 
     #[test]
-    fn the_drain_of_a_shim_ends_when_the_shim_no_longer_reports_the_worker() {
-        let succeeds = |before: &Worker, has_shim: bool| {
+    fn the_drain_of_a_shim_ends_with_its_engine_or_when_the_shim_is_back() {
+        let leaves = || {
+            let before = worker("w");
+            before.set_probed(true, "a test");
+            before.drain_for_shim("a test");
+            // Another source leads.
             let after = worker("w");
-            after.succeed_to(before, has_shim);
-            (after.is_draining(), after.is_quarantined())
+            after.succeed_to(&before);
+            assert!(after.is_draining() && after.is_up(), "its engine may be about to stop");
+            after
         };
-        let before = worker("w");
-        before.drain_for_shim("a test");
-        assert_eq!(succeeds(&before, true), (true, false));
-        assert_eq!(succeeds(&before, false), (false, false));
-        before.quarantine("a test");
-        assert_eq!(succeeds(&before, false), (true, true));
-        let before = worker("w");
-        before.set_draining(true, "a test");
-        before.drain_for_shim("a test");
-        assert_eq!(succeeds(&before, false), (true, false), "an operator drained it");
-        before.rejoin("a test");
-        assert!(before.is_draining(), "an operator drained it");
+        let ends: [fn(&Worker); 3] = [
+            |worker| worker.rejoin("its shim is back"),
+            |worker| {
+                worker.set_up(false, "a test");
+            },
+            Worker::record_restart,
+        ];
+        for end in ends {
+            let after = leaves();
+            end(&after);
+            assert!(!after.is_draining());
+            let after = leaves();
+            after.set_draining(true, "a test");
+            end(&after);
+            assert!(after.is_draining(), "an operator drained it");
+        }
+        let after = leaves();
+        after.quarantine("a test");
+        after.rejoin("its shim is back");
+        assert!(after.is_draining() && after.is_quarantined());
     }
 }

@@ -35,6 +35,8 @@ pub struct Served {
     pub releases: Arc<Releases>,
     /// Limits log lines about mismatches of token counts.
     pub mismatch: LogThrottle,
+    /// Limits log lines about usage beyond what a request can have.
+    pub charges: LogThrottle,
     /// Limits log lines about usage that cannot be used as engines report it.
     pub usage: LogThrottle,
     /// Limits log lines about requests for which no remote prefill was possible.

@@ -367,7 +367,6 @@ mod tests {
     use super::*;
     use crate::worker::Worker;
     use splitrail_api::shares::ClientShare;
-    use splitrail_ledger::veto::VetoReason;
 
     fn pool() -> Pool {
         let seed = HashSeed(1);
@@ -428,16 +427,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_stops_waiting_when_no_worker_is_left_that_may_serve_it() {
-        let pool = pool();
-        let max_wait_ms = 20_000.0;
-        pool.waiting.configure(QueueConfig { max_wait_ms, ..QueueConfig::default() });
-        let (worker, _booking) = busy_worker(&pool);
-        let policy = Policy::predicted_ttft();
-        let excluded = vec![Exclusion::new(worker.index, VetoReason::Failed)];
-        let asked = PlacementRequest { excluded, ..asked() };
-        let waited = pool.waiting.wait(&pool, &policy, asked, || ()).await;
-        assert_eq!(waited.unwrap_err().reason, NoRoomReason::NoWorker);
-        assert!(pool.waiting.is_empty());
+    async fn a_request_stops_waiting_when_the_last_worker_that_may_serve_it_leaves() {
+        let leaves: [fn(&Pool, &Worker); 2] =
+            [|pool, worker| pool.leave(worker), |_, worker| worker.quarantine("a test")];
+        for leave in leaves {
+            let pool = pool();
+            let max_wait_ms = 20_000.0;
+            pool.waiting.configure(QueueConfig { max_wait_ms, ..QueueConfig::default() });
+            let (worker, _booking) = busy_worker(&pool);
+            let policy = Policy::predicted_ttft();
+            let mut wait = pin!(pool.waiting.wait(&pool, &policy, asked(), || ()));
+            let early = tokio::time::timeout(Duration::from_millis(10), wait.as_mut()).await;
+            assert!(early.is_err(), "the worker is busy");
+            leave(&pool, &worker);
+            assert_eq!(wait.await.unwrap_err().reason, NoRoomReason::NoWorker);
+            assert!(pool.waiting.is_empty());
+        }
     }
 }

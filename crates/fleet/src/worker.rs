@@ -331,6 +331,7 @@ impl Worker {
             // A worker that comes back may run another version of the engine.
             self.forget_version();
             self.initial_member.store(false, Relaxed);
+            self.rejoin("its engine is down");
         }
         self.life.change(if up { Event::Alive } else { Event::Dead }, why);
         let is_news = self.up.swap(up, Relaxed) != up;

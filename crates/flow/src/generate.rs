@@ -89,7 +89,7 @@ pub(super) async fn generate(
     if matches!(begun, Ok(First::Events(..))) {
         sending.observe_first_event(now.duration_since(started));
         placed.worker.outcomes.began(started.elapsed());
-        // Otherwise two legs have passed by the first event.
+        // With a leg that fetches first, `started` is the start of that one.
         if !fetches {
             placed.worker.pace.observe(started.elapsed(), ahead);
             if handed_over && ahead == 0 {

@@ -12,6 +12,8 @@ const PRIVATE_MODE: u32 = 0o600;
 
 /// Permissions of a file that the group of its folder may read.
 const GROUP_MODE: u32 = 0o640;
+/// The permission of a file's group to read it.
+const GROUP_READS: u32 = 0o040;
 
 /// Writes a file under a temporary name and renames it, so that no reader sees a part of it. Only
 /// the process's user can read the file.
@@ -25,15 +27,24 @@ pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Like [`write_whole`], for a file that a process of another user reads. A file that exists keeps
-/// its owner, group and permissions. A new one can be read by the group of its folder if this
-/// process may give a file to that group, and otherwise only by the process's user.
+/// its owner, group and permissions; if it can be read by its group, this process may become its
+/// owner. A link stays, and what it leads to is replaced. A new file can be read by the group of its
+/// folder if this process may give a file to that group, and otherwise only by the process's user.
 ///
 /// # Errors
-/// The file cannot be written, or cannot be given to its owner; the file then stays as it was.
+/// The file cannot be written, or cannot be given to those who could read it; it then stays as it
+/// was.
 pub fn replace_whole(path: &Path, text: &str) -> io::Result<()> {
+    let resolved = path.canonicalize();
+    let path = resolved.as_deref().unwrap_or(path);
     write_and_rename(path, text, |file| match path.metadata() {
         Ok(old) => {
-            fchown(file, Some(old.uid()), Some(old.gid()))?;
+            fchown(file, Some(old.uid()), Some(old.gid())).or_else(|error| {
+                match old.mode() & GROUP_READS != 0 {
+                    true => fchown(file, None, Some(old.gid())),
+                    false => Err(error),
+                }
+            })?;
             file.set_permissions(old.permissions())
         }
         Err(_) => {

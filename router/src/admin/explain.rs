@@ -66,6 +66,7 @@ pub(super) async fn show(
     let core = &admin.core;
     let memory = core.memory.of_client(core.admission.of_address(peer.ip()));
     let body = Payload::Json(body);
+    let _permit = explain::permit(&core.operator_dry_runs).await.map_err(refused)?;
     let explained = explain::dry_run(core, endpoint, body, steering, tenant.as_ref(), &memory);
     Ok(json_reply(explained.await.map_err(refused)?))
 }

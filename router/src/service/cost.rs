@@ -40,18 +40,19 @@ pub(super) struct MostTokens {
 
 impl MostTokens {
     /// What a request can have: the tokens of its prompts by the router's tokenizer, and
-    /// `max_tokens` for each sample. For what is not known of these, the longest sequence of the
-    /// engines counts.
+    /// `max_tokens` for each sample. For what is not known of these, the longest sequence of any
+    /// engine counts. Nothing is known of a request whose engine takes further turns.
     pub(super) fn of(served: &Served, units: &[Unit], options: &Options, generates: bool) -> Self {
-        // Engines that do not report the longest sequence count as having the largest number.
-        let context_tokens = served.pool.context_tokens().filter(|tokens| *tokens < u32::MAX);
+        if options.engine_takes_turns {
+            return Self::default();
+        }
+        let context_tokens = served.pool.longest_context_tokens();
         let unknown = context_tokens.filter(|_| generates);
         let prompts = units.iter().filter(|unit| !unit.further_sample);
         let prompt = prompts.map(|unit| unit.prompt_tokens.or(unknown).map(u64::from)).sum();
         let samples = u64::from(options.samples).saturating_mul(units.len() as u64);
         let of_sample = match generates {
-            // Engines may generate a token even if none is asked for.
-            true => options.max_tokens.map(|tokens| tokens.max(1)).or(context_tokens),
+            true => options.most_tokens.or(context_tokens),
             false => Some(0),
         };
         let completion = of_sample.map(|tokens| u64::from(tokens).saturating_mul(samples));

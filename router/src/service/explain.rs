@@ -2,8 +2,11 @@
 //! names.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 
 use crate::core::Core;
 use splitrail_access::Tenant;
@@ -15,9 +18,23 @@ use splitrail_flow::explain::explain;
 use splitrail_flow::prepare::{Payload, prepare};
 use splitrail_ledger::decisions::Decision;
 
+/// Maximum time for which a dry run waits for others.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Waits for a permit, which a dry run holds so that dry runs take few of the cores that prepare
+/// requests of clients.
+///
+/// # Errors
+/// A 503 if no permit is free within [`PERMIT_TIMEOUT`].
+pub async fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Error> {
+    // The semaphore is never closed: that no permit comes means that others have all.
+    let permit = timeout(PERMIT_TIMEOUT, permits.acquire()).await.ok().and_then(Result::ok);
+    let message = "other requests are being explained; retry later";
+    permit.ok_or_else(|| Error::new(ErrorKind::Overloaded, message))
+}
+
 /// What would be decided for a request of this tenant. No leg is sent, nothing is booked or counted,
-/// and what the preparation takes is charged to `memory`. Dry runs wait for each other, so that those
-/// of one caller take few of the cores that prepare requests of clients.
+/// and what the preparation takes is charged to `memory`.
 ///
 /// # Errors
 /// Those of the front door.
@@ -29,8 +46,6 @@ pub async fn dry_run(
     tenant: Option<&Arc<Tenant>>,
     memory: &Arc<MemoryBudget>,
 ) -> Result<Value, Error> {
-    let stopping = |_| Error::new(ErrorKind::RouterStopping, "the router is stopping");
-    let _permit = core.dry_runs.acquire().await.map_err(stopping)?;
     let prepared = prepare(&core.preparer, endpoint, payload, tenant, memory).await?;
     let explanation = explain(&prepared, steering)?;
     Ok(json!({ "dry_run": true, "explanation": explanation }))

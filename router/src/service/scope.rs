@@ -448,7 +448,7 @@ impl Scope {
         let used = close(metrics, series, ledger, &ended, &placed.decisions);
         if let Some(reservation) = self.reservation.take() {
             let charged = self.most_tokens.limit(used);
-            if charged != used && placed.served.mismatch.may_log() {
+            if charged != used && placed.served.charges.may_log() {
                 tracing::warn!(
                     model = placed.served.name(),
                     request_id = &**request_id,

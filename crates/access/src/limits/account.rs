@@ -91,11 +91,18 @@ impl Account {
         }
     }
 
-    /// Whether the limit of requests allows one more, whose tokens are not known yet.
+    /// Whether the limit of requests allows one more, whose tokens are not known yet. If not, the
+    /// error is that of the day if its tokens are used up as well: no retry of today can succeed.
     pub(crate) fn check_requests(&mut self, now_ms: u64) -> Result<(), Exceeded> {
-        let (now_ms, limit) = (self.advance(now_ms), LimitKind::Requests);
-        let Some(retry_after_ms) = self.wait_ms(limit, limit.cost(0), now_ms) else {
+        let (now_ms, requests) = (self.advance(now_ms), LimitKind::Requests);
+        let Some(wait_ms) = self.wait_ms(requests, requests.cost(0), now_ms) else {
             return Ok(());
+        };
+        let day = LimitKind::TokensPerDay;
+        let of_day_ms = self.wait_ms(day, day.cost(1), now_ms).filter(|ms| *ms > wait_ms);
+        let (limit, retry_after_ms) = match of_day_ms {
+            Some(of_day_ms) => (day, of_day_ms),
+            None => (requests, wait_ms),
         };
         if let Some(holdings) = &mut self.holdings {
             holdings.note(0, false);

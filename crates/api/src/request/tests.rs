@@ -129,3 +129,18 @@ fn wrong_types_are_named() {
     }
     assert!(parse(Endpoint::Chat, r#"{"model":"m","messages":"hi"}"#).is_err());
 }
+
+#[test]
+fn the_most_tokens_are_those_of_any_reading_of_the_options() {
+    let most = |endpoint, members: &str| {
+        let body = JsonObject::parse_str(&format!("{{{members}}}")).unwrap();
+        Sampling::of(&body, endpoint).unwrap().most_tokens().unwrap()
+    };
+    let chat = |members| most(Endpoint::Chat, members);
+    assert_eq!(chat(r#""max_tokens":9,"max_completion_tokens":1"#), Some(9));
+    assert_eq!(chat(r#""max_tokens":9"#), Some(9));
+    assert_eq!(chat(r#""max_tokens":0,"max_completion_tokens":1"#), None, "0 may mean no limit");
+    assert_eq!(chat(""), None);
+    assert_eq!(most(Endpoint::Responses, r#""max_output_tokens":3,"max_tokens":9"#), Some(3));
+    assert_eq!(most(Endpoint::Completions, r#""max_tokens":3"#), Some(3));
+}

@@ -101,7 +101,7 @@ pub struct Limits {
     #[schemars(with = "size::SizeText", range(min = 1_048_576, max = 1_099_511_627_776_u64))]
     pub request_memory_max_bytes: usize,
     /// Maximum number of members of each object in a request body, at every depth. More get status
-    /// 400.
+    /// 400. `sampling_params` has at most 4096 in any case.
     #[schemars(range(min = 64, max = 262_144))]
     pub object_members_max: usize,
     /// Maximum number of messages of a chat, or items of a response's `input`. More get status 400.

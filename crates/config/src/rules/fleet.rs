@@ -173,9 +173,12 @@ fn token_models(root: &Node, section: &Node, report: &mut ProblemReport) {
     let models = root.get("models").map(Node::items).unwrap_or_default();
     let name = |model: &Node| model.get("name").and_then(Node::text).map(str::to_owned);
     let names: Vec<String> = models.iter().filter_map(name).collect();
+    // The shim of a worker that a model lists can attach, too.
     let accepts_shims = |model: &&Node| {
-        let sources = model.get("discovery").map(Node::items).unwrap_or_default();
-        sources.iter().any(|source| source.get("kind").and_then(Node::text) == Some("shim"))
+        let items = |key| model.get(key).map(Node::items).unwrap_or_default();
+        let is_shim = |source: &Node| source.get("kind").and_then(Node::text) == Some("shim");
+        items("discovery").iter().any(is_shim)
+            || ["workers", "prefill", "decode"].iter().any(|key| !items(key).is_empty())
     };
     let are_several = models.iter().filter(accepts_shims).count() > 1;
     let entries = section.get("tokens").map(Node::items).unwrap_or_default();

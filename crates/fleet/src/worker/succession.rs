@@ -10,14 +10,13 @@ use crate::state::{Event, WorkerState};
 impl Worker {
     /// Takes over the state of the worker that this one replaces, if both are the same engine with
     /// another description: drain, ejection, the last probe, the engine's identity and block size,
-    /// and whether it was there at the start. A drain for a shim counts only while the shim reports
-    /// the worker (`has_shim`).
-    pub fn succeed_to(&self, before: &Self, has_shim: bool) {
+    /// and whether it was there at the start.
+    pub fn succeed_to(&self, before: &Self) {
         if (&self.authority, self.uses_tls) != (&before.authority, before.uses_tls) {
             return;
         }
         let why = "taken over from the same engine's earlier description";
-        self.take_over_drain(before, has_shim, why);
+        self.take_over_drain(before, why);
         if before.is_probed() {
             self.set_probed(before.is_up(), why);
         }
@@ -43,6 +42,7 @@ impl Worker {
         self.forget_process();
         self.push.forget_stranded_legs();
         self.end_quarantine("its engine is another process, with an empty cache");
+        self.rejoin("its engine is another process");
     }
 
     /// Forgets what another version of the engine, or one with other options, does differently.

@@ -19,7 +19,7 @@ use super::call::{Answered, CallLog, Received, received, whole};
 use super::decode::{Decoded, decode};
 use super::weigh::explained_bytes;
 use crate::core::Core;
-use crate::service::explain::{dry_run, not_kept, past};
+use crate::service::explain::{dry_run, not_kept, past, permit};
 use splitrail_api::Endpoint;
 use splitrail_api::steering::Steering;
 
@@ -66,6 +66,7 @@ where
             let is_chat = matches!(request.prompt, Some(Prompt::Chat(_)));
             let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
             let (request, memory) = (payload(request, &message), &sender.memory);
+            let _permit = permit(&core.dry_runs).await.map_err(|error| error.to_grpc())?;
             let explained = dry_run(core, endpoint, request, steering, tenant, memory);
             explained.await.map_err(|error| error.to_grpc())?
         }
