@@ -129,7 +129,8 @@ async fn a_replaced_worker_gets_a_complete_snapshot_again() {
     assert!(worker(&router, "s0").expect("it is there").index > before);
     assert!(is_believed(&router, "s0"));
     assert_eq!(held(&router, "s0"), [1, 2]);
-    // Without its shim it is what the other source says it is, but the engine may be about to stop.
+    // Without its shim it is what the other source says it is, and drained until its engine is down,
+    // which is so here.
     shim.say(Message::Bye(v1::Bye::default())).await;
     eventually("it drains", async || {
         worker(&router, "s0").is_some_and(|worker| worker.is_draining())
@@ -142,7 +143,7 @@ async fn a_replaced_worker_gets_a_complete_snapshot_again() {
     .await;
     assert!(held(&router, "s0").is_empty());
     let is_draining = || worker(&router, "s0").is_some_and(|worker| worker.is_draining());
-    assert!(is_draining(), "its engine has not stopped yet");
+    eventually("its engine is found down", async || !is_draining()).await;
     let again = attach(&router, hello("s0", URL)).await;
     eventually("the shim leads again", async || {
         worker(&router, "s0").is_some_and(|worker| worker.config.shim)
