@@ -1,6 +1,7 @@
 //! Limits on what one request may ask for.
 
 use std::borrow::Cow;
+use std::ops::RangeInclusive;
 
 use serde_json::value::RawValue;
 
@@ -8,10 +9,6 @@ use super::json::JsonObject;
 use super::list::{self, ListError};
 use crate::error::Error;
 use splitrail_config::model::Limits;
-
-/// Members that set a number of output tokens.
-const OUTPUT_TOKENS: [&str; 4] =
-    ["max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"];
 
 /// Members whose JSON may be long: schemas, grammars, tools, lists of tokens and template arguments.
 const SCHEMAS: [&str; 21] = [
@@ -51,67 +48,66 @@ pub fn check(body: &JsonObject, limits: &Limits) -> Result<(), Error> {
 }
 
 fn check_object(body: &JsonObject, limits: &Limits) -> Result<(), Error> {
-    for key in ["n", "best_of"] {
-        count(body, key, 1, u64::from(limits.n_max), "limits.n_max")?;
-    }
-    for key in OUTPUT_TOKENS {
-        let max = u64::from(limits.output_tokens_max);
-        count(body, key, 0, max, "limits.output_tokens_max")?;
-    }
-    for key in ["logprobs", "top_logprobs", "prompt_logprobs"] {
-        bounded_logprobs(body, key)?;
-    }
-    for key in ["stop", "stop_sequences", "stop_token_ids", "bad_words"] {
-        stops(body, key, limits)?;
-    }
-    for key in SCHEMAS {
-        let bytes = body.raw(key).map_or(0, str::len);
-        if bytes > limits.schema_max_bytes {
-            let max = limits.schema_max_bytes;
-            return Err(Error::invalid(
-                key,
-                format!(
-                    "`{key}` has {bytes} bytes; at most {max} are allowed (limits.schema_size_max)"
-                ),
-            ));
-        }
-    }
-    Ok(())
+    body.members().try_for_each(|(key, raw)| check_member(key, raw, limits))
 }
 
-fn count(
-    body: &JsonObject,
-    key: &'static str,
-    min: u64,
-    max: u64,
-    limit: &str,
-) -> Result<(), Error> {
-    let Some(value) = body.get::<i128>(key, "an integer")? else {
-        return Ok(());
-    };
-    if value < i128::from(min) || value > i128::from(max) {
-        return Err(Error::invalid(key, format!("`{key}` must be from {min} to {max} ({limit})")));
+fn check_member(key: &str, raw: &str, limits: &Limits) -> Result<(), Error> {
+    match key {
+        "n" | "best_of" => count(key, raw, 1..=i128::from(limits.n_max), "limits.n_max"),
+        "max_tokens" | "max_completion_tokens" | "max_output_tokens" | "min_tokens" => {
+            let range = 0..=i128::from(limits.output_tokens_max);
+            count(key, raw, range, "limits.output_tokens_max")
+        }
+        "logprobs" | "top_logprobs" | "prompt_logprobs" => logprobs(key, raw),
+        "stop" | "stop_sequences" | "stop_token_ids" | "bad_words" => stops(key, raw, limits),
+        _ if raw.len() > limits.schema_max_bytes && SCHEMAS.contains(&key) => {
+            let (bytes, max) = (raw.len(), limits.schema_max_bytes);
+            let message = format!(
+                "`{key}` has {bytes} bytes; at most {max} are allowed (limits.schema_size_max)"
+            );
+            Err(Error::invalid(key.to_owned(), message))
+        }
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+fn count(key: &str, raw: &str, range: RangeInclusive<i128>, limit: &str) -> Result<(), Error> {
+    match integer(key, raw, "an integer")? {
+        Some(value) if !range.contains(&value) => {
+            let (min, max) = range.into_inner();
+            let message = format!("`{key}` must be from {min} to {max} ({limit})");
+            Err(Error::invalid(key.to_owned(), message))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks `logprobs`, which is a flag in chat and a number in completions; -1 means all.
-fn bounded_logprobs(body: &JsonObject, key: &'static str) -> Result<(), Error> {
+fn logprobs(key: &str, raw: &str) -> Result<(), Error> {
     const MAX: i128 = 1 << 18;
-    match body.raw(key) {
-        None | Some("true" | "false" | "null") => Ok(()),
-        Some(_) => match body.get::<i128>(key, "an integer or a boolean")? {
-            Some(value) if !(-1..=MAX).contains(&value) => {
-                Err(Error::invalid(key, format!("`{key}` must be from -1 to {MAX}")))
-            }
-            _ => Ok(()),
-        },
+    if matches!(raw, "true" | "false") {
+        return Ok(());
+    }
+    match integer(key, raw, "an integer or a boolean")? {
+        Some(value) if !(-1..=MAX).contains(&value) => {
+            let message = format!("`{key}` must be from -1 to {MAX}");
+            Err(Error::invalid(key.to_owned(), message))
+        }
+        _ => Ok(()),
     }
 }
 
-fn stops(body: &JsonObject, key: &'static str, limits: &Limits) -> Result<(), Error> {
+/// The value of a member; `None` for `null`.
+fn integer(key: &str, raw: &str, expected: &str) -> Result<Option<i128>, Error> {
+    serde_json::from_str(raw)
+        .map_err(|_| Error::invalid(key.to_owned(), format!("`{key}` must be {expected}")))
+}
+
+fn stops(key: &str, raw: &str, limits: &Limits) -> Result<(), Error> {
     const STOP_MAX_BYTES: usize = 4096;
-    let Some(raw) = body.raw(key).filter(|raw| *raw != "null") else { return Ok(()) };
+    if raw == "null" {
+        return Ok(());
+    }
     let max = limits.stop_max;
     // Engines check these only in the decode leg; checking them here reports a mistake before any
     // prompt is computed.
@@ -121,19 +117,17 @@ fn stops(body: &JsonObject, key: &'static str, limits: &Limits) -> Result<(), Er
         _ => (list::entries::<Cow<'_, str>>(raw, max).map(drop), "a string or a list of strings"),
     };
     read.map_err(|fault| match fault {
-        ListError::Wrong => Error::invalid(key, format!("`{key}` must be {expected}")),
+        ListError::Wrong => Error::invalid(key.to_owned(), format!("`{key}` must be {expected}")),
         ListError::TooLong => {
             let message = format!("`{key}` has more than {max} entries (limits.stop_max)");
-            Error::invalid(key, message)
+            Error::invalid(key.to_owned(), message)
         }
     })?;
     let too_long = |raw: &str| raw.len() > STOP_MAX_BYTES;
     let texts = list::entries::<&RawValue>(raw, max).unwrap_or_default();
     if texts.iter().any(|text| too_long(text.get())) || (raw.starts_with('"') && too_long(raw)) {
-        return Err(Error::invalid(
-            key,
-            format!("an entry of `{key}` has more than {STOP_MAX_BYTES} bytes"),
-        ));
+        let message = format!("an entry of `{key}` has more than {STOP_MAX_BYTES} bytes");
+        return Err(Error::invalid(key.to_owned(), message));
     }
     Ok(())
 }

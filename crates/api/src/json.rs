@@ -39,10 +39,16 @@ pub struct JsonObject {
     changed: Vec<(usize, Option<Text>)>,
     /// Members that were added.
     added: Vec<(Text, Text)>,
+    /// The bytes of all members that were set so far.
+    set_bytes: usize,
 }
 
 /// Bytes that a member takes in the table of an object, including those needed to build it.
 const MEMBER_BYTES: usize = 128;
+
+/// What a member takes in the text beside its key and its value: quotes, colon and comma, and a few
+/// bytes for escapes in the key.
+const PUNCTUATION_BYTES: usize = 8;
 
 /// A key, or a value as raw JSON.
 #[derive(Clone, Debug)]
@@ -109,7 +115,7 @@ impl JsonObject {
 
     fn new(text: ByteString, members: Vec<(Text, Text)>, marks: u64) -> Self {
         let members = Arc::new(members);
-        Self { text, members, marks, changed: Vec::new(), added: Vec::new() }
+        Self { text, members, marks, changed: Vec::new(), added: Vec::new(), set_bytes: 0 }
     }
 
     /// The raw JSON of a member.
@@ -158,6 +164,7 @@ impl JsonObject {
     }
 
     fn put(&mut self, key: &str, value: Text) {
+        self.set_bytes += key.len() + self.text_of(&value).len() + PUNCTUATION_BYTES;
         let known = self.marks & mark(key) != 0;
         if let Some(at) = known.then(|| self.place(key)).flatten() {
             match self.own() {
@@ -271,9 +278,10 @@ impl JsonObject {
         self.entries().map(|(key, value)| (self.text_of(key), self.text_of(value)))
     }
 
-    /// The length of the object's text in bytes, usually slightly overestimated.
+    /// The length of the object's text in bytes, overestimated by members that were removed or
+    /// replaced.
     pub fn bytes(&self) -> usize {
-        self.members().map(|(key, value)| key.len() + value.len() + 8).sum::<usize>() + 2
+        self.text.len() + self.set_bytes
     }
 
     /// The object as JSON text.
