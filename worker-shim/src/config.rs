@@ -31,8 +31,8 @@ const DIALECT: FileProfile = FileProfile {
     too_large: "a shim's file is a few lines",
 };
 
-/// Keys that had another name before version 1.0, which accepts both names. Each row is a line of
-/// the changelog.
+/// Keys that had another name before release 0.1, which accepts both names: the old and the new path.
+/// The changelog lists them.
 const RENAMED_KEYS: &[(&str, &str)] = &[
     ("limits.change_log_max_bytes", "limits.change_log_size_max"),
     ("limits.changes_max_bytes", "limits.change_log_size_max"),

@@ -30,8 +30,8 @@ pub(super) const KEYS_DIALECT: FileProfile = FileProfile {
     too_large: "use several entries of `auth`, each with a file of its own",
 };
 
-/// Keys that had another name before version 1.0, which accepts both names. Each row is a line of
-/// the changelog.
+/// Keys that had another name before release 0.1, which accepts both names: the old and the new path.
+/// The changelog lists them.
 pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[
     ("access_log.rotate.max_bytes", "access_log.rotate.size_max"),
     ("audit.rotate.max_bytes", "audit.rotate.size_max"),
