@@ -45,6 +45,16 @@ fn promtool_accepts_the_rules() {
 }
 
 #[test]
+fn promtool_accepts_the_example_that_scrapes_routers_and_shims() {
+    let example = path("prometheus.yaml");
+    let checked = promtool(&["check", "config", &example.display().to_string()], None);
+    assert!(checked.status.success(), "{}", said(&checked));
+    let text = std::fs::read_to_string(example).unwrap();
+    let shims = text.split("- job_name: ").find(|job| job.starts_with("splitrail-shim\n"));
+    assert!(shims.unwrap().contains("metrics_path: /splitrail/metrics"), "{text}");
+}
+
+#[test]
 fn promtool_accepts_the_configuration_of_the_compose_file() {
     // The container has the rules beside the configuration.
     let folder = tempfile::tempdir().unwrap();
