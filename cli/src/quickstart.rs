@@ -176,7 +176,6 @@ fn yaml(
   http_hosts: [127.0.0.1, localhost]
   grpc: {}
   admin: {}
-hash_seed: 7
 limits: {{ drain_delay: 200ms }}
 models:
   - name: {MODEL}

@@ -75,7 +75,8 @@ pub struct Config {
     /// The listeners of the router.
     #[serde(default)]
     pub listen: Listen,
-    /// Seed of the block hashes. All routers and shims of a cluster need the same value.
+    /// Seed of the block hashes. All routers and shims of a cluster need the same value. `read_back`
+    /// needs a random number that clients do not know, and a `record` should have one.
     #[serde(default)]
     pub hash_seed: u64,
     /// Seed of the random numbers that break ties and that the policy `random` and `temperature`

@@ -93,6 +93,29 @@ fn every_example_is_valid() {
     }
 }
 
+/// The YAML files of a folder and of the folders in it.
+fn yaml_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| match path.is_dir() {
+            true => yaml_files(&path),
+            false => vec![path],
+        })
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .collect()
+}
+
+#[test]
+fn no_file_to_deploy_brings_a_hash_seed_that_everyone_knows() {
+    let files = yaml_files(&repository().join("deploy"));
+    assert!(files.len() > 10, "{files:?}");
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        let seed = text.lines().find(|line| line.trim_start().starts_with("hash_seed:"));
+        assert_eq!(seed, None, "{}", file.display());
+    }
+}
+
 #[test]
 fn every_source_that_the_documentation_shows_is_valid() {
     let document = fs::read_to_string(repository().join("docs/discovery.md")).unwrap();
