@@ -163,12 +163,13 @@ impl AskError {
                 format!("{at} asks for a credential: {words}"),
                 Some("give a key of an operator by --admin-key-file or SPLITRAIL_ADMIN_KEY"),
             ),
-            403 if words.contains("listen.admin_hosts") => (
+            403 if code == "forbidden_host" => (
                 AskErrorKind::Credential,
                 words,
                 Some(
-                    "call the router by its IP address, or give a key of the role `read` by \
-                     --admin-key-file",
+                    "call the router by its IP address, or list the name under \
+                     `listen.admin_hosts`; beyond loopback, a key of the role `read` \
+                     (--admin-key-file) does as well",
                 ),
             ),
             403 if code == "forbidden" => (

@@ -54,7 +54,7 @@ pub(super) async fn guard(
     let access = listen.admin_access;
     let names = Names::of(listen, bound.ip(), role);
     let refused = match check(names, peer.ip(), role, &request) {
-        Err(why) => Some(AdminError::new(StatusCode::FORBIDDEN, "forbidden", why).into_response()),
+        Err(forbidden) => Some(forbidden.into_response()),
         Ok(()) => check_role(access, role, &request).err().map(reply_error),
     };
     drop(serving);
@@ -143,6 +143,29 @@ pub(super) fn may_still_read(core: &Core, headers: &HeaderMap) -> bool {
     operator.is_ok_and(|operator| operator.is_some() || access == AdminAccess::Open)
 }
 
+/// Why a request may not use the listener, whatever its role.
+struct Forbidden {
+    /// The error code of the reply.
+    code: &'static str,
+    message: &'static str,
+}
+
+impl Forbidden {
+    fn host(message: &'static str) -> Self {
+        Self { code: "forbidden_host", message }
+    }
+
+    fn sender(message: &'static str) -> Self {
+        Self { code: "forbidden", message }
+    }
+}
+
+impl IntoResponse for Forbidden {
+    fn into_response(self) -> Response {
+        AdminError::new(StatusCode::FORBIDDEN, self.code, self.message).into_response()
+    }
+}
+
 /// The names by which a request may call the listener. A web page may use a name of its own that
 /// resolves to the listener's address (DNS rebinding).
 #[derive(Clone, Copy)]
@@ -172,20 +195,22 @@ impl<'a> Names<'a> {
     ///
     /// # Errors
     /// The name is another one.
-    fn check<B>(self, request: &http::Request<B>) -> Result<(), &'static str> {
+    fn check<B>(self, request: &http::Request<B>) -> Result<(), Forbidden> {
         let path = request.uri().path();
         match self {
             Self::Loopback(hosts) if !calls_by(request, hosts, |ip| ip.is_loopback()) => {
-                Err("the admin listener is on loopback: call it by `127.0.0.1`, `[::1]` or \
-                     `localhost`, or list its name under `listen.admin_hosts`")
+                Err(Forbidden::host(
+                    "the admin listener is on loopback: call it by `127.0.0.1`, `[::1]` or \
+                     `localhost`, or list its name under `listen.admin_hosts`",
+                ))
             }
             Self::Addresses(hosts)
                 if !is_public(path) && path != METRICS && !calls_by(request, hosts, |_| true) =>
             {
-                Err(
+                Err(Forbidden::host(
                     "without a key, the admin listener is called by its IP address, by `localhost` \
                      or by a name of `listen.admin_hosts`",
-                )
+                ))
             }
             _ => Ok(()),
         }
@@ -197,7 +222,7 @@ fn check<B>(
     peer: IpAddr,
     role: Option<OperatorRole>,
     request: &http::Request<B>,
-) -> Result<(), &'static str> {
+) -> Result<(), Forbidden> {
     names.check(request)?;
     let site = request.headers().get(SEC_FETCH_SITE);
     if matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -206,17 +231,17 @@ fn check<B>(
         let is_of_this_site = site.is_none_or(|site| site == "same-origin" || site == "none");
         return match is_of_this_site || is_public(request.uri().path()) {
             true => Ok(()),
-            false => Err("other web pages may not read from this router"),
+            false => Err(Forbidden::sender("other web pages may not read from this router")),
         };
     }
     if role.is_none() && !peer.to_canonical().is_loopback() {
-        return Err(
+        return Err(Forbidden::sender(
             "changes are accepted only from the router's own host, or with a credential of \
-                    the role `admin`",
-        );
+             the role `admin`",
+        ));
     }
     if request.headers().contains_key(ORIGIN) || site.is_some_and(|site| site != "none") {
-        return Err("changes are not accepted from web pages");
+        return Err(Forbidden::sender("changes are not accepted from web pages"));
     }
     Ok(())
 }

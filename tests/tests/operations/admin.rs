@@ -154,6 +154,7 @@ async fn a_web_page_can_neither_change_nor_read_anything() {
     for path in ["/admin/config", "/metrics", "/admin/decisions"] {
         let reply = admin.get_with(path, &[("host", "attacker.example:9090")]).await;
         assert_eq!(reply.status, 403, "{path}");
+        assert_eq!(reply.json()["error"]["code"], "forbidden_host", "{path}");
     }
     assert_eq!(admin.get_with("/admin/config", &[("host", "localhost")]).await.status, 200);
 }

@@ -50,6 +50,18 @@ async fn a_credential_is_asked_for_and_its_role_counts() {
     }
 }
 
+#[tokio::test]
+async fn a_name_that_the_listener_does_not_accept_is_told_with_what_helps() {
+    let routers = Routers::start_with(1, "admin: 127.0.0.1:0", |_| String::new()).await;
+    let name = routers.name(0);
+    let port = name.rsplit_once(':').unwrap().1;
+    // Linux connects this address to loopback, and the router does not know it as its own.
+    let ran = run(&["workers", "--admin", &format!("0.0.0.0:{port}")]).await;
+    assert_eq!(ran.code, 77, "{ran:?}");
+    let told = ran.stdout + &ran.stderr;
+    assert!(told.contains("hint: call the router by its IP address"), "{told}");
+}
+
 fn routers_state(told: &serde_json::Value) -> String {
     let workers = told["workers"].as_array().unwrap();
     let worker = workers.iter().find(|worker| worker["id"] == "d0").unwrap();
