@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use splitrail_kv::SplitMix64;
 
 /// A series: its name, and its labels as they are spelled.
 pub type Series = (String, BTreeMap<String, String>);
@@ -85,23 +86,19 @@ pub fn ledger_lines(path: &Path) -> Vec<Value> {
     lines
 }
 
-/// Random numbers from a seed (SplitMix64): a failure can be had again.
+/// Random numbers from a seed: a failure can be had again.
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Dice(SplitMix64);
 
 impl Dice {
     /// Dice that fall the same way for the same seed.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(SplitMix64::new(seed))
     }
 
     /// A number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
+        self.0.next_u64() % bound
     }
 
     /// True in so many of a hundred cases.

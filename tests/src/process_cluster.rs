@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use splitrail_kv::mix;
 use splitrail_sim::write_tokenizer;
 use tempfile::TempDir;
 
@@ -409,11 +410,4 @@ fn tail(log: &str) -> String {
 /// The digest of blocks' names, as `/admin/workers/{id}/index` computes it.
 pub fn digest(names: impl IntoIterator<Item = u64>) -> u64 {
     names.into_iter().fold(0, |sum, name| sum.wrapping_add(mix(name)))
-}
-
-/// The finalizer of SplitMix64.
-fn mix(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, Tier};
+use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, SplitMix64, Tier};
 use tokio::sync::watch;
 
 use super::candidates::CandidateBuilder;
@@ -160,12 +160,8 @@ impl Pool {
 
     /// Uniformly distributed random bits for one decision.
     pub fn draw(&self) -> u64 {
-        // SplitMix64: all that threads share is a counter.
-        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mut bits = self.draws.fetch_add(STEP, Relaxed).wrapping_add(STEP);
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
+        // All that threads share is the state.
+        SplitMix64::new(self.draws.fetch_add(SplitMix64::STEP, Relaxed)).next_u64()
     }
 
     /// The index, for writers and for what `reader` does not offer. A poisoned lock is still used:

@@ -7,6 +7,7 @@
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::chain::Chain;
+use crate::splitmix::SplitMix64;
 
 /// The version of how namespaces and blocks are hashed. A router and a shim exchange hashes only if
 /// their versions are equal.
@@ -102,15 +103,9 @@ fn fold(a: u64, b: u64) -> u64 {
 impl BlockHasher {
     /// The keys are the seed's next outputs of SplitMix64; those used as factors are odd.
     pub fn new(HashSeed(seed): HashSeed) -> Self {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^ mixed >> 31
-        };
-        let words = [(); STRIPE_WORDS].map(|()| next());
-        Self { words, block: next() | 1, chain: next() | 1 }
+        let mut keys = SplitMix64::new(seed);
+        let words = [(); STRIPE_WORDS].map(|()| keys.next_u64());
+        Self { words, block: keys.next_u64() | 1, chain: keys.next_u64() | 1 }
     }
 
     /// The hash of a block with the given tokens after `parent`.

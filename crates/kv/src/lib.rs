@@ -6,16 +6,17 @@
 //! clock, opens a socket, logs or draws a random number: the same calls give the same results, in
 //! production as in simulation.
 
-pub mod chain;
-pub mod event;
-pub mod hash;
-pub mod hot;
-pub mod index;
+mod chain;
+mod event;
+mod hash;
+mod hot;
+mod index;
 pub mod invariants;
 pub mod prefetch;
-pub mod recent;
+mod recent;
 mod runs;
-pub mod usage;
+mod splitmix;
+mod usage;
 
 pub use chain::Chain;
 pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
@@ -29,4 +30,5 @@ pub use index::{
 };
 pub use invariants::Violation;
 pub use recent::{EXPIRED_BLOCKS_MAX, Recent, RecentConfig, RecentOverlaps};
+pub use splitmix::{SplitMix64, mix};
 pub use usage::estimate_cached_tokens;

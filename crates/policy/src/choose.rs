@@ -9,10 +9,10 @@ use crate::coefficients::Coefficients;
 use crate::fetch::{BestSources, FetchPlan, Source};
 use crate::index::{CandidateIndex, WorkerIndex};
 use crate::load::LoadWeights;
-use crate::mix::mix;
 use crate::policy::Policy;
 use crate::predicted::{Load, Terms, terms};
 use crate::read_back::Spared;
+use splitrail_kv::mix;
 
 /// A choice with its reasons. It can be decided repeatedly to reuse its memory.
 #[derive(Clone, Debug, Default, PartialEq)]

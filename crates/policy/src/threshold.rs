@@ -43,9 +43,9 @@ use crate::candidate::{Candidate, Query};
 use crate::fetch::{BestSources, FetchPlan, Source};
 use crate::index::{CandidateIndex, WorkerIndex};
 use crate::learn::{Evidence, Fit};
-use crate::mix::mix;
 use curve::Curve;
 use guard::Guard;
+use splitrail_kv::mix;
 
 /// The cache hit threshold of a request if neither the request nor its model names one.
 pub const DEFAULT_THRESHOLD_RATIO: f64 = 0.8;

@@ -2,7 +2,7 @@
 
 use splitrail_policy::published::{Published, VisibleBlocks};
 use splitrail_policy::{
-    Candidate, CandidateIndex, Coefficients, FetchPlan, Policy, Source, mix, pick,
+    Candidate, CandidateIndex, Coefficients, FetchPlan, Policy, Source, SplitMix64, pick,
 };
 use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 
@@ -37,23 +37,6 @@ impl Chooser {
     }
 }
 
-/// SplitMix64, for random choices and tie-breaks.
-#[derive(Clone, Debug)]
-struct RandomNumbers(u64);
-
-impl RandomNumbers {
-    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
-    /// The next random number, without advancing.
-    fn peek(&self) -> u64 {
-        mix(self.0.wrapping_add(Self::STEP))
-    }
-
-    fn advance(&mut self) {
-        self.0 = self.0.wrapping_add(Self::STEP);
-    }
-}
-
 /// A decision of a policy.
 #[derive(Clone, Copy, Debug, Default)]
 struct Last {
@@ -73,7 +56,8 @@ pub struct PolicyRouter {
     /// A decode worker that holds at least this share of a prompt's blocks computes the rest
     /// itself.
     local_threshold: Option<f64>,
-    draws: RandomNumbers,
+    /// Random numbers for choices and tie-breaks. A decision that uses none takes none.
+    draws: SplitMix64,
     turn: u64,
     feed: Option<Feed>,
     /// The bounds of fetches between workers, if the policy is a configured one.
@@ -92,7 +76,7 @@ impl PolicyRouter {
             chooser,
             assumed_coefficients,
             local_threshold: None,
-            draws: RandomNumbers(seed),
+            draws: SplitMix64::new(seed),
             turn: 0,
             feed: None,
             fetches: None,
@@ -116,19 +100,20 @@ impl PolicyRouter {
     }
 
     fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> Last {
-        let query = Feed::query(cluster, request, self.turn, self.draws.peek());
+        let mut draws = self.draws.clone();
+        let query = Feed::query(cluster, request, self.turn, draws.next_u64());
         match &self.chooser {
             Chooser::Published(policy) => {
                 let Some(chosen) = policy.choose(&self.candidates, query) else {
                     return Last::default();
                 };
                 if chosen.tied > 1 {
-                    self.draws.advance();
+                    self.draws = draws;
                 }
                 Last { index: chosen.index, fetch_blocks: chosen.fetch_blocks, plan: None }
             }
             Chooser::Configured(policy) => {
-                self.draws.advance();
+                self.draws = draws;
                 let choice = pick(policy, &self.candidates, &self.sources, query);
                 choice.map_or(Last::default(), |choice| Last {
                     index: choice.index,

@@ -6,14 +6,13 @@ use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use splitrail_kv::{Frozen, Tier, WorkerKey};
+use splitrail_kv::{Frozen, Tier, WorkerKey, mix};
 
 use super::context::Admin;
 use super::lookup::{Which, the_worker};
 use super::refusal::{AdminError, Result};
 use crate::ingress::reply::json_reply;
 use splitrail_fleet::Served;
-use splitrail_policy::mix;
 
 /// A worker's blocks for each rank: their number and a digest. The digest is the sum (modulo 2^64)
 /// of the engine's hashes of all blocks, each processed by SplitMix64's finalizer: it is equal for

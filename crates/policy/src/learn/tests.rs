@@ -1,8 +1,8 @@
 //! Tests that known coefficients are found from wrong priors and with noise.
 
 use super::*;
-use crate::mix::mix;
 use proptest::prelude::*;
+use splitrail_kv::mix;
 
 const SECOND: u64 = 1_000_000_000;
 

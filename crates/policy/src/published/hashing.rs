@@ -3,13 +3,14 @@
 use super::Chosen;
 use crate::candidate::{Candidate, Query};
 use crate::index::CandidateIndex;
+use splitrail_kv::SplitMix64;
 
 /// The maximum number of requests of a worker, relative to an equal share.
 const BOUND: f64 = 1.25;
 
-/// SplitMix64's output function of a state: one step, then the finalizer.
-fn mix(state: u64) -> u64 {
-    crate::mix::mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15))
+/// The first number of SplitMix64 with this seed.
+fn mix(seed: u64) -> u64 {
+    SplitMix64::new(seed).next_u64()
 }
 
 /// Chooses the worker with the largest weight; the last of equal ones.

@@ -1,5 +1,7 @@
 //! Difficult texts, on which similar tokenizers differ.
 
+use splitrail_kv::SplitMix64;
+
 /// Pieces of text that are difficult, each for a different reason.
 const PIECES: [&str; 64] = [
     // White space of all kinds, in runs and at the edges.
@@ -94,7 +96,7 @@ pub(super) fn texts(added: &[&str], words: &[String]) -> Vec<String> {
         texts.push(format!("a {token} \n{token}{token}b {cut}{token}"));
         texts.push(format!(" {}{piece} {token}", token.to_uppercase()));
     }
-    let mut random = PseudoRandom(0x5eed);
+    let mut random = PseudoRandom(SplitMix64::new(0x5eed));
     for _ in 0..160 {
         let pieces = (0..random.below(40)).map(|_| match random.below(12) {
             0 if !added.is_empty() => added[random.below(added.len())].to_owned(),
@@ -112,19 +114,11 @@ pub(super) fn texts(added: &[&str], words: &[String]) -> Vec<String> {
 }
 
 /// Pseudo-random numbers that are the same in every run.
-struct PseudoRandom(u64);
+struct PseudoRandom(SplitMix64);
 
 impl PseudoRandom {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
     fn below(&mut self, count: usize) -> usize {
-        (self.next() % count.max(1) as u64) as usize
+        (self.0.next_u64() % count.max(1) as u64) as usize
     }
 
     /// A character from the Unicode planes that contain letters.

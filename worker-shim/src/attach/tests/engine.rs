@@ -1,7 +1,8 @@
 //! A simulated engine that makes random changes, and an index of its true content.
 
 use splitrail_kv::{
-    EngineHash, HashSeed, Index, IndexConfig, KvEvent, SnapshotRun, StoredBlock, Tier, WorkerKey,
+    EngineHash, HashSeed, Index, IndexConfig, KvEvent, SnapshotRun, SplitMix64, StoredBlock, Tier,
+    WorkerKey,
 };
 
 use crate::mirror::Mirror;
@@ -10,13 +11,11 @@ pub(super) const BLOCK_SIZE: u32 = 2;
 pub(super) const RANKS: [u16; 2] = [0, 1];
 
 /// A deterministic random number generator.
-pub(super) struct RandomNumbers(pub(super) u64);
+pub(super) struct RandomNumbers(pub(super) SplitMix64);
 
 impl RandomNumbers {
     pub(super) fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        ((mixed ^ mixed >> 31) >> 20) as usize % bound
+        (self.0.next_u64() >> 20) as usize % bound
     }
 }
 
@@ -38,7 +37,7 @@ impl Engine {
             state.expect(RANKS.into_iter());
             RANKS.iter().for_each(|rank| state.set_current(*rank, true));
         });
-        Self { truth, random: RandomNumbers(seed), mirror }
+        Self { truth, random: RandomNumbers(SplitMix64::new(seed)), mirror }
     }
 
     /// Whether the mirror can take events, which it can once a router has sent the hash settings.
