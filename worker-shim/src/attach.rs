@@ -34,7 +34,7 @@ pub use self::status::{RouterStatus, RouterStatuses, Stage};
 pub use self::stream_end::IncompatibleRouter;
 #[cfg(feature = "nats")]
 pub(crate) use self::stream_end::PROTOCOL;
-pub use self::tls::Tls;
+pub use self::tls::RouterTls;
 pub use self::token::Token;
 
 use crate::mirror::Mirror;
@@ -58,7 +58,7 @@ pub struct AttachConfig {
     /// The token that authenticates the shim, if it does not rely on its certificate alone.
     pub token: Option<Token>,
     /// TLS towards routers; `None` for plain text.
-    pub tls: Option<Tls>,
+    pub tls: Option<RouterTls>,
     /// Timeouts and intervals.
     pub timing: Timing,
     /// Receives the state of each attachment.

@@ -27,7 +27,7 @@ use client::EngineClient;
 /// The engine's address, and what an operator has configured about it. The shim does not ask
 /// the engine for configured values.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct EngineConfig {
     /// `http://HOST:PORT`.
     pub url: String,
     /// The host of that address. It is also the default host of the engine's event publishers.
@@ -55,7 +55,7 @@ pub struct Settings {
 /// The identity of an engine: what is needed to follow its events and to attach to a router.
 /// An engine that restarts with another identity is another worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct EngineIdentity {
     /// The model's name in requests to the engine.
     pub model: String,
     /// Where the engine's ranks publish KV events. Empty if they publish none.
@@ -66,7 +66,7 @@ pub struct Identity {
 #[derive(Clone, Debug)]
 pub struct Engine {
     /// The engine's identity; `None` before the engine was first reached.
-    pub identity: watch::Receiver<Option<Arc<Identity>>>,
+    pub identity: watch::Receiver<Option<Arc<EngineIdentity>>>,
     /// The engine's capabilities.
     pub capabilities: watch::Receiver<Capabilities>,
     /// The engine's load.
@@ -88,8 +88,8 @@ pub trait ProxyLoad: Send + Sync + 'static {
 /// Keeps the state of an engine up to date.
 #[derive(Debug)]
 pub struct EngineWatcher {
-    settings: Settings,
-    identity: watch::Sender<Option<Arc<Identity>>>,
+    settings: EngineConfig,
+    identity: watch::Sender<Option<Arc<EngineIdentity>>>,
     capabilities: watch::Sender<Capabilities>,
     load: watch::Sender<Load>,
     polled: watch::Sender<EnginePoll>,
@@ -98,7 +98,7 @@ pub struct EngineWatcher {
 impl Engine {
     /// Creates the state of an engine of which nothing is known yet, and its watcher.
     #[must_use]
-    pub fn new(settings: Settings) -> (Self, EngineWatcher) {
+    pub fn new(settings: EngineConfig) -> (Self, EngineWatcher) {
         let watcher = EngineWatcher {
             settings,
             identity: watch::Sender::new(None),

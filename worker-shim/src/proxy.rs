@@ -55,12 +55,12 @@ pub struct ProxyConfig {
     /// How long the engine keeps the blocks of a hand-off, if its capabilities do not tell.
     pub lease: Duration,
     /// Limits.
-    pub limits: Limits,
+    pub limits: ProxyLimits,
 }
 
 /// Limits of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ProxyLimits {
     /// Maximum number of connections. Further ones wait to be accepted. One address may hold no
     /// more than eight times as many as are free.
     pub connections_max: usize,
@@ -85,7 +85,7 @@ pub struct Limits {
     pub miss_bodies_max_bytes: usize,
 }
 
-impl Default for Limits {
+impl Default for ProxyLimits {
     fn default() -> Self {
         Self {
             connections_max: 4096,
@@ -107,7 +107,7 @@ impl ProxyConfig {
             extra_paths: Vec::new(),
             connect_timeout: Duration::from_secs(2),
             lease: Duration::from_secs(30),
-            limits: Limits::default(),
+            limits: ProxyLimits::default(),
         }
     }
 }

@@ -57,13 +57,13 @@ fn of_model(inspected: &InspectedModel, model: &Model) -> Value {
 }
 
 fn of_worker(worker: &WorkerFacts, model: &Model, findings: &[&Finding]) -> Value {
-    let WorkerFacts { config, identity, .. } = worker;
+    let WorkerFacts { config, engine, .. } = worker;
     let source = match &worker.origin {
         Origin::Listed => None,
         Origin::Found(name) => Some(name),
     };
-    let models: Vec<&str> = identity.models.iter().map(|model| model.name.as_str()).collect();
-    let served = identity.model(&model.name);
+    let models: Vec<&str> = engine.models.iter().map(|model| model.name.as_str()).collect();
+    let served = engine.model(&model.name);
     let fetched = worker.fetched.iter().map(|fetched| {
         let works = match fetched.outcome {
             FetchOutcome::Transferred | FetchOutcome::Served => Some(true),
@@ -76,11 +76,11 @@ fn of_worker(worker: &WorkerFacts, model: &Model, findings: &[&Finding]) -> Valu
         "id": config.id, "role": config.role.name(), "url": config.url, "source": source,
         "facts": {
             "reached": worker.reach == Reach::Answers,
-            "version": identity.version,
+            "version": engine.version,
             "models": models,
-            "block_size": identity.block_size,
+            "block_size": engine.block_size,
             "context_tokens": served.and_then(|model| model.context_tokens),
-            "data_parallel_ranks": identity.ranks,
+            "data_parallel_ranks": engine.ranks,
             "clock_ahead_s": worker.clock_ahead_s,
             "connector": worker.shown_connector(model.connector).map(Connector::name),
             "kv_events": config.written_events(),

@@ -31,7 +31,7 @@ pub(super) struct Fetcher {
 }
 
 /// A reply whose body has not been read.
-pub(super) struct Reply {
+pub(super) struct FetchReply {
     pub(super) status: StatusCode,
     /// The headers of the hub about the file: those of the first reply that does not lead to another
     /// place of the hub. The server to which large files are redirected does not know them.
@@ -48,7 +48,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// A server cannot be reached or does not reply in time, or a redirect leads nowhere.
-    pub(super) async fn get(&self, location: Location) -> Result<Reply, DownloadError> {
+    pub(super) async fn get(&self, location: Location) -> Result<FetchReply, DownloadError> {
         let mut at = location;
         let mut about = None;
         for _ in 0..=REDIRECTS_MAX {
@@ -75,7 +75,7 @@ impl Fetcher {
                     let about = about.unwrap_or_default();
                     let is_of_hub = at.is_same_server(&self.endpoint);
                     let status = head.status;
-                    return Ok(Reply { status, about, is_of_hub, opened, body, at });
+                    return Ok(FetchReply { status, about, is_of_hub, opened, body, at });
                 }
             }
         }
@@ -115,7 +115,7 @@ impl Fetcher {
     }
 }
 
-impl Reply {
+impl FetchReply {
     /// The host that replied.
     pub(super) fn host(&self) -> &str {
         &self.at.host

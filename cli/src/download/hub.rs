@@ -10,7 +10,7 @@ use splitrail_settings::command::exit;
 
 use super::download_error::DownloadError;
 use super::environment::Environment;
-use super::fetch::{Fetcher, Reply};
+use super::fetch::{FetchReply, Fetcher};
 use super::files::WantedFile;
 use crate::admin::client_tls;
 
@@ -44,7 +44,7 @@ pub(super) struct Described {
     /// file, and Git's SHA-1 of a small one.
     pub(super) blob: String,
     file: WantedFile,
-    reply: Reply,
+    reply: FetchReply,
 }
 
 /// Replies of `/api/models/ID/revision/REVISION`.
@@ -114,7 +114,7 @@ impl Hub {
     }
 
     /// What a reply without success means (`x-error-code` is that of the hub).
-    fn refused(&self, id: &str, reply: &Reply) -> DownloadError {
+    fn refused(&self, id: &str, reply: &FetchReply) -> DownloadError {
         let code = reply.about.get("x-error-code").and_then(|code| code.to_str().ok());
         let page = self.0.endpoint.below(id).shown();
         let has_token = self.0.authorization.is_some();

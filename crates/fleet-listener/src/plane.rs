@@ -25,7 +25,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
 use super::context::AttachContext;
-use model::Model;
+use model::PlaneModel;
 use slots::Slots;
 use splitrail_config::model::NatsEvents;
 
@@ -114,7 +114,7 @@ async fn serve_models(
             if models.contains_key(served.name()) {
                 continue;
             }
-            let model = Arc::new(Model {
+            let model = Arc::new(PlaneModel {
                 context: Arc::clone(context),
                 broker: broker.clone(),
                 config: Arc::clone(&config),
@@ -131,6 +131,6 @@ async fn serve_models(
 }
 
 /// Follows the reports of one model. Never ends.
-async fn follow_model(model: Arc<Model>) {
+async fn follow_model(model: Arc<PlaneModel>) {
     tokio::join!(follow::run(&model), reports::run(&model));
 }

@@ -24,19 +24,19 @@ pub fn confirmations(model: &Model, worker: &WorkerFacts) -> Vec<String> {
 }
 
 fn engine(model: &Model, worker: &WorkerFacts) -> Option<String> {
-    let identity = &worker.identity;
-    let served = identity.model(&model.name)?;
+    let engine = &worker.engine;
+    let served = engine.model(&model.name)?;
     let mut line = format!("the engine serves {}", served.name);
-    if let Some(version) = &identity.version {
+    if let Some(version) = &engine.version {
         line.push_str(&format!(", version {version}"));
     }
-    if let Some(block_size) = identity.block_size {
+    if let Some(block_size) = engine.block_size {
         line.push_str(&format!(", block size {block_size}"));
     }
     if let Some(context_tokens) = served.context_tokens {
         line.push_str(&format!(", up to {context_tokens} tokens"));
     }
-    if let Some(ranks) = identity.ranks.filter(|ranks| *ranks > 1) {
+    if let Some(ranks) = engine.ranks.filter(|ranks| *ranks > 1) {
         line.push_str(&format!(", {ranks} data-parallel ranks"));
     }
     Some(line)

@@ -47,7 +47,7 @@ pub struct WorkerFacts {
     /// Whether the engine answers at all.
     pub reach: Reach,
     /// What the engine reports about itself.
-    pub identity: Identity,
+    pub engine: EngineReport,
     /// How far the clock of the engine's host is ahead of this one's, in whole seconds.
     pub clock_ahead_s: Option<i64>,
     /// The worker's KV events.
@@ -80,7 +80,7 @@ impl WorkerFacts {
             config,
             origin,
             reach: Reach::TimeOver,
-            identity: Identity::default(),
+            engine: EngineReport::default(),
             clock_ahead_s: None,
             events: EventsFact::Untested,
             replay: ReplayFact::Untested,
@@ -111,7 +111,7 @@ impl WorkerFacts {
         if self.staged == StagedFact::Usable || self.fetched.iter().any(works) {
             return Some(expected);
         }
-        (self.identity.has_nixl == Some(true)).then_some(Connector::Nixl)
+        (self.engine.has_nixl == Some(true)).then_some(Connector::Nixl)
     }
 }
 
@@ -149,7 +149,7 @@ pub enum Reach {
 
 /// What an engine reports about itself. A member that it does not report is `None`.
 #[derive(Clone, Debug, Default)]
-pub struct Identity {
+pub struct EngineReport {
     /// Status of `/health`.
     pub health: Option<u16>,
     /// The version.
@@ -170,7 +170,7 @@ pub struct Identity {
     pub sources: SourcesFact,
 }
 
-impl Identity {
+impl EngineReport {
     /// The entry of a model by its name.
     #[must_use]
     pub fn model(&self, name: &str) -> Option<&ServedModel> {

@@ -72,7 +72,7 @@ pub async fn inspect(
 
 /// Fills in where the engine publishes KV events if that is left out, as the router does.
 fn ask_for_events(facts: &mut WorkerFacts) {
-    if let SourcesFact::Listed(sources) = &facts.identity.sources
+    if let SourcesFact::Listed(sources) = &facts.engine.sources
         && let Some(first) = sources.first().filter(|_| facts.config.asks_for_events())
     {
         facts.config.kv_events = Some(first.events.to_string());
@@ -134,8 +134,8 @@ impl Inspection<'_> {
         }
         // An engine refuses every prompt for a model that it does not serve.
         let name = &self.model.name;
-        let served = facts.identity.model(name)?;
-        let text = trial::text(facts.identity.block_size, served.context_tokens);
+        let served = facts.engine.model(name)?;
+        let text = trial::text(facts.engine.block_size, served.context_tokens);
         let subscription = events::subscription(&asker, &facts.config, &self.networks);
         let prompt = self.prompt.as_ref();
         let (chat, (plain, engine_tokens), listened, replay) = tokio::join!(
@@ -179,8 +179,8 @@ impl Inspection<'_> {
             return first;
         }
         let name = &self.model.name;
-        let context_tokens = facts.identity.model(name).and_then(|model| model.context_tokens);
-        let text = trial::text(facts.identity.block_size, context_tokens);
+        let context_tokens = facts.engine.model(name).and_then(|model| model.context_tokens);
+        let text = trial::text(facts.engine.block_size, context_tokens);
         let (_, tokens) = tokens::of_text(asker, self.model, None, &text).await;
         trial::serve(asker, name, &text).await;
         let until = asker.until(self.bounds.events);
@@ -198,7 +198,7 @@ impl Inspection<'_> {
     /// Whether the events of a prompt may be published by another rank than the first one, because
     /// the engine has several and chooses by itself.
     async fn is_of_any_rank(&self, asker: &Asker<'_>, facts: &WorkerFacts) -> bool {
-        let Some(ranks) = facts.identity.ranks.filter(|ranks| *ranks > 1) else { return false };
+        let Some(ranks) = facts.engine.ranks.filter(|ranks| *ranks > 1) else { return false };
         trial::takes_rank(asker, &self.model.name, ranks).await != Some(true)
     }
 

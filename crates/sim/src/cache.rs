@@ -15,7 +15,7 @@ mod sequence;
 
 use std::collections::HashMap;
 
-pub use sequence::{ExtraKey, Identity, Media, Sequence};
+pub use sequence::{ExtraKey, Media, Namespace, Sequence};
 
 use free_list::FreeList;
 use host::HostTier;
@@ -222,12 +222,12 @@ impl KvCache {
             self.known.entry(hash).or_default().push(id);
         }
         sequence.registered = until;
-        let identity = &sequence.identity;
+        let namespace = &sequence.namespace;
         let stored = StoredBlocks {
             hashes: sequence.hashes[from..until].to_vec(),
             parent: from.checked_sub(1).map(|index| sequence.hashes[index]),
             tokens: sequence.tokens[from * self.block_size..until * self.block_size].to_vec(),
-            adapter: identity.adapter_id.zip(identity.adapter.clone()),
+            adapter: namespace.adapter_id.zip(namespace.adapter.clone()),
             extra_keys: (from..until).map(|index| sequence.extra_keys(index)).collect(),
             medium: Medium::Device,
         };

@@ -32,4 +32,4 @@ pub use outcome::{RequestResult, SimulationResult};
 pub use router::{Decision, Peer, Placement, Router};
 pub use run::run;
 pub use state::Cluster;
-pub use workload::{Request, Workload};
+pub use workload::{TraceRequest, Workload};

@@ -22,7 +22,7 @@ use crate::config::SimConfig;
 use crate::error::ApiError;
 use crate::events::EventSink;
 use hand_off::{PullRequest, TakenHandOff, refused};
-use request::{Ask, Output};
+use request::{Output, SampleParams};
 pub(crate) use transfer::PULL_PATH;
 use transfer::Puller;
 
@@ -133,16 +133,19 @@ impl Engine {
     }
 
     /// Queues the choices of one HTTP request.
-    pub(crate) fn submit(self: &Arc<Self>, asks: Vec<Ask>) -> Result<Submission, ApiError> {
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        samples: Vec<SampleParams>,
+    ) -> Result<Submission, ApiError> {
         // Started, the tokens, and Finished or Failed: the channel never fills up.
-        let room = asks.iter().map(|ask| ask.max_tokens + 3).sum();
+        let room = samples.iter().map(|params| params.max_tokens + 3).sum();
         let (sender, outputs) = mpsc::channel(room);
-        let ids = Vec::with_capacity(asks.len());
+        let ids = Vec::with_capacity(samples.len());
         let mut submission = Submission { engine: Arc::clone(self), ids, outputs };
         let mut core = self.core();
         let mut refused = None;
-        for (choice, ask) in asks.into_iter().enumerate() {
-            match core.submit(ask, &self.config, choice, sender.clone()) {
+        for (choice, params) in samples.into_iter().enumerate() {
+            match core.submit(params, &self.config, choice, sender.clone()) {
                 Ok(id) => submission.ids.push(id),
                 Err(error) => {
                     refused = Some(error);

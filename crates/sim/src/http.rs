@@ -1,6 +1,5 @@
 //! The engine's HTTP API.
 
-pub(crate) mod ask;
 pub(crate) mod connection;
 mod control;
 mod embed;
@@ -11,6 +10,7 @@ mod named;
 mod rank;
 mod remote;
 mod reply;
+pub(crate) mod request_body;
 mod shape;
 mod side_channel;
 
@@ -33,10 +33,10 @@ use crate::events::Endpoints;
 use crate::faults::{FaultBoard, RequestFaults};
 use crate::record::RequestLog;
 use crate::tokenizer;
-use ask::random_hex;
 use connection::ConnectionControl;
 use endpoint::Endpoint;
 use reply::PendingReply;
+use request_body::random_hex;
 use shape::Shape;
 
 pub(crate) use side_channel::router as side_channel_router;
@@ -179,7 +179,7 @@ async fn answer(
         (_, _, Some(id)) => format!("{prefix}-{id}"),
         (_, _, None) => format!("{prefix}-{}", random_hex(8)),
     };
-    let mut request = ask::read(endpoint, body, config, &id)?;
+    let mut request = request_body::read(endpoint, body, config, &id)?;
     if request.deadly {
         app.die();
         return Err(ApiError::engine_dead());
@@ -196,16 +196,16 @@ async fn answer(
         threshold_reply: config.threshold_reply,
         asked: body.clone(),
     };
-    for ask in &mut request.asks {
-        ask.preempted = faults.preempt;
+    for params in &mut request.samples {
+        params.preempted = faults.preempt;
     }
     if config.honour_gate_header {
-        let needed_blocks = ask::gate_header(headers, config)?;
-        for ask in &mut request.asks {
-            ask.needed_blocks = needed_blocks;
+        let needed_blocks = request_body::gate_header(headers, config)?;
+        for params in &mut request.samples {
+            params.needed_blocks = needed_blocks;
         }
     }
-    let submission = engine.submit(request.asks.clone())?;
+    let submission = engine.submit(request.samples.clone())?;
     let stream = std::mem::take(&mut request.stream);
     let pending = PendingReply::new(shape, request, config.block_size);
     match stream {
@@ -291,11 +291,11 @@ async fn tokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Respon
         return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
     }
     let tokens = parse(&body).and_then(|body| {
-        ask::read_model(&body, config)?;
+        request_body::read_model(&body, config)?;
         let tokens = match body.get("messages") {
-            Some(_) => ask::chat_prompt(&body, config.dialect)?.0,
+            Some(_) => request_body::chat_prompt(&body, config.dialect)?.0,
             None => match body["prompt"].as_str() {
-                Some(text) => ask::text_prompt(text, config.dialect),
+                Some(text) => request_body::text_prompt(text, config.dialect),
                 None => return Err(ApiError::bad_request("prompt", "prompt must be a string.")),
             },
         };
@@ -323,7 +323,7 @@ async fn detokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Resp
         return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
     }
     let ids = parse(&body).and_then(|body| {
-        ask::read_model(&body, config)?;
+        request_body::read_model(&body, config)?;
         let ids = body["tokens"].as_array().and_then(|ids| {
             ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()
         });
@@ -346,8 +346,8 @@ async fn count_tokens(State(app): Shared, headers: HeaderMap, body: Bytes) -> Re
     }
     let tokens = parse(&body).and_then(|body| {
         let chat = named::of_message(&body)?;
-        ask::read_model(&chat, config)?;
-        ask::chat_prompt(&chat, config.dialect).map(|(tokens, _)| tokens)
+        request_body::read_model(&chat, config)?;
+        request_body::chat_prompt(&chat, config.dialect).map(|(tokens, _)| tokens)
     });
     match tokens {
         Ok(tokens) => json_response(StatusCode::OK, &json!({"input_tokens": tokens.len()})),

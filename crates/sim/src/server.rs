@@ -15,8 +15,8 @@ use crate::engine::Engine;
 use crate::engine::core::Origin;
 use crate::events::EventSockets;
 use crate::faults::{Fault, FaultBoard};
-use crate::http::ask::random_hex;
 use crate::http::connection::{ConnectionControl, CuttableListener};
+use crate::http::request_body::random_hex;
 use crate::http::{App, router, side_channel_router, unix_time};
 use crate::record::{RecordedRequest, RequestLog, SimState};
 

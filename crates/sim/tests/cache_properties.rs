@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use splitrail_sim::cache::{CacheEvent, Identity, KvCache, Medium, Sequence};
+use splitrail_sim::cache::{CacheEvent, KvCache, Medium, Namespace, Sequence};
 
 const BLOCK_SIZE: usize = 4;
 const TOTAL_BLOCKS: u32 = 16;
@@ -36,7 +36,7 @@ fn action() -> impl Strategy<Value = Action> {
 fn sequence(pattern: u32, tokens: usize, salted: bool) -> Sequence {
     let tokens = (0..tokens as u32).map(|index| index % (pattern + 1)).collect();
     let salt = salted.then(|| "s".to_owned());
-    Sequence::new(tokens, Identity { salt, ..Identity::default() }, BLOCK_SIZE, 0)
+    Sequence::new(tokens, Namespace { salt, ..Namespace::default() }, BLOCK_SIZE, 0)
 }
 
 fn follow(mirror: &mut BTreeMap<u64, usize>, host: &mut BTreeSet<u64>, events: Vec<CacheEvent>) {

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use serde_json::Value;
-use splitrail_sim::cache::{CacheEvent, Identity, KvCache, Sequence};
+use splitrail_sim::cache::{CacheEvent, KvCache, Namespace, Sequence};
 
 const BLOCK_SIZE: usize = 32;
 
@@ -23,7 +23,7 @@ fn replay(recording: &Value) -> Vec<Vec<CacheEvent>> {
         let mut running = Vec::new();
         for request in group.as_array().unwrap() {
             let prompt = tokens(&request["prompt"]);
-            let mut sequence = Sequence::new(prompt, Identity::default(), BLOCK_SIZE, 0);
+            let mut sequence = Sequence::new(prompt, Namespace::default(), BLOCK_SIZE, 0);
             cache.admit(&mut sequence, 0).unwrap();
             let computed = sequence.tokens().len();
             cache.register(&mut sequence, computed);

@@ -11,7 +11,7 @@ const PEM_BYTES_MAX: u64 = 1 << 20;
 /// TLS towards routers. The files are read again for each connection, so they can be replaced
 /// at any time.
 #[derive(Clone, Debug)]
-pub struct Tls {
+pub struct RouterTls {
     /// Certificates of the authorities that may sign a router's certificate, as PEM.
     pub ca: PathBuf,
     /// The shim's certificate and key, as PEM, for routers that require them.
@@ -20,7 +20,7 @@ pub struct Tls {
     pub server_name: Option<String>,
 }
 
-impl Tls {
+impl RouterTls {
     /// Creates the TLS configuration of a connection to `host`.
     ///
     /// # Errors

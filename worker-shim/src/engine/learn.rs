@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::client::{EngineClient, QueryError};
 use super::poll::EnginePoll;
-use super::{Identity, Settings};
+use super::{EngineConfig, EngineIdentity};
 use crate::telemetry::Metrics;
 
 /// Timeout for requests that need no computation.
@@ -28,9 +28,9 @@ const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 /// Learns what an engine is and what it can do.
 pub(super) struct Learner<'l> {
     pub(super) client: &'l EngineClient,
-    pub(super) settings: &'l Settings,
+    pub(super) settings: &'l EngineConfig,
     pub(super) polled: watch::Receiver<EnginePoll>,
-    pub(super) identity: watch::Sender<Option<Arc<Identity>>>,
+    pub(super) identity: watch::Sender<Option<Arc<EngineIdentity>>>,
     pub(super) capabilities: watch::Sender<Capabilities>,
     pub(super) metrics: &'l Metrics,
 }
@@ -64,7 +64,7 @@ impl Learner<'_> {
 
     async fn learn(&self, process: u64) {
         let facts = self.fetch_facts().await;
-        let identity = Identity {
+        let identity = EngineIdentity {
             model: facts.model.name.clone(),
             sources: facts.sources.clone().unwrap_or_default(),
         };
@@ -218,7 +218,7 @@ impl Learner<'_> {
 }
 
 impl EngineFacts {
-    fn capabilities(&self, settings: &Settings) -> Capabilities {
+    fn capabilities(&self, settings: &EngineConfig) -> Capabilities {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let follows = self.sources.as_ref().map(|sources| !sources.is_empty());
         let replays = |sources: &Vec<EventSource>| {

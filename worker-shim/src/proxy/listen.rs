@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::client::ClientConnection;
 use super::forward::handle;
 use super::scoped_waker::ScopedWaker;
-use super::{Limits, Proxy};
+use super::{Proxy, ProxyLimits};
 use crate::tasks::{ConnectionExecutor, ConnectionTasks};
 
 /// Maximum number of headers per message.
@@ -105,7 +105,7 @@ fn refuse(socket: &TcpStream, proxy: &Proxy) {
     let _unheard = socket.try_write(OVER_SHARE_REPLY);
 }
 
-fn builder(streams: &ConnectionTasks, limits: &Limits) -> Builder<ConnectionExecutor> {
+fn builder(streams: &ConnectionTasks, limits: &ProxyLimits) -> Builder<ConnectionExecutor> {
     let head_max_bytes = limits.head_max_bytes;
     let mut builder = Builder::new(streams.executor());
     // Most writes are a few hundred bytes. Copying them costs less than a write of three slices,

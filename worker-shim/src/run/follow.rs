@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use crate::attach;
-use crate::engine::{Engine, Identity};
+use crate::engine::{Engine, EngineIdentity};
 use crate::mirror::{Mirror, RankSource};
 use crate::plane;
 
@@ -40,7 +40,7 @@ pub(super) async fn run(inputs: FollowerInputs) {
     }
 }
 
-async fn follow_identity(inputs: &FollowerInputs, identity: &Identity) {
+async fn follow_identity(inputs: &FollowerInputs, identity: &EngineIdentity) {
     let source = |source: &splitrail_engine::vllm::identity::EventSource| RankSource {
         rank: source.rank,
         events: source.events.clone(),

@@ -1,4 +1,4 @@
-//! Converts the configuration into the settings of each module.
+//! Converts the configuration into that of each module.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use crate::attach::{self, Address};
 use crate::config::{Config, Events, Role, TOKEN_VARIABLE, Tls};
 use crate::{engine, plane, proxy};
 
-pub(super) fn engine(config: &Config) -> Result<engine::Settings, StartError> {
+pub(super) fn engine(config: &Config) -> Result<engine::EngineConfig, StartError> {
     let key = config.engine_api_key.as_ref().map(Secret::resolve).transpose();
     let key = key.map_err(|source| StartError::Secret { key: "engine_api_key", source })?;
     let engine = authority(config)?;
@@ -20,7 +20,7 @@ pub(super) fn engine(config: &Config) -> Result<engine::Settings, StartError> {
         let parsed = text.as_deref().map(str::parse).transpose();
         parsed.map_err(|_| StartError::Address(key))
     };
-    Ok(engine::Settings {
+    Ok(engine::EngineConfig {
         url: config.engine.clone(),
         host: engine.host().to_owned(),
         authorization: key.map(|key| key.bearer()),
@@ -115,9 +115,10 @@ fn url(config: &Config, bound: SocketAddr) -> String {
 }
 
 /// Checks now that the files can be read, rather than at the first connection.
-fn tls(tls: &Tls) -> io::Result<attach::Tls> {
+fn tls(tls: &Tls) -> io::Result<attach::RouterTls> {
     let identity = tls.cert.clone().zip(tls.key.clone());
-    let tls = attach::Tls { ca: tls.ca.clone(), identity, server_name: tls.server_name.clone() };
+    let tls =
+        attach::RouterTls { ca: tls.ca.clone(), identity, server_name: tls.server_name.clone() };
     tls.read()?;
     Ok(tls)
 }

@@ -16,7 +16,7 @@ use splitrail_event_plane::async_nats::jetstream::{self, object_store};
 use splitrail_event_plane::names;
 use tokio::time::sleep;
 
-use super::model::Model;
+use super::model::PlaneModel;
 use super::waiting::MessageHead;
 use splitrail_config::model::Storage;
 
@@ -44,7 +44,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Follows the stream of a model, and starts again after each failure. Never ends.
-pub(super) async fn run(model: &Model) {
+pub(super) async fn run(model: &PlaneModel) {
     let mut follower = Follower { model, seen: None, unacknowledged: 0 };
     loop {
         model.broker.until_connected().await;
@@ -66,7 +66,7 @@ pub(super) async fn run(model: &Model) {
 }
 
 struct Follower<'m> {
-    model: &'m Model,
+    model: &'m PlaneModel,
     /// The stream's number of the last message received; `None` before the consumer is first
     /// opened.
     seen: Option<u64>,

@@ -13,7 +13,7 @@ use crate::context::AttachContext;
 use splitrail_config::model::NatsEvents;
 
 /// One model on the event plane.
-pub(super) struct Model {
+pub(super) struct PlaneModel {
     pub(super) context: Arc<AttachContext>,
     pub(super) broker: Broker,
     pub(super) config: Arc<NatsEvents>,
@@ -24,7 +24,7 @@ pub(super) struct Model {
     pub(super) fetching: Arc<Semaphore>,
 }
 
-impl Model {
+impl PlaneModel {
     /// Publishes a request to shims.
     pub(super) async fn ask(&self, subject: String, reason: &str) {
         let who = self.context.router_id.clone();

@@ -13,7 +13,7 @@ use splitrail_proto::v1::attach_response::Message as RouterMessage;
 use tokio::sync::{mpsc, watch};
 use tonic::{Code, Status};
 
-use super::model::Model;
+use super::model::PlaneModel;
 use super::slots::{Latest, Slot, lock};
 use super::terms;
 use crate::credentials::Allowed;
@@ -45,7 +45,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
 /// Serves a worker until its session ends.
-pub(super) async fn serve(model: Arc<Model>, slot: Arc<Slot>) {
+pub(super) async fn serve(model: Arc<PlaneModel>, slot: Arc<Slot>) {
     let (to_session, received) = mpsc::channel(QUEUE_MAX);
     let (reply, replies) = mpsc::channel(REPLIES_MAX);
     let connected = model.broker.connected.clone();
@@ -112,7 +112,7 @@ struct Target {
 }
 
 struct Relay<'r> {
-    model: &'r Model,
+    model: &'r PlaneModel,
     slot: &'r Slot,
     to_session: mpsc::Sender<Received>,
     replies: mpsc::Receiver<Result<v1::AttachResponse, Status>>,

@@ -13,7 +13,7 @@ use splitrail_proto::v1;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::model::Model;
+use super::model::PlaneModel;
 use super::relay;
 use super::slots::{Latest, Slot, lock};
 
@@ -30,7 +30,7 @@ const REPORT_MAX_BYTES: usize = 8 << 10;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Receives heartbeats. Never ends.
-pub(super) async fn run(model: &Arc<Model>) {
+pub(super) async fn run(model: &Arc<PlaneModel>) {
     let mut relays = JoinSet::new();
     loop {
         match model.broker.client.subscribe(names::load_of_all(&model.name)).await {
@@ -42,7 +42,7 @@ pub(super) async fn run(model: &Arc<Model>) {
 }
 
 /// Receives heartbeats until the subscription ends.
-async fn listen(model: &Arc<Model>, mut reports: Subscriber, relays: &mut JoinSet<()>) {
+async fn listen(model: &Arc<PlaneModel>, mut reports: Subscriber, relays: &mut JoinSet<()>) {
     let mut look = interval(RELAY_CHECK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut connected = model.broker.connected.clone();
@@ -75,7 +75,7 @@ async fn listen(model: &Arc<Model>, mut reports: Subscriber, relays: &mut JoinSe
     }
 }
 
-fn wants_relay(model: &Model, slot: &Slot) -> bool {
+fn wants_relay(model: &PlaneModel, slot: &Slot) -> bool {
     let latest = slot.latest.borrow();
     latest.hello.is_some()
         && latest.terms.is_some()
@@ -84,7 +84,7 @@ fn wants_relay(model: &Model, slot: &Slot) -> bool {
         && Instant::now() >= *lock(&slot.not_before)
 }
 
-fn take_report(model: &Model, message: &Message) {
+fn take_report(model: &PlaneModel, message: &Message) {
     let token = names::last(&message.subject);
     // The last report of each worker is kept.
     let payload = Some(&message.payload).filter(|payload| payload.len() <= REPORT_MAX_BYTES);

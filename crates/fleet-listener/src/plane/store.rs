@@ -10,7 +10,7 @@ use splitrail_event_plane::snapshot::{self, Label};
 use splitrail_proto::v1;
 use tokio::time::timeout;
 
-use super::model::Model;
+use super::model::PlaneModel;
 
 /// Maximum time to read one part.
 const PART: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ pub(super) struct Fetch {
     next: Option<v1::SnapshotPart>,
 }
 
-impl Model {
+impl PlaneModel {
     /// The label of a worker's stored snapshot.
     pub(super) async fn label(&self, token: &str) -> io::Result<Option<Label>> {
         let bucket = self.broker.context.get_object_store(names::bucket(&self.name)).await;

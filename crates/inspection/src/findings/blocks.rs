@@ -9,7 +9,7 @@ use crate::finding::FindingKind;
 
 pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     if let (BlockSize::Tokens(ours), Some(engines)) =
-        (found.model.block_size, worker.identity.block_size)
+        (found.model.block_size, worker.engine.block_size)
         && ours != engines
     {
         let what = format!("the engine's block size is {engines}, the configuration says {ours}");
@@ -30,7 +30,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
 
 /// The engine was asked where it publishes, and names nothing that can be followed.
 fn unknown(found: &mut Findings<'_>, worker: &WorkerFacts) {
-    if worker.identity.sources == SourcesFact::NotTcp {
+    if worker.engine.sources == SourcesFact::NotTcp {
         return found.add(FindingKind::KvEventsOff, NOT_TCP.to_owned());
     }
     let what = "the engine tells of no KV events: the router does not know what this worker holds";
@@ -41,7 +41,7 @@ fn unknown(found: &mut Findings<'_>, worker: &WorkerFacts) {
 const NOT_TCP: &str = "the engine publishes KV events at an address that is not TCP";
 
 fn configured(found: &mut Findings<'_>, worker: &WorkerFacts, address: &str) {
-    let sources = &worker.identity.sources;
+    let sources = &worker.engine.sources;
     let own = match sources {
         SourcesFact::Listed(sources) => sources.first(),
         _ => None,

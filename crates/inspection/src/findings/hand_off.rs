@@ -32,7 +32,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     }
     let model = found.model;
     let no_connector = model.connector == Connector::None || !hands_over(model);
-    if no_connector && worker.identity.has_nixl == Some(true) {
+    if no_connector && worker.engine.has_nixl == Some(true) {
         let what = "the engine has the NIXL connector, and the configuration hands nothing over";
         found.add(FindingKind::ConnectorUnused, what.to_owned());
     }

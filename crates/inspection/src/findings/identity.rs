@@ -14,14 +14,13 @@ const CLOCK_MAX_S: i64 = 5;
 const NAMES_MAX: usize = 5;
 
 pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
-    let identity = &worker.identity;
+    let engine = &worker.engine;
     let model = found.model;
-    if let Some(status) = identity.health.filter(|status| *status != 200) {
+    if let Some(status) = engine.health.filter(|status| *status != 200) {
         found.add(FindingKind::Unhealthy, format!("`/health` returns status {status}"));
     }
-    if identity.model(&model.name).is_none() {
-        let names: Vec<_> =
-            identity.models.iter().map(|model| format!("`{}`", model.name)).collect();
+    if engine.model(&model.name).is_none() {
+        let names: Vec<_> = engine.models.iter().map(|model| format!("`{}`", model.name)).collect();
         let serves = match names.len() {
             0 => "no model".to_owned(),
             count if count > NAMES_MAX => {
@@ -32,13 +31,13 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
         let what = format!("the engine serves {serves}, not `{}`", model.name);
         found.add(FindingKind::WrongModel, what);
     }
-    for adapter in model.adapters.iter().filter(|name| identity.model(name).is_none()) {
+    for adapter in model.adapters.iter().filter(|name| engine.model(name).is_none()) {
         found.add(
             FindingKind::AdapterMissing,
             format!("the engine does not serve the adapter `{adapter}`"),
         );
     }
-    let version = identity.version.as_deref();
+    let version = engine.version.as_deref();
     let parsed = version.and_then(EngineVersion::parse);
     if let Some(version) = parsed.filter(|version| *version < EngineVersion::OLDEST_KNOWN)
         && model.connector != Connector::Sglang
@@ -58,7 +57,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
         );
         found.add(FindingKind::ClockOff, what);
     }
-    if let (Some(ours), Some(engines)) = (worker.config.data_parallel_ranks, identity.ranks)
+    if let (Some(ours), Some(engines)) = (worker.config.data_parallel_ranks, engine.ranks)
         && u32::from(ours) != engines
     {
         let what =

@@ -14,14 +14,14 @@ const IDS_MAX: usize = 4;
 
 pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
     let reached: Vec<&WorkerFacts> = workers.iter().filter(|worker| worker.is_reached()).collect();
-    let block_sizes = by_value(&reached, |worker| worker.identity.block_size);
+    let block_sizes = by_value(&reached, |worker| worker.engine.block_size);
     if block_sizes.len() > 1 {
         let what = format!("block sizes differ: {}", listed(&block_sizes));
         found.add(FindingKind::BlockSizesDiffer, what);
     }
     if found.model.connector != Connector::None {
-        let dtypes = by_value(&reached, |worker| worker.identity.kv_dtype.clone());
-        let layouts = by_value(&reached, |worker| worker.identity.kv_layout.clone());
+        let dtypes = by_value(&reached, |worker| worker.engine.kv_dtype.clone());
+        let layouts = by_value(&reached, |worker| worker.engine.kv_layout.clone());
         for (what, values) in [("data types", dtypes), ("layouts", layouts)] {
             if values.len() > 1 {
                 let what = format!("{what} of the KV differ: {}", listed(&values));
@@ -30,13 +30,13 @@ pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
         }
     }
     let name = &found.model.name;
-    let contexts = by_value(&reached, |worker| worker.identity.model(name)?.context_tokens);
+    let contexts = by_value(&reached, |worker| worker.engine.model(name)?.context_tokens);
     if contexts.len() > 1 {
         let what = format!("the longest sequences differ, in tokens: {}", listed(&contexts));
         found.add(FindingKind::ContextsDiffer, what);
     }
     if hands_over(found.model) && found.model.connector != Connector::None {
-        let versions = by_value(&reached, |worker| worker.identity.version.clone());
+        let versions = by_value(&reached, |worker| worker.engine.version.clone());
         if versions.len() > 1 {
             let what = format!("versions of engines that hand over differ: {}", listed(&versions));
             found.add(FindingKind::VersionsDiffer, what);

@@ -11,8 +11,9 @@ use splitrail_prompt::compare::Difference;
 
 use super::*;
 use crate::facts::{
-    BootstrapFact, EventsFact, FetchOutcome, FetchedFact, Identity, Reach, ReplayFact, ShimFact,
-    ShimStatus, SourceFact, SourcesFact, StagedFact, TokenDifference, TokensFact, TrialFact,
+    BootstrapFact, EngineReport, EventsFact, FetchOutcome, FetchedFact, Reach, ReplayFact,
+    ShimFact, ShimStatus, SourceFact, SourcesFact, StagedFact, TokenDifference, TokensFact,
+    TrialFact,
 };
 use crate::finding::Severity;
 use crate::subject::Origin;
@@ -42,7 +43,7 @@ fn worker(id: &str, role: &str) -> WorkerFacts {
         replay: Some("tcp://10.0.0.1:5558".parse().unwrap()),
     };
     facts.reach = Reach::Answers;
-    facts.identity = Identity {
+    facts.engine = EngineReport {
         health: Some(200),
         version: Some("0.32.0".to_owned()),
         models: vec![served("m")],
@@ -161,22 +162,22 @@ fn reach_cases() -> Vec<Case> {
 
 fn identity_cases() -> Vec<Case> {
     vec![
-        Case::prefill(FindingKind::Unhealthy, "503", |w| w.identity.health = Some(503)),
+        Case::prefill(FindingKind::Unhealthy, "503", |w| w.engine.health = Some(503)),
         Case::prefill(FindingKind::WrongModel, "`a`, `b`, not `m`", |w| {
-            w.identity.models = vec![served("a"), served("b")];
+            w.engine.models = vec![served("a"), served("b")];
         }),
         Case::prefill(FindingKind::WrongModel, "2 more", |w| {
-            w.identity.models = ["a", "b", "c", "d", "e", "f", "g"].map(served).to_vec();
+            w.engine.models = ["a", "b", "c", "d", "e", "f", "g"].map(served).to_vec();
         }),
-        Case::prefill(FindingKind::WrongModel, "no model", |w| w.identity.models = Vec::new()),
+        Case::prefill(FindingKind::WrongModel, "no model", |w| w.engine.models = Vec::new()),
         Case::decode(FindingKind::AdapterMissing, "lora-a", |_| {})
             .with(json!({"adapters": ["lora-a"]}))
-            .but_prefill(|w| w.identity.models.push(served("lora-a"))),
-        Case::prefill(FindingKind::TooOld, "0.8.5", |w| w.identity.version = Some("0.8.5".into())),
+            .but_prefill(|w| w.engine.models.push(served("lora-a"))),
+        Case::prefill(FindingKind::TooOld, "0.8.5", |w| w.engine.version = Some("0.8.5".into())),
         Case::prefill(FindingKind::ClockOff, "90 s ahead", |w| w.clock_ahead_s = Some(90)),
         Case::prefill(FindingKind::ClockOff, "6 s behind", |w| w.clock_ahead_s = Some(-6)),
         Case::prefill(FindingKind::RanksDiffer, "2 data-parallel", |w| {
-            w.identity.ranks = Some(2);
+            w.engine.ranks = Some(2);
             w.config.data_parallel_ranks = Some(4);
         }),
         Case::prefill(FindingKind::BootstrapFails, "http://10.0.0.1:8998", |w| {
@@ -185,20 +186,20 @@ fn identity_cases() -> Vec<Case> {
         })
         .with(json!({"connector": "mooncake"})),
         Case::prefill(FindingKind::BlockSizeDiffers, "block_size: 16", |w| {
-            w.identity.block_size = Some(16);
+            w.engine.block_size = Some(16);
         }),
         Case::prefill(FindingKind::BlockSizesDiffer, "16 (p0), 32 (d0)", |w| {
-            w.identity.block_size = Some(16);
+            w.engine.block_size = Some(16);
         })
         .with(json!({"block_size": "auto"})),
         Case::prefill(FindingKind::KvFormatsDiffer, "auto (d0), fp8 (p0)", |w| {
-            w.identity.kv_dtype = Some("fp8".into());
+            w.engine.kv_dtype = Some("fp8".into());
         }),
         Case::prefill(FindingKind::ContextsDiffer, "1024 (p0), 2048 (d0)", |w| {
-            w.identity.models[0].context_tokens = Some(1024);
+            w.engine.models[0].context_tokens = Some(1024);
         }),
         Case::prefill(FindingKind::VersionsDiffer, "0.30.1 (p0), 0.32.0 (d0)", |w| {
-            w.identity.version = Some("0.30.1".into());
+            w.engine.version = Some("0.30.1".into());
         }),
     ]
 }
@@ -208,14 +209,14 @@ fn events_cases() -> Vec<Case> {
         Case::prefill(FindingKind::KvEventsUnused, "--kv-events-config", |w| {
             w.config.kv_events = None;
             w.config.kv_replay = None;
-            w.identity.sources = SourcesFact::None;
+            w.engine.sources = SourcesFact::None;
         }),
         Case::prefill(FindingKind::KvEventsOff, "--kv-events-config", |w| {
-            w.identity.sources = SourcesFact::None;
+            w.engine.sources = SourcesFact::None;
             w.events = EventsFact::Unreachable("network: connection refused".into());
         }),
         Case::prefill(FindingKind::KvEventsOff, "not TCP", |w| {
-            w.identity.sources = SourcesFact::NotTcp;
+            w.engine.sources = SourcesFact::NotTcp;
             w.events = EventsFact::Silent;
         }),
         Case::prefill(
@@ -247,7 +248,7 @@ fn events_cases() -> Vec<Case> {
             w.replay = ReplayFact::Fails("network: connection refused".into());
         }),
         Case::prefill(FindingKind::KvReplayFails, "replay_endpoint", |w| {
-            let SourcesFact::Listed(sources) = &mut w.identity.sources else { unreachable!() };
+            let SourcesFact::Listed(sources) = &mut w.engine.sources else { unreachable!() };
             sources[0].replay = None;
             w.replay = ReplayFact::Fails("no reply to a replay request".into());
         }),
@@ -318,7 +319,7 @@ fn hand_off_cases() -> Vec<Case> {
             w.fetched[0].outcome = FetchOutcome::Untested("the time was over");
         }),
         Case::decode(FindingKind::ConnectorUnused, "connector: nixl", |_| {})
-            .but_prefill(|w| w.identity.has_nixl = Some(false))
+            .but_prefill(|w| w.engine.has_nixl = Some(false))
             .with(json!({"flow": "aggregated", "connector": "none"})),
         Case::decode(FindingKind::ThresholdIgnored, "no released vLLM", |w| {
             w.supports_cache_hit_threshold = Some(false);
@@ -470,7 +471,7 @@ fn a_worker_that_does_not_answer_has_no_further_findings() {
 fn without_a_tokenizer_kv_events_are_not_missed() {
     let mut facts = worker("p0", "prefill");
     facts.config.kv_events = None;
-    facts.identity.sources = SourcesFact::None;
+    facts.engine.sources = SourcesFact::None;
     let none = model(&json!({"tokenizer": {"kind": "none"}}));
     assert_eq!(found(&none, vec![facts]), []);
 }

@@ -10,7 +10,7 @@ use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_engine_client::{NoReply, WholeReply};
 
 use super::{Asker, ahead_s, no_reply, shortened};
-use crate::facts::{Identity, Reach, SourcesFact, WorkerFacts};
+use crate::facts::{EngineReport, Reach, SourcesFact, WorkerFacts};
 
 /// Maximum size of `/metrics`, in bytes.
 const METRICS_MAX_BYTES: usize = 4 << 20;
@@ -34,7 +34,7 @@ pub(crate) async fn ask(asker: &Asker<'_>, facts: &mut WorkerFacts) {
     let date = dates.filter_map(|reply| reply.as_ref().ok()?.date).next();
     facts.clock_ahead_s = date.map(|date| ahead_s(date, now));
     facts.reach = reach(&models, &version);
-    facts.identity = identity(asker, &models, &health, &version, &metrics, &sources);
+    facts.engine = engine_report(asker, &models, &health, &version, &metrics, &sources);
 }
 
 /// Whether an engine answers, from the list of its models and its version.
@@ -65,20 +65,20 @@ fn unreached(why: &NoReply) -> Reach {
     }
 }
 
-fn identity(
+fn engine_report(
     asker: &Asker<'_>,
     models: &Answered,
     health: &Answered,
     version: &Answered,
     metrics: &Answered,
     sources: &Answered,
-) -> Identity {
+) -> EngineReport {
     let mut listed = text(models).and_then(|text| served_models(&text)).unwrap_or_default();
     for model in &mut listed {
         model.name = shortened(&model.name);
     }
     let load = text(metrics).map(|text| EngineLoad::parse(&text));
-    Identity {
+    EngineReport {
         health: health.as_ref().ok().map(|reply| reply.status),
         version: text(version).and_then(|text| self::version(&text)),
         models: listed,

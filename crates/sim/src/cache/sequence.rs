@@ -2,9 +2,9 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What distinguishes sequences with equal tokens.
+/// What keeps sequences with equal tokens apart: salt, adapter and images.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct Namespace {
     /// `cache_salt` of the request; part of the first block's hash.
     pub salt: Option<String>,
     /// Adapter (LoRA) name; part of every block's hash.
@@ -40,7 +40,7 @@ pub enum ExtraKey {
 pub struct Sequence {
     pub(super) tokens: Vec<u32>,
     pub(super) hashes: Vec<u64>,
-    pub(super) identity: Identity,
+    pub(super) namespace: Namespace,
     block_size: usize,
     hash_seed: u64,
     /// Physical blocks, in order of the tokens.
@@ -52,11 +52,11 @@ pub struct Sequence {
 impl Sequence {
     /// A sequence without blocks.
     #[must_use]
-    pub fn new(tokens: Vec<u32>, identity: Identity, block_size: usize, hash_seed: u64) -> Self {
+    pub fn new(tokens: Vec<u32>, namespace: Namespace, block_size: usize, hash_seed: u64) -> Self {
         let mut sequence = Self {
             tokens,
             hashes: Vec::new(),
-            identity,
+            namespace,
             block_size,
             hash_seed,
             blocks: Vec::new(),
@@ -98,17 +98,17 @@ impl Sequence {
 
     /// What distinguishes this sequence from others with equal tokens.
     #[must_use]
-    pub fn identity(&self) -> &Identity {
-        &self.identity
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
     }
 
     /// The untyped keys of block `index`, in the engine's order.
     pub(super) fn extra_keys(&self, index: usize) -> Option<Vec<ExtraKey>> {
         let text = |text: &String| ExtraKey::Text(text.clone());
-        let adapter = self.identity.adapter.iter().map(text);
-        let salt = self.identity.salt.iter().filter(|_| index == 0).map(text);
+        let adapter = self.namespace.adapter.iter().map(text);
+        let salt = self.namespace.salt.iter().filter(|_| index == 0).map(text);
         let (from, to) = (index * self.block_size, (index + 1) * self.block_size);
-        let media = self.identity.media.iter().filter(|one| one.from < to && one.to > from);
+        let media = self.namespace.media.iter().filter(|one| one.from < to && one.to > from);
         let media =
             media.map(|one| ExtraKey::Media(one.identifier.clone(), one.from as i64 - from as i64));
         let keys: Vec<ExtraKey> = adapter.chain(media).chain(salt).collect();

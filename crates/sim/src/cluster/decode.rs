@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::cost::CostModel;
 use super::lru::Lru;
-use super::workload::Request;
+use super::workload::TraceRequest;
 
 /// A prompt that the decode worker computes itself.
 #[derive(Clone, Copy, Debug)]
@@ -71,18 +71,23 @@ impl DecodeWorker {
     }
 
     /// Whether a request may be admitted; an empty worker admits any request.
-    pub(super) fn fits(&self, request: &Request, kv_capacity_tokens: u64, max_batch: u32) -> bool {
+    pub(super) fn fits(
+        &self,
+        request: &TraceRequest,
+        kv_capacity_tokens: u64,
+        max_batch: u32,
+    ) -> bool {
         let reserve = self.reserved_tokens + tokens(request);
         self.members == 0 || (reserve <= kv_capacity_tokens && self.members < max_batch)
     }
 
-    pub(super) fn admit(&mut self, request: &Request) {
+    pub(super) fn admit(&mut self, request: &TraceRequest) {
         self.members += 1;
         self.reserved_tokens += tokens(request);
     }
 
     /// A request joins the batch with the next step.
-    pub(super) fn join(&mut self, id: usize, request: &Request) {
+    pub(super) fn join(&mut self, id: usize, request: &TraceRequest) {
         self.assigned_tokens -= u64::from(request.input_tokens);
         self.context_tokens += u64::from(request.input_tokens);
         self.batch += 1;
@@ -92,7 +97,7 @@ impl DecodeWorker {
     }
 
     /// A request whose last token came with the step that has just ended.
-    pub(super) fn pop_ended(&mut self, requests: &[Request]) -> Option<usize> {
+    pub(super) fn pop_ended(&mut self, requests: &[TraceRequest]) -> Option<usize> {
         let Reverse((last_step, id)) = *self.ends.peek()?;
         if last_step as usize + 1 > self.steps_ns.len() {
             return None;
@@ -113,6 +118,6 @@ impl DecodeWorker {
     }
 }
 
-fn tokens(request: &Request) -> u64 {
+fn tokens(request: &TraceRequest) -> u64 {
     u64::from(request.input_tokens) + u64::from(request.output_tokens)
 }

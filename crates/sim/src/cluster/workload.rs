@@ -6,7 +6,7 @@ use super::cost::CostModel;
 
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Request {
+pub struct TraceRequest {
     /// Arrival time in milliseconds of the trace's own clock.
     pub timestamp_ms: f64,
     /// Prompt tokens, at least 1.
@@ -22,7 +22,7 @@ pub struct Request {
 /// A trace, sorted by time, with blocks renumbered from 0.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    requests: Vec<Request>,
+    requests: Vec<TraceRequest>,
     blocks: Vec<u32>,
     /// Ids are below this value.
     distinct_blocks: u32,
@@ -58,7 +58,7 @@ impl WorkloadBuilder {
             workload.distinct_blocks += u32::from(id == next);
             workload.blocks.push(id);
         }
-        workload.requests.push(Request {
+        workload.requests.push(TraceRequest {
             timestamp_ms,
             input_tokens: input.max(1),
             output_tokens: output.max(1),
@@ -76,13 +76,13 @@ impl WorkloadBuilder {
 
 impl Workload {
     /// All requests, in trace order.
-    pub fn requests(&self) -> &[Request] {
+    pub fn requests(&self) -> &[TraceRequest] {
         &self.requests
     }
 
     /// The blocks of a request's prompt, first to last.
     pub fn blocks(&self, request: usize) -> &[u32] {
-        let Request { first_block, blocks, .. } = self.requests[request];
+        let TraceRequest { first_block, blocks, .. } = self.requests[request];
         &self.blocks[first_block..first_block + blocks as usize]
     }
 

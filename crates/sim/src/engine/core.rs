@@ -13,7 +13,7 @@ use super::hand_off::{
     refused, sampling_fingerprint,
 };
 use super::read_back::Read;
-use super::request::{Ask, End, FinishReason, Output, OutputSender, RemoteKv, Request};
+use super::request::{End, FinishReason, Output, OutputSender, RemoteKv, Request, SampleParams};
 use crate::cache::{CacheEvent, KvCache};
 use crate::config::{DecodeUsage, KvConnector, SimConfig, ThresholdReply};
 use crate::error::ApiError;
@@ -111,7 +111,7 @@ impl Core {
     /// Puts a request into the queue.
     pub(crate) fn submit(
         &mut self,
-        ask: Ask,
+        params: SampleParams,
         config: &SimConfig,
         choice: usize,
         out: OutputSender,
@@ -123,9 +123,9 @@ impl Core {
             let message = "The engine's queue is full.";
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message));
         }
-        match (config.connector, &ask.remote) {
+        match (config.connector, &params.remote) {
             (KvConnector::NixlPush, RemoteKv::Stage { remote_request_id, .. }) => {
-                let fingerprint = prompt_fingerprint(&ask.prompt, &ask.identity);
+                let fingerprint = prompt_fingerprint(&params.prompt, &params.namespace);
                 self.hand_offs.open_push(base_name(remote_request_id), fingerprint)?;
             }
             (connector, RemoteKv::Stage { remote_request_id, .. }) if connector.is_concurrent() => {
@@ -135,7 +135,7 @@ impl Core {
         }
         let id = self.next_id;
         self.next_id += 1;
-        self.waiting.push_back(Request::new(id, ask, config, choice, out));
+        self.waiting.push_back(Request::new(id, params, config, choice, out));
         Ok(id)
     }
 
@@ -170,7 +170,7 @@ impl Core {
     /// Forgets the transfer of a prefill request that hands nothing over, with the decode engine that
     /// waits for it.
     fn forget_transfer(&mut self, request: &Request) {
-        if let RemoteKv::Stage { remote_request_id, is_pushed: true } = &request.ask.remote {
+        if let RemoteKv::Stage { remote_request_id, is_pushed: true } = &request.params.remote {
             self.hand_offs.forget(remote_request_id);
         }
     }
@@ -226,7 +226,7 @@ impl Core {
             };
             let tokens = request.prompt_tokens();
             self.cache.register(&mut request.sequence, tokens);
-            if request.ask.reads.is_some() {
+            if request.params.reads.is_some() {
                 step.computed_prompt_tokens += (tokens - request.cached_tokens) as u64;
             }
             self.running.push(request);
@@ -277,7 +277,7 @@ impl Core {
             }
             return;
         };
-        if let Some(read) = request.ask.reads.clone() {
+        if let Some(read) = request.params.reads.clone() {
             match result {
                 Err(error) if !read.is_release() => self.fail(&mut request, error),
                 _ => self.read_ended(request, &read, config),
@@ -292,7 +292,7 @@ impl Core {
                 self.counters.prompt_tokens += request.prompt_tokens() as u64;
                 self.counters.local_cache_hit_tokens += hit;
                 let cached_tokens = reported_after_transfer(&request, config);
-                if request.ask.preempted && request.ask.threshold.is_some_and(|t| t > 0.0) {
+                if request.params.preempted && request.params.threshold.is_some_and(|t| t > 0.0) {
                     self.refuse_below_threshold(&request, 0, config);
                     self.cache.release(&mut request.sequence);
                     return;
@@ -343,7 +343,7 @@ impl Core {
             return false;
         }
         request.cached_tokens = hit_tokens;
-        if let RemoteKv::Pull(source) = &request.ask.remote {
+        if let RemoteKv::Pull(source) = &request.params.remote {
             let lacking = prompt_blocks - hit_tokens / config.block_size;
             if source.block_ids.as_ref().is_some_and(|ids| ids.len() < lacking) {
                 self.counters.hand_offs_misused += 1;
@@ -355,7 +355,7 @@ impl Core {
             self.loading.insert(request.id, request);
             return true;
         }
-        if let Some(read) = request.ask.reads.clone() {
+        if let Some(read) = request.params.reads.clone() {
             let body = read.question(&request, config);
             let (id, source, gone) = (request.id, read.source, request.gone());
             step.pulls.push(PullJob { id, source, body, gone });
@@ -385,7 +385,7 @@ impl Core {
         hit_tokens: usize,
         config: &SimConfig,
     ) -> bool {
-        let reads = request.ask.reads.as_ref();
+        let reads = request.params.reads.as_ref();
         let wanted = reads.map_or(0, |read| read.wanted_tokens(hit_tokens, config));
         wanted > 0 && self.cache.free_blocks() < self.cache.usable_blocks() / 20
     }
@@ -393,11 +393,11 @@ impl Core {
     /// Refuses a request whose cached share is below its threshold. KV that comes from a prefill
     /// engine counts as cached here.
     fn gate(&mut self, request: &Request, hit_tokens: usize, config: &SimConfig) -> bool {
-        let threshold = request.ask.threshold.unwrap_or(0.0);
-        let pulls = matches!(request.ask.remote, RemoteKv::Pull(_));
+        let threshold = request.params.threshold.unwrap_or(0.0);
+        let pulls = matches!(request.params.remote, RemoteKv::Pull(_));
         // The comparison is multiplied out, so that an empty prompt causes no division by zero.
         let enough = hit_tokens as f64 >= threshold * request.prompt_tokens() as f64
-            && hit_tokens >= request.ask.needed_blocks * config.block_size;
+            && hit_tokens >= request.params.needed_blocks * config.block_size;
         if pulls || enough {
             return false;
         }
@@ -439,11 +439,11 @@ impl Core {
         // that pushes does so in any case.
         let continues = !is_aborted
             && (end.reason == FinishReason::Length || config.connector == KvConnector::NixlPush);
-        let name = match &request.ask.remote {
+        let name = match &request.params.remote {
             RemoteKv::Stage { remote_request_id, .. } if continues => remote_request_id.clone(),
             RemoteKv::Pull(_) if config.bidirectional_ttl_ms.is_some() && !is_aborted => {
                 let ttl = Duration::from_millis(config.bidirectional_ttl_ms.unwrap_or(0));
-                let name = request.ask.name.clone();
+                let name = request.params.name.clone();
                 let hand_off = hand_off_of(&request, name.clone(), config, origin);
                 let pinned_until_s = Some(now.elapsed().as_secs_f64() + ttl.as_secs_f64());
                 end.hand_off = Some(HandOff { pinned_until_s, ..hand_off });
@@ -520,18 +520,18 @@ fn stored_tokens(request: &Request, hit_tokens: usize, config: &SimConfig) -> us
 
 fn pull_job(request: &Request, source: Source, config: &SimConfig) -> PullJob {
     let prompt_blocks = request.prompt_tokens().div_ceil(config.block_size);
-    let ask = &request.ask;
+    let params = &request.params;
     let samples_alike = config.connector == KvConnector::Sglang;
     let body = PullRequest {
         engine_id: source.engine_id.clone(),
         request_id: source.name.clone(),
         block_ids: source.block_ids.clone(),
         num_tokens: source.num_tokens,
-        sampling_fingerprint: samples_alike.then(|| sampling_fingerprint(ask)),
+        sampling_fingerprint: samples_alike.then(|| sampling_fingerprint(params)),
         waits: source.waits,
         is_found_by_id: source.is_found_by_id,
         kv_dtype: config.kv_dtype.clone(),
-        prompt_fingerprint: prompt_fingerprint(&ask.prompt, &ask.identity),
+        prompt_fingerprint: prompt_fingerprint(&params.prompt, &params.namespace),
         wanted_blocks: (prompt_blocks - request.cached_tokens / config.block_size) as u64,
         read_tokens: None,
     };
@@ -541,7 +541,7 @@ fn pull_job(request: &Request, source: Source, config: &SimConfig) -> PullJob {
 /// The cached tokens that the decode leg reports. Without the prefill leg's figure in the hand-off,
 /// every version reports the whole prompt.
 fn reported_after_transfer(request: &Request, config: &SimConfig) -> usize {
-    match (&request.ask.remote, config.decode_usage) {
+    match (&request.params.remote, config.decode_usage) {
         (RemoteKv::Pull(source), DecodeUsage::RemotePrefill) => {
             source.prefill_cached_tokens.unwrap_or_else(|| request.prompt_tokens())
         }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::request::Ask;
-use crate::cache::Identity;
+use super::request::SampleParams;
+use crate::cache::Namespace;
 use crate::error::ApiError;
 pub(crate) use table::{HandOffTable, TakenHandOff};
 
@@ -192,18 +192,19 @@ pub(crate) fn base_name(name: &str) -> &str {
 }
 
 /// Equal only for equal prompts with equal images and adapters, whose KV is interchangeable.
-pub(crate) fn prompt_fingerprint(prompt: &[u32], identity: &Identity) -> u64 {
+pub(crate) fn prompt_fingerprint(prompt: &[u32], namespace: &Namespace) -> u64 {
     let mut bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
-    bytes.extend_from_slice(identity.adapter.as_deref().unwrap_or_default().as_bytes());
-    for one in &identity.media {
+    bytes.extend_from_slice(namespace.adapter.as_deref().unwrap_or_default().as_bytes());
+    for one in &namespace.media {
         bytes.extend_from_slice(one.identifier.as_bytes());
     }
     xxh3_64_with_seed(&bytes, prompt.len() as u64)
 }
 
 /// Equal for legs with the same sampling: SGLang's prefill engine samples the first token.
-pub(crate) fn sampling_fingerprint(ask: &Ask) -> u64 {
-    let bounds = (ask.max_tokens, ask.min_tokens, ask.ignore_eos, ask.variation, &ask.stops);
+pub(crate) fn sampling_fingerprint(params: &SampleParams) -> u64 {
+    let bounds =
+        (params.max_tokens, params.min_tokens, params.ignore_eos, params.variation, &params.stops);
     xxh3_64_with_seed(format!("{bounds:?}").as_bytes(), 0)
 }
 

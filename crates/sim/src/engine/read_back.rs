@@ -6,7 +6,7 @@
 
 use super::hand_off::{PullRequest, Source, prompt_fingerprint, refused};
 use super::request::Request;
-use crate::cache::Identity;
+use crate::cache::Namespace;
 use crate::config::SimConfig;
 use crate::error::ApiError;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -33,8 +33,8 @@ impl Read {
 
     /// The question to the owner. It is asked even if nothing is wanted, so that the blocks are freed.
     pub(crate) fn question(&self, request: &Request, config: &SimConfig) -> PullRequest {
-        let ask = &request.ask;
-        let tokens = self.tokens.min(ask.prompt.len());
+        let params = &request.params;
+        let tokens = self.tokens.min(params.prompt.len());
         let wanted = self.wanted_tokens(request.cached_tokens, config);
         PullRequest {
             engine_id: self.source.engine_id.clone(),
@@ -45,7 +45,7 @@ impl Read {
             num_tokens: None,
             is_found_by_id: false,
             kv_dtype: config.kv_dtype.clone(),
-            prompt_fingerprint: fingerprint(&ask.prompt[..tokens], &ask.identity),
+            prompt_fingerprint: fingerprint(&params.prompt[..tokens], &params.namespace),
             wanted_blocks: (wanted / config.block_size) as u64,
             read_tokens: Some(self.tokens),
         }
@@ -53,9 +53,9 @@ impl Read {
 }
 
 /// Equal only for equal tokens with equal salts and adapters.
-fn fingerprint(tokens: &[u32], identity: &Identity) -> u64 {
-    let salt = identity.salt.as_deref().unwrap_or_default();
-    xxh3_64_with_seed(salt.as_bytes(), prompt_fingerprint(tokens, identity))
+fn fingerprint(tokens: &[u32], namespace: &Namespace) -> u64 {
+    let salt = namespace.salt.as_deref().unwrap_or_default();
+    xxh3_64_with_seed(salt.as_bytes(), prompt_fingerprint(tokens, namespace))
 }
 
 /// Checks a read against the request whose blocks are kept: whole blocks, exactly as many ids, and
@@ -85,6 +85,6 @@ pub(crate) fn check_read(
     let Some(read) = computed.get(..tokens) else {
         return other("is read back beyond its tokens");
     };
-    let is_own = is_release || fingerprint(read, sequence.identity()) == pull.prompt_fingerprint;
+    let is_own = is_release || fingerprint(read, sequence.namespace()) == pull.prompt_fingerprint;
     if is_own { Ok(()) } else { other("is read back for other tokens, or another salt") }
 }

@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::hand_off::{HandOff, Source};
 use super::read_back::Read;
-use crate::cache::{Identity, Sequence};
+use crate::cache::{Namespace, Sequence};
 use crate::config::SimConfig;
 use crate::error::ApiError;
 use crate::tokenizer::{EOS_TOKEN, byte_token};
@@ -43,9 +43,9 @@ pub(crate) enum RemoteKv {
 
 /// The parameters of one choice.
 #[derive(Debug, Clone)]
-pub(crate) struct Ask {
+pub(crate) struct SampleParams {
     pub(crate) prompt: Vec<u32>,
-    pub(crate) identity: Identity,
+    pub(crate) namespace: Namespace,
     /// What distinguishes this sample from others of the same prompt: the seed and the index among
     /// `n`. At temperature 0 all samples are equal.
     pub(crate) variation: u64,
@@ -108,7 +108,7 @@ pub(crate) type OutputSender = mpsc::Sender<(usize, Output)>;
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) id: u64,
-    pub(crate) ask: Ask,
+    pub(crate) params: SampleParams,
     pub(crate) sequence: Sequence,
     pub(crate) cached_tokens: usize,
     pub(crate) generated: usize,
@@ -125,31 +125,31 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn new(
         id: u64,
-        ask: Ask,
+        params: SampleParams,
         config: &SimConfig,
         choice: usize,
         out: OutputSender,
     ) -> Self {
         let sequence = Sequence::new(
-            ask.prompt.clone(),
-            ask.identity.clone(),
+            params.prompt.clone(),
+            params.namespace.clone(),
             config.block_size,
             config.hash_seed,
         );
         let mut state = xxh3_64(config.model.as_bytes());
-        if let Some(adapter) = &ask.identity.adapter {
+        if let Some(adapter) = &params.namespace.adapter {
             state = xxh3_64_with_seed(adapter.as_bytes(), state);
         }
-        for token in &ask.prompt {
+        for token in &params.prompt {
             state = mix(state, u64::from(*token));
         }
-        if ask.variation > 0 {
-            state = mix(state, ask.variation);
+        if params.variation > 0 {
+            state = mix(state, params.variation);
         }
         let gone = CancellationToken::new();
         Self {
             id,
-            ask,
+            params,
             sequence,
             cached_tokens: 0,
             generated: 0,
@@ -169,17 +169,17 @@ impl Request {
 
     /// Whether a prefill engine pushes the KV of the prompt.
     pub(crate) fn is_pushed(&self) -> bool {
-        matches!(&self.ask.remote, RemoteKv::Pull(source) if source.is_pushed)
+        matches!(&self.params.remote, RemoteKv::Pull(source) if source.is_pushed)
     }
 
     pub(crate) fn prompt_tokens(&self) -> usize {
-        self.ask.prompt.len()
+        self.params.prompt.len()
     }
 
     /// Number of blocks at the end, if the reply becomes as long as requested. The last token is
     /// never computed.
     pub(crate) fn blocks_at_most(&self) -> usize {
-        let tokens = self.prompt_tokens() + self.ask.max_tokens.max(1) - 1;
+        let tokens = self.prompt_tokens() + self.params.max_tokens.max(1) - 1;
         tokens.div_ceil(self.sequence.block_size())
     }
 
@@ -194,19 +194,19 @@ impl Request {
         self.generated += 1;
         self.state = mix(self.state, u64::from(id));
         self.sequence.push(id);
-        if self.ask.first_token_only {
+        if self.params.first_token_only {
             return Sampled { id, end: Some((FinishReason::Length, None)) };
         }
         if id == EOS_TOKEN {
             return Sampled { id, end: Some((FinishReason::Stop, None)) };
         }
         self.text.push_str(&crate::tokenizer::decode(&[id], false));
-        let stop = self.ask.stops.iter().find(|stop| self.text.ends_with(stop.as_str()));
+        let stop = self.params.stops.iter().find(|stop| self.text.ends_with(stop.as_str()));
         let end = match stop {
-            Some(stop) if self.generated >= self.ask.min_tokens => {
+            Some(stop) if self.generated >= self.params.min_tokens => {
                 Some((FinishReason::Stop, Some(stop.clone())))
             }
-            _ if self.generated >= self.ask.max_tokens => Some((FinishReason::Length, None)),
+            _ if self.generated >= self.params.max_tokens => Some((FinishReason::Length, None)),
             _ => None,
         };
         Sampled { id, end }
@@ -219,7 +219,7 @@ impl Request {
     }
 
     fn next_token(&self, eos_one_in: u64) -> u32 {
-        let may_end = !self.ask.ignore_eos && self.generated >= self.ask.min_tokens;
+        let may_end = !self.params.ignore_eos && self.generated >= self.params.min_tokens;
         if may_end && eos_one_in > 0 && (self.state >> 32).is_multiple_of(eos_one_in) {
             return EOS_TOKEN;
         }

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
-use super::ask::{completion_prompts, random_hex, read_model};
 use super::connection::ConnectionControl;
+use super::request_body::{completion_prompts, random_hex, read_model};
 use super::{Shared, parse, unix_seconds};
 use crate::config::SimConfig;
 use crate::error::{ApiError, json_response};

@@ -10,8 +10,8 @@ use futures_util::{StreamExt, stream};
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
-use super::ask::InferenceRequest;
 use super::endpoint::Endpoint;
+use super::request_body::InferenceRequest;
 use super::shape::{ReplyChoice, Shape, Usage};
 use crate::config::ThresholdReply;
 use crate::engine::Submission;
@@ -49,7 +49,7 @@ struct Progress {
 
 impl PendingReply {
     pub(crate) fn new(shape: Shape, request: InferenceRequest, block_size: usize) -> Self {
-        let choices = request.asks.iter().map(|_| Progress::default()).collect();
+        let choices = request.samples.iter().map(|_| Progress::default()).collect();
         let (cached_tokens, completion_tokens, events) = (0, 0, 0);
         Self { shape, request, block_size, choices, cached_tokens, completion_tokens, events }
     }
@@ -133,7 +133,7 @@ impl PendingReply {
 
     /// The text that may be sent: the possible beginning of a stop string is held back.
     fn releasable(&mut self, choice: usize) -> String {
-        let stops = &self.request.asks[choice].stops;
+        let stops = &self.request.samples[choice].stops;
         let longest = stops.iter().map(String::len).max().unwrap_or(1);
         let progress = &mut self.choices[choice];
         if progress.finish_reason.is_some() {
@@ -294,7 +294,8 @@ pub(crate) async fn streamed(
     let mut ready = VecDeque::from(pending.first_events());
     if !early_headers && ready.is_empty() {
         // The status depends on the transfers' results, or otherwise on the first output.
-        let pulls = pending.request.asks.iter().any(|ask| matches!(ask.remote, RemoteKv::Pull(_)));
+        let pulls =
+            pending.request.samples.iter().any(|params| matches!(params.remote, RemoteKv::Pull(_)));
         let mut awaited = if pulls { pending.choices.len() } else { 1 };
         while awaited > 0 {
             let Some((choice, output)) = submission.next().await else {

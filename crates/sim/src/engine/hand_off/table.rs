@@ -178,7 +178,7 @@ impl HandOffTable {
                 _ => Err(refused("hand_off_unknown", "names no request staged here")),
             };
         };
-        let ask = &staged.request.ask;
+        let params = &staged.request.params;
         let blocks = staged.request.sequence.blocks();
         if staged.is_pin && pull.read_tokens.is_none() {
             return Err(refused("hand_off_mismatch", "is for the other direction"));
@@ -199,10 +199,10 @@ impl HandOffTable {
         if pull.num_tokens.is_some_and(|tokens| tokens != staged_tokens) {
             return Err(refused("hand_off_mismatch", "has another number of tokens"));
         }
-        if prompt_fingerprint(&ask.prompt, &ask.identity) != pull.prompt_fingerprint {
+        if prompt_fingerprint(&params.prompt, &params.namespace) != pull.prompt_fingerprint {
             return Err(refused("hand_off_mismatch", "belongs to another prompt"));
         }
-        if pull.sampling_fingerprint.is_some_and(|of| of != sampling_fingerprint(ask)) {
+        if pull.sampling_fingerprint.is_some_and(|of| of != sampling_fingerprint(params)) {
             return Err(refused("hand_off_mismatch", "was sampled otherwise than decode would"));
         }
         self.remember(pull.request_id.clone(), NameState::Pulled);

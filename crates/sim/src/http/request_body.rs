@@ -7,9 +7,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::endpoint::Endpoint;
 use super::named::chat_of;
 use super::remote::{is_deadly, read_of, read_remote};
-use crate::cache::{Identity, Media};
+use crate::cache::{Media, Namespace};
 use crate::config::{KvConnector, PromptDialect, SimConfig};
-use crate::engine::request::{Ask, RemoteKv};
+use crate::engine::request::{RemoteKv, SampleParams};
 use crate::error::ApiError;
 use crate::tokenizer;
 
@@ -23,7 +23,7 @@ pub(crate) struct InferenceRequest {
     pub(crate) return_token_ids: bool,
     pub(crate) prompts: Vec<Vec<u32>>,
     /// One per choice: first all samples of the first prompt, then of the second.
-    pub(crate) asks: Vec<Ask>,
+    pub(crate) samples: Vec<SampleParams>,
     /// Whether the request asks for remote KV without saying whose: this kills the real engine.
     pub(crate) deadly: bool,
 }
@@ -40,11 +40,11 @@ pub(crate) fn read(
 ) -> Result<InferenceRequest, ApiError> {
     let chat = endpoint.names_events().then(|| chat_of(endpoint, body, config)).transpose()?;
     let body = chat.as_ref().unwrap_or(body);
-    let (model, mut identity) = read_model(body, config)?;
+    let (model, mut namespace) = read_model(body, config)?;
     let prompts = match endpoint {
         Endpoint::Chat | Endpoint::Responses | Endpoint::Messages => {
             let (prompt, media) = chat_prompt(body, config.dialect)?;
-            identity.media = media;
+            namespace.media = media;
             vec![prompt]
         }
         Endpoint::Completions => completion_prompts(&body["prompt"], config.dialect)?,
@@ -54,30 +54,30 @@ pub(crate) fn read(
         Endpoint::Generate => &body["sampling_params"],
         _ => body,
     };
-    let samples = read_count(sampling, "n")?.unwrap_or(1);
-    if samples == 0 || samples * prompts.len() > MAX_CHOICES {
+    let count = read_count(sampling, "n")?.unwrap_or(1);
+    if count == 0 || count * prompts.len() > MAX_CHOICES {
         return Err(ApiError::bad_request("n", format!("n must be 1 to {MAX_CHOICES}.")));
     }
     let deadly = is_deadly(body, config);
     let stream = body["stream"] == true;
-    let mut asks = Vec::with_capacity(samples * prompts.len());
+    let mut samples = Vec::with_capacity(count * prompts.len());
     for (index, prompt) in prompts.iter().enumerate() {
         let limits = Limits::read(endpoint, sampling, prompt.len(), config)?;
         let threshold = read_threshold(body, config)?;
-        for sample in 0..samples {
+        for sample in 0..count {
             let name = match endpoint {
                 Endpoint::Completions => format!("{external_id}-{index}-{}", random_hex(4)),
                 _ => format!("{external_id}-{}", random_hex(4)),
             };
             let remote = match deadly {
                 true => RemoteKv::None,
-                false => read_remote(body, config, name.clone(), asks.len())?,
+                false => read_remote(body, config, name.clone(), samples.len())?,
             };
             let reads = read_of(body, config)?;
             let stages = matches!(remote, RemoteKv::Stage { .. });
-            asks.push(Ask {
+            samples.push(SampleParams {
                 prompt: prompt.clone(),
-                identity: identity.clone(),
+                namespace: namespace.clone(),
                 variation: read_variation(sampling, sample)?,
                 max_tokens: limits.max_tokens,
                 min_tokens: limits.min_tokens,
@@ -100,7 +100,7 @@ pub(crate) fn read(
         continuous_usage: stream && body["stream_options"]["continuous_usage_stats"] == true,
         return_token_ids: endpoint == Endpoint::Generate || body["return_token_ids"] == true,
         prompts,
-        asks,
+        samples,
         deadly,
     })
 }
@@ -127,8 +127,11 @@ pub(crate) fn random_hex(bytes: usize) -> String {
     (0..bytes).map(|_| format!("{:02x}", rand::random::<u8>())).collect()
 }
 
-/// The model's name, and the model's part of a sequence's identity in the cache.
-pub(crate) fn read_model(body: &Value, config: &SimConfig) -> Result<(String, Identity), ApiError> {
+/// The model's name, and the namespace in the cache as far as it depends on model, adapter and salt.
+pub(crate) fn read_model(
+    body: &Value,
+    config: &SimConfig,
+) -> Result<(String, Namespace), ApiError> {
     let salt = match &body["cache_salt"] {
         Value::Null => None,
         Value::String(salt) if !salt.is_empty() => Some(salt.clone()),
@@ -144,17 +147,17 @@ pub(crate) fn read_model(body: &Value, config: &SimConfig) -> Result<(String, Id
         Value::String(name) => name,
         _ => return Err(ApiError::bad_request("model", "model must be a string.")),
     };
-    let mut identity = Identity { salt, ..Identity::default() };
+    let mut namespace = Namespace { salt, ..Namespace::default() };
     if name != config.model {
         let Some(index) = config.adapters.iter().position(|adapter| adapter == name) else {
             let message = format!("The model `{name}` does not exist.");
             let error = ApiError::new(StatusCode::NOT_FOUND, message);
             return Err(ApiError { param: Some("model"), ..error });
         };
-        identity.adapter = Some(name.to_owned());
-        identity.adapter_id = Some(index as u32 + 1);
+        namespace.adapter = Some(name.to_owned());
+        namespace.adapter_id = Some(index as u32 + 1);
     }
-    Ok((name.to_owned(), identity))
+    Ok((name.to_owned(), namespace))
 }
 
 /// The tokens of a chat, and the positions of its images in them.
