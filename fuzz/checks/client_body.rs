@@ -1,4 +1,5 @@
-//! The body of a client's request, at each endpoint.
+//! A client's body at each endpoint: what is read, edited and removed of it leaves no field for
+//! engines that clients must not set, and everything else as it was.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,4 @@
-//! Bytes on a socket: for requests that no well-behaved client would send.
+//! A client that writes bytes to a socket, for requests that no well-behaved HTTP client sends.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is right about a worker, in words.
+//! The lines of `splitrail check --connect` about what fits: one for each topic of a worker.
 
 use splitrail_config::model::{Connector, Model};
 

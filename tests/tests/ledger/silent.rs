@@ -1,5 +1,5 @@
-//! Engines that never say what they could are named: once in the log, and for as long as
-//! it is so in `/admin/workers`. The log says from time to time how the caches do.
+//! Engines that never report cached tokens or usage are named once in the log, and in `/admin/workers`
+//! as long as they do not. The periodic log line has the cache hits.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The memory that readers and the writer share.
+//! The memory of the prefix index that its readers and its writer share.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Addresses at which there is no engine, or not one that lets the router in.
+//! What `check --connect` says of addresses at which no engine listens, or one that refuses the router.
 
 use std::net::SocketAddr;
 
