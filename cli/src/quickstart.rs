@@ -213,6 +213,7 @@ impl Quickstart {
                      the maps?\"}";
         format!(
             "Splitrail is up, in front of simulated engines.
+The text that they generate is random characters.
 
   live page    http://{admin}/
   OpenAI HTTP  http://{http}
@@ -225,8 +226,9 @@ Try a chat, streamed; then the same again, and look at cached_tokens in the last
   curl -iN http://{http}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{{turn},\"messages\":[{first}]}}'
 
-The header x-splitrail-route says who did what. To watch the cluster, in another terminal:
+The header x-splitrail-route names the workers. Why they were chosen, and the cluster live, in another terminal:
 
+  splitrail explain --admin {admin} --request-id X-REQUEST-ID
   splitrail top --admin {admin}
 
 Ctrl-C ends it."
