@@ -10,6 +10,7 @@ mod json;
     unreachable_pub,
     unused_qualifications,
     clippy::all,
+    clippy::missing_errors_doc,
     clippy::too_many_lines,
     clippy::unwrap_used
 )]

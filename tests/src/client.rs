@@ -148,17 +148,26 @@ pub enum Broken {
 }
 
 impl Client {
-    /// GET, whole, where somebody may have gone.
+    /// The whole reply to a GET of a router that may have been stopped.
+    ///
+    /// # Errors
+    /// The connection broke, or nothing came in time.
     pub async fn try_get(&self, path: &str) -> Result<Reply, Broken> {
         self.attempt(self.request(Method::GET, path, &[], Bytes::new())).await
     }
 
-    /// POST of JSON, whole, where somebody may have gone.
+    /// The whole reply to a POST of JSON, likewise.
+    ///
+    /// # Errors
+    /// The connection broke, or nothing came in time.
     pub async fn try_post(&self, path: &str, body: &Value) -> Result<Reply, Broken> {
         self.attempt(self.request(Method::POST, path, &[], body.to_string())).await
     }
 
     /// The same with headers.
+    ///
+    /// # Errors
+    /// The connection broke, or nothing came in time.
     pub async fn try_post_with(
         &self,
         path: &str,

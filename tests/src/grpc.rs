@@ -22,7 +22,10 @@ pub fn front_door(address: SocketAddr) -> FrontDoor {
         .max_decoding_message_size(usize::MAX)
 }
 
-/// All events of a call, or the status with which it failed.
+/// All events of a call.
+///
+/// # Errors
+/// The status with which the call failed.
 pub async fn generate(
     address: SocketAddr,
     request: v1::GenerateRequest,

@@ -75,6 +75,9 @@ impl TlsClient<'_> {
 
     /// Connects and completes the handshake. In TLS 1.3, a router that refuses the client's
     /// certificate says so afterwards.
+    ///
+    /// # Errors
+    /// There is no connection, or the handshake failed.
     pub async fn connect(&self, address: SocketAddr) -> io::Result<TlsStream<TcpStream>> {
         over(TcpStream::connect(address).await?, self.config().into()).await
     }
@@ -94,6 +97,9 @@ pub fn server_name() -> ServerName<'static> {
 }
 
 /// Completes a handshake on a connection.
+///
+/// # Errors
+/// The handshake failed.
 pub async fn over(
     socket: TcpStream,
     config: Arc<ClientConfig>,
