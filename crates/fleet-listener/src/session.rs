@@ -39,8 +39,6 @@ struct AttachedWorker {
     /// The engine's block size in tokens, if it is another than the model's: its blocks are then not
     /// indexed.
     other_block_size: Option<u32>,
-    /// Whether its shim has sent `Bye`.
-    is_leaving: bool,
     /// Requests to build the worker's part of the index again.
     resync_requests: ResyncRequests,
 }
@@ -271,20 +269,22 @@ impl Session {
             .ok_or_else(|| Status::not_found("this model is no longer served"))?;
         let is_same = |attached: &AttachedWorker| Arc::ptr_eq(&attached.indexing.worker, &worker);
         if !self.attached.as_ref().is_some_and(is_same) {
+            // Whether the shim leaves may have changed after the worker was replaced.
+            match self.attached.as_ref().map(|before| &before.indexing.worker) {
+                Some(before) if before.is_drained_for_shim() => {
+                    worker.drain_for_shim("its shim leaves")
+                }
+                Some(_) => worker.rejoin("its shim is attached"),
+                None => {}
+            }
             worker.set_unsynced();
             let blocks = ShimBlocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
             let cluster = Arc::clone(&self.context.cluster);
             let resync_requests = worker.resync.requests();
             let indexing =
                 Indexing::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
-            let is_leaving = self.attached.as_ref().is_some_and(|before| before.is_leaving);
-            self.attached = Some(AttachedWorker {
-                blocks,
-                indexing,
-                other_block_size: None,
-                is_leaving,
-                resync_requests,
-            });
+            self.attached =
+                Some(AttachedWorker { blocks, indexing, other_block_size: None, resync_requests });
         }
         self.set_capabilities(hello.capabilities.clone())
     }
@@ -295,13 +295,11 @@ impl Session {
         hello: &CheckedHello,
         stream: &mut ShimStream,
     ) -> Result<(), Status> {
-        let Some(AttachedWorker { blocks, indexing, other_block_size, is_leaving, .. }) =
-            &mut self.attached
+        let Some(AttachedWorker { blocks, indexing, other_block_size, .. }) = &mut self.attached
         else {
             return Err(Status::internal("the worker is not attached"));
         };
         // The shim may have left in an earlier session.
-        *is_leaving = false;
         indexing.worker.rejoin("its shim has attached again");
         let model_block_size = indexing.pool.block_size();
         if model_block_size == 0 {
@@ -391,7 +389,7 @@ impl Session {
                 self.check_block_size(stream)
             }
             Some(Message::Bye(bye)) => {
-                (stream.is_leaving, attached.is_leaving) = (true, true);
+                stream.is_leaving = true;
                 let reason: String =
                     bye.reason.chars().take(64).flat_map(char::escape_debug).collect();
                 let why = format!("its shim leaves: {reason}");

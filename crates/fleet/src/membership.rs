@@ -367,7 +367,9 @@ impl Fleet {
     /// Drains a worker or ends its draining. `None` if the worker is unknown; otherwise whether its
     /// state changed.
     pub fn drain(&self, model: &str, id: &str, draining: bool) -> Option<bool> {
-        let worker = self.known(model, id)?.worker;
+        // The lock keeps the worker from being replaced meanwhile by one that would not be drained.
+        let models = self.models();
+        let worker = &models.get(model)?.by_id.get(id)?.worker;
         let why = if draining { "an operator drains it" } else { "an operator wants it back" };
         Some(worker.set_draining(draining, why))
     }

@@ -5,6 +5,7 @@
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use super::state::{Event, WorkerState};
 use super::worker::Worker;
@@ -18,22 +19,16 @@ const QUARANTINE: u8 = 4;
 
 /// Why one worker is drained: none, or several of the causes above.
 #[derive(Debug, Default)]
-pub struct DrainCauses(AtomicU8);
+pub struct DrainCauses {
+    /// The causes, for readers that take no lock. Changed only while `changing` is locked.
+    causes: AtomicU8,
+    /// Held until the worker's state has followed a change of the causes.
+    changing: Mutex<()>,
+}
 
 impl DrainCauses {
-    /// Whether the worker is in quarantine.
-    pub fn has_quarantine(&self) -> bool {
-        self.0.load(Relaxed) & QUARANTINE != 0
-    }
-
-    fn add(&self, causes: u8) {
-        self.0.fetch_or(causes, Relaxed);
-    }
-
-    /// Removes causes. Returns whether the worker was drained because of these alone.
-    fn remove(&self, causes: u8) -> bool {
-        let before = self.0.fetch_and(!causes, Relaxed);
-        before != 0 && before & !causes == 0
+    fn has(&self, cause: u8) -> bool {
+        self.causes.load(Relaxed) & cause != 0
     }
 }
 
@@ -46,64 +41,79 @@ impl Worker {
     /// Starts draining for an operator, or ends all draining, and with it a quarantine. Returns
     /// whether the state changed.
     pub fn set_draining(&self, draining: bool, why: impl Display) -> bool {
-        if draining {
-            self.drain_causes.add(OPERATOR);
-            return self.life.change(Event::Drain, why);
+        match draining {
+            true => self.drain_for(OPERATOR, why),
+            false => self.end_drain_for(OPERATOR | SHIM | QUARANTINE, why),
         }
-        self.drain_causes.remove(OPERATOR | SHIM | QUARANTINE);
-        self.life.change(Event::Undrain, why)
     }
 
     /// Drains the worker because its shim leaves, until its shim attaches again, or its engine is down
     /// or another process.
     pub fn drain_for_shim(&self, why: impl Display) {
-        self.drain_causes.add(SHIM);
-        self.life.change(Event::Drain, why);
+        self.drain_for(SHIM, why);
+    }
+
+    /// Whether the worker is drained because its shim leaves.
+    pub fn is_drained_for_shim(&self) -> bool {
+        self.drain_causes.has(SHIM)
     }
 
     /// Takes back a worker that its shim has drained, unless it is drained for another reason.
     pub fn rejoin(&self, why: impl Display) {
-        if self.drain_causes.remove(SHIM) {
-            self.life.change(Event::Undrain, why);
-        }
+        self.end_drain_for(SHIM, why);
     }
 
     /// Drains the worker and believes none of its blocks, because its cache may hold KV of other
     /// tokens: until its engine reports another process, or the draining is ended.
     pub fn quarantine(&self, why: impl Display) {
-        self.drain_causes.add(QUARANTINE);
-        self.life.change(Event::Drain, why);
+        self.drain_for(QUARANTINE, why);
     }
 
     /// Whether the worker's cache may hold KV of other tokens.
     pub fn is_quarantined(&self) -> bool {
-        self.drain_causes.has_quarantine()
+        self.drain_causes.has(QUARANTINE)
     }
 
     /// Ends a quarantine. The worker stays drained if it is for another reason.
     pub(super) fn end_quarantine(&self, why: impl Display) {
-        if self.drain_causes.remove(QUARANTINE) {
-            self.life.change(Event::Undrain, why);
-        }
+        self.end_drain_for(QUARANTINE, why);
     }
 
     /// Takes over the drain of the worker that this one replaces.
     pub(super) fn take_over_drain(&self, before: &Self, why: impl Display) {
-        let causes = before.drain_causes.0.load(Relaxed);
-        if causes == 0 {
-            return;
-        }
-        self.drain_causes.add(causes);
+        let causes = before.drain_causes.causes.load(Relaxed);
         match causes & QUARANTINE == 0 {
-            true => self.life.change(Event::Drain, why),
-            false => self.life.change(Event::Drain, before.life.since().why),
+            true => self.drain_for(causes, why),
+            false => self.drain_for(causes, before.life.since().why),
         };
+    }
+
+    fn drain_for(&self, causes: u8, why: impl Display) -> bool {
+        self.change_drain(|before| before | causes, why)
+    }
+
+    /// Takes the worker back if it is drained for no other cause.
+    fn end_drain_for(&self, causes: u8, why: impl Display) -> bool {
+        self.change_drain(|before| before & !causes, why)
+    }
+
+    /// Changes the causes, and the worker's state accordingly, in one step: otherwise a drain that
+    /// begins while another one ends would be lost. Returns whether the state changed.
+    fn change_drain(&self, change: impl FnOnce(u8) -> u8, why: impl Display) -> bool {
+        let DrainCauses { causes, changing } = &self.drain_causes;
+        // A poisoned lock is still used: it guards no value of its own.
+        let _changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let after = change(causes.load(Relaxed));
+        causes.store(after, Relaxed);
+        self.life.change(if after == 0 { Event::Undrain } else { Event::Drain }, why)
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
     use crate::worker::tests::worker;
 
@@ -134,6 +144,50 @@ mod tests {
         other.drain_for_shim("a test");
         other.rejoin("a test");
         assert_eq!(restarts(&other), (false, false));
+    }
+
+    /// Runs two actions on a worker at the same time, many times over.
+    fn race(rounds: usize, prepare: fn(&Worker), actions: [fn(&Worker); 2], check: fn(&Worker)) {
+        for _ in 0..rounds {
+            let worker = worker("w");
+            prepare(&worker);
+            let start = Barrier::new(2);
+            std::thread::scope(|scope| {
+                for action in actions {
+                    let (worker, start) = (&worker, &start);
+                    scope.spawn(move || {
+                        start.wait();
+                        action(worker);
+                    });
+                }
+            });
+            check(&worker);
+        }
+    }
+
+    #[test]
+    fn a_drain_that_begins_while_another_one_ends_is_not_lost() {
+        let operator: fn(&Worker) = |worker| {
+            worker.set_draining(true, "a test");
+        };
+        let ends: [[fn(&Worker); 2]; 2] = [
+            [|worker| worker.quarantine("a test"), |worker| worker.end_quarantine("a test")],
+            [|worker| worker.drain_for_shim("a test"), |worker| worker.rejoin("a test")],
+        ];
+        for [prepare, end] in ends {
+            race(10_000, prepare, [operator, end], |worker| assert!(worker.is_draining()));
+        }
+        race(
+            10_000,
+            operator,
+            [
+                |worker| worker.quarantine("a test"),
+                |worker| {
+                    worker.set_draining(false, "a test");
+                },
+            ],
+            |worker| assert_eq!(worker.is_draining(), worker.is_quarantined()),
+        );
     }
 
     #[test]
