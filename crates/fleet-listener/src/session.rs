@@ -570,9 +570,13 @@ impl AttachedWorker {
             waiting: load.waiting,
             kv_used_ratio: ratio,
             total_blocks: load.kv_blocks,
+            started_at_s: load.started_at_s,
             ..EngineLoad::default()
         };
         worker.set_load(now.checked_sub(age).unwrap_or(now), figures);
+        if load.started_at_s.is_some_and(|started| worker.presence.reports_start(started)) {
+            worker.record_restart();
+        }
         if !load.up {
             // While the engine is down, its cache contents are unknown.
             pool.speculative_index.forget(worker.index);

@@ -111,6 +111,11 @@ impl Bootstrap {
         Ok(EngineIdentity(ids))
     }
 
+    /// Forgets all ids, since the engine's process is or may be another one.
+    pub fn forget_process(&self) {
+        self.known.store(None);
+    }
+
     /// Forgets the ids of an engine with which a transfer failed, unless newer ids are known by
     /// now: a restarted engine has other ids.
     pub fn forget(&self, engine: &Arc<EngineIdentity>) {
@@ -144,5 +149,15 @@ mod tests {
             at(Some("http://boot:9"), "10.0.0.1:8000"),
             ("http://boot:9".into(), "boot".into(), 9)
         );
+    }
+
+    #[test]
+    fn the_ids_of_an_engine_are_forgotten_with_its_process() {
+        let worker = crate::worker::tests::worker("w");
+        let server = worker.bootstrap.as_ref().unwrap();
+        let ids = EngineIds::parse(r#"{"0": {"engine_id": "a"}}"#).unwrap();
+        server.known.store(Some(Arc::new(EngineIdentity(ids))));
+        worker.becomes_another();
+        assert!(server.known.load().is_none());
     }
 }

@@ -58,6 +58,22 @@ impl Presence {
         })
     }
 
+    /// Records when the engine's process started, in seconds since 1970, as its shim reports it.
+    /// Returns whether the process is another one than that of the last report.
+    pub fn reports_start(&self, started_at_s: f64) -> bool {
+        if !started_at_s.is_finite() {
+            return false;
+        }
+        let mut reported = self.reported();
+        let last = reported.get_or_insert_default();
+        let is_other = last.started_at_s.is_some_and(|before| before != started_at_s);
+        if is_other {
+            *last = EngineLoad::default();
+        }
+        last.started_at_s = Some(started_at_s);
+        is_other
+    }
+
     /// Takes over the last report that the worker has which this one replaces.
     pub fn succeed_to(&self, before: &Self) {
         self.reported().clone_from(&before.reported());

@@ -83,6 +83,11 @@ impl PushState {
         self.stranded.fetch_add(1, Relaxed);
     }
 
+    /// Takes over the stranded legs of the same engine under its earlier description.
+    pub fn succeed_to(&self, before: &Self) {
+        self.stranded.store(before.stranded(), Relaxed);
+    }
+
     /// Number of decode legs whose KV never comes, since the engine's process is the present one.
     pub fn stranded(&self) -> u32 {
         self.stranded.load(Relaxed)

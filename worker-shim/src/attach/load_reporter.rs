@@ -137,7 +137,7 @@ fn is_large_change(reported: &Load, now: &Load) -> bool {
         let (was, is) = (was.unwrap_or_default(), is.unwrap_or_default());
         was.abs_diff(is) >= few.max(was / LARGE_CHANGE_DIVISOR)
     };
-    reported.up != now.up
+    (reported.up, reported.started_at_s) != (now.up, now.started_at_s)
         || much(reported.requests, now.requests, LARGE_CHANGE_REQUESTS)
         || much(reported.prefill_tokens_queued, now.prefill_tokens_queued, LARGE_CHANGE_TOKENS)
 }

@@ -3,14 +3,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Worker;
+use super::{Bootstrap, Worker};
 use crate::engine_facts::KvNames;
 use crate::state::{Event, WorkerState};
 
 impl Worker {
     /// Takes over the state of the worker that this one replaces, if both are the same engine with
     /// another description: drain, ejection, the last probe, the engine's identity and block size,
-    /// and whether it was there at the start.
+    /// its stranded legs, and whether it was there at the start.
     pub fn succeed_to(&self, before: &Self) {
         if (&self.authority, self.uses_tls) != (&before.authority, before.uses_tls) {
             return;
@@ -22,6 +22,7 @@ impl Worker {
         }
         self.presence.succeed_to(&before.presence);
         self.facts.set_block_size(before.facts.block_size());
+        self.push.succeed_to(&before.push);
         self.ejections.succeed_to(&before.ejections);
         if before.state() == WorkerState::Ejected {
             self.life.change(Event::Eject, before.life.since().why);
@@ -58,6 +59,7 @@ impl Worker {
         self.endpoint_support.forget();
         self.missing_hand_offs.forget();
         self.push.forget_identities();
+        self.bootstrap.iter().for_each(Bootstrap::forget_process);
         self.read_back.forget();
         self.echoes.forget();
         self.parity.forget();

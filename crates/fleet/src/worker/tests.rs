@@ -30,3 +30,30 @@ fn nothing_that_was_learned_of_an_engine_outlives_its_process() {
     assert_eq!((believed, worker.parity.is_believed()), (true, false));
     assert_eq!(worker.process(), before + 1);
 }
+
+#[test]
+fn another_start_time_is_another_process_and_a_shim_takes_over_the_routers_own_report() {
+    let polled = worker("w");
+    let own =
+        EngineLoad { started_at_s: Some(1000.0), block_size: Some(16), ..EngineLoad::default() };
+    assert!(!polled.presence.reports(&own));
+    let attached = worker("w");
+    attached.succeed_to(&polled);
+    let started = [1000.0, 1000.0, f64::NAN, 2000.0, 2000.0];
+    let restarts = started.map(|started| attached.presence.reports_start(started));
+    assert_eq!(restarts, [false, false, false, true, false]);
+    polled.succeed_to(&attached);
+    let own = EngineLoad { started_at_s: Some(2000.0), ..own };
+    assert!(!polled.presence.reports(&own), "the router asks the same process");
+}
+
+#[test]
+fn stranded_legs_are_those_of_an_engine_under_any_description() {
+    let before = worker("w");
+    before.push.strand();
+    let after = worker("w");
+    after.succeed_to(&before);
+    assert_eq!(after.push.stranded(), 1);
+    after.record_restart();
+    assert_eq!(after.push.stranded(), 0);
+}

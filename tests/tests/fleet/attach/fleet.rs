@@ -187,6 +187,49 @@ async fn a_replaced_worker_has_what_its_shim_reported_last() {
 }
 
 #[tokio::test]
+async fn a_restart_of_an_engine_behind_a_shim_ends_what_its_process_kept() {
+    let router = router("").await;
+    let shim = attach(&router, hello("s0", URL)).await;
+    let own = worker(&router, "s0").expect("it is there");
+    let load = async |up: bool, started_at_s| {
+        shim.say(Message::Load(v1::Load { up, started_at_s, ..v1::Load::default() })).await;
+        eventually("the load is known", async || own.is_probed() && own.is_up() == up).await;
+    };
+    load(true, Some(1000.0)).await;
+    own.quarantine("a test");
+    let restarts = own.presence.restarts();
+    load(false, Some(1000.0)).await;
+    load(true, Some(1000.0)).await;
+    assert_eq!(own.presence.restarts(), restarts, "the process was only out of reach");
+    assert!(own.is_quarantined(), "its cache is the same");
+    load(false, None).await;
+    load(true, Some(2000.0)).await;
+    eventually("the new process is noticed", async || own.presence.restarts() == restarts + 1)
+        .await;
+    eventually("its cache is empty", async || !own.is_quarantined() && !own.is_draining()).await;
+}
+
+#[tokio::test]
+async fn a_shim_that_leaves_while_its_worker_is_replaced_drains_the_new_one() {
+    let router = router("").await;
+    let shim = attach(&router, hello("s0", URL)).await;
+    shim.load(0, 0).await;
+    let before = worker(&router, "s0").expect("it is there");
+    let config = serde_json::from_value(json!({
+        "id": "s0", "role": "both", "url": URL, "kv_events": "tcp://127.0.0.1:7",
+    }));
+    let fleet = router.running.fleet();
+    fleet.claim("sim", WorkerSource::Admin, config.expect("a worker")).expect("it may join");
+    // The session has not noticed yet that another worker has taken the place of this one.
+    before.drain_for_shim("a test");
+    eventually("the new one drains", async || {
+        worker(&router, "s0")
+            .is_some_and(|worker| worker.index > before.index && worker.is_draining())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn redirects_of_workers_are_not_followed() {
     let elsewhere = ScriptedServer::start(|_| ScriptedReply::json(200, "{}")).await;
     let target = elsewhere.url();
