@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::core::Core;
 use splitrail_settings::address_shares::{AddressPlace, AddressShares};
+use splitrail_telemetry::{TaskName, restart_on_panic};
 
 mod decisions;
 mod history;
@@ -78,7 +79,9 @@ impl Live {
     pub fn start(core: Arc<Core>) -> (Arc<Self>, JoinSet<()>) {
         let live = Arc::new(Self::default());
         let mut task = JoinSet::new();
-        task.spawn(sample(Arc::clone(&live), core));
+        let sampled = Arc::clone(&live);
+        let run = move || sample(Arc::clone(&sampled), Arc::clone(&core));
+        task.spawn(restart_on_panic(TaskName::new("live page"), run));
         (live, task)
     }
 

@@ -30,6 +30,7 @@ use splitrail_fleet::read_back::release_of;
 use splitrail_fleet_listener::FleetListener;
 use splitrail_ledger::lines::Lines;
 use splitrail_ledger::summary::Summary;
+use splitrail_telemetry::{TaskName, restart_on_panic};
 
 /// A router that is bound and serving.
 pub struct Running {
@@ -292,7 +293,9 @@ fn log_summary(core: &Arc<Core>) -> JoinSet<()> {
     let mut summary = JoinSet::new();
     let log_interval = core.serving().config.ledger.log_interval;
     if !log_interval.is_zero() {
-        summary.spawn(log_totals(Arc::clone(core), log_interval));
+        let core = Arc::clone(core);
+        let run = move || log_totals(Arc::clone(&core), log_interval);
+        summary.spawn(restart_on_panic(TaskName::new("log of totals"), run));
     }
     summary
 }
@@ -300,7 +303,9 @@ fn log_summary(core: &Arc<Core>) -> JoinSet<()> {
 /// Starts the tasks that follow files of credentials and share limits.
 fn keep_access(core: &Arc<Core>) -> JoinSet<()> {
     let mut access = JoinSet::new();
-    access.spawn(follow_access(Arc::clone(core)));
+    let followed = Arc::clone(core);
+    let follow = move || follow_access(Arc::clone(&followed));
+    access.spawn(restart_on_panic(TaskName::new("files of credentials"), follow));
     access.spawn(core.access.load().share_limits());
     access
 }

@@ -5,7 +5,6 @@
 //! reports nothing, so nothing changes.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use prometheus::{IntCounter, IntGauge};
 use tokio::sync::mpsc;
@@ -16,7 +15,7 @@ pub mod dns;
 pub mod kubernetes;
 
 use splitrail_config::model::{Discovery, Model, Worker};
-use splitrail_telemetry::Metrics;
+use splitrail_telemetry::{Metrics, TaskName, restart_on_panic};
 
 /// Maximum number of workers of one source. Further ones are ignored and logged as an error.
 pub const WORKERS_MAX: usize = 4096;
@@ -58,47 +57,43 @@ impl Tally {
 /// A source that is being followed.
 #[derive(Debug)]
 pub struct Followed {
-    /// The index of the source in the model's `discovery`.
-    pub place: usize,
-    /// The name of the source in logs and metrics.
-    pub name: String,
     /// The lists of the source. The first one is sent when the source has been reached, even if it
     /// is empty.
     pub found: mpsc::Receiver<FoundWorkers>,
+    /// The task that follows the source. The source is no longer followed once this is dropped.
+    pub task: JoinSet<()>,
 }
 
-/// Follows the sources of `model` except its shims. The tasks run in `tasks` and end with it. A
-/// task that panics is restarted.
-pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<Followed> {
-    let mut sources = Vec::new();
-    for (place, discovery) in model.discovery.iter().enumerate() {
-        let name = discovery.name();
-        let tally = Tally::new(metrics, &model.name, &name);
-        // The receiver only needs the latest list, and a source waits until its list is taken.
-        let (sink, found) = mpsc::channel(1);
-        match discovery {
-            // Shims connect to the router.
-            Discovery::Shim {} => continue,
-            Discovery::Dns(config) => {
-                let config = config.clone();
-                let run = move || dns::run(config.clone(), sink.clone(), tally.clone());
-                tasks.spawn(restart_on_panic(name.clone(), run));
-            }
-            #[cfg(feature = "kubernetes")]
-            Discovery::Kubernetes(config) => {
-                let config = config.clone();
-                let run = move || kubernetes::run(config.clone(), sink.clone(), tally.clone());
-                tasks.spawn(restart_on_panic(name.clone(), run));
-            }
-            #[cfg(not(feature = "kubernetes"))]
-            Discovery::Kubernetes(_) => {
-                drop((sink, tally));
-                tracing::error!(source = name, "this build does not include Kubernetes discovery");
-            }
+/// Follows a source of `model`; `None` if it is that of shims. A task that panics is restarted.
+pub fn follow(model: &str, discovery: &Discovery, metrics: &Metrics) -> Option<Followed> {
+    let name = discovery.name();
+    let tally = Tally::new(metrics, model, &name);
+    let log_name =
+        TaskName { source: Some(name.clone()), ..TaskName::of_model("discovery", model) };
+    // The receiver only needs the latest list, and a source waits until its list is taken.
+    let (sink, found) = mpsc::channel(1);
+    let mut task = JoinSet::new();
+    match discovery {
+        // Shims connect to the router.
+        Discovery::Shim {} => return None,
+        Discovery::Dns(config) => {
+            let config = config.clone();
+            let run = move || dns::run(config.clone(), sink.clone(), tally.clone());
+            task.spawn(restart_on_panic(log_name, run));
         }
-        sources.push(Followed { place, name, found });
+        #[cfg(feature = "kubernetes")]
+        Discovery::Kubernetes(config) => {
+            let config = config.clone();
+            let run = move || kubernetes::run(config.clone(), sink.clone(), tally.clone());
+            task.spawn(restart_on_panic(log_name, run));
+        }
+        #[cfg(not(feature = "kubernetes"))]
+        Discovery::Kubernetes(_) => {
+            drop((sink, tally, log_name));
+            tracing::error!(source = name, "this build does not include Kubernetes discovery");
+        }
     }
-    sources
+    Some(Followed { found, task })
 }
 
 /// Removes the metrics of the sources of `before` that `now`, the same model's later configuration,
@@ -108,26 +103,6 @@ pub fn forget(before: &Model, now: &Model, metrics: &Metrics) {
     for source in before.discovery.iter().map(Discovery::name) {
         if !kept.contains(&source) {
             metrics.forget_source(&before.name, &source);
-        }
-    }
-}
-
-/// Runs a source, and runs it again if it panics: otherwise its last list would stay in use
-/// forever.
-async fn restart_on_panic<F>(source: String, run: impl Fn() -> F + Send)
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    const PAUSE: Duration = Duration::from_secs(1);
-    loop {
-        let mut running = JoinSet::new();
-        running.spawn(run());
-        match running.join_next().await {
-            Some(Err(error)) if error.is_panic() => {
-                tracing::error!(source, "discovery panicked and is restarted");
-                tokio::time::sleep(PAUSE).await;
-            }
-            _ => return,
         }
     }
 }
@@ -158,7 +133,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_source_of_a_model_is_followed_until_its_tasks_end() {
+    async fn every_source_of_a_model_is_followed_until_its_task_ends() {
         let model: Model = serde_json::from_str(
             r#"{
                 "name": "m", "tokenizer": { "kind": "none" }, "flow": "aggregated",
@@ -171,29 +146,17 @@ mod tests {
         )
         .unwrap();
         let metrics = Metrics::new().unwrap();
-        let mut tasks = JoinSet::new();
-        let mut sources = follow(&model, &metrics, &mut tasks);
-        let names: Vec<_> =
-            sources.iter().map(|source| (source.place, source.name.as_str())).collect();
-        assert_eq!(names, [(1, "dns:localhost:8000"), (2, "dns:localhost:8001")]);
-        for source in &mut sources {
+        let followed = [0, 1, 2].map(|place| follow("m", &model.discovery[place], &metrics));
+        let [None, Some(mut first), Some(mut second)] = followed else {
+            panic!("shims are not followed, the others are");
+        };
+        let sources = [(&mut first, "dns:localhost:8000"), (&mut second, "dns:localhost:8001")];
+        for (source, name) in sources {
             assert_eq!(source.found.recv().await.unwrap().workers.len(), 1);
-            let workers = metrics.discovery_workers.with_label_values(&["m", &source.name]);
+            let workers = metrics.discovery_workers.with_label_values(&["m", name]);
             assert_eq!(workers.get(), 1);
         }
-        drop(tasks);
-        assert_eq!(sources[0].found.recv().await, None);
-    }
-
-    #[tokio::test]
-    async fn a_source_that_panics_is_started_again() {
-        let begun = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
-        let counted = std::sync::Arc::clone(&begun);
-        let run = move || {
-            let before = counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            async move { assert!(before > 0, "a defect") }
-        };
-        restart_on_panic("s".to_owned(), run).await;
-        assert_eq!(begun.load(std::sync::atomic::Ordering::Relaxed), 2);
+        drop(first.task);
+        assert_eq!(first.found.recv().await, None);
     }
 }

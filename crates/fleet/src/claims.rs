@@ -34,6 +34,22 @@ impl WorkerSource {
         })
     }
 
+    /// The source in a model's later `discovery` that takes the place of this one of `before`: the
+    /// same, wherever it is now, otherwise a new one of the same name, or of the same kind at the
+    /// same place. `None` if there is none.
+    pub(super) fn moved(self, before: &Model, now: &Model) -> Option<Self> {
+        let place = Self::of(before).position(|source| source == self)?;
+        let own = &before.discovery[place];
+        let is_new = |discovery: &Discovery| !before.discovery.contains(discovery);
+        let sources = || Self::of(now).zip(&now.discovery);
+        let same = sources().find(|(_, discovery)| *discovery == own);
+        let renewed =
+            || sources().find(|(_, discovery)| discovery.name() == own.name() && is_new(discovery));
+        let at_its_place =
+            || sources().find(|(source, discovery)| *source == self && is_new(discovery));
+        same.or_else(renewed).or_else(at_its_place).map(|(source, _)| source)
+    }
+
     /// The label in metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
@@ -59,6 +75,13 @@ impl Claims {
     /// Withdraws what a source reported under this id.
     pub(super) fn remove(&mut self, source: WorkerSource, id: &str) {
         self.0.remove(&(source, id.to_owned()));
+    }
+
+    /// Gives each report to the source that `place` names in the place of its own; withdraws it if
+    /// there is none.
+    pub(super) fn moved(self, place: impl Fn(WorkerSource) -> Option<WorkerSource>) -> Self {
+        let moved = self.0.into_iter();
+        Self(moved.filter_map(|((by, id), config)| Some(((place(by)?, id), config))).collect())
     }
 
     /// Whether a source reports the worker under this id.

@@ -1,8 +1,8 @@
 //! Starts the tasks that follow one worker: canary, load, probes and KV events.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use splitrail_telemetry::{TaskName, restart_on_panic};
 use tokio::task::JoinSet;
 
 use super::claims::WorkerSource;
@@ -48,7 +48,7 @@ pub(super) fn follow(
         let model: Arc<str> = served.name().into();
         // The number of ranks is unknown until the worker's first load report.
         worker.ranks.expect();
-        events.spawn(supervise("KV events", Arc::clone(worker), move || {
+        events.spawn(supervise("KV events", worker, move || {
             intake::run(cluster.clone(), model.clone(), pool.clone(), followed.clone())
         }));
     }
@@ -68,7 +68,7 @@ fn ask(
     if is_asked {
         let (cluster, served, asked) =
             (Arc::clone(cluster), Arc::clone(served), Arc::clone(worker));
-        tasks.spawn(supervise("canary", Arc::clone(worker), move || {
+        tasks.spawn(supervise("canary", worker, move || {
             canary::run(Arc::clone(&cluster), Arc::clone(&served), Arc::clone(&asked), leading)
         }));
     }
@@ -76,48 +76,35 @@ fn ask(
         return tasks;
     }
     let (model, polled) = (Arc::clone(served), Arc::clone(worker));
-    tasks.spawn(supervise("load", Arc::clone(worker), move || {
+    tasks.spawn(supervise("load", worker, move || {
         poll::run(Arc::clone(&model), Arc::clone(&polled))
     }));
     if served.asks_for_thresholds() && worker.config.supports_cache_hit_threshold.is_none() {
         let (model, asked) = (Arc::clone(served), Arc::clone(worker));
-        tasks.spawn(supervise("threshold", Arc::clone(worker), move || {
+        tasks.spawn(supervise("threshold", worker, move || {
             probe::run(Arc::clone(&model), Arc::clone(&asked))
         }));
     }
     if worker.config.takes_rank_header.is_none() {
         let (model, asked) = (Arc::clone(served), Arc::clone(worker));
-        tasks.spawn(supervise("rank", Arc::clone(worker), move || {
+        tasks.spawn(supervise("rank", worker, move || {
             probe::run_rank(Arc::clone(&model), Arc::clone(&asked))
         }));
     }
     tasks
 }
 
-/// Runs a task, and runs it again if it panics: otherwise data from one worker that triggers a bug
-/// would leave the worker's state outdated but still in use.
-pub(super) async fn supervise<F>(
-    what: &'static str,
-    worker: Arc<Worker>,
-    task: impl Fn() -> F + Send,
-) where
+/// Runs a task of a worker, and runs it again if it panics: otherwise data from one worker that
+/// triggers a bug would leave the worker's state outdated but still in use.
+pub(super) fn supervise<R, F>(
+    task: &'static str,
+    worker: &Worker,
+    run: R,
+) -> impl Future<Output = ()> + Send + use<R, F>
+where
+    R: Fn() -> F + Send,
     F: Future<Output = ()> + Send + 'static,
 {
-    const PAUSE: Duration = Duration::from_secs(1);
-    loop {
-        let mut running = JoinSet::new();
-        running.spawn(task());
-        match running.join_next().await {
-            Some(Err(error)) if error.is_panic() => {
-                tracing::error!(
-                    model = worker.model(),
-                    worker = worker.id(),
-                    what,
-                    "a task panicked and is restarted"
-                );
-                tokio::time::sleep(PAUSE).await;
-            }
-            _ => return,
-        }
-    }
+    let name = TaskName::of_model(task, worker.model());
+    restart_on_panic(TaskName { worker: Some(worker.id().to_owned()), ..name }, run)
 }

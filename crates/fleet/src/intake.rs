@@ -125,7 +125,7 @@ async fn follow_ranks(
                 follow(part, source.clone(), admits.clone(), sender.clone())
             };
             let mut tasks = JoinSet::new();
-            tasks.spawn(supervise("KV events", Arc::clone(worker), task));
+            tasks.spawn(supervise("KV events", worker, task));
             following.push(Following { tasks, connected });
         }
         let is_short = following.len() < reachable;

@@ -15,8 +15,12 @@ use super::worker::Worker;
 use super::{health, read_back};
 use crate::Cluster;
 use crate::{Served, Serving};
-use splitrail_config::model::{Model, Worker as WorkerConfig};
-use splitrail_discovery::Followed;
+use splitrail_config::model::{Discovery, Model, Worker as WorkerConfig};
+use splitrail_telemetry::{TaskName, restart_on_panic};
+
+mod discovered;
+
+use discovered::FollowedSource;
 
 /// Why a worker cannot be added to the fleet.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +45,10 @@ pub enum ClaimError {
         /// The URL that lies outside.
         url: String,
     },
+    /// The worker's shim attaches, but the model is not open to shims, and the worker is not listed
+    /// in the configuration.
+    #[error("model {0} has no `discovery` of kind `shim`")]
+    ClosedToShims(String),
     /// The model has `WORKERS_MAX` workers.
     #[error("model {0} has the maximum number of workers")]
     Full(String),
@@ -65,8 +73,8 @@ struct Members {
     by_id: BTreeMap<String, Member>,
     /// The task that ejects outliers and ends slow starts.
     health: JoinSet<()>,
-    /// The tasks that discover workers which are not listed in the configuration.
-    discovery: JoinSet<()>,
+    /// The sources of workers that are not listed in the configuration.
+    discovery: Vec<FollowedSource>,
 }
 
 struct Member {
@@ -127,6 +135,7 @@ impl Fleet {
             let members = models.entry(served.name().to_owned()).or_insert_with(none);
             self.change(members, served, &mut left);
             self.set_members(members, WorkerSource::Config, &served.config.workers)?;
+            self.close_to_shims(members);
         }
         self.cluster.serve(Arc::clone(&serving));
         left.into_iter().for_each(Member::retire);
@@ -151,32 +160,10 @@ impl Fleet {
             served: Arc::clone(served),
             by_id: BTreeMap::new(),
             health: self.watch(served),
-            discovery: JoinSet::new(),
+            discovery: Vec::new(),
         };
         self.discover(&mut members, served);
         members
-    }
-
-    /// Restarts a model's discovery. Sources that are no longer configured lose their workers.
-    fn discover(&self, members: &mut Members, before: &Served) {
-        members.discovery = JoinSet::new();
-        let kept: Vec<WorkerSource> = WorkerSource::of(&members.served.config).collect();
-        for source in WorkerSource::of(&before.config) {
-            if !kept.contains(&source) {
-                // This cannot fail: the source reports no workers.
-                let _none = self.set_members(members, source, &[]);
-            }
-        }
-        let Members { served, discovery, .. } = members;
-        splitrail_discovery::forget(&before.config, &served.config, &self.cluster.metrics);
-        let mut tasks = JoinSet::new();
-        for source in splitrail_discovery::follow(&served.config, &self.cluster.metrics, &mut tasks)
-        {
-            let origin = kept[source.place];
-            let (fleet, model) = (Weak::clone(&self.own), served.name().to_owned());
-            tasks.spawn(enter(fleet, model, origin, source));
-        }
-        *discovery = tasks;
     }
 
     /// Applies a changed configuration of a model. With the same pool, the tasks that poll its
@@ -239,6 +226,9 @@ impl Fleet {
         let address = address(&config)?;
         if source != WorkerSource::Config {
             self.admit(&config, &address, members.is_written_down(&address))?;
+        }
+        if source == WorkerSource::Shim && !members.admits_shims(&address) {
+            return Err(ClaimError::ClosedToShims(members.served.name().to_owned()));
         }
         let id = members.known_as(&config.id, &address).unwrap_or(&config.id).to_owned();
         if members.by_id.len() >= WORKERS_MAX && !members.by_id.contains_key(&id) {
@@ -479,8 +469,12 @@ impl Fleet {
     /// Starts the tasks that watch over a model's workers.
     fn watch(&self, served: &Arc<Served>) -> JoinSet<()> {
         let mut watching = JoinSet::new();
-        watching.spawn(health::run(Arc::clone(served)));
-        watching.spawn(read_back::run(Arc::clone(served), Arc::clone(&self.cluster.metrics)));
+        let name = |task| TaskName::of_model(task, served.name());
+        let (watched, swept) = (Arc::clone(served), Arc::clone(served));
+        let metrics = Arc::clone(&self.cluster.metrics);
+        let sweep = move || read_back::run(Arc::clone(&swept), Arc::clone(&metrics));
+        watching.spawn(restart_on_panic(name("health"), move || health::run(Arc::clone(&watched))));
+        watching.spawn(restart_on_panic(name("read-back"), sweep));
         watching
     }
 
@@ -501,6 +495,11 @@ impl Members {
     fn is_written_down(&self, at: &Authority) -> bool {
         let mut workers = self.served.config.workers.iter();
         workers.any(|worker| address(worker).is_ok_and(|written| written == *at))
+    }
+
+    /// Whether the shim of a worker at an address may attach.
+    fn admits_shims(&self, at: &Authority) -> bool {
+        self.served.config.discovery.contains(&Discovery::Shim {}) || self.is_written_down(at)
     }
 
     /// The id of the member with this id, or otherwise of the member at this address.
@@ -551,16 +550,6 @@ fn address(config: &WorkerConfig) -> Result<Authority, ClaimError> {
     parsed
         .and_then(|uri| uri.into_parts().authority)
         .ok_or_else(|| ClaimError::NoAddress { id: config.id.clone(), url: config.url.clone() })
-}
-
-/// Passes each list of a source to the fleet, which adds and removes workers accordingly.
-async fn enter(fleet: Weak<Fleet>, model: String, origin: WorkerSource, mut followed: Followed) {
-    while let Some(found) = followed.found.recv().await {
-        let Some(fleet) = fleet.upgrade() else { return };
-        if let Err(error) = fleet.set_source(&model, origin, &found.workers) {
-            tracing::error!(model, source = followed.name, %error, "a worker cannot be added");
-        }
-    }
 }
 
 #[cfg(test)]

@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use splitrail_fleet::{Cluster, Served};
+use splitrail_telemetry::{TaskName, restart_on_panic};
 
 mod choose;
 mod fetch;
@@ -32,22 +32,11 @@ use joins::Joins;
 
 /// Interval at which workers are looked at while one is being prewarmed, and otherwise.
 const TICKS: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(250)];
-/// Pause before the task starts again after it has panicked.
-const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// Prewarms the workers of all models until `stop` is cancelled, and ends when no fetch runs any more.
 pub async fn run(cluster: Arc<Cluster>, stop: CancellationToken) {
-    loop {
-        let mut running = JoinSet::new();
-        running.spawn(follow(Arc::clone(&cluster), stop.clone()));
-        match running.join_next().await {
-            Some(Err(error)) if error.is_panic() => {
-                tracing::error!("prewarming panicked and is restarted");
-                tokio::time::sleep(RESTART_PAUSE).await;
-            }
-            _ => return,
-        }
-    }
+    let follow = || follow(Arc::clone(&cluster), stop.clone());
+    restart_on_panic(TaskName::new("prewarming"), follow).await;
 }
 
 async fn follow(cluster: Arc<Cluster>, stop: CancellationToken) {

@@ -1,5 +1,5 @@
 //! Logs, metrics and trace context of the router: the names and labels of metrics, the series that
-//! every request updates, and the throttle of repeated log lines.
+//! every request updates, the throttle of repeated log lines, and the restart of tasks that panic.
 
 pub mod buckets;
 pub mod clock;
@@ -11,6 +11,7 @@ mod model_series;
 mod open_metrics;
 mod process;
 mod series;
+mod supervision;
 mod tenant_series;
 mod throttle;
 pub mod trace_context;
@@ -20,6 +21,7 @@ pub use exemplars::TraceId;
 pub use metrics::Metrics;
 pub use model_series::{EndedRequest, LabelledSeries, ModelSeries};
 pub use series::Series;
+pub use supervision::{TaskName, restart_on_panic};
 pub use tenant_series::TenantSeries;
 pub use throttle::LogThrottle;
 pub use worker_series::WorkerSeries;

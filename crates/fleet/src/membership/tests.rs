@@ -134,3 +134,66 @@ async fn a_restart_of_an_engine_during_a_reload_ends_its_quarantine() {
     started_s.store(2000, Relaxed);
     eventually("it is in service", || !worker.is_quarantined() && !worker.is_draining()).await;
 }
+
+/// Reloads the model of a fleet.
+fn reload(fleet: &Fleet, model: &str) {
+    let before = fleet.cluster.serving();
+    let reloaded = serving(model, &fleet.cluster.metrics, Some(&before));
+    fleet.serve(Arc::new(reloaded)).unwrap();
+}
+
+#[tokio::test]
+async fn a_source_that_a_reload_moves_is_not_asked_again_and_keeps_its_workers() {
+    let kept = "{ kind: dns, name: localhost, port: 1, role: both, refresh_interval: 1h }";
+    let added = "{ kind: dns, name: localhost, port: 2, role: both, refresh_interval: 1h }";
+    let fleet = fleet(&format!("    discovery: [{kept}]"));
+    let is_there = |id: &str| fleet.known("sim", id).is_some();
+    eventually("the first source has reported", || is_there("localhost-127.0.0.1-1")).await;
+    // A worker that a new lookup would not find: the last address of a name that has none now.
+    let mut found = listed(&[["localhost-127.0.0.1-1", A], ["gone", "http://127.0.0.9:1"]]);
+    found.iter_mut().for_each(|worker| worker.kv_events = None);
+    fleet.set_source("sim", WorkerSource::Dns(0), &found).unwrap();
+    let before = fleet.known("sim", "gone").unwrap().worker;
+    reload(&fleet, &format!("    discovery: [{added}, {kept}]"));
+    eventually("the new source has reported", || is_there("localhost-127.0.0.1-2")).await;
+    let after = fleet.known("sim", "gone").unwrap();
+    assert!(Arc::ptr_eq(&before, &after.worker));
+    assert_eq!(after.sources, [WorkerSource::Dns(1)]);
+    reload(&fleet, &format!("    discovery: [{added}]"));
+    assert!(!is_there("gone") && !is_there("localhost-127.0.0.1-1"));
+    assert!(is_there("localhost-127.0.0.1-2"));
+}
+
+#[tokio::test]
+async fn a_model_that_is_closed_to_shims_keeps_those_of_listed_workers_alone() {
+    let listed_worker = format!("    workers: [{{ id: w0, role: both, url: \"{A}\" }}]");
+    let fleet = fleet(&format!("{listed_worker}\n    discovery: [{{ kind: shim }}]"));
+    let [own, other] = [["w0", A], ["s0", B]].map(|one| listed(&[one]).remove(0));
+    fleet.claim("sim", WorkerSource::Shim, own.clone()).unwrap();
+    fleet.claim("sim", WorkerSource::Shim, other.clone()).unwrap();
+    let before = fleet.known("sim", "w0").unwrap().worker;
+    reload(&fleet, &listed_worker);
+    let after = fleet.known("sim", "w0").unwrap();
+    assert!(Arc::ptr_eq(&before, &after.worker));
+    assert_eq!(after.sources, [WorkerSource::Shim, WorkerSource::Config]);
+    assert!(fleet.known("sim", "s0").is_none());
+    // Nor does the session of its shim bring it back.
+    let refused = fleet.claim("sim", WorkerSource::Shim, other).err();
+    assert_eq!(refused, Some(ClaimError::ClosedToShims("sim".into())));
+    // A worker that is listed no more goes with its shim.
+    reload(&fleet, "    workers: [{ id: w1, role: both, url: \"http://127.0.0.1:3\" }]");
+    assert!(fleet.known("sim", "w0").is_none());
+}
+
+#[tokio::test]
+async fn the_tasks_that_watch_a_model_start_again_after_a_panic() {
+    let model = "    workers: [{ id: w0, role: both, url: \"http://127.0.0.1:9\" }]";
+    let fleet = fleet(model);
+    let mut models = serving(model, &fleet.cluster.metrics, None).models;
+    let mut served = Arc::into_inner(models.remove(0)).unwrap();
+    // No instant is this late.
+    served.config.health.ejection.interval = Duration::MAX;
+    let mut watching = fleet.watch(&Arc::new(served));
+    let ended = tokio::time::timeout(Duration::from_secs(1), watching.join_next()).await;
+    assert!(ended.is_err(), "{ended:?}");
+}
