@@ -49,6 +49,8 @@ use splitrail_config::model::{ClientWorkers, Events, NatsEvents};
 use splitrail_fleet::Cluster;
 use splitrail_fleet::Fleet;
 use splitrail_telemetry::LogThrottle;
+#[cfg(feature = "nats")]
+use splitrail_telemetry::{TaskName, restart_on_panic};
 use tls::Certificates;
 
 /// Maximum size of a shim's message in bytes; a message carries some thousands of blocks.
@@ -125,7 +127,9 @@ impl FleetListener {
 /// Starts to follow the shims' reports on the event plane.
 #[cfg(feature = "nats")]
 fn follow_plane(context: &Arc<AttachContext>, tasks: &Tasks, events: NatsEvents) -> io::Result<()> {
-    lock(tasks).spawn(plane::run(Arc::clone(context), events));
+    let context = Arc::clone(context);
+    let run = move || plane::run(Arc::clone(&context), events.clone());
+    lock(tasks).spawn(restart_on_panic(TaskName::new("event plane"), run));
     Ok(())
 }
 

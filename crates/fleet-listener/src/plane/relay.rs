@@ -2,7 +2,6 @@
 //! stream: a hello, a snapshot where one is needed, and then each change once, in order.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use splitrail_event_plane::names;
@@ -14,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tonic::{Code, Status};
 
 use super::model::PlaneModel;
-use super::slots::{Latest, Slot, lock};
+use super::slots::{Latest, RelayMark, Slot};
 use super::terms;
 use crate::credentials::Allowed;
 use crate::inbound::{Inbound, Received, Relayed};
@@ -40,12 +39,12 @@ const OVERDUE: Duration = Duration::from_secs(5);
 const REQUEST_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum silence of a shim that has sent `Bye`.
 const BYE_SILENCE: Duration = Duration::from_secs(3);
-/// Pause after a relay that ended by itself, and after one that was refused.
+/// Pause after a relay that ended by itself, and after one that was refused or panicked.
 const PAUSE: Duration = Duration::from_millis(200);
-const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
+pub(super) const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
 /// Serves a worker until its session ends.
-pub(super) async fn serve(model: Arc<PlaneModel>, slot: Arc<Slot>) {
+pub(super) async fn serve(model: Arc<PlaneModel>, mut mark: RelayMark) {
     let (to_session, received) = mpsc::channel(QUEUE_MAX);
     let (reply, replies) = mpsc::channel(REPLIES_MAX);
     let connected = model.broker.connected.clone();
@@ -53,6 +52,7 @@ pub(super) async fn serve(model: Arc<PlaneModel>, slot: Arc<Slot>) {
     // The broker's permissions decide who may publish for which worker.
     let receiving = receive(Arc::clone(&model.context), inbound, reply, Allowed::default());
     let relaying = async {
+        let slot = Arc::clone(mark.slot());
         let latest = slot.latest.subscribe();
         let now = Instant::now();
         let relay = Relay {
@@ -70,9 +70,8 @@ pub(super) async fn serve(model: Arc<PlaneModel>, slot: Arc<Slot>) {
             is_out_of_step: false,
             last_change_at: now,
         };
-        let pause = relay.run().await;
-        *lock(&slot.not_before) = Instant::now() + pause;
-        slot.is_relayed.store(false, Relaxed);
+        mark.pause = relay.run().await;
+        drop(mark);
     };
     tokio::join!(receiving, relaying);
 }

@@ -2,7 +2,6 @@
 //! that sends them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -15,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::model::PlaneModel;
 use super::relay;
-use super::slots::{Latest, Slot, lock};
+use super::slots::{Latest, Slot};
 
 /// Interval at which it is checked which workers need a relay.
 const RELAY_CHECK: Duration = Duration::from_millis(100);
@@ -62,12 +61,16 @@ async fn listen(model: &Arc<PlaneModel>, mut reports: Subscriber, relays: &mut J
                 }
             }
             _ = look.tick() => {
-                while relays.try_join_next().is_some() {}
+                while let Some(ended) = relays.try_join_next() {
+                    if ended.is_err() {
+                        tracing::error!(model = model.name, "a relay panicked and is restarted");
+                    }
+                }
                 model.slots.forget(Instant::now());
                 for slot in model.slots.all() {
                     if wants_relay(model, &slot) {
-                        slot.is_relayed.store(true, Relaxed);
-                        relays.spawn(relay::serve(Arc::clone(model), slot));
+                        let mark = slot.relay(relay::PAUSE_AFTER_REFUSAL);
+                        relays.spawn(relay::serve(Arc::clone(model), mark));
                     }
                 }
             }
@@ -80,8 +83,7 @@ fn wants_relay(model: &PlaneModel, slot: &Slot) -> bool {
     latest.hello.is_some()
         && latest.terms.is_some()
         && latest.at.elapsed() < model.config.disconnect_grace
-        && !slot.is_relayed.load(Relaxed)
-        && Instant::now() >= *lock(&slot.not_before)
+        && slot.may_be_relayed(Instant::now())
 }
 
 fn take_report(model: &PlaneModel, message: &Message) {

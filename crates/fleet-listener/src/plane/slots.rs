@@ -52,9 +52,9 @@ pub(super) struct Slot {
     pub(super) news: Notify,
     pub(super) latest: watch::Sender<Latest>,
     /// Whether a relay runs for this worker.
-    pub(super) is_relayed: AtomicBool,
+    is_relayed: AtomicBool,
     /// Earliest time at which the next relay may start.
-    pub(super) not_before: Mutex<Instant>,
+    not_before: Mutex<Instant>,
     held: Arc<HeldBytes>,
 }
 
@@ -62,6 +62,26 @@ pub(super) struct Slot {
 struct Queue {
     messages: VecDeque<Waiting>,
     bytes: usize,
+}
+
+/// Marks a slot as relayed until this is dropped, be it by a panic.
+pub(super) struct RelayMark {
+    slot: Arc<Slot>,
+    /// Pause before the next relay.
+    pub(super) pause: Duration,
+}
+
+impl RelayMark {
+    pub(super) fn slot(&self) -> &Arc<Slot> {
+        &self.slot
+    }
+}
+
+impl Drop for RelayMark {
+    fn drop(&mut self) {
+        *lock(&self.slot.not_before) = Instant::now() + self.pause;
+        self.slot.is_relayed.store(false, Relaxed);
+    }
 }
 
 /// The last reports of a worker.
@@ -156,6 +176,17 @@ impl Slots {
 }
 
 impl Slot {
+    /// Whether a relay may start now.
+    pub(super) fn may_be_relayed(&self, now: Instant) -> bool {
+        !self.is_relayed.load(Relaxed) && now >= *lock(&self.not_before)
+    }
+
+    /// Marks the slot as relayed. If the relay panics, the next one starts after `pause`.
+    pub(super) fn relay(self: Arc<Self>, pause: Duration) -> RelayMark {
+        self.is_relayed.store(true, Relaxed);
+        RelayMark { slot: self, pause }
+    }
+
     /// Adds a message. If there is no room, all waiting messages of this worker are dropped first;
     /// returns whether that happened.
     pub(super) fn push(&self, message: Waiting) -> bool {
@@ -261,6 +292,24 @@ mod tests {
         drop(slot);
         slots.forget(Instant::now() + FORGET);
         assert_eq!(slots.held.bytes.load(Relaxed), 0, "a forgotten slot frees its bytes");
+    }
+
+    #[tokio::test]
+    async fn a_relay_that_panics_is_followed_by_another_one() {
+        let slot = Slots::new(1).slot("w").unwrap();
+        let pause = Duration::from_secs(3600);
+        let mark = Arc::clone(&slot).relay(pause);
+        assert!(!slot.may_be_relayed(Instant::now() + pause));
+        let relay = async move {
+            assert!(mark.slot().is_empty() && mark.pause.is_zero(), "a defect");
+        };
+        assert!(tokio::spawn(relay).await.is_err());
+        let now = Instant::now();
+        assert!(!slot.may_be_relayed(now) && slot.may_be_relayed(now + pause));
+        let mut mark = Arc::clone(&slot).relay(pause);
+        mark.pause = Duration::ZERO;
+        drop(mark);
+        assert!(slot.may_be_relayed(Instant::now()), "it ended by itself");
     }
 
     #[test]
