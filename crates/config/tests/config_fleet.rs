@@ -97,7 +97,12 @@ fn tokens_are_bound_to_models_that_there_are() {
     };
     let bound = with_token(", models: [a]").unwrap();
     assert_eq!(bound.config.fleet.tokens[0].models.as_deref(), Some(&["a".to_owned()][..]));
-    assert!(bound.warnings.is_empty(), "{:?}", bound.warnings);
+    let [warning] = &bound.warnings[..] else { panic!("{:?}", bound.warnings) };
+    assert!(
+        warning.message.starts_with("`models[1]` waits for shims, but no token"),
+        "{warning:?}"
+    );
+    assert!(with_token(", models: [a, b]").unwrap().warnings.is_empty());
     let unbound = with_token("").unwrap();
     let [warning] = &unbound.warnings[..] else { panic!("{:?}", unbound.warnings) };
     assert!(warning.message.contains("of every model that accepts shims"), "{warning:?}");

@@ -39,7 +39,7 @@ pub(super) async fn receive(
     };
     context.count(status.code());
     if context.refused.may_log() {
-        tracing::warn!(%status, "a shim is refused");
+        tracing::warn!(code = ?status.code(), why = status.message(), "a shim is refused");
     }
     let _gone = outbound.try_send(Err(status));
 }

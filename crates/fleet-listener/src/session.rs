@@ -177,7 +177,8 @@ impl Session {
                 tracing::warn!(
                     model = hello.served.name(),
                     worker = hello.config.id,
-                    %status,
+                    code = ?status.code(),
+                    why = status.message(),
                     "a shim's stream is closed because of an error"
                 );
                 // The engine has another block size: its shim attaches again at once.

@@ -29,6 +29,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     durations(section, report);
     tokens(section, base_dir, report);
     token_models(root, section, report);
+    models_without_token(root, section, report);
     tls(section, base_dir, report);
     if listener.is_none() {
         // Null and an empty list count as absent.
@@ -202,6 +203,35 @@ fn token_models(root: &Node, section: &Node, report: &mut ProblemReport) {
                 );
                 report.error(model.at, message, "the `name` of one of `models`");
             }
+        }
+    }
+}
+
+/// Warns about models that wait for shims although no token is valid for their workers.
+fn models_without_token(root: &Node, section: &Node, report: &mut ProblemReport) {
+    let is_given = |node: &&Node| node.value != Value::Null;
+    let entries = section.get("tokens").map(Node::items).unwrap_or_default();
+    let listed: Option<Vec<_>> =
+        entries.iter().map(|entry| entry.get("models").filter(is_given)).collect();
+    // Without an entry, or with one for every model, a token says nothing about models.
+    let Some(listed) = listed.filter(|listed| !listed.is_empty()) else { return };
+    if section.get("token").is_some_and(|token| is_given(&token)) {
+        return;
+    }
+    for (index, model) in root.get("models").map(Node::items).unwrap_or_default().iter().enumerate()
+    {
+        let sources = model.get("discovery").map(Node::items).unwrap_or_default();
+        let is_shim = |source: &&Node| source.get("kind").and_then(Node::text) == Some("shim");
+        let name = model.get("name").and_then(Node::text);
+        let is_bound = listed.iter().flat_map(|models| models.items()).any(|of| of.text() == name);
+        if let Some(source) = sources.iter().find(is_shim)
+            && !is_bound
+        {
+            let message = format!(
+                "`models[{index}]` waits for shims, but no token of `fleet.tokens` is valid for its \
+                 workers"
+            );
+            report.warn(source.at, message, "name the model under `models` of one of the tokens");
         }
     }
 }
