@@ -49,18 +49,29 @@ struct Stage<const N: usize> {
 }
 
 impl<const N: usize> Stage<N> {
-    /// Learns as [`Fit::observe`].
+    /// Learns as [`Fit::observe`]. What has faded since the last observation stays so: this one counts
+    /// for the more.
     fn observe(&mut self, now_ns: u64, parts: [f64; N], seconds: f64) {
-        if self.fit.observe(parts, seconds) {
-            self.observed_ns = now_ns;
+        let trust = self.trust(now_ns);
+        let mut faded = self.fit.clone();
+        if trust < 1.0 {
+            faded.fade(trust);
+        }
+        if faded.observe(parts, seconds) {
+            *self = Self { fit: faded, observed_ns: now_ns };
         }
     }
 
     /// The scales as far as they are trusted at the time `now_ns`.
     fn scales(&self, now_ns: u64) -> [f64; N] {
+        self.fit.scales(self.trust(now_ns))
+    }
+
+    /// How far the scales are trusted at the time `now_ns`, from 0 to 1.
+    fn trust(&self, now_ns: u64) -> f64 {
         let idle_seconds = now_ns.saturating_sub(self.observed_ns) as f64 / 1e9;
         let half_lives = (idle_seconds - TRUSTED_SECONDS).max(0.0) / HALF_LIFE_SECONDS;
-        self.fit.scales(0.5f64.powf(half_lives))
+        0.5f64.powf(half_lives)
     }
 }
 

@@ -97,6 +97,13 @@ impl<const N: usize> Fit<N> {
         self.usual_error += share * (1.0 - self.usual_error).max(0.0);
     }
 
+    /// Moves the scales towards 1 as [`scales`](Self::scales) does, and raises their uncertainty by
+    /// what they are no longer trusted.
+    pub fn fade(&mut self, trust: f64) {
+        self.scales = self.scales(trust);
+        self.doubt(1.0 - trust);
+    }
+
     /// The scales, moved towards 1 as `trust` falls from 1 to 0.
     pub fn scales(&self, trust: f64) -> [f64; N] {
         // Factors are interpolated geometrically: half of "four times" is twice.

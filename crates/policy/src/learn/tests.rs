@@ -112,6 +112,37 @@ fn learned_costs_fade_without_observations() {
     assert!((1.0..1.01).contains(&at(36_000)), "{}", at(36_000));
 }
 
+/// The first request after an hour shows what the worker is like now: neither the earlier costs
+/// nor the prior outweigh it.
+#[test]
+fn one_observation_after_learned_costs_have_faded_is_believed() {
+    let prior = Coefficients::default();
+    for (before, now) in [(4.0, 1.0), (4.0, 4.0), (1.0, 4.0), (4.0, 2.0)] {
+        let mut learner = Learner::new(prior);
+        teach(&mut learner, &slower(&prior, before), 3, 100, 0.0);
+        let later_ns = (99 + 3_600) * SECOND;
+        let seconds = slower(&prior, now).prefill_seconds(8_000, 0);
+        learner.prefill(later_ns, 8_000, 0, seconds);
+        let told = learner.coefficients(later_ns).prefill_seconds(8_000, 0);
+        assert!((told / seconds - 1.0).abs() < 0.15, "{before} {now}: {told} {seconds}");
+    }
+}
+
+#[test]
+fn a_pause_of_minutes_between_requests_changes_little_of_what_is_learned() {
+    let prior = Coefficients::default();
+    let truth = slower(&prior, 4.0);
+    let mut learner = Learner::new(prior);
+    for i in 0..60 {
+        let (new, context) = prompt(3, i);
+        let off = 1.0 + 0.1 * (2.0 * even(3, 3 * i + 2) - 1.0);
+        let seconds = truth.prefill_seconds(new + context, context) * off;
+        learner.prefill(i * 180 * SECOND, new, context, seconds);
+    }
+    let learned = learner.coefficients(59 * 180 * SECOND);
+    assert!(worst_error(&learned, &truth) < 0.3, "{learned:?}");
+}
+
 #[test]
 fn hand_offs_and_steps_are_learned_as_well() {
     let truth = Coefficients { bandwidth_bytes_per_second: 3e9, ..Coefficients::default() };
