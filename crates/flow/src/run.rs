@@ -92,9 +92,8 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
     loop {
         let mut leg = Leg::Decode;
         // A hand-off that was not sent to any decode worker is used by the next attempt.
-        if staged.is_some() {
-            prompt.decision.attempt_begun();
-        } else {
+        let is_used_again = staged.is_some();
+        if !is_used_again {
             prompt.decision.flow_begun(plan.name());
             match first_leg(prompt, plan, &mut attempts).await? {
                 FirstLeg::Prefilled(prefilled) => staged = Some(*prefilled),
@@ -103,7 +102,7 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
                 FirstLeg::Again => continue,
             }
         }
-        let begun = last_leg(prompt, leg, &mut staged, &mut attempts).await?;
+        let begun = last_leg(prompt, leg, &mut staged, is_used_again, &mut attempts).await?;
         if let Some(begun) = begun {
             return Ok(begun);
         }
@@ -184,40 +183,36 @@ async fn both_legs(
 }
 
 /// Runs the leg that generates the reply; `None` if it failed and another attempt is allowed.
+/// `is_used_again` says whether the hand-off is that of an earlier attempt.
 async fn last_leg(
     prompt: PromptContext<'_>,
     leg: Leg,
     staged: &mut Option<Prefilled>,
+    is_used_again: bool,
     attempts: &mut DecodeAttempts,
 ) -> Result<Option<Begun>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let pool = &context.served.pool;
     let mut excluded = attempts.failed().to_vec();
-    // Both legs of an attempt carry the same id.
-    let leg_headers = match &staged {
-        Some(prefilled) => {
-            excluded.extend(not_for_decode(&pool.roster(), &prefilled.worker));
-            let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
-            let late =
-                left.map(|left| pool.workers_too_late(left, Instant::now())).unwrap_or_default();
-            excluded.extend(&late);
-            let over = left.is_some_and(|left| left.is_zero());
-            if over || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
-                let wish = Wish::any(leg, &excluded);
-                note_vetoed(decision, &pool.roster(), wish, &[], Moment::now());
-                let prefill = Arc::clone(&prefilled.worker);
-                let message =
-                    format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
-                let error = Error::new(ErrorKind::LeaseExpired, message);
-                decision.attempt_discarded(error.outcome());
-                attempts.retry(context, &prefill, error)?;
-                *staged = None;
-                return Ok(None);
-            }
-            prefilled.leg_headers.clone()
+    if let Some(prefilled) = &staged {
+        excluded.extend(not_for_decode(&pool.roster(), &prefilled.worker));
+        let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
+        let late = left.map(|left| pool.workers_too_late(left, Instant::now())).unwrap_or_default();
+        excluded.extend(&late);
+        let over = left.is_some_and(|left| left.is_zero());
+        if over || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
+            let wish = Wish::any(leg, &excluded);
+            note_vetoed(decision, &pool.roster(), wish, &[], Moment::now());
+            let prefill = Arc::clone(&prefilled.worker);
+            let message =
+                format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
+            let error = Error::new(ErrorKind::LeaseExpired, message);
+            decision.attempt_discarded(error.outcome());
+            attempts.retry(context, &prefill, error)?;
+            *staged = None;
+            return Ok(None);
         }
-        None => attempt(context, decision),
-    };
+    }
     let wish = Wish::any(leg, &excluded);
     let placed = match leg {
         Leg::Decode => place(prompt, wish)?,
@@ -228,6 +223,16 @@ async fn last_leg(
             fetch_planned(prompt, &mut placed, &mut attempts.may_fetch).await;
             placed
         }
+    };
+    // Both legs of an attempt carry the same id.
+    let leg_headers = match &staged {
+        Some(prefilled) => {
+            if is_used_again {
+                decision.attempt_begun();
+            }
+            prefilled.leg_headers.clone()
+        }
+        None => attempt(context, decision),
     };
     sent(context, unit, &placed);
     let guard = match leg {

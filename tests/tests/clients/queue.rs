@@ -154,6 +154,26 @@ async fn a_request_that_has_waited_too_long_is_refused_and_may_be_retried() {
     assert_eq!(line.end().await, ["first"]);
 }
 
+#[tokio::test]
+async fn a_request_that_the_queue_refuses_has_made_no_attempt() {
+    let spec = Spec {
+        model: "queue: { max_wait: 300ms }\ncosts: { prefill_us_per_token: 1000 }".into(),
+        policy: "{ kind: predicted_ttft }",
+        engine: |_, config| config.prefill_us_per_token = 1000,
+        ..Spec::aggregated(1)
+    };
+    let (cluster, tasks) = (Arc::new(Cluster::start(spec).await), JoinSet::new());
+    let mut line = Line { cluster, tasks, done: Arc::default() };
+    // Over three seconds of prefill.
+    line.send("first", 400, &[], 0.0).await;
+    let body = completion(&prompt(20, "second")).to_string();
+    let refused = line.cluster.http.post_with(COMPLETIONS, &[JSON], body).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    let decisions = line.cluster.decisions(refused.header("x-request-id")).await;
+    assert_eq!(decisions[0]["attempts"], 0, "{}", decisions[0]);
+    assert_eq!(line.end().await, ["first"]);
+}
+
 /// The router reads the events of a batch only when all of its prompts have begun.
 #[tokio::test]
 async fn the_prompts_of_a_streamed_batch_keep_no_request_waiting() {
