@@ -152,7 +152,6 @@ fn assemble_model(
         releases: before.map(|(served, _)| Arc::clone(&served.releases)).unwrap_or_default(),
         mismatch: LogThrottle::default(),
         charges: LogThrottle::default(),
-        usage: LogThrottle::default(),
         series: ModelSeries::default(),
         no_prefill: LogThrottle::default(),
         stranded: LogThrottle::default(),

@@ -37,8 +37,6 @@ pub struct Served {
     pub mismatch: LogThrottle,
     /// Limits log lines about usage beyond what a request can have.
     pub charges: LogThrottle,
-    /// Limits log lines about usage that cannot be used as engines report it.
-    pub usage: LogThrottle,
     /// Limits log lines about requests for which no remote prefill was possible.
     pub no_prefill: LogThrottle,
     /// Limits log lines about decode legs whose KV never comes.

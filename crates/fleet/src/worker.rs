@@ -36,7 +36,7 @@ use splitrail_engine_client::Engine;
 use splitrail_engine_client::echoes::Echoes;
 use splitrail_policy::{Coefficients, Leg, WorkerIndex};
 use splitrail_telemetry::metrics::Scope;
-use splitrail_telemetry::{Metrics, WorkerSeries};
+use splitrail_telemetry::{LogThrottle, Metrics, WorkerSeries};
 use splitrail_workload::booking::{Booked, Booking};
 use splitrail_workload::breaker::Breaker;
 use splitrail_workload::costs::Costs;
@@ -67,6 +67,8 @@ pub struct Worker {
     pub ranks: Ranks,
     /// Compares the cached tokens that the worker reports with the index's estimates.
     pub usage_stats: UsageStats,
+    /// Limits log lines about usage that cannot be used as the engine reports it.
+    pub usage_log: LogThrottle,
     /// The state of the worker, with its time and cause.
     pub life: Life,
     /// The learned cost model of the worker.
@@ -161,6 +163,7 @@ impl Worker {
             booked: Arc::default(),
             ranks,
             usage_stats: UsageStats::default(),
+            usage_log: LogThrottle::default(),
             life,
             costs: Arc::new(Costs::new(Coefficients::default())),
             outcomes: OutcomeCounters::default(),

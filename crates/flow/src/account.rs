@@ -170,11 +170,11 @@ pub(super) fn read_usage(
     dialect: Dialect,
     raw: &str,
 ) -> Option<EngineUsage> {
-    let (model, worker) = (served.name(), worker.id());
+    let (model, log, worker) = (served.name(), &worker.usage_log, worker.id());
     match EngineUsage::parse_in(dialect, serde_json::from_str(raw).ok()?) {
         Ok(usage) => Some(usage),
         Err(UsageError::CachedExceedsPrompt { prompt_tokens, .. }) => {
-            if served.usage.may_log() {
+            if log.may_log() {
                 tracing::warn!(
                     model,
                     worker,
@@ -192,7 +192,7 @@ pub(super) fn read_usage(
             Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens: None })
         }
         Err(error) => {
-            if served.usage.may_log() {
+            if log.may_log() {
                 tracing::warn!(
                     model,
                     worker,

@@ -148,7 +148,7 @@ async fn the_largest_counts_of_an_engine_add_up_in_a_batch() {
 }
 
 #[tokio::test]
-async fn usage_that_contradicts_itself_is_logged_once_and_not_per_reply() {
+async fn usage_that_contradicts_itself_is_logged_once_per_worker_and_not_per_reply() {
     let contradiction = generated("x", "a").replace(
         r#""prompt_tokens":1"#,
         r#""prompt_tokens":1,"prompt_tokens_details":{"cached_tokens":2}"#,
@@ -158,14 +158,19 @@ async fn usage_that_contradicts_itself_is_logged_once_and_not_per_reply() {
         (contradiction, "more cached tokens than the prompt has"),
         (nonsense, "usage counts as not reported"),
     ] {
-        let engine = engine(move |_| ScriptedReply::json(200, &reply)).await;
-        let front = Front::start("{}", "", &[engine.url()]).await;
+        let answer = move |_: &ReceivedRequest| ScriptedReply::json(200, &reply);
+        let engines = [engine(answer.clone()).await, engine(answer).await];
+        let front = Front::start("{}", "", &engines.each_ref().map(ScriptedServer::url)).await;
         for number in 0..9 {
             let reply = front.http.post(COMPLETIONS, &completion(&number.to_string())).await;
             assert_eq!(reply.status, 200, "{}", reply.text());
         }
         let log = front.log();
-        assert_eq!(log.matches(line).count(), 1, "{log}");
+        let lines: Vec<_> = log.lines().filter(|logged| logged.contains(line)).collect();
+        assert_eq!(lines.len(), 2, "{log}");
+        for worker in ["w0", "w1"] {
+            assert!(lines.iter().any(|line| line.contains(worker)), "{worker}: {lines:?}");
+        }
     }
 }
 
