@@ -19,8 +19,9 @@ use splitrail_config::model::RequestFlow;
 use splitrail_flow::context::{Context, ReplyRoom, flow_name};
 use splitrail_flow::generate::Begun;
 use splitrail_flow::prepare::{Payload, Prepared, Unit, prepare};
+use splitrail_flow::relay::detailed;
 use splitrail_flow::reply::detail::Detail;
-use splitrail_flow::reply::merge::{self, Events, Places};
+use splitrail_flow::reply::merge::{self, Batch, Events, Places};
 use splitrail_flow::run::begin;
 use splitrail_ledger::decisions::{Decision, DecisionHandle, DecisionStart};
 use splitrail_ledger::entry::Entry;
@@ -310,10 +311,10 @@ fn one_reply(
                 return Ok(ReplyBody::Whole(charged(core, memory, reply)?));
             }
             Begun::Verbatim(reply) => Merged::Whole(parsed(reply)?),
-            Begun::Stream(unit) => Merged::Events(unit.into_events()),
+            Begun::Stream(unit) => Merged::Events(unit.into_events(None)),
             Begun::Made(events) => Merged::Events(merge::made(events)),
         },
-        (_, last) => merged(begun.into_iter().chain(last), places)?,
+        (_, last) => merged(begun.into_iter().chain(last).collect(), places)?,
     };
     Ok(match (merged, detail) {
         (Merged::Whole(reply), None) => ReplyBody::Whole(written(core, memory, &reply)?),
@@ -322,7 +323,9 @@ fn one_reply(
             detail.add(&mut reply);
             ReplyBody::Whole(written(core, memory, &reply)?)
         }
-        (Merged::Events(events), Some(detail)) => ReplyBody::Events(detail.add_to_stream(events)),
+        (Merged::Events(events), Some(detail)) => {
+            ReplyBody::Events(detailed(events, detail, &core.preparer))
+        }
     })
 }
 
@@ -371,21 +374,23 @@ fn parsed(reply: Bytes) -> Result<JsonObject, Error> {
     })
 }
 
-fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<Merged, Error> {
+fn merged(begun: Vec<Begun>, places: Places) -> Result<Merged, Error> {
+    let batch = Batch::new(begun.len(), places);
     let mut replies = Vec::new();
     let mut streams = Vec::new();
-    for answer in begun {
+    for (prompt_index, answer) in begun.into_iter().enumerate() {
+        let place = || batch.place(prompt_index);
         match answer {
             Begun::Whole(reply) => replies.push(reply),
             Begun::Verbatim(reply) => replies.push(parsed(reply)?),
-            Begun::Stream(unit) => streams.push(unit.into_events()),
-            Begun::Made(events) => streams.push(merge::made(events)),
+            Begun::Stream(unit) => streams.push(unit.into_events(Some(place()))),
+            Begun::Made(events) => streams.push(place().made(events)),
         }
     }
     if streams.is_empty() {
         Ok(Merged::Whole(merge::replies(replies, places)?))
     } else {
-        Ok(Merged::Events(merge::streams(streams, places)))
+        Ok(Merged::Events(merge::streams(batch, streams)))
     }
 }
 

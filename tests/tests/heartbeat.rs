@@ -31,6 +31,12 @@ use tokio::sync::oneshot;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+const RESPONSES: &str = "/v1/responses";
+
+type Headers = &'static [(&'static str, &'static str)];
+const JSON: &str = "application/json";
+const PLAIN: Headers = &[("content-type", JSON)];
+
 /// Length of a large request.
 const LONG_BYTES: usize = if cfg!(debug_assertions) { 4 << 20 } else { 10 << 20 };
 
@@ -180,6 +186,17 @@ fn long_events(heard: &ReceivedRequest) -> ScriptedReply {
     ScriptedReply::events(&format!("{event}{event}data: [DONE]\n\n"))
 }
 
+/// The stream of a response whose last event repeats all of the reply, of half the length.
+fn long_response() -> ScriptedReply {
+    let output = vec![r#"{"text":" word"}"#; LONG_BYTES / 40].join(",");
+    let usage = r#"{"input_tokens":3,"output_tokens":2,"total_tokens":5}"#;
+    ScriptedReply::events(&format!(
+        "event: response.created\ndata: {{\"type\":\"response.created\",\"response\":{{}}}}\n\n\
+         event: response.completed\ndata: {{\"type\":\"response.completed\",\"response\":\
+         {{\"output\":[{output}],\"usage\":{usage}}}}}\n\n"
+    ))
+}
+
 /// Requests to endpoints whose bodies are passed on, and those with long replies.
 fn large_replies() -> Vec<(&'static str, &'static str, String)> {
     let text = json!({"model": "sim", "prompt": words(LONG_BYTES)}).to_string();
@@ -191,6 +208,23 @@ fn large_replies() -> Vec<(&'static str, &'static str, String)> {
         ("long events with the word", COMPLETIONS, streamed(WORD)),
         ("a long text to tokenize", "/tokenize", text),
         ("a long text to embed", "/v1/embeddings", input),
+    ]
+}
+
+/// Requests whose streams have a long event, with headers beside that of the type.
+fn large_events() -> Vec<(&'static str, &'static str, Headers, String)> {
+    const DETAIL: Headers = &[("content-type", JSON), ("x-splitrail-usage", "detail")];
+    let batch = json!({
+        "model": "sim", "max_tokens": 2, "stream": true,
+        "prompt": [ASKS_LONG_EVENT, ASKS_LONG_EVENT],
+    });
+    let response =
+        json!({"model": "sim", "max_output_tokens": 2, "stream": true, "input": ASKS_LONG_EVENT});
+    vec![
+        ("long events of a batch", COMPLETIONS, PLAIN, batch.to_string()),
+        ("long events and usage details", COMPLETIONS, DETAIL, streamed("")),
+        ("a long end of a response", RESPONSES, PLAIN, response.to_string()),
+        ("a long end of a response and usage details", RESPONSES, DETAIL, response.to_string()),
     ]
 }
 
@@ -215,6 +249,7 @@ async fn no_poll_of_a_large_request_holds_the_thread_that_serves_all_connections
     let long = long_reply("word");
     let answer = move |heard: &ReceivedRequest| match heard.is_inference() {
         true if heard.text().contains(ASKS_MUCH) => ScriptedReply::json(200, &long),
+        true if heard.target == RESPONSES => long_response(),
         true if heard.text().contains(ASKS_LONG_EVENT) => long_events(heard),
         true => whole_reply(),
         false => ScriptedReply::json(200, "{}"),
@@ -222,17 +257,18 @@ async fn no_poll_of_a_large_request_holds_the_thread_that_serves_all_connections
     let engine = ScriptedServer::start(answer).await;
     let files = tempfile::tempdir().unwrap();
     let router = OneThread::start(files.path(), &engine.url()).await;
-    let headers = [("content-type", "application/json")];
     for i in 0..20 {
         let body = completion(format!("warm {i}").into());
-        let reply = router.http.post_with(COMPLETIONS, &headers, body).await;
+        let reply = router.http.post_with(COMPLETIONS, PLAIN, body).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
     let usual = router.longest();
     let mut longest = Vec::new();
-    for (what, path, body) in large().into_iter().chain(large_replies()) {
+    let plain = large().into_iter().chain(large_replies());
+    let plain = plain.map(|(what, path, body)| (what, path, PLAIN, body));
+    for (what, path, headers, body) in plain.chain(large_events()) {
         router.longest();
-        let reply = router.http.post_with(path, &headers, body).await;
+        let reply = router.http.post_with(path, headers, body).await;
         let poll = router.longest();
         eprintln!("{what}: {poll:?} (status {})", reply.status);
         longest.push((what, poll));

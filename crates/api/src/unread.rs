@@ -142,6 +142,11 @@ impl Unread {
         Self { shed: shed.clone(), room, is_joint, place, waits }
     }
 
+    /// Whether the reply is made of several engine replies.
+    pub fn is_joint(&self) -> bool {
+        self.is_joint
+    }
+
     /// Waits until a reply of which `bytes` have arrived may be read further. `whole` is its total
     /// size, if known.
     ///

@@ -18,9 +18,10 @@ use super::sending::Sending;
 use crate::reply::choices::{begun, is_below_threshold};
 use crate::reply::dialect::{Chunk, data_of, usage_of};
 use crate::reply::event_reader::EventReader;
+use crate::reply::merge;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::{Endpoint, JsonObject};
-use splitrail_engine_client::{EngineClient, RevocableBody, Shape, refusal_event};
+use splitrail_engine_client::{RevocableBody, Shape, refusal_event};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 
@@ -150,12 +151,17 @@ async fn whole_reply(
         () = queued => return Err(lease_expired(worker)),
     };
     let (dialect, bytes) = (context.endpoint.dialect(), reply.len());
-    let read = move || match is_below_threshold(dialect, &reply) {
-        true => Ok(First::Below(usage_of(dialect, &reply))),
-        false => JsonObject::parse(reply).map(|reply| First::Whole(reply, begun)),
+    let of_batch = context.unread.unread.is_joint().then_some(context.options.n);
+    let read = move || {
+        if is_below_threshold(dialect, &reply) {
+            return Ok(First::Below(usage_of(dialect, &reply)));
+        }
+        let reply = JsonObject::parse(reply).map_err(|_| "sent a reply that is not JSON")?;
+        of_batch.map_or(Ok(()), |n| merge::check(&reply, n))?;
+        Ok(First::Whole(reply, begun))
     };
     let read = context.preparer.run_sized(bytes, read).await?;
-    read.map_err(|_| Error::engine(worker.id(), "sent a reply that is not JSON"))
+    read.map_err(|what| Error::engine(worker.id(), what))
 }
 
 /// Sends a streamed leg to an endpoint and waits for its first events.
@@ -182,7 +188,7 @@ pub(super) async fn first_events(
             FirstEvents::Events(reader, events) => {
                 Ok(First::Events(Box::new(reader.with_idle(idle)), events))
             }
-            FirstEvents::Below(reader, event) => below(reader, dialect, event, client).await,
+            FirstEvents::Below(reader, event) => below(reader, dialect, event, context).await,
             // The reader is dropped with its connection, which cancels the samples that run.
             FirstEvents::Partly => Ok(First::Below(None)),
         }
@@ -286,19 +292,20 @@ async fn below(
     mut reader: EventReader,
     dialect: Dialect,
     mut last: Bytes,
-    client: &EngineClient,
+    context: &Context,
 ) -> Result<First, Error> {
     const EVENTS_MAX: usize = 4096;
     for _ in 0..EVENTS_MAX {
         match reader.next().await {
             Ok(Some(event)) => last = event,
             Ok(None) => {
-                reader.give_back(client);
+                reader.give_back(&context.served.client);
                 break;
             }
             // The remaining events are not needed.
             Err(_) => break,
         }
     }
-    Ok(First::Below(usage_of(dialect, &last)))
+    let (bytes, read) = (last.len(), move || usage_of(dialect, &last));
+    Ok(First::Below(context.preparer.run_sized(bytes, read).await?))
 }

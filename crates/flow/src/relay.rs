@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::stream::{self, StreamExt};
 use prometheus::Histogram;
 use splitrail_engine::dialect::Dialect;
 
@@ -16,10 +16,11 @@ use super::read_back;
 use super::sending::Sending;
 use crate::prepare::Preparer;
 use crate::reply::choices::is_below_threshold;
+use crate::reply::detail::Detail;
 use crate::reply::dialect::{self, Chunk, data_of};
 use crate::reply::event_reader::EventReader;
 use crate::reply::event_template::EventTemplate;
-use crate::reply::merge::Events;
+use crate::reply::merge::{Events, Place};
 use crate::reply::openai_chunk::OpenAiChunk;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind, Fault};
@@ -41,6 +42,18 @@ pub(super) fn whole(
     hide_hand_off(&mut reply);
     account.finish();
     reply
+}
+
+/// Adds `usage.splitrail` to the usage chunk of a stream. Long events are read off the reactor.
+pub fn detailed(events: Events, detail: Detail, preparer: &Arc<Preparer>) -> Events {
+    let (detail, preparer) = (Arc::new(detail), Arc::clone(preparer));
+    Box::pin(events.then(move |event| {
+        let (detail, preparer) = (Arc::clone(&detail), Arc::clone(&preparer));
+        async move {
+            let event = event?;
+            preparer.run_sized(event.len(), move || detail.with(event)).await
+        }
+    }))
 }
 
 /// Clients must not see where KV blocks are.
@@ -82,6 +95,8 @@ pub struct UnitStream {
     observes_pace: bool,
     /// Recognises events that need not be parsed.
     template: EventTemplate,
+    /// The place of the stream in that of its batch.
+    place: Option<Place>,
 }
 
 /// The event for the client, `None` if there is none for it, or what is wrong with the engine's
@@ -129,11 +144,13 @@ impl UnitStream {
             pace: Pace::begin(Instant::now()),
             observes_pace: prompt.context.options.samples == 1,
             template: EventTemplate::default(),
+            place: None,
         }
     }
 
-    /// The events for the client.
-    pub fn into_events(self: Box<Self>) -> Events {
+    /// The events for the client; `place` is that of a prompt of a batch.
+    pub fn into_events(mut self: Box<Self>, place: Option<Place>) -> Events {
+        self.place = place;
         Box::pin(stream::unfold(Some(self), |unit| async move { unit?.next().await }))
     }
 
@@ -182,10 +199,11 @@ impl UnitStream {
         }
     }
 
-    /// [`relay`](Self::relay), off the reactor if the event is long. The reply moves there and back.
+    /// [`relay_in_place`](Self::relay_in_place), off the reactor if the event is long. The reply
+    /// moves there and back.
     async fn relay_sized(mut self: Box<Self>, event: Bytes) -> Result<(Relayed, Box<Self>), Error> {
         let (preparer, bytes) = (Arc::clone(&self.preparer), event.len());
-        preparer.run_sized(bytes, move || (self.relay(event), self)).await
+        preparer.run_sized(bytes, move || (self.relay_in_place(event), self)).await
     }
 
     fn observe_gap(&mut self) {
@@ -261,6 +279,15 @@ impl UnitStream {
         Some(chunk)
     }
 
+    /// The event for the client, as an event of its batch if there is one.
+    fn relay_in_place(&mut self, event: Bytes) -> Relayed {
+        let relayed = self.relay(event)?;
+        match (&self.place, relayed) {
+            (Some(place), Some(event)) => place.merge(event),
+            (_, relayed) => Ok(relayed),
+        }
+    }
+
     /// The event for the client; `None` if it is only usage that the client did not ask for.
     fn relay(&mut self, event: Bytes) -> Relayed {
         const NO_CHUNK: &str = "sent an event that is no chunk";
@@ -272,6 +299,9 @@ impl UnitStream {
         }
         if is_below_threshold(dialect, &data) {
             return Err("turned a part of the request away in mid-stream");
+        }
+        if chunk.is_last {
+            self.reader.end();
         }
         let Some(usage) = &chunk.usage else {
             if dialect == Dialect::Responses && chunk.is_last {

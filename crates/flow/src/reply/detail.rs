@@ -4,12 +4,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
 
 use super::dialect::{self, Chunk, data_of};
-use super::merge::Events;
 use splitrail_api::JsonObject;
 use splitrail_config::model::CachedTokensFallback;
 use splitrail_ledger::decisions::DecisionHandle;
@@ -39,12 +37,8 @@ impl Detail {
         reply.set("usage", usage.to_string());
     }
 
-    /// Adds `usage.splitrail` to the usage chunk of a stream.
-    pub fn add_to_stream(self, events: Events) -> Events {
-        Box::pin(events.map(move |event| event.map(|event| self.with(event))))
-    }
-
-    fn with(&self, event: Bytes) -> Bytes {
+    /// An event of a stream, with `usage.splitrail` if it has the usage of the whole reply.
+    pub(crate) fn with(&self, event: Bytes) -> Bytes {
         let data = data_of(self.dialect, &event);
         if !Chunk::read(self.dialect, &data).is_some_and(|chunk| chunk.has_final_usage()) {
             return event;

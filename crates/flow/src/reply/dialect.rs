@@ -6,7 +6,6 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use memchr::memmem;
 use serde::Deserialize;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json;
@@ -148,18 +147,6 @@ pub(crate) fn data_of(dialect: Dialect, event: &Bytes) -> Cow<'_, [u8]> {
     }
 }
 
-/// Whether a named event is a stream's last.
-pub(crate) fn is_last(dialect: Dialect, event: &Bytes) -> bool {
-    let names: &[&str] = match dialect {
-        Dialect::Chunks => &[],
-        Dialect::Responses => &["response.completed", "response.incomplete"],
-        Dialect::Messages => &["message_stop"],
-    };
-    // Few events contain the name, and some of those contain it only as text.
-    names.iter().any(|name| memmem::find(event, name.as_bytes()).is_some())
-        && Chunk::read(dialect, &data_of(dialect, event)).is_some_and(|chunk| chunk.is_last)
-}
-
 /// Changes the object in an event that holds the usage; `None` if there is no such object. The rest
 /// of the event stays unchanged.
 pub(crate) fn edit(
@@ -250,7 +237,9 @@ mod tests {
             ),
             (Dialect::Chunks, "{\"type\":\"message_stop\"}", false),
         ] {
-            assert_eq!(is_last(dialect, &Bytes::from(event)), expected, "{event}");
+            let event = Bytes::from(event);
+            let chunk = Chunk::read(dialect, &data_of(dialect, &event)).map(|chunk| chunk.is_last);
+            assert_eq!(chunk, Some(expected), "{event:?}");
         }
     }
 

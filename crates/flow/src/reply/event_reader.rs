@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use prometheus::IntCounterVec;
 use splitrail_engine::dialect::Dialect;
 
-use super::dialect::{self, data_of};
+use super::dialect::data_of;
 use super::sse::{Piece, Splitter, Uncut};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
@@ -103,6 +103,11 @@ impl EventReader {
         }
     }
 
+    /// Notes that the event that was read last is the end of the reply: no further one is read.
+    pub(crate) fn end(&mut self) {
+        self.done = true;
+    }
+
     /// The next event; `None` once the engine has reported the end. A stream that ends without that
     /// report has broken off.
     ///
@@ -116,7 +121,6 @@ impl EventReader {
                 Ok(Some(Piece::Data(event))) => {
                     self.waits_since = None;
                     self.prove(&event)?;
-                    self.done = dialect::is_last(self.dialect, &event);
                     return Ok(Some(event));
                 }
                 Ok(Some(Piece::Done)) => {

@@ -1,10 +1,12 @@
 //! Merges the replies of a batch's prompts into one reply: OpenAI's choice indices and summed usage.
 
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::{self, StreamExt};
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -36,30 +38,98 @@ pub fn made(events: Vec<Bytes>) -> Events {
     Box::pin(stream::iter(events.into_iter().map(Ok)))
 }
 
-/// Merges the events of several prompts' replies in the order in which they arrive: under one id,
-/// with `choices[].index` moved to the position of each prompt, and one usage chunk at the end.
-pub fn streams(units: Vec<Events>, places: Places) -> Events {
-    let usage = vec![None; units.len()];
-    let tagged = units.into_iter().enumerate().map(|(i, events)| events.map(move |e| (i, e)));
-    let state = Merging { events: stream::select_all(tagged), first: None, usage, places };
+/// What the streams of a batch's prompts share: they are merged under one id, with
+/// `choices[].index` moved to the position of each prompt, and one usage chunk at the end.
+pub struct Batch {
+    /// What all chunks carry.
+    first: OnceLock<FirstIds>,
+    /// The last usage chunk of each prompt, of at most [`USAGE_MAX_BYTES`].
+    usage: Mutex<Vec<Option<JsonObject>>>,
+    places: Places,
+}
+
+impl Batch {
+    /// A batch of as many streams.
+    pub fn new(streams: usize, places: Places) -> Arc<Self> {
+        Arc::new(Self { first: OnceLock::new(), usage: Mutex::new(vec![None; streams]), places })
+    }
+
+    /// The place of a prompt's stream.
+    pub fn place(self: &Arc<Self>, prompt_index: usize) -> Place {
+        Place { batch: Arc::clone(self), prompt_index }
+    }
+
+    /// A poisoned lock is still used: each value is replaced as a whole.
+    fn usage(&self) -> MutexGuard<'_, Vec<Option<JsonObject>>> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The usage chunk of the merged stream, if every prompt had one.
+    fn last(&self) -> Option<Bytes> {
+        let chunks = std::mem::take(&mut *self.usage());
+        let mut chunks = chunks.into_iter().collect::<Option<Vec<_>>>()?;
+        let usage = sum(chunks.iter().filter_map(|event| event.raw("usage")), self.places)?;
+        let mut event = chunks.pop()?;
+        event.set("usage", usage);
+        Some(event.to_bytes())
+    }
+}
+
+/// The place of one prompt's stream in that of its batch.
+pub struct Place {
+    batch: Arc<Batch>,
+    prompt_index: usize,
+}
+
+impl Place {
+    /// The event of a prompt as an event of the merged stream, or nothing if it is a usage chunk,
+    /// which is kept.
+    ///
+    /// # Errors
+    /// What is wrong with the event of the engine.
+    pub fn merge(&self, data: Bytes) -> Result<Option<Bytes>, &'static str> {
+        let mut event = JsonObject::parse(data).map_err(|_| "sent an event that is no chunk")?;
+        self.batch.first.get_or_init(|| FirstIds::of(&event)).put_into(&mut event);
+        let has_usage = !matches!(event.raw("usage"), None | Some("null"));
+        if has_usage && event.raw("choices").is_none_or(|raw| raw.trim() == "[]") {
+            if event.bytes() > USAGE_MAX_BYTES {
+                return Err("sent usage that is too long");
+            }
+            if let Some(kept) = self.batch.usage().get_mut(self.prompt_index) {
+                *kept = Some(event);
+            }
+            return Ok(None);
+        }
+        move_choices(&mut event, self.prompt_index, self.batch.places.n).ok_or(TOO_MANY)?;
+        Ok(Some(event.to_bytes()))
+    }
+
+    /// Events that the router made for the prompt.
+    pub fn made(self, events: Vec<Bytes>) -> Events {
+        let defect =
+            |what: &'static str| Error::new(ErrorKind::Internal, format!("the router {what}"));
+        let merged = events.into_iter().filter_map(|event| self.merge(event).transpose());
+        let merged: Vec<_> = merged.map(|event| event.map_err(defect)).collect();
+        Box::pin(stream::iter(merged))
+    }
+}
+
+/// Merges the streams of all prompts of a batch, in the order in which their events arrive. The
+/// events have been merged by the [`Place`] of each stream.
+pub fn streams(batch: Arc<Batch>, streams: Vec<Events>) -> Events {
+    let state = (stream::select_all(streams), batch);
     Box::pin(stream::unfold(Some(state), |state| async move {
-        let mut state = state?;
-        match state.next().await {
-            Some(Ok(data)) => Some((Ok(data), Some(state))),
+        let (mut events, batch) = state?;
+        match events.next().await {
+            Some(Ok(data)) => Some((Ok(data), Some((events, batch)))),
             Some(Err(error)) => Some((Err(error), None)),
-            None => state.last().map(|data| (Ok(data), None)),
+            None => batch.last().map(|data| (Ok(data), None)),
         }
     }))
 }
 
-struct Merging<S> {
-    events: S,
-    /// What all chunks carry.
-    first: Option<FirstIds>,
-    /// The last usage chunk of each prompt, of at most [`USAGE_MAX_BYTES`].
-    usage: Vec<Option<JsonObject>>,
-    places: Places,
-}
+/// What is wrong with a reply or an event that has more choices than `n`.
+const TOO_MANY: &str = "sent more choices than were asked for";
 
 /// Maximum size in bytes of a usage object that is added up, and of a usage chunk that is kept.
 const USAGE_MAX_BYTES: usize = 64 << 10;
@@ -87,48 +157,15 @@ impl FirstIds {
     }
 }
 
-impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
-    async fn next(&mut self) -> Option<Result<Bytes, Error>> {
-        while let Some((prompt_index, event)) = self.events.next().await {
-            let data = match event {
-                Ok(data) => data,
-                Err(error) => return Some(Err(error)),
-            };
-            match self.merge(prompt_index, data) {
-                Some(None) => {}
-                Some(Some(event)) => return Some(Ok(event.to_bytes())),
-                None => {
-                    let message = "the reply broke off: an engine sent an event that is no chunk";
-                    return Some(Err(Error::new(ErrorKind::DecodeLost, message)));
-                }
-            }
-        }
-        None
-    }
-
-    /// The event of a prompt as an event of the merged stream, or nothing if it is a usage chunk,
-    /// which is kept; `None` if it is no chunk.
-    fn merge(&mut self, prompt_index: usize, data: Bytes) -> Option<Option<JsonObject>> {
-        let mut event = JsonObject::parse(data).ok()?;
-        self.first.get_or_insert_with(|| FirstIds::of(&event)).put_into(&mut event);
-        let has_usage = !matches!(event.raw("usage"), None | Some("null"));
-        if has_usage && event.raw("choices").is_none_or(|raw| raw.trim() == "[]") {
-            let is_short = event.bytes() <= USAGE_MAX_BYTES;
-            self.usage[prompt_index] = Some(event).filter(|_| is_short);
-            return is_short.then_some(None);
-        }
-        move_choices(&mut event, prompt_index, self.places.n)?;
-        Some(Some(event))
-    }
-
-    /// The usage chunk of the merged stream, if every prompt had one.
-    fn last(self) -> Option<Bytes> {
-        let mut chunks = self.usage.into_iter().collect::<Option<Vec<_>>>()?;
-        let usage = sum(chunks.iter().filter_map(|event| event.raw("usage")), self.places)?;
-        let mut event = chunks.pop()?;
-        event.set("usage", usage);
-        Some(event.to_bytes())
-    }
+/// Checks that the reply to one prompt of a batch can be merged: it has at most `n` choices.
+///
+/// # Errors
+/// What is wrong with the reply of the engine.
+pub fn check(reply: &JsonObject, n: u32) -> Result<(), &'static str> {
+    let mut count = 0;
+    let is_list = reply.raw("choices").and_then(|raw| each(raw, |_: IgnoredAny| count += 1));
+    is_list.ok_or("sent a reply without choices")?;
+    if count > n { Err(TOO_MANY) } else { Ok(()) }
 }
 
 /// Merges the whole replies of several prompts, in the order of the prompts.
@@ -344,14 +381,16 @@ mod tests {
 
     #[tokio::test]
     async fn streams_share_an_id_and_end_with_one_usage_chunk() {
-        let events = |name: &str| -> Events {
+        let batch = Batch::new(2, places(1, 1));
+        let events = |(index, name): (usize, &str)| {
             let chunks = [
                 format!(r#"{{"id":"{name}","choices":[{{"index":0,"text":"{name}"}}]}}"#),
                 format!(r#"{{"id":"{name}","choices":[],"usage":{{"prompt_tokens":5}}}}"#),
             ];
-            Box::pin(stream::iter(chunks.map(|chunk| Ok(Bytes::from(chunk)))))
+            batch.place(index).made(chunks.map(Bytes::from).to_vec())
         };
-        let merged: Vec<Value> = streams(vec![events("a"), events("b")], places(1, 1))
+        let both = ["a", "b"].into_iter().enumerate().map(events).collect();
+        let merged: Vec<Value> = streams(Arc::clone(&batch), both)
             .map(|event| serde_json::from_slice(&event.unwrap()).unwrap())
             .collect()
             .await;
