@@ -35,8 +35,8 @@ impl WorkerSource {
     }
 
     /// The source in a model's later `discovery` that takes the place of this one of `before`: the
-    /// same, wherever it is now, otherwise a new one of the same name, or of the same kind at the
-    /// same place. `None` if there is none.
+    /// same, wherever it is now, otherwise a new one of the same name, or one of the same kind at
+    /// the same place whose name is new. `None` if there is none.
     pub(super) fn moved(self, before: &Model, now: &Model) -> Option<Self> {
         let place = Self::of(before).position(|source| source == self)?;
         let own = &before.discovery[place];
@@ -45,8 +45,11 @@ impl WorkerSource {
         let same = sources().find(|(_, discovery)| *discovery == own);
         let renewed =
             || sources().find(|(_, discovery)| discovery.name() == own.name() && is_new(discovery));
+        let is_named_anew = |discovery: &Discovery| {
+            before.discovery.iter().all(|other| other.name() != discovery.name())
+        };
         let at_its_place =
-            || sources().find(|(source, discovery)| *source == self && is_new(discovery));
+            || sources().find(|(source, discovery)| *source == self && is_named_anew(discovery));
         same.or_else(renewed).or_else(at_its_place).map(|(source, _)| source)
     }
 

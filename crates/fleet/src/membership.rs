@@ -175,9 +175,6 @@ impl Fleet {
         }
         let before = std::mem::replace(&mut members.served, Arc::clone(served));
         members.health = self.watch(served);
-        if before.config.discovery != served.config.discovery {
-            self.discover(members, &before);
-        }
         let same_pool = Arc::ptr_eq(&before.pool, &served.pool);
         if !same_pool {
             read_back::stop(&before, &self.cluster.metrics);
@@ -199,6 +196,10 @@ impl Fleet {
                 let entered = Member { claims, leading, worker, tasks };
                 left.push(std::mem::replace(member, entered));
             }
+        }
+        // Once all workers are in the new pool, because this changes some of them.
+        if before.config.discovery != served.config.discovery {
+            self.discover(members, &before);
         }
     }
 
@@ -354,14 +355,14 @@ impl Fleet {
         result
     }
 
-    /// Drains a worker or ends its draining. `None` if the worker is unknown; otherwise whether its
-    /// state changed.
-    pub fn drain(&self, model: &str, id: &str, draining: bool) -> Option<bool> {
+    /// Drains a worker or ends its draining for an operator; `None` if the worker is unknown.
+    pub fn drain(&self, model: &str, id: &str, draining: bool) -> Option<Arc<Worker>> {
         // The lock keeps the worker from being replaced meanwhile by one that would not be drained.
         let models = self.models();
         let worker = &models.get(model)?.by_id.get(id)?.worker;
         let why = if draining { "an operator drains it" } else { "an operator wants it back" };
-        Some(worker.set_draining(draining, why))
+        worker.set_draining(draining, why);
+        Some(Arc::clone(worker))
     }
 
     /// The id that a source uses for the worker with this id.

@@ -19,7 +19,7 @@ pub struct Presence {
     restarts: AtomicU32,
     /// Whether the last probes have failed, as many as make a worker unhealthy.
     fails_probes: AtomicBool,
-    /// The last report of the engine's own metrics, which identifies its process.
+    /// The last report of the engine's metrics, which identifies its process; a shim may have read them.
     reported: Mutex<Option<EngineLoad>>,
     /// Bounds the prefill legs of pairs that were given up which are sent again to the engine.
     pub resends: Semaphore,

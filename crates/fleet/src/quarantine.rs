@@ -170,7 +170,8 @@ mod tests {
         let operator: fn(&Worker) = |worker| {
             worker.set_draining(true, "a test");
         };
-        let ends: [[fn(&Worker); 2]; 2] = [
+        type Change = fn(&Worker);
+        let ends: [[Change; 2]; 2] = [
             [|worker| worker.quarantine("a test"), |worker| worker.end_quarantine("a test")],
             [|worker| worker.drain_for_shim("a test"), |worker| worker.rejoin("a test")],
         ];

@@ -44,7 +44,8 @@ pub(super) fn whole(
     reply
 }
 
-/// Adds `usage.splitrail` to the usage chunk of a stream. Long events are read off the reactor.
+/// Adds `usage.splitrail` to the usage chunk of a stream. Long events are read off the reactor. The
+/// stream ends for its reader with the first error.
 pub fn detailed(events: Events, detail: Detail, preparer: &Arc<Preparer>) -> Events {
     let (detail, preparer) = (Arc::new(detail), Arc::clone(preparer));
     Box::pin(events.then(move |event| {
@@ -283,7 +284,14 @@ impl UnitStream {
     fn relay_in_place(&mut self, event: Bytes) -> Relayed {
         let relayed = self.relay(event)?;
         match (&self.place, relayed) {
-            (Some(place), Some(event)) => place.merge(event),
+            (Some(place), Some(event)) => {
+                let merged = place.merge(event);
+                if merged.is_err() {
+                    // The usage of the event may have been booked: another worker must not go on.
+                    self.migration = None;
+                }
+                merged
+            }
             (_, relayed) => Ok(relayed),
         }
     }

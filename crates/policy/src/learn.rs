@@ -49,8 +49,8 @@ struct Stage<const N: usize> {
 }
 
 impl<const N: usize> Stage<N> {
-    /// Learns as [`Fit::observe`]. What has faded since the last observation stays so: this one counts
-    /// for the more.
+    /// Learns as [`Fit::observe`]. What has faded since the last observation stays so, and its
+    /// uncertainty has grown, so that this observation weighs more.
     fn observe(&mut self, now_ns: u64, parts: [f64; N], seconds: f64) {
         let trust = self.trust(now_ns);
         let mut faded = self.fit.clone();
@@ -58,7 +58,7 @@ impl<const N: usize> Stage<N> {
             faded.fade(trust);
         }
         if faded.observe(parts, seconds) {
-            *self = Self { fit: faded, observed_ns: now_ns };
+            *self = Self { fit: faded, observed_ns: now_ns.max(self.observed_ns) };
         }
     }
 

@@ -10,7 +10,7 @@ use http::{HeaderMap, StatusCode};
 use serde_json::json;
 
 use super::context::Admin;
-use super::lookup::{Which, the_model, the_worker};
+use super::lookup::{Which, no_worker, the_model, the_worker};
 use super::refusal::{AdminError, Result};
 use super::workers::view;
 use crate::ingress::reply::json_reply;
@@ -105,7 +105,7 @@ pub(super) async fn drain(
     Path(id): Path<String>,
     Query(which): Query<Which>,
 ) -> Result<Response> {
-    set_draining(&admin, &id, &which, true)
+    set_draining(&admin, &id, &which, true).await
 }
 
 /// Takes a worker back into service.
@@ -114,15 +114,16 @@ pub(super) async fn undrain(
     Path(id): Path<String>,
     Query(which): Query<Which>,
 ) -> Result<Response> {
-    set_draining(&admin, &id, &which, false)
+    set_draining(&admin, &id, &which, false).await
 }
 
-fn set_draining(admin: &Admin, id: &str, which: &Which, draining: bool) -> Result<Response> {
+async fn set_draining(admin: &Admin, id: &str, which: &Which, draining: bool) -> Result<Response> {
     let serving = admin.core.serving();
     let (served, known) = the_worker(admin, &serving, id, which.model.as_deref())?;
-    let why = if draining { "an operator drains it" } else { "an operator wants it back" };
-    known.worker.set_draining(draining, why);
-    Ok(json_reply(json!({"worker": view(admin, served, &known.worker)})))
+    let (model, worker_id) = (served.name().to_owned(), known.worker.id().to_owned());
+    let drained = off_reactor(admin, move |fleet| fleet.drain(&model, &worker_id, draining));
+    let worker = drained.await?.ok_or_else(|| no_worker(id))?;
+    Ok(json_reply(json!({"worker": view(admin, served, &worker)})))
 }
 
 /// Reads the configuration file again.

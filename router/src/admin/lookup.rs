@@ -46,15 +46,17 @@ pub(super) fn the_worker<'s>(
     let mut found: Vec<_> = models.iter().filter_map(knows).collect();
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
-        (None, _) => {
-            let message = format!("there is no worker {id}");
-            Err(AdminError::new(StatusCode::NOT_FOUND, "worker_not_found", message))
-        }
+        (None, _) => Err(no_worker(id)),
         (Some(last), false) => {
             let models = found.iter().chain([&last]).map(|(served, _)| served.name());
             Err(ambiguous(&format!("several models have a worker {id}"), models))
         }
     }
+}
+
+pub(super) fn no_worker(id: &str) -> AdminError {
+    let message = format!("there is no worker {id}");
+    AdminError::new(StatusCode::NOT_FOUND, "worker_not_found", message)
 }
 
 fn ambiguous<'m>(what: &str, models: impl Iterator<Item = &'m str>) -> AdminError {

@@ -52,8 +52,7 @@ fn merge(polled: &EnginePoll, proxy_load: &impl ProxyLoad, now: Instant) -> Load
         kv_used_ratio: figures.kv_used_ratio,
         kv_blocks: figures.total_blocks,
         step_us: polled.step_us,
-        // A time that is no number would differ from itself.
-        started_at_s: figures.started_at_s.filter(|time| time.is_finite()),
+        started_at_s: figures.started_at_s,
     }
 }
 

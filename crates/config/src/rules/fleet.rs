@@ -29,7 +29,9 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     durations(section, report);
     tokens(section, base_dir, report);
     token_models(root, section, report);
-    models_without_token(root, section, report);
+    if listener.is_some() && !super::events::is_plane(root) {
+        models_without_token(root, section, report);
+    }
     tls(section, base_dir, report);
     if listener.is_none() {
         // Null and an empty list count as absent.
@@ -207,7 +209,8 @@ fn token_models(root: &Node, section: &Node, report: &mut ProblemReport) {
     }
 }
 
-/// Warns about models that wait for shims although no token is valid for their workers.
+/// Warns about models that wait for shims although no token is valid for their workers. On the event
+/// plane, shims need none.
 fn models_without_token(root: &Node, section: &Node, report: &mut ProblemReport) {
     let is_given = |node: &&Node| node.value != Value::Null;
     let entries = section.get("tokens").map(Node::items).unwrap_or_default();

@@ -303,7 +303,9 @@ mod tests {
         let relay = async move {
             assert!(mark.slot().is_empty() && mark.pause.is_zero(), "a defect");
         };
-        assert!(tokio::spawn(relay).await.is_err());
+        let mut relaying = tokio::task::JoinSet::new();
+        relaying.spawn(relay);
+        assert!(relaying.join_next().await.unwrap().is_err());
         let now = Instant::now();
         assert!(!slot.may_be_relayed(now) && slot.may_be_relayed(now + pause));
         let mut mark = Arc::clone(&slot).relay(pause);

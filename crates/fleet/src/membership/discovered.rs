@@ -26,8 +26,9 @@ struct Lists {
 
 impl Fleet {
     /// Follows a model's sources. Those that were followed before are left alone, since what they know
-    /// says how long addresses are kept that DNS no longer has; those that are no longer configured
-    /// lose their workers.
+    /// says how long addresses are kept that DNS no longer has. A source that takes the place of
+    /// another one takes over its workers until it has a list of its own; the other sources that are
+    /// no longer configured lose theirs.
     pub(super) fn discover(&self, members: &mut Members, before: &Served) {
         let served = Arc::clone(&members.served);
         let moved = |source: WorkerSource| match source {
@@ -141,8 +142,9 @@ mod tests {
         let lists = Arc::new(Mutex::new(Lists { found, pending: None }));
         let panics = Arc::clone(&lists);
         send.send(FoundWorkers::default()).await.unwrap();
-        let entered = tokio::spawn(enter(panics, |_| panic!("a defect"))).await;
-        assert!(entered.is_err());
+        let mut entering = JoinSet::new();
+        entering.spawn(enter(panics, |_| panic!("a defect")));
+        assert!(entering.join_next().await.unwrap().is_err());
         let passed = std::sync::atomic::AtomicU32::new(0);
         let count = |_: &FoundWorkers| {
             passed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

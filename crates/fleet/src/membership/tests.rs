@@ -186,7 +186,7 @@ async fn a_model_that_is_closed_to_shims_keeps_those_of_listed_workers_alone() {
 }
 
 #[tokio::test]
-async fn the_tasks_that_watch_a_model_start_again_after_a_panic() {
+async fn the_task_that_watches_over_a_models_health_outlives_a_panic() {
     let model = "    workers: [{ id: w0, role: both, url: \"http://127.0.0.1:9\" }]";
     let fleet = fleet(model);
     let mut models = serving(model, &fleet.cluster.metrics, None).models;

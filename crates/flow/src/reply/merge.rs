@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::{self, StreamExt};
-use serde::de::IgnoredAny;
+use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -88,11 +88,12 @@ impl Place {
     /// # Errors
     /// What is wrong with the event of the engine.
     pub fn merge(&self, data: Bytes) -> Result<Option<Bytes>, &'static str> {
+        let bytes = data.len();
         let mut event = JsonObject::parse(data).map_err(|_| "sent an event that is no chunk")?;
         self.batch.first.get_or_init(|| FirstIds::of(&event)).put_into(&mut event);
         let has_usage = !matches!(event.raw("usage"), None | Some("null"));
         if has_usage && event.raw("choices").is_none_or(|raw| raw.trim() == "[]") {
-            if event.bytes() > USAGE_MAX_BYTES {
+            if bytes > USAGE_MAX_BYTES {
                 return Err("sent usage that is too long");
             }
             if let Some(kept) = self.batch.usage().get_mut(self.prompt_index) {
@@ -157,15 +158,27 @@ impl FirstIds {
     }
 }
 
-/// Checks that the reply to one prompt of a batch can be merged: it has at most `n` choices.
+/// The index of a choice, which tells the choices of one prompt apart.
+#[derive(Deserialize)]
+struct ChoiceIndex {
+    #[serde(default)]
+    index: Value,
+}
+
+/// Checks that the reply to one prompt of a batch can be merged: it has at most `n` choices, with
+/// indices below `n`.
 ///
 /// # Errors
 /// What is wrong with the reply of the engine.
 pub fn check(reply: &JsonObject, n: u32) -> Result<(), &'static str> {
-    let mut count = 0;
-    let is_list = reply.raw("choices").and_then(|raw| each(raw, |_: IgnoredAny| count += 1));
+    let (mut count, mut last) = (0, 0);
+    let take = |choice: ChoiceIndex| {
+        count += 1;
+        last = last.max(choice.index.as_u64().unwrap_or(0));
+    };
+    let is_list = reply.raw("choices").and_then(|raw| each(raw, take));
     is_list.ok_or("sent a reply without choices")?;
-    if count > n { Err(TOO_MANY) } else { Ok(()) }
+    if count > n || last >= u64::from(n) { Err(TOO_MANY) } else { Ok(()) }
 }
 
 /// Merges the whole replies of several prompts, in the order of the prompts.
@@ -201,11 +214,11 @@ pub fn replies(replies: Vec<JsonObject>, places: Places) -> Result<JsonObject, E
 }
 
 /// Moves the indices of a reply's choices to the position of its prompt; `None` if there are more
-/// than `n`.
+/// than `n`, or an index is not below `n`, which would be that of another prompt.
 fn move_choices(reply: &mut JsonObject, prompt_index: usize, n: u32) -> Option<()> {
     let Some(raw) = reply.raw("choices") else { return Some(()) };
     let base = prompt_index as u64 * u64::from(n);
-    let (mut moved, mut count) = (String::with_capacity(raw.len() + 16), 0);
+    let (mut moved, mut count, mut is_foreign) = (String::with_capacity(raw.len() + 16), 0, false);
     moved.push('[');
     let put = |choice: &RawValue| {
         count += 1;
@@ -218,14 +231,16 @@ fn move_choices(reply: &mut JsonObject, prompt_index: usize, n: u32) -> Option<(
         match JsonObject::parse_str(choice.get()) {
             Ok(mut choice) => {
                 let index = choice.raw("index").and_then(|raw| raw.parse::<u64>().ok());
-                choice.set("index", base.saturating_add(index.unwrap_or(0)).to_string());
+                let index = index.unwrap_or(0);
+                is_foreign |= index >= u64::from(n);
+                choice.set("index", base.saturating_add(index).to_string());
                 moved.push_str(&choice.to_string());
             }
             Err(_) => moved.push_str(choice.get()),
         }
     };
     let is_list = each(raw, put).is_some();
-    if count > n {
+    if count > n || is_foreign {
         return None;
     }
     if is_list {

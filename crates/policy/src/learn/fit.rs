@@ -90,18 +90,28 @@ impl<const N: usize> Fit<N> {
     /// Raises the uncertainty by this share, after a time without observations, so that the next
     /// observations count for more.
     pub fn doubt(&mut self, share: f64) {
+        self.widen(share);
+        self.expect_errors(share);
+    }
+
+    /// Moves the scales towards 1 as [`scales`](Self::scales) does, and raises their uncertainty by
+    /// what they are no longer trusted. After minutes, one error still counts at most three times
+    /// the usual one: requests that are that far apart are still comparable.
+    pub fn fade(&mut self, trust: f64) {
+        self.scales = self.scales(trust);
+        self.widen(1.0 - trust);
+        self.expect_errors((1.0 - trust).powi(4));
+    }
+
+    fn widen(&mut self, share: f64) {
         for (i, row) in self.covariance.iter_mut().enumerate() {
             row[i] += share * VARIANCE;
         }
         self.bound_covariance();
-        self.usual_error += share * (1.0 - self.usual_error).max(0.0);
     }
 
-    /// Moves the scales towards 1 as [`scales`](Self::scales) does, and raises their uncertainty by
-    /// what they are no longer trusted.
-    pub fn fade(&mut self, trust: f64) {
-        self.scales = self.scales(trust);
-        self.doubt(1.0 - trust);
+    fn expect_errors(&mut self, share: f64) {
+        self.usual_error += share * (1.0 - self.usual_error).max(0.0);
     }
 
     /// The scales, moved towards 1 as `trust` falls from 1 to 0.

@@ -144,6 +144,23 @@ fn a_pause_of_minutes_between_requests_changes_little_of_what_is_learned() {
 }
 
 #[test]
+fn one_stalled_request_changes_little_where_requests_are_minutes_apart() {
+    let prior = Coefficients::default();
+    for apart_seconds in [1, 90, 120, 180] {
+        let mut learner = Learner::new(prior);
+        let at = |i: u64| i * apart_seconds * SECOND;
+        for i in 0..300 {
+            let off = 1.0 + 0.05 * (2.0 * even(3, i) - 1.0);
+            learner.prefill(at(i), 2_000, 0, prior.prefill_seconds(2_000, 0) * off);
+        }
+        learner.prefill(at(300), 2_000, 0, 20.0);
+        let told = learner.coefficients(at(300)).prefill_seconds(2_000, 0);
+        let times = told / prior.prefill_seconds(2_000, 0);
+        assert!((0.9..1.3).contains(&times), "{apart_seconds}: {times}");
+    }
+}
+
+#[test]
 fn hand_offs_and_steps_are_learned_as_well() {
     let truth = Coefficients { bandwidth_bytes_per_second: 3e9, ..Coefficients::default() };
     let mut learner = Learner::new(Coefficients { step_base_seconds: 5e-3, ..Default::default() });
