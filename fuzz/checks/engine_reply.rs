@@ -1,5 +1,5 @@
 //! An engine's whole reply: its usage is rewritten, and the replies of a batch are merged unless one
-//! has more choices than were asked for.
+//! has more choices than were asked for, or one with the index of another prompt.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -34,11 +34,18 @@ pub(crate) fn check(data: &[u8]) {
                 };
                 let base = (place / choices.len()) as u64 * u64::from(N);
                 let index = choice.get::<u64>("index", "a number").ok().flatten();
-                assert!(index.is_some_and(|index| index >= base), "{choice} at place {place}");
+                let own = base..base + u64::from(N);
+                assert!(index.is_some_and(|index| own.contains(&index)), "{choice} at {place}");
             }
         }
         (Err(_), Some(Ok(choices))) => {
-            assert!(choices.len() > N as usize, "replies with choices were refused");
+            let is_foreign = |choice: &&RawValue| {
+                let choice = JsonObject::parse_str(choice.get()).ok();
+                let index = choice.and_then(|choice| choice.raw("index")?.parse::<u64>().ok());
+                index.is_some_and(|index| index >= u64::from(N))
+            };
+            let is_wrong = choices.len() > N as usize || choices.iter().any(is_foreign);
+            assert!(is_wrong, "replies with choices were refused");
         }
         _ => {}
     }

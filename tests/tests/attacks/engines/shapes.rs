@@ -123,41 +123,45 @@ async fn a_batch_makes_no_more_of_an_event_than_its_bytes() {
     assert!(text.ends_with("data: [DONE]\n\n") && !text.contains("broke off"), "{text}");
 }
 
-/// A reply or an event with two choices.
-fn two_choices() -> Value {
-    let choice = |index: u32| json!({"index": index, "text": "a", "finish_reason": null});
-    json!({
-        "id": "x", "object": "text_completion", "created": 1, "model": "sim",
-        "choices": [choice(0), choice(1)],
-    })
+/// A reply or an event with choices of these indices.
+fn choices(indices: &[u32]) -> String {
+    let choice = |index| json!({"index": index, "text": "a", "finish_reason": null});
+    let choices: Vec<_> = indices.iter().map(choice).collect();
+    let reply = json!({
+        "id": "x", "object": "text_completion", "created": 1, "model": "sim", "choices": choices,
+    });
+    reply.to_string()
 }
 
 #[tokio::test]
 async fn more_choices_than_a_batch_asked_for_count_against_the_worker() {
-    let reply = two_choices().to_string();
-    let events = format!("data: {}\n\ndata: {reply}\n\ndata: [DONE]\n\n", generated("x", "a"));
-    let too_many = engine(move |heard| match heard.text().contains("\"stream\":true") {
-        true => ScriptedReply::events(&events),
-        false => ScriptedReply::json(200, &reply),
-    })
-    .await;
-    for stream in [false, true] {
-        let front = Front::start("{}", "retries: { decode: 0 }", &[too_many.url()]).await;
-        let mut body = completion("");
-        body["prompt"] = json!(["a", "b"]);
-        body["stream"] = stream.into();
-        let reply = front.http.post(COMPLETIONS, &body).await;
-        assert_eq!(reply.status, if stream { 200 } else { 502 }, "{}", reply.text());
-        let failed = [("worker", "w0"), ("leg", "decode")];
-        let failures = front.metric("splitrail_worker_leg_failures_total", &failed).await;
-        assert!(failures >= 1.0, "stream {stream}: {failures}");
-        assert!(reply.text().contains("more choices than were asked for"), "{}", reply.text());
+    // A second choice with the first one, and alone: its index would be that of the next prompt.
+    for indices in [&[0, 1][..], &[1]] {
+        let reply = choices(indices);
+        let events = format!("data: {}\n\ndata: {reply}\n\ndata: [DONE]\n\n", choices(&[0]));
+        let too_many = engine(move |heard| match heard.text().contains("\"stream\":true") {
+            true => ScriptedReply::events(&events),
+            false => ScriptedReply::json(200, &reply),
+        })
+        .await;
+        for stream in [false, true] {
+            let front = Front::start("{}", "retries: { decode: 0 }", &[too_many.url()]).await;
+            let mut body = completion("");
+            body["prompt"] = json!(["a", "b"]);
+            body["stream"] = stream.into();
+            let reply = front.http.post(COMPLETIONS, &body).await;
+            assert_eq!(reply.status, if stream { 200 } else { 502 }, "{}", reply.text());
+            let failed = [("worker", "w0"), ("leg", "decode")];
+            let failures = front.metric("splitrail_worker_leg_failures_total", &failed).await;
+            assert!(failures >= 1.0, "{indices:?}, stream {stream}: {failures}");
+            assert!(reply.text().contains("more choices than were asked for"), "{}", reply.text());
+        }
     }
 }
 
 #[tokio::test]
 async fn a_prompt_of_a_batch_that_gets_too_many_choices_is_sent_to_another_worker() {
-    let reply = two_choices().to_string();
+    let reply = choices(&[0, 1]);
     let too_many = engine(move |_| ScriptedReply::json(200, &reply)).await;
     let good = engine(|_| ScriptedReply::json(200, &generated("x", "good"))).await;
     let front = Front::start("{}", "", &[too_many.url(), good.url()]).await;
@@ -167,6 +171,7 @@ async fn a_prompt_of_a_batch_that_gets_too_many_choices_is_sent_to_another_worke
     assert_eq!(reply.status, 200, "{}", reply.text());
     let texts = [0, 1].map(|at| reply.json()["choices"][at]["text"].clone());
     assert_eq!(texts, ["good", "good"]);
+    assert!(too_many.heard().iter().any(ReceivedRequest::is_inference));
 }
 
 #[tokio::test]
