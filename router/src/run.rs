@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 pub use splitrail_settings::process::write_whole;
@@ -300,17 +300,19 @@ fn log_summary(core: &Arc<Core>) -> JoinSet<()> {
     summary
 }
 
-/// Starts the tasks that follow files of credentials and share limits.
+/// Starts the tasks that keep credentials current and share limits.
 fn keep_access(core: &Arc<Core>) -> JoinSet<()> {
     let mut access = JoinSet::new();
     let followed = Arc::clone(core);
-    let follow = move || follow_access(Arc::clone(&followed));
+    let follow = move || follow_credential_files(Arc::clone(&followed));
     access.spawn(restart_on_panic(TaskName::new("files of credentials"), follow));
-    access.spawn(core.access.load().share_limits());
+    access.spawn(follow_issuers(Arc::clone(core)));
+    let sharing = Arc::clone(core);
+    let share = move || sharing.access.load().share_limits();
+    access.spawn(restart_on_panic(TaskName::new("shares of limits"), share));
     access
 }
 
-/// Starts the writers of files of lines, which run until they are closed.
 /// The bound sockets of the listeners.
 struct Sockets {
     http: TcpListener,
@@ -478,32 +480,38 @@ pub async fn wait_ready(core: &Core, patience: Duration) -> Option<String> {
 /// How often the files of API keys are looked at: a revoked key is refused after this time.
 const ACCESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reads the files of credentials again when they change, and keeps the keys of issuers of tokens
-/// current, until the task is ended.
-async fn follow_access(core: Arc<Core>) {
+fn access_ticks() -> Interval {
     let mut ticks = tokio::time::interval(ACCESS_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut issuers = JoinSet::new();
+    ticks
+}
+
+/// Reads the files of credentials again when they change, until the task is ended.
+async fn follow_credential_files(core: Arc<Core>) {
+    let mut ticks = access_ticks();
     loop {
         ticks.tick().await;
         let access = core.access.load_full();
-        for task in access.take_tasks() {
-            issuers.spawn(task);
-        }
-        // The tasks of issuers that are gone have ended. The place of a panic is logged where all
-        // panics are; the message of a panic may contain what no log may.
-        while let Some(ended) = issuers.try_join_next() {
-            if ended.is_err() {
-                tracing::error!(
-                    "the keys of an issuer of tokens are not read again until a restart: a defect"
-                );
-            }
-        }
         // Off the reactor, because a disk may be slow.
         let reading = tokio::task::spawn_blocking(move || access.refresh());
         if reading.await.is_err() {
             tracing::error!("the files of credentials could not be read again: a defect");
         }
+    }
+}
+
+/// Keeps the keys of the issuers of tokens current, also of those that a reload adds, until the
+/// task is ended.
+async fn follow_issuers(core: Arc<Core>) {
+    let mut ticks = access_ticks();
+    let mut issuers = JoinSet::new();
+    loop {
+        ticks.tick().await;
+        for task in core.access.load().take_tasks() {
+            issuers.spawn(task);
+        }
+        // The tasks of issuers that are gone have ended.
+        while issuers.try_join_next().is_some() {}
     }
 }
 

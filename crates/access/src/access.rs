@@ -185,8 +185,8 @@ impl Access {
     }
 
     /// Shares limits with other routers, if the configuration asks for it. Never ends; to be run by
-    /// one task, of the first configuration. The task does not keep this value, and with it the tasks
-    /// of issuers, beyond a reload.
+    /// one task, which serves later configurations too. The task does not keep this value, and with
+    /// it the tasks of issuers, beyond a reload.
     pub fn share_limits(&self) -> impl Future<Output = ()> + Send + use<> {
         let counting = self.counting.clone();
         async move {

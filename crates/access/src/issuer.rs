@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use splitrail_config::JwtAuth;
 use splitrail_config::jwks::BadJwksUrl;
-use splitrail_telemetry::Metrics;
+use splitrail_telemetry::{Metrics, TaskName, restart_on_panic};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::jwt::{Claims, JwksSource, JwtRefusal, Verifier};
@@ -68,9 +68,12 @@ impl Issuer {
         }
     }
 
-    /// The task that keeps the keys current; `None` after the first call.
+    /// The task that keeps the keys current, also after a panic; `None` after the first call.
     pub(crate) fn take_task(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
-        let source = self.source.lock().unwrap_or_else(PoisonError::into_inner).take();
-        source.map(|source| source.run(self.stop.clone()))
+        let source = self.source.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let stop = self.stop.clone();
+        let issuer = Some(self.name().to_owned());
+        let name = TaskName { source: issuer, ..TaskName::new("keys of an issuer of tokens") };
+        Some(restart_on_panic(name, move || source.clone().run(stop.clone())))
     }
 }

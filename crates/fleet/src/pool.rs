@@ -147,6 +147,18 @@ impl Pool {
         self.count_block_sizes();
     }
 
+    /// Changes a worker, and the worker that has its place by now if that one is the same process of the
+    /// same engine: what a leg finds out about an engine stays known when another description of the
+    /// engine has come meanwhile.
+    pub fn change_engine(&self, worker: &Worker, change: impl Fn(&Worker)) {
+        // A worker that enters either takes over the change, or is in the roster here.
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        change(worker);
+        let roster = self.roster.load();
+        let later = roster.iter().filter(|other| other.is_later_description_of(worker));
+        later.for_each(|later| change(later));
+    }
+
     /// Applies the settings of a pool that a reload may change.
     pub fn configure(&self, model: &Model) {
         self.waiting.configure(model.queue.unwrap_or_default().into());
@@ -357,6 +369,35 @@ mod tests {
 
     pub(super) fn index(block_size: u32) -> IndexConfig {
         IndexConfig { model: "m".into(), block_size, seed: HashSeed(1), max_blocks_per_worker: 8 }
+    }
+
+    #[test]
+    fn what_is_found_out_about_an_engine_reaches_the_worker_that_has_taken_its_place() {
+        let pool = Pool::new(index(2), None);
+        let enter = |address: &str| {
+            let config = format!(r#"{{"id": "w", "role": "both", "url": "http://{address}"}}"#);
+            let (config, authority) = (serde_json::from_str(&config).unwrap(), address.parse());
+            pool.enter(|number| Worker::new(number, config, authority.unwrap()))
+        };
+        let replace = |before: &Worker, address: &str| {
+            let after = enter(address);
+            after.succeed_to(before);
+            pool.leave(before);
+            after
+        };
+        let before = enter("w:1");
+        before.record_restart();
+        let after = replace(&before, "w:1");
+        let last = replace(&after, "w:1");
+        pool.change_engine(&before, |worker| worker.push.strand());
+        pool.change_engine(&after, |worker| worker.quarantine("a test"));
+        assert_eq!((last.push.stranded(), last.is_quarantined()), (1, true));
+        last.record_restart();
+        pool.change_engine(&before, |worker| worker.quarantine("a test"));
+        assert!(!last.is_quarantined(), "its engine is another process");
+        let elsewhere = replace(&last, "w:2");
+        pool.change_engine(&last, |worker| worker.quarantine("a test"));
+        assert!(last.is_quarantined() && !elsewhere.is_quarantined(), "it is another engine");
     }
 
     #[test]

@@ -74,8 +74,9 @@ impl Presence {
         is_other
     }
 
-    /// Takes over the last report that the worker has which this one replaces.
+    /// Takes over the last report and the restarts of the worker that this one replaces.
     pub fn succeed_to(&self, before: &Self) {
+        self.restarts.store(before.restarts(), Relaxed);
         self.reported().clone_from(&before.reported());
     }
 

@@ -352,7 +352,7 @@ pub(super) fn check_tokens(
          undrained. No prefill leg of the model reads KV from other workers any more: check \
          tokenizer, chat template and engine flags"
     );
-    worker.quarantine(WRONG_KV);
+    served.pool.change_engine(worker, |worker| worker.quarantine(WRONG_KV));
     Err(Error::engine(worker.id(), "has read KV of other tokens than those of its prompt"))
 }
 

@@ -374,7 +374,7 @@ impl PrefillLeg {
         if outcome != STRANDED {
             return;
         }
-        self.decode.push.strand();
+        self.served.pool.change_engine(&self.decode, |worker| worker.push.strand());
         if self.served.stranded.may_log() {
             tracing::warn!(
                 model = self.served.name(),

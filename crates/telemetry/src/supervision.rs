@@ -16,7 +16,7 @@ pub struct TaskName {
     pub model: Option<String>,
     /// The worker that the task is for, if it is for one.
     pub worker: Option<String>,
-    /// The source of workers that the task is for, if it is for one.
+    /// The source of workers, or the issuer of tokens, that the task follows, if it follows one.
     pub source: Option<String>,
 }
 

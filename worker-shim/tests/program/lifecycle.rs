@@ -120,6 +120,9 @@ async fn a_restarted_engine_is_asked_and_followed_again() {
                 .is_some_and(|known| known.supports_cache_hit_threshold == Some(false))
         })
         .await;
+    let started = || router.known().loads.last().and_then(|load| load.started_at_s);
+    until("the start of its process is known", async || started().is_some()).await;
+    let first_started = started();
     drop(first);
     router.wait_for("word of its end", |known| known.loads.last().is_some_and(|l| !l.up)).await;
     until("it is not ready any more", async || {
@@ -137,6 +140,7 @@ async fn a_restarted_engine_is_asked_and_followed_again() {
                 && known.capabilities.as_ref().is_some_and(honours)
         })
         .await;
+    until("the start of another process is known", async || started() > first_started).await;
     shim.complete(&[], &completion(500, 64, 1)).await;
     agree(&router, &second).await;
     assert_eq!(router.known().faults, Vec::<String>::new());

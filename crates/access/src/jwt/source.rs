@@ -60,12 +60,15 @@ impl Pace {
 }
 
 /// Reads the keys of one issuer. If they cannot be read, those that were read before stay in use.
+/// A clone reads the same keys, for the same verifiers.
+#[derive(Clone)]
 pub struct JwksSource {
     place: Place,
-    keys: IssuerKeys,
+    keys: Arc<IssuerKeys>,
     rules: Arc<ClaimRules>,
 }
 
+#[derive(Clone)]
 enum Place {
     File(KeyFile),
     Url(Fetcher, Duration),
@@ -78,7 +81,8 @@ impl JwksSource {
     /// # Errors
     /// If `jwks` is a URL that cannot be used.
     pub fn new(auth: &JwtAuth, metrics: &Metrics) -> Result<Self, BadJwksUrl> {
-        let keys = IssuerKeys::new(&auth.issuer, Arc::new(CurrentKeys::new(&auth.issuer)), metrics);
+        let current = Arc::new(CurrentKeys::new(&auth.issuer));
+        let keys = Arc::new(IssuerKeys::new(&auth.issuer, current, metrics));
         let place = match auth.jwks_file() {
             Some(path) => {
                 let mut file = KeyFile::new(path);

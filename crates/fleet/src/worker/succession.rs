@@ -12,7 +12,7 @@ impl Worker {
     /// another description: drain, ejection, the last probe, the engine's identity and block size,
     /// its stranded legs, and whether it was there at the start.
     pub fn succeed_to(&self, before: &Self) {
-        if (&self.authority, self.uses_tls) != (&before.authority, before.uses_tls) {
+        if !self.has_the_address_of(before) {
             return;
         }
         let why = "taken over from the same engine's earlier description";
@@ -28,6 +28,18 @@ impl Worker {
             self.life.change(Event::Eject, before.life.since().why);
         }
         self.initial_member.store(before.initial_member.load(Relaxed), Relaxed);
+    }
+
+    fn has_the_address_of(&self, other: &Self) -> bool {
+        (&self.authority, self.uses_tls) == (&other.authority, other.uses_tls)
+    }
+
+    /// Whether this worker has taken the place of `before`, and is the same process of the same engine.
+    pub(crate) fn is_later_description_of(&self, before: &Self) -> bool {
+        self.index != before.index
+            && self.id() == before.id()
+            && self.has_the_address_of(before)
+            && self.presence.restarts() == before.presence.restarts()
     }
 
     /// Forgets what was learned of the engine, since its process is or may be another one.

@@ -28,6 +28,7 @@ struct Change {
 }
 
 /// A file of keys that is read again when it has changed.
+#[derive(Clone)]
 pub(super) struct KeyFile {
     path: PathBuf,
     /// The state in which the file was last read with success. Without it, the next look reads the
