@@ -1,9 +1,9 @@
 //! `splitrail usage`: sums ledger files by tenant and model.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -11,11 +11,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use splitrail_telemetry::clock::unix_ms;
 
+mod files;
+
+/// Endpoints whose replies have no generated tokens.
+const WITHOUT_OUTPUT: [&str; 4] = ["embeddings", "tokenize", "detokenize", "count_tokens"];
+
 /// Sums the ledger files of one or several routers by tenant and model.
 #[derive(Args)]
 pub(crate) struct UsageArgs {
-    /// The ledger file (`ledger.path`); its rotated files `PATH.1`, `PATH.2`, ... are read, too.
-    /// Several files are those of several routers.
+    /// The ledger file (`ledger.path`); its rotated files `PATH.1`, `PATH.2`, ... are read, too, each
+    /// once. Several files are those of several routers.
     #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
     ledger: Vec<PathBuf>,
     /// Counts requests that ended within this time, for example `1d`, `12h` or `30m`.
@@ -49,6 +54,41 @@ struct Line {
     completion_tokens: Option<u64>,
     #[serde(default)]
     wasted_prompt_tokens: u64,
+    #[serde(default)]
+    endpoint: String,
+    #[serde(default)]
+    prompts: Vec<Prompt>,
+}
+
+/// A prompt of a line, as far as it counts here.
+#[derive(Deserialize)]
+struct Prompt {
+    #[serde(default)]
+    prompt_tokens: Option<u64>,
+    #[serde(default)]
+    cached_tokens: Option<u64>,
+    #[serde(default)]
+    completion_tokens: Option<u64>,
+    #[serde(default)]
+    further_sample: bool,
+}
+
+impl Line {
+    /// The sum of a figure over the prompts for which it is known, where the request has none of its
+    /// own because another prompt's is unknown.
+    fn known(&self, figure: impl Fn(&Prompt) -> Option<u64>) -> u64 {
+        match self.outcome.as_str() {
+            "ok" => self.prompts.iter().filter_map(figure).sum(),
+            _ => 0,
+        }
+    }
+
+    /// Whether an engine did not report all tokens that the request has used.
+    fn is_incomplete(&self) -> bool {
+        let generates = !WITHOUT_OUTPUT.contains(&self.endpoint.as_str());
+        let lacks = self.prompt_tokens.is_none() || self.completion_tokens.is_none();
+        self.outcome == "ok" && generates && lacks
+    }
 }
 
 /// The sums of one tenant and model.
@@ -58,6 +98,9 @@ struct Sums {
     requests: u64,
     /// Requests that ended otherwise. They have no tokens but wasted ones.
     other_requests: u64,
+    /// Requests that ended with `ok` of which an engine did not report all tokens. Only what it
+    /// reported is in the sums.
+    incomplete_requests: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
     completion_tokens: u64,
@@ -79,24 +122,10 @@ struct Usage {
 pub(crate) fn run(args: &UsageArgs) -> Result<String, String> {
     let since_ms = args.since.map_or(0, |since| unix_ms().saturating_sub(since.as_millis() as u64));
     let mut usage = Usage::default();
-    // A rotated file may be named as well.
-    let paths: BTreeSet<PathBuf> = args.ledger.iter().flat_map(|ledger| files(ledger)).collect();
-    for path in paths {
-        usage.read(&path, since_ms).map_err(|error| format!("{}: {error}", path.display()))?;
+    for (path, file) in files::open(&args.ledger)? {
+        usage.read(file, since_ms).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(if args.json { usage.to_json() } else { usage.to_table() })
-}
-
-/// The ledger file and its rotated files.
-fn files(ledger: &Path) -> Vec<PathBuf> {
-    let rotated = (1..).map(|number| {
-        let mut name = ledger.as_os_str().to_owned();
-        name.push(format!(".{number}"));
-        PathBuf::from(name)
-    });
-    let mut all = vec![ledger.to_owned()];
-    all.extend(rotated.take_while(|path| path.exists()));
-    all
 }
 
 /// A number with a unit: `d`, `h`, `m` or `s`.
@@ -112,8 +141,8 @@ fn period(text: &str) -> Result<Duration, String> {
 }
 
 impl Usage {
-    fn read(&mut self, path: &Path, since_ms: u64) -> io::Result<()> {
-        let mut lines = BufReader::new(File::open(path)?);
+    fn read(&mut self, file: File, since_ms: u64) -> io::Result<()> {
+        let mut lines = BufReader::new(file);
         let mut text = Vec::new();
         while lines.read_until(b'\n', &mut text)? > 0 {
             match serde_json::from_slice::<Line>(&text) {
@@ -134,14 +163,20 @@ impl Usage {
         if line.lost_records > 0 {
             return;
         }
-        let sums = self.sums.entry((line.tenant, line.model)).or_default();
+        let of_prompt =
+            |prompt: &Prompt, tokens: Option<u64>| tokens.filter(|_| !prompt.further_sample);
+        let prompt_tokens = || line.known(|prompt| of_prompt(prompt, prompt.prompt_tokens));
+        let cached_tokens = || line.known(|prompt| of_prompt(prompt, prompt.cached_tokens));
+        let completion_tokens = || line.known(|prompt| prompt.completion_tokens);
+        let sums = self.sums.entry((line.tenant.clone(), line.model.clone())).or_default();
         match line.outcome.as_str() {
             "ok" => sums.requests += 1,
             _ => sums.other_requests += 1,
         }
-        sums.prompt_tokens += line.prompt_tokens.unwrap_or(0);
-        sums.cached_tokens += line.cached_tokens.unwrap_or(0);
-        sums.completion_tokens += line.completion_tokens.unwrap_or(0);
+        sums.incomplete_requests += u64::from(line.is_incomplete());
+        sums.prompt_tokens += line.prompt_tokens.unwrap_or_else(prompt_tokens);
+        sums.cached_tokens += line.cached_tokens.unwrap_or_else(cached_tokens);
+        sums.completion_tokens += line.completion_tokens.unwrap_or_else(completion_tokens);
         sums.wasted_prompt_tokens += line.wasted_prompt_tokens;
     }
 
@@ -184,6 +219,12 @@ impl Usage {
                 sums.cached_tokens,
                 sums.completion_tokens,
                 sums.wasted_prompt_tokens,
+            );
+        }
+        let incomplete: u64 = self.sums.values().map(|sums| sums.incomplete_requests).sum();
+        if incomplete > 0 {
+            table += &format!(
+                "{incomplete} requests count with a part of their tokens: engines did not report the rest\n"
             );
         }
         if self.lost_records > 0 {

@@ -123,6 +123,18 @@ fn usage_sums_the_ledger_and_its_rotated_files() {
         line(json!("acme"), "decode_lost", now),
         line(Value::Null, "ok", now),
         format!("{}\n", json!({"version": 1, "lost_records": 3, "unix_ms": now})),
+        format!(
+            "{}\n",
+            json!({
+                "model": "part", "endpoint": "completions", "outcome": "ok", "ended_unix_ms": now,
+                "prompt_tokens": 20, "cached_tokens": null, "completion_tokens": null,
+                "prompts": [
+                    {"prompt_tokens": 10, "cached_tokens": 8, "completion_tokens": 5},
+                    {"prompt_tokens": 10, "cached_tokens": 3, "completion_tokens": 6, "further_sample": true},
+                    {"prompt_tokens": 10, "cached_tokens": null, "completion_tokens": null},
+                ],
+            })
+        ),
         "{\"half a l".to_owned(),
     ];
     std::fs::write(&ledger, newer.concat()).unwrap();
@@ -135,13 +147,17 @@ fn usage_sums_the_ledger_and_its_rotated_files() {
         serde_json::from_str(&told).unwrap()
     };
     let all = sums(&[]);
-    let acme = &all["usage"][1];
+    let acme = &all["usage"][2];
+    let part = &all["usage"][1];
+    let figures = ["prompt_tokens", "cached_tokens", "completion_tokens", "incomplete_requests"];
+    assert_eq!(figures.map(|figure| part[figure].as_u64()), [20, 8, 11, 1].map(Some));
+    assert_eq!(acme["incomplete_requests"], 0);
     assert_eq!((&acme["tenant"], &acme["model"]), (&json!("acme"), &json!("m")));
     assert_eq!((&acme["requests"], &acme["other_requests"]), (&json!(3), &json!(1)));
     assert_eq!(acme["prompt_tokens"], 300);
     assert_eq!(all["usage"][0]["tenant"], Value::Null);
     assert_eq!((&all["lost_records"], &all["unreadable_lines"]), (&json!(3), &json!(1)));
-    assert_eq!(sums(&["--since", "1d"])["usage"][1]["requests"], 2, "an old request");
+    assert_eq!(sums(&["--since", "1d"])["usage"][2]["requests"], 2, "an old request");
     assert!(run(&["usage", "--ledger", text(&ledger)]).1.contains("3 records are missing"));
     assert_eq!(run(&["usage", "--ledger", "/nonexistent"]).0, 66);
     assert_eq!(run(&["usage", "--ledger", text(&ledger), "--since", "soon"]).0, 64);

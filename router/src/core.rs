@@ -212,12 +212,16 @@ impl Core {
         self.draining.load(Relaxed)
     }
 
-    /// Why the router is not ready, if it is not: it drains, a model has no worker that is up for
+    /// Why the router is not ready, if it is not: it drains, the keys of no issuer were read and
+    /// clients have no other credentials, a model has no worker that is up for
     /// some leg of its flow, or an index is still being built (only within [`SYNC_TIMEOUT`] after
     /// the start, and until the router was ready once).
     pub fn unready(&self) -> Option<String> {
         if self.is_draining() {
             return Some("draining".into());
+        }
+        if let Some(issuer) = self.access.load().unread_issuer() {
+            return Some(format!("no keys of the issuer {issuer} were read yet"));
         }
         for served in &self.serving().models {
             let (config, pool) = (&served.config, &served.pool);

@@ -48,6 +48,7 @@ pub struct Access {
     default: Option<Arc<Tenant>>,
     counting: Counting,
     clock: SteadyClock,
+    salt_key: SaltKey,
 }
 
 /// An issuer, and the tenants that its tokens may name.
@@ -153,7 +154,7 @@ impl Access {
         let default = config.defaults.tenant.as_deref();
         let default = default.and_then(|name| tenants.get(name)).cloned();
         let asks = !config.auth.is_empty();
-        Ok(Self { asks, keys, issuers, certificate, tenants, default, counting, clock })
+        Ok(Self { asks, keys, issuers, certificate, tenants, default, counting, clock, salt_key })
     }
 
     /// Creates the series of all tenants.
@@ -165,6 +166,23 @@ impl Access {
     /// of one that was refused.
     pub fn forget_other_issuers(&self, metrics: &Metrics) {
         metrics.forget_issuers(|name| self.issuers.iter().any(|known| known.issuer.name() == name));
+    }
+
+    /// The name of an issuer whose keys were never read, if clients can only have tokens of such
+    /// issuers: then each request is refused.
+    pub fn unread_issuer(&self) -> Option<&str> {
+        let has_others = !self.asks
+            || !self.keys.is_empty()
+            || self.certificate.is_some()
+            || self.default.is_some()
+            || self.issuers.iter().any(|trusted| trusted.issuer.has_keys());
+        let first = self.issuers.first().filter(|_| !has_others);
+        first.map(|trusted| trusted.issuer.name())
+    }
+
+    /// Whether tenants have the salts that they had before. Otherwise none finds what it has cached.
+    pub fn salts_as(&self, before: &Self) -> bool {
+        self.salt_key.derives_as(&before.salt_key)
     }
 
     /// All tenants.

@@ -48,6 +48,11 @@ impl Issuer {
         &self.auth.issuer
     }
 
+    /// Whether keys of the issuer have been read. Without them, each of its tokens is refused.
+    pub(crate) fn has_keys(&self) -> bool {
+        self.verifier.has_keys()
+    }
+
     /// Whether the issuer's tokens are verified with this configuration.
     pub(crate) fn is_configured_as(&self, auth: &JwtAuth) -> bool {
         self.auth == verified(auth)

@@ -107,6 +107,11 @@ impl Verifier {
         Ok(Self { rules: Arc::new(ClaimRules::new(auth)), keys: Arc::new(keys) })
     }
 
+    /// Whether keys of the issuer have been read.
+    pub fn has_keys(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
     /// The claims of a token, if the token is valid at `now_unix_s`. The result depends on the
     /// token, the time and the current keys only. A token of an unknown key asks the source for
     /// newer keys.

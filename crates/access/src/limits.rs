@@ -182,6 +182,11 @@ pub struct Reservation {
 }
 
 impl Reservation {
+    /// The number of reserved tokens.
+    pub fn tokens(&self) -> u64 {
+        self.counted.tokens()
+    }
+
     /// Replaces the reserved tokens by the actual number. More than was reserved is counted as well,
     /// even beyond the limit, and delays later requests. The tokens are counted where they were
     /// reserved; a minute or a day that has passed since does not change the present one.

@@ -21,6 +21,12 @@ impl SaltKey {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret.unwrap_or("splitrail").as_bytes()))
     }
 
+    /// Whether both keys derive the same salts.
+    pub fn derives_as(&self, other: &Self) -> bool {
+        let derived = |key: &Self| key.derive(&CacheGroup::Own, "", None);
+        derived(self) == derived(other)
+    }
+
     /// The salt of a request of a tenant: 32 hexadecimal digits.
     ///
     /// It is a keyed hash (HMAC-SHA256) of the group and of the client's own salt. The parts are

@@ -7,7 +7,13 @@ use splitrail_settings::FileProfile;
 pub(super) const DIALECT: FileProfile = FileProfile {
     renamed_keys: RENAMED_KEYS,
     variables: true,
-    secret_keys: &["engine_api_key", "fleet.token", "events.login", "cache_salt_key"],
+    secret_keys: &[
+        "engine_api_key",
+        "fleet.token",
+        "events.login",
+        "cache_salt_key",
+        "tracing.otlp.headers",
+    ],
     empty: "`splitrail init` writes a file to start from",
     too_large: "split the fleet over several routers",
 };
@@ -96,7 +102,7 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::RENAMED_KEYS;
+    use super::{DIALECT, RENAMED_KEYS};
     use crate::{Loaded, Problem, Problems, parse};
 
     /// A value that differs from the default, for each renamed key that is no section.
@@ -244,6 +250,40 @@ mod tests {
             let (new_section, _) = new.rsplit_once('.').unwrap();
             let row = RENAMED_KEYS.iter().find(|(section, _)| *section == old_section);
             assert_eq!(row.map_or(old_section, |(_, section)| section), new_section, "{old}");
+        }
+    }
+
+    /// Calls `found` with the path of each key of a schema that has a type of this name.
+    fn walk(schema: &Value, at: &Value, path: &str, found: &mut dyn FnMut(&str)) {
+        if let Some(name) = at["$ref"].as_str().and_then(|to| to.rsplit('/').next()) {
+            match name {
+                "Secret" => found(path),
+                _ => walk(schema, &schema["$defs"][name], path, found),
+            }
+        }
+        for (key, of) in at["properties"].as_object().into_iter().flatten() {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            walk(schema, of, &path, found);
+        }
+        if at["items"].is_object() {
+            walk(schema, &at["items"], &format!("{path}[]"), found);
+        }
+        for choice in ["anyOf", "oneOf", "allOf"] {
+            for of in at[choice].as_array().into_iter().flatten() {
+                walk(schema, of, path, found);
+            }
+        }
+    }
+
+    #[test]
+    fn no_message_repeats_a_text_that_was_written_in_place_of_a_secret() {
+        let schema = crate::schema();
+        let mut secrets = Vec::new();
+        walk(&schema, &schema, "", &mut |path| secrets.push(path.to_owned()));
+        assert!(secrets.len() >= 7, "{secrets:?}");
+        for path in &secrets {
+            let is_withheld = DIALECT.secret_keys.iter().any(|key| path.contains(key));
+            assert!(is_withheld, "`{path}` is a secret: add it to `secret_keys`");
         }
     }
 }

@@ -60,7 +60,6 @@ fn mistakes_have_their_place() {
     for (top, keys, expected) in [
         (format!("{AUTH}\n{tenants}"), "", "1:29: `auth[0].file`: line 1: "),
         (format!("{AUTH}\n{tenants}"), "keys: [ { id: k } ]", "1:29: `auth[0].file`: line 1: "),
-        (AUTH.to_owned(), KEYS, "1:29: `auth[0].file`: no tenant is called \"acme\""),
         ("auth: [ { kind: keys, file: none.yaml } ]".into(), KEYS, "1:29: `auth[0].file`"),
         ("auth: [ { kind: basic } ]".into(), KEYS, "1:17: `auth[0].kind` cannot be \"basic\""),
         (
@@ -106,6 +105,9 @@ fn listeners_that_others_reach_ask_for_credentials_over_tls() {
     assert!(told.len() == 1 && told[0].contains("in clear text"), "{told:?}");
     let told = warnings(&format!("{LOOPBACK}\n{tenants}"));
     assert!(told.len() == 1 && told[0].contains("`tenants` has no effect"), "{told:?}");
+    let told = warnings(&format!("{LOOPBACK}\n{AUTH}"));
+    assert!(told.len() == 1 && told[0].starts_with("x.yaml:2:29"), "{told:?}");
+    assert!(told[0].contains("`auth[0].file`: no tenant is called \"acme\""), "{told:?}");
     let guests = "defaults: { tenant: acme }";
     assert_eq!(warnings(&format!("{LOOPBACK}\n{tenants}\n{guests}")), [""; 0]);
 }

@@ -25,13 +25,13 @@ pub fn close(
     let recorded = ledger.is_open();
     let mut entries: Vec<Entry> = Vec::new();
     let mut cached = Vec::with_capacity(1);
-    let mut used = Used::default();
+    let mut used = Used::of(ended.outcome, !decisions.is_empty());
     for decision in decisions {
         decision.close_entry(ended.outcome, |entry| {
             let of_prompt = entry.cached();
             let tokens = of_prompt.map(|cached| cached.tokens);
             count_prompt(metrics, labelled, entry, of_prompt);
-            used.add(ended.outcome, entry, tokens);
+            used.add(entry, tokens);
             cached.push((entry.is_further_sample(), tokens));
             if recorded {
                 entries.push(entry.clone());
@@ -39,7 +39,7 @@ pub fn close(
         });
     }
     let cached = RequestRecord::cached_tokens(ended.outcome, cached.into_iter());
-    used.cached_known = cached.is_some();
+    used.is_known.cached = cached.is_some();
     // Only requests that ended with `ok` have this figure.
     if let Some(cached) = cached {
         let result = if cached > 0 { "hit" } else { "miss" };
@@ -69,23 +69,52 @@ pub struct Used {
     pub cached_tokens: u64,
     /// Generated tokens of all prompts.
     pub completion_tokens: u64,
-    /// Whether the number of cached tokens is known of every prompt.
-    cached_known: bool,
+    has_ended_ok: bool,
+    is_known: KnownParts,
+}
+
+/// Which of the figures are known of every prompt. Otherwise the sums are those of the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct KnownParts {
+    prompt: bool,
+    cached: bool,
+    completion: bool,
 }
 
 impl Used {
-    /// The cached tokens; `None` if they are not known of every prompt.
-    pub fn cached(&self) -> Option<u64> {
-        self.cached_known.then_some(self.cached_tokens)
+    fn of(outcome: &str, has_prompts: bool) -> Self {
+        let has_ended_ok = outcome == "ok";
+        let all = has_ended_ok && has_prompts;
+        let is_known = KnownParts { prompt: all, completion: all, cached: false };
+        Self { has_ended_ok, is_known, ..Self::default() }
     }
 
-    fn add(&mut self, outcome: &str, entry: &Entry, cached_tokens: Option<u32>) {
-        if outcome != "ok" {
+    /// The tokens of all prompts; `None` if they are not known of every prompt.
+    pub fn prompt(&self) -> Option<u64> {
+        self.is_known.prompt.then_some(self.prompt_tokens)
+    }
+
+    /// The cached tokens; `None` if they are not known of every prompt.
+    pub fn cached(&self) -> Option<u64> {
+        self.is_known.cached.then_some(self.cached_tokens)
+    }
+
+    /// The generated tokens; `None` if they are not known of every prompt and sample.
+    pub fn completion(&self) -> Option<u64> {
+        self.is_known.completion.then_some(self.completion_tokens)
+    }
+
+    fn add(&mut self, entry: &Entry, cached_tokens: Option<u32>) {
+        if !self.has_ended_ok {
             return;
         }
-        self.completion_tokens += u64::from(entry.completion_tokens().unwrap_or(0));
+        let completion_tokens = entry.completion_tokens();
+        self.is_known.completion &= completion_tokens.is_some();
+        self.completion_tokens += u64::from(completion_tokens.unwrap_or(0));
         if !entry.is_further_sample() {
-            self.prompt_tokens += u64::from(entry.prompt_tokens().unwrap_or(0));
+            let prompt_tokens = entry.prompt_tokens();
+            self.is_known.prompt &= prompt_tokens.is_some();
+            self.prompt_tokens += u64::from(prompt_tokens.unwrap_or(0));
             self.cached_tokens += u64::from(cached_tokens.unwrap_or(0));
         }
     }

@@ -55,7 +55,15 @@ pub(super) async fn guard(
     let names = Names::of(listen, bound.ip(), role);
     let refused = match check(names, peer.ip(), role, &request) {
         Err(forbidden) => Some(forbidden.into_response()),
-        Ok(()) => check_role(access, role, &request).err().map(reply_error),
+        Ok(()) => check_role(access, role, &request).err().map(|refused_role| match refused_role {
+            RoleRefusal::Missing => {
+                reply_error(refused(&core, "admin", peer.ip(), Refused::Missing))
+            }
+            RoleRefusal::ReadOnly => reply_error(Error::new(
+                ErrorKind::NotPermitted,
+                "changes need a credential of the role `admin`",
+            )),
+        }),
     };
     drop(serving);
     let change = is_change(&request).then(|| {
@@ -113,25 +121,28 @@ fn is_change<B>(request: &http::Request<B>) -> bool {
     !reads && request.uri().path() != EXPLAIN
 }
 
+/// Why an operator's role does not suffice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RoleRefusal {
+    /// The request has no credential and needs one.
+    Missing,
+    /// The credential is for reading only.
+    ReadOnly,
+}
+
 /// Checks that the role of an operator is sufficient.
-///
-/// # Errors
-/// A 401 without a role, a 403 with one that may only read.
 fn check_role<B>(
     access: AdminAccess,
     role: Option<OperatorRole>,
     request: &http::Request<B>,
-) -> Result<(), Error> {
+) -> Result<(), RoleRefusal> {
     let needed = if is_change(request) { OperatorRole::Admin } else { OperatorRole::Read };
     match (access, role) {
         (_, Some(role)) if role >= needed => Ok(()),
-        (_, Some(_)) => Err(Error::new(
-            ErrorKind::NotPermitted,
-            "changes need a credential of the role `admin`",
-        )),
+        (_, Some(_)) => Err(RoleRefusal::ReadOnly),
         (AdminAccess::Open, None) => Ok(()),
         (AdminAccess::Roles, None) if is_public(request.uri().path()) => Ok(()),
-        (AdminAccess::Roles, None) => Err(Refused::Missing.into()),
+        (AdminAccess::Roles, None) => Err(RoleRefusal::Missing),
     }
 }
 
@@ -274,7 +285,11 @@ mod tests {
         let status = |access, role, method, path: &str| {
             let request = http::Request::builder().method(method).uri(path).body(()).unwrap();
             let checked = check_role(access, role, &request);
-            checked.map_or_else(|error| error.status().as_u16(), |()| 200)
+            match checked {
+                Ok(()) => 200,
+                Err(RoleRefusal::Missing) => 401,
+                Err(RoleRefusal::ReadOnly) => 403,
+            }
         };
         use AdminAccess::{Open, Roles};
         for (access, role, method, path, expected) in [

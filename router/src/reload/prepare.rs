@@ -108,14 +108,19 @@ pub(super) fn prepare(file: &Path, core: &Core, before: &Serving) -> Result<Prep
     }
     let source = loaded.source().clone();
     let places: Vec<String> = loaded.config.models.iter().map(|model| model.name.clone()).collect();
+    let access_before = core.access.load_full();
     let access =
-        Access::new(&loaded.config, &core.metrics, Some(&core.access.load())).map_err(|error| {
+        Access::new(&loaded.config, &core.metrics, Some(&access_before)).map_err(|error| {
             let hint = "`splitrail check` says the same";
             ReloadError::listing(vec![source.problem(&["auth"], error.to_string(), hint)])
         })?;
     let serving = reassemble(loaded.config, core, before);
     let serving = serving.map_err(|error| located(&error, &source, &places))?;
     let report = ReloadReport::new(before, &serving, changes, loaded.warnings);
+    let report = match access.salts_as(&access_before) {
+        true => report,
+        false => report.with_renewed("cache_salt_key"),
+    };
     Ok(Prepared { serving, access, report })
 }
 

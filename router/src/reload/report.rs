@@ -46,6 +46,14 @@ impl ReloadReport {
         Self { changes, renewed, warnings, config_digest: after.config.digest() }
     }
 
+    /// Adds a key whose value was read again from the same place and is another one than before.
+    pub(super) fn with_renewed(mut self, key: &str) -> Self {
+        if !self.changes.iter().any(|change| change.path.starts_with(key)) {
+            self.renewed.push(key.to_owned());
+        }
+        self
+    }
+
     /// Whether nothing has changed.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.renewed.is_empty()

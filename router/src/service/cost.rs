@@ -59,6 +59,13 @@ impl MostTokens {
         Self { prompt, completion }
     }
 
+    /// Whether engines have not reported all tokens of a request that has ended with `ok` and could
+    /// generate some.
+    pub(super) fn are_unreported(self, used: Used) -> bool {
+        let has_all = used.prompt().is_some() && used.completion().is_some();
+        self.completion != Some(0) && !has_all
+    }
+
     /// The tokens of a finished request, no more than it can have.
     pub(super) fn limit(self, mut used: Used) -> Used {
         let least = |tokens: u64, most: Option<u64>| most.map_or(tokens, |most| tokens.min(most));

@@ -458,7 +458,12 @@ impl Scope {
                      charged for what it can have"
                 );
             }
-            let tokens = cost::actual(&placed.served.config.token_weights, charged);
+            let reported = cost::actual(&placed.served.config.token_weights, charged);
+            // Otherwise an engine without usage would have no limit.
+            let tokens = match outcome == "ok" && self.most_tokens.are_unreported(used) {
+                true => reported.max(reservation.tokens()),
+                false => reported,
+            };
             if let Some(tenant) = tenant {
                 tenant.series.settled(metrics, tenant.label, tokens);
             }

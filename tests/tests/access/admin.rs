@@ -3,7 +3,7 @@
 use serde_json::Value;
 use splitrail_config::keys::OperatorRole;
 use splitrail_tests::client::Reply;
-use splitrail_tests::cluster::eventually;
+use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::live::LiveStream;
 use splitrail_tests::tenants::{Keys, bearer, complete, start};
 use splitrail_tests::{Client, Spec};
@@ -69,7 +69,11 @@ async fn with_roles_even_reading_needs_a_credential() {
     for path in ["/health", "/ready"] {
         assert_eq!(cluster.admin.get(path).await.status, 200, "{path}");
     }
-    assert_eq!(get(&cluster.admin, "/metrics", &read).await.status, 200);
+    let metrics = get(&cluster.admin, "/metrics", &read).await;
+    assert_eq!(metrics.status, 200);
+    let labels = [("listener", "admin"), ("reason", "missing")];
+    let refused = metric_in(&metrics.text(), "splitrail_refused_credentials_total", &labels);
+    assert_eq!(refused, 2.0, "both are counted");
 }
 
 #[tokio::test]

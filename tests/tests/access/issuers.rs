@@ -75,6 +75,30 @@ impl Running {
 }
 
 #[tokio::test]
+async fn a_router_whose_clients_have_tokens_only_is_ready_when_it_can_verify_them() {
+    let keys = Keys::empty();
+    let signer = Signer::ed("one");
+    let (set, is_there) = (jwks(&[&signer]), Arc::new(AtomicBool::new(false)));
+    let answers = Arc::clone(&is_there);
+    let server = ScriptedServer::start(move |_| match answers.load(Relaxed) {
+        true => ScriptedReply::json(200, &set),
+        false => ScriptedReply::json(503, "{}"),
+    })
+    .await;
+    let cluster = start(&keys, &server.url()).await;
+    let api_keys = keys.path().display().to_string();
+    let without = cluster.yaml.replace(&format!("{{ kind: keys, file: {api_keys:?} }}, "), "");
+    assert_ne!(without, cluster.yaml);
+    assert_eq!(cluster.reload(&without).await.status, 200);
+    let ready = cluster.http.get("/ready").await;
+    assert_eq!(ready.status, 503);
+    assert!(ready.text().contains("no keys of the issuer"), "{}", ready.text());
+    is_there.store(true, Relaxed);
+    eventually("it is ready", async || cluster.http.get("/ready").await.status == 200).await;
+    assert_eq!(status(&cluster.http, &signer.token(&claims("acme"))).await, 200);
+}
+
+#[tokio::test]
 async fn keys_are_rotated_while_requests_run() {
     let keys = Keys::empty();
     let file: PathBuf = keys.folder().join("jwks.json");

@@ -128,19 +128,21 @@ async fn several_samples_of_a_fresh_prompt_cost_the_whole_prompt() {
     assert_eq!(left().await, before - spent(&usage));
 }
 
-#[tokio::test]
-async fn what_an_engine_claims_costs_no_more_than_the_request_can_have() {
-    let mut keys = Keys::empty();
-    let acme = keys.tenant("acme");
-    let claim = json!({
-        "id": "x", "object": "text_completion", "created": 1, "model": "sim",
-        "choices": [{"index": 0, "text": "ok", "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 4_000_000_000_u32, "completion_tokens": 4_000_000_000_u32,
-                  "total_tokens": 4_000_000_000_u32},
+/// A whole reply with this usage.
+fn reply_with(usage: &Value) -> String {
+    let choice = json!({"index": 0, "text": "ok", "finish_reason": "length"});
+    let reply = json!({
+        "id": "x", "object": "text_completion", "created": 1, "model": "sim", "choices": [choice],
+        "usage": usage,
     });
-    let claim = claim.to_string();
+    reply.to_string()
+}
+
+/// A router with a tenant `acme` in front of an engine that always gives the same reply.
+async fn with_reply(keys: &Keys, tokens_per_day: u32, reply: &str) -> (Cluster, ScriptedServer) {
+    let reply = reply.to_owned();
     let engine = ScriptedServer::start(move |heard| match heard.is_inference() {
-        true => ScriptedReply::json(200, &claim),
+        true => ScriptedReply::json(200, &reply),
         false => ScriptedReply::json(200, r#"{"data":[{"id":"sim"}]}"#),
     })
     .await;
@@ -150,12 +152,26 @@ async fn what_an_engine_claims_costs_no_more_than_the_request_can_have() {
         extra_workers: vec![worker],
         ..Spec::aggregated(0)
     };
-    let tenants = "tenants: [ { name: acme, limits: { tokens_per_day: 1000 } } ]";
-    let cluster = start(&keys, tenants, spec).await;
+    let limits =
+        format!("{{ tokens_per_day: {tokens_per_day}, tokens_per_minute: {tokens_per_day} }}");
+    let tenants = format!("tenants: [ {{ name: acme, limits: {limits} }} ]");
+    let cluster = start(keys, &tenants, spec).await;
     eventually("the engine is up", async || {
         cluster.metric("splitrail_worker_up", &[]).await == 1.0
     })
     .await;
+    (cluster, engine)
+}
+
+#[tokio::test]
+async fn what_an_engine_claims_costs_no_more_than_the_request_can_have() {
+    let mut keys = Keys::empty();
+    let acme = keys.tenant("acme");
+    let usage = json!({
+        "prompt_tokens": 4_000_000_000_u32, "completion_tokens": 4_000_000_000_u32,
+        "total_tokens": 4_000_000_000_u32,
+    });
+    let (cluster, _engine) = with_reply(&keys, 1000, &reply_with(&usage)).await;
     let mut body = completion("a b c");
     body["max_tokens"] = json!(1);
     for _ in 0..3 {
@@ -164,6 +180,24 @@ async fn what_an_engine_claims_costs_no_more_than_the_request_can_have() {
         let usage = &reply.json()["usage"];
         assert_eq!(usage["completion_tokens"], 4_000_000_000_u32, "clients see what it said");
     }
+}
+
+#[tokio::test]
+async fn a_request_of_which_the_engine_reports_nothing_costs_what_it_had_reserved() {
+    let mut keys = Keys::empty();
+    let acme = keys.tenant("acme");
+    let (cluster, _engine) = with_reply(&keys, 5000, &reply_with(&Value::Null)).await;
+    let authorization = bearer(&acme);
+    let headers = [("authorization", authorization.as_str())];
+    let left = async || {
+        let reply = cluster.http.get_with("/v1/models", &headers).await;
+        number(&reply, "x-ratelimit-remaining-tokens")
+    };
+    let mut body = completion("a b c");
+    body["max_tokens"] = json!(500);
+    let before = left().await;
+    assert_eq!(complete(&cluster.http, &acme, &body).await.status, 200);
+    assert!((501..600).contains(&(before - left().await)), "{before} {}", left().await);
 }
 
 #[tokio::test]

@@ -29,6 +29,11 @@ impl Counted {
         self.is_settled = true;
     }
 
+    /// The number of tokens that count now.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
     /// Whether the tokens are final.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_settled

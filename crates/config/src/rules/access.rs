@@ -124,7 +124,9 @@ fn key_file(
     let named = loaded.keys.iter().filter_map(|key| key.tenant.as_deref());
     if let Some(name) = named.clone().find(unknown) {
         let message = format!("`auth[{index}].file`: no tenant is called \"{}\"", shown(name));
-        report.error(at, message, "add it to `tenants`, or revoke its keys");
+        // A key may be made before its tenant is written down. A running router accepts it, too.
+        let hint = "its keys are refused (403): add it to `tenants`, or revoke them";
+        report.warn(at, message, hint);
     }
     if loaded.keys.is_empty() {
         let message = format!("`auth[{index}].file` has no keys");

@@ -230,6 +230,20 @@ async fn breakers_and_limits_are_those_of_the_file() {
 }
 
 #[tokio::test]
+async fn another_content_of_the_salt_key_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("salt.key");
+    std::fs::write(&file, "first-secret").unwrap();
+    let top = format!("cache_salt_key: {{ kind: file, path: {file:?} }}");
+    let cluster = Cluster::start(Spec { top, ..Spec::aggregated(1) }).await;
+    let renewed = async || taken(&cluster, &cluster.yaml).await["renewed"].clone();
+    assert_eq!(renewed().await, json!([]));
+    std::fs::write(&file, "second-secret").unwrap();
+    assert_eq!(renewed().await, json!(["cache_salt_key"]));
+    assert_eq!(renewed().await, json!([]), "it is in use now");
+}
+
+#[tokio::test]
 async fn an_engine_key_can_be_rotated_while_requests_run() {
     let keys = tempfile::tempdir().unwrap();
     let file = keys.path().join("engine.key");

@@ -98,11 +98,11 @@ fn put_reply(out: &mut Vec<u8>, summary: &Summary<'_>) {
     }
     text(out, "splitrail.outcome", summary.outcome);
     let used = &summary.used;
-    if used.prompt_tokens > 0 {
-        number(out, "gen_ai.usage.input_tokens", used.prompt_tokens);
+    if let Some(tokens) = used.prompt() {
+        number(out, "gen_ai.usage.input_tokens", tokens);
     }
-    if used.completion_tokens > 0 {
-        number(out, "gen_ai.usage.output_tokens", used.completion_tokens);
+    if let Some(tokens) = used.completion() {
+        number(out, "gen_ai.usage.output_tokens", tokens);
     }
     if let Some(tokens) = used.cached() {
         number(out, "gen_ai.usage.cache_read.input_tokens", tokens);
