@@ -24,6 +24,7 @@ mod live;
 mod lookup;
 mod metrics;
 mod page;
+mod query;
 mod refusal;
 mod show;
 mod workers;

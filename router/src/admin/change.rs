@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::context::Admin;
 use super::lookup::{Which, no_worker, the_model, the_worker};
+use super::query::Query;
 use super::refusal::{AdminError, Result};
 use super::workers::view;
 use crate::ingress::reply::json_reply;

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use axum::extract::{ConnectInfo, Query, State};
+use axum::extract::{ConnectInfo, State};
 use axum::response::Response;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -11,6 +11,7 @@ use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
 use super::context::Admin;
+use super::query::Query;
 use super::refusal::{AdminError, Result};
 use crate::ingress::reply::json_reply;
 use crate::service::explain;
@@ -35,7 +36,7 @@ pub(super) struct ExplainQuery {
 pub(super) async fn show(
     State(admin): State<Admin>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    wanted: Query<ExplainQuery>,
+    Query(wanted): Query<ExplainQuery>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::response::Response;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
@@ -10,6 +10,7 @@ use splitrail_kv::{Frozen, Tier, WorkerKey, mix};
 
 use super::context::Admin;
 use super::lookup::{Which, the_worker};
+use super::query::Query;
 use super::refusal::{AdminError, Result};
 use crate::ingress::reply::json_reply;
 use splitrail_fleet::Served;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{ConnectInfo, Query, State};
+use axum::extract::{ConnectInfo, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::{Stream, stream};
@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::context::Admin;
 use super::guard::may_still_read;
+use super::query::Query;
 use super::refusal::{AdminError, Result};
 use crate::core::Core;
 use crate::ingress::reply::{json_reply, reply_error};
@@ -76,7 +77,7 @@ pub(super) struct HistoryQuery {
 /// The last minutes of one model.
 pub(super) async fn history(
     State(admin): State<Admin>,
-    query: Query<HistoryQuery>,
+    Query(query): Query<HistoryQuery>,
 ) -> Result<Response> {
     let serving = admin.core.serving();
     let served = super::lookup::the_model(&serving, query.model.as_deref())?;

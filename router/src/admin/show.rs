@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::HeaderValue;
 use http::header::{CONTENT_TYPE, ETAG};
@@ -11,6 +11,7 @@ use serde_json::json;
 use splitrail_settings::variables::escaped_json;
 
 use super::context::Admin;
+use super::query::Query;
 use crate::ingress::reply::json_reply;
 
 /// The running configuration. The reply is itself a valid configuration file, because JSON is YAML.
@@ -38,7 +39,7 @@ pub(super) struct DecisionsQuery {
 
 pub(super) async fn decisions(
     State(admin): State<Admin>,
-    query: Query<DecisionsQuery>,
+    Query(query): Query<DecisionsQuery>,
 ) -> Response {
     let limit = query.limit.unwrap_or(100).min(admin.core.serving().limits.decisions_kept);
     let decisions = admin.core.decisions.newest(query.request_id.as_deref(), limit);

@@ -60,6 +60,9 @@ impl HeadLimits<'_> {
             return Err(malformed("the request has no `host` header"));
         }
         let named = request.uri().authority().map(http::uri::Authority::as_str);
+        if named.is_some_and(|named| !is_host(named)) {
+            return Err(malformed("the authority of the target is not a valid host"));
+        }
         if request.version() >= Version::HTTP_2
             && let (Some(named), Some(field)) = (named, field)
             && !named.eq_ignore_ascii_case(field)
@@ -87,12 +90,17 @@ fn host_field(headers: &HeaderMap) -> Result<Option<&str>, Error> {
     if fields.next().is_some() {
         return Err(malformed("the request has more than one `host` header"));
     }
-    // The characters of names, addresses and ports; RFC 3986, section 3.2.
-    let passes = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte);
     match first.to_str() {
-        Ok(text) if text.as_bytes().iter().all(passes) => Ok(Some(text)),
+        Ok(text) if is_host(text) => Ok(Some(text)),
         _ => Err(malformed("the `host` header is not a valid host")),
     }
+}
+
+/// Whether a text has only characters of names, addresses and ports (RFC 3986, section 3.2), and no
+/// user: RFC 9110, section 4.2.4, and RFC 9113, section 8.3.1.
+fn is_host(text: &str) -> bool {
+    let passes = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte);
+    text.as_bytes().iter().all(passes)
 }
 
 fn malformed(message: &'static str) -> Error {
@@ -148,6 +156,9 @@ mod tests {
             (Version::HTTP_2, "http://a.example/", &[], 200),
             (Version::HTTP_2, "http://a.example/", &["A.example"], 200),
             (Version::HTTP_2, "http://a.example/", &["b.example"], 400),
+            (Version::HTTP_2, "http://user@a.example/", &[], 400),
+            (Version::HTTP_2, "http://a.example:80@b.example/", &[], 400),
+            (one, "http://a.example:80@b.example/", &["a.example"], 400),
         ] {
             assert_eq!(status(&[], version, target, fields), expected, "{target} {fields:?}");
         }

@@ -6,7 +6,7 @@ use splitrail_tests::client::Reply;
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::live::LiveStream;
 use splitrail_tests::tenants::{Keys, bearer, complete, start};
-use splitrail_tests::{Client, Spec};
+use splitrail_tests::{Client, Cluster, Spec};
 
 async fn get(client: &Client, path: &str, key: &str) -> Reply {
     client.get_with(path, &[("authorization", &bearer(key))]).await
@@ -74,6 +74,19 @@ async fn with_roles_even_reading_needs_a_credential() {
     let labels = [("listener", "admin"), ("reason", "missing")];
     let refused = metric_in(&metrics.text(), "splitrail_refused_credentials_total", &labels);
     assert_eq!(refused, 2.0, "both are counted");
+}
+
+#[tokio::test]
+async fn a_query_that_cannot_be_read_is_refused_like_everything_else() {
+    let cluster = Cluster::start(Spec::aggregated(1)).await;
+    for path in ["/admin/decisions?limit=-1", "/admin/explain?request_id=a&request_id=b"] {
+        let reply = match path.starts_with("/admin/explain") {
+            true => cluster.admin.post_with(path, &[], "").await,
+            false => cluster.admin.get(path).await,
+        };
+        assert_eq!(reply.status, 400, "{path}");
+        assert_eq!(reply.json()["error"]["code"], "invalid_request", "{path}: {}", reply.text());
+    }
 }
 
 #[tokio::test]
