@@ -104,6 +104,11 @@ impl Used {
         self.is_known.completion.then_some(self.completion_tokens)
     }
 
+    /// Whether the request has ended with `ok` and not all of its tokens are known.
+    pub fn is_partial(&self) -> bool {
+        self.has_ended_ok && !(self.is_known.prompt && self.is_known.completion)
+    }
+
     fn add(&mut self, entry: &Entry, cached_tokens: Option<u32>) {
         if !self.has_ended_ok {
             return;

@@ -59,15 +59,36 @@ impl MostTokens {
         Self { prompt, completion }
     }
 
-    /// Whether engines have not reported all tokens of a request that has ended with `ok` and could
-    /// generate some.
-    pub(super) fn are_unreported(self, used: Used) -> bool {
-        let has_all = used.prompt().is_some() && used.completion().is_some();
-        self.completion != Some(0) && !has_all
+    /// What a finished request has cost: what engines have reported, as far as the request can have
+    /// it. If they have not reported all, it costs at least what it had reserved: otherwise an engine
+    /// without usage would have no limit.
+    pub(super) fn settled(
+        self,
+        served: &Served,
+        request_id: &str,
+        reserved: u64,
+        used: Used,
+    ) -> u64 {
+        let charged = self.limit(used);
+        if charged != used && served.charges.may_log() {
+            tracing::warn!(
+                model = served.name(),
+                request_id,
+                prompt_tokens = used.prompt_tokens,
+                completion_tokens = used.completion_tokens,
+                "an engine reports more tokens than the request can have: its tenant is charged \
+                 for what it can have"
+            );
+        }
+        let reported = actual(&served.config.token_weights, charged);
+        match self.completion != Some(0) && used.is_partial() {
+            true => reported.max(reserved),
+            false => reported,
+        }
     }
 
     /// The tokens of a finished request, no more than it can have.
-    pub(super) fn limit(self, mut used: Used) -> Used {
+    fn limit(self, mut used: Used) -> Used {
         let least = |tokens: u64, most: Option<u64>| most.map_or(tokens, |most| tokens.min(most));
         used.prompt_tokens = least(used.prompt_tokens, self.prompt);
         used.completion_tokens = least(used.completion_tokens, self.completion);
@@ -76,7 +97,7 @@ impl MostTokens {
 }
 
 /// What a request has cost, by these tokens.
-pub(super) fn actual(weights: &TokenWeights, used: Used) -> u64 {
+fn actual(weights: &TokenWeights, used: Used) -> u64 {
     let cached = used.cached_tokens.min(used.prompt_tokens);
     let prompt = prompt_cost(weights, used.prompt_tokens, cached);
     prompt.saturating_add(used.completion_tokens.saturating_mul(weights.output))

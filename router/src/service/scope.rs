@@ -447,7 +447,12 @@ impl Scope {
         let (series, ledger) = (&placed.served.series, &self.core.request_files.ledger);
         let used = close(metrics, series, ledger, &ended, &placed.decisions);
         if let Some(reservation) = self.reservation.take() {
-            self.charge(placed, reservation, outcome, used);
+            let reserved = reservation.tokens();
+            let tokens = self.most_tokens.settled(&placed.served, request_id, reserved, used);
+            if let Some(tenant) = tenant {
+                tenant.series.settled(metrics, tenant.label, tokens);
+            }
+            reservation.settle(tokens);
         }
         self.observe_pace(placed, now, used.completion_tokens);
         self.complete_decisions(placed, arrived_unix_ms, seconds);
@@ -461,37 +466,6 @@ impl Scope {
             }
         }
         used
-    }
-
-    /// Replaces what a request has reserved by what it has cost.
-    fn charge(
-        &self,
-        placed: &PlacedRequest,
-        reservation: Reservation,
-        outcome: &'static str,
-        used: Used,
-    ) {
-        let charged = self.most_tokens.limit(used);
-        if charged != used && placed.served.charges.may_log() {
-            tracing::warn!(
-                model = placed.served.name(),
-                request_id = &*placed.request_id,
-                prompt_tokens = used.prompt_tokens,
-                completion_tokens = used.completion_tokens,
-                "an engine reports more tokens than the request can have: its tenant is \
-                 charged for what it can have"
-            );
-        }
-        let reported = cost::actual(&placed.served.config.token_weights, charged);
-        // Otherwise an engine without usage would have no limit.
-        let tokens = match outcome == "ok" && self.most_tokens.are_unreported(used) {
-            true => reported.max(reservation.tokens()),
-            false => reported,
-        };
-        if let Some(tenant) = &self.sender.tenant {
-            tenant.series.settled(&self.core.metrics, &tenant.label, tokens);
-        }
-        reservation.settle(tokens);
     }
 
     /// Records the time per output token of a stream with one sample, which is known only if the
