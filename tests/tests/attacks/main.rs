@@ -2,7 +2,7 @@
 //!
 //! Every test is a case that a hostile or broken client, engine, shim or operator could cause, and
 //! asserts its safe result: the status on the wire, the peak of resident memory, what an engine was
-//! sent. `README.md` has the forty cases and their tests; `docs/security.md` says what the router
+//! sent. `README.md` has the cases and their tests; `docs/security.md` says what the router
 //! promises, and which tests prove it.
 #![allow(missing_docs, clippy::unwrap_used)]
 

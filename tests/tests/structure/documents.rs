@@ -133,7 +133,7 @@ fn links(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 /// The path of a link below the root; an empty link is the document itself.
-fn beside(document: &str, link: &str) -> String {
+pub(super) fn beside(document: &str, link: &str) -> String {
     if link.is_empty() {
         return document.to_owned();
     }

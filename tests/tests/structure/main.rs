@@ -4,6 +4,7 @@
 
 mod documents;
 mod imports;
+mod reach;
 mod repository;
 mod rules;
 mod sources;
