@@ -46,6 +46,22 @@ fn each_dialect_has_errors_where_its_clients_look() {
     }
 }
 
+/// The table of statuses in docs/http.md.
+#[test]
+fn statuses_that_say_nothing_of_the_request_are_tried_elsewhere_and_not_passed_on() {
+    const ELSEWHERE: [u16; 9] = [401, 403, 404, 405, 407, 408, 412, 429, 501];
+    for status in (400..500).chain([501]) {
+        let error = Error::rejected(status, "no".into(), None);
+        let is_tried = ELSEWHERE.contains(&status);
+        assert_eq!(error.worth_another_worker(), is_tried, "{status}");
+        let counts = is_tried && ![408, 429].contains(&status);
+        assert_eq!(error.speaks_against_its_worker(), counts, "{status}");
+        let told = if is_tried && status != 429 { 502 } else { status };
+        assert_eq!(error.status().as_u16(), told, "{status}");
+        assert_eq!(error.retry_after_s().is_some(), status == 429, "{status}");
+    }
+}
+
 #[test]
 fn only_what_another_worker_may_do_better_is_worth_one() {
     for (kind, another) in [
