@@ -22,6 +22,8 @@ struct Package {
     folder: PathBuf,
     /// The crates of the workspace that its shipped code depends on.
     uses: Vec<String>,
+    /// Those that its tests depend on as well.
+    all: Vec<String>,
 }
 
 fn root() -> PathBuf {
@@ -40,13 +42,14 @@ fn packages() -> Vec<Package> {
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     let package = |package: &Value| {
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let own =
-            |dependency: &&Value| dependency["path"].is_string() && dependency["kind"].is_null();
-        let uses = package["dependencies"].as_array().unwrap().iter().filter(own);
+        let own = |dependency: &&Value| dependency["path"].is_string();
+        let all = package["dependencies"].as_array().unwrap().iter().filter(own);
+        let uses = all.clone().filter(|dependency| dependency["kind"].is_null());
         Package {
             name: short(&text(&package["name"])),
             folder: PathBuf::from(text(&package["manifest_path"])).parent().unwrap().to_owned(),
             uses: uses.map(|dependency| short(&text(&dependency["name"]))).collect(),
+            all: all.map(|dependency| short(&text(&dependency["name"]))).collect(),
         }
     };
     metadata["packages"].as_array().unwrap().iter().map(package).collect()
@@ -93,6 +96,19 @@ fn crates_depend_on_each_other_as_the_table_says() {
     let actual: Dependencies =
         packages.map(|package| (package.name, package.uses.into_iter().collect())).collect();
     assert_none(&wrong_dependencies(&table(&document), &actual));
+}
+
+#[test]
+fn each_crate_uses_the_crates_that_it_depends_on() {
+    let mut unused = Vec::new();
+    for package in packages() {
+        let text: String = rust_files(&package.folder).into_values().collect();
+        let is_unused =
+            |used: &&String| !text.contains(&format!("splitrail_{}", used.replace('-', "_")));
+        let of_package = package.all.iter().filter(is_unused);
+        unused.extend(of_package.map(|used| format!("{} does not use {used}", package.name)));
+    }
+    assert_none(&unused);
 }
 
 #[test]
