@@ -40,15 +40,15 @@ pub enum PrefillParams<'a> {
     Pushed(&'a str),
     /// NIXL in push mode: the engines match the legs by their request id.
     Matched(Matched<'a>),
-    /// SGLang: the bootstrap room in which both legs meet.
-    Met(&'a RoomMembers),
+    /// SGLang: the bootstrap room of both legs.
+    Room(&'a RoomMembers),
 }
 
 impl PrefillParams<'_> {
     /// Whether the prefill engine samples the first token of the reply, and so must use the
     /// client's sampling parameters. Otherwise the token of the prefill leg is thrown away.
     pub fn samples(self) -> bool {
-        matches!(self, Self::Met(_))
+        matches!(self, Self::Room(_))
     }
 
     /// Adds the members to the body of the prefill leg.
@@ -64,7 +64,7 @@ impl PrefillParams<'_> {
             }
             Self::Pushed(params) => body.set(KV_TRANSFER_PARAMS, params),
             Self::Matched(matched) => matched.put(body),
-            Self::Met(members) => put_members(members, body),
+            Self::Room(members) => put_members(members, body),
         }
     }
 }

@@ -42,11 +42,11 @@ pub fn generate(
 pub fn prefill(
     body: &JsonObject,
     endpoint: Endpoint,
-    lead: PrefillParams<'_>,
+    params: PrefillParams<'_>,
 ) -> Result<Parts, Error> {
     // An engine that samples the first token of the reply stops by itself after this token.
-    let mut body = if lead.samples() { unstreamed(body) } else { one_token(body, endpoint)? };
-    lead.put(&mut body);
+    let mut body = if params.samples() { unstreamed(body) } else { one_token(body, endpoint)? };
+    params.put(&mut body);
     Ok(body.to_parts())
 }
 
@@ -208,18 +208,19 @@ mod tests {
         let cut =
             r#"{"model":"m","prompt":"x","stream":false,"max_tokens":1,"x":1.50,"ignore_eos":true"#;
         let whole = r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"x":1.50"#;
-        let meeting = r#","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#;
-        let led = |lead| text(prefill(&body, Endpoint::Completions, lead).unwrap());
-        assert_eq!(led(PrefillParams::Stored), format!("{cut}}}"));
+        let room_members =
+            r#","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#;
+        let prefill_leg = |params| text(prefill(&body, Endpoint::Completions, params).unwrap());
+        assert_eq!(prefill_leg(PrefillParams::Stored), format!("{cut}}}"));
         let params = r#"{"transfer_id":"t"}"#;
         assert_eq!(
-            led(PrefillParams::Pushed(params)),
+            prefill_leg(PrefillParams::Pushed(params)),
             format!(r#"{cut},"kv_transfer_params":{params}}}"#)
         );
         // SGLang's prefill engine samples the first token with the client's parameters; its reply
         // is not streamed.
         let sampling = whole.replace("\"stream\":true", "\"stream\":false");
-        assert_eq!(led(PrefillParams::Met(&members)), format!("{sampling}{meeting}"));
+        assert_eq!(prefill_leg(PrefillParams::Room(&members)), format!("{sampling}{room_members}"));
 
         let completions = Endpoint::Completions;
         let given =
@@ -228,14 +229,14 @@ mod tests {
         let request_id = Some("\"resp_1\"");
         let matched = Matched { params: r#"{"a":2}"#, request_id };
         let named = r#","kv_transfer_params":{"a":2},"request_id":"resp_1"}"#;
-        assert_eq!(led(PrefillParams::Matched(matched)), format!("{cut}{named}"));
+        assert_eq!(prefill_leg(PrefillParams::Matched(matched)), format!("{cut}{named}"));
         assert_eq!(given(DecodeParams::Matched(matched)), format!("{whole}{named}"));
         let plain = Matched { request_id: None, ..matched };
         let plain = given(DecodeParams::Matched(plain));
         assert_eq!(plain, format!(r#"{whole},"kv_transfer_params":{{"a":2}}}}"#));
         let pushed = DecodeParams::Params(r#"{"a":1}"#);
         assert_eq!(given(pushed), format!(r#"{whole},"kv_transfer_params":{{"a":1}}}}"#));
-        assert_eq!(given(DecodeParams::Room(&members)), format!("{whole}{meeting}"));
+        assert_eq!(given(DecodeParams::Room(&members)), format!("{whole}{room_members}"));
         let fetched = fetch(&body, Endpoint::Completions, DecodeParams::Params("{}")).unwrap();
         assert_eq!(text(fetched), format!(r#"{cut},"kv_transfer_params":{{}}}}"#));
     }

@@ -2,7 +2,7 @@
 //!
 //! The two legs find each other by a random name that the router makes for this pair. When one leg
 //! fails, the other is cancelled at once: otherwise the other leg would keep its blocks for minutes.
-//! Where cancelling is not enough, `repair` does what is.
+//! Where cancelling is not enough, `repair` frees the blocks.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ const COUNT_PATIENCE: Duration = Duration::from_secs(1);
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The result of a pair of legs.
-pub(super) enum Paired {
+pub(super) enum PairResult {
     /// The decode leg was answered, or rejected for a threshold.
     Answered(Generated, Arc<Worker>),
     /// The pair failed, and another attempt is allowed.
@@ -52,24 +52,26 @@ pub(super) enum Paired {
     Local,
 }
 
-/// Which leg of a pair failed.
-enum Failed {
+/// Why a pair failed.
+enum PairFailure {
+    /// The prefill leg failed.
     Prefill(Error),
+    /// The decode leg failed.
     Decode(Error),
-    /// The legs could not find each other: the bootstrap server now serves another engine than the
-    /// router knew.
-    Strangers(Error),
+    /// The prefill worker's engine is another one than the router knew, so the legs could not find
+    /// each other.
+    EngineReplaced(Error),
     /// The reply ended with the one token of the prefill leg, so there was no hand-off.
-    Ended,
+    PrefillEnded,
 }
 
-impl Failed {
+impl PairFailure {
     /// Whether the cause may also make the decode engine refuse its leg.
     fn may_refuse_decode(&self) -> bool {
         match self {
             Self::Prefill(error) => error.fault() == Fault::Client,
-            Self::Strangers(_) => true,
-            Self::Decode(_) | Self::Ended => false,
+            Self::EngineReplaced(_) => true,
+            Self::Decode(_) | Self::PrefillEnded => false,
         }
     }
 }
@@ -81,7 +83,7 @@ impl Failed {
 pub(super) async fn pair_or_local(
     prompt: PromptContext<'_>,
     attempts: &mut DecodeAttempts,
-) -> Result<Paired, Error> {
+) -> Result<PairResult, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let mut tries = PrefillAttempts::new(context, attempts.failed(), Wish::any(Leg::Prefill, &[]));
     let last = loop {
@@ -108,21 +110,21 @@ pub(super) async fn pair_or_local(
             Ok(generated) => {
                 computed(context, unit, &prefill);
                 computed(context, unit, &decode);
-                return Ok(Paired::Answered(generated, decode.worker));
+                return Ok(PairResult::Answered(generated, decode.worker));
             }
-            Err(Failed::Decode(error)) => {
+            Err(PairFailure::Decode(error)) => {
                 attempts.retry_elsewhere(context, Leg::Decode, &decode.worker, error)?;
-                return Ok(Paired::Again);
+                return Ok(PairResult::Again);
             }
-            Err(Failed::Strangers(error)) => {
+            Err(PairFailure::EngineReplaced(error)) => {
                 attempts.retry(context, &prefill.worker, error)?;
-                return Ok(Paired::Again);
+                return Ok(PairResult::Again);
             }
-            Err(Failed::Ended) => {
+            Err(PairFailure::PrefillEnded) => {
                 nothing_handed_over(prompt, LocalReason::PrefillEnded);
-                return Ok(Paired::Local);
+                return Ok(PairResult::Local);
             }
-            Err(Failed::Prefill(error)) => error,
+            Err(PairFailure::Prefill(error)) => error,
         };
         prefill.worker.record(Leg::Prefill, Some(&error));
         if error.fault() == Fault::Client {
@@ -133,17 +135,24 @@ pub(super) async fn pair_or_local(
         }
     };
     without_prefill(prompt, &last)?;
-    Ok(Paired::Local)
+    Ok(PairResult::Local)
 }
 
 /// The data by which both legs of one pair find each other.
-enum Appointment {
-    Transfer { params: [String; 2], engine: Arc<EngineIdentity>, rank: Option<u32> },
+enum PairParams {
+    /// Mooncake: the transfer parameters of both legs, as raw JSON.
+    Transfer { prefill: String, decode: String, engine: Arc<EngineIdentity>, rank: Option<u32> },
+    /// SGLang.
     Room(RoomMembers),
+    /// NIXL in push mode.
     Push(PushPair),
 }
 
-impl Appointment {
+impl PairParams {
+    /// Makes the parameters of a new pair. They name no other pair, before or after.
+    ///
+    /// # Errors
+    /// The prefill worker's engine, or the rank that the leg is placed on, is not known.
     async fn make(
         context: &Context,
         placed: &Placed,
@@ -166,27 +175,29 @@ impl Appointment {
         let transfer = transfer();
         let prefill = transfer.prefill_params_json();
         let decode = transfer.into_decode_params_json(&bootstrap.url(), id);
-        Ok(Self::Transfer { params: [prefill, decode], engine, rank })
+        Ok(Self::Transfer { prefill, decode, engine, rank })
     }
 
-    fn lead(&self) -> PrefillParams<'_> {
+    /// What the body of the prefill leg says.
+    fn prefill_params(&self) -> PrefillParams<'_> {
         match self {
-            Self::Transfer { params: [prefill, _], .. } => PrefillParams::Pushed(prefill),
-            Self::Room(members) => PrefillParams::Met(members),
-            Self::Push(pair) => PrefillParams::Matched(pair.lead()),
+            Self::Transfer { prefill, .. } => PrefillParams::Pushed(prefill),
+            Self::Room(members) => PrefillParams::Room(members),
+            Self::Push(pair) => PrefillParams::Matched(pair.prefill_params()),
         }
     }
 
+    /// What the body of the decode leg says.
     fn decode_params(&self) -> DecodeParams<'_> {
         match self {
-            Self::Transfer { params: [_, decode], .. } => DecodeParams::Params(decode),
+            Self::Transfer { decode, .. } => DecodeParams::Params(decode),
             Self::Room(members) => DecodeParams::Room(members),
             Self::Push(pair) => DecodeParams::Matched(pair.decode_params()),
         }
     }
 
     /// Whether the prefill engine hands over only replies that were cut off by their length limit.
-    fn hands_over_what_was_cut_off(&self) -> bool {
+    fn hands_over_only_cut_off_replies(&self) -> bool {
         matches!(self, Self::Transfer { .. })
     }
 
@@ -221,17 +232,17 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
     worker.bootstrap.as_ref().ok_or_else(malformed)
 }
 
-async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Failed> {
+async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, PairFailure> {
     let PromptContext { context, unit, decision, .. } = sending.prompt;
-    let appointment = Appointment::make(context, prefill, sending.leg_headers).await;
-    let appointment = appointment.map_err(Failed::Prefill)?;
+    let params = PairParams::make(context, prefill, sending.leg_headers).await;
+    let params = params.map_err(PairFailure::Prefill)?;
     let decode = &sending.placed.worker;
     decode.breaker(Leg::Decode).begin(Instant::now());
-    if let Appointment::Push(_) = &appointment
+    if let PairParams::Push(_) = &params
         && let Err(error) = PushPair::check_decode(context, sending.placed).await
     {
         decode.record(Leg::Decode, Some(&error));
-        return Err(Failed::Decode(error));
+        return Err(PairFailure::Decode(error));
     }
     let expected = expected(context, unit, prefill);
     let facts = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
@@ -240,24 +251,26 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, Fail
     let sending = &Sending { leg_headers: &traced(sending.leg_headers.clone(), &leg), ..*sending };
     let started = Instant::now();
     let mut account = Account::open(sending, started, true, leg);
-    let met = run_both_legs(sending, &account, prefill, &appointment).await;
-    if matches!(met, Ok(First::Events(..))) {
+    let begun = run_both_legs(sending, &account, prefill, &params).await;
+    if matches!(begun, Ok(First::Events(..))) {
         sending.observe_first_event(started.elapsed());
     }
-    let failed = match met {
+    let failed = match begun {
         Ok(begun) => match conclude(sending, account, Ok(begun)) {
             Ok(generated) => return Ok(generated),
             Err(error) => {
                 decision.attempt_discarded(error.outcome());
-                return Err(Failed::Decode(error));
+                return Err(PairFailure::Decode(error));
             }
         },
-        Err(failed) => estranged(context, &prefill.worker, &appointment, failed).await,
+        Err(failed) => recheck_engine(context, &prefill.worker, &params, failed).await,
     };
     match &failed {
-        Failed::Decode(error) => account.fail(error),
-        Failed::Prefill(error) | Failed::Strangers(error) => account.give_up(error.outcome()),
-        Failed::Ended => account.give_up(LocalReason::PrefillEnded.name()),
+        PairFailure::Decode(error) => account.fail(error),
+        PairFailure::Prefill(error) | PairFailure::EngineReplaced(error) => {
+            account.give_up(error.outcome())
+        }
+        PairFailure::PrefillEnded => account.give_up(LocalReason::PrefillEnded.name()),
     }
     Err(failed)
 }
@@ -268,25 +281,25 @@ async fn run_both_legs(
     sending: &Sending<'_>,
     account: &Account,
     prefill: &Placed,
-    appointment: &Appointment,
-) -> Result<First, Failed> {
+    params: &PairParams,
+) -> Result<First, PairFailure> {
     let PromptContext { context, unit, .. } = sending.prompt;
-    let body = prefill::body(context, unit, &prefill.worker, appointment.lead());
-    let body = body.map_err(Failed::Prefill)?;
-    let leg_headers = appointment.leg_headers(sending.leg_headers);
-    let carried = appointment.decode_params();
+    let body = prefill::body(context, unit, &prefill.worker, params.prefill_params());
+    let body = body.map_err(PairFailure::Prefill)?;
+    let leg_headers = params.leg_headers(sending.leg_headers);
+    let carried = params.decode_params();
     let decode_body = match sending.fetches_first() {
         true => sending.fetching_body(carried),
         false => sending.body(carried),
     };
-    let (decode_body, send_state) = RevocableBody::new(decode_body.map_err(Failed::Decode)?);
+    let (decode_body, send_state) = RevocableBody::new(decode_body.map_err(PairFailure::Decode)?);
     let registration = Registration::new(send_state);
-    let mut repair = appointment.decode_waits_for_prefill().then(|| {
+    let mut repair = params.decode_waits_for_prefill().then(|| {
         let (body, registration) = (body.clone(), registration.clone());
         let repair = Repair::new(sending, prefill, registration, body, &leg_headers);
-        match appointment {
-            Appointment::Push(pair) => repair.of_push(pair.engine()),
-            Appointment::Transfer { .. } | Appointment::Room(_) => repair,
+        match params {
+            PairParams::Push(pair) => repair.of_push(pair.engine()),
+            PairParams::Transfer { .. } | PairParams::Room(_) => repair,
         }
     });
     // The name of the pair may be used only once, so no body must be sent twice.
@@ -298,37 +311,37 @@ async fn run_both_legs(
     let begun = tokio::select! {
         begun = &mut decoding => begun.map_err(|error| classify_decode_failure(&prefill.worker, error))?,
         prefilled = &mut prefilling => {
-            let handed_over = prefilled.map_err(Failed::Prefill).and_then(|prefilled| {
-                record_prefill(sending, &prefill.worker, appointment, &prefilled)?;
+            let handed_over = prefilled.map_err(PairFailure::Prefill).and_then(|prefilled| {
+                record_prefill(sending, &prefill.worker, params, &prefilled)?;
                 Ok(prefilled)
             });
             let prefilled = match handed_over {
                 Ok(prefilled) => prefilled,
                 Err(failed) => {
-                    if appointment.decode_waits_for_prefill() && failed.may_refuse_decode() {
+                    if params.decode_waits_for_prefill() && failed.may_refuse_decode() {
                         // A decode engine that refuses the request holds nothing.
                         let _ = tokio::time::timeout(REFUSAL_PATIENCE, decoding).await;
                     }
                     return Err(failed);
                 }
             };
-            if appointment.hands_over_what_was_cut_off() && prefilled.ended() {
-                return Err(Failed::Ended);
+            if params.hands_over_only_cut_off_replies() && prefilled.ended() {
+                return Err(PairFailure::PrefillEnded);
             }
-            let begun = match appointment {
-                Appointment::Push(_) => {
+            let begun = match params {
+                PairParams::Push(_) => {
                     let lease = prefilled.lease(context);
                     within_lease(sending, lease, &registration, decoding).await
                 }
-                Appointment::Transfer { .. } | Appointment::Room(_) => decoding.await,
+                PairParams::Transfer { .. } | PairParams::Room(_) => decoding.await,
             };
-            return begun.map_err(Failed::Decode);
+            return begun.map_err(PairFailure::Decode);
         }
     };
     match tokio::time::timeout(COUNT_PATIENCE, prefilling).await {
         Ok(Ok(prefilled)) => {
             // The decode worker has the KV, so it does not matter what else the reply says.
-            let _ = record_prefill(sending, &prefill.worker, appointment, &prefilled);
+            let _ = record_prefill(sending, &prefill.worker, params, &prefilled);
         }
         // The decode worker has the KV and answers; a failure of the prefill reply does not matter.
         Ok(Err(error)) => {
@@ -347,33 +360,33 @@ async fn run_both_legs(
 fn record_prefill(
     sending: &Sending<'_>,
     worker: &Worker,
-    appointment: &Appointment,
-    said: &PrefillReply,
-) -> Result<(), Failed> {
+    params: &PairParams,
+    prefilled: &PrefillReply,
+) -> Result<(), PairFailure> {
     let PromptContext { context, decision, .. } = sending.prompt;
     let mut carried = None;
-    if let Appointment::Push(pair) = appointment {
-        let reply = said.pushed(worker).map_err(Failed::Prefill)?;
-        let same = pair.learn(&context.served, worker, &reply, said.peer);
+    if let PairParams::Push(pair) = params {
+        let reply = prefilled.pushed(worker).map_err(PairFailure::Prefill)?;
+        let same = pair.learn(&context.served, worker, &reply, prefilled.peer);
         carried = reply.cached_tokens;
-        if !same.map_err(Failed::Prefill)? {
+        if !same.map_err(PairFailure::Prefill)? {
             let what = "is another engine than the one with which decode has registered";
-            return Err(Failed::Strangers(Error::engine(worker.id(), what)));
+            return Err(PairFailure::EngineReplaced(Error::engine(worker.id(), what)));
         }
     }
     worker.record(Leg::Prefill, None);
-    said.report(context, decision, worker, carried);
+    prefilled.report(context, decision, worker, carried);
     Ok(())
 }
 
 /// Classifies a decode leg that failed before the prefill leg was answered: a timeout counts
 /// against the prefill worker, because the decode engine was waiting for its KV.
-fn classify_decode_failure(prefill: &Worker, error: Error) -> Failed {
+fn classify_decode_failure(prefill: &Worker, error: Error) -> PairFailure {
     if error.kind() != ErrorKind::EngineTimeout {
-        return Failed::Decode(error);
+        return PairFailure::Decode(error);
     }
     let message = format!("worker {} did not hand over: {}", prefill.id(), error.message());
-    Failed::Prefill(Error::new(ErrorKind::EngineTimeout, message))
+    PairFailure::Prefill(Error::new(ErrorKind::EngineTimeout, message))
 }
 
 /// Sends the decode leg with the body that carries the hand-off. For several samples, that is a leg
@@ -400,43 +413,43 @@ async fn decode(
     begun
 }
 
-/// Forgets the engine id with which a pair failed. If the bootstrap server names another engine by
-/// now, that change was the cause of the failure.
-async fn estranged(
+/// Forgets the engine with which a pair failed, and asks the prefill worker for its engine after a
+/// failure of the decode leg. If that is another engine now, the change was the cause of the failure.
+async fn recheck_engine(
     context: &Context,
     worker: &Worker,
-    appointment: &Appointment,
-    failed: Failed,
-) -> Failed {
-    if let Appointment::Push(pair) = appointment {
+    params: &PairParams,
+    failed: PairFailure,
+) -> PairFailure {
+    if let PairParams::Push(pair) = params {
         return match failed {
-            Failed::Decode(error) if error.fault() == Fault::Engine => {
+            PairFailure::Decode(error) if error.fault() == Fault::Engine => {
                 match pair.is_of_another_engine(context, worker).await {
-                    Ok(true) => Failed::Strangers(error),
-                    Ok(false) => Failed::Decode(error),
-                    Err(prefill) => Failed::Prefill(prefill),
+                    Ok(true) => PairFailure::EngineReplaced(error),
+                    Ok(false) => PairFailure::Decode(error),
+                    Err(prefill) => PairFailure::Prefill(prefill),
                 }
             }
-            Failed::Prefill(error) if error.fault() == Fault::Engine => {
+            PairFailure::Prefill(error) if error.fault() == Fault::Engine => {
                 pair.forget(worker);
-                Failed::Prefill(error)
+                PairFailure::Prefill(error)
             }
             other => other,
         };
     }
-    let Appointment::Transfer { engine, .. } = appointment else { return failed };
+    let PairParams::Transfer { engine, .. } = params else { return failed };
     let Ok(bootstrap) = bootstrap(worker) else { return failed };
     match failed {
-        Failed::Decode(error) if error.fault() == Fault::Engine => {
+        PairFailure::Decode(error) if error.fault() == Fault::Engine => {
             bootstrap.forget(engine);
             match bootstrap.engine(&context.served.client, worker).await {
-                Ok(now) if now != *engine => Failed::Strangers(error),
-                _ => Failed::Decode(error),
+                Ok(now) if now != *engine => PairFailure::EngineReplaced(error),
+                _ => PairFailure::Decode(error),
             }
         }
-        Failed::Prefill(error) if error.fault() == Fault::Engine => {
+        PairFailure::Prefill(error) if error.fault() == Fault::Engine => {
             bootstrap.forget(engine);
-            Failed::Prefill(error)
+            PairFailure::Prefill(error)
         }
         other => other,
     }

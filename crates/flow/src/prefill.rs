@@ -295,13 +295,13 @@ pub(super) fn body(
     context: &Context,
     unit: &Unit,
     worker: &Worker,
-    lead: PrefillParams<'_>,
+    params: PrefillParams<'_>,
 ) -> Result<Parts, Error> {
     let mut body = unit.body.clone();
     if let Some(threshold) = carried_threshold(context, worker, 0.0) {
         body.set("cache_hit_threshold", threshold.to_string());
     }
-    legs::prefill(&body, context.endpoint, lead)
+    legs::prefill(&body, context.endpoint, params)
 }
 
 /// The reply of a prefill engine as it was received.
@@ -413,8 +413,8 @@ async fn prefill(
     let said = match reading {
         Some(reading) => Box::pin(reading.send(prompt, &leg_headers, placed)).await?,
         None => {
-            let lead = if stored { PrefillParams::Stored } else { PrefillParams::Pulled };
-            let body = body(context, unit, worker, lead)?;
+            let params = if stored { PrefillParams::Stored } else { PrefillParams::Pulled };
+            let body = body(context, unit, worker, params)?;
             send(prompt, &leg_headers, placed, body.into(), None).await?
         }
     };

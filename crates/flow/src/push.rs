@@ -83,7 +83,7 @@ impl PushPair {
     }
 
     /// What the body of the prefill leg says.
-    pub(super) fn lead(&self) -> Matched<'_> {
+    pub(super) fn prefill_params(&self) -> Matched<'_> {
         Matched { params: PREFILL_PARAMS_JSON, request_id: self.request_id.as_deref() }
     }
 

@@ -103,8 +103,8 @@ pub(super) fn reading_body(
 ) -> Result<(RevocableBody, SendState), Error> {
     let PromptContext { context, unit, .. } = prompt;
     let asks_for_ids = context.endpoint != Endpoint::Generate;
-    let lead = PrefillParams::Reads { params, asks_for_ids };
-    let (revocable, send_state) = RevocableBody::new(body(context, unit, worker, lead)?);
+    let params = PrefillParams::Reads { params, asks_for_ids };
+    let (revocable, send_state) = RevocableBody::new(body(context, unit, worker, params)?);
     Ok((revocable.once(), send_state))
 }
 

@@ -14,7 +14,7 @@ use super::context::{
 use super::decode_try::{Tried, decode_try};
 use super::generate::{Begun, Generated, generate};
 use super::hand_off::{none_comes, not_for_decode};
-use super::pair::{Paired, pair_or_local};
+use super::pair::{PairResult, pair_or_local};
 use super::peer_fetch::fetch_planned;
 use super::place::{Moment, Wish, computed, note_vetoed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
@@ -172,13 +172,13 @@ async fn both_legs(
     attempts: &mut DecodeAttempts,
 ) -> Result<FirstLeg, Error> {
     match pair_or_local(prompt, attempts).await? {
-        Paired::Answered(generated, worker) => {
+        PairResult::Answered(generated, worker) => {
             let concluded =
                 conclude(prompt.context, attempts, Leg::Decode, &worker, Ok(generated))?;
             Ok(concluded.map_or(FirstLeg::Again, FirstLeg::Answered))
         }
-        Paired::Again => Ok(FirstLeg::Again),
-        Paired::Local => Ok(FirstLeg::None(Leg::Aggregated)),
+        PairResult::Again => Ok(FirstLeg::Again),
+        PairResult::Local => Ok(FirstLeg::None(Leg::Aggregated)),
     }
 }
 
