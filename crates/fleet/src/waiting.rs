@@ -244,14 +244,14 @@ impl Waiting {
             let chosen = &release.candidates[release.choice.index];
             let Some(worker) = sight.roster.get(chosen.worker) else { continue };
             let query = release.item.query;
-            let spared = release.choice.spared(&release.candidates, &query);
-            let held = query.cached_tokens(spared.blocks);
+            let available_prefix = release.choice.available_prefix(&release.candidates, &query);
+            let held = query.cached_tokens(available_prefix.blocks);
             let to_compute = query.prompt_tokens.saturating_sub(held);
             let Waiter { asked, reply } = release.item.key.as_ref();
             let rank = chosen.rank;
             let work = worker.costs.begin(now, rank, to_compute, held, !asked.observes_prefill_end);
             let work = work.loading(chosen.overlap_by_tier, query.block_size);
-            let work = work.reading(spared.read_tokens);
+            let work = work.reading(available_prefix.read_tokens);
             let booking = worker.book(rank, to_compute, query.prompt_tokens);
             let granted = GrantedPlace {
                 roster: Arc::clone(&sight.roster),

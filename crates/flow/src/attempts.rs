@@ -29,7 +29,7 @@ impl DecodeAttempts {
     }
 
     /// Excludes further workers.
-    pub(super) fn spare(&mut self, workers: Vec<Exclusion>) {
+    pub(super) fn exclude(&mut self, workers: Vec<Exclusion>) {
         self.failed.extend(workers);
     }
 

@@ -32,7 +32,7 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
     let mut attempts = DecodeAttempts::new(prompt);
     loop {
         let (leg, lacking) = able(&context.served, endpoint, attempts.failed(), Instant::now())?;
-        attempts.spare(lacking);
+        attempts.exclude(lacking);
         decision.flow_begun(RequestFlow::Aggregated.name());
         let wish = Wish::any(leg, attempts.failed());
         let placed = match endpoint.computes() {

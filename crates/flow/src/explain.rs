@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::decode_try::{Holder, hit_ratio, verdict};
 use super::gate::{Need, Verdict};
-use super::hand_off::{missing, none_comes, not_for_decode, spared};
+use super::hand_off::{excluded_from_decode, excluded_from_prefill, missing, none_comes};
 use super::lease::usable;
 use super::offer;
 use super::peer_fetch::fetchable::is_fetchable;
@@ -285,17 +285,17 @@ impl<'a> Explainer<'a> {
 
     fn both(&mut self) {
         let pool = &self.served.pool;
-        let mut spared = spared(pool, &[]);
-        spared.extend(&self.missing);
-        if !pool.any_up(Leg::Prefill, &spared) {
+        let mut excluded = excluded_from_prefill(pool, &[]);
+        excluded.extend(&self.missing);
+        if !pool.any_up(Leg::Prefill, &excluded) {
             return self.without(LocalReason::NoPrefill);
         }
         let wish = prefill_wish(self.served, self.endpoint, self.unit, self.options);
-        let wish = Wish { excluded: &spared, ..wish };
+        let wish = Wish { excluded: &excluded, ..wish };
         let Some(prefill) = self.step("prefill", wish) else { return };
         self.explain_read_back(&prefill, wish.readable_blocks);
         let Some(worker) = self.roster.get(prefill.worker) else { return };
-        let mut excluded = not_for_decode(&self.roster, worker);
+        let mut excluded = excluded_from_decode(&self.roster, worker);
         let others = pool.any_up(Leg::Decode, &excluded);
         excluded.extend(self.too_late());
         self.step("decode", Wish::any(Leg::Decode, &excluded));

@@ -141,14 +141,14 @@ fn kept_for_decode(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
 
 /// Exclusions for workers that must not get the prefill leg: that one, and those whose KV no decode
 /// worker can take.
-pub(super) fn spared(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
-    let mut spared = kept_for_decode(pool, failed);
-    spared.extend(without_taker(&pool.roster(), failed, Instant::now()));
-    spared
+pub(super) fn excluded_from_prefill(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
+    let mut excluded = kept_for_decode(pool, failed);
+    excluded.extend(without_taker(&pool.roster(), failed, Instant::now()));
+    excluded
 }
 
 /// Exclusions for workers that must not get the decode leg of a prompt that this one has computed.
-pub(super) fn not_for_decode(roster: &Roster, prefill: &Worker) -> Vec<Exclusion> {
+pub(super) fn excluded_from_decode(roster: &Roster, prefill: &Worker) -> Vec<Exclusion> {
     let itself = Exclusion::new(prefill.index, VetoReason::SameWorker);
     [itself].into_iter().chain(of_other_formats(roster, prefill)).collect()
 }
@@ -159,7 +159,7 @@ pub(super) fn none_comes(served: &Served, endpoint: Endpoint, now: Instant) -> b
     if missing.is_empty() {
         return false;
     }
-    let spared = spared(&served.pool, &[]);
-    let others = served.pool.any_up(Leg::Prefill, &[&spared[..], &missing].concat());
-    !others && served.pool.any_up(Leg::Prefill, &spared)
+    let excluded = excluded_from_prefill(&served.pool, &[]);
+    let others = served.pool.any_up(Leg::Prefill, &[&excluded[..], &missing].concat());
+    !others && served.pool.any_up(Leg::Prefill, &excluded)
 }

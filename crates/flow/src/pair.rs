@@ -19,7 +19,7 @@ use super::context::{
 };
 use super::first::{First, ask, fetch};
 use super::generate::{Generated, conclude, mark};
-use super::hand_off::{DecodeParams, PrefillParams, RoomMembers, not_for_decode};
+use super::hand_off::{DecodeParams, PrefillParams, RoomMembers, excluded_from_decode};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, PrefillAttempts, PrefillReply, without_prefill};
@@ -94,7 +94,7 @@ pub(super) async fn pair_or_local(
             Err(error) => break error,
         };
         let mut excluded = attempts.failed().to_vec();
-        excluded.extend(not_for_decode(&context.served.pool.roster(), &prefill.worker));
+        excluded.extend(excluded_from_decode(&context.served.pool.roster(), &prefill.worker));
         let decode = place(prompt, Wish::any(Leg::Decode, &excluded))?;
         let leg_headers = attempt(context, decision);
         let guard = preemption_guard(prompt);

@@ -16,7 +16,7 @@ use super::context::{
     Context, PromptContext, attempt, book, carried_threshold, may_retry, nothing_handed_over,
     prefill_made_local, retried, traced, uncached_tokens, within,
 };
-use super::hand_off::{PrefillParams, missing, spared};
+use super::hand_off::{PrefillParams, excluded_from_prefill, missing};
 use super::lease::Lease;
 use super::legs;
 use super::peer_fetch::fetch_planned;
@@ -58,7 +58,7 @@ impl PrefillAttempts {
     /// and read.
     pub(super) fn new(context: &Context, failed_decode: &[Exclusion], wish: Wish<'static>) -> Self {
         let Served { config, pool, .. } = context.served.as_ref();
-        let excluded = spared(pool, failed_decode);
+        let excluded = excluded_from_prefill(pool, failed_decode);
         let missing = missing(&context.served, context.endpoint, Instant::now());
         Self { excluded, missing, left: config.retries.prefill, wish }
     }

@@ -13,7 +13,7 @@ use super::context::{
 };
 use super::decode_try::{Tried, decode_try};
 use super::generate::{Begun, Generated, generate};
-use super::hand_off::{none_comes, not_for_decode};
+use super::hand_off::{excluded_from_decode, none_comes};
 use super::pair::{PairResult, pair_or_local};
 use super::peer_fetch::fetch_planned;
 use super::place::{Moment, Wish, computed, note_vetoed, place, place_in_turn, sent};
@@ -195,7 +195,7 @@ async fn last_leg(
     let pool = &context.served.pool;
     let mut excluded = attempts.failed().to_vec();
     if let Some(prefilled) = &staged {
-        excluded.extend(not_for_decode(&pool.roster(), &prefilled.worker));
+        excluded.extend(excluded_from_decode(&pool.roster(), &prefilled.worker));
         let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
         let late = left.map(|left| pool.workers_too_late(left, Instant::now())).unwrap_or_default();
         excluded.extend(&late);

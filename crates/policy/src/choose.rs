@@ -11,7 +11,7 @@ use crate::index::{CandidateIndex, WorkerIndex};
 use crate::load::LoadWeights;
 use crate::policy::Policy;
 use crate::predicted::{Load, Terms, terms};
-use crate::read_back::Spared;
+use crate::read_back::AvailablePrefix;
 use splitrail_kv::mix;
 
 /// A choice with its reasons. It can be decided repeatedly to reuse its memory.
@@ -74,12 +74,12 @@ impl Choice {
         self.fetches.get(self.index.0).copied().flatten()
     }
 
-    /// What the chosen candidate will not compute: the blocks that it holds or will hold, those that
+    /// The part that the chosen candidate will not compute: the blocks that it holds or will hold, those that
     /// it fetches, and those that it reads back.
-    pub fn spared(&self, candidates: &[Candidate], query: &Query) -> Spared {
+    pub fn available_prefix(&self, candidates: &[Candidate], query: &Query) -> AvailablePrefix {
         let fetched = self.fetch().map_or(0, |fetch| fetch.blocks);
         let chosen = &candidates[self.index];
-        chosen.spared(query, chosen.held_blocks().max(fetched))
+        chosen.available_prefix(query, chosen.held_blocks().max(fetched))
     }
 
     /// Chooses one of the candidates, like [`pick`]. `waiting_here` is the number of requests that
@@ -128,8 +128,8 @@ impl Choice {
         // If all candidates are saturated, saturation is ignored.
         let all_busy = candidates.iter().all(|candidate| candidate.busy || !candidate.up);
         for (i, candidate) in CandidateIndex::all(candidates.len()).zip(candidates) {
-            let spared = candidate.busy && !all_busy;
-            if candidate.up && !spared {
+            let is_passed_over = candidate.busy && !all_busy;
+            if candidate.up && !is_passed_over {
                 self.eligible.push(i);
                 least = least.min(candidate.share);
                 largest = largest.max(candidate.share);
@@ -137,7 +137,7 @@ impl Choice {
                 // Candidates with an overlap are not excluded by their slow start below.
                 self.best_overlap_blocks = self.best_overlap_blocks.max(candidate.overlap_blocks);
             }
-            self.vetoes.push(match (candidate.up, spared) {
+            self.vetoes.push(match (candidate.up, is_passed_over) {
                 (false, _) => Some(Veto::Down),
                 (true, true) => Some(Veto::Busy),
                 (true, false) => None,

@@ -31,5 +31,5 @@ pub use load::{LoadWeights, loads};
 pub use policy::Policy;
 pub use predicted::{Terms, extra_work_price};
 pub use published::Published;
-pub use read_back::{ReadPlan, Spared, read_plan};
+pub use read_back::{AvailablePrefix, ReadPlan, read_plan};
 pub use splitrail_kv::{SplitMix64, mix};

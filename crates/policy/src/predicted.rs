@@ -165,9 +165,9 @@ impl Computing {
         usual: &Coefficients,
     ) -> Self {
         let costs = &candidate.coefficients;
-        let spared = candidate.spared(query, held_blocks);
-        let cached = query.cached_tokens(spared.blocks);
-        let read_ms = ms(spared.read_seconds);
+        let available_prefix = candidate.available_prefix(query, held_blocks);
+        let cached = query.cached_tokens(available_prefix.blocks);
+        let read_ms = ms(available_prefix.read_seconds);
         let prefill_ms = ms(costs.prefill_seconds(query.prompt_tokens, cached));
         let work_ms = if costs.prefill() == usual.prefill() {
             prefill_ms

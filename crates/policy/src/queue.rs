@@ -285,10 +285,10 @@ pub fn shortest_prefill_ms(candidates: &[Candidate], query: &Query) -> f64 {
     let any_up = candidates.iter().any(|candidate| candidate.up);
     let able = candidates.iter().filter(|candidate| candidate.up || !any_up);
     let prefill = |candidate: &Candidate| {
-        let spared = candidate.spared(query, candidate.held_blocks());
-        let cached = query.cached_tokens(spared.blocks);
+        let available_prefix = candidate.available_prefix(query, candidate.held_blocks());
+        let cached = query.cached_tokens(available_prefix.blocks);
         let prefill = candidate.coefficients.prefill_seconds(query.prompt_tokens, cached);
-        (load_seconds(candidate, query) + spared.read_seconds + prefill) * 1e3
+        (load_seconds(candidate, query) + available_prefix.read_seconds + prefill) * 1e3
     };
     let shortest = able.map(prefill).fold(f64::INFINITY, f64::min);
     if shortest.is_finite() { shortest } else { 0.0 }

@@ -30,9 +30,9 @@ pub struct ReadPlan {
     pub seconds: f64,
 }
 
-/// What of a prompt needs no computing.
+/// The leading part of a prompt that a worker need not compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Spared {
+pub struct AvailablePrefix {
     /// The number of leading blocks: those that the worker will hold when it begins, and those that
     /// it reads.
     pub blocks: u32,
@@ -67,13 +67,13 @@ fn cheaper(costs: &Coefficients, query: &Query, held: u32, blocks: u32) -> Optio
 }
 
 impl Candidate {
-    /// What of a prompt the worker need not compute if it holds `held_blocks` leading blocks.
+    /// The part of a prompt that the worker need not compute if it holds `held_blocks` leading blocks.
     #[inline]
-    pub fn spared(&self, query: &Query, held_blocks: u32) -> Spared {
+    pub fn available_prefix(&self, query: &Query, held_blocks: u32) -> AvailablePrefix {
         match read_plan(&self.coefficients, query, held_blocks, self.readable_blocks) {
-            None => Spared { blocks: held_blocks, ..Spared::default() },
+            None => AvailablePrefix { blocks: held_blocks, ..AvailablePrefix::default() },
             Some(ReadPlan { blocks, tokens, seconds }) => {
-                Spared { blocks, read_tokens: tokens, read_seconds: seconds }
+                AvailablePrefix { blocks, read_tokens: tokens, read_seconds: seconds }
             }
         }
     }

@@ -190,7 +190,7 @@ impl Chosen<'_> {
     /// Whether the leg would read back KV that follows this number of leading blocks.
     fn reads_behind(&self, blocks: u32) -> bool {
         let query = query(&self.served.pool, self.unit, self.leg, 0, 0);
-        self.seen.spared(&query, blocks).read_tokens > 0
+        self.seen.available_prefix(&query, blocks).read_tokens > 0
     }
 
     /// Why nothing is read back, by a leg that reads nothing; `readable_blocks` are those that it might.

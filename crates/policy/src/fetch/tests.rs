@@ -53,7 +53,7 @@ fn an_idle_worker_fetches_what_a_busy_one_holds() {
     assert_eq!((fetch.source, fetch.blocks, fetch.tokens), (WorkerIndex(0), 30, 15_000));
     // 30 ms and 15,000 x 327,680 bytes at 100 GB/s.
     assert!((choice.terms[choice.index].fetch_ms - 79.152).abs() < 1e-6, "{choice:?}");
-    assert_eq!(choice.spared(&[holder, worker(1)], &query(Leg::Prefill)).blocks, 30);
+    assert_eq!(choice.available_prefix(&[holder, worker(1)], &query(Leg::Prefill)).blocks, 30);
     assert_eq!(choice.fetches[0], None, "the holder has nothing to fetch");
 }
 

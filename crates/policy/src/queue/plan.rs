@@ -7,7 +7,7 @@ use crate::coefficients::nanoseconds;
 use crate::fetch::{FetchPlan, Source};
 use crate::index::WorkerIndex;
 use crate::policy::Policy;
-use crate::read_back::Spared;
+use crate::read_back::AvailablePrefix;
 
 /// The number of estimates outside the window that each round updates, in turn.
 const RENEWED: usize = 8;
@@ -219,12 +219,12 @@ impl<T> Queue<T> {
         if !choice.decide(policy, &candidates, sources, &query, waiting_here) {
             return;
         }
-        let spared = choice.spared(&candidates, &query);
+        let available_prefix = choice.available_prefix(&candidates, &query);
         let chosen = &candidates[choice.index];
-        if spared.read_tokens > 0 {
+        if available_prefix.read_tokens > 0 {
             state.read.push(chosen.readable_pin);
         }
-        let prefill_ns = prefill_ns(chosen, &query, spared);
+        let prefill_ns = prefill_ns(chosen, &query, available_prefix);
         if state.place(place, chosen, choice.fetch(), prefill_ns, lead) {
             state.released.push((place, choice, candidates));
         }
@@ -250,8 +250,8 @@ impl<T> Queue<T> {
             let Some(entry) = entry else { continue };
             let chosen = &candidates[choice.index];
             let query = &entry.item.query;
-            let spared = choice.spared(&candidates, query);
-            let spent_ms = prefill_seconds(chosen, query, spared) * 1e3;
+            let available_prefix = choice.available_prefix(&candidates, query);
+            let spent_ms = prefill_seconds(chosen, query, available_prefix) * 1e3;
             if place != oldest {
                 self.credit_ms += self.config.oldest_share * spent_ms;
             } else if owed {
@@ -280,13 +280,13 @@ impl<T> Queue<T> {
 }
 
 /// For how long a request occupies its worker.
-fn prefill_seconds(chosen: &Candidate, query: &Query, spared: Spared) -> f64 {
-    let cached = query.cached_tokens(spared.blocks);
-    spared.read_seconds + chosen.coefficients.prefill_seconds(query.prompt_tokens, cached)
+fn prefill_seconds(chosen: &Candidate, query: &Query, available_prefix: AvailablePrefix) -> f64 {
+    let cached = query.cached_tokens(available_prefix.blocks);
+    available_prefix.read_seconds + chosen.coefficients.prefill_seconds(query.prompt_tokens, cached)
 }
 
-fn prefill_ns(chosen: &Candidate, query: &Query, spared: Spared) -> u64 {
-    nanoseconds(prefill_seconds(chosen, query, spared))
+fn prefill_ns(chosen: &Candidate, query: &Query, available_prefix: AvailablePrefix) -> u64 {
+    nanoseconds(prefill_seconds(chosen, query, available_prefix))
 }
 
 /// The candidate for a worker or rank. Usually its position is the worker's number.

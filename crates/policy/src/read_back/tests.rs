@@ -44,8 +44,8 @@ fn read_back_tokens_are_not_computed_and_take_the_time_of_a_hand_off() {
     assert!((terms.read_ms - 7.62144).abs() < 1e-9, "{terms:?}");
     let rest_ms = 10.0 + 170.0 * 85e-3 + 170.0 * (1_440.0 + 85.0) * 2.3e-6;
     assert!((terms.prefill_ms - rest_ms).abs() < 1e-9, "{terms:?}");
-    let spared = choice.spared(&[reader(0, 40, 90)], &query());
-    assert_eq!((spared.blocks, spared.read_tokens), (90, 800));
+    let available_prefix = choice.available_prefix(&[reader(0, 40, 90)], &query());
+    assert_eq!((available_prefix.blocks, available_prefix.read_tokens), (90, 800));
 }
 
 #[test]
@@ -66,8 +66,8 @@ fn a_pin_that_is_slower_to_read_than_to_compute_is_computed() {
     slow.coefficients.bandwidth_bytes_per_second = 1e9;
     let without = decide(&[Candidate { readable_blocks: 0, ..slow }], &[]);
     let with = decide(&[slow], &[]);
-    assert_eq!((with.terms[0], with.spared(&[slow], &query())), {
-        (without.terms[0], Spared { blocks: 40, ..Spared::default() })
+    assert_eq!((with.terms[0], with.available_prefix(&[slow], &query())), {
+        (without.terms[0], AvailablePrefix { blocks: 40, ..AvailablePrefix::default() })
     });
     // Learned to be slower than hand-offs.
     let mut learned = reader(0, 40, 90);
@@ -93,8 +93,8 @@ fn after_a_fetch_only_what_it_has_not_brought_is_read() {
     let source = Source { worker: WorkerIndex(0), rank: None, blocks: 90, wait_ns: 0, kv_format };
     let choice = decide(&[worker], &[source]);
     assert_eq!(choice.fetch().map(|fetch| fetch.blocks), Some(90));
-    let spared = choice.spared(&[worker], &query());
-    assert_eq!((spared.blocks, spared.read_tokens), (100, 160));
+    let available_prefix = choice.available_prefix(&[worker], &query());
+    assert_eq!((available_prefix.blocks, available_prefix.read_tokens), (100, 160));
     let read_ms = 160.0 * 327_680.0 / 5e9 * 1e3;
     assert!((choice.terms[0].read_ms - read_ms).abs() < 1e-9, "{choice:?}");
 }
