@@ -9,7 +9,7 @@ use splitrail_kv::{Overlap, Overlaps, WorkerKey};
 use super::peer_fetch::{can_take, takes_prefixes};
 use super::ranks::Rank;
 use super::ranks::rank_key;
-use super::read_back::Offers;
+use super::read_back::ReadablePins;
 use super::roster::Roster;
 use super::shim_report::Others;
 use super::speculative_index::SpeculativeOverlaps;
@@ -36,7 +36,7 @@ pub(super) struct CandidateBuilder<'a> {
     /// Tokens per block.
     block_size: u32,
     /// What the leg can read back.
-    reads: Option<Offers<'a>>,
+    readable_pins: Option<ReadablePins<'a>>,
     /// The worker with the most blocks of the prompt of which some are in a store.
     store: Overlap,
     now: Instant,
@@ -89,7 +89,7 @@ impl<'a> CandidateBuilder<'a> {
             fetches: None,
             takes_prefix: false,
             block_size: 0,
-            reads: None,
+            readable_pins: None,
             store: overlaps.longest_with_store(),
             now,
         }
@@ -106,8 +106,8 @@ impl<'a> CandidateBuilder<'a> {
     }
 
     /// Lets workers read back what decode workers keep of the prompt.
-    pub(super) fn reading(self, reads: Option<Offers<'a>>) -> Self {
-        Self { reads, ..self }
+    pub(super) fn reading(self, readable_pins: Option<ReadablePins<'a>>) -> Self {
+        Self { readable_pins, ..self }
     }
 
     /// Adds a worker, or each of its ranks if requests can be pinned to them.
@@ -149,7 +149,10 @@ impl<'a> CandidateBuilder<'a> {
             true => worker.costs.seen(self.now, whose, work.others_tokens),
             false => WorkerCosts::default(),
         };
-        let read = self.reads.as_ref().and_then(|reads| reads.to(self.now, worker));
+        let read = self
+            .readable_pins
+            .as_ref()
+            .and_then(|readable_pins| readable_pins.for_reader(self.now, worker));
         let candidate = Candidate {
             worker: worker.index,
             rank,

@@ -344,7 +344,7 @@ impl Pool {
             let readable = hashes.get(..readable_blocks as usize).unwrap_or(hashes);
             let builder = CandidateBuilder::new(roster, overlaps, found, busy, uses_costs, now)
                 .fetching(fetches, takes_prefix, self.block_size())
-                .reading(self.read_back.offers(now, readable));
+                .reading(self.read_back.readable_pins(now, readable));
             for worker in roster.iter().filter(|worker| is_candidate(worker, leg, exclusions)) {
                 builder.add(worker, leg, able);
             }

@@ -69,8 +69,8 @@ impl Kept {
     }
 }
 
-/// What the workers of a pool can read of one prompt.
-pub(crate) struct Offers<'a> {
+/// The pins that the workers of a pool can read for one prompt.
+pub(crate) struct ReadablePins<'a> {
     read_back: &'a ReadBack,
     prompt: &'a [BlockHash],
     /// The best pin of any worker.
@@ -79,9 +79,10 @@ pub(crate) struct Offers<'a> {
     best_format: KvFormat,
 }
 
-impl Offers<'_> {
-    /// What this worker can read. A worker does not read from itself, so that it may be another pin.
-    pub(crate) fn to(&self, now: Instant, reader: &Worker) -> Option<ReadablePin> {
+impl ReadablePins<'_> {
+    /// The pin that this worker can read. A worker does not read from itself, so it may be another
+    /// pin than the best one.
+    pub(crate) fn for_reader(&self, now: Instant, reader: &Worker) -> Option<ReadablePin> {
         let can_read = reader.read_back.may_read(now) && has_room(reader, now);
         if !reader.takes_part_in_kv_routing() || !can_read {
             return None;
@@ -114,13 +115,13 @@ impl ReadBack {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What prefill legs can read of a prompt, given as the hashes of the leading blocks that they may
+    /// The pins that prefill legs can read for a prompt, given as the hashes of the leading blocks that they may
     /// read; `None` if there is nothing.
-    pub(crate) fn offers<'a>(
+    pub(crate) fn readable_pins<'a>(
         &'a self,
         now: Instant,
         prompt: &'a [BlockHash],
-    ) -> Option<Offers<'a>> {
+    ) -> Option<ReadablePins<'a>> {
         if prompt.is_empty() || self.is_distrusted() {
             return None;
         }
@@ -129,7 +130,7 @@ impl ReadBack {
         let best = store.find(now, prompt, is_kept)?;
         let holder = store.payload(best).map(|kept| &kept.holder);
         let best_format = holder.map(|holder| holder.facts.kv_format()).unwrap_or_default();
-        Some(Offers { read_back: self, prompt, best, best_format })
+        Some(ReadablePins { read_back: self, prompt, best, best_format })
     }
 
     /// What a prefill leg on `reader` can read of a prompt, given as the hashes of its leading blocks

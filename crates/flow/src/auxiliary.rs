@@ -10,8 +10,8 @@ use splitrail_engine::usage::EngineUsage;
 use super::attempts::DecodeAttempts;
 use super::context::{Context, PromptContext, attempt, book, expected, traced, within_reply};
 use super::generate::Begun;
-use super::offer::{able, begin, end, next_leg, offered};
 use super::place::{Placed, Wish, place, place_in_turn};
+use super::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint, next_leg};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::RequestFlow;
 use splitrail_engine_client::{LegHeaders, Shape};
@@ -31,7 +31,8 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
     let endpoint = context.endpoint;
     let mut attempts = DecodeAttempts::new(prompt);
     loop {
-        let (leg, lacking) = able(&context.served, endpoint, attempts.failed(), Instant::now())?;
+        let (leg, lacking) =
+            leg_for_endpoint(&context.served, endpoint, attempts.failed(), Instant::now())?;
         attempts.exclude(lacking);
         decision.flow_begun(RequestFlow::Aggregated.name());
         let wish = Wish::any(leg, attempts.failed());
@@ -89,7 +90,7 @@ async fn ask(
         client.whole_for_client(worker, response, &context.unread).await
     };
     let reply = within_reply(context, worker, call).await;
-    let reply = reply.map_err(|error| offered(error, worker, endpoint));
+    let reply = reply.map_err(|error| endpoint_error(error, worker, endpoint));
     let (stage, outcome) = match &reply {
         Ok(_) => (Stage::FirstToken, "ok"),
         Err(error) => (Stage::Failed, error.outcome()),

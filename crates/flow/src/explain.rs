@@ -11,11 +11,11 @@ use super::decode_try::{Holder, hit_ratio, verdict};
 use super::gate::{Need, Verdict};
 use super::hand_off::{excluded_from_decode, excluded_from_prefill, missing, none_comes};
 use super::lease::usable;
-use super::offer;
 use super::peer_fetch::fetchable::is_fetchable;
 use super::place::{Moment, Pick, Wish, candidates, list_sources, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::read_back::readable;
+use super::supporting_workers;
 use super::weigh::{Weighed, is_open, learned_ratio, prefill_wish, weigh};
 use crate::prepare::{Prepared, Unit};
 use splitrail_api::Endpoint;
@@ -229,7 +229,8 @@ impl<'a> Explainer<'a> {
     /// Explains a request of an auxiliary endpoint, which one worker serves.
     fn auxiliary(mut self) -> PromptExplained {
         self.explained.flow = RequestFlow::Aggregated.name();
-        match offer::able(self.served, self.endpoint, &[], Instant::now()) {
+        match supporting_workers::leg_for_endpoint(self.served, self.endpoint, &[], Instant::now())
+        {
             Ok((leg, excluded)) => {
                 self.step("reply", Wish::any(leg, &excluded));
             }

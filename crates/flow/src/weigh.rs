@@ -13,12 +13,12 @@ use splitrail_fleet::Served;
 use splitrail_ledger::decisions::{DecisionHandle, WeighedRecord};
 use splitrail_policy::Leg;
 use splitrail_policy::queue::shortest_prefill_ms;
-use splitrail_policy::threshold::{Offer, PredictedWay, Verdict};
+use splitrail_policy::threshold::{Comparison, ComparisonInput, PredictedWay};
 
 /// The comparison of local and remote prefill for one prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct Weighed {
-    verdict: Verdict,
+    comparison: Comparison,
     at: Instant,
 }
 
@@ -26,7 +26,7 @@ impl Weighed {
     /// Whether a remote prefill is the better way; `None` if there is no prefill worker to compare
     /// with.
     pub fn remote_pays(&self) -> Option<bool> {
-        let Verdict { local, at_decode, at_prefill, .. } = &self.verdict;
+        let Comparison { local, at_decode, at_prefill, .. } = &self.comparison;
         // If no decode worker may compute the prompt (it has no budget for long steps), the remote
         // way is taken at any cost.
         at_prefill.as_ref().map(|_| !local || at_decode.is_none())
@@ -34,7 +34,7 @@ impl Weighed {
 
     /// The comparison as decision records show it.
     pub(super) fn record(&self, served: &Served) -> WeighedRecord {
-        let Verdict { local, explored, at_decode, at_prefill, hit_ratio } = self.verdict;
+        let Comparison { local, explored, at_decode, at_prefill, hit_ratio } = self.comparison;
         let roster = served.pool.roster();
         let fetch = |way: Option<PredictedWay>| Some(fetch_choice(&roster, way?.fetch?));
         WeighedRecord {
@@ -60,7 +60,7 @@ impl Weighed {
         // The time of a request with retries says nothing about either way. A decode worker that has
         // rejected the prompt was the first attempt of the remote way.
         let expected = if !alone && was_rejected { 2 } else { 1 };
-        let way = if alone { self.verdict.at_decode } else { self.verdict.at_prefill };
+        let way = if alone { self.comparison.at_decode } else { self.comparison.at_prefill };
         let Some(way) = way.filter(|_| attempts <= expected) else { return };
         let now = Instant::now();
         let ttft_ms = now.duration_since(self.at).as_secs_f64() * 1e3;
@@ -112,9 +112,15 @@ pub(super) fn weigh(served: &Served, unit: &Unit, remote: Wish<'_>, goes: bool) 
     let query = query(pool, unit, Leg::Prefill, pool.turn(Leg::Prefill), rand::random());
     let shortest_ms = shortest_prefill_ms(&prefill, &query);
     let (waiting, ahead_ms) = pool.waiting.ahead(Leg::Prefill, shortest_ms, prefill.len());
-    let offer =
-        Offer { query, prefill: &prefill, decode: &decode, sources: &sources, waiting, ahead_ms };
-    Weighed { verdict: pool.calibration.compare(now, &offer, goes), at: now }
+    let input = ComparisonInput {
+        query,
+        prefill: &prefill,
+        decode: &decode,
+        sources: &sources,
+        waiting,
+        ahead_ms,
+    };
+    Weighed { comparison: pool.calibration.compare(now, &input, goes), at: now }
 }
 
 /// The learned cache hit threshold, from 0 to 1.

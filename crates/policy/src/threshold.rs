@@ -92,9 +92,9 @@ impl Default for ThresholdConfig {
     }
 }
 
-/// A request for which local or remote prefill is to be chosen.
+/// What a comparison of local and remote prefill is made from.
 #[derive(Clone, Copy, Debug)]
-pub struct Offer<'a> {
+pub struct ComparisonInput<'a> {
     /// The query of the request.
     pub query: Query,
     /// The candidates for a remote prefill.
@@ -140,7 +140,7 @@ impl PredictedWay {
 
 /// The comparison of both ways.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Verdict {
+pub struct Comparison {
     /// Whether the decode worker should compute the prompt.
     pub local: bool,
     /// Whether this is not the cheaper way but an exploration.
@@ -154,7 +154,7 @@ pub struct Verdict {
     pub hit_ratio: f64,
 }
 
-impl Verdict {
+impl Comparison {
     /// The chosen way.
     pub fn way(&self) -> Option<&PredictedWay> {
         if self.local { self.at_decode.as_ref() } else { self.at_prefill.as_ref() }
@@ -213,16 +213,16 @@ impl Threshold {
 
     /// Compares both ways. This changes nothing: the caller reports with [`Threshold::record_way_taken`] that a
     /// request takes the chosen way.
-    pub fn compare(&self, now_ns: u64, offer: &Offer<'_>) -> Verdict {
+    pub fn compare(&self, now_ns: u64, input: &ComparisonInput<'_>) -> Comparison {
         let mut sources = BestSources::default();
-        sources.select(offer.sources);
-        let at_prefill = self.at_prefill(now_ns, offer, &sources);
-        let at_decode = self.at_decode(now_ns, offer, &sources);
+        sources.select(input.sources);
+        let at_prefill = self.at_prefill(now_ns, input, &sources);
+        let at_decode = self.at_decode(now_ns, input, &sources);
         let (mut at_decode, mut at_prefill) = (at_decode, at_prefill);
         let (local, explored) = match (&mut at_decode, &mut at_prefill) {
             (Some(local), Some(remote)) => {
                 let cheaper = local.cost_ms < remote.cost_ms;
-                let explored = self.explores(now_ns, cheaper, local, remote, offer.query.draw);
+                let explored = self.explores(now_ns, cheaper, local, remote, input.query.draw);
                 if explored {
                     let (other, best) = if cheaper { (remote, local) } else { (local, remote) };
                     other.instead_ms = best.ttft_ms;
@@ -231,26 +231,31 @@ impl Threshold {
             }
             (local, _) => (local.is_some(), false),
         };
-        let held = offer.decode.iter().filter(|c| c.up).map(Candidate::believed_blocks).max();
-        let hit = offer.query.cached_tokens(held.unwrap_or(0)) as f64;
-        let hit_ratio = hit / offer.query.prompt_tokens.saturating_sub(1).max(1) as f64;
-        Verdict { local, explored, at_decode, at_prefill, hit_ratio }
+        let held = input.decode.iter().filter(|c| c.up).map(Candidate::believed_blocks).max();
+        let hit = input.query.cached_tokens(held.unwrap_or(0)) as f64;
+        let hit_ratio = hit / input.query.prompt_tokens.saturating_sub(1).max(1) as f64;
+        Comparison { local, explored, at_decode, at_prefill, hit_ratio }
     }
 
-    /// Records that a request takes the way of a verdict.
-    pub fn record_way_taken(&mut self, now_ns: u64, verdict: &Verdict, offer: &Offer<'_>) {
-        if let (Some(local), Some(remote)) = (verdict.at_decode, verdict.at_prefill) {
+    /// Records that a request takes the way that a comparison has chosen.
+    pub fn record_way_taken(
+        &mut self,
+        now_ns: u64,
+        comparison: &Comparison,
+        input: &ComparisonInput<'_>,
+    ) {
+        if let (Some(local), Some(remote)) = (comparison.at_decode, comparison.at_prefill) {
             let saved_ms = remote.cost_ms - local.cost_ms;
-            self.curve.compared(now_ns, verdict.hit_ratio, saved_ms);
+            self.curve.compared(now_ns, comparison.hit_ratio, saved_ms);
         }
-        if let Some(way) = verdict.way() {
+        if let Some(way) = comparison.way() {
             let earned_ms = self.exploring_ms + EXPLORED_SHARE * way.ttft_ms;
             self.exploring_ms = earned_ms.min(EXPLORED_SAVED_MAX_MS) - way.explored_ms(way.ttft_ms);
         }
-        let Some(local) = verdict.at_decode.filter(|_| verdict.local) else { return };
-        let Some(chosen) = offer.decode.get(local.index.0) else { return };
+        let Some(local) = comparison.at_decode.filter(|_| comparison.local) else { return };
+        let Some(chosen) = input.decode.get(local.index.0) else { return };
         // Workers that have left the fleet must be forgotten.
-        let here = |worker: &WorkerIndex| offer.decode.iter().any(|c| c.worker == *worker);
+        let here = |worker: &WorkerIndex| input.decode.iter().any(|c| c.worker == *worker);
         self.guards.retain(|worker, _| here(worker));
         let (goal_ms, step_ms) = (self.config.tbt_goal_ms, estimate::step_ms(chosen));
         let guard = self.guards.entry(chosen.worker).or_default();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use splitrail_policy::learn::BusyShare;
 use splitrail_policy::threshold::{
-    DEFAULT_THRESHOLD_RATIO, Learned, Offer, PredictedWay, Threshold, ThresholdConfig,
+    ComparisonInput, DEFAULT_THRESHOLD_RATIO, Learned, PredictedWay, Threshold, ThresholdConfig,
 };
 use splitrail_policy::{Candidate, Coefficients, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
@@ -110,7 +110,7 @@ impl<R: Sees> Router for AutoRouter<R> {
         self.policy.feed(cluster).sources(cluster, request, &mut sources);
         let draw = mix(self.seed ^ mix(request as u64));
         let query = Feed::query(cluster, request, request as u64, draw);
-        let offer = Offer {
+        let input = ComparisonInput {
             query,
             prefill: &prefill,
             decode: &decode,
@@ -118,13 +118,13 @@ impl<R: Sees> Router for AutoRouter<R> {
             waiting,
             ahead_ms,
         };
-        let verdict = self.threshold.compare(now_ns, &offer);
-        self.threshold.record_way_taken(now_ns, &verdict, &offer);
-        let Some(way) = verdict.way().copied() else {
+        let comparison = self.threshold.compare(now_ns, &input);
+        self.threshold.record_way_taken(now_ns, &comparison, &input);
+        let Some(way) = comparison.way().copied() else {
             return self.policy.arrive(cluster, request);
         };
-        self.gone.insert(request, (verdict.local, way));
-        if !verdict.local {
+        self.gone.insert(request, (comparison.local, way));
+        if !comparison.local {
             return self.policy.arrive(cluster, request);
         }
         let worker = way.index.0;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_policy::threshold::{
-    Learned, Offer, PredictedWay, Threshold, ThresholdConfig, Verdict,
+    Comparison, ComparisonInput, Learned, PredictedWay, Threshold, ThresholdConfig,
 };
 
 /// The self-calibrating threshold of one model.
@@ -42,16 +42,16 @@ impl Calibration {
         }
     }
 
-    /// Compares local and remote prefill. With `goes`, the request takes the way that the verdict
+    /// Compares local and remote prefill. With `goes`, the request takes the way that the comparison
     /// names, which is recorded.
-    pub fn compare(&self, now: Instant, offer: &Offer<'_>, goes: bool) -> Verdict {
+    pub fn compare(&self, now: Instant, input: &ComparisonInput<'_>, goes: bool) -> Comparison {
         let now_ns = self.ns(now);
         let mut state = self.lock();
-        let verdict = state.threshold.compare(now_ns, offer);
+        let comparison = state.threshold.compare(now_ns, input);
         if goes {
-            state.threshold.record_way_taken(now_ns, &verdict, offer);
+            state.threshold.record_way_taken(now_ns, &comparison, input);
         }
-        verdict
+        comparison
     }
 
     /// Learns from the time to first token of a request that took a way.

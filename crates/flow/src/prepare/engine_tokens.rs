@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use splitrail_kv::{BlockHash, Chain};
 
 use super::{Prepared, Preparer};
-use crate::offer::{able, begin, end, offered};
+use crate::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{EngineTokenizer, TokenizerConfig};
@@ -171,16 +171,16 @@ async fn one(
 /// The engine whose turn it is, among those that are in service and have the endpoint.
 fn next_worker(served: &Served, model: &ModelTokens) -> Option<Arc<Worker>> {
     let now = Instant::now();
-    let (leg, lacking) = able(served, Endpoint::Tokenize, &[], now).ok()?;
+    let (leg, lacking) = leg_for_endpoint(served, Endpoint::Tokenize, &[], now).ok()?;
     let roster = served.pool.roster();
-    let able = |worker: &&Arc<Worker>| {
+    let leg_for_endpoint = |worker: &&Arc<Worker>| {
         worker.serves(leg)
             && worker.is_available(leg, now)
             && excluded(&lacking, worker.index).is_none()
     };
-    let count = roster.iter().filter(able).count();
+    let count = roster.iter().filter(leg_for_endpoint).count();
     let turn = model.turn.fetch_add(1, Relaxed).checked_rem(count)?;
-    roster.iter().filter(able).nth(turn).cloned()
+    roster.iter().filter(leg_for_endpoint).nth(turn).cloned()
 }
 
 /// Asks one engine.
@@ -203,7 +203,7 @@ async fn send(
     };
     let late = |Late| Err(Error::new(ErrorKind::EngineTimeout, "tokenizer.timeout has passed"));
     let reply = client.timers().bound(timeout, call).await.unwrap_or_else(late);
-    let reply = reply.map_err(|error| offered(error, worker, ENDPOINT));
+    let reply = reply.map_err(|error| endpoint_error(error, worker, ENDPOINT));
     end(worker, leg, ENDPOINT, reply.as_ref().err());
     let reply = reply.map_err(|error| reason(worker, &error))?;
     let bytes = reply.len();

@@ -1,6 +1,6 @@
 //! Predicts the time of local and of remote prefill.
 
-use super::{Offer, PredictedWay, Threshold, trust};
+use super::{ComparisonInput, PredictedWay, Threshold, trust};
 use crate::candidate::{Candidate, Leg, Query};
 use crate::fetch::{BestSources, FetchPlan, MARGIN_RATIO, copy_ms};
 use crate::index::CandidateIndex;
@@ -45,15 +45,15 @@ impl Threshold {
     pub(super) fn at_prefill(
         &self,
         now_ns: u64,
-        offer: &Offer<'_>,
+        input: &ComparisonInput<'_>,
         sources: &BestSources,
     ) -> Option<PredictedWay> {
         let [scale, _] = self.remote.scales(trust(now_ns, self.remote_ns));
-        let after = decode_ms(offer)?;
-        let price = extra_work_price(offer.prefill, offer.waiting);
-        let query = Query { leg: Leg::Prefill, ..offer.query };
+        let after = decode_ms(input)?;
+        let price = extra_work_price(input.prefill, input.waiting);
+        let query = Query { leg: Leg::Prefill, ..input.query };
         let way = |(index, candidate): (CandidateIndex, &Candidate)| {
-            let (terms, fetch) = remote(candidate, &query, offer.ahead_ms, sources, price);
+            let (terms, fetch) = remote(candidate, &query, input.ahead_ms, sources, price);
             // The hand-off and the first step are those of the decode leg.
             let raw_ms = Terms { hand_off_ms: 0.0, ..terms }.ttft_ms() + after;
             let ttft_ms = raw_ms * scale;
@@ -69,8 +69,8 @@ impl Threshold {
                 fetch,
             }
         };
-        let up = CandidateIndex::all(offer.prefill.len())
-            .zip(offer.prefill)
+        let up = CandidateIndex::all(input.prefill.len())
+            .zip(input.prefill)
             .filter(|(_, candidate)| candidate.up);
         up.map(way).min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms))
     }
@@ -79,12 +79,12 @@ impl Threshold {
     pub(super) fn at_decode(
         &self,
         now_ns: u64,
-        offer: &Offer<'_>,
+        input: &ComparisonInput<'_>,
         sources: &BestSources,
     ) -> Option<PredictedWay> {
         let [scale, interference] = self.local.scales(trust(now_ns, self.local_ns));
-        let price = extra_work_price(offer.decode, 0);
-        let query = &offer.query;
+        let price = extra_work_price(input.decode, 0);
+        let query = &input.query;
         let way = |index, candidate: &Candidate, fetch: Option<FetchPlan>| {
             let local = self.local(candidate, query, fetch, scale, interference);
             // A worker that never got a local prefill has not used any budget.
@@ -118,8 +118,8 @@ impl Threshold {
             }
             best.map(|(_, way)| way)
         };
-        let up = CandidateIndex::all(offer.decode.len())
-            .zip(offer.decode)
+        let up = CandidateIndex::all(input.decode.len())
+            .zip(input.decode)
             .filter(|(_, candidate)| candidate.up);
         up.filter_map(best).min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms))
     }
@@ -214,9 +214,9 @@ fn remote(
 }
 
 /// The time from the end of a remote prefill to the first token, on the best decode worker.
-fn decode_ms(offer: &Offer<'_>) -> Option<f64> {
-    let query = Query { leg: Leg::Decode, ..offer.query };
-    let up = offer.decode.iter().filter(|candidate| candidate.up);
+fn decode_ms(input: &ComparisonInput<'_>) -> Option<f64> {
+    let query = Query { leg: Leg::Decode, ..input.query };
+    let up = input.decode.iter().filter(|candidate| candidate.up);
     let after = |candidate: &Candidate| {
         terms(candidate, &query, &candidate.coefficients).ttft_ms() + step_ms(candidate) / 2.0
     };

@@ -29,8 +29,12 @@ fn streaming(number: u32, overlap_blocks: u32) -> Candidate {
     Candidate { requests: 40, active_tokens: 200_000, overlap_blocks, ..worker(number) }
 }
 
-fn offer<'a>(query: Query, prefill: &'a [Candidate], decode: &'a [Candidate]) -> Offer<'a> {
-    Offer { query, prefill, decode, sources: &[], waiting: 0, ahead_ms: 0.0 }
+fn input<'a>(
+    query: Query,
+    prefill: &'a [Candidate],
+    decode: &'a [Candidate],
+) -> ComparisonInput<'a> {
+    ComparisonInput { query, prefill, decode, sources: &[], waiting: 0, ahead_ms: 0.0 }
 }
 
 /// No step is too long for the goal, so the budget plays no part.
@@ -45,7 +49,7 @@ fn stays(tokens: u64, held: u32, change: impl Fn(&mut Candidate, &mut Candidate)
     let (mut p, mut d) = (worker(0), streaming(1, held));
     change(&mut p, &mut d);
     let (p, d) = ([p], [d]);
-    gentle().compare(SECOND, &offer(query(tokens, 1), &p, &d)).local
+    gentle().compare(SECOND, &input(query(tokens, 1), &p, &d)).local
 }
 
 #[test]
@@ -76,20 +80,20 @@ fn long_steps_use_up_a_budget_that_comes_back() {
     // ms.
     let p = [Candidate { wait_ns: 60 * SECOND, ..worker(0) }];
     let d = [streaming(1, 0)];
-    let long = offer(query(6_000, 1), &p, &d);
+    let long = input(query(6_000, 1), &p, &d);
     let mut at = 100 * SECOND;
     let mut stay = 0;
     while threshold.compare(at, &long).local {
-        let verdict = threshold.compare(at, &long);
-        assert!(verdict.at_decode.unwrap().excess_ms > 400.0);
-        threshold.record_way_taken(at, &verdict, &long);
+        let comparison = threshold.compare(at, &long);
+        assert!(comparison.at_decode.unwrap().excess_ms > 400.0);
+        threshold.record_way_taken(at, &comparison, &long);
         at += SECOND / 100;
         stay += 1;
         assert!(stay < 10, "no bound on long steps");
     }
     assert!(stay >= 1);
     // Steps that fit between two tokens are still allowed.
-    let short = offer(query(1_000, 1), &p, &d);
+    let short = input(query(1_000, 1), &p, &d);
     assert!(threshold.compare(at, &short).local);
     // 4.4 ms per step, 25 ms each: three to four seconds for one more.
     assert!(threshold.compare(at + 10 * SECOND, &long).local);
@@ -110,15 +114,15 @@ fn live(
         let tokens = 1_000 + draw % 15_000;
         let held = (mix(draw) % (tokens / u64::from(BLOCK) + 1)) as u32;
         let (p, d) = ([worker(0)], [streaming(1, held)]);
-        let offer = offer(query(tokens, draw), &p, &d);
-        let verdict = threshold.compare(now_ns, &offer);
+        let input = input(query(tokens, draw), &p, &d);
+        let comparison = threshold.compare(now_ns, &input);
         let truth = |local| {
-            let way = if local { verdict.at_decode } else { verdict.at_prefill }.unwrap();
+            let way = if local { comparison.at_decode } else { comparison.at_prefill }.unwrap();
             (way, (way.parts_ms[0] + way.parts_ms[1]) * if local { local_off } else { remote_off })
         };
-        threshold.record_way_taken(now_ns, &verdict, &offer);
-        let (way, ttft_ms) = truth(verdict.local);
-        threshold.observe(now_ns, verdict.local, &way, ttft_ms);
+        threshold.record_way_taken(now_ns, &comparison, &input);
+        let (way, ttft_ms) = truth(comparison.local);
+        threshold.observe(now_ns, comparison.local, &way, ttft_ms);
         sums[0] += ttft_ms / 1e3;
         sums[1] += truth(false).1 / 1e3;
         sums[2] += truth(true).1 / 1e3;
@@ -159,13 +163,13 @@ proptest! {
         let mut threshold = gentle();
         let explored = (0..2_000u64).filter(|i| {
             let (p, d) = ([worker(0)], [streaming(1, (mix(*i) % 20) as u32)]);
-            let offer = offer(query(10_240, mix(seed ^ mix(*i))), &p, &d);
+            let input = input(query(10_240, mix(seed ^ mix(*i))), &p, &d);
             let now_ns = i * SECOND / 10;
-            let verdict = threshold.compare(now_ns, &offer);
-            let way = *verdict.way().unwrap();
-            threshold.record_way_taken(now_ns, &verdict, &offer);
-            threshold.observe(now_ns, verdict.local, &way, way.ttft_ms * off);
-            verdict.explored
+            let comparison = threshold.compare(now_ns, &input);
+            let way = *comparison.way().unwrap();
+            threshold.record_way_taken(now_ns, &comparison, &input);
+            threshold.observe(now_ns, comparison.local, &way, way.ttft_ms * off);
+            comparison.explored
         });
         // 2,000 / 64 is 31, and each must be ten seconds after the last: 20 in 200 seconds.
         prop_assert!(explored.count() <= 20);
@@ -178,11 +182,11 @@ fn a_dry_run_changes_nothing_and_says_what_is_learned() {
     let begin = threshold.learned(SECOND);
     assert_eq!((begin.threshold_ratio, begin.confidence), (0.8, 0.0));
     let (p, d) = ([worker(0)], [streaming(1, 10)]);
-    let offer = offer(query(6_000, 1), &p, &d);
-    let verdict = threshold.compare(SECOND, &offer);
-    assert_eq!(verdict, threshold.compare(SECOND, &offer));
+    let input = input(query(6_000, 1), &p, &d);
+    let comparison = threshold.compare(SECOND, &input);
+    assert_eq!(comparison, threshold.compare(SECOND, &input));
     assert_eq!(begin, threshold.learned(SECOND));
-    assert!((verdict.hit_ratio - 5_120.0 / 5_999.0).abs() < 1e-9);
+    assert!((comparison.hit_ratio - 5_120.0 / 5_999.0).abs() < 1e-9);
 
     live(&mut threshold, 1, 300, (1.0, 1.0));
     let learned = threshold.learned(301 * SECOND);
@@ -235,8 +239,8 @@ fn fetching() -> ([Candidate; 1], [Candidate; 2], [Source; 1]) {
 #[test]
 fn a_local_prefill_fetches_what_another_worker_holds_where_that_is_cheaper() {
     let (p, d, sources) = fetching();
-    let without = offer(query(12_000, 1), &p, &d);
-    let with = Offer { sources: &sources, ..without };
+    let without = input(query(12_000, 1), &p, &d);
+    let with = ComparisonInput { sources: &sources, ..without };
     let computed = gentle().compare(SECOND, &without).at_decode.unwrap();
     let fetched = gentle().compare(SECOND, &with).at_decode.unwrap();
     assert_eq!((computed.index, computed.fetch), (CandidateIndex(0), None));
@@ -248,7 +252,7 @@ fn a_local_prefill_fetches_what_another_worker_holds_where_that_is_cheaper() {
     assert_eq!(fetch.tokens, 22 * u64::from(BLOCK));
     assert!(fetched.ttft_ms < computed.ttft_ms && fetched.cost_ms < computed.cost_ms);
     // 30 ms and 11,264 x 327,680 bytes at 100 GB/s, less half of the step of 25 ms.
-    let least = gentle().compare(SECOND, &offer(query(12_000, 1), &p, &[streaming(1, 22)]));
+    let least = gentle().compare(SECOND, &input(query(12_000, 1), &p, &[streaming(1, 22)]));
     let later_ms = fetched.ttft_ms - least.at_decode.unwrap().ttft_ms;
     assert!((later_ms - (66.91 - 12.5)).abs() < 0.01, "{later_ms}");
     // A slow link, a fetch that is too short, and a worker that cannot fetch.
@@ -260,7 +264,7 @@ fn a_local_prefill_fetches_what_another_worker_holds_where_that_is_cheaper() {
     for change in changes {
         let mut d = d;
         change(&mut d[0]);
-        let with = Offer { decode: &d, ..with };
+        let with = ComparisonInput { decode: &d, ..with };
         assert_eq!(gentle().compare(SECOND, &with).at_decode.unwrap().fetch, None);
     }
 }
@@ -272,8 +276,8 @@ fn a_remote_prefill_that_fetches_is_compared_with_what_it_then_costs() {
     // Only the prefill worker can fetch.
     let d = d.map(|worker| Candidate { can_fetch: false, ..worker });
     let at = |ahead_ms, sources| {
-        let offer = Offer { sources, ahead_ms, ..offer(query(12_000, 1), &p, &d) };
-        gentle().compare(SECOND, &offer).at_prefill.unwrap()
+        let input = ComparisonInput { sources, ahead_ms, ..input(query(12_000, 1), &p, &d) };
+        gentle().compare(SECOND, &input).at_prefill.unwrap()
     };
     let (computed, fetched) = (at(0.0, &[]), at(0.0, &sources));
     assert_eq!((computed.fetch, fetched.fetch.unwrap().blocks), (None, 22));
@@ -289,7 +293,7 @@ fn a_worker_s_wait_and_its_queued_tokens_are_the_same_prompts() {
     // 30,000 tokens take 3.6 s.
     let queued = Candidate { prefill_tokens: 30_000, ..worker(1) };
     let both = Candidate { wait_ns: 2 * SECOND, ..queued };
-    let at = |d| gentle().compare(SECOND, &offer(query(6_000, 1), &[], &[d])).at_decode.unwrap();
+    let at = |d| gentle().compare(SECOND, &input(query(6_000, 1), &[], &[d])).at_decode.unwrap();
     assert_eq!(at(both).ttft_ms, at(queued).ttft_ms);
     let longer = Candidate { wait_ns: 5 * SECOND, ..queued };
     assert!(at(longer).ttft_ms > at(queued).ttft_ms);
@@ -315,8 +319,8 @@ proptest! {
         let wait_ns = waits.2 * 1_000_000;
         let (worker, kv_format) = (WorkerIndex(2), KvFormat::default());
         let sources = [Source { worker, rank: None, blocks, wait_ns, kv_format }];
-        let without = Offer { ahead_ms, ..offer(query(tokens, 3), &p, &d) };
-        let with = Offer { sources: &sources, ..without };
+        let without = ComparisonInput { ahead_ms, ..input(query(tokens, 3), &p, &d) };
+        let with = ComparisonInput { sources: &sources, ..without };
         let (with, without) = (gentle().compare(SECOND, &with), gentle().compare(SECOND, &without));
         for (with, without) in [
             (with.at_prefill.unwrap(), without.at_prefill.unwrap()),

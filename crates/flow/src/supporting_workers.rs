@@ -1,4 +1,4 @@
-//! Which workers offer an endpoint that generates no text, and what its replies say of a worker.
+//! Which workers support an endpoint that generates no text, and what its replies say of a worker.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use splitrail_workload::endpoint_support::TOKENIZER;
 ///
 /// # Errors
 /// If all workers that are up lack the endpoint.
-pub(super) fn able(
+pub(super) fn leg_for_endpoint(
     served: &Served,
     endpoint: Endpoint,
     failed: &[Exclusion],
@@ -87,7 +87,7 @@ pub(super) fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<
 
 /// Changes the error of an engine that lacks the endpoint or does not implement it: the request
 /// failed, but the worker is healthy. The error of an engine that does not know the model is kept.
-pub(super) fn offered(error: Error, worker: &Worker, endpoint: Endpoint) -> Error {
+pub(super) fn endpoint_error(error: Error, worker: &Worker, endpoint: Endpoint) -> Error {
     match (error.kind(), error.param()) {
         (ErrorKind::EngineRejected(404), Some("model")) => error,
         (ErrorKind::EngineRejected(404 | 405 | 501), _) => {
