@@ -231,13 +231,13 @@ impl Connection {
             // its reply counts. If writing fails, reading reports the end of the connection, too.
             let sent = matches!(self.poll_send(&mut sending, context), Poll::Ready(Ok(())));
             let head = ready!(self.poll_begun(&mut interim, context));
-            Poll::Ready(self.judge(head, kept, sent, interim))
+            Poll::Ready(self.classify(head, kept, sent, interim))
         })
         .await
     }
 
     /// The result of an exchange; `sent` if the whole request was written.
-    fn judge(
+    fn classify(
         &self,
         head: Result<Head, Broken>,
         kept: bool,

@@ -53,12 +53,12 @@ pub(super) async fn run(
     let mut pause = AGAIN_MIN;
     loop {
         let round = standing.borrow_and_update().round;
-        let verdict = tokio::select! {
+        let result = tokio::select! {
             () = another(&mut standing, round) => continue,
-            verdict = canary.ask() => verdict,
+            result = canary.ask() => result,
         };
-        canary.judge(round, verdict);
-        let again = match verdict {
+        canary.record(round, result);
+        let again = match result {
             CanaryResult::Unclear(_) => {
                 pause = (pause * 2).min(config.interval);
                 pause
@@ -218,16 +218,16 @@ impl Canary {
         }
     }
 
-    /// Records, counts and logs a verdict.
-    fn judge(&self, round: u64, verdict: CanaryResult) {
+    /// Records, counts and logs a result.
+    fn record(&self, round: u64, result: CanaryResult) {
         let (model, worker) = (self.served.name(), self.worker.id());
         let before = self.worker.parity.parity();
-        let (parity, why) = match verdict {
+        let (parity, why) = match result {
             CanaryResult::Agree => (Parity::Ok, "none"),
             CanaryResult::Differ(cause) => (Parity::Mismatch(cause), cause.name()),
             CanaryResult::Unclear(why) => (Parity::Unknown, why),
         };
-        self.worker.parity.judge(round, parity);
+        self.worker.parity.record(round, parity);
         self.cluster.metrics.canaries.with_label_values(&[model, parity.name(), why]).inc();
         match parity {
             Parity::Mismatch(cause) => tracing::error!(

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 mod policy;
 
-pub use policy::{Direction, DriftReaction, DriftVerdict, Measured, Past, judge};
+pub use policy::{Direction, DriftDecision, DriftReaction, Measured, Past, decide};
 
 use splitrail_config::model::DriftConfig;
 
@@ -71,21 +71,21 @@ impl Drift {
         }
     }
 
-    /// Judges the measurements, and records the verdict.
+    /// Decides how to react to the measurements, and records the decision.
     pub(super) fn decide(
         &self,
         config: &DriftConfig,
         measured: &Measured,
         now: Instant,
-    ) -> DriftVerdict {
+    ) -> DriftDecision {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
-        let verdict = judge(config, measured, &past, now);
-        past.note(&verdict.reaction, now);
-        self.set_discount(verdict.discount);
-        if verdict.reaction == DriftReaction::Exclude {
+        let decision = decide(config, measured, &past, now);
+        past.note(&decision.reaction, now);
+        self.set_discount(decision.discount);
+        if decision.reaction == DriftReaction::Exclude {
             self.given_up.store(true, Relaxed);
         }
-        verdict
+        decision
     }
 
     fn set_discount(&self, discount: f64) {

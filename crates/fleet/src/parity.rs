@@ -201,7 +201,7 @@ impl ParityMonitor {
 
     /// Records the result of a canary, unless the round in which it was sent is over. An unclear
     /// result does not replace an earlier one.
-    pub fn judge(&self, round: u64, parity: Parity) {
+    pub fn record(&self, round: u64, parity: Parity) {
         self.change(|state| {
             let tells = parity != Parity::Unknown || state.parity == Parity::Pending;
             if state.round == round && state.is_asked && tells {
@@ -228,25 +228,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_counts_for_its_round_only() {
+    fn a_result_counts_for_its_round_only() {
         let standing = ParityMonitor::default();
         assert!(standing.is_believed(), "nobody asks");
         standing.set_asked(true);
         assert!(!standing.is_believed(), "not yet asked");
-        standing.judge(0, Parity::Ok);
+        standing.record(0, Parity::Ok);
         assert!(standing.is_believed());
         standing.forget();
-        standing.judge(0, Parity::Ok);
+        standing.record(0, Parity::Ok);
         assert_eq!(standing.parity(), Parity::Pending);
-        standing.judge(1, Parity::Mismatch(Cause::Salt));
+        standing.record(1, Parity::Mismatch(Cause::Salt));
         assert!(!standing.is_believed());
-        standing.judge(1, Parity::Unknown);
+        standing.record(1, Parity::Unknown);
         assert!(!standing.is_believed(), "once found, it stands");
         standing.forget();
-        standing.judge(2, Parity::Unknown);
+        standing.record(2, Parity::Unknown);
         assert!(standing.is_believed());
         standing.set_asked(false);
-        standing.judge(2, Parity::Mismatch(Cause::Salt));
+        standing.record(2, Parity::Mismatch(Cause::Salt));
         assert_eq!(standing.parity(), Parity::Unknown);
     }
 }

@@ -443,9 +443,9 @@ mod tests {
         worker.set_events_current(true);
         worker.parity.set_asked(true);
         assert_eq!(overlap(), 0, "not asked yet");
-        worker.parity.judge(0, Parity::Ok);
+        worker.parity.record(0, Parity::Ok);
         assert_eq!(overlap(), 1);
-        worker.parity.judge(0, Parity::Mismatch(Cause::Template));
+        worker.parity.record(0, Parity::Mismatch(Cause::Template));
         assert_eq!(overlap(), 0);
     }
 

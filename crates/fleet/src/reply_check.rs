@@ -111,10 +111,10 @@ fn act_on_drift(served: &Served, worker: &Worker) {
         return;
     }
     let measured = worker.usage_stats.measured();
-    let verdict = worker.drift.decide(config, &measured, Instant::now());
+    let decision = worker.drift.decide(config, &measured, Instant::now());
     let Measured { samples, over_blocks, under_blocks, .. } = measured;
     let (model, id) = (served.name(), worker.id());
-    match verdict.reaction {
+    match decision.reaction {
         DriftReaction::NoDrift | DriftReaction::Wait | DriftReaction::Tolerate => {}
         DriftReaction::Resync(direction) => {
             tracing::warn!(
@@ -124,7 +124,7 @@ fn act_on_drift(served: &Served, worker: &Worker) {
                 samples,
                 over_blocks,
                 under_blocks,
-                overlap_discount = verdict.discount,
+                overlap_discount = decision.discount,
                 "the worker's cached_tokens are not what the index promises: its KV events are \
                  read again"
             );

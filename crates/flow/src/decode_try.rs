@@ -9,7 +9,7 @@ use splitrail_kv::estimate_cached_tokens;
 
 use super::attempts::DecodeAttempts;
 use super::context::{Context, PromptContext, attempt, carried_threshold};
-use super::gate::{self, Gate, Need, Verdict, judge};
+use super::gate::{self, Gate, GateDecision, Need, decide};
 use super::generate::{Begun, Generated, generate};
 use super::peer_fetch::fetch_planned;
 use super::place::{Placed, Wish, computed, place, sent};
@@ -60,24 +60,25 @@ pub(super) async fn decode_try(
         }
         let Placed { worker, rank, believed_blocks, .. } = &placed;
         let holder = Holder { worker, rank: *rank, believed_blocks: *believed_blocks };
-        let (_, verdict) = verdict(&context.served.config, context.endpoint, unit, holder, &need);
+        let (_, gate_decision) =
+            decide_gate(&context.served.config, context.endpoint, unit, holder, &need);
         let ratio = hit_ratio(unit, holder, pool.block_size());
         decision.hit_ratio_estimated(ratio);
-        let decided = match verdict {
-            Verdict::Enough(decided) => {
+        let decided = match gate_decision {
+            GateDecision::Enough(decided) => {
                 sent(context, unit, &placed);
                 decided
             }
             // Not entered in the speculative index: an engine that rejects the prompt will not hold
             // it.
-            Verdict::Ask(gate) => Some(gate),
-            Verdict::TooLittle => {
+            GateDecision::Ask(gate) => Some(gate),
+            GateDecision::TooLittle => {
                 note(context, decision, Some(Gate::Router), "skipped");
                 let below = Below { hit_rate: ratio, threshold: need.threshold };
                 rejected(context, &placed.worker, Gate::Router, below);
                 return Ok(Tried::Below(None));
             }
-            Verdict::Unknown => {
+            GateDecision::Unknown => {
                 note(context, decision, None, "unsupported");
                 return Ok(Tried::Below(None));
             }
@@ -119,14 +120,15 @@ pub(super) struct Holder<'a> {
     pub(super) believed_blocks: u32,
 }
 
-/// Decides which gate checks whether a worker or rank holds enough of the prompt, and the verdict.
-pub(super) fn verdict(
+/// Decides which gate checks whether a worker or rank holds enough of the prompt, and what to
+/// do with that worker.
+pub(super) fn decide_gate(
     config: &Model,
     endpoint: Endpoint,
     unit: &Unit,
     holder: Holder<'_>,
     need: &Need,
-) -> (Gate, Verdict) {
+) -> (Gate, GateDecision) {
     let Holder { worker, rank, believed_blocks } = holder;
     let settings = &config.gate;
     // A shim gates one rank. If the engine chooses the rank itself, the shim can only reject.
@@ -137,7 +139,7 @@ pub(super) fn verdict(
         false => Gate::of(settings.kind, shim, worker.supports_cache_hit_threshold()),
     };
     let believed = unit.unknown.is_none() && worker.overlap_is_believed(rank);
-    (gate, judge(settings, gate, need, believed.then_some(believed_blocks)))
+    (gate, decide(settings, gate, need, believed.then_some(believed_blocks)))
 }
 
 /// The share of a prompt's tokens, from 0 to 1, that a worker or rank finds cached according to the

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::decode_try::{Holder, hit_ratio, verdict};
-use super::gate::{Need, Verdict};
+use super::decode_try::{Holder, decide_gate, hit_ratio};
+use super::gate::{GateDecision, Need};
 use super::hand_off::{excluded_from_decode, excluded_from_prefill, missing, none_comes};
 use super::lease::usable;
 use super::peer_fetch::fetchable::is_fetchable;
@@ -249,21 +249,22 @@ impl<'a> Explainer<'a> {
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
         let holder = Holder { worker, rank: chosen.rank, believed_blocks: held };
-        let (gate, verdict) = verdict(&self.served.config, self.endpoint, self.unit, holder, &need);
+        let (gate, gate_decision) =
+            decide_gate(&self.served.config, self.endpoint, self.unit, holder, &need);
         self.explained.gate = Some(GateExplained {
             cache_hit_threshold: threshold,
             needed_blocks: need.blocks,
             believed_blocks: held,
             cache_hit_ratio: hit_ratio(self.unit, holder, self.served.pool.block_size()),
             who: gate.name(),
-            verdict: match verdict {
-                Verdict::Enough(_) => "enough",
-                Verdict::Ask(_) => "asked",
-                Verdict::TooLittle => "too_little",
-                Verdict::Unknown => "unknown",
+            verdict: match gate_decision {
+                GateDecision::Enough(_) => "enough",
+                GateDecision::Ask(_) => "asked",
+                GateDecision::TooLittle => "too_little",
+                GateDecision::Unknown => "unknown",
             },
         });
-        matches!(verdict, Verdict::Enough(_))
+        matches!(gate_decision, GateDecision::Enough(_))
     }
 
     fn then(&mut self, then: Then) {

@@ -78,9 +78,9 @@ fn needed_blocks(threshold: f64, tokens: u32, block_size: u32) -> u32 {
     blocks as u32
 }
 
-/// What to do with a decode worker.
+/// What to do with a decode worker for one prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum GateDecision {
     /// The worker certainly holds enough, or nothing is required and no gate decided (`None`).
     Enough(Option<Gate>),
     /// The request is sent, and this gate decides whether the worker holds enough.
@@ -91,28 +91,28 @@ pub enum Verdict {
     Unknown,
 }
 
-/// Judges a worker that holds `held` leading blocks. `held` is `None` if the index is not trusted
+/// Decides what to do with a worker that holds `held` leading blocks. `held` is `None` if the index is not trusted
 /// for this worker or the prompt's tokens are not known.
-pub fn judge(settings: &Settings, gate: Gate, need: &Need, held: Option<u32>) -> Verdict {
+pub fn decide(settings: &Settings, gate: Gate, need: &Need, held: Option<u32>) -> GateDecision {
     if need.is_nothing() {
-        return Verdict::Enough(None);
+        return GateDecision::Enough(None);
     }
     let sure = need.blocks.zip(held);
     match gate {
-        Gate::Router | Gate::Shim if !need.possible => Verdict::TooLittle,
+        Gate::Router | Gate::Shim if !need.possible => GateDecision::TooLittle,
         Gate::Router => match sure {
-            Some((needed, held)) if held >= needed => Verdict::Enough(Some(gate)),
-            Some(_) => Verdict::TooLittle,
-            None => Verdict::Unknown,
+            Some((needed, held)) if held >= needed => GateDecision::Enough(Some(gate)),
+            Some(_) => GateDecision::TooLittle,
+            None => GateDecision::Unknown,
         },
-        Gate::Shim if need.blocks.is_none() => Verdict::Unknown,
+        Gate::Shim if need.blocks.is_none() => GateDecision::Unknown,
         Gate::Engine | Gate::Shim => {
             let short = |(needed, held): (u32, u32)| {
                 held.saturating_add(settings.index_margin_blocks) < needed || !need.possible
             };
             match settings.index_first && sure.is_some_and(short) {
-                true => Verdict::TooLittle,
-                false => Verdict::Ask(gate),
+                true => GateDecision::TooLittle,
+                false => GateDecision::Ask(gate),
             }
         }
     }
@@ -161,14 +161,14 @@ mod tests {
     fn the_four_requests_of_the_threshold_proposal() {
         // The cached shares of the prompt, in blocks of 16: 0.28, 0.337 and 0.41.
         let settings = Settings::default();
-        for (threshold, tokens, held, verdict) in [
-            (0.0, 160, 0, Verdict::Enough(None)),
-            (0.33, 171, 3, Verdict::TooLittle),
-            (0.33, 190, 4, Verdict::Enough(Some(Gate::Router))),
-            (0.8, 195, 5, Verdict::TooLittle),
+        for (threshold, tokens, held, expected) in [
+            (0.0, 160, 0, GateDecision::Enough(None)),
+            (0.33, 171, 3, GateDecision::TooLittle),
+            (0.33, 190, 4, GateDecision::Enough(Some(Gate::Router))),
+            (0.8, 195, 5, GateDecision::TooLittle),
         ] {
             let need = Need::new(threshold, Some(tokens), 16);
-            assert_eq!(judge(&settings, Gate::Router, &need, Some(held)), verdict);
+            assert_eq!(decide(&settings, Gate::Router, &need, Some(held)), expected);
         }
     }
 
@@ -178,18 +178,18 @@ mod tests {
         let need = Need::new(0.5, Some(320), 16);
         assert_eq!(need.blocks, Some(10));
         for gate in [Gate::Engine, Gate::Shim] {
-            let held = |held| judge(&settings, gate, &need, held);
-            assert_eq!(held(Some(7)), Verdict::TooLittle);
-            assert_eq!(held(Some(8)), Verdict::Ask(gate), "events may be under way");
-            assert_eq!(held(Some(20)), Verdict::Ask(gate), "it may be evicted by now");
-            assert_eq!(held(None), Verdict::Ask(gate));
+            let held = |held| decide(&settings, gate, &need, held);
+            assert_eq!(held(Some(7)), GateDecision::TooLittle);
+            assert_eq!(held(Some(8)), GateDecision::Ask(gate), "events may be under way");
+            assert_eq!(held(Some(20)), GateDecision::Ask(gate), "it may be evicted by now");
+            assert_eq!(held(None), GateDecision::Ask(gate));
             let asking = Settings { index_first: false, ..settings };
-            assert_eq!(judge(&asking, gate, &need, Some(0)), Verdict::Ask(gate));
+            assert_eq!(decide(&asking, gate, &need, Some(0)), GateDecision::Ask(gate));
         }
-        assert_eq!(judge(&settings, Gate::Router, &need, None), Verdict::Unknown);
+        assert_eq!(decide(&settings, Gate::Router, &need, None), GateDecision::Unknown);
         let blind = Need::new(0.5, None, 16);
-        assert_eq!(judge(&settings, Gate::Shim, &blind, None), Verdict::Unknown);
-        assert_eq!(judge(&settings, Gate::Engine, &blind, None), Verdict::Ask(Gate::Engine));
+        assert_eq!(decide(&settings, Gate::Shim, &blind, None), GateDecision::Unknown);
+        assert_eq!(decide(&settings, Gate::Engine, &blind, None), GateDecision::Ask(Gate::Engine));
     }
 
     #[test]
@@ -197,10 +197,10 @@ mod tests {
         let settings = Settings::default();
         let all = Need::new(1.0, Some(32), 16);
         assert_eq!((all.blocks, all.possible), (Some(2), false));
-        assert_eq!(judge(&settings, Gate::Router, &all, Some(2)), Verdict::TooLittle);
-        assert_eq!(judge(&settings, Gate::Shim, &all, None), Verdict::TooLittle);
+        assert_eq!(decide(&settings, Gate::Router, &all, Some(2)), GateDecision::TooLittle);
+        assert_eq!(decide(&settings, Gate::Shim, &all, None), GateDecision::TooLittle);
         let empty = Need::new(1.0, Some(0), 16);
-        assert_eq!(judge(&settings, Gate::Router, &empty, None), Verdict::Enough(None));
+        assert_eq!(decide(&settings, Gate::Router, &empty, None), GateDecision::Enough(None));
     }
 
     #[test]

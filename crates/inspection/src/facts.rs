@@ -1,4 +1,4 @@
-//! The facts that an inspection collects, before they are judged.
+//! The facts that an inspection collects, before findings are made from them.
 
 use std::io;
 

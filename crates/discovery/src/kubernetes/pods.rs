@@ -39,7 +39,7 @@ pub(super) struct Pods {
 
 struct Seen {
     uid: Option<String>,
-    verdict: Result<Worker, Unfit>,
+    result: Result<Worker, Unfit>,
 }
 
 /// Why a pod is not a worker at present.
@@ -116,7 +116,7 @@ impl Pods {
                 }
             }
         }
-        let fit = self.seen.values().filter_map(|seen| seen.verdict.as_ref().ok());
+        let fit = self.seen.values().filter_map(|seen| seen.result.as_ref().ok());
         let mut workers: Vec<_> = fit.cloned().collect();
         workers.sort_by(|left, right| left.id.cmp(&right.id));
         let workers = bounded(&self.source, workers);
@@ -133,10 +133,10 @@ impl Pods {
             tracing::error!(source = self.source, pod = name, "too many pods: this one is ignored");
             return;
         }
-        let verdict = worker(&self.config, pod);
-        let before = self.seen.get(&name).map(|seen| &seen.verdict);
-        if let Err(unfit) = &verdict
-            && before != Some(&verdict)
+        let result = worker(&self.config, pod);
+        let before = self.seen.get(&name).map(|seen| &seen.result);
+        if let Err(unfit) = &result
+            && before != Some(&result)
         {
             let source = &self.source;
             if unfit.is_mistake() {
@@ -145,7 +145,7 @@ impl Pods {
                 tracing::debug!(source, pod = name, "a pod is not a worker: {unfit}");
             }
         }
-        pods.insert(name, Seen { uid: pod.metadata.uid.clone(), verdict });
+        pods.insert(name, Seen { uid: pod.metadata.uid.clone(), result });
     }
 }
 

@@ -82,9 +82,9 @@ pub enum DriftReaction {
     Exclude,
 }
 
-/// A decision.
+/// The decision about one worker's measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DriftVerdict {
+pub struct DriftDecision {
     /// The share of the worker's overlap to ignore, from 0 to 1: the blocks that were estimated and
     /// not found, divided by the blocks that were estimated.
     pub discount: f64,
@@ -93,9 +93,14 @@ pub struct DriftVerdict {
 }
 
 /// Decides the reaction to one worker's measurements.
-pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instant) -> DriftVerdict {
+pub fn decide(
+    config: &DriftConfig,
+    measured: &Measured,
+    past: &Past,
+    now: Instant,
+) -> DriftDecision {
     if !config.enabled || measured.samples < config.samples_min {
-        return DriftVerdict { discount: 0.0, reaction: DriftReaction::Wait };
+        return DriftDecision { discount: 0.0, reaction: DriftReaction::Wait };
     }
     let beyond =
         |blocks: f64, bound: f64, whole: f64, share: f64| blocks > bound && blocks > share * whole;
@@ -127,7 +132,7 @@ pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instan
         (false, true) if past.under_resyncs >= config.resyncs_max => DriftReaction::Tolerate,
         (false, true) => DriftReaction::Resync(Direction::Under),
     };
-    DriftVerdict { discount, reaction }
+    DriftDecision { discount, reaction }
 }
 
 #[cfg(test)]
@@ -161,27 +166,27 @@ mod tests {
         }
     }
 
-    fn first(measured: Measured) -> DriftVerdict {
-        judge(&CONFIG, &measured, &Past::default(), Instant::now())
+    fn first(measured: Measured) -> DriftDecision {
+        decide(&CONFIG, &measured, &Past::default(), Instant::now())
     }
 
     #[test]
     fn a_promise_that_is_not_kept_counts_for_what_is_left_of_it() {
-        let verdict = first(measured(40.0, 10.0));
+        let decision = first(measured(40.0, 10.0));
         assert_eq!(
-            verdict,
-            DriftVerdict { discount: 0.75, reaction: DriftReaction::Resync(Direction::Over) }
+            decision,
+            DriftDecision { discount: 0.75, reaction: DriftReaction::Resync(Direction::Over) }
         );
         assert_eq!(first(measured(40.0, 0.0)).discount, 1.0);
         for fine in [measured(40.0, 31.0), measured(3.0, 0.0), measured(0.0, 0.0)] {
             assert_eq!(
                 first(fine),
-                DriftVerdict { discount: 0.0, reaction: DriftReaction::NoDrift },
+                DriftDecision { discount: 0.0, reaction: DriftReaction::NoDrift },
                 "{fine:?}"
             );
         }
         let few = Measured { samples: 31, ..measured(40.0, 0.0) };
-        assert_eq!(first(few), DriftVerdict { discount: 0.0, reaction: DriftReaction::Wait });
+        assert_eq!(first(few), DriftDecision { discount: 0.0, reaction: DriftReaction::Wait });
     }
 
     #[test]
@@ -189,21 +194,21 @@ mod tests {
         let more = measured(10.0, 60.0);
         assert_eq!(
             first(more),
-            DriftVerdict { discount: 0.0, reaction: DriftReaction::Resync(Direction::Under) }
+            DriftDecision { discount: 0.0, reaction: DriftReaction::Resync(Direction::Under) }
         );
         let tired = Past { under_resyncs: 3, ..Past::default() };
-        let verdict = judge(&CONFIG, &more, &tired, Instant::now());
-        assert_eq!(verdict, DriftVerdict { discount: 0.0, reaction: DriftReaction::Tolerate });
+        let decision = decide(&CONFIG, &more, &tired, Instant::now());
+        assert_eq!(decision, DriftDecision { discount: 0.0, reaction: DriftReaction::Tolerate });
     }
 
-    /// The reactions of a worker that is judged every minute.
+    /// The reactions to a worker that is measured every minute.
     fn course(minutes: u64, drifts: impl Fn(u64) -> Measured) -> Vec<DriftReaction> {
         let (start, mut past) = (Instant::now(), Past::default());
         let reactions = (0..minutes).map(|minute| {
             let now = start + Duration::from_secs(60 * minute);
-            let verdict = judge(&CONFIG, &drifts(minute), &past, now);
-            past.note(&verdict.reaction, now);
-            verdict.reaction
+            let decision = decide(&CONFIG, &drifts(minute), &past, now);
+            past.note(&decision.reaction, now);
+            decision.reaction
         });
         reactions.collect()
     }
@@ -249,18 +254,18 @@ mod tests {
             };
             let last_resync = ago.map(|ago| now - Duration::from_secs(ago));
             let past = Past { over_resyncs, under_resyncs, last_resync };
-            let verdict = judge(&CONFIG, &measured, &past, now);
-            prop_assert!((0.0..=1.0).contains(&verdict.discount));
+            let decision = decide(&CONFIG, &measured, &past, now);
+            prop_assert!((0.0..=1.0).contains(&decision.discount));
             let broken = samples >= 32 && over > 4.0 && over > 0.25 * promised;
-            prop_assert_eq!(verdict.discount > 0.0, broken);
-            match verdict.reaction {
+            prop_assert_eq!(decision.discount > 0.0, broken);
+            match decision.reaction {
                 DriftReaction::Exclude => prop_assert!(broken && over_resyncs >= 3),
                 DriftReaction::Resync(Direction::Over) => prop_assert!(broken && over_resyncs < 3),
                 DriftReaction::Resync(Direction::Under) => prop_assert!(!broken && under_resyncs < 3),
                 DriftReaction::NoDrift => prop_assert!(!broken),
                 DriftReaction::Wait | DriftReaction::Tolerate => {}
             }
-            if matches!(verdict.reaction, DriftReaction::Resync(_) | DriftReaction::Exclude) {
+            if matches!(decision.reaction, DriftReaction::Resync(_) | DriftReaction::Exclude) {
                 prop_assert!(ago.is_none_or(|ago| ago >= 300));
             }
         }

@@ -20,7 +20,7 @@ fn nothing_that_was_learned_of_an_engine_outlives_its_process() {
     worker.facts.set_block_size(Some(16));
     worker.facts.set_kv_names(KvNames { dtype: Some("fp8".into()), layout: None });
     worker.parity.set_asked(true);
-    worker.parity.judge(0, Parity::Ok);
+    worker.parity.record(0, Parity::Ok);
     let believed = worker.parity.is_believed();
     let before = worker.process();
     worker.record_restart();

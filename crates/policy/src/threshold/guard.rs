@@ -1,12 +1,12 @@
 //! Limits the long steps of a decode worker by a budget.
 //!
-//! A stream's time between tokens is judged by the mean of its slowest tenth. If `a` is a worker's
+//! A stream's time between tokens is measured by the mean of its slowest tenth. If `a` is a worker's
 //! usual step and `g` the goal, then for each step one tenth of `g - a` may be spent on longer
 //! steps before that mean exceeds the goal. A quarter of it is made available, because streams
 //! differ in length, and short streams have few steps over which a long step is averaged. Unused
 //! budget is kept for up to thirty steps, so that no stream gets the savings of an hour at once.
 
-/// The share of a stream's slowest steps by which the stream is judged.
+/// The share of a stream's slowest steps by which the stream is measured.
 const JUDGED: f64 = 0.1;
 /// The share of the budget that is made available.
 const GIVEN: f64 = 0.25;
