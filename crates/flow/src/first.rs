@@ -65,8 +65,8 @@ fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
     })
 }
 
-/// Sends the leg that fetches a hand-off.
-pub(super) async fn fetch(
+/// Sends the leg that takes a hand-off and generates nothing for the client.
+pub(super) async fn take_hand_off(
     sending: &Sending<'_>,
     body: RevocableBody,
     lease: Option<Lease>,
@@ -89,7 +89,7 @@ pub(super) async fn fetch(
 }
 
 /// Limits a call by the lease of its hand-off. An engine that has not begun to answer by the end of
-/// the lease may have fetched the blocks too late, and would not report this.
+/// the lease may have taken the blocks too late, and would not report this.
 async fn in_lease<T>(
     lease: Option<Lease>,
     worker: &Worker,

@@ -7,7 +7,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::account::Account;
 use super::context::{PromptContext, traced, uncached_tokens};
-use super::first::{First, ask, fetch};
+use super::first::{First, ask, take_hand_off};
 use super::hand_off::DecodeParams;
 use super::relay::{UnitStream, whole};
 use super::sending::Sending;
@@ -68,13 +68,13 @@ pub(super) async fn generate(
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
     let carried = hand_off.as_deref().map_or(DecodeParams::Nothing, DecodeParams::Params);
-    let fetches = hand_off.is_some() && sending.fetches_first();
-    let body = if fetches { sending.fetching_body(carried)? } else { sending.body(carried)? };
+    let takes_first = hand_off.is_some() && sending.takes_hand_off_first();
+    let body = if takes_first { sending.take_body(carried)? } else { sending.body(carried)? };
     let (body, send_state) = RevocableBody::new(body);
     let body = if hand_off.is_some() { body.once() } else { body };
     let mut under_way = UnderWay::new(prefilled, hand_off, send_state);
-    let (body, lease) = if fetches {
-        match boxed_future(|| fetch(sending, body, lease)).await {
+    let (body, lease) = if takes_first {
+        match boxed_future(|| take_hand_off(sending, body, lease)).await {
             Ok(()) => (Ok(sending.body(DecodeParams::Nothing)?.into()), None),
             Err(error) => (Err(error), None),
         }
@@ -89,8 +89,8 @@ pub(super) async fn generate(
     if matches!(begun, Ok(First::Events(..))) {
         sending.observe_first_event(now.duration_since(started));
         placed.worker.outcomes.began(started.elapsed());
-        // With a leg that fetches first, `started` is the start of that one.
-        if !fetches {
+        // With a leg that takes the hand-off first, `started` is the start of that one.
+        if !takes_first {
             placed.worker.pace.observe(started.elapsed(), ahead);
             if handed_over && ahead == 0 {
                 learn_hand_off(sending, started.elapsed());

@@ -1,7 +1,7 @@
 //! Computes how long a hand-off is valid.
 //!
 //! A prefill engine keeps the blocks of a hand-off for the time of its lease, and then gives them to other
-//! requests. A decode engine that fetches them later gets no error: vLLM answers 200 from whatever the
+//! requests. A decode engine that takes them later gets no error: vLLM answers 200 from whatever the
 //! blocks hold by then. Therefore the router enforces the deadline.
 
 use std::time::Duration;

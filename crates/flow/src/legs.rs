@@ -50,13 +50,13 @@ pub fn prefill(
     Ok(body.to_parts())
 }
 
-/// The body of a decode leg that only fetches a hand-off. It is sent before several samples, which
+/// The body of a decode leg that only takes a hand-off. It is sent before several samples, which
 /// then find the prompt in the worker's own cache (one hand-off cannot serve several samples), or
 /// to free the blocks of an unused hand-off.
 ///
 /// # Errors
 /// An error with status 400 if `sampling_params` must be an object and is not.
-pub fn fetch(
+pub fn take_hand_off(
     body: &JsonObject,
     endpoint: Endpoint,
     carried: DecodeParams<'_>,
@@ -237,8 +237,9 @@ mod tests {
         let pushed = DecodeParams::Params(r#"{"a":1}"#);
         assert_eq!(given(pushed), format!(r#"{whole},"kv_transfer_params":{{"a":1}}}}"#));
         assert_eq!(given(DecodeParams::Room(&members)), format!("{whole}{room_members}"));
-        let fetched = fetch(&body, Endpoint::Completions, DecodeParams::Params("{}")).unwrap();
-        assert_eq!(text(fetched), format!(r#"{cut},"kv_transfer_params":{{}}}}"#));
+        let taken =
+            take_hand_off(&body, Endpoint::Completions, DecodeParams::Params("{}")).unwrap();
+        assert_eq!(text(taken), format!(r#"{cut},"kv_transfer_params":{{}}}}"#));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::context::{
     Context, PromptContext, attempt, carried_threshold, expected, nothing_handed_over,
     preemption_guard, traced,
 };
-use super::first::{First, ask, fetch};
+use super::first::{First, ask, take_hand_off};
 use super::generate::{Generated, conclude, mark};
 use super::hand_off::{DecodeParams, PrefillParams, RoomMembers, excluded_from_decode};
 use super::place::{Placed, Wish, computed, place, sent};
@@ -288,8 +288,8 @@ async fn run_both_legs(
     let body = body.map_err(PairFailure::Prefill)?;
     let leg_headers = params.leg_headers(sending.leg_headers);
     let carried = params.decode_params();
-    let decode_body = match sending.fetches_first() {
-        true => sending.fetching_body(carried),
+    let decode_body = match sending.takes_hand_off_first() {
+        true => sending.take_body(carried),
         false => sending.body(carried),
     };
     let (decode_body, send_state) = RevocableBody::new(decode_body.map_err(PairFailure::Decode)?);
@@ -390,7 +390,7 @@ fn classify_decode_failure(prefill: &Worker, error: Error) -> PairFailure {
 }
 
 /// Sends the decode leg with the body that carries the hand-off. For several samples, that is a leg
-/// that only fetches the hand-off, and the leg that generates the reply follows it.
+/// that only takes the hand-off, and the leg that generates the reply follows it.
 async fn decode(
     sending: &Sending<'_>,
     account: &Account,
@@ -398,14 +398,14 @@ async fn decode(
     registration: &Registration,
 ) -> Result<First, Error> {
     let begun = async {
-        if !sending.fetches_first() {
+        if !sending.takes_hand_off_first() {
             let begun = ask(sending, account, body, None).await;
             registration.ended(&begun);
             return begun;
         }
-        let fetched = fetch(sending, body, None).await;
-        registration.ended(&fetched);
-        fetched?;
+        let taken = take_hand_off(sending, body, None).await;
+        registration.ended(&taken);
+        taken?;
         ask(sending, account, sending.body(DecodeParams::Nothing)?.into(), None).await
     };
     let begun = begun.await;

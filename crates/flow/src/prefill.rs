@@ -25,7 +25,7 @@ use super::plan::LocalReason;
 use super::prewarm::recent::remember;
 use super::reads::{Reads, record_leg};
 use super::repair::Repair;
-use super::staged::{FetchRequest, HandOffOrigin, Prefilled, Staged, leave};
+use super::staged::{HandOffOrigin, Prefilled, ReleaseRequest, Staged, leave};
 use super::weigh::prefill_wish;
 use crate::prepare::Unit;
 use crate::reply::dialect;
@@ -439,14 +439,14 @@ async fn prefill(
         let admitted = context.served.admit_host(worker, hand_off.remote_host(), said.peer);
         admitted.inspect_err(|_| leave(&context.served, &context.metrics))?;
         let lease = Lease::of(context.served.config.lease, &hand_off, said.begun);
-        let fetch = FetchRequest::of(context, unit);
+        let release_request = ReleaseRequest::of(context, unit);
         let origin = HandOffOrigin {
             served: &context.served,
             metrics: &context.metrics,
             worker: worker.index,
             leg_headers: &leg_headers,
         };
-        Some(Staged::new(origin, fetch, hand_off, lease))
+        Some(Staged::new(origin, release_request, hand_off, lease))
     };
     Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, leg_headers }))
 }

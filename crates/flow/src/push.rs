@@ -145,7 +145,7 @@ fn own_member(endpoint: Endpoint) -> Option<String> {
 ///
 /// A reply that is not streamed comes only after all tokens are generated, so its time says nothing
 /// about the lease. Only the worker's load reports show whether the leg left the queue in time. With
-/// several samples, a leg that only fetches comes first; once it has ended, no lease matters.
+/// several samples, a leg that only takes the hand-off comes first; once it has ended, no lease matters.
 pub(super) async fn within_lease<T>(
     sending: &Sending<'_>,
     lease: Lease,

@@ -33,9 +33,9 @@ impl Sending<'_> {
         self.leg_headers.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)
     }
 
-    /// Whether a leg of its own fetches the hand-off first. One hand-off cannot serve several
-    /// samples; after the fetch, the samples find the prompt in the worker's own cache.
-    pub(super) fn fetches_first(&self) -> bool {
+    /// Whether a leg of its own takes the hand-off first. One hand-off cannot serve several
+    /// samples; after that leg, the samples find the prompt in the worker's own cache.
+    pub(super) fn takes_hand_off_first(&self) -> bool {
         self.prompt.context.options.samples > 1
     }
 
@@ -49,10 +49,10 @@ impl Sending<'_> {
         legs::generate(body, context.endpoint, context.options, carried)
     }
 
-    /// The body of the leg that fetches a hand-off first.
-    pub(super) fn fetching_body(&self, carried: DecodeParams<'_>) -> Result<Parts, Error> {
+    /// The body of the leg that takes a hand-off first.
+    pub(super) fn take_body(&self, carried: DecodeParams<'_>) -> Result<Parts, Error> {
         let body = self.gated_body(self.threshold.map(|_| 0.0));
-        legs::fetch(&body, self.prompt.context.endpoint, carried)
+        legs::take_hand_off(&body, self.prompt.context.endpoint, carried)
     }
 
     fn gated_body(&self, threshold: Option<f64>) -> JsonObject {

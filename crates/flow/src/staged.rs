@@ -1,6 +1,6 @@
 //! A hand-off whose blocks a prefill engine keeps for a decode worker.
 //!
-//! With vLLM's NIXL connector only a decode that fetches the blocks, or the end of the lease,
+//! With vLLM's NIXL connector only a decode leg that takes the blocks, or the end of the lease,
 //! frees them; a hand-off that is never used would hold them for half a minute. Therefore
 //! a hand-off that is dropped unsent, because its client left or its request failed, is sent
 //! to a decode worker with a request for a single token.
@@ -30,14 +30,14 @@ pub(super) struct Staged {
     lease: Lease,
     metrics: Arc<Metrics>,
     served: Arc<Served>,
-    fetch: FetchRequest,
+    release_request: ReleaseRequest,
     leg_headers: LegHeaders,
-    /// The prefill worker, which cannot fetch from itself.
+    /// The prefill worker, which cannot take its own hand-off.
     worker: WorkerIndex,
 }
 
-/// The request that takes a hand-off, with which an unused one is released.
-pub(super) struct FetchRequest {
+/// The request that releases an unused hand-off: a worker takes the hand-off with it.
+pub(super) struct ReleaseRequest {
     pub(super) endpoint: Endpoint,
     /// The body, without the fields that a leg adds.
     pub(super) body: JsonObject,
@@ -49,7 +49,7 @@ pub(super) struct FetchRequest {
     pub(super) by: Option<Arc<Worker>>,
 }
 
-impl FetchRequest {
+impl ReleaseRequest {
     /// The client's own prompt, for any decode worker.
     pub(super) fn of(context: &Context, unit: &Unit) -> Self {
         let (body, weight_tokens) = (unit.body.clone(), unit.weight_tokens);
@@ -70,7 +70,7 @@ impl Staged {
     /// The hand-off of a prefill leg that has succeeded.
     pub(super) fn new(
         origin: HandOffOrigin<'_>,
-        fetch: FetchRequest,
+        release_request: ReleaseRequest,
         hand_off: HandOff,
         lease: Lease,
     ) -> Self {
@@ -80,7 +80,7 @@ impl Staged {
             lease,
             metrics: Arc::clone(metrics),
             served: Arc::clone(served),
-            fetch,
+            release_request,
             leg_headers: leg_headers.clone(),
             worker,
         }
@@ -102,30 +102,32 @@ impl Staged {
         self.hand_off.take().map(HandOff::into_json)
     }
 
-    /// Makes a decode worker fetch the hand-off, so that its blocks are freed. `false` if the
+    /// Makes a decode worker take the hand-off, so that its blocks are freed. `false` if the
     /// hand-off is left to the end of its lease.
     fn release(&self, hand_off: HandOff) -> bool {
         let left = self.lease.left(Instant::now());
-        let Some(worker) = self.fetcher().filter(|_| !left.is_zero()) else { return false };
+        let Some(worker) = self.releasing_worker().filter(|_| !left.is_zero()) else {
+            return false;
+        };
         let params = hand_off.into_json();
-        let FetchRequest { endpoint, body, weight_tokens, .. } = &self.fetch;
-        let body = legs::fetch(body, *endpoint, DecodeParams::Params(&params));
+        let ReleaseRequest { endpoint, body, weight_tokens, .. } = &self.release_request;
+        let body = legs::take_hand_off(body, *endpoint, DecodeParams::Params(&params));
         let Ok(body) = body else { return false };
         let booking = worker.book(None, 0, *weight_tokens);
         let (metrics, served) = (Arc::clone(&self.metrics), Arc::clone(&self.served));
-        let held = (booking, self.fetch.memory.clone());
+        let held = (booking, self.release_request.memory.clone());
         let endpoint = *endpoint;
         let (leg_headers, shape) = (self.leg_headers.clone(), Shape::whole(endpoint));
         let body = RevocableBody::new(body).0.once();
         let release = async move {
             let _held = held;
-            let fetched = async {
+            let taken = async {
                 let response = served.client.post(&worker, shape, body, &leg_headers).await?;
                 served.client.whole(&worker, response).await
             };
-            let fetched = tokio::time::timeout(left, fetched).await;
-            let outcome = if matches!(fetched, Ok(Ok(_))) { "fetched" } else { "failed" };
-            if let Ok(Ok(reply)) = fetched {
+            let taken = tokio::time::timeout(left, taken).await;
+            let outcome = if matches!(taken, Ok(Ok(_))) { "fetched" } else { "failed" };
+            if let Ok(Ok(reply)) = taken {
                 let dialect = endpoint.dialect();
                 read_back::discard_whole(&served, &metrics, &worker, dialect, reply);
             }
@@ -134,10 +136,10 @@ impl Staged {
         self.served.releases.run(release)
     }
 
-    /// The worker that is meant to, or the decode worker that is up and has the fewest booked
-    /// tokens.
-    fn fetcher(&self) -> Option<Arc<Worker>> {
-        if let Some(worker) = self.fetch.by.as_ref().filter(|worker| worker.is_up()) {
+    /// The worker that takes the hand-off to release it: the one that is meant to, or the decode worker
+    /// that is up and has the fewest booked tokens.
+    fn releasing_worker(&self) -> Option<Arc<Worker>> {
+        if let Some(worker) = self.release_request.by.as_ref().filter(|worker| worker.is_up()) {
             return Some(Arc::clone(worker));
         }
         let roster = self.served.pool.roster();

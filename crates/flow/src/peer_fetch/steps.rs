@@ -16,7 +16,7 @@ use crate::lease::Lease;
 use crate::legs;
 use crate::read_back::discard_whole;
 use crate::reply::choices::is_below_threshold;
-use crate::staged::{FetchRequest, HandOffOrigin, Prefilled, Staged, UnderWay, leave};
+use crate::staged::{HandOffOrigin, Prefilled, ReleaseRequest, Staged, UnderWay, leave};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
@@ -179,7 +179,7 @@ impl<'a> Steps<'a> {
             return Err(PeerFetchOutcome::Unusable);
         }
         let lease = Lease::of(served.config.lease, &hand_off, begun);
-        let fetch = FetchRequest {
+        let release_request = ReleaseRequest {
             endpoint: ENDPOINT,
             body: body.clone(),
             weight_tokens: u64::from(tokens),
@@ -187,7 +187,7 @@ impl<'a> Steps<'a> {
             memory: self.asker.memory.cloned(),
         };
         let origin = HandOffOrigin { served, metrics, worker: source.index, leg_headers };
-        let hand_off = Staged::new(origin, fetch, hand_off, lease);
+        let hand_off = Staged::new(origin, release_request, hand_off, lease);
         let recomputed_tokens = cached.map_or(0, |cached| promised.saturating_sub(cached));
         let _booking = source.book(self.workers.source_rank, 0, 0);
         Ok(Given { hand_off, recomputed_tokens, body, _booking })
@@ -201,7 +201,7 @@ impl<'a> Steps<'a> {
         let mut asked = body;
         self.put_threshold(&mut asked, self.workers.fetcher, 0.0);
         let parts: Result<Parts, Error> =
-            legs::fetch(&asked, ENDPOINT, DecodeParams::Params(&params));
+            legs::take_hand_off(&asked, ENDPOINT, DecodeParams::Params(&params));
         let (revocable, send_state) =
             RevocableBody::new(parts.map_err(|_| PeerFetchOutcome::Failed)?);
         let rank = self.prefix.rank.map(u32::from);
