@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio_util::sync::CancellationToken;
 
 /// Number of child tokens: at least one for each thread that serves, on any current machine.
-const PARTS: usize = 64;
+const CHILD_TOKENS: usize = 64;
 
 /// A token that is cancelled to end all requests. Waiting for a token enters a list under a lock:
 /// each thread has a child token of its own, so that requests do not wait for each other.
@@ -18,14 +18,14 @@ pub struct AbortToken {
 thread_local! {
     static PART: usize = {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        NEXT.fetch_add(1, Relaxed) % PARTS
+        NEXT.fetch_add(1, Relaxed) % CHILD_TOKENS
     };
 }
 
 impl Default for AbortToken {
     fn default() -> Self {
         let all = CancellationToken::new();
-        let parts = std::iter::repeat_with(|| all.child_token()).take(PARTS).collect();
+        let parts = std::iter::repeat_with(|| all.child_token()).take(CHILD_TOKENS).collect();
         Self { all, parts }
     }
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use splitrail_config::model::Connector;
 use splitrail_config::{Model, Problem};
 use splitrail_inspection::facts::{
-    EventsFact, FetchOutcome, Reach, ReplayFact, TokensFact, TrialFact,
+    EventsFact, FetchOutcome, Reachability, ReplayFact, TokensFact, TrialFact,
 };
 use splitrail_inspection::{Finding, Origin, WorkerFacts, confirmations};
 
@@ -75,7 +75,7 @@ fn of_worker(worker: &WorkerFacts, model: &Model, findings: &[&Finding]) -> Valu
     json!({
         "id": config.id, "role": config.role.name(), "url": config.url, "source": source,
         "facts": {
-            "reached": worker.reach == Reach::Answers,
+            "reached": worker.reach == Reachability::Answers,
             "version": engine.version,
             "models": models,
             "block_size": engine.block_size,

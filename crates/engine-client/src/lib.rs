@@ -96,7 +96,7 @@ pub struct EngineClient {
 }
 
 /// How a client reaches engines.
-pub struct Reach {
+pub struct ConnectOptions {
     /// Timeout for opening a connection, with the handshake of TLS.
     pub connect: Duration,
     /// The allowed networks of workers that are not listed.
@@ -115,12 +115,12 @@ struct Pools {
 }
 
 impl Pools {
-    fn new(reach: &Reach, tls: Option<&Arc<TlsSettings>>) -> Self {
+    fn new(options: &ConnectOptions, tls: Option<&Arc<TlsSettings>>) -> Self {
         let pool = |networks| {
-            let connector = connector(Resolver::new(networks), reach.connect);
-            Connections::new(connector, tls.cloned(), reach.connect)
+            let connector = connector(Resolver::new(networks), options.connect);
+            Connections::new(connector, tls.cloned(), options.connect)
         };
-        Self { listed: pool(None), guarded: pool(Some(reach.networks.clone())) }
+        Self { listed: pool(None), guarded: pool(Some(options.networks.clone())) }
     }
 
     fn of(&self, guarded: bool) -> &Arc<Connections> {
@@ -178,16 +178,16 @@ impl EngineClient {
     /// Creates a client. `authorization` is the router's own credential, if engines require one; a
     /// reply has at most `reply_max_bytes`.
     pub fn new(
-        reach: Reach,
+        options: ConnectOptions,
         authorization: Option<HeaderValue>,
         reply_max_bytes: usize,
         memory: ReplyMemory,
         retry_budget: Arc<RetryBudget>,
     ) -> Self {
         Self {
-            plain: Pools::new(&reach, None),
-            secured: Pools::new(&reach, Some(&reach.tls)),
-            tls: reach.tls,
+            plain: Pools::new(&options, None),
+            secured: Pools::new(&options, Some(&options.tls)),
+            tls: options.tls,
             authorization,
             reply_max_bytes,
             memory,

@@ -9,7 +9,7 @@ use super::context::AttachContext;
 use super::credentials::Allowed;
 use super::hello;
 use super::inbound::Inbound;
-use super::registry::{Outbound, PendingStream, Registration};
+use super::registry::{Outbound, PendingStream, RegisterResult};
 use super::session::Session;
 
 /// Serves a stream from its hello to its end.
@@ -28,11 +28,11 @@ pub(super) async fn receive(
     let (status, outbound) = match checked {
         Ok(hello) => {
             match context.registry.register(Box::new(PendingStream { hello, inbound, outbound })) {
-                Registration::Passed => return,
-                Registration::Own(guard, stream) => {
+                RegisterResult::Passed => return,
+                RegisterResult::Own(guard, stream) => {
                     return Session::new(context, guard).run(stream).await;
                 }
-                Registration::Refused(status, outbound) => (status, outbound),
+                RegisterResult::Refused(status, outbound) => (status, outbound),
             }
         }
         Err(status) => (status, outbound),

@@ -62,7 +62,7 @@ pub(super) struct SessionGuard {
 }
 
 /// The result of registering a stream.
-pub(super) enum Registration {
+pub(super) enum RegisterResult {
     /// The stream has a new reservation, and gets a session.
     Own(SessionGuard, Box<PendingStream>),
     /// The stream was passed to the session that the worker has.
@@ -77,7 +77,7 @@ impl SessionRegistry {
     }
 
     /// Registers a stream for its worker. Only one that is not refused keeps its connection open.
-    pub(super) fn register(self: &Arc<Self>, mut stream: Box<PendingStream>) -> Registration {
+    pub(super) fn register(self: &Arc<Self>, mut stream: Box<PendingStream>) -> RegisterResult {
         let hello = &stream.hello;
         let model = hello.served.name();
         let key = (model.to_owned(), hello.config.id.clone());
@@ -90,7 +90,7 @@ impl SessionRegistry {
             reservation.is_live && !(**other == key && reservation.is_of(hello))
         }) {
             let status = Status::already_exists("another process speaks for this worker");
-            return Registration::Refused(status, stream.outbound);
+            return RegisterResult::Refused(status, stream.outbound);
         }
         let others = concerned.into_iter().map(|(other, _)| other.clone());
         let others: Vec<_> = others.filter(|other| *other != key).collect();
@@ -103,17 +103,17 @@ impl SessionRegistry {
             reservation.authority.clone_from(&hello.authority);
             let Ok(place) = reservation.streams.try_reserve() else {
                 let status = Status::unavailable("another stream of this shim is just starting");
-                return Registration::Refused(status, stream.outbound);
+                return RegisterResult::Refused(status, stream.outbound);
             };
             stream.inbound.accept();
             place.send(stream);
             reservation.is_live = true;
-            return Registration::Passed;
+            return RegisterResult::Passed;
         }
         self.evict(&mut sessions, &key);
         if sessions.by_name.len() >= self.max {
             let status = Status::resource_exhausted("`fleet.attach_max` shims are attached");
-            return Registration::Refused(status, stream.outbound);
+            return RegisterResult::Refused(status, stream.outbound);
         }
         let (sender, streams) = mpsc::channel(1);
         let (number, evicted) = (sessions.next_number, CancellationToken::new());
@@ -129,7 +129,7 @@ impl SessionRegistry {
         sessions.by_name.insert(key.clone(), reservation);
         let registry = Arc::clone(self);
         stream.inbound.accept();
-        Registration::Own(SessionGuard { registry, key, number, streams, evicted }, stream)
+        RegisterResult::Own(SessionGuard { registry, key, number, streams, evicted }, stream)
     }
 
     /// Removes a reservation, if there is one, and revokes its worker.

@@ -44,7 +44,7 @@ struct AttachedWorker {
 }
 
 /// What follows a stream.
-enum After {
+enum NextStep {
     /// A newer stream of the same shim.
     NewStream(Box<PendingStream>),
     /// The stream broke off; the shim may reconnect.
@@ -56,7 +56,7 @@ enum After {
 /// The next event for a session.
 enum SessionEvent {
     Received(Box<Result<Option<Received>, Status>>),
-    After(After),
+    Ended(NextStep),
     /// The fleet has replaced the worker by a new one with the same id.
     Replaced,
     /// A new snapshot was requested, for this reason.
@@ -87,11 +87,11 @@ impl Session {
         while let Some(pending) = next.take() {
             let live = self.guard.live(&self.context.cluster.metrics);
             let mut after = self.serve(*pending).await;
-            while let After::NewStream(newer) = after {
+            while let NextStep::NewStream(newer) = after {
                 after = self.serve(*newer).await;
             }
             drop(live);
-            if let After::Silence = after {
+            if let NextStep::Silence = after {
                 next = self.wait().await;
             }
         }
@@ -122,7 +122,7 @@ impl Session {
         }
     }
 
-    async fn serve(&mut self, pending: PendingStream) -> After {
+    async fn serve(&mut self, pending: PendingStream) -> NextStep {
         let (mut hello, mut stream) = ShimStream::new(pending, Instant::now());
         self.plane = stream.inbound.plane();
         if let Err(status) =
@@ -130,7 +130,7 @@ impl Session {
         {
             self.context.count(status.code());
             stream.end(status);
-            return After::Nothing;
+            return NextStep::Nothing;
         }
         self.context.count_attached(!stream.resync.is_open());
         loop {
@@ -141,7 +141,7 @@ impl Session {
             }
             let received = match self.next_event(&mut stream).await {
                 SessionEvent::Received(received) => *received,
-                SessionEvent::After(after) => return after,
+                SessionEvent::Ended(after) => return after,
                 SessionEvent::Due => continue,
                 SessionEvent::ResyncRequested(reason) => {
                     if let Some(attached) = &mut self.attached {
@@ -166,11 +166,11 @@ impl Session {
             };
             let result = match received {
                 Ok(Some(received)) => self.handle(received, &mut stream).await,
-                Ok(None) if stream.is_leaving => return After::Nothing,
-                Ok(None) => return After::Silence,
+                Ok(None) if stream.is_leaving => return NextStep::Nothing,
+                Ok(None) => return NextStep::Silence,
                 Err(status) => {
                     stream.end(status);
-                    return if stream.is_leaving { After::Nothing } else { After::Silence };
+                    return if stream.is_leaving { NextStep::Nothing } else { NextStep::Silence };
                 }
             };
             if let Err(status) = result {
@@ -184,7 +184,7 @@ impl Session {
                 // The engine has another block size: its shim attaches again at once.
                 let comes_back = status.code() == Code::Unavailable;
                 stream.end(status);
-                return if comes_back { After::Silence } else { After::Nothing };
+                return if comes_back { NextStep::Silence } else { NextStep::Nothing };
             }
         }
     }
@@ -223,20 +223,20 @@ impl Session {
             biased;
             () = self.context.stop.cancelled() => {
                 stream.end(Status::unavailable("the router stops"));
-                SessionEvent::After(After::Nothing)
+                SessionEvent::Ended(NextStep::Nothing)
             }
             () = self.guard.evicted.cancelled() => {
                 stream.end(Status::aborted("another shim speaks for this worker"));
-                SessionEvent::After(After::Nothing)
+                SessionEvent::Ended(NextStep::Nothing)
             }
             pending = self.guard.streams.recv() => {
                 stream.end(Status::aborted("a newer stream takes the place of this one"));
-                SessionEvent::After(pending.map_or(After::Nothing, After::NewStream))
+                SessionEvent::Ended(pending.map_or(NextStep::Nothing, NextStep::NewStream))
             }
             () = gone.cancelled() => SessionEvent::Replaced,
             () = block_size_changed => {
                 stream.end(Status::unavailable("the model's block size has changed; attach again"));
-                SessionEvent::After(After::Silence)
+                SessionEvent::Ended(NextStep::Silence)
             }
             received = stream.inbound.next() => SessionEvent::Received(Box::new(received)),
             room = ack_room, if stream.unacked.is_some() => {
@@ -250,7 +250,7 @@ impl Session {
             }
             reason = resync_requested => SessionEvent::ResyncRequested(reason),
             () = resync_due => SessionEvent::Due,
-            () = outbound.closed() => SessionEvent::After(After::Silence),
+            () = outbound.closed() => SessionEvent::Ended(NextStep::Silence),
         }
     }
 

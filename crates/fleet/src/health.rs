@@ -38,11 +38,11 @@ pub(super) async fn run(served: Arc<Served>) {
 fn end_times(roster: &Roster, slow_start: Duration, now: Instant) {
     for worker in roster.iter() {
         match worker.state() {
-            WorkerState::Warming if worker.life.age(now) >= slow_start => {
-                worker.life.change(Event::Warm, "it has been alive for long enough");
+            WorkerState::Warming if worker.lifecycle.age(now) >= slow_start => {
+                worker.lifecycle.change(Event::Warm, "it has been alive for long enough");
             }
             WorkerState::Ejected if worker.ejections.is_over(now) => {
-                worker.life.change(Event::Readmit, "its time is over");
+                worker.lifecycle.change(Event::Readmit, "its time is over");
             }
             _ => {}
         }
@@ -63,7 +63,7 @@ fn look(roster: &Roster, config: &EjectionConfig, now: Instant) {
         }
         for (index, cause) in outliers(&records, config) {
             let Some(worker) = roster.get(index) else { continue };
-            if worker.life.change(Event::Eject, cause.name()) {
+            if worker.lifecycle.change(Event::Eject, cause.name()) {
                 worker.ejections.begin(now, |times| lasts(config, times));
             }
         }

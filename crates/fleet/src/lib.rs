@@ -15,7 +15,7 @@ mod health;
 pub mod indexing;
 pub mod intake;
 mod learn;
-pub mod life;
+pub mod lifecycle;
 pub mod load_report;
 pub mod losses;
 pub mod membership;

@@ -10,7 +10,7 @@ use splitrail_kv::BlockHash;
 use crate::Roster;
 use splitrail_config::model::CacheLossTrackingConfig;
 use splitrail_ledger::decisions::Decision;
-use splitrail_policy::loss::{Loss, LossWindow, Reach, Stream};
+use splitrail_policy::loss::{Loss, LossWindow, StepBlocks, Stream};
 
 /// Maximum number of blocks of one request that are tracked. They are looked up on the thread that
 /// serves the connection, which a prompt of a million tokens would hold for milliseconds.
@@ -36,7 +36,7 @@ struct LossState {
 #[derive(Clone, Debug)]
 pub struct Followed {
     blocks: Vec<u64>,
-    reach: Reach,
+    step_blocks: StepBlocks,
 }
 
 impl Default for Losses {
@@ -82,8 +82,9 @@ impl Losses {
         let follow = |blocks: Vec<u64>| {
             let (seen_blocks, computed_blocks) = state.stream.record_arrival(&blocks);
             let prompt_blocks = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
-            let reach = Reach { prompt_blocks, seen_blocks, computed_blocks, ..Reach::default() };
-            Followed { blocks, reach }
+            let step_blocks =
+                StepBlocks { prompt_blocks, seen_blocks, computed_blocks, ..StepBlocks::default() };
+            Followed { blocks, step_blocks }
         };
         tracked.into_iter().map(follow).collect()
     }
@@ -107,17 +108,17 @@ impl Losses {
         let Some(cached) = decision.cached_tokens() else { return };
         let worker = decision.prefill_worker().or(decision.decode_worker());
         let worker = worker.and_then(|id| roster.named(id));
-        let reach = Reach {
+        let step_blocks = StepBlocks {
             held_blocks: decision.best_overlap_blocks(),
             chosen_blocks: decision.overlap_blocks(),
             hit_blocks: cached / block_size.max(1),
             fetched_blocks: decision.peer_fetched_tokens() / block_size.max(1),
             parity_broken: worker.is_some_and(|worker| !worker.takes_part_in_kv_routing()),
-            ..followed.reach
+            ..followed.step_blocks
         };
         let now_ns = self.now_ns();
         if let Some(state) = self.lock().as_mut() {
-            state.window.add(now_ns, &reach);
+            state.window.add(now_ns, &step_blocks);
         }
     }
 
@@ -147,8 +148,10 @@ mod tests {
         assert!(losses.record_arrival([&blocks[..]].into_iter()).is_empty(), "not enabled");
         losses.configure(Some(CacheLossTrackingConfig::default()));
         let tracked = |followed: Vec<Followed>| -> Vec<_> {
-            let reach = followed.into_iter().map(|one| one.reach);
-            reach.map(|reach| (reach.prompt_blocks, reach.seen_blocks)).collect()
+            let step_blocks = followed.into_iter().map(|one| one.step_blocks);
+            step_blocks
+                .map(|step_blocks| (step_blocks.prompt_blocks, step_blocks.seen_blocks))
+                .collect()
         };
         let prompts = || [&blocks[..], &blocks[..2000], &blocks[..10]].into_iter();
         assert_eq!(tracked(losses.record_arrival(prompts())), [(3000, 0), (1096, 1096), (0, 0)]);

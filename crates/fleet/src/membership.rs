@@ -463,7 +463,7 @@ impl Fleet {
 
     fn let_go(&self, served: &Served, member: &Member) {
         let Member { worker, .. } = member;
-        worker.life.change(Event::Leave, "no source reports the worker any more");
+        worker.lifecycle.change(Event::Leave, "no source reports the worker any more");
         served.pool.leave(worker);
     }
 

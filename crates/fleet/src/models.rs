@@ -12,7 +12,7 @@ use splitrail_config::{
 };
 use splitrail_engine_client::networks::Networks;
 use splitrail_engine_client::retry_budget::RetryBudget;
-use splitrail_engine_client::{EngineClient, Reach, ReplyMemory, TlsSettings};
+use splitrail_engine_client::{ConnectOptions, EngineClient, ReplyMemory, TlsSettings};
 use splitrail_kv::{HashSeed, IndexConfig};
 use splitrail_prompt::stamp::{FileStamp, stamp, stamps};
 use splitrail_prompt::{ContentFormat, PromptModel, PromptOptions};
@@ -218,14 +218,14 @@ fn new_client(
 ) -> EngineClient {
     let limits = &config.limits;
     let networks = Networks::new(&config.fleet.networks);
-    let reach = Reach { connect: model.timeouts.connect, networks, tls };
+    let options = ConnectOptions { connect: model.timeouts.connect, networks, tls };
     let memory = ReplyMemory {
         budget: Arc::clone(memory),
         max_bytes: limits.request_memory_max_bytes,
         shed: metrics.shed.clone(),
     };
     let (reply_max_bytes, budget) = (limits.engine_reply_max_bytes, Arc::clone(retry_budget));
-    EngineClient::new(reach, authorization, reply_max_bytes, memory, budget)
+    EngineClient::new(options, authorization, reply_max_bytes, memory, budget)
 }
 
 fn tls_files(model: &Model) -> Result<EngineTlsFiles, ModelError> {

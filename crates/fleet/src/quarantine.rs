@@ -84,7 +84,7 @@ impl Worker {
         let causes = before.drain_causes.causes.load(Relaxed);
         match causes & QUARANTINE == 0 {
             true => self.drain_for(causes, why),
-            false => self.drain_for(causes, before.life.since().why),
+            false => self.drain_for(causes, before.lifecycle.since().why),
         };
     }
 
@@ -105,7 +105,7 @@ impl Worker {
         let _changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
         let after = change(causes.load(Relaxed));
         causes.store(after, Relaxed);
-        self.life.change(if after == 0 { Event::Undrain } else { Event::Drain }, why)
+        self.lifecycle.change(if after == 0 { Event::Undrain } else { Event::Drain }, why)
     }
 }
 

@@ -29,7 +29,7 @@ mod release;
 mod support;
 mod sweep;
 
-pub use reading::{Left, Reading, blocks_max};
+pub use reading::{NewPin, Reading, blocks_max};
 pub use release::release_of;
 pub use support::Support;
 pub(crate) use sweep::{run, stop};

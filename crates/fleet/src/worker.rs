@@ -15,7 +15,7 @@ use super::bootstrap::Bootstrap;
 use super::drift::Drift;
 use super::engine_facts::EngineFacts;
 use super::event_stats::EventStats;
-use super::life::Life;
+use super::lifecycle::Lifecycle;
 use super::load_report::{LOAD_STALE, LoadReport, RecentLoad};
 use super::missing_hand_offs::MissingHandOffs;
 use super::outcomes::{Ejections, OutcomeCounters};
@@ -70,7 +70,7 @@ pub struct Worker {
     /// Limits log lines about usage that cannot be used as the engine reports it.
     pub usage_log: LogThrottle,
     /// The state of the worker, with its time and cause.
-    pub life: Life,
+    pub lifecycle: Lifecycle,
     /// The learned cost model of the worker.
     pub costs: Arc<Costs>,
     /// Counts of recent results, for outlier ejection.
@@ -147,7 +147,7 @@ impl Worker {
     pub fn new(index: WorkerIndex, config: WorkerConfig, authority: Authority) -> Self {
         let facts = EngineFacts::new(&config);
         let synced = AtomicBool::new(facts.publishes() == Some(false));
-        let life = Life::new(&config.id);
+        let lifecycle = Lifecycle::new(&config.id);
         let uses_tls = config.url.starts_with("https://");
         let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
         let ranks = Ranks::new(config.data_parallel_ranks, config.takes_rank_header);
@@ -164,7 +164,7 @@ impl Worker {
             ranks,
             usage_stats: UsageStats::default(),
             usage_log: LogThrottle::default(),
-            life,
+            lifecycle,
             costs: Arc::new(Costs::new(Coefficients::default())),
             outcomes: OutcomeCounters::default(),
             ejections: Ejections::default(),
@@ -223,8 +223,8 @@ impl Worker {
     /// Sets the slow start, and the counter of state changes.
     pub fn watched(self, model: &str, config: &HealthConfig, transitions: IntCounterVec) -> Self {
         self.set_slow_start(config.slow_start);
-        let life = self.life.counted(model, transitions);
-        Self { life, ..self }
+        let lifecycle = self.lifecycle.counted(model, transitions);
+        Self { lifecycle, ..self }
     }
 
     /// Creates the worker's series, and sets the counters that the worker itself updates.
@@ -265,7 +265,7 @@ impl Worker {
 
     /// The current state.
     pub fn state(&self) -> WorkerState {
-        self.life.state()
+        self.lifecycle.state()
     }
 
     /// The fraction of its normal share of new work that the worker gets: below 1 during the slow
@@ -277,7 +277,7 @@ impl Worker {
         if !warming || whole_ms == 0 {
             return 1.0;
         }
-        (self.life.age(now).as_secs_f64() * 1e3 / whole_ms as f64).clamp(LEAST, 1.0)
+        (self.lifecycle.age(now).as_secs_f64() * 1e3 / whole_ms as f64).clamp(LEAST, 1.0)
     }
 
     /// The circuit breaker of a leg.
@@ -315,7 +315,7 @@ impl Worker {
 
     /// The name of the worker's model, for logs: ids of workers are unique in their model only.
     pub fn model(&self) -> &str {
-        self.life.model()
+        self.lifecycle.model()
     }
 
     /// The worker's id.
@@ -336,7 +336,7 @@ impl Worker {
             self.initial_member.store(false, Relaxed);
             self.rejoin("its engine is down");
         }
-        self.life.change(if up { Event::Alive } else { Event::Dead }, why);
+        self.lifecycle.change(if up { Event::Alive } else { Event::Dead }, why);
         let is_news = self.up.swap(up, Relaxed) != up;
         if is_news && !up {
             self.becomes_another();
@@ -497,7 +497,7 @@ impl Engine for Worker {
     }
 
     fn model(&self) -> &str {
-        self.life.model()
+        self.lifecycle.model()
     }
 
     fn authority(&self) -> &Authority {

@@ -28,7 +28,7 @@ use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::leg::{Expected, LegKind};
-use splitrail_ledger::timeline::{LegSpan, PromptClock, Stage, Timeline, Took};
+use splitrail_ledger::timeline::{LegSpan, PromptClock, Stage, StageTime, Timeline};
 use splitrail_workload::Booking;
 
 /// The data that all prompts of one request share.
@@ -95,7 +95,7 @@ impl PromptContext<'_> {
     /// the next stage.
     pub(super) fn mark(&self, stage: Stage) -> Instant {
         let now = Instant::now();
-        let Took { stage: took, hand_off } = self.clock.lap(stage, now);
+        let StageTime { stage: took, hand_off } = self.clock.lap(stage, now);
         let Context { metrics, served, options, endpoint, .. } = self.context.as_ref();
         let LabelledSeries { model, series } = served.labelled_series();
         let (name, seconds) = (stage.name(), took.as_secs_f64());

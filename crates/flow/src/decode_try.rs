@@ -24,12 +24,12 @@ use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_policy::Leg;
 
 /// The result of a decode-first attempt.
-pub(super) enum Tried {
+pub(super) enum DecodeTryResult {
     /// The decode worker serves the request alone.
     Answered(Begun),
     /// Too little is cached, or this cannot be known. With the usage that the engine reported, if
     /// any.
-    Below(Option<EngineUsage>),
+    BelowThreshold(Option<EngineUsage>),
     /// The worker failed, and another attempt is allowed.
     Failed,
 }
@@ -42,7 +42,7 @@ pub(super) async fn decode_try(
     prompt: PromptContext<'_>,
     plan: &Plan,
     attempts: &mut DecodeAttempts,
-) -> Result<Tried, Error> {
+) -> Result<DecodeTryResult, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let pool = &context.served.pool;
     let need = Need::new(plan.gate.unwrap_or(0.0), unit.prompt_tokens, pool.block_size());
@@ -74,13 +74,13 @@ pub(super) async fn decode_try(
             GateDecision::Ask(gate) => Some(gate),
             GateDecision::TooLittle => {
                 note(context, decision, Some(Gate::Router), "skipped");
-                let below = Below { hit_rate: ratio, threshold: need.threshold };
-                rejected(context, &placed.worker, Gate::Router, below);
-                return Ok(Tried::Below(None));
+                let miss = ThresholdMiss { hit_rate: ratio, threshold: need.threshold };
+                rejected(context, &placed.worker, Gate::Router, miss);
+                return Ok(DecodeTryResult::BelowThreshold(None));
             }
             GateDecision::Unknown => {
                 note(context, decision, None, "unsupported");
-                return Ok(Tried::Below(None));
+                return Ok(DecodeTryResult::BelowThreshold(None));
             }
         };
         fetch_planned(prompt, &mut placed, &mut attempts.may_fetch).await;
@@ -88,22 +88,22 @@ pub(super) async fn decode_try(
             Ok(Generated::Begun(begun)) => {
                 computed(context, unit, &placed);
                 note(context, decision, decided, "served");
-                return Ok(Tried::Answered(begun));
+                return Ok(DecodeTryResult::Answered(begun));
             }
-            Ok(Generated::Below(usage)) => {
+            Ok(Generated::BelowThreshold(usage)) => {
                 // The engine can reject a request even if the plan names another gate, or none.
                 let gate = decided.filter(|gate| *gate == Gate::Shim).unwrap_or(Gate::Engine);
                 note(context, decision, Some(gate), "rejected");
                 let hit_rate = decision.hit_ratio_reported(usage.and_then(engine_ratio));
-                let below = Below { hit_rate, threshold: need.threshold };
-                rejected(context, &placed.worker, gate, below);
-                return Ok(Tried::Below(usage));
+                let miss = ThresholdMiss { hit_rate, threshold: need.threshold };
+                rejected(context, &placed.worker, gate, miss);
+                return Ok(DecodeTryResult::BelowThreshold(usage));
             }
             Err(error) => {
                 note(context, decision, decided, "failed");
                 attempts.retry_elsewhere(context, Leg::Aggregated, &placed.worker, error)?;
                 if plan.then != Then::ThresholdReply {
-                    return Ok(Tried::Failed);
+                    return Ok(DecodeTryResult::Failed);
                 }
             }
         }
@@ -161,29 +161,29 @@ fn engine_ratio(usage: EngineUsage) -> Option<f64> {
 
 /// Logs that a worker holds too little of a prompt to serve it alone: at `info` at most twice a
 /// minute per model, since a cold prompt is an ordinary event, and at `debug` otherwise.
-fn rejected(context: &Context, worker: &Worker, gate: Gate, below: Below) {
+fn rejected(context: &Context, worker: &Worker, gate: Gate, miss: ThresholdMiss) {
     let (model, worker, gate) = (context.served.name(), worker.id(), gate.name());
     if context.served.below_threshold.may_log() {
         tracing::info!(
             model,
             worker,
             gate,
-            "{below} (at this level at most twice a minute; each request at debug; \
+            "{miss} (at this level at most twice a minute; each request at debug; \
              decode_first_total counts)"
         );
     } else {
-        tracing::debug!(model, worker, gate, "{below}");
+        tracing::debug!(model, worker, gate, "{miss}");
     }
 }
 
 /// By how much a prompt missed its threshold, as the log shows it.
-struct Below {
+struct ThresholdMiss {
     /// The share of the prompt that is cached, from 0 to 1, if it is known.
     hit_rate: Option<f64>,
     threshold: f64,
 }
 
-impl fmt::Display for Below {
+impl fmt::Display for ThresholdMiss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let threshold = self.threshold;
         // A rate above the threshold comes from an index that is out of date, so it is not shown.

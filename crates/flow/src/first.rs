@@ -32,7 +32,7 @@ pub(super) enum First {
     /// A stream, with its first events.
     Events(Box<EventReader>, VecDeque<Bytes>),
     /// There is no reply: the engine rejected the leg for its threshold.
-    Below(Option<EngineUsage>),
+    BelowThreshold(Option<EngineUsage>),
 }
 
 /// The number of events per sample that are held back at most until every sample of a gated leg has
@@ -60,7 +60,7 @@ pub(super) async fn ask(
 /// Some engines reject a request below its threshold with status 412.
 fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
     begun.or_else(|error| match error.kind() {
-        ErrorKind::EngineRejected(412) => Ok(First::Below(None)),
+        ErrorKind::EngineRejected(412) => Ok(First::BelowThreshold(None)),
         _ => Err(error),
     })
 }
@@ -154,7 +154,7 @@ async fn whole_reply(
     let of_batch = context.unread.unread.is_joint().then_some(context.options.n);
     let read = move || {
         if is_below_threshold(dialect, &reply) {
-            return Ok(First::Below(usage_of(dialect, &reply)));
+            return Ok(First::BelowThreshold(usage_of(dialect, &reply)));
         }
         let reply = JsonObject::parse(reply).map_err(|_| "sent a reply that is not JSON")?;
         of_batch.map_or(Ok(()), |n| merge::check(&reply, n))?;
@@ -188,9 +188,11 @@ pub(super) async fn first_events(
             FirstEvents::Events(reader, events) => {
                 Ok(First::Events(Box::new(reader.with_idle(idle)), events))
             }
-            FirstEvents::Below(reader, event) => below(reader, dialect, event, context).await,
+            FirstEvents::BelowThreshold(reader, event) => {
+                below(reader, dialect, event, context).await
+            }
             // The reader is dropped with its connection, which cancels the samples that run.
-            FirstEvents::Partly => Ok(First::Below(None)),
+            FirstEvents::Partly => Ok(First::BelowThreshold(None)),
         }
     });
     within(client, limit, worker, "timeouts.first_token", call).await
@@ -201,7 +203,7 @@ enum FirstEvents {
     /// The leg runs. The events have been read and not passed on yet.
     Events(EventReader, VecDeque<Bytes>),
     /// The leg was rejected, with the event that says so.
-    Below(EventReader, Bytes),
+    BelowThreshold(EventReader, Bytes),
     /// One sample was rejected while other samples run.
     Partly,
 }
@@ -213,7 +215,7 @@ enum Shown {
     /// The event is an error of the engine.
     Error,
     /// The leg, or one of its samples, was rejected.
-    Below,
+    BelowThreshold,
     /// The leg goes on.
     Output {
         /// Whether the event only opens the reply.
@@ -232,7 +234,7 @@ impl Shown {
             Some(chunk) => chunk.only_opens,
         };
         if is_below_threshold(dialect, &data) {
-            return Self::Below;
+            return Self::BelowThreshold;
         }
         let begun = match dialect {
             _ if samples == 0 || only_opens => Vec::new(),
@@ -269,8 +271,10 @@ async fn hold(
                 return Err(Error::engine(reader.worker().id(), "answered with no chunk"));
             }
             Shown::Error => return Err(refusal_event(reader.worker(), &data_of(dialect, &event))),
-            Shown::Below if running.is_empty() => return Ok(FirstEvents::Below(reader, event)),
-            Shown::Below => return Ok(FirstEvents::Partly),
+            Shown::BelowThreshold if running.is_empty() => {
+                return Ok(FirstEvents::BelowThreshold(reader, event));
+            }
+            Shown::BelowThreshold => return Ok(FirstEvents::Partly),
             Shown::Output { only_opens, begun } => {
                 running.extend(begun);
                 only_opens
@@ -307,5 +311,5 @@ async fn below(
         }
     }
     let (bytes, read) = (last.len(), move || usage_of(dialect, &last));
-    Ok(First::Below(context.preparer.run_sized(bytes, read).await?))
+    Ok(First::BelowThreshold(context.preparer.run_sized(bytes, read).await?))
 }

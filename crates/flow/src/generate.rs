@@ -39,7 +39,7 @@ pub(super) enum Generated {
     Begun(Begun),
     /// The engine holds less of the prompt than its threshold requires and has run nothing. With
     /// the usage that the engine reported, if any.
-    Below(Option<EngineUsage>),
+    BelowThreshold(Option<EngineUsage>),
 }
 
 /// Sends the leg that generates the client's reply, and waits until the reply begins. The hand-off is taken
@@ -115,7 +115,7 @@ pub(super) async fn generate(
 pub(super) fn mark(prompt: PromptContext<'_>, begun: &Result<First, Error>) -> Instant {
     prompt.mark(match begun {
         Ok(First::Whole(..) | First::Events(..)) => Stage::FirstToken,
-        Ok(First::Below(_)) => Stage::DecodeTry,
+        Ok(First::BelowThreshold(_)) => Stage::DecodeTry,
         Err(_) => Stage::Failed,
     })
 }
@@ -165,9 +165,9 @@ pub(super) fn conclude(
             let stream = UnitStream::new(prompt, account, *reader, held);
             return Ok(Generated::Begun(Begun::Stream(Box::new(stream))));
         }
-        Ok(First::Below(usage)) => {
+        Ok(First::BelowThreshold(usage)) => {
             account.end_below_threshold(usage);
-            return Ok(Generated::Below(usage));
+            return Ok(Generated::BelowThreshold(usage));
         }
         Err(error) => error,
     };

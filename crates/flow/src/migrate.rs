@@ -372,7 +372,7 @@ async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Erro
             let worker = Arc::clone(&placed.worker);
             return Ok(Resumed { worker, booking, leg, reader: *reader, held });
         }
-        Ok(First::Below(_) | First::Whole(..)) => {
+        Ok(First::BelowThreshold(_) | First::Whole(..)) => {
             Error::engine(placed.worker.id(), "does not continue the reply")
         }
         Err(error) => error,

@@ -17,13 +17,13 @@ use super::context::{
     prefill_made_local, retried, traced, uncached_tokens, within,
 };
 use super::hand_off::{PrefillParams, excluded_from_prefill, missing};
+use super::kv_read::{KvRead, record_leg};
 use super::lease::Lease;
 use super::legs;
 use super::peer_fetch::fetch_planned;
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::prewarm::recent::remember;
-use super::reads::{Reads, record_leg};
 use super::repair::Repair;
 use super::staged::{HandOffOrigin, Prefilled, ReleaseRequest, Staged, leave};
 use super::weigh::prefill_wish;
@@ -143,7 +143,7 @@ pub(super) async fn prefill_or_local(
         let one_shot = fetch_planned(prompt, &mut placed, &mut tries.wish.may_fetch).await;
         sent(context, unit, &placed);
         let leg_headers = attempt(context, decision);
-        let reading = Reads::of(prompt, &placed, one_shot, tries.wish.readable_blocks);
+        let reading = KvRead::of(prompt, &placed, one_shot, tries.wish.readable_blocks);
         record_leg(prompt, &mut placed, reading.as_ref());
         let started = Instant::now();
         let reads = reading.is_some();
@@ -404,7 +404,7 @@ async fn prefill(
     prompt: PromptContext<'_>,
     leg_headers: LegHeaders,
     placed: &Placed,
-    reading: Option<Reads<'_>>,
+    reading: Option<KvRead<'_>>,
 ) -> Result<Result<Prefilled, LocalReason>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let worker = &placed.worker;

@@ -25,7 +25,7 @@ use splitrail_api::error::Error;
 use splitrail_api::request::Options;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::{Connector, Model, PeerFetch};
-use splitrail_fleet::read_back::{Left, ReadBack, Reading};
+use splitrail_fleet::read_back::{NewPin, ReadBack, Reading};
 use splitrail_fleet::{Served, Worker};
 use splitrail_ledger::decisions::Decision;
 use splitrail_ledger::leg::ReadBackOffer;
@@ -107,18 +107,18 @@ fn keep_pinned(sending: &Sending<'_>, reply: &JsonObject, since: Instant) {
         let tokens = &known.tokens[..known.tokens.len().saturating_sub(1)];
         hashes(context, unit, tokens)
     });
-    let left = Left {
+    let new_pin = NewPin {
         kv,
         holder: Arc::clone(holder),
         first_token: first_token.unwrap_or(ANY_TOKEN),
         hashes: hashes.unwrap_or_default(),
         since,
     };
-    ReadBack::keep(served, &context.metrics, left);
+    ReadBack::keep(served, &context.metrics, new_pin);
 }
 
 /// Releases what the engine of a reply keeps pinned and nothing will read: that of a leg that only
-/// fetched a hand-off, or of an endpoint whose token ids are not to be had.
+/// took a hand-off, or of an endpoint whose token ids are not to be had.
 pub(super) fn discard(
     served: &Arc<Served>,
     metrics: &Arc<Metrics>,
@@ -131,8 +131,8 @@ pub(super) fn discard(
     {
         let (first_token, since) = (ANY_TOKEN, Instant::now());
         let holder = Arc::clone(holder);
-        let left = Left { kv, holder, first_token, hashes: Vec::new(), since };
-        ReadBack::keep(served, metrics, left);
+        let new_pin = NewPin { kv, holder, first_token, hashes: Vec::new(), since };
+        ReadBack::keep(served, metrics, new_pin);
     }
 }
 

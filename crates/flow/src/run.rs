@@ -11,7 +11,7 @@ use super::auxiliary;
 use super::context::{
     Context, PromptContext, attempt, carried_threshold, preemption_guard, prefill_made_local,
 };
-use super::decode_try::{Tried, decode_try};
+use super::decode_try::{DecodeTryResult, decode_try};
 use super::generate::{Begun, Generated, generate};
 use super::hand_off::{excluded_from_decode, none_comes};
 use super::pair::{PairResult, pair_or_local};
@@ -81,11 +81,11 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
     let mut attempts = DecodeAttempts::new(prompt);
     if plan.gate.is_some() {
         match Box::pin(decode_try(prompt, plan, &mut attempts)).await? {
-            Tried::Answered(begun) => return Ok(begun),
-            Tried::Below(usage) if plan.then == Then::ThresholdReply => {
+            DecodeTryResult::Answered(begun) => return Ok(begun),
+            DecodeTryResult::BelowThreshold(usage) if plan.then == Then::ThresholdReply => {
                 return threshold_reply::reply(prompt, usage);
             }
-            Tried::Below(_) | Tried::Failed => {}
+            DecodeTryResult::BelowThreshold(_) | DecodeTryResult::Failed => {}
         }
     }
     let mut staged = None;
@@ -262,7 +262,7 @@ fn conclude(
 ) -> Result<Option<Begun>, Error> {
     match generated {
         Ok(Generated::Begun(begun)) => Ok(Some(begun)),
-        Ok(Generated::Below(_)) => {
+        Ok(Generated::BelowThreshold(_)) => {
             let message = format!(
                 "worker {} turned the request away by a threshold ({})",
                 worker.id(),

@@ -45,7 +45,7 @@ pub struct WorkerFacts {
     /// Where the worker is from.
     pub origin: Origin,
     /// Whether the engine answers at all.
-    pub reach: Reach,
+    pub reach: Reachability,
     /// What the engine reports about itself.
     pub engine: EngineReport,
     /// How far the clock of the engine's host is ahead of this one's, in whole seconds.
@@ -79,7 +79,7 @@ impl WorkerFacts {
         Self {
             config,
             origin,
-            reach: Reach::TimeOver,
+            reach: Reachability::TimeOver,
             engine: EngineReport::default(),
             clock_ahead_s: None,
             events: EventsFact::Untested,
@@ -98,7 +98,7 @@ impl WorkerFacts {
     /// Whether the engine answered as an engine does.
     #[must_use]
     pub fn is_reached(&self) -> bool {
-        self.reach == Reach::Answers
+        self.reach == Reachability::Answers
     }
 
     /// The connector that the engine shows: the one that is expected if a hand-off works, or NIXL if
@@ -117,7 +117,7 @@ impl WorkerFacts {
 
 /// Whether and how an address answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum Reachability {
     /// An engine answers.
     Answers,
     /// There is no connection.

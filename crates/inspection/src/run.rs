@@ -12,8 +12,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::bounds::Bounds;
 use crate::facts::{
-    EventsFact, FetchOutcome, FetchedFact, ModelFacts, Reach, ReplayFact, SourceFact, SourcesFact,
-    StagedFact, TrialFact, WorkerFacts,
+    EventsFact, FetchOutcome, FetchedFact, ModelFacts, Reachability, ReplayFact, SourceFact,
+    SourcesFact, StagedFact, TrialFact, WorkerFacts,
 };
 use crate::questions::trial::Staged;
 use crate::questions::{Asker, events, hand_off, reports, shim, tokens, trial};
@@ -117,12 +117,12 @@ impl Inspection<'_> {
     /// Asks one worker everything that needs no other worker. Returns the hand-off that it staged.
     async fn one(&self, subject: &Subject, facts: &mut WorkerFacts) -> Option<Staged> {
         if subject.is_guarded() && !self.networks.admit_host(subject.host()) {
-            facts.reach = Reach::Outside;
+            facts.reach = Reachability::Outside;
             return None;
         }
         let asker = self.asker(subject);
         reports::ask(&asker, facts).await;
-        if facts.config.shim && facts.reach != Reach::Outside {
+        if facts.config.shim && facts.reach != Reachability::Outside {
             facts.shim = shim::status(&asker).await;
         }
         if !facts.is_reached() {

@@ -43,14 +43,14 @@ pub struct HotPrefixes {
     bounds: HotBounds,
     /// Tokens per block.
     block_size: usize,
-    runs: Runs<Heat>,
+    runs: Runs<RunFacts>,
     runs_count: usize,
     bytes: usize,
 }
 
 /// What is known of a run.
 #[derive(Default)]
-struct Heat {
+struct RunFacts {
     /// Number of prompts with the run, each counting less with its age, at `at_ms`.
     uses: f64,
     at_ms: u64,
@@ -62,7 +62,7 @@ struct Heat {
     model: Option<Box<str>>,
 }
 
-impl Note for Heat {
+impl Note for RunFacts {
     fn cut(&mut self, first: usize, blocks: usize) -> Self {
         let ids = self.ids.take().map(|ids| {
             let (begin, end) = ids.split_at(ids.len() / blocks.max(1) * first);
@@ -128,19 +128,19 @@ impl HotPrefixes {
                 (self.runs_count, self.bytes) = (self.runs_count + 1, self.bytes + RUN_BYTES);
             }
             let uses = self.uses(at, now_ms) + 1.0;
-            let heat = &mut self.runs.get_mut(at).note;
-            (heat.uses, heat.at_ms) = (uses, now_ms);
-            lacks_ids |= heat.ids.is_none() && uses >= USES_MIN;
+            let facts = &mut self.runs.get_mut(at).note;
+            (facts.uses, facts.at_ms) = (uses, now_ms);
+            lacks_ids |= facts.ids.is_none() && uses >= USES_MIN;
             known += alike;
             last = Some(at);
         }
         let rest = &hashes[known..];
         if !rest.is_empty() {
             let model = last.is_none().then(|| model.into());
-            let heat = Heat { uses: 1.0, at_ms: now_ms, followers: 0, ids: None, model };
-            self.bytes += bytes(rest.len(), &heat);
+            let facts = RunFacts { uses: 1.0, at_ms: now_ms, followers: 0, ids: None, model };
+            self.bytes += bytes(rest.len(), &facts);
             self.runs_count += 1;
-            self.runs.append(last, rest, heat);
+            self.runs.append(last, rest, facts);
             if let Some(last) = last {
                 self.runs.get_mut(last).note.followers += 1;
             }
@@ -204,9 +204,9 @@ impl HotPrefixes {
         let (mut known, mut last, mut model) = (0, None, None);
         while known < hashes.len() {
             let (at, alike) = self.runs.next(last, &hashes[known..])?;
-            let heat = &self.runs.get(at).note;
-            ids.extend_from_slice(heat.ids.as_ref()?.get(..alike * self.block_size)?);
-            model = model.or(heat.model.as_ref());
+            let facts = &self.runs.get(at).note;
+            ids.extend_from_slice(facts.ids.as_ref()?.get(..alike * self.block_size)?);
+            model = model.or(facts.model.as_ref());
             known += alike;
             last = Some(at);
         }
@@ -234,9 +234,10 @@ impl HotPrefixes {
     }
 
     fn uses(&self, at: RunId, now_ms: u64) -> f64 {
-        let heat = &self.runs.get(at).note;
-        let age = now_ms.saturating_sub(heat.at_ms) as f64 / self.bounds.half_life_ms.max(1) as f64;
-        heat.uses * (-age).exp2()
+        let facts = &self.runs.get(at).note;
+        let age =
+            now_ms.saturating_sub(facts.at_ms) as f64 / self.bounds.half_life_ms.max(1) as f64;
+        facts.uses * (-age).exp2()
     }
 
     fn prefix(&self, now_ms: u64, end: RunId, blocks: usize) -> HotPrefix {
@@ -295,9 +296,9 @@ impl fmt::Debug for HotPrefixes {
 }
 
 /// Bytes of memory of a run.
-fn bytes(blocks: usize, heat: &Heat) -> usize {
-    let ids = heat.ids.as_ref().map_or(0, |ids| size_of_val(&**ids));
-    let model = heat.model.as_ref().map_or(0, |model| model.len());
+fn bytes(blocks: usize, facts: &RunFacts) -> usize {
+    let ids = facts.ids.as_ref().map_or(0, |ids| size_of_val(&**ids));
+    let model = facts.model.as_ref().map_or(0, |model| model.len());
     RUN_BYTES + blocks * size_of::<BlockHash>() + ids + model
 }
 

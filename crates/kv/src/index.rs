@@ -7,7 +7,6 @@
 
 mod applied;
 mod apply;
-mod aside;
 mod chain;
 mod check;
 mod compact;
@@ -37,6 +36,7 @@ mod store;
 mod strips;
 mod sync;
 mod trace;
+mod waiting_events;
 mod words;
 mod worker;
 mod worker_key;
@@ -239,7 +239,8 @@ impl Index {
 
     /// Drops the state and the slot of a worker that holds nothing.
     fn dismiss_if_empty(&mut self, worker: WorkerKey) {
-        let is_empty = |worker: &Worker| worker.names.is_empty() && worker.aside.is_empty();
+        let is_empty =
+            |worker: &Worker| worker.names.is_empty() && worker.waiting_events.is_empty();
         if self.workers.get(&worker).is_some_and(is_empty) {
             self.clear_worker(worker);
         }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde::{Serialize, Serializer};
 use splitrail_api::text::{digit, push_number};
 
-pub use clock::{LegSpan, PromptClock, Took};
+pub use clock::{LegSpan, PromptClock, StageTime};
 pub use stage::Stage;
 pub use trace::{HandOffSpan, Lap, Pick, RequestTrace, Scored, Spans, TracedLeg};
 

@@ -10,7 +10,7 @@ use crate::fetch::{BestSources, FetchPlan, Source};
 use crate::index::{CandidateIndex, WorkerIndex};
 use crate::load::LoadWeights;
 use crate::policy::Policy;
-use crate::predicted::{Load, Terms, terms};
+use crate::predicted::{CostTerms, Load, terms};
 use crate::read_back::AvailablePrefix;
 use splitrail_kv::mix;
 
@@ -22,7 +22,7 @@ pub struct Choice {
     /// Every candidate's cost under the policy, in the order given; lower is better.
     pub costs: Vec<f64>,
     /// The terms of the costs in the same order, if the policy computes milliseconds.
-    pub terms: Vec<Terms>,
+    pub terms: Vec<CostTerms>,
     /// The fetch that makes a candidate cheapest, in the same order; `None` where computing is
     /// cheaper. Empty if the decision had no sources.
     pub fetches: Vec<Option<FetchPlan>>,

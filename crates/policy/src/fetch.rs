@@ -34,7 +34,7 @@ use crate::candidate::{Candidate, Query};
 use crate::coefficients::Coefficients;
 use crate::index::WorkerIndex;
 use crate::kv_format::KvFormat;
-use crate::predicted::{Computing, Terms, ms};
+use crate::predicted::{Computing, CostTerms, ms};
 use crate::read_back::READ_MIN_TOKENS;
 
 /// The most sources that a decision examines for each candidate.
@@ -120,11 +120,11 @@ impl BestSources {
         &self,
         candidate: &Candidate,
         query: &Query,
-        without: &Terms,
+        without: &CostTerms,
         usual: &Coefficients,
         price: f64,
-    ) -> Option<(FetchPlan, Terms)> {
-        let mut best: Option<(f64, FetchPlan, Terms)> = None;
+    ) -> Option<(FetchPlan, CostTerms)> {
+        let mut best: Option<(f64, FetchPlan, CostTerms)> = None;
         for (source, whole) in self.whole(candidate, query) {
             let hidden = hidden_blocks(candidate, source, query, without.wait_ms);
             let hidden = hidden.filter(|hidden| *hidden < whole.blocks);
@@ -195,23 +195,23 @@ fn fetched(
     candidate: &Candidate,
     plan: FetchPlan,
     query: &Query,
-    without: &Terms,
+    without: &CostTerms,
     usual: &Coefficients,
-) -> (FetchPlan, Terms) {
+) -> (FetchPlan, CostTerms) {
     let Computing { read_ms, prefill_ms, work_ms } =
         Computing::of(candidate, query, plan.blocks, usual);
     let copy_ms = copy_ms(candidate, &plan, without.extra_work_ms - work_ms);
     let with = |plan: FetchPlan| {
         let fetch_ms = (plan.ready_ms - without.wait_ms).max(0.0);
         let extra_work_ms = work_ms + fetch_ms;
-        (plan, Terms { fetch_ms, read_ms, prefill_ms, extra_work_ms, copy_ms, ..*without })
+        (plan, CostTerms { fetch_ms, read_ms, prefill_ms, extra_work_ms, copy_ms, ..*without })
     };
     // A leg that takes a prefix cannot read anything back, and an engine computes short prefixes.
     let is_possible = plan.tokens >= READ_MIN_TOKENS && read_ms == 0.0;
     let base_ms = ms(candidate.coefficients.fetch_base_seconds);
     let taken = FetchPlan { ready_ms: plan.ready_ms - base_ms / 2.0, one_shot: true, ..plan };
     let taken = is_possible.then(|| with(taken)).filter(|(_, terms)| {
-        let done_ms = Terms { hand_off_ms: 0.0, ..*terms }.ttft_ms();
+        let done_ms = CostTerms { hand_off_ms: 0.0, ..*terms }.ttft_ms();
         done_ms * 1e6 < candidate.one_shot_within_ns as f64
     });
     taken.unwrap_or_else(|| with(plan))

@@ -29,7 +29,7 @@ pub use index::{CandidateIndex, WorkerIndex};
 pub use kv_format::KvFormat;
 pub use load::{LoadWeights, loads};
 pub use policy::Policy;
-pub use predicted::{Terms, extra_work_price};
+pub use predicted::{CostTerms, extra_work_price};
 pub use published::Published;
 pub use read_back::{AvailablePrefix, ReadPlan, read_plan};
 pub use splitrail_kv::{SplitMix64, mix};

@@ -26,7 +26,7 @@ pub use stream::Stream;
 
 /// The number of leading full blocks of a prompt at each step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reach {
+pub struct StepBlocks {
     /// All full blocks of the prompt.
     pub prompt_blocks: u32,
     /// Leading blocks that came before in the stream.
@@ -89,22 +89,22 @@ pub struct LossShares {
 
 impl Loss {
     /// Adds a request.
-    pub fn add(&mut self, reach: &Reach) {
-        let hits = reach.hit_blocks.min(reach.prompt_blocks);
+    pub fn add(&mut self, blocks: &StepBlocks) {
+        let hits = blocks.hit_blocks.min(blocks.prompt_blocks);
         let step = |blocks: u32, before: u32| blocks.min(before).max(hits);
-        let seen = step(reach.seen_blocks, reach.prompt_blocks);
-        let computed = step(reach.computed_blocks, seen);
-        let held = step(reach.held_blocks, computed);
-        let chosen = step(reach.chosen_blocks, held);
+        let seen = step(blocks.seen_blocks, blocks.prompt_blocks);
+        let computed = step(blocks.computed_blocks, seen);
+        let held = step(blocks.held_blocks, computed);
+        let chosen = step(blocks.chosen_blocks, held);
         self.requests += 1;
-        self.prompt_blocks += u64::from(reach.prompt_blocks);
+        self.prompt_blocks += u64::from(blocks.prompt_blocks);
         self.best_blocks += u64::from(seen);
         self.hit_blocks += u64::from(hits);
-        self.fetched_blocks += u64::from(reach.fetched_blocks.min(hits));
+        self.fetched_blocks += u64::from(blocks.fetched_blocks.min(hits));
         self.cold_blocks += u64::from(seen - computed);
         self.diverted_blocks += u64::from(held - chosen);
         let [gone, missed] = [computed - held, chosen - hits].map(u64::from);
-        if reach.parity_broken {
+        if blocks.parity_broken {
             // The worker may have held them, under names that the router does not know.
             self.parity_blocks += gone + missed;
         } else {
@@ -168,9 +168,9 @@ impl LossWindow {
     }
 
     /// Adds a request. If time goes backwards, the window does not move.
-    pub fn add(&mut self, now_ns: u64, reach: &Reach) {
+    pub fn add(&mut self, now_ns: u64, blocks: &StepBlocks) {
         self.advance(now_ns);
-        self.buckets[(self.current % BUCKETS as u64) as usize].add(reach);
+        self.buckets[(self.current % BUCKETS as u64) as usize].add(blocks);
     }
 
     /// The sum over the window at the time `now_ns`.
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn each_step_that_is_missed_has_its_reason() {
-        let reach = Reach {
+        let blocks = StepBlocks {
             prompt_blocks: 100,
             seen_blocks: 90,
             computed_blocks: 70,
@@ -211,11 +211,11 @@ mod tests {
             parity_broken: false,
         };
         let mut loss = Loss::default();
-        loss.add(&reach);
-        loss.add(&Reach { parity_broken: true, ..reach });
+        loss.add(&blocks);
+        loss.add(&StepBlocks { parity_broken: true, ..blocks });
         // An engine that found blocks that were not in the index, and a first prompt.
-        loss.add(&Reach { prompt_blocks: 10, hit_blocks: 4, ..Reach::default() });
-        loss.add(&Reach { prompt_blocks: 10, ..Reach::default() });
+        loss.add(&StepBlocks { prompt_blocks: 10, hit_blocks: 4, ..StepBlocks::default() });
+        loss.add(&StepBlocks { prompt_blocks: 10, ..StepBlocks::default() });
         let expected = Loss {
             requests: 4,
             prompt_blocks: 220,
@@ -235,30 +235,30 @@ mod tests {
     #[test]
     fn blocks_of_a_worker_without_parity_do_not_count_as_evicted() {
         // No overlap of such a worker is believed.
-        let reach = Reach {
+        let blocks = StepBlocks {
             prompt_blocks: 10,
             seen_blocks: 10,
             computed_blocks: 10,
             parity_broken: true,
-            ..Reach::default()
+            ..StepBlocks::default()
         };
         let mut loss = Loss::default();
-        loss.add(&reach);
+        loss.add(&blocks);
         assert_eq!((loss.parity_blocks, loss.evicted_blocks), (10, 0));
     }
 
     #[test]
     fn a_window_forgets_what_is_older() {
-        let reach = Reach { prompt_blocks: 1, ..Reach::default() };
+        let blocks = StepBlocks { prompt_blocks: 1, ..StepBlocks::default() };
         let mut window = LossWindow::new(600);
         for now_ns in [5, 5, 300, 599] {
-            window.add(now_ns, &reach);
+            window.add(now_ns, &blocks);
         }
         assert_eq!(window.sum(599).requests, 4);
         assert_eq!(window.sum(605).requests, 2);
         assert_eq!(window.sum(10).requests, 2, "time does not go back");
         assert_eq!(window.sum(5_000).requests, 0);
-        window.add(5_000, &reach);
+        window.add(5_000, &blocks);
         assert_eq!(window.sum(5_599).requests, 1);
     }
 
@@ -271,7 +271,7 @@ mod tests {
         ) {
             let mut loss = Loss::default();
             for (prompt, seen, computed, held, chosen, hit, parity_broken) in all {
-                loss.add(&Reach {
+                loss.add(&StepBlocks {
                     prompt_blocks: prompt,
                     seen_blocks: seen,
                     computed_blocks: computed,

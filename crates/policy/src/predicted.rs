@@ -39,7 +39,7 @@ const PRICE_MAX: f64 = 10.0;
 
 /// The terms of one candidate's cost, in milliseconds. Their sum is the cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Terms {
+pub struct CostTerms {
     /// The wait until the worker can begin.
     pub wait_ms: f64,
     /// The time by which the blocks that the worker fetches from another worker arrive later than
@@ -62,7 +62,7 @@ pub struct Terms {
     pub copy_ms: f64,
 }
 
-impl Terms {
+impl CostTerms {
     /// The sum of all terms.
     pub fn total_ms(&self) -> f64 {
         self.ttft_ms() + self.extra_work_ms + self.copy_ms
@@ -111,7 +111,7 @@ impl Load {
 
 /// All terms of a candidate. `extra_work_ms` is the whole work here, because the least work of all
 /// candidates is not known yet.
-pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) -> Terms {
+pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) -> CostTerms {
     let costs = &candidate.coefficients;
     let wait_ms = wait_ms(candidate, query.leg);
     let load_ms = ms(load_seconds(candidate, query));
@@ -126,7 +126,13 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
         // What is loaded need not be handed over, and never takes longer.
         let handed_over_ms = ms(costs.hand_off_link_seconds(query.prompt_tokens - lacking));
         let load_ms = load_ms.min(handed_over_ms);
-        return Terms { wait_ms, load_ms, hand_off_ms, step_ms: step_ms(), ..Terms::default() };
+        return CostTerms {
+            wait_ms,
+            load_ms,
+            hand_off_ms,
+            step_ms: step_ms(),
+            ..CostTerms::default()
+        };
     }
     let Computing { read_ms, prefill_ms, work_ms } =
         Computing::of(candidate, query, candidate.held_blocks(), usual);
@@ -135,7 +141,7 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
     } else {
         (0.0, step_ms())
     };
-    Terms {
+    CostTerms {
         wait_ms,
         fetch_ms: 0.0,
         read_ms,

@@ -13,7 +13,7 @@ use crate::feed::Feed;
 use crate::fetches::number;
 
 /// A router that reports what it knows of the prefill workers.
-pub trait Sees: Router {
+pub trait PrefillView: Router {
     /// Fills in the candidates for a request. Returns the number of requests that wait in the
     /// router, and the milliseconds that those before this one take.
     fn see(
@@ -47,7 +47,7 @@ struct Decode {
     busy: BusyShare,
 }
 
-impl<R: Sees> AutoRouter<R> {
+impl<R: PrefillView> AutoRouter<R> {
     /// `assumed_coefficients` are those of decode workers.
     pub fn new(
         policy: R,
@@ -100,7 +100,7 @@ impl<R: Sees> AutoRouter<R> {
     }
 }
 
-impl<R: Sees> Router for AutoRouter<R> {
+impl<R: PrefillView> Router for AutoRouter<R> {
     fn arrive(&mut self, cluster: &Cluster<'_>, request: usize) -> Decision {
         let now_ns = cluster.now_ns();
         let mut prefill = Vec::new();

@@ -6,7 +6,7 @@ use splitrail_policy::{
 };
 use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 
-use crate::auto::Sees;
+use crate::auto::PrefillView;
 use crate::feed::Feed;
 use crate::fetches::FetchBounds;
 
@@ -143,7 +143,7 @@ pub fn local_worker(cluster: &Cluster<'_>, request: usize, threshold: f64) -> Op
     (f64::from(hits) >= threshold * f64::from(blocks)).then_some(worker)
 }
 
-impl Sees for PolicyRouter {
+impl PrefillView for PolicyRouter {
     fn see(
         &mut self,
         cluster: &Cluster<'_>,

@@ -9,7 +9,7 @@ use splitrail_policy::queue::{Item, Queue, QueueConfig, View, shortest_prefill_m
 use splitrail_policy::{Candidate, Coefficients, FetchPlan, Policy, Source, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
 
-use crate::auto::Sees;
+use crate::auto::PrefillView;
 use crate::driver::local_worker;
 use crate::feed::Feed;
 use crate::fetches::FetchBounds;
@@ -181,7 +181,7 @@ impl View<usize> for QueueView<'_, '_> {
     }
 }
 
-impl Sees for HeldRouter {
+impl PrefillView for HeldRouter {
     fn see(
         &mut self,
         cluster: &Cluster<'_>,

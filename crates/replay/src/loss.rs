@@ -1,6 +1,6 @@
 //! Determines where a run's cache hits were lost.
 
-use splitrail_policy::loss::{Loss, Reach};
+use splitrail_policy::loss::{Loss, StepBlocks};
 use splitrail_sim::cluster::{SimulationResult, Workload};
 
 /// The best possible hits, the actual hits, and the reasons for the difference. Refused requests
@@ -25,7 +25,7 @@ pub fn loss(workload: &Workload, outcome: &SimulationResult) -> Loss {
             blocks.iter().take_while(|b| there(**b as usize)).count() as u32
         };
         if !row.rejected {
-            loss.add(&Reach {
+            loss.add(&StepBlocks {
                 prompt_blocks: blocks.len() as u32,
                 seen_blocks: leading(&|block| seen[block]),
                 computed_blocks: leading(&|block| computed_ns[block] <= row.placed_ns),

@@ -7,7 +7,7 @@ use splitrail_sim::cluster::{
     self, Cluster, ClusterConfig, CostModel, Decision, Pool, Router, SimulationResult, Workload,
 };
 
-use crate::auto::{AutoRouter, Sees};
+use crate::auto::{AutoRouter, PrefillView};
 use crate::driver::{Chooser, PolicyRouter};
 use crate::fetches::FetchBounds;
 use crate::held::HeldRouter;
@@ -173,7 +173,7 @@ impl Scenario {
     }
 
     /// Runs a router, behind the learned threshold if that is configured.
-    fn run_router<R: Sees>(
+    fn run_router<R: PrefillView>(
         &self,
         workload: &Workload,
         arrivals_ns: &[u64],

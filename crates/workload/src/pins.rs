@@ -86,7 +86,7 @@ impl PinEnd {
 /// Blocks of a pin that is read no more and not released either, because an engine may be reading it, its
 /// release has failed, or its engine is about to free it.
 #[derive(Debug)]
-struct Left {
+struct UnreadablePin {
     holder: WorkerIndex,
     process: u32,
     blocks: u32,
@@ -126,7 +126,7 @@ pub struct Store<T> {
     /// The pins of each worker, with the number of their blocks and of those that are left.
     holders: Holders,
     /// The oldest is first.
-    left: VecDeque<Left>,
+    left: VecDeque<UnreadablePin>,
     /// Whether no pin is added any more.
     is_closed: bool,
     bytes: usize,
@@ -210,7 +210,7 @@ impl<T> Store<T> {
             uncount(&mut self.holders, oldest.holder, oldest.blocks);
         }
         self.holders.entry(holder).or_default().1 += u64::from(blocks);
-        self.left.push_back(Left { holder, process, blocks, freed });
+        self.left.push_back(UnreadablePin { holder, process, blocks, freed });
     }
 
     /// Removes all pins, and adds none any more.
@@ -270,7 +270,7 @@ impl<T> Store<T> {
     /// Counts the blocks of pins that were left no more whose worker, process and end satisfy `is_over`.
     pub fn forget_left(&mut self, is_over: impl Fn(WorkerIndex, u32, Instant) -> bool) {
         let holders = &mut self.holders;
-        self.left.retain(|Left { holder, process, blocks, freed }| {
+        self.left.retain(|UnreadablePin { holder, process, blocks, freed }| {
             let is_over = is_over(*holder, *process, *freed);
             if is_over {
                 uncount(holders, *holder, *blocks);

@@ -10,7 +10,7 @@ use http::{HeaderMap, StatusCode};
 use serde_json::json;
 
 use super::context::Admin;
-use super::lookup::{Which, no_worker, the_model, the_worker};
+use super::lookup::{WorkerQuery, no_worker, the_model, the_worker};
 use super::query::Query;
 use super::refusal::{AdminError, Result};
 use super::workers::view;
@@ -78,7 +78,7 @@ pub(super) async fn add(
 pub(super) async fn remove(
     State(admin): State<Admin>,
     Path(id): Path<String>,
-    Query(which): Query<Which>,
+    Query(which): Query<WorkerQuery>,
 ) -> Result<Response> {
     let serving = admin.core.serving();
     let (served, known) = the_worker(&admin, &serving, &id, which.model.as_deref())?;
@@ -104,7 +104,7 @@ pub(super) async fn remove(
 pub(super) async fn drain(
     State(admin): State<Admin>,
     Path(id): Path<String>,
-    Query(which): Query<Which>,
+    Query(which): Query<WorkerQuery>,
 ) -> Result<Response> {
     set_draining(&admin, &id, &which, true).await
 }
@@ -113,12 +113,17 @@ pub(super) async fn drain(
 pub(super) async fn undrain(
     State(admin): State<Admin>,
     Path(id): Path<String>,
-    Query(which): Query<Which>,
+    Query(which): Query<WorkerQuery>,
 ) -> Result<Response> {
     set_draining(&admin, &id, &which, false).await
 }
 
-async fn set_draining(admin: &Admin, id: &str, which: &Which, draining: bool) -> Result<Response> {
+async fn set_draining(
+    admin: &Admin,
+    id: &str,
+    which: &WorkerQuery,
+    draining: bool,
+) -> Result<Response> {
     let serving = admin.core.serving();
     let (served, known) = the_worker(admin, &serving, id, which.model.as_deref())?;
     let (model, worker_id) = (served.name().to_owned(), known.worker.id().to_owned());

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use splitrail_kv::{Frozen, Tier, WorkerKey, mix};
 
 use super::context::Admin;
-use super::lookup::{Which, the_worker};
+use super::lookup::{WorkerQuery, the_worker};
 use super::query::Query;
 use super::refusal::{AdminError, Result};
 use crate::ingress::reply::json_reply;
@@ -21,7 +21,7 @@ use splitrail_fleet::Served;
 pub(super) async fn show(
     State(admin): State<Admin>,
     Path(id): Path<String>,
-    Query(which): Query<Which>,
+    Query(which): Query<WorkerQuery>,
 ) -> Result<Response> {
     let serving = admin.core.serving();
     let (served, known) = the_worker(&admin, &serving, &id, which.model.as_deref())?;

@@ -15,7 +15,7 @@ use splitrail_fleet::{Served, Serving};
 /// models have a worker of that name.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Which {
+pub(super) struct WorkerQuery {
     pub(super) model: Option<String>,
 }
 

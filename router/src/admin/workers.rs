@@ -34,7 +34,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
     let sources = known.into_iter().flat_map(|known| known.sources);
     let sources: Vec<_> = sources.map(|source| source.name()).collect();
     let load = worker.load(Instant::now());
-    let since = worker.life.since();
+    let since = worker.lifecycle.since();
     let parity = worker.parity.parity();
     let open: Vec<_> = [Leg::Prefill, Leg::Decode]
         .into_iter()

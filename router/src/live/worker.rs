@@ -61,14 +61,14 @@ impl WorkerView {
         now_unix_ms: u64,
     ) -> Self {
         let load = worker.load(Instant::now());
-        let since = worker.life.since();
+        let since = worker.lifecycle.since();
         let parity = worker.parity.parity();
         let open = [Leg::Prefill, Leg::Decode]
             .into_iter()
             .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
             .map(Leg::name)
             .chain(worker.endpoint_support.breaker.is_open().then_some(TOKENIZER));
-        let lately = Lately::of(worker, spans);
+        let last_minute = LastMinute::of(worker, spans);
         let discount = Some(worker.drift.discount()).filter(|share| *share > 0.0);
         let counts = worker.tells_blocks() && worker.overlap_is_believed(None);
         Self {
@@ -85,8 +85,8 @@ impl WorkerView {
             engine_waiting: load.as_ref().and_then(|load| load.waiting),
             kv_used_ratio: load.as_ref().and_then(|load| rounded(load.kv_used_ratio?)),
             kv_blocks: load.as_ref().and_then(|load| load.total_blocks),
-            hit_ratio: lately.hit_ratio,
-            event_lag_ms: lately.event_lag_ms,
+            hit_ratio: last_minute.hit_ratio,
+            event_lag_ms: last_minute.event_lag_ms,
             index_age_ms: worker.event_stats.index_age_ms(now_unix_ms),
             overlap_counts: counts,
             overlap_issues: issues(served, worker, parity),
@@ -118,12 +118,12 @@ fn issues(served: &Served, worker: &Worker, parity: Parity) -> Vec<&'static str>
 
 /// What was counted of a worker in the last minute.
 #[derive(Default)]
-struct Lately {
+struct LastMinute {
     hit_ratio: Option<f64>,
     event_lag_ms: Option<f64>,
 }
 
-impl Lately {
+impl LastMinute {
     fn of(worker: &Worker, spans: Option<Spans<'_>>) -> Self {
         let Some(span) = spans.map(|spans| spans.minute) else { return Self::default() };
         let Some(to) = span.to.workers.get(&worker.index) else { return Self::default() };

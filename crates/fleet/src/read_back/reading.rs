@@ -17,7 +17,7 @@ use splitrail_workload::Booking;
 const UNKNOWN_BLOCKS_MAX: u64 = 1024;
 
 /// KV that a decode leg has left pinned, with what is known of its tokens.
-pub struct Left {
+pub struct NewPin {
     /// What the engine said of it.
     pub kv: PinnedKv,
     /// The worker that keeps it.
@@ -35,8 +35,8 @@ pub struct Left {
 impl ReadBack {
     /// Remembers pinned KV. Releases pins that will not be read: this one if it cannot be, those
     /// that it supersedes, and the oldest ones beyond the bounds.
-    pub fn keep(served: &Arc<Served>, metrics: &Arc<Metrics>, left: Left) {
-        let Left { kv, holder, first_token, mut hashes, since } = left;
+    pub fn keep(served: &Arc<Served>, metrics: &Arc<Metrics>, new_pin: NewPin) {
+        let NewPin { kv, holder, first_token, mut hashes, since } = new_pin;
         let block_size = served.pool.block_size();
         let is_exact = kv.check(block_size).is_ok();
         // The engine has not computed the KV of more tokens than this.

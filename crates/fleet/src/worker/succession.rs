@@ -25,7 +25,7 @@ impl Worker {
         self.push.succeed_to(&before.push);
         self.ejections.succeed_to(&before.ejections);
         if before.state() == WorkerState::Ejected {
-            self.life.change(Event::Eject, before.life.since().why);
+            self.lifecycle.change(Event::Eject, before.lifecycle.since().why);
         }
         self.initial_member.store(before.initial_member.load(Relaxed), Relaxed);
     }

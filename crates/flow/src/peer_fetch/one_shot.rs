@@ -7,10 +7,10 @@ use tokio::time::Instant as Moment;
 
 use super::steps::Given;
 use super::{Fetching, PeerFetchOutcome};
+use crate::kv_read::reading_body;
 use crate::place::Placed;
 use crate::prefill::{PrefillReply, send};
 use crate::read_back::{check_tokens, read_failed};
-use crate::reads::reading_body;
 use crate::staged::{Prefilled, UnderWay};
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine_client::LegHeaders;

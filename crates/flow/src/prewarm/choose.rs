@@ -57,7 +57,7 @@ pub(super) struct PrewarmTarget<'a> {
     /// The prefixes of the fetches under way to the worker.
     pub(super) running: &'a [&'a [BlockHash]],
     /// What the worker holds although its KV events have not told of it yet.
-    pub(super) brought: &'a [&'a Brought],
+    pub(super) brought: &'a [&'a FetchedPrefix],
     /// The number of fetches of prewarming from each worker.
     pub(super) from: &'a HashMap<WorkerIndex, u32>,
     /// Maximum number of those.
@@ -65,7 +65,7 @@ pub(super) struct PrewarmTarget<'a> {
 }
 
 /// A prefix that a fetch has brought to a rank.
-pub(super) struct Brought {
+pub(super) struct FetchedPrefix {
     pub(super) rank: u16,
     pub(super) hashes: Arc<[BlockHash]>,
 }

@@ -8,7 +8,8 @@ use splitrail_kv::{BlockHash, Tier};
 use tokio::task::{AbortHandle, Id};
 
 use super::choose::{
-    Brought, Hot, NextFetch, PrefixOffer, PrewarmTarget, Senders, choose, is_needed_by_clients,
+    FetchedPrefix, Hot, NextFetch, PrefixOffer, PrewarmTarget, Senders, choose,
+    is_needed_by_clients,
 };
 use super::fetch::{EndedFetch, PrewarmFetch};
 use crate::peer_fetch::PeerFetchOutcome;
@@ -72,7 +73,7 @@ pub(super) struct Join {
     /// How often prefixes were tried, by their last block. Each fetch adds one at most.
     tried: HashMap<BlockHash, u32>,
     /// What the last fetches have brought, and until when the worker's events may not tell of it.
-    brought: VecDeque<(Instant, Brought)>,
+    brought: VecDeque<(Instant, FetchedPrefix)>,
     pub(super) prefixes: u32,
     pub(super) tokens: u64,
     /// Since when there is nothing to take over.
@@ -139,7 +140,7 @@ impl Join {
         if outcome.has_blocks() {
             *tries = u32::MAX;
             (self.prefixes, self.tokens) = (self.prefixes + 1, self.tokens + tokens);
-            let brought = Brought { rank: rank.unwrap_or(0), hashes };
+            let brought = FetchedPrefix { rank: rank.unwrap_or(0), hashes };
             self.brought.push_back((now + EVENTS_AFTER, brought));
             if self.brought.len() > BROUGHT_MAX {
                 self.brought.pop_front();
@@ -173,7 +174,8 @@ impl Join {
         } else {
             let in_time = tokens_in_time(worker, served.config.timeouts.peer_fetch, now);
             self.brought.retain(|(until, _)| *until > now);
-            let brought: Vec<&Brought> = self.brought.iter().map(|(_, brought)| brought).collect();
+            let brought: Vec<&FetchedPrefix> =
+                self.brought.iter().map(|(_, brought)| brought).collect();
             let running: Vec<&[BlockHash]> =
                 self.running.iter().map(|running| &*running.hashes).collect();
             choose(

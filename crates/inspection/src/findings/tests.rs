@@ -11,7 +11,7 @@ use splitrail_prompt::compare::Difference;
 
 use super::*;
 use crate::facts::{
-    BootstrapFact, EngineReport, EventsFact, FetchOutcome, FetchedFact, Reach, ReplayFact,
+    BootstrapFact, EngineReport, EventsFact, FetchOutcome, FetchedFact, Reachability, ReplayFact,
     ShimFact, ShimStatus, SourceFact, SourcesFact, StagedFact, TokenDifference, TokensFact,
     TrialFact,
 };
@@ -42,7 +42,7 @@ fn worker(id: &str, role: &str) -> WorkerFacts {
         events: "tcp://10.0.0.1:5557".parse().unwrap(),
         replay: Some("tcp://10.0.0.1:5558".parse().unwrap()),
     };
-    facts.reach = Reach::Answers;
+    facts.reach = Reachability::Answers;
     facts.engine = EngineReport {
         health: Some(200),
         version: Some("0.32.0".to_owned()),
@@ -131,32 +131,37 @@ fn reach_cases() -> Vec<Case> {
     vec![
         Case::prefill(FindingKind::Refused, "http://10.0.0.1:8000", |w| {
             let cause = "Connection refused".into();
-            w.reach = Reach::Connect { kind: ErrorKind::ConnectionRefused, cause };
+            w.reach = Reachability::Connect { kind: ErrorKind::ConnectionRefused, cause };
         }),
-        Case::prefill(FindingKind::Late, "in time", |w| w.reach = Reach::Late),
+        Case::prefill(FindingKind::Late, "in time", |w| w.reach = Reachability::Late),
         Case::prefill(FindingKind::Late, "no connection", |w| {
-            w.reach = Reach::Connect { kind: ErrorKind::TimedOut, cause: "timed out".into() };
+            w.reach =
+                Reachability::Connect { kind: ErrorKind::TimedOut, cause: "timed out".into() };
         }),
         Case::prefill(FindingKind::Unreachable, "No route to host", |w| {
             let cause = "No route to host".into();
-            w.reach = Reach::Connect { kind: ErrorKind::HostUnreachable, cause };
+            w.reach = Reachability::Connect { kind: ErrorKind::HostUnreachable, cause };
         }),
         Case::prefill(FindingKind::UnknownHost, "not known", |w| {
-            w.reach = Reach::Name("Name or service not known".into());
+            w.reach = Reachability::Name("Name or service not known".into());
         }),
-        Case::prefill(FindingKind::OutsideNetworks, "fleet.networks", |w| w.reach = Reach::Outside),
+        Case::prefill(FindingKind::OutsideNetworks, "fleet.networks", |w| {
+            w.reach = Reachability::Outside
+        }),
         Case::prefill(FindingKind::TlsFailed, "engine_tls", |w| {
-            w.reach = Reach::Tls("its certificate has expired".into());
+            w.reach = Reachability::Tls("its certificate has expired".into());
         }),
         Case::prefill(FindingKind::NotHttp, "https://", |w| {
-            w.reach = Reach::NotHttp("the peer sent a head that is not HTTP".into());
+            w.reach = Reachability::NotHttp("the peer sent a head that is not HTTP".into());
         }),
-        Case::prefill(FindingKind::Forbidden, "403", |w| w.reach = Reach::Forbidden),
+        Case::prefill(FindingKind::Forbidden, "403", |w| w.reach = Reachability::Forbidden),
         Case::prefill(FindingKind::KeyRefused, "engine_api_key", |w| {
-            w.reach = Reach::KeyRefused(401)
+            w.reach = Reachability::KeyRefused(401)
         }),
-        Case::prefill(FindingKind::NotAnEngine, "404", |w| w.reach = Reach::NotAnEngine(404)),
-        Case::prefill(FindingKind::NotAsked, "--timeout", |w| w.reach = Reach::TimeOver),
+        Case::prefill(FindingKind::NotAnEngine, "404", |w| {
+            w.reach = Reachability::NotAnEngine(404)
+        }),
+        Case::prefill(FindingKind::NotAsked, "--timeout", |w| w.reach = Reachability::TimeOver),
     ]
 }
 

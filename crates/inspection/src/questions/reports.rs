@@ -10,7 +10,7 @@ use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_engine_client::{NoReply, WholeReply};
 
 use super::{Asker, ahead_s, no_reply, shortened};
-use crate::facts::{EngineReport, Reach, SourcesFact, WorkerFacts};
+use crate::facts::{EngineReport, Reachability, SourcesFact, WorkerFacts};
 
 /// Maximum size of `/metrics`, in bytes.
 const METRICS_MAX_BYTES: usize = 4 << 20;
@@ -38,30 +38,36 @@ pub(crate) async fn ask(asker: &Asker<'_>, facts: &mut WorkerFacts) {
 }
 
 /// Whether an engine answers, from the list of its models and its version.
-fn reach(models: &Answered, version: &Answered) -> Reach {
+fn reach(models: &Answered, version: &Answered) -> Reachability {
     let reply = match models {
         Ok(reply) => reply,
         Err(why) => return unreached(why),
     };
     match reply.status {
         // vLLM and SGLang answer with 401 to a wrong key, and list their models to everyone else.
-        403 => Reach::Forbidden,
-        401 => Reach::KeyRefused(reply.status),
-        200 if text(models).and_then(|text| served_models(&text)).is_some() => Reach::Answers,
+        403 => Reachability::Forbidden,
+        401 => Reachability::KeyRefused(reply.status),
+        200 if text(models).and_then(|text| served_models(&text)).is_some() => {
+            Reachability::Answers
+        }
         // An engine that is about to stop, or a proxy without one.
-        _ if text(version).and_then(|text| self::version(&text)).is_some() => Reach::Answers,
-        status => Reach::NotAnEngine(status),
+        _ if text(version).and_then(|text| self::version(&text)).is_some() => Reachability::Answers,
+        status => Reachability::NotAnEngine(status),
     }
 }
 
-fn unreached(why: &NoReply) -> Reach {
+fn unreached(why: &NoReply) -> Reachability {
     match why {
-        NoReply::Connect { kind, cause } => Reach::Connect { kind: *kind, cause: shortened(cause) },
-        NoReply::Name { cause } => Reach::Name(shortened(cause)),
-        NoReply::Outside => Reach::Outside,
-        NoReply::Tls { cause } => Reach::Tls(shortened(cause)),
-        NoReply::Closed | NoReply::NotHttp(_) | NoReply::TooLong => Reach::NotHttp(no_reply(why)),
-        NoReply::Late => Reach::Late,
+        NoReply::Connect { kind, cause } => {
+            Reachability::Connect { kind: *kind, cause: shortened(cause) }
+        }
+        NoReply::Name { cause } => Reachability::Name(shortened(cause)),
+        NoReply::Outside => Reachability::Outside,
+        NoReply::Tls { cause } => Reachability::Tls(shortened(cause)),
+        NoReply::Closed | NoReply::NotHttp(_) | NoReply::TooLong => {
+            Reachability::NotHttp(no_reply(why))
+        }
+        NoReply::Late => Reachability::Late,
     }
 }
 

@@ -89,7 +89,7 @@ impl Index {
         known: &Worker,
         expected: &mut Expected,
     ) -> Result<(), Violation> {
-        if known.names.is_empty() && known.aside.is_empty() {
+        if known.names.is_empty() && known.waiting_events.is_empty() {
             return Err(Violation::EmptyWorker { worker });
         }
         if known.names.len() > self.limit() {

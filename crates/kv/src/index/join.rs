@@ -1,7 +1,7 @@
 //! Stores blocks that arrive before their parent: keeps them aside, and joins them later.
 
-use super::aside::{BLOCKS_MAX, Waiting};
 use super::observe::Observer;
+use super::waiting_events::{BLOCKS_MAX, WaitingEvent};
 use super::{Applied, Index, TokenBlocks, WorkerKey};
 use crate::event::{EngineHash, StoredBlock, Tier};
 
@@ -32,7 +32,8 @@ impl Index {
             false => StoredBlock { tokens: Vec::new(), ..*block },
         });
         let blocks = kept.collect();
-        let orphaned = worker.aside.keep(Waiting { parent, blocks, tier, removed: Vec::new() });
+        let orphaned =
+            worker.waiting_events.keep(WaitingEvent { parent, blocks, tier, removed: Vec::new() });
         Applied { aside: all, orphaned, ..Applied::default() }
     }
 
@@ -40,14 +41,15 @@ impl Index {
     pub(super) fn join(&mut self, worker: WorkerKey, observer: &mut impl Observer) -> Applied {
         let mut applied = Applied::default();
         while let Some(known) = self.workers.get_mut(&worker) {
-            if known.aside.is_empty() {
+            if known.waiting_events.is_empty() {
                 break;
             }
             let names = &known.names;
-            let Some(waiting) = known.aside.take(|parent| names.find(parent.0).is_some()) else {
+            let Some(waiting) = known.waiting_events.take(|parent| names.find(parent.0).is_some())
+            else {
                 break;
             };
-            let Waiting { parent, blocks, tier, removed } = waiting;
+            let WaitingEvent { parent, blocks, tier, removed } = waiting;
             if let Some(before) = self.hash_of(worker, parent) {
                 let run = TokenBlocks { blocks: &blocks, tier };
                 applied += self.store_tokens(worker, Some(parent), before, run, observer);

@@ -113,9 +113,9 @@ impl Index {
             let guesses = known.names.guesses(names(batch));
             for (hash, guess) in batch.iter().zip(guesses) {
                 let Some((lane, slot)) = known.names.find_guessed(guess, hash.0) else {
-                    let aside = known.aside.remove(*hash, tier);
-                    applied.removed += usize::from(aside);
-                    applied.unknown += usize::from(!aside);
+                    let was_waiting = known.waiting_events.remove(*hash, tier);
+                    applied.removed += usize::from(was_waiting);
+                    applied.unknown += usize::from(!was_waiting);
                     continue;
                 };
                 if known.names.is_special(lane) || !known.doubles.is_empty() {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::aside::Aside;
 use super::doubles::Doubles;
 use super::forest::{Forest, Span};
 use super::holders::ABSENT;
 use super::names::{Lane, Names};
 use super::strips::Place;
+use super::waiting_events::WaitingEvents;
 use crate::event::Tier;
 
 /// One worker, or one rank of a worker.
@@ -22,7 +22,7 @@ pub(super) struct Worker {
     /// Blocks with several names.
     pub(super) doubles: BTreeMap<Place, Doubles>,
     /// Events that wait for their parent.
-    pub(super) aside: Aside,
+    pub(super) waiting_events: WaitingEvents,
 }
 
 /// The fastest tier with a copy; [`ABSENT`] if there is none.
@@ -38,7 +38,7 @@ impl Worker {
             counts: [0; Tier::COUNT],
             copies: BTreeMap::new(),
             doubles: BTreeMap::new(),
-            aside: Aside::default(),
+            waiting_events: WaitingEvents::default(),
         }
     }
 
@@ -178,6 +178,6 @@ impl Worker {
         self.names.bytes()
             + self.copies.len() * PER_COPY
             + self.doubles.values().map(Doubles::bytes).sum::<usize>()
-            + self.aside.bytes()
+            + self.waiting_events.bytes()
     }
 }

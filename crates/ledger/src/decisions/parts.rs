@@ -5,7 +5,7 @@ use splitrail_kv::Tier;
 
 use crate::veto::VetoReason;
 use splitrail_api::name::Name;
-use splitrail_policy::{Candidate, Terms};
+use splitrail_policy::{Candidate, CostTerms};
 
 /// One candidate of a decision.
 #[derive(Clone, Debug, Serialize)]
@@ -43,7 +43,7 @@ pub struct CandidateRecord {
     pub cost: f64,
     /// The terms of the cost in milliseconds, if the policy computes milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub terms: Option<Terms>,
+    pub terms: Option<CostTerms>,
     /// Why the candidate could not be chosen: its load or its health. `None` if it could be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub veto: Option<VetoReason>,
@@ -135,7 +135,7 @@ pub struct CandidateFigures {
     /// The candidate's cost under the policy.
     pub cost: f64,
     /// The terms of the cost in milliseconds.
-    pub terms: Option<Terms>,
+    pub terms: Option<CostTerms>,
     /// The prefix that the candidate would fetch.
     pub fetch: Option<FetchChoice>,
     /// Why the candidate could not be chosen; `None` if it could be.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use splitrail_config::model::CachedTokensFallback;
 use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::Overlap;
-use splitrail_policy::{Candidate, Leg, Terms};
+use splitrail_policy::{Candidate, CostTerms, Leg};
 
 use super::*;
 use crate::leg::{Expected, LegFacts, LegKind};
@@ -32,7 +32,7 @@ fn candidate(leg: Leg, worker: &str, overlap_blocks: u32, chosen: bool) -> Candi
     };
     let figures = CandidateFigures {
         cost: 1.5,
-        terms: (!chosen).then(|| Terms { prefill_ms: 2.5, ..Terms::default() }),
+        terms: (!chosen).then(|| CostTerms { prefill_ms: 2.5, ..CostTerms::default() }),
         fetch: (!chosen).then(fetch),
         veto: (!chosen).then_some(VetoReason::Busy),
         index_age_ms: chosen.then_some(7),

@@ -19,7 +19,7 @@ pub struct PromptClock {
 
 /// How long a stage of a prompt took.
 #[derive(Clone, Copy, Debug)]
-pub struct Took {
+pub struct StageTime {
     /// The duration of the stage.
     pub stage: Duration,
     /// The time from the end of the prefill leg, if the stage ended with the first token of a prompt
@@ -33,7 +33,7 @@ impl PromptClock {
     }
 
     /// Notes that a stage ends at `now`. Returns how long it took.
-    pub fn lap(&self, stage: Stage, now: Instant) -> Took {
+    pub fn lap(&self, stage: Stage, now: Instant) -> StageTime {
         let end = self.timeline.since_origin(now);
         let mut state = self.timeline.lock();
         let cursor = state.cursor(self.prompt);
@@ -56,7 +56,7 @@ impl PromptClock {
             spans.lap(Lap { prompt: Some(prompt), stage, begin, end });
             spans.hand_offs.extend(handed_over.map(|begin| HandOffSpan { prompt, begin, end }));
         }
-        Took { stage: end - begin, hand_off }
+        StageTime { stage: end - begin, hand_off }
     }
 
     /// Lets the next stage begin at `now`: the reply had begun, and a part of it is done again.

@@ -199,7 +199,7 @@ fn faster(fleet: &[Candidate], factor: f64) -> Vec<Candidate> {
 
 /// The cost of a candidate whose work is priced as a whole: the work of the best worker, which is
 /// free, differs between decisions.
-fn own_cost_ms(terms: &Terms, price: f64) -> f64 {
+fn own_cost_ms(terms: &CostTerms, price: f64) -> f64 {
     terms.ttft_ms() + price * (terms.prefill_ms + terms.fetch_ms) + terms.copy_ms
 }
 
@@ -230,7 +230,7 @@ proptest! {
                 prop_assert_eq!(with.terms[i].ttft_ms(), without.terms[i].ttft_ms());
                 continue;
             };
-            let ms = |terms: &Terms| own_cost_ms(terms, 2.0);
+            let ms = |terms: &CostTerms| own_cost_ms(terms, 2.0);
             let (fetched, computed) = (ms(&with.terms[i]), ms(&without.terms[i]));
             prop_assert!(fetched < computed, "{fetch:?} {fetched} {computed}");
             prop_assert!(with.terms[i].ttft_ms() < without.terms[i].ttft_ms());

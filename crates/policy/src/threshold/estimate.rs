@@ -5,7 +5,7 @@ use crate::candidate::{Candidate, Leg, Query};
 use crate::fetch::{BestSources, FetchPlan, MARGIN_RATIO, copy_ms};
 use crate::index::CandidateIndex;
 use crate::load::load_seconds;
-use crate::predicted::{Terms, extra_work_price, ms, terms};
+use crate::predicted::{CostTerms, extra_work_price, ms, terms};
 use crate::queue::FETCH_LEAD_NS;
 
 /// Steps up to this share of the goal cost no budget; the rest is a margin for prediction errors.
@@ -55,7 +55,7 @@ impl Threshold {
         let way = |(index, candidate): (CandidateIndex, &Candidate)| {
             let (terms, fetch) = remote(candidate, &query, input.ahead_ms, sources, price);
             // The hand-off and the first step are those of the decode leg.
-            let raw_ms = Terms { hand_off_ms: 0.0, ..terms }.ttft_ms() + after;
+            let raw_ms = CostTerms { hand_off_ms: 0.0, ..terms }.ttft_ms() + after;
             let ttft_ms = raw_ms * scale;
             let cost_ms = ttft_ms + price * terms.extra_work_ms * scale + terms.copy_ms;
             let (instead_ms, excess_ms) = (0.0, 0.0);
@@ -202,7 +202,7 @@ fn remote(
     ahead_ms: f64,
     sources: &BestSources,
     price: f64,
-) -> (Terms, Option<FetchPlan>) {
+) -> (CostTerms, Option<FetchPlan>) {
     let usual = &candidate.coefficients;
     let mut terms = terms(candidate, query, usual);
     let wait_ms = terms.wait_ms + ahead_ms;
@@ -210,7 +210,7 @@ fn remote(
     terms.wait_ms = terms.wait_ms.max(wait_ms.min(FETCH_LEAD_NS as f64 / 1e6));
     let plan = sources.plan(candidate, query, &terms, usual, price);
     let (terms, fetch) = plan.map_or((terms, None), |(plan, with)| (with, Some(plan)));
-    (Terms { wait_ms, ..terms }, fetch)
+    (CostTerms { wait_ms, ..terms }, fetch)
 }
 
 /// The time from the end of a remote prefill to the first token, on the best decode worker.

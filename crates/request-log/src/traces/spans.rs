@@ -102,7 +102,7 @@ enum Part<'a> {
 
 /// A span below the request's, before it is given its form.
 #[derive(Clone, Copy)]
-struct Below<'a> {
+struct InnerSpan<'a> {
     part: Part<'a>,
     prompt: Option<u32>,
     begin: Duration,
@@ -155,7 +155,7 @@ impl Ended<'_> {
                 }
             };
             if let (Part::HandOff, Some(prompt)) = (below.part, below.prompt) {
-                let Below { begin, end, .. } = below;
+                let InnerSpan { begin, end, .. } = below;
                 hand_offs.push((HandOffSpan { prompt, begin, end }, own_id));
             }
             self.put_below(out, below, own_id, parent_id);
@@ -164,9 +164,9 @@ impl Ended<'_> {
     }
 
     /// Calls `put` with each span below the request's.
-    fn each<'a>(&'a self, mut put: impl FnMut(Below<'a>)) {
+    fn each<'a>(&'a self, mut put: impl FnMut(InnerSpan<'a>)) {
         for hand_off in self.hand_offs() {
-            put(Below {
+            put(InnerSpan {
                 part: Part::HandOff,
                 prompt: Some(hand_off.prompt),
                 begin: hand_off.begin,
@@ -194,14 +194,14 @@ impl Ended<'_> {
     }
 
     /// The span of a leg.
-    fn leg<'a>(&'a self, leg: &'a TracedLeg) -> Below<'a> {
+    fn leg<'a>(&'a self, leg: &'a TracedLeg) -> InnerSpan<'a> {
         let lap = self.spans.laps.iter().find(|lap| is_whole(lap, leg));
         let is_ttft_part = lap.is_some_and(|lap| {
             self.is_before_reply(lap)
                 && lap.stage != Stage::FirstToken
                 && self.hand_off_around(lap).is_none()
         });
-        Below {
+        InnerSpan {
             part: Part::Leg(leg),
             prompt: Some(leg.prompt),
             begin: leg.begin,
@@ -212,10 +212,10 @@ impl Ended<'_> {
     }
 
     /// The span of a stage; `None` if another span is the same.
-    fn stage<'a>(&'a self, lap: &'a Lap) -> Option<Below<'a>> {
+    fn stage<'a>(&'a self, lap: &'a Lap) -> Option<InnerSpan<'a>> {
         let Spans { laps, picks, legs, .. } = self.spans;
         let hand_off = self.hand_off_around(lap);
-        let mut below = Below {
+        let mut below = InnerSpan {
             part: Part::Stage(lap.stage),
             prompt: lap.prompt,
             begin: lap.begin,
@@ -260,7 +260,7 @@ impl Ended<'_> {
         self.summary.ttft.is_some_and(|ttft| lap.end <= ttft)
     }
 
-    fn put_below(&self, out: &mut Vec<u8>, below: Below<'_>, own_id: u64, parent_id: u64) {
+    fn put_below(&self, out: &mut Vec<u8>, below: InnerSpan<'_>, own_id: u64, parent_id: u64) {
         let (name, kind) = match below.part {
             Part::Stage(stage) => (stage_span(stage), SpanKind::Internal),
             Part::HandOff => (HAND_OFF, SpanKind::Internal),

@@ -17,7 +17,7 @@ pub(super) struct BlockExtra<'a> {
 
 /// The rest of a block's extra keys without the adapter's name.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Left<'a> {
+pub(super) enum OtherKeys<'a> {
     Nothing,
     Text(&'a str),
     NotUnderstood,
@@ -39,16 +39,16 @@ impl<'a> BlockExtra<'a> {
         Ok(extra)
     }
 
-    pub(super) fn without(&self, adapter: Option<&str>) -> Left<'a> {
+    pub(super) fn without(&self, adapter: Option<&str>) -> OtherKeys<'a> {
         let is_adapter = |text: Option<&str>| text.is_some() && text == adapter;
         match self.texts {
-            _ if self.more => Left::NotUnderstood,
-            [None, None] => Left::Nothing,
-            [Some(text), None] if is_adapter(Some(text)) => Left::Nothing,
-            [Some(text), None] => Left::Text(text),
-            [first, Some(text)] if is_adapter(first) => Left::Text(text),
-            [Some(text), second] if is_adapter(second) => Left::Text(text),
-            _ => Left::NotUnderstood,
+            _ if self.more => OtherKeys::NotUnderstood,
+            [None, None] => OtherKeys::Nothing,
+            [Some(text), None] if is_adapter(Some(text)) => OtherKeys::Nothing,
+            [Some(text), None] => OtherKeys::Text(text),
+            [first, Some(text)] if is_adapter(first) => OtherKeys::Text(text),
+            [Some(text), second] if is_adapter(second) => OtherKeys::Text(text),
+            _ => OtherKeys::NotUnderstood,
         }
     }
 }

@@ -3,7 +3,7 @@
 use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier};
 
 use super::cursor::Cursor;
-use super::extra::{self, BlockExtra, Left};
+use super::extra::{self, BlockExtra, OtherKeys};
 use super::{DecodeError, DecodeProblem};
 
 /// A `BlockStored` event.
@@ -122,12 +122,12 @@ impl<'a> Stored<'a> {
         let blocks = blocks.map(|(index, (hash, tokens))| {
             let extra = self.extras.get(index).copied().unwrap_or_default();
             let opaque = match extra.without(self.adapter) {
-                Left::Nothing => false,
-                Left::Text(text) if index == 0 && self.parent.is_none() => {
+                OtherKeys::Nothing => false,
+                OtherKeys::Text(text) if index == 0 && self.parent.is_none() => {
                     salt = Some(text.to_owned());
                     false
                 }
-                Left::Text(_) | Left::NotUnderstood => true,
+                OtherKeys::Text(_) | OtherKeys::NotUnderstood => true,
             };
             StoredBlock { hash: *hash, tokens: tokens.to_vec(), opaque: opaque || all_opaque }
         });

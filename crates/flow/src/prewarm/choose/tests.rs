@@ -65,7 +65,7 @@ struct Fixture {
     blocks_max: usize,
     room_blocks: usize,
     tried: HashMap<BlockHash, u32>,
-    brought: Vec<Brought>,
+    brought: Vec<FetchedPrefix>,
     running: Vec<Vec<BlockHash>>,
     from: HashMap<WorkerIndex, u32>,
 }
@@ -78,7 +78,7 @@ fn fixture() -> Fixture {
 
 impl Fixture {
     fn choose(&self, hot: &[Hot], senders: &Senders) -> NextFetch {
-        let brought: Vec<&Brought> = self.brought.iter().collect();
+        let brought: Vec<&FetchedPrefix> = self.brought.iter().collect();
         let running: Vec<&[BlockHash]> = self.running.iter().map(|hashes| &hashes[..]).collect();
         let need = PrewarmTarget {
             worker: WorkerIndex(WORKER),
@@ -160,9 +160,9 @@ fn fetched_blocks_are_not_fetched_again_before_their_events_arrive() {
     let mut fixture = fixture();
     let all = senders(&[(1, true)]);
     assert_eq!(fixture.fetched(&prefixes, &all), (0, 20, 20, 1));
-    fixture.brought.push(Brought { rank: 0, hashes: hashes(&[1, 2]).into() });
+    fixture.brought.push(FetchedPrefix { rank: 0, hashes: hashes(&[1, 2]).into() });
     assert_eq!(fixture.fetched(&prefixes, &all), (1, 20, 10, 1), "the rest of the other one");
-    fixture.brought.push(Brought { rank: 0, hashes: hashes(&[1, 3]).into() });
+    fixture.brought.push(FetchedPrefix { rank: 0, hashes: hashes(&[1, 3]).into() });
     assert_eq!(fixture.choose(&prefixes, &all), NextFetch::Done);
 }
 
@@ -174,7 +174,7 @@ fn a_prefix_is_brought_to_one_rank_and_counts_as_what_that_rank_lacks() {
     assert_eq!(fixture.fetched(&prefixes, &all), (0, 20, 10, 1));
     fixture.rank = 1;
     assert_eq!(fixture.fetched(&prefixes, &all), (0, 20, 20, 1), "it lacks the beginning too");
-    fixture.brought.push(Brought { rank: 0, hashes: hashes(&[1, 2]).into() });
+    fixture.brought.push(FetchedPrefix { rank: 0, hashes: hashes(&[1, 2]).into() });
     assert_eq!(fixture.choose(&prefixes, &all), NextFetch::Done, "another rank has it");
 }
 

@@ -12,10 +12,10 @@ use splitrail_telemetry::clock::unix_ms;
 
 /// A worker's state, with the time and the cause of the last change.
 #[derive(Debug)]
-pub struct Life {
+pub struct Lifecycle {
     /// The state, for readers that take no lock. Changed only while `since` is locked.
     state: AtomicU8,
-    since: Mutex<Since>,
+    since: Mutex<StateEntry>,
     /// The labels in logs and metrics.
     model: String,
     worker: String,
@@ -24,7 +24,7 @@ pub struct Life {
 
 /// When and why a worker entered its state.
 #[derive(Clone, Debug)]
-pub struct Since {
+pub struct StateEntry {
     /// The time of the change, on the monotonic clock.
     pub at: Instant,
     /// The same time in milliseconds since 1970.
@@ -33,10 +33,10 @@ pub struct Since {
     pub why: String,
 }
 
-impl Life {
-    /// The life of a new worker, in state `joining`.
+impl Lifecycle {
+    /// The lifecycle of a new worker, in state `joining`.
     pub fn new(worker: &str) -> Self {
-        let since = Since { at: Instant::now(), unix_ms: unix_ms(), why: "it is new".into() };
+        let since = StateEntry { at: Instant::now(), unix_ms: unix_ms(), why: "it is new".into() };
         Self {
             state: AtomicU8::new(WorkerState::Joining as u8),
             since: Mutex::new(since),
@@ -62,7 +62,7 @@ impl Life {
     }
 
     /// When and why the worker entered its state.
-    pub fn since(&self) -> Since {
+    pub fn since(&self) -> StateEntry {
         self.lock().clone()
     }
 
@@ -79,7 +79,7 @@ impl Life {
             let from = self.state();
             let Some(to) = from.after(event) else { return false };
             self.state.store(to as u8, Relaxed);
-            *since = Since { at: Instant::now(), unix_ms: unix_ms(), why: why.to_string() };
+            *since = StateEntry { at: Instant::now(), unix_ms: unix_ms(), why: why.to_string() };
             (from.name(), to)
         };
         let (model, worker) = (&self.model, &self.worker);
@@ -109,7 +109,7 @@ impl Life {
     }
 
     /// A poisoned lock is still used: the value is replaced as a whole.
-    fn lock(&self) -> MutexGuard<'_, Since> {
+    fn lock(&self) -> MutexGuard<'_, StateEntry> {
         self.since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

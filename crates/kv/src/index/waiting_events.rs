@@ -1,5 +1,5 @@
-//! Stored blocks whose parent is not known yet: they are kept for a while, joined when the parent
-//! is stored, and dropped if they become too many.
+//! Events of stored blocks whose parent is not known yet: they are kept for a while, joined when the
+//! parent is stored, and dropped if their blocks become too many.
 
 use std::collections::VecDeque;
 
@@ -12,14 +12,14 @@ pub(super) const BLOCKS_MAX: usize = 4096;
 
 /// One worker's events that wait for their parent, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Aside {
-    waiting: VecDeque<Waiting>,
+pub(super) struct WaitingEvents {
+    waiting: VecDeque<WaitingEvent>,
     blocks: usize,
 }
 
 /// An event that waits for its parent.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct WaitingEvent {
     pub(super) parent: EngineHash,
     pub(super) blocks: Vec<StoredBlock>,
     pub(super) tier: Tier,
@@ -27,13 +27,13 @@ pub(super) struct Waiting {
     pub(super) removed: Vec<EngineHash>,
 }
 
-impl Aside {
+impl WaitingEvents {
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
     /// Keeps an event; returns the number of waiting blocks that were dropped for it.
-    pub(super) fn keep(&mut self, waiting: Waiting) -> usize {
+    pub(super) fn keep(&mut self, waiting: WaitingEvent) -> usize {
         self.blocks += waiting.blocks.len();
         self.waiting.push_back(waiting);
         let mut dropped = 0;
@@ -46,7 +46,7 @@ impl Aside {
     }
 
     /// Removes and returns an event whose parent is `known`.
-    pub(super) fn take(&mut self, known: impl Fn(EngineHash) -> bool) -> Option<Waiting> {
+    pub(super) fn take(&mut self, known: impl Fn(EngineHash) -> bool) -> Option<WaitingEvent> {
         let at = self.waiting.iter().position(|waiting| known(waiting.parent))?;
         let waiting = self.waiting.remove(at)?;
         self.blocks -= waiting.blocks.len();
@@ -55,7 +55,7 @@ impl Aside {
 
     /// Notes that a copy was removed; returns whether it was a waiting one.
     pub(super) fn remove(&mut self, name: EngineHash, tier: Tier) -> bool {
-        let waits = |waiting: &&mut Waiting| {
+        let waits = |waiting: &&mut WaitingEvent| {
             let stored = waiting.blocks.iter().filter(|block| block.hash == name).count();
             let removed = waiting.removed.iter().filter(|removed| **removed == name).count();
             waiting.tier == tier && stored > removed
@@ -68,7 +68,7 @@ impl Aside {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let tokens = |waiting: &Waiting| {
+        let tokens = |waiting: &WaitingEvent| {
             waiting.blocks.iter().map(|b| size_of_val(b) + b.tokens.len() * 4).sum::<usize>()
         };
         self.waiting.iter().map(tokens).sum()

@@ -19,14 +19,14 @@ use splitrail_fleet::read_back::Reading;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 
 /// What a prefill leg reads.
-pub(super) enum Reads<'a> {
+pub(super) enum KvRead<'a> {
     /// Pinned KV of a decode worker.
     ReadBack(Box<Reading>),
     /// The prefix of a peer fetch.
     OneShot(Box<OneShot<'a>>),
 }
 
-impl<'a> Reads<'a> {
+impl<'a> KvRead<'a> {
     /// What the leg reads: what a fetch has asked for, or otherwise what can be read back of
     /// `readable_blocks` leading blocks.
     pub(super) fn of(
@@ -70,23 +70,23 @@ impl<'a> Reads<'a> {
 pub(super) fn record_leg(
     prompt: PromptContext<'_>,
     placed: &mut Placed,
-    reads: Option<&Reads<'_>>,
+    read: Option<&KvRead<'_>>,
 ) {
     let PromptContext { context, unit, decision, .. } = prompt;
     let expected = expected(context, unit, placed);
     let mut leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
-    if let Some(reads) = reads {
-        placed.reads(reads.blocks(), context.served.pool.block_size());
+    if let Some(read) = read {
+        placed.reads(read.blocks(), context.served.pool.block_size());
         // The engine reports what it has read as cached tokens.
         leg.expected.comparable = false;
     }
-    match reads {
-        Some(Reads::ReadBack(reading)) => {
+    match read {
+        Some(KvRead::ReadBack(reading)) => {
             leg.read_back = read_back::offer(context, reading);
             placed.read_deadline =
                 reading.deadline().map(|at| ReadDeadline { at: at.into(), key: "read_back_pin" });
         }
-        Some(Reads::OneShot(one_shot)) => {
+        Some(KvRead::OneShot(one_shot)) => {
             leg.fetch_offer = Some(one_shot.tokens());
             placed.read_deadline = Some(ReadDeadline { at: one_shot.lease_ends(), key: "lease" });
         }
