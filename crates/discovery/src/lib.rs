@@ -97,7 +97,7 @@ pub fn follow(model: &str, discovery: &Discovery, metrics: &Metrics) -> Option<F
 }
 
 /// Removes the metrics of the sources of `before` that `now`, the same model's later configuration,
-/// has not any more.
+/// no longer has.
 pub fn forget(before: &Model, now: &Model, metrics: &Metrics) {
     let kept: Vec<_> = now.discovery.iter().map(Discovery::name).collect();
     for source in before.discovery.iter().map(Discovery::name) {

@@ -210,8 +210,8 @@ impl<'a> CandidateBuilder<'a> {
         self.overlaps.get(key).with_store(self.store)
     }
 
-    /// For a worker that chooses the rank itself: the blocks that all ranks hold. Nothing is
-    /// assumed, because the router does not know to which rank prompts went.
+    /// For a worker that chooses the rank itself: the blocks that all ranks hold. No block is
+    /// speculative, because the router does not know to which rank prompts went.
     fn of_whichever_rank(&self, worker: &Worker) -> HeldBlocks {
         let current = worker.overlap_is_believed(None);
         let of_rank = |rank| self.overlap(rank_key(worker.index, rank));

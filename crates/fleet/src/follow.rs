@@ -1,4 +1,4 @@
-//! Starts the tasks that follow one worker: canary, load, probes and KV events.
+//! Starts the tasks that follow one worker: canary, probe, trials and KV events.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::claims::WorkerSource;
 use super::worker::Worker;
-use super::{canary, intake, poll, probe};
+use super::{canary, intake, probe, trial};
 use crate::Cluster;
 use crate::Served;
 
@@ -33,7 +33,7 @@ impl Tasks {
     }
 }
 
-/// Starts the tasks that follow a worker: the canary, the load poll, the probes of thresholds and
+/// Starts the tasks that follow a worker: the canary, the probe, the trials of thresholds and
 /// ranks, and the KV events. A shim that is attached replaces all but the canary.
 pub(super) fn follow(
     cluster: &Arc<Cluster>,
@@ -75,20 +75,20 @@ fn ask(
     if leading == WorkerSource::Shim {
         return tasks;
     }
-    let (model, polled) = (Arc::clone(served), Arc::clone(worker));
+    let (model, probed) = (Arc::clone(served), Arc::clone(worker));
     tasks.spawn(supervise("load", worker, move || {
-        poll::run(Arc::clone(&model), Arc::clone(&polled))
+        probe::run(Arc::clone(&model), Arc::clone(&probed))
     }));
     if served.asks_for_thresholds() && worker.config.supports_cache_hit_threshold.is_none() {
         let (model, asked) = (Arc::clone(served), Arc::clone(worker));
         tasks.spawn(supervise("threshold", worker, move || {
-            probe::run(Arc::clone(&model), Arc::clone(&asked))
+            trial::run(Arc::clone(&model), Arc::clone(&asked))
         }));
     }
     if worker.config.takes_rank_header.is_none() {
         let (model, asked) = (Arc::clone(served), Arc::clone(worker));
         tasks.spawn(supervise("rank", worker, move || {
-            probe::run_rank(Arc::clone(&model), Arc::clone(&asked))
+            trial::run_rank(Arc::clone(&model), Arc::clone(&asked))
         }));
     }
     tasks

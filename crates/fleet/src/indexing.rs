@@ -193,7 +193,7 @@ impl Indexing {
         self.worker.index_begins_anew();
     }
 
-    /// Drops this part of the index, and everything that is assumed of the worker.
+    /// Drops this part of the index, and all speculative blocks of the worker.
     pub fn forget(&mut self) {
         self.begin_whole();
         match self.rank {

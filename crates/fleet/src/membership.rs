@@ -166,7 +166,7 @@ impl Fleet {
         members
     }
 
-    /// Applies a changed configuration of a model. With the same pool, the tasks that poll its
+    /// Applies a changed configuration of a model. With the same pool, the tasks that probe its
     /// workers restart; with another pool, its workers are added to that pool and the members of
     /// the old one are moved to `left`.
     fn change(&self, members: &mut Members, served: &Arc<Served>, left: &mut Vec<Member>) {

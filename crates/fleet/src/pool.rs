@@ -65,7 +65,7 @@ pub struct Pool {
     /// Written by the tasks that follow workers' events. Prompts are looked up through `reader`.
     index: Mutex<Index>,
     reader: IndexReader,
-    /// Blocks that workers are assumed to hold in addition to the index.
+    /// What workers probably hold beyond the confirmed blocks of `index`.
     pub speculative_index: SpeculativeIndex,
     /// Requests that wait in the router for a worker, if the configuration enables the queue.
     pub waiting: Waiting,
@@ -469,7 +469,7 @@ mod tests {
         (pool, worker, hashes)
     }
 
-    /// Numbers of confirmed, assumed and underway blocks of the only worker.
+    /// Numbers of confirmed, speculative and underway blocks of the only worker.
     fn seen(pool: &Pool, hashes: &[BlockHash], now: Instant) -> (u32, u32, u32) {
         let roster = pool.roster();
         let (leg, exclusions, readable_blocks) = (Leg::Aggregated, &[][..], 0);
@@ -510,7 +510,7 @@ mod tests {
         assert_eq!(seen(&pool, &hashes, after(start, 120_001)), (0, 2, 0));
         assert_eq!(seen(&pool, &hashes, after(start, 219_998)), (0, 2, 0));
         assert_eq!(seen(&pool, &hashes, after(start, 220_001)), (0, 0, 0));
-        // Once the worker's events are known, they replace what was assumed.
+        // Once the worker's events are known, they replace the speculative blocks.
         pool.speculative_index.computed(after(start, 220_001), &worker, None, &hashes);
         pool.speculative_index.confirmed(WorkerIndex(0));
         assert_eq!(seen(&pool, &hashes, after(start, 220_002)), (0, 0, 0));

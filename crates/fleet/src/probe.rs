@@ -1,132 +1,121 @@
-//! Probes each engine once for support of `cache_hit_threshold`, and engines with several
-//! data-parallel ranks for requests that name a rank.
-//!
-//! No engine reports either, and engines that do not know the field ignore it (vLLM does). So the
-//! probe sends a prompt of a few tokens with a threshold of 1, which no prompt reaches, since an
-//! engine computes the last token of every prompt. An engine that supports the field rejects the
-//! request; one that does not generates a single token. For ranks, the probe names a rank that does
-//! not exist.
+//! Probes each worker's health and load.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use splitrail_engine::vllm::identity::Trial;
+use splitrail_engine::vllm::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
+use super::engine_facts::KvNames;
+use super::learn::learn;
 use super::worker::Worker;
 use crate::Served;
-use splitrail_api::Endpoint;
-use splitrail_api::error::{Error, ErrorKind};
-use splitrail_engine_client::{LegHeaders, NO_SUCH_RANK, Shape};
+use splitrail_api::error::{Error, ErrorKind, Fault};
+use splitrail_engine_client::{Engine as _, EngineClient};
 
-/// Interval at which the task checks whether a probe is due.
-const PERIOD: Duration = Duration::from_millis(500);
-/// Maximum time for the reply: a busy engine may take a while.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum size in bytes of an engine's `/metrics`. vLLM's metrics take about 60
+/// kB, and ten times as much with hundreds of adapters and ranks.
+const REPORT_MAX_BYTES: usize = 4 << 20;
 
-/// Probes one worker for thresholds whenever it is up and its support is unknown, until the task is
-/// aborted.
+/// Probes one worker until the task is aborted.
 pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
-    let mut ticks = tokio::time::interval(PERIOD);
+    let config = served.config.health;
+    let mut ticks = tokio::time::interval(config.probe_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut differs, mut learned) = (false, None);
+    let (mut passed, mut failed) = (0u32, 0u32);
+    let healthy_threshold = config.healthy_threshold;
     loop {
         ticks.tick().await;
-        if !worker.is_up() || !worker.is_probed() || worker.supports_cache_hit_threshold().is_some()
-        {
-            continue;
+        let asked = Instant::now();
+        // Lookups for prompts remove expired entries too, but without requests only this loop does.
+        while served.pool.speculative_index.expire(asked) {
+            tokio::task::yield_now().await;
         }
-        match tokio::time::timeout(PATIENCE, ask(&served, &worker)).await {
-            Ok(Ok(supported)) => {
-                worker.set_supports_cache_hit_threshold(Some(supported));
-                let (model, worker) = (served.name(), worker.id());
-                tracing::info!(model, worker, supported, "cache_hit_threshold");
-            }
-            // The engine may be starting, or full; the probe is repeated.
-            Ok(Err(error)) => {
-                tracing::debug!(worker = worker.id(), %error, "the probe for cache_hit_threshold failed and is repeated");
-            }
-            Err(_) => tracing::debug!(worker = worker.id(), "did not say in time"),
-        }
-    }
-}
-
-/// Probes one worker for rank headers whenever it is up, has several ranks and its support is
-/// unknown.
-pub async fn run_rank(served: Arc<Served>, worker: Arc<Worker>) {
-    let mut counts = worker.ranks.follow();
-    loop {
-        // The sender belongs to the worker, which this task keeps alive.
-        let several = |count: &Option<u16>| count.is_some_and(|count| count > 1);
-        if counts.wait_for(several).await.is_err() {
-            return;
-        }
-        if worker.is_up() && worker.is_probed() && worker.ranks.takes_rank_header().is_none() {
-            match tokio::time::timeout(PATIENCE, ask_rank(&served, &worker)).await {
-                Ok(Ok(pins)) => {
-                    worker.ranks.set_takes_rank_header(Some(pins));
-                    let ranks = worker.ranks.count();
-                    let (model, worker) = (served.name(), worker.id());
-                    tracing::info!(model, worker, ranks, pins, "x-data-parallel-rank");
+        match ask(&worker, &served.client, config.probe_timeout).await {
+            Ok(load) => {
+                if worker.presence.reports(&load) {
+                    worker.record_restart();
                 }
-                Ok(Err(error)) => {
-                    tracing::debug!(worker = worker.id(), %error, "the probe for rank headers failed and is repeated");
+                if let Some(tokens) = load.block_size {
+                    differs = tell_block_size(&served, &worker, tokens, differs);
                 }
-                Err(_) => tracing::debug!(worker = worker.id(), "did not say in time"),
+                tell_kv_format(&served, &worker, &load);
+                worker.ranks.set_count(load.ranks.unwrap_or(1));
+                let process = worker.process();
+                if learned != Some(process)
+                    && learn(&served, &worker, &load, config.probe_timeout).await
+                {
+                    learned = Some(process);
+                }
+                worker.set_load(asked, load);
+                (passed, failed) = (passed.saturating_add(1), 0);
+                let back = worker.is_up() || passed >= healthy_threshold;
+                if back && worker.set_probed(true, "it answers") {
+                    // A worker that comes back may have been restarted.
+                    served.pool.speculative_index.forget(worker.index);
+                }
+            }
+            // The router had no memory for the reply, which says nothing about the engine.
+            Err(error) if error.fault() == Fault::Router => {}
+            Err(error) => {
+                // What the worker caches is unknown now, whether or not this probe noticed the
+                // failure first.
+                served.pool.speculative_index.forget(worker.index);
+                (passed, failed) = (0, failed.saturating_add(1));
+                if failed >= config.unhealthy_threshold {
+                    worker.set_probed(false, &error);
+                }
             }
         }
-        tokio::time::sleep(PERIOD).await;
     }
 }
 
-async fn ask_rank(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
-    let nowhere = Trial::Rank.rank(worker.ranks.count().into());
-    match send(served, worker, Trial::Rank, nowhere).await {
-        Ok(_) => Ok(false),
-        Err(error) => match error.kind() {
-            _ if error.message().ends_with(NO_SUCH_RANK) => Ok(true),
-            // The engine rejects the request for another reason than its rank.
-            ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
-            _ => Err(error),
-        },
+/// Records the block size of an engine, and logs once that it differs from the model's. Returns
+/// whether it does.
+fn tell_block_size(served: &Served, worker: &Worker, tokens: u32, differed: bool) -> bool {
+    let differs = !served.pool.learn_block_size(worker, tokens);
+    if differs && !differed {
+        tracing::error!(
+            model = served.name(),
+            worker = worker.id(),
+            block_size = served.pool.block_size(),
+            engine = tokens,
+            "the engine's block size differs from the model's: its blocks cannot be found"
+        );
+    }
+    differs
+}
+
+/// Records how an engine stores KV, and logs that KV cannot move between it and others.
+fn tell_kv_format(served: &Served, worker: &Worker, load: &EngineLoad) {
+    let (dtype, layout) = (load.kv_dtype.clone(), load.kv_layout.clone());
+    if !worker.facts.set_kv_names(KvNames { dtype, layout }) {
+        return;
+    }
+    let roster = served.pool.roster();
+    if let Some(other) = roster.iter().find(|other| !worker.stores_kv_as(other)) {
+        let (own, others) = (worker.facts.kv_names(), other.facts.kv_names());
+        tracing::error!(
+            model = served.name(),
+            worker = worker.id(),
+            other = other.id(),
+            ?own,
+            ?others,
+            "these engines store KV in another data type or layout: none moves between them. Start \
+             all engines of the model with the same --kv-cache-dtype and KV layout"
+        );
     }
 }
 
-/// Sends a trial and returns the reply.
-async fn send(
-    served: &Served,
-    worker: &Arc<Worker>,
-    trial: Trial,
-    rank: Option<u32>,
-) -> Result<Bytes, Error> {
-    let body = Bytes::from(trial.body(served.name()));
-    let leg_headers = LegHeaders { rank, ..LegHeaders::with_random_id() };
-    let shape = Shape::whole(Endpoint::Completions);
-    let response = served.client.post(worker, shape, body, &leg_headers).await?;
-    served.client.whole(worker, response).await
-}
-
-async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
-    match send(served, worker, Trial::Threshold, None).await {
-        Ok(reply) => {
-            let outcome = Trial::Threshold.read(200, &reply).unwrap_or_default();
-            if outcome.reports_cached_tokens == Some(false) {
-                tracing::warn!(
-                    model = served.name(),
-                    worker = worker.id(),
-                    "the engine reports no cached tokens, so that they are estimated: start it \
-                     with --enable-prompt-tokens-details"
-                );
-            }
-            outcome
-                .supports_cache_hit_threshold
-                .ok_or_else(|| Error::engine(worker.id(), "sent no completion"))
-        }
-        Err(error) => match error.kind() {
-            ErrorKind::EngineRejected(412) => Ok(true),
-            // The engine does not support the request in this form, so the router uses its index.
-            ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
-            _ => Err(error),
-        },
-    }
+/// Requests and parses one load report.
+async fn ask(
+    worker: &Worker,
+    client: &EngineClient,
+    patience: Duration,
+) -> Result<EngineLoad, Error> {
+    let get = client.get(worker, "/metrics", REPORT_MAX_BYTES);
+    let asked = tokio::time::timeout(patience, get).await;
+    let late = |_| Error::new(ErrorKind::EngineTimeout, "no reply to /metrics in time");
+    Ok(EngineLoad::parse(&asked.map_err(late)??))
 }

@@ -55,7 +55,7 @@ impl Served {
             matches!(flow, RequestFlow::DecodeFirst | RequestFlow::DecodeOnly | RequestFlow::Auto)
         };
         // Decode legs after a prefill carry the preemption guard in every flow. With connectors
-        // whose legs form a pair, an engine cannot be probed: one leg alone is never answered.
+        // whose legs form a pair, an engine cannot be tried: one leg alone is never answered.
         let guard = config.gate.preemption_guard > 0.0 && config.connector.serves_alone();
         let guarded = |flow: RequestFlow| guard && flow.hands_over();
         config.gate.kind == GateKind::Auto

@@ -1,8 +1,8 @@
 //! What a model's workers probably hold in addition to the blocks that their KV events confirm.
 //!
-//! There are two kinds of estimates. *Speculative*: a prompt that was just sent to a worker, until
+//! There are two kinds of entries. *Speculative*: a prompt that was just sent to a worker, until
 //! the worker's events confirm it; for every worker, for seconds. *Approximate*: what a worker
-//! without KV events has computed, for minutes, within its capacity. Estimates influence the choice
+//! without KV events has computed, for minutes, within its capacity. Entries influence the choice
 //! of a worker. They open no gate and do not count in reported overlap.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,14 +17,14 @@ use super::worker::Worker;
 use splitrail_config::model::SpeculativeIndexConfig;
 use splitrail_policy::WorkerIndex;
 
-/// The estimates for a model's workers.
+/// The speculative blocks of a model's workers.
 #[derive(Debug)]
 pub struct SpeculativeIndex {
-    speculative: Option<Estimates>,
-    approximate: Option<Estimates>,
+    speculative: Option<RecentEntries>,
+    approximate: Option<RecentEntries>,
 }
 
-/// The estimates for one prompt.
+/// The speculative blocks of one prompt.
 #[derive(Debug, Default)]
 pub struct SpeculativeOverlaps {
     /// Leading blocks that were just sent to a worker.
@@ -33,7 +33,7 @@ pub struct SpeculativeOverlaps {
     pub approximate: RecentOverlaps,
 }
 
-/// Blocks assumed of one worker.
+/// Numbers of speculative blocks of one worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SpeculativeBlocks {
     /// Blocks of prompts that were just sent to the worker.
@@ -43,17 +43,17 @@ pub struct SpeculativeBlocks {
 }
 
 impl SpeculativeIndex {
-    /// Empty estimates. A lifetime of 0 disables the respective kind.
+    /// An empty index. A lifetime of 0 disables the respective kind.
     pub fn new(config: SpeculativeIndexConfig) -> Self {
-        let estimates = |lifetime: Duration| {
+        let entries = |lifetime: Duration| {
             let lifetime_ms = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
             let max_blocks_per_worker = config.blocks_max;
             (lifetime_ms > 0)
-                .then(|| Estimates::new(RecentConfig { lifetime_ms, max_blocks_per_worker }))
+                .then(|| RecentEntries::new(RecentConfig { lifetime_ms, max_blocks_per_worker }))
         };
         Self {
-            speculative: estimates(config.speculative_ttl),
-            approximate: estimates(config.approximate_ttl),
+            speculative: entries(config.speculative_ttl),
+            approximate: entries(config.approximate_ttl),
         }
     }
 
@@ -76,15 +76,15 @@ impl SpeculativeIndex {
         }
     }
 
-    /// Looks up the estimates for a prompt.
+    /// Looks up the speculative blocks of a prompt.
     pub fn find(&self, now: Instant, hashes: &[BlockHash], found: &mut SpeculativeOverlaps) {
         let sides = [
             (&self.speculative, &mut found.speculative),
             (&self.approximate, &mut found.approximate),
         ];
-        for (estimates, overlaps) in sides {
-            match estimates {
-                Some(estimates) => estimates.find(now, hashes, overlaps),
+        for (entries, overlaps) in sides {
+            match entries {
+                Some(entries) => entries.find(now, hashes, overlaps),
                 None => overlaps.clear(),
             }
         }
@@ -93,14 +93,14 @@ impl SpeculativeIndex {
     /// Removes expired entries, a bounded number per call. Returns whether some are left.
     pub fn expire(&self, now: Instant) -> bool {
         let [first, second] =
-            self.kinds().map(|estimates| estimates.is_some_and(|g| g.expire(now)));
+            self.kinds().map(|entries| entries.is_some_and(|entries| entries.expire(now)));
         first || second
     }
 
     /// Removes all entries of a worker that was restarted or dropped its cache.
     pub fn forget(&self, worker: WorkerIndex) {
-        for estimates in self.kinds().into_iter().flatten() {
-            estimates.forget(worker);
+        for entries in self.kinds().into_iter().flatten() {
+            entries.forget(worker);
         }
     }
 
@@ -111,21 +111,21 @@ impl SpeculativeIndex {
         }
     }
 
-    /// The numbers of blocks that are assumed of a worker.
+    /// The numbers of speculative blocks of a worker.
     pub fn blocks(&self, worker: &Worker) -> SpeculativeBlocks {
         let [speculative, approximate] =
-            self.kinds().map(|estimates| estimates.map_or(0, |estimates| estimates.blocks(worker)));
+            self.kinds().map(|entries| entries.map_or(0, |entries| entries.blocks(worker)));
         SpeculativeBlocks { speculative, approximate }
     }
 
-    fn kinds(&self) -> [Option<&Estimates>; 2] {
+    fn kinds(&self) -> [Option<&RecentEntries>; 2] {
         [self.speculative.as_ref(), self.approximate.as_ref()]
     }
 }
 
-/// The estimates of one kind.
+/// The entries of one kind.
 #[derive(Debug)]
-struct Estimates {
+struct RecentEntries {
     /// Locked for a walk along a prompt, whose steps depend on shared prefixes rather than on the
     /// number of blocks.
     recent: Mutex<Recent>,
@@ -134,7 +134,7 @@ struct Estimates {
     started: Instant,
 }
 
-impl Estimates {
+impl RecentEntries {
     fn new(config: RecentConfig) -> Self {
         Self {
             recent: Mutex::new(Recent::new(config)),
@@ -189,7 +189,7 @@ impl Estimates {
         changed
     }
 
-    /// A poisoned lock is still used: estimates need not be correct.
+    /// A poisoned lock is still used: entries need not be correct.
     fn lock(&self) -> MutexGuard<'_, Recent> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -271,13 +271,14 @@ impl Worker {
     /// The fraction of its normal share of new work that the worker gets: below 1 during the slow
     /// start, at least 0.1.
     pub fn share(&self, now: Instant) -> f64 {
-        const LEAST: f64 = 0.1;
+        /// The share at the beginning of the slow start.
+        const SHARE_MIN: f64 = 0.1;
         let warming = self.state() == WorkerState::Warming && !self.initial_member.load(Relaxed);
         let whole_ms = self.slow_start_ms.load(Relaxed);
         if !warming || whole_ms == 0 {
             return 1.0;
         }
-        (self.lifecycle.age(now).as_secs_f64() * 1e3 / whole_ms as f64).clamp(LEAST, 1.0)
+        (self.lifecycle.age(now).as_secs_f64() * 1e3 / whole_ms as f64).clamp(SHARE_MIN, 1.0)
     }
 
     /// The circuit breaker of a leg.

@@ -1,4 +1,5 @@
-//! Requests that generate no text (embeddings, scores, token ids): one worker serves each in full, without a hand-off.
+//! Requests that generate no text (embeddings, token ids, token counts): one worker serves each in
+//! full, without a hand-off.
 
 use std::time::Instant;
 

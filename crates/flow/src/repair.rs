@@ -10,7 +10,7 @@
 //! that waits. Therefore the prefill leg of a pair that is given up is not cancelled but runs on, and a
 //! prefill leg that has failed is sent again. If the decode engine is gone, nothing waits there.
 //!
-//! Whether an engine is gone is not judged by what the router makes of its worker: a worker may leave the
+//! Whether an engine is gone does not follow from the state of its worker: a worker may leave the
 //! fleet, get a new description, or be out of reach for a moment while its engine runs on. A new process
 //! is what the engine's own reports say.
 //!

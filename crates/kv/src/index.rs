@@ -5,6 +5,8 @@
 //! it. The *names* are what events write: for each worker, a map from the engine's hashes to places
 //! in the forest. See `kv/README.md` for the layout.
 
+#[cfg(all(test, not(loom)))]
+mod access_hook;
 mod applied;
 mod apply;
 mod chain;
@@ -16,6 +18,7 @@ mod forest;
 mod frozen;
 mod heads;
 mod holders;
+mod holds;
 #[cfg(all(test, not(loom)))]
 mod interleaved;
 mod join;
@@ -25,8 +28,6 @@ mod model_check;
 mod names;
 mod observe;
 mod overlaps;
-#[cfg(all(test, not(loom)))]
-mod probe;
 mod reader;
 mod restore;
 mod run;
@@ -35,7 +36,6 @@ mod snapshot;
 mod store;
 mod strips;
 mod sync;
-mod trace;
 mod waiting_events;
 mod words;
 mod worker;

@@ -1,9 +1,9 @@
-//! Blocks of recently routed prompts, which are assumed to be held until events say more.
+//! Speculative blocks: those of recently routed prompts, until events say more.
 //!
 //! There are two uses. *Speculative*: a prompt that was just sent to a worker will be in its cache
 //! before its events say so; prompts with the same prefix that arrive meanwhile should follow it.
 //! Such entries live for seconds. *Approximate*: for an engine without events no better information
-//! exists; what was sent to it is assumed to stay for a time, as long as the engine has room. Both
+//! exists; what was sent to it counts as held for a time, as long as the engine has room. Both
 //! are estimates: they may influence the choice of a worker, and never the cached tokens that are
 //! reported to a client.
 //!
@@ -29,7 +29,7 @@ use runs::Holders;
 /// Bounds on the age and the number of speculative blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecentConfig {
-    /// Time for which a routed prompt is assumed to be held, in milliseconds.
+    /// Time for which the blocks of a routed prompt are listed, in milliseconds.
     pub lifetime_ms: u64,
     /// Maximum number of speculative blocks of one worker, unless its capacity is known to be
     /// less.
@@ -145,7 +145,7 @@ impl Recent {
         (known, last)
     }
 
-    /// How much of a prompt each worker is assumed to hold, including blocks that have expired and
+    /// How many leading blocks of a prompt are listed for each worker, including blocks that have expired and
     /// are not removed yet.
     pub fn find(&self, hashes: &[BlockHash], out: &mut RecentOverlaps) {
         out.clear();

@@ -44,14 +44,14 @@ proptest! {
 
     #[test]
     fn a_lookup_by_the_last_block_agrees_with_a_walk(
-        trace_at in 0_usize..40,
+        enabled_at in 0_usize..40,
         ops in prop::collection::vec(
             (0_u64..3, 0_u64..12, 0_u64..60, 1_u64..400, 0_usize..400, any::<bool>()), 1..60),
     ) {
         let (mut index, mut overlaps) = (index(), Overlaps::new());
         for (at, (family, own, shared, blocks, from, evicts)) in ops.into_iter().enumerate() {
-            if at == trace_at {
-                index.trace_blocks();
+            if at == enabled_at {
+                index.enable_holds();
             }
             let chain = chain(family, own, shared, blocks);
             if evicts {
@@ -61,7 +61,7 @@ proptest! {
             } else {
                 index.store(W, None, &chain, Tier::Device);
             }
-            if at >= trace_at {
+            if at >= enabled_at {
                 assert_agrees(&index, &chain, &mut overlaps);
             }
         }
@@ -75,7 +75,7 @@ fn zero_blocks_are_always_held_and_without_tracing_no_block_is() {
     index.store(W, None, &chain, Tier::Device);
     assert!(index.holds(W, 0, BlockHash(0)));
     assert!(!index.holds(W, 5, chain[4].hash));
-    index.trace_blocks();
+    index.enable_holds();
     assert!(index.holds(W, 5, chain[4].hash));
     assert!(!index.holds(WorkerKey { worker: 1, rank: 0 }, 5, chain[4].hash));
 }
@@ -84,7 +84,7 @@ fn zero_blocks_are_always_held_and_without_tracing_no_block_is() {
 fn tracing_takes_few_bytes_per_block_also_after_replacements() {
     const CHAINS: u64 = 100;
     let mut index = index();
-    index.trace_blocks();
+    index.enable_holds();
     for own in 0..6 * CHAINS {
         index.store(W, None, &chain(0, own, 8, 200), Tier::Device);
         if let Some(old) = own.checked_sub(CHAINS) {

@@ -1,4 +1,5 @@
-//! How engines store KV, as far as they tell: only between engines that store it alike can it move.
+//! How an engine stores KV, as far as the engine reports it. KV can move only between engines that
+//! store it alike.
 
 /// The data type and the layout of an engine's KV, each as a tag of its name; 0 if it is not known.
 /// Two names with one tag (of 2^32) count as equal: engines compare the names themselves as well.

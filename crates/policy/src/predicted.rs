@@ -1,8 +1,8 @@
 //! Predicts the cost of a choice in milliseconds, term by term.
 //!
 //! ```text
-//! prefill leg     wait + fetch + read + load + prefill + hand-off(prompt) + price x (work - least work)
-//! aggregated      wait + fetch + load + prefill + step                    + price x (work - least work)
+//! prefill leg     wait + fetch + read + load + prefill + hand-off(prompt) + price x (work - least work) + copy
+//! aggregated      wait + fetch + load + prefill + step                    + price x (work - least work) + copy
 //! decode leg      wait + load + hand-off(what it lacks) + step
 //! ```
 //!
@@ -10,8 +10,8 @@
 //! blocks of queued requests count as present. `step` is the first decode step. `work` is the same
 //! prefill on the fleet's usual worker: a slow worker costs more time for its own request, but
 //! takes nothing from other requests, which would lose if it were idle. `fetch` is 0 unless the
-//! worker takes leading blocks from another worker (`fetch.rs`); `prefill` and `work` are then
-//! those of the rest. The same holds for `read`, what the worker reads back from a decode
+//! worker takes leading blocks from another worker; `prefill` and `work` are then those of the rest,
+//! and `copy` is the price of holding the blocks twice (`fetch.rs`). The same holds for `read`, what the worker reads back from a decode
 //! worker (`read_back.rs`). `load` is for blocks that the worker holds in slower tiers (`load.rs`).
 //!
 //! **The price of extra work.** Computing on one worker what another worker holds delays all later

@@ -3,18 +3,18 @@
 //! For each request, both ways are predicted in milliseconds and compared:
 //!
 //! ```text
-//! remote  wait(p) + fetch(p) + read(p) + prefill(p) + hand-off + step
+//! remote  wait(p) + fetch(p) + read(p) + load(p) + prefill(p) + hand-off + step
 //!         + price(prefill pool) x (fetch(p) + read(p) + prefill(p)) + copy(p)
-//! local   wait(d) + fetch(d) + local(d) + step
+//! local   wait(d) + fetch(d) + load(d) + local(d) + step
 //!         + price(decode pool)  x (fetch(d) + local(d)) + copy(d)
 //! local(d) = steps x (max(a, b) + interference x min(a, b))
 //! ```
 //!
-//! where `a` is a decode step on `d` with its present load, and `b` the computation of one chunk.
-//! The prices are those of [`predicted`](crate::extra_work_price): either way delays later requests
-//! of the same pool, and the busier pool has the higher price. Either way may fetch a prefix from
-//! another worker, where that makes it cheaper ([`fetch`](crate::FetchPlan)): `fetch` is what the
-//! wait does not hide, and `copy` the price of holding blocks twice. What remains is computed.
+//! where `p` is the best prefill worker and `d` the best decode worker, `a` a decode step on `d` with
+//! its present load, and `b` the computation of one chunk. The other terms and the prices are those
+//! of `predicted.rs` ([`CostTerms`](crate::CostTerms)): either way delays later requests of the same
+//! pool, and the busier pool has the higher price. Either way may fetch a prefix from another worker
+//! where that makes it cheaper ([`FetchPlan`](crate::FetchPlan)). What remains is computed.
 //!
 //! **Effect on other requests.** While a decode worker computes a prompt, each of its streams gets
 //! tokens at intervals of `max(a, b) + interference x min(a, b)`. An interval below the goal for

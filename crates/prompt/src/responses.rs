@@ -9,7 +9,7 @@ use super::normalise::{Unsupported, copy_options};
 pub const MEMBERS: [&str; 5] =
     ["truncation", "instructions", "input", "reasoning", "chat_template_kwargs"];
 
-/// Members of which only matters whether they have content.
+/// Members whose content does not matter, but only whether they have any.
 pub const PRESENCE: [&str; 5] =
     ["tools", "prompt", "previous_input_messages", "mm_processor_kwargs", "media_io_kwargs"];
 

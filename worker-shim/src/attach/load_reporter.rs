@@ -22,8 +22,9 @@ const LARGE_CHANGE_REQUESTS: u64 = 4;
 const LARGE_CHANGE_TOKENS: u64 = 1024;
 /// In addition, a large change is at least the previous value divided by this number.
 const LARGE_CHANGE_DIVISOR: u64 = 4;
-/// Limits of the report interval that a router can ask for.
+/// Minimum of the report interval that a router can ask for.
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
+/// Maximum of the report interval that a router can ask for.
 const INTERVAL_MAX: Duration = Duration::from_secs(10);
 /// The report interval if the router asks for none.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(1);

@@ -92,7 +92,7 @@ impl MirrorState {
             seed: terms.seed,
             max_blocks_per_worker: blocks_max,
         });
-        index.trace_blocks();
+        index.enable_holds();
         self.index = Some(index);
         self.terms = Some(terms);
         self.agreeing_routers = 1;

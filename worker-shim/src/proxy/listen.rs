@@ -33,8 +33,9 @@ const STREAMS_MAX: u32 = 256;
 /// Buffer size of an HTTP/2 stream in each direction, in bytes.
 const STREAM_BUFFER_BYTES: u32 = 64 << 10;
 
-/// Interval of HTTP/2 pings, which detect a peer that is gone, and timeout of their replies.
+/// Interval of HTTP/2 pings, which detect a peer that is gone.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum time for the reply to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// TCP keep-alive settings, which detect a peer that has vanished. A peer that does not

@@ -162,8 +162,8 @@ impl Drop for Reading {
 /// The part of a pin's time in which it may be read. A tenth is kept as a margin, and at least six
 /// seconds, since engines refuse a read in the last five.
 fn usable(pin: Duration) -> Duration {
-    const LEAST: Duration = Duration::from_secs(6);
-    pin.saturating_sub((pin / 10).max(LEAST))
+    const MARGIN_MIN: Duration = Duration::from_secs(6);
+    pin.saturating_sub((pin / 10).max(MARGIN_MIN))
 }
 
 /// The number of blocks that a worker may keep pinned.

@@ -5,13 +5,15 @@
 //! bits. The place of a block within its strip follows from its depth in the prompt, so it is not
 //! stored.
 
+/// A slot that was never used: searches end at it.
 const EMPTY: u32 = 0;
 /// A slot whose entry was removed: searches continue after it.
 const REMOVED: u32 = 1;
-/// Strip numbers are stored plus this, because the values below have the meanings above.
+/// What is added to a strip's number in a slot, because lower values have the meanings above.
 const FIRST: u32 = 2;
 /// The share of used slots, including removed ones, at which the table is rebuilt.
 const FULL: (usize, usize) = (4, 5);
+/// Minimum number of slots.
 const SLOTS_MIN: usize = 64;
 
 /// The table; empty until it is first needed.

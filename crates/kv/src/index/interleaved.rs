@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::probe::{Access, probed};
+use super::access_hook::{Access, with_hook};
 use super::{HashedBlock, Index, IndexConfig, Overlaps, WorkerKey};
 use crate::event::{EngineHash, Tier};
 use crate::hash::{BlockHash, HashSeed};
@@ -228,7 +228,7 @@ fn a_reader_after_every_store(seed: u64, beside: usize, events: usize) {
                 }
             }
         };
-        probed(look, || world.apply(&event));
+        with_hook(look, || world.apply(&event));
         assert_eq!(world.index.check(), Ok(()));
     }
 }
@@ -270,7 +270,7 @@ fn events_before_loads(seed: u64, beside: usize, calls: usize, one_in: usize) {
                 }
             }
         };
-        probed(write, || reader.find(&hashes(&prompt), &mut overlaps));
+        with_hook(write, || reader.find(&hashes(&prompt), &mut overlaps));
         allowed.borrow().check(&overlaps);
     }
     assert_eq!(world.borrow().index.check(), Ok(()));

@@ -82,7 +82,7 @@ impl Strips {
     }
 
     /// Enters all hashes in a table, and from now on every new one.
-    pub(super) fn trace(&mut self, words: &Allocator) {
+    pub(super) fn build_finder(&mut self, words: &Allocator) {
         let blocks = self.strips.iter().map(|strip| strip.len as usize).sum();
         // The old table is freed first, so that both never exist at the same time.
         self.finder = None;
@@ -94,8 +94,8 @@ impl Strips {
         self.finder = Some(finder);
     }
 
-    /// The strips that may contain a hash, if tracing was requested.
-    pub(super) fn traced(&self, hash: u64) -> impl Iterator<Item = u32> + '_ {
+    /// The strips that may contain a hash, if there is a table.
+    pub(super) fn with_hash(&self, hash: u64) -> impl Iterator<Item = u32> + '_ {
         self.finder.iter().flat_map(move |finder| finder.strips(hash))
     }
 
@@ -105,7 +105,7 @@ impl Strips {
             return;
         };
         if !finder.has_room(blocks.len(), strip) {
-            return self.trace(words);
+            return self.build_finder(words);
         }
         let at = Address(self.strips[strip as usize].at).plus(blocks.start);
         finder.add(strip, loaded(words.slice(at, blocks.len())));

@@ -1,8 +1,8 @@
 //! The atomics that readers and the writer share; those of a model checker under `--cfg loom`, and
-//! in unit tests those that report every access ([`super::probe`]).
+//! in unit tests those that report every access ([`super::access_hook`]).
 
 #[cfg(all(test, not(loom)))]
-pub(super) use super::probe::{AtomicU32, AtomicU64};
+pub(super) use super::access_hook::{AtomicU32, AtomicU64};
 #[cfg(loom)]
 pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(any(test, loom)))]

@@ -2,7 +2,7 @@
 
 use crate::index::WorkerKey;
 
-/// How many leading blocks of a prompt each worker is assumed to hold. Keep one and pass it to
+/// How many leading blocks of a prompt are speculative on each worker. Keep one and pass it to
 /// [`Recent::find`](super::Recent::find) repeatedly: it reuses its memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecentOverlaps {
@@ -11,7 +11,7 @@ pub struct RecentOverlaps {
 }
 
 impl RecentOverlaps {
-    /// The number of blocks assumed for a worker; 0 if nothing is assumed.
+    /// The number of speculative blocks of a worker; 0 if there is none.
     pub fn get(&self, worker: WorkerKey) -> u32 {
         let place = self.held.binary_search_by_key(&worker, |(holder, _)| *holder);
         place.map_or(0, |place| self.held[place].1)

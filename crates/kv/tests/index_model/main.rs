@@ -89,7 +89,7 @@ proptest! {
         });
         let mut model = Model::default();
         let mut overlaps = Overlaps::new();
-        index.trace_blocks();
+        index.enable_holds();
         for op in &ops {
             step(&mut index, &mut model, op)?;
             compare(&index, &model, &mut overlaps)?;

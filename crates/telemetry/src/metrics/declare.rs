@@ -116,7 +116,7 @@ impl Metrics {
         self.each(&mut |metric, family| forget_series(metric, family, &own));
     }
 
-    /// Removes the series of a discovery source that the model has not any more.
+    /// Removes the series of a discovery source that the model no longer has.
     pub fn forget_source(&self, model: &str, source: &str) {
         for family in [&self.discovery_workers as &dyn Family, &self.discovery_errors] {
             family.remove(&[model, source]);

@@ -6,13 +6,13 @@ use crate::hash::BlockHash;
 
 impl Index {
     /// Enables [`Index::holds`] from now on. Takes about eight bytes for each block.
-    pub fn trace_blocks(&mut self) {
-        self.forest.strips.trace(&self.forest.words);
+    pub fn enable_holds(&mut self) {
+        self.forest.strips.build_finder(&self.forest.words);
     }
 
     /// Whether a worker holds, in any tier, the block with this chained hash and all blocks before
     /// it, `blocks` in total; zero blocks are always held. False if there is no block with that
-    /// hash at that depth, and if [`Index::trace_blocks`] was not called.
+    /// hash at that depth, and if [`Index::enable_holds`] was not called.
     ///
     /// Takes one step for each run along the prompt.
     pub fn holds(&self, worker: WorkerKey, blocks: u32, last: BlockHash) -> bool {
@@ -22,7 +22,7 @@ impl Index {
         let Some(slot) = self.workers.get(&worker).map(|worker| worker.slot) else {
             return false;
         };
-        let Some(mut place) = self.find_traced(deepest, last.0) else {
+        let Some(mut place) = self.find_block(deepest, last.0) else {
             return false;
         };
         while let Some((run, at)) = self.forest.locate(place) {
@@ -38,9 +38,9 @@ impl Index {
     }
 
     /// The place of a block with this many blocks before it.
-    fn find_traced(&self, depth: u32, hash: u64) -> Option<Place> {
+    fn find_block(&self, depth: u32, hash: u64) -> Option<Place> {
         let strips = &self.forest.strips;
-        strips.traced(hash).find_map(|strip| {
+        strips.with_hash(hash).find_map(|strip| {
             let &(start, run) = strips.pieces(strip).first()?;
             let offset = (depth + start).checked_sub(self.forest.meta(run).depth)?;
             let place = Place { strip, offset };

@@ -6,33 +6,33 @@ use std::sync::atomic::{self, Ordering};
 /// The kind of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Reported before the load, so that the load sees what the probe does.
+    /// Reported before the load, so that the load sees what the hook does.
     Load,
     Store,
 }
 
-type Probe = Box<dyn FnMut(Access)>;
+type Hook = Box<dyn FnMut(Access)>;
 
 thread_local! {
-    static PROBE: RefCell<Option<Probe>> = const { RefCell::new(None) };
+    static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
 }
 
-/// Calls `probe` at every access of this thread within `body`, except at accesses by the probe.
-pub(super) fn probed<R>(probe: impl FnMut(Access) + 'static, body: impl FnOnce() -> R) -> R {
-    PROBE.set(Some(Box::new(probe)));
+/// Calls `hook` at every access of this thread within `body`, except at accesses by the hook.
+pub(super) fn with_hook<R>(hook: impl FnMut(Access) + 'static, body: impl FnOnce() -> R) -> R {
+    HOOK.set(Some(Box::new(hook)));
     let result = body();
-    PROBE.set(None);
+    HOOK.set(None);
     result
 }
 
 fn touched(access: Access) {
-    if let Some(mut probe) = PROBE.take() {
-        probe(access);
-        PROBE.set(Some(probe));
+    if let Some(mut hook) = HOOK.take() {
+        hook(access);
+        HOOK.set(Some(hook));
     }
 }
 
-macro_rules! probed_atomic {
+macro_rules! hooked_atomic {
     ($name:ident, $value:ty) => {
         #[derive(Debug)]
         pub(super) struct $name(atomic::$name);
@@ -55,5 +55,5 @@ macro_rules! probed_atomic {
     };
 }
 
-probed_atomic!(AtomicU32, u32);
-probed_atomic!(AtomicU64, u64);
+hooked_atomic!(AtomicU32, u32);
+hooked_atomic!(AtomicU64, u64);
