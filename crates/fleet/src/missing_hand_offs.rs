@@ -11,7 +11,7 @@ use splitrail_workload::breaker::Breaker;
 
 /// One reply without a hand-off is enough, unless the reply before it had one. After a pause, a
 /// trial request is sent; each trial without a hand-off doubles the pause.
-const PAUSES: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
+const PAUSE: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
 
 /// The dialects in which one worker returns no hand-off. It has no clock: callers pass the time.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ struct DialectHandOffs {
 
 impl Default for DialectHandOffs {
     fn default() -> Self {
-        Self { breaker: Breaker::new(PAUSES), was_there: AtomicBool::new(false) }
+        Self { breaker: Breaker::new(PAUSE), was_there: AtomicBool::new(false) }
     }
 }
 

@@ -30,8 +30,10 @@ mod view;
 
 use joins::Joins;
 
-/// Interval at which workers are looked at while one is being prewarmed, and otherwise.
-const TICKS: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(250)];
+/// Interval at which workers are looked at while one is being prewarmed.
+const BUSY_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval at which workers are looked at otherwise.
+const IDLE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Prewarms the workers of all models until `stop` is cancelled, and ends when no fetch runs any more.
 pub async fn run(cluster: Arc<Cluster>, stop: CancellationToken) {
@@ -44,9 +46,8 @@ async fn follow(cluster: Arc<Cluster>, stop: CancellationToken) {
     let fetched = Arc::new(Notify::new());
     while !stop.is_cancelled() {
         let is_busy = look(&cluster, &mut models, &fetched).await;
-        let [busy, idle] = TICKS;
         tokio::select! {
-            () = tokio::time::sleep(if is_busy { busy } else { idle }) => {}
+            () = tokio::time::sleep(if is_busy { BUSY_INTERVAL } else { IDLE_INTERVAL }) => {}
             () = fetched.notified() => {}
             () = stop.cancelled() => {}
         }

@@ -43,8 +43,11 @@ use super::sending::Sending;
 /// How long a pair is repaired: as long as the engines wait for each other by default.
 const REPAIR_MAX: Duration = Duration::from_secs(480);
 
-/// The pause after an attempt that failed: the first one, doubled each time up to the last.
-const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+/// The pause after the first attempt that failed; it doubles with each further one.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+
+/// The longest pause after an attempt that failed.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// How often it is checked whether the decode engine is still there.
 const CHECK_EVERY: Duration = Duration::from_millis(250);
@@ -133,8 +136,11 @@ struct PrefillLeg {
     decode_rank: Option<u16>,
     /// The engine with which decode registers, if it pushes.
     pushes: Option<Arc<PushEngine>>,
-    /// The restarts of the prefill and the decode engine. Another process knows nothing of the pair.
-    restarts: [u32; 2],
+    /// The restarts of the prefill engine when the pair began. Another process knows nothing of the
+    /// pair.
+    prefill_restarts: u32,
+    /// The same of the decode engine.
+    decode_restarts: u32,
 }
 
 impl Repair {
@@ -161,7 +167,8 @@ impl Repair {
             decode: Arc::clone(decode),
             decode_rank: sending.placed.rank,
             pushes: None,
-            restarts: [worker.presence.restarts(), decode.presence.restarts()],
+            prefill_restarts: worker.presence.restarts(),
+            decode_restarts: decode.presence.restarts(),
         };
         let cluster = Arc::clone(&context.preparer.cluster);
         let leg_headers = prefill.pinned(leg_headers);
@@ -284,7 +291,7 @@ impl PrefillLeg {
     async fn finish(&self, call: Option<Call>, leg_headers: LegHeaders) -> &'static str {
         let timeouts = &self.served.config.timeouts;
         let deadline = Instant::now() + REPAIR_MAX;
-        let [mut pause, longest] = PAUSES;
+        let mut pause = PAUSE_MIN;
         let mut down_since = None;
         let mut call = call.unwrap_or_else(|| self.call(leg_headers.clone()));
         loop {
@@ -301,11 +308,11 @@ impl PrefillLeg {
             down_since = down_since.filter(|_| is_down).or(is_down.then(Instant::now));
             tokio::time::sleep(pause).await;
             let is_dead = down_since.is_some_and(|at| at.elapsed() >= self.served.config.lease);
-            let is_another = self.worker.presence.restarts() != self.restarts[0];
+            let is_another = self.worker.presence.restarts() != self.prefill_restarts;
             if is_dead || is_another || Instant::now() >= deadline {
                 return self.left();
             }
-            pause = (2 * pause).min(longest);
+            pause = (2 * pause).min(PAUSE_MAX);
             call = self.call(leg_headers.clone());
         }
     }
@@ -315,12 +322,12 @@ impl PrefillLeg {
     async fn still_runs(&self, until: Instant) -> bool {
         let (worker, since) = (&self.worker, std::time::Instant::now());
         while Instant::now() < until && !worker.has_reported_since(since) {
-            if worker.presence.restarts() != self.restarts[0] || fails_probes(worker) {
+            if worker.presence.restarts() != self.prefill_restarts || fails_probes(worker) {
                 return false;
             }
             tokio::time::sleep(CHECK_EVERY).await;
         }
-        worker.presence.restarts() == self.restarts[0]
+        worker.presence.restarts() == self.prefill_restarts
     }
 
     /// Sends the leg again.
@@ -343,7 +350,7 @@ impl PrefillLeg {
     async fn decode_gone(&self) {
         let is_there = || {
             let fails = self.pushes.is_none() && fails_probes(&self.decode);
-            self.decode.presence.restarts() == self.restarts[1] && !fails
+            self.decode.presence.restarts() == self.decode_restarts && !fails
         };
         while is_there() {
             tokio::time::sleep(CHECK_EVERY).await;

@@ -122,13 +122,30 @@ pub struct PredictedWay {
     pub cost_ms: f64,
     /// The parts of the prediction before the correction by what is learned. The caller passes them
     /// back to [`Threshold::observe`].
-    pub parts_ms: [f64; 2],
+    pub parts: PredictedParts,
     /// The predicted time of the cheaper way, if this way is explored; 0 otherwise.
     pub instead_ms: f64,
     /// The part of the budget for long steps that this way uses up; 0 for remote prefill.
     pub excess_ms: f64,
     /// The prefix that the candidate would fetch from another worker; `None` if computing is cheaper.
     pub fetch: Option<FetchPlan>,
+}
+
+/// The two parts of a prediction that are corrected by a factor each.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PredictedParts {
+    /// The longer parts of the steps and all other times, in milliseconds.
+    pub longer_ms: f64,
+    /// The shorter parts of the steps that mix prefill and decode, which count in proportion to the
+    /// interference, in milliseconds; 0 for remote prefill.
+    pub shorter_ms: f64,
+}
+
+impl PredictedParts {
+    /// Both parts in the order of the factors that [`Fit`] learns.
+    fn to_array(self) -> [f64; 2] {
+        [self.longer_ms, self.shorter_ms]
+    }
 }
 
 impl PredictedWay {
@@ -276,7 +293,7 @@ impl Threshold {
         if doubted > 0.0 {
             fit.doubt(1.0 - 0.5f64.powf(doubted));
         }
-        if fit.observe(way.parts_ms, ttft_ms) {
+        if fit.observe(way.parts.to_array(), ttft_ms) {
             *observed_ns = now_ns;
         }
     }

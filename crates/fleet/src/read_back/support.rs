@@ -9,7 +9,7 @@ use splitrail_workload::breaker::Breaker;
 
 /// After a failed read, a prefill worker gets no read for a while: an engine without the flag never
 /// answers a leg that is to read.
-const PAUSES: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
+const PAUSE: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
 
 /// What is known of read-back with one worker.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Support {
 
 impl Default for Support {
     fn default() -> Self {
-        Self { pins: AtomicU8::new(0), reads: Breaker::new(PAUSES) }
+        Self { pins: AtomicU8::new(0), reads: Breaker::new(PAUSE) }
     }
 }
 

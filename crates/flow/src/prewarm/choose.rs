@@ -34,8 +34,17 @@ pub(super) struct Sender {
     pub(super) rank: Option<u16>,
     /// Whether it has time now: it may send, and clients do not need it.
     pub(super) is_free: bool,
-    /// How much it has to do: the time until it begins, in nanoseconds, and the tokens booked on it.
-    pub(super) load: (u64, u64),
+    /// How much it has to do.
+    pub(super) load: SenderLoad,
+}
+
+/// How much a sender has to do. The wait is compared first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SenderLoad {
+    /// The time until it can begin to send, in nanoseconds.
+    pub(super) wait_ns: u64,
+    /// The tokens that are booked on the worker.
+    pub(super) booked_tokens: u64,
 }
 
 /// All senders of a model.

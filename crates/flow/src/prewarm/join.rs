@@ -24,7 +24,7 @@ use splitrail_workload::fetches::FetchBounds;
 /// ids may still become known.
 const SETTLED: Duration = Duration::from_secs(2);
 /// Minimum pause after a fetch that has brought nothing.
-const PAUSE_MIN: Duration = super::TICKS[0];
+const PAUSE_MIN: Duration = super::BUSY_INTERVAL;
 /// How long the events of a worker may take to tell of what a fetch has brought.
 const EVENTS_AFTER: Duration = Duration::from_secs(5);
 /// Maximum number of fetches of which that is remembered.

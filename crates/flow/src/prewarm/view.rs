@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use splitrail_kv::Overlaps;
 
-use super::choose::{HeldPrefix, Hot, Sender, Senders, is_needed_by_clients};
+use super::choose::{HeldPrefix, Hot, Sender, SenderLoad, Senders, is_needed_by_clients};
 use splitrail_fleet::peer_fetch::{can_send, is_able_to_send};
 use splitrail_fleet::ranks::rank_key;
 use splitrail_fleet::{Roster, Served};
@@ -49,7 +49,7 @@ pub(super) fn list_senders(
         let own = from.get(&worker.index).copied().unwrap_or(0);
         let is_free = can_send(worker, bounds, block_size, now)
             && !is_needed_by_clients(worker.waiting(now), worker.fetches.sending(), own);
-        let active_tokens = worker.booked.active_tokens();
+        let booked_tokens = worker.booked.active_tokens();
         for number in 0..worker.ranks.count() {
             let rank = worker.ranks.are_chosen_by_the_router().then_some(number);
             let queue_ns = worker.costs.seen(now, RankScope::Rank(rank), 0).wait_ns;
@@ -58,7 +58,7 @@ pub(super) fn list_senders(
                 worker: worker.index,
                 rank,
                 is_free: is_free && worker.overlap_is_believed(rank),
-                load: (wait_ns, active_tokens),
+                load: SenderLoad { wait_ns, booked_tokens },
             };
             senders.insert(rank_key(worker.index, number), sender);
         }

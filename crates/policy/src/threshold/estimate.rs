@@ -1,6 +1,6 @@
 //! Predicts the time of local and of remote prefill.
 
-use super::{ComparisonInput, PredictedWay, Threshold, trust};
+use super::{ComparisonInput, PredictedParts, PredictedWay, Threshold, trust};
 use crate::candidate::{Candidate, Leg, Query};
 use crate::fetch::{BestSources, FetchPlan, MARGIN_RATIO, copy_ms};
 use crate::index::CandidateIndex;
@@ -63,7 +63,7 @@ impl Threshold {
                 index,
                 ttft_ms,
                 cost_ms,
-                parts_ms: [raw_ms, 0.0],
+                parts: PredictedParts { longer_ms: raw_ms, shorter_ms: 0.0 },
                 instead_ms,
                 excess_ms,
                 fetch,
@@ -96,10 +96,9 @@ impl Threshold {
             let ttft_ms = local.longer_ms * scale + local.shorter_ms * interference;
             let own_ms = local.own_longer_ms * scale + local.own_shorter_ms * interference;
             let cost_ms = ttft_ms + price * (own_ms + local.fetch_ms * scale);
-            let parts_ms = [local.longer_ms, local.shorter_ms];
+            let parts = PredictedParts { longer_ms: local.longer_ms, shorter_ms: local.shorter_ms };
             let (instead_ms, excess_ms) = (0.0, local.excess_ms);
-            let way =
-                PredictedWay { index, ttft_ms, cost_ms, parts_ms, instead_ms, excess_ms, fetch };
+            let way = PredictedWay { index, ttft_ms, cost_ms, parts, instead_ms, excess_ms, fetch };
             Some((way, own_ms))
         };
         let best = |(index, candidate): (CandidateIndex, &Candidate)| {

@@ -118,7 +118,11 @@ fn live(
         let comparison = threshold.compare(now_ns, &input);
         let truth = |local| {
             let way = if local { comparison.at_decode } else { comparison.at_prefill }.unwrap();
-            (way, (way.parts_ms[0] + way.parts_ms[1]) * if local { local_off } else { remote_off })
+            (
+                way,
+                (way.parts.longer_ms + way.parts.shorter_ms)
+                    * if local { local_off } else { remote_off },
+            )
         };
         threshold.record_way_taken(now_ns, &comparison, &input);
         let (way, ttft_ms) = truth(comparison.local);

@@ -54,7 +54,15 @@ fn senders(workers: &[(u32, bool)]) -> Senders {
     let sender = |&(worker, is_free): &(u32, bool)| {
         let key = WorkerKey { worker, rank: 0 };
         let worker = WorkerIndex(worker);
-        (key, Sender { worker, rank: None, is_free, load: (0, u64::from(worker.0)) })
+        (
+            key,
+            Sender {
+                worker,
+                rank: None,
+                is_free,
+                load: SenderLoad { wait_ns: 0, booked_tokens: u64::from(worker.0) },
+            },
+        )
     };
     workers.iter().map(sender).collect()
 }
