@@ -20,7 +20,7 @@ use super::registry::{PendingStream, SessionGuard};
 use super::stream::ShimStream;
 use splitrail_fleet::indexing::{Indexing, OVER_LIMIT};
 use splitrail_fleet::resync::ResyncRequests;
-use splitrail_fleet::shim_report::Others;
+use splitrail_fleet::shim_report::OtherLoad;
 
 /// The session of one worker.
 pub(super) struct Session {
@@ -562,7 +562,7 @@ impl AttachedWorker {
     fn load(&self, load: &v1::Load, stale: Duration) {
         let Indexing { pool, worker, .. } = &self.indexing;
         let now = Instant::now();
-        let others = Others::beyond(load, &worker.booked, pool.block_size());
+        let others = OtherLoad::beyond(load, &worker.booked, pool.block_size());
         worker.shim_report.set_others(now, stale, others);
         let age = Duration::from_millis(load.age_ms.into());
         let ratio = load.kv_used_ratio.filter(|ratio| (0.0..=1.0).contains(ratio));

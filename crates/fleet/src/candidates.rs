@@ -11,7 +11,7 @@ use super::ranks::Rank;
 use super::ranks::rank_key;
 use super::read_back::ReadablePins;
 use super::roster::Roster;
-use super::shim_report::Others;
+use super::shim_report::OtherLoad;
 use super::speculative_index::SpeculativeOverlaps;
 use super::worker::Worker;
 use splitrail_config::model::SaturationConfig;
@@ -25,7 +25,7 @@ pub(super) struct CandidateBuilder<'a> {
     overlaps: &'a Overlaps,
     found: &'a SpeculativeOverlaps,
     /// The load that is assumed of workers whose last report is too old.
-    busiest: Others,
+    busiest: OtherLoad,
     saturation: SaturationConfig,
     /// Whether the policy uses costs.
     uses_costs: bool,
@@ -79,7 +79,7 @@ impl<'a> CandidateBuilder<'a> {
         uses_costs: bool,
         now: Instant,
     ) -> Self {
-        let busiest = Others::busiest(roster.iter().map(|worker| &worker.shim_report), now);
+        let busiest = OtherLoad::busiest(roster.iter().map(|worker| &worker.shim_report), now);
         Self {
             overlaps,
             found,
@@ -247,7 +247,7 @@ impl<'a> CandidateBuilder<'a> {
         ranks: u64,
     ) -> RankLoad {
         let others = worker.shim_report.others(self.now, self.busiest);
-        let others = Others {
+        let others = OtherLoad {
             requests: u64::from(others.requests).div_ceil(ranks) as u32,
             prefill_tokens: others.prefill_tokens.div_ceil(ranks),
             active_tokens: others.active_tokens.div_ceil(ranks),
@@ -257,7 +257,7 @@ impl<'a> CandidateBuilder<'a> {
     }
 }
 
-fn booked_and(booked: &Booked, others: Others, reported: u64) -> RankLoad {
+fn booked_and(booked: &Booked, others: OtherLoad, reported: u64) -> RankLoad {
     let requests = booked.requests().saturating_add(others.requests);
     RankLoad {
         requests: requests.max(u32::try_from(reported).unwrap_or(u32::MAX)),

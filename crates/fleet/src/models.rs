@@ -105,7 +105,7 @@ fn assemble_model(
     let prompt_files = prompt_files(model);
     let tls = tls_files(model)?;
     let kept = before.map(|(served, serving)| {
-        let mut kept = Kept::of(served, serving, model, config);
+        let mut kept = KeptParts::of(served, serving, model, config);
         kept.credential &= served.client.authorization() == authorization.as_ref();
         kept.tls &= served.client.tls().are_current(&tls);
         kept.tokenizer &= served.prompt_files == prompt_files;
@@ -116,7 +116,8 @@ fn assemble_model(
     {
         return Ok(Arc::clone(served));
     }
-    let keep = |part: fn(&Kept) -> bool| kept.filter(|(_, kept)| part(kept)).map(|(was, _)| was);
+    let keep =
+        |part: fn(&KeptParts) -> bool| kept.filter(|(_, kept)| part(kept)).map(|(was, _)| was);
     let prompt = match keep(|kept| kept.tokenizer) {
         Some(served) => served.prompt.clone(),
         None => {
@@ -161,7 +162,7 @@ fn assemble_model(
 
 /// Which parts of a model are kept at a reload.
 #[derive(Clone, Copy)]
-struct Kept {
+struct KeptParts {
     config: bool,
     tokenizer: bool,
     client: bool,
@@ -171,7 +172,7 @@ struct Kept {
     budget: bool,
 }
 
-impl Kept {
+impl KeptParts {
     fn of(served: &Served, serving: &Serving, model: &Model, config: &Config) -> Self {
         let (was, bounds) = (&served.config, &serving.limits);
         let limits = &config.limits;

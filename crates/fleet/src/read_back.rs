@@ -39,7 +39,7 @@ const BOUNDS: Bounds = Bounds { pins: 16_384, bytes: 64 << 20 };
 
 /// What a reader of a pin needs.
 #[derive(Debug)]
-struct Kept {
+struct PinPayload {
     kv: PinnedKv,
     holder: Arc<Worker>,
     /// The process of the engine that keeps the blocks: an engine that was only out of reach has them
@@ -49,7 +49,7 @@ struct Kept {
     first_token: u32,
 }
 
-impl Kept {
+impl PinPayload {
     /// Whether the engine may still keep the blocks, be its worker in the fleet or not. Another process
     /// in its place has none of them, and an engine that is to release them there waits for the process
     /// that is gone.
@@ -99,7 +99,7 @@ impl ReadablePins<'_> {
 /// The pinned KV of one model's workers.
 #[derive(Debug)]
 pub struct ReadBack {
-    store: Mutex<Store<Kept>>,
+    store: Mutex<Store<PinPayload>>,
     /// Whether KV was read for other tokens than its own. Nothing is read then.
     is_distrusted: AtomicBool,
 }
@@ -111,7 +111,7 @@ impl Default for ReadBack {
 }
 
 impl ReadBack {
-    fn store(&self) -> MutexGuard<'_, Store<Kept>> {
+    fn store(&self) -> MutexGuard<'_, Store<PinPayload>> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,7 +125,7 @@ impl ReadBack {
         if prompt.is_empty() || self.is_distrusted() {
             return None;
         }
-        let is_kept = |_, kept: &Kept| kept.is_readable();
+        let is_kept = |_, kept: &PinPayload| kept.is_readable();
         let store = self.store();
         let best = store.find(now, prompt, is_kept)?;
         let holder = store.payload(best).map(|kept| &kept.holder);
@@ -140,7 +140,7 @@ impl ReadBack {
         if prompt.is_empty() || self.is_distrusted() || !can_read {
             return None;
         }
-        let may_read = |holder, kept: &Kept| {
+        let may_read = |holder, kept: &PinPayload| {
             let is_other = holder != reader.index && kept.is_readable();
             is_other && kept.holder.stores_kv_as(reader)
         };

@@ -24,12 +24,12 @@ pub struct ShimReport {
 struct ShimLoad {
     /// From this time on the report is too old to be used alone.
     stale_at: Instant,
-    others: Others,
+    others: OtherLoad,
 }
 
 /// The load that other routers cause on a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Others {
+pub struct OtherLoad {
     /// Requests of other routers.
     pub requests: u32,
     /// Prompt tokens of those requests whose reply has not begun.
@@ -38,7 +38,7 @@ pub struct Others {
     pub active_tokens: u64,
 }
 
-impl Others {
+impl OtherLoad {
     /// The load in a report that exceeds the router's own bookings.
     pub fn beyond(load: &v1::Load, booked: &Booked, block_size: u32) -> Self {
         let all = load.requests.unwrap_or(0);
@@ -99,7 +99,7 @@ impl ShimReport {
     }
 
     /// Records the load of other routers; it is stale after `lasts`.
-    pub fn set_others(&self, now: Instant, lasts: Duration, others: Others) {
+    pub fn set_others(&self, now: Instant, lasts: Duration, others: OtherLoad) {
         self.load.store(Some(Arc::new(ShimLoad { stale_at: now + lasts, others })));
     }
 
@@ -109,9 +109,9 @@ impl ShimReport {
     }
 
     /// The load of other routers as last reported; at least `busiest` if the report is stale.
-    pub fn others(&self, now: Instant, busiest: Others) -> Others {
+    pub fn others(&self, now: Instant, busiest: OtherLoad) -> OtherLoad {
         match self.load.load().as_deref() {
-            None => Others::default(),
+            None => OtherLoad::default(),
             Some(report) if now >= report.stale_at => report.others.or_more(busiest),
             Some(report) => report.others,
         }
@@ -138,28 +138,29 @@ mod tests {
     fn own_requests_are_not_others() {
         let booked = Arc::new(Booked::default());
         let _own = [Booking::new(&booked, 100, 400), Booking::new(&booked, 50, 100)];
-        assert_eq!(Others::beyond(&load(2, 900), &booked, 16), Others::default());
+        assert_eq!(OtherLoad::beyond(&load(2, 900), &booked, 16), OtherLoad::default());
         assert_eq!(
-            Others::beyond(&load(1, 900), &booked, 16),
-            Others::default(),
+            OtherLoad::beyond(&load(1, 900), &booked, 16),
+            OtherLoad::default(),
             "one is on its way"
         );
-        let others = Others::beyond(&load(8, 1000), &booked, 16);
-        assert_eq!(others, Others { requests: 6, prefill_tokens: 750, active_tokens: 300 });
+        let others = OtherLoad::beyond(&load(8, 1000), &booked, 16);
+        assert_eq!(others, OtherLoad { requests: 6, prefill_tokens: 750, active_tokens: 300 });
         let unknown = v1::Load { requests: Some(4), ..v1::Load::default() };
-        let others = Others::beyond(&unknown, &booked, 16);
-        assert_eq!(others, Others { requests: 2, prefill_tokens: 0, active_tokens: 0 });
+        let others = OtherLoad::beyond(&unknown, &booked, 16);
+        assert_eq!(others, OtherLoad { requests: 2, prefill_tokens: 0, active_tokens: 0 });
     }
 
     #[test]
     fn an_old_report_makes_a_worker_as_busy_as_the_busiest() {
         let (now, lasts) = (Instant::now(), Duration::from_secs(5));
         let workers = [ShimReport::default(), ShimReport::default(), ShimReport::default()];
-        let of = |requests, prefill_tokens| Others { requests, prefill_tokens, active_tokens: 0 };
+        let of =
+            |requests, prefill_tokens| OtherLoad { requests, prefill_tokens, active_tokens: 0 };
         workers[0].set_others(now, lasts, of(1, 900));
         workers[1].set_others(now + lasts, lasts, of(7, 10));
         let seen = |at: Instant| {
-            let busiest = Others::busiest(workers.iter(), at);
+            let busiest = OtherLoad::busiest(workers.iter(), at);
             [0, 1, 2].map(|worker: usize| workers[worker].others(at, busiest))
         };
         assert_eq!(seen(now), [of(1, 900), of(7, 10), of(0, 0)]);

@@ -13,7 +13,7 @@ use super::gate::{self, Gate, GateDecision, Need, decide};
 use super::generate::{Begun, Generated, generate};
 use super::peer_fetch::fetch_planned;
 use super::place::{Placed, Wish, computed, place, sent};
-use super::plan::{Plan, Then};
+use super::plan::{NextLegs, Plan};
 use super::sending::Sending;
 use crate::prepare::Unit;
 use splitrail_api::Endpoint;
@@ -50,10 +50,10 @@ pub(super) async fn decode_try(
         decision.decode_try_begun(plan.name(), plan.gate);
         let alone = Wish::any(Leg::Aggregated, attempts.failed());
         // A client that is told `cache_threshold` asks what is cached, and not what could be.
-        let may_fetch = attempts.may_fetch && plan.then != Then::ThresholdReply;
+        let may_fetch = attempts.may_fetch && plan.then != NextLegs::ThresholdReply;
         let wish = Wish { blocks: need.blocks, may_fetch, ..alone };
         let mut placed = place(prompt, wish)?;
-        if plan.then == Then::ThresholdReply && !placed.worker.is_up() {
+        if plan.then == NextLegs::ThresholdReply && !placed.worker.is_up() {
             let message =
                 format!("model {} has no decode worker that is up", context.served.name());
             return Err(Error::new(ErrorKind::NoWorker, message));
@@ -102,7 +102,7 @@ pub(super) async fn decode_try(
             Err(error) => {
                 note(context, decision, decided, "failed");
                 attempts.retry_elsewhere(context, Leg::Aggregated, &placed.worker, error)?;
-                if plan.then != Then::ThresholdReply {
+                if plan.then != NextLegs::ThresholdReply {
                     return Ok(DecodeTryResult::Failed);
                 }
             }

@@ -13,7 +13,7 @@ use super::hand_off::{excluded_from_decode, excluded_from_prefill, missing, none
 use super::lease::usable;
 use super::peer_fetch::fetchable::is_fetchable;
 use super::place::{Moment, Pick, Wish, candidates, list_sources, query};
-use super::plan::{Facts, LocalReason, Plan, Then, plan};
+use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
 use super::read_back::readable;
 use super::supporting_workers;
 use super::weigh::{Weighed, is_open, learned_ratio, prefill_wish, weigh};
@@ -241,9 +241,9 @@ impl<'a> Explainer<'a> {
 
     /// Explains the decode-first step. True if a decode worker certainly serves the prompt alone,
     /// or if the explanation ends here.
-    fn decode_try(&mut self, threshold: f64, then: Then) -> bool {
+    fn decode_try(&mut self, threshold: f64, then: NextLegs) -> bool {
         let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
-        let may_fetch = then != Then::ThresholdReply && self.may_fetch();
+        let may_fetch = then != NextLegs::ThresholdReply && self.may_fetch();
         let wish = Wish { blocks: need.blocks, may_fetch, ..Wish::any(Leg::Aggregated, &[]) };
         let Some(chosen) = self.step("decode_try", wish) else { return true };
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
@@ -267,21 +267,21 @@ impl<'a> Explainer<'a> {
         matches!(gate_decision, GateDecision::Enough(_))
     }
 
-    fn then(&mut self, then: Then) {
+    fn then(&mut self, then: NextLegs) {
         let pool = &self.served.pool;
         match then {
-            Then::ThresholdReply => {
+            NextLegs::ThresholdReply => {
                 self.explained.stops = Some("the client is told `cache_threshold`".into())
             }
-            Then::Aggregated(reason) => self.alone(Leg::Aggregated, reason),
-            Then::OnPrefill if pool.any_up(Leg::Prefill, &[]) => {
+            NextLegs::Aggregated(reason) => self.alone(Leg::Aggregated, reason),
+            NextLegs::OnPrefill if pool.any_up(Leg::Prefill, &[]) => {
                 self.alone(Leg::Prefill, Some(LocalReason::OneToken));
             }
-            Then::OnPrefill => self.without(LocalReason::NoPrefill),
-            Then::PrefillFirst if !pool.any_up(Leg::Decode, &[]) => {
+            NextLegs::OnPrefill => self.without(LocalReason::NoPrefill),
+            NextLegs::PrefillFirst if !pool.any_up(Leg::Decode, &[]) => {
                 self.without(LocalReason::NoDecode);
             }
-            Then::PrefillFirst => self.both(),
+            NextLegs::PrefillFirst => self.both(),
         }
     }
 

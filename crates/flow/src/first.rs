@@ -209,7 +209,7 @@ enum FirstEvents {
 }
 
 /// What one of the first events shows.
-enum Shown {
+enum EventMeaning {
     /// The event is no chunk.
     NoChunk,
     /// The event is an error of the engine.
@@ -225,7 +225,7 @@ enum Shown {
     },
 }
 
-impl Shown {
+impl EventMeaning {
     fn by(event: &Bytes, dialect: Dialect, samples: usize) -> Self {
         let data = data_of(dialect, event);
         let only_opens = match Chunk::read(dialect, &data) {
@@ -265,17 +265,19 @@ async fn hold(
             return Ok(FirstEvents::Events(reader, events));
         };
         let (bytes, read) = (event.len(), event.clone());
-        let show = move || Shown::by(&read, dialect, samples);
+        let show = move || EventMeaning::by(&read, dialect, samples);
         let only_opens = match context.preparer.run_sized(bytes, show).await? {
-            Shown::NoChunk => {
+            EventMeaning::NoChunk => {
                 return Err(Error::engine(reader.worker().id(), "answered with no chunk"));
             }
-            Shown::Error => return Err(refusal_event(reader.worker(), &data_of(dialect, &event))),
-            Shown::BelowThreshold if running.is_empty() => {
+            EventMeaning::Error => {
+                return Err(refusal_event(reader.worker(), &data_of(dialect, &event)));
+            }
+            EventMeaning::BelowThreshold if running.is_empty() => {
                 return Ok(FirstEvents::BelowThreshold(reader, event));
             }
-            Shown::BelowThreshold => return Ok(FirstEvents::Partly),
-            Shown::Output { only_opens, begun } => {
+            EventMeaning::BelowThreshold => return Ok(FirstEvents::Partly),
+            EventMeaning::Output { only_opens, begun } => {
                 running.extend(begun);
                 only_opens
             }

@@ -43,12 +43,12 @@ pub struct Plan {
     /// decode worker holds enough of the prompt. `None`: there is no such attempt.
     pub gate: Option<f64>,
     /// The legs after that attempt, or the only legs if there is no such attempt.
-    pub then: Then,
+    pub then: NextLegs,
 }
 
 /// The legs of a request that is not served from a decode worker's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum NextLegs {
     /// One worker does everything. The reason is given if the flow would have a remote prefill.
     Aggregated(Option<LocalReason>),
     /// Prefill on one worker, decode on another.
@@ -63,10 +63,10 @@ impl Plan {
     /// The name of the planned flow in metrics and records.
     pub fn name(&self) -> &'static str {
         let flow = match (self.gate, self.then) {
-            (_, Then::ThresholdReply) => RequestFlow::DecodeOnly,
+            (_, NextLegs::ThresholdReply) => RequestFlow::DecodeOnly,
             (Some(_), _) => RequestFlow::DecodeFirst,
-            (None, Then::PrefillFirst) => RequestFlow::PrefillFirst,
-            (None, Then::Aggregated(_) | Then::OnPrefill) => RequestFlow::Aggregated,
+            (None, NextLegs::PrefillFirst) => RequestFlow::PrefillFirst,
+            (None, NextLegs::Aggregated(_) | NextLegs::OnPrefill) => RequestFlow::Aggregated,
         };
         flow.name()
     }
@@ -138,21 +138,21 @@ pub fn plan(model: &Model, facts: Facts) -> Plan {
         RequestFlow::Aggregated | RequestFlow::PrefillFirst => None,
     };
     if facts.flow == RequestFlow::DecodeOnly {
-        return Plan { gate, then: Then::ThresholdReply };
+        return Plan { gate, then: NextLegs::ThresholdReply };
     }
     if facts.flow == RequestFlow::Aggregated || model.connector == Connector::None {
-        return Plan { gate: None, then: Then::Aggregated(None) };
+        return Plan { gate: None, then: NextLegs::Aggregated(None) };
     }
     if !model.connector.serves_alone() {
-        return Plan { gate: None, then: Then::PrefillFirst };
+        return Plan { gate: None, then: NextLegs::PrefillFirst };
     }
     match local_reason(model, facts) {
-        Some(LocalReason::OneToken) => Plan { gate, then: Then::OnPrefill },
-        Some(reason) => Plan { gate: None, then: Then::Aggregated(Some(reason)) },
+        Some(LocalReason::OneToken) => Plan { gate, then: NextLegs::OnPrefill },
+        Some(reason) => Plan { gate: None, then: NextLegs::Aggregated(Some(reason)) },
         None if gate.is_none() && facts.remote_pays == Some(false) => {
-            Plan { gate: None, then: Then::Aggregated(Some(LocalReason::Cheaper)) }
+            Plan { gate: None, then: NextLegs::Aggregated(Some(LocalReason::Cheaper)) }
         }
-        None => Plan { gate, then: Then::PrefillFirst },
+        None => Plan { gate, then: NextLegs::PrefillFirst },
     }
 }
 
@@ -213,11 +213,11 @@ mod tests {
     fn a_prompt_goes_to_prefill_unless_there_is_a_reason() {
         let model = model();
         let then = |change: Change| plan(&model, facts(change)).then;
-        assert_eq!(then(|_| {}), Then::PrefillFirst);
-        assert_eq!(then(|facts| facts.prompt_tokens = None), Then::PrefillFirst);
-        assert_eq!(then(|facts| facts.context_tokens = None), Then::PrefillFirst);
-        assert_eq!(then(|facts| facts.options.samples = 2), Then::PrefillFirst);
-        assert_eq!(then(|facts| facts.options.max_tokens = Some(1)), Then::OnPrefill);
+        assert_eq!(then(|_| {}), NextLegs::PrefillFirst);
+        assert_eq!(then(|facts| facts.prompt_tokens = None), NextLegs::PrefillFirst);
+        assert_eq!(then(|facts| facts.context_tokens = None), NextLegs::PrefillFirst);
+        assert_eq!(then(|facts| facts.options.samples = 2), NextLegs::PrefillFirst);
+        assert_eq!(then(|facts| facts.options.max_tokens = Some(1)), NextLegs::OnPrefill);
         let reasons: [(Change, LocalReason); 7] = [
             (|facts| facts.prompt_tokens = Some(32), LocalReason::ShortPrompt),
             (|facts| facts.options.embeds = true, LocalReason::PromptEmbeds),
@@ -228,7 +228,7 @@ mod tests {
             (|facts| facts.no_hand_off = true, LocalReason::NoHandOff),
         ];
         for (change, reason) in reasons {
-            assert_eq!(then(change), Then::Aggregated(Some(reason)));
+            assert_eq!(then(change), NextLegs::Aggregated(Some(reason)));
         }
     }
 
@@ -242,7 +242,7 @@ mod tests {
             |facts| facts.no_hand_off = true,
         ];
         for change in changes {
-            let expected = Plan { gate: None, then: Then::PrefillFirst };
+            let expected = Plan { gate: None, then: NextLegs::PrefillFirst };
             assert_eq!(plan(&model, facts(change)), expected);
         }
     }
@@ -253,7 +253,7 @@ mod tests {
             facts.flow = RequestFlow::Aggregated;
             facts.threshold = Some(0.5);
         });
-        let expected = Plan { gate: None, then: Then::Aggregated(None) };
+        let expected = Plan { gate: None, then: NextLegs::Aggregated(None) };
         assert_eq!(plan(&model(), aggregated), expected);
     }
 
@@ -291,10 +291,10 @@ mod tests {
             });
             plan(&model(), facts).then
         };
-        assert_eq!(then(None, Some(false)), Then::Aggregated(Some(LocalReason::Cheaper)));
-        assert_eq!(then(None, Some(true)), Then::PrefillFirst);
-        assert_eq!(then(None, None), Then::PrefillFirst);
-        assert_eq!(then(Some(0.5), Some(false)), Then::PrefillFirst);
+        assert_eq!(then(None, Some(false)), NextLegs::Aggregated(Some(LocalReason::Cheaper)));
+        assert_eq!(then(None, Some(true)), NextLegs::PrefillFirst);
+        assert_eq!(then(None, None), NextLegs::PrefillFirst);
+        assert_eq!(then(Some(0.5), Some(false)), NextLegs::PrefillFirst);
     }
 
     #[test]
@@ -307,7 +307,7 @@ mod tests {
         let samples = plan(|facts| facts.options.samples = 3);
         assert_eq!((samples.gate, samples.name()), (Some(0.8), "decode_first"));
         let one = plan(|facts| facts.options.max_tokens = Some(1));
-        assert_eq!((one.gate, one.then), (Some(0.8), Then::OnPrefill));
+        assert_eq!((one.gate, one.then), (Some(0.8), NextLegs::OnPrefill));
         let computed = plan(|facts| facts.options.bypasses_cache = Some("x"));
         assert_eq!((computed.gate, computed.name()), (None, "aggregated"));
     }

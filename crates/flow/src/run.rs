@@ -17,7 +17,7 @@ use super::hand_off::{excluded_from_decode, none_comes};
 use super::pair::{PairResult, pair_or_local};
 use super::peer_fetch::fetch_planned;
 use super::place::{Moment, Wish, computed, note_vetoed, place, place_in_turn, sent};
-use super::plan::{Facts, LocalReason, Plan, Then, plan};
+use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
 use super::prefill::{no_prefill_worker, prefill_or_local, without_prefill};
 use super::prewarm::recent::remember;
 use super::sending::Sending;
@@ -82,7 +82,7 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
     if plan.gate.is_some() {
         match Box::pin(decode_try(prompt, plan, &mut attempts)).await? {
             DecodeTryResult::Answered(begun) => return Ok(begun),
-            DecodeTryResult::BelowThreshold(usage) if plan.then == Then::ThresholdReply => {
+            DecodeTryResult::BelowThreshold(usage) if plan.then == NextLegs::ThresholdReply => {
                 return threshold_reply::reply(prompt, usage);
             }
             DecodeTryResult::BelowThreshold(_) | DecodeTryResult::Failed => {}
@@ -132,13 +132,13 @@ async fn first_leg(
     let Served { config, pool, .. } = context.served.as_ref();
     let alone = FirstLeg::None(Leg::Aggregated);
     match plan.then {
-        Then::Aggregated(reason) => {
+        NextLegs::Aggregated(reason) => {
             if let Some(reason) = reason {
                 prefill_made_local(prompt, reason);
             }
             Ok(alone)
         }
-        Then::OnPrefill => {
+        NextLegs::OnPrefill => {
             if pool.any_up(Leg::Prefill, attempts.failed()) {
                 prefill_made_local(prompt, LocalReason::OneToken);
                 return Ok(FirstLeg::None(Leg::Prefill));
@@ -146,7 +146,7 @@ async fn first_leg(
             without_prefill(prompt, &no_prefill_worker(context))?;
             Ok(alone)
         }
-        Then::PrefillFirst if pool.any_up(Leg::Decode, attempts.failed()) => {
+        NextLegs::PrefillFirst if pool.any_up(Leg::Decode, attempts.failed()) => {
             if config.connector.is_concurrent() {
                 return Box::pin(both_legs(prompt, attempts)).await;
             }
@@ -154,13 +154,13 @@ async fn first_leg(
             let prefilled = boxed_future(|| prefill_or_local(prompt, failed)).await?;
             Ok(prefilled.map_or(alone, |prefilled| FirstLeg::Prefilled(Box::new(prefilled))))
         }
-        Then::PrefillFirst if config.on_no_prefill == OnNoPrefill::Fail => {
+        NextLegs::PrefillFirst if config.on_no_prefill == OnNoPrefill::Fail => {
             let message = format!("model {} has no decode worker that is up", config.name);
             Err(Error::new(ErrorKind::NoWorker, message))
         }
         // A prefill now would stage blocks that no decode worker fetches. An attempt without a
         // prefill shows what is wrong, or that a decode worker is up again.
-        Then::PrefillFirst | Then::ThresholdReply => {
+        NextLegs::PrefillFirst | NextLegs::ThresholdReply => {
             prefill_made_local(prompt, LocalReason::NoDecode);
             Ok(alone)
         }

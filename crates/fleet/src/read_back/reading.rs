@@ -9,7 +9,7 @@ use splitrail_kv::BlockHash;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, ReadablePin};
 
-use super::{Kept, ReadBack, release};
+use super::{PinPayload, ReadBack, release};
 use crate::{Served, Worker};
 use splitrail_workload::Booking;
 
@@ -53,7 +53,7 @@ impl ReadBack {
             ends: since + usable(served.config.read_back_pin),
             freed: since + served.config.read_back_pin,
             payload_bytes: kv.bytes(),
-            payload: Kept { kv, process, holder: Arc::clone(&holder), first_token },
+            payload: PinPayload { kv, process, holder: Arc::clone(&holder), first_token },
         };
         let blocks_max = blocks_max(served, &holder);
         let out = served.pool.read_back.store().keep(pin, blocks_max);
@@ -85,7 +85,7 @@ pub struct Reading {
     blocks: usize,
     /// The holder is not free of work, and so not to be stopped, while its blocks are read.
     _booking: Booking,
-    pin: Option<Pin<Kept>>,
+    pin: Option<Pin<PinPayload>>,
     send_state: Option<SendState>,
     served: Arc<Served>,
     metrics: Arc<Metrics>,

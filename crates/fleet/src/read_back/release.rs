@@ -11,7 +11,7 @@ use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, PinEnd};
 
-use super::Kept;
+use super::PinPayload;
 use crate::{Served, Serving, Worker};
 use splitrail_api::Endpoint;
 use splitrail_config::model::{Model, PeerFetch};
@@ -29,7 +29,7 @@ const AT_ONCE: usize = 32;
 pub(super) fn release_in_background(
     served: &Arc<Served>,
     metrics: &Arc<Metrics>,
-    pins: Vec<(Pin<Kept>, PinEnd)>,
+    pins: Vec<(Pin<PinPayload>, PinEnd)>,
 ) {
     for (pin, why) in pins {
         count_end(served, metrics, why);
@@ -78,12 +78,12 @@ pub async fn release_of(serving: &Serving, metrics: &Arc<Metrics>) {
 pub(super) struct Release {
     served: Arc<Served>,
     metrics: Arc<Metrics>,
-    pin: Pin<Kept>,
+    pin: Pin<PinPayload>,
     outcome: &'static str,
 }
 
 impl Release {
-    fn new(served: &Arc<Served>, metrics: &Arc<Metrics>, pin: Pin<Kept>) -> Self {
+    fn new(served: &Arc<Served>, metrics: &Arc<Metrics>, pin: Pin<PinPayload>) -> Self {
         let (served, metrics) = (Arc::clone(served), Arc::clone(metrics));
         Self { served, metrics, pin, outcome: "left" }
     }
@@ -109,7 +109,7 @@ impl Drop for Release {
 }
 
 /// Whether another engine was made to release the pin; `None` if there is none to ask.
-async fn ask(served: &Arc<Served>, kept: &Kept) -> Option<bool> {
+async fn ask(served: &Arc<Served>, kept: &PinPayload) -> Option<bool> {
     let worker = asked(served, &kept.holder)?;
     let params = kept.kv.release_json()?;
     let model = serde_json::to_string(served.name()).ok()?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tokio::time::Instant as Moment;
 
-use super::steps::Given;
+use super::steps::GivenPrefix;
 use super::{Fetching, PeerFetchOutcome};
 use crate::kv_read::reading_body;
 use crate::place::Placed;
@@ -22,7 +22,7 @@ pub(super) struct OneShotHandOff {
     booking: FetchBooking,
     /// The worker that keeps the blocks.
     source: Arc<Worker>,
-    given: Given,
+    given: GivenPrefix,
     /// The parameters of the leg: the hand-off, cut to the prefix.
     params: String,
     /// The length of the prefix in tokens.
@@ -35,7 +35,7 @@ impl OneShotHandOff {
     pub(super) fn new(
         booking: FetchBooking,
         source: Arc<Worker>,
-        given: Given,
+        given: GivenPrefix,
         prefix: Prefix,
         block_size: u32,
     ) -> Result<Self, PeerFetchOutcome> {
@@ -88,7 +88,7 @@ impl<'a> OneShot<'a> {
         let (prompt, worker) = (fetching.prompt, &placed.worker);
         fetching.outcome = PeerFetchOutcome::Failed;
         let (body, send_state) = reading_body(prompt, worker, &params)?;
-        let Given { mut hand_off, recomputed_tokens, .. } = given;
+        let GivenPrefix { mut hand_off, recomputed_tokens, .. } = given;
         let spent = hand_off.spend();
         let (own, staged) = (leg_headers.clone(), Some(hand_off));
         let prefilled = Prefilled { worker: source, leg_headers: own, staged };
@@ -102,7 +102,7 @@ impl<'a> OneShot<'a> {
                 Ok(()) if said.cached_tokens().is_some_and(|cached| cached != tokens) => {
                     (PeerFetchOutcome::Declined, Ok(said))
                 }
-                Ok(()) => (Given::taken(recomputed_tokens), Ok(said)),
+                Ok(()) => (GivenPrefix::taken(recomputed_tokens), Ok(said)),
             },
             Err(error) if error.kind() == ErrorKind::EngineTimeout => {
                 (PeerFetchOutcome::TimedOut, Err(error))

@@ -72,7 +72,7 @@ pub(crate) struct Workers<'a> {
 }
 
 /// What a source has given.
-pub(super) struct Given {
+pub(super) struct GivenPrefix {
     /// The hand-off of the prefix and one more token.
     pub(super) hand_off: Staged,
     /// The number of tokens at the end of the prefix that the source had lost and has computed.
@@ -83,7 +83,7 @@ pub(super) struct Given {
     _booking: Booking,
 }
 
-impl Given {
+impl GivenPrefix {
     /// How a fetch ends whose worker has taken the prefix.
     pub(super) fn taken(recomputed_tokens: u32) -> PeerFetchOutcome {
         match recomputed_tokens {
@@ -113,7 +113,7 @@ impl<'a> Steps<'a> {
     }
 
     /// Sends the first request: has the source hand the prefix over.
-    pub(super) async fn give(&self, ids: &[u32]) -> Result<Given, PeerFetchOutcome> {
+    pub(super) async fn give(&self, ids: &[u32]) -> Result<GivenPrefix, PeerFetchOutcome> {
         let Workers { source, fetcher, .. } = &self.workers;
         if !source.stores_kv_as(fetcher) {
             return Err(PeerFetchOutcome::Unusable);
@@ -128,18 +128,21 @@ impl<'a> Steps<'a> {
     }
 
     /// Sends the second request: has the worker take what the source has given.
-    pub(super) async fn take(&self, given: Given) -> Result<PeerFetchOutcome, PeerFetchOutcome> {
+    pub(super) async fn take(
+        &self,
+        given: GivenPrefix,
+    ) -> Result<PeerFetchOutcome, PeerFetchOutcome> {
         let recomputed_tokens = given.recomputed_tokens;
         // After its lease, the source may use the blocks for another prompt, and nobody would see it.
         let ends = self.deadline.min(given.hand_off.lease().ends());
         let taken = timeout_at(ends, self.send_hand_off(given)).await;
         let taken = taken.unwrap_or(Err(PeerFetchOutcome::TimedOut));
         self.booking.both_did(taken.is_ok(), Instant::now());
-        taken.map(|()| Given::taken(recomputed_tokens))
+        taken.map(|()| GivenPrefix::taken(recomputed_tokens))
     }
 
     /// Asks the source for the prefix and one more token.
-    async fn ask(&self, body: JsonObject) -> Result<Given, PeerFetchOutcome> {
+    async fn ask(&self, body: JsonObject) -> Result<GivenPrefix, PeerFetchOutcome> {
         let Asker { served, metrics, leg_headers, .. } = &self.asker;
         let source = self.workers.source;
         let tokens = self.prefix_tokens + 1;
@@ -190,13 +193,13 @@ impl<'a> Steps<'a> {
         let hand_off = Staged::new(origin, release_request, hand_off, lease);
         let recomputed_tokens = cached.map_or(0, |cached| promised.saturating_sub(cached));
         let _booking = source.book(self.workers.source_rank, 0, 0);
-        Ok(Given { hand_off, recomputed_tokens, body, _booking })
+        Ok(GivenPrefix { hand_off, recomputed_tokens, body, _booking })
     }
 
     /// Lets the worker take the hand-off.
-    async fn send_hand_off(&self, given: Given) -> Result<(), PeerFetchOutcome> {
+    async fn send_hand_off(&self, given: GivenPrefix) -> Result<(), PeerFetchOutcome> {
         let Asker { served, metrics, leg_headers, .. } = &self.asker;
-        let Given { mut hand_off, body, .. } = given;
+        let GivenPrefix { mut hand_off, body, .. } = given;
         let params = hand_off.spend().ok_or(PeerFetchOutcome::Failed)?;
         let mut asked = body;
         self.put_threshold(&mut asked, self.workers.fetcher, 0.0);

@@ -14,7 +14,7 @@ use super::KnownTokens;
 const KEPT_FOR: Duration = Duration::from_secs(300);
 
 /// Memory of a prompt without its hashes, in both collections, in bytes.
-const PROMPT_BYTES: usize = 2 * size_of::<Key>() + size_of::<Kept>() + 64;
+const PROMPT_BYTES: usize = 2 * size_of::<Key>() + size_of::<KeptPrompt>() + 64;
 
 /// The name of a prompt: two hashes with secrets, so that no client can make two prompts alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +32,7 @@ impl Keys {
     }
 }
 
-struct Kept {
+struct KeptPrompt {
     known: KnownTokens,
     since: Instant,
 }
@@ -40,7 +40,7 @@ struct Kept {
 /// Tokens of recent prompts, within bounds of time and memory.
 #[derive(Default)]
 pub(super) struct KeptPrompts {
-    prompts: HashMap<Key, Kept>,
+    prompts: HashMap<Key, KeptPrompt>,
     /// The keys of all prompts, the oldest first.
     order: VecDeque<Key>,
     bytes: usize,
@@ -67,7 +67,7 @@ impl KeptPrompts {
         }
         self.bytes += bytes;
         self.order.push_back(key);
-        self.prompts.insert(key, Kept { known, since: now });
+        self.prompts.insert(key, KeptPrompt { known, since: now });
     }
 
     fn remove(&mut self, key: Key) {

@@ -44,7 +44,7 @@ impl Lane {
 /// The names of a group. Removed names keep their value: only those that the group marks as present
 /// are valid.
 #[derive(Clone, Debug)]
-struct Eight([u64; LANES]);
+struct GroupNames([u64; LANES]);
 
 #[derive(Clone, Debug)]
 struct Group {
@@ -69,7 +69,7 @@ impl Group {
 
 #[derive(Debug)]
 struct Chunk {
-    names: [Eight; PER_CHUNK],
+    names: [GroupNames; PER_CHUNK],
     groups: [Group; PER_CHUNK],
 }
 
@@ -224,7 +224,7 @@ impl Groups {
         for (at, ..) in old.iter() {
             if let Some(new) = self.add_group() {
                 let chunk = &mut self.chunks[new / PER_CHUNK];
-                chunk.names[new % PER_CHUNK] = Eight(*old.names(at));
+                chunk.names[new % PER_CHUNK] = GroupNames(*old.names(at));
                 chunk.groups[new % PER_CHUNK] = old.group(at).clone();
                 moved[at] = new as u32;
             }
@@ -259,7 +259,7 @@ impl Groups {
             return None;
         }
         if self.count.is_multiple_of(PER_CHUNK) {
-            let names = [const { Eight([0; LANES]) }; PER_CHUNK];
+            let names = [const { GroupNames([0; LANES]) }; PER_CHUNK];
             let groups = [const { Group::UNUSED }; PER_CHUNK];
             self.chunks.push(Box::new(Chunk { names, groups }));
         }
