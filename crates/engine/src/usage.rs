@@ -87,8 +87,7 @@ impl EngineUsage {
                 let usage: OfMessage = crate::json::object(usage.get())?;
                 let cached_tokens = usage.cache_read_input_tokens;
                 let elsewhere = [cached_tokens, usage.cache_creation_input_tokens];
-                let sum = |sum: u32, more: Option<u32>| sum.saturating_add(more.unwrap_or(0));
-                let prompt_tokens = elsewhere.into_iter().fold(usage.input_tokens, sum);
+                let prompt_tokens = message_prompt(usage.input_tokens, elsewhere);
                 let completion_tokens = usage.output_tokens.unwrap_or(0);
                 Ok(Self { prompt_tokens, completion_tokens, cached_tokens })
             }
@@ -108,6 +107,30 @@ impl EngineUsage {
         Self::new(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details)
     }
 
+    /// Reads the counts of a usage object that [`parse_in`](Self::parse_in) rejects: a count that
+    /// cannot be read, or a number of cached tokens above the prompt's, counts as not reported.
+    /// `None` if the prompt's tokens cannot be read.
+    pub fn readable(dialect: Dialect, usage: &str) -> Option<Self> {
+        let own = match dialect {
+            Dialect::Chunks => ["prompt_tokens", "completion_tokens", "prompt_tokens_details"],
+            Dialect::Responses => ["input_tokens", "output_tokens", "input_tokens_details"],
+            Dialect::Messages => ["input_tokens", "output_tokens", "cache_read_input_tokens"],
+        };
+        let count = |raw: Option<&str>| raw.and_then(read_count);
+        let [prompt, completion, cached] = crate::json::pick(usage, own).ok()?;
+        let (prompt_tokens, completion_tokens) = (count(prompt)?, count(completion).unwrap_or(0));
+        if dialect == Dialect::Messages {
+            let cached_tokens = count(cached);
+            let [written] = crate::json::pick(usage, ["cache_creation_input_tokens"]).ok()?;
+            let prompt_tokens = message_prompt(prompt_tokens, [cached_tokens, count(written)]);
+            return Some(Self { prompt_tokens, completion_tokens, cached_tokens });
+        }
+        let cached = cached.and_then(|raw| crate::json::pick(raw, ["cached_tokens"]).ok());
+        let cached_tokens = cached.and_then(|[raw]| count(raw));
+        let cached_tokens = cached_tokens.filter(|cached| *cached <= prompt_tokens);
+        Some(Self { prompt_tokens, completion_tokens, cached_tokens })
+    }
+
     fn new(
         prompt_tokens: u32,
         completion_tokens: Option<u32>,
@@ -121,4 +144,15 @@ impl EngineUsage {
         let completion_tokens = completion_tokens.unwrap_or(0);
         Ok(Self { prompt_tokens, completion_tokens, cached_tokens })
     }
+}
+
+/// A count of tokens in a usage object; `None` if the raw value is not one.
+pub fn read_count(raw: &str) -> Option<u32> {
+    serde_json::from_str(raw).ok()
+}
+
+/// Tokens of a message's prompt: those that were read from a cache or written to it come on top of
+/// the others.
+fn message_prompt(others: u32, elsewhere: [Option<u32>; 2]) -> u32 {
+    elsewhere.into_iter().flatten().fold(others, u32::saturating_add)
 }

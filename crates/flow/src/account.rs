@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::usage::{EngineUsage, UsageError};
+use splitrail_engine::json::Members;
+use splitrail_engine::usage::EngineUsage;
 
 use super::context::{PromptContext, book, expected};
 use super::sending::Sending;
-use crate::reply::usage::rewrite;
-use splitrail_api::JsonObject;
+use crate::reply::usage::{MessageStart, lacks_cached_tokens, rewrite};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
@@ -20,6 +20,9 @@ use splitrail_ledger::timeline::LegSpan;
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::Booking;
+
+/// Usage of which nothing can be read, for a client.
+const NO_USAGE: &str = "null";
 
 /// The data that one prompt's reply owns until it ends in any way: its booking, and its decision
 /// record with the ledger's entry.
@@ -35,6 +38,8 @@ pub(super) struct Account {
     pub(super) prompt_tokens: Option<u32>,
     /// Whether the engine has reported its usage.
     pub(super) settled: bool,
+    /// The tokens of a message's prompt that its first event has.
+    message_start: Option<MessageStart>,
     /// The leg in the trace of the request.
     pub(super) leg: LegSpan,
 }
@@ -65,14 +70,24 @@ impl Account {
             dialect: context.endpoint.dialect(),
             prompt_tokens: unit.prompt_tokens,
             settled: false,
+            message_start: None,
             leg,
         }
     }
 
     /// Evaluates the engine's usage object and returns the one for the client, who gets it if
     /// `tells` is true. `whole` is the usage of the whole reply if the engine reported only that
-    /// of its last part.
-    pub(super) fn settle(&mut self, raw: &str, whole: Option<&str>, tells: bool) -> Option<String> {
+    /// of its last part. If it cannot be evaluated, the client gets the counts that can be read, and
+    /// never the engine's figure of cached tokens, which may be about transferred KV.
+    pub(super) fn settle(&mut self, raw: &str, whole: Option<&str>, tells: bool) -> String {
+        let completed = self.message_start.and_then(|start| start.complete(raw));
+        let raw = completed.as_deref().unwrap_or(raw);
+        let told = self.evaluate(raw, whole, tells);
+        let told = told.or_else(|| rewrite(self.dialect, whole.unwrap_or(raw), None));
+        told.unwrap_or_else(|| NO_USAGE.to_owned())
+    }
+
+    fn evaluate(&mut self, raw: &str, whole: Option<&str>, tells: bool) -> Option<String> {
         let leg = self.read(raw)?;
         let (raw, usage) = match whole {
             Some(whole) => (whole, self.read(whole)?),
@@ -85,11 +100,16 @@ impl Account {
         rewrite(self.dialect, raw, self.decision.usage_reported(report))
     }
 
-    /// The usage for an event that precedes the final usage, from the cached tokens that are
-    /// certain at that time.
-    pub(super) fn foretold(&self, raw: &str) -> Option<String> {
-        let told = self.decision.with(Decision::client_cached_tokens)?;
-        rewrite(self.dialect, raw, Some(told))
+    /// The usage for an event that precedes the final usage, which may leave its figures out. It has
+    /// the cached tokens that are certain at that time. `None` if the engine's usage may stay as it
+    /// is.
+    pub(super) fn foretold(&mut self, raw: &str) -> Option<String> {
+        self.message_start = MessageStart::read(raw);
+        let told = self.decision.with(Decision::client_cached_tokens);
+        if told.is_none() && lacks_cached_tokens(raw) {
+            return None;
+        }
+        Some(rewrite(self.dialect, raw, told).unwrap_or_else(|| NO_USAGE.to_owned()))
     }
 
     fn read(&self, raw: &str) -> Option<EngineUsage> {
@@ -162,8 +182,8 @@ impl Account {
     }
 }
 
-/// Reads an engine's usage object. A number of cached tokens that is larger than that of the
-/// prompt's is left out; `None` if nothing can be used.
+/// Reads an engine's usage object. A count that cannot be read, and a number of cached tokens that is
+/// larger than that of the prompt's, is left out; `None` if the prompt's tokens cannot be read.
 pub(super) fn read_usage(
     served: &Served,
     worker: &Worker,
@@ -171,36 +191,20 @@ pub(super) fn read_usage(
     raw: &str,
 ) -> Option<EngineUsage> {
     let (model, log, worker) = (served.name(), &worker.usage_log, worker.id());
+    // The usage for the client is made from an object whose keys are unique.
+    Members::of(raw).ok()?;
     match EngineUsage::parse_in(dialect, serde_json::from_str(raw).ok()?) {
         Ok(usage) => Some(usage),
-        Err(UsageError::CachedExceedsPrompt { prompt_tokens, .. }) => {
-            if log.may_log() {
-                tracing::warn!(
-                    model,
-                    worker,
-                    "an engine reports more cached tokens than the prompt has \
-                     (said at most twice a minute)"
-                );
-            }
-            let completion = JsonObject::parse_str(raw).ok()?;
-            let key = match dialect {
-                Dialect::Chunks => "completion_tokens",
-                Dialect::Responses | Dialect::Messages => "output_tokens",
-            };
-            let completion_tokens = completion.get(key, "a count").ok()?;
-            let completion_tokens = completion_tokens.unwrap_or(0);
-            Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens: None })
-        }
         Err(error) => {
             if log.may_log() {
                 tracing::warn!(
                     model,
                     worker,
                     %error,
-                    "an engine's usage counts as not reported (said at most twice a minute)"
+                    "a count in an engine's usage counts as not reported (said at most twice a minute)"
                 );
             }
-            None
+            EngineUsage::readable(dialect, raw)
         }
     }
 }

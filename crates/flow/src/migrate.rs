@@ -15,6 +15,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use splitrail_engine::usage::read_count;
 use splitrail_kv::{BlockHash, hashes_after};
 
 use super::context::{
@@ -75,6 +76,11 @@ pub struct Migration {
     first_charge: Charge,
     lost: Vec<Exclusion>,
     left: u32,
+    /// The number of tokens that were delivered when the reply moved last.
+    resumed_tokens: u64,
+    /// Whether tokens were delivered, after the reply moved, whose ids are not known: it cannot be
+    /// resumed again.
+    has_unknown_tokens: bool,
 }
 
 /// The worker on which a reply continues, with the first events that it has sent.
@@ -124,11 +130,13 @@ impl Migration {
             first_charge: context.unread.memory.charge(),
             lost: Vec::new(),
             left: context.served.config.retries.decode,
+            resumed_tokens: 0,
+            has_unknown_tokens: false,
         })
     }
 
     /// Whether the reply has moved to another worker.
-    fn has_moved(&self) -> bool {
+    pub(crate) fn has_moved(&self) -> bool {
         !self.lost.is_empty()
     }
 
@@ -138,9 +146,15 @@ impl Migration {
         self.has_moved() && self.context.endpoint == Endpoint::Chat
     }
 
+    /// Records that the reply cannot be resumed again. What has been delivered stays known, because
+    /// the usage of a reply that has moved is made from it.
+    pub(crate) fn give_up(&mut self) {
+        self.has_unknown_tokens = true;
+    }
+
     /// Evaluates an event and returns what the client gets of it. `None` if an engine that reports
     /// token ids would not send such an event, or its tokens find no room in the memory of requests;
-    /// the reply cannot be resumed then.
+    /// the reply cannot be resumed then. After a move, an event of a completion may lack the ids.
     pub(crate) fn note(&mut self, data: &Bytes) -> Option<Bytes> {
         let mut event = JsonObject::parse(data.clone()).ok()?;
         let choices: Vec<Box<RawValue>> = serde_json::from_str(event.raw("choices")?).ok()?;
@@ -173,10 +187,10 @@ impl Migration {
     /// if the prompt is not known, if the engine has generated more tokens than the request asks
     /// for, or if the ids find no room in the memory of requests.
     fn keep(&mut self, generated: Vec<u32>, prompt: Option<Vec<u32>>) -> Option<()> {
-        let prompt = self.prompt.take().or(prompt)?;
+        let prompt_tokens = self.prompt.as_ref().or(prompt.as_ref())?.len();
         let tokens = self.delivered.len() + self.pending.len() + generated.len();
         // Lists grow in such steps.
-        let bytes = ((prompt.len() + tokens) * size_of::<u32>()).next_power_of_two();
+        let bytes = ((prompt_tokens + tokens) * size_of::<u32>()).next_power_of_two();
         let more_bytes = bytes.saturating_sub(self.charge.bytes());
         let (_, max_bytes) = self.context.preparer.memory();
         let has_room = more_bytes == 0 || self.charge.grow(more_bytes, max_bytes);
@@ -184,7 +198,7 @@ impl Migration {
             return None;
         }
         self.pending.extend(generated);
-        self.prompt = Some(prompt);
+        self.prompt = self.prompt.take().or(prompt);
         Some(())
     }
 
@@ -192,7 +206,9 @@ impl Migration {
         let CompletionChoice { text, finish_reason, token_ids, prompt_token_ids } =
             serde_json::from_str(raw.get()).ok()?;
         self.finished |= finish_reason.is_some();
-        self.keep(token_ids?, prompt_token_ids)?;
+        if token_ids.and_then(|ids| self.keep(ids, prompt_token_ids)).is_none() {
+            self.has_moved().then(|| self.give_up())?;
+        }
         // Engines send only text that can no longer change.
         if text.is_some_and(|text| !text.is_empty()) {
             self.delivered.append(&mut self.pending);
@@ -239,10 +255,11 @@ impl Migration {
 
     /// Resumes the reply on another worker; `None` if this is not possible.
     pub(crate) async fn resume(&mut self, lost: &Error, worker: &Arc<Worker>) -> Option<Resumed> {
-        if self.parsed {
+        if self.parsed || self.has_unknown_tokens {
             return None;
         }
         let unit = self.unit()?;
+        self.resumed_tokens = self.delivered.len() as u64;
         let resumed = self.resume_on_another(&unit, lost, worker).await;
         count(&self.context, if resumed.is_some() { "resumed" } else { "lost" });
         resumed
@@ -326,23 +343,26 @@ impl Migration {
         })
     }
 
-    /// The usage of the whole reply, computed from the usage of its last part: tokens that were
-    /// delivered before are output and not prompt. The last worker's count of cached tokens is
-    /// removed, because another worker computed the client's prompt.
+    /// The usage of a whole reply that has moved, computed from the usage of its last part: tokens
+    /// that were delivered before are output and not prompt. The last worker's count of cached tokens
+    /// is removed, because another worker computed the client's prompt. `None` if the output of the
+    /// last part cannot be read.
     pub(crate) fn usage(&self, raw: &str) -> Option<String> {
-        if !self.has_moved() {
-            return Some(raw.to_owned());
-        }
         let mut usage = JsonObject::parse_str(raw).ok()?;
-        let count = |usage: &JsonObject, key| usage.get::<u64>(key, "a count").ok().flatten();
+        let count = |key| usage.raw(key).and_then(read_count).map(u64::from);
         let prompt_tokens = self.prompt.as_ref()?.len() as u64;
-        let total = count(&usage, "total_tokens")?;
+        let sent_tokens = prompt_tokens + self.resumed_tokens;
+        let of_last = count("completion_tokens");
+        let of_last = of_last.or_else(|| count("total_tokens")?.checked_sub(sent_tokens))?;
+        let completion_tokens = self.resumed_tokens + of_last;
         usage.set("prompt_tokens", prompt_tokens.to_string());
-        usage.set("completion_tokens", total.checked_sub(prompt_tokens)?.to_string());
-        if let Some(raw) = usage.raw("prompt_tokens_details").filter(|raw| *raw != "null") {
-            let mut details = JsonObject::parse_str(raw).ok()?;
-            details.set("cached_tokens", "null");
-            usage.set("prompt_tokens_details", details.to_string());
+        usage.set("completion_tokens", completion_tokens.to_string());
+        usage.set("total_tokens", (prompt_tokens + completion_tokens).to_string());
+        let details = usage.raw("prompt_tokens_details").filter(|raw| *raw != "null");
+        if let Some(details) = details.map(JsonObject::parse_str) {
+            let without_cached = |details: JsonObject| without(details, &["cached_tokens"]);
+            let details = details.map(without_cached).map(|details| details.to_string());
+            usage.set("prompt_tokens_details", details.unwrap_or_else(|_| "null".to_owned()));
         }
         Some(usage.to_string())
     }

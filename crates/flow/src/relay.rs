@@ -22,6 +22,7 @@ use crate::reply::event_reader::EventReader;
 use crate::reply::event_template::EventTemplate;
 use crate::reply::merge::{Events, Place};
 use crate::reply::openai_chunk::OpenAiChunk;
+use crate::reply::usage::rewrite;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_policy::Leg;
@@ -35,7 +36,7 @@ pub(super) fn whole(
 ) -> JsonObject {
     account.began();
     let usage = reply.raw("usage").filter(|raw| *raw != "null");
-    if let Some(told) = usage.and_then(|raw| account.settle(raw, None, true)) {
+    if let Some(told) = usage.map(|raw| account.settle(raw, None, true)) {
         reply.set("usage", told);
     }
     read_back::keep(sending, &mut reply, begun);
@@ -74,6 +75,18 @@ fn withdraw_hand_off(account: &Account, holder: &mut JsonObject) {
     hide_hand_off(holder);
 }
 
+/// Whether a client asked for usage in each event.
+fn asks_for_totals(prompt: &PromptContext<'_>) -> bool {
+    let options = prompt.unit.body.raw("stream_options").map(JsonObject::parse_str);
+    let totals = options.and_then(|options| {
+        options.ok()?.get::<bool>("continuous_usage_stats", "a boolean").ok().flatten()
+    });
+    prompt.context.options.include_usage && totals == Some(true)
+}
+
+/// What is wrong with an event that cannot be read.
+const NO_CHUNK: &str = "sent an event that is no chunk";
+
 /// A streamed reply, event by event.
 pub struct UnitStream {
     account: Account,
@@ -86,6 +99,10 @@ pub struct UnitStream {
     migration: Option<Migration>,
     /// Whether the client asked for usage.
     tells_usage: bool,
+    /// Whether the client asked for running totals.
+    tells_totals: bool,
+    /// The last event of this worker with a running total.
+    last_total: Option<Bytes>,
     /// Whether events are passed on as messages of gRPC.
     converts_events: bool,
     /// The histogram of the time between events.
@@ -140,6 +157,8 @@ impl UnitStream {
             held,
             migration: Migration::new(prompt),
             tells_usage: prompt.context.options.include_usage,
+            tells_totals: asks_for_totals(&prompt),
+            last_total: None,
             converts_events: prompt.context.converts_events,
             gaps: prompt.context.inter_token(prompt.decision),
             pace: Pace::begin(Instant::now()),
@@ -169,12 +188,15 @@ impl UnitStream {
                         self.observe_gap();
                         data
                     }
-                    Ok(None) => {
-                        self.learn_step();
-                        self.account.finish();
-                        self.reader.give_back(&self.account.served.client);
-                        return None;
-                    }
+                    Ok(None) => match self.usage_at_end() {
+                        Some(event) => event,
+                        None => {
+                            self.learn_step();
+                            self.account.finish();
+                            self.reader.give_back(&self.account.served.client);
+                            return None;
+                        }
+                    },
                     Err(error) => match self.go_on(error).await {
                         Ok(()) => continue,
                         Err(lost) => return Some((Err(lost), None)),
@@ -241,6 +263,7 @@ impl UnitStream {
         self.account.leg = resumed.leg;
         (self.account.worker, self.account.booking) = (resumed.worker, resumed.booking);
         (self.reader, self.held) = (resumed.reader, resumed.held);
+        self.last_total = None;
         self.migration = Some(migration);
         Ok(())
     }
@@ -272,9 +295,9 @@ impl UnitStream {
         let chunk = Chunk::read(dialect, data)?;
         // What `template` covers has the same types.
         if self.converts_events && !chunk.is_error {
-            OpenAiChunk::read(data)?;
+            OpenAiChunk::has_readable_choices(data).then_some(())?;
         }
-        if !chunk.is_error && chunk.usage.is_none() {
+        if !chunk.is_error && chunk.usage.is_none() && chunk.running_total.is_none() {
             self.template.learn(data);
         }
         Some(chunk)
@@ -296,9 +319,31 @@ impl UnitStream {
         }
     }
 
+    /// An event with the last running total by itself, if the engine has reported no other usage.
+    fn usage_at_end(&mut self) -> Option<Bytes> {
+        let last = self.last_total.take().filter(|_| !self.account.settled)?;
+        let mut event = JsonObject::parse(last).ok()?;
+        event.set("choices", "[]");
+        Some(event.to_bytes())
+    }
+
+    /// Keeps an event with a running total, and returns it for the client: without the total, unless
+    /// the client asked for totals. Cached tokens are told at the end only.
+    fn take_total(&mut self, event: Bytes) -> Result<Bytes, &'static str> {
+        let mut rest = JsonObject::parse(event.clone()).map_err(|_| NO_CHUNK)?;
+        let told = rest.raw("usage").filter(|_| self.tells_totals);
+        match told.and_then(|raw| rewrite(Dialect::Chunks, raw, None)) {
+            Some(told) => rest.set("usage", told),
+            None => {
+                rest.remove("usage");
+            }
+        }
+        self.last_total = Some(event);
+        Ok(rest.to_bytes())
+    }
+
     /// The event for the client; `None` if it is only usage that the client did not ask for.
     fn relay(&mut self, event: Bytes) -> Relayed {
-        const NO_CHUNK: &str = "sent an event that is no chunk";
         let dialect = self.account.dialect;
         let data = data_of(dialect, &event);
         let chunk = self.read(dialect, &data).ok_or(NO_CHUNK)?;
@@ -316,10 +361,18 @@ impl UnitStream {
                 let withdraw = |holder: &mut JsonObject| withdraw_hand_off(&self.account, holder);
                 return dialect::edit(dialect, &event, withdraw).map(Some).ok_or(NO_CHUNK);
             }
+            let event = match chunk.running_total {
+                Some(_) => self.take_total(event)?,
+                None => event,
+            };
             let Some(migration) = &mut self.migration else { return Ok(Some(event)) };
             return match migration.note(&event) {
                 Some(told) => Ok(Some(told)),
                 None if migration.is_converted() => Err("does not continue the reply"),
+                None if migration.has_moved() => {
+                    migration.give_up();
+                    Ok(Some(event))
+                }
                 None => {
                     self.migration = None;
                     Ok(Some(event))
@@ -329,11 +382,11 @@ impl UnitStream {
         let told = match usage.is_final {
             false => match self.account.foretold(usage.raw) {
                 None => return Ok(Some(event)),
-                told => told,
+                Some(told) => told,
             },
             true => {
-                let whole = self.migration.as_ref();
-                let whole = whole.and_then(|migration| migration.usage(usage.raw));
+                let moved = self.migration.as_ref().filter(|migration| migration.has_moved());
+                let whole = moved.map(|moved| moved.usage(usage.raw).unwrap_or_default());
                 self.account.settle(usage.raw, whole.as_deref(), self.tells_usage)
             }
         };
@@ -342,9 +395,7 @@ impl UnitStream {
         }
         let migration = self.migration.as_ref();
         let edited = dialect::edit(dialect, &event, |holder| {
-            if let Some(told) = told {
-                holder.set("usage", told);
-            }
+            holder.set("usage", told);
             withdraw_hand_off(&self.account, holder);
             if let Some(migration) = migration {
                 migration.unify(holder);

@@ -1,6 +1,7 @@
 //! The gRPC door serves the same answers, by the same rules, as the HTTP one.
 
 mod explain;
+mod usage;
 
 use std::collections::BTreeMap;
 

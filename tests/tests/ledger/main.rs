@@ -11,5 +11,6 @@ mod detail;
 mod file;
 mod losses;
 mod random;
+mod scripted;
 mod silent;
 mod usage;

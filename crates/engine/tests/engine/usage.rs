@@ -119,3 +119,33 @@ fn absurd_usages_are_errors() {
         Err(UsageError::CachedExceedsPrompt { cached_tokens: 4, prompt_tokens: 3 })
     );
 }
+
+#[test]
+fn counts_beside_one_that_cannot_be_read_are_kept() {
+    let read = EngineUsage::readable;
+    for (text, expected) in [
+        (
+            r#"{"prompt_tokens":9,"completion_tokens":3.0,"prompt_tokens_details":{"cached_tokens":8}}"#,
+            Some(usage(9, 0, Some(8))),
+        ),
+        (
+            r#"{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":-1}}"#,
+            Some(usage(9, 3, None)),
+        ),
+        (
+            r#"{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":10}}"#,
+            Some(usage(9, 3, None)),
+        ),
+        (r#"{"prompt_tokens":9,"prompt_tokens_details":7}"#, Some(usage(9, 0, None))),
+        (r#"{"prompt_tokens":9.0,"completion_tokens":3}"#, None),
+        (r#"{"prompt_tokens":9,"prompt_tokens":8}"#, None),
+        ("[1]", None),
+    ] {
+        assert_eq!(read(Dialect::Chunks, text), expected, "{text}");
+    }
+    let response =
+        r#"{"input_tokens":9,"output_tokens":"3","input_tokens_details":{"cached_tokens":4}}"#;
+    assert_eq!(read(Dialect::Responses, response), Some(usage(9, 0, Some(4))));
+    let message = r#"{"input_tokens":4,"cache_read_input_tokens":5,"cache_creation_input_tokens":-1,"output_tokens":3}"#;
+    assert_eq!(read(Dialect::Messages, message), Some(usage(9, 3, Some(5))));
+}

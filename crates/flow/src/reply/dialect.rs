@@ -27,6 +27,9 @@ pub(crate) struct Chunk<'a> {
     pub(crate) is_last: bool,
     /// The usage, which is rewritten for the client.
     pub(crate) usage: Option<Usage<'a>>,
+    /// The usage in an event with a part of the reply: a running total, which is that of the whole
+    /// reply if no other usage follows.
+    pub(crate) running_total: Option<&'a str>,
 }
 
 /// Usage in an event.
@@ -82,11 +85,14 @@ impl<'a> Chunk<'a> {
         let event = EventMembers::read(dialect, data)?;
         Some(match dialect {
             Dialect::Chunks => {
-                // Running totals have no details in present engines, so only usage in an event
-                // without choices has reliable figures.
-                let usage = event.usage.filter(|_| !event.has_choices());
+                // Running totals have no details in present engines, so usage in an event without
+                // choices has more reliable figures.
+                let (usage, running_total) = match event.has_choices() {
+                    true => (None, event.usage),
+                    false => (event.usage, None),
+                };
                 let usage = usage.map(|raw| Usage { raw, is_final: true });
-                Self { is_error: event.error.is_some(), usage, ..Self::default() }
+                Self { is_error: event.error.is_some(), usage, running_total, ..Self::default() }
             }
             Dialect::Responses => Self::of_response(&event),
             Dialect::Messages => Self::of_message(&event),
@@ -105,6 +111,7 @@ impl<'a> Chunk<'a> {
             ),
             is_last,
             usage: usage.map(|raw| Usage { raw, is_final: true }),
+            running_total: None,
         }
     }
 
@@ -120,6 +127,7 @@ impl<'a> Chunk<'a> {
             only_opens: matches!(name, "message_start" | "ping"),
             is_last: name == "message_stop",
             usage,
+            running_total: None,
         }
     }
 
@@ -276,6 +284,17 @@ mod tests {
             let found = read(dialect, data).usage;
             assert_eq!(found.as_ref().map(|usage| usage.is_final), usage, "{data}");
             assert!(found.is_none_or(|usage| usage.raw == r#"{"a":1}"#), "{data}");
+        }
+    }
+
+    #[test]
+    fn usage_beside_a_part_of_the_reply_is_a_running_total() {
+        for (data, total) in [
+            (r#"{"choices":[{"index":0}],"usage":{"a":1}}"#, Some(r#"{"a":1}"#)),
+            (r#"{"choices":[{"index":0}],"usage":null}"#, None),
+            (r#"{"choices":[],"usage":{"a":1}}"#, None),
+        ] {
+            assert_eq!(read(Dialect::Chunks, data).running_total, total, "{data}");
         }
     }
 

@@ -289,11 +289,20 @@ fn leave_prompt_out(usage: &mut Value) {
     members.remove("prompt_tokens_details");
 }
 
+/// Whether one of two values is a count and the other is a number that cannot be added to it.
+fn is_partial(sum: &Value, other: &Value) -> bool {
+    sum.is_number() && !other.is_null() && !(sum.is_u64() && other.is_u64())
+}
+
 fn add(total: &mut Value, other: &Value) {
     match (total, other) {
         (Value::Object(total), Value::Object(other)) => {
             total.retain(|key, value| !value.is_number() || other.contains_key(key));
             for (key, value) in other {
+                if total.get(key).is_some_and(|sum| is_partial(sum, value)) {
+                    total.remove(key);
+                    continue;
+                }
                 match total.get_mut(key) {
                     Some(sum) => add(sum, value),
                     None if value.is_number() => {}
@@ -390,6 +399,24 @@ mod tests {
                 assert_eq!(merged["usage"]["prompt_tokens"], 27);
                 let cached = merged["usage"]["prompt_tokens_details"].get("cached_tokens");
                 assert!(cached.is_none_or(Value::is_null), "{merged}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_count_of_some_prompts_is_not_told_as_that_of_the_batch() {
+        let reply = |usage: &str| {
+            reply(&format!(
+                r#"{{"choices":[{{"index":0}}],"usage":{{"prompt_tokens":9,{usage}}}}}"#
+            ))
+        };
+        let good = r#""completion_tokens":4"#;
+        for bad in [r#""completion_tokens":4.0"#, r#""completion_tokens":"4""#, r#""x":1"#] {
+            for all in [[good, bad, good], [bad, good, good], [good, good, bad]] {
+                let merged = replies(all.map(reply).to_vec(), places(1, 1)).unwrap().to_bytes();
+                let merged: Value = serde_json::from_slice(&merged).unwrap();
+                assert_eq!(merged["usage"]["prompt_tokens"], 27);
+                assert!(!merged["usage"]["completion_tokens"].is_u64(), "{bad}: {merged}");
             }
         }
     }

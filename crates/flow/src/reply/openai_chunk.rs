@@ -14,6 +14,13 @@ pub struct OpenAiChunk {
     pub usage: Option<ChunkUsage>,
 }
 
+/// The members of an engine's chunk that reach the client as they are.
+#[derive(Deserialize)]
+struct Choices {
+    #[serde(default, rename = "choices")]
+    _choices: Vec<ChunkChoice>,
+}
+
 /// What is new of a choice.
 #[derive(Debug, Deserialize)]
 pub struct ChunkChoice {
@@ -41,8 +48,8 @@ pub struct ChunkDelta {
 /// The usage of a reply.
 #[derive(Debug, Deserialize)]
 pub struct ChunkUsage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: u64,
+    /// Tokens of the prompt; `None` if the engine's count cannot be read.
+    pub prompt_tokens: Option<u64>,
     /// Generated tokens.
     #[serde(default)]
     pub completion_tokens: u64,
@@ -61,5 +68,11 @@ impl OpenAiChunk {
     /// Reads an event's data; `None` if a member has another type than in OpenAI's API.
     pub fn read(data: &[u8]) -> Option<Self> {
         read(data)
+    }
+
+    /// Whether the choices in an engine's event can be read. Its usage is not looked at: clients get
+    /// another one.
+    pub(crate) fn has_readable_choices(data: &[u8]) -> bool {
+        read::<Choices>(data).is_some()
     }
 }

@@ -12,18 +12,24 @@
 use std::borrow::Cow;
 
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::json::{Member, Members};
+use splitrail_engine::json::{Member, Members, pick};
+use splitrail_engine::usage::read_count;
 
 use splitrail_api::JsonObject;
 use splitrail_api::json::quote;
 use splitrail_api::text::push_number;
 
 /// Sets (or removes) the cached tokens in a raw `usage` object, at the place that its dialect has
-/// for them. Everything else stays as the engine wrote it.
+/// for them, and removes counts that cannot be read. Everything else stays as the engine wrote it.
+/// `None` if there is no object, or if it has a key twice.
 pub fn rewrite(dialect: Dialect, raw: &str, told: Option<u32>) -> Option<String> {
-    let key = match dialect {
-        Dialect::Chunks => "prompt_tokens_details",
-        Dialect::Responses => "input_tokens_details",
+    let (key, counts) = match dialect {
+        Dialect::Chunks => {
+            ("prompt_tokens_details", ["prompt_tokens", "completion_tokens", "total_tokens"])
+        }
+        Dialect::Responses => {
+            ("input_tokens_details", ["input_tokens", "output_tokens", "total_tokens"])
+        }
         Dialect::Messages => return of_message(raw, told),
     };
     let mut out = String::with_capacity(raw.len() + key.len() + CACHED.len() + 24);
@@ -32,18 +38,21 @@ pub fn rewrite(dialect: Dialect, raw: &str, told: Option<u32>) -> Option<String>
     for member in Members::of(raw).ok()?.list {
         let name = member.name(raw);
         let is_details = name == key;
+        if counts.contains(&&*name) && !is_count(member.raw(raw)) {
+            continue;
+        }
         put_key(&mut out, name);
         match is_details {
             true => {
                 has_details = true;
-                put_details(&mut out, member.raw(raw), told)?;
+                put_details(&mut out, member.raw(raw), told);
             }
             false => out.push_str(member.raw(raw)),
         }
     }
     if !has_details && told.is_some() {
         put_key(&mut out, key.into());
-        put_details(&mut out, "null", told)?;
+        put_details(&mut out, "null", told);
     }
     out.push('}');
     Some(out)
@@ -51,13 +60,21 @@ pub fn rewrite(dialect: Dialect, raw: &str, told: Option<u32>) -> Option<String>
 
 const CACHED: &str = "cached_tokens";
 
-fn put_details(out: &mut String, raw: &str, told: Option<u32>) -> Option<()> {
-    let members = if raw == "null" { Vec::new() } else { Members::of(raw).ok()?.list };
+/// Whether a count can be read, or is `null`.
+fn is_count(raw: &str) -> bool {
+    raw == "null" || read_count(raw).is_some()
+}
+
+/// Details that are no object count as absent.
+fn put_details(out: &mut String, raw: &str, told: Option<u32>) {
+    let members = Members::of(raw).map(|members| members.list);
+    let raw = if members.is_ok() { raw } else { "null" };
+    let members = members.unwrap_or_default();
     let says_nothing = |member: &Member| member.name(raw) == CACHED && member.raw(raw) == "null";
     if told.is_none() && members.iter().all(says_nothing) {
         // Unchanged: there is nothing to remove.
         out.push_str(raw);
-        return Some(());
+        return;
     }
     out.push('{');
     let mut missing = told;
@@ -74,7 +91,6 @@ fn put_details(out: &mut String, raw: &str, told: Option<u32>) -> Option<()> {
     }
     put_cached(out, &mut missing);
     out.push('}');
-    Some(())
 }
 
 /// Writes the count, unless it was already written.
@@ -97,21 +113,73 @@ fn put_key(out: &mut String, name: Cow<'_, str>) {
     }
 }
 
+const INPUT: &str = "input_tokens";
+const READ: &str = "cache_read_input_tokens";
+const WRITTEN: &str = "cache_creation_input_tokens";
+
+/// The tokens of a message's prompt in its first event. Engines may leave them out of the usage at the
+/// end, as Anthropic's own API did.
+#[derive(Clone, Copy)]
+pub(crate) struct MessageStart {
+    rest: u32,
+    read: Option<u32>,
+    written: Option<u32>,
+}
+
+impl MessageStart {
+    /// Reads the usage of the first event; `None` if it does not have the prompt's tokens.
+    pub(crate) fn read(raw: &str) -> Option<Self> {
+        let [rest, read, written] = pick(raw, [INPUT, READ, WRITTEN]).ok()?;
+        let (read, written) = (read.and_then(read_count), written.and_then(read_count));
+        Some(Self { rest: read_count(rest?)?, read, written })
+    }
+
+    /// The usage at the end of the message with the prompt's tokens of its beginning; `None` if it has
+    /// figures of its own for them.
+    pub(crate) fn complete(self, raw: &str) -> Option<String> {
+        let mut usage = JsonObject::parse_str(raw).ok()?;
+        let lacks = |usage: &JsonObject, key| matches!(usage.raw(key), None | Some("null"));
+        if !lacks(&usage, INPUT) {
+            return None;
+        }
+        for (key, tokens) in [(INPUT, Some(self.rest)), (READ, self.read), (WRITTEN, self.written)]
+        {
+            if let Some(tokens) = tokens.filter(|_| lacks(&usage, key)) {
+                usage.set(key, tokens.to_string());
+            }
+        }
+        Some(usage.to_string())
+    }
+}
+
+/// Whether the usage of a message has no tokens that were read from a cache.
+pub(crate) fn lacks_cached_tokens(raw: &str) -> bool {
+    matches!(pick(raw, [READ]), Ok([None]))
+}
+
 /// The prompt of a message is the sum of three figures: tokens read from the cache, tokens written
 /// to the cache, and the rest, which is `input_tokens`. The sum of the engine is kept.
 fn of_message(raw: &str, told: Option<u32>) -> Option<String> {
-    const READ: &str = "cache_read_input_tokens";
-    const WRITTEN: &str = "cache_creation_input_tokens";
     let mut usage = JsonObject::parse_str(raw).ok()?;
-    let count = |key| usage.get::<u64>(key, "a count").ok();
-    let (rest, written) = (count("input_tokens")??, count(WRITTEN)?);
-    let elsewhere = count(READ)?.unwrap_or(0).saturating_add(written.unwrap_or(0));
+    for key in [INPUT, "output_tokens", READ, WRITTEN] {
+        if usage.raw(key).is_some_and(|raw| !is_count(raw)) {
+            usage.remove(key);
+        }
+    }
+    let count = |key| usage.raw(key).and_then(read_count).map(u64::from);
+    let (rest, written) = (count(INPUT), count(WRITTEN));
+    let Some(rest) = rest else {
+        // The sum is not known.
+        usage.remove(READ);
+        return Some(usage.to_string());
+    };
+    let elsewhere = count(READ).unwrap_or(0).saturating_add(written.unwrap_or(0));
     let prompt = rest.saturating_add(elsewhere);
     let read = u64::from(told.unwrap_or(0)).min(prompt);
     // In P/D, the two figures come from different engines and may not fit together.
     let fitting = written.map(|written| written.min(prompt - read));
     let rest = prompt - read - fitting.unwrap_or(0);
-    usage.set("input_tokens", rest.to_string());
+    usage.set(INPUT, rest.to_string());
     if let Some(fitting) = fitting {
         usage.set(WRITTEN, fitting.to_string());
     }
@@ -169,7 +237,7 @@ mod tests {
         let kept = r#"{"x":1e3,"yA\"":{"a": 1},"prompt_tokens_details":{"b":2e5,"c\n":[1 ,2]"#;
         assert_eq!(told(Some(7)), format!("{kept},\"cached_tokens\":7}}}}"));
         assert_eq!(told(None), format!("{kept}}}}}"));
-        for raw in ["[]", "7", r#"{"x":1,"x":2}"#, r#"{"prompt_tokens_details":7}"#] {
+        for raw in ["[]", "7", r#"{"x":1,"x":2}"#] {
             assert_eq!(rewrite(Dialect::Chunks, raw, Some(7)), None, "{raw}");
         }
     }
@@ -202,6 +270,60 @@ mod tests {
         ] {
             assert_eq!(told(Dialect::Messages, raw, tokens), expected);
         }
-        assert_eq!(rewrite(Dialect::Messages, r#"{"output_tokens":3}"#, Some(1)), None);
+    }
+
+    #[test]
+    fn counts_that_cannot_be_read_are_removed_and_the_others_stay() {
+        for (dialect, raw, told, expected) in [
+            (
+                Dialect::Chunks,
+                r#"{"prompt_tokens":9,"completion_tokens":3.0,"total_tokens":-1,"x":1.5}"#,
+                Some(4),
+                r#"{"prompt_tokens":9,"x":1.5,"prompt_tokens_details":{"cached_tokens":4}}"#,
+            ),
+            (
+                Dialect::Chunks,
+                r#"{"prompt_tokens":"9","prompt_tokens_details":7}"#,
+                None,
+                r#"{"prompt_tokens_details":null}"#,
+            ),
+            (
+                Dialect::Responses,
+                r#"{"input_tokens":9,"output_tokens":99999999999}"#,
+                None,
+                r#"{"input_tokens":9}"#,
+            ),
+            (
+                Dialect::Messages,
+                r#"{"input_tokens":9,"output_tokens":1.5,"cache_read_input_tokens":-1}"#,
+                Some(4),
+                r#"{"input_tokens":5,"cache_read_input_tokens":4}"#,
+            ),
+            (
+                Dialect::Messages,
+                r#"{"output_tokens":3,"cache_read_input_tokens":96}"#,
+                Some(1),
+                r#"{"output_tokens":3}"#,
+            ),
+        ] {
+            assert_eq!(rewrite(dialect, raw, told).as_deref(), Some(expected), "{raw}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_message_has_the_prompt_of_its_beginning_unless_it_has_its_own() {
+        let start = r#"{"input_tokens":4,"cache_read_input_tokens":96,"output_tokens":1}"#;
+        let start = MessageStart::read(start).unwrap();
+        let complete = |raw| start.complete(raw);
+        assert_eq!(
+            complete(r#"{"output_tokens":7}"#).as_deref(),
+            Some(r#"{"output_tokens":7,"input_tokens":4,"cache_read_input_tokens":96}"#)
+        );
+        assert_eq!(
+            complete(r#"{"output_tokens":7,"cache_read_input_tokens":80}"#).as_deref(),
+            Some(r#"{"output_tokens":7,"cache_read_input_tokens":80,"input_tokens":4}"#)
+        );
+        assert_eq!(complete(r#"{"input_tokens":100,"output_tokens":7}"#), None);
+        assert!(MessageStart::read(r#"{"output_tokens":1}"#).is_none());
     }
 }

@@ -19,7 +19,7 @@ use super::message::{put, succeeded};
 use crate::service::log_failure;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_flow::reply::merge::Events;
-use splitrail_flow::reply::openai_chunk::{ChunkChoice, OpenAiChunk};
+use splitrail_flow::reply::openai_chunk::{ChunkChoice, ChunkUsage, OpenAiChunk};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_settings::logging::RequestIds;
 
@@ -34,6 +34,8 @@ pub(super) struct StreamedBody {
     ids: RequestIds,
     decision: DecisionHandle,
     is_chat: bool,
+    /// The usage that came last. It is sent once, as the last event.
+    usage: Option<ChunkUsage>,
     /// Bytes that have not been sent yet.
     out: BytesMut,
     end: End,
@@ -77,15 +79,21 @@ impl StreamedBody {
             progress.iter().for_each(|progress| progress.end_at(deadline.at()));
             Box::pin(sleep_until(deadline.at()))
         });
-        Self { events, ids, decision, is_chat, out, end: End::Open, deadline }
+        Self { events, ids, decision, is_chat, usage: None, out, end: End::Open, deadline }
     }
 
     /// Handles the next event.
     fn take(&mut self, event: Option<Result<Bytes, Error>>) {
         let failed = match event {
-            None => return self.end = End::Known(succeeded()),
-            Some(Ok(data)) => match convert(&data, &self.decision, self.is_chat, &mut self.out) {
-                Some(()) => return,
+            None => {
+                self.put_usage();
+                return self.end = End::Known(succeeded());
+            }
+            Some(Ok(data)) => match convert(&data, self.is_chat, &mut self.out) {
+                Some(usage) => {
+                    self.usage = usage.or(self.usage.take());
+                    return;
+                }
                 // An engine's leg fails at such a chunk before it comes here.
                 None => {
                     let what = "an engine sent a chunk that is not OpenAI's";
@@ -96,7 +104,29 @@ impl StreamedBody {
             },
             Some(Err(error)) => error,
         };
+        self.put_usage();
         self.end = End::Known(trailers(&status(&self.ids, &failed)));
+    }
+
+    /// Appends the usage, if there is one with the prompt's tokens.
+    fn put_usage(&mut self) {
+        let Some(usage) = self.usage.take() else { return };
+        let Some(prompt_tokens) = usage.prompt_tokens else { return };
+        let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
+        let source = match (cached_tokens, self.decision.with(Decision::cached_source)) {
+            (Some(_), Some("engine")) => v1::CachedSource::Engine,
+            (Some(_), _) => v1::CachedSource::Estimate,
+            (None, _) => v1::CachedSource::Unspecified,
+        };
+        put_event(
+            &mut self.out,
+            Event::Usage(v1::Usage {
+                prompt_tokens,
+                completion_tokens: usage.completion_tokens,
+                cached_tokens,
+                cached_source: source.into(),
+            }),
+        );
     }
 }
 
@@ -148,13 +178,8 @@ impl Body for StreamedBody {
     }
 }
 
-/// Appends the events of a chunk; `None` if the bytes are not a chunk.
-fn convert(
-    data: &[u8],
-    decision: &DecisionHandle,
-    is_chat: bool,
-    out: &mut BytesMut,
-) -> Option<()> {
+/// Appends the events of a chunk, and returns its usage; `None` if the bytes are not a chunk.
+fn convert(data: &[u8], is_chat: bool, out: &mut BytesMut) -> Option<Option<ChunkUsage>> {
     let chunk = OpenAiChunk::read(data)?;
     for ChunkChoice { index, text, delta, finish_reason } in chunk.choices {
         let (text, reasoning) = match delta {
@@ -169,25 +194,7 @@ fn convert(
             put_event(out, Event::Finished(v1::Finished { index, finish_reason }));
         }
     }
-    // Running totals are not requested here, so usage comes once, at the end.
-    if let Some(usage) = chunk.usage {
-        let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
-        let source = match (cached_tokens, decision.with(Decision::cached_source)) {
-            (Some(_), Some("engine")) => v1::CachedSource::Engine,
-            (Some(_), _) => v1::CachedSource::Estimate,
-            (None, _) => v1::CachedSource::Unspecified,
-        };
-        put_event(
-            out,
-            Event::Usage(v1::Usage {
-                prompt_tokens: usage.prompt_tokens,
-                completion_tokens: usage.completion_tokens,
-                cached_tokens,
-                cached_source: source.into(),
-            }),
-        );
-    }
-    Some(())
+    Some(chunk.usage)
 }
 
 fn put_event(out: &mut BytesMut, event: Event) {
