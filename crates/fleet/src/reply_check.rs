@@ -28,8 +28,8 @@ pub fn check_reply(
     if worker.gone.is_cancelled() {
         return;
     }
+    check_usage(served, worker, has_usage);
     let audit = &worker.usage_stats;
-    count(served, worker, &audit.usage, "usage", has_usage);
     // A leg that receives KV may count transferred tokens as cached.
     if leg.receives {
         return;
@@ -45,6 +45,14 @@ pub fn check_reply(
     }
     let compared = Compared { epoch: expected.epoch, block_size: expected.block_size };
     compare(metrics, served, worker, compared, [estimate, engine]);
+}
+
+/// Counts whether a reply had a usage object, and names the worker in the log, once, if it never has
+/// one. Of replies without a prefix cache, such as embeddings, this is all that is expected.
+pub fn check_usage(served: &Served, worker: &Worker, has_usage: bool) {
+    if !worker.gone.is_cancelled() {
+        count(served, worker, &worker.usage_stats.usage, "usage", has_usage);
+    }
 }
 
 /// Compares the tokens that the source of a peer fetch had cached with those that the index promised

@@ -1,13 +1,16 @@
 //! Requests that generate no text (embeddings, token ids, token counts): one worker serves each in
 //! full, without a hand-off.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
+use super::account::read_usage;
 use super::attempts::DecodeAttempts;
 use super::context::{Context, PromptContext, attempt, book, expected, traced, within_reply};
 use super::generate::Begun;
@@ -16,7 +19,8 @@ use super::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint, ne
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::RequestFlow;
 use splitrail_engine_client::{LegHeaders, Shape};
-use splitrail_fleet::{Exclusion, Served};
+use splitrail_fleet::reply_check::check_usage;
+use splitrail_fleet::{Exclusion, Served, Worker};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
@@ -98,8 +102,13 @@ async fn ask(
     };
     leg.end(prompt.mark(stage), outcome);
     let reply = reply?;
-    let read = read(context, reply).await;
-    read.ok_or_else(|| Error::engine(worker.id(), "sent a reply that is not JSON"))
+    let read = read(context, worker, reply).await;
+    let (reply, usage) =
+        read.ok_or_else(|| Error::engine(worker.id(), "sent a reply that is not JSON"))?;
+    if endpoint.computes() {
+        check_usage(&context.served, worker, usage.is_some());
+    }
+    Ok((reply, usage))
 }
 
 /// The members of a reply that the router reads.
@@ -109,19 +118,31 @@ struct Reply<'a> {
     usage: Option<&'a RawValue>,
 }
 
-/// The reply with its usage; `None` if the reply is no JSON object.
-async fn read(context: &Context, reply: Bytes) -> Option<(Bytes, Option<EngineUsage>)> {
-    let work = move |reply: Bytes| usage(&reply).map(|usage| (reply, usage));
+/// The reply with its usage; `None` if the reply is no JSON object. None of its tokens count as cached:
+/// whatever the engine says of them, they were computed.
+async fn read(
+    context: &Context,
+    worker: &Arc<Worker>,
+    reply: Bytes,
+) -> Option<(Bytes, Option<EngineUsage>)> {
+    let (served, worker) = (Arc::clone(&context.served), Arc::clone(worker));
+    let work = move |reply: Bytes| {
+        let usage = usage(&reply)?;
+        let usage = usage.and_then(|raw| read_usage(&served, &worker, Dialect::Chunks, raw));
+        let usage = usage.map(|usage| EngineUsage { cached_tokens: Some(0), ..usage });
+        Some((reply, usage))
+    };
     context.preparer.run_sized(reply.len(), move || work(reply)).await.ok()?
 }
 
-fn usage(reply: &[u8]) -> Option<Option<EngineUsage>> {
+/// The raw usage of a reply, if it has one; `None` if the reply is no JSON object.
+fn usage(reply: &[u8]) -> Option<Option<&str>> {
     // Serde would also read this struct from a JSON array.
     if !reply.trim_ascii_start().starts_with(b"{") {
         return None;
     }
     let reply: Reply<'_> = serde_json::from_slice(reply).ok()?;
-    Some(reply.usage.and_then(|usage| EngineUsage::parse(usage).ok()))
+    Some(reply.usage.map(RawValue::get))
 }
 
 #[cfg(test)]
@@ -133,7 +154,8 @@ mod tests {
     fn usage_is_found_wherever_it_stands_and_a_reply_is_an_object() {
         let reply =
             br#"{"data":[{"embedding":[0.5,1e-3]}],"usage":{"prompt_tokens":7,"total_tokens":7}}"#;
-        assert_eq!(usage(reply).unwrap().unwrap().prompt_tokens, 7);
+        let raw = r#"{"prompt_tokens":7,"total_tokens":7}"#;
+        assert_eq!(usage(reply), Some(Some(raw)));
         assert_eq!(usage(br#" {"tokens":[1]}"#), Some(None));
         assert_eq!(usage(br#"{"usage":null}"#), Some(None));
         for nonsense in ["", "[]", "[{}]", "null", r#"{"usage":{"prompt_tokens":7}"#, "<html>"] {

@@ -9,6 +9,7 @@ use splitrail_tests::trial::{COMPLETIONS, completion, prompt, streamed};
 use splitrail_tests::{Cluster, Spec};
 
 const MESSAGES: &str = "/v1/messages";
+const EMBEDDINGS: &str = "/v1/embeddings";
 
 /// The file of the ledger.
 const LEDGER: &str = "l.jsonl";
@@ -309,5 +310,31 @@ async fn a_message_whose_prompt_is_counted_at_its_start_only_is_billed_whole() {
             (&json!(52), &json!(4), &json!(cached)),
             "{line}"
         );
+    }
+}
+
+#[tokio::test]
+async fn embeddings_are_billed_although_their_cached_figure_makes_no_sense() {
+    for details in [json!({"cached_tokens": 80}), json!({"cached_tokens": 8}), Value::Null] {
+        let engine = RawEngine::start(move |_| {
+            let usage =
+                json!({"prompt_tokens": 40, "total_tokens": 40, "prompt_tokens_details": details});
+            let told = json!({
+                "id": "e", "object": "list", "data": [{"index": 0, "embedding": [0.5]}],
+                "usage": usage,
+            });
+            Turn::answer(reply(200, "application/json", &told.to_string()))
+        })
+        .await;
+        let cluster = cluster(aggregated(""), &[("a", &engine)]).await;
+        let body = json!({"model": "sim", "input": prompt(20, "a")});
+        assert_eq!(cluster.http.post(EMBEDDINGS, &body).await.status, 200);
+        let line = line(&cluster).await;
+        assert_eq!(line["prompt_tokens"], 40, "{line}");
+        assert_eq!(line["prompts"][0]["legs"][0]["local_cache_hit"], 0, "{line}");
+        let workers = cluster.admin.get("/admin/workers").await.json();
+        let audit = &workers["workers"][0]["audit"];
+        assert_eq!(audit["usage"]["reported"], 1, "{audit}");
+        assert_eq!(audit["cached_tokens"]["replies"], 0, "none are expected: {audit}");
     }
 }
