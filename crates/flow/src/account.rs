@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json::Members;
-use splitrail_engine::usage::EngineUsage;
+use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::context::{PromptContext, book, expected};
 use super::sending::Sending;
@@ -197,12 +197,21 @@ pub(super) fn read_usage(
         Ok(usage) => Some(usage),
         Err(error) => {
             if log.may_log() {
-                tracing::warn!(
-                    model,
-                    worker,
-                    %error,
-                    "a count in an engine's usage counts as not reported (said at most twice a minute)"
-                );
+                match error {
+                    UsageError::CachedExceedsPrompt { .. } => tracing::warn!(
+                        model,
+                        worker,
+                        "an engine reports more cached tokens than the prompt has \
+                         (said at most twice a minute)"
+                    ),
+                    error => tracing::warn!(
+                        model,
+                        worker,
+                        %error,
+                        "a part of an engine's usage counts as not reported \
+                         (said at most twice a minute)"
+                    ),
+                }
             }
             EngineUsage::readable(dialect, raw)
         }
