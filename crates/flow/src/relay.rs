@@ -297,7 +297,8 @@ impl UnitStream {
         if self.converts_events && !chunk.is_error {
             OpenAiChunk::has_readable_choices(data).then_some(())?;
         }
-        if !chunk.is_error && chunk.usage.is_none() && chunk.running_total.is_none() {
+        let is_plain = chunk.usage.is_none() && chunk.running_total.is_none();
+        if !chunk.is_error && is_plain && !chunk.has_hand_off {
             self.template.learn(data);
         }
         Some(chunk)
@@ -356,15 +357,17 @@ impl UnitStream {
         if chunk.is_last {
             self.reader.end();
         }
-        let Some(usage) = &chunk.usage else {
-            if dialect == Dialect::Responses && chunk.is_last {
+        let hidden = match chunk.has_hand_off {
+            true => {
                 let withdraw = |holder: &mut JsonObject| withdraw_hand_off(&self.account, holder);
-                return dialect::edit(dialect, &event, withdraw).map(Some).ok_or(NO_CHUNK);
+                Some(dialect::edit(dialect, &event, withdraw).ok_or(NO_CHUNK)?)
             }
-            let event = match chunk.running_total {
-                Some(_) => self.take_total(event)?,
-                None => event,
-            };
+            false => None,
+        };
+        let Some(usage) = &chunk.usage else {
+            let has_total = chunk.running_total.is_some();
+            let shown = hidden.unwrap_or(event);
+            let event = if has_total { self.take_total(shown)? } else { shown };
             let Some(migration) = &mut self.migration else { return Ok(Some(event)) };
             return match migration.note(&event) {
                 Some(told) => Ok(Some(told)),
@@ -381,7 +384,7 @@ impl UnitStream {
         };
         let told = match usage.is_final {
             false => match self.account.foretold(usage.raw) {
-                None => return Ok(Some(event)),
+                None => return Ok(Some(hidden.unwrap_or(event))),
                 Some(told) => told,
             },
             true => {
@@ -394,7 +397,7 @@ impl UnitStream {
             return Ok(None);
         }
         let migration = self.migration.as_ref();
-        let edited = dialect::edit(dialect, &event, |holder| {
+        let edited = dialect::edit(dialect, hidden.as_ref().unwrap_or(&event), |holder| {
             holder.set("usage", told);
             withdraw_hand_off(&self.account, holder);
             if let Some(migration) = migration {

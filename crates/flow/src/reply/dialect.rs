@@ -30,6 +30,8 @@ pub(crate) struct Chunk<'a> {
     /// The usage in an event with a part of the reply: a running total, which is that of the whole
     /// reply if no other usage follows.
     pub(crate) running_total: Option<&'a str>,
+    /// Whether the event says where KV blocks are, which clients must not see.
+    pub(crate) has_hand_off: bool,
 }
 
 /// Usage in an event.
@@ -51,20 +53,24 @@ struct EventMembers<'a> {
     choices: Option<&'a str>,
     message: Option<&'a str>,
     response: Option<&'a str>,
+    hand_off: Option<&'a str>,
 }
+
+/// The member that says where KV blocks are.
+const HAND_OFF: &str = "kv_transfer_params";
 
 impl<'a> EventMembers<'a> {
     fn read(dialect: Dialect, data: &'a [u8]) -> Option<Self> {
         if dialect.names_events() {
-            let names = ["type", "error", "usage", "message", "response"];
-            let [name, error, usage, message, response] =
+            let names = ["type", "error", "usage", "message", "response", HAND_OFF];
+            let [name, error, usage, message, response, hand_off] =
                 json::pick_from_slice(data, names).ok()?;
             let name = name.map_or(Some(Cow::default()), json::string)?;
-            Some(Self { name, error, usage, message, response, choices: None })
+            Some(Self { name, error, usage, message, response, hand_off, choices: None })
         } else {
-            let names = ["error", "usage", "choices"];
-            let [error, usage, choices] = json::pick_from_slice(data, names).ok()?;
-            Some(Self { error, usage, choices, ..Self::default() })
+            let names = ["error", "usage", "choices", HAND_OFF];
+            let [error, usage, choices, hand_off] = json::pick_from_slice(data, names).ok()?;
+            Some(Self { error, usage, choices, hand_off, ..Self::default() })
         }
     }
 
@@ -73,10 +79,10 @@ impl<'a> EventMembers<'a> {
     }
 }
 
-/// The usage of an object in an event.
-fn held(holder: Option<&str>) -> Option<&str> {
-    let [usage] = json::pick(holder?, ["usage"]).ok()?;
-    usage
+/// The usage of an object in an event, and whether the object says where KV blocks are.
+fn held(holder: Option<&str>) -> (Option<&str>, bool) {
+    let picked = holder.and_then(|holder| json::pick(holder, ["usage", HAND_OFF]).ok());
+    picked.map_or((None, false), |[usage, hand_off]| (usage, hand_off.is_some()))
 }
 
 impl<'a> Chunk<'a> {
@@ -92,7 +98,9 @@ impl<'a> Chunk<'a> {
                     false => (event.usage, None),
                 };
                 let usage = usage.map(|raw| Usage { raw, is_final: true });
-                Self { is_error: event.error.is_some(), usage, running_total, ..Self::default() }
+                let has_hand_off = event.hand_off.is_some();
+                let is_error = event.error.is_some();
+                Self { is_error, usage, running_total, has_hand_off, ..Self::default() }
             }
             Dialect::Responses => Self::of_response(&event),
             Dialect::Messages => Self::of_message(&event),
@@ -102,7 +110,8 @@ impl<'a> Chunk<'a> {
     fn of_response(event: &EventMembers<'a>) -> Self {
         let name = &*event.name;
         let is_last = matches!(name, "response.completed" | "response.incomplete");
-        let usage = held(event.response.filter(|_| is_last));
+        let (usage, has_hand_off) = held(event.response);
+        let usage = usage.filter(|_| is_last);
         Self {
             is_error: event.error.is_some() || matches!(name, "error" | "response.failed"),
             only_opens: matches!(
@@ -112,13 +121,15 @@ impl<'a> Chunk<'a> {
             is_last,
             usage: usage.map(|raw| Usage { raw, is_final: true }),
             running_total: None,
+            has_hand_off,
         }
     }
 
     fn of_message(event: &EventMembers<'a>) -> Self {
         let name = &*event.name;
+        let (of_message, is_in_message) = held(event.message);
         let usage = match name {
-            "message_start" => held(event.message).map(|raw| Usage { raw, is_final: false }),
+            "message_start" => of_message.map(|raw| Usage { raw, is_final: false }),
             "message_delta" => event.usage.map(|raw| Usage { raw, is_final: true }),
             _ => None,
         };
@@ -128,6 +139,7 @@ impl<'a> Chunk<'a> {
             is_last: name == "message_stop",
             usage,
             running_total: None,
+            has_hand_off: event.hand_off.is_some() || is_in_message,
         }
     }
 

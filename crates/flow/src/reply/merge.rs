@@ -252,13 +252,14 @@ fn move_choices(reply: &mut JsonObject, prompt_index: usize, n: u32) -> Option<(
 
 /// The sum of usage objects, member by member and also inside `*_details`. A value that is not a
 /// number is taken from the first object that has it. A count that some objects lack is left out,
-/// because it would be taken for the count of all. `None` if one is too long or no JSON.
+/// because it would be taken for the count of all. `None` if one is too long or no JSON object.
 fn sum<'a>(all: impl Iterator<Item = &'a str>, places: Places) -> Option<String> {
     let mut total: Option<Value> = None;
     let mut all_say_cached = true;
     for (index, raw) in all.enumerate() {
         let raw = Some(raw).filter(|raw| raw.len() <= USAGE_MAX_BYTES)?;
-        let mut value: Value = serde_json::from_str(raw).ok()?;
+        let value = serde_json::from_str(raw).ok().filter(Value::is_object);
+        let mut value: Value = value?;
         if places.is_counted(index) {
             leave_prompt_out(&mut value);
         } else {
@@ -271,7 +272,9 @@ fn sum<'a>(all: impl Iterator<Item = &'a str>, places: Places) -> Option<String>
     }
     let mut total = total?;
     // If the first replies have no details, the check in `add` cannot notice missing counts.
-    if !all_say_cached && let Some(details) = total["prompt_tokens_details"].as_object_mut() {
+    if !all_say_cached
+        && let Some(details) = total.get_mut("prompt_tokens_details").and_then(Value::as_object_mut)
+    {
         details.remove("cached_tokens");
     }
     Some(total.to_string())
@@ -400,6 +403,16 @@ mod tests {
                 let cached = merged["usage"]["prompt_tokens_details"].get("cached_tokens");
                 assert!(cached.is_none_or(Value::is_null), "{merged}");
             }
+        }
+    }
+
+    #[test]
+    fn usage_that_is_no_object_is_left_out() {
+        for usage in ["5", "[]", "null", "true", "\"x\""] {
+            let whole = || reply(&format!(r#"{{"choices":[{{"index":0}}],"usage":{usage}}}"#));
+            let merged = replies(vec![whole(), whole()], places(1, 1)).unwrap().to_bytes();
+            let merged: Value = serde_json::from_slice(&merged).unwrap();
+            assert!(merged.get("usage").is_none_or(Value::is_null), "{merged}");
         }
     }
 

@@ -267,3 +267,44 @@ async fn a_carriage_return_in_an_event_makes_no_second_event_for_the_client() {
         assert_eq!(names, ["message_start", "content_block_start", "error"]);
     }
 }
+
+#[tokio::test]
+async fn no_event_of_a_stream_tells_a_client_where_kv_blocks_are() {
+    let hand_off = r#""kv_transfer_params":{"remote_host":"10.9.8.7","remote_engine_id":"secret"}"#;
+    let event = |choices: &str, more: &str| {
+        format!("data: {{\"id\":\"c\",\"choices\":[{choices}],{hand_off}{more}}}\n\n")
+    };
+    let choice = |text: &str, reason: &str| {
+        format!("{{\"index\":0,\"text\":\"{text}\",\"finish_reason\":{reason}}}")
+    };
+    let usage = r#","usage":{"prompt_tokens":1,"completion_tokens":4,"total_tokens":5}"#;
+    let mut events: String = ["a", "b", "c"].map(|text| event(&choice(text, "null"), "")).concat();
+    events += &event(&choice("d", "\"stop\""), usage);
+    events += &event("", usage);
+    let engine = engine(move |_| ScriptedReply::events(&events)).await;
+    let front = Front::start("{}", "", &[engine.url()]).await;
+    for with_usage in [true, false] {
+        let mut body = streamed("x");
+        body["stream_options"] = json!({"include_usage": with_usage});
+        let reply = front.http.post(COMPLETIONS, &body).await;
+        let text = reply.text();
+        assert_eq!(reply.status, 200, "{text}");
+        assert!(text.contains("\"text\":\"a\"") && text.contains("\"text\":\"d\""), "{text}");
+        assert!(!text.contains("10.9.8.7") && !text.contains("secret"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_usage_that_is_no_object_ends_no_request_of_a_batch() {
+    for usage in ["5", "[]", "true", "null"] {
+        let whole = format!(
+            r#"{{"id":"c","choices":[{{"index":0,"text":"ok","finish_reason":"stop"}}],"usage":{usage}}}"#
+        );
+        let engine = engine(move |_| ScriptedReply::json(200, &whole)).await;
+        let front = Front::start("{}", "", &[engine.url()]).await;
+        let body = json!({"model": "sim", "prompt": ["a", "b"], "max_tokens": 2});
+        let reply = front.http.post(COMPLETIONS, &body).await;
+        assert_eq!(reply.status, 200, "{usage}: {}", reply.text());
+        assert!(reply.json().get("usage").is_none_or(Value::is_null), "{}", reply.text());
+    }
+}
