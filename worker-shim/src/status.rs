@@ -74,6 +74,8 @@ impl StatusEndpoints {
             Some("the engine was not reached yet")
         } else if !self.engine.polled.borrow().up {
             Some("the engine does not answer")
+        } else if self.routers.all_refuse() {
+            Some("all routers refuse the shim")
         } else {
             None
         }

@@ -76,6 +76,12 @@ impl RouterStatuses {
         routers.values().cloned().collect()
     }
 
+    /// Whether there are routers, and all of them refuse the shim.
+    pub fn all_refuse(&self) -> bool {
+        let routers = self.routers.lock().unwrap_or_else(PoisonError::into_inner);
+        !routers.is_empty() && routers.values().all(|router| router.stage == Stage::Refused)
+    }
+
     /// Adds an entry for a router. Dropping the returned value removes the entry.
     pub(super) fn entry(&self, name: String, address: SocketAddr) -> StatusEntry {
         let new = RouterStatus {

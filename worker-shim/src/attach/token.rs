@@ -12,10 +12,10 @@ const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// A bearer token. It is not shown in logs or debug output.
 #[derive(Clone)]
 pub enum Token {
-    /// A file with the token. It is read again for each connection, so it can be replaced at any
-    /// time.
+    /// A file with the token in its first line that is not empty; the others are for routers. It is
+    /// read again for each connection, so it can be replaced at any time.
     File(PathBuf),
-    /// The token itself.
+    /// The same as a text.
     Text(String),
 }
 
@@ -42,7 +42,7 @@ impl Token {
                 read.await.map_err(io::Error::other)??
             }
         };
-        let token = text.trim();
+        let token = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
         let is_token = !token.is_empty()
             && token.len() <= TOKEN_BYTES_MAX
             && token.bytes().all(|byte| byte.is_ascii_graphic());
@@ -60,6 +60,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
+    async fn of_several_tokens_a_shim_shows_the_first() {
+        let text = "\n  new \r\nold\n";
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        for token in [Token::File(file.path().to_owned()), Token::Text(text.to_owned())] {
+            assert_eq!(token.bearer().await.unwrap(), "Bearer new");
+        }
+    }
+
+    #[tokio::test]
     async fn the_token_file_is_read_for_each_connection_and_never_shown() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let token = Token::File(file.path().to_owned());
@@ -70,7 +80,7 @@ mod tests {
             assert!(!format!("{bearer:?}").contains(secret));
         }
         assert!(!format!("{:?}", Token::Text("s3cret".to_owned())).contains("s3cret"));
-        for invalid in ["", " \n", "two words", "ünfit"] {
+        for invalid in ["", " \n", "two words", "two words\nfit", "ünfit"] {
             assert!(Token::Text(invalid.to_owned()).bearer().await.is_err(), "{invalid:?}");
         }
     }

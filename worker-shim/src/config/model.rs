@@ -40,8 +40,8 @@ pub struct Config {
     /// The model's name as the engine serves it. Defaults to the first model that the engine lists.
     #[serde(default)]
     pub model: Option<String>,
-    /// The token that authenticates the shim to routers. Defaults to the environment variable
-    /// `SPLITRAIL_FLEET_TOKEN`, if it is set.
+    /// The token that authenticates the shim to routers: the first line that is not empty. Defaults to
+    /// the environment variable `SPLITRAIL_FLEET_TOKEN`, if it is set.
     #[serde(default)]
     pub token: Option<Secret>,
     /// TLS towards routers. Its files are read again for each connection. Without it, connections

@@ -59,9 +59,9 @@ pub(super) fn attach(
     let token = match &config.token {
         Some(Secret::File { path }) => Some(attach::Token::File(path.clone())),
         Some(secret) => {
-            let secret = secret.resolve();
-            let secret = secret.map_err(|source| StartError::Secret { key: "token", source })?;
-            Some(attach::Token::Text(secret.expose().to_owned()))
+            let tokens = secret.resolve_lines();
+            let tokens = tokens.map_err(|source| StartError::Secret { key: "token", source })?;
+            tokens.into_iter().next().map(attach::Token::Text)
         }
         None => {
             let set = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());

@@ -79,6 +79,23 @@ async fn a_router_learns_the_engines_identity_capabilities_and_blocks() {
 }
 
 #[tokio::test]
+async fn a_shim_that_all_routers_refuse_is_not_ready() {
+    let engine = engine(SimConfig::default()).await;
+    let router = router().await;
+    router.known().bearer = Some("Bearer another".to_owned());
+    let shim = Shim::start(&engine.url(), &router, &["--role", "decode"]).await;
+    let ready = async || ask(shim.address, "/splitrail/ready", &[], None).await.0;
+    until("its only router refuses it", async || {
+        shim.status().await["routers"][0]["stage"] == "refused" && ready().await == 503
+    })
+    .await;
+    until("the engine is known", async || {
+        shim.status().await["unready"] == "all routers refuse the shim"
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn the_gate_passes_only_requests_whose_blocks_the_engine_holds() {
     let engine = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
     let router = router().await;

@@ -73,7 +73,9 @@ async fn a_shim_authenticates_with_the_current_token() {
     config.token = Some(Token::File(file.path().to_owned()));
     let shim = Shim::start(small_mirror(), config);
     shim.wait_for("a refusal", |status| status.stage == Stage::Refused).await;
+    assert!(shim.status.all_refuse());
     assert_eq!(router.known().attached, 0);
-    std::fs::write(file.path(), "right\n").unwrap();
+    std::fs::write(file.path(), "right\nwrong\n").unwrap();
     router.wait_for("a snapshot", |known| known.snapshots == 1).await;
+    assert!(!shim.status.all_refuse());
 }
