@@ -522,7 +522,8 @@ impl AttachedWorker {
         if stream.resync.is_open() {
             return Ok(());
         }
-        self.indexing.observe(events.changes.len(), events.engine_time_s);
+        let made_s = Some(events.engine_time_s).filter(|made_s| *made_s != 0.0);
+        self.indexing.observe(events.changes.len(), made_s);
         let mut sum = Applied::default();
         let taken = self.blocks.events(events, &mut sum).await;
         self.indexing.note(events.changes.len(), sum);

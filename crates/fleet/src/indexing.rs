@@ -104,10 +104,12 @@ impl Indexing {
         rank_key(self.worker.index, self.rank.unwrap_or(0))
     }
 
-    /// Counts events, and their delay since the engine made them at `made_s` (seconds since 1970).
-    pub fn observe(&self, events: usize, made_s: f64) {
+    /// Counts events, and their delay since the engine made them at `made_s` (seconds since 1970);
+    /// `None` for events that are read again, whose age is no delay.
+    pub fn observe(&self, events: usize, made_s: Option<f64>) {
         let metrics = &self.cluster.metrics;
         metrics.index_events.with_label_values(&self.labels()).inc_by(events as u64);
+        let Some(made_s) = made_s else { return };
         let lag = unix_ms() as f64 / 1e3 - made_s;
         if lag.is_finite() {
             metrics.index_event_lag.with_label_values(&self.labels()).observe(lag.max(0.0));

@@ -175,7 +175,7 @@ async fn follow(
     admits: Option<Admits>,
     connected: watch::Sender<bool>,
 ) {
-    let mut intake = Intake { part, source, speaks: None, oldest_batch: None };
+    let mut intake = Intake { part, source, speaks: None, oldest_batch: None, is_replayed: true };
     loop {
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
         let EventSource { events, replay, .. } = intake.source.clone();
@@ -191,6 +191,7 @@ async fn follow(
         // What the index held before may be outdated.
         intake.part.forget();
         intake.oldest_batch = None;
+        intake.is_replayed = true;
         let applying = async {
             loop {
                 tokio::select! {
@@ -232,6 +233,9 @@ struct Intake {
     speaks: Option<u16>,
     /// The number of the first batch that the index was built from.
     oldest_batch: Option<u64>,
+    /// Whether what arrives may be a replay: since the start, an interruption or a reset, until all
+    /// has been caught up with.
+    is_replayed: bool,
 }
 
 impl Intake {
@@ -249,6 +253,7 @@ impl Intake {
             Update::Fresh { .. } => {}
             Update::Disconnected { error } => {
                 let worker = Arc::clone(&self.part.worker);
+                self.is_replayed = true;
                 self.part.set_current(false);
                 // A worker that comes back may run another version of the engine.
                 worker.parity.forget();
@@ -268,6 +273,7 @@ impl Intake {
     }
 
     fn synced(&mut self, outcome: SyncOutcome) {
+        self.is_replayed = false;
         self.part.mark_complete();
         if !self.part.may_log("synced") {
             return;
@@ -303,7 +309,8 @@ impl Intake {
     }
 
     async fn apply(&mut self, batch: &EventBatch) {
-        self.part.observe(batch.events.len(), batch.timestamp_s);
+        let made_s = (!self.is_replayed).then_some(batch.timestamp_s);
+        self.part.observe(batch.events.len(), made_s);
         if let Some(rank) = batch.rank.filter(|rank| self.is_of_another_rank(*rank)) {
             // Requests that are pinned to this rank would not find these blocks.
             self.part.worker.event_stats.of_other_rank(batch.events.len());
@@ -438,6 +445,7 @@ impl Intake {
         }
         self.speaks = None;
         self.oldest_batch = None;
+        self.is_replayed = true;
         self.part.forget();
         self.part.count_resync(reason.name());
         if self.part.may_log("reset") {

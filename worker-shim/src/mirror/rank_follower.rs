@@ -68,6 +68,9 @@ pub(super) struct RankIntake {
     disconnected_since: Option<Instant>,
     /// The rank that the first batch of the stream named. A stream belongs to one rank.
     stream_rank: Option<u16>,
+    /// Whether what arrives may be a replay: since the start, an interruption or a reset, until all
+    /// has been caught up with.
+    is_replayed: bool,
 }
 
 /// The blocks may be out of date as soon as the events are no longer followed.
@@ -88,6 +91,7 @@ impl RankIntake {
             truncated_since: None,
             disconnected_since: None,
             stream_rank: None,
+            is_replayed: true,
         }
     }
 
@@ -121,6 +125,7 @@ impl RankIntake {
             }
             Update::Reset { reason } => {
                 self.truncated_since = None;
+                self.is_replayed = true;
                 self.mirror.update(|state| state.reset(rank, reason.name()));
                 if self.log_throttle.may_log("reset") {
                     tracing::warn!(rank, reason = reason.name(), "the mirror is rebuilt");
@@ -142,6 +147,7 @@ impl RankIntake {
             }
             Update::Fresh { ask } => self.mirror.record_refresh(rank, ask),
             Update::Disconnected { error } => {
+                self.is_replayed = true;
                 self.mirror.update(|state| state.set_current(rank, false));
                 if self.mirror.state().blocks(rank) > 0 {
                     self.disconnected_since.get_or_insert_with(Instant::now);
@@ -157,6 +163,7 @@ impl RankIntake {
     fn synced(&mut self, outcome: SyncOutcome) {
         let rank = self.source.rank;
         self.disconnected_since = None;
+        self.is_replayed = false;
         self.mirror.update(|state| state.set_current(rank, true));
         if !self.log_throttle.may_log("synced") {
             return;
@@ -182,10 +189,11 @@ impl RankIntake {
             }
             return;
         }
+        // The age of what is read again is no delay.
+        let made_s = if self.is_replayed { 0.0 } else { batch.timestamp_s };
         let (mut sum, mut rest) = (Applied::default(), &batch.events[..]);
         while !rest.is_empty() {
-            let (applied, left) =
-                self.mirror.update(|state| state.apply(rank, batch.timestamp_s, rest));
+            let (applied, left) = self.mirror.update(|state| state.apply(rank, made_s, rest));
             sum += applied;
             rest = left;
         }
@@ -217,6 +225,7 @@ impl RankIntake {
     fn forget(&mut self) {
         let rank = self.source.rank;
         (self.truncated_since, self.disconnected_since, self.stream_rank) = (None, None, None);
+        self.is_replayed = true;
         self.mirror.update(|state| state.forget(rank));
     }
 }

@@ -165,3 +165,19 @@ async fn snapshots_are_shared_limited_and_sent_in_parts() {
     assert_eq!(third.await.position, *mirror.position().borrow());
     assert_eq!(mirror.status().snapshots, 3);
 }
+
+#[test]
+fn changes_that_are_read_again_do_not_say_when_the_engine_made_them() {
+    let (mirror, mut intake, _agreement) = mirror(100);
+    let mut made_s = |update| {
+        let before = mirror.position().borrow().sequence;
+        intake.handle(update);
+        let changes = mirror.after(mirror.id().0, before).unwrap();
+        changes.iter().map(|events| events.engine_time_s).collect::<Vec<_>>()
+    };
+    assert_eq!(made_s(batch(0, None, vec![stored(0..5)])), [1.0]);
+    made_s(Update::Disconnected { error: splitrail_engine::zmtp::WireError::TimedOut });
+    assert_eq!(made_s(batch(1, None, vec![removed(4..5)])), [0.0]);
+    made_s(Update::Synced { outcome: SyncOutcome::Replayed });
+    assert_eq!(made_s(batch(2, None, vec![removed(3..4)])), [1.0]);
+}

@@ -65,7 +65,8 @@ fn source(worker: &Worker) -> EventSource {
 fn intake() -> Intake {
     let (cluster, served, worker) = cluster("tcp://127.0.0.1:1", "tcp://127.0.0.1:2");
     let source = source(&worker);
-    Intake { part: part(&cluster, &served, &worker), source, speaks: None, oldest_batch: None }
+    let part = part(&cluster, &served, &worker);
+    Intake { part, source, speaks: None, oldest_batch: None, is_replayed: true }
 }
 
 fn batch(event: KvEvent) -> Update {
@@ -102,6 +103,36 @@ async fn take_all(intake: &mut Intake, updates: Vec<Update>) {
     for update in updates {
         intake.take(update).await;
     }
+}
+
+#[tokio::test]
+async fn events_that_are_read_again_count_but_have_no_lag() {
+    let (cluster, served, worker) = cluster("tcp://127.0.0.1:1", "tcp://127.0.0.1:2");
+    let (source, part) = (source(&worker), part(&cluster, &served, &worker));
+    let mut intake = Intake { part, source, speaks: None, oldest_batch: None, is_replayed: true };
+    let synced = || Update::Synced { outcome: SyncOutcome::Replayed };
+    let labels = ["sim", "w0"];
+    let seen = || {
+        let metrics = &cluster.metrics;
+        let lags = metrics.index_event_lag.with_label_values(&labels).get_sample_count();
+        (metrics.index_events.with_label_values(&labels).get(), lags)
+    };
+    take_all(&mut intake, stored(0..4)).await;
+    assert_eq!(seen(), (4, 0), "the replay at the start");
+    take_all(&mut intake, vec![synced()]).await;
+    take_all(&mut intake, stored(4..6)).await;
+    assert_eq!(seen(), (6, 2));
+    for interruption in [
+        Update::Reset { reason: ResetReason::Gap },
+        Update::Disconnected { error: splitrail_engine::zmtp::WireError::TimedOut },
+    ] {
+        take_all(&mut intake, vec![interruption]).await;
+        take_all(&mut intake, stored(0..4)).await;
+        take_all(&mut intake, vec![synced()]).await;
+    }
+    assert_eq!(seen(), (14, 2));
+    take_all(&mut intake, stored(6..7)).await;
+    assert_eq!(seen(), (15, 3));
 }
 
 /// A time after the minimum time until the index may be rebuilt.
