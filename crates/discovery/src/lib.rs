@@ -66,6 +66,10 @@ pub struct Followed {
 
 /// Follows a source of `model`; `None` if it is that of shims. A task that panics is restarted.
 pub fn follow(model: &str, discovery: &Discovery, metrics: &Metrics) -> Option<Followed> {
+    // Shims connect to the router, which counts them as attached.
+    if matches!(discovery, Discovery::Shim {}) {
+        return None;
+    }
     let name = discovery.name();
     let tally = Tally::new(metrics, model, &name);
     let log_name =
@@ -74,7 +78,6 @@ pub fn follow(model: &str, discovery: &Discovery, metrics: &Metrics) -> Option<F
     let (sink, found) = mpsc::channel(1);
     let mut task = JoinSet::new();
     match discovery {
-        // Shims connect to the router.
         Discovery::Shim {} => return None,
         Discovery::Dns(config) => {
             let config = config.clone();
@@ -150,6 +153,8 @@ mod tests {
         let [None, Some(mut first), Some(mut second)] = followed else {
             panic!("shims are not followed, the others are");
         };
+        let text = metrics.encode();
+        assert!(!text.contains("source=\"shim\""), "nothing would ever count there: {text}");
         let sources = [(&mut first, "dns:localhost:8000"), (&mut second, "dns:localhost:8001")];
         for (source, name) in sources {
             assert_eq!(source.found.recv().await.unwrap().workers.len(), 1);

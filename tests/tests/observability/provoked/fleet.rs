@@ -1,9 +1,12 @@
 //! Alerts about the fleet: which workers there are, and what is heard of them.
 
+use splitrail_proto::v1;
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::shim::{Shim, hello};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
+use tonic::Code;
 
 use super::Watched;
 
@@ -56,6 +59,17 @@ async fn a_name_that_cannot_be_resolved_fires_discovery_fails() {
     let model = format!("discovery: [ {source} ]");
     let watched = Watched::start(Spec { model, ..Spec::aggregated(1) }).await;
     watched.fires(&["SplitrailDiscoveryFails"]).await;
+}
+
+#[tokio::test]
+async fn a_shim_that_is_refused_again_and_again_fires_shims_refused() {
+    let watched = Watched::start(Spec { fleet: true, ..Spec::aggregated(1) }).await;
+    watched.is_healthy().await;
+    let listener = watched.cluster.running.addresses().fleet.unwrap();
+    let hello = v1::Hello { model: "unknown".into(), ..hello("stranger", "http://127.0.0.1:1") };
+    let refused = Shim::attach(listener, hello).await.err().unwrap();
+    assert_eq!(refused.code(), Code::NotFound);
+    watched.fires(&["SplitrailShimsRefused"]).await;
 }
 
 #[cfg(feature = "nats")]
