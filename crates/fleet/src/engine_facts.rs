@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::worker::Worker;
-use splitrail_config::model::Worker as WorkerConfig;
+use splitrail_config::model::{Connector, Worker as WorkerConfig};
 use splitrail_engine::vllm::identity::EventSource;
 use splitrail_engine::zmtp::Endpoint;
 use splitrail_policy::KvFormat;
@@ -37,7 +37,7 @@ pub struct EngineFacts {
     context_tokens: AtomicU32,
     /// Tokens per KV block as the engine reports it; 0 until it has.
     block_size: AtomicU32,
-    /// [`KvFormat`] as the engine reports it.
+    /// [`KvFormat`] as the engine reports it, without its block size.
     kv_format: AtomicU64,
     kv_names: Mutex<Arc<KvNames>>,
     publication: watch::Sender<Publication>,
@@ -86,7 +86,7 @@ impl EngineFacts {
 
     /// How the engine stores KV.
     pub fn kv_format(&self) -> KvFormat {
-        KvFormat::from_bits(self.kv_format.load(Relaxed))
+        KvFormat::from_bits(self.kv_format.load(Relaxed)).with_block_size(self.block_size())
     }
 
     /// The same by the engine's own names.
@@ -146,9 +146,23 @@ impl EngineFacts {
 }
 
 impl Worker {
-    /// Whether KV can move between the engines of both workers, as far as they tell how they store it.
+    /// Whether both engines store KV alike, as far as they tell: in data type, layout and block size.
     pub fn stores_kv_as(&self, other: &Self) -> bool {
         self.facts.kv_format().fits(other.facts.kv_format())
+    }
+
+    /// Whether the engine can take what `source` hands over, as far as both tell how they store KV.
+    pub fn can_take_from(&self, source: &Self, connector: Connector) -> bool {
+        let (own, sources) = (self.facts.kv_format(), source.facts.kv_format());
+        match connector {
+            // An engine that pulls splits its own blocks into those of the other engine.
+            Connector::Nixl => own.has_names_of(sources) && own.has_multiple_of_blocks_of(sources),
+            // Storages keep tokens, not blocks.
+            Connector::SharedStorage => own.has_names_of(sources),
+            Connector::NixlPush | Connector::Mooncake | Connector::Sglang | Connector::None => {
+                own.fits(sources)
+            }
+        }
     }
 }
 
@@ -164,6 +178,7 @@ fn written(config: &WorkerConfig) -> Option<EventSource> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::worker::tests::worker;
     use splitrail_engine::vllm::identity::event_sources;
 
     fn facts(keys: &str) -> EngineFacts {
@@ -205,5 +220,29 @@ mod tests {
         assert!(!facts.set_publication(said("tcp://*:9")));
         assert!(facts.set_publication(Publication::Nowhere));
         assert_eq!(facts.publishes(), Some(false));
+    }
+
+    #[test]
+    fn kv_moves_between_other_block_sizes_only_where_the_connector_can_convert() {
+        let (small, large) = (worker("small"), worker("large"));
+        assert!(small.stores_kv_as(&large), "they have not told yet");
+        small.facts.set_block_size(Some(16));
+        assert!(small.stores_kv_as(&large) && large.stores_kv_as(&small));
+        large.facts.set_block_size(Some(32));
+        assert!(!small.stores_kv_as(&large) && !large.stores_kv_as(&small));
+        for (connector, into_larger, into_smaller) in [
+            (Connector::Nixl, true, false),
+            (Connector::NixlPush, false, false),
+            (Connector::SharedStorage, true, true),
+            (Connector::Mooncake, false, false),
+            (Connector::Sglang, false, false),
+        ] {
+            let takes =
+                (large.can_take_from(&small, connector), small.can_take_from(&large, connector));
+            assert_eq!(takes, (into_larger, into_smaller), "{connector:?}");
+        }
+        large.facts.set_kv_names(KvNames { dtype: Some("fp8".into()), layout: None });
+        small.facts.set_kv_names(KvNames { dtype: Some("auto".into()), layout: None });
+        assert!(!large.can_take_from(&small, Connector::Nixl));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::roster::Roster;
 use super::state::WorkerState;
 use super::worker::Worker;
+use splitrail_config::model::Connector;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Leg, WorkerIndex};
 
@@ -31,20 +32,30 @@ pub fn excluded(exclusions: &[Exclusion], worker: WorkerIndex) -> Option<VetoRea
 }
 
 /// Exclusions for the workers that cannot take KV from a worker, because they store it otherwise.
-pub fn of_other_formats(roster: &Roster, from: &Worker) -> impl Iterator<Item = Exclusion> {
-    let others = roster.iter().filter(|worker| !worker.stores_kv_as(from));
+pub fn of_other_formats(
+    roster: &Roster,
+    from: &Worker,
+    connector: Connector,
+) -> impl Iterator<Item = Exclusion> {
+    let others = roster.iter().filter(move |worker| !worker.can_take_from(from, connector));
     others.map(|worker| Exclusion::new(worker.index, VetoReason::OtherKvFormat))
 }
 
 /// Exclusions for the workers whose KV no available decode worker can take, while there is one for
 /// others.
-pub fn without_taker(roster: &Roster, failed: &[Exclusion], now: Instant) -> Vec<Exclusion> {
+pub fn without_taker(
+    roster: &Roster,
+    failed: &[Exclusion],
+    connector: Connector,
+    now: Instant,
+) -> Vec<Exclusion> {
     let takes = |worker: &&Arc<Worker>| {
         let is_able = worker.serves(Leg::Decode) && worker.is_available(Leg::Decode, now);
         is_able && excluded(failed, worker.index).is_none()
     };
     let takers: Vec<_> = roster.iter().filter(takes).collect();
-    let has_taker = |worker: &Worker| takers.iter().any(|taker| taker.stores_kv_as(worker));
+    let has_taker =
+        |worker: &Worker| takers.iter().any(|taker| taker.can_take_from(worker, connector));
     if takers.is_empty() {
         return Vec::new();
     }

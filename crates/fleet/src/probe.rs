@@ -102,8 +102,11 @@ fn tell_kv_format(served: &Served, worker: &Worker, load: &EngineLoad) {
             other = other.id(),
             ?own,
             ?others,
-            "these engines store KV in another data type or layout: none moves between them. Start \
-             all engines of the model with the same --kv-cache-dtype and KV layout"
+            block_size = worker.facts.block_size(),
+            others_block_size = other.facts.block_size(),
+            "these engines store KV in another data type, layout or block size: none moves between \
+             them, or in one direction only. Start all engines of the model with the same \
+             --kv-cache-dtype, KV layout and --block-size"
         );
     }
 }

@@ -287,7 +287,7 @@ impl<'a> Explainer<'a> {
 
     fn both(&mut self) {
         let pool = &self.served.pool;
-        let mut excluded = excluded_from_prefill(pool, &[]);
+        let mut excluded = excluded_from_prefill(self.served, &[]);
         excluded.extend(&self.missing);
         if !pool.any_up(Leg::Prefill, &excluded) {
             return self.without(LocalReason::NoPrefill);
@@ -297,7 +297,7 @@ impl<'a> Explainer<'a> {
         let Some(prefill) = self.step("prefill", wish) else { return };
         self.explain_read_back(&prefill, wish.readable_blocks);
         let Some(worker) = self.roster.get(prefill.worker) else { return };
-        let mut excluded = excluded_from_decode(&self.roster, worker);
+        let mut excluded = excluded_from_decode(self.served, worker);
         let others = pool.any_up(Leg::Decode, &excluded);
         excluded.extend(self.too_late());
         self.step("decode", Wish::any(Leg::Decode, &excluded));

@@ -9,7 +9,7 @@ use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Connector;
 use splitrail_fleet::Served;
 use splitrail_fleet::exclusion::{of_other_formats, without_taker};
-use splitrail_fleet::{Exclusion, Pool, Roster, Worker};
+use splitrail_fleet::{Exclusion, Pool, Worker};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
@@ -141,16 +141,19 @@ fn kept_for_decode(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
 
 /// Exclusions for workers that must not get the prefill leg: that one, and those whose KV no decode
 /// worker can take.
-pub(super) fn excluded_from_prefill(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
+pub(super) fn excluded_from_prefill(served: &Served, failed: &[Exclusion]) -> Vec<Exclusion> {
+    let Served { pool, config, .. } = served;
     let mut excluded = kept_for_decode(pool, failed);
-    excluded.extend(without_taker(&pool.roster(), failed, Instant::now()));
+    excluded.extend(without_taker(&pool.roster(), failed, config.connector, Instant::now()));
     excluded
 }
 
 /// Exclusions for workers that must not get the decode leg of a prompt that this one has computed.
-pub(super) fn excluded_from_decode(roster: &Roster, prefill: &Worker) -> Vec<Exclusion> {
+pub(super) fn excluded_from_decode(served: &Served, prefill: &Worker) -> Vec<Exclusion> {
     let itself = Exclusion::new(prefill.index, VetoReason::SameWorker);
-    [itself].into_iter().chain(of_other_formats(roster, prefill)).collect()
+    let roster = served.pool.roster();
+    let others = of_other_formats(&roster, prefill, served.config.connector);
+    [itself].into_iter().chain(others).collect()
 }
 
 /// Whether every prefill worker that is up returns no hand-offs for an endpoint.
@@ -159,7 +162,7 @@ pub(super) fn none_comes(served: &Served, endpoint: Endpoint, now: Instant) -> b
     if missing.is_empty() {
         return false;
     }
-    let excluded = excluded_from_prefill(&served.pool, &[]);
+    let excluded = excluded_from_prefill(served, &[]);
     let others = served.pool.any_up(Leg::Prefill, &[&excluded[..], &missing].concat());
     !others && served.pool.any_up(Leg::Prefill, &excluded)
 }

@@ -94,7 +94,7 @@ pub(super) async fn pair_or_local(
             Err(error) => break error,
         };
         let mut excluded = attempts.failed().to_vec();
-        excluded.extend(excluded_from_decode(&context.served.pool.roster(), &prefill.worker));
+        excluded.extend(excluded_from_decode(&context.served, &prefill.worker));
         let decode = place(prompt, Wish::any(Leg::Decode, &excluded))?;
         let leg_headers = attempt(context, decision);
         let guard = preemption_guard(prompt);

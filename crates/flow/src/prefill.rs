@@ -57,8 +57,8 @@ impl PrefillAttempts {
     /// As many attempts as the model's configuration allows. `wish` says what the first one may fetch
     /// and read.
     pub(super) fn new(context: &Context, failed_decode: &[Exclusion], wish: Wish<'static>) -> Self {
-        let Served { config, pool, .. } = context.served.as_ref();
-        let excluded = excluded_from_prefill(pool, failed_decode);
+        let config = &context.served.config;
+        let excluded = excluded_from_prefill(&context.served, failed_decode);
         let missing = missing(&context.served, context.endpoint, Instant::now());
         Self { excluded, missing, left: config.retries.prefill, wish }
     }

@@ -195,7 +195,7 @@ async fn last_leg(
     let pool = &context.served.pool;
     let mut excluded = attempts.failed().to_vec();
     if let Some(prefilled) = &staged {
-        excluded.extend(excluded_from_decode(&pool.roster(), &prefilled.worker));
+        excluded.extend(excluded_from_decode(&context.served, &prefilled.worker));
         let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
         let late = left.map(|left| pool.workers_too_late(left, Instant::now())).unwrap_or_default();
         excluded.extend(&late);

@@ -146,8 +146,9 @@ impl Staged {
         let from = roster.get(self.worker);
         let able = roster.iter().filter(|worker| {
             let is_other = worker.index != self.worker;
-            let is_alike = from.is_none_or(|from| worker.stores_kv_as(from));
-            worker.serves(Leg::Decode) && worker.is_up() && is_other && is_alike
+            let connector = self.served.config.connector;
+            let can_take = from.is_none_or(|from| worker.can_take_from(from, connector));
+            worker.serves(Leg::Decode) && worker.is_up() && is_other && can_take
         });
         able.min_by_key(|worker| worker.booked.active_tokens()).cloned()
     }

@@ -101,6 +101,18 @@ impl WorkerFacts {
         self.reach == Reachability::Answers
     }
 
+    /// Whether both engines store KV alike, as far as they tell: in block size, data type and layout.
+    #[must_use]
+    pub fn stores_kv_as(&self, other: &Self) -> bool {
+        fn fit<T: PartialEq>(own: Option<&T>, other: Option<&T>) -> bool {
+            own.is_none() || other.is_none() || own == other
+        }
+        let (own, other) = (&self.engine, &other.engine);
+        fit(own.block_size.as_ref(), other.block_size.as_ref())
+            && fit(own.kv_dtype.as_ref(), other.kv_dtype.as_ref())
+            && fit(own.kv_layout.as_ref(), other.kv_layout.as_ref())
+    }
+
     /// The connector that the engine shows: the one that is expected if a hand-off works, or NIXL if
     /// there are metrics of it. Engines tell of no other connector.
     #[must_use]

@@ -80,6 +80,9 @@ fn ask_for_events(facts: &mut WorkerFacts) {
     }
 }
 
+/// Why no hand-off is tried between two engines of which at least one fact differs.
+const STORED_OTHERWISE: &str = "the engines differ in block size, data type or layout of their KV";
+
 /// The inspection of one model.
 struct Inspection<'a> {
     model: &'a Model,
@@ -256,7 +259,12 @@ impl Inspection<'_> {
         let fetches = pairs.into_iter().filter_map(|(from, to)| {
             let (source, target) = (subjects[from].as_ref()?, subjects[to].as_ref()?);
             let ready = staged[from].take();
+            // An engine may end when it takes blocks of another size.
+            let is_alike = facts[from].stores_kv_as(&facts[to]);
             Some(async move {
+                if !is_alike {
+                    return (from, to, FetchOutcome::Untested(STORED_OTHERWISE));
+                }
                 let Some(_turn) = self.turn().await else {
                     return (from, to, FetchOutcome::Untested("the time was over"));
                 };

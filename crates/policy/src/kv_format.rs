@@ -1,35 +1,57 @@
 //! How an engine stores KV, as far as the engine reports it. KV can move only between engines that
 //! store it alike.
 
-/// The data type and the layout of an engine's KV, each as a tag of its name; 0 if it is not known.
-/// Two names with one tag (of 2^32) count as equal: engines compare the names themselves as well.
+/// The data type and the layout of an engine's KV, each as a tag of its name, and its block size in
+/// tokens; 0 if it is not known. Two names with one tag (of 2^32) count as equal: engines compare the
+/// names themselves as well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvFormat {
     dtype: u32,
     layout: u32,
+    block_size: u32,
 }
 
 impl KvFormat {
-    /// The format with these names.
+    /// The format with these names, of an unknown block size.
     pub fn of(dtype: Option<&str>, layout: Option<&str>) -> Self {
-        Self { dtype: dtype.map_or(0, tag), layout: layout.map_or(0, tag) }
+        Self { dtype: dtype.map_or(0, tag), layout: layout.map_or(0, tag), block_size: 0 }
+    }
+
+    /// The same format with this block size in tokens; `None` if it is not known.
+    pub fn with_block_size(self, block_size: Option<u32>) -> Self {
+        Self { block_size: block_size.unwrap_or(0), ..self }
     }
 
     /// Whether KV can move between engines of both formats: they do not differ in what is known of both.
     pub fn fits(self, other: Self) -> bool {
-        let fit = |one: u32, other: u32| one == other || one == 0 || other == 0;
+        self.has_names_of(other) && fit(self.block_size, other.block_size)
+    }
+
+    /// Whether the formats do not differ in what is known of both, apart from their block sizes.
+    pub fn has_names_of(self, other: Self) -> bool {
         fit(self.dtype, other.dtype) && fit(self.layout, other.layout)
     }
 
-    /// Both tags in one number.
+    /// Whether the block size is a whole multiple of the other's, as far as both are known.
+    pub fn has_multiple_of_blocks_of(self, other: Self) -> bool {
+        let (own, others) = (self.block_size, other.block_size);
+        own == 0 || others == 0 || own.is_multiple_of(others)
+    }
+
+    /// Both tags in one number, without the block size.
     pub fn to_bits(self) -> u64 {
         u64::from(self.dtype) << 32 | u64::from(self.layout)
     }
 
     /// The format of [`to_bits`](Self::to_bits).
     pub fn from_bits(bits: u64) -> Self {
-        Self { dtype: (bits >> 32) as u32, layout: bits as u32 }
+        Self { dtype: (bits >> 32) as u32, layout: bits as u32, block_size: 0 }
     }
+}
+
+/// Whether two tags or sizes do not differ, as far as both are known.
+fn fit(one: u32, other: u32) -> bool {
+    one == other || one == 0 || other == 0
 }
 
 /// FNV-1a, never 0.
@@ -51,5 +73,11 @@ mod tests {
         assert!(!of(None, Some("HND")).fits(of(Some("auto"), Some("NHD"))));
         let both = of(Some("fp8"), Some("NHD"));
         assert_eq!(KvFormat::from_bits(both.to_bits()), both);
+        let blocks = |tokens| auto.with_block_size(Some(tokens));
+        assert!(blocks(16).fits(blocks(16)) && blocks(16).fits(auto) && auto.fits(blocks(16)));
+        assert!(!blocks(16).fits(blocks(32)) && !blocks(32).fits(blocks(16)));
+        assert!(blocks(16).has_names_of(blocks(32)));
+        assert!(blocks(32).has_multiple_of_blocks_of(blocks(16)));
+        assert!(!blocks(16).has_multiple_of_blocks_of(blocks(32)));
     }
 }

@@ -102,6 +102,7 @@ fn movement(served: &Served, worker: &Worker) -> Value {
     json!({
         "kv_dtype": names.dtype,
         "kv_layout": names.layout,
+        "kv_block_size": worker.facts.block_size(),
         "no_hand_off": worker.missing_hand_offs.missing(),
         "push_engine": worker.push.view(),
         "stranded_legs": worker.push.stranded(),

@@ -1,5 +1,5 @@
-//! Between engines that store KV in different data types none moves: no hand-off, fetch or read-back.
-//! Simulated engines refuse it, as real ones do.
+//! Between engines that store KV in different data types or block sizes none moves: no hand-off, fetch or
+//! read-back. Simulated engines refuse it, or end, as real ones do.
 
 use serde_json::{Value, json};
 use splitrail_sim::{FaultKind, SimConfig};
@@ -52,6 +52,28 @@ async fn a_hand_off_goes_only_to_an_engine_that_stores_kv_alike() {
     drain(&trial, "d0").await;
     let reply = trial.post("ok", COMPLETIONS, &body("e")).await;
     assert_eq!((reply.route("prefill"), reply.route("decode")), (None, Some("d1")));
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_hand_off_goes_to_no_engine_with_another_block_size() {
+    let engine = |name: &str, config: &mut SimConfig| {
+        config.block_size = if name == "p0" { 32 } else { 16 };
+    };
+    let policy = "{ kind: round_robin }";
+    let spec = Spec { prefill: 2, decode: 1, engine, policy, ..Spec::default() };
+    let mut trial = Trial::start(spec).await;
+    for salt in ["a", "b", "c", "d"] {
+        let reply = trial.post("ok", COMPLETIONS, &body(salt)).await;
+        assert_eq!((reply.route("prefill"), reply.route("decode")), (Some("p1"), Some("d0")));
+    }
+    let veto = json!({"worker": "p0", "reasons": ["other_kv_format"]});
+    assert!(vetoed(&trial, "prefill").await.as_array().unwrap().contains(&veto));
+    // Nobody can take what the other one would compute.
+    drain(&trial, "p1").await;
+    let reply = trial.post("ok", COMPLETIONS, &body("e")).await;
+    assert_eq!((reply.route("prefill"), reply.route("decode")), (None, Some("d0")));
+    assert_eq!(trial.cluster.engine("d0").state().totals.hand_offs_misused, 0);
     trial.finish().await;
 }
 

@@ -54,7 +54,7 @@ pub enum WhyNot {
     NoSource,
     /// A worker holds more, and takes no work now.
     SourceUnavailable,
-    /// The engine that holds more stores KV in another data type or layout.
+    /// The engine that holds more stores KV in another data type, layout or block size.
     OtherKvFormat,
     /// No decode worker keeps more of the prompt: it was read, released, or its time is over.
     NothingKept,

@@ -169,6 +169,10 @@ async fn block_sizes_must_be_the_configured_one_and_equal() {
     let result = checked(&pair.yaml_with("block_size: auto")).await;
     assert!(result.words("block_sizes_differ").contains("16 (d0), 32 (p0)"));
     assert_eq!(result.code, Some(69));
+    assert!(result.words("hand_off_untested").contains("block size"));
+    // A hand-off between them would have ended the decode engine.
+    let totals = pair.decode.state().totals;
+    assert_eq!(totals.hand_offs_misused, 0);
 }
 
 #[tokio::test]
