@@ -1,10 +1,13 @@
 //! The connection to the broker. It is made again after each loss, and its state can be read at any
 //! time.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::jetstream::{self, Context};
-use async_nats::{Auth, AuthError, Client, ConnectOptions, Event, ServerAddr};
+use async_nats::{Auth, AuthError, Client, ConnectOptions, Event, Server, ServerAddr};
+use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::watch;
 
 use crate::config::{BrokerConfig, Login};
@@ -53,9 +56,14 @@ impl Broker {
             config.servers.iter().map(|server| server.parse()).collect();
         let servers = servers.map_err(|error| unusable(&error))?;
         let (is_connected, connected) = watch::channel(false);
+        let failures = Arc::new(FailureLog::default());
+        let (noted, attempts) = (Arc::clone(&failures), failures);
         let said = move |event: Event| {
             match &event {
-                Event::Connected => _ = is_connected.send_replace(true),
+                Event::Connected => {
+                    noted.connected();
+                    is_connected.send_replace(true);
+                }
                 Event::Disconnected | Event::Closed => _ = is_connected.send_replace(false),
                 _ => {}
             }
@@ -64,6 +72,8 @@ impl Broker {
                 Event::Disconnected => {
                     tracing::warn!("the connection to the broker was lost; connecting again")
                 }
+                // `FailureLog` logs it with its server and its cause.
+                Event::ClientError(_) => {}
                 event => tracing::warn!(%event, "event of the broker's connection"),
             }
             std::future::ready(())
@@ -86,6 +96,11 @@ impl Broker {
             .client_capacity(OUTGOING_MAX)
             .subscription_capacity(INCOMING_MAX)
             .event_callback(said)
+            .reconnect_to_server_callback(move |servers, _| {
+                attempts.before_attempt(&servers);
+                // The library chooses the server.
+                std::future::ready(None)
+            })
             .connect(servers)
             .await
             .map_err(|error| unusable(&error))?;
@@ -108,6 +123,61 @@ impl Broker {
             std::future::pending().await
         }
     }
+}
+
+/// Logs attempts to connect that fail, at most twice a minute. The library names the cause of a
+/// failure at the next attempt only.
+#[derive(Default)]
+struct FailureLog {
+    /// Whether an attempt has failed since the last connection.
+    has_failed: AtomicBool,
+    throttle: Mutex<KeyedLogThrottle>,
+}
+
+impl FailureLog {
+    /// A connection was made.
+    fn connected(&self) {
+        self.has_failed.store(false, Relaxed);
+    }
+
+    /// Logs why the attempt before this one failed, if there was one.
+    fn before_attempt(&self, servers: &[Server]) {
+        let has_failed = self.has_failed.swap(true, Relaxed);
+        let mut throttle = self.throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        if has_failed && throttle.may_log("broker") {
+            let (servers, cause) = failure(servers);
+            tracing::warn!(
+                servers,
+                cause,
+                "the broker cannot be connected to; trying again (said at most twice a minute)"
+            );
+        }
+    }
+}
+
+/// The servers that could not be connected to, and why.
+fn failure(servers: &[Server]) -> (String, String) {
+    // The library notes every cause but one: that a name has no address.
+    let known: Vec<_> = servers
+        .iter()
+        .filter_map(|server| Some((address(server), server.last_error.clone()?)))
+        .collect();
+    match &known[..] {
+        [] => {
+            let names: Vec<_> = servers.iter().map(address).collect();
+            (names.join(", "), "the host name cannot be resolved".to_owned())
+        }
+        known => {
+            let (names, mut causes): (Vec<_>, Vec<_>) = known.iter().cloned().unzip();
+            causes.dedup();
+            (names.join(", "), causes.join(", "))
+        }
+    }
+}
+
+/// The address without a login, which those that a server announces may have.
+fn address(server: &Server) -> String {
+    format!("{}:{}", server.addr.host(), server.addr.port())
 }
 
 /// Secrets are read for each connection, because they may be replaced at any time.
@@ -139,6 +209,7 @@ fn pause(attempts: usize) -> Duration {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -148,5 +219,24 @@ mod tests {
         assert_eq!(pause(1), RETRY_MIN);
         assert_eq!(pause(2), 2 * RETRY_MIN);
         assert_eq!(pause(usize::MAX), RETRY_MAX);
+    }
+
+    #[test]
+    fn a_failure_names_the_servers_and_the_cause_and_no_login() {
+        let server = |url: &str, last_error: Option<&str>| Server {
+            addr: url.parse().unwrap(),
+            failed_attempts: 1,
+            did_connect: false,
+            is_discovered: false,
+            last_error: last_error.map(str::to_owned),
+        };
+        let refused = Some("IO error: Connection refused (os error 111)");
+        let servers =
+            [server("nats://user:secret@a:4222", refused), server("nats://b:4222", refused)];
+        let (names, cause) = failure(&servers);
+        assert_eq!((&*names, &*cause), ("a:4222, b:4222", refused.unwrap()));
+        let (names, cause) = failure(&[server("nats://nowhere.invalid:4222", None)]);
+        assert_eq!(names, "nowhere.invalid:4222");
+        assert!(cause.contains("resolved"), "{cause}");
     }
 }
