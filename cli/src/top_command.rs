@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, timeout_at};
 
 use crate::admin::{AdminArgs, AskError, Replica};
-use crate::cluster::worst_code;
+use crate::cluster::{known_model, worst_code};
 use crate::output::Output;
 
 mod figures;
@@ -51,12 +51,12 @@ pub(crate) struct TopArgs {
 /// Runs the view until the person at the keyboard ends it; with `--once`, returns a frame.
 ///
 /// # Errors
-/// The replicas cannot be named, or there is no terminal.
+/// The replicas cannot be named, there is no terminal, or with `--once` no replica serves the model.
 pub(crate) async fn run(args: TopArgs) -> Result<Option<Output>, Failure> {
     let replicas = args.admin.replicas().await?;
     let options = Options { sort: args.sort, model: args.model, ..Options::default() };
     if args.once {
-        return Ok(Some(once(&replicas, &options).await));
+        return Ok(Some(once(&replicas, &options).await?));
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let message = "`top` needs a terminal; `--once` prints one frame as text";
@@ -84,7 +84,10 @@ fn note(routers: &mut [Router], update: Update) {
 }
 
 /// One frame as text, when all replicas have answered or failed to.
-async fn once(replicas: &[Replica], options: &Options) -> Output {
+///
+/// # Errors
+/// All replicas have answered, and none serves the chosen model.
+async fn once(replicas: &[Replica], options: &Options) -> Result<Output, Failure> {
     let mut routers = unknown(replicas);
     let mut errors: Vec<Option<AskError>> = vec![None; replicas.len()];
     let mut watch = Watch::start(replicas);
@@ -101,15 +104,21 @@ async fn once(replicas: &[Replica], options: &Options) -> Output {
             *error = Some(AskError::silent(&router.name));
         }
     }
+    let view = View::new(&routers, options);
+    if let Some(model) = &options.model
+        && errors.iter().all(Option::is_none)
+    {
+        known_model(model, view.models.iter().map(|name| (*name).to_owned()))?;
+    }
     let width = match io::stdout().is_terminal() {
         true => terminal::width().unwrap_or(ONCE_COLUMNS),
         false => ONCE_COLUMNS,
     };
-    let mut text = frame::text(&View::new(&routers, options), options, width);
+    let mut text = frame::text(&view, options, width);
     for error in errors.iter().flatten() {
         text += &format!("\n{error}");
     }
-    Output { text, code: worst_code(errors.iter().flatten(), 0) }
+    Ok(Output { text, code: worst_code(errors.iter().flatten(), 0) })
 }
 
 /// What happened while the view was waiting.

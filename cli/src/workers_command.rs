@@ -9,7 +9,8 @@ use splitrail_telemetry::clock::unix_ms;
 
 use crate::admin::{AdminArgs, AskError, Replica};
 use crate::cluster::{
-    MergedWorker, WorkerSnapshot, ask_all, merge, of_worker, workers, worst_code,
+    MergedWorker, WorkerSnapshot, ask_all, known_model, merge, model_names, of_worker, workers,
+    worst_code,
 };
 use crate::output::Output;
 use crate::table::{Column, lines};
@@ -30,7 +31,7 @@ pub(crate) struct WorkersArgs {
 /// Asks the replicas; returns what the command prints.
 ///
 /// # Errors
-/// The replicas cannot be named, or none of them can be asked.
+/// The replicas cannot be named, none of them can be asked, or no router serves the model.
 pub(crate) async fn run(args: WorkersArgs) -> Result<Output, Failure> {
     let replicas = args.admin.replicas().await?;
     let mut replies = ask_all(&replicas, workers).await;
@@ -40,6 +41,9 @@ pub(crate) async fn run(args: WorkersArgs) -> Result<Output, Failure> {
     if let Some(model) = &args.model {
         for workers in replies.iter_mut().flatten() {
             workers.retain(|worker| worker.model == *model);
+        }
+        if replies.iter().flatten().all(Vec::is_empty) {
+            check_model(&replicas, model).await?;
         }
     }
     let code = worst_code(replies.iter().filter_map(|reply| reply.as_ref().err()), 0);
@@ -51,6 +55,15 @@ pub(crate) async fn run(args: WorkersArgs) -> Result<Output, Failure> {
         false => to_text(&replies, &merged, unix_ms()),
     };
     Ok(Output { text, code })
+}
+
+/// Checks that a router serves the model. A router that cannot be asked is taken to serve it.
+async fn check_model(replicas: &[Replica], model: &str) -> Result<(), Failure> {
+    let replies = ask_all(replicas, model_names).await;
+    match replies.into_iter().collect::<Result<Vec<_>, _>>() {
+        Ok(names) => known_model(model, names.into_iter().flatten()),
+        Err(_) => Ok(()),
+    }
 }
 
 type Replies = [Result<Vec<WorkerSnapshot>, AskError>];

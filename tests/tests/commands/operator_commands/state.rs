@@ -90,8 +90,20 @@ async fn workers_lists_all_with_the_states_in_which_routers_see_them() {
     let states: Vec<_> =
         of("p0")["replicas"].as_array().unwrap().iter().map(|seen| seen["state"].clone()).collect();
     assert_eq!(states, ["draining", "serving"]);
-    let none = run(&["workers", "--admin", &routers.admins(), "--model", "other"]).await;
-    assert_eq!((none.code, none.stdout.trim()), (0, "there are no workers"));
+}
+
+#[tokio::test]
+async fn workers_and_top_name_the_models_that_exist_if_the_chosen_one_does_not() {
+    let routers = Routers::start(1).await;
+    let admins = routers.admins();
+    for command in [&["workers"][..], &["workers", "--json"], &["top", "--once"]] {
+        let ran = run(&[command, &["--admin", &admins, "--model", "smi"]].concat()).await;
+        assert_eq!((ran.code, ran.stdout.trim()), (65, ""), "{command:?}: {ran:?}");
+        let says = "no router serves a model `smi`; there are: sim";
+        assert!(ran.stderr.contains(says), "{command:?}: {ran:?}");
+    }
+    let known = run(&["top", "--once", "--admin", &admins, "--model", "sim"]).await;
+    assert_eq!(known.code, 0, "{known:?}");
 }
 
 /// What pretends to be a router, with a hostile name wherever a reply has room for one.
