@@ -14,6 +14,14 @@ pub(crate) enum AttentionKind {
     NotReady,
     /// The last reload was refused.
     ReloadRefused,
+    /// Lines of one of the replica's files are lost.
+    FileNotWritten,
+    /// A file of API keys cannot be used.
+    KeyFileUnusable,
+    /// The replica has no keys of an issuer of JSON Web Tokens.
+    IssuerWithoutKeys,
+    /// The replica is not connected to its broker.
+    BrokerDisconnected,
     /// The replica has refused requests because of load.
     ShedsRequests,
     /// A worker is down, ejected, or leaves.
@@ -24,6 +32,8 @@ pub(crate) enum AttentionKind {
     BreakerOpen,
     /// A worker does not agree with the router on tokens or blocks.
     ParityMismatch,
+    /// The canary of a worker has not ended since the worker joined or came back.
+    ParityPending,
     /// A worker takes no part in KV routing for another reason.
     NoKvRouting,
     /// The KV events of a worker do not arrive.
@@ -65,12 +75,42 @@ pub(crate) fn of_replica(snapshot: &ReplicaState) -> Vec<Attention> {
         found.push(Attention::new(AttentionKind::NotReady, format!("not ready: {reason}")));
     }
     if snapshot.reload_refused {
-        let advice = "`splitrail check --config FILE` lists the mistakes; then `splitrail reload`";
+        let advice = "`splitrail reload` and the router's log name what is wrong: \
+                      a mistake in the file, or a key that needs a restart";
         let refused = "the last reload was refused; the configuration before it stays in use";
         found.push(Attention::new(AttentionKind::ReloadRefused, refused).advise(advice));
     }
+    found.extend(files_and_connections(snapshot));
     found.extend(sheds(&snapshot.shed));
     found.extend(snapshot.workers.iter().flat_map(of_worker));
+    found
+}
+
+/// What the replica cannot write, read or reach.
+fn files_and_connections(snapshot: &ReplicaState) -> Vec<Attention> {
+    use AttentionKind as Kind;
+    let mut found = Vec::new();
+    for section in &snapshot.unwritten_files {
+        let message = format!("{section}.path: lines are lost, because the file cannot be written");
+        let advice = "the router's log has the cause: make room, or repair the folder";
+        found.push(Attention::new(Kind::FileNotWritten, message).advise(advice));
+    }
+    for file in &snapshot.unusable_key_files {
+        let message =
+            format!("auth: the key file {file} cannot be used; its previous keys stay valid");
+        let advice = "`splitrail check --config FILE`, run as the router's user, names the mistake";
+        found.push(Attention::new(Kind::KeyFileUnusable, message).advise(advice));
+    }
+    for issuer in &snapshot.issuers_without_keys {
+        let message = format!("auth: there are no keys of issuer {issuer}; its tokens are refused");
+        let advice = "the router's log has the cause: check the address or file of `auth[].jwks`";
+        found.push(Attention::new(Kind::IssuerWithoutKeys, message).advise(advice));
+    }
+    if snapshot.broker_disconnected {
+        let message = "events: the broker is not connected; requests are placed by load alone";
+        let advice = "the router's log has the cause: check `events.servers` and `events.login`";
+        found.push(Attention::new(Kind::BrokerDisconnected, message).advise(advice));
+    }
     found
 }
 
@@ -115,15 +155,7 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
         let legs = worker.breakers_open.join(", ");
         found.push(Attention::new(Kind::BreakerOpen, format!("circuit breaker open: {legs}")));
     }
-    if worker.parity == "mismatch" {
-        let cause = worker.parity_cause.as_deref().unwrap_or("unknown");
-        let mismatch = Attention::new(Kind::ParityMismatch, format!("parity mismatch: {cause}"));
-        found.push(Attention { advice: worker.parity_advice.clone(), ..mismatch });
-    } else if !worker.kv_routing && !worker.quarantined {
-        let message =
-            "no KV routing: the worker finds much less in its cache than the index states";
-        found.push(Attention::new(Kind::NoKvRouting, message));
-    }
+    found.extend(kv_routing(worker));
     if worker.events_cut_off {
         let message = "its KV events do not arrive; its overlap is not used";
         found.push(Attention::new(Kind::EventsCutOff, message));
@@ -143,6 +175,29 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
         attention.worker = Some(worker.id.clone());
     }
     found
+}
+
+/// Why a worker takes no part in KV routing. Of a worker that is down, its state says enough.
+fn kv_routing(worker: &WorkerSnapshot) -> Option<Attention> {
+    use AttentionKind as Kind;
+    let found = match worker.parity.as_str() {
+        _ if worker.state == "down" => return None,
+        "mismatch" => {
+            let cause = worker.parity_cause.as_deref().unwrap_or("unknown");
+            let found = Attention::new(Kind::ParityMismatch, format!("parity mismatch: {cause}"));
+            Attention { advice: worker.parity_advice.clone(), ..found }
+        }
+        _ if worker.kv_routing || worker.quarantined => return None,
+        "pending" => {
+            let message = "no KV routing yet: not tested since the worker joined or came back";
+            Attention::new(Kind::ParityPending, message)
+        }
+        _ => Attention::new(
+            Kind::NoKvRouting,
+            "no KV routing: the worker finds much less in its cache than the index states",
+        ),
+    };
+    Some(found)
 }
 
 #[cfg(test)]
@@ -166,6 +221,10 @@ mod tests {
         let mismatch =
             WorkerSnapshot { parity: "mismatch".into(), kv_routing: false, ..good.clone() };
         assert_eq!(kinds(mismatch), [Kind::ParityMismatch]);
+        let untested =
+            WorkerSnapshot { parity: "pending".into(), kv_routing: false, ..good.clone() };
+        assert_eq!(kinds(untested.clone()), [Kind::ParityPending]);
+        assert_eq!(kinds(WorkerSnapshot { state: "down".into(), ..untested }), [Kind::State]);
         let worst = WorkerSnapshot {
             state: "draining".into(),
             breakers_open: vec!["decode".into()],

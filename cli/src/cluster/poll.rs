@@ -37,13 +37,22 @@ pub(crate) async fn snapshot(replica: Replica) -> Result<ReplicaState, AskError>
         model.queue_depth = metrics.sum("splitrail_queue_depth", &labels) as u64;
     }
     let version = metrics.all("splitrail_build_info", &[]).next();
-    let reloaded = metrics.all("splitrail_config_last_reload_successful", &[]).next();
+    // The labels of the series that are 0; without such series, nothing is wrong.
+    let zeros = |name, label| -> Vec<String> {
+        let zeros = metrics.all(name, &[]).filter(|series| series.value == 0.0);
+        zeros.map(|series| series.label(label).to_owned()).collect()
+    };
+    let is_zero = |name| !zeros(name, "").is_empty();
     Ok(ReplicaState {
         version: version.map(|series| series.label("version").to_owned()).unwrap_or_default(),
         // As the `ETag` of `GET /admin/config` has it.
         config_hash: format!("{:012x}", metrics.sum("splitrail_config_hash", &[]) as u64),
         not_ready: ready?,
-        reload_refused: reloaded.is_some_and(|series| series.value == 0.0),
+        reload_refused: is_zero("splitrail_config_last_reload_successful"),
+        unwritten_files: zeros("splitrail_output_file_writable", "file"),
+        unusable_key_files: zeros("splitrail_key_file_current", "file"),
+        issuers_without_keys: zeros("splitrail_jwks_keys", "issuer"),
+        broker_disconnected: is_zero("splitrail_broker_connected"),
         shed,
         models,
         workers,

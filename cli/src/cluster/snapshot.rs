@@ -13,6 +13,15 @@ pub(crate) struct ReplicaState {
     pub(crate) not_ready: Option<String>,
     /// Whether the last reload of the configuration was refused.
     pub(crate) reload_refused: bool,
+    /// The sections of its files (`ledger`, `record`, `audit`, `access_log`) of which the last write
+    /// failed.
+    pub(crate) unwritten_files: Vec<String>,
+    /// The files of API keys that cannot be used.
+    pub(crate) unusable_key_files: Vec<String>,
+    /// The issuers of JSON Web Tokens of which it has no keys.
+    pub(crate) issuers_without_keys: Vec<String>,
+    /// Whether it has a broker and is not connected to it.
+    pub(crate) broker_disconnected: bool,
     /// Requests that it has refused because of load within the last minute.
     pub(crate) shed: Vec<ShedSnapshot>,
     /// The models that it serves.

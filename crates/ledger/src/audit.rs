@@ -109,8 +109,8 @@ impl Audit {
     /// # Errors
     /// The file cannot be written.
     pub fn open(config: &AuditConfig, metrics: &Metrics) -> io::Result<Self> {
-        let records = metrics.audit_records.clone();
-        let lines = Lines::open("audit", config.path.as_deref(), config.rotate, records)?;
+        let (records, writable) = (metrics.audit_records.clone(), &metrics.output_file_writable);
+        let lines = Lines::open("audit", config.path.as_deref(), config.rotate, records, writable)?;
         Ok(Self { lines, refusals: Mutex::default() })
     }
 

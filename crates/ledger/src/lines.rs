@@ -3,12 +3,12 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use prometheus::IntCounterVec;
 use prometheus::core::Collector;
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 use serde::Serialize;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -46,14 +46,18 @@ pub struct Lines {
 /// The state that both ends of the queue share.
 #[derive(Debug)]
 struct Shared {
-    /// The configuration's section, for logs.
-    section: &'static str,
+    /// The path of the file, for logs; empty without a file.
+    path: String,
     /// Counts lines by result: `written`, `queue_full` or `write_failed`.
     records: IntCounterVec,
+    /// Whether the last write was successful; `None` without a file.
+    is_writable: Option<IntGauge>,
     queued_bytes: AtomicUsize,
     /// Records lost since the last line that reported a loss.
     lost: AtomicU64,
     log_throttle: LogThrottle,
+    /// Whether a loss was logged since the last successful write.
+    loss_is_logged: AtomicBool,
 }
 
 /// The receiving end of the queue, which owns the file.
@@ -66,7 +70,8 @@ pub struct Writer {
 
 impl Lines {
     /// Opens the file that a section of the configuration names. It is opened at once, so that a
-    /// mistake is found before any request is served. `records` counts lines by result.
+    /// mistake is found before any request is served. `records` counts lines by result, and
+    /// `writable` has a series of this section if there is a file.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -75,9 +80,19 @@ impl Lines {
         path: Option<&Path>,
         rotate: Rotate,
         records: IntCounterVec,
+        writable: &IntGaugeVec,
     ) -> io::Result<Self> {
-        let (queued_bytes, lost, said) = Default::default();
-        let shared = Arc::new(Shared { section, records, queued_bytes, lost, log_throttle: said });
+        let is_writable = path.map(|_| writable.with_label_values(&[section]));
+        is_writable.iter().for_each(|gauge| gauge.set(1));
+        let shared = Arc::new(Shared {
+            path: path.map(|path| path.display().to_string()).unwrap_or_default(),
+            records,
+            is_writable,
+            queued_bytes: AtomicUsize::default(),
+            lost: AtomicU64::default(),
+            log_throttle: LogThrottle::default(),
+            loss_is_logged: AtomicBool::default(),
+        });
         let Some(path) = path else {
             return Ok(Self { queue: None, shared, writer: Mutex::default() });
         };
@@ -126,12 +141,27 @@ impl Shared {
         self.lost.fetch_add(records as u64, Relaxed);
         self.records.with_label_values(&[result]).inc_by(records as u64);
         if self.log_throttle.may_log() {
-            let (file, metric) = (self.section, self.metric());
+            self.loss_is_logged.store(true, Relaxed);
+            let (file, metric) = (&self.path, self.metric());
             tracing::error!(
                 file,
                 records,
                 why,
                 "records are lost for this file (said at most twice a minute; splitrail_{metric} counts)"
+            );
+        }
+    }
+
+    /// Notes that lines were written, and `lost` before them were not.
+    fn written(&self, count: usize, lost: u64) {
+        self.records.with_label_values(&["written"]).inc_by(count as u64);
+        self.is_writable.iter().for_each(|gauge| gauge.set(1));
+        if self.loss_is_logged.swap(false, Relaxed) {
+            let file = &self.path;
+            tracing::info!(
+                file,
+                lost,
+                "records are written to this file again; it has a line about the lost ones"
             );
         }
     }
@@ -187,7 +217,7 @@ impl Writer {
         let writing = tokio::task::spawn_blocking(move || {
             self.write(&batch);
             if sync && let Err(error) = self.file.sync() {
-                let file = self.shared.section;
+                let file = &self.shared.path;
                 tracing::error!(file, %error, "the end of this file may not be on the disk");
             }
             self
@@ -219,8 +249,9 @@ impl Writer {
             _ => self.file.append(&[gap(lost).as_bytes(), lines].concat()),
         };
         match written {
-            Ok(()) => self.shared.records.with_label_values(&["written"]).inc_by(count as u64),
+            Ok(()) => self.shared.written(count, lost),
             Err(error) => {
+                self.shared.is_writable.iter().for_each(|gauge| gauge.set(0));
                 self.shared.lost.fetch_add(lost, Relaxed);
                 self.shared.lose(count, "write_failed", &error.to_string());
             }
@@ -242,7 +273,8 @@ mod tests {
     fn open(path: &Path, rotate: Rotate) -> (Lines, Metrics) {
         let metrics = Metrics::new().unwrap();
         let records = metrics.ledger_records.clone();
-        (Lines::open("ledger", Some(path), rotate, records).unwrap(), metrics)
+        let writable = &metrics.output_file_writable;
+        (Lines::open("ledger", Some(path), rotate, records, writable).unwrap(), metrics)
     }
 
     #[tokio::test]
@@ -275,6 +307,7 @@ mod tests {
         let path = folder.path().join("l");
         let rotate = Rotate { max_bytes: 1, files_max: 1 };
         let (book, metrics) = open(&path, rotate);
+        let writable = || metrics.output_file_writable.with_label_values(&["ledger"]).get();
         let mut writer = book.take_writer().unwrap();
         // These lines did not come through the queue.
         book.shared.queued_bytes.store(1000, Relaxed);
@@ -283,8 +316,13 @@ mod tests {
         std::fs::create_dir_all(folder.path().join("l.1/full")).unwrap();
         writer.write(&[b"{\"lost\":1}\n".to_vec(), b"{\"lost\":2}\n".to_vec()]);
         assert_eq!(metrics.ledger_records.with_label_values(&["write_failed"]).get(), 2);
+        assert_eq!(writable(), 0);
+        let is_logged = || book.shared.loss_is_logged.load(Relaxed);
+        assert!(is_logged());
         std::fs::remove_dir_all(folder.path().join("l.1")).unwrap();
         writer.write(&[b"{\"kept\":3}\n".to_vec()]);
+        assert_eq!(writable(), 1);
+        assert!(!is_logged(), "the log says that the file is written again");
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -22,9 +22,10 @@ impl RequestFiles {
     pub fn open(config: &Config, metrics: &Metrics) -> std::io::Result<Self> {
         let Config { ledger, record, .. } = config;
         let (path, records) = (ledger.path.as_deref(), metrics.ledger_records.clone());
-        let ledger = Lines::open("ledger", path, ledger.rotate, records)?;
+        let writable = &metrics.output_file_writable;
+        let ledger = Lines::open("ledger", path, ledger.rotate, records, writable)?;
         let (path, records) = (record.path.as_deref(), metrics.record_lines.clone());
-        let lines = Lines::open("record", path, record.rotate, records)?;
+        let lines = Lines::open("record", path, record.rotate, records, writable)?;
         Ok(Self { ledger, recorder: Recorder::new(lines, record) })
     }
 }

@@ -45,7 +45,8 @@ impl AccessLog {
     /// The file cannot be written.
     pub fn open(config: &AccessLogConfig, metrics: &Metrics) -> io::Result<Self> {
         let (path, lines) = (config.path.as_deref(), metrics.access_log_lines.clone());
-        Ok(Self { file: Lines::open("access_log", path, config.rotate, lines)? })
+        let writable = &metrics.output_file_writable;
+        Ok(Self { file: Lines::open("access_log", path, config.rotate, lines, writable)? })
     }
 
     /// Takes the writer of the file for its task; `None` without a file.

@@ -175,6 +175,9 @@ metrics! {
     audit_records: IntCounterVec("audit_records_total"; "result" in LINES);
     /// Lines of the access log: written, queue_full or write_failed.
     access_log_lines: IntCounterVec("access_log_lines_total"; "result" in LINES);
+    /// Whether the last write to a file was successful: 0 or 1. 1 before the first write. `file` is
+    /// ledger, record, audit or access_log; a file that is not configured has no series.
+    output_file_writable: IntGaugeVec("output_file_writable"; "file");
     /// Log lines besides those of the access log that were dropped, because stderr is not read fast
     /// enough.
     log_lines_dropped: IntCounterVec("log_lines_dropped_total";);

@@ -262,7 +262,7 @@ async fn a_log_that_a_reload_switches_on_is_written_to_its_file() {
 }
 
 #[tokio::test]
-async fn lost_lines_are_logged_with_the_metric_that_counts_them() {
+async fn lost_lines_are_logged_with_their_file_and_the_metric_that_counts_them() {
     let top = "access_log: { enabled: true, path: /dev/full }\n";
     let logged = Logged::start(Spec::aggregated(1), top, "text").await;
     assert_eq!(logged.http.get("/nowhere").await.status, 404);
@@ -270,6 +270,9 @@ async fn lost_lines_are_logged_with_the_metric_that_counts_them() {
         .await;
     let log = logged.router.log();
     assert!(log.contains("splitrail_access_log_lines_total counts"), "{log}");
+    assert!(log.contains("/dev/full"), "{log}");
+    let metrics = logged.admin.get("/metrics").await.text();
+    assert!(metrics.contains("output_file_writable{file=\"access_log\"} 0\n"), "{metrics}");
     assert!(!log.contains("splitrail_ledger_records_total"), "{log}");
 }
 

@@ -106,6 +106,109 @@ async fn workers_and_top_name_the_models_that_exist_if_the_chosen_one_does_not()
     assert_eq!(known.code, 0, "{known:?}");
 }
 
+/// What pretends to be a router with these metrics and workers.
+async fn pretended(metrics: &'static str, workers: Value) -> ScriptedServer {
+    ScriptedServer::start(move |heard| {
+        let reply = match heard.target.split('?').next().unwrap_or_default() {
+            "/metrics" => return ScriptedReply::events(metrics),
+            "/admin/workers" => json!({"workers": workers}),
+            "/admin/models" => json!({"models": [{"name": "m", "flow": "aggregated"}]}),
+            _ => json!({"status": "ready"}),
+        };
+        ScriptedReply::json(200, &reply.to_string())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn status_names_files_keys_issuers_and_brokers_that_fail() {
+    let metrics = "splitrail_output_file_writable{file=\"ledger\"} 0\n\
+                   splitrail_output_file_writable{file=\"audit\"} 1\n\
+                   splitrail_key_file_current{file=\"keys.yaml\"} 0\n\
+                   splitrail_jwks_keys{issuer=\"https://id.example\"} 0\n\
+                   splitrail_broker_connected 0\n\
+                   splitrail_config_last_reload_successful 0\n";
+    let router = pretended(metrics, json!([])).await;
+    let status = run(&["status", "--admin", &router.url()]).await;
+    assert_eq!(status.code, 1, "{status:?}");
+    for (line, hint) in [
+        ("ledger.path: lines are lost", "make room"),
+        ("the key file keys.yaml cannot be used", "splitrail check"),
+        ("no keys of issuer https://id.example", "auth[].jwks"),
+        ("the broker is not connected", "events.servers"),
+        ("the last reload was refused", "a key that needs a restart"),
+    ] {
+        let lines: Vec<_> = status.stdout.lines().collect();
+        let at = lines.iter().position(|one| one.contains(line));
+        let at = at.unwrap_or_else(|| panic!("{line}: {status:?}"));
+        assert!(lines[at + 1].contains("hint: ") && lines[at + 1].contains(hint), "{status:?}");
+    }
+    assert!(!status.stdout.contains("audit.path"), "{status:?}");
+    let told = run(&["status", "--admin", &router.url(), "--json"]).await.json();
+    let needs = told["replicas"][0]["needs_attention"].as_array().unwrap();
+    let kinds: Vec<_> = needs.iter().map(|one| one["kind"].as_str().unwrap()).collect();
+    assert_eq!(
+        kinds,
+        [
+            "reload_refused",
+            "file_not_written",
+            "key_file_unusable",
+            "issuer_without_keys",
+            "broker_disconnected"
+        ]
+    );
+
+    let well = metrics.replace("} 0", "} 1").replace("connected 0", "connected 1");
+    let well: &'static str = well.replace("successful 0", "successful 1").leak();
+    let router = pretended(well, json!([])).await;
+    let status = run(&["status", "--admin", &router.url()]).await;
+    assert!(status.code == 0 && status.stdout.contains("all is well"), "{status:?}");
+}
+
+#[cfg(feature = "nats")]
+#[tokio::test]
+async fn status_and_the_log_name_a_broker_that_cannot_be_reached() {
+    let held = HeldPort::take();
+    let broker = held.address().to_string();
+    let top = |_| format!("events: {{ kind: nats, servers: ['nats://{broker}'] }}");
+    let routers = Routers::start_with(1, ADMIN, top).await;
+    let log = || std::fs::read_to_string(routers.files[0].path().join("log")).unwrap();
+    eventually("the failure is logged", async || log().contains("cannot be connected to")).await;
+    let log = log();
+    let line = log.lines().find(|line| line.contains("cannot be connected to")).unwrap();
+    assert!(line.contains(&broker) && line.contains("Connection refused"), "{line}");
+    assert!(!log.contains("event of the broker's connection"), "{log}");
+    let told = run(&["status", "--admin", &routers.admins(), "--json"]).await.json();
+    let needs = told["replicas"][0]["needs_attention"].as_array().unwrap();
+    assert!(needs.iter().any(|one| one["kind"] == "broker_disconnected"), "{told}");
+}
+
+#[tokio::test]
+async fn status_says_that_a_worker_is_not_tested_yet_and_of_one_that_is_down_only_that() {
+    let worker = |id: &str, state: &str, parity: &str| {
+        json!({
+            "model": "m", "id": id, "role": "decode", "state": state, "state_why": "why",
+            "parity": parity, "parity_cause": "block_size", "kv_routing": false,
+        })
+    };
+    let workers = json!([
+        worker("away", "down", "pending"),
+        worker("new", "serving", "pending"),
+        worker("other", "serving", "mismatch"),
+        worker("drifts", "serving", "ok"),
+    ]);
+    let router = pretended("", workers).await;
+    let status = run(&["status", "--admin", &router.url()]).await;
+    let of = |id: &str| -> Vec<&str> {
+        let about = format!("worker {id} of m: ");
+        status.stdout.lines().filter_map(|line| line.strip_prefix(&about)).collect()
+    };
+    assert_eq!(of("away"), ["down: why"], "{status:?}");
+    assert_eq!(of("new"), ["no KV routing yet: not tested since the worker joined or came back"]);
+    assert_eq!(of("other"), ["parity mismatch: block_size"]);
+    assert!(of("drifts")[0].contains("much less in its cache"), "{status:?}");
+}
+
 /// What pretends to be a router, with a hostile name wherever a reply has room for one.
 async fn hostile(id: &'static str) -> ScriptedServer {
     ScriptedServer::start(move |heard| {
