@@ -12,7 +12,7 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_request_results_total{model=\"none\",result=\"shed\"}", "0+0x90"),
     ("splitrail_ttft_seconds_bucket{model=\"m\",flow=\"prefill_first\",le=\"2.0\"}", "0+59x90"),
     ("splitrail_ttft_seconds_count{model=\"m\",flow=\"prefill_first\"}", "0+60x90"),
-    ("splitrail_reloads_total{result=\"refused\"}", "3+0x90"),
+    ("splitrail_config_last_reload_successful{instance=\"r1\"}", "1+0x90"),
     ("splitrail_config_hash{job=\"splitrail\",instance=\"r1\"}", "7+0x90"),
     ("splitrail_config_hash{job=\"splitrail\",instance=\"r2\"}", "7+0x90"),
     ("splitrail_certificate_expires_timestamp_seconds{listener=\"http\"}", "7776000+0x90"),
@@ -27,6 +27,7 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_spans_total{result=\"dropped\"}", "2+0x90"),
     ("splitrail_key_file_current{file=\"f\"}", "1+0x90"),
     ("splitrail_jwks_refreshes_total{issuer=\"i\",result=\"failed\"}", "1+0x90"),
+    ("splitrail_jwks_keys{issuer=\"i\"}", "2+0x90"),
     ("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.005\"}", "0+600x90"),
     ("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.1\"}", "0+600x90"),
     ("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"+Inf\"}", "0+600x90"),
@@ -57,6 +58,7 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_worker_up{model=\"m\",worker=\"d0\",role=\"decode\"}", "1+0x90"),
     ("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "1+0x90"),
     ("splitrail_worker_up{model=\"n\",worker=\"w0\",role=\"both\"}", "1+0x90"),
+    ("splitrail_worker_up{instance=\"r1\",model=\"n\",worker=\"w1\",role=\"both\"}", "1+0x90"),
     ("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"ejected\"}", "0+0x90"),
     ("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"draining\"}", "0+0x90"),
     (
@@ -70,6 +72,7 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_retries_refused_total{model=\"m\",leg=\"decode\"}", "4+0x90"),
     ("splitrail_foreign_replies_total{model=\"m\",worker=\"d0\"}", "0+0x90"),
     ("splitrail_local_prefills_total{instance=\"r1\",model=\"m\",reason=\"no_prefill\"}", "8+0x90"),
+    ("splitrail_local_prefills_total{instance=\"r1\",model=\"m\",reason=\"no_decode\"}", "8+0x90"),
     ("splitrail_local_prefills_total{model=\"m\",reason=\"no_hand_off\"}", "8+0x90"),
     ("splitrail_local_prefills_total{model=\"m\",reason=\"short_prompt\"}", "0+60x90"),
     ("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"left\"}", "2+0x90"),
@@ -80,8 +83,10 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_attach_calls_total{instance=\"r1\",result=\"unavailable\"}", "0+2x90"),
     ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "1+0x90"),
     ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"mismatch\"}", "0+0x90"),
+    ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", "0+0x90"),
     ("splitrail_prompt_length_mismatches_total{model=\"m\"}", "2+0x90"),
     ("splitrail_index_events_current{model=\"m\",worker=\"p0\"}", "1+0x90"),
+    ("splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w1\"}", "1+0x90"),
     ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"1.0\"}", "0+60x90"),
     ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"10.0\"}", "0+60x90"),
     ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"+Inf\"}", "0+60x90"),
@@ -164,7 +169,11 @@ pub(crate) const CASES: &[Case] = &[
     case("SplitrailDown", &[("up{job=\"splitrail\",instance=\"r1\"}", "1+0x49 0+0x40")]),
     // Discovery has lost it.
     case("SplitrailDown", &[("up{job=\"splitrail\",instance=\"r1\"}", "1+0x30 stale")]),
-    case("SplitrailReloadRefused", &[("splitrail_reloads_total{result=\"refused\"}", ONCE)]),
+    // Hours ago; nobody has corrected the file since.
+    case(
+        "SplitrailReloadRefused",
+        &[("splitrail_config_last_reload_successful{instance=\"r1\"}", "0+0x90")],
+    ),
     case(
         "SplitrailReplicasDiffer",
         &[("splitrail_config_hash{job=\"splitrail\",instance=\"r2\"}", "8+0x90")],
@@ -196,6 +205,15 @@ pub(crate) const CASES: &[Case] = &[
         "SplitrailIssuerKeysUnreadable",
         &[("splitrail_jwks_refreshes_total{issuer=\"i\",result=\"failed\"}", "0+1x90")],
     ),
+    // They have never been read since the router started.
+    Case {
+        alert: "SplitrailIssuerWithoutKeys",
+        also: &["SplitrailIssuerKeysUnreadable"],
+        changes: &[
+            ("splitrail_jwks_keys{issuer=\"i\"}", "0+0x90"),
+            ("splitrail_jwks_refreshes_total{issuer=\"i\",result=\"failed\"}", "0+1x90"),
+        ],
+    },
     case(
         "SplitrailRuntimeLags",
         &[("splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.005\"}", "0+0x90")],
@@ -267,9 +285,28 @@ pub(crate) const CASES: &[Case] = &[
             ),
         ],
     ),
+    // Decode workers that are only drained are used all the same, and compute prompts.
+    case(
+        "SplitrailNoDecodeWorker",
+        &[
+            ("splitrail_available_workers{instance=\"r1\",model=\"m\",leg=\"decode\"}", "0+0x90"),
+            (
+                "splitrail_local_prefills_total{instance=\"r1\",model=\"m\",reason=\"no_decode\"}",
+                "0+60x90",
+            ),
+        ],
+    ),
     case(
         "SplitrailWorkerDown",
         &[("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "0+0x90")],
+    ),
+    // A worker that is down takes no part in KV routing until its next canary.
+    case(
+        "SplitrailWorkerDown",
+        &[
+            ("splitrail_worker_up{model=\"m\",worker=\"p0\",role=\"prefill\"}", "0+0x90"),
+            ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "0+0x90"),
+        ],
     ),
     // Each ejection ends after some minutes, and the next one begins a minute later.
     case(
@@ -396,8 +433,37 @@ pub(crate) const CASES: &[Case] = &[
         "SplitrailBrokerDisconnected",
         &[("splitrail_broker_connected{instance=\"r1\"}", "0+0x90")],
     ),
+    // The events of all workers come through it.
+    case(
+        "SplitrailBrokerDisconnected",
+        &[
+            ("splitrail_broker_connected{instance=\"r1\"}", "0+0x90"),
+            ("splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w1\"}", "0+0x90"),
+        ],
+    ),
     case(
         "SplitrailEventPlaneLags",
         &[("splitrail_event_plane_pending_messages{model=\"m\"}", "20000+0x90")],
     ),
+];
+
+/// Changes for which no alert fires.
+pub(crate) const QUIET: &[&[(&str, &str)]] = &[
+    // A worker that is not tested yet since it joined or came back.
+    &[
+        ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
+        ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", "1+0x90"),
+        ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "0+0x90"),
+    ],
+    // All decode workers were away for half an hour, and came back minutes ago.
+    &[
+        (
+            "splitrail_available_workers{instance=\"r1\",model=\"m\",leg=\"decode\"}",
+            "2+0x20 0+0x33 2+0x40",
+        ),
+        (
+            "splitrail_local_prefills_total{instance=\"r1\",model=\"m\",reason=\"no_decode\"}",
+            "0+0x20 0+60x33 2040+0x40",
+        ),
+    ],
 ];

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 use splitrail_tests::{Cluster, Spec};
 
-use crate::alert_cases::{CASES, Case, HEALTHY};
+use crate::alert_cases::{CASES, Case, HEALTHY, QUIET};
 use crate::files::{path, rules};
 use crate::server::tool;
 
@@ -99,6 +99,9 @@ fn each_alert_fires_for_its_fault_and_for_no_other() {
     }
     tests.push_str("evaluation_interval: 1m\ntests:\n");
     put_test(&mut tests, &[], &BTreeSet::new());
+    for changes in QUIET {
+        put_test(&mut tests, changes, &BTreeSet::new());
+    }
     for Case { alert, also, changes } in CASES {
         let firing = also.iter().chain([alert]).copied().collect();
         put_test(&mut tests, changes, &firing);

@@ -8,6 +8,7 @@ use splitrail_sim::{SimConfig, SimEngine};
 use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::{Engines, eventually, metric_in};
 use splitrail_tests::front::Front;
+use splitrail_tests::ports::HeldPort;
 use splitrail_tests::proc::open_files;
 use splitrail_tests::{Client, Cluster, Spec};
 use tokio::net::TcpStream;
@@ -130,6 +131,18 @@ async fn keys_that_cannot_be_read_any_more_fire_issuer_keys_unreadable() {
     watched.is_healthy().await;
     std::fs::remove_file(&file).unwrap();
     watched.fires(&["SplitrailIssuerKeysUnreadable"]).await;
+}
+
+#[tokio::test]
+async fn keys_that_were_never_read_fire_issuer_without_keys() {
+    let held = HeldPort::take();
+    let issuer = format!(
+        "{{ kind: jwt, issuer: \"https://id.example\", audience: splitrail, jwks: \"https://{}/keys\" }}",
+        held.address()
+    );
+    let top = format!("auth: [ {issuer} ]\ntenants: [ {{ name: acme }} ]");
+    let watched = Watched::start(Spec { top, ..Spec::aggregated(1) }).await;
+    watched.fires(&["SplitrailIssuerKeysUnreadable", "SplitrailIssuerWithoutKeys"]).await;
 }
 
 #[tokio::test]
