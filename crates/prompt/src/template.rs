@@ -12,6 +12,7 @@ mod pystr;
 mod shared;
 mod split_concat;
 mod watched;
+mod written;
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -28,8 +29,15 @@ use shared::Shared;
 /// prompt of 2,000 messages needs about half a million.
 const MAX_STEPS: u64 = 10_000_000;
 
-/// Maximum size of a rendered prompt in bytes.
+/// Maximum size of a rendered prompt in bytes, however long its conversation is.
 const MAX_RENDERED_BYTES: usize = 64 << 20;
+
+/// Maximum size of a rendered prompt in bytes per byte of its conversation. Definitions of tools
+/// that are printed with an indentation of four become two to four times as long.
+const RENDERED_PER_BYTE: usize = 8;
+
+/// Maximum size in bytes of a rendered prompt in addition, for text of the template itself.
+const TEMPLATE_TEXT_BYTES: usize = 256 << 10;
 
 /// Texts are copied in steps of this many bytes. glibc (2.36) copies longer texts with `rep movsb`
 /// on processors that report this as fast. If the target lies slightly further into its page than
@@ -123,6 +131,13 @@ pub struct ChatTemplate {
     knows_developer: bool,
 }
 
+/// Maximum size in bytes of the prompt that a conversation of `bytes` bytes may become.
+#[must_use]
+pub fn rendered_max_bytes(bytes: usize) -> usize {
+    let max = bytes.saturating_mul(RENDERED_PER_BYTE).saturating_add(TEMPLATE_TEXT_BYTES);
+    max.min(MAX_RENDERED_BYTES)
+}
+
 impl ChatTemplate {
     /// Compiles `source`. The tokens in `special` are variables of every render.
     ///
@@ -168,17 +183,15 @@ impl ChatTemplate {
         let context = self.context(input);
         // The capacity covers all messages and some text around them.
         let bytes = spare::text(text_bytes(input.messages) * 17 / 16 + 1024);
-        let mut out = Bounded { bytes, overflow: false };
-        let ((result, uses_clock), is_over) = watch::rendering(|| {
+        let mut out = Bounded { bytes };
+        let max_bytes = rendered_max_bytes(input.bytes());
+        let ((result, uses_clock), exceeded) = watch::rendering(max_bytes, || {
             clock::with_now(input.now_unix_s, || {
                 template.render_captured_to(context, &mut out).map(drop)
             })
         });
-        if is_over {
-            return Err(TemplateError::TooMuch("processor time"));
-        }
-        if out.overflow {
-            return Err(TemplateError::TooMuch("the size of a prompt"));
+        if let Some(bound) = exceeded {
+            return Err(TemplateError::TooMuch(bound));
         }
         result.map_err(|error| render_error(&error))?;
         let text = String::from_utf8(out.bytes)
@@ -203,6 +216,15 @@ impl ChatTemplate {
     }
 }
 
+impl ChatInput<'_> {
+    /// The length in bytes of the shortest JSON of all values, without escapes.
+    fn bytes(&self) -> usize {
+        let values = [Some(self.messages), self.tools, self.documents];
+        let kwargs = self.kwargs.map_or(0, members_bytes);
+        kwargs + values.into_iter().flatten().map(json_bytes).sum::<usize>()
+    }
+}
+
 impl Rendered {
     /// Keeps the text's buffer for the thread's next prompt. To be called when the text is no
     /// longer needed.
@@ -219,6 +241,23 @@ fn text_bytes(value: &Json) -> usize {
         Json::Object(fields) => fields.values().map(text_bytes).sum(),
         Json::Null | Json::Bool(_) | Json::Number(_) => 0,
     }
+}
+
+/// The length in bytes of a value's JSON and a comma, without white space and escapes and with
+/// numbers of one digit.
+fn json_bytes(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len() + 3,
+        Json::Array(items) => 3 + items.iter().map(json_bytes).sum::<usize>(),
+        Json::Object(fields) => 3 + members_bytes(fields),
+        Json::Null | Json::Bool(true) => 5,
+        Json::Bool(false) => 6,
+        Json::Number(_) => 2,
+    }
+}
+
+fn members_bytes(fields: &Map<String, Json>) -> usize {
+    fields.iter().map(|(name, value)| name.len() + 3 + json_bytes(value)).sum()
 }
 
 fn from_json(value: &Json) -> Value {
@@ -255,6 +294,8 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
     });
     // Minijinja defines this name, Jinja2 does not.
     env.remove_global("debug");
+    // It prints other text than Python's.
+    env.remove_filter("pprint");
     env.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
         let message: String = message.to_string().chars().take(MAX_RAISED_CHARS).collect();
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
@@ -300,16 +341,14 @@ fn render_error(error: &Error) -> TemplateError {
     }
 }
 
-/// Collects output up to [`MAX_RENDERED_BYTES`].
+/// Collects output up to the bound of the render on this thread.
 struct Bounded {
     bytes: Vec<u8>,
-    overflow: bool,
 }
 
 impl std::io::Write for Bounded {
     fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
-        if self.bytes.len() + data.len() > MAX_RENDERED_BYTES {
-            self.overflow = true;
+        if !watch::render_has_room(self.bytes.len() + data.len()) {
             return Err(std::io::ErrorKind::WriteZero.into());
         }
         for step in data.chunks(STEP_BYTES) {

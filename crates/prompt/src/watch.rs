@@ -3,7 +3,7 @@
 //! Prompts are computed off the reactor, where nothing can stop them from outside: so the
 //! computation itself checks whether its client has left, and a template checks whether its time is
 //! over. A template checks when it takes an item of a list, because long renders do this for each
-//! item.
+//! item, and when a filter writes a value. Its size is bounded while it is written.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -37,10 +37,14 @@ struct Render {
     /// clock.
     until: Option<Duration>,
     is_over: bool,
+    /// Maximum size in bytes of the prompt, and of each text that a filter makes for it.
+    bytes_max: usize,
+    is_too_long: bool,
 }
 
 impl Render {
-    const NONE: Self = Self { checks: 0, until: None, is_over: false };
+    const NONE: Self =
+        Self { checks: 0, until: None, is_over: false, bytes_max: usize::MAX, is_too_long: false };
 }
 
 /// Runs work with these limits.
@@ -65,11 +69,31 @@ pub fn is_abandoned() -> bool {
     })
 }
 
-/// Runs a render; also returns whether it was stopped.
-pub(super) fn rendering<T>(render: impl FnOnce() -> T) -> (T, bool) {
-    RENDER.set(Render::NONE);
+/// Runs a render of at most so many bytes; also returns the bound that stopped it, if one did.
+pub(super) fn rendering<T>(
+    bytes_max: usize,
+    render: impl FnOnce() -> T,
+) -> (T, Option<&'static str>) {
+    RENDER.set(Render { bytes_max, ..Render::NONE });
     let result = render();
-    (result, RENDER.get().is_over)
+    let ended = RENDER.replace(Render::NONE);
+    let exceeded = match (ended.is_over, ended.is_too_long) {
+        (true, _) => Some("processor time"),
+        (false, true) => Some("the size of a prompt"),
+        (false, false) => None,
+    };
+    (result, exceeded)
+}
+
+/// Whether the render on this thread may write a text of this length in bytes. If not, it counts as
+/// stopped.
+pub(super) fn render_has_room(bytes: usize) -> bool {
+    let render = RENDER.get();
+    let fits = bytes <= render.bytes_max;
+    if !fits {
+        RENDER.set(Render { is_too_long: true, ..render });
+    }
+    fits
 }
 
 /// Whether the render on this thread must stop, because its time is over or no client waits for it.
@@ -108,15 +132,19 @@ mod tests {
     #[test]
     fn each_render_has_the_full_time() {
         let checks = || (0..100).any(|_| render_is_over());
-        assert_eq!(rendering(checks), (false, false), "no limit is set");
+        let rendering = |work: &dyn Fn() -> bool| {
+            let (result, exceeded) = rendering(usize::MAX, work);
+            (result, exceeded.is_some())
+        };
+        assert_eq!(rendering(&checks), (false, false), "no limit is set");
         with(watch(Duration::ZERO).0, || {
-            assert_eq!(rendering(checks), (true, true));
-            assert_eq!(rendering(|| ()), ((), false), "another one");
+            assert_eq!(rendering(&checks), (true, true));
+            assert_eq!(rendering(&|| true), (true, false), "another one");
         });
         with(watch(Duration::from_secs(3600)).0, || {
-            assert_eq!(rendering(checks), (false, false));
+            assert_eq!(rendering(&checks), (false, false));
         });
-        assert_eq!(rendering(checks), (false, false), "the limits no longer apply");
+        assert_eq!(rendering(&checks), (false, false), "the limits no longer apply");
     }
 
     #[test]
@@ -124,7 +152,7 @@ mod tests {
         let (watch, abandoned) = watch(Duration::from_secs(3600));
         with(watch, || {
             assert!(!is_abandoned());
-            let (checks, stopped) = rendering(|| {
+            let (checks, stopped) = rendering(usize::MAX, || {
                 (0..1000)
                     .take_while(|look| {
                         abandoned.store(*look >= 100, Relaxed);
@@ -132,7 +160,10 @@ mod tests {
                     })
                     .count()
             });
-            assert!(stopped && is_abandoned() && (100..200).contains(&checks), "{checks}");
+            assert!(
+                stopped.is_some() && is_abandoned() && (100..200).contains(&checks),
+                "{checks}"
+            );
         });
         assert!(!is_abandoned());
     }

@@ -5,6 +5,8 @@
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::written::Written;
+
 /// Maximum nesting of a written value. JSON from a request is bounded by the parser (128 levels);
 /// this bounds values that a template builds.
 const MAX_DEPTH: usize = 256;
@@ -23,9 +25,9 @@ struct Layout {
 pub(super) fn tojson(value: Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let layout = layout(&args, &kwargs)?;
     kwargs.assert_all_used()?;
-    let mut out = String::new();
+    let mut out = Written::default();
     write_value(&mut out, &value, &layout, 0)?;
-    Ok(Value::from(out))
+    Ok(Value::from(out.into_text()))
 }
 
 fn layout(args: &[Value], kwargs: &Kwargs) -> Result<Layout, Error> {
@@ -67,7 +69,7 @@ fn invalid(message: &'static str) -> Error {
 }
 
 fn write_value(
-    out: &mut String,
+    out: &mut Written,
     value: &Value,
     layout: &Layout,
     depth: usize,
@@ -75,11 +77,12 @@ fn write_value(
     if depth > MAX_DEPTH {
         return Err(invalid("tojson: nested too deep"));
     }
+    out.check_time()?;
     match value.kind() {
-        ValueKind::None => out.push_str("null"),
-        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-        ValueKind::Number => out.push_str(&number(value)),
-        ValueKind::String => write_string(out, value.as_str().unwrap_or_default(), layout),
+        ValueKind::None => out.push_str("null")?,
+        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" })?,
+        ValueKind::Number => out.push_str(&number(value))?,
+        ValueKind::String => write_string(out, value.as_str().unwrap_or_default(), layout)?,
         ValueKind::Seq => {
             let items: Vec<Value> = value.try_iter()?.collect();
             write_items(out, ('[', ']'), items.len(), layout, depth, |out, index| {
@@ -89,8 +92,8 @@ fn write_value(
         ValueKind::Map => {
             let pairs = pairs(value, layout)?;
             write_items(out, ('{', '}'), pairs.len(), layout, depth, |out, index| {
-                write_string(out, &pairs[index].0, layout);
-                out.push_str(&layout.key_separator);
+                write_string(out, &pairs[index].0, layout)?;
+                out.push_str(&layout.key_separator)?;
                 write_value(out, &pairs[index].1, layout, depth + 1)
             })?;
         }
@@ -120,58 +123,58 @@ fn pairs(value: &Value, layout: &Layout) -> Result<Vec<(String, Value)>, Error> 
 }
 
 fn write_items(
-    out: &mut String,
+    out: &mut Written,
     brackets: (char, char),
     len: usize,
     layout: &Layout,
     depth: usize,
-    mut item: impl FnMut(&mut String, usize) -> Result<(), Error>,
+    mut item: impl FnMut(&mut Written, usize) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    out.push(brackets.0);
+    out.push(brackets.0)?;
     for index in 0..len {
         if index > 0 {
-            out.push_str(&layout.item_separator);
+            out.push_str(&layout.item_separator)?;
         }
-        new_line(out, layout, depth + 1);
+        new_line(out, layout, depth + 1)?;
         item(out, index)?;
     }
     if len > 0 {
-        new_line(out, layout, depth);
+        new_line(out, layout, depth)?;
     }
-    out.push(brackets.1);
+    out.push(brackets.1)
+}
+
+fn new_line(out: &mut Written, layout: &Layout, depth: usize) -> Result<(), Error> {
+    if let Some(indent) = &layout.indent {
+        out.push('\n')?;
+        for _ in 0..depth {
+            out.push_str(indent)?;
+        }
+    }
     Ok(())
 }
 
-fn new_line(out: &mut String, layout: &Layout, depth: usize) {
-    if let Some(indent) = &layout.indent {
-        out.push('\n');
-        for _ in 0..depth {
-            out.push_str(indent);
-        }
-    }
-}
-
-fn write_string(out: &mut String, text: &str, layout: &Layout) {
-    out.push('"');
+fn write_string(out: &mut Written, text: &str, layout: &Layout) -> Result<(), Error> {
+    out.push('"')?;
     for ch in text.chars() {
         match ch {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
+            '"' => out.push_str("\\\"")?,
+            '\\' => out.push_str("\\\\")?,
+            '\n' => out.push_str("\\n")?,
+            '\r' => out.push_str("\\r")?,
+            '\t' => out.push_str("\\t")?,
+            '\u{8}' => out.push_str("\\b")?,
+            '\u{c}' => out.push_str("\\f")?,
             ch if (ch as u32) < 0x20 || (layout.ensure_ascii && !(' '..='~').contains(&ch)) => {
                 let mut units = [0_u16; 2];
                 for unit in ch.encode_utf16(&mut units) {
-                    out.push_str(&format!("\\u{unit:04x}"));
+                    out.push_str(&format!("\\u{unit:04x}"))?;
                 }
             }
-            ch => out.push(ch),
+            ch => out.push(ch)?,
         }
     }
-    out.push('"');
+    out.push('"')
 }
 
 fn number(value: &Value) -> String {

@@ -6,6 +6,8 @@ use std::borrow::Cow;
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
+use super::written::Written;
+
 /// Maximum width of `indent` in characters.
 const MAX_INDENT: usize = 64;
 
@@ -215,17 +217,18 @@ pub(super) fn indent(
     let blank = option(2, "blank")?.is_some_and(|value| value.is_true());
     kwargs.assert_all_used()?;
     let text = format!("{text}\n");
-    let mut out = String::with_capacity(text.len());
+    let mut out = Written::default();
     for (index, line) in lines(&text, false).into_iter().enumerate() {
+        out.check_time()?;
         if index > 0 {
-            out.push('\n');
+            out.push('\n')?;
         }
         if if index == 0 { first } else { blank || !line.is_empty() } {
-            out.push_str(&indent);
+            out.push_str(&indent)?;
         }
-        out.push_str(line);
+        out.push_str(line)?;
     }
-    Ok(out)
+    Ok(out.into_text())
 }
 
 fn partition(text: &str, separator: &str, last: bool) -> Value {
