@@ -30,10 +30,11 @@ mod short;
 mod tokens;
 
 use engine_tokens::{EngineTokens, Question};
-pub use short::is_harmless;
+pub use short::{indentation_bytes, is_harmless};
 use tokens::Tokens;
 
-/// Bodies longer than this are long: they take some tens of milliseconds or more.
+/// Bodies of which a template may make more than this are long: they take some tens of milliseconds
+/// or more.
 const LONG_BYTES: usize = 256 << 10;
 
 /// The reason that is given if only the blocks of a prompt before its first medium are known.
@@ -150,7 +151,7 @@ pub enum Payload {
     Json(Bytes),
     /// A function that makes an OpenAI body, which needs no strict parsing.
     Made {
-        /// The approximate length of the body in bytes.
+        /// The approximate length in bytes of what a template may make of the body.
         bytes: usize,
         /// The result of [`is_harmless`] for its text.
         is_harmless: bool,
@@ -317,7 +318,7 @@ pub async fn prepare(
     let (tenant, budget) = (tenant.cloned(), Arc::clone(budget));
     let waiting = Waiting::default();
     let watch = Watch { abandoned: Some(Arc::clone(&waiting.is_over)), template_max };
-    let bytes = payload.bytes();
+    let bytes = short::prepared_bytes(&payload);
     let work = move || {
         watch::with(watch, || compute(&computing, endpoint, payload, tenant.as_deref(), &budget))
     };

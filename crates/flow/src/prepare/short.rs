@@ -3,17 +3,24 @@
 //! The whole body is examined and not only samples of it: what a client hides between samples would
 //! block the reactor for milliseconds. Examining 64 KiB takes about ten microseconds.
 
-use splitrail_engine::json;
+use splitrail_engine::json::{self, Weight};
 
-use super::Payload;
+use super::{LONG_BYTES, Payload};
 use splitrail_fleet::Tokenizing;
 
-/// Bodies up to this length are always prepared on the reactor. This takes less than a millisecond
-/// with the slowest exact tokenizer.
+/// Bodies up to this length are prepared on the reactor, unless a template may make much more text of
+/// them. This takes less than a millisecond with the slowest exact tokenizer.
 const INLINE_MAX_BYTES: usize = 4096;
 
 /// The same limit for bodies of words if every tokenizer is fast or there is none.
 const FAST_INLINE_MAX_BYTES: usize = 96 << 10;
+
+/// Maximum number of bytes by which a short body grows if a template prints it with an indentation;
+/// or as many as the body has, if these are more.
+const INDENTATION_MAX_BYTES: usize = 32 << 10;
+
+/// The width in bytes of an indentation of JSON in a template.
+const INDENTATION_BYTES: usize = 4;
 
 /// Length of a piece of text; in text of words every piece has a space and a letter.
 const STRETCH_BYTES: usize = 160;
@@ -32,12 +39,33 @@ pub fn is_harmless(text: &[u8], parts: usize) -> bool {
         && text.chunks_exact(STRETCH_BYTES).all(words)
 }
 
+/// The number of bytes by which a JSON text grows if a template prints it with an indentation.
+pub fn indentation_bytes(text: &[u8]) -> usize {
+    of_levels(&json::weigh(text, usize::MAX))
+}
+
+/// The same for a text that has been weighed.
+pub(super) fn of_levels(weight: &Weight) -> usize {
+    weight.levels.saturating_mul(INDENTATION_BYTES)
+}
+
+/// The number of bytes by whose length a body counts as long: what a template may make of it. Bodies
+/// that are long by themselves are not examined.
+pub(super) fn prepared_bytes(payload: &Payload) -> usize {
+    match payload {
+        Payload::Json(text) if text.len() <= LONG_BYTES => text.len() + indentation_bytes(text),
+        _ => payload.bytes(),
+    }
+}
+
 /// Whether a body may be prepared on the thread that serves the connection.
 pub(super) fn is_short(payload: &Payload, tokenizing: Tokenizing) -> bool {
-    if payload.bytes() <= INLINE_MAX_BYTES {
-        return true;
-    }
+    let stays_short = |text: &[u8], added: usize| added <= INDENTATION_MAX_BYTES.max(text.len());
     match (payload, tokenizing) {
+        (Payload::Json(text), _) if text.len() <= INLINE_MAX_BYTES => {
+            stays_short(text, indentation_bytes(text))
+        }
+        (Payload::Made { bytes, .. }, _) if *bytes <= INLINE_MAX_BYTES => true,
         (_, Tokenizing::Slow) => false,
         (Payload::Made { is_harmless, .. }, _) => *is_harmless,
         (Payload::Json(text), _) if text.len() > FAST_INLINE_MAX_BYTES => false,
@@ -46,7 +74,8 @@ pub(super) fn is_short(payload: &Payload, tokenizing: Tokenizing) -> bool {
             let weight = json::weigh(text, max);
             let is_sparse = weight.values + weight.members <= max;
             // Nearly every object in a body is a message or a part of one.
-            is_sparse && (tokenizing == Tokenizing::None || is_harmless(text, weight.objects))
+            let is_fast = tokenizing == Tokenizing::None || is_harmless(text, weight.objects);
+            is_sparse && is_fast && stays_short(text, of_levels(&weight))
         }
     }
 }
@@ -83,6 +112,41 @@ mod tests {
         let message = r#"{"role": "user", "content": "yes or no"}"#;
         let short = [None, Fast, Slow].map(|tokenizing| is_short(body(message, 64), tokenizing));
         assert_eq!(short, [true, false, false]);
+    }
+
+    /// A chat with a tool whose parameters are a list of so many zeros within `depth` lists.
+    fn nested(depth: usize, zeros: usize, content: &str) -> String {
+        let (open, close) = ("[".repeat(depth), "]".repeat(depth));
+        let zeros = vec!["0"; zeros].join(",");
+        format!(
+            r#"{{"model": "m", "messages": [{{"role": "user", "content": "{content}"}}],
+            "tools": [{{"type": "function", "function": {{"name": "f", "parameters":
+            {{"a": {open}{zeros}{close}}}}}}}]}}"#
+        )
+    }
+
+    #[test]
+    fn what_a_template_makes_much_longer_is_not_prepared_on_the_reactor() {
+        for tokenizing in [Tokenizing::None, Tokenizing::Fast, Tokenizing::Slow] {
+            for (depth, zeros) in [(90, 1700), (20, 1700), (100, 100)] {
+                let body = nested(depth, zeros, "");
+                assert!(body.len() <= INLINE_MAX_BYTES);
+                assert!(!is_short(body, tokenizing), "{depth} {zeros} {tokenizing:?}");
+            }
+            assert!(is_short(nested(4, 300, ""), tokenizing), "as tools are");
+        }
+        let words = "some words ".repeat(4000);
+        assert!(is_short(nested(4, 30, &words), Tokenizing::None));
+        assert!(!is_short(nested(90, 1700, &words), Tokenizing::None));
+    }
+
+    #[test]
+    fn a_body_is_as_long_as_what_a_template_may_make_of_it() {
+        let bytes = |body: String| prepared_bytes(&Payload::Json(body.into()));
+        let deep = nested(90, 50_000, "");
+        assert!(deep.len() < LONG_BYTES && bytes(deep) > 50_000 * 360);
+        let prose = body(r#"{"role": "user", "content": "some words"}"#, 200);
+        assert!(bytes(prose.clone()) < 2 * prose.len());
     }
 
     #[test]

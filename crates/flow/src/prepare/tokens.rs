@@ -11,10 +11,13 @@ use splitrail_api::error::Error;
 use splitrail_api::memory_budget::Allowance;
 use splitrail_api::request::Prompt;
 use splitrail_fleet::Served;
+use splitrail_prompt::template::rendered_max_bytes;
 use splitrail_prompt::{
     ChatRequestView, Extent, PromptError, engine_chat, messages, request, responses,
 };
 use splitrail_telemetry::clock::unix_ms;
+
+use super::short::of_levels;
 
 /// Bytes of memory of a JSON value, including the copies that a template gets.
 const VALUE_BYTES: usize = 128;
@@ -25,7 +28,12 @@ const MEMBER_BYTES: usize = 160;
 /// The number of copies of a text: in the JSON value, in the template and in the prompt.
 const TEXT_COPIES: usize = 3;
 
-/// Members of a chat up to this total length in bytes are not charged in addition to the request.
+/// The number of copies of what a template adds to a text: in a filter's result and in the prompt,
+/// each in a buffer that doubles as it grows.
+const PRINTED_COPIES: usize = 4;
+
+/// Members of a chat of which a template makes no more than this length in bytes are not charged in
+/// addition to the request.
 const SMALL_BYTES: usize = 4 << 10;
 
 /// What is known of a prompt's tokens.
@@ -57,12 +65,13 @@ pub(super) fn tokenize(
     if !matches!(body.raw("truncate_prompt_tokens"), None | Some("null")) {
         return Ok(Tokens::Unknown("truncate_prompt_tokens"));
     }
-    let hashes_bytes = bytes / served.pool.block_size().max(1) as usize * size_of::<BlockHash>();
+    let block_size = served.pool.block_size().max(1) as usize;
+    let hashes_bytes = |text_bytes: usize| text_bytes / block_size * size_of::<BlockHash>();
     let member = if matches!(prompt, Prompt::Responses) { "input" } else { "messages" };
     let done = match (prompt, &served.prompt) {
         (Prompt::Opaque(reason), _) => return Ok(Tokens::Unknown(reason)),
         (Prompt::Tokens(ids), _) => {
-            work.take(hashes_bytes)?;
+            work.take(hashes_bytes(bytes))?;
             chain.append(&ids);
             Ok(Tokens::Known(Extent::Whole))
         }
@@ -70,7 +79,7 @@ pub(super) fn tokenize(
             return Ok(Tokens::Unknown("no_tokenizer"));
         }
         (Prompt::Text(text), model) => {
-            work.take(hashes_bytes)?;
+            work.take(hashes_bytes(bytes))?;
             let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
             match model {
                 Some(model) => {
@@ -82,11 +91,11 @@ pub(super) fn tokenize(
         }
         (prompt, model) => {
             let read = Read::of(&prompt);
-            let (members_bytes, values_bytes) = read.weigh(body);
+            let (members_bytes, values_bytes, rendered_bytes) = read.weigh(body);
             if members_bytes > limits.tokenize_max_bytes {
                 return Ok(Tokens::Unknown(TOO_LONG));
             }
-            work.take(hashes_bytes + values_bytes)?;
+            work.take(hashes_bytes(bytes.max(rendered_bytes)) + values_bytes)?;
             let fields = read.fields(body)?;
             match model {
                 Some(model) => {
@@ -175,18 +184,24 @@ impl Read {
         Self { members, presence }
     }
 
-    /// The length of the members' JSON, and the memory of their values, both in bytes.
-    fn weigh(self, body: &JsonObject) -> (usize, usize) {
+    /// The length of the members' JSON, the memory of their values and of the texts that a template
+    /// makes of them, and the length of the prompt if the template prints them with an indentation;
+    /// all in bytes.
+    fn weigh(self, body: &JsonObject) -> (usize, usize, usize) {
         let raws = || self.members.iter().filter_map(|member| body.raw(member));
         let bytes = raws().map(str::len).sum();
-        if bytes <= SMALL_BYTES {
-            return (bytes, 0);
-        }
-        let values = raws().map(|raw| {
+        let (mut values, mut printed) = (0, 0_usize);
+        for raw in raws() {
             let weight = json::weigh(raw.as_bytes(), usize::MAX);
-            weight.values * VALUE_BYTES + weight.members * MEMBER_BYTES
-        });
-        (bytes, bytes * TEXT_COPIES + values.sum::<usize>())
+            values += weight.values * VALUE_BYTES + weight.members * MEMBER_BYTES;
+            printed += raw.len() + of_levels(&weight);
+        }
+        let rendered = printed.min(rendered_max_bytes(bytes));
+        if rendered <= SMALL_BYTES {
+            return (bytes, 0, rendered);
+        }
+        let longer = rendered.saturating_sub(bytes);
+        (bytes, bytes * TEXT_COPIES + longer * PRINTED_COPIES + values, rendered)
     }
 
     /// The values of the members.
@@ -232,9 +247,10 @@ mod tests {
             );
             Read::of(&Prompt::Chat).weigh(&JsonObject::parse_str(&text).unwrap())
         };
-        assert_eq!(body(100), (203, 0), "small ones take no more than any request");
-        let (bytes, values_bytes) = body(9999);
-        assert_eq!(bytes, 20_001);
-        assert_eq!(values_bytes, bytes * TEXT_COPIES + 10_001 * VALUE_BYTES);
+        assert_eq!(body(100), (203, 0, 607), "small ones take no more than any request");
+        let (bytes, values_bytes, rendered_bytes) = body(9999);
+        assert_eq!((bytes, rendered_bytes), (20_001, 60_001), "each zero may get its own line");
+        let text_bytes = bytes * TEXT_COPIES + 40_000 * PRINTED_COPIES;
+        assert_eq!(values_bytes, text_bytes + 10_001 * VALUE_BYTES);
     }
 }

@@ -10,7 +10,7 @@ use splitrail_api::json::{Builder, write_text};
 use splitrail_api::request::{Prompt as Asked, check_threshold};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Limits;
-use splitrail_flow::prepare::{Made, Payload, is_harmless};
+use splitrail_flow::prepare::{Made, Payload, indentation_bytes, is_harmless};
 
 use super::decode::Decoded;
 
@@ -53,7 +53,7 @@ pub(super) fn payload(request: Decoded<v1::GenerateRequest>, encoded: &[u8]) -> 
     };
     let is_harmless = is_harmless(encoded, parts) && request.extra_body_json.is_empty();
     Payload::Made {
-        bytes,
+        bytes: bytes + indentation_bytes(request.extra_body_json.as_bytes()),
         is_harmless,
         make: Box::new(move |limits| body_of(request.into_inner(), bytes, limits)),
     }

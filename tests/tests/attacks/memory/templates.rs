@@ -12,6 +12,8 @@ use splitrail_tests::solo::{Solo, whole_reply};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
+use super::peak_mib;
+
 const CHAT: &str = "/v1/chat/completions";
 
 /// It gathers system messages before it prints anything, as DeepSeek's templates do.
@@ -21,6 +23,10 @@ const GATHERING: &str = "{% set ns = namespace(s='') %}{% for m in messages %}\
 /// The same for each message: hours for a chat of some megabytes, within any bound on steps.
 const ENDLESS: &str = "{% for n in messages %}{% set ns = namespace(s='') %}{% for m in messages %}\
     {% set ns.s = ns.s + m['content'] %}{% endfor %}{% endfor %}x";
+
+/// It prints the definitions of tools with an indentation, as Llama's templates do.
+const INDENTING: &str = "{% if tools %}{{ tools|tojson(indent=4) }}{% endif %}\
+    {{ messages[0]['content'] }}";
 
 fn chat(messages: usize, bytes: usize) -> String {
     let message = json!({"role": "system", "content": "words ".repeat(bytes / 6)});
@@ -82,6 +88,31 @@ async fn templates_are_given_up_when_their_clients_leave_and_others_are_served_m
     .await;
     let short = json!({"model": "sim", "messages": [{"role": "user", "content": "a"}]});
     assert_eq!(Client::new(solo.router.http).post(CHAT, &short).await.status, 200);
+}
+
+/// Each zero within ninety lists is printed on a line of its own, of 370 bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_template_makes_a_bounded_text_of_a_chat_that_grows_when_it_is_indented() {
+    let solo = Solo::with_template("{}", INDENTING, |_| whole_reply()).await;
+    let (open, close) = ("[".repeat(90), "]".repeat(90));
+    for zeros in [50_000, 168_000] {
+        let parameters = format!(r#"{{"a":{open}{}{close}}}"#, vec!["0"; zeros].join(","));
+        let tool =
+            format!(r#"{{"type":"function","function":{{"name":"f","parameters":{parameters}}}}}"#);
+        let body = format!(
+            r#"{{"model":"sim","messages":[{{"role":"user","content":"a"}}],"tools":[{tool}]}}"#
+        );
+        let allowed_mib = (200 * body.len() as u64) >> 20;
+        let peak = peak_mib(&solo, async {
+            let reply = solo.http.post_with(CHAT, &[], body).await;
+            assert_eq!(reply.status, 200, "{}", reply.text());
+        })
+        .await;
+        assert!(peak < allowed_mib + 20, "{peak} MiB more for {zeros} zeros");
+    }
+    let reason = "rendering_the_chat_takes_too_much_time_or_memory";
+    let unknown = solo.metric("splitrail_untokenized_prompts_total", &[("reason", reason)]).await;
+    assert_eq!(unknown, 2.0, "they were placed by load alone");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,6 +14,9 @@ pub struct Weight {
     pub members: usize,
     /// Objects.
     pub objects: usize,
+    /// The levels at which the values are, added up: the number of indentations if the text is
+    /// printed with one value on each line.
+    pub levels: usize,
 }
 
 /// Counts the values of a JSON text. Strings are skipped 64 bytes at a time. The counts of a text
@@ -32,10 +35,16 @@ pub fn weigh(text: &[u8], values_max: usize) -> Weight {
                 weight.values += 1;
                 weight.objects += usize::from(*byte == b'{');
                 depth += 1;
+                weight.levels += depth;
             }
-            b']' | b'}' => depth = depth.saturating_sub(1),
+            // The bracket has its own line.
+            b']' | b'}' => {
+                depth = depth.saturating_sub(1);
+                weight.levels += depth;
+            }
             b',' => {
                 weight.values += 1;
+                weight.levels += depth;
                 weight.entries += usize::from(depth == 1);
             }
             b':' => weight.members += 1,
@@ -93,6 +102,17 @@ mod tests {
             ("7", 1),
         ] {
             assert_eq!(of(text).entries, entries, "{text}");
+        }
+    }
+
+    #[test]
+    fn levels_are_the_indentations_of_a_printed_text() {
+        for text in ["7", "[1]", "[1,[2,3],4]", r#"[{"a":1,"b":[1,2]},{"a":",[{"}]"#, "[[[[0,0]]]]"]
+        {
+            let value: Value = serde_json::from_str(text).unwrap();
+            let printed = serde_json::to_string_pretty(&value).unwrap();
+            let spaces = printed.lines().map(|line| line.len() - line.trim_start().len());
+            assert_eq!(of(text).levels * 2, spaces.sum::<usize>(), "{text}");
         }
     }
 
