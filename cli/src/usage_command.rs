@@ -1,6 +1,6 @@
 //! `splitrail usage`: sums ledger files by tenant and model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use splitrail_telemetry::clock::unix_ms;
 
 mod files;
 
-/// Endpoints whose replies have no generated tokens.
-const WITHOUT_OUTPUT: [&str; 4] = ["embeddings", "tokenize", "detokenize", "count_tokens"];
+/// Endpoints whose requests use no tokens of the model.
+const WITHOUT_TOKENS: [&str; 3] = ["tokenize", "detokenize", "count_tokens"];
 
 /// Sums the ledger files of one or several routers by tenant and model.
 #[derive(Args)]
@@ -85,9 +85,9 @@ impl Line {
 
     /// Whether an engine did not report all tokens that the request has used.
     fn is_incomplete(&self) -> bool {
-        let generates = !WITHOUT_OUTPUT.contains(&self.endpoint.as_str());
+        let computes = !WITHOUT_TOKENS.contains(&self.endpoint.as_str());
         let lacks = self.prompt_tokens.is_none() || self.completion_tokens.is_none();
-        self.outcome == "ok" && generates && lacks
+        self.outcome == "ok" && computes && lacks
     }
 }
 
@@ -122,8 +122,11 @@ struct Usage {
 pub(crate) fn run(args: &UsageArgs) -> Result<String, String> {
     let since_ms = args.since.map_or(0, |since| unix_ms().saturating_sub(since.as_millis() as u64));
     let mut usage = Usage::default();
-    for (path, file) in files::open(&args.ledger)? {
-        usage.read(file, since_ms).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut known = HashSet::new();
+    for ledger in &args.ledger {
+        for (path, file) in files::open(ledger, &mut known)? {
+            usage.read(file, since_ms).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
     }
     Ok(if args.json { usage.to_json() } else { usage.to_table() })
 }

@@ -3,9 +3,9 @@
 
 use serde_json::Value;
 use serde_json::value::RawValue;
-use splitrail_api::JsonObject;
+use splitrail_api::{JsonObject, usage};
 use splitrail_engine::dialect::Dialect;
-use splitrail_flow::reply::{merge, usage};
+use splitrail_flow::reply::merge;
 
 const BATCH: usize = 3;
 const N: u32 = 2;
@@ -77,7 +77,11 @@ fn told(raw: &str) {
         };
         assert_eq!(sum(&before), sum(&after), "each token counts once: {before} {after}");
         let read = after["cache_read_input_tokens"].as_u64();
-        assert_eq!(read, figure.map(|figure| u64::from(figure).min(sum(&before))), "{after}");
+        // Without the rest of the prompt, the sum is not known.
+        let is_known =
+            before["input_tokens"].as_u64().is_some_and(|rest| u32::try_from(rest).is_ok());
+        let told = figure.map(|figure| u64::from(figure).min(sum(&before)));
+        assert_eq!(read, told.filter(|_| is_known), "{after}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! A stream of server-sent events. The first two bytes choose the bound on an
 //! event and where the stream is cut; the rest is the stream.
 
-use splitrail_flow::reply::sse::{Piece, Splitter};
+use splitrail_engine::sse::{Piece, Splitter};
 
 pub(crate) fn check(data: &[u8]) {
     let [bound, cuts, stream @ ..] = data else {

@@ -18,7 +18,7 @@ pub(crate) fn check(data: &[u8]) {
     };
     let EngineUsage { prompt_tokens, completion_tokens, cached_tokens } = usage;
     assert_eq!(value["prompt_tokens"], prompt_tokens);
-    assert_eq!(value["completion_tokens"].as_u64().unwrap_or(0), u64::from(completion_tokens));
+    assert_eq!(value["completion_tokens"].as_u64(), completion_tokens.map(u64::from));
     let details = &value["prompt_tokens_details"];
     assert_eq!(details["cached_tokens"].as_u64(), cached_tokens.map(u64::from), "0 is a figure");
     assert!(cached_tokens.is_none_or(|cached| cached <= prompt_tokens));

@@ -107,7 +107,7 @@ fn files_and_connections(snapshot: &ReplicaState) -> Vec<Attention> {
         found.push(Attention::new(Kind::IssuerWithoutKeys, message).advise(advice));
     }
     if snapshot.broker_disconnected {
-        let message = "events: the broker is not connected; requests are placed by load alone";
+        let message = "events: the broker is not connected; what it carries is not up to date";
         let advice = "the router's log has the cause: check `events.servers` and `events.login`";
         found.push(Attention::new(Kind::BrokerDisconnected, message).advise(advice));
     }

@@ -11,28 +11,28 @@ use std::path::{Path, PathBuf};
 const ATTEMPTS_MAX: u32 = 1000;
 
 /// Device and number of a file: the same under all of its names.
-type FileId = (u64, u64);
+pub(super) type FileId = (u64, u64);
 
 fn id(metadata: &Metadata) -> FileId {
     (metadata.dev(), metadata.ino())
 }
 
-/// Opens ledger files and their rotated files, each file once however often it is named. A rotation
-/// that renames open files changes nothing for the reader.
+/// Opens a ledger file and its rotated files, without those that are `known`, whatever their names.
+/// A rotation that renames open files changes nothing for the reader.
 ///
 /// # Errors
-/// A file cannot be opened; the message names it.
-pub(super) fn open(ledgers: &[PathBuf]) -> Result<Vec<(PathBuf, File)>, String> {
-    let (mut opened, mut known) = (Vec::new(), HashSet::new());
-    for ledger in ledgers {
-        let files = open_one(ledger).map_err(|error| format!("{}: {error}", ledger.display()))?;
-        opened.extend(files.into_iter().filter(|(_, id, _)| known.insert(*id)));
-    }
-    Ok(opened.into_iter().map(|(path, _, file)| (path, file)).collect())
+/// A file cannot be opened; the message names the ledger.
+pub(super) fn open(
+    ledger: &Path,
+    known: &mut HashSet<FileId>,
+) -> Result<Vec<(PathBuf, File)>, String> {
+    let opened = open_all(ledger).map_err(|error| format!("{}: {error}", ledger.display()))?;
+    let unknown = opened.into_iter().filter(|(_, id, _)| known.insert(*id));
+    Ok(unknown.map(|(path, _, file)| (path, file)).collect())
 }
 
 /// Opens the files of one ledger at a moment at which no rotation is under way.
-fn open_one(ledger: &Path) -> io::Result<Vec<(PathBuf, FileId, File)>> {
+fn open_all(ledger: &Path) -> io::Result<Vec<(PathBuf, FileId, File)>> {
     for _ in 0..ATTEMPTS_MAX {
         let listed = list(ledger)?;
         let open = |(path, listed): (&PathBuf, &FileId)| {
@@ -52,8 +52,11 @@ fn open_one(ledger: &Path) -> io::Result<Vec<(PathBuf, FileId, File)>> {
     Err(io::Error::other("its files were renamed all the time: they are rotated too often"))
 }
 
+/// The largest number of a rotated file: that of `rotate.files_max`.
+const NUMBER_MAX: u32 = 10_000;
+
 /// The ledger file, which must exist, and its rotated files: `PATH.1`, `PATH.2`, and so on. Numbers may
-/// be missing.
+/// be missing. Other files, for example copies that are named by a date, are not the router's.
 fn list(ledger: &Path) -> io::Result<BTreeMap<PathBuf, FileId>> {
     let mut files = BTreeMap::from([(ledger.to_owned(), id(&fs::metadata(ledger)?))]);
     let folder = ledger.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -63,7 +66,12 @@ fn list(ledger: &Path) -> io::Result<BTreeMap<PathBuf, FileId>> {
         let entry_name = entry.file_name();
         let number =
             entry_name.to_str().and_then(|entry| entry.strip_prefix(name)?.strip_prefix('.'));
-        if number.is_none_or(|number| number.parse::<u32>().is_err()) {
+        let is_number = |text: &str| {
+            let number =
+                text.parse::<u32>().ok().filter(|number| (1..=NUMBER_MAX).contains(number));
+            number.is_some_and(|number| number.to_string() == text)
+        };
+        if !number.is_some_and(is_number) {
             continue;
         }
         let path = ledger.with_file_name(&entry_name);
@@ -85,9 +93,10 @@ mod tests {
     use super::*;
 
     fn texts(ledgers: &[PathBuf]) -> Vec<String> {
-        let mut texts: Vec<String> = open(ledgers)
-            .unwrap()
-            .into_iter()
+        let mut known = HashSet::new();
+        let mut texts: Vec<String> = ledgers
+            .iter()
+            .flat_map(|ledger| open(ledger, &mut known).unwrap())
             .map(|(_, mut file)| {
                 let mut text = String::new();
                 file.read_to_string(&mut text).unwrap();
@@ -102,15 +111,24 @@ mod tests {
     fn each_file_is_read_once_by_whatever_names_and_numbers_may_be_missing() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        for (name, text) in
-            [("l", "a"), ("l.1", "b"), ("l.4", "c"), ("l.10", "d"), ("l.gz", "no"), ("lx.2", "no")]
-        {
+        for (name, text) in [
+            ("l", "a"),
+            ("l.1", "b"),
+            ("l.4", "c"),
+            ("l.10", "d"),
+            ("l.gz", "no"),
+            ("lx.2", "no"),
+            ("l.20261127", "no"),
+            ("l.07", "no"),
+            ("l.0", "no"),
+            ("l.+2", "no"),
+        ] {
             fs::write(path(name), text).unwrap();
         }
         std::os::unix::fs::symlink(path("l"), path("link")).unwrap();
         let named = [path("l"), path("./l"), path("link"), path("l.1")];
         assert_eq!(texts(&named), ["a", "b", "c", "d"]);
-        assert!(open(&[path("none")]).is_err());
+        assert!(open(&path("none"), &mut HashSet::new()).is_err());
     }
 
     #[test]
@@ -137,7 +155,7 @@ mod tests {
             });
             while !is_done.load(Relaxed) {
                 // While the newest file has no name there is nothing to open.
-                let Ok(files) = open(&[path(0)]) else { continue };
+                let Ok(files) = open(&path(0), &mut HashSet::new()) else { continue };
                 let ids: HashSet<_> =
                     files.iter().map(|(_, file)| id(&file.metadata().unwrap())).collect();
                 assert_eq!(ids.len(), files.len());

@@ -17,6 +17,7 @@ pub mod shares;
 pub mod steering;
 pub mod text;
 pub mod unread;
+pub mod usage;
 
 pub use json::JsonObject;
 pub use parts::Parts;

@@ -2,13 +2,16 @@
 
 use std::path::PathBuf;
 
-use super::model::{Config, Events, Listen};
+use std::net::SocketAddr;
+
+use super::model::{Config, Events, Listen, Listener};
 
 impl Config {
     /// A hash of 48 bits, which a metric can represent exactly. Equal configurations have the same
     /// hash, even if their files differ in form; different ones almost never do. What each replica
-    /// has for itself is left out: the listeners (not who may use them), `events.durable_name`, and
-    /// the paths of the files that the router writes (not whether there is one). Secrets are hashed
+    /// has for itself is left out: addresses, names and certificates of the listeners (not whether there
+    /// is one, nor who may use it), `events.durable_name`, and the paths of the files that the router
+    /// writes (not whether there is one). Secrets are hashed
     /// as the references in the file, not by their value.
     #[must_use]
     pub fn digest(&self) -> u64 {
@@ -26,8 +29,7 @@ impl Config {
     /// The configuration without what is necessarily different for each replica.
     fn shared_part(&self) -> Self {
         let mut shared = self.clone();
-        let Listen { grpc_explain, admin_access, .. } = shared.listen;
-        shared.listen = Listen { grpc_explain, admin_access, ..Listen::default() };
+        shared.listen = without_own(shared.listen);
         if let Events::Nats(events) = &mut shared.events {
             events.durable_name = None;
         }
@@ -41,6 +43,28 @@ impl Config {
             *path = PathBuf::new();
         }
         shared
+    }
+}
+
+/// The listeners without addresses, names and files of one replica.
+fn without_own(listen: Listen) -> Listen {
+    let none = SocketAddr::from(([0, 0, 0, 0], 0));
+    let shared = |listener: Listener| {
+        let tls = listener.tls.map(|mut tls| {
+            (tls.cert, tls.key) = Default::default();
+            tls.client_ca = tls.client_ca.map(|_| PathBuf::new());
+            tls
+        });
+        Listener { address: none, tls }
+    };
+    Listen {
+        http: shared(listen.http),
+        grpc: listen.grpc.map(shared),
+        fleet: listen.fleet.map(|_| none),
+        admin: shared(listen.admin),
+        admin_hosts: Vec::new(),
+        metrics: listen.metrics.map(shared),
+        ..listen
     }
 }
 
@@ -82,6 +106,11 @@ mod tests {
             "hash_seed: 1",
             "ledger: { path: ledger.jsonl }",
             "listen: { grpc: '127.0.0.1:8001', grpc_explain: true }",
+            "listen: { grpc: '127.0.0.1:8001' }",
+            "listen: { http_hosts: [llm.example] }",
+            "listen: { http: { address: '127.0.0.1:8000', tls: { cert: c, key: k } } }",
+            "listen: { http: { address: '127.0.0.1:8000', tls: { cert: c, key: k, plain_text: true } } }",
+            "listen: { http: { address: '127.0.0.1:8000', tls: { cert: c, key: k, client_ca: a } } }",
             "events: { kind: nats, servers: ['nats://127.0.0.1:4222'], durable_name: r0 }",
             "events: { kind: nats, servers: ['nats://127.0.0.2:4222'], durable_name: r0 }",
         ];

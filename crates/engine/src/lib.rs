@@ -12,6 +12,7 @@ pub mod mooncake;
 pub mod nixl;
 pub mod nixl_push;
 pub mod sglang;
+pub mod sse;
 pub mod template_kwargs;
 pub mod threshold_reply;
 pub mod usage;

@@ -11,8 +11,9 @@ pub use crate::json::ShapeError;
 pub struct EngineUsage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Number of generated tokens; 0 if the engine leaves it out, as for embeddings.
-    pub completion_tokens: u32,
+    /// Number of generated tokens. `None` if the engine leaves it out, as for embeddings, or if it
+    /// cannot be read.
+    pub completion_tokens: Option<u32>,
     /// Number of prompt tokens that came from a cache. `None` if the engine does not report it:
     /// vLLM does so only with `--enable-prompt-tokens-details`; otherwise the details are null, or
     /// absent in streams. `Some(0)` is a figure.
@@ -88,7 +89,7 @@ impl EngineUsage {
                 let cached_tokens = usage.cache_read_input_tokens;
                 let elsewhere = [cached_tokens, usage.cache_creation_input_tokens];
                 let prompt_tokens = message_prompt(usage.input_tokens, elsewhere);
-                let completion_tokens = usage.output_tokens.unwrap_or(0);
+                let completion_tokens = usage.output_tokens;
                 Ok(Self { prompt_tokens, completion_tokens, cached_tokens })
             }
         }
@@ -118,7 +119,7 @@ impl EngineUsage {
         };
         let count = |raw: Option<&str>| raw.and_then(read_count);
         let [prompt, completion, cached] = crate::json::pick(usage, own).ok()?;
-        let (prompt_tokens, completion_tokens) = (count(prompt)?, count(completion).unwrap_or(0));
+        let (prompt_tokens, completion_tokens) = (count(prompt)?, count(completion));
         if dialect == Dialect::Messages {
             let cached_tokens = count(cached);
             let [written] = crate::json::pick(usage, ["cache_creation_input_tokens"]).ok()?;
@@ -141,7 +142,6 @@ impl EngineUsage {
         if let Some(cached_tokens) = cached_tokens.filter(|cached| *cached > prompt_tokens) {
             return Err(UsageError::CachedExceedsPrompt { cached_tokens, prompt_tokens });
         }
-        let completion_tokens = completion_tokens.unwrap_or(0);
         Ok(Self { prompt_tokens, completion_tokens, cached_tokens })
     }
 }

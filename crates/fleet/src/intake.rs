@@ -233,8 +233,8 @@ struct Intake {
     speaks: Option<u16>,
     /// The number of the first batch that the index was built from.
     oldest_batch: Option<u64>,
-    /// Whether what arrives may be a replay: since the start, an interruption or a reset, until all
-    /// has been caught up with.
+    /// Whether what arrives may be a replay: since the start or an interruption, until all has been
+    /// caught up with. After a reset on the same connection nothing says that it has.
     is_replayed: bool,
 }
 
@@ -445,7 +445,6 @@ impl Intake {
         }
         self.speaks = None;
         self.oldest_batch = None;
-        self.is_replayed = true;
         self.part.forget();
         self.part.count_resync(reason.name());
         if self.part.may_log("reset") {

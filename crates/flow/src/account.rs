@@ -9,8 +9,8 @@ use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::context::{PromptContext, book, expected};
 use super::sending::Sending;
-use crate::reply::usage::{MessageStart, lacks_cached_tokens, rewrite};
 use splitrail_api::error::{Error, ErrorKind};
+use splitrail_api::usage::{MessageStart, lacks_cached_tokens, rewrite};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 use splitrail_fleet::reply_check::check_reply;
@@ -192,8 +192,19 @@ pub(super) fn read_usage(
 ) -> Option<EngineUsage> {
     let (model, log, worker) = (served.name(), &worker.usage_log, worker.id());
     // The usage for the client is made from an object whose keys are unique.
-    Members::of(raw).ok()?;
-    match EngineUsage::parse_in(dialect, serde_json::from_str(raw).ok()?) {
+    let parsed = Members::of(raw).ok().and_then(|_| serde_json::from_str(raw).ok());
+    let Some(parsed) = parsed else {
+        if log.may_log() {
+            tracing::warn!(
+                model,
+                worker,
+                "an engine's usage is no object of unique keys and counts as not reported \
+                 (said at most twice a minute)"
+            );
+        }
+        return None;
+    };
+    match EngineUsage::parse_in(dialect, parsed) {
         Ok(usage) => Some(usage),
         Err(error) => {
             if log.may_log() {

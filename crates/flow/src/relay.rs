@@ -22,9 +22,9 @@ use crate::reply::event_reader::EventReader;
 use crate::reply::event_template::EventTemplate;
 use crate::reply::merge::{Events, Place};
 use crate::reply::openai_chunk::OpenAiChunk;
-use crate::reply::usage::rewrite;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind, Fault};
+use splitrail_api::usage::rewrite;
 use splitrail_policy::Leg;
 
 /// A whole reply, which began to arrive at `begun`: the engine's reply with the client's usage.
@@ -339,7 +339,8 @@ impl UnitStream {
                 rest.remove("usage");
             }
         }
-        self.last_total = Some(event);
+        // With several samples, a total is that of one of them.
+        self.last_total = Some(event).filter(|_| self.observes_pace);
         Ok(rest.to_bytes())
     }
 
@@ -360,7 +361,7 @@ impl UnitStream {
         let hidden = match chunk.has_hand_off {
             true => {
                 let withdraw = |holder: &mut JsonObject| withdraw_hand_off(&self.account, holder);
-                Some(dialect::edit(dialect, &event, withdraw).ok_or(NO_CHUNK)?)
+                Some(dialect::edit_all(dialect, &event, withdraw).ok_or(NO_CHUNK)?)
             }
             false => None,
         };
@@ -393,7 +394,9 @@ impl UnitStream {
                 self.account.settle(usage.raw, whole.as_deref(), self.tells_usage)
             }
         };
-        if !self.tells_usage {
+        // A usage that cannot be evaluated gives way to the last running total.
+        let gives_way = usage.is_final && !self.account.settled && self.last_total.is_some();
+        if !self.tells_usage || gives_way {
             return Ok(None);
         }
         let migration = self.migration.as_ref();

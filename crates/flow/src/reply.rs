@@ -9,5 +9,3 @@ pub(crate) mod event_reader;
 pub(crate) mod event_template;
 pub mod merge;
 pub mod openai_chunk;
-pub mod sse;
-pub mod usage;

@@ -118,7 +118,8 @@ impl Used {
         self.completion_tokens += u64::from(completion_tokens.unwrap_or(0));
         if !entry.is_further_sample() {
             let prompt_tokens = entry.prompt_tokens();
-            self.is_known.prompt &= prompt_tokens.is_some();
+            // What nothing was computed for costs nothing, if its length is not known.
+            self.is_known.prompt &= prompt_tokens.is_some() || entry.is_below_threshold();
             self.prompt_tokens += u64::from(prompt_tokens.unwrap_or(0));
             self.cached_tokens += u64::from(cached_tokens.unwrap_or(0));
         }
@@ -215,7 +216,11 @@ mod tests {
         let mut entry = Entry::default();
         entry.decode_sent(LegFacts::new(LegKind::Decode, "w", expected));
         let (prompt_tokens, cached_tokens) = (100, Some(80));
-        entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 1, cached_tokens });
+        entry.decode_reported(EngineUsage {
+            prompt_tokens,
+            completion_tokens: Some(1),
+            cached_tokens,
+        });
         let labelled = LabelledSeries { model: "m", series: &ModelSeries::default() };
         count_prompt(&metrics, labelled, &entry, entry.cached());
         let count = |source, tier| {

@@ -18,8 +18,8 @@ pub struct Cached {
 pub struct ReportedUsage {
     /// `usage.prompt_tokens`.
     pub prompt_tokens: u32,
-    /// `usage.completion_tokens`.
-    pub completion_tokens: u32,
+    /// `usage.completion_tokens`; `None` if the usage had no such key.
+    pub completion_tokens: Option<u32>,
     /// `usage.prompt_tokens_details.cached_tokens`, if the usage had it.
     pub cached_tokens: Option<u32>,
 }
@@ -147,7 +147,9 @@ impl Entry {
             leg.prompt_tokens = Some(usage.prompt_tokens);
             leg.cached_tokens = usage.cached_tokens;
         }
-        self.completion_tokens = Some(usage.completion_tokens);
+        // Embeddings have none.
+        let none = self.without_cached_tokens.then_some(0);
+        self.completion_tokens = usage.completion_tokens.or(none);
     }
 
     /// Records that the worker was lost during the stream and that this leg is about to be sent to
@@ -163,7 +165,7 @@ impl Entry {
     pub(crate) fn whole_reply(&mut self, usage: EngineUsage) {
         if let Some(first) = self.earlier.first_mut().filter(|_| !self.closed) {
             first.prompt_tokens = Some(usage.prompt_tokens);
-            self.completion_tokens = Some(usage.completion_tokens);
+            self.completion_tokens = usage.completion_tokens;
         }
     }
 
@@ -175,7 +177,8 @@ impl Entry {
     ) -> Option<LegFacts> {
         let leg = self.decode.as_mut()?;
         // Other samples of the request may have run.
-        leg.worked = usage.is_some_and(|usage| usage.completion_tokens > 0);
+        leg.worked =
+            usage.and_then(|usage| usage.completion_tokens).is_some_and(|tokens| tokens > 0);
         leg.prompt_tokens = usage.map(|usage| usage.prompt_tokens);
         leg.cached_tokens = usage.and_then(|usage| usage.cached_tokens);
         Some(leg.clone())
@@ -305,6 +308,12 @@ impl Entry {
         self.completion_tokens
     }
 
+    /// Whether the client got only the reply that too little of the prompt is cached: nothing was
+    /// computed for it.
+    pub(crate) fn is_below_threshold(&self) -> bool {
+        self.below_threshold.is_some()
+    }
+
     /// The usage that the client received, if any.
     pub fn client_usage(&self) -> Option<ReportedUsage> {
         self.client_usage
@@ -339,7 +348,7 @@ mod tests {
     }
 
     fn usage(prompt_tokens: u32, cached_tokens: Option<u32>) -> EngineUsage {
-        EngineUsage { prompt_tokens, completion_tokens: 4, cached_tokens }
+        EngineUsage { prompt_tokens, completion_tokens: Some(4), cached_tokens }
     }
 
     #[test]
@@ -401,7 +410,7 @@ mod tests {
         entry.decode_sent(leg(LegKind::Decode, Some(100), 2));
         entry.decode_worked();
         let told = entry.end_decode_below_threshold(Some(EngineUsage {
-            completion_tokens: 0,
+            completion_tokens: Some(0),
             ..usage(100, Some(16))
         }));
         entry.discard("below_threshold");
@@ -433,7 +442,7 @@ mod tests {
         entry.decode_worked();
         entry.decode_resumed(leg(LegKind::Decode, Some(107), 1));
         entry.decode_reported(usage(107, Some(96)));
-        entry.whole_reply(EngineUsage { completion_tokens: 11, ..usage(100, None) });
+        entry.whole_reply(EngineUsage { completion_tokens: Some(11), ..usage(100, None) });
         assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(11)));
         // The first leg's cached tokens were not reported, and the second leg's hits do not count
         // for them.

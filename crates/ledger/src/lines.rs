@@ -50,7 +50,7 @@ struct Shared {
     path: String,
     /// Counts lines by result: `written`, `queue_full` or `write_failed`.
     records: IntCounterVec,
-    /// Whether the last write was successful; `None` without a file.
+    /// Whether the last line was written or queued; `None` without a file.
     is_writable: Option<IntGauge>,
     queued_bytes: AtomicUsize,
     /// Records lost since the last line that reported a loss.
@@ -126,6 +126,7 @@ impl Lines {
         let fits = self.shared.queued_bytes.fetch_add(bytes, Relaxed) + bytes <= QUEUE_BYTES;
         if !fits || queue.try_send(line).is_err() {
             self.shared.queued_bytes.fetch_sub(bytes, Relaxed);
+            self.shared.is_writable.iter().for_each(|gauge| gauge.set(0));
             self.shared.lose(1, "queue_full", "the disk does not keep up");
         }
     }

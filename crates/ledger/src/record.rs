@@ -54,8 +54,8 @@ pub struct RequestRecord {
 pub struct ReplyUsage {
     /// `usage.prompt_tokens`.
     pub prompt_tokens: u64,
-    /// `usage.completion_tokens`.
-    pub completion_tokens: u64,
+    /// `usage.completion_tokens`; `None` if the usage had no such key.
+    pub completion_tokens: Option<u64>,
     /// `usage.prompt_tokens_details.cached_tokens`; `None` if the usage had no such key.
     pub cached_tokens: Option<u64>,
 }
@@ -325,7 +325,7 @@ fn client_usage_of(entries: &[Entry]) -> Option<ReplyUsage> {
     let once = || told.iter().filter(|(entry, _)| !entry.is_further_sample());
     Some(ReplyUsage {
         prompt_tokens: total(once().map(|(_, told)| Some(told.prompt_tokens)))?,
-        completion_tokens: total(told.iter().map(|(_, told)| Some(told.completion_tokens)))?,
+        completion_tokens: total(told.iter().map(|(_, told)| told.completion_tokens)),
         cached_tokens: total(once().map(|(_, told)| told.cached_tokens)),
     })
 }
@@ -381,10 +381,14 @@ mod tests {
 
     fn answered(mut entry: Entry, prompt_tokens: u32, cached_tokens: Option<u32>) -> Entry {
         entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expected::default()));
-        entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 4, cached_tokens });
+        entry.decode_reported(EngineUsage {
+            prompt_tokens,
+            completion_tokens: Some(4),
+            cached_tokens,
+        });
         entry.record_client_usage(ReportedUsage {
             prompt_tokens,
-            completion_tokens: 4,
+            completion_tokens: Some(4),
             cached_tokens,
         });
         entry
@@ -413,7 +417,7 @@ mod tests {
         assert_eq!(figures, (Some(100), Some(0), Some(8)));
         let told = record.client_usage.unwrap();
         assert_eq!((told.prompt_tokens, told.cached_tokens), (100, Some(0)));
-        assert_eq!(told.completion_tokens, 8);
+        assert_eq!(told.completion_tokens, Some(8));
         assert_eq!(record.prompts[1].legs.len(), 1, "what its leg did is its own");
     }
 

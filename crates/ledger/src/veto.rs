@@ -20,7 +20,7 @@ pub enum VetoReason {
     /// Lease: because of its queue it would fetch a hand-off too late, or it did so in an earlier
     /// attempt.
     Lease,
-    /// Capability: its engine stores KV in another data type or layout than the engine of the other
+    /// Capability: its engine stores KV in another data type, layout or block size than the engine of the other
     /// leg, or than all that could be.
     OtherKvFormat,
     /// Topology: it computed the prompt, and an engine does not fetch from itself.

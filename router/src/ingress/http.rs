@@ -38,9 +38,9 @@ use splitrail_api::shares::ClientShare;
 use splitrail_api::steering::Steering;
 use splitrail_api::unread::UnreadRoom;
 use splitrail_config::model::Limits;
+use splitrail_engine::sse::put_data;
 use splitrail_fleet::{ServedName, Serving};
 use splitrail_flow::prepare::Payload;
-use splitrail_flow::reply::sse::put_data;
 use splitrail_request_log::access_log::TenantName;
 use splitrail_request_log::identity::Identity;
 

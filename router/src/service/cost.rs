@@ -81,7 +81,7 @@ impl MostTokens {
             );
         }
         let reported = actual(&served.config.token_weights, charged);
-        match self.completion != Some(0) && used.is_partial() {
+        match used.is_partial() {
             true => reported.max(reserved),
             false => reported,
         }

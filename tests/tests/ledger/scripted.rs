@@ -220,6 +220,11 @@ async fn transferred_tokens_never_appear_as_cached_where_a_count_cannot_be_read(
             let line = line(&cluster).await;
             assert_eq!((&line["outcome"], &line["flow"]), (&json!("ok"), &json!("prefill_first")));
             assert_eq!(line["cached_tokens"], 16, "{usage}: {line}");
+            // A count that cannot be read is not taken for 0.
+            let completion_tokens =
+                told.get("completion_tokens").filter(|_| told.get("prompt_tokens").is_some());
+            let completion_tokens = completion_tokens.unwrap_or(&Value::Null);
+            assert_eq!(&line["completion_tokens"], completion_tokens, "{usage}: {line}");
         }
     }
 }

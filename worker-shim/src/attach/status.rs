@@ -76,10 +76,12 @@ impl RouterStatuses {
         routers.values().cloned().collect()
     }
 
-    /// Whether there are routers, and all of them refuse the shim.
+    /// Whether there are routers, all of them refuse the shim, and none has ever accepted it.
     pub fn all_refuse(&self) -> bool {
         let routers = self.routers.lock().unwrap_or_else(PoisonError::into_inner);
-        !routers.is_empty() && routers.values().all(|router| router.stage == Stage::Refused)
+        let refuses =
+            |router: &RouterStatus| router.stage == Stage::Refused && router.attached == 0;
+        !routers.is_empty() && routers.values().all(refuses)
     }
 
     /// Adds an entry for a router. Dropping the returned value removes the entry.

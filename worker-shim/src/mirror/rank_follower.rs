@@ -125,7 +125,6 @@ impl RankIntake {
             }
             Update::Reset { reason } => {
                 self.truncated_since = None;
-                self.is_replayed = true;
                 self.mirror.update(|state| state.reset(rank, reason.name()));
                 if self.log_throttle.may_log("reset") {
                     tracing::warn!(rank, reason = reason.name(), "the mirror is rebuilt");

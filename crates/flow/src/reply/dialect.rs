@@ -12,8 +12,8 @@ use splitrail_engine::json;
 use splitrail_engine::usage::EngineUsage;
 
 use super::choices::each;
-use super::sse;
 use splitrail_api::JsonObject;
+use splitrail_engine::sse;
 
 /// What the router reads in an event.
 #[derive(Default)]
@@ -121,7 +121,7 @@ impl<'a> Chunk<'a> {
             is_last,
             usage: usage.map(|raw| Usage { raw, is_final: true }),
             running_total: None,
-            has_hand_off,
+            has_hand_off: has_hand_off || event.hand_off.is_some(),
         }
     }
 
@@ -174,24 +174,59 @@ pub(crate) fn edit(
     event: &Bytes,
     edit: impl FnOnce(&mut JsonObject),
 ) -> Option<Bytes> {
+    edit_event(dialect, event, |object| match holder_of(dialect, object) {
+        None => {
+            edit(object);
+            Some(())
+        }
+        Some(holder) => edit_member(object, holder, edit),
+    })
+}
+
+/// Changes the object of an event, and the object in it that holds the usage, if there is one.
+pub(crate) fn edit_all(
+    dialect: Dialect,
+    event: &Bytes,
+    mut edit: impl FnMut(&mut JsonObject),
+) -> Option<Bytes> {
+    edit_event(dialect, event, |object| {
+        edit(object);
+        let holder = holder_of(dialect, object).filter(|holder| object.raw(holder).is_some());
+        holder.map_or(Some(()), |holder| edit_member(object, holder, &mut edit))
+    })
+}
+
+/// The member of an event that holds the usage; `None` if the event itself does.
+fn holder_of(dialect: Dialect, event: &JsonObject) -> Option<&'static str> {
+    match dialect {
+        Dialect::Chunks => None,
+        Dialect::Responses => Some("response"),
+        Dialect::Messages => event.raw("message").map(|_| "message"),
+    }
+}
+
+fn edit_member(
+    object: &mut JsonObject,
+    name: &'static str,
+    edit: impl FnOnce(&mut JsonObject),
+) -> Option<()> {
+    let mut member = JsonObject::parse_str(object.raw(name)?).ok()?;
+    edit(&mut member);
+    object.set(name, member.to_string());
+    Some(())
+}
+
+fn edit_event(
+    dialect: Dialect,
+    event: &Bytes,
+    edit: impl FnOnce(&mut JsonObject) -> Option<()>,
+) -> Option<Bytes> {
     let data = match dialect.names_events() {
         false => event.clone(),
         true => Bytes::copy_from_slice(&sse::data_of(event)?),
     };
     let mut object = JsonObject::parse(data).ok()?;
-    let holder = match dialect {
-        Dialect::Chunks => None,
-        Dialect::Responses => Some("response"),
-        Dialect::Messages => object.raw("message").map(|_| "message"),
-    };
-    match holder {
-        None => edit(&mut object),
-        Some(holder) => {
-            let mut inner = JsonObject::parse_str(object.raw(holder)?).ok()?;
-            edit(&mut inner);
-            object.set(holder, inner.to_string());
-        }
-    }
+    edit(&mut object)?;
     let data = object.to_bytes();
     Some(if dialect.names_events() { sse::with_data(event, &data) } else { data })
 }

@@ -9,9 +9,9 @@ use prometheus::IntCounterVec;
 use splitrail_engine::dialect::Dialect;
 
 use super::dialect::data_of;
-use super::sse::{Piece, Splitter, Uncut};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
+use splitrail_engine::sse::{Piece, Splitter, Uncut};
 use splitrail_engine_client::{
     Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large,
 };

@@ -55,7 +55,7 @@ impl DecisionHandle {
         let cached = decision.ledger.cached()?;
         let cached_tokens = client_cached_tokens(cached, fallback);
         decision.set_cached(cached, cached_tokens);
-        let usage = ReportedUsage { prompt_tokens, completion_tokens: 0, cached_tokens };
+        let usage = ReportedUsage { prompt_tokens, completion_tokens: Some(0), cached_tokens };
         if is_shown {
             decision.ledger.record_client_usage(usage);
         }

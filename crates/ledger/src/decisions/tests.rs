@@ -87,7 +87,7 @@ fn begun() -> DecisionHandle {
 }
 
 fn usage(cached_tokens: Option<u32>) -> EngineUsage {
-    EngineUsage { prompt_tokens: 100, completion_tokens: 9, cached_tokens }
+    EngineUsage { prompt_tokens: 100, completion_tokens: Some(9), cached_tokens }
 }
 
 fn report(cached_tokens: Option<u32>) -> UsageReport {

@@ -20,7 +20,7 @@ async fn a_worker_without_events_is_named() {
     };
     let mut walk = Walk::start(PAGE, spec).await;
     walk.load(2, |client, turn| fresh(40, client, turn));
-    walk.page.says(3, "a worker that publishes no KV events", "only assumes");
+    walk.page.says(3, "a worker that publishes no KV events", "only speculative blocks");
     let silent =
         |worker: &serde_json::Value| worker["kv_events"].is_null() && worker["shim"] == false;
     walk.worker(3, "w0", silent).await;

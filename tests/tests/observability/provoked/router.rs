@@ -140,7 +140,12 @@ async fn keys_that_were_never_read_fire_issuer_without_keys() {
         "{{ kind: jwt, issuer: \"https://id.example\", audience: splitrail, jwks: \"https://{}/keys\" }}",
         held.address()
     );
-    let top = format!("auth: [ {issuer} ]\ntenants: [ {{ name: acme }} ]");
+    // Clients may have keys as well: otherwise the router would not be ready.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys.yaml");
+    std::fs::write(&file, "keys: []\n").unwrap();
+    let keys = format!("{{ kind: keys, file: {:?} }}", file.display().to_string());
+    let top = format!("auth: [ {issuer}, {keys} ]\ntenants: [ {{ name: acme }} ]");
     let watched = Watched::start(Spec { top, ..Spec::aggregated(1) }).await;
     watched.fires(&["SplitrailIssuerKeysUnreadable", "SplitrailIssuerWithoutKeys"]).await;
 }

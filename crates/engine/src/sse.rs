@@ -138,7 +138,7 @@ fn value_of(line: &[u8]) -> Option<&[u8]> {
 }
 
 /// The joined `data` lines of an event; `None` if it has none.
-pub(crate) fn data_of(event: &[u8]) -> Option<Cow<'_, [u8]>> {
+pub fn data_of(event: &[u8]) -> Option<Cow<'_, [u8]>> {
     // Most events have one line.
     if memchr::memchr(b'\n', event).is_none() {
         return value_of(event).map(Cow::Borrowed);
@@ -168,7 +168,7 @@ pub fn put_data(out: &mut impl BufMut, data: &[u8]) {
 }
 
 /// The event with other data; its other lines are unchanged.
-pub(crate) fn with_data(event: &[u8], data: &[u8]) -> Bytes {
+pub fn with_data(event: &[u8], data: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(event.len() + data.len());
     let mut placed = false;
     for line in event.split(|byte| *byte == b'\n') {

@@ -15,9 +15,9 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json::{Member, Members, pick};
 use splitrail_engine::usage::read_count;
 
-use splitrail_api::JsonObject;
-use splitrail_api::json::quote;
-use splitrail_api::text::push_number;
+use crate::JsonObject;
+use crate::json::quote;
+use crate::text::push_number;
 
 /// Sets (or removes) the cached tokens in a raw `usage` object, at the place that its dialect has
 /// for them, and removes counts that cannot be read. Everything else stays as the engine wrote it.
@@ -120,23 +120,26 @@ const WRITTEN: &str = "cache_creation_input_tokens";
 /// The tokens of a message's prompt in its first event. Engines may leave them out of the usage at the
 /// end, as Anthropic's own API did.
 #[derive(Clone, Copy)]
-pub(crate) struct MessageStart {
+pub struct MessageStart {
     rest: u32,
     read: Option<u32>,
     written: Option<u32>,
 }
 
 impl MessageStart {
-    /// Reads the usage of the first event; `None` if it does not have the prompt's tokens.
-    pub(crate) fn read(raw: &str) -> Option<Self> {
+    /// Reads the usage of the first event; `None` if it does not have the prompt's tokens, or zeros in
+    /// their place.
+    pub fn read(raw: &str) -> Option<Self> {
         let [rest, read, written] = pick(raw, [INPUT, READ, WRITTEN]).ok()?;
         let (read, written) = (read.and_then(read_count), written.and_then(read_count));
-        Some(Self { rest: read_count(rest?)?, read, written })
+        let start = Self { rest: read_count(rest?)?, read, written };
+        let is_zero = start.rest == 0 && read.unwrap_or(0) == 0 && written.unwrap_or(0) == 0;
+        Some(start).filter(|_| !is_zero)
     }
 
     /// The usage at the end of the message with the prompt's tokens of its beginning; `None` if it has
     /// figures of its own for them.
-    pub(crate) fn complete(self, raw: &str) -> Option<String> {
+    pub fn complete(self, raw: &str) -> Option<String> {
         let mut usage = JsonObject::parse_str(raw).ok()?;
         let lacks = |usage: &JsonObject, key| matches!(usage.raw(key), None | Some("null"));
         if !lacks(&usage, INPUT) {
@@ -153,7 +156,7 @@ impl MessageStart {
 }
 
 /// Whether the usage of a message has no tokens that were read from a cache.
-pub(crate) fn lacks_cached_tokens(raw: &str) -> bool {
+pub fn lacks_cached_tokens(raw: &str) -> bool {
     matches!(pick(raw, [READ]), Ok([None]))
 }
 
