@@ -230,11 +230,13 @@ mod tests {
             is_discovered: false,
             last_error: last_error.map(str::to_owned),
         };
-        let refused = Some("IO error: Connection refused (os error 111)");
-        let servers =
-            [server("nats://user:secret@a:4222", refused), server("nats://b:4222", refused)];
+        let refused = "IO error: Connection refused (os error 111)";
+        let servers = [
+            server("nats://user:secret@a:4222", Some(refused)),
+            server("nats://b:4222", Some(refused)),
+        ];
         let (names, cause) = failure(&servers);
-        assert_eq!((&*names, &*cause), ("a:4222, b:4222", refused.unwrap()));
+        assert_eq!((&*names, &*cause), ("a:4222, b:4222", refused));
         let (names, cause) = failure(&[server("nats://nowhere.invalid:4222", None)]);
         assert_eq!(names, "nowhere.invalid:4222");
         assert!(cause.contains("resolved"), "{cause}");
