@@ -108,9 +108,6 @@ mod tests {
             "listen: { grpc: '127.0.0.1:8001', grpc_explain: true }",
             "listen: { grpc: '127.0.0.1:8001' }",
             "listen: { http_hosts: [llm.example] }",
-            "listen: { http: { address: '127.0.0.1:8000', tls: { cert: c, key: k } } }",
-            "listen: { http: { address: '127.0.0.1:8000', tls: { cert: c, key: k, plain_text: true } } }",
-            "listen: { http: { address: '127.0.0.1:8000', tls: { cert: c, key: k, client_ca: a } } }",
             "events: { kind: nats, servers: ['nats://127.0.0.1:4222'], durable_name: r0 }",
             "events: { kind: nats, servers: ['nats://127.0.0.2:4222'], durable_name: r0 }",
         ];
