@@ -33,23 +33,33 @@ pub(super) fn open(
 
 /// Opens the files of one ledger at a moment at which no rotation is under way.
 fn open_all(ledger: &Path) -> io::Result<Vec<(PathBuf, FileId, File)>> {
+    let mut last = io::Error::other("its files are renamed all the time: rotate them less often");
     for _ in 0..ATTEMPTS_MAX {
-        let listed = list(ledger)?;
-        let open = |(path, listed): (&PathBuf, &FileId)| {
-            let file = File::open(path)?;
-            let id = id(&file.metadata()?);
-            Ok((id == *listed).then(|| (path.clone(), id, file)))
-        };
-        let opened: io::Result<Option<Vec<_>>> = listed.iter().map(open).collect();
-        match opened {
-            // No file was renamed between the two lists, so that none is missing or listed twice.
-            Ok(Some(files)) if list(ledger)? == listed => return Ok(files),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        match open_listed(ledger) {
+            Ok(Some(files)) => return Ok(files),
+            Ok(None) => {}
+            // In a rotation, the ledger has no file for a moment.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => last = error,
             Err(error) => return Err(error),
         }
+        std::thread::yield_now();
     }
-    Err(io::Error::other("its files were renamed all the time: they are rotated too often"))
+    Err(last)
+}
+
+/// Opens the files of a ledger; `None` if one was renamed meanwhile.
+fn open_listed(ledger: &Path) -> io::Result<Option<Vec<(PathBuf, FileId, File)>>> {
+    let listed = list(ledger)?;
+    let mut files = Vec::with_capacity(listed.len());
+    for (path, listed_id) in &listed {
+        let file = File::open(path)?;
+        if id(&file.metadata()?) != *listed_id {
+            return Ok(None);
+        }
+        files.push((path.clone(), *listed_id, file));
+    }
+    // No file was renamed between the two lists, so that none is missing or listed twice.
+    Ok((list(ledger)? == listed).then_some(files))
 }
 
 /// The largest number of a rotated file: that of `rotate.files_max`.
@@ -154,7 +164,7 @@ mod tests {
                 is_done.store(true, Relaxed);
             });
             while !is_done.load(Relaxed) {
-                // While the newest file has no name there is nothing to open.
+                // The other thread may pause while the newest file has no name.
                 let Ok(files) = open(&path(0), &mut HashSet::new()) else { continue };
                 let ids: HashSet<_> =
                     files.iter().map(|(_, file)| id(&file.metadata().unwrap())).collect();

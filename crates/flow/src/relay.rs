@@ -329,7 +329,7 @@ impl UnitStream {
     }
 
     /// Keeps an event with a running total, and returns it for the client: without the total, unless
-    /// the client asked for totals. Cached tokens are told at the end only.
+    /// the client asked for totals. Only the final usage has cached tokens.
     fn take_total(&mut self, event: Bytes) -> Result<Bytes, &'static str> {
         let mut rest = JsonObject::parse(event.clone()).map_err(|_| NO_CHUNK)?;
         let told = rest.raw("usage").filter(|_| self.tells_totals);

@@ -69,7 +69,8 @@ pub fn is_abandoned() -> bool {
     })
 }
 
-/// Runs a render of at most so many bytes; also returns the bound that stopped it, if one did.
+/// Runs a render whose text may have at most `bytes_max` bytes. Also returns the name of the bound that
+/// stopped it, if one did.
 pub(super) fn rendering<T>(
     bytes_max: usize,
     render: impl FnOnce() -> T,

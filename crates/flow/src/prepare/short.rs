@@ -114,7 +114,8 @@ mod tests {
         assert_eq!(short, [true, false, false]);
     }
 
-    /// A chat with a tool whose parameters are a list of so many zeros within `depth` lists.
+    /// A chat with a tool whose parameters are `depth` nested lists, of which the innermost has this
+    /// number of zeros.
     fn nested(depth: usize, zeros: usize, content: &str) -> String {
         let (open, close) = ("[".repeat(depth), "]".repeat(depth));
         let zeros = vec!["0"; zeros].join(",");
