@@ -351,9 +351,9 @@ metrics! {
     /// a router refuses because it drains or was started without a file are not counted.
     reloads: IntCounterVec("reloads_total"; "result" in RELOADS);
     /// A hash of 48 bits of the running configuration, without what each replica has for itself:
-    /// `listen` (apart from `admin_access` and `grpc_explain`), `events.durable_name`, and the paths
-    /// of ledger, record, audit and access_log. Replicas with the same configuration have the same
-    /// value.
+    /// the addresses, `admin_hosts` and certificate files under `listen`, `events.durable_name`, and
+    /// the paths of ledger, record, audit and access_log. Replicas with the same configuration have the
+    /// same value.
     config_hash: IntGaugeVec("config_hash";);
     /// Time at which the running configuration was last loaded, or confirmed by an unchanged file,
     /// in seconds since 1970.
