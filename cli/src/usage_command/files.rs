@@ -13,6 +13,9 @@ const ATTEMPTS_MAX: u32 = 1000;
 /// Device and number of a file: the same under all of its names.
 pub(super) type FileId = (u64, u64);
 
+/// A file under the name by which it was found.
+type OpenedFile = (PathBuf, FileId, File);
+
 fn id(metadata: &Metadata) -> FileId {
     (metadata.dev(), metadata.ino())
 }
@@ -32,7 +35,7 @@ pub(super) fn open(
 }
 
 /// Opens the files of one ledger at a moment at which no rotation is under way.
-fn open_all(ledger: &Path) -> io::Result<Vec<(PathBuf, FileId, File)>> {
+fn open_all(ledger: &Path) -> io::Result<Vec<OpenedFile>> {
     let mut last = io::Error::other("its files are renamed all the time: rotate them less often");
     for _ in 0..ATTEMPTS_MAX {
         match open_listed(ledger) {
@@ -48,7 +51,7 @@ fn open_all(ledger: &Path) -> io::Result<Vec<(PathBuf, FileId, File)>> {
 }
 
 /// Opens the files of a ledger; `None` if one was renamed meanwhile.
-fn open_listed(ledger: &Path) -> io::Result<Option<Vec<(PathBuf, FileId, File)>>> {
+fn open_listed(ledger: &Path) -> io::Result<Option<Vec<OpenedFile>>> {
     let listed = list(ledger)?;
     let mut files = Vec::with_capacity(listed.len());
     for (path, listed_id) in &listed {
