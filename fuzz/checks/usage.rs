@@ -1,19 +1,16 @@
 //! The `usage` of an engine's reply.
 
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use splitrail_engine::usage::EngineUsage;
 
 pub(crate) fn check(data: &[u8]) {
-    let Ok(raw) = RawValue::from_string(String::from_utf8_lossy(data).into_owned()) else {
-        return;
-    };
+    let raw = String::from_utf8_lossy(data);
     let Ok(usage) = EngineUsage::parse(&raw) else {
         return;
     };
     // Read a second time, by other code, which is stricter where nobody looks: a
     // number beyond a float or half a character, in a field that means nothing.
-    let Ok(value) = serde_json::from_str::<Value>(raw.get()) else {
+    let Ok(value) = serde_json::from_str::<Value>(&raw) else {
         return;
     };
     let EngineUsage { prompt_tokens, completion_tokens, cached_tokens } = usage;
@@ -28,6 +25,5 @@ pub(crate) fn check(data: &[u8]) {
         "completion_tokens": completion_tokens,
         "prompt_tokens_details": { "cached_tokens": cached_tokens },
     });
-    let said_again = RawValue::from_string(said_again.to_string()).expect("it is JSON");
-    assert_eq!(EngineUsage::parse(&said_again), Ok(usage));
+    assert_eq!(EngineUsage::parse(&said_again.to_string()), Ok(usage));
 }

@@ -67,9 +67,9 @@ fn is_count(raw: &str) -> bool {
 
 /// Details that are no object count as absent.
 fn put_details(out: &mut String, raw: &str, told: Option<u32>) {
-    let members = Members::of(raw).map(|members| members.list);
-    let raw = if members.is_ok() { raw } else { "null" };
-    let members = members.unwrap_or_default();
+    let object = raw.starts_with('{').then(|| Members::of(raw).ok()).flatten();
+    let raw = if object.is_some() { raw } else { "null" };
+    let members = object.unwrap_or_default().list;
     let says_nothing = |member: &Member| member.name(raw) == CACHED && member.raw(raw) == "null";
     if told.is_none() && members.iter().all(says_nothing) {
         // Unchanged: there is nothing to remove.

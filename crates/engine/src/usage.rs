@@ -72,20 +72,20 @@ struct OfMessage {
 }
 
 impl EngineUsage {
-    /// Parses the value of `usage` in a reply or an event of this dialect.
+    /// Parses the raw value of `usage` in a reply or an event of this dialect.
     ///
     /// # Errors
     /// Why the value cannot be used.
-    pub fn parse_in(dialect: Dialect, usage: &RawValue) -> Result<Self, UsageError> {
+    pub fn parse_in(dialect: Dialect, usage: &str) -> Result<Self, UsageError> {
         match dialect {
             Dialect::Chunks => Self::parse(usage),
-            _ if usage.get() == "null" => Err(UsageError::Absent),
+            _ if usage == "null" => Err(UsageError::Absent),
             Dialect::Responses => {
-                let usage: OfResponse<'_> = crate::json::object(usage.get())?;
+                let usage: OfResponse<'_> = crate::json::object(usage)?;
                 Self::new(usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
             }
             Dialect::Messages => {
-                let usage: OfMessage = crate::json::object(usage.get())?;
+                let usage: OfMessage = crate::json::object(usage)?;
                 let cached_tokens = usage.cache_read_input_tokens;
                 let elsewhere = [cached_tokens, usage.cache_creation_input_tokens];
                 let prompt_tokens = message_prompt(usage.input_tokens, elsewhere);
@@ -95,16 +95,16 @@ impl EngineUsage {
         }
     }
 
-    /// Parses the value of `usage` in a reply of `/v1/completions`, `/v1/chat/completions` or
+    /// Parses the raw value of `usage` in a reply of `/v1/completions`, `/v1/chat/completions` or
     /// `/v1/embeddings`, or in a stream's chunk.
     ///
     /// # Errors
     /// The value is `null`, is no usage object, or contradicts itself.
-    pub fn parse(usage: &RawValue) -> Result<Self, UsageError> {
-        if usage.get() == "null" {
+    pub fn parse(usage: &str) -> Result<Self, UsageError> {
+        if usage == "null" {
             return Err(UsageError::Absent);
         }
-        let usage: Usage<'_> = crate::json::object(usage.get())?;
+        let usage: Usage<'_> = crate::json::object(usage)?;
         Self::new(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details)
     }
 

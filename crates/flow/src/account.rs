@@ -192,8 +192,7 @@ pub(super) fn read_usage(
 ) -> Option<EngineUsage> {
     let (model, log, worker) = (served.name(), &worker.usage_log, worker.id());
     // The usage for the client is made from an object whose keys are unique.
-    let parsed = Members::of(raw).ok().and_then(|_| serde_json::from_str(raw).ok());
-    let Some(parsed) = parsed else {
+    if Members::of(raw).is_err() {
         if log.may_log() {
             tracing::warn!(
                 model,
@@ -203,8 +202,8 @@ pub(super) fn read_usage(
             );
         }
         return None;
-    };
-    match EngineUsage::parse_in(dialect, parsed) {
+    }
+    match EngineUsage::parse_in(dialect, raw) {
         Ok(usage) => Some(usage),
         Err(error) => {
             if log.may_log() {

@@ -202,7 +202,7 @@ struct ReplyChoice {
 
 impl Reply<'_> {
     fn reports_cached_tokens(&self) -> Option<bool> {
-        let usage = EngineUsage::parse(self.usage?).ok()?;
+        let usage = EngineUsage::parse(self.usage?.get()).ok()?;
         Some(usage.cached_tokens.is_some())
     }
 
